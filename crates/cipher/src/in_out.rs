@@ -1,0 +1,47 @@
+//! The data of one cipher call: in place, or from one buffer into another.
+
+/// The bytes that one cipher call reads and writes.
+#[derive(Debug)]
+pub enum InOut<'a> {
+    /// Read and written in place.
+    InPlace(&'a mut [u8]),
+    /// Read from `src`, written to `dst`, which has the same length.
+    Copy {
+        /// Read, never written.
+        src: &'a [u8],
+        /// Written, never read.
+        dst: &'a mut [u8],
+    },
+}
+
+impl<'a> InOut<'a> {
+    /// Pairs two buffers. Panics where their lengths differ, which is a fault of the caller's code.
+    pub fn copy(src: &'a [u8], dst: &'a mut [u8]) -> Self {
+        assert_eq!(src.len(), dst.len(), "source and destination differ in length");
+        Self::Copy { src, dst }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::InPlace(data) => data.len(),
+            Self::Copy { src, .. } => src.len(),
+        }
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies source to destination where they differ and gives back the destination: for ciphers that only work in place.
+    pub fn into_in_place(self) -> &'a mut [u8] {
+        match self {
+            Self::InPlace(data) => data,
+            Self::Copy { src, dst } => {
+                dst.copy_from_slice(src);
+                dst
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Cipher specifications in dm-crypt's notation, `aes-xts-plain64`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A block cipher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Cipher {
+    /// AES with 128-, 192- or 256-bit keys (FIPS 197).
+    Aes,
+    /// `cipher_null`: no encryption at all. For comparison and tests; refused in keyslots.
+    Null,
+}
+
+/// How blocks of one data unit are chained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ChainMode {
+    /// XEX with tweak and ciphertext stealing (IEEE 1619); the key is two AES keys of the same length.
+    Xts,
+    /// Cipher block chaining, one chain a data unit.
+    Cbc,
+    /// Electronic codebook; only accepted with [`Cipher::Null`].
+    Ecb,
+}
+
+/// The hash that makes an ESSIV key from the volume key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EssivHash {
+    /// SHA-256: the IV is encrypted under AES-256, whatever the length of the volume key.
+    Sha256,
+}
+
+/// How an IV is made from the number of a data unit (dm-crypt's names).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum IvMode {
+    /// The low 32 bits, little-endian, zero padded.
+    Plain,
+    /// All 64 bits, little-endian, zero padded.
+    Plain64,
+    /// The `plain64` IV encrypted under a hash of the volume key.
+    Essiv(EssivHash),
+    /// Zero bytes.
+    Null,
+}
+
+/// A cipher, its mode and its IV mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CipherSpec {
+    /// The block cipher.
+    pub cipher: Cipher,
+    /// How blocks are chained.
+    pub mode: ChainMode,
+    /// How the IV of a data unit is made.
+    pub iv: IvMode,
+}
+
+impl CipherSpec {
+    /// `aes-xts-plain64`, the default of cryptsetup and of Inlock.
+    pub const AES_XTS_PLAIN64: Self = Self { cipher: Cipher::Aes, mode: ChainMode::Xts, iv: IvMode::Plain64 };
+
+    /// Key lengths in bytes that this specification takes.
+    pub fn key_lens(&self) -> &'static [usize] {
+        match (self.cipher, self.mode) {
+            (Cipher::Aes, ChainMode::Xts) => &[32, 64],
+            (Cipher::Aes, ChainMode::Cbc | ChainMode::Ecb) => &[16, 24, 32],
+            (Cipher::Null, _) => &[0, 16, 32, 64],
+        }
+    }
+
+    /// The name in two parts, as LUKS1 headers store it: `aes` and `xts-plain64`.
+    pub fn luks1_names(&self) -> (String, String) {
+        let text = self.to_string();
+        match text.split_once('-') {
+            Some((cipher, mode)) => (cipher.to_owned(), mode.to_owned()),
+            None => (text, String::new()),
+        }
+    }
+}
+
+impl fmt::Display for CipherSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.cipher {
+            Cipher::Aes => "aes",
+            Cipher::Null => "cipher_null",
+        })?;
+        match self.mode {
+            ChainMode::Xts => f.write_str("-xts")?,
+            ChainMode::Cbc => f.write_str("-cbc")?,
+            ChainMode::Ecb => return f.write_str("-ecb"),
+        }
+        f.write_str(match self.iv {
+            IvMode::Plain => "-plain",
+            IvMode::Plain64 => "-plain64",
+            IvMode::Essiv(EssivHash::Sha256) => "-essiv:sha256",
+            IvMode::Null => "-null",
+        })
+    }
+}
+
+impl FromStr for CipherSpec {
+    type Err = InvalidCipherSpec;
+
+    /// Reads dm-crypt's legacy form `cipher[-mode[-iv[:opts]]]`; a name alone or `name-plain` means `cbc-plain`.
+    fn from_str(text: &str) -> Result<Self, InvalidCipherSpec> {
+        let unknown = |part: &'static str, value: &str| InvalidCipherSpec { part, value: value.chars().take(64).collect() };
+        let mut parts = text.splitn(3, '-');
+        let cipher = match parts.next().unwrap_or_default() {
+            "aes" => Cipher::Aes,
+            "cipher_null" => Cipher::Null,
+            other => return Err(unknown("cipher", other)),
+        };
+        let (mode, iv) = match (parts.next(), parts.next()) {
+            (None, _) | (Some("plain"), None) => ("cbc", Some("plain")),
+            (Some(mode), iv) => (mode, iv),
+        };
+        let mode = match (cipher, mode) {
+            (_, "xts") => ChainMode::Xts,
+            (_, "cbc") => ChainMode::Cbc,
+            (Cipher::Null, "ecb") => ChainMode::Ecb,
+            (_, other) => return Err(unknown("mode", other)),
+        };
+        let iv = match iv {
+            Some("plain") => IvMode::Plain,
+            Some("plain64") => IvMode::Plain64,
+            Some("essiv:sha256") => IvMode::Essiv(EssivHash::Sha256),
+            Some("null") => IvMode::Null,
+            None if mode == ChainMode::Ecb => IvMode::Null,
+            None => return Err(unknown("IV mode", "")),
+            Some(other) => return Err(unknown("IV mode", other)),
+        };
+        Ok(Self { cipher, mode, iv })
+    }
+}
+
+/// A cipher specification names something this crate does not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unsupported {part} '{value}'")]
+pub struct InvalidCipherSpec {
+    /// Which part: `cipher`, `mode` or `IV mode`.
+    pub part: &'static str,
+    /// What it said (its first 64 characters).
+    pub value: String,
+}

@@ -1,0 +1,74 @@
+//! Sectors, data units and IV numbers.
+
+use std::fmt;
+
+/// Bytes in a sector. Every dm-crypt and LUKS offset counts sectors of this size, whatever the data unit is.
+pub const SECTOR_SIZE: u64 = 512;
+
+/// A position or a length in sectors of 512 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Sector(pub u64);
+
+impl Sector {
+    /// The position in bytes, or `None` where that does not fit 64 bits.
+    pub fn to_bytes(self) -> Option<u64> {
+        self.0.checked_mul(SECTOR_SIZE)
+    }
+}
+
+/// What the IV generator is given for one data unit, before the IV mode encodes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IvNumber(pub u64);
+
+/// Size of a data unit, the granule that is encrypted under one IV: a power of two from 512 bytes to 64 KiB.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DataUnitSize {
+    log2: u8,
+}
+
+impl DataUnitSize {
+    /// 512 bytes, the size of every keyslot area and of a LUKS1 payload.
+    pub const SECTOR: Self = Self { log2: 9 };
+    /// 4096 bytes, the most that LUKS2 allows.
+    pub const LUKS_MAX: Self = Self { log2: 12 };
+    /// 64 KiB, the most that a plain volume allows.
+    pub const MAX: Self = Self { log2: 16 };
+
+    /// A data unit of `bytes`: a power of two in 512..=65536.
+    pub fn new(bytes: u32) -> Result<Self, InvalidDataUnitSize> {
+        if bytes.is_power_of_two() && (512..=65536).contains(&bytes) {
+            Ok(Self { log2: bytes.trailing_zeros() as u8 })
+        } else {
+            Err(InvalidDataUnitSize { bytes })
+        }
+    }
+
+    /// The size in bytes.
+    pub fn bytes(self) -> usize {
+        1 << self.log2
+    }
+
+    /// The size as a power of two: 9 to 16.
+    pub fn log2(self) -> u32 {
+        u32::from(self.log2)
+    }
+
+    /// How many sectors of 512 bytes one unit covers.
+    pub fn sectors(self) -> u64 {
+        1 << (self.log2 - 9)
+    }
+}
+
+impl fmt::Debug for DataUnitSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DataUnitSize({})", self.bytes())
+    }
+}
+
+/// The size is not a power of two from 512 to 65536.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("data unit size {bytes} is not a power of two from 512 to 65536")]
+pub struct InvalidDataUnitSize {
+    /// What was asked for.
+    pub bytes: u32,
+}
