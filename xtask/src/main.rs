@@ -1,2 +1,60 @@
-//! To come.
-fn main() {}
+//! Repository chores, run as `cargo xtask CHORE`.
+//!
+//! `tidy` holds the layout rules as failing checks, `fuzz` runs libFuzzer over the targets of `fuzz/`, `bench-servers`
+//! measures Inlock beside other NBD servers in one run, `ci` runs what a push runs. Nothing here is shipped.
+
+mod bench_servers;
+mod fio;
+mod fuzz;
+mod servers;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+const USAGE: &str = "usage: cargo xtask CHORE
+  tidy                                   check crate arrows, unsafe, lengths, head comments, words
+  fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each unless told
+  bench-servers [--quick] [--rounds N] [--seconds N] [--dir DIR] [--record]
+                                         fio's nbd engine against Inlock, nbdkit and qemu-nbd, interleaved
+  ci                                     what a push runs: ./test.sh";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<ExitCode> {
+    let mut args = std::env::args().skip(1);
+    let chore = args.next();
+    let rest: Vec<String> = args.collect();
+    let root = workspace_root()?;
+    match chore.as_deref() {
+        Some("tidy") => tidy::run(&root),
+        Some("fuzz") => fuzz::run(&root, &rest),
+        Some("bench-servers") => bench_servers::run(&root, &rest),
+        Some("ci") => {
+            let status = Command::new(root.join("test.sh")).args(rest).status().context("cannot run test.sh")?;
+            Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Some("help" | "--help" | "-h") => {
+            println!("{USAGE}");
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(other) => bail!("unknown chore '{other}'\n{USAGE}"),
+        None => bail!("no chore given\n{USAGE}"),
+    }
+}
+
+/// The folder of the workspace's Cargo.toml, from where this crate was compiled.
+fn workspace_root() -> Result<PathBuf> {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    Ok(here.parent().context("xtask has no parent folder")?.to_path_buf())
+}

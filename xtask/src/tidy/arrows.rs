@@ -1,0 +1,102 @@
+//! The crate arrows of the design, read from each crate's manifest without asking Cargo.
+//!
+//! A crate under `crates/` may name another Inlock crate only along an arrow listed here, in whatever table of the
+//! manifest the name stands (plain, dev, build or target dependencies), renamed or not.
+
+/// Who may depend on whom. A crate that is not here may not be under `crates/` at all.
+const ALLOWED: [(&str, &[&str]); 5] = [
+    ("cipher", &[]),
+    ("volume", &["cipher"]),
+    ("engine", &["cipher"]),
+    ("frontend", &["engine"]),
+    ("cli", &["cipher", "volume", "engine", "frontend"]),
+];
+
+/// The findings for the manifest of `crates/NAME`.
+pub(crate) fn check(name: &str, manifest: &str) -> Vec<String> {
+    let Some((_, allowed)) = ALLOWED.iter().find(|(n, _)| *n == name) else {
+        return vec![format!("crates/{name}: the design has no crate of this name (xtask/src/tidy/arrows.rs)")];
+    };
+    inlock_dependencies(manifest)
+        .into_iter()
+        .filter(|to| !allowed.contains(&to.as_str()))
+        .map(|to| format!("crates/{name}/Cargo.toml: the design has no arrow from {name} to {to}"))
+        .collect()
+}
+
+/// The Inlock crates a manifest depends on, without the `inlock-` in front, in any dependency table.
+fn inlock_dependencies(manifest: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut in_table = false;
+    for line in manifest.lines().map(str::trim) {
+        if let Some(table) = line.strip_prefix('[') {
+            let table = table.trim_matches(|c| "[]\"' ".contains(c));
+            in_table = table.split('.').any(|part| part.ends_with("dependencies"));
+            if in_table && let Some(last) = table.rsplit('.').next() {
+                found.extend(inlock_name(last));
+            }
+            continue;
+        }
+        if !in_table || line.starts_with('#') {
+            continue;
+        }
+        if let Some((key, value)) = line.split_once('=') {
+            let key = key.trim().trim_matches('"');
+            found.extend(inlock_name(key.split('.').next().unwrap_or(key)));
+            found.extend(value.split(['"', '\'', '/']).filter_map(inlock_name));
+            if key == "path" || value.contains("path") {
+                let quoted = value.split(['"', '\'']);
+                found.extend(quoted.filter_map(|p| p.strip_prefix("../")).map(str::to_owned));
+            }
+        }
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn inlock_name(word: &str) -> Option<String> {
+    word.strip_prefix("inlock-").map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arrow_of_the_design_passes() {
+        let manifest =
+            "[package]\nname = \"inlock-engine\"\n[dependencies]\ninlock-cipher.workspace = true\nlibc = \"0.2\"\n";
+        assert_eq!(check("engine", manifest), Vec::<String>::new());
+    }
+
+    #[test]
+    fn every_way_to_write_a_forbidden_arrow_is_seen() {
+        let bad = [
+            "[dependencies]\ninlock-volume.workspace = true\n",
+            "[dependencies]\ninlock-volume = { workspace = true }\n",
+            "[dev-dependencies]\ninlock-volume = { path = \"../volume\" }\n",
+            "[build-dependencies]\n\"inlock-volume\" = \"1\"\n",
+            "[dependencies.inlock-volume]\nworkspace = true\n",
+            "[target.'cfg(unix)'.dependencies]\ninlock-volume.workspace = true\n",
+            "[dependencies]\nheaders = { package = \"inlock-volume\", path = \"../volume\" }\n",
+            "[dependencies]\nheaders = { path = \"../volume\" }\n",
+        ];
+        for manifest in bad {
+            let findings = check("engine", manifest);
+            assert_eq!(findings.len(), 1, "{manifest}: {findings:?}");
+            assert!(findings[0].contains("from engine to volume"), "{findings:?}");
+        }
+    }
+
+    #[test]
+    fn a_crate_the_design_does_not_have_is_refused() {
+        assert_eq!(check("helpers", "[package]\n").len(), 1);
+    }
+
+    #[test]
+    fn a_package_name_or_a_comment_is_no_arrow() {
+        let manifest = "[package]\nname = \"inlock-volume\"\n[dependencies]\n# inlock-engine = \"1\"\nserde = \"1\"\n";
+        assert_eq!(check("volume", manifest), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,103 @@
+//! `cargo xtask tidy`: the layout rules as checks that fail.
+//!
+//! Crate arrows, the list of files that may hold `unsafe`, file and function lengths, module head comments, words and
+//! machine paths that have no place here. Each rule is a pure function of text, so its tests can show it a bad sample.
+
+mod arrows;
+mod rules;
+mod scan;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+/// Where the reasons for long files and functions stand.
+const EXCEPTIONS: &str = "xtask/tidy-exceptions.txt";
+/// Where the files that may hold `unsafe` are listed, one table row each.
+const UNSAFE_LIST: &str = "docs/unsafe.md";
+
+/// Checks the whole tree and prints one line for each finding.
+pub(crate) fn run(root: &Path) -> Result<ExitCode> {
+    let mut findings = Vec::new();
+    check_arrows(root, &mut findings)?;
+    let files = source_files(root)?;
+    let exceptions = rules::Exceptions::parse(&read(&root.join(EXCEPTIONS))?);
+    let listed = rules::unsafe_list(&read(&root.join(UNSAFE_LIST))?);
+    let mut used = BTreeSet::new();
+    let mut with_unsafe = BTreeSet::new();
+    let mut rust_files = 0;
+    for path in &files {
+        let name =
+            path.strip_prefix(root).context("a listed file lies outside the tree")?.to_string_lossy().into_owned();
+        let text = read(path)?;
+        findings.extend(rules::words(&name, &text));
+        findings.extend(rules::file_name(&name));
+        if !name.ends_with(".rs") {
+            continue;
+        }
+        rust_files += 1;
+        let code = scan::code_only(&text);
+        findings.extend(rules::head_comment(&name, &text));
+        findings.extend(rules::lengths(&name, &text, &code, &exceptions, &mut used));
+        if scan::has_word(&code, "unsafe") {
+            with_unsafe.insert(name.clone());
+        }
+        findings.extend(rules::forbids_unsafe(&name, &code));
+    }
+    findings.extend(rules::unsafe_matches(&listed, &with_unsafe));
+    findings.extend(exceptions.stale(&used));
+    findings.sort();
+    for finding in &findings {
+        println!("tidy: {finding}");
+    }
+    println!(
+        "tidy: {} files, {rust_files} of them Rust, {} with unsafe, {} findings",
+        files.len(),
+        with_unsafe.len(),
+        findings.len()
+    );
+    Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn check_arrows(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+    for entry in fs::read_dir(root.join("crates")).context("cannot list crates/")? {
+        let folder = entry?.path();
+        let manifest = folder.join("Cargo.toml");
+        if !manifest.is_file() {
+            continue;
+        }
+        let name = folder.file_name().context("a crate folder has no name")?.to_string_lossy().into_owned();
+        findings.extend(arrows::check(&name, &read(&manifest)?));
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Every text file that belongs to the project, sorted; build output, version control and saved corpora left out.
+fn source_files(root: &Path) -> Result<Vec<PathBuf>> {
+    const SUFFIXES: [&str; 8] = ["rs", "toml", "md", "sh", "py", "txt", "fio", "yml"];
+    let mut found = Vec::new();
+    let mut open = vec![root.to_path_buf()];
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if path.is_dir() {
+                let skipped = ["target", ".git", "corpus", "artifacts", "vectors"].contains(&name.as_str());
+                if !skipped && !path.is_symlink() {
+                    open.push(path);
+                }
+            } else if path.extension().is_some_and(|e| SUFFIXES.iter().any(|s| e == *s)) || name == "run" {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
