@@ -1,1 +1,21 @@
-//! To come.
+//! A request's way through: locate, encrypt or decrypt in one call, store.
+//!
+//! The engine knows no LUKS. It is given segments and a key, makes a [`CryptTarget`] of them, and carries requests between
+//! a front end and a store: on the thread that has the request, without a queue in between.
+
+pub mod blocking;
+pub mod buffer;
+pub mod device;
+pub mod request;
+pub mod ring;
+pub mod store;
+pub mod target;
+pub mod unaligned;
+pub mod worker;
+
+pub use blocking::BlockingDevice;
+pub use buffer::{Buffer, BufferPool};
+pub use device::{Access, Device};
+pub use request::{ByteRange, RequestError};
+pub use store::{BackingStore, Geometry};
+pub use target::{CryptTarget, Extent, TargetError};

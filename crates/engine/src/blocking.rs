@@ -1,0 +1,256 @@
+//! The device as a thing to read and write: for programs that link the library, for tools, and for FUSE.
+//!
+//! The same target, locks and read-modify-write as the worker, on the caller's thread, without a ring. Any number of
+//! threads may use one `BlockingDevice` at a time.
+
+use crate::buffer::{Buffer, BufferPool};
+use crate::device::Device;
+use crate::request::RequestError;
+use crate::target::{Ciphertext, Extent};
+use crate::unaligned::{self, Granted, LockId};
+use rustix::io::Errno;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// A device that is read and written by calls that return when they are done.
+#[derive(Clone)]
+pub struct BlockingDevice {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    device: Arc<Device>,
+    /// Buffers between calls; as many as there were calls at once.
+    scratch: Mutex<Vec<Buffer>>,
+}
+
+impl BlockingDevice {
+    /// Reads and writes `device`.
+    pub fn new(device: Arc<Device>) -> Self {
+        Self { shared: Arc::new(Shared { device, scratch: Mutex::default() }) }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.shared.device
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.device().len()
+    }
+
+    /// Whether the device has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.device().is_empty()
+    }
+
+    /// Fills `into` with the bytes from `offset`. The whole range lies within the device, or nothing is read.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), RequestError> {
+        self.check(offset, into.len())?;
+        let mut done = 0;
+        while done < into.len() {
+            let extent = self.locate(offset + done as u64, into.len() - done)?;
+            let part = &mut into[done..done + extent.len];
+            done += extent.len;
+            if extent.is_partial() {
+                self.with_scratch(extent.cover_len, |device, mut buffer| {
+                    let result = read_all(device, &mut buffer.data_mut()[..extent.cover_len], extent.store_offset);
+                    let buffer = match result {
+                        Ok(()) => device.target().decrypt(&extent, Ciphertext::from_store(buffer)),
+                        Err(_) => buffer,
+                    };
+                    if result.is_ok() {
+                        part.copy_from_slice(&buffer.data()[extent.requested()]);
+                    }
+                    (result, buffer)
+                })?;
+            } else {
+                read_all(self.device(), part, extent.store_offset)?;
+                self.device().target().decrypt_in_place(&extent, 0, part);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes `from` at `offset`. On stable storage after the next [`BlockingDevice::flush`].
+    pub fn write_at(&self, from: &[u8], offset: u64) -> Result<(), RequestError> {
+        self.write(offset, from.len() as u64, Some(from))
+    }
+
+    /// Makes the range read as zeroes: encrypted ones, never a hole.
+    pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), RequestError> {
+        self.write(offset, len, None)
+    }
+
+    /// Puts every write that has returned on stable storage. After a flush has failed, none succeeds any more.
+    pub fn flush(&self) -> Result<(), RequestError> {
+        self.device().check_flush()?;
+        self.device().flushed(self.device().store().sync())
+    }
+
+    /// Gives the storage of whole data units back; refused unless the device allows it.
+    pub fn discard(&self, offset: u64, len: u64) -> Result<(), RequestError> {
+        let device = self.device();
+        if device.access().read_only {
+            return Err(RequestError::ReadOnly);
+        }
+        if !device.access().allow_discards {
+            return Err(RequestError::Unsupported);
+        }
+        let mut done = 0;
+        while done < len {
+            let (range, place) = device.target().discardable(offset + done, len - done)?;
+            done += place.len;
+            if !range.is_empty() {
+                device.store().discard(range.start, range.end - range.start)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, len: u64, from: Option<&[u8]>) -> Result<(), RequestError> {
+        if self.device().access().read_only {
+            return Err(RequestError::ReadOnly);
+        }
+        self.check(offset, usize::try_from(len).map_err(|_| RequestError::OutOfRange)?)?;
+        let mut done = 0;
+        while done < len {
+            let rest = usize::try_from(len - done).unwrap_or(usize::MAX);
+            let extent = self.locate(offset + done, rest)?;
+            let plain = from.map(|f| &f[done as usize..done as usize + extent.len]);
+            self.write_extent(&extent, plain)?;
+            done += extent.len as u64;
+        }
+        Ok(())
+    }
+
+    fn write_extent(&self, extent: &Extent, plain: Option<&[u8]>) -> Result<(), RequestError> {
+        let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent));
+        self.with_scratch(extent.cover_len, |device, mut buffer| {
+            let ciphertext = match plain {
+                Some(plain) if !extent.is_partial() => device.target().encrypt_from(extent, plain, buffer),
+                _ => {
+                    match plain {
+                        Some(plain) => buffer.data_mut()[extent.requested()].copy_from_slice(plain),
+                        None => buffer.data_mut()[extent.requested()].fill(0),
+                    }
+                    if let Err(error) = self.keep_surroundings(device, extent, &mut buffer) {
+                        return (Err(error), buffer);
+                    }
+                    device.target().encrypt(extent, buffer)
+                }
+            };
+            let result = write_all(device, &ciphertext.bytes()[..extent.cover_len], extent.store_offset);
+            (result, ciphertext.into_buffer())
+        })
+    }
+
+    fn keep_surroundings(&self, device: &Device, extent: &Extent, buffer: &mut Buffer) -> Result<(), RequestError> {
+        if !extent.is_partial() {
+            return Ok(());
+        }
+        self.with_scratch(unaligned::spare_len(extent), |_, mut spare| {
+            for edge in unaligned::edges(extent).into_iter().flatten() {
+                let unit = &mut spare.data_mut()[edge.spare_offset..edge.spare_offset + edge.len];
+                if let Err(error) = read_all(device, unit, edge.store_offset) {
+                    return (Err(error), spare);
+                }
+            }
+            unaligned::keep_surroundings(device.target(), extent, spare.data_mut(), buffer.data_mut());
+            (Ok(()), spare)
+        })
+    }
+
+    fn locate(&self, offset: u64, len: usize) -> Result<Extent, RequestError> {
+        let target = self.device().target();
+        target.locate(offset, len as u64, BufferPool::LARGEST_PIECE + 2 * target.granule())
+    }
+
+    fn check(&self, offset: u64, len: usize) -> Result<(), RequestError> {
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= self.len() => Ok(()),
+            _ => Err(RequestError::OutOfRange),
+        }
+    }
+
+    fn with_scratch<R>(&self, len: usize, call: impl FnOnce(&Device, Buffer) -> (R, Buffer)) -> R {
+        let scratch = || self.shared.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = {
+            let mut free = scratch();
+            let fits = free.iter().position(|b| b.capacity() >= len);
+            fits.map(|index| free.swap_remove(index))
+        };
+        let (result, buffer) = call(self.device(), kept.unwrap_or_else(|| Buffer::new(len)));
+        scratch().push(buffer);
+        result
+    }
+}
+
+/// Reads all of `into`; the end of the store is an error, never zeroes.
+fn read_all(device: &Device, mut into: &mut [u8], mut offset: u64) -> Result<(), RequestError> {
+    while !into.is_empty() {
+        match device.store().read_at(into, offset) {
+            Ok(0) => return Err(RequestError::Io(Errno::IO)),
+            Ok(n) => {
+                into = &mut into[n..];
+                offset += n as u64;
+            }
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(RequestError::Io(error)),
+        }
+    }
+    Ok(())
+}
+
+fn write_all(device: &Device, mut from: &[u8], mut offset: u64) -> Result<(), RequestError> {
+    while !from.is_empty() {
+        match device.store().write_at(from, offset, false) {
+            Ok(0) => return Err(RequestError::Io(Errno::IO)),
+            Ok(n) => {
+                from = &from[n..];
+                offset += n as u64;
+            }
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(RequestError::Io(error)),
+        }
+    }
+    Ok(())
+}
+
+/// The lock of a cover, held until dropped.
+struct Locked<'a> {
+    device: &'a Device,
+    id: LockId,
+}
+
+#[derive(Default)]
+struct Signal {
+    granted: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Granted for Signal {
+    fn granted(&self, _token: u64) {
+        *self.granted.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_one();
+    }
+}
+
+impl<'a> Locked<'a> {
+    fn new(device: &'a Device, extent: &Extent) -> Self {
+        let signal = Arc::new(Signal::default());
+        let waiter: Arc<dyn Granted> = Arc::clone(&signal) as _;
+        let (id, held) = device.locks().lock(extent, &waiter, 0);
+        if !held {
+            let granted = signal.granted.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(signal.changed.wait_while(granted, |granted| !*granted).unwrap_or_else(PoisonError::into_inner));
+        }
+        Self { device, id }
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.device.locks().unlock(self.id);
+    }
+}

@@ -1,0 +1,164 @@
+//! Request buffers and the pool they come from.
+//!
+//! A buffer is page-aligned memory for one request's data units, with room in front for a reply header, so that header
+//! and data leave in one piece. It has one owner at a time: a front end, the in-flight table or the ring. A worker makes
+//! its pool at the start; afterwards buffers only move. When a class is empty the request is carried in smaller pieces,
+//! and when all are empty it waits: memory never grows with what clients ask.
+
+/// Bytes in front of the data, for a header.
+pub const HEADROOM: usize = PAGE;
+
+const PAGE: usize = 4096;
+
+/// Memory for the data of one request.
+pub struct Buffer {
+    /// The aligned part starts at `base`: headroom, then data.
+    memory: Box<[u8]>,
+    base: usize,
+    capacity: usize,
+}
+
+impl Buffer {
+    /// A zeroed buffer for `capacity` bytes of data. Pages become resident when they are first touched.
+    pub fn new(capacity: usize) -> Self {
+        let memory = vec![0u8; capacity + HEADROOM + PAGE].into_boxed_slice();
+        let base = memory.as_ptr().addr().wrapping_neg() % PAGE;
+        Self { memory, base, capacity }
+    }
+
+    /// How many bytes of data fit.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// The data, page-aligned.
+    pub fn data(&self) -> &[u8] {
+        let start = self.base + HEADROOM;
+        &self.memory[start..start + self.capacity]
+    }
+
+    /// The data, to be filled.
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        let start = self.base + HEADROOM;
+        &mut self.memory[start..start + self.capacity]
+    }
+
+    /// The headroom and the data as one run; the data starts at [`HEADROOM`].
+    pub fn frame(&self) -> &[u8] {
+        &self.memory[self.base..self.base + HEADROOM + self.capacity]
+    }
+
+    /// The headroom and the data as one run, to be filled.
+    pub fn frame_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.base..self.base + HEADROOM + self.capacity]
+    }
+
+    /// Puts `header` directly before data byte `at` and gives back where it starts in the frame.
+    /// At most [`HEADROOM`] bytes.
+    pub fn put_header(&mut self, at: usize, header: &[u8]) -> usize {
+        let start = HEADROOM + at - header.len();
+        self.frame_mut()[start..start + header.len()].copy_from_slice(header);
+        start
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} bytes)", self.capacity)
+    }
+}
+
+/// How many buffers of one size a pool has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferClass {
+    /// Bytes of data in each.
+    pub capacity: usize,
+    /// How many.
+    pub count: usize,
+}
+
+/// A worker's buffers, made at the start.
+pub struct BufferPool {
+    /// In ascending order of capacity.
+    classes: Vec<(BufferClass, Vec<Buffer>)>,
+}
+
+impl BufferPool {
+    /// Largest stretch of a request that is carried in one piece, in bytes.
+    pub const LARGEST_PIECE: usize = 1 << 20;
+
+    /// A pool for data units of `granule` bytes, for one of `workers` workers.
+    pub fn for_worker(granule: usize, workers: usize) -> Self {
+        let edges = 2 * granule;
+        let share = |total: usize, least: usize| (total / workers.max(1)).max(least);
+        Self::new(&[
+            BufferClass { capacity: 4096 + edges, count: share(256, 64) },
+            BufferClass { capacity: (128 << 10) + edges, count: share(64, 8) },
+            BufferClass { capacity: Self::LARGEST_PIECE + edges, count: share(20, 4) },
+        ])
+    }
+
+    /// A pool of these classes, in any order.
+    pub fn new(classes: &[BufferClass]) -> Self {
+        let mut classes = classes.to_vec();
+        classes.sort_by_key(|c| c.capacity);
+        let filled = |c: &BufferClass| (*c, (0..c.count).map(|_| Buffer::new(c.capacity)).collect());
+        Self { classes: classes.iter().map(filled).collect() }
+    }
+
+    /// A buffer for `want` bytes of data: the smallest that fits, else a larger one, else the largest smaller one that is
+    /// left and holds `least` bytes. `None`: nothing is left; ask again when a buffer came back.
+    pub fn take(&mut self, want: usize, least: usize) -> Option<Buffer> {
+        let fits = self.classes.partition_point(|(c, _)| c.capacity < want);
+        let (smaller, larger) = self.classes.split_at_mut(fits);
+        let ample = larger.iter_mut().find_map(|(_, free)| free.pop());
+        ample.or_else(|| {
+            let enough = smaller.iter_mut().rev().filter(|(c, _)| c.capacity >= least);
+            enough.map(|(_, free)| free).find_map(Vec::pop)
+        })
+    }
+
+    /// Gives a buffer back.
+    pub fn give(&mut self, buffer: Buffer) {
+        let class = self.classes.iter_mut().find(|(c, _)| c.capacity == buffer.capacity);
+        if let Some((_, free)) = class {
+            free.push(buffer);
+        }
+    }
+
+    /// How many buffers are out.
+    pub fn outstanding(&self) -> usize {
+        self.classes.iter().map(|(c, free)| c.count - free.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_is_page_aligned_and_a_header_stands_before_it() {
+        let mut buffer = Buffer::new(5000);
+        assert_eq!(buffer.data().as_ptr().addr() % PAGE, 0);
+        buffer.data_mut()[7] = 9;
+        let start = buffer.put_header(7, &[1, 2, 3]);
+        assert_eq!(&buffer.frame()[start..start + 4], &[1, 2, 3, 9]);
+    }
+
+    #[test]
+    fn a_pool_prefers_the_smallest_that_fits_and_degrades_to_smaller_ones() {
+        let class = |capacity, count| BufferClass { capacity, count };
+        let mut pool = BufferPool::new(&[class(100, 1), class(10, 2)]);
+        let a = pool.take(10, 10).unwrap();
+        let b = pool.take(50, 10).unwrap();
+        let c = pool.take(50, 10).unwrap();
+        assert_eq!([a.capacity(), b.capacity(), c.capacity()], [10, 100, 10]);
+        assert!(pool.take(1, 1).is_none());
+        assert_eq!(pool.outstanding(), 3);
+        pool.give(c);
+        assert!(pool.take(50, 11).is_none(), "a buffer too small to be of use");
+        pool.give(b);
+        assert_eq!(pool.take(1, 1).map(|b| b.capacity()), Some(10));
+        assert_eq!(pool.take(1, 1).map(|b| b.capacity()), Some(100));
+    }
+}

@@ -1,0 +1,341 @@
+//! How a worker talks to the kernel: operations go in, completions come out.
+//!
+//! Two twins behind one face: [`uring`] submits everything that one turn collected with one system call, [`plain`] does
+//! the same with ordinary calls where io_uring is forbidden. An operation owns its buffers until its completion hands
+//! them back, so that nothing can touch or free memory that the kernel is using. A ring belongs to one thread.
+
+mod plain;
+mod uring;
+
+use crate::buffer::Buffer;
+use crate::store::{BackingStore, file::IoMode};
+use crate::target::Ciphertext;
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the caller of an operation wants to be reminded of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token(pub u64);
+
+/// A descriptor that a ring holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    index: u32,
+    generation: u32,
+}
+
+/// Replies that leave together: stretches of frames ([`Buffer::frame`]).
+pub type Outgoing = Vec<(Buffer, Range<usize>)>;
+
+/// The most stretches that one [`Operation::Send`] carries.
+pub const MAX_OUTGOING: usize = 64;
+
+/// An operation and the memory it needs.
+#[derive(Debug)]
+pub enum Operation {
+    /// Read into `buffer.data()[range]` from byte `offset` of a store. May come back short.
+    Read {
+        /// Position in the store.
+        offset: u64,
+        /// Where the bytes go.
+        buffer: Buffer,
+        /// Which part of the data.
+        range: Range<usize>,
+    },
+    /// Write `range` of the ciphertext at byte `offset` of a store. May come back short.
+    Write {
+        /// Position in the store.
+        offset: u64,
+        /// What is written.
+        data: Ciphertext,
+        /// Which part of it.
+        range: Range<usize>,
+        /// Force unit access.
+        durable: bool,
+    },
+    /// Put what was written on stable storage.
+    Sync,
+    /// Give storage back.
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+    },
+    /// Receive into `buffer.data()[range]`: what is there (0: the peer has finished), or the whole range where `all`.
+    Receive {
+        /// Where the bytes go.
+        buffer: Buffer,
+        /// Which part of the data.
+        range: Range<usize>,
+        /// Whether to go on until the range is full.
+        all: bool,
+    },
+    /// Send all of these. Never comes back short.
+    Send(Outgoing),
+}
+
+/// What an operation gives back.
+#[derive(Debug)]
+pub enum Returned {
+    /// It had no memory.
+    Nothing,
+    /// The buffer of a read or a receive.
+    Buffer(Buffer),
+    /// The data of a write.
+    Ciphertext(Ciphertext),
+    /// The stretches of a send.
+    Outgoing(Outgoing),
+}
+
+impl Operation {
+    /// Carries a store operation out on the calling thread.
+    pub(crate) fn execute(mut self, store: &dyn BackingStore) -> (Result<usize, Errno>, Returned) {
+        let result = self.execute_step(store);
+        (result, self.into_returned())
+    }
+
+    fn execute_step(&mut self, store: &dyn BackingStore) -> Result<usize, Errno> {
+        match self {
+            Self::Read { offset, buffer, range } => store.read_at(&mut buffer.data_mut()[range.clone()], *offset),
+            Self::Write { offset, data, range, durable } => {
+                store.write_at(&data.bytes()[range.clone()], *offset, *durable)
+            }
+            Self::Sync => store.sync().map(|()| 0),
+            Self::Discard { offset, len } => store.discard(*offset, *len).map(|()| 0),
+            Self::Receive { .. } | Self::Send(_) => Err(Errno::NOTSOCK),
+        }
+    }
+
+    fn into_returned(self) -> Returned {
+        match self {
+            Self::Read { buffer, .. } | Self::Receive { buffer, .. } => Returned::Buffer(buffer),
+            Self::Write { data, .. } => Returned::Ciphertext(data),
+            Self::Sync | Self::Discard { .. } => Returned::Nothing,
+            Self::Send(outgoing) => Returned::Outgoing(outgoing),
+        }
+    }
+}
+
+/// An operation that has ended.
+#[derive(Debug)]
+pub struct Completion {
+    /// The caller's token.
+    pub token: Token,
+    /// Bytes transferred, or why not.
+    pub result: Result<usize, Errno>,
+    /// The operation's memory.
+    pub returned: Returned,
+}
+
+/// How long a turn waits for the first completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all.
+    No,
+    /// At most this long.
+    Until(Duration),
+    /// As long as it takes.
+    Forever,
+}
+
+/// Wakes a ring's thread from any thread. What it is woken for is said elsewhere.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<OwnedFd>);
+
+impl Waker {
+    fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    /// Ends the current or the next wait.
+    pub fn wake(&self) {
+        // The counter can only overflow after 2^64 - 1 wakes that nobody read; it is then readable anyway.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0u8; 8]);
+    }
+}
+
+/// A descriptor and how many operations use it.
+struct Held {
+    descriptor: Descriptor,
+    in_flight: u32,
+    closing: bool,
+}
+
+enum Descriptor {
+    Socket(OwnedFd),
+    Store(Arc<dyn BackingStore>),
+}
+
+impl Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Socket(fd) => fd.as_fd(),
+            Self::Store(store) => store.as_fd().expect("Ring::add_store only takes stores with a descriptor"),
+        }
+    }
+}
+
+/// The descriptors of a ring. One that is closed stays until its last operation has come back.
+#[derive(Default)]
+struct Files {
+    slots: Vec<(u32, Option<Held>)>,
+}
+
+impl Files {
+    fn add(&mut self, descriptor: Descriptor) -> FileId {
+        let held = Some(Held { descriptor, in_flight: 0, closing: false });
+        let index = match self.slots.iter().position(|(_, h)| h.is_none()) {
+            Some(free) => free,
+            None => {
+                self.slots.push((0, None));
+                self.slots.len() - 1
+            }
+        };
+        self.slots[index].1 = held;
+        FileId { index: index as u32, generation: self.slots[index].0 }
+    }
+
+    fn get(&mut self, file: FileId) -> Option<&mut Held> {
+        let (generation, held) = self.slots.get_mut(file.index as usize)?;
+        if *generation == file.generation { held.as_mut() } else { None }
+    }
+
+    fn release(&mut self, file: FileId) {
+        if let Some(held) = self.get(file) {
+            held.in_flight -= 1;
+        }
+        self.remove_if_idle(file);
+    }
+
+    /// Ends what is under way on a socket and forgets the descriptor as soon as nothing uses it.
+    fn close(&mut self, file: FileId) {
+        let Some(held) = self.get(file) else { return };
+        held.closing = true;
+        if let Descriptor::Socket(fd) = &held.descriptor {
+            // A peer that has gone already is what closing wants.
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+        }
+        self.remove_if_idle(file);
+    }
+
+    fn remove_if_idle(&mut self, file: FileId) {
+        if self.get(file).is_some_and(|h| h.closing && h.in_flight == 0) {
+            let slot = &mut self.slots[file.index as usize];
+            *slot = (slot.0.wrapping_add(1), None);
+        }
+    }
+}
+
+/// The face of both twins.
+pub struct Ring {
+    files: Files,
+    twin: Twin,
+    waker: Waker,
+}
+
+enum Twin {
+    Uring(Box<uring::Uring>),
+    Plain(plain::Plain),
+}
+
+impl Ring {
+    /// A ring for the calling thread. `Auto` takes io_uring if the kernel allows it, `Uring` insists.
+    pub fn new(mode: IoMode) -> io::Result<Self> {
+        let waker = Waker::new()?;
+        let plain = || plain::Plain::new(&waker).map(Twin::Plain);
+        let uring = || uring::Uring::new(&waker).map(|u| Twin::Uring(Box::new(u)));
+        let twin = match mode {
+            IoMode::Sync => plain()?,
+            IoMode::Uring => uring()?,
+            IoMode::Auto => uring().or_else(|_| plain())?,
+        };
+        Ok(Self { files: Files::default(), twin, waker })
+    }
+
+    /// `io_uring` or `plain`.
+    pub fn name(&self) -> &'static str {
+        match self.twin {
+            Twin::Uring(_) => "io_uring",
+            Twin::Plain(_) => "plain",
+        }
+    }
+
+    /// What wakes this ring.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Takes a connected stream socket.
+    pub fn add_socket(&mut self, socket: OwnedFd) -> io::Result<FileId> {
+        rustix::io::ioctl_fionbio(&socket, matches!(self.twin, Twin::Plain(_)))?;
+        let file = self.files.add(Descriptor::Socket(socket));
+        if let (Twin::Plain(plain), Some(held)) = (&mut self.twin, self.files.get(file)) {
+            plain.watch(file, held.descriptor.as_fd())?;
+        }
+        Ok(file)
+    }
+
+    /// Takes a store that has a descriptor; `None` where it has none.
+    pub fn add_store(&mut self, store: &Arc<dyn BackingStore>) -> Option<FileId> {
+        store.as_fd()?;
+        Some(self.files.add(Descriptor::Store(Arc::clone(store))))
+    }
+
+    /// Ends what is under way on `file`; its operations still complete, then the descriptor is closed.
+    pub fn close(&mut self, file: FileId) {
+        if let Twin::Plain(plain) = &mut self.twin {
+            plain.forget(file);
+        }
+        self.files.close(file);
+    }
+
+    /// Stops receiving on a socket: a receive that is under way comes back with what there is.
+    pub fn stop_receiving(&mut self, file: FileId) {
+        if let Some(Held { descriptor: Descriptor::Socket(fd), .. }) = self.files.get(file) {
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Read);
+        }
+    }
+
+    /// Starts an operation. On a file that was closed it completes with `BADF`.
+    pub fn submit(&mut self, file: FileId, operation: Operation, token: Token) {
+        match &mut self.twin {
+            Twin::Uring(uring) => uring.submit(&mut self.files, file, operation, token),
+            Twin::Plain(plain) => plain.submit(&mut self.files, file, operation, token),
+        }
+    }
+
+    /// Submits what was collected, waits as `wait` says, and appends what has completed to `done`.
+    /// True: the ring was woken.
+    pub fn turn(&mut self, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
+        let woken = match &mut self.twin {
+            Twin::Uring(uring) => uring.turn(&mut self.files, wait, done)?,
+            Twin::Plain(plain) => plain.turn(&mut self.files, wait, done)?,
+        };
+        if woken {
+            self.waker.clear();
+        }
+        Ok(woken)
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if let Twin::Uring(uring) = &mut self.twin {
+            uring.finish(&mut self.files);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! The twin of io_uring by plain system calls: epoll for sockets, pread and pwrite for stores.
+//!
+//! An operation is tried when it is submitted. A socket that is not ready keeps it until epoll says otherwise.
+
+use super::{Completion, Descriptor, FileId, Files, Operation, Returned, Token, Wait, Waker};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// A ring without io_uring.
+pub(super) struct Plain {
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+    done: VecDeque<Completion>,
+    waiting: Vec<Waiting>,
+}
+
+/// A socket operation that could not go on.
+struct Waiting {
+    file: FileId,
+    operation: Operation,
+    token: Token,
+    /// Bytes already transferred.
+    progress: usize,
+}
+
+const WAKER: u64 = u64::MAX;
+
+impl Plain {
+    pub(super) fn new(waker: &Waker) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &*waker.0, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
+        Ok(Self { epoll, events: Vec::with_capacity(64), done: VecDeque::new(), waiting: Vec::new() })
+    }
+
+    pub(super) fn watch(&mut self, file: FileId, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(pack(file)), flags)?)
+    }
+
+    /// Completes whatever waits for a file that is being closed.
+    pub(super) fn forget(&mut self, file: FileId) {
+        for waiting in &mut self.waiting {
+            if waiting.file == file {
+                // Tried once more in the next turn, on a socket that was shut down.
+                self.events
+                    .push(epoll::Event { flags: epoll::EventFlags::HUP, data: epoll::EventData::new_u64(pack(file)) });
+                return;
+            }
+        }
+    }
+
+    pub(super) fn submit(&mut self, files: &mut Files, file: FileId, operation: Operation, token: Token) {
+        match files.get(file) {
+            Some(held) => held.in_flight += 1,
+            None => {
+                let returned = operation.into_returned();
+                return self.done.push_back(Completion { token, result: Err(Errno::BADF), returned });
+            }
+        }
+        self.attempt(files, Waiting { file, operation, token, progress: 0 });
+    }
+
+    pub(super) fn turn(&mut self, files: &mut Files, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
+        let timeout = match wait {
+            _ if !self.done.is_empty() || !self.events.is_empty() => Some(rustix::event::Timespec::default()),
+            Wait::No => Some(rustix::event::Timespec::default()),
+            Wait::Until(limit) => limit.try_into().ok(),
+            Wait::Forever => None,
+        };
+        let mut ready = std::mem::take(&mut self.events);
+        let closed = ready.len();
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        debug_assert!(ready.len() >= closed);
+        let mut woken = false;
+        for event in ready.drain(..) {
+            let data = event.data.u64();
+            if data == WAKER {
+                woken = true;
+            } else {
+                self.retry(files, unpack(data));
+            }
+        }
+        self.events = ready;
+        done.append(&mut self.done);
+        Ok(woken)
+    }
+
+    fn retry(&mut self, files: &mut Files, file: FileId) {
+        let mut index = 0;
+        for _ in 0..self.waiting.len() {
+            if self.waiting[index].file == file {
+                let waiting = self.waiting.remove(index);
+                self.attempt(files, waiting);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    fn attempt(&mut self, files: &mut Files, mut waiting: Waiting) {
+        let Some(held) = files.get(waiting.file) else { return };
+        let result = match &held.descriptor {
+            Descriptor::Socket(fd) => on_socket(fd, &mut waiting),
+            Descriptor::Store(store) => waiting.operation.execute_step(&**store),
+        };
+        if result == Err(Errno::WOULDBLOCK) && matches!(held.descriptor, Descriptor::Socket(_)) && !held.closing {
+            return self.waiting.push(waiting);
+        }
+        let file = waiting.file;
+        let returned: Returned = waiting.operation.into_returned();
+        self.done.push_back(Completion { token: waiting.token, result, returned });
+        files.release(file);
+    }
+}
+
+/// Goes on with a socket operation until it is finished or the socket would block.
+fn on_socket(fd: &OwnedFd, waiting: &mut Waiting) -> Result<usize, Errno> {
+    loop {
+        let step = match &mut waiting.operation {
+            Operation::Receive { buffer, range, all } => {
+                let into = &mut buffer.data_mut()[range.start + waiting.progress..range.end];
+                let whole = into.len();
+                match rustix::net::recv(fd, into, RecvFlags::DONTWAIT) {
+                    Ok((got, _)) => {
+                        waiting.progress += got;
+                        if got == 0 || got == whole || !*all {
+                            return Ok(waiting.progress);
+                        }
+                        Ok(())
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+            Operation::Send(outgoing) => {
+                let mut skip = waiting.progress;
+                let mut parts = Vec::with_capacity(outgoing.len());
+                for (buffer, range) in outgoing.iter() {
+                    let part = &buffer.frame()[range.clone()];
+                    let passed = skip.min(part.len());
+                    skip -= passed;
+                    if passed < part.len() {
+                        parts.push(IoSlice::new(&part[passed..]));
+                    }
+                }
+                if parts.is_empty() {
+                    return Ok(waiting.progress);
+                }
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                rustix::net::sendmsg(fd, &parts, &mut SendAncillaryBuffer::default(), flags)
+                    .map(|sent| waiting.progress += sent)
+            }
+            _ => return Err(Errno::INVAL),
+        };
+        match step {
+            Ok(()) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn pack(file: FileId) -> u64 {
+    u64::from(file.generation) << 32 | u64::from(file.index)
+}
+
+fn unpack(data: u64) -> FileId {
+    FileId { index: data as u32, generation: (data >> 32) as u32 }
+}

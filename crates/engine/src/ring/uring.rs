@@ -1,0 +1,253 @@
+//! The ring on io_uring. The only file of the engine with `unsafe`.
+//!
+//! An operation that the kernel works on lives in `in_flight` under the index that is its `user_data`. Its buffers are
+//! heap memory that does not move when the table does, and the entry is taken out only by its completion, so pointers
+//! given to the kernel stay valid for as long as it may use them. [`Uring::finish`] waits for all before anything is freed.
+#![allow(unsafe_code)]
+
+use super::{Completion, FileId, Files, Operation, Outgoing, Token, Wait, Waker};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+
+const SUBMISSIONS: u32 = 256;
+const COMPLETIONS: u32 = 4096;
+const WAKER: u64 = u64::MAX;
+
+/// A ring on io_uring.
+pub(super) struct Uring {
+    ring: IoUring,
+    in_flight: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    vectors: Vec<Box<Vectors>>,
+    done: VecDeque<Completion>,
+    waker: RawFd,
+    waker_armed: bool,
+}
+
+struct Entry {
+    file: FileId,
+    operation: Operation,
+    token: Token,
+    progress: usize,
+    vectors: Option<Box<Vectors>>,
+}
+
+/// What `sendmsg` points to.
+struct Vectors {
+    parts: Vec<libc::iovec>,
+    message: libc::msghdr,
+}
+
+impl Uring {
+    pub(super) fn new(waker: &Waker) -> io::Result<Self> {
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_coop_taskrun()
+            .setup_cqsize(COMPLETIONS)
+            .build(SUBMISSIONS)
+            // Kernels before 6.1 know neither flag.
+            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).build(SUBMISSIONS))?;
+        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is too old"));
+        }
+        Ok(Self {
+            ring,
+            in_flight: Vec::with_capacity(1024),
+            free: Vec::with_capacity(1024),
+            vectors: Vec::new(),
+            done: VecDeque::new(),
+            waker: waker.0.as_raw_fd(),
+            waker_armed: false,
+        })
+    }
+
+    pub(super) fn submit(&mut self, files: &mut Files, file: FileId, operation: Operation, token: Token) {
+        let Some(held) = files.get(file) else {
+            let returned = operation.into_returned();
+            return self.done.push_back(Completion { token, result: Err(Errno::BADF), returned });
+        };
+        held.in_flight += 1;
+        let vectors = matches!(operation, Operation::Send(_)).then(|| self.vectors.pop().unwrap_or_else(Vectors::new));
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                self.in_flight.push(None);
+                (self.in_flight.len() - 1) as u32
+            }
+        };
+        self.in_flight[index as usize] = Some(Entry { file, operation, token, progress: 0, vectors });
+        self.push(files, index);
+    }
+
+    /// Hands the entry at `index` to the kernel, from where its progress is.
+    fn push(&mut self, files: &mut Files, index: u32) {
+        let entry = self.in_flight[index as usize].as_mut().expect("an entry is pushed while it is in the table");
+        let held = files.get(entry.file).expect("a file stays while operations use it");
+        let fd = types::Fd(held.descriptor.as_fd().as_raw_fd());
+        let sqe = entry.describe(fd).user_data(u64::from(index));
+        self.push_entry(&sqe);
+    }
+
+    fn push_entry(&mut self, sqe: &squeue::Entry) {
+        loop {
+            // SAFETY: the entry's pointers refer to buffers that `in_flight` owns until the completion is seen (module
+            // head), or to no memory at all (the waker's poll).
+            if unsafe { self.ring.submission().push(sqe) }.is_ok() {
+                return;
+            }
+            // The queue is full: hand it over and go on. An error here shows again, and is reported, in `turn`.
+            if self.ring.submit().is_err() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    pub(super) fn turn(&mut self, files: &mut Files, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
+        if !self.waker_armed {
+            let poll = opcode::PollAdd::new(types::Fd(self.waker), libc::POLLIN as u32).build().user_data(WAKER);
+            self.push_entry(&poll);
+            self.waker_armed = true;
+        }
+        let waiting = self.done.is_empty();
+        let entered = match wait {
+            Wait::Forever if waiting => self.ring.submit_and_wait(1).map(|_| ()),
+            Wait::Until(limit) if waiting => {
+                let limit = types::Timespec::from(limit);
+                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&limit)).map(|_| ())
+            }
+            // Without waiting, completions that are ready still have to be fetched from the kernel.
+            _ => self.ring.submitter().submit_and_wait(0).map(|_| ()),
+        };
+        match entered {
+            Ok(()) => {}
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => {}
+                _ => return Err(error),
+            },
+        }
+        let mut woken = false;
+        while let Some(completed) = self.next_completion() {
+            if completed.user_data() == WAKER {
+                self.waker_armed = false;
+                woken = true;
+            } else {
+                self.complete(files, completed.user_data() as u32, completed.result());
+            }
+        }
+        done.append(&mut self.done);
+        Ok(woken)
+    }
+
+    fn next_completion(&mut self) -> Option<cqueue::Entry> {
+        self.ring.completion().next()
+    }
+
+    fn complete(&mut self, files: &mut Files, index: u32, result: i32) {
+        let entry = self.in_flight[index as usize].as_mut().expect("a completion belongs to an entry in the table");
+        let result = match result {
+            0.. => Ok(result as usize),
+            _ => Err(Errno::from_raw_os_error(-result)),
+        };
+        let again = match (&result, &entry.operation) {
+            (Err(Errno::INTR | Errno::AGAIN), _) => true,
+            (Ok(0), _) => false,
+            (Ok(n), Operation::Send(outgoing)) => {
+                entry.progress += n;
+                entry.progress < outgoing.iter().map(|(_, r)| r.len()).sum()
+            }
+            (Ok(n), Operation::Receive { range, all: true, .. }) => {
+                entry.progress += n;
+                entry.progress < range.len()
+            }
+            _ => false,
+        };
+        if again {
+            return self.push(files, index);
+        }
+        let entry = self.in_flight[index as usize].take().expect("checked above");
+        self.free.push(index);
+        self.vectors.extend(entry.vectors);
+        let result = result.map(|n| if entry.progress > 0 { entry.progress } else { n });
+        let returned = entry.operation.into_returned();
+        self.done.push_back(Completion { token: entry.token, result, returned });
+        files.release(entry.file);
+    }
+
+    /// Ends every socket operation and waits until the kernel uses none of the buffers any more.
+    pub(super) fn finish(&mut self, files: &mut Files) {
+        for entry in self.in_flight.iter().flatten() {
+            if let Some(super::Held { descriptor: super::Descriptor::Socket(fd), .. }) = files.get(entry.file) {
+                let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+            }
+        }
+        let mut done = VecDeque::new();
+        while self.in_flight.iter().any(Option::is_some) {
+            if self.turn(files, Wait::Forever, &mut done).is_err() {
+                // The kernel may still write to these buffers; memory that is never freed is the only safe answer.
+                std::mem::forget(std::mem::take(&mut self.in_flight));
+                return;
+            }
+        }
+    }
+}
+
+impl Entry {
+    fn describe(&mut self, fd: types::Fd) -> squeue::Entry {
+        match &mut self.operation {
+            Operation::Read { offset, buffer, range } => {
+                let into = &mut buffer.data_mut()[range.clone()];
+                opcode::Read::new(fd, into.as_mut_ptr(), into.len() as u32).offset(*offset).build()
+            }
+            Operation::Write { offset, data, range, durable } => {
+                let from = &data.bytes()[range.clone()];
+                let flags = if *durable { libc::RWF_DSYNC } else { 0 };
+                opcode::Write::new(fd, from.as_ptr(), from.len() as u32).offset(*offset).rw_flags(flags).build()
+            }
+            Operation::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Operation::Discard { offset, len } => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode).build()
+            }
+            Operation::Receive { buffer, range, all } => {
+                let into = &mut buffer.data_mut()[range.start + self.progress..range.end];
+                let flags = if *all { libc::MSG_WAITALL } else { 0 };
+                opcode::Recv::new(fd, into.as_mut_ptr(), into.len() as u32).flags(flags).build()
+            }
+            Operation::Send(outgoing) => {
+                let vectors = self.vectors.as_mut().expect("a send is made with its vectors");
+                vectors.point_to(outgoing, self.progress);
+                opcode::SendMsg::new(fd, &raw const vectors.message)
+                    .flags((libc::MSG_WAITALL | libc::MSG_NOSIGNAL) as u32)
+                    .build()
+            }
+        }
+    }
+}
+
+impl Vectors {
+    fn new() -> Box<Self> {
+        // SAFETY: all fields of `msghdr` are integers and pointers, for which zero is a value.
+        let message = unsafe { std::mem::zeroed() };
+        Box::new(Self { parts: Vec::with_capacity(super::MAX_OUTGOING), message })
+    }
+
+    fn point_to(&mut self, outgoing: &Outgoing, mut skip: usize) {
+        self.parts.clear();
+        for (buffer, range) in outgoing {
+            let part = &buffer.frame()[range.clone()];
+            let passed = skip.min(part.len());
+            skip -= passed;
+            let part = &part[passed..];
+            if !part.is_empty() {
+                // `sendmsg` does not write through the pointer.
+                self.parts.push(libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+            }
+        }
+        self.message.msg_iov = self.parts.as_mut_ptr();
+        self.message.msg_iovlen = self.parts.len() as _;
+    }
+}

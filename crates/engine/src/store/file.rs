@@ -1,0 +1,126 @@
+//! A file or a block device as store.
+
+use super::{BackingStore, Geometry, Run};
+use rustix::fs::{Advice, FallocateFlags, SeekFrom};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::fs::File;
+use std::io::{self, IoSlice};
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+
+/// How requests reach a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoMode {
+    /// Through io_uring where the kernel allows it, and inline where the file lives in memory: such a file never
+    /// waits, and every detour costs more than the copy.
+    #[default]
+    Auto,
+    /// Always through io_uring.
+    Uring,
+    /// Always by plain system calls.
+    Sync,
+}
+
+/// A regular file or a block device, opened by the caller.
+#[derive(Debug)]
+pub struct FileStore {
+    file: File,
+    geometry: Geometry,
+    block_device: bool,
+    inline: bool,
+}
+
+impl FileStore {
+    /// Takes `file`, which must be a regular file or a block device. `read_only` says how it was opened.
+    pub fn new(file: File, read_only: bool, mode: IoMode) -> io::Result<Self> {
+        let kind = file.metadata()?.file_type();
+        let block_device = kind.is_block_device();
+        if !kind.is_file() && !block_device {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device"));
+        }
+        let len = rustix::fs::seek(&file, SeekFrom::End(0))?;
+        let inline = match mode {
+            IoMode::Auto => lives_in_memory(&file),
+            IoMode::Uring => false,
+            IoMode::Sync => true,
+        };
+        Ok(Self { file, geometry: Geometry { len, read_only }, block_device, inline })
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+/// Whether the file's system keeps its pages nowhere but in memory.
+fn lives_in_memory(file: &File) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    // The type of `f_type` differs between architectures.
+    #[allow(clippy::unnecessary_cast)]
+    rustix::fs::fstatfs(file).is_ok_and(|s| matches!(s.f_type as i64, TMPFS_MAGIC | RAMFS_MAGIC))
+}
+
+impl BackingStore for FileStore {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        (!self.inline).then(|| self.file.as_fd())
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        rustix::io::pread(&self.file, data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+        if !durable {
+            return rustix::io::pwrite(&self.file, data, offset);
+        }
+        match rustix::io::pwritev2(&self.file, &[IoSlice::new(data)], offset, ReadWriteFlags::DSYNC) {
+            Err(Errno::OPNOTSUPP) => {
+                let written = rustix::io::pwrite(&self.file, data, offset)?;
+                self.sync()?;
+                Ok(written)
+            }
+            result => result,
+        }
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        rustix::fs::fdatasync(&self.file)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        rustix::fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        // Advice that the file system does not take costs nothing but the read it would have saved.
+        let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(len), Advice::WillNeed);
+    }
+
+    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
+        let all_data = Run { offset, len, hole: false };
+        if self.block_device {
+            return Ok(all_data);
+        }
+        let end = offset.saturating_add(len);
+        match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
+            // No data up to the end of the file.
+            Err(Errno::NXIO) => Ok(Run { offset, len, hole: true }),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(all_data),
+            Err(error) => Err(error),
+            Ok(data) if data > offset => Ok(Run { offset, len: data.min(end) - offset, hole: true }),
+            Ok(_) => match rustix::fs::seek(&self.file, SeekFrom::Hole(offset)) {
+                Ok(hole) if hole > offset => Ok(Run { offset, len: hole.min(end) - offset, hole: false }),
+                // The file changed between the two calls; "allocated" is the answer that promises nothing.
+                Ok(_) | Err(Errno::NXIO) => Ok(all_data),
+                Err(error) => Err(error),
+            },
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Where ciphertext is kept: a file, a block device, memory.
+//!
+//! A store moves bytes and knows nothing of ciphers. Geometry is facts as data. A store that has a descriptor is driven
+//! through the worker's ring; one that has none, or that answers from memory, is called on the worker's own thread.
+
+pub mod file;
+pub mod memory;
+
+use rustix::io::Errno;
+use std::os::fd::BorrowedFd;
+
+/// What is known of a store when it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Length in bytes.
+    pub len: u64,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+/// A run of a store that is allocated or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First byte.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+    /// Whether the store holds nothing here.
+    pub hole: bool,
+}
+
+/// Storage for ciphertext, addressed by byte. Every call may transfer less than asked for, as the system calls do; the
+/// engine asks again for the rest. Reading at the end gives 0.
+pub trait BackingStore: Send + Sync {
+    /// Length and access.
+    fn geometry(&self) -> Geometry;
+
+    /// The descriptor through which a ring reaches the store; `None`: the worker calls the methods below inline.
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Reads at `offset`; the number of bytes read.
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno>;
+
+    /// Writes at `offset`; the number of bytes written. `durable`: they are on stable storage before this returns.
+    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno>;
+
+    /// Puts everything that was written before on stable storage.
+    fn sync(&self) -> Result<(), Errno>;
+
+    /// Gives storage back. The bytes' content is undefined afterwards.
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno>;
+
+    /// Brings a stretch nearer. Advice: it cannot fail.
+    fn prefetch(&self, _offset: u64, _len: u64) {}
+
+    /// The run of allocated bytes or hole that starts at `offset`, at most `len` long. A store that cannot tell says
+    /// that everything is allocated.
+    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
+        Ok(Run { offset, len, hole: false })
+    }
+}
