@@ -1,1 +1,29 @@
-//! To come.
+//! Headers and keys of plain, LUKS1 and LUKS2 volumes.
+//!
+//! This crate reads and writes what says how a volume is encrypted, and turns a passphrase into what serves it: a
+//! [`VolumeKey`] and [`Segment`]s. It sees no request and no payload. Everything read from a device is taken for hostile:
+//! it ends in a typed error with its place, never in a panic, an unbounded allocation or a write. A volume whose key
+//! cannot be verified is not unlocked.
+
+#![forbid(unsafe_code)]
+
+pub mod af;
+pub mod error;
+pub mod header_device;
+mod key_material;
+pub mod luks1;
+pub mod luks2;
+pub mod pbkdf;
+pub mod plain;
+pub mod secret;
+pub mod unlock;
+pub mod volume;
+mod wipe;
+
+pub use error::{CommitError, Excerpt, Fault, FormatError, LoadError, LoadWarning, Problem, UnlockError};
+pub use header_device::{FileDevice, HeaderDevice, MemoryDevice};
+pub use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+pub use pbkdf::{Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest};
+pub use secret::Secret;
+pub use unlock::{ActivationFlags, UnlockOptions, UnlockWarning, Unlocked};
+pub use volume::Volume;

@@ -1,0 +1,122 @@
+//! Where headers are read and written: a narrow, blocking interface for the control plane.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A device or a file that holds a header.
+pub trait HeaderDevice {
+    /// Length in bytes.
+    fn len(&self) -> io::Result<u64>;
+    /// Fills `buf` from `offset`; reading past the end is an error.
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Writes all of `data` at `offset`. Not durable before [`HeaderDevice::sync`].
+    fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()>;
+    /// Makes every completed write durable.
+    fn sync(&self) -> io::Result<()>;
+    /// Whether the device has no bytes at all.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+}
+
+/// A regular file or a block device.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+}
+
+impl FileDevice {
+    /// Takes a file that is open for reading, and for writing where the header is to be written.
+    pub fn new(file: File) -> Self {
+        Self { file }
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Gives the file back.
+    pub fn into_file(self) -> File {
+        self.file
+    }
+}
+
+impl HeaderDevice for FileDevice {
+    fn len(&self) -> io::Result<u64> {
+        // A block device's metadata says 0; its end is where a seek to the end arrives.
+        (&self.file).seek(SeekFrom::End(0))
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(buf, offset)
+    }
+
+    fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(data, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+}
+
+/// A device of fixed length in memory, for tests and fuzzing.
+#[derive(Debug, Default)]
+pub struct MemoryDevice {
+    bytes: Mutex<Vec<u8>>,
+}
+
+impl MemoryDevice {
+    /// A device with these bytes.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes: Mutex::new(bytes) }
+    }
+
+    /// A device of `len` zero bytes.
+    pub fn zeroed(len: usize) -> Self {
+        Self::new(vec![0; len])
+    }
+
+    /// A copy of the bytes.
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The range of `len` bytes at `offset` where it lies inside `whole` bytes.
+fn range(whole: usize, offset: u64, len: usize) -> Option<std::ops::Range<usize>> {
+    let start = usize::try_from(offset).ok()?;
+    let end = start.checked_add(len)?;
+    (end <= whole).then_some(start..end)
+}
+
+impl HeaderDevice for MemoryDevice {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.lock().len() as u64)
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let bytes = self.lock();
+        let range = range(bytes.len(), offset, buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.copy_from_slice(&bytes[range]);
+        Ok(())
+    }
+
+    fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        let mut bytes = self.lock();
+        let range = range(bytes.len(), offset, data.len()).ok_or(io::ErrorKind::StorageFull)?;
+        bytes[range].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}

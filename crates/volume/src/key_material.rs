@@ -1,0 +1,85 @@
+//! Key material in a keyslot area: split, encrypted under a key from a passphrase, and back. Used by LUKS1 and LUKS2.
+
+use crate::af;
+use crate::error::UnlockError;
+use crate::header_device::HeaderDevice;
+use crate::pbkdf::{Hash, random_bytes};
+use inlock_cipher::{CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, VolumeKey, new_sector_cipher};
+use zeroize::Zeroizing;
+
+/// Where a keyslot's material lies and how it is protected.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeyMaterial {
+    /// Where it starts on the header device, in bytes.
+    pub(crate) offset: u64,
+    /// Length of the key that it holds, in bytes.
+    pub(crate) key_len: usize,
+    /// Anti-forensic stripes.
+    pub(crate) stripes: u32,
+    /// Hash of the anti-forensic splitter.
+    pub(crate) hash: Hash,
+    /// The cipher; its units are sectors of 512 bytes and IVs count from 0.
+    pub(crate) cipher: CipherSpec,
+}
+
+/// Bytes of key material, rounded up to whole sectors.
+pub(crate) fn material_len(key_len: u64, stripes: u64) -> Option<u64> {
+    key_len.checked_mul(stripes)?.checked_next_multiple_of(512)
+}
+
+impl KeyMaterial {
+    /// Bytes that the material takes. Callers have checked key length and stripes against the area, so this is bounded.
+    fn len(&self) -> usize {
+        (self.key_len * self.stripes as usize).next_multiple_of(512)
+    }
+
+    /// Reads and decrypts the material under `area_key` and merges it. The result is only a candidate until a digest says
+    /// that it is the key.
+    pub(crate) fn open(&self, device: &dyn HeaderDevice, area_key: &[u8]) -> Result<VolumeKey, UnlockError> {
+        let cipher = new_sector_cipher(&self.cipher, area_key, DataUnitSize::SECTOR, false)?;
+        let mut material = Zeroizing::new(vec![0; self.len()]);
+        device.read_exact_at(&mut material, self.offset)?;
+        cipher.decrypt(IvNumber(0), InOut::InPlace(&mut material));
+        let mut key = VolumeKey::zeroed(self.key_len);
+        af::merge(&material[..self.key_len * self.stripes as usize], key.as_mut_bytes(), self.hash);
+        Ok(key)
+    }
+
+    /// Splits `key` and encrypts it under `area_key`: the bytes to be written at [`KeyMaterial::offset`].
+    pub(crate) fn seal(&self, key: &VolumeKey, area_key: &[u8]) -> Result<Zeroizing<Vec<u8>>, SealError> {
+        let cipher = new_sector_cipher(&self.cipher, area_key, DataUnitSize::SECTOR, false)?;
+        let mut material = random_bytes(self.len())?;
+        let split = self.key_len * self.stripes as usize;
+        af::split(key.as_bytes(), &mut material[..split], self.hash);
+        cipher.encrypt(IvNumber(0), InOut::InPlace(&mut material));
+        Ok(material)
+    }
+}
+
+/// Key material could not be made.
+#[derive(Debug)]
+pub(crate) enum SealError {
+    Cipher(CipherError),
+    Random(getrandom::Error),
+}
+
+impl From<CipherError> for SealError {
+    fn from(error: CipherError) -> Self {
+        Self::Cipher(error)
+    }
+}
+
+impl From<getrandom::Error> for SealError {
+    fn from(error: getrandom::Error) -> Self {
+        Self::Random(error)
+    }
+}
+
+impl From<SealError> for crate::error::FormatError {
+    fn from(error: SealError) -> Self {
+        match error {
+            SealError::Cipher(error) => Self::Cipher(error),
+            SealError::Random(error) => Self::Random(error),
+        }
+    }
+}

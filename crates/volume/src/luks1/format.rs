@@ -1,0 +1,197 @@
+//! Creating a LUKS1 volume.
+//!
+//! Order of writes: old headers away, key material, the second sector of the header, its first sector; each made durable
+//! before the next. The first sector alone makes the device a LUKS volume, and a sector is written whole or not at all:
+//! a power cut leaves the new volume, the old one, or plainly none.
+
+use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, KEYSLOTS, RawHeader, RawKeyslot};
+use super::{Luks1, STRIPES, validate};
+use crate::error::FormatError;
+use crate::header_device::HeaderDevice;
+use crate::key_material::{KeyMaterial, material_len};
+use crate::pbkdf::{Hash, Kdf, KdfKind, KdfLimits, KdfRequest, random_bytes};
+use crate::secret::Secret;
+use crate::unlock::new_volume_key;
+use crate::volume::Volume;
+use crate::wipe::{fill_random, wipe_old_headers};
+use inlock_cipher::{CipherSpec, VolumeKey};
+use std::time::Duration;
+use uuid::Uuid;
+use zerocopy::{FromZeros, IntoBytes};
+use zeroize::Zeroizing;
+
+/// What a new LUKS1 volume is to be.
+#[derive(Debug)]
+pub struct FormatOptions {
+    /// Cipher of payload and keyslots (`--cipher`).
+    pub cipher: CipherSpec,
+    /// Length of the volume key in bytes (`--key-size` / 8).
+    pub key_len: usize,
+    /// Hash of PBKDF2, digest and anti-forensic splitter (`--hash`).
+    pub hash: Hash,
+    /// Costs of the keyslot; only PBKDF2 is possible, and [`FormatOptions::hash`] is its hash.
+    pub kdf: KdfRequest,
+    /// The UUID (`--uuid`); `None`: a random one.
+    pub uuid: Option<String>,
+    /// Whether the payload is on another device (`--header`); it starts there at 0 unless an offset is given.
+    pub detached: bool,
+    /// Where the payload starts, in sectors (`--offset`).
+    pub payload_offset: Option<u64>,
+    /// Which keyslot gets the key (`--key-slot`).
+    pub keyslot: u32,
+    /// The volume key (`--volume-key-file`); `None`: a random one.
+    pub volume_key: Option<VolumeKey>,
+}
+
+impl Default for FormatOptions {
+    /// cryptsetup's defaults: `aes-xts-plain64`, 512 bits, `sha256`, 2 seconds.
+    fn default() -> Self {
+        Self {
+            cipher: CipherSpec::AES_XTS_PLAIN64,
+            key_len: 64,
+            hash: Hash::Sha256,
+            kdf: KdfRequest::new(KdfKind::Pbkdf2),
+            uuid: None,
+            detached: false,
+            payload_offset: None,
+            keyslot: 0,
+            volume_key: None,
+        }
+    }
+}
+
+/// Bytes to which payload and keyslots are aligned.
+const PAYLOAD_ALIGN: u64 = 1 << 20;
+const KEYSLOT_ALIGN: u64 = 4096;
+const DIGEST_TIME: Duration = Duration::from_millis(125);
+const MIN_DIGEST_ITERATIONS: u32 = 1000;
+
+impl FormatOptions {
+    /// Bytes that header and keyslots take on the header device.
+    pub fn header_len(&self) -> u64 {
+        KEYSLOT_ALIGN + KEYSLOTS as u64 * self.area_len()
+    }
+
+    /// Where the payload will start on its device, in bytes.
+    pub fn data_offset(&self) -> u64 {
+        match (self.payload_offset, self.detached) {
+            (Some(sectors), _) => sectors.saturating_mul(512),
+            (None, true) => 0,
+            (None, false) => self.header_len().next_multiple_of(PAYLOAD_ALIGN),
+        }
+    }
+
+    /// Bytes from one keyslot to the next.
+    fn area_len(&self) -> u64 {
+        material_len(self.key_len as u64, STRIPES.into()).unwrap_or(0).next_multiple_of(KEYSLOT_ALIGN)
+    }
+
+    fn check(&self, device_len: u64) -> Result<(), FormatError> {
+        let invalid = |option, reason| Err(FormatError::InvalidOption { option, reason });
+        if self.keyslot >= KEYSLOTS as u32 {
+            return invalid("key-slot", "LUKS1 has keyslots 0 to 7");
+        }
+        if self.kdf.kind != KdfKind::Pbkdf2 {
+            return invalid("pbkdf", "LUKS1 has only pbkdf2");
+        }
+        if u32::try_from(self.data_offset() / 512).is_err() {
+            return invalid("offset", "a LUKS1 payload starts below 2 TiB");
+        }
+        let needed = self.header_len().max(if self.detached { 0 } else { self.data_offset() });
+        // A payload offset that is not 0 must leave room for the keyslots, even on another device: so says the format.
+        if self.data_offset() != 0 && self.data_offset() < self.header_len() {
+            return invalid("offset", "the payload overlaps the keyslots");
+        }
+        if device_len < needed {
+            return Err(FormatError::DeviceTooSmall { needed, len: device_len });
+        }
+        Ok(())
+    }
+}
+
+/// Writes a new LUKS1 header with one keyslot, which `passphrase` opens. Whatever the device held is lost.
+pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Volume, FormatError> {
+    options.check(device.len()?)?;
+    let key = new_volume_key(&options.cipher, options.key_len, options.volume_key.as_ref())?;
+    let kdf = KdfRequest { hash: options.hash, ..options.kdf }.resolve(options.key_len)?;
+    let mut header = new_header(&options, &key)?;
+    let material = seal_keyslot(&mut header, &options, &kdf, &key, passphrase)?;
+    // Whatever goes wrong from here on, this header is one that can be loaded.
+    let luks1 = validate::decode(&header).and_then(|luks1| validate::check(&luks1).map(|()| luks1));
+    luks1.map_err(|fault| FormatError::Verify(Box::new(fault.into())))?;
+
+    wipe_old_headers(device)?;
+    fill_random(device, KEYSLOT_ALIGN, options.header_len())?;
+    device.write_all_at(&material, u64::from(header.keyslots[options.keyslot as usize].offset.get()) * 512)?;
+    let mut bytes = [0; 1024];
+    bytes[..HEADER_LEN].copy_from_slice(header.as_bytes());
+    device.write_all_at(&bytes[512..], 512)?;
+    device.sync()?;
+    device.write_all_at(&bytes[..512], 0)?;
+    device.sync()?;
+    let luks1 = Luks1::load(device).map_err(|error| FormatError::Verify(Box::new(error)))?;
+    Ok(Volume::Luks1(Box::new(luks1)))
+}
+
+fn new_header(options: &FormatOptions, key: &VolumeKey) -> Result<RawHeader, FormatError> {
+    let mut header = RawHeader::new_zeroed();
+    header.magic = *b"LUKS\xba\xbe";
+    header.version = 1.into();
+    let (cipher, mode) = options.cipher.luks1_names();
+    header.cipher_name[..cipher.len()].copy_from_slice(cipher.as_bytes());
+    header.cipher_mode[..mode.len()].copy_from_slice(mode.as_bytes());
+    header.hash_spec[..options.hash.name().len()].copy_from_slice(options.hash.name().as_bytes());
+    header.uuid[..36].copy_from_slice(new_uuid(options.uuid.as_deref())?.as_bytes());
+    header.payload_offset = u32::try_from(options.data_offset() / 512).unwrap_or(u32::MAX).into();
+    header.key_bytes = u32::try_from(options.key_len).unwrap_or(u32::MAX).into();
+
+    header.digest_salt.copy_from_slice(&random_bytes(32)?);
+    let iterations = match options.kdf.forced_iterations {
+        Some(_) => MIN_DIGEST_ITERATIONS,
+        None => crate::pbkdf::pbkdf2_iterations(options.hash, 20, DIGEST_TIME)?,
+    };
+    header.digest_iterations = iterations.into();
+    let kdf = Kdf::Pbkdf2 { hash: options.hash, iterations };
+    kdf.derive(key.as_bytes(), &header.digest_salt, &mut header.digest, &KdfLimits::default())?;
+    for (number, slot) in (0..).zip(&mut header.keyslots) {
+        let offset = (KEYSLOT_ALIGN + number * options.area_len()) / 512;
+        *slot = RawKeyslot::new_zeroed();
+        slot.active = KEYSLOT_DISABLED.into();
+        slot.offset = u32::try_from(offset).unwrap_or(u32::MAX).into();
+        slot.stripes = STRIPES.into();
+    }
+    Ok(header)
+}
+
+/// Fills in the keyslot that gets the key; gives its material.
+fn seal_keyslot(
+    header: &mut RawHeader,
+    options: &FormatOptions,
+    kdf: &Kdf,
+    key: &VolumeKey,
+    passphrase: &Secret,
+) -> Result<Zeroizing<Vec<u8>>, FormatError> {
+    let slot = &mut header.keyslots[options.keyslot as usize];
+    let Kdf::Pbkdf2 { hash, iterations } = *kdf else {
+        return Err(FormatError::InvalidOption { option: "pbkdf", reason: "LUKS1 has only pbkdf2" });
+    };
+    slot.active = KEYSLOT_ENABLED.into();
+    slot.iterations = iterations.into();
+    slot.salt.copy_from_slice(&random_bytes(32)?);
+    let mut area_key = Zeroizing::new(vec![0; options.key_len]);
+    kdf.derive(passphrase.as_bytes(), &slot.salt, &mut area_key, &KdfLimits::default())?;
+    let offset = u64::from(slot.offset.get()) * 512;
+    let place = KeyMaterial { offset, key_len: options.key_len, stripes: STRIPES, hash, cipher: options.cipher };
+    Ok(place.seal(key, &area_key)?)
+}
+
+/// The UUID that was asked for, or a random one, as headers spell it.
+pub(crate) fn new_uuid(text: Option<&str>) -> Result<String, FormatError> {
+    let uuid = match text {
+        None => Uuid::new_v4(),
+        Some(text) if text.len() == 36 => Uuid::parse_str(text)
+            .map_err(|_| FormatError::InvalidOption { option: "uuid", reason: "not a UUID" })?,
+        Some(_) => return Err(FormatError::InvalidOption { option: "uuid", reason: "not a UUID" }),
+    };
+    Ok(uuid.hyphenated().to_string())
+}

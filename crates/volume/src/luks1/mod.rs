@@ -1,0 +1,135 @@
+//! LUKS version 1: "LUKS On-Disk Format Specification", version 1.2.3.
+//!
+//! One binary header without a checksum and without a second copy, eight keyslots. Since nothing in it is redundant, a
+//! damaged header that passes the checks here shows as a passphrase that opens nothing, never as a wrong key: the key is
+//! taken only if the header's digest agrees.
+
+pub mod binary_header;
+pub mod dump;
+mod format;
+mod unlock;
+mod validate;
+
+pub use format::{FormatOptions, format};
+
+use crate::error::{LoadError, Problem};
+use crate::header_device::HeaderDevice;
+use binary_header::{HEADER_LEN, KEYSLOTS, RawHeader};
+use zerocopy::FromBytes;
+
+pub(crate) const HEADER: &str = "LUKS1 header";
+/// Anti-forensic stripes of every keyslot; no other number is in use.
+pub(crate) const STRIPES: u32 = 4000;
+
+/// A checked LUKS1 header.
+#[derive(Clone, Debug)]
+pub struct Luks1 {
+    cipher_name: String,
+    cipher_mode: String,
+    hash_spec: String,
+    uuid: String,
+    payload_offset: u32,
+    key_len: u32,
+    digest: [u8; 20],
+    digest_salt: [u8; 32],
+    digest_iterations: u32,
+    keyslots: [Keyslot; KEYSLOTS],
+}
+
+/// One of the eight keyslots.
+#[derive(Clone, Copy, Debug)]
+struct Keyslot {
+    active: bool,
+    iterations: u32,
+    salt: [u8; 32],
+    /// Where its key material starts, in sectors.
+    offset: u32,
+    stripes: u32,
+}
+
+/// Whether `device` starts with the magic and the version of LUKS1.
+pub fn probe(device: &dyn HeaderDevice) -> Result<bool, LoadError> {
+    let mut start = [0; 8];
+    if device.len()? < start.len() as u64 {
+        return Ok(false);
+    }
+    device.read_exact_at(&mut start, 0)?;
+    Ok(start == *b"LUKS\xba\xbe\x00\x01")
+}
+
+impl Luks1 {
+    /// Reads and checks the header.
+    pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
+        if !probe(device)? {
+            return Err(LoadError::NotLuks);
+        }
+        let len = device.len()?;
+        if len < HEADER_LEN as u64 {
+            return Err(LoadError::Truncated { what: HEADER, needed: HEADER_LEN as u64, len });
+        }
+        let mut bytes = [0; HEADER_LEN];
+        device.read_exact_at(&mut bytes, 0)?;
+        let raw = RawHeader::ref_from_bytes(&bytes).expect("the array has the length of the header");
+        let luks1 = validate::decode(raw)?;
+        validate::check(&luks1)?;
+        validate::check_inside(&luks1, len)?;
+        Ok(luks1)
+    }
+
+    /// The UUID.
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    /// Where the payload starts, in sectors.
+    pub fn payload_offset(&self) -> u32 {
+        self.payload_offset
+    }
+
+    /// Length of the volume key in bytes.
+    pub fn key_len(&self) -> usize {
+        self.key_len as usize
+    }
+
+    /// The cipher as the header names it, such as `aes-xts-plain64`.
+    pub fn cipher(&self) -> String {
+        format!("{}-{}", self.cipher_name, self.cipher_mode)
+    }
+
+    /// The hash as the header names it.
+    pub fn hash(&self) -> &str {
+        &self.hash_spec
+    }
+
+    /// Numbers of the keyslots that hold a key.
+    pub fn active_keyslots(&self) -> Vec<u32> {
+        (0..).zip(&self.keyslots).filter(|(_, slot)| slot.active).map(|(number, _)| number).collect()
+    }
+}
+
+/// Bytes up to which the header and all keyslots reach.
+fn keyslots_end(luks1: &Luks1) -> u64 {
+    luks1.keyslots.iter().map(|slot| slot.end(luks1.key_len)).max().unwrap_or(HEADER_LEN as u64)
+}
+
+impl Keyslot {
+    fn start(&self) -> u64 {
+        u64::from(self.offset) * 512
+    }
+
+    fn end(&self, key_len: u32) -> u64 {
+        let len = crate::key_material::material_len(key_len.into(), self.stripes.into());
+        // Both factors have 32 bits, so neither the product nor the sum overflows.
+        self.start() + len.unwrap_or(u64::MAX >> 8)
+    }
+}
+
+/// A text field's content up to its zero byte, if it has one and is printable ASCII.
+fn text(field: &'static str, bytes: &[u8]) -> Result<String, Problem> {
+    let end = bytes.iter().position(|&byte| byte == 0).ok_or(Problem::NotText(field))?;
+    let text = &bytes[..end];
+    if !text.iter().all(|byte| (0x20..0x7f).contains(byte)) {
+        return Err(Problem::NotText(field));
+    }
+    Ok(text.iter().map(|&byte| char::from(byte)).collect())
+}

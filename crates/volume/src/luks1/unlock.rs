@@ -1,0 +1,104 @@
+//! From a passphrase, or a volume key, to what serves a LUKS1 volume.
+
+use super::{HEADER, Keyslot, Luks1};
+use crate::error::{Excerpt, UnlockError};
+use crate::header_device::HeaderDevice;
+use crate::key_material::KeyMaterial;
+use crate::pbkdf::{Hash, Kdf, KdfLimits};
+use crate::secret::Secret;
+use crate::unlock::{Attempts, UnlockOptions, Unlocked, finish};
+use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+impl Luks1 {
+    /// Looks for a keyslot that `passphrase` opens, and verifies the key in it.
+    pub fn unlock(
+        &self,
+        device: &dyn HeaderDevice,
+        passphrase: &Secret,
+        options: &UnlockOptions,
+    ) -> Result<Unlocked, UnlockError> {
+        let (cipher, hash) = self.algorithms()?;
+        let keyslots = match options.keyslot {
+            Some(number) if self.active_keyslots().contains(&number) => vec![number],
+            Some(number) => return Err(UnlockError::KeyslotInactive(number)),
+            None => self.active_keyslots(),
+        };
+        let mut attempts = Attempts::new();
+        for number in keyslots {
+            let slot = &self.keyslots[number as usize];
+            let key = self.open_keyslot(device, passphrase, slot, cipher, hash, &options.limits);
+            if let Some(key) = attempts.record(key) {
+                return Ok(finish(key, number, self.segments(cipher), Default::default()));
+            }
+        }
+        Err(attempts.into_error())
+    }
+
+    /// Takes a volume key that the caller has, after verifying it.
+    pub fn unlock_with_volume_key(&self, key: VolumeKey, options: &UnlockOptions) -> Result<Unlocked, UnlockError> {
+        let (cipher, hash) = self.algorithms()?;
+        if key.len() != self.key_len() || !self.is_volume_key(&key, hash, &options.limits)? {
+            return Err(UnlockError::WrongPassphrase);
+        }
+        Ok(finish(key, u32::MAX, self.segments(cipher), Default::default()))
+    }
+
+    /// Cipher and hash, if Inlock has them and they can protect a key of this length.
+    fn algorithms(&self) -> Result<(CipherSpec, Hash), UnlockError> {
+        let name = self.cipher();
+        let cipher: CipherSpec = name.parse().map_err(|source| UnlockError::UnsupportedCipher {
+            place: HEADER,
+            name: Excerpt::new(&name),
+            source,
+        })?;
+        if cipher.cipher == Cipher::Null {
+            // The keyslots' cipher is the payload's: their key material would be in the clear.
+            return Err(UnlockError::NullCipherKeyslot { keyslot: self.active_keyslots().first().copied().unwrap_or(0) });
+        }
+        if !cipher.key_lens().contains(&self.key_len()) {
+            return Err(CipherError::KeyLength { spec: cipher, len: self.key_len() }.into());
+        }
+        let unsupported = |_| UnlockError::UnsupportedHash { place: HEADER, name: Excerpt::new(&self.hash_spec) };
+        Ok((cipher, self.hash_spec.parse().map_err(unsupported)?))
+    }
+
+    /// The key in a keyslot, or nothing where the passphrase is not its.
+    fn open_keyslot(
+        &self,
+        device: &dyn HeaderDevice,
+        passphrase: &Secret,
+        slot: &Keyslot,
+        cipher: CipherSpec,
+        hash: Hash,
+        limits: &KdfLimits,
+    ) -> Result<Option<VolumeKey>, UnlockError> {
+        let mut area_key = Zeroizing::new(vec![0; self.key_len()]);
+        let kdf = Kdf::Pbkdf2 { hash, iterations: slot.iterations };
+        kdf.derive(passphrase.as_bytes(), &slot.salt, &mut area_key, limits)?;
+        let material =
+            KeyMaterial { offset: slot.start(), key_len: self.key_len(), stripes: slot.stripes, hash, cipher };
+        let key = material.open(device, &area_key)?;
+        Ok(self.is_volume_key(&key, hash, limits)?.then_some(key))
+    }
+
+    fn is_volume_key(&self, key: &VolumeKey, hash: Hash, limits: &KdfLimits) -> Result<bool, UnlockError> {
+        let mut digest = Zeroizing::new([0; 20]);
+        let kdf = Kdf::Pbkdf2 { hash, iterations: self.digest_iterations };
+        kdf.derive(key.as_bytes(), &self.digest_salt, &mut *digest, limits)?;
+        Ok(digest.ct_eq(&self.digest).into())
+    }
+
+    fn segments(&self, cipher: CipherSpec) -> Vec<Segment> {
+        vec![Segment {
+            start: Sector(0),
+            sectors: None,
+            data_offset: Sector(self.payload_offset.into()),
+            iv_offset: Sector(0),
+            unit: DataUnitSize::SECTOR,
+            large_iv: false,
+            cipher: Some(cipher),
+        }]
+    }
+}

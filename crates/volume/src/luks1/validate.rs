@@ -1,0 +1,94 @@
+//! Every rule that a LUKS1 header must keep.
+
+use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, RawHeader, RawKeyslot};
+use super::{HEADER, Keyslot, Luks1, STRIPES, text};
+use crate::error::{Fault, LoadError, Place, Problem};
+use inlock_cipher::VolumeKey;
+
+/// Reads the fields. Texts must be texts and keyslots must be enabled or disabled; nothing else is checked yet.
+pub(super) fn decode(raw: &RawHeader) -> Result<Luks1, Fault> {
+    let root = |problem: Problem| problem.at(HEADER, Place::ROOT);
+    let mut keyslots = [Keyslot { active: false, iterations: 0, salt: [0; 32], offset: 0, stripes: 0 }; 8];
+    for (number, (raw, slot)) in (0..).zip(raw.keyslots.iter().zip(&mut keyslots)) {
+        *slot = keyslot(raw).map_err(|problem| problem.at(HEADER, Place::object("keyslots", number)))?;
+    }
+    Ok(Luks1 {
+        cipher_name: text("cipher name", &raw.cipher_name).map_err(root)?,
+        cipher_mode: text("cipher mode", &raw.cipher_mode).map_err(root)?,
+        hash_spec: text("hash", &raw.hash_spec).map_err(root)?,
+        uuid: text("uuid", &raw.uuid).map_err(root)?,
+        payload_offset: raw.payload_offset.get(),
+        key_len: raw.key_bytes.get(),
+        digest: raw.digest,
+        digest_salt: raw.digest_salt,
+        digest_iterations: raw.digest_iterations.get(),
+        keyslots,
+    })
+}
+
+fn keyslot(raw: &RawKeyslot) -> Result<Keyslot, Problem> {
+    let active = match raw.active.get() {
+        KEYSLOT_ENABLED => true,
+        KEYSLOT_DISABLED => false,
+        other => return Err(Problem::NotAllowed { field: "active flag", value: other.into() }),
+    };
+    Ok(Keyslot {
+        active,
+        iterations: raw.iterations.get(),
+        salt: raw.salt,
+        offset: raw.offset.get(),
+        stripes: raw.stripes.get(),
+    })
+}
+
+/// Checks numbers and areas, of unused keyslots too: the next key to be added goes there.
+pub(super) fn check(luks1: &Luks1) -> Result<(), Fault> {
+    let root = |problem: Problem| Err(problem.at(HEADER, Place::ROOT));
+    let max = VolumeKey::MAX_LEN as u64;
+    let key_len = u64::from(luks1.key_len);
+    if key_len == 0 || key_len > max {
+        return root(Problem::OutOfRange { field: "key bytes", value: key_len, min: 1, max });
+    }
+    if luks1.digest_iterations == 0 {
+        return root(Problem::NotAllowed { field: "digest iterations", value: 0 });
+    }
+    for (number, slot) in (0..).zip(&luks1.keyslots) {
+        check_keyslot(luks1, number, slot).map_err(|problem| problem.at(HEADER, Place::object("keyslots", number)))?;
+    }
+    Ok(())
+}
+
+fn check_keyslot(luks1: &Luks1, number: u32, slot: &Keyslot) -> Result<(), Problem> {
+    if slot.stripes != STRIPES {
+        return Err(Problem::Mismatch { field: "stripes", value: slot.stripes.into(), wanted: STRIPES.into() });
+    }
+    if slot.active && slot.iterations == 0 {
+        return Err(Problem::NotAllowed { field: "iterations", value: 0 });
+    }
+    let (start, end) = (slot.start(), slot.end(luks1.key_len));
+    if start < HEADER_LEN as u64 {
+        return Err(Problem::Overlap { offset: start, with: "the header" });
+    }
+    for (other_number, other) in (0..number).zip(&luks1.keyslots) {
+        if start < other.end(luks1.key_len) && other.start() < end {
+            return Err(Problem::OverlapObject { offset: start, with: "keyslots", object: other_number });
+        }
+    }
+    // A payload offset of 0 says that the header is detached: the payload is on another device.
+    let payload = u64::from(luks1.payload_offset) * 512;
+    if payload != 0 && end > payload {
+        return Err(Problem::PastEnd { offset: start, size: end - start, limit: payload, of: "the space before the payload" });
+    }
+    Ok(())
+}
+
+/// Checks that the keys in use lie inside the device.
+pub(super) fn check_inside(luks1: &Luks1, len: u64) -> Result<(), LoadError> {
+    let ends = luks1.keyslots.iter().filter(|slot| slot.active).map(|slot| slot.end(luks1.key_len));
+    match ends.max() {
+        Some(needed) if needed > len => {
+            Err(LoadError::Truncated { what: "LUKS1 header: the last keyslot in use", needed, len })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,171 @@
+//! The LUKS2 binary header (specification, section 2). All numbers are big-endian.
+
+use crate::error::Problem;
+use crate::pbkdf::Hash;
+use zerocopy::byteorder::big_endian::{U16, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Bytes of the binary header; the JSON area follows.
+pub const BLOCK_LEN: usize = 4096;
+/// First bytes of the first copy, and of a LUKS1 header.
+pub const LUKS_MAGIC: [u8; 6] = *b"LUKS\xba\xbe";
+/// First bytes of the second copy.
+pub const SECOND_MAGIC: [u8; 6] = *b"SKUL\xba\xbe";
+/// Where a second copy may start: the allowed lengths of a binary header with its JSON area.
+pub const SECOND_OFFSETS: [u64; 9] = [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
+/// Where the checksum stands in the block.
+const CHECKSUM_OFFSET: usize = 448;
+const CHECKSUM_LEN: usize = 64;
+
+/// The header as stored.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawHeader {
+    magic: [u8; 6],
+    version: U16,
+    hdr_size: U64,
+    seqid: U64,
+    label: [u8; 48],
+    csum_alg: [u8; 32],
+    salt: [u8; 64],
+    uuid: [u8; 40],
+    subsystem: [u8; 48],
+    hdr_offset: U64,
+    padding: [u8; 184],
+    csum: [u8; CHECKSUM_LEN],
+    padding4096: [u8; 7 * 512],
+}
+
+const _: () = assert!(size_of::<RawHeader>() == BLOCK_LEN && std::mem::offset_of!(RawHeader, csum) == CHECKSUM_OFFSET);
+
+/// Which of the two copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copy {
+    /// The one at the start of the device.
+    Primary,
+    /// The one behind it.
+    Secondary,
+}
+
+/// The fields of a header that outlive a rewrite.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BinaryHeader {
+    /// Length of the binary header with its JSON area, and so where the second copy starts.
+    pub hdr_size: u64,
+    /// Grows with each rewrite.
+    pub seqid: u64,
+    /// The label.
+    pub label: String,
+    /// The subsystem label.
+    pub subsystem: String,
+    /// The checksum's hash.
+    pub csum_alg: Hash,
+    /// The UUID.
+    pub uuid: String,
+}
+
+impl BinaryHeader {
+    /// Bytes of the JSON area.
+    pub fn json_len(&self) -> usize {
+        self.hdr_size as usize - BLOCK_LEN
+    }
+
+    /// Reads the fields of the block that stands at `offset`, and checks all but the checksum.
+    pub fn decode(block: &[u8; BLOCK_LEN], copy: Copy, offset: u64) -> Result<Self, Problem> {
+        let raw = RawHeader::ref_from_bytes(block).expect("the array has the length of the header");
+        if raw.magic != copy.magic() {
+            return Err(Problem::NoMagic);
+        }
+        if raw.version.get() != 2 {
+            return Err(Problem::Version(raw.version.get()));
+        }
+        let hdr_size = raw.hdr_size.get();
+        if !SECOND_OFFSETS.contains(&hdr_size) {
+            return Err(Problem::NotAllowed { field: "header size", value: hdr_size });
+        }
+        if raw.hdr_offset.get() != offset {
+            return Err(Problem::Mismatch { field: "header offset", value: raw.hdr_offset.get(), wanted: offset });
+        }
+        if copy == Copy::Secondary && hdr_size != offset {
+            return Err(Problem::Mismatch { field: "header size", value: hdr_size, wanted: offset });
+        }
+        let csum_alg = text("checksum algorithm", &raw.csum_alg)?;
+        let known = csum_alg.parse();
+        let unknown =
+            |_| Problem::Unknown { field: "checksum algorithm", value: crate::error::Excerpt::new(&csum_alg) };
+        Ok(Self {
+            hdr_size,
+            seqid: raw.seqid.get(),
+            label: text("label", &raw.label)?,
+            subsystem: text("subsystem", &raw.subsystem)?,
+            csum_alg: known.map_err(unknown)?,
+            uuid: text("uuid", &raw.uuid)?,
+        })
+    }
+
+    /// The block for `copy`, with the checksum over it and `json_area`, and with `salt`.
+    pub fn encode(&self, copy: Copy, salt: &[u8; 64], json_area: &[u8]) -> [u8; BLOCK_LEN] {
+        let mut raw = RawHeader::new_zeroed();
+        raw.magic = copy.magic();
+        raw.version = 2.into();
+        raw.hdr_size = self.hdr_size.into();
+        raw.seqid = self.seqid.into();
+        raw.salt = *salt;
+        raw.hdr_offset = self.offset(copy).into();
+        put(&mut raw.label, &self.label);
+        put(&mut raw.csum_alg, self.csum_alg.name());
+        put(&mut raw.uuid, &self.uuid);
+        put(&mut raw.subsystem, &self.subsystem);
+        let mut block = [0; BLOCK_LEN];
+        block.copy_from_slice(raw.as_bytes());
+        write_checksum(&mut block, json_area, self.csum_alg);
+        block
+    }
+
+    /// Where `copy` stands on the device.
+    pub fn offset(&self, copy: Copy) -> u64 {
+        match copy {
+            Copy::Primary => 0,
+            Copy::Secondary => self.hdr_size,
+        }
+    }
+}
+
+impl Copy {
+    fn magic(self) -> [u8; 6] {
+        match self {
+            Self::Primary => LUKS_MAGIC,
+            Self::Secondary => SECOND_MAGIC,
+        }
+    }
+}
+
+/// Whether the block's checksum is that of the block, without it, and the JSON area.
+pub fn checksum_matches(block: &[u8; BLOCK_LEN], json_area: &[u8], hash: Hash) -> bool {
+    block[CHECKSUM_OFFSET..CHECKSUM_OFFSET + CHECKSUM_LEN] == checksum(block, json_area, hash)
+}
+
+/// Puts the checksum of block and JSON area into the block.
+pub fn write_checksum(block: &mut [u8; BLOCK_LEN], json_area: &[u8], hash: Hash) {
+    let checksum = checksum(block, json_area, hash);
+    block[CHECKSUM_OFFSET..CHECKSUM_OFFSET + CHECKSUM_LEN].copy_from_slice(&checksum);
+}
+
+fn checksum(block: &[u8; BLOCK_LEN], json_area: &[u8], hash: Hash) -> [u8; CHECKSUM_LEN] {
+    let behind = CHECKSUM_OFFSET + CHECKSUM_LEN;
+    *hash.digest(&[&block[..CHECKSUM_OFFSET], &[0; CHECKSUM_LEN], &block[behind..], json_area])
+}
+
+fn put(field: &mut [u8], text: &str) {
+    field[..text.len()].copy_from_slice(text.as_bytes());
+}
+
+/// A text field's content up to its zero byte, if it has one and is UTF-8 without control characters.
+fn text(field: &'static str, bytes: &[u8]) -> Result<String, Problem> {
+    let end = bytes.iter().position(|&byte| byte == 0).ok_or(Problem::NotText(field))?;
+    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| Problem::NotText(field))?;
+    if text.chars().any(char::is_control) {
+        return Err(Problem::NotText(field));
+    }
+    Ok(text.to_owned())
+}

@@ -1,0 +1,176 @@
+//! The typed view of LUKS2 metadata (specification, section 3).
+//!
+//! The view holds what Inlock acts on. Types of keyslots, segments, digests and tokens that it does not know are kept by
+//! name: they are no fault, but nothing is done with them.
+
+use crate::pbkdf::Argon2Cost;
+use std::collections::BTreeMap;
+
+/// All objects of the metadata by number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Metadata {
+    /// Keyslots.
+    pub keyslots: BTreeMap<u32, Keyslot>,
+    /// Tokens.
+    pub tokens: BTreeMap<u32, Token>,
+    /// Segments.
+    pub segments: BTreeMap<u32, Segment>,
+    /// Digests.
+    pub digests: BTreeMap<u32, Digest>,
+    /// Everything else.
+    pub config: Config,
+}
+
+/// A keyslot: a key, and what opens it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keyslot {
+    /// Length of the key in bytes.
+    pub key_len: u32,
+    /// 0: only when asked for by number; 1: normal; 2: first.
+    pub priority: u8,
+    /// Where the key material lies, in bytes.
+    pub area_offset: u64,
+    /// Length of that area in bytes.
+    pub area_len: u64,
+    /// The rest, where it is a passphrase keyslot.
+    pub kind: KeyslotKind,
+}
+
+/// What a keyslot's type says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyslotKind {
+    /// `luks2`: a passphrase keyslot.
+    Luks2(PassphraseKeyslot),
+    /// Another type: its name.
+    Other(String),
+}
+
+/// A keyslot that a passphrase opens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassphraseKeyslot {
+    /// The key derivation; hashes are names as stored.
+    pub kdf: KeyslotKdf,
+    /// Its salt.
+    pub salt: Vec<u8>,
+    /// Anti-forensic stripes.
+    pub stripes: u32,
+    /// Hash of the anti-forensic splitter, as stored.
+    pub af_hash: String,
+    /// The area's cipher, as stored.
+    pub area_cipher: String,
+    /// Length of that cipher's key in bytes.
+    pub area_key_len: u32,
+}
+
+/// A keyslot's key derivation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyslotKdf {
+    /// `pbkdf2`.
+    Pbkdf2 {
+        /// The hash, as stored.
+        hash: String,
+        /// How often it is applied.
+        iterations: u32,
+    },
+    /// `argon2i`.
+    Argon2i(Argon2Cost),
+    /// `argon2id`.
+    Argon2id(Argon2Cost),
+    /// Another: its name.
+    Other(String),
+}
+
+/// A token: where a passphrase may come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// Its type.
+    pub kind: String,
+    /// The keyslots that it opens.
+    pub keyslots: Vec<u32>,
+}
+
+/// A stretch of the data device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it starts on the data device, in bytes.
+    pub offset: u64,
+    /// Length in bytes; `None`: to the end of the device (`dynamic`).
+    pub size: Option<u64>,
+    /// The rest, by type.
+    pub kind: SegmentKind,
+    /// Its flags.
+    pub flags: Vec<String>,
+}
+
+impl Segment {
+    /// Whether it only records what was before a re-encryption.
+    pub fn is_backup(&self) -> bool {
+        self.flags.iter().any(|flag| flag.starts_with("backup-"))
+    }
+}
+
+/// What a segment's type says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SegmentKind {
+    /// `crypt`.
+    Crypt(CryptSegment),
+    /// `linear`: stored as it is.
+    Linear,
+    /// Another type: its name.
+    Other(String),
+}
+
+/// An encrypted segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CryptSegment {
+    /// IV number of its first sector.
+    pub iv_tweak: u64,
+    /// The cipher, as stored.
+    pub cipher: String,
+    /// Bytes of a data unit.
+    pub sector_size: u32,
+    /// Type of its integrity protection, if it has any.
+    pub integrity: Option<String>,
+}
+
+/// A digest: verifies keys, and says which keyslots hold the key of which segments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Digest {
+    /// Keyslots that hold the key.
+    pub keyslots: Vec<u32>,
+    /// Segments encrypted under the key.
+    pub segments: Vec<u32>,
+    /// The rest, by type.
+    pub kind: DigestKind,
+}
+
+/// What a digest's type says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DigestKind {
+    /// `pbkdf2`.
+    Pbkdf2 {
+        /// The hash, as stored.
+        hash: String,
+        /// How often it is applied.
+        iterations: u32,
+        /// Its salt.
+        salt: Vec<u8>,
+        /// What the key must give.
+        digest: Vec<u8>,
+    },
+    /// Another type: its name.
+    Other(String),
+}
+
+/// The `config` object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// Bytes of the JSON area.
+    pub json_size: u64,
+    /// Bytes of the keyslot areas, all together.
+    pub keyslots_size: u64,
+    /// Activation flags.
+    pub flags: Vec<String>,
+    /// Mandatory requirements.
+    pub requirements: Vec<String>,
+}

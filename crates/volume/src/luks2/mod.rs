@@ -1,0 +1,100 @@
+//! LUKS version 2: "LUKS2 On-Disk Format Specification", version 1.1.4.
+//!
+//! Two copies of a binary header with JSON metadata behind it, then the keyslot areas. Loading picks the copy to trust
+//! and checks all of it; [`Luks2`] keeps the JSON as it was read, with a typed view over it, so that what Inlock does not
+//! know survives a rewrite. Loading never writes.
+
+pub mod areas;
+pub mod binary_header;
+pub mod commit;
+pub(crate) mod digest;
+pub(crate) mod dump;
+mod format;
+mod json;
+mod keyslot;
+mod load;
+pub mod metadata;
+mod segment;
+mod token;
+mod unlock;
+mod validate;
+
+pub use format::{DEFAULT_KEYSLOTS_LEN, DEFAULT_METADATA_LEN, FormatOptions, format};
+
+use crate::error::{LoadError, LoadWarning};
+use crate::header_device::HeaderDevice;
+use binary_header::BinaryHeader;
+use metadata::Metadata;
+use serde_json::{Map, Value};
+
+pub(crate) const HEADER: &str = "LUKS2 header";
+pub(crate) const SECOND_HEADER: &str = "LUKS2 second header";
+
+/// A checked LUKS2 header.
+#[derive(Clone, Debug)]
+pub struct Luks2 {
+    header: BinaryHeader,
+    json: String,
+    map: Map<String, Value>,
+    metadata: Metadata,
+    warnings: Vec<LoadWarning>,
+    /// Whether the first copy was whole when it was loaded; the next commit starts with the other one if not.
+    primary_whole: bool,
+}
+
+impl Luks2 {
+    /// Reads both copies of the header, and checks the one to trust.
+    pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
+        load::load(device)
+    }
+
+    /// The UUID.
+    pub fn uuid(&self) -> &str {
+        &self.header.uuid
+    }
+
+    /// The label, unless it is empty.
+    pub fn label(&self) -> Option<&str> {
+        Some(self.header.label.as_str()).filter(|label| !label.is_empty())
+    }
+
+    /// The subsystem label, unless it is empty.
+    pub fn subsystem(&self) -> Option<&str> {
+        Some(self.header.subsystem.as_str()).filter(|label| !label.is_empty())
+    }
+
+    /// What is not as it should be, though the header could be loaded.
+    pub fn warnings(&self) -> &[LoadWarning] {
+        &self.warnings
+    }
+
+    /// The binary header.
+    pub fn header(&self) -> &BinaryHeader {
+        &self.header
+    }
+
+    /// The typed view of the metadata.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The metadata as stored.
+    pub fn metadata_json(&self) -> &str {
+        &self.json
+    }
+
+    /// The metadata as a tree, for changes that [`Luks2::commit`] then writes.
+    pub fn metadata_map(&self) -> &Map<String, Value> {
+        &self.map
+    }
+
+    /// Where the first segment starts on the data device, in bytes.
+    pub fn data_offset(&self) -> u64 {
+        self.metadata.segments.values().filter(|segment| !segment.is_backup()).map(|s| s.offset).min().unwrap_or(0)
+    }
+
+    /// Numbers of the keyslots that hold a key of a segment, in the order in which they are tried.
+    pub fn active_keyslots(&self) -> Vec<u32> {
+        unlock::order_of_trial(&self.metadata)
+    }
+}

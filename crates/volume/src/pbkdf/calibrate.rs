@@ -1,0 +1,204 @@
+//! Costs for a new keyslot: forced, or measured so that unlocking takes a wanted time, by cryptsetup's rules.
+
+use super::limits::SystemMemory;
+use super::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, at_least, at_most};
+use std::time::{Duration, Instant};
+use zeroize::Zeroizing;
+
+/// What a user wants of a new keyslot's key derivation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KdfRequest {
+    /// Which algorithm.
+    pub kind: KdfKind,
+    /// PBKDF2's hash.
+    pub hash: Hash,
+    /// How long unlocking should take on this machine (`--iter-time`, 2000).
+    pub iter_time_ms: u32,
+    /// No measurement: this many iterations or passes (`--pbkdf-force-iterations`).
+    pub forced_iterations: Option<u32>,
+    /// The most memory in KiB (`--pbkdf-memory`); `None`: 1 GiB. Never more than half of the machine's.
+    pub memory_kib: Option<u32>,
+    /// The most lanes (`--pbkdf-parallel`); `None`: 4. Never more than there are CPUs.
+    pub lanes: Option<u32>,
+}
+
+impl KdfRequest {
+    /// Unlocking time of a new keyslot where nothing else is asked for.
+    pub const DEFAULT_ITER_TIME_MS: u32 = 2000;
+    const DEFAULT_MEMORY_KIB: u32 = 1 << 20;
+    const MIN_MEMORY_KIB: u32 = 32;
+    const MAX_LANES: u32 = 4;
+    const MIN_PASSES: u32 = 4;
+    const MIN_ITERATIONS: u32 = 1000;
+    /// Where a measurement starts, and the least time that is taken for one.
+    const START_MEMORY_KIB: u32 = 64 << 10;
+    const MEASURE: Duration = Duration::from_millis(250);
+
+    /// The default of this kind: 2 seconds, `sha256`.
+    pub fn new(kind: KdfKind) -> Self {
+        Self {
+            kind,
+            hash: Hash::Sha256,
+            iter_time_ms: Self::DEFAULT_ITER_TIME_MS,
+            forced_iterations: None,
+            memory_kib: None,
+            lanes: None,
+        }
+    }
+
+    /// Costs for keys of `key_len` bytes. Measures, for about twice the wanted time, unless iterations are forced.
+    pub fn resolve(&self, key_len: usize) -> Result<Kdf, KdfError> {
+        self.check()?;
+        let target = Duration::from_millis(self.iter_time_ms.max(1).into());
+        if self.kind == KdfKind::Pbkdf2 {
+            let iterations = match self.forced_iterations {
+                Some(iterations) => iterations,
+                None => pbkdf2_iterations(self.hash, key_len, target)?,
+            };
+            return Ok(Kdf::Pbkdf2 { hash: self.hash, iterations });
+        }
+        let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        let lanes = self.lanes.unwrap_or(Self::MAX_LANES).min(cpus);
+        let most = usable_memory_kib(SystemMemory::read()).max(Self::MIN_MEMORY_KIB);
+        let memory_kib = self.memory_kib.unwrap_or(Self::DEFAULT_MEMORY_KIB).min(most);
+        match self.forced_iterations {
+            Some(time) => Ok(self.argon2(Argon2Cost { time, memory_kib, lanes })),
+            None => self.measure_argon2(memory_kib, lanes, key_len, target),
+        }
+    }
+
+    fn check(&self) -> Result<(), KdfError> {
+        let argon2 = self.kind != KdfKind::Pbkdf2;
+        if let Some(iterations) = self.forced_iterations {
+            let (what, min) = match argon2 {
+                true => ("argon2 time cost", Self::MIN_PASSES),
+                false => ("pbkdf2 iterations", Self::MIN_ITERATIONS),
+            };
+            at_least(what, iterations.into(), min.into())?;
+        }
+        if let (true, Some(memory)) = (argon2, self.memory_kib) {
+            at_least("argon2 memory in KiB", memory.into(), Self::MIN_MEMORY_KIB.into())?;
+            at_most("argon2 memory in KiB", memory.into(), KdfLimits::MAX_MEMORY_KIB)?;
+        }
+        if let (true, Some(lanes)) = (argon2, self.lanes) {
+            at_least("argon2 lanes", lanes.into(), 1)?;
+            at_most("argon2 lanes", lanes.into(), Self::MAX_LANES.into())?;
+        }
+        Ok(())
+    }
+
+    fn argon2(&self, cost: Argon2Cost) -> Kdf {
+        if self.kind == KdfKind::Argon2i { Kdf::Argon2i(cost) } else { Kdf::Argon2id(cost) }
+    }
+
+    /// Memory grows first, up to `max_kib`; only then passes do.
+    fn measure_argon2(&self, max_kib: u32, lanes: u32, key_len: usize, target: Duration) -> Result<Kdf, KdfError> {
+        let mut cost =
+            Argon2Cost { time: Self::MIN_PASSES, memory_kib: Self::START_MEMORY_KIB.min(max_kib), lanes };
+        for _ in 0..8 {
+            let took = measure(&self.argon2(cost), key_len)?;
+            // A short run says little, so it is only a step towards a longer one.
+            let aim = if took * 4 < target { target.min(took.max(Self::MEASURE) * 4) } else { target };
+            let ratio = aim.as_secs_f64() / took.as_secs_f64().max(1e-6);
+            if aim == target && (0.95..=1.10).contains(&(1.0 / ratio)) {
+                break;
+            }
+            let next = scaled(cost, ratio, max_kib);
+            if next == cost {
+                break;
+            }
+            cost = next;
+        }
+        Ok(self.argon2(cost))
+    }
+}
+
+/// `cost` with `ratio` times its work.
+fn scaled(cost: Argon2Cost, ratio: f64, max_kib: u32) -> Argon2Cost {
+    let work = f64::from(cost.time) * f64::from(cost.memory_kib) * ratio;
+    let memory_kib = (work / f64::from(KdfRequest::MIN_PASSES)) as u32;
+    let memory_kib = memory_kib.clamp(KdfRequest::MIN_MEMORY_KIB.min(max_kib), max_kib);
+    let time = ((work / f64::from(memory_kib)) as u32).clamp(KdfRequest::MIN_PASSES, 10_000);
+    Argon2Cost { time, memory_kib, lanes: cost.lanes }
+}
+
+/// Half of the memory; on a small machine without swap, half of what is available.
+fn usable_memory_kib(memory: SystemMemory) -> u32 {
+    let small = memory.total_kib < 4 << 20 && memory.swap_kib == 0;
+    let half = if small { memory.available_kib.min(memory.total_kib) / 2 } else { memory.total_kib / 2 };
+    u32::try_from(half.min(KdfLimits::MAX_MEMORY_KIB)).unwrap_or(u32::MAX)
+}
+
+/// How many PBKDF2 iterations take `target` for a key of `key_len` bytes; at least 1000.
+pub(crate) fn pbkdf2_iterations(hash: Hash, key_len: usize, target: Duration) -> Result<u32, KdfError> {
+    let mut iterations = 1u32 << 12;
+    let took = loop {
+        let took = measure(&Kdf::Pbkdf2 { hash, iterations }, key_len)?;
+        if took >= KdfRequest::MEASURE / 2 || iterations >= 1 << 28 {
+            break took;
+        }
+        iterations *= 2;
+    };
+    let wanted = f64::from(iterations) * target.as_secs_f64() / took.as_secs_f64().max(1e-9);
+    Ok((wanted as u32).clamp(KdfRequest::MIN_ITERATIONS, KdfLimits::default().pbkdf2_iterations))
+}
+
+fn measure(kdf: &Kdf, key_len: usize) -> Result<Duration, KdfError> {
+    let mut key = Zeroizing::new(vec![0; key_len.max(4)]);
+    let start = Instant::now();
+    kdf.derive(b"foobarfo", b"0123456789abcdef0123456789abcdef", &mut key, &KdfLimits::default())?;
+    Ok(start.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measured_cost_keeps_its_bounds() {
+        for kind in [KdfKind::Argon2i, KdfKind::Argon2id] {
+            let request =
+                KdfRequest { iter_time_ms: 10, memory_kib: Some(2048), lanes: Some(1), ..KdfRequest::new(kind) };
+            match request.resolve(32) {
+                Ok(Kdf::Argon2i(cost) | Kdf::Argon2id(cost)) => {
+                    assert!(cost.time >= 4 && (32..=2048).contains(&cost.memory_kib) && cost.lanes == 1, "{cost:?}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let request = KdfRequest { iter_time_ms: 1, ..KdfRequest::new(KdfKind::Pbkdf2) };
+        assert!(matches!(request.resolve(64), Ok(Kdf::Pbkdf2 { iterations: 1000.., .. })));
+    }
+
+    #[test]
+    fn memory_grows_before_passes() {
+        let start = Argon2Cost { time: 4, memory_kib: 1000, lanes: 1 };
+        assert_eq!(scaled(start, 2.0, 4000), Argon2Cost { time: 4, memory_kib: 2000, lanes: 1 });
+        assert_eq!(scaled(start, 8.0, 4000), Argon2Cost { time: 8, memory_kib: 4000, lanes: 1 });
+        assert_eq!(scaled(start, 1e-9, 4000), Argon2Cost { time: 4, memory_kib: 32, lanes: 1 });
+        assert_eq!(scaled(start, 1e30, 4000), Argon2Cost { time: 10_000, memory_kib: 4000, lanes: 1 });
+    }
+
+    #[test]
+    fn a_small_machine_without_swap_keeps_half_of_what_is_available() {
+        let memory = |total_kib, available_kib, swap_kib| SystemMemory { total_kib, available_kib, swap_kib };
+        assert_eq!(usable_memory_kib(memory(2 << 20, 1 << 20, 0)), 1 << 19);
+        assert_eq!(usable_memory_kib(memory(2 << 20, 1 << 20, 1)), 1 << 20);
+        assert_eq!(usable_memory_kib(memory(64 << 20, 1 << 20, 0)), 4 << 20);
+    }
+
+    #[test]
+    fn costs_out_of_the_format_s_range_are_refused() {
+        let argon2 = KdfRequest::new(KdfKind::Argon2id);
+        for bad in [
+            KdfRequest { forced_iterations: Some(3), ..argon2 },
+            KdfRequest { memory_kib: Some(31), ..argon2 },
+            KdfRequest { memory_kib: Some((4 << 20) + 1), ..argon2 },
+            KdfRequest { lanes: Some(0), ..argon2 },
+            KdfRequest { lanes: Some(5), ..argon2 },
+            KdfRequest { forced_iterations: Some(999), ..KdfRequest::new(KdfKind::Pbkdf2) },
+        ] {
+            assert!(bad.resolve(32).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Passphrase to key: PBKDF2 (RFC 8018), Argon2i and Argon2id (RFC 9106, version 1.3).
+//!
+//! Costs come from a header that an attacker may have written, so each is held against [`KdfLimits`] before anything is
+//! allocated or computed. Argon2's memory is taken from the system as one block, wiped and given back after each use.
+
+mod calibrate;
+mod hash;
+mod limits;
+
+pub use calibrate::KdfRequest;
+pub(crate) use calibrate::pbkdf2_iterations;
+pub use hash::{Hash, UnknownHash};
+pub use limits::KdfLimits;
+
+use argon2::{Algorithm, Argon2, Block, Params, Version};
+use std::fmt;
+use zeroize::{Zeroize, Zeroizing};
+
+/// A key derivation and its costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kdf {
+    /// PBKDF2 with HMAC.
+    Pbkdf2 {
+        /// The hash under HMAC.
+        hash: Hash,
+        /// How often it is applied.
+        iterations: u32,
+    },
+    /// Argon2i.
+    Argon2i(Argon2Cost),
+    /// Argon2id.
+    Argon2id(Argon2Cost),
+}
+
+/// What an Argon2 derivation costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Argon2Cost {
+    /// Passes over the memory.
+    pub time: u32,
+    /// Memory in KiB.
+    pub memory_kib: u32,
+    /// Lanes, each computed by a thread of its own where there are enough.
+    pub lanes: u32,
+}
+
+/// The kind of a key derivation, without its costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KdfKind {
+    /// PBKDF2 with HMAC.
+    Pbkdf2,
+    /// Argon2i.
+    Argon2i,
+    /// Argon2id.
+    Argon2id,
+}
+
+impl KdfKind {
+    /// The name in LUKS2 metadata and on cryptsetup's command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pbkdf2 => "pbkdf2",
+            Self::Argon2i => "argon2i",
+            Self::Argon2id => "argon2id",
+        }
+    }
+
+    /// The kind with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Pbkdf2, Self::Argon2i, Self::Argon2id].into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+impl fmt::Display for KdfKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A key derivation was refused or failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KdfError {
+    /// A cost is over the limit. Nothing was allocated.
+    #[error("{what} {asked} is over the limit of {limit}")]
+    Limit {
+        /// Which cost, with its unit.
+        what: &'static str,
+        /// What the header or the caller asks for.
+        asked: u64,
+        /// The most that is allowed.
+        limit: u64,
+    },
+    /// A cost is less than the algorithm or the format allows.
+    #[error("{what} {asked} is less than the minimum of {min}")]
+    TooSmall {
+        /// Which cost, with its unit.
+        what: &'static str,
+        /// What the header or the caller asks for.
+        asked: u64,
+        /// The least that is allowed.
+        min: u64,
+    },
+    /// The system has no memory for it.
+    #[error("no memory for an argon2 memory cost of {memory_kib} KiB")]
+    OutOfMemory {
+        /// The memory cost, in KiB.
+        memory_kib: u32,
+    },
+    /// The algorithm refused its input.
+    #[error("{0} refused its input")]
+    Refused(&'static str),
+}
+
+impl Kdf {
+    /// The kind, without costs.
+    pub fn kind(&self) -> KdfKind {
+        match self {
+            Self::Pbkdf2 { .. } => KdfKind::Pbkdf2,
+            Self::Argon2i(_) => KdfKind::Argon2i,
+            Self::Argon2id(_) => KdfKind::Argon2id,
+        }
+    }
+
+    /// Fills `key` from `passphrase` and `salt`, unless a cost is over `limits`.
+    pub fn derive(&self, passphrase: &[u8], salt: &[u8], key: &mut [u8], limits: &KdfLimits) -> Result<(), KdfError> {
+        self.check(limits)?;
+        match *self {
+            Self::Pbkdf2 { hash, iterations } => hash.pbkdf2(passphrase, salt, iterations, key),
+            Self::Argon2i(cost) => argon2(Algorithm::Argon2i, cost, passphrase, salt, key)?,
+            Self::Argon2id(cost) => argon2(Algorithm::Argon2id, cost, passphrase, salt, key)?,
+        }
+        Ok(())
+    }
+
+    /// Holds the costs against the algorithm's minimum and `limits`.
+    pub fn check(&self, limits: &KdfLimits) -> Result<(), KdfError> {
+        match *self {
+            Self::Pbkdf2 { iterations, .. } => {
+                at_least("pbkdf2 iterations", iterations.into(), 1)?;
+                at_most("pbkdf2 iterations", iterations.into(), limits.pbkdf2_iterations.into())
+            }
+            Self::Argon2i(cost) | Self::Argon2id(cost) => {
+                at_least("argon2 time cost", cost.time.into(), 1)?;
+                at_least("argon2 lanes", cost.lanes.into(), 1)?;
+                at_most("argon2 lanes", cost.lanes.into(), limits.argon2_lanes.into())?;
+                at_least("argon2 memory in KiB", cost.memory_kib.into(), 8 * u64::from(cost.lanes))?;
+                at_most("argon2 memory in KiB", cost.memory_kib.into(), limits.memory_kib)?;
+                at_most("argon2 time cost", cost.time.into(), limits.argon2_time.into())?;
+                let work = u64::from(cost.time) * u64::from(cost.memory_kib);
+                at_most("argon2 memory in KiB times time cost", work, limits.argon2_work_kib)
+            }
+        }
+    }
+}
+
+fn at_least(what: &'static str, asked: u64, min: u64) -> Result<(), KdfError> {
+    if asked < min { Err(KdfError::TooSmall { what, asked, min }) } else { Ok(()) }
+}
+
+fn at_most(what: &'static str, asked: u64, limit: u64) -> Result<(), KdfError> {
+    if asked > limit { Err(KdfError::Limit { what, asked, limit }) } else { Ok(()) }
+}
+
+fn argon2(alg: Algorithm, cost: Argon2Cost, passphrase: &[u8], salt: &[u8], key: &mut [u8]) -> Result<(), KdfError> {
+    at_least("argon2 salt length", salt.len() as u64, argon2::MIN_SALT_LEN as u64)?;
+    let params = Params::new(cost.memory_kib, cost.time, cost.lanes, Some(key.len()))
+        .map_err(|_| KdfError::Refused("argon2"))?;
+    let mut memory = Argon2Memory::new(params.block_count()).ok_or(KdfError::OutOfMemory { memory_kib: cost.memory_kib })?;
+    Argon2::new(alg, Version::V0x13, params)
+        .hash_password_into_with_memory(passphrase, salt, key, memory.0.as_mut_slice())
+        .map_err(|_| KdfError::Refused("argon2"))
+}
+
+/// Argon2's working memory; wiped and given back to the system when dropped.
+struct Argon2Memory(Vec<Block>);
+
+impl Argon2Memory {
+    /// An allocation of this many bytes is always a mapping of its own, which leaves the process when it is freed: glibc
+    /// keeps smaller ones (up to 32 MiB, `M_MMAP_THRESHOLD_MAX`) on its heap. Pages that are never touched cost nothing.
+    const MIN_MAPPED: usize = 33 << 20;
+
+    fn new(blocks: usize) -> Option<Self> {
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(blocks.max(Self::MIN_MAPPED / Block::SIZE)).ok()?;
+        memory.resize(blocks, Block::new());
+        Some(Self(memory))
+    }
+}
+
+impl Drop for Argon2Memory {
+    fn drop(&mut self) {
+        self.0.iter_mut().for_each(|block| AsMut::<[u64]>::as_mut(block).zeroize());
+    }
+}
+
+/// Random bytes for salts and keys, straight from the system.
+pub(crate) fn random_bytes(len: usize) -> Result<Zeroizing<Vec<u8>>, getrandom::Error> {
+    let mut bytes = Zeroizing::new(vec![0; len]);
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes)
+}
