@@ -34,6 +34,17 @@ impl<'a> InOut<'a> {
         self.len() == 0
     }
 
+    /// Where to read and where to write, for kernels: equal in place.
+    pub(crate) fn as_ptrs(&mut self) -> (*const u8, *mut u8) {
+        match self {
+            Self::InPlace(data) => {
+                let data = data.as_mut_ptr();
+                (data.cast_const(), data)
+            }
+            Self::Copy { src, dst } => (src.as_ptr(), dst.as_mut_ptr()),
+        }
+    }
+
     /// Copies source to destination where they differ and gives back the destination: for ciphers that only work in place.
     pub fn into_in_place(self) -> &'a mut [u8] {
         match self {

@@ -1,10 +1,11 @@
-//! The volume key: bytes that are wiped when dropped.
+//! The volume key: bytes in locked memory, wiped when dropped.
 
-use zeroize::Zeroize;
+use crate::locked::LockedBytes;
 
-/// The key that encrypts a volume's data (cryptsetup's "volume key"). Wiped when dropped; never printed.
+/// The key that encrypts a volume's data (cryptsetup's "volume key"). In memory that is kept out of swap and core
+/// dumps (see [`memory_lock_failed`](crate::memory_lock_failed)), wiped when dropped; never printed.
 pub struct VolumeKey {
-    bytes: Box<[u8]>,
+    bytes: LockedBytes,
 }
 
 impl VolumeKey {
@@ -13,43 +14,58 @@ impl VolumeKey {
 
     /// Copies `bytes`; the caller wipes its own copy.
     pub fn new(bytes: &[u8]) -> Self {
-        Self { bytes: bytes.into() }
+        let mut key = Self::zeroed(bytes.len());
+        key.as_mut_bytes().copy_from_slice(bytes);
+        key
     }
 
     /// A key of `len` zero bytes, to be filled through [`VolumeKey::as_mut_bytes`].
     pub fn zeroed(len: usize) -> Self {
-        Self { bytes: vec![0; len].into() }
+        Self { bytes: LockedBytes::zeroed(len) }
     }
 
     /// The key.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes
+        self.bytes.as_slice()
     }
 
     /// The key, to be filled.
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
-        &mut self.bytes
+        self.bytes.as_mut_slice()
     }
 
     /// Length in bytes.
     pub fn len(&self) -> usize {
-        self.bytes.len()
+        self.as_bytes().len()
     }
 
     /// Whether the key has no bytes, as a null cipher's may.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-}
-
-impl Drop for VolumeKey {
-    fn drop(&mut self) {
-        self.bytes.zeroize();
+        self.len() == 0
     }
 }
 
 impl std::fmt::Debug for VolumeKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "VolumeKey({} bytes)", self.bytes.len())
+        write!(f, "VolumeKey({} bytes)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::locked::tests::releases_of;
+
+    #[test]
+    fn is_wiped_when_dropped_and_never_printed() {
+        let key = VolumeKey::new(&[0xab; 64]);
+        assert_eq!(key.as_bytes(), [0xab; 64]);
+        assert_eq!(format!("{key:?}"), "VolumeKey(64 bytes)");
+        assert_eq!(releases_of(|| drop(key)), [true]);
+    }
+
+    #[test]
+    fn may_be_empty() {
+        assert!(VolumeKey::zeroed(0).is_empty());
     }
 }

@@ -1,9 +1,10 @@
 //! The one interface between a request and a cipher: many data units a call.
 
-use crate::spec::{ChainMode, Cipher, CipherSpec, IvMode};
-use crate::{DataUnitSize, InOut, IvNumber};
-use aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
-use sha2::{Digest, Sha256};
+use crate::iv::IvGenerator;
+use crate::null::Null;
+use crate::spec::{ChainMode, Cipher, CipherSpec};
+use crate::xts::XtsKernel;
+use crate::{DataUnitSize, InOut, IvNumber, cbc, xts};
 
 /// A length-keeping cipher over runs of whole data units. One call a request; it cannot fail.
 ///
@@ -17,6 +18,10 @@ pub trait SectorCipher: Send + Sync {
     fn encrypt(&self, first: IvNumber, data: InOut<'_>);
     /// Decrypts every unit of `data`.
     fn decrypt(&self, first: IvNumber, data: InOut<'_>);
+    /// The name of the kernel in use: `vaes512`, `vaes256`, `aesni`, `portable`, or `none` where nothing is encrypted.
+    fn kernel(&self) -> &'static str {
+        XtsKernel::Portable.name()
+    }
 }
 
 /// A key or a specification that no cipher can be made from.
@@ -34,130 +39,69 @@ pub enum CipherError {
     /// The specification combines parts that do not go together.
     #[error("{0} is not supported")]
     Unsupported(CipherSpec),
+    /// The environment variable `INLOCK_CPU` has a value that names no instruction set.
+    #[error("INLOCK_CPU is '{value}', not one of portable, aesni, vaes256, vaes512")]
+    UnknownCpuLimit {
+        /// What it said (its first 64 characters).
+        value: String,
+    },
+    /// The data of a call is not a positive number of whole data units.
+    #[error("{len} bytes are not a positive number of data units of {} bytes", unit.bytes())]
+    DataLength {
+        /// Length of the data, in bytes.
+        len: usize,
+        /// Size of a data unit.
+        unit: DataUnitSize,
+    },
 }
 
 /// Makes the cipher for `spec` under `key`. `large_iv`: the IV number grows by 1 a unit, not by the unit's sectors.
+///
+/// The kernel is the best that this processor has and `INLOCK_CPU` allows.
 pub fn new_sector_cipher(
     spec: &CipherSpec,
     key: &[u8],
     unit: DataUnitSize,
     large_iv: bool,
 ) -> Result<Box<dyn SectorCipher>, CipherError> {
-    todo_reference::new(spec, key, unit, large_iv)
+    new_sector_cipher_on(XtsKernel::best()?, spec, key, unit, large_iv)
 }
 
-/// Stand-in until the kernels land.
-mod todo_reference {
-    use super::*;
+/// As [`new_sector_cipher`], on a kernel of the caller's choice: for tests and benchmarks.
+pub fn new_sector_cipher_on(
+    kernel: XtsKernel,
+    spec: &CipherSpec,
+    key: &[u8],
+    unit: DataUnitSize,
+    large_iv: bool,
+) -> Result<Box<dyn SectorCipher>, CipherError> {
+    if !spec.key_lens().contains(&key.len()) {
+        return Err(CipherError::KeyLength { spec: *spec, len: key.len() });
+    }
+    let step = if large_iv { 1 } else { unit.sectors() };
+    match (spec.cipher, spec.mode) {
+        (Cipher::Null, _) => Ok(Box::new(Null { unit })),
+        (Cipher::Aes, ChainMode::Xts) => Ok(xts::new(kernel, key, unit, IvGenerator::new(spec.iv, step, key, kernel))),
+        (Cipher::Aes, ChainMode::Cbc) => Ok(cbc::new(kernel, key, unit, IvGenerator::new(spec.iv, step, key, kernel))),
+        (Cipher::Aes, ChainMode::Ecb) => Err(CipherError::Unsupported(*spec)),
+    }
+}
 
-    enum Block {
-        A128(aes::Aes128),
-        A192(aes::Aes192),
-        A256(aes::Aes256),
+/// Checks data that comes from outside before it is given to a cipher, whose own answer to a wrong length is a panic.
+pub fn check_data_len(unit: DataUnitSize, len: usize) -> Result<(), CipherError> {
+    if len == 0 || !len.is_multiple_of(unit.bytes()) {
+        return Err(CipherError::DataLength { len, unit });
     }
-    impl Block {
-        fn new(key: &[u8]) -> Option<Self> {
-            Some(match key.len() {
-                16 => Self::A128(aes::Aes128::new_from_slice(key).ok()?),
-                24 => Self::A192(aes::Aes192::new_from_slice(key).ok()?),
-                32 => Self::A256(aes::Aes256::new_from_slice(key).ok()?),
-                _ => return None,
-            })
-        }
-        fn enc(&self, b: &mut [u8; 16]) {
-            let block: &mut Array<u8, _> = b.into();
-            match self {
-                Self::A128(c) => c.encrypt_block(block),
-                Self::A192(c) => c.encrypt_block(block),
-                Self::A256(c) => c.encrypt_block(block),
-            }
-        }
-        fn dec(&self, b: &mut [u8; 16]) {
-            let block: &mut Array<u8, _> = b.into();
-            match self {
-                Self::A128(c) => c.decrypt_block(block),
-                Self::A192(c) => c.decrypt_block(block),
-                Self::A256(c) => c.decrypt_block(block),
-            }
-        }
-    }
+    Ok(())
+}
 
-    struct Reference {
-        spec: CipherSpec,
-        unit: DataUnitSize,
-        step: u64,
-        data: Option<Block>,
-        tweak: Option<Block>,
+/// The assertion that every cipher makes once a call. Gives back the number of units.
+pub(crate) fn assert_whole_units(unit: DataUnitSize, data: &InOut<'_>) -> usize {
+    let len = data.len();
+    assert!(len != 0 && len & (unit.bytes() - 1) == 0, "the data of a cipher call is not whole data units");
+    if let InOut::Copy { src, dst } = data {
+        // Both variants' fields are public: kernels trust the lengths.
+        assert_eq!(src.len(), dst.len(), "source and destination differ in length");
     }
-
-    pub(super) fn new(
-        spec: &CipherSpec,
-        key: &[u8],
-        unit: DataUnitSize,
-        large_iv: bool,
-    ) -> Result<Box<dyn SectorCipher>, CipherError> {
-        if !spec.key_lens().contains(&key.len()) {
-            return Err(CipherError::KeyLength { spec: *spec, len: key.len() });
-        }
-        let step = if large_iv { 1 } else { unit.sectors() };
-        let (data, tweak) = match (spec.cipher, spec.mode, spec.iv) {
-            (Cipher::Null, ..) => (None, None),
-            (_, ChainMode::Xts, _) => (Block::new(&key[..key.len() / 2]), Block::new(&key[key.len() / 2..])),
-            (_, _, IvMode::Essiv(_)) => (Block::new(key), Block::new(&Sha256::digest(key))),
-            _ => (Block::new(key), None),
-        };
-        Ok(Box::new(Reference { spec: *spec, unit, step, data, tweak }))
-    }
-
-    impl Reference {
-        fn each(&self, first: IvNumber, data: InOut<'_>, encrypt: bool) {
-            assert!(!data.is_empty() && data.len().is_multiple_of(self.unit.bytes()));
-            let data = data.into_in_place();
-            let Some(cipher) = &self.data else { return };
-            let mut number = first.0;
-            for unit in data.chunks_exact_mut(self.unit.bytes()) {
-                let mut iv = [0u8; 16];
-                match self.spec.iv {
-                    IvMode::Null => {}
-                    IvMode::Plain => iv[..4].copy_from_slice(&(number as u32).to_le_bytes()),
-                    _ => iv[..8].copy_from_slice(&number.to_le_bytes()),
-                }
-                if let Some(t) = &self.tweak {
-                    t.enc(&mut iv);
-                }
-                for block in unit.as_chunks_mut::<16>().0 {
-                    let before = *block;
-                    let xor = |b: &mut [u8; 16], iv: &[u8; 16]| b.iter_mut().zip(iv).for_each(|(b, i)| *b ^= i);
-                    if self.spec.mode == ChainMode::Xts {
-                        xor(block, &iv);
-                        if encrypt { cipher.enc(block) } else { cipher.dec(block) }
-                        xor(block, &iv);
-                        let n = u128::from_le_bytes(iv);
-                        iv = ((n << 1) ^ ((n >> 127) * 0x87)).to_le_bytes();
-                    } else if encrypt {
-                        xor(block, &iv);
-                        cipher.enc(block);
-                        iv = *block;
-                    } else {
-                        cipher.dec(block);
-                        xor(block, &iv);
-                        iv = before;
-                    }
-                }
-                number = number.wrapping_add(self.step);
-            }
-        }
-    }
-
-    impl SectorCipher for Reference {
-        fn unit(&self) -> DataUnitSize {
-            self.unit
-        }
-        fn encrypt(&self, first: IvNumber, data: InOut<'_>) {
-            self.each(first, data, true);
-        }
-        fn decrypt(&self, first: IvNumber, data: InOut<'_>) {
-            self.each(first, data, false);
-        }
-    }
+    len >> unit.log2()
 }

@@ -106,7 +106,8 @@ impl FromStr for CipherSpec {
 
     /// Reads dm-crypt's legacy form `cipher[-mode[-iv[:opts]]]`; a name alone or `name-plain` means `cbc-plain`.
     fn from_str(text: &str) -> Result<Self, InvalidCipherSpec> {
-        let unknown = |part: &'static str, value: &str| InvalidCipherSpec { part, value: value.chars().take(64).collect() };
+        let unknown =
+            |part: &'static str, value: &str| InvalidCipherSpec { part, value: value.chars().take(64).collect() };
         let mut parts = text.splitn(3, '-');
         let cipher = match parts.next().unwrap_or_default() {
             "aes" => Cipher::Aes,

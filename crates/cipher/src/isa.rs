@@ -1,0 +1,120 @@
+//! What the processor can do, as proof tokens.
+//!
+//! A kernel's entry takes the token of its instruction set; only this file makes tokens, and only after asking the
+//! processor. So a call that reaches a kernel is the proof that its instructions exist. The environment variable
+//! `INLOCK_CPU` lowers what [`CpuLimit::from_env`] lets the dispatcher use, in release builds too.
+
+use crate::CipherError;
+
+/// The environment variable that limits the instruction sets in use.
+pub const CPU_LIMIT_VARIABLE: &str = "INLOCK_CPU";
+
+/// AES-NI: 128-bit `aesenc`, carry-less multiplication, SSE4.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AesNi(());
+
+/// VAES on 256-bit vectors: AVX2, VAES, VPCLMULQDQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vaes256(());
+
+/// VAES on 512-bit vectors: AVX-512 F, BW and VL, VAES, VPCLMULQDQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vaes512(());
+
+#[cfg(target_arch = "x86_64")]
+impl AesNi {
+    /// The token, where this processor has the instructions.
+    pub fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("sse4.1"))
+            .then_some(Self(()))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Vaes256 {
+    /// The token, where this processor and its operating system have the instructions.
+    pub fn detect() -> Option<Self> {
+        AesNi::detect()?;
+        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("vaes") && is_x86_feature_detected!("vpclmulqdq"))
+            .then_some(Self(()))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Vaes512 {
+    /// The token, where this processor and its operating system have the instructions.
+    pub fn detect() -> Option<Self> {
+        Vaes256::detect()?;
+        (is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl"))
+        .then_some(Self(()))
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod absent {
+    macro_rules! never_detected {
+        ($($token:ident),*) => { $(impl super::$token {
+            /// Always `None`: another architecture's instructions.
+            pub fn detect() -> Option<Self> {
+                None
+            }
+        })* };
+    }
+    never_detected!(AesNi, Vaes256, Vaes512);
+}
+
+/// The most that the dispatcher may use. Ordered: a later one allows everything that an earlier one does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CpuLimit {
+    /// No instruction beyond the target's baseline.
+    Portable,
+    /// Up to [`AesNi`].
+    AesNi,
+    /// Up to [`Vaes256`].
+    Vaes256,
+    /// Up to [`Vaes512`].
+    #[default]
+    Vaes512,
+}
+
+impl CpuLimit {
+    /// What `INLOCK_CPU` says; no limit where it is unset or empty.
+    pub fn from_env() -> Result<Self, CipherError> {
+        match std::env::var_os(CPU_LIMIT_VARIABLE) {
+            None => Ok(Self::default()),
+            Some(value) => Self::parse(&value.to_string_lossy()),
+        }
+    }
+
+    /// Reads one of `portable`, `aesni`, `vaes256`, `vaes512`, or nothing at all.
+    fn parse(value: &str) -> Result<Self, CipherError> {
+        Ok(match value {
+            "portable" => Self::Portable,
+            "aesni" => Self::AesNi,
+            "vaes256" => Self::Vaes256,
+            "vaes512" | "" => Self::Vaes512,
+            other => return Err(CipherError::UnknownCpuLimit { value: other.chars().take(64).collect() }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read_by_name_and_ordered() {
+        let names = ["portable", "aesni", "vaes256", "vaes512"];
+        let limits = names.map(|name| CpuLimit::parse(name).unwrap());
+        assert!(limits.is_sorted() && limits.windows(2).all(|pair| pair[0] != pair[1]));
+        assert_eq!(CpuLimit::parse(""), Ok(CpuLimit::Vaes512));
+    }
+
+    #[test]
+    fn an_unknown_limit_is_an_error_that_names_it() {
+        let error = CpuLimit::parse("AESNI").unwrap_err().to_string();
+        assert_eq!(error, "INLOCK_CPU is 'AESNI', not one of portable, aesni, vaes256, vaes512");
+    }
+}

@@ -1,0 +1,204 @@
+//! Memory for keys: on pages of its own that are kept out of swap and core dumps, between two pages that nothing may
+//! touch, and wiped before they go back to the system.
+//!
+//! Locking can fail where the process's limit is low. Then the key is held all the same, and [`memory_lock_failed`]
+//! says so, for the caller to warn about.
+
+use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use zeroize::Zeroize;
+
+static LOCK_FAILED: AtomicBool = AtomicBool::new(false);
+
+/// Whether any key of this process may have been written to swap, because its memory could not be locked.
+pub fn memory_lock_failed() -> bool {
+    LOCK_FAILED.load(Ordering::Relaxed)
+}
+
+/// Zero bytes on pages of their own, wiped when dropped. They end where the guard page behind them begins, but for
+/// what their alignment (64 bytes) takes.
+pub(crate) struct LockedBytes {
+    /// Start of the mapping, which is the guard page in front.
+    map: NonNull<u8>,
+    /// Length of the pages between the guards.
+    inner_len: usize,
+    len: usize,
+}
+
+// SAFETY: the bytes are owned by the value and reached only through its borrows, as a box's are.
+unsafe impl Send for LockedBytes {}
+// SAFETY: as above; shared borrows only read.
+unsafe impl Sync for LockedBytes {}
+
+impl LockedBytes {
+    /// `len` zero bytes. Panics where the system has no memory left, as every allocation does.
+    pub(crate) fn zeroed(len: usize) -> Self {
+        let page = rustix::param::page_size();
+        let inner_len = len.max(1).next_multiple_of(page);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+        let map = unsafe {
+            mm::mmap_anonymous(std::ptr::null_mut(), inner_len + 2 * page, ProtFlags::empty(), flags)
+                .expect("out of memory while allocating a key")
+        };
+        let inner = map.wrapping_byte_add(page);
+        // SAFETY: `inner` and `inner_len` are pages inside the mapping just made, to which nothing refers yet.
+        unsafe {
+            mm::mprotect(inner, inner_len, MprotectFlags::READ | MprotectFlags::WRITE)
+                .expect("out of memory while allocating a key");
+            // Kernels without the advice still keep the key; it only ends up in a dump that an administrator asked for.
+            let _ = mm::madvise(inner, inner_len, Advice::LinuxDontDump);
+            if mm::mlock(inner, inner_len).is_err() {
+                LOCK_FAILED.store(true, Ordering::Relaxed);
+            }
+        }
+        let map = NonNull::new(map.cast()).expect("the kernel maps nothing at address zero");
+        Self { map, inner_len, len }
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        let page = rustix::param::page_size();
+        // SAFETY: the offset is inside the mapping: one guard page, then `inner_len` bytes of which `len` rounded up
+        // to 64 fit, because `inner_len` is at least `len` and a multiple of the page size.
+        unsafe { self.map.add(page + self.inner_len - self.len.next_multiple_of(64)) }
+    }
+
+    /// The bytes.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        // SAFETY: `start` begins `len` bytes that are mapped, initialised (by the kernel, to zero) and owned by `self`.
+        unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len) }
+    }
+
+    /// The bytes, to be filled.
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len) }
+    }
+}
+
+impl Drop for LockedBytes {
+    fn drop(&mut self) {
+        let page = rustix::param::page_size();
+        // SAFETY: the pages between the guards are mapped, initialised and owned by `self`.
+        let inner = unsafe { std::slice::from_raw_parts_mut(self.map.as_ptr().add(page), self.inner_len) };
+        inner.zeroize();
+        #[cfg(test)]
+        tests::ON_RELEASE.with(|hook| hook.borrow_mut().iter_mut().for_each(|seen| seen(inner)));
+        // SAFETY: the whole mapping is given back; nothing refers to it after this value is gone. The lock goes with it.
+        let _ = unsafe { mm::munmap(self.map.as_ptr().cast(), self.inner_len + 2 * page) };
+    }
+}
+
+/// One value in locked memory. The value is dropped in place, then its memory is wiped.
+pub(crate) struct LockedBox<T> {
+    bytes: LockedBytes,
+    value: NonNull<T>,
+}
+
+// SAFETY: a `LockedBox` owns its value as a `Box` does.
+unsafe impl<T: Send> Send for LockedBox<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for LockedBox<T> {}
+
+impl<T> LockedBox<T> {
+    /// Moves `value`, which holds no secret yet, to locked memory; secrets are then written in place.
+    pub(crate) fn new(value: T) -> Self {
+        const { assert!(align_of::<T>() <= 64) };
+        // Rounded up so that the start is aligned as well as the end.
+        let bytes = LockedBytes::zeroed(size_of::<T>());
+        let place = bytes.start().cast::<T>();
+        // SAFETY: `place` is aligned to 64 bytes, owned, and has room for a `T`.
+        unsafe { place.write(value) };
+        Self { bytes, value: place }
+    }
+}
+
+impl<T> std::ops::Deref for LockedBox<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: `new` wrote a `T` there, which lives as long as `self`.
+        unsafe { self.value.as_ref() }
+    }
+}
+
+impl<T> std::ops::DerefMut for LockedBox<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`, and `self` is borrowed exclusively.
+        unsafe { self.value.as_mut() }
+    }
+}
+
+impl<T> Drop for LockedBox<T> {
+    fn drop(&mut self) {
+        debug_assert_eq!(self.bytes.len, size_of::<T>());
+        // SAFETY: the value was written by `new` and is dropped once, here; `bytes` is wiped and unmapped after it.
+        unsafe { self.value.drop_in_place() };
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    type Hook = Box<dyn FnMut(&[u8])>;
+
+    thread_local! {
+        /// Called with the pages of every allocation that this thread gives back, after the wipe.
+        pub(crate) static ON_RELEASE: RefCell<Option<Hook>> = const { RefCell::new(None) };
+    }
+
+    /// Runs `work` and gives back, for every locked allocation it released, whether all bytes were zero by then.
+    pub(crate) fn releases_of(work: impl FnOnce()) -> Vec<bool> {
+        let seen = std::rc::Rc::new(RefCell::new(Vec::new()));
+        let sink = seen.clone();
+        let hook: Hook = Box::new(move |pages| sink.borrow_mut().push(pages.iter().all(|byte| *byte == 0)));
+        ON_RELEASE.with(|place| *place.borrow_mut() = Some(hook));
+        work();
+        ON_RELEASE.with(|place| *place.borrow_mut() = None);
+        let seen = seen.borrow();
+        seen.clone()
+    }
+
+    #[test]
+    fn bytes_are_zero_at_first_and_wiped_at_last() {
+        for len in [0, 1, 63, 64, 65, 4096, 4097] {
+            let mut bytes = LockedBytes::zeroed(len);
+            assert_eq!(bytes.as_slice(), vec![0; len]);
+            bytes.as_mut_slice().fill(0xa5);
+            assert_eq!(bytes.as_slice(), vec![0xa5; len]);
+            assert_eq!(releases_of(|| drop(bytes)), [true]);
+        }
+    }
+
+    #[test]
+    fn a_boxed_value_is_dropped_and_wiped() {
+        let shared = std::rc::Rc::new(());
+        let boxed = LockedBox::new((shared.clone(), [0x5au8; 300]));
+        assert_eq!(boxed.1, [0x5a; 300]);
+        assert_eq!(releases_of(|| drop(boxed)), [true]);
+        assert_eq!(std::rc::Rc::strong_count(&shared), 1);
+    }
+
+    /// The guard pages are in the process's map, on both sides, without access.
+    #[test]
+    fn stands_between_two_guard_pages() {
+        let bytes = LockedBytes::zeroed(5000);
+        let page = rustix::param::page_size();
+        let start = bytes.map.as_ptr() as usize;
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let access_at = |address: usize| {
+            let found = maps.lines().find(|line| {
+                let (range, _) = line.split_once(' ').unwrap();
+                let (from, to) = range.split_once('-').unwrap();
+                (usize::from_str_radix(from, 16).unwrap()..usize::from_str_radix(to, 16).unwrap()).contains(&address)
+            });
+            found.unwrap().split(' ').nth(1).unwrap().to_owned()
+        };
+        assert_eq!(access_at(start), "---p");
+        assert_eq!(access_at(start + page), "rw-p");
+        assert_eq!(access_at(start + page + bytes.inner_len), "---p");
+    }
+}

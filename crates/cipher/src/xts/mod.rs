@@ -1,0 +1,238 @@
+//! AES-XTS (IEEE 1619) over runs of data units, and the kernels to choose from.
+//!
+//! A kernel is chosen once a key, by [`XtsKernel::best`], and remembered with the proof that its instructions exist. A new
+//! kernel is a file, a variant here and an arm in each `match`; the shared runner in `testing` then compares it by itself.
+
+pub(crate) mod any_cipher;
+pub(crate) mod portable;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)] // Vector instructions, behind proof tokens.
+mod x86_64;
+
+use crate::aes::{Block, Schedule};
+use crate::isa::{self, CpuLimit};
+use crate::iv::IvGenerator;
+use crate::locked::LockedBox;
+use crate::sector_cipher::assert_whole_units;
+use crate::{ChainMode, Cipher, CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, SectorCipher};
+use any_cipher::{AnyXts, UnitInfo};
+use portable::PortableAes;
+#[cfg(target_arch = "x86_64")]
+use x86_64::{AesNiKernel, Vaes256Kernel, Vaes512Kernel};
+
+// IEEE 1619, section 5.1: a data unit has at most 2^20 blocks.
+const _: () = assert!(1 << 16 <= 16 << 20, "the largest data unit is within XTS's bound");
+
+/// An implementation of AES and its modes, with the proof that this processor can run it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum XtsKernel {
+    /// Any processor; constant time.
+    Portable,
+    /// One block an instruction.
+    AesNi(isa::AesNi),
+    /// Two blocks an instruction.
+    Vaes256(isa::Vaes256),
+    /// Four blocks an instruction.
+    Vaes512(isa::Vaes512),
+}
+
+impl XtsKernel {
+    /// The fastest that this processor runs and `INLOCK_CPU` allows.
+    pub fn best() -> Result<Self, CipherError> {
+        let limit = CpuLimit::from_env()?;
+        Ok(Self::available_within(limit).last().copied().unwrap_or(Self::Portable))
+    }
+
+    /// All that this processor runs, slowest first, whatever `INLOCK_CPU` says: for tests and benchmarks.
+    pub fn available() -> Vec<Self> {
+        Self::available_within(CpuLimit::default())
+    }
+
+    fn available_within(limit: CpuLimit) -> Vec<Self> {
+        let known = [
+            (CpuLimit::Portable, Some(Self::Portable)),
+            (CpuLimit::AesNi, isa::AesNi::detect().map(Self::AesNi)),
+            (CpuLimit::Vaes256, isa::Vaes256::detect().map(Self::Vaes256)),
+            (CpuLimit::Vaes512, isa::Vaes512::detect().map(Self::Vaes512)),
+        ];
+        known.into_iter().filter(|(needs, _)| *needs <= limit).filter_map(|(_, kernel)| kernel).collect()
+    }
+
+    /// The name, as `INLOCK_CPU` and benchmarks write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::AesNi(_) => "aesni",
+            Self::Vaes256(_) => "vaes256",
+            Self::Vaes512(_) => "vaes512",
+        }
+    }
+}
+
+/// Whether `key` is an XTS key of two equal halves, which weakens it: refused for new volumes, warned about in old ones.
+/// Takes the same time wherever the halves differ.
+pub fn has_equal_halves(spec: &CipherSpec, key: &[u8]) -> bool {
+    if spec.mode != ChainMode::Xts || spec.cipher == Cipher::Null || key.is_empty() {
+        return false;
+    }
+    let (data, tweak) = key.split_at(key.len() / 2);
+    let difference = data.iter().zip(tweak).fold(0, |all, (a, b)| all | (a ^ b));
+    std::hint::black_box(difference) == 0 && data.len() == tweak.len()
+}
+
+/// The XTS cipher of `key`, whose length has been checked, on `kernel`.
+pub(crate) fn new(kernel: XtsKernel, key: &[u8], unit: DataUnitSize, ivs: IvGenerator) -> Box<dyn SectorCipher> {
+    let (data, tweak) = key.split_at(key.len() / 2);
+    if kernel == XtsKernel::Portable {
+        let info = UnitInfo { unit, ivs, kernel: kernel.name() };
+        return Box::new(AnyXts::new(PortableAes::new(data), PortableAes::new(tweak), info));
+    }
+    let mut keys = LockedBox::new(XtsKeys { data: Schedule::EMPTY, tweak: Schedule::EMPTY });
+    keys.data.expand(data);
+    keys.tweak.expand(tweak);
+    Box::new(Xts { kernel, keys, unit, ivs })
+}
+
+/// The schedules of both halves of an XTS key.
+pub(crate) struct XtsKeys {
+    pub(crate) data: Schedule,
+    pub(crate) tweak: Schedule,
+}
+
+/// AES-XTS on a kernel of the processor's.
+struct Xts {
+    kernel: XtsKernel,
+    keys: LockedBox<XtsKeys>,
+    unit: DataUnitSize,
+    ivs: IvGenerator,
+}
+
+/// What one call asks of a kernel. The pointers are valid for `units * unit_len` bytes while the job lives, and equal (in
+/// place) or without overlap.
+pub(crate) struct XtsJob<'a> {
+    pub(crate) keys: &'a XtsKeys,
+    pub(crate) ivs: &'a IvGenerator,
+    pub(crate) first: IvNumber,
+    pub(crate) src: *const u8,
+    pub(crate) dst: *mut u8,
+    pub(crate) units: usize,
+    pub(crate) unit_len: usize,
+    _data: InOut<'a>,
+}
+
+/// As [`XtsJob`], for CBC.
+pub(crate) struct CbcJob<'a> {
+    pub(crate) keys: &'a Schedule,
+    pub(crate) ivs: &'a IvGenerator,
+    pub(crate) first: IvNumber,
+    pub(crate) src: *const u8,
+    pub(crate) dst: *mut u8,
+    pub(crate) units: usize,
+    pub(crate) unit_len: usize,
+    _data: InOut<'a>,
+}
+
+impl<'a> CbcJob<'a> {
+    /// Panics where `data` is not a positive number of whole units.
+    pub(crate) fn new(
+        keys: &'a Schedule,
+        ivs: &'a IvGenerator,
+        unit: DataUnitSize,
+        first: IvNumber,
+        mut data: InOut<'a>,
+    ) -> Self {
+        let units = assert_whole_units(unit, &data);
+        let (src, dst) = data.as_ptrs();
+        Self { keys, ivs, first, src, dst, units, unit_len: unit.bytes(), _data: data }
+    }
+}
+
+impl Xts {
+    #[inline]
+    fn run(&self, first: IvNumber, mut data: InOut<'_>, encrypt: bool) {
+        let units = assert_whole_units(self.unit, &data);
+        let (src, dst) = data.as_ptrs();
+        let (keys, ivs, unit_len) = (&*self.keys, &self.ivs, self.unit.bytes());
+        let job = XtsJob { keys, ivs, first, src, dst, units, unit_len, _data: data };
+        #[cfg(target_arch = "x86_64")]
+        match self.kernel {
+            XtsKernel::Vaes512(proof) => Vaes512Kernel::xts(proof, &job, encrypt),
+            XtsKernel::Vaes256(proof) => Vaes256Kernel::xts(proof, &job, encrypt),
+            XtsKernel::AesNi(proof) => AesNiKernel::xts(proof, &job, encrypt),
+            XtsKernel::Portable => unreachable!("the portable kernel has a type of its own"),
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        unreachable!("no kernel but the portable one on this architecture: {:?} {}", job.first, encrypt);
+    }
+}
+
+impl SectorCipher for Xts {
+    fn unit(&self) -> DataUnitSize {
+        self.unit
+    }
+
+    fn encrypt(&self, first: IvNumber, data: InOut<'_>) {
+        self.run(first, data, true);
+    }
+
+    fn decrypt(&self, first: IvNumber, data: InOut<'_>) {
+        self.run(first, data, false);
+    }
+
+    fn kernel(&self) -> &'static str {
+        self.kernel.name()
+    }
+}
+
+/// CBC decryption on a kernel of the processor's.
+pub(crate) fn cbc_decrypt(kernel: XtsKernel, job: &CbcJob<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    match kernel {
+        XtsKernel::Vaes512(proof) => Vaes512Kernel::cbc_decrypt(proof, job),
+        XtsKernel::Vaes256(proof) => Vaes256Kernel::cbc_decrypt(proof, job),
+        XtsKernel::AesNi(proof) => AesNiKernel::cbc_decrypt(proof, job),
+        XtsKernel::Portable => unreachable!("the portable kernel has a type of its own"),
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {kernel:?} {:?}", job.first);
+}
+
+/// CBC encryption: chains are one block wide, so every kernel of the processor's is the AES-NI one.
+pub(crate) fn cbc_encrypt(_: XtsKernel, job: &CbcJob<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    AesNiKernel::cbc_encrypt(isa::AesNi::detect().expect("every kernel of the processor's implies AES-NI"), job);
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {:?}", job.first);
+}
+
+/// Encrypts each block for itself, on a kernel of the processor's.
+#[inline]
+pub(crate) fn encrypt_blocks(kernel: XtsKernel, keys: &Schedule, blocks: &mut [Block]) {
+    #[cfg(target_arch = "x86_64")]
+    match kernel {
+        XtsKernel::Vaes512(proof) => Vaes512Kernel::encrypt_blocks(proof, keys, blocks),
+        XtsKernel::Vaes256(proof) => Vaes256Kernel::encrypt_blocks(proof, keys, blocks),
+        XtsKernel::AesNi(proof) => AesNiKernel::encrypt_blocks(proof, keys, blocks),
+        XtsKernel::Portable => unreachable!("the portable kernel has a type of its own"),
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {kernel:?} {}", blocks.len());
+}
+
+/// AES rounds of `kernel`'s width back to back, `iterations` times; gives back the bytes that went through. `None`: the
+/// kernel has no such limit to compare with.
+pub(crate) fn limit(kernel: XtsKernel, rounds: usize, iterations: usize) -> Option<u64> {
+    #[cfg(target_arch = "x86_64")]
+    return match kernel {
+        XtsKernel::Portable => None,
+        XtsKernel::AesNi(proof) => Some(AesNiKernel::limit(proof, rounds, iterations)),
+        XtsKernel::Vaes256(proof) => Some(Vaes256Kernel::limit(proof, rounds, iterations)),
+        XtsKernel::Vaes512(proof) => Some(Vaes512Kernel::limit(proof, rounds, iterations)),
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (kernel, rounds, iterations);
+        None
+    }
+}

@@ -1,0 +1,119 @@
+//! AES-NI: one block at a time. Also the kernel of CBC encryption, whose chains are as wide as one block.
+
+use super::blocks::{AesVector, Counts, IN_FLIGHT};
+use super::entry_points;
+use crate::isa;
+use std::arch::x86_64::*;
+
+entry_points!(AesNiKernel, isa::AesNi, Block1, "aes,pclmulqdq,sse4.1");
+
+static COUNTS: Counts<1, 2> = Counts::new();
+
+#[derive(Clone, Copy)]
+struct Block1(__m128i);
+
+impl AesVector for Block1 {
+    const BLOCKS: usize = 1;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { _mm_storeu_si128(to.cast(), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(block: &Block) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_loadu_si128(block.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn xor(self, other: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_xor_si128(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn xor3(self, second: Self, third: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_xor_si128(_mm_xor_si128(second.0, third.0), self.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn enc(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_aesenc_si128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn enc_last(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_aesenclast_si128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dec(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_aesdec_si128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dec_last(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_aesdeclast_si128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn swap_halves(self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_shuffle_epi32::<0b01_00_11_10>(self.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self) -> Self {
+        // SAFETY: the caller's promise; the counts are aligned and as long as a vector.
+        unsafe {
+            let left = _mm_sll_epi64(self.0, _mm_load_si128(COUNTS.left[INDEX].as_ptr().cast()));
+            let overflow = _mm_srl_epi64(swapped.0, _mm_load_si128(COUNTS.right[INDEX].as_ptr().cast()));
+            Self(left).xor3(Self(overflow), Self(_mm_clmulepi64_si128::<0>(overflow, _mm_set1_epi64x(0x86))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn next_group(self, swapped: Self) -> Self {
+        const POWER: i32 = (1 * IN_FLIGHT) as i32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let left = _mm_slli_epi64::<POWER>(self.0);
+            let overflow = _mm_srli_epi64::<{ 64 - POWER }>(swapped.0);
+            Self(left).xor3(Self(overflow), Self(_mm_clmulepi64_si128::<0>(overflow, _mm_set1_epi64x(0x86))))
+        }
+    }
+}
+
+impl AesNiKernel {
+    /// CBC encryption over every unit of `job`, eight units side by side.
+    pub(crate) fn cbc_encrypt(_: isa::AesNi, job: &CbcJob<'_>) {
+        // SAFETY: the token proves the instructions; `CbcJob::new` made and checked the pointers.
+        unsafe {
+            match job.keys.rounds {
+                10 => cbc_encrypt::<10>(job),
+                12 => cbc_encrypt::<12>(job),
+                14 => cbc_encrypt::<14>(job),
+                rounds => unreachable!("no schedule has {rounds} rounds"),
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "aes,pclmulqdq,sse4.1")]
+unsafe fn cbc_encrypt<const ROUNDS: usize>(job: &CbcJob<'_>) {
+    // SAFETY: the instructions are enabled; the rest is the caller's promise.
+    unsafe { blocks::cbc_encrypt::<Block1, ROUNDS>(job) }
+}

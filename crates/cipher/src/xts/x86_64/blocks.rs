@@ -1,0 +1,388 @@
+//! The loops of every x86-64 kernel, once, over a vector of AES blocks.
+//!
+//! What makes them fast: eight vectors are in flight, which hides the latency of a round; the tweaks of up to 64 units are
+//! encrypted together before the units; each tweak inside a unit is computed from the unit's first by shifts and one
+//! carry-less multiplication, so nothing waits for a chain, and the processor starts the next unit while the last
+//! one drains. The round keys stay in registers where there are 32 of them.
+//!
+//! Everything is `inline(always)` into an entry point that enables the instructions (see `entry_points`); nothing here
+//! branches on or indexes by key or data. Powers of x are those of IEEE 1619, section 5.2: little-endian, modulus 0x87.
+
+use crate::aes::{Block, RoundKeys};
+use crate::iv::IvGenerator;
+use crate::xts::{CbcJob, XtsJob};
+use std::mem::MaybeUninit;
+
+/// Vectors in flight.
+pub(super) const IN_FLIGHT: usize = 8;
+
+/// A vector of AES blocks.
+///
+/// # Safety
+/// Every method wants the instructions of its implementation; pointers must be valid for `16 * BLOCKS` bytes.
+#[allow(clippy::missing_safety_doc)]
+pub(super) trait AesVector: Copy {
+    /// How many blocks a vector holds.
+    const BLOCKS: usize;
+
+    unsafe fn load(from: *const u8) -> Self;
+    unsafe fn store(self, to: *mut u8);
+    /// `block` in every place.
+    unsafe fn splat(block: &Block) -> Self;
+    unsafe fn xor(self, other: Self) -> Self;
+    unsafe fn xor3(self, second: Self, third: Self) -> Self;
+    unsafe fn enc(self, round_key: Self) -> Self;
+    unsafe fn enc_last(self, round_key: Self) -> Self;
+    unsafe fn dec(self, round_key: Self) -> Self;
+    unsafe fn dec_last(self, round_key: Self) -> Self;
+    /// Exchanges the two halves of every block.
+    unsafe fn swap_halves(self) -> Self;
+    /// `self`, whose blocks are all the tweak t, times x^(BLOCKS * INDEX + place): the tweaks of vector INDEX of a group.
+    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self) -> Self;
+    /// `self` times x^(BLOCKS * IN_FLIGHT), in every place: the next group's first tweak.
+    unsafe fn next_group(self, swapped: Self) -> Self;
+}
+
+/// Left and right shift counts of [`AesVector::times_powers`]: 128 bytes a vector, of which a narrower one uses less.
+///
+/// t * x^k is (t << k) + (hi >> (64 - k)) * 0x87 + ((lo >> (64 - k)) << 64), where the first shift is of each half. With s
+/// = swap(t) >> (64 - k), whose low half is hi's overflow and whose high half is lo's, that is (t << k) + s + (low half of s)
+/// * 0x86: the 1 that is missing from 0x87 takes the low half of s away again. Right for every k from 0 to 63.
+#[repr(C, align(64))]
+pub(super) struct Counts<const BLOCKS: usize, const LANES: usize> {
+    pub(super) left: [[u64; LANES]; IN_FLIGHT],
+    pub(super) right: [[u64; LANES]; IN_FLIGHT],
+}
+
+impl<const BLOCKS: usize, const LANES: usize> Counts<BLOCKS, LANES> {
+    pub(super) const fn new() -> Self {
+        assert!(LANES == 2 * BLOCKS && BLOCKS * IN_FLIGHT <= 64);
+        let mut counts = Self { left: [[0; LANES]; IN_FLIGHT], right: [[0; LANES]; IN_FLIGHT] };
+        let mut vector = 0;
+        while vector < IN_FLIGHT {
+            let mut lane = 0;
+            while lane < LANES {
+                let power = (vector * BLOCKS + lane / 2) as u64;
+                counts.left[vector][lane] = power;
+                counts.right[vector][lane] = 64 - power;
+                lane += 1;
+            }
+            vector += 1;
+        }
+        counts
+    }
+}
+
+/// Runs a statement once for each of the `IN_FLIGHT` vectors, with the constant `$i`, without leaving the unrolling to chance.
+macro_rules! each {
+    ($i:ident => $body:expr) => {{
+        each!(@ $i $body, 0 1 2 3 4 5 6 7);
+    }};
+    (@ $i:ident $body:expr, $($n:literal)*) => { $({ const $i: usize = $n; $body; })* };
+}
+
+/// Runs a statement for each round between the first key and the last, with the constant `$r`.
+macro_rules! each_round {
+    ($rounds:ident, $r:ident => $body:expr) => {{
+        each_round!(@ $r $body, 1 2 3 4 5 6 7 8 9);
+        if $rounds > 10 {
+            each_round!(@ $r $body, 10 11);
+        }
+        if $rounds > 12 {
+            each_round!(@ $r $body, 12 13);
+        }
+    }};
+    (@ $r:ident $body:expr, $($n:literal)*) => { $({ const $r: usize = $n; $body; })* };
+}
+
+/// All round keys, each in every place of a vector.
+#[inline(always)]
+unsafe fn splat_keys<V: AesVector>(keys: &RoundKeys) -> [V; 15] {
+    // SAFETY: the caller's promise is that of each call.
+    unsafe {
+        let mut splat = [V::splat(&keys.0[0]); 15];
+        each_round!(@ R splat[R] = V::splat(&keys.0[R]), 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+        splat
+    }
+}
+
+#[inline(always)]
+unsafe fn round<V: AesVector, const ENCRYPT: bool>(state: V, key: V) -> V {
+    // SAFETY: the caller's promise is that of each call.
+    unsafe { if ENCRYPT { state.enc(key) } else { state.dec(key) } }
+}
+
+#[inline(always)]
+unsafe fn last_round<V: AesVector, const ENCRYPT: bool>(state: V, key: V) -> V {
+    // SAFETY: the caller's promise is that of each call.
+    unsafe { if ENCRYPT { state.enc_last(key) } else { state.dec_last(key) } }
+}
+
+/// IVs, or tweaks, of a batch of units.
+#[repr(C, align(64))]
+struct Batch([MaybeUninit<Block>; IvGenerator::MAX_BATCH]);
+
+/// XTS over every unit of `job`.
+///
+/// # Safety
+/// The instructions of `V` are there; `job` says the truth about its pointers; a unit is a multiple of 512 bytes.
+#[inline(always)]
+pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(job: &XtsJob<'_>) {
+    let group_len = 16 * V::BLOCKS * IN_FLIGHT;
+    let mut batch = Batch([MaybeUninit::uninit(); IvGenerator::MAX_BATCH]);
+    let mut number = job.first.0;
+    let (mut src, mut dst, mut left) = (job.src, job.dst, job.units);
+    // SAFETY: instructions are the caller's promise. The IV table is written before it is read: `fill` writes whole
+    // vectors. Data is read and written inside `units * unit_len` bytes, of which a group is always a divisor.
+    unsafe {
+        let keys = splat_keys::<V>(if ENCRYPT { &job.keys.data.encrypt } else { &job.keys.data.decrypt });
+        while left > 0 {
+            let units = left.min(IvGenerator::MAX_BATCH);
+            let padded = units.next_multiple_of(V::BLOCKS);
+            let tweaks = std::slice::from_raw_parts_mut(batch.0.as_mut_ptr().cast::<Block>(), padded);
+            job.ivs.fill(number, tweaks);
+            encrypt_whole_vectors::<V, ROUNDS>(&job.keys.tweak.encrypt, tweaks);
+            for tweak in &tweaks[..units] {
+                let mut tweak = V::splat(tweak);
+                for _ in 0..job.unit_len / group_len {
+                    let swapped = tweak.swap_halves();
+                    xts_group::<V, ROUNDS, ENCRYPT>(&keys, tweak, swapped, src, dst);
+                    tweak = tweak.next_group(swapped);
+                    src = src.add(group_len);
+                    dst = dst.add(group_len);
+                }
+            }
+            number = job.ivs.advance(number, units);
+            left -= units;
+        }
+    }
+}
+
+/// `IN_FLIGHT` vectors of one unit, whose first tweak is in every place of `tweak`.
+#[inline(always)]
+unsafe fn xts_group<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
+    keys: &[V; 15],
+    tweak: V,
+    swapped: V,
+    src: *const u8,
+    dst: *mut u8,
+) {
+    let len = 16 * V::BLOCKS;
+    // SAFETY: the caller's promise is that of each call.
+    unsafe {
+        let mut tweaks = [tweak; IN_FLIGHT];
+        let mut states = [tweak; IN_FLIGHT];
+        each!(I => {
+            tweaks[I] = tweak.times_powers::<I>(swapped);
+            states[I] = V::load(src.add(I * len)).xor3(tweaks[I], keys[0]);
+        });
+        each_round!(ROUNDS, R => {
+            each!(I => states[I] = round::<V, ENCRYPT>(states[I], keys[R]));
+        });
+        // The tweak joins the last round key, so that it costs no latency after the last round.
+        each!(I => {
+            let state = last_round::<V, ENCRYPT>(states[I], keys[ROUNDS].xor(tweaks[I]));
+            state.store(dst.add(I * len));
+        });
+    }
+}
+
+/// Encrypts blocks that fill whole vectors, each for itself.
+///
+/// # Safety
+/// The instructions of `V` are there, and the number of blocks is a multiple of `V::BLOCKS`.
+#[inline(always)]
+pub(super) unsafe fn encrypt_whole_vectors<V: AesVector, const ROUNDS: usize>(keys: &RoundKeys, blocks: &mut [Block]) {
+    let len = 16 * V::BLOCKS;
+    let mut vectors = blocks.len() / V::BLOCKS;
+    let mut at = blocks.as_mut_ptr().cast::<u8>();
+    // SAFETY: instructions are the caller's promise; `at` moves over whole vectors inside `blocks`.
+    unsafe {
+        while vectors >= IN_FLIGHT {
+            let mut states = [V::splat(&keys.0[0]); IN_FLIGHT];
+            each!(I => states[I] = states[I].xor(V::load(at.add(I * len))));
+            each_round!(ROUNDS, R => {
+                let key = V::splat(&keys.0[R]);
+                each!(I => states[I] = states[I].enc(key));
+            });
+            let key = V::splat(&keys.0[ROUNDS]);
+            each!(I => states[I].enc_last(key).store(at.add(I * len)));
+            at = at.add(IN_FLIGHT * len);
+            vectors -= IN_FLIGHT;
+        }
+        while vectors > 0 {
+            let mut state = V::load(at).xor(V::splat(&keys.0[0]));
+            each_round!(ROUNDS, R => state = state.enc(V::splat(&keys.0[R])));
+            state.enc_last(V::splat(&keys.0[ROUNDS])).store(at);
+            at = at.add(len);
+            vectors -= 1;
+        }
+    }
+}
+
+/// Encrypts any number of blocks, each for itself.
+///
+/// # Safety
+/// The instructions of `V` are there.
+#[inline(always)]
+pub(super) unsafe fn encrypt_blocks<V: AesVector, const ROUNDS: usize>(keys: &RoundKeys, blocks: &mut [Block]) {
+    let (whole, rest) = blocks.split_at_mut(blocks.len() - blocks.len() % V::BLOCKS);
+    let mut padded: [Block; 4] = [[0; 16]; 4];
+    // SAFETY: the first is made of whole vectors; the second is one whole vector, as no vector has more than four blocks.
+    unsafe {
+        encrypt_whole_vectors::<V, ROUNDS>(keys, whole);
+        if !rest.is_empty() {
+            padded[..rest.len()].copy_from_slice(rest);
+            encrypt_whole_vectors::<V, ROUNDS>(keys, &mut padded[..V::BLOCKS]);
+            rest.copy_from_slice(&padded[..rest.len()]);
+        }
+    }
+}
+
+/// CBC decryption over every unit of `job`. A unit is worked on from its end, so that in place too the ciphertext
+/// before a vector is still there when the vector needs it.
+///
+/// # Safety
+/// As for [`xts`].
+#[inline(always)]
+pub(super) unsafe fn cbc_decrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob<'_>) {
+    let len = 16 * V::BLOCKS;
+    let groups = job.unit_len / (IN_FLIGHT * len);
+    let mut ivs = [[0; 16]; IvGenerator::MAX_BATCH];
+    // SAFETY: instructions are the caller's promise; each access is inside the unit that `src` and `dst` point to.
+    unsafe {
+        let keys = splat_keys::<V>(&job.keys.decrypt);
+        for unit in 0..job.units {
+            let in_batch = unit % IvGenerator::MAX_BATCH;
+            if in_batch == 0 {
+                let count = (job.units - unit).min(IvGenerator::MAX_BATCH);
+                job.ivs.fill(job.ivs.advance(job.first.0, unit), &mut ivs[..count]);
+            }
+            let (src, dst) = (job.src.add(unit * job.unit_len), job.dst.add(unit * job.unit_len));
+            // What the first vector of the unit is chained to: the IV, and all its blocks but the last.
+            let mut start: [Block; 4] = [ivs[in_batch]; 4];
+            std::ptr::copy_nonoverlapping(src, start.as_mut_ptr().cast::<u8>().add(16), len - 16);
+            for group in (0..groups).rev() {
+                let at = group * IN_FLIGHT * len;
+                let before = if group == 0 { start.as_ptr().cast::<u8>() } else { src.add(at - 16) };
+                let mut chain = [V::load(before); IN_FLIGHT];
+                let mut states = [V::load(src.add(at)).xor(keys[0]); IN_FLIGHT];
+                each!(I => if I > 0 {
+                    chain[I] = V::load(src.add(at + I * len - 16));
+                    states[I] = V::load(src.add(at + I * len)).xor(keys[0]);
+                });
+                each_round!(ROUNDS, R => {
+                    each!(I => states[I] = states[I].dec(keys[R]));
+                });
+                each!(I => states[I].dec_last(keys[ROUNDS].xor(chain[I])).store(dst.add(at + I * len)));
+            }
+        }
+    }
+}
+
+/// CBC encryption over every unit of `job`: a unit is one chain, so `IN_FLIGHT` units go side by side.
+///
+/// # Safety
+/// As for [`xts`]; `V` holds one block.
+#[inline(always)]
+pub(super) unsafe fn cbc_encrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob<'_>) {
+    const { assert!(V::BLOCKS == 1) };
+    let mut ivs = [[0; 16]; IN_FLIGHT];
+    let mut unit = 0;
+    // SAFETY: instructions are the caller's promise; each access is inside its unit.
+    unsafe {
+        let keys = splat_keys::<V>(&job.keys.encrypt);
+        while unit < job.units {
+            let units = (job.units - unit).min(IN_FLIGHT);
+            job.ivs.fill(job.ivs.advance(job.first.0, unit), &mut ivs[..units]);
+            let at = unit * job.unit_len;
+            if units == IN_FLIGHT {
+                cbc_encrypt_side_by_side::<V, ROUNDS>(&keys, &ivs, job.src.add(at), job.dst.add(at), job.unit_len);
+            } else {
+                cbc_encrypt_few::<V, ROUNDS>(&keys, &ivs[..units], job.src.add(at), job.dst.add(at), job.unit_len);
+            }
+            unit += units;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn cbc_encrypt_side_by_side<V: AesVector, const ROUNDS: usize>(
+    keys: &[V; 15],
+    ivs: &[Block; IN_FLIGHT],
+    src: *const u8,
+    dst: *mut u8,
+    unit_len: usize,
+) {
+    // SAFETY: the caller's promise is that of each call.
+    unsafe {
+        let mut states = [V::splat(&ivs[0]); IN_FLIGHT];
+        each!(I => states[I] = V::splat(&ivs[I]));
+        for at in (0..unit_len).step_by(16) {
+            each!(I => states[I] = states[I].xor3(V::load(src.add(I * unit_len + at)), keys[0]));
+            each_round!(ROUNDS, R => {
+                each!(I => states[I] = states[I].enc(keys[R]));
+            });
+            each!(I => {
+                states[I] = states[I].enc_last(keys[ROUNDS]);
+                states[I].store(dst.add(I * unit_len + at));
+            });
+        }
+    }
+}
+
+/// Fewer units than fit side by side: as many chains as there are, block by block.
+#[inline(always)]
+unsafe fn cbc_encrypt_few<V: AesVector, const ROUNDS: usize>(
+    keys: &[V; 15],
+    ivs: &[Block],
+    src: *const u8,
+    dst: *mut u8,
+    unit_len: usize,
+) {
+    // SAFETY: the caller's promise is that of each call.
+    unsafe {
+        let mut states = [V::splat(&ivs[0]); IN_FLIGHT];
+        for (state, iv) in states.iter_mut().zip(ivs) {
+            *state = V::splat(iv);
+        }
+        for at in (0..unit_len).step_by(16) {
+            // The chains do not depend on each other: the processor runs them side by side from this order too.
+            for (unit, state) in states.iter_mut().enumerate().take(ivs.len()) {
+                let mut block = state.xor3(V::load(src.add(unit * unit_len + at)), keys[0]);
+                each_round!(ROUNDS, R => block = block.enc(keys[R]));
+                *state = block.enc_last(keys[ROUNDS]);
+                state.store(dst.add(unit * unit_len + at));
+            }
+        }
+    }
+}
+
+/// `iterations` times 16 independent vectors through `rounds` AES rounds, back to back and nothing else: the fastest that
+/// this width can be. Gives back the bytes that went through.
+///
+/// # Safety
+/// The instructions of `V` are there.
+#[inline(always)]
+pub(super) unsafe fn limit<V: AesVector, const ROUNDS: usize>(iterations: usize) -> u64 {
+    const CHAINS: usize = 12;
+    // SAFETY: the caller's promise is that of each call.
+    unsafe {
+        let key = V::splat(std::hint::black_box(&[0x5a; 16]));
+        let mut states = [key; CHAINS];
+        each_round!(@ I states[I] = V::splat(std::hint::black_box(&[I as u8; 16])), 0 1 2 3 4 5 6 7 8 9 10 11);
+        for _ in 0..iterations {
+            each_round!(ROUNDS, R => {
+                let _ = R;
+                each_round!(@ I states[I] = states[I].enc(key), 0 1 2 3 4 5 6 7 8 9 10 11);
+            });
+            each_round!(@ I states[I] = states[I].enc_last(key), 0 1 2 3 4 5 6 7 8 9 10 11);
+        }
+        let mut sink = [0u8; 64];
+        for state in states {
+            state.store(sink.as_mut_ptr());
+            std::hint::black_box(&sink);
+        }
+    }
+    (iterations * CHAINS * V::BLOCKS * 16) as u64
+}

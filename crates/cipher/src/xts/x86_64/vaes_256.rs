@@ -1,0 +1,98 @@
+//! VAES on 256-bit vectors: two blocks at a time, round keys from the first-level cache.
+
+use super::blocks::{AesVector, Counts, IN_FLIGHT};
+use super::entry_points;
+use crate::isa;
+use std::arch::x86_64::*;
+
+entry_points!(Vaes256Kernel, isa::Vaes256, Blocks2, "avx2,vaes,vpclmulqdq");
+
+static COUNTS: Counts<2, 4> = Counts::new();
+
+#[derive(Clone, Copy)]
+struct Blocks2(__m256i);
+
+impl AesVector for Blocks2 {
+    const BLOCKS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { _mm256_storeu_si256(to.cast(), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(block: &Block) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_broadcastsi128_si256(_mm_loadu_si128(block.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn xor(self, other: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_xor_si256(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn xor3(self, second: Self, third: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_xor_si256(_mm256_xor_si256(second.0, third.0), self.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn enc(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_aesenc_epi128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn enc_last(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_aesenclast_epi128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dec(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_aesdec_epi128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dec_last(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_aesdeclast_epi128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn swap_halves(self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_shuffle_epi32::<0b01_00_11_10>(self.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self) -> Self {
+        // SAFETY: the caller's promise; the counts are aligned and as long as a vector.
+        unsafe {
+            let left = _mm256_sllv_epi64(self.0, _mm256_load_si256(COUNTS.left[INDEX].as_ptr().cast()));
+            let overflow = _mm256_srlv_epi64(swapped.0, _mm256_load_si256(COUNTS.right[INDEX].as_ptr().cast()));
+            Self(left).xor3(Self(overflow), Self(_mm256_clmulepi64_epi128::<0>(overflow, _mm256_set1_epi64x(0x86))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn next_group(self, swapped: Self) -> Self {
+        const POWER: i32 = (2 * IN_FLIGHT) as i32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let left = _mm256_slli_epi64::<POWER>(self.0);
+            let overflow = _mm256_srli_epi64::<{ 64 - POWER }>(swapped.0);
+            Self(left).xor3(Self(overflow), Self(_mm256_clmulepi64_epi128::<0>(overflow, _mm256_set1_epi64x(0x86))))
+        }
+    }
+}

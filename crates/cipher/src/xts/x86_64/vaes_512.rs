@@ -1,0 +1,98 @@
+//! VAES on 512-bit vectors: four blocks at a time, all round keys in registers.
+
+use super::blocks::{AesVector, Counts, IN_FLIGHT};
+use super::entry_points;
+use crate::isa;
+use std::arch::x86_64::*;
+
+entry_points!(Vaes512Kernel, isa::Vaes512, Blocks4, "avx512f,avx512bw,avx512vl,vaes,vpclmulqdq");
+
+static COUNTS: Counts<4, 8> = Counts::new();
+
+#[derive(Clone, Copy)]
+struct Blocks4(__m512i);
+
+impl AesVector for Blocks4 {
+    const BLOCKS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_loadu_si512(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut u8) {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { _mm512_storeu_si512(to.cast(), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(block: &Block) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_broadcast_i32x4(_mm_loadu_si128(block.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn xor(self, other: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_xor_si512(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn xor3(self, second: Self, third: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_ternarylogic_epi64::<0x96>(self.0, second.0, third.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn enc(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_aesenc_epi128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn enc_last(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_aesenclast_epi128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dec(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_aesdec_epi128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dec_last(self, round_key: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_aesdeclast_epi128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn swap_halves(self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_shuffle_epi32::<0b01_00_11_10>(self.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self) -> Self {
+        // SAFETY: the caller's promise; the counts are aligned and as long as a vector.
+        unsafe {
+            let left = _mm512_sllv_epi64(self.0, _mm512_load_si512(COUNTS.left[INDEX].as_ptr().cast()));
+            let overflow = _mm512_srlv_epi64(swapped.0, _mm512_load_si512(COUNTS.right[INDEX].as_ptr().cast()));
+            Self(left).xor3(Self(overflow), Self(_mm512_clmulepi64_epi128::<0>(overflow, _mm512_set1_epi64(0x86))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn next_group(self, swapped: Self) -> Self {
+        const POWER: u32 = (4 * IN_FLIGHT) as u32;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let left = _mm512_slli_epi64::<POWER>(self.0);
+            let overflow = _mm512_srli_epi64::<{ 64 - POWER }>(swapped.0);
+            Self(left).xor3(Self(overflow), Self(_mm512_clmulepi64_epi128::<0>(overflow, _mm512_set1_epi64(0x86))))
+        }
+    }
+}
