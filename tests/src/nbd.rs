@@ -1,0 +1,487 @@
+//! An NBD client for tests: well-behaved by its methods, and free to send anything byte by byte.
+//!
+//! Written from the protocol document alone; it shares no code with the server, so that both would have to be wrong in the
+//! same way for a test to pass wrongly. Every wait ends after `patience`, which only tells a hang from an answer.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Magic numbers of the wire.
+pub mod magic {
+    /// First in the greeting.
+    pub const SERVER: u64 = 0x4e42_444d_4147_4943;
+    /// Second in the greeting, and before each option.
+    pub const OPTION: u64 = 0x4948_4156_454f_5054;
+    /// Before each reply to an option.
+    pub const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
+    /// Before each compact request.
+    pub const REQUEST: u32 = 0x2560_9513;
+    /// Before each extended request.
+    pub const EXTENDED_REQUEST: u32 = 0x21e4_1c71;
+    /// Before each simple reply.
+    pub const SIMPLE_REPLY: u32 = 0x6744_6698;
+    /// Before each chunk of a structured reply.
+    pub const STRUCTURED_REPLY: u32 = 0x668e_33ef;
+    /// Before each chunk of an extended reply.
+    pub const EXTENDED_REPLY: u32 = 0x6e8a_278c;
+}
+
+/// Option codes.
+pub mod option {
+    /// Enter transmission the old way.
+    pub const EXPORT_NAME: u32 = 1;
+    /// End politely.
+    pub const ABORT: u32 = 2;
+    /// Name the exports.
+    pub const LIST: u32 = 3;
+    /// Begin TLS.
+    pub const STARTTLS: u32 = 5;
+    /// Describe an export.
+    pub const INFO: u32 = 6;
+    /// Describe an export and enter transmission.
+    pub const GO: u32 = 7;
+    /// Agree on structured replies.
+    pub const STRUCTURED_REPLY: u32 = 8;
+    /// Name metadata contexts.
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// Choose metadata contexts.
+    pub const SET_META_CONTEXT: u32 = 10;
+    /// Agree on extended headers.
+    pub const EXTENDED_HEADERS: u32 = 11;
+}
+
+/// Kinds of replies to options; those from `ERR_UNSUP` on are errors.
+pub mod option_reply {
+    /// Done.
+    pub const ACK: u32 = 1;
+    /// One export of a list.
+    pub const SERVER: u32 = 2;
+    /// One piece of information.
+    pub const INFO: u32 = 3;
+    /// One metadata context.
+    pub const META_CONTEXT: u32 = 4;
+    /// The bit all errors have.
+    pub const ERROR: u32 = 1 << 31;
+    /// Unknown option.
+    pub const ERR_UNSUP: u32 = ERROR | 1;
+    /// Not allowed.
+    pub const ERR_POLICY: u32 = ERROR | 2;
+    /// Malformed.
+    pub const ERR_INVALID: u32 = ERROR | 3;
+    /// No such export.
+    pub const ERR_UNKNOWN: u32 = ERROR | 6;
+    /// Too much data.
+    pub const ERR_TOO_BIG: u32 = ERROR | 9;
+    /// Extended headers are in force.
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR | 10;
+}
+
+/// Commands.
+pub mod command {
+    /// Read.
+    pub const READ: u16 = 0;
+    /// Write.
+    pub const WRITE: u16 = 1;
+    /// Disconnect; has no reply.
+    pub const DISC: u16 = 2;
+    /// Flush.
+    pub const FLUSH: u16 = 3;
+    /// Discard.
+    pub const TRIM: u16 = 4;
+    /// Read ahead.
+    pub const CACHE: u16 = 5;
+    /// Write zeroes.
+    pub const WRITE_ZEROES: u16 = 6;
+    /// Ask for metadata.
+    pub const BLOCK_STATUS: u16 = 7;
+}
+
+/// Command flags.
+pub mod flag {
+    /// Force unit access.
+    pub const FUA: u16 = 1;
+    /// Do not make holes.
+    pub const NO_HOLE: u16 = 2;
+    /// Do not fragment.
+    pub const DF: u16 = 4;
+    /// One extent is enough.
+    pub const REQ_ONE: u16 = 8;
+    /// Fail when zeroing is slow.
+    pub const FAST_ZERO: u16 = 16;
+}
+
+/// Error numbers of the wire.
+pub mod errno {
+    /// Read-only.
+    pub const PERM: u32 = 1;
+    /// Input or output.
+    pub const IO: u32 = 5;
+    /// Malformed or out of range.
+    pub const INVAL: u32 = 22;
+    /// A write past the end.
+    pub const NOSPC: u32 = 28;
+    /// Too long.
+    pub const OVERFLOW: u32 = 75;
+    /// Not supported.
+    pub const NOTSUP: u32 = 95;
+}
+
+/// How requests and replies look after the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Compact requests, simple replies.
+    Simple,
+    /// Compact requests, structured replies.
+    Structured,
+    /// Extended requests and replies.
+    Extended,
+}
+
+/// A reply to an option.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OptionReply {
+    /// The option it answers.
+    pub option: u32,
+    /// One of [`option_reply`].
+    pub kind: u32,
+    /// What comes with it.
+    pub data: Vec<u8>,
+}
+
+/// A whole reply to a request, its chunks put together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reply {
+    /// Whose reply it is.
+    pub cookie: u64,
+    /// 0, or one of [`errno`].
+    pub error: u32,
+    /// What was read.
+    pub data: Vec<u8>,
+    /// Lengths and flags of the extents of a block status reply.
+    pub extents: Vec<(u64, u64)>,
+}
+
+/// A connection in whatever state the test has brought it to.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+    /// How replies are read.
+    pub mode: Mode,
+    /// The export's size, once known.
+    pub size: u64,
+    /// The export's transmission flags, once known.
+    pub flags: u16,
+    next_cookie: u64,
+}
+
+/// The bytes of an option with its header.
+pub fn option_bytes(code: u32, data: &[u8]) -> Vec<u8> {
+    let mut out = magic::OPTION.to_be_bytes().to_vec();
+    out.extend(code.to_be_bytes());
+    out.extend((data.len() as u32).to_be_bytes());
+    out.extend(data);
+    out
+}
+
+/// The data of INFO and GO: a name, then the wanted pieces of information.
+pub fn go_data(name: &[u8], wanted: &[u16]) -> Vec<u8> {
+    let mut out = (name.len() as u32).to_be_bytes().to_vec();
+    out.extend(name);
+    out.extend((wanted.len() as u16).to_be_bytes());
+    wanted.iter().for_each(|w| out.extend(w.to_be_bytes()));
+    out
+}
+
+/// The data of LIST_META_CONTEXT and SET_META_CONTEXT.
+pub fn meta_data(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
+    let mut out = (name.len() as u32).to_be_bytes().to_vec();
+    out.extend(name);
+    out.extend((queries.len() as u32).to_be_bytes());
+    for query in queries {
+        out.extend((query.len() as u32).to_be_bytes());
+        out.extend(*query);
+    }
+    out
+}
+
+/// The header of a request in a mode.
+pub fn request_bytes(mode: Mode, flags: u16, command: u16, cookie: u64, offset: u64, len: u64) -> Vec<u8> {
+    let start = if mode == Mode::Extended { magic::EXTENDED_REQUEST } else { magic::REQUEST };
+    let mut out = start.to_be_bytes().to_vec();
+    out.extend(flags.to_be_bytes());
+    out.extend(command.to_be_bytes());
+    out.extend(cookie.to_be_bytes());
+    out.extend(offset.to_be_bytes());
+    if mode == Mode::Extended {
+        out.extend(len.to_be_bytes());
+    } else {
+        out.extend((len as u32).to_be_bytes());
+    }
+    out
+}
+
+impl Connection {
+    /// Connects and does nothing else.
+    pub fn dial(socket: &Path, patience: Duration) -> Result<Self> {
+        let stream = UnixStream::connect(socket).context("cannot connect")?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
+        Ok(Self { stream, mode: Mode::Simple, size: 0, flags: 0, next_cookie: 1 })
+    }
+
+    /// Connects, reads the greeting, answers with the usual client flags.
+    pub fn haggle(socket: &Path, patience: Duration) -> Result<Self> {
+        let mut connection = Self::dial(socket, patience)?;
+        let flags = connection.greeting()?;
+        ensure!(flags & 1 == 1, "the server does not offer fixed newstyle: {flags:#x}");
+        connection.send(&3u32.to_be_bytes())?;
+        Ok(connection)
+    }
+
+    /// Connects and enters transmission of the default export in a mode, without metadata contexts.
+    pub fn open(socket: &Path, patience: Duration, mode: Mode) -> Result<Self> {
+        let mut connection = Self::haggle(socket, patience)?;
+        connection.negotiate(mode)?;
+        connection.go(b"")?;
+        Ok(connection)
+    }
+
+    /// Asks for structured replies or extended headers.
+    pub fn negotiate(&mut self, mode: Mode) -> Result<()> {
+        let code = match mode {
+            Mode::Simple => return Ok(()),
+            Mode::Structured => option::STRUCTURED_REPLY,
+            Mode::Extended => option::EXTENDED_HEADERS,
+        };
+        let reply = self.ask(code, &[])?;
+        ensure!(reply.kind == option_reply::ACK, "{mode:?} refused: {reply:?}");
+        self.mode = mode;
+        Ok(())
+    }
+
+    /// Reads the greeting and gives the handshake flags.
+    pub fn greeting(&mut self) -> Result<u16> {
+        let bytes = self.receive(18)?;
+        ensure!(be64(&bytes[..8]) == magic::SERVER && be64(&bytes[8..16]) == magic::OPTION, "greeting: {bytes:x?}");
+        Ok(be16(&bytes[16..]))
+    }
+
+    /// Sends bytes as they are.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.stream.write_all(bytes).context("cannot send")
+    }
+
+    /// Reads exactly so many bytes.
+    pub fn receive(&mut self, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.stream.read_exact(&mut bytes).context("cannot receive")?;
+        Ok(bytes)
+    }
+
+    /// Reads and drops everything until the server closes. An error if it does not.
+    pub fn expect_closed(&mut self) -> Result<u64> {
+        let mut buffer = vec![0; 1 << 16];
+        let mut dropped = 0;
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Ok(dropped),
+                Ok(n) => dropped += n as u64,
+                Err(e) if [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe].contains(&e.kind()) => {
+                    return Ok(dropped);
+                }
+                Err(e) => return Err(e).context("the server keeps the connection open"),
+            }
+        }
+    }
+
+    /// Says that nothing more will be sent; replies can still be read.
+    pub fn finish_sending(&mut self) -> Result<()> {
+        Ok(self.stream.shutdown(std::net::Shutdown::Write)?)
+    }
+
+    /// A second handle of the same connection, for a thread of its own.
+    pub fn split(&self) -> Result<Self> {
+        let stream = self.stream.try_clone()?;
+        Ok(Self { stream, mode: self.mode, size: self.size, flags: self.flags, next_cookie: self.next_cookie })
+    }
+
+    /// Sends an option and reads one reply.
+    pub fn ask(&mut self, code: u32, data: &[u8]) -> Result<OptionReply> {
+        self.send(&option_bytes(code, data))?;
+        let reply = self.option_reply()?;
+        ensure!(reply.option == code, "a reply to option {} came for option {code}", reply.option);
+        Ok(reply)
+    }
+
+    /// Reads one reply to an option.
+    pub fn option_reply(&mut self) -> Result<OptionReply> {
+        let head = self.receive(20)?;
+        ensure!(be64(&head[..8]) == magic::OPTION_REPLY, "option reply: {head:x?}");
+        let len = be32(&head[16..]);
+        ensure!(len <= 1 << 20, "an option reply of {len} bytes");
+        Ok(OptionReply { option: be32(&head[8..12]), kind: be32(&head[12..16]), data: self.receive(len as usize)? })
+    }
+
+    /// Reads replies up to the one that ends the option, and gives all of them.
+    pub fn option_replies(&mut self) -> Result<Vec<OptionReply>> {
+        let mut replies = Vec::new();
+        loop {
+            let reply = self.option_reply()?;
+            let last = reply.kind == option_reply::ACK || reply.kind & option_reply::ERROR != 0;
+            replies.push(reply);
+            if last {
+                return Ok(replies);
+            }
+        }
+    }
+
+    /// Enters transmission with GO.
+    pub fn go(&mut self, name: &[u8]) -> Result<()> {
+        self.send(&option_bytes(option::GO, &go_data(name, &[3])))?;
+        for reply in self.option_replies()? {
+            match reply.kind {
+                option_reply::ACK => return Ok(()),
+                option_reply::INFO if reply.data.len() == 12 && be16(&reply.data) == 0 => {
+                    self.size = be64(&reply.data[2..10]);
+                    self.flags = be16(&reply.data[10..]);
+                }
+                option_reply::INFO => {}
+                _ => bail!("GO refused: {reply:?}"),
+            }
+        }
+        bail!("GO got no answer")
+    }
+
+    /// Sends a request's header and gives its cookie.
+    pub fn request(&mut self, flags: u16, command: u16, offset: u64, len: u64) -> Result<u64> {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        self.send(&request_bytes(self.mode, flags, command, cookie, offset, len))?;
+        Ok(cookie)
+    }
+
+    /// Sends a request and reads its reply, which has to be the next one.
+    pub fn call(&mut self, flags: u16, command: u16, offset: u64, len: u64, payload: &[u8]) -> Result<Reply> {
+        let cookie = self.request(flags, command, offset, len)?;
+        self.send(payload)?;
+        let reply = self.reply(if command == command::READ { len as usize } else { 0 })?;
+        ensure!(reply.cookie == cookie, "the reply to {cookie} has the cookie {}", reply.cookie);
+        Ok(reply)
+    }
+
+    /// Reads a range; a refusal is an error.
+    pub fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let reply = self.call(0, command::READ, offset, len as u64, &[])?;
+        ensure!(reply.error == 0, "read {len} at {offset}: error {}", reply.error);
+        ensure!(reply.data.len() == len, "read {len} at {offset} gave {} bytes", reply.data.len());
+        Ok(reply.data)
+    }
+
+    /// Writes a range; a refusal is an error.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        let reply = self.call(0, command::WRITE, offset, data.len() as u64, data)?;
+        ensure!(reply.error == 0, "write {} at {offset}: error {}", data.len(), reply.error);
+        Ok(())
+    }
+
+    /// Flushes; a refusal is an error.
+    pub fn flush(&mut self) -> Result<()> {
+        let reply = self.call(0, command::FLUSH, 0, 0, &[])?;
+        ensure!(reply.error == 0, "flush: error {}", reply.error);
+        Ok(())
+    }
+
+    /// Says good-bye and waits until the server has closed.
+    pub fn disconnect(mut self) -> Result<()> {
+        self.request(0, command::DISC, 0, 0)?;
+        self.expect_closed().map(drop)
+    }
+
+    /// Reads one whole reply. `read_len` is what a simple reply to a read carries. Pieces of a structured reply to a read
+    /// are put together in the order of their offsets.
+    pub fn reply(&mut self, read_len: usize) -> Result<Reply> {
+        let start = be32(&self.receive(4)?);
+        if start == magic::SIMPLE_REPLY {
+            ensure!(self.mode != Mode::Extended, "a simple reply with extended headers");
+            let head = self.receive(12)?;
+            let (error, cookie) = (be32(&head), be64(&head[4..]));
+            let data = if error == 0 { self.receive(read_len)? } else { Vec::new() };
+            return Ok(Reply { cookie, error, data, ..Reply::default() });
+        }
+        let mut reply = Reply::default();
+        let mut pieces = BTreeMap::new();
+        let mut magic = start;
+        while !self.chunk(magic, &mut reply, &mut pieces)? {
+            magic = be32(&self.receive(4)?);
+        }
+        if reply.error == 0 {
+            reply.data = joined(pieces, read_len)?;
+        }
+        Ok(reply)
+    }
+
+    /// Reads one chunk after its magic; tells whether it was the last.
+    fn chunk(&mut self, magic: u32, reply: &mut Reply, pieces: &mut BTreeMap<u64, Vec<u8>>) -> Result<bool> {
+        let extended = self.mode == Mode::Extended;
+        let wanted = if extended { magic::EXTENDED_REPLY } else { magic::STRUCTURED_REPLY };
+        ensure!(self.mode != Mode::Simple && magic == wanted, "a reply with magic {magic:#x} in mode {:?}", self.mode);
+        let head = self.receive(if extended { 28 } else { 16 })?;
+        let (flags, kind) = (be16(&head), be16(&head[2..]));
+        reply.cookie = be64(&head[4..12]);
+        let len = if extended { be64(&head[20..]) } else { u64::from(be32(&head[12..])) };
+        ensure!(len <= 40 << 20, "a chunk of {len} bytes");
+        let data = self.receive(len as usize)?;
+        match kind {
+            0 => ensure!(data.is_empty() && flags & 1 == 1, "a bad NONE chunk"),
+            1 => {
+                ensure!(data.len() > 8, "a short data chunk");
+                ensure!(pieces.insert(be64(&data), data[8..].to_vec()).is_none(), "two pieces at one offset");
+            }
+            2 => {
+                ensure!(data.len() == 12, "a bad hole chunk");
+                let zeroes = vec![0; be32(&data[8..]) as usize];
+                ensure!(pieces.insert(be64(&data), zeroes).is_none(), "two pieces at one offset");
+            }
+            5 => reply.extents.extend(data[4..].chunks_exact(8).map(|e| (be32(e).into(), be32(&e[4..]).into()))),
+            6 => reply.extents.extend(data[8..].chunks_exact(16).map(|e| (be64(e), be64(&e[8..])))),
+            0x8001 | 0x8002 => {
+                ensure!(data.len() >= 6 && be32(&data) != 0, "a bad error chunk");
+                reply.error = be32(&data);
+            }
+            other => bail!("a chunk of unknown type {other}"),
+        }
+        Ok(flags & 1 == 1)
+    }
+}
+
+/// The pieces of a read in order; they have to join without a gap and give the whole length.
+fn joined(pieces: BTreeMap<u64, Vec<u8>>, len: usize) -> Result<Vec<u8>> {
+    let first = pieces.keys().next().copied().unwrap_or(0);
+    let mut out = Vec::with_capacity(len);
+    for (offset, piece) in pieces {
+        ensure!(offset - first == out.len() as u64, "the pieces of a read do not join at {offset}");
+        out.extend(piece);
+    }
+    ensure!(out.len() == len, "the pieces of a read of {len} bytes give {}", out.len());
+    Ok(out)
+}
+
+/// The first two bytes, big-endian.
+pub fn be16(bytes: &[u8]) -> u16 {
+    u16::from_be_bytes([bytes[0], bytes[1]])
+}
+
+/// The first four bytes, big-endian.
+pub fn be32(bytes: &[u8]) -> u32 {
+    u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
+/// The first eight bytes, big-endian.
+pub fn be64(bytes: &[u8]) -> u64 {
+    (u64::from(be32(bytes)) << 32) | u64::from(be32(&bytes[4..]))
+}

@@ -1,0 +1,245 @@
+//! One bad client harms only itself: named misbehaviour, mutated streams and held idle connections against `inlock serve`,
+//! while a good client beside it writes, reads back and compares the whole time.
+//!
+//! Each named case states the answer the protocol wants and looks for it. The negative control runs the same cases against
+//! a server that says yes to everything, where most of them have to fail.
+
+mod handshake;
+mod streams;
+mod transmission;
+mod yes_server;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use inlock_tests::image::{CHEAP_PBKDF2, inlock_format, key_file};
+use inlock_tests::nbd::{Connection, Mode};
+use inlock_tests::random::Random;
+use inlock_tests::report::count;
+use inlock_tests::server::Server;
+
+/// The plaintext size of the export under attack.
+const SIZE: u64 = 64 << 20;
+/// Where the good client works; no case and no mutated stream of the fixed seeds reaches there.
+const GOOD_AREA: u64 = 60 << 20;
+const GOOD_AREA_LEN: u64 = 1 << 20;
+/// How many KiB the server may keep after an attack, above what it had before.
+const KEPT_KIB: u64 = 32 << 10;
+
+/// A server to misbehave to.
+pub(crate) struct Target {
+    pub(crate) socket: PathBuf,
+    pub(crate) patience: Duration,
+}
+
+impl Target {
+    /// A connection after the greeting.
+    pub(crate) fn haggle(&self) -> Result<Connection> {
+        Connection::haggle(&self.socket, self.patience)
+    }
+
+    /// A connection in transmission.
+    pub(crate) fn open(&self, mode: Mode) -> Result<Connection> {
+        Connection::open(&self.socket, self.patience, mode)
+    }
+}
+
+/// A named piece of misbehaviour with the check of the answer.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) run: fn(&Target) -> Result<()>,
+}
+
+fn cases() -> impl Iterator<Item = &'static Case> {
+    handshake::CASES.iter().chain(transmission::CASES)
+}
+
+struct Served {
+    server: Server,
+    image: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+fn serve(more: &[&str]) -> Result<Served> {
+    let dir = tempfile::tempdir()?;
+    let key = key_file(dir.path(), "key", b"hostile")?;
+    let image = dir.path().join("volume.img");
+    let mut args = vec!["--type", "luks2"];
+    args.extend(CHEAP_PBKDF2);
+    inlock_format(&image, SIZE + (16 << 20), &key, &args)?;
+    let server = Server::inlock(dir.path(), "volume", &image, Some(&key), more)?;
+    Ok(Served { server, image, _dir: dir })
+}
+
+fn target(socket: &Path) -> Target {
+    Target { socket: socket.to_owned(), patience: Duration::from_secs(60) }
+}
+
+/// Writes random pieces of the good area, reads them back and compares, on one connection, until told to stop.
+fn good_client(socket: &Path, stop: &AtomicBool, rounds: &AtomicU64) -> Result<()> {
+    let mut random = Random::new(7);
+    let mut model = vec![0u8; GOOD_AREA_LEN as usize];
+    let mut client = Connection::open(socket, Duration::from_secs(120), Mode::Structured)?;
+    client.write(GOOD_AREA, &model)?;
+    while !stop.load(Ordering::Relaxed) {
+        let offset = random.below(GOOD_AREA_LEN - 9000);
+        let len = 1 + random.below(9000) as usize;
+        let data = random.bytes(len);
+        client.write(GOOD_AREA + offset, &data)?;
+        model[offset as usize..offset as usize + len].copy_from_slice(&data);
+        let from = random.below(GOOD_AREA_LEN - 9000);
+        let back = client.read(GOOD_AREA + from, 9000)?;
+        ensure!(
+            back == model[from as usize..from as usize + 9000],
+            "the good client read something else than it wrote"
+        );
+        if rounds.fetch_add(1, Ordering::Relaxed).is_multiple_of(64) {
+            client.flush()?;
+        }
+    }
+    ensure!(client.read(GOOD_AREA, model.len())? == model, "the good client's area has changed");
+    client.disconnect()
+}
+
+/// Runs an attack while the good client works, then checks that the server is alive, and as small as it was.
+fn with_good_client(served: &mut Served, attack: impl FnOnce(&Target) -> Result<()>) -> Result<()> {
+    let socket = served.server.socket().to_owned();
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (attacked, good) = std::thread::scope(|scope| {
+        let good = scope.spawn(|| good_client(&socket, &stop, &rounds));
+        while rounds.load(Ordering::Relaxed) < 10 && !good.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let before = served.server.status_field("VmRSS").context("before the attack")?;
+        let attacked = attack(&target(&socket));
+        let (from, waited) = (rounds.load(Ordering::Relaxed), std::time::Instant::now());
+        while rounds.load(Ordering::Relaxed) < from + 10 && !good.is_finished() && waited.elapsed().as_secs() < 60 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::Relaxed);
+        let good = good.join().map_err(|_| anyhow::anyhow!("the good client panicked"))?;
+        Ok::<_, anyhow::Error>((attacked.map(|()| before), good))
+    })?;
+    let before = attacked?;
+    good.context("the good client")?;
+    ensure!(served.server.ended()?.is_none(), "the server has ended: {}", served.server.log_text());
+    let after = served.server.status_field("VmRSS")?;
+    ensure!(after <= before + KEPT_KIB, "the server grew from {before} to {after} KiB");
+    count("good_client_rounds", rounds.load(Ordering::Relaxed));
+    Ok(())
+}
+
+#[test]
+fn every_named_case_gets_the_protocols_answer() -> Result<()> {
+    let mut served = serve(&[])?;
+    let mut failures = Vec::new();
+    let mut done = 0;
+    with_good_client(&mut served, |target| {
+        for case in cases() {
+            done += 1;
+            if let Err(error) = (case.run)(target) {
+                failures.push(format!("{}: {error:#}", case.name));
+            }
+            // The next case must find a server that still serves.
+            let alive =
+                target.open(Mode::Simple).and_then(|mut c| c.read(0, 4096).map(|_| c)).and_then(|c| c.disconnect());
+            alive.with_context(|| format!("after the case {}", case.name))?;
+        }
+        Ok(())
+    })?;
+    count("hostile_cases", done);
+    ensure!(
+        failures.is_empty(),
+        "{} of {done} cases:\n{}\n{}",
+        failures.len(),
+        failures.join("\n"),
+        served.server.log_text()
+    );
+    Ok(())
+}
+
+#[test]
+fn a_server_that_says_yes_to_everything_fails_the_cases() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let socket = dir.path().join("yes.sock");
+    yes_server::start(&socket, SIZE)?;
+    let target = Target { socket, patience: Duration::from_millis(150) };
+    let caught = cases().filter(|case| (case.run)(&target).is_err()).count();
+    count("hostile_cases_that_catch_a_bad_server", caught);
+    ensure!(caught * 3 >= cases().count() * 2, "only {caught} of {} cases notice", cases().count());
+    Ok(())
+}
+
+#[test]
+fn mutated_streams_harm_nobody() -> Result<()> {
+    const STREAMS: u64 = 1600;
+    let mut served = serve(&[])?;
+    let mut sent = 0;
+    with_good_client(&mut served, |target| {
+        for seed in 0..STREAMS {
+            sent += streams::send_mutated(&target.socket, seed).with_context(|| format!("stream {seed}"))?;
+        }
+        Ok(())
+    })?;
+    count("mutated_streams", STREAMS);
+    count("mutated_stream_bytes", sent);
+    let status = served.server.terminate()?;
+    ensure!(status.success(), "after the streams the server ends with {status}: {}", served.server.log_text());
+    ensure!(std::fs::metadata(&served.image)?.len() == SIZE + (16 << 20), "the image has another length");
+    Ok(())
+}
+
+#[test]
+fn idle_connections_are_held_while_a_good_client_is_served() -> Result<()> {
+    const IDLE: usize = 500;
+    let mut served = serve(&[])?;
+    let mut held = 0;
+    let mut most = 0;
+    let socket = served.server.socket().to_owned();
+    let pid_status = |s: &Served| s.server.status_field("VmRSS");
+    let before = pid_status(&served)?;
+    let mut idle = Vec::new();
+    // A third of them each: silent, haggling, in transmission. All have to be taken and kept open.
+    for n in 0..IDLE {
+        let target = target(&socket);
+        let connection = match n % 3 {
+            0 => Connection::dial(&socket, target.patience),
+            1 => target.haggle(),
+            _ => target.open(Mode::Structured),
+        };
+        idle.push(connection.with_context(|| format!("idle connection {n}"))?);
+        held += 1;
+    }
+    most = most.max(pid_status(&served)?);
+    with_good_client(&mut served, |target| {
+        let mut second = target.open(Mode::Simple)?;
+        for n in 0..100 {
+            second.write(n * 4096, &[n as u8; 4096])?;
+            ensure!(second.read(n * 4096, 4096)? == [n as u8; 4096], "the second good client");
+        }
+        second.disconnect()
+    })?;
+    // Those in transmission are still good for a request.
+    for (n, connection) in idle.iter_mut().enumerate().filter(|(n, _)| n % 3 == 2) {
+        connection.read(0, 512).with_context(|| format!("idle connection {n} after the wait"))?;
+    }
+    drop(idle);
+    count("idle_connections_held", held);
+    count("idle_connection_cost_kib", most.saturating_sub(before) / IDLE as u64);
+    ensure!(most <= before + 64 * 1024, "{IDLE} idle connections cost {} KiB", most - before);
+    Ok(())
+}
+
+#[test]
+fn a_read_only_export_refuses_every_change() -> Result<()> {
+    let served = serve(&["--read-only"])?;
+    let before = std::fs::read(&served.image)?;
+    for case in transmission::READ_ONLY_CASES {
+        (case.run)(&target(served.server.socket())).with_context(|| case.name)?;
+    }
+    count("read_only_cases", transmission::READ_ONLY_CASES.len());
+    ensure!(std::fs::read(&served.image)? == before, "a read-only export has changed its image");
+    Ok(())
+}
