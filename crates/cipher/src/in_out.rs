@@ -34,6 +34,21 @@ impl<'a> InOut<'a> {
         self.len() == 0
     }
 
+    /// The first `mid` bytes, or all where there are fewer, and the rest.
+    pub(crate) fn split_at(self, mid: usize) -> (Self, Self) {
+        let mid = mid.min(self.len());
+        match self {
+            Self::InPlace(data) => {
+                let (front, back) = data.split_at_mut(mid);
+                (Self::InPlace(front), Self::InPlace(back))
+            }
+            Self::Copy { src, dst } => {
+                let ((src, src_back), (dst, dst_back)) = (src.split_at(mid), dst.split_at_mut(mid));
+                (Self::Copy { src, dst }, Self::Copy { src: src_back, dst: dst_back })
+            }
+        }
+    }
+
     /// Where to read and where to write, for kernels: equal in place.
     pub(crate) fn as_ptrs(&mut self) -> (*const u8, *mut u8) {
         match self {

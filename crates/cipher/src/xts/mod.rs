@@ -20,9 +20,6 @@ use portable::PortableAes;
 #[cfg(target_arch = "x86_64")]
 use x86_64::{AesNiKernel, Vaes256Kernel, Vaes512Kernel};
 
-// IEEE 1619, section 5.1: a data unit has at most 2^20 blocks.
-const _: () = assert!(1 << 16 <= 16 << 20, "the largest data unit is within XTS's bound");
-
 /// An implementation of AES and its modes, with the proof that this processor can run it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -108,17 +105,32 @@ struct Xts {
     ivs: IvGenerator,
 }
 
-/// What one call asks of a kernel. The pointers are valid for `units * unit_len` bytes while the job lives, and equal (in
-/// place) or without overlap.
+/// What one call asks of a kernel: up to [`IvGenerator::MAX_BATCH`] units. The pointers are valid for `units * unit_len`
+/// bytes while the job lives, and equal (in place) or without overlap.
 pub(crate) struct XtsJob<'a> {
     pub(crate) keys: &'a XtsKeys,
-    pub(crate) ivs: &'a IvGenerator,
-    pub(crate) first: IvNumber,
+    /// The units' IVs, rounded up to whole vectors, and [`IV_MARGIN`] in all. The kernel makes tweaks of them.
+    pub(crate) ivs: &'a mut [Block],
     pub(crate) src: *const u8,
     pub(crate) dst: *mut u8,
     pub(crate) units: usize,
     pub(crate) unit_len: usize,
     _data: InOut<'a>,
+}
+
+/// How many more IVs than units a job has room for: a vector's, and one that is read ahead and not used.
+const IV_MARGIN: usize = 4;
+
+impl<'a> XtsJob<'a> {
+    /// Fills `ivs` for `data`, which is whole units, fewer by [`IV_MARGIN`] than `ivs` has room for.
+    #[inline(always)]
+    fn new(cipher: &'a Xts, number: u64, ivs: &'a mut [Block], mut data: InOut<'a>) -> Self {
+        let units = data.len() >> cipher.unit.log2();
+        assert!(units + IV_MARGIN <= ivs.len());
+        cipher.ivs.fill(number, &mut ivs[..units.next_multiple_of(IV_MARGIN)]);
+        let (src, dst) = data.as_ptrs();
+        Self { keys: &cipher.keys, ivs, src, dst, units, unit_len: cipher.unit.bytes(), _data: data }
+    }
 }
 
 /// As [`XtsJob`], for CBC.
@@ -149,21 +161,35 @@ impl<'a> CbcJob<'a> {
 }
 
 impl Xts {
-    #[inline]
-    fn run(&self, first: IvNumber, mut data: InOut<'_>, encrypt: bool) {
-        let units = assert_whole_units(self.unit, &data);
-        let (src, dst) = data.as_ptrs();
-        let (keys, ivs, unit_len) = (&*self.keys, &self.ivs, self.unit.bytes());
-        let job = XtsJob { keys, ivs, first, src, dst, units, unit_len, _data: data };
-        #[cfg(target_arch = "x86_64")]
-        match self.kernel {
-            XtsKernel::Vaes512(proof) => Vaes512Kernel::xts(proof, &job, encrypt),
-            XtsKernel::Vaes256(proof) => Vaes256Kernel::xts(proof, &job, encrypt),
-            XtsKernel::AesNi(proof) => AesNiKernel::xts(proof, &job, encrypt),
-            XtsKernel::Portable => unreachable!("the portable kernel has a type of its own"),
+    #[inline(always)]
+    fn run(&self, first: IvNumber, data: InOut<'_>, encrypt: bool) {
+        const SMALL: usize = 8;
+        if assert_whole_units(self.unit, &data) <= SMALL {
+            self.run_batches(first, data, encrypt, [[0; 16]; SMALL + IV_MARGIN]);
+        } else {
+            self.run_batches(first, data, encrypt, [[0; 16]; IvGenerator::MAX_BATCH + IV_MARGIN]);
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        unreachable!("no kernel but the portable one on this architecture: {:?} {}", job.first, encrypt);
+    }
+
+    #[inline(always)]
+    fn run_batches<const N: usize>(&self, first: IvNumber, data: InOut<'_>, encrypt: bool, mut ivs: [Block; N]) {
+        let batch_len = (N - IV_MARGIN) << self.unit.log2();
+        let (mut number, mut left) = (first.0, data);
+        while !left.is_empty() {
+            let (batch, rest) = left.split_at(batch_len);
+            let mut job = XtsJob::new(self, number, &mut ivs, batch);
+            number = self.ivs.advance(number, job.units);
+            left = rest;
+            #[cfg(target_arch = "x86_64")]
+            match self.kernel {
+                XtsKernel::Vaes512(proof) => Vaes512Kernel::xts(proof, &mut job, encrypt),
+                XtsKernel::Vaes256(proof) => Vaes256Kernel::xts(proof, &mut job, encrypt),
+                XtsKernel::AesNi(proof) => AesNiKernel::xts(proof, &mut job, encrypt),
+                XtsKernel::Portable => unreachable!("the portable kernel has a type of its own"),
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            unreachable!("no kernel but the portable one on this architecture: {} {encrypt}", job.units);
+        }
     }
 }
 

@@ -12,8 +12,31 @@ static COUNTS: Counts<1, 2> = Counts::new();
 #[derive(Clone, Copy)]
 struct Block1(__m128i);
 
+/// See [`AesVector::pin`].
+#[inline]
+#[target_feature(enable = "aes,pclmulqdq,sse4.1")]
+fn pin(states: &mut [Block1; IN_FLIGHT], other: &mut Block1) {
+    // SAFETY: no instruction at all.
+    unsafe {
+        std::arch::asm!(
+            "/* {} {} {} {} {} {} {} {} {} */",
+            inout(xmm_reg) states[0].0,
+            inout(xmm_reg) states[1].0,
+            inout(xmm_reg) states[2].0,
+            inout(xmm_reg) states[3].0,
+            inout(xmm_reg) states[4].0,
+            inout(xmm_reg) states[5].0,
+            inout(xmm_reg) states[6].0,
+            inout(xmm_reg) states[7].0,
+            inout(xmm_reg) other.0,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+}
+
 impl AesVector for Block1 {
     const BLOCKS: usize = 1;
+    const KEYS_IN_REGISTERS: bool = false;
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
@@ -67,6 +90,12 @@ impl AesVector for Block1 {
     unsafe fn dec_last(self, round_key: Self) -> Self {
         // SAFETY: the caller's promise (see the trait).
         unsafe { Self(_mm_aesdeclast_si128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn pin(states: &mut [Self; IN_FLIGHT], other: &mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe { pin(states, other) }
     }
 
     #[inline(always)]

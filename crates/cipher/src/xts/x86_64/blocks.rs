@@ -11,7 +11,6 @@
 use crate::aes::{Block, RoundKeys};
 use crate::iv::IvGenerator;
 use crate::xts::{CbcJob, XtsJob};
-use std::mem::MaybeUninit;
 
 /// Vectors in flight.
 pub(super) const IN_FLIGHT: usize = 8;
@@ -24,6 +23,9 @@ pub(super) const IN_FLIGHT: usize = 8;
 pub(super) trait AesVector: Copy {
     /// How many blocks a vector holds.
     const BLOCKS: usize;
+    /// Whether there are registers enough to hold every round key. Otherwise each is read again each round, which costs
+    /// one load for `IN_FLIGHT` vectors, and no copy of a key is ever spilled to the stack.
+    const KEYS_IN_REGISTERS: bool;
 
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
@@ -35,6 +37,9 @@ pub(super) trait AesVector: Copy {
     unsafe fn enc_last(self, round_key: Self) -> Self;
     unsafe fn dec(self, round_key: Self) -> Self;
     unsafe fn dec_last(self, round_key: Self) -> Self;
+    /// Makes the compiler have computed `states` and `other` here, without an instruction: it would else reorder the vectors'
+    /// rounds to save registers, and so undo the interleaving.
+    unsafe fn pin(states: &mut [Self; IN_FLIGHT], other: &mut Self);
     /// Exchanges the two halves of every block.
     unsafe fn swap_halves(self) -> Self;
     /// `self`, whose blocks are all the tweak t, times x^(BLOCKS * INDEX + place): the tweaks of vector INDEX of a group.
@@ -95,14 +100,37 @@ macro_rules! each_round {
     (@ $r:ident $body:expr, $($n:literal)*) => { $({ const $r: usize = $n; $body; })* };
 }
 
-/// All round keys, each in every place of a vector.
-#[inline(always)]
-unsafe fn splat_keys<V: AesVector>(keys: &RoundKeys) -> [V; 15] {
-    // SAFETY: the caller's promise is that of each call.
-    unsafe {
-        let mut splat = [V::splat(&keys.0[0]); 15];
-        each_round!(@ R splat[R] = V::splat(&keys.0[R]), 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-        splat
+/// The round keys of one direction, where the loops want them.
+struct Keys<V> {
+    memory: *const RoundKeys,
+    registers: [V; 15],
+}
+
+impl<V: AesVector> Keys<V> {
+    /// # Safety
+    /// The instructions of `V` are there, and `memory` outlives the result.
+    #[inline(always)]
+    unsafe fn new(memory: &RoundKeys) -> Self {
+        // Opaque, so that the compiler cannot know that no store changes the keys, and keep copies on the stack.
+        let memory = std::hint::black_box(std::ptr::from_ref(memory));
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut registers = [V::splat(&(&(*memory).0)[0]); 15];
+            if V::KEYS_IN_REGISTERS {
+                each_round!(@ R registers[R] = V::splat(&(&(*memory).0)[R]), 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+            }
+            Self { memory, registers }
+        }
+    }
+
+    /// The key of round `ROUND`, in every place.
+    ///
+    /// # Safety
+    /// As for [`Keys::new`].
+    #[inline(always)]
+    unsafe fn get<const ROUND: usize>(&self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { if V::KEYS_IN_REGISTERS { self.registers[ROUND] } else { V::splat(&(&(*self.memory).0)[ROUND]) } }
     }
 }
 
@@ -118,72 +146,80 @@ unsafe fn last_round<V: AesVector, const ENCRYPT: bool>(state: V, key: V) -> V {
     unsafe { if ENCRYPT { state.enc_last(key) } else { state.dec_last(key) } }
 }
 
-/// IVs, or tweaks, of a batch of units.
-#[repr(C, align(64))]
-struct Batch([MaybeUninit<Block>; IvGenerator::MAX_BATCH]);
-
-/// XTS over every unit of `job`.
+/// XTS over every unit of `job`, whose tweaks it makes from the IVs.
+///
+/// While the rounds of one group run, the tweaks of the next are computed, be that in the same unit or in the next.
 ///
 /// # Safety
 /// The instructions of `V` are there; `job` says the truth about its pointers; a unit is a multiple of 512 bytes.
 #[inline(always)]
-pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(job: &XtsJob<'_>) {
+pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(job: &mut XtsJob<'_>) {
     let group_len = 16 * V::BLOCKS * IN_FLIGHT;
-    let mut batch = Batch([MaybeUninit::uninit(); IvGenerator::MAX_BATCH]);
-    let mut number = job.first.0;
-    let (mut src, mut dst, mut left) = (job.src, job.dst, job.units);
-    // SAFETY: instructions are the caller's promise. The IV table is written before it is read: `fill` writes whole
-    // vectors. Data is read and written inside `units * unit_len` bytes, of which a group is always a divisor.
+    let groups_in_unit = job.unit_len / group_len;
+    let (mut src, mut dst) = (job.src, job.dst);
+    // SAFETY: instructions are the caller's promise. The IVs fill whole vectors, and there is one more than units. Data is read and written inside `units * unit_len` bytes, of which a group is always a divisor.
     unsafe {
-        let keys = splat_keys::<V>(if ENCRYPT { &job.keys.data.encrypt } else { &job.keys.data.decrypt });
-        while left > 0 {
-            let units = left.min(IvGenerator::MAX_BATCH);
-            let padded = units.next_multiple_of(V::BLOCKS);
-            let tweaks = std::slice::from_raw_parts_mut(batch.0.as_mut_ptr().cast::<Block>(), padded);
-            job.ivs.fill(number, tweaks);
-            encrypt_whole_vectors::<V, ROUNDS>(&job.keys.tweak.encrypt, tweaks);
-            for tweak in &tweaks[..units] {
-                let mut tweak = V::splat(tweak);
-                for _ in 0..job.unit_len / group_len {
-                    let swapped = tweak.swap_halves();
-                    xts_group::<V, ROUNDS, ENCRYPT>(&keys, tweak, swapped, src, dst);
-                    tweak = tweak.next_group(swapped);
-                    src = src.add(group_len);
-                    dst = dst.add(group_len);
-                }
+        encrypt_whole_vectors::<V, ROUNDS>(
+            &job.keys.tweak.encrypt,
+            &mut job.ivs[..job.units.next_multiple_of(V::BLOCKS)],
+        );
+        let keys = Keys::<V>::new(if ENCRYPT { &job.keys.data.encrypt } else { &job.keys.data.decrypt });
+        let mut unit_tweaks = job.ivs.as_ptr();
+        let mut first = V::splat(&*unit_tweaks);
+        let mut swapped = first.swap_halves();
+        let mut tweaks = [first; IN_FLIGHT];
+        each!(I => tweaks[I] = first.times_powers::<I>(swapped));
+        let mut groups_left = groups_in_unit;
+        for _ in 0..job.units * groups_in_unit {
+            groups_left -= 1;
+            if groups_left == 0 {
+                groups_left = groups_in_unit;
+                unit_tweaks = unit_tweaks.add(1);
+                first = V::splat(&*unit_tweaks);
+            } else {
+                first = first.next_group(swapped);
             }
-            number = job.ivs.advance(number, units);
-            left -= units;
+            swapped = first.swap_halves();
+            tweaks = xts_group::<V, ROUNDS, ENCRYPT>(&keys, &tweaks, first, swapped, src, dst);
+            src = src.add(group_len);
+            dst = dst.add(group_len);
         }
     }
 }
 
-/// `IN_FLIGHT` vectors of one unit, whose first tweak is in every place of `tweak`.
+/// `IN_FLIGHT` vectors under `tweaks`. Gives back the tweaks of the next group, whose first is in every place of `first`.
 #[inline(always)]
 unsafe fn xts_group<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
-    keys: &[V; 15],
-    tweak: V,
+    keys: &Keys<V>,
+    tweaks: &[V; IN_FLIGHT],
+    first: V,
     swapped: V,
     src: *const u8,
     dst: *mut u8,
-) {
+) -> [V; IN_FLIGHT] {
     let len = 16 * V::BLOCKS;
     // SAFETY: the caller's promise is that of each call.
     unsafe {
-        let mut tweaks = [tweak; IN_FLIGHT];
-        let mut states = [tweak; IN_FLIGHT];
-        each!(I => {
-            tweaks[I] = tweak.times_powers::<I>(swapped);
-            states[I] = V::load(src.add(I * len)).xor3(tweaks[I], keys[0]);
-        });
+        let mut next = [first; IN_FLIGHT];
+        let mut states = [first; IN_FLIGHT];
+        let key = keys.get::<0>();
+        each!(I => states[I] = V::load(src.add(I * len)).xor3(tweaks[I], key));
         each_round!(ROUNDS, R => {
-            each!(I => states[I] = round::<V, ENCRYPT>(states[I], keys[R]));
+            let key = keys.get::<R>();
+            each!(I => states[I] = round::<V, ENCRYPT>(states[I], key));
+            if R <= IN_FLIGHT {
+                const I: usize = (R - 1) % IN_FLIGHT;
+                next[I] = first.times_powers::<I>(swapped);
+                V::pin(&mut states, &mut next[I]);
+            }
         });
         // The tweak joins the last round key, so that it costs no latency after the last round.
+        let key = keys.get::<ROUNDS>();
         each!(I => {
-            let state = last_round::<V, ENCRYPT>(states[I], keys[ROUNDS].xor(tweaks[I]));
+            let state = last_round::<V, ENCRYPT>(states[I], key.xor(tweaks[I]));
             state.store(dst.add(I * len));
         });
+        next
     }
 }
 
@@ -251,7 +287,7 @@ pub(super) unsafe fn cbc_decrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
     let mut ivs = [[0; 16]; IvGenerator::MAX_BATCH];
     // SAFETY: instructions are the caller's promise; each access is inside the unit that `src` and `dst` point to.
     unsafe {
-        let keys = splat_keys::<V>(&job.keys.decrypt);
+        let keys = Keys::<V>::new(&job.keys.decrypt);
         for unit in 0..job.units {
             let in_batch = unit % IvGenerator::MAX_BATCH;
             if in_batch == 0 {
@@ -266,15 +302,16 @@ pub(super) unsafe fn cbc_decrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
                 let at = group * IN_FLIGHT * len;
                 let before = if group == 0 { start.as_ptr().cast::<u8>() } else { src.add(at - 16) };
                 let mut chain = [V::load(before); IN_FLIGHT];
-                let mut states = [V::load(src.add(at)).xor(keys[0]); IN_FLIGHT];
+                let mut states = [V::load(src.add(at)).xor(keys.get::<0>()); IN_FLIGHT];
                 each!(I => if I > 0 {
                     chain[I] = V::load(src.add(at + I * len - 16));
-                    states[I] = V::load(src.add(at + I * len)).xor(keys[0]);
+                    states[I] = V::load(src.add(at + I * len)).xor(keys.get::<0>());
                 });
                 each_round!(ROUNDS, R => {
-                    each!(I => states[I] = states[I].dec(keys[R]));
+                    let key = keys.get::<R>();
+                    each!(I => states[I] = states[I].dec(key));
                 });
-                each!(I => states[I].dec_last(keys[ROUNDS].xor(chain[I])).store(dst.add(at + I * len)));
+                each!(I => states[I].dec_last(keys.get::<ROUNDS>().xor(chain[I])).store(dst.add(at + I * len)));
             }
         }
     }
@@ -291,7 +328,7 @@ pub(super) unsafe fn cbc_encrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
     let mut unit = 0;
     // SAFETY: instructions are the caller's promise; each access is inside its unit.
     unsafe {
-        let keys = splat_keys::<V>(&job.keys.encrypt);
+        let keys = Keys::<V>::new(&job.keys.encrypt);
         while unit < job.units {
             let units = (job.units - unit).min(IN_FLIGHT);
             job.ivs.fill(job.ivs.advance(job.first.0, unit), &mut ivs[..units]);
@@ -308,7 +345,7 @@ pub(super) unsafe fn cbc_encrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
 
 #[inline(always)]
 unsafe fn cbc_encrypt_side_by_side<V: AesVector, const ROUNDS: usize>(
-    keys: &[V; 15],
+    keys: &Keys<V>,
     ivs: &[Block; IN_FLIGHT],
     src: *const u8,
     dst: *mut u8,
@@ -319,12 +356,13 @@ unsafe fn cbc_encrypt_side_by_side<V: AesVector, const ROUNDS: usize>(
         let mut states = [V::splat(&ivs[0]); IN_FLIGHT];
         each!(I => states[I] = V::splat(&ivs[I]));
         for at in (0..unit_len).step_by(16) {
-            each!(I => states[I] = states[I].xor3(V::load(src.add(I * unit_len + at)), keys[0]));
+            each!(I => states[I] = states[I].xor3(V::load(src.add(I * unit_len + at)), keys.get::<0>()));
             each_round!(ROUNDS, R => {
-                each!(I => states[I] = states[I].enc(keys[R]));
+                let key = keys.get::<R>();
+                each!(I => states[I] = states[I].enc(key));
             });
             each!(I => {
-                states[I] = states[I].enc_last(keys[ROUNDS]);
+                states[I] = states[I].enc_last(keys.get::<ROUNDS>());
                 states[I].store(dst.add(I * unit_len + at));
             });
         }
@@ -334,7 +372,7 @@ unsafe fn cbc_encrypt_side_by_side<V: AesVector, const ROUNDS: usize>(
 /// Fewer units than fit side by side: as many chains as there are, block by block.
 #[inline(always)]
 unsafe fn cbc_encrypt_few<V: AesVector, const ROUNDS: usize>(
-    keys: &[V; 15],
+    keys: &Keys<V>,
     ivs: &[Block],
     src: *const u8,
     dst: *mut u8,
@@ -349,9 +387,9 @@ unsafe fn cbc_encrypt_few<V: AesVector, const ROUNDS: usize>(
         for at in (0..unit_len).step_by(16) {
             // The chains do not depend on each other: the processor runs them side by side from this order too.
             for (unit, state) in states.iter_mut().enumerate().take(ivs.len()) {
-                let mut block = state.xor3(V::load(src.add(unit * unit_len + at)), keys[0]);
-                each_round!(ROUNDS, R => block = block.enc(keys[R]));
-                *state = block.enc_last(keys[ROUNDS]);
+                let mut block = state.xor3(V::load(src.add(unit * unit_len + at)), keys.get::<0>());
+                each_round!(ROUNDS, R => block = block.enc(keys.get::<R>()));
+                *state = block.enc_last(keys.get::<ROUNDS>());
                 state.store(dst.add(unit * unit_len + at));
             }
         }

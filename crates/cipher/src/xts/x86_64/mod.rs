@@ -20,9 +20,9 @@ macro_rules! entry_points {
 
         impl $kernel {
             /// XTS over every unit of `job`.
-            pub(crate) fn xts(_: $token, job: &XtsJob<'_>, encrypt: bool) {
-                // SAFETY: the token proves the instructions; `XtsJob::new` made the pointers from slices of the stated
-                // length, which the job borrows, and checked it.
+            pub(crate) fn xts(_: $token, job: &mut XtsJob<'_>, encrypt: bool) {
+                // SAFETY: the token proves the instructions; the one maker of an `XtsJob` takes the
+                // pointers from slices whose length it has checked, and which it holds meanwhile.
                 unsafe {
                     match (job.keys.data.rounds, encrypt) {
                         (10, true) => xts::<10, true>(job),
@@ -75,7 +75,7 @@ macro_rules! entry_points {
         }
 
         #[target_feature(enable = $features)]
-        unsafe fn xts<const ROUNDS: usize, const ENCRYPT: bool>(job: &XtsJob<'_>) {
+        unsafe fn xts<const ROUNDS: usize, const ENCRYPT: bool>(job: &mut XtsJob<'_>) {
             // SAFETY: the instructions are enabled; the rest is the caller's promise.
             unsafe { blocks::xts::<$vector, ROUNDS, ENCRYPT>(job) }
         }

@@ -12,8 +12,31 @@ static COUNTS: Counts<2, 4> = Counts::new();
 #[derive(Clone, Copy)]
 struct Blocks2(__m256i);
 
+/// See [`AesVector::pin`].
+#[inline]
+#[target_feature(enable = "avx2,vaes,vpclmulqdq")]
+fn pin(states: &mut [Blocks2; IN_FLIGHT], other: &mut Blocks2) {
+    // SAFETY: no instruction at all.
+    unsafe {
+        std::arch::asm!(
+            "/* {} {} {} {} {} {} {} {} {} */",
+            inout(ymm_reg) states[0].0,
+            inout(ymm_reg) states[1].0,
+            inout(ymm_reg) states[2].0,
+            inout(ymm_reg) states[3].0,
+            inout(ymm_reg) states[4].0,
+            inout(ymm_reg) states[5].0,
+            inout(ymm_reg) states[6].0,
+            inout(ymm_reg) states[7].0,
+            inout(ymm_reg) other.0,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+}
+
 impl AesVector for Blocks2 {
     const BLOCKS: usize = 2;
+    const KEYS_IN_REGISTERS: bool = false;
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
@@ -67,6 +90,12 @@ impl AesVector for Blocks2 {
     unsafe fn dec_last(self, round_key: Self) -> Self {
         // SAFETY: the caller's promise (see the trait).
         unsafe { Self(_mm256_aesdeclast_epi128(self.0, round_key.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn pin(states: &mut [Self; IN_FLIGHT], other: &mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe { pin(states, other) }
     }
 
     #[inline(always)]
