@@ -465,12 +465,12 @@ pub enum Problem {
         /// The other digest.
         other: u32,
     },
-    /// A keyslot that belongs to no digest: its key could not be verified.
-    #[error("is bound to no digest")]
-    Unbound,
-    /// There is no segment.
-    #[error("there is no segment")]
-    NoSegment,
+    /// Segments are not numbered one after the other from 0.
+    #[error("segment numbers have a gap before this one")]
+    SegmentGap,
+    /// A segment without a length is not the last one.
+    #[error("only the last segment may be dynamic")]
+    DynamicNotLast,
 }
 
 impl Problem {

@@ -23,7 +23,7 @@ mod wipe;
 pub use error::{CommitError, Excerpt, Fault, FormatError, LoadError, LoadWarning, Problem, UnlockError};
 pub use header_device::{FileDevice, HeaderDevice, MemoryDevice};
 pub use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
-pub use pbkdf::{Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest};
+pub use pbkdf::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest};
 pub use secret::Secret;
 pub use unlock::{ActivationFlags, UnlockOptions, UnlockWarning, Unlocked};
 pub use volume::Volume;

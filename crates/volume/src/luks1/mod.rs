@@ -10,6 +10,7 @@ mod format;
 mod unlock;
 mod validate;
 
+pub(crate) use format::new_uuid;
 pub use format::{FormatOptions, format};
 
 use crate::error::{LoadError, Problem};
@@ -105,11 +106,6 @@ impl Luks1 {
     pub fn active_keyslots(&self) -> Vec<u32> {
         (0..).zip(&self.keyslots).filter(|(_, slot)| slot.active).map(|(number, _)| number).collect()
     }
-}
-
-/// Bytes up to which the header and all keyslots reach.
-fn keyslots_end(luks1: &Luks1) -> u64 {
-    luks1.keyslots.iter().map(|slot| slot.end(luks1.key_len)).max().unwrap_or(HEADER_LEN as u64)
 }
 
 impl Keyslot {

@@ -1,1 +1,79 @@
-//! To come.
+//! Where things lie on the header device: two headers, keyslot areas behind them, and the payload behind those.
+
+use super::binary_header::BinaryHeader;
+use super::metadata::Metadata;
+use crate::error::{Fault, Place, Problem};
+
+/// The most bytes of all keyslot areas together.
+pub const MAX_KEYSLOTS_LEN: u64 = 128 << 20;
+/// What the length of all keyslot areas together is a multiple of.
+pub const KEYSLOTS_ALIGN: u64 = 4096;
+
+/// Where the keyslot areas begin.
+pub(super) fn keyslots_start(header: &BinaryHeader) -> u64 {
+    2 * header.hdr_size
+}
+
+/// Where the keyslot areas end: a payload on the same device starts there at the earliest.
+pub(super) fn keyslots_end(header: &BinaryHeader, metadata: &Metadata) -> u64 {
+    keyslots_start(header) + metadata.config.keyslots_size
+}
+
+/// Checks that nothing lies in anything else's place. `keyslots_size` was checked before.
+pub(super) fn check(name: &'static str, header: &BinaryHeader, metadata: &Metadata) -> Result<(), Fault> {
+    check_keyslots(header, metadata).map_err(|(number, problem)| {
+        problem.at(name, Place::object("keyslots", number).part("area"))
+    })?;
+    check_segments(header, metadata).map_err(|(number, problem)| problem.at(name, Place::object("segments", number)))
+}
+
+fn check_keyslots(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32, Problem)> {
+    let (start, limit) = (keyslots_start(header), keyslots_end(header, metadata));
+    for (&number, keyslot) in &metadata.keyslots {
+        let (offset, size) = (keyslot.area_offset, keyslot.area_len);
+        let refuse = |problem| Err((number, problem));
+        if size == 0 {
+            return refuse(Problem::NotAllowed { field: "size", value: 0 });
+        }
+        if offset < start {
+            return refuse(Problem::Overlap { offset, with: "the header" });
+        }
+        if offset.checked_add(size).is_none_or(|end| end > limit) {
+            return refuse(Problem::PastEnd { offset, size, limit, of: "the keyslot areas" });
+        }
+        for (&object, other) in metadata.keyslots.range(..number) {
+            // The other's end was checked in its turn.
+            if offset < other.area_offset + other.area_len && other.area_offset < offset + size {
+                return refuse(Problem::OverlapObject { offset, with: "keyslots", object });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_segments(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32, Problem)> {
+    let numbers = metadata.segments.keys().zip(0..);
+    if let Some((&number, _)) = numbers.into_iter().find(|&(&number, wanted)| number != wanted) {
+        return Err((number, Problem::SegmentGap));
+    }
+    let live: Vec<_> = metadata.segments.iter().filter(|(_, segment)| !segment.is_backup()).collect();
+    // A payload at offset 0 says that the header is detached: then nothing of it is on the data device.
+    let detached = live.iter().any(|(_, segment)| segment.offset == 0);
+    for (index, &(&number, segment)) in live.iter().enumerate() {
+        let offset = segment.offset;
+        if !detached && offset < keyslots_end(header, metadata) {
+            return Err((number, Problem::Overlap { offset, with: "the keyslot areas" }));
+        }
+        if segment.size.is_none() && index + 1 != live.len() {
+            return Err((number, Problem::DynamicNotLast));
+        }
+        let end = segment.size.map_or(u64::MAX, |size| offset + size);
+        for &(&object, other) in &live[..index] {
+            let other_end = other.size.map_or(u64::MAX, |size| other.offset + size);
+            if offset < other_end && other.offset < end {
+                return Err((number, Problem::OverlapObject { offset, with: "segments", object }));
+            }
+        }
+    }
+    Ok(())
+}

@@ -132,7 +132,15 @@ impl BinaryHeader {
 }
 
 impl Copy {
-    fn magic(self) -> [u8; 6] {
+    /// The other one.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Primary => Self::Secondary,
+            Self::Secondary => Self::Primary,
+        }
+    }
+
+    pub(super) fn magic(self) -> [u8; 6] {
         match self {
             Self::Primary => LUKS_MAGIC,
             Self::Secondary => SECOND_MAGIC,

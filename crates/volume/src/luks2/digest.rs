@@ -1,1 +1,49 @@
-//! To come.
+//! Digests of the metadata (specification, section 3.4): what says that a key is the right one.
+
+use super::json::Fields;
+use super::keyslot::MAX_SALT_LEN;
+use super::metadata::{Digest, DigestKind};
+use crate::error::{Fault, UnlockError};
+use crate::pbkdf::{Hash, Kdf, KdfLimits};
+use inlock_cipher::VolumeKey;
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+/// Reads one digest; the functions say which keyslots and segments there are.
+pub(super) fn parse(
+    fields: &Fields<'_>,
+    keyslot_exists: impl Fn(u32) -> bool,
+    segment_exists: impl Fn(u32) -> bool,
+) -> Result<Digest, Fault> {
+    let kind = match fields.text("type")? {
+        "pbkdf2" => DigestKind::Pbkdf2 {
+            hash: fields.text("hash")?.to_owned(),
+            iterations: fields.number("iterations", 1, u32::MAX)?,
+            salt: fields.bytes("salt", MAX_SALT_LEN)?,
+            digest: fields.bytes("digest", Hash::MAX_LEN)?,
+        },
+        other => DigestKind::Other(other.to_owned()),
+    };
+    Ok(Digest {
+        keyslots: fields.references("keyslots", keyslot_exists)?,
+        segments: fields.references("segments", segment_exists)?,
+        kind,
+    })
+}
+
+/// Whether `key` is the key of digest `number`. A digest that cannot be computed is an error, never a yes.
+pub(super) fn verify(number: u32, digest: &Digest, key: &VolumeKey, limits: &KdfLimits) -> Result<bool, UnlockError> {
+    let refuse = |reason| UnlockError::DigestNotComputable { digest: number, reason };
+    let DigestKind::Pbkdf2 { hash, iterations, salt, digest } = &digest.kind else {
+        return Err(refuse("its type is not supported"));
+    };
+    let hash: Hash = hash.parse().map_err(|_| refuse("its hash is not supported"))?;
+    // A short digest would take other keys for the right one.
+    if digest.len() != hash.len() {
+        return Err(refuse("it does not have the length of its hash"));
+    }
+    let mut computed = Zeroizing::new(vec![0; digest.len()]);
+    let kdf = Kdf::Pbkdf2 { hash, iterations: *iterations };
+    kdf.derive(key.as_bytes(), salt, &mut computed, limits)?;
+    Ok(computed.ct_eq(digest).into())
+}

@@ -1,11 +1,29 @@
 //! Creating a LUKS2 volume.
+//!
+//! Order of writes: old headers away; key material and both JSON areas; the first copy's block; the second's; each made
+//! durable before the next. Only a block's first sector has content, and a sector is written whole or not at all: a power
+//! cut leaves the new volume, the old one, or plainly none.
 
+use super::areas::{KEYSLOTS_ALIGN, MAX_KEYSLOTS_LEN};
+use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS};
+use super::commit::json_area;
+use super::validate::{self, MAX_OBJECTS};
+use super::{HEADER, Luks2};
 use crate::error::FormatError;
 use crate::header_device::HeaderDevice;
-use crate::pbkdf::{Hash, KdfKind, KdfRequest};
+use crate::key_material::{KeyMaterial, material_len};
+use crate::luks1;
+use crate::pbkdf::{Hash, Kdf, KdfKind, KdfLimits, KdfRequest, pbkdf2_iterations, random_bytes};
 use crate::secret::Secret;
+use crate::unlock::new_volume_key;
 use crate::volume::Volume;
-use inlock_cipher::{CipherSpec, DataUnitSize, VolumeKey};
+use crate::wipe::{fill_random, wipe_old_headers};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, VolumeKey};
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+use zeroize::Zeroizing;
 
 /// Bytes of a binary header with its JSON area, unless chosen otherwise.
 pub const DEFAULT_METADATA_LEN: u64 = 16 << 10;
@@ -78,12 +96,223 @@ impl Default for FormatOptions {
 impl FormatOptions {
     /// Bytes that headers and keyslot areas take on the header device.
     pub fn header_len(&self) -> u64 {
-        2 * self.metadata_len + self.keyslots_len.unwrap_or(DEFAULT_KEYSLOTS_LEN)
+        self.metadata_len.saturating_mul(2).saturating_add(self.keyslots_len())
+    }
+
+    /// Where the payload will start on its device, in bytes.
+    pub fn data_offset(&self) -> u64 {
+        match (self.data_offset, self.detached) {
+            (Some(offset), _) => offset,
+            (None, true) => 0,
+            (None, false) => self.header_len().next_multiple_of(DATA_ALIGN),
+        }
+    }
+
+    fn keyslots_len(&self) -> u64 {
+        let headers = self.metadata_len.saturating_mul(2);
+        let fits = match (self.data_offset, self.detached) {
+            (Some(offset), false) => offset.saturating_sub(headers) / KEYSLOTS_ALIGN * KEYSLOTS_ALIGN,
+            _ => u64::MAX,
+        };
+        let default = (DEFAULT_KEYSLOTS_LEN + 2 * DEFAULT_METADATA_LEN).saturating_sub(headers);
+        self.keyslots_len.unwrap_or(default.min(fits))
+    }
+
+    fn keyslot_cipher(&self) -> (CipherSpec, usize) {
+        self.keyslot_cipher.unwrap_or((self.cipher, self.key_len))
+    }
+
+    /// Bytes of the keyslot's area.
+    fn area_len(&self) -> u64 {
+        let len = material_len(self.key_len as u64, STRIPES.into()).unwrap_or(u64::MAX / 2);
+        len.next_multiple_of(KEYSLOTS_ALIGN)
+    }
+
+    fn sector_size(&self, data_len: Option<u64>) -> DataUnitSize {
+        let fits = |len: u64| len.is_multiple_of(DataUnitSize::LUKS_MAX.bytes() as u64);
+        let best = if data_len.is_none_or(fits) { DataUnitSize::LUKS_MAX } else { DataUnitSize::SECTOR };
+        self.sector_size.unwrap_or(best)
+    }
+
+    fn check(&self, device_len: u64, data_len: Option<u64>) -> Result<(), FormatError> {
+        let invalid = |option, reason| Err(FormatError::InvalidOption { option, reason });
+        if !SECOND_OFFSETS.contains(&self.metadata_len) {
+            return invalid("luks2-metadata-size", "not a power of two from 16 KiB to 4 MiB");
+        }
+        if !self.keyslots_len().is_multiple_of(KEYSLOTS_ALIGN) || self.keyslots_len() > MAX_KEYSLOTS_LEN {
+            return invalid("luks2-keyslots-size", "not a multiple of 4096 up to 128 MiB");
+        }
+        if self.keyslots_len() < self.area_len() {
+            return invalid("luks2-keyslots-size", "there is no room for one keyslot");
+        }
+        if self.keyslot >= MAX_OBJECTS {
+            return invalid("key-slot", "LUKS2 has keyslots 0 to 31");
+        }
+        for (option, label) in [("label", &self.label), ("subsystem", &self.subsystem)] {
+            if label.len() > 47 || label.chars().any(char::is_control) {
+                return invalid(option, "not a text of at most 47 bytes");
+            }
+        }
+        if !self.data_offset().is_multiple_of(KEYSLOTS_ALIGN) {
+            return invalid("offset", "not a multiple of 4096 bytes");
+        }
+        if !self.detached && self.data_offset() < self.header_len() {
+            return invalid("offset", "the payload overlaps the header");
+        }
+        let needed = if self.detached { self.header_len() } else { self.data_offset() };
+        if device_len < needed {
+            return Err(FormatError::DeviceTooSmall { needed, len: device_len });
+        }
+        let sector_size = self.sector_size(data_len);
+        if sector_size > DataUnitSize::LUKS_MAX {
+            return invalid("sector-size", "LUKS2 allows at most 4096");
+        }
+        if data_len.is_some_and(|len| !len.is_multiple_of(sector_size.bytes() as u64)) {
+            return invalid("sector-size", "the device is not a whole number of such sectors");
+        }
+        let (cipher, key_len) = self.keyslot_cipher();
+        if cipher.cipher == Cipher::Null {
+            return invalid("keyslot-cipher", "it does not encrypt");
+        }
+        if !cipher.key_lens().contains(&key_len) {
+            return Err(CipherError::KeyLength { spec: cipher, len: key_len }.into());
+        }
+        Ok(())
     }
 }
 
+const STRIPES: u32 = 4000;
+const DATA_ALIGN: u64 = 1 << 20;
+const SALT_LEN: usize = 32;
+const DIGEST_TIME: Duration = Duration::from_millis(125);
+const MIN_DIGEST_ITERATIONS: u32 = 1000;
+
 /// Writes a new LUKS2 header with one keyslot, which `passphrase` opens. Whatever the device held is lost.
 pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Volume, FormatError> {
-    let _ = (device, options, passphrase);
-    Err(FormatError::InvalidOption { option: "type", reason: "not yet" })
+    let device_len = device.len()?;
+    let data_len = if options.detached { options.data_len } else { Some(options.data_len.unwrap_or(device_len)) };
+    options.check(device_len, data_len)?;
+    let key = new_volume_key(&options.cipher, options.key_len, options.volume_key.as_ref())?;
+    let kdf = KdfRequest { hash: options.hash, ..options.kdf }.resolve(options.keyslot_cipher().1)?;
+    let area_offset = 2 * options.metadata_len;
+    let (keyslot, material) = new_keyslot(&options, &kdf, &key, passphrase, area_offset)?;
+    let map = metadata(&options, &key, keyslot, options.sector_size(data_len))?;
+    let header = BinaryHeader {
+        hdr_size: options.metadata_len,
+        seqid: 1,
+        label: options.label.clone(),
+        subsystem: options.subsystem.clone(),
+        csum_alg: Hash::Sha256,
+        uuid: luks1::new_uuid(options.uuid.as_deref())?,
+    };
+    // What cannot be loaded is not written.
+    validate::check(HEADER, &header, &map).map_err(|fault| FormatError::Verify(Box::new(fault.into())))?;
+    let area = json_area(&header, &map).map_err(|(needed, area)| FormatError::MetadataTooLarge { needed, area })?;
+
+    wipe_old_headers(device)?;
+    fill_random(device, area_offset, options.header_len())?;
+    device.write_all_at(&material, area_offset)?;
+    for copy in [Copy::Primary, Copy::Secondary] {
+        device.write_all_at(&[0; BLOCK_LEN], header.offset(copy))?;
+        device.write_all_at(&area, header.offset(copy) + BLOCK_LEN as u64)?;
+    }
+    device.sync()?;
+    for copy in [Copy::Primary, Copy::Secondary] {
+        let mut salt = [0; 64];
+        getrandom::fill(&mut salt)?;
+        device.write_all_at(&header.encode(copy, &salt, &area), header.offset(copy))?;
+        device.sync()?;
+    }
+    let luks2 = Luks2::load(device).map_err(|error| FormatError::Verify(Box::new(error)))?;
+    Ok(Volume::Luks2(Box::new(luks2)))
+}
+
+/// A keyslot's metadata and its material.
+fn new_keyslot(
+    options: &FormatOptions,
+    kdf: &Kdf,
+    key: &VolumeKey,
+    passphrase: &Secret,
+    area_offset: u64,
+) -> Result<(Value, Zeroizing<Vec<u8>>), FormatError> {
+    let (cipher, area_key_len) = options.keyslot_cipher();
+    let salt = random_bytes(SALT_LEN)?;
+    let mut area_key = Zeroizing::new(vec![0; area_key_len]);
+    kdf.derive(passphrase.as_bytes(), &salt, &mut area_key, &KdfLimits::default())?;
+    let place =
+        KeyMaterial { offset: area_offset, key_len: options.key_len, stripes: STRIPES, hash: options.hash, cipher };
+    let material = place.seal(key, &area_key)?;
+    let salt = STANDARD.encode(&salt);
+    let kdf = match kdf {
+        Kdf::Pbkdf2 { hash, iterations } => {
+            json!({"type": "pbkdf2", "hash": hash.name(), "iterations": iterations, "salt": salt})
+        }
+        Kdf::Argon2i(cost) | Kdf::Argon2id(cost) => json!({
+            "type": kdf.kind().name(), "time": cost.time, "memory": cost.memory_kib, "cpus": cost.lanes, "salt": salt
+        }),
+    };
+    let keyslot = json!({
+        "type": "luks2",
+        "key_size": options.key_len,
+        "af": {"type": "luks1", "stripes": STRIPES, "hash": options.hash.name()},
+        "area": {
+            "type": "raw",
+            "offset": area_offset.to_string(),
+            "size": options.area_len().to_string(),
+            "encryption": cipher.to_string(),
+            "key_size": area_key_len,
+        },
+        "kdf": kdf,
+    });
+    Ok((keyslot, material))
+}
+
+fn metadata(
+    options: &FormatOptions,
+    key: &VolumeKey,
+    keyslot: Value,
+    sector_size: DataUnitSize,
+) -> Result<Map<String, Value>, FormatError> {
+    let number = options.keyslot.to_string();
+    let mut keyslots = Map::new();
+    keyslots.insert(number.clone(), keyslot);
+    let segment = json!({
+        "type": "crypt",
+        "offset": options.data_offset().to_string(),
+        "size": "dynamic",
+        "iv_tweak": "0",
+        "encryption": options.cipher.to_string(),
+        "sector_size": sector_size.bytes(),
+    });
+    let config = json!({
+        "json_size": (options.metadata_len - BLOCK_LEN as u64).to_string(),
+        "keyslots_size": options.keyslots_len().to_string(),
+    });
+    let mut map = Map::new();
+    map.insert("keyslots".into(), keyslots.into());
+    map.insert("tokens".into(), Map::new().into());
+    map.insert("segments".into(), json!({"0": segment}));
+    map.insert("digests".into(), json!({"0": new_digest(options, key, &number)?}));
+    map.insert("config".into(), config);
+    Ok(map)
+}
+
+fn new_digest(options: &FormatOptions, key: &VolumeKey, keyslot: &str) -> Result<Value, FormatError> {
+    let hash = options.hash;
+    let iterations = match options.kdf.forced_iterations {
+        Some(_) => MIN_DIGEST_ITERATIONS,
+        None => pbkdf2_iterations(hash, hash.len(), DIGEST_TIME)?,
+    };
+    let salt = random_bytes(SALT_LEN)?;
+    let mut digest = vec![0; hash.len()];
+    Kdf::Pbkdf2 { hash, iterations }.derive(key.as_bytes(), &salt, &mut digest, &KdfLimits::default())?;
+    Ok(json!({
+        "type": "pbkdf2",
+        "keyslots": [keyslot],
+        "segments": ["0"],
+        "hash": hash.name(),
+        "iterations": iterations,
+        "salt": STANDARD.encode(&salt),
+        "digest": STANDARD.encode(&digest),
+    }))
 }

@@ -1,5 +1,131 @@
-//! Loading.
-use super::Luks2;
-use crate::error::LoadError;
+//! Which copy of the header to trust.
+//!
+//! The first copy counts if it is whole, and the second tells where it should be. Where the first is damaged, the second
+//! is looked for at every offset that the format allows; the nearest is taken, because a larger header overwrites what an
+//! older, smaller one left nearby, but not the other way round. Of two whole copies the one with the higher sequence
+//! number counts.
+
+use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS, checksum_matches};
+use super::json::text_of_area;
+use super::metadata::{KeyslotKind, Metadata};
+use super::{HEADER, Luks2, SECOND_HEADER, validate};
+use crate::error::{Fault, LoadError, LoadWarning, Place, Problem};
 use crate::header_device::HeaderDevice;
-pub(super) fn load(_: &dyn HeaderDevice) -> Result<Luks2, LoadError> { Err(LoadError::NotLuks) }
+use serde_json::{Map, Value};
+use std::io;
+
+/// One whole copy.
+struct Loaded {
+    header: BinaryHeader,
+    json: String,
+    map: Map<String, Value>,
+    metadata: Metadata,
+}
+
+enum CopyError {
+    Fault(Fault),
+    Io(io::Error),
+}
+
+impl From<io::Error> for CopyError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+pub(super) fn load(device: &dyn HeaderDevice) -> Result<Luks2, LoadError> {
+    let (loaded, warnings, trusted) = match read_copy(device, Copy::Primary, 0) {
+        Ok(primary) => choose(device, primary)?,
+        Err(CopyError::Io(error)) => return Err(error.into()),
+        Err(CopyError::Fault(fault)) => {
+            let second = find_second(device, &fault)?;
+            (second, vec![LoadWarning::PrimaryDamaged(fault)], Copy::Secondary)
+        }
+    };
+    check_inside(device, &loaded.metadata)?;
+    let Loaded { header, json, map, metadata } = loaded;
+    Ok(Luks2 { header, json, map, metadata, warnings, trusted })
+}
+
+/// The first copy is whole: does the second say something newer?
+fn choose(device: &dyn HeaderDevice, primary: Loaded) -> Result<(Loaded, Vec<LoadWarning>, Copy), LoadError> {
+    let second = match read_copy(device, Copy::Secondary, primary.header.hdr_size) {
+        Ok(second) => second,
+        Err(CopyError::Io(error)) => return Err(error.into()),
+        Err(CopyError::Fault(fault)) => return Ok((primary, vec![LoadWarning::SecondaryDamaged(fault)], Copy::Primary)),
+    };
+    let (ours, theirs) = (primary.header.seqid, second.header.seqid);
+    if ours != theirs {
+        let warnings = vec![LoadWarning::CopiesDiffer { primary: ours, secondary: theirs }];
+        return Ok(if theirs > ours { (second, warnings, Copy::Secondary) } else { (primary, warnings, Copy::Primary) });
+    }
+    let mut warnings = Vec::new();
+    if primary.header != second.header || primary.json != second.json {
+        warnings.push(LoadWarning::SameSequenceDifferentContent { seqid: ours });
+    }
+    Ok((primary, warnings, Copy::Primary))
+}
+
+/// The first copy is damaged: looks for the second everywhere.
+fn find_second(device: &dyn HeaderDevice, primary: &Fault) -> Result<Loaded, LoadError> {
+    let mut second_fault = None;
+    for offset in SECOND_OFFSETS {
+        match read_copy(device, Copy::Secondary, offset) {
+            Ok(second) => return Ok(second),
+            Err(CopyError::Io(error)) => return Err(error.into()),
+            Err(CopyError::Fault(Fault { problem: Problem::NoMagic | Problem::Truncated { .. }, .. })) => {}
+            Err(CopyError::Fault(fault)) => {
+                second_fault.get_or_insert(fault);
+            }
+        }
+    }
+    Err(match (&primary.problem, second_fault) {
+        (Problem::NoMagic, Some(fault)) => fault.into(),
+        (Problem::NoMagic, None) => LoadError::NotLuks,
+        (Problem::Version(version), _) => LoadError::UnsupportedVersion(*version),
+        (&Problem::Truncated { needed, len }, _) => LoadError::Truncated { what: HEADER, needed, len },
+        _ => primary.clone().into(),
+    })
+}
+
+/// Reads and checks the copy at `offset`.
+fn read_copy(device: &dyn HeaderDevice, copy: Copy, offset: u64) -> Result<Loaded, CopyError> {
+    let name = if copy == Copy::Primary { HEADER } else { SECOND_HEADER };
+    let fault = |problem: Problem| CopyError::Fault(problem.at(name, Place::ROOT));
+    let len = device.len()?;
+    let inside = |end: u64| if end <= len { Ok(()) } else { Err(fault(Problem::Truncated { needed: end, len })) };
+    let mut magic = [0; 6];
+    if offset + magic.len() as u64 > len {
+        return Err(fault(Problem::NoMagic));
+    }
+    device.read_exact_at(&mut magic, offset)?;
+    if magic != copy.magic() {
+        return Err(fault(Problem::NoMagic));
+    }
+    inside(offset + BLOCK_LEN as u64)?;
+    let mut block = [0; BLOCK_LEN];
+    device.read_exact_at(&mut block, offset)?;
+    let header = BinaryHeader::decode(&block, copy, offset).map_err(fault)?;
+    inside(offset + header.hdr_size)?;
+    let mut area = vec![0; header.json_len()];
+    device.read_exact_at(&mut area, offset + BLOCK_LEN as u64)?;
+    if !checksum_matches(&block, &area, header.csum_alg) {
+        return Err(fault(Problem::Checksum));
+    }
+    let text = text_of_area(&area).map_err(fault)?;
+    let (map, metadata) = validate::read(name, &header, text).map_err(CopyError::Fault)?;
+    Ok(Loaded { header, json: text.to_owned(), map, metadata })
+}
+
+/// Checks that the device has every keyslot area that holds a key.
+fn check_inside(device: &dyn HeaderDevice, metadata: &Metadata) -> Result<(), LoadError> {
+    let len = device.len()?;
+    let keys = metadata.keyslots.values().filter(|keyslot| matches!(keyslot.kind, KeyslotKind::Luks2(_)));
+    // The sum was checked against the keyslot areas' end.
+    match keys.map(|keyslot| keyslot.area_offset + keyslot.area_len).max() {
+        Some(needed) if needed > len => {
+            Err(LoadError::Truncated { what: "LUKS2 header: the last keyslot area in use", needed, len })
+        }
+        _ => Ok(()),
+    }
+}

@@ -23,7 +23,7 @@ pub use format::{DEFAULT_KEYSLOTS_LEN, DEFAULT_METADATA_LEN, FormatOptions, form
 
 use crate::error::{LoadError, LoadWarning};
 use crate::header_device::HeaderDevice;
-use binary_header::BinaryHeader;
+use binary_header::{BinaryHeader, Copy};
 use metadata::Metadata;
 use serde_json::{Map, Value};
 
@@ -38,8 +38,8 @@ pub struct Luks2 {
     map: Map<String, Value>,
     metadata: Metadata,
     warnings: Vec<LoadWarning>,
-    /// Whether the first copy was whole when it was loaded; the next commit starts with the other one if not.
-    primary_whole: bool,
+    /// The copy that this was read from; the next commit writes the other one first.
+    trusted: Copy,
 }
 
 impl Luks2 {

@@ -1,1 +1,102 @@
-//! To come.
+//! Segments of the metadata (specification, section 3.3), and what the engine gets of them.
+
+use super::json::Fields;
+use super::metadata::{CryptSegment, Metadata, Segment, SegmentKind};
+use crate::error::{Excerpt, Fault, Problem, UnlockError};
+use inlock_cipher::{CipherSpec, DataUnitSize, SECTOR_SIZE, Sector};
+
+/// Reads one segment.
+pub(super) fn parse(fields: &Fields<'_>) -> Result<Segment, Fault> {
+    let kind = match fields.text("type")? {
+        "crypt" => SegmentKind::Crypt(crypt(fields)?),
+        "linear" => SegmentKind::Linear,
+        other => SegmentKind::Other(other.to_owned()),
+    };
+    let unit = match &kind {
+        SegmentKind::Crypt(crypt) => crypt.sector_size.into(),
+        _ => SECTOR_SIZE,
+    };
+    let offset = fields.decimal("offset")?;
+    multiple(fields, "offset", offset, SECTOR_SIZE)?;
+    let size = match fields.text("size")? {
+        "dynamic" => None,
+        _ => Some(fields.decimal("size")?),
+    };
+    if let Some(size) = size {
+        multiple(fields, "size", size, unit)?;
+        if size == 0 {
+            return Err(fields.fault(Problem::NotAllowed { field: "size", value: 0 }));
+        }
+        if offset.checked_add(size).is_none() {
+            return Err(fields.fault(Problem::PastEnd { offset, size, limit: u64::MAX, of: "any device" }));
+        }
+    }
+    Ok(Segment { offset, size, kind, flags: fields.texts_if_any("flags")? })
+}
+
+fn crypt(fields: &Fields<'_>) -> Result<CryptSegment, Fault> {
+    let sector_size = fields.number("sector_size", 512, 4096)?;
+    if !sector_size.is_power_of_two() {
+        return Err(fields.fault(Problem::NotAllowed { field: "sector_size", value: sector_size.into() }));
+    }
+    let integrity = match fields.has("integrity") {
+        true => Some(fields.part("integrity")?.text("type")?.to_owned()),
+        false => None,
+    };
+    Ok(CryptSegment {
+        iv_tweak: fields.decimal("iv_tweak")?,
+        cipher: fields.text("encryption")?.to_owned(),
+        sector_size,
+        integrity,
+    })
+}
+
+fn multiple(fields: &Fields<'_>, field: &'static str, value: u64, unit: u64) -> Result<(), Fault> {
+    if value.is_multiple_of(unit) { Ok(()) } else { Err(fields.fault(Problem::Misaligned { field, value, unit })) }
+}
+
+/// The volume's segments as the engine takes them, in order, without gaps.
+pub(super) fn to_serve(metadata: &Metadata) -> Result<Vec<inlock_cipher::Segment>, UnlockError> {
+    let mut segments = Vec::new();
+    let mut start = 0u64;
+    for (&number, segment) in metadata.segments.iter().filter(|(_, segment)| !segment.is_backup()) {
+        let refuse = |reason| UnlockError::Segment { segment: number, reason };
+        if segment.flags.iter().any(|flag| flag == "in-reencryption") {
+            return Err(refuse("it is being re-encrypted"));
+        }
+        let sectors = segment.size.map(|size| size / SECTOR_SIZE);
+        let (cipher, unit, iv_offset) = match &segment.kind {
+            SegmentKind::Linear => (None, DataUnitSize::SECTOR, 0),
+            SegmentKind::Other(name) => {
+                return Err(UnlockError::UnsupportedType { place: "LUKS2 segment", name: Excerpt::new(name) });
+            }
+            SegmentKind::Crypt(crypt) => {
+                if crypt.integrity.is_some() {
+                    return Err(refuse("integrity protection is not supported"));
+                }
+                let unit = DataUnitSize::new(crypt.sector_size).map_err(|_| refuse("sector size"))?;
+                (Some(cipher("LUKS2 segment", &crypt.cipher)?), unit, crypt.iv_tweak)
+            }
+        };
+        // dm-crypt refuses an IV offset that is not a whole number of data units.
+        if !iv_offset.is_multiple_of(unit.sectors()) {
+            return Err(refuse("iv_tweak is not a multiple of the sector size"));
+        }
+        segments.push(inlock_cipher::Segment {
+            start: Sector(start),
+            sectors,
+            data_offset: Sector(segment.offset / SECTOR_SIZE),
+            iv_offset: Sector(iv_offset),
+            unit,
+            large_iv: false,
+            cipher,
+        });
+        start = start.checked_add(sectors.unwrap_or(0)).ok_or_else(|| refuse("sizes add up to too much"))?;
+    }
+    Ok(segments)
+}
+
+/// A cipher by the name that the metadata has.
+pub(super) fn cipher(place: &'static str, name: &str) -> Result<CipherSpec, UnlockError> {
+    name.parse().map_err(|source| UnlockError::UnsupportedCipher { place, name: Excerpt::new(name), source })
+}

@@ -1,1 +1,13 @@
-//! To come.
+//! Tokens of the metadata (specification, section 3.5). Every type is accepted; none is acted on.
+
+use super::json::Fields;
+use super::metadata::Token;
+use crate::error::Fault;
+
+/// Reads one token; `keyslot_exists` says which keyslots there are.
+pub(super) fn parse(fields: &Fields<'_>, keyslot_exists: impl Fn(u32) -> bool) -> Result<Token, Fault> {
+    Ok(Token {
+        kind: fields.text("type")?.to_owned(),
+        keyslots: fields.references("keyslots", keyslot_exists)?,
+    })
+}

@@ -1,1 +1,97 @@
-//! To come.
+//! From JSON text to checked metadata: every rule that spans more than one object is called from here.
+
+use super::areas::{self, KEYSLOTS_ALIGN, MAX_KEYSLOTS_LEN};
+use super::binary_header::BinaryHeader;
+use super::json::{self, Fields};
+use super::metadata::{Config, KeyslotKind, Metadata};
+use super::{digest, keyslot, segment, token};
+use crate::error::{Fault, Place, Problem};
+use serde_json::{Map, Value};
+
+/// The most keyslots, and the most tokens and segments.
+pub(super) const MAX_OBJECTS: u32 = 32;
+/// The most digests.
+pub(super) const MAX_DIGESTS: u32 = 8;
+
+/// Reads and checks the text behind `header`; `name` is the header's name in errors.
+pub(super) fn read(
+    name: &'static str,
+    header: &BinaryHeader,
+    text: &str,
+) -> Result<(Map<String, Value>, Metadata), Fault> {
+    let map = json::parse(text).map_err(|problem| problem.at(name, Place::ROOT))?;
+    let metadata = check(name, header, &map)?;
+    Ok((map, metadata))
+}
+
+/// Checks a tree of metadata and gives its typed view.
+pub(super) fn check(name: &'static str, header: &BinaryHeader, map: &Map<String, Value>) -> Result<Metadata, Fault> {
+    let root = Fields::new(name, map);
+    let mut metadata = Metadata { config: config(&root, header)?, ..Metadata::default() };
+    for (number, fields) in root.objects("keyslots", MAX_OBJECTS)? {
+        metadata.keyslots.insert(number, keyslot::parse(&fields)?);
+    }
+    for (number, fields) in root.objects("segments", MAX_OBJECTS)? {
+        metadata.segments.insert(number, segment::parse(&fields)?);
+    }
+    let keyslot_exists = |number| metadata.keyslots.contains_key(&number);
+    for (number, fields) in root.objects("tokens", MAX_OBJECTS)? {
+        metadata.tokens.insert(number, token::parse(&fields, keyslot_exists)?);
+    }
+    for (number, fields) in root.objects("digests", MAX_DIGESTS)? {
+        let segment_exists = |number| metadata.segments.contains_key(&number);
+        metadata.digests.insert(number, digest::parse(&fields, keyslot_exists, segment_exists)?);
+    }
+    check_bindings(name, &metadata)?;
+    areas::check(name, header, &metadata)?;
+    Ok(metadata)
+}
+
+fn config(root: &Fields<'_>, header: &BinaryHeader) -> Result<Config, Fault> {
+    let fields = root.section("config")?;
+    let json_size = fields.decimal("json_size")?;
+    let wanted = header.json_len() as u64;
+    if json_size != wanted {
+        return Err(fields.fault(Problem::Mismatch { field: "json_size", value: json_size, wanted }));
+    }
+    let keyslots_size = fields.decimal("keyslots_size")?;
+    if keyslots_size > MAX_KEYSLOTS_LEN {
+        let problem =
+            Problem::OutOfRange { field: "keyslots_size", value: keyslots_size, min: 0, max: MAX_KEYSLOTS_LEN };
+        return Err(fields.fault(problem));
+    }
+    if !keyslots_size.is_multiple_of(KEYSLOTS_ALIGN) {
+        let problem = Problem::Misaligned { field: "keyslots_size", value: keyslots_size, unit: KEYSLOTS_ALIGN };
+        return Err(fields.fault(problem));
+    }
+    let requirements = match fields.has("requirements") {
+        true => fields.part("requirements")?.texts_if_any("mandatory")?,
+        false => Vec::new(),
+    };
+    Ok(Config { json_size, keyslots_size, flags: fields.texts_if_any("flags")?, requirements })
+}
+
+/// A passphrase keyslot holds one key, so at most one digest may vouch for it; and keyslots under one digest hold the same
+/// key, so they agree on its length. (PBKDF2 gives a short key and the same key with zeroes behind it the same digest.)
+fn check_bindings(name: &'static str, metadata: &Metadata) -> Result<(), Fault> {
+    let mut bound = [None; MAX_OBJECTS as usize];
+    for (&number, digest) in &metadata.digests {
+        let mut first_len = None;
+        for &keyslot in &digest.keyslots {
+            let Some(slot) = metadata.keyslots.get(&keyslot).filter(|slot| matches!(slot.kind, KeyslotKind::Luks2(_)))
+            else {
+                continue;
+            };
+            if let Some(other) = bound[keyslot as usize].replace(number) {
+                return Err(Problem::BoundTwice { keyslot, other }.at(name, Place::object("digests", number)));
+            }
+            let wanted = u64::from(*first_len.get_or_insert(slot.key_len));
+            let value = u64::from(slot.key_len);
+            if value != wanted {
+                let problem = Problem::Mismatch { field: "key_size", value, wanted };
+                return Err(problem.at(name, Place::object("keyslots", keyslot)));
+            }
+        }
+    }
+    Ok(())
+}

@@ -190,7 +190,7 @@ impl Argon2Memory {
 
 impl Drop for Argon2Memory {
     fn drop(&mut self) {
-        self.0.iter_mut().for_each(|block| AsMut::<[u64]>::as_mut(block).zeroize());
+        self.0.iter_mut().for_each(Zeroize::zeroize);
     }
 }
 
