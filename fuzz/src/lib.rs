@@ -12,8 +12,11 @@ mod wire;
 pub use headers::{luks1_header, luks2_header, luks2_json};
 pub use wire::nbd_wire;
 
+/// A target: it takes any bytes, and panics when a promise is broken.
+pub type Target = fn(&[u8]);
+
 /// The targets by name, as their corpus folders are called.
-pub const TARGETS: [(&str, fn(&[u8])); 4] = [
+pub const TARGETS: [(&str, Target); 4] = [
     ("luks1_header", luks1_header),
     ("luks2_header", luks2_header),
     ("luks2_json", luks2_json),

@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Everything that has to hold, in one command; ends with one line 'N passed, N failed, N skipped'.
+#
+#   ./test.sh              all stages, as on every push
+#   ./test.sh STAGE...     some of: build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings
+#
+# Each stage writes to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so that a suite
+# that silently does less fails; a skip that is not in tests/expected-skips.txt fails too.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" || exit 1
+exec < /dev/null
+export CI=true LC_ALL=C CARGO_TERM_COLOR=never
+# shellcheck source=tests/packages.sh
+. tests/packages.sh
+
+STAGES=(build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings)
+WANTED=("${@:-all}")
+TARGET=${CARGO_TARGET_DIR:-$PWD/target}
+LOGS=$TARGET/test-logs
+passed=0 failed=0 skipped=0
+
+for word in "$@"; do
+    [[ " ${STAGES[*]} " == *" $word "* ]] || { echo "no stage '$word'; there are: ${STAGES[*]}" >&2; exit 1; }
+done
+wanted() { [ "${WANTED[0]}" = all ] || [[ " ${WANTED[*]} " == *" $1 "* ]]; }
+
+# Adds up a column of all 'test result:' lines of a log.
+results() { awk -v word="$2" '/^test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word ";?") n += $(i - 1) } END { print n + 0 }' "$1"; }
+
+# stage NAME COMMAND...: runs it, counts what it says, prints one line.
+stage() {
+    local name=$1 log=$LOGS/$1.log begin=$SECONDS status=0 good bad left
+    shift
+    wanted "$name" || return 0
+    "$@" > "$log" 2>&1 || status=$?
+    good=$(results "$log" passed) bad=$(results "$log" failed)
+    left=$(($(results "$log" ignored) + $(grep -c '^SKIPPED: ' "$log")))
+    if [ "$((good + bad))" -eq 0 ]; then
+        # Not a test program: the stage itself is the check.
+        if [ "$status" -eq 0 ]; then good=1; else bad=1; fi
+    elif [ "$status" -ne 0 ] && [ "$bad" -eq 0 ]; then
+        bad=1
+    fi
+    passed=$((passed + good)) failed=$((failed + bad)) skipped=$((skipped + left))
+    local verdict=ok
+    [ "$bad" -gt 0 ] && verdict=FAILED
+    printf '%-7s %-11s %5d passed %3d failed %3d skipped  %4d s\n' "$verdict" "$name" "$good" "$bad" "$left" $((SECONDS - begin))
+    if [ "$bad" -gt 0 ]; then
+        echo "--- the end of $log:"
+        grep -E '^(error|warning: unused|tidy:|test .*FAILED|Error: |thread .* panicked)|panicked at' "$log" | head -40
+        tail -n 40 "$log"
+        echo "---"
+    fi
+}
+
+# A skip nobody expects is a failure: the reasons stand in tests/expected-skips.txt, by how they begin.
+check_skips() {
+    local why expected found unexpected=0
+    while IFS= read -r why; do
+        found=0
+        while IFS= read -r expected; do
+            case $expected in '' | '#'*) continue ;; esac
+            [[ $why == "$expected"* ]] && found=1
+        done < tests/expected-skips.txt
+        [ "$found" -eq 1 ] || { echo "unexpected skip: $why"; unexpected=1; }
+    done < <(grep -h '^SKIPPED: ' "$LOGS"/*.log | sed 's/^SKIPPED: //' | sort -u)
+    return "$unexpected"
+}
+
+# Each count has to reach its floor.
+check_floors() {
+    local name floor count low=0
+    while read -r name floor; do
+        case $name in '' | '#'*) continue ;; esac
+        count=$(grep -h "^COUNT $name " "$LOGS"/*.log | awk '{ n += $3 } END { printf "%d", n }')
+        [ "$name" = tests_passed ] && count=$passed
+        if [ "$count" -ge "$floor" ]; then
+            echo "count $name: $count, at least $floor"
+        else
+            echo "count $name: $count, fewer than $floor"
+            low=1
+        fi
+    done < tests/floors.txt
+    return "$low"
+}
+
+suite() { cargo test --quiet --no-fail-fast --package inlock-tests --test "$1" -- --show-output; }
+others() {
+    cargo test --quiet --no-fail-fast --workspace --exclude inlock-tests --exclude inlock-fuzz --exclude inlock-benches -- --show-output &&
+        cargo test --quiet --package inlock-tests --lib -- --show-output &&
+        cargo test --quiet --package inlock-tests --doc
+}
+
+need_packages || { echo "0 passed, 1 failed, 0 skipped"; exit 1; }
+rm -rf "$LOGS" && mkdir -p "$LOGS" || exit 1
+if ! cargo build --quiet --release --package inlock-cli > "$LOGS/build.log" 2>&1; then
+    tail -n 60 "$LOGS/build.log"
+    echo "0 passed, 1 failed, 0 skipped"
+    exit 1
+fi
+export INLOCK_BIN=$TARGET/release/inlock
+
+stage build "$INLOCK_BIN" --version
+stage fmt cargo fmt --all --check
+stage clippy cargo clippy --quiet --all-targets -- -D warnings
+stage tidy cargo xtask tidy
+stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh .ci/run
+stage unit others
+stage fuzz cargo test --quiet --package inlock-fuzz -- --show-output
+stage volumes suite other_volumes
+stage clients suite real_clients
+stage hostile suite hostile
+stage memory suite memory
+stage endings suite endings
+if [ "${WANTED[0]}" = all ]; then
+    WANTED=(all)
+    stage skips check_skips
+    stage floors check_floors
+fi
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,23 @@
+#!/usr/bin/python3
+"""Looks for pieces of a plain image in another file.
+
+  leaks.py PLAIN OTHER      prints how many 16-byte blocks of PLAIN, one in each 512 bytes, stand anywhere in OTHER at a
+                            multiple of 16; blocks of few different bytes, which noise may hold too, are left out
+"""
+import sys
+
+
+def blocks(path, step, size=16):
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            for at in range(0, len(piece) - size + 1, step):
+                yield piece[at:at + size]
+
+
+def main():
+    known = {block for block in blocks(sys.argv[1], 512) if len(set(block)) >= 8}
+    print(sum(block in known for block in blocks(sys.argv[2], 16)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+# shellcheck shell=bash
+# The Debian packages that tests and demo drive, and the check that they are there. Sourced by test.sh and demo.sh.
+
+PACKAGES=(
+    gcc libc6-dev fio nbdkit libnbd-bin python3-libnbd cryptsetup-bin qemu-utils jq shellcheck e2fsprogs
+    python3-cryptography
+)
+
+# Prints what is missing, one package a line: by the program a package brings, or the Python module.
+missing_packages() {
+    local package
+    for package in "${PACKAGES[@]}"; do
+        case $package in
+            gcc) command -v cc ;;
+            libc6-dev) test -e /usr/include/stdio.h ;;
+            libnbd-bin) command -v nbdcopy && command -v nbdinfo ;;
+            cryptsetup-bin) command -v cryptsetup ;;
+            qemu-utils) command -v qemu-img && command -v qemu-nbd ;;
+            e2fsprogs) command -v mke2fs && command -v debugfs ;;
+            python3-libnbd) /usr/bin/python3 -c 'import nbd' ;;
+            python3-cryptography) /usr/bin/python3 -c 'import cryptography' ;;
+            *) command -v "$package" ;;
+        esac > /dev/null 2>&1 || echo "$package"
+    done
+}
+
+# Installs what is missing when this is root on Debian; otherwise says what to install and fails.
+need_packages() {
+    export PATH="$PATH:/usr/sbin:/sbin:${CARGO_HOME:-$HOME/.cargo}/bin"
+    if ! command -v cargo > /dev/null; then
+        echo "cargo is missing: install Rust 1.89 or newer, for example from https://rustup.rs" >&2
+        return 1
+    fi
+    local missing
+    mapfile -t missing < <(missing_packages)
+    [ "${#missing[@]}" -eq 0 ] && return 0
+    if [ "$(id -u)" -eq 0 ] && command -v apt-get > /dev/null; then
+        echo "installing ${missing[*]}"
+        apt-get update -qq > /dev/null && DEBIAN_FRONTEND=noninteractive \
+            apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null || return 1
+        mapfile -t missing < <(missing_packages)
+        [ "${#missing[@]}" -eq 0 ] && return 0
+    fi
+    echo "these programs are missing: apt-get install ${missing[*]}" >&2
+    return 1
+}
