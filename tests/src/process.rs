@@ -47,7 +47,7 @@ pub fn inlock() -> Result<Command> {
 /// Any program, with nothing on standard input and messages in English.
 pub fn program(name: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(name);
-    command.stdin(Stdio::null()).env("LC_ALL", "C");
+    command.stdin(Stdio::null()).env("LC_ALL", "C").env_remove("RUST_BACKTRACE");
     command
 }
 

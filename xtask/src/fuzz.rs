@@ -49,7 +49,8 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         println!("fuzz: {} targets, no finding", targets.len());
         return Ok(ExitCode::SUCCESS);
     }
-    println!("fuzz: findings in {}; the inputs lie in target/fuzz/artifacts", failed.join(", "));
+    let place = target_dir(root).join("fuzz/artifacts");
+    println!("fuzz: findings in {}; the inputs lie in {}", failed.join(", "), place.display());
     Ok(ExitCode::FAILURE)
 }
 
@@ -61,7 +62,7 @@ fn number(word: Option<&String>, option: &str) -> Result<u64> {
 /// Builds the target programs and gives the folder they lie in.
 fn build(root: &Path) -> Result<std::path::PathBuf> {
     let triple = host_triple()?;
-    let folder = root.join("target/fuzz");
+    let folder = target_dir(root).join("fuzz");
     let status = Command::new(env!("CARGO"))
         .current_dir(root)
         .args(["build", "--release", "--package", "inlock-fuzz", "--features", "libfuzzer", "--bins"])
@@ -78,6 +79,11 @@ fn build(root: &Path) -> Result<std::path::PathBuf> {
     Ok(folder.join(triple).join("release"))
 }
 
+/// Cargo's build folder, wherever it was told to be.
+fn target_dir(root: &Path) -> std::path::PathBuf {
+    root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
 /// A sanitizer needs `--target`, so that build scripts and macros stay without it.
 fn host_triple() -> Result<String> {
     let output = Command::new("rustc").arg("-vV").output().context("cannot run rustc")?;
@@ -87,8 +93,8 @@ fn host_triple() -> Result<String> {
 }
 
 fn fuzz_one(root: &Path, folder: &Path, target: &str, seconds: u64, jobs: u64) -> Result<bool> {
-    let found = root.join("target/fuzz/corpus").join(target);
-    let artifacts = root.join("target/fuzz/artifacts").join(target);
+    let found = target_dir(root).join("fuzz/corpus").join(target);
+    let artifacts = target_dir(root).join("fuzz/artifacts").join(target);
     std::fs::create_dir_all(&found)?;
     std::fs::create_dir_all(&artifacts)?;
     let mut command = Command::new(folder.join(target));
