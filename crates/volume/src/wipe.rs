@@ -2,21 +2,25 @@
 
 use crate::error::FormatError;
 use crate::header_device::HeaderDevice;
-use crate::luks2::binary_header::{BLOCK_LEN, LUKS_MAGIC, SECOND_MAGIC, SECOND_OFFSETS};
+use crate::luks2::binary_header::{SECOND_MAGIC, SECOND_OFFSETS};
 use crate::pbkdf::random_bytes;
 
-/// Zeroes the first header's block and every block that looks like a second header, and makes that durable. From here on
-/// the device is no LUKS volume until a new header is written. Blocks without a magic are left alone.
+const SECTOR: usize = 512;
+
+/// Zeroes the first sector of the device, and of every block that looks like a second header, and makes that durable.
+/// From here on the device is no LUKS volume until a new header is written. A sector is written whole or not at all, so
+/// there is no state between; what is left of the old headers means nothing without their magics.
 pub(crate) fn wipe_old_headers(device: &dyn HeaderDevice) -> Result<(), FormatError> {
     let len = device.len()?;
-    for (offset, magic) in [(0, LUKS_MAGIC)].into_iter().chain(SECOND_OFFSETS.map(|offset| (offset, SECOND_MAGIC))) {
-        let mut found = [0; 6];
-        if offset + BLOCK_LEN as u64 > len {
-            continue;
+    device.write_all_at(&[0; SECTOR], 0)?;
+    for offset in SECOND_OFFSETS {
+        let mut found = [0; SECOND_MAGIC.len()];
+        if offset + SECTOR as u64 > len {
+            break;
         }
         device.read_exact_at(&mut found, offset)?;
-        if offset == 0 || found == magic {
-            device.write_all_at(&[0; BLOCK_LEN], offset)?;
+        if found == SECOND_MAGIC {
+            device.write_all_at(&[0; SECTOR], offset)?;
         }
     }
     Ok(device.sync()?)

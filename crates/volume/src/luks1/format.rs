@@ -189,8 +189,9 @@ fn seal_keyslot(
 pub(crate) fn new_uuid(text: Option<&str>) -> Result<String, FormatError> {
     let uuid = match text {
         None => Uuid::new_v4(),
-        Some(text) if text.len() == 36 => Uuid::parse_str(text)
-            .map_err(|_| FormatError::InvalidOption { option: "uuid", reason: "not a UUID" })?,
+        Some(text) if text.len() == 36 => {
+            Uuid::parse_str(text).map_err(|_| FormatError::InvalidOption { option: "uuid", reason: "not a UUID" })?
+        }
         Some(_) => return Err(FormatError::InvalidOption { option: "uuid", reason: "not a UUID" }),
     };
     Ok(uuid.hyphenated().to_string())

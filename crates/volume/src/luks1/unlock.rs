@@ -55,7 +55,9 @@ impl Luks1 {
         })?;
         if cipher.cipher == Cipher::Null {
             // The keyslots' cipher is the payload's: their key material would be in the clear.
-            return Err(UnlockError::NullCipherKeyslot { keyslot: self.active_keyslots().first().copied().unwrap_or(0) });
+            return Err(UnlockError::NullCipherKeyslot {
+                keyslot: self.active_keyslots().first().copied().unwrap_or(0),
+            });
         }
         if !cipher.key_lens().contains(&self.key_len()) {
             return Err(CipherError::KeyLength { spec: cipher, len: self.key_len() }.into());

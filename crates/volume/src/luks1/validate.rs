@@ -77,7 +77,12 @@ fn check_keyslot(luks1: &Luks1, number: u32, slot: &Keyslot) -> Result<(), Probl
     // A payload offset of 0 says that the header is detached: the payload is on another device.
     let payload = u64::from(luks1.payload_offset) * 512;
     if payload != 0 && end > payload {
-        return Err(Problem::PastEnd { offset: start, size: end - start, limit: payload, of: "the space before the payload" });
+        return Err(Problem::PastEnd {
+            offset: start,
+            size: end - start,
+            limit: payload,
+            of: "the space before the payload",
+        });
     }
     Ok(())
 }

@@ -21,9 +21,8 @@ pub(super) fn keyslots_end(header: &BinaryHeader, metadata: &Metadata) -> u64 {
 
 /// Checks that nothing lies in anything else's place. `keyslots_size` was checked before.
 pub(super) fn check(name: &'static str, header: &BinaryHeader, metadata: &Metadata) -> Result<(), Fault> {
-    check_keyslots(header, metadata).map_err(|(number, problem)| {
-        problem.at(name, Place::object("keyslots", number).part("area"))
-    })?;
+    check_keyslots(header, metadata)
+        .map_err(|(number, problem)| problem.at(name, Place::object("keyslots", number).part("area")))?;
     check_segments(header, metadata).map_err(|(number, problem)| problem.at(name, Place::object("segments", number)))
 }
 

@@ -12,7 +12,8 @@ pub const LUKS_MAGIC: [u8; 6] = *b"LUKS\xba\xbe";
 /// First bytes of the second copy.
 pub const SECOND_MAGIC: [u8; 6] = *b"SKUL\xba\xbe";
 /// Where a second copy may start: the allowed lengths of a binary header with its JSON area.
-pub const SECOND_OFFSETS: [u64; 9] = [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
+pub const SECOND_OFFSETS: [u64; 9] =
+    [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
 /// Where the checksum stands in the block.
 const CHECKSUM_OFFSET: usize = 448;
 const CHECKSUM_LEN: usize = 64;

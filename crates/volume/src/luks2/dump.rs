@@ -86,7 +86,12 @@ fn write_segment(number: u32, segment: &Segment, f: &mut Formatter<'_>) -> fmt::
     Ok(())
 }
 
-fn write_keyslot(number: u32, keyslot: &Keyslot, digest: Option<(&u32, &Digest)>, f: &mut Formatter<'_>) -> fmt::Result {
+fn write_keyslot(
+    number: u32,
+    keyslot: &Keyslot,
+    digest: Option<(&u32, &Digest)>,
+    f: &mut Formatter<'_>,
+) -> fmt::Result {
     let kind = match &keyslot.kind {
         KeyslotKind::Luks2(_) => "luks2",
         KeyslotKind::Other(name) => name,
@@ -162,6 +167,8 @@ struct Printable<'a>(&'a str);
 impl fmt::Display for Printable<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         use fmt::Write;
-        self.0.chars().try_for_each(|c| if c.is_control() { write!(f, "{}", c.escape_debug()) } else { f.write_char(c) })
+        self.0
+            .chars()
+            .try_for_each(|c| if c.is_control() { write!(f, "{}", c.escape_debug()) } else { f.write_char(c) })
     }
 }

@@ -39,14 +39,15 @@ pub(super) fn text_of_area(area: &[u8]) -> Result<&str, Problem> {
 pub(super) fn parse(text: &str) -> Result<Map<String, Value>, Problem> {
     let state = RefCell::new(State { values: 0, problem: None });
     let mut reader = serde_json::Deserializer::from_str(text);
-    let value = Strict { depth: 0, state: &state }.deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
+    let value =
+        Strict { depth: 0, state: &state }.deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     match value {
         Ok(Value::Object(map)) => Ok(map),
         Ok(_) => Err(Problem::JsonFrame),
-        Err(error) => Err(state.into_inner().problem.unwrap_or(Problem::JsonSyntax {
-            line: error.line() as u64,
-            column: error.column() as u64,
-        })),
+        Err(error) => Err(state
+            .into_inner()
+            .problem
+            .unwrap_or(Problem::JsonSyntax { line: error.line() as u64, column: error.column() as u64 })),
     }
 }
 

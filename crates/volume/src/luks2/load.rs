@@ -52,12 +52,18 @@ fn choose(device: &dyn HeaderDevice, primary: Loaded) -> Result<(Loaded, Vec<Loa
     let second = match read_copy(device, Copy::Secondary, primary.header.hdr_size) {
         Ok(second) => second,
         Err(CopyError::Io(error)) => return Err(error.into()),
-        Err(CopyError::Fault(fault)) => return Ok((primary, vec![LoadWarning::SecondaryDamaged(fault)], Copy::Primary)),
+        Err(CopyError::Fault(fault)) => {
+            return Ok((primary, vec![LoadWarning::SecondaryDamaged(fault)], Copy::Primary));
+        }
     };
     let (ours, theirs) = (primary.header.seqid, second.header.seqid);
     if ours != theirs {
         let warnings = vec![LoadWarning::CopiesDiffer { primary: ours, secondary: theirs }];
-        return Ok(if theirs > ours { (second, warnings, Copy::Secondary) } else { (primary, warnings, Copy::Primary) });
+        return Ok(if theirs > ours {
+            (second, warnings, Copy::Secondary)
+        } else {
+            (primary, warnings, Copy::Primary)
+        });
     }
     let mut warnings = Vec::new();
     if primary.header != second.header || primary.json != second.json {

@@ -6,8 +6,5 @@ use crate::error::Fault;
 
 /// Reads one token; `keyslot_exists` says which keyslots there are.
 pub(super) fn parse(fields: &Fields<'_>, keyslot_exists: impl Fn(u32) -> bool) -> Result<Token, Fault> {
-    Ok(Token {
-        kind: fields.text("type")?.to_owned(),
-        keyslots: fields.references("keyslots", keyslot_exists)?,
-    })
+    Ok(Token { kind: fields.text("type")?.to_owned(), keyslots: fields.references("keyslots", keyslot_exists)? })
 }

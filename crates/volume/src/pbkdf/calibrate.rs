@@ -93,8 +93,7 @@ impl KdfRequest {
 
     /// Memory grows first, up to `max_kib`; only then passes do.
     fn measure_argon2(&self, max_kib: u32, lanes: u32, key_len: usize, target: Duration) -> Result<Kdf, KdfError> {
-        let mut cost =
-            Argon2Cost { time: Self::MIN_PASSES, memory_kib: Self::START_MEMORY_KIB.min(max_kib), lanes };
+        let mut cost = Argon2Cost { time: Self::MIN_PASSES, memory_kib: Self::START_MEMORY_KIB.min(max_kib), lanes };
         for _ in 0..8 {
             let took = measure(&self.argon2(cost), key_len)?;
             // A short run says little, so it is only a step towards a longer one.

@@ -166,7 +166,8 @@ fn argon2(alg: Algorithm, cost: Argon2Cost, passphrase: &[u8], salt: &[u8], key:
     at_least("argon2 salt length", salt.len() as u64, argon2::MIN_SALT_LEN as u64)?;
     let params = Params::new(cost.memory_kib, cost.time, cost.lanes, Some(key.len()))
         .map_err(|_| KdfError::Refused("argon2"))?;
-    let mut memory = Argon2Memory::new(params.block_count()).ok_or(KdfError::OutOfMemory { memory_kib: cost.memory_kib })?;
+    let mut memory =
+        Argon2Memory::new(params.block_count()).ok_or(KdfError::OutOfMemory { memory_kib: cost.memory_kib })?;
     Argon2::new(alg, Version::V0x13, params)
         .hash_password_into_with_memory(passphrase, salt, key, memory.0.as_mut_slice())
         .map_err(|_| KdfError::Refused("argon2"))

@@ -1,0 +1,942 @@
+//! Headers broken on purpose: one named breakage a row, its verdict beside it.
+//!
+//! Checksums are put right after every breakage that is not one of the checksum, so that the rule behind it is reached.
+//! What is refused in both copies must open through the second when only the first has it, and a device whose header
+//! was refused must be unchanged.
+
+use crate::support::{PASSPHRASE, chain, luks1_image, luks2_image, secret};
+use Verdict::{Load, Opens, Unlock};
+use inlock_volume::luks2::binary_header::{BLOCK_LEN, write_checksum};
+use inlock_volume::{Hash, HeaderDevice, KdfLimits, LoadError, LoadWarning, MemoryDevice, UnlockOptions, Volume};
+use serde_json::{Value, json};
+
+/// What must come of a broken header.
+enum Verdict {
+    /// Loading refuses, with this in the message; through the second copy it opens.
+    Load(&'static str),
+    /// It loads and can be dumped; unlocking refuses, with this in the message.
+    Unlock(&'static str),
+    /// It opens, with this in the warnings (or with none).
+    Opens(&'static str),
+}
+
+/// How a LUKS2 header is broken.
+enum Break {
+    /// A change of the metadata.
+    Json(fn(&mut Value)),
+    /// A change of the JSON text.
+    Text(fn(&str) -> Vec<u8>),
+    /// A change of the binary header.
+    Header(fn(&mut [u8; BLOCK_LEN])),
+    /// A change of the whole image; checksums are not put right.
+    Raw(fn(&mut Vec<u8>)),
+}
+
+const HDR: usize = 16384;
+const COPIES: [usize; 2] = [0, HDR];
+
+impl Break {
+    fn apply(&self, image: &mut Vec<u8>, copies: &[usize]) {
+        if let Self::Raw(change) = self {
+            return change(image);
+        }
+        for &at in copies {
+            let mut block: [u8; BLOCK_LEN] = image[at..at + BLOCK_LEN].try_into().unwrap();
+            let text = json_text(&image[at..at + HDR]);
+            let mut area = match self {
+                Self::Json(change) => {
+                    let mut value = serde_json::from_str(&text).unwrap();
+                    change(&mut value);
+                    value.to_string().into_bytes()
+                }
+                Self::Text(change) => change(&text),
+                Self::Header(change) => {
+                    change(&mut block);
+                    text.into_bytes()
+                }
+                Self::Raw(_) => unreachable!("done above"),
+            };
+            area.resize(HDR - BLOCK_LEN, 0);
+            write_checksum(&mut block, &area, Hash::Sha256);
+            image[at..at + BLOCK_LEN].copy_from_slice(&block);
+            image[at + BLOCK_LEN..at + HDR].copy_from_slice(&area);
+        }
+    }
+}
+
+fn json_text(copy: &[u8]) -> String {
+    let area = &copy[BLOCK_LEN..];
+    let end = area.iter().position(|&byte| byte == 0).unwrap();
+    String::from_utf8(area[..end].to_vec()).unwrap()
+}
+
+/// Limits that keep a broken cost from taking the tests' time.
+fn options() -> UnlockOptions {
+    let limits = KdfLimits { pbkdf2_iterations: 100_000, memory_kib: 1 << 20, ..KdfLimits::default() };
+    UnlockOptions::new().with_limits(limits)
+}
+
+/// Loads, dumps and unlocks; `Ok` has the warnings, `Err` the message and whether loading refused.
+fn verdict(image: &[u8]) -> Result<String, (bool, String)> {
+    let device = MemoryDevice::new(image.to_vec());
+    let outcome = (|| {
+        let volume = Volume::load(&device).map_err(|error| (true, chain(&error)))?;
+        assert!(!volume.dump("image").to_string().is_empty());
+        let warnings: Vec<_> = volume.warnings().iter().map(LoadWarning::to_string).collect();
+        volume.unlock(&device, &secret(PASSPHRASE), &options()).map_err(|error| (false, chain(&error)))?;
+        Ok(warnings.join("; "))
+    })();
+    assert!(device.to_vec() == image, "the device was changed");
+    outcome
+}
+
+/// Notes where the verdict is not the expected one.
+fn check(name: &str, image: &[u8], expected: &Verdict, wrong: &mut Vec<String>) {
+    let got = verdict(image);
+    let (as_expected, message, part) = match (&got, expected) {
+        (Err((true, message)), Load(part)) | (Err((false, message)), Unlock(part)) | (Ok(message), Opens(part)) => {
+            (true, message.as_str(), *part)
+        }
+        _ => (false, "", ""),
+    };
+    if !as_expected || !message.contains(part) || part.is_empty() != message.is_empty() {
+        wrong.push(format!("{name}: {got:?}"));
+    }
+}
+
+fn slot(value: &mut Value) -> &mut Value {
+    &mut value["keyslots"]["0"]
+}
+
+fn remove(value: &mut Value, key: &str) {
+    value.as_object_mut().unwrap().shift_remove(key);
+}
+
+/// Copies object 0 of a section under other names.
+fn copies(value: &mut Value, section: &str, names: std::ops::Range<u32>) {
+    let object = value[section]["0"].clone();
+    names.for_each(|name| value[section][name.to_string()] = object.clone());
+}
+
+type Row = (&'static str, Break, Verdict);
+
+fn header_rows() -> Vec<Row> {
+    use Break::{Header, Raw};
+    fn put(block: &mut [u8; BLOCK_LEN], at: usize, bytes: &[u8]) {
+        block[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+    vec![
+        ("first magic lost", Raw(|i| i[0] = 0), Opens("first header copy is damaged")),
+        ("both magics lost", Raw(|i| (i[0], i[HDR]) = (0, 0)), Load("not a LUKS volume")),
+        ("first checksum wrong", Raw(|i| i[448] ^= 1), Opens("checksum does not match")),
+        ("second checksum wrong", Raw(|i| i[HDR + 448] ^= 1), Opens("second header copy is damaged")),
+        ("both checksums wrong", Raw(|i| (i[448], i[HDR + 448]) = (i[448] ^ 1, i[HDR + 448] ^ 1)), Load("checksum")),
+        ("first copy zeroed", Raw(|i| i[..HDR].fill(0)), Opens("first header copy is damaged")),
+        ("second copy zeroed", Raw(|i| i[HDR..2 * HDR].fill(0)), Opens("second header copy is damaged")),
+        ("first lost, second damaged", Raw(|i| (i[0], i[HDR + 5000]) = (0, 1)), Load("LUKS2 second header: checksum")),
+        ("version 3", Header(|b| put(b, 6, &[0, 3])), Load("version 3 is not supported")),
+        ("version 0", Header(|b| put(b, 6, &[0, 0])), Load("version 0 is not supported")),
+        ("version 65535", Header(|b| put(b, 6, &[255, 255])), Load("version 65535 is not supported")),
+        ("header size 0", Header(|b| put(b, 8, &[0; 8])), Load("header size is 0")),
+        ("header size 2^64 - 1", Header(|b| put(b, 8, &[255; 8])), Load("header size is 18446744073709551615")),
+        ("header size 8 KiB", Header(|b| put(b, 14, &[0x20, 0])), Load("header size is 8192")),
+        ("header size 24 KiB", Header(|b| put(b, 14, &[0x60, 0])), Load("header size is 24576")),
+        ("header size 4 MiB on 1 MiB", Header(|b| put(b, 8, &[0, 0, 0, 0, 0, 0x40, 0, 0])), Load("byte 4194304")),
+        ("header offset wrong", Header(|b| b[263] ^= 1), Load("header offset is")),
+        ("checksum algorithm unknown", Header(|b| put(b, 72, b"md5\0")), Load("checksum algorithm 'md5")),
+        (
+            "checksum algorithm without end",
+            Header(|b| b[72..104].fill(b'a')),
+            Load("checksum algorithm is not a zero-"),
+        ),
+        ("label without end", Header(|b| b[24..72].fill(b'a')), Load("label is not a zero-terminated text")),
+        ("label with an escape", Header(|b| b[24] = 0x1b), Load("label is not a zero-terminated text")),
+        ("label not UTF-8", Header(|b| b[24] = 0xff), Load("label is not a zero-terminated text")),
+        ("subsystem without end", Header(|b| b[208..256].fill(b'a')), Load("subsystem is not a zero-terminated text")),
+        ("uuid without end", Header(|b| b[168..208].fill(b'a')), Load("uuid is not a zero-terminated text")),
+        ("uuid empty", Header(|b| b[168..208].fill(0)), Opens("")),
+        ("other salt", Header(|b| b[104] ^= 1), Opens("")),
+        ("padding in use", Header(|b| b[4000] = 1), Opens("")),
+    ]
+}
+
+fn text_rows() -> Vec<Row> {
+    use Break::{Json, Text};
+    fn replace(text: &str, from: &str, to: &str) -> Vec<u8> {
+        assert!(text.contains(from));
+        text.replacen(from, to, 1).into_bytes()
+    }
+    vec![
+        ("no text", Text(|_| Vec::new()), Load("JSON is not a zero-terminated object")),
+        ("an array", Text(|_| b"[]".to_vec()), Load("JSON is not a zero-terminated object")),
+        ("empty object", Text(|_| b"{}".to_vec()), Load("config is missing")),
+        ("area full", Text(|_| vec![b' '; HDR - BLOCK_LEN]), Load("JSON is not a zero-terminated object")),
+        ("blank before", Text(|t| format!(" {t}").into()), Load("JSON is not a zero-terminated object")),
+        ("newline behind", Text(|t| format!("{t}\n").into()), Load("JSON is not a zero-terminated object")),
+        ("two objects", Text(|t| format!("{t}{t}").into()), Load("JSON is not valid at line 1")),
+        ("bytes behind the zero", Text(|t| format!("{t}\0x").into()), Load("bytes after the end")),
+        ("not closed", Text(|t| replace(t, "{", "{\"x\":{")), Load("JSON is not valid")),
+        ("a zero inside", Text(|t| replace(t, "\"raw\"", "\"r\0w\"")), Load("bytes after the end")),
+        (
+            "not UTF-8",
+            Text(|t| [&b"{\"\xff\":1,"[..], &t.as_bytes()[1..]].concat()),
+            Load("JSON is not valid at line 1"),
+        ),
+        ("a key twice", Text(|t| replace(t, "{", "{\"config\":{},")), Load("key 'config' twice")),
+        ("a key twice, escaped", Text(|t| replace(t, "{", "{\"\\u0063onfig\":{},")), Load("key 'config' twice")),
+        (
+            "a key twice, deep",
+            Text(|t| replace(t, "\"stripes\"", "\"stripes\":1,\"stripes\"")),
+            Load("'stripes' twice"),
+        ),
+        (
+            "deep nesting",
+            Text(|t| replace(t, "{", &format!("{{\"x\":{}{},", "[".repeat(2000), "]".repeat(2000)))),
+            Load("nested deeper"),
+        ),
+        (
+            "4000 digits",
+            Text(|t| replace(t, "\"stripes\":4000", &format!("\"stripes\":{}", "4".repeat(4000)))),
+            Load("JSON is not valid"),
+        ),
+        (
+            "an exponent",
+            Text(|t| replace(t, "\"stripes\":4000", "\"stripes\":4e3")),
+            Load("stripes is not a whole number"),
+        ),
+        (
+            "a negative number",
+            Text(|t| replace(t, "\"stripes\":4000", "\"stripes\":-4000")),
+            Load("stripes is not a whole number"),
+        ),
+        ("NaN", Text(|t| replace(t, "\"stripes\":4000", "\"stripes\":NaN")), Load("JSON is not valid")),
+        ("unknown fields", Json(|j| j["x"] = json!({"y": [1, {"z": null}]})), Opens("")),
+    ]
+}
+
+fn config_rows() -> Vec<Row> {
+    use Break::Json;
+    vec![
+        ("no config", Json(|j| remove(j, "config")), Load("config is missing")),
+        ("config a number", Json(|j| j["config"] = json!(1)), Load("config is not an object")),
+        ("no keyslots", Json(|j| remove(j, "keyslots")), Load("keyslots is missing")),
+        ("no segments", Json(|j| remove(j, "segments")), Load("segments is missing")),
+        ("no digests", Json(|j| remove(j, "digests")), Load("digests is missing")),
+        ("no tokens", Json(|j| remove(j, "tokens")), Load("tokens is missing")),
+        ("tokens an array", Json(|j| j["tokens"] = json!([])), Load("tokens is not an object")),
+        (
+            "json_size wrong",
+            Json(|j| j["config"]["json_size"] = json!("12289")),
+            Load("config: json_size is 12289, but must be 12288"),
+        ),
+        (
+            "json_size a number",
+            Json(|j| j["config"]["json_size"] = json!(12288)),
+            Load("config: json_size is not a string"),
+        ),
+        (
+            "keyslots_size odd",
+            Json(|j| j["config"]["keyslots_size"] = json!("524289")),
+            Load("keyslots_size 524289 is not a multiple"),
+        ),
+        (
+            "keyslots_size huge",
+            Json(|j| j["config"]["keyslots_size"] = json!("134221824")),
+            Load("keyslots_size is 134221824, but"),
+        ),
+        (
+            "keyslots_size over the payload",
+            Json(|j| j["config"]["keyslots_size"] = json!("1048576")),
+            Load("segments/0: offset 1048576 overlaps the keyslot areas"),
+        ),
+        (
+            "keyslots_size too small",
+            Json(|j| j["config"]["keyslots_size"] = json!("4096")),
+            Load("keyslots/0/area: offset 32768 and size 258048 reach past 36864"),
+        ),
+        (
+            "flags no array",
+            Json(|j| j["config"]["flags"] = json!("allow-discards")),
+            Load("config: flags is not an array of strings"),
+        ),
+        (
+            "a flag a number",
+            Json(|j| j["config"]["flags"] = json!([1])),
+            Load("config: flags is not an array of strings"),
+        ),
+        ("unknown flag", Json(|j| j["config"]["flags"] = json!(["of-tomorrow"])), Opens("")),
+        (
+            "unknown requirement",
+            Json(|j| j["config"]["requirements"] = json!({"mandatory": ["of-tomorrow"]})),
+            Unlock("config/requirements: 'of-tomorrow' is not supported"),
+        ),
+        (
+            "known requirement",
+            Json(|j| j["config"]["requirements"] = json!({"mandatory": ["online-reencrypt-v2"]})),
+            Unlock("'online-reencrypt-v2' is not supported"),
+        ),
+        (
+            "requirement with an escape",
+            Json(|j| j["config"]["requirements"] = json!({"mandatory": ["\u{1b}[2J"]})),
+            Unlock("'\\u{1b}[2J' is not"),
+        ),
+        (
+            "requirements no array",
+            Json(|j| j["config"]["requirements"] = json!({"mandatory": "x"})),
+            Load("config/requirements: mandatory is not an array"),
+        ),
+        ("no requirement", Json(|j| j["config"]["requirements"] = json!({"mandatory": []})), Opens("")),
+    ]
+}
+
+fn keyslot_rows() -> Vec<Row> {
+    use Break::Json;
+    vec![
+        (
+            "keyslot named x",
+            Json(|j| j["keyslots"]["x"] = json!({})),
+            Load("keyslots: object name 'x' is not a decimal number"),
+        ),
+        ("keyslot named 01", Json(|j| j["keyslots"]["01"] = json!({})), Load("object name '01'")),
+        ("keyslot named 32", Json(|j| j["keyslots"]["32"] = json!({})), Load("object name '32'")),
+        ("keyslot named -1", Json(|j| j["keyslots"]["-1"] = json!({})), Load("object name '-1'")),
+        ("33 keyslots", Json(|j| copies(j, "keyslots", 1..33)), Load("keyslots: 33 objects, but at most 32")),
+        ("keyslot a number", Json(|j| j["keyslots"]["1"] = json!(1)), Load("keyslots/1: value is not an object")),
+        ("keyslot without type", Json(|j| remove(slot(j), "type")), Load("keyslots/0: type is missing")),
+        ("keyslot of unknown type", Json(|j| slot(j)["type"] = json!("of-tomorrow")), Unlock("no usable keyslot")),
+        (
+            "no keyslot",
+            Json(|j| (j["keyslots"], j["digests"]["0"]["keyslots"]) = (json!({}), json!([]))),
+            Unlock("no usable keyslot"),
+        ),
+        (
+            "key size 0",
+            Json(|j| slot(j)["key_size"] = json!(0)),
+            Load("keyslots/0: key_size is 0, but must be from 1 to 512"),
+        ),
+        ("key size 2^32", Json(|j| slot(j)["key_size"] = json!(1u64 << 32)), Load("key_size is 4294967296")),
+        ("key size a string", Json(|j| slot(j)["key_size"] = json!("64")), Load("key_size is not a whole number")),
+        ("key size of no cipher", Json(|j| slot(j)["key_size"] = json!(63)), Unlock("does not take a key of 504 bits")),
+        ("key size of another cipher", Json(|j| slot(j)["key_size"] = json!(32)), Unlock("no key available")),
+        ("priority 3", Json(|j| slot(j)["priority"] = json!(3)), Load("priority is 3")),
+        ("priority 0", Json(|j| slot(j)["priority"] = json!(0)), Unlock("no usable keyslot")),
+        ("priority 2", Json(|j| slot(j)["priority"] = json!(2)), Opens("")),
+        ("no af", Json(|j| remove(slot(j), "af")), Load("keyslots/0: af is missing")),
+        (
+            "af unknown",
+            Json(|j| slot(j)["af"]["type"] = json!("luks9")),
+            Load("keyslots/0/af: type 'luks9' is not supported"),
+        ),
+        ("af hash unknown", Json(|j| slot(j)["af"]["hash"] = json!("md4")), Unlock("hash 'md4' is not supported")),
+        ("stripes 0", Json(|j| slot(j)["af"]["stripes"] = json!(0)), Load("keyslots/0/af: stripes is 0")),
+        (
+            "stripes 4033",
+            Json(|j| slot(j)["af"]["stripes"] = json!(4033)),
+            Load("size 258048 is less than the 258112 bytes"),
+        ),
+        (
+            "stripes 2^32 - 1",
+            Json(|j| slot(j)["af"]["stripes"] = json!(u32::MAX)),
+            Load("less than the 274877906944 bytes"),
+        ),
+        ("stripes 3999", Json(|j| slot(j)["af"]["stripes"] = json!(3999)), Unlock("no key available")),
+        ("no area", Json(|j| remove(slot(j), "area")), Load("keyslots/0: area is missing")),
+        (
+            "area of unknown type",
+            Json(|j| slot(j)["area"]["type"] = json!("fluffy")),
+            Load("keyslots/0/area: type 'fluffy'"),
+        ),
+        (
+            "area over the first header",
+            Json(|j| slot(j)["area"]["offset"] = json!("4096")),
+            Load("LUKS2 header: keyslots/0/area: offset 4096 overlaps the header"),
+        ),
+        (
+            "area over the second header",
+            Json(|j| slot(j)["area"]["offset"] = json!("32767")),
+            Load("offset 32767 overlaps the header"),
+        ),
+        (
+            "area past the keyslot areas",
+            Json(|j| slot(j)["area"]["offset"] = json!("524288")),
+            Load("offset 524288 and size 258048 reach past 557056, the end of the keyslot areas"),
+        ),
+        (
+            "area at 2^64 - 1",
+            Json(|j| slot(j)["area"]["offset"] = json!("18446744073709551615")),
+            Load("reach past 557056"),
+        ),
+        (
+            "area size wraps",
+            Json(|j| slot(j)["area"]["size"] = json!("18446744073709551615")),
+            Load("reach past 557056"),
+        ),
+        ("area size 0", Json(|j| slot(j)["area"]["size"] = json!("0")), Load("size 0 is less than")),
+        (
+            "area offset with blank",
+            Json(|j| slot(j)["area"]["offset"] = json!(" 32768")),
+            Load("offset is not a string of decimal digits"),
+        ),
+        (
+            "area offset with sign",
+            Json(|j| slot(j)["area"]["offset"] = json!("+32768")),
+            Load("offset is not a string of decimal digits"),
+        ),
+        (
+            "area offset in hex",
+            Json(|j| slot(j)["area"]["offset"] = json!("0x8000")),
+            Load("offset is not a string of decimal digits"),
+        ),
+        (
+            "area offset 2^64",
+            Json(|j| slot(j)["area"]["offset"] = json!("18446744073709551616")),
+            Load("offset is not a string of decimal digits"),
+        ),
+        (
+            "areas overlap",
+            Json(|j| copies(j, "keyslots", 1..2)),
+            Load("keyslots/1/area: offset 32768 overlaps keyslots/0"),
+        ),
+        (
+            "area key size of no cipher",
+            Json(|j| slot(j)["area"]["key_size"] = json!(33)),
+            Unlock("does not take a key of 264 bits"),
+        ),
+        (
+            "area cipher unknown",
+            Json(|j| slot(j)["area"]["encryption"] = json!("serpent-xts-plain64")),
+            Unlock("cipher 'serpent-xts-plain64' is not supported"),
+        ),
+        (
+            "area cipher null",
+            Json(|j| slot(j)["area"]["encryption"] = json!("cipher_null-ecb")),
+            Unlock("keyslot 0: its cipher does not encrypt"),
+        ),
+        (
+            "area cipher capi",
+            Json(|j| slot(j)["area"]["encryption"] = json!("capi:xts(aes)-plain64")),
+            Unlock("cipher 'capi:xts(aes)-plain64' is not supported"),
+        ),
+        (
+            "area cipher a number",
+            Json(|j| slot(j)["area"]["encryption"] = json!(7)),
+            Load("encryption is not a string"),
+        ),
+    ]
+}
+
+fn kdf_rows() -> Vec<Row> {
+    use Break::Json;
+    fn pbkdf2(value: &mut Value, iterations: Value) {
+        let salt = slot(value)["kdf"]["salt"].clone();
+        slot(value)["kdf"] = json!({"type": "pbkdf2", "hash": "sha256", "iterations": iterations, "salt": salt});
+    }
+    vec![
+        (
+            "kdf unknown",
+            Json(|j| slot(j)["kdf"]["type"] = json!("scrypt")),
+            Unlock("kdf: type 'scrypt' is not supported"),
+        ),
+        ("no kdf", Json(|j| remove(slot(j), "kdf")), Load("keyslots/0: kdf is missing")),
+        (
+            "kdf memory 2^32 - 1",
+            Json(|j| slot(j)["kdf"]["memory"] = json!(u32::MAX)),
+            Unlock("argon2 memory in KiB 4294967295 is over the limit"),
+        ),
+        (
+            "kdf memory 16 GiB",
+            Json(|j| slot(j)["kdf"]["memory"] = json!(16 << 20)),
+            Unlock("argon2 memory in KiB 16777216 is over the limit"),
+        ),
+        ("kdf memory 2^40", Json(|j| slot(j)["kdf"]["memory"] = json!(1u64 << 40)), Load("memory is 1099511627776")),
+        ("kdf memory 0", Json(|j| slot(j)["kdf"]["memory"] = json!(0)), Load("keyslots/0/kdf: memory is 0")),
+        (
+            "kdf memory 1",
+            Json(|j| slot(j)["kdf"]["memory"] = json!(1)),
+            Unlock("argon2 memory in KiB 1 is less than the minimum of 8"),
+        ),
+        (
+            "kdf time 2^32 - 1",
+            Json(|j| slot(j)["kdf"]["time"] = json!(u32::MAX)),
+            Unlock("argon2 time cost 4294967295 is over the limit"),
+        ),
+        ("kdf time 0", Json(|j| slot(j)["kdf"]["time"] = json!(0)), Load("time is 0")),
+        ("kdf time negative", Json(|j| slot(j)["kdf"]["time"] = json!(-1)), Load("time is not a whole number")),
+        ("kdf cpus 0", Json(|j| slot(j)["kdf"]["cpus"] = json!(0)), Load("cpus is 0")),
+        (
+            "kdf cpus 2^24",
+            Json(|j| slot(j)["kdf"]["cpus"] = json!(1 << 24)),
+            Unlock("argon2 lanes 16777216 is over the limit of 16"),
+        ),
+        (
+            "kdf work",
+            Json(|j| (slot(j)["kdf"]["time"], slot(j)["kdf"]["memory"]) = (json!(9999), json!(1 << 20))),
+            Unlock("argon2 memory in KiB times time cost 10484711424 is over"),
+        ),
+        (
+            "pbkdf2 iterations 2^31",
+            Json(|j| pbkdf2(j, json!(1u32 << 31))),
+            Unlock("pbkdf2 iterations 2147483648 is over the limit"),
+        ),
+        ("pbkdf2 iterations 0", Json(|j| pbkdf2(j, json!(0))), Load("iterations is 0")),
+        ("pbkdf2 iterations a string", Json(|j| pbkdf2(j, json!("1000"))), Load("iterations is not a whole number")),
+        (
+            "pbkdf2 in place of argon2",
+            Json(|j| pbkdf2(j, json!(1000))),
+            Unlock("no key available with this passphrase"),
+        ),
+        (
+            "salt not base64",
+            Json(|j| slot(j)["kdf"]["salt"] = json!("!!!!")),
+            Load("keyslots/0/kdf: salt is not base64"),
+        ),
+        ("salt empty", Json(|j| slot(j)["kdf"]["salt"] = json!("")), Load("salt is 0")),
+        (
+            "salt of 1 byte",
+            Json(|j| slot(j)["kdf"]["salt"] = json!("AA==")),
+            Unlock("argon2 salt length 1 is less than the minimum of 8"),
+        ),
+        ("salt of 1 KiB", Json(|j| slot(j)["kdf"]["salt"] = json!("A".repeat(1368))), Load("salt is 1026")),
+        (
+            "other salt",
+            Json(|j| slot(j)["kdf"]["salt"] = json!("AAAAAAAAAAA=")),
+            Unlock("no key available with this passphrase"),
+        ),
+    ]
+}
+
+fn digest_rows() -> Vec<Row> {
+    use Break::Json;
+    fn digest(value: &mut Value) -> &mut Value {
+        &mut value["digests"]["0"]
+    }
+    vec![
+        ("no digest", Json(|j| j["digests"] = json!({})), Unlock("segments/0: is bound to no digest")),
+        ("9 digests", Json(|j| copies(j, "digests", 1..9)), Load("digests: 9 objects, but at most 8")),
+        (
+            "digest of unknown type",
+            Json(|j| digest(j)["type"] = json!("sha3")),
+            Unlock("digest 0 cannot be computed: its type"),
+        ),
+        (
+            "digest hash unknown",
+            Json(|j| digest(j)["hash"] = json!("md4")),
+            Unlock("digest 0 cannot be computed: its hash"),
+        ),
+        (
+            "digest of 1 byte",
+            Json(|j| digest(j)["digest"] = json!("AA==")),
+            Unlock("digest 0 cannot be computed: it does not have the length"),
+        ),
+        ("digest empty", Json(|j| digest(j)["digest"] = json!("")), Load("digests/0: digest is 0")),
+        ("digest not base64", Json(|j| digest(j)["digest"] = json!("AA=A")), Load("digests/0: digest is not base64")),
+        ("digest iterations 0", Json(|j| digest(j)["iterations"] = json!(0)), Load("digests/0: iterations is 0")),
+        (
+            "digest iterations 2^31",
+            Json(|j| digest(j)["iterations"] = json!(1u32 << 31)),
+            Unlock("pbkdf2 iterations 2147483648"),
+        ),
+        (
+            "digest names no keyslot",
+            Json(|j| digest(j)["keyslots"] = json!(["7"])),
+            Load("digests/0: refers to keyslots/7, which does not exist"),
+        ),
+        (
+            "digest names a keyslot by number",
+            Json(|j| digest(j)["keyslots"] = json!([0])),
+            Load("keyslots is not an array of strings"),
+        ),
+        (
+            "digest names no segment",
+            Json(|j| digest(j)["segments"] = json!(["0", "1"])),
+            Load("digests/0: refers to segments/1"),
+        ),
+        ("digest without keyslots", Json(|j| digest(j)["keyslots"] = json!([])), Unlock("no usable keyslot")),
+        (
+            "digest without segments",
+            Json(|j| digest(j)["segments"] = json!([])),
+            Unlock("segments/0: is bound to no digest"),
+        ),
+        (
+            "two digests on a keyslot",
+            Json(|j| copies(j, "digests", 1..2)),
+            Load("digests/1: keyslots/0 is already bound to digests/0"),
+        ),
+        (
+            "two digests on a segment",
+            Json(|j| {
+                copies(j, "digests", 1..2);
+                j["digests"]["1"]["keyslots"] = json!([]);
+            }),
+            Unlock("segments/0: is bound to two digests"),
+        ),
+        (
+            "other key length on a digest",
+            Json(|j| {
+                copies(j, "keyslots", 1..2);
+                j["keyslots"]["1"]["key_size"] = json!(32);
+                j["keyslots"]["1"]["area"]["offset"] = json!("290816");
+                digest(j)["keyslots"] = json!(["0", "1"]);
+            }),
+            Load("keyslots/1: key_size is 32, but must be 64"),
+        ),
+    ]
+}
+
+fn segment_rows() -> Vec<Row> {
+    use Break::Json;
+    fn segment(value: &mut Value) -> &mut Value {
+        &mut value["segments"]["0"]
+    }
+    vec![
+        ("33 segments", Json(|j| copies(j, "segments", 1..33)), Load("segments: 33 objects, but at most 32")),
+        (
+            "no segment",
+            Json(|j| (j["segments"], j["digests"]["0"]["segments"]) = (json!({}), json!([]))),
+            Unlock("there is no encrypted segment"),
+        ),
+        (
+            "segments with a gap",
+            Json(|j| {
+                copies(j, "segments", 2..3);
+                segment(j)["size"] = json!("4096");
+            }),
+            Load("segments/2: segment numbers have a gap"),
+        ),
+        (
+            "a dynamic segment before another",
+            Json(|j| copies(j, "segments", 1..2)),
+            Load("segments/0: only the last segment may be dynamic"),
+        ),
+        (
+            "segments overlap",
+            Json(|j| {
+                segment(j)["size"] = json!("4096");
+                copies(j, "segments", 1..2);
+            }),
+            Load("segments/1: offset 1048576 overlaps segments/0"),
+        ),
+        (
+            "segment of unknown type",
+            Json(|j| segment(j)["type"] = json!("of-tomorrow")),
+            Unlock("type 'of-tomorrow' is not supported"),
+        ),
+        ("linear segment", Json(|j| segment(j)["type"] = json!("linear")), Unlock("there is no encrypted segment")),
+        (
+            "segment over the keyslots",
+            Json(|j| segment(j)["offset"] = json!("32768")),
+            Load("segments/0: offset 32768 overlaps the keyslot areas"),
+        ),
+        (
+            "segment offset odd",
+            Json(|j| segment(j)["offset"] = json!("1048577")),
+            Load("segments/0: offset 1048577 is not a multiple of 512"),
+        ),
+        (
+            "segment size odd",
+            Json(|j| segment(j)["size"] = json!("512")),
+            Load("segments/0: size 512 is not a multiple of 4096"),
+        ),
+        ("segment size 0", Json(|j| segment(j)["size"] = json!("0")), Load("segments/0: size is 0")),
+        (
+            "segment size wraps",
+            Json(|j| segment(j)["size"] = json!("18446744073709547520")),
+            Load("segments/0: offset 1048576 and size 18446744073709547520 reach past"),
+        ),
+        (
+            "segment size in words",
+            Json(|j| segment(j)["size"] = json!("Dynamic")),
+            Load("segments/0: size is not a string of decimal"),
+        ),
+        ("sector size 0", Json(|j| segment(j)["sector_size"] = json!(0)), Load("sector_size is 0")),
+        (
+            "sector size 513",
+            Json(|j| segment(j)["sector_size"] = json!(513)),
+            Load("sector_size is 513, which is not allowed"),
+        ),
+        ("sector size 8192", Json(|j| segment(j)["sector_size"] = json!(8192)), Load("sector_size is 8192")),
+        ("iv tweak missing", Json(|j| remove(segment(j), "iv_tweak")), Load("iv_tweak is missing")),
+        (
+            "iv tweak odd",
+            Json(|j| segment(j)["iv_tweak"] = json!("1")),
+            Unlock("segments/0: iv_tweak is not a multiple"),
+        ),
+        (
+            "segment cipher unknown",
+            Json(|j| segment(j)["encryption"] = json!("twofish-xts-plain64")),
+            Unlock("LUKS2 segment: cipher 'twofish-xts-plain64' is not supported"),
+        ),
+        (
+            "segment with integrity",
+            Json(|j| segment(j)["integrity"] = json!({"type": "hmac(sha256)"})),
+            Unlock("integrity protection is not supported"),
+        ),
+        ("integrity a text", Json(|j| segment(j)["integrity"] = json!("x")), Load("integrity is not an object")),
+        (
+            "segment in re-encryption",
+            Json(|j| segment(j)["flags"] = json!(["in-reencryption"])),
+            Unlock("it is being re-encrypted"),
+        ),
+        ("unknown segment flag", Json(|j| segment(j)["flags"] = json!(["of-tomorrow"])), Opens("")),
+        (
+            "33 tokens",
+            Json(|j| {
+                j["tokens"]["0"] = json!({"type": "x", "keyslots": []});
+                copies(j, "tokens", 1..33);
+            }),
+            Load("tokens: 33 objects"),
+        ),
+        ("token without type", Json(|j| j["tokens"]["0"] = json!({"keyslots": []})), Load("tokens/0: type is missing")),
+        (
+            "token names no keyslot",
+            Json(|j| j["tokens"]["3"] = json!({"type": "x", "keyslots": ["1"]})),
+            Load("tokens/3: refers to keyslots/1"),
+        ),
+        ("unknown token", Json(|j| j["tokens"]["31"] = json!({"type": "x", "keyslots": ["0"], "y": {}})), Opens("")),
+    ]
+}
+
+#[test]
+fn broken_luks2_headers() {
+    let whole = luks2_image();
+    assert_eq!(verdict(&whole), Ok(String::new()));
+    let sections =
+        [header_rows(), text_rows(), config_rows(), keyslot_rows(), kdf_rows(), digest_rows(), segment_rows()];
+    let (mut rows, mut through_second, mut wrong) = (0, 0, Vec::new());
+    for (name, how, expected) in sections.into_iter().flatten() {
+        let mut image = whole.clone();
+        how.apply(&mut image, &COPIES);
+        check(name, &image, &expected, &mut wrong);
+        rows += 1;
+        if !matches!(how, Break::Raw(_)) && matches!(expected, Load(_)) {
+            let mut image = whole.clone();
+            how.apply(&mut image, &COPIES[..1]);
+            check(name, &image, &Opens("first header copy is damaged, using the second"), &mut wrong);
+            let mut image = whole.clone();
+            how.apply(&mut image, &COPIES[1..]);
+            check(name, &image, &Opens("second header copy is damaged, using the first"), &mut wrong);
+            through_second += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    println!("{rows} breakages of LUKS2 headers, {through_second} of them also in one copy");
+    assert!(rows >= 150 && through_second >= 100);
+}
+
+#[test]
+fn the_newer_copy_counts() {
+    fn seqid(image: &mut Vec<u8>, copy: usize, seqid: u8) {
+        let change: fn(&mut [u8; BLOCK_LEN]) = match seqid {
+            1 => |block| block[23] = 1,
+            2 => |block| block[23] = 2,
+            _ => |block| block[23] = 3,
+        };
+        Break::Header(change).apply(image, &[copy]);
+    }
+    let flags = Break::Json(|j| j["config"]["flags"] = json!(["allow-discards"]));
+    let load = |image: &[u8]| Volume::load(&MemoryDevice::new(image.to_vec())).unwrap();
+    let has_flag = |volume: &Volume| volume.metadata_json().unwrap().contains("allow-discards");
+
+    let mut newer_second = luks2_image();
+    flags.apply(&mut newer_second, &COPIES[1..]);
+    let same = load(&newer_second);
+    assert_eq!(same.warnings(), [LoadWarning::SameSequenceDifferentContent { seqid: 1 }]);
+    assert!(!has_flag(&same), "the first copy counts");
+    seqid(&mut newer_second, HDR, 2);
+    let newer = load(&newer_second);
+    assert_eq!(newer.warnings(), [LoadWarning::CopiesDiffer { primary: 1, secondary: 2 }]);
+    assert!(has_flag(&newer));
+    seqid(&mut newer_second, 0, 3);
+    let older = load(&newer_second);
+    assert_eq!(older.warnings(), [LoadWarning::CopiesDiffer { primary: 3, secondary: 2 }]);
+    assert!(!has_flag(&older));
+}
+
+/// Wherever the second copy may stand, it is found without the first.
+#[test]
+fn the_second_copy_is_found_at_every_offset() {
+    for log2 in 14..=22 {
+        let device = MemoryDevice::zeroed(16 << 20);
+        let options =
+            inlock_volume::luks2::FormatOptions { metadata_len: 1 << log2, ..crate::support::luks2_options() };
+        inlock_volume::luks2::format(&device, options, &secret(PASSPHRASE)).unwrap();
+        device.write_all_at(&[0; BLOCK_LEN], 0).unwrap();
+        let volume = Volume::load(&device).unwrap();
+        assert!(matches!(volume.warnings(), [LoadWarning::PrimaryDamaged(_)]), "{log2}");
+        volume.unlock(&device, &secret(PASSPHRASE), &options()).unwrap();
+    }
+}
+
+#[test]
+fn every_bit_flip_of_the_first_copy_opens_through_the_second() {
+    let whole = luks2_image();
+    let json = json_text(&whole[HDR..]);
+    let device = MemoryDevice::new(whole.clone());
+    let mut flips = 0;
+    for at in 0..HDR {
+        for bit in 0..8 {
+            let flipped = whole[at] ^ 1 << bit;
+            device.write_all_at(&[flipped], at as u64).unwrap();
+            let volume = Volume::load(&device).unwrap_or_else(|error| panic!("{at}.{bit}: {}", chain(&error)));
+            assert!(matches!(volume.warnings(), [LoadWarning::PrimaryDamaged(_)]), "{at}.{bit}");
+            assert!(volume.metadata_json() == Some(&json), "{at}.{bit}");
+            if flips % 512 == 0 {
+                volume.unlock(&device, &secret(PASSPHRASE), &options()).unwrap();
+            }
+            flips += 1;
+        }
+        device.write_all_at(&whole[at..=at], at as u64).unwrap();
+    }
+    assert!(device.to_vec() == whole, "loading wrote");
+    println!("{flips} bit flips");
+}
+
+#[test]
+fn every_truncation_opens_or_is_refused_by_name() {
+    let mut opened = 0;
+    for whole in [luks1_image(), luks2_image()] {
+        let steps = (0..4096).step_by(64).chain((4096..whole.len()).step_by(4001));
+        for len in steps.chain((512..whole.len()).step_by(512 * 23)) {
+            match verdict(&whole[..len]) {
+                Ok(_) => opened += 1,
+                Err((refused_by_load, message)) => {
+                    assert!(refused_by_load && !message.is_empty(), "{len}: {message}");
+                    let named = ["not a LUKS volume", "but the device has only"];
+                    assert!(named.iter().any(|part| message.contains(part)), "{len}: {message}");
+                }
+            }
+        }
+    }
+    assert!(opened > 100, "{opened} opened");
+}
+
+/// A LUKS1 header has no checksum: a flipped bit may only be seen in that the passphrase opens nothing.
+#[test]
+fn every_bit_flip_of_a_luks1_header_opens_or_is_refused() {
+    let whole = luks1_image();
+    let device = MemoryDevice::new(whole[..1 << 19].to_vec());
+    let key = Volume::load(&device).unwrap().unlock(&device, &secret(PASSPHRASE), &options()).unwrap().key;
+    let (mut opened, mut refused) = (0, 0);
+    for at in 0..592 {
+        for bit in 0..8 {
+            device.write_all_at(&[whole[at] ^ 1 << bit], at as u64).unwrap();
+            let outcome = Volume::load(&device).map_err(|error| chain(&error)).and_then(|volume| {
+                volume.dump("image").to_string();
+                volume.unlock(&device, &secret(PASSPHRASE), &options()).map_err(|error| chain(&error))
+            });
+            match outcome {
+                Ok(unlocked) => {
+                    assert_eq!(unlocked.key.as_bytes(), key.as_bytes(), "{at}.{bit}: a wrong key");
+                    opened += 1;
+                }
+                Err(message) => {
+                    assert!(!message.is_empty());
+                    refused += 1;
+                }
+            }
+        }
+        device.write_all_at(&whole[at..=at], at as u64).unwrap();
+    }
+    println!("{opened} flips still open, {refused} are refused");
+    assert!(opened > 2000 && refused > 1000, "{opened} {refused}");
+}
+
+#[test]
+fn broken_luks1_headers() {
+    type Luks1Row = (&'static str, fn(&mut Vec<u8>), Verdict);
+    fn put(image: &mut [u8], at: usize, value: u32) {
+        image[at..at + 4].copy_from_slice(&value.to_be_bytes());
+    }
+    let rows: Vec<Luks1Row> = vec![
+        ("magic lost", |i| i[0] = 0, Load("not a LUKS volume")),
+        ("version 0", |i| i[7] = 0, Load("version 0 is not supported")),
+        ("version 65535", |i| i[6..8].fill(255), Load("version 65535 is not supported")),
+        ("version 2", |i| i[7] = 2, Load("header size is")),
+        ("cipher without end", |i| i[8..40].fill(b'a'), Load("LUKS1 header: cipher name is not a zero-terminated")),
+        ("mode without end", |i| i[40..72].fill(b'a'), Load("cipher mode is not a zero-terminated")),
+        ("hash without end", |i| i[72..104].fill(b'a'), Load("hash is not a zero-terminated")),
+        ("uuid without end", |i| i[168..208].fill(b'a'), Load("uuid is not a zero-terminated")),
+        ("hash with control", |i| i[72] = 7, Load("hash is not a zero-terminated")),
+        ("cipher with %n", |i| i[8..11].copy_from_slice(b"%n\0"), Unlock("cipher '%n-xts-plain64' is not supported")),
+        ("cipher not ASCII", |i| i[8] = 0xe9, Load("cipher name is not")),
+        (
+            "cipher serpent",
+            |i| i[8..16].copy_from_slice(b"serpent\0"),
+            Unlock("cipher 'serpent-xts-plain64' is not supported"),
+        ),
+        ("cipher null", |i| i[8..20].copy_from_slice(b"cipher_null\0"), Unlock("its cipher does not encrypt")),
+        ("mode unknown", |i| i[40..44].copy_from_slice(b"wtf\0"), Unlock("cipher 'aes-wtf' is not supported")),
+        ("hash unknown", |i| i[72..77].copy_from_slice(b"md44\0"), Unlock("hash 'md44' is not supported")),
+        ("other hash", |i| i[72..77].copy_from_slice(b"sha1\0"), Unlock("no key available with this passphrase")),
+        (
+            "payload offset 1",
+            |i| put(i, 104, 1),
+            Load("keyslots/0: offset 4096 and size 128000 reach past 512, the end of the space before"),
+        ),
+        ("payload over the last keyslot", |i| put(i, 104, 1800), Load("keyslots/7: offset")),
+        ("payload offset 0 (detached)", |i| put(i, 104, 0), Opens("")),
+        ("payload offset 2^32 - 1", |i| put(i, 104, u32::MAX), Opens("")),
+        ("key bytes 0", |i| put(i, 108, 0), Load("key bytes is 0, but must be from 1 to 512")),
+        ("key bytes 513", |i| put(i, 108, 513), Load("key bytes is 513")),
+        ("key bytes 2^31", |i| put(i, 108, 1 << 31), Load("key bytes is 2147483648")),
+        ("key bytes 2^32 - 1", |i| put(i, 108, u32::MAX), Load("key bytes is 4294967295")),
+        ("key bytes 24", |i| put(i, 108, 24), Unlock("does not take a key of 192 bits")),
+        ("key bytes 64", |i| put(i, 108, 64), Load("keyslots/1: offset 135168 overlaps keyslots/0")),
+        ("digest wrong", |i| i[112] ^= 1, Unlock("no key available with this passphrase")),
+        ("digest iterations 0", |i| put(i, 164, 0), Load("digest iterations is 0")),
+        (
+            "digest iterations 2^32 - 1",
+            |i| put(i, 164, u32::MAX),
+            Unlock("pbkdf2 iterations 4294967295 is over the limit"),
+        ),
+        ("active flag 0", |i| put(i, 208, 0), Load("keyslots/0: active flag is 0, which is not allowed")),
+        ("active flag 1", |i| put(i, 256, 1), Load("keyslots/1: active flag is 1")),
+        ("no active keyslot", |i| put(i, 208, 0xdead), Unlock("no usable keyslot is available")),
+        (
+            "another active keyslot",
+            |i| {
+                put(i, 256, 0x00ac71f3);
+                put(i, 260, 1000);
+            },
+            Opens(""),
+        ),
+        ("iterations 0", |i| put(i, 212, 0), Load("keyslots/0: iterations is 0")),
+        ("iterations 2^31", |i| put(i, 212, 1 << 31), Unlock("pbkdf2 iterations 2147483648 is over the limit")),
+        ("keyslot over the header", |i| put(i, 248, 1), Load("keyslots/0: offset 512 overlaps the header")),
+        ("keyslot at 0", |i| put(i, 248, 0), Load("keyslots/0: offset 0 overlaps the header")),
+        ("keyslot over another", |i| put(i, 296, 9), Load("keyslots/1: offset 4608 overlaps keyslots/0")),
+        ("keyslot at 2^32 - 1", |i| put(i, 248, u32::MAX), Load("reach past")),
+        ("stripes 0", |i| put(i, 252, 0), Load("keyslots/0: stripes is 0, but must be 4000")),
+        ("stripes 2^32 - 1", |i| put(i, 252, u32::MAX), Load("stripes is 4294967295")),
+        ("stripes of an unused keyslot", |i| put(i, 300, 4001), Load("keyslots/1: stripes is 4001")),
+        ("salt wrong", |i| i[216] ^= 1, Unlock("no key available with this passphrase")),
+        ("key material wrong", |i| i[4096] ^= 1, Unlock("no key available with this passphrase")),
+    ];
+    let whole = luks1_image();
+    let mut wrong = Vec::new();
+    for (name, change, expected) in &rows {
+        let mut image = whole.clone();
+        change(&mut image);
+        check(name, &image, expected, &mut wrong);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    println!("{} breakages of LUKS1 headers", rows.len());
+    assert!(rows.len() >= 40);
+}
+
+/// What a front end needs to tell apart.
+#[test]
+fn kinds_of_errors_can_be_told_apart() {
+    let load = |bytes: &[u8]| Volume::load(&MemoryDevice::new(bytes.to_vec()));
+    assert!(matches!(load(&[]), Err(LoadError::NotLuks)));
+    assert!(matches!(load(&[0; 100_000]), Err(LoadError::NotLuks)));
+    assert!(matches!(load(&luks1_image()[..591]), Err(LoadError::Truncated { needed: 592, len: 591, .. })));
+    assert!(matches!(load(&luks2_image()[..4095]), Err(LoadError::Truncated { needed: 4096, len: 4095, .. })));
+    assert!(matches!(load(&luks2_image()[..40_000]), Err(LoadError::Truncated { len: 40_000, .. })));
+    let mut version = luks1_image();
+    version[7] = 9;
+    assert!(matches!(load(&version), Err(LoadError::UnsupportedVersion(9))));
+    let mut damaged = luks1_image();
+    damaged[8..40].fill(b'a');
+    assert!(matches!(load(&damaged), Err(LoadError::Damaged(_))));
+}

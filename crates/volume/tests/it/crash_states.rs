@@ -1,0 +1,227 @@
+//! Power cuts while a header is written: from the log of writes and syncs, every state that a disk may be left in.
+//!
+//! Writes before the last completed sync are there. Of the others any subset may be, and one of them may be torn at any
+//! sector. Every such state must be the old volume, the new one, or plainly no volume.
+
+use crate::support::{
+    PASSPHRASE, RecordingDevice, Step, chain, luks1_options, luks2_image, luks2_options, secret, unlock,
+};
+use inlock_volume::{HeaderDevice, LoadError, MemoryDevice, Volume, luks1, luks2};
+
+const OLD: &[u8] = b"old passphrase";
+const LEN: usize = (2 << 20) + 8192;
+
+#[derive(Debug, PartialEq)]
+enum State {
+    Old,
+    New,
+    NoVolume,
+    Half(String),
+}
+
+fn state(bytes: &[u8]) -> State {
+    let device = MemoryDevice::new(bytes.to_vec());
+    match Volume::load(&device) {
+        Err(LoadError::NotLuks) => return State::NoVolume,
+        Err(error) => return State::Half(chain(&error)),
+        Ok(_) => {}
+    }
+    if unlock(&device, PASSPHRASE).is_ok() {
+        State::New
+    } else if unlock(&device, OLD).is_ok() {
+        State::Old
+    } else {
+        State::Half("opens with neither passphrase".into())
+    }
+}
+
+/// Calls `check` with every state between `before` and the end of `log`; gives how many there were.
+fn each_state(before: &[u8], log: &[Step], check: &mut dyn FnMut(&[u8])) -> usize {
+    let mut durable = before.to_vec();
+    let mut count = 0;
+    for epoch in log.split(|step| matches!(step, Step::Sync)) {
+        let writes: Vec<(usize, &[u8])> = epoch
+            .iter()
+            .map(|step| match step {
+                Step::Write { offset, data } => (*offset as usize, data.as_slice()),
+                Step::Sync => unreachable!("split at syncs"),
+            })
+            .collect();
+        assert!(writes.len() <= 12, "{} writes in one epoch are too many for all subsets", writes.len());
+        for subset in 0u32..1 << writes.len() {
+            let mut bytes = durable.clone();
+            let chosen = |index: usize| subset >> index & 1 == 1;
+            for (_, (offset, data)) in writes.iter().enumerate().filter(|(index, _)| chosen(*index)) {
+                bytes[*offset..offset + data.len()].copy_from_slice(data);
+            }
+            check(&bytes);
+            count += 1;
+        }
+        for (index, (offset, data)) in writes.iter().enumerate() {
+            let sectors = data.len() / 512;
+            let step = (sectors / 32).max(1);
+            for cut in (1..sectors).step_by(step) {
+                let mut bytes = durable.clone();
+                for (offset, data) in &writes[..index] {
+                    bytes[*offset..offset + data.len()].copy_from_slice(data);
+                }
+                let torn = &data[..cut * 512];
+                let mut other_end = bytes.clone();
+                bytes[*offset..offset + torn.len()].copy_from_slice(torn);
+                check(&bytes);
+                let torn = &data[cut * 512..];
+                let start = offset + cut * 512;
+                other_end[start..start + torn.len()].copy_from_slice(torn);
+                check(&other_end);
+                count += 2;
+            }
+        }
+        for (offset, data) in writes {
+            durable[offset..offset + data.len()].copy_from_slice(data);
+        }
+    }
+    check(&durable);
+    count + 1
+}
+
+fn befores() -> Vec<(&'static str, Vec<u8>)> {
+    let old_luks2 = MemoryDevice::zeroed(LEN);
+    let options = luks2::FormatOptions { metadata_len: 64 << 10, uuid: None, ..luks2_options() };
+    luks2::format(&old_luks2, options, &secret(OLD)).unwrap();
+    let old_luks1 = MemoryDevice::zeroed(LEN);
+    luks1::format(&old_luks1, luks1_options(), &secret(OLD)).unwrap();
+    // A first copy that is lost, so that the old volume lives in its second one.
+    let mut second_only = old_luks2.to_vec();
+    second_only[..4096].fill(0);
+    vec![
+        ("empty", vec![0; LEN]),
+        ("LUKS2", old_luks2.to_vec()),
+        ("LUKS1", old_luks1.to_vec()),
+        ("second copy only", second_only),
+    ]
+}
+
+fn format_logs() -> Vec<(String, Vec<u8>, Vec<Step>)> {
+    let mut logs = Vec::new();
+    for (name, before) in befores() {
+        for version in [1, 2] {
+            let device = RecordingDevice::new(before.clone());
+            match version {
+                1 => luks1::format(&device, luks1_options(), &secret(PASSPHRASE)).unwrap(),
+                _ => luks2::format(&device, luks2_options(), &secret(PASSPHRASE)).unwrap(),
+            };
+            logs.push((format!("LUKS{version} over {name}"), before.clone(), device.log.into_inner().unwrap()));
+        }
+    }
+    logs
+}
+
+#[test]
+fn a_power_cut_while_formatting_leaves_old_or_new_or_none() {
+    let mut total = 0;
+    for (name, before, log) in format_logs() {
+        let mut seen = [0; 3];
+        total += each_state(&before, &log, &mut |bytes| match state(bytes) {
+            State::Old => seen[0] += 1,
+            State::New => seen[1] += 1,
+            State::NoVolume => seen[2] += 1,
+            State::Half(why) => panic!("{name}: {why}"),
+        });
+        assert!(seen[1] > 0 && seen[2] > 0, "{name}: {seen:?}");
+        assert!(matches!(log.last(), Some(Step::Sync)), "{name}: the end is durable");
+    }
+    println!("{total} states of formatting checked");
+    assert!(total >= 500, "{total}");
+}
+
+/// The negative control: without the syncs in between, the same check must fail.
+#[test]
+fn without_syncs_the_check_fails() {
+    for (name, before, log) in format_logs().into_iter().filter(|(name, ..)| name.ends_with("empty")) {
+        let unsynced: Vec<_> = log.into_iter().filter(|step| matches!(step, Step::Write { .. })).collect();
+        let mut halves = 0;
+        each_state(&before, &unsynced, &mut |bytes| halves += usize::from(matches!(state(bytes), State::Half(_))));
+        assert!(halves > 0, "{name}: lost writes went unnoticed");
+    }
+}
+
+#[test]
+fn a_power_cut_while_rewriting_leaves_a_whole_copy() {
+    let whole = luks2_image();
+    let (mut first_damaged, mut second_damaged) = (whole.clone(), whole.clone());
+    first_damaged[5000] ^= 1;
+    second_damaged[16384 + 5000] ^= 1;
+    for before in [whole, first_damaged, second_damaged] {
+        let device = RecordingDevice::new(before.clone());
+        let Ok(Volume::Luks2(mut luks2)) = Volume::load(&device) else { panic!("not LUKS2") };
+        let old = luks2.metadata_json().to_owned();
+        let mut map = luks2.metadata_map().clone();
+        map["config"]["flags"] = serde_json::json!(["allow-discards"]);
+        luks2.commit(&device, map).unwrap();
+        let new = luks2.metadata_json().to_owned();
+        assert_ne!(old, new);
+        let log = device.log.lock().unwrap().clone();
+        let count = each_state(&before, &log, &mut |bytes| {
+            let device = MemoryDevice::new(bytes.to_vec());
+            let volume = Volume::load(&device).unwrap_or_else(|error| panic!("{}", chain(&error)));
+            let json = volume.metadata_json().unwrap();
+            assert!(json == old || json == new);
+            unlock(&device, PASSPHRASE).unwrap();
+        });
+        assert!(count > 100, "{count}");
+        let volume = Volume::load(&device).unwrap();
+        assert_eq!((volume.metadata_json().unwrap(), volume.warnings()), (new.as_str(), &[][..]), "repaired");
+        assert_eq!(device.len().unwrap(), before.len() as u64);
+    }
+}
+
+/// A failed write or sync, each in turn, is an error, and what is on the device is old or new.
+#[test]
+fn a_failed_write_is_an_error_and_harms_nothing() {
+    let (_, before) = befores().swap_remove(1);
+    let steps = {
+        let device = RecordingDevice::new(before.clone());
+        luks2::format(&device, luks2_options(), &secret(PASSPHRASE)).unwrap();
+        device.log.into_inner().unwrap().len()
+    };
+    for failing in 0..steps {
+        let device = FailingDevice { inner: RecordingDevice::new(before.clone()), failing };
+        assert!(luks2::format(&device, luks2_options(), &secret(PASSPHRASE)).is_err(), "step {failing}");
+        let mut bytes = vec![0; before.len()];
+        device.read_exact_at(&mut bytes, 0).unwrap();
+        let left = state(&bytes);
+        assert!(!matches!(left, State::Half(_)), "step {failing}: {left:?}");
+    }
+}
+
+struct FailingDevice {
+    inner: RecordingDevice,
+    failing: usize,
+}
+
+impl FailingDevice {
+    fn step(&self) -> std::io::Result<()> {
+        let done = self.inner.log.lock().unwrap().len();
+        if done >= self.failing { Err(std::io::Error::other("injected")) } else { Ok(()) }
+    }
+}
+
+impl HeaderDevice for FailingDevice {
+    fn len(&self) -> std::io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<()> {
+        self.inner.read_exact_at(buf, offset)
+    }
+
+    fn write_all_at(&self, data: &[u8], offset: u64) -> std::io::Result<()> {
+        self.step()?;
+        self.inner.write_all_at(data, offset)
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        self.step()?;
+        self.inner.sync()
+    }
+}

@@ -1,0 +1,170 @@
+//! What the tests of this crate share: cheap volumes, other people's tools, and a device that logs its writes.
+
+use inlock_volume::{
+    FileDevice, HeaderDevice, KdfKind, KdfRequest, MemoryDevice, Secret, UnlockError, UnlockOptions, Unlocked, Volume,
+    luks1, luks2,
+};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Mutex;
+
+pub(crate) const PASSPHRASE: &[u8] = b"correct horse";
+pub(crate) const VOLUME_KEY_64: [u8; 64] = {
+    let mut key = [0; 64];
+    let mut n = 0;
+    while n < 64 {
+        key[n] = (n * 7 + 3) as u8;
+        n += 1;
+    }
+    key
+};
+
+pub(crate) fn secret(bytes: &[u8]) -> Secret {
+    Secret::new(bytes.to_vec())
+}
+
+/// The cheapest costs that formats allow.
+pub(crate) fn cheap(kind: KdfKind) -> KdfRequest {
+    let forced = if kind == KdfKind::Pbkdf2 { 1000 } else { 4 };
+    KdfRequest { forced_iterations: Some(forced), memory_kib: Some(32), lanes: Some(1), ..KdfRequest::new(kind) }
+}
+
+pub(crate) fn luks2_options() -> luks2::FormatOptions {
+    luks2::FormatOptions {
+        kdf: cheap(KdfKind::Argon2id),
+        keyslots_len: Some(512 << 10),
+        uuid: Some("11111111-2222-3333-4444-555555555555".into()),
+        label: "label".into(),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn luks1_options() -> luks1::FormatOptions {
+    luks1::FormatOptions { kdf: cheap(KdfKind::Pbkdf2), key_len: 32, ..Default::default() }
+}
+
+/// A small LUKS2 volume: two copies of 16 KiB, keyslot areas of 512 KiB, a payload at 1 MiB.
+pub(crate) fn luks2_image() -> Vec<u8> {
+    let device = MemoryDevice::zeroed((1 << 20) + 8192);
+    luks2::format(&device, luks2_options(), &secret(PASSPHRASE)).unwrap();
+    device.to_vec()
+}
+
+/// A small LUKS1 volume with a payload at 2 MiB.
+pub(crate) fn luks1_image() -> Vec<u8> {
+    let device = MemoryDevice::zeroed((2 << 20) + 4096);
+    luks1::format(&device, luks1_options(), &secret(PASSPHRASE)).unwrap();
+    device.to_vec()
+}
+
+pub(crate) fn unlock(device: &dyn HeaderDevice, passphrase: &[u8]) -> Result<Unlocked, UnlockError> {
+    Volume::load(device).unwrap().unlock(device, &secret(passphrase), &UnlockOptions::new())
+}
+
+/// An error's message with all that caused it.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text.push_str(&format!(": {inner}"));
+        source = inner.source();
+    }
+    text
+}
+
+/// Whether a tool is there; says so if not.
+pub(crate) fn installed(tool: &str) -> bool {
+    let there = Command::new(tool).arg("--version").output().is_ok();
+    if !there {
+        println!("SKIPPED: {tool} not installed");
+    }
+    there
+}
+
+/// Runs a tool that must succeed; gives its standard output.
+pub(crate) fn run(tool: &str, args: &[&str]) -> String {
+    let output = output(tool, args);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{tool} {args:?}: {}: {errors}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub(crate) fn output(tool: &str, args: &[&str]) -> Output {
+    Command::new(tool).args(args).output().unwrap()
+}
+
+/// A folder with an image and key files.
+pub(crate) struct Bench {
+    dir: tempfile::TempDir,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        let bench = Self { dir: tempfile::tempdir().unwrap() };
+        std::fs::write(bench.path("key"), PASSPHRASE).unwrap();
+        bench
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    /// An empty sparse file.
+    pub(crate) fn image(&self, name: &str, len: u64) -> String {
+        File::create(self.path(name)).unwrap().set_len(len).unwrap();
+        self.text(name)
+    }
+
+    pub(crate) fn device(&self, name: &str) -> FileDevice {
+        open(&self.path(name))
+    }
+}
+
+pub(crate) fn open(path: &Path) -> FileDevice {
+    FileDevice::new(OpenOptions::new().read(true).write(true).open(path).unwrap())
+}
+
+/// What a [`RecordingDevice`] was asked to do.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Write { offset: u64, data: Vec<u8> },
+    Sync,
+}
+
+/// A device in memory that logs writes and syncs.
+pub(crate) struct RecordingDevice {
+    inner: MemoryDevice,
+    pub(crate) log: Mutex<Vec<Step>>,
+}
+
+impl RecordingDevice {
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        Self { inner: MemoryDevice::new(bytes), log: Mutex::new(Vec::new()) }
+    }
+}
+
+impl HeaderDevice for RecordingDevice {
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.inner.read_exact_at(buf, offset)
+    }
+
+    fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        self.log.lock().unwrap().push(Step::Write { offset, data: data.to_vec() });
+        self.inner.write_all_at(data, offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.log.lock().unwrap().push(Step::Sync);
+        Ok(())
+    }
+}
