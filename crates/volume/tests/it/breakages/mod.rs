@@ -1,0 +1,247 @@
+//! Headers broken on purpose: one named breakage a row, its verdict beside it.
+//!
+//! Checksums are put right after every breakage that is not one of the checksum, so that the rule behind it is reached.
+//! What is refused in both copies must open through the second when only the first has it, and a device whose header
+//! was refused must be unchanged.
+
+mod luks1;
+mod luks2_rows;
+
+use crate::support::{PASSPHRASE, chain, luks1_image, luks2_image, secret};
+use Verdict::{Load, Opens, Unlock};
+use inlock_volume::luks2::binary_header::{BLOCK_LEN, write_checksum};
+use inlock_volume::{Hash, HeaderDevice, KdfLimits, LoadError, LoadWarning, MemoryDevice, UnlockOptions, Volume};
+use serde_json::{Value, json};
+
+/// What must come of a broken header.
+enum Verdict {
+    /// Loading refuses, with this in the message; through the second copy it opens.
+    Load(&'static str),
+    /// It loads and can be dumped; unlocking refuses, with this in the message.
+    Unlock(&'static str),
+    /// It opens, with this in the warnings (or with none).
+    Opens(&'static str),
+}
+
+/// How a LUKS2 header is broken.
+enum Break {
+    /// A change of the metadata.
+    Json(fn(&mut Value)),
+    /// A change of the JSON text.
+    Text(fn(&str) -> Vec<u8>),
+    /// A change of the binary header.
+    Header(fn(&mut [u8; BLOCK_LEN])),
+    /// A change of the whole image; checksums are not put right.
+    Raw(fn(&mut Vec<u8>)),
+}
+
+const HDR: usize = 16384;
+const COPIES: [usize; 2] = [0, HDR];
+
+impl Break {
+    fn apply(&self, image: &mut Vec<u8>, copies: &[usize]) {
+        if let Self::Raw(change) = self {
+            return change(image);
+        }
+        for &at in copies {
+            let mut block: [u8; BLOCK_LEN] = image[at..at + BLOCK_LEN].try_into().unwrap();
+            let text = json_text(&image[at..at + HDR]);
+            let mut area = match self {
+                Self::Json(change) => {
+                    let mut value = serde_json::from_str(&text).unwrap();
+                    change(&mut value);
+                    value.to_string().into_bytes()
+                }
+                Self::Text(change) => change(&text),
+                Self::Header(change) => {
+                    change(&mut block);
+                    text.into_bytes()
+                }
+                Self::Raw(_) => unreachable!("done above"),
+            };
+            area.resize(HDR - BLOCK_LEN, 0);
+            write_checksum(&mut block, &area, Hash::Sha256);
+            image[at..at + BLOCK_LEN].copy_from_slice(&block);
+            image[at + BLOCK_LEN..at + HDR].copy_from_slice(&area);
+        }
+    }
+}
+
+fn json_text(copy: &[u8]) -> String {
+    let area = &copy[BLOCK_LEN..];
+    let end = area.iter().position(|&byte| byte == 0).unwrap();
+    String::from_utf8(area[..end].to_vec()).unwrap()
+}
+
+/// Limits that keep a broken cost from taking the tests' time.
+fn options() -> UnlockOptions {
+    let limits = KdfLimits { pbkdf2_iterations: 100_000, memory_kib: 1 << 20, ..KdfLimits::default() };
+    UnlockOptions::new().with_limits(limits)
+}
+
+/// Loads, dumps and unlocks; `Ok` has the warnings, `Err` the message and whether loading refused.
+fn verdict(image: &[u8]) -> Result<String, (bool, String)> {
+    let device = MemoryDevice::new(image.to_vec());
+    let outcome = (|| {
+        let volume = Volume::load(&device).map_err(|error| (true, chain(&error)))?;
+        assert!(!volume.dump("image").to_string().is_empty());
+        let warnings: Vec<_> = volume.warnings().iter().map(LoadWarning::to_string).collect();
+        volume.unlock(&device, &secret(PASSPHRASE), &options()).map_err(|error| (false, chain(&error)))?;
+        Ok(warnings.join("; "))
+    })();
+    assert!(device.to_vec() == image, "the device was changed");
+    outcome
+}
+
+/// Notes where the verdict is not the expected one.
+fn check(name: &str, image: &[u8], expected: &Verdict, wrong: &mut Vec<String>) {
+    let got = verdict(image);
+    let (as_expected, message, part) = match (&got, expected) {
+        (Err((true, message)), Load(part)) | (Err((false, message)), Unlock(part)) | (Ok(message), Opens(part)) => {
+            (true, message.as_str(), *part)
+        }
+        _ => (false, "", ""),
+    };
+    if !as_expected || !message.contains(part) || part.is_empty() != message.is_empty() {
+        wrong.push(format!("{name}: {got:?}"));
+    }
+}
+
+#[test]
+fn broken_luks2_headers() {
+    use luks2_rows as rows;
+    let whole = luks2_image();
+    assert_eq!(verdict(&whole), Ok(String::new()));
+    let sections = [
+        rows::header_rows(),
+        rows::text_rows(),
+        rows::config_rows(),
+        rows::keyslot_rows(),
+        rows::kdf_rows(),
+        rows::digest_rows(),
+        rows::segment_rows(),
+    ];
+    let (mut rows, mut through_second, mut wrong) = (0, 0, Vec::new());
+    for (name, how, expected) in sections.into_iter().flatten() {
+        let mut image = whole.clone();
+        how.apply(&mut image, &COPIES);
+        check(name, &image, &expected, &mut wrong);
+        rows += 1;
+        if !matches!(how, Break::Raw(_)) && matches!(expected, Load(_)) {
+            let mut image = whole.clone();
+            how.apply(&mut image, &COPIES[..1]);
+            check(name, &image, &Opens("first header copy is damaged, using the second"), &mut wrong);
+            let mut image = whole.clone();
+            how.apply(&mut image, &COPIES[1..]);
+            check(name, &image, &Opens("second header copy is damaged, using the first"), &mut wrong);
+            through_second += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    println!("{rows} breakages of LUKS2 headers, {through_second} of them also in one copy");
+    assert!(rows >= 150 && through_second >= 100);
+}
+
+#[test]
+fn the_newer_copy_counts() {
+    fn seqid(image: &mut Vec<u8>, copy: usize, seqid: u8) {
+        let change: fn(&mut [u8; BLOCK_LEN]) = match seqid {
+            1 => |block| block[23] = 1,
+            2 => |block| block[23] = 2,
+            _ => |block| block[23] = 3,
+        };
+        Break::Header(change).apply(image, &[copy]);
+    }
+    let flags = Break::Json(|j| j["config"]["flags"] = json!(["allow-discards"]));
+    let load = |image: &[u8]| Volume::load(&MemoryDevice::new(image.to_vec())).unwrap();
+    let has_flag = |volume: &Volume| volume.metadata_json().unwrap().contains("allow-discards");
+
+    let mut newer_second = luks2_image();
+    flags.apply(&mut newer_second, &COPIES[1..]);
+    let same = load(&newer_second);
+    assert_eq!(same.warnings(), [LoadWarning::SameSequenceDifferentContent { seqid: 1 }]);
+    assert!(!has_flag(&same), "the first copy counts");
+    seqid(&mut newer_second, HDR, 2);
+    let newer = load(&newer_second);
+    assert_eq!(newer.warnings(), [LoadWarning::CopiesDiffer { primary: 1, secondary: 2 }]);
+    assert!(has_flag(&newer));
+    seqid(&mut newer_second, 0, 3);
+    let older = load(&newer_second);
+    assert_eq!(older.warnings(), [LoadWarning::CopiesDiffer { primary: 3, secondary: 2 }]);
+    assert!(!has_flag(&older));
+}
+
+/// Wherever the second copy may stand, it is found without the first.
+#[test]
+fn the_second_copy_is_found_at_every_offset() {
+    for log2 in 14..=22 {
+        let device = MemoryDevice::zeroed(16 << 20);
+        let format_options =
+            inlock_volume::luks2::FormatOptions { metadata_len: 1 << log2, ..crate::support::luks2_options() };
+        inlock_volume::luks2::format(&device, format_options, &secret(PASSPHRASE)).unwrap();
+        device.write_all_at(&[0; BLOCK_LEN], 0).unwrap();
+        let volume = Volume::load(&device).unwrap();
+        assert!(matches!(volume.warnings(), [LoadWarning::PrimaryDamaged(_)]), "{log2}");
+        volume.unlock(&device, &secret(PASSPHRASE), &options()).unwrap();
+    }
+}
+
+#[test]
+fn every_bit_flip_of_the_first_copy_opens_through_the_second() {
+    let whole = luks2_image();
+    let json = json_text(&whole[HDR..]);
+    let device = MemoryDevice::new(whole.clone());
+    let mut flips = 0;
+    for at in 0..HDR {
+        for bit in 0..8 {
+            let flipped = whole[at] ^ 1 << bit;
+            device.write_all_at(&[flipped], at as u64).unwrap();
+            let volume = Volume::load(&device).unwrap_or_else(|error| panic!("{at}.{bit}: {}", chain(&error)));
+            assert!(matches!(volume.warnings(), [LoadWarning::PrimaryDamaged(_)]), "{at}.{bit}");
+            assert!(volume.metadata_json() == Some(&json), "{at}.{bit}");
+            if flips % 512 == 0 {
+                volume.unlock(&device, &secret(PASSPHRASE), &options()).unwrap();
+            }
+            flips += 1;
+        }
+        device.write_all_at(&whole[at..=at], at as u64).unwrap();
+    }
+    assert!(device.to_vec() == whole, "loading wrote");
+    println!("{flips} bit flips");
+}
+
+#[test]
+fn every_truncation_opens_or_is_refused_by_name() {
+    let mut opened = 0;
+    for whole in [luks1_image(), luks2_image()] {
+        let steps = (0..4096).step_by(64).chain((4096..whole.len()).step_by(4001));
+        for len in steps.chain((512..whole.len()).step_by(512 * 23)) {
+            match verdict(&whole[..len]) {
+                Ok(_) => opened += 1,
+                Err((refused_by_load, message)) => {
+                    assert!(refused_by_load && !message.is_empty(), "{len}: {message}");
+                    let named = ["not a LUKS volume", "but the device has only"];
+                    assert!(named.iter().any(|part| message.contains(part)), "{len}: {message}");
+                }
+            }
+        }
+    }
+    assert!(opened > 100, "{opened} opened");
+}
+
+/// What a front end needs to tell apart.
+#[test]
+fn kinds_of_errors_can_be_told_apart() {
+    let load = |bytes: &[u8]| Volume::load(&MemoryDevice::new(bytes.to_vec()));
+    assert!(matches!(load(&[]), Err(LoadError::NotLuks)));
+    assert!(matches!(load(&[0; 100_000]), Err(LoadError::NotLuks)));
+    assert!(matches!(load(&luks1_image()[..591]), Err(LoadError::Truncated { needed: 592, len: 591, .. })));
+    assert!(matches!(load(&luks2_image()[..4095]), Err(LoadError::Truncated { needed: 4096, len: 4095, .. })));
+    assert!(matches!(load(&luks2_image()[..40_000]), Err(LoadError::Truncated { len: 40_000, .. })));
+    let mut version = luks1_image();
+    version[7] = 9;
+    assert!(matches!(load(&version), Err(LoadError::UnsupportedVersion(9))));
+    let mut damaged = luks1_image();
+    damaged[8..40].fill(b'a');
+    assert!(matches!(load(&damaged), Err(LoadError::Damaged(_))));
+}
