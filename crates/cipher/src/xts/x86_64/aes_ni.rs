@@ -1,6 +1,6 @@
 //! AES-NI: one block at a time. Also the kernel of CBC encryption, whose chains are as wide as one block.
 
-use super::blocks::{AesVector, Counts, IN_FLIGHT};
+use super::blocks::{AesVector, Counts, IN_FLIGHT, halves};
 use super::entry_points;
 use crate::isa;
 use std::arch::x86_64::*;
@@ -36,12 +36,19 @@ fn pin(states: &mut [Block1; IN_FLIGHT], other: &mut Block1) {
 
 impl AesVector for Block1 {
     const BLOCKS: usize = 1;
-    const KEYS_IN_REGISTERS: bool = false;
+    const KEYS_IN_REGISTERS: usize = 0;
+    const START_AHEAD: bool = false;
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
         // SAFETY: the caller's promise (see the trait).
         unsafe { Self(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn gather(from: *const u8) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self(halves(from)) }
     }
 
     #[inline(always)]

@@ -11,6 +11,8 @@
 use crate::aes::{Block, RoundKeys};
 use crate::iv::IvGenerator;
 use crate::xts::{CbcJob, XtsJob};
+use std::arch::x86_64::{__m128i, _mm_set_epi64x};
+use std::mem::MaybeUninit;
 
 /// Vectors in flight.
 pub(super) const IN_FLIGHT: usize = 8;
@@ -23,12 +25,17 @@ pub(super) const IN_FLIGHT: usize = 8;
 pub(super) trait AesVector: Copy {
     /// How many blocks a vector holds.
     const BLOCKS: usize;
-    /// Whether there are registers enough to hold every round key. Otherwise each is read again each round, which costs
-    /// one load for `IN_FLIGHT` vectors, and no copy of a key is ever spilled to the stack.
-    const KEYS_IN_REGISTERS: bool;
+    /// How many round keys stay in registers, from the first. Each other is read again each round, which costs one load for
+    /// `IN_FLIGHT` vectors or more, and no copy of a key is spilled to the stack.
+    const KEYS_IN_REGISTERS: usize;
+    /// Whether there are registers enough to start a row while the one before it runs.
+    const START_AHEAD: bool;
 
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
+    /// As `load`, from blocks that the last few instructions wrote half by half. One wide load of them would wait until all
+    /// those writes, and everything before them, are done; narrow ones take them from the processor's store queue.
+    unsafe fn gather(from: *const u8) -> Self;
     /// `block` in every place.
     unsafe fn splat(block: &Block) -> Self;
     unsafe fn xor(self, other: Self) -> Self;
@@ -78,6 +85,20 @@ impl<const BLOCKS: usize, const LANES: usize> Counts<BLOCKS, LANES> {
     }
 }
 
+/// The block at `from`, of two loads, whatever the compiler would make of them (see [`AesVector::gather`]).
+///
+/// # Safety
+/// `from` is valid for 16 bytes.
+#[inline(always)]
+pub(super) unsafe fn halves(from: *const u8) -> __m128i {
+    // SAFETY: the caller's promise; the assembly is no instruction at all.
+    unsafe {
+        let (mut low, mut high) = (from.cast::<i64>().read_unaligned(), from.add(8).cast::<i64>().read_unaligned());
+        std::arch::asm!("/* {} {} */", inout(reg) low, inout(reg) high, options(pure, nomem, nostack, preserves_flags));
+        _mm_set_epi64x(high, low)
+    }
+}
+
 /// Runs a statement once for each of the `IN_FLIGHT` vectors, with the constant `$i`, without leaving the unrolling to chance.
 macro_rules! each {
     ($i:ident => $body:expr) => {{
@@ -116,9 +137,8 @@ impl<V: AesVector> Keys<V> {
         // SAFETY: the caller's promise.
         unsafe {
             let mut registers = [V::splat(&(&(*memory).0)[0]); 15];
-            if V::KEYS_IN_REGISTERS {
-                each_round!(@ R registers[R] = V::splat(&(&(*memory).0)[R]), 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-            }
+            each_round!(@ R if R < V::KEYS_IN_REGISTERS { registers[R] = V::splat(&(&(*memory).0)[R]) },
+                1 2 3 4 5 6 7 8 9 10 11 12 13 14);
             Self { memory, registers }
         }
     }
@@ -130,7 +150,9 @@ impl<V: AesVector> Keys<V> {
     #[inline(always)]
     unsafe fn get<const ROUND: usize>(&self) -> V {
         // SAFETY: the caller's promise.
-        unsafe { if V::KEYS_IN_REGISTERS { self.registers[ROUND] } else { V::splat(&(&(*self.memory).0)[ROUND]) } }
+        unsafe {
+            if ROUND < V::KEYS_IN_REGISTERS { self.registers[ROUND] } else { V::splat(&(&(*self.memory).0)[ROUND]) }
+        }
     }
 }
 
@@ -146,81 +168,150 @@ unsafe fn last_round<V: AesVector, const ENCRYPT: bool>(state: V, key: V) -> V {
     unsafe { if ENCRYPT { state.enc_last(key) } else { state.dec_last(key) } }
 }
 
+/// Where the tweaks of the next row come from: a row is `IN_FLIGHT` vectors of one unit.
+struct Rows<V> {
+    /// The row's first tweak, in every place.
+    first: V,
+    swapped: V,
+    /// Rows of this unit, with this one.
+    left: usize,
+    rows_in_unit: usize,
+    /// The first tweak of this unit; the next unit's is behind it.
+    unit: *const Block,
+}
+
+impl<V: AesVector> Rows<V> {
+    /// # Safety
+    /// The instructions of `V` are there, and `unit` points to a tweak.
+    #[inline(always)]
+    unsafe fn new(unit: *const Block, rows_in_unit: usize) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let first = V::splat(&*unit);
+            Self { first, swapped: first.swap_halves(), left: rows_in_unit, rows_in_unit, unit }
+        }
+    }
+
+    /// # Safety
+    /// The instructions of `V` are there, and where this row is its unit's last, another tweak follows.
+    #[inline(always)]
+    unsafe fn advance(&mut self) {
+        self.left -= 1;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.left == 0 {
+                self.left = self.rows_in_unit;
+                self.unit = self.unit.add(1);
+                self.first = V::splat(&*self.unit);
+            } else {
+                self.first = self.first.next_group(self.swapped);
+            }
+            self.swapped = self.first.swap_halves();
+        }
+    }
+}
+
+/// The tweaks of the row at hand and of the next, each already added to the last round key: so the last round takes its key
+/// from here, and a tweak costs one store, one load and no register.
+#[repr(C, align(64))]
+struct LastKeys([MaybeUninit<[u8; 64 * IN_FLIGHT]>; 2]);
+
 /// XTS over every unit of `job`, whose tweaks it makes from the IVs.
 ///
-/// While the rounds of one group run, the tweaks of the next are computed, be that in the same unit or in the next.
+/// Works through rows, be they of one unit or of several. While a row's rounds run, the next row's tweaks are computed and, with
+/// registers enough, its data is loaded, so that its first round follows the last round of this row.
 ///
 /// # Safety
 /// The instructions of `V` are there; `job` says the truth about its pointers; a unit is a multiple of 512 bytes.
 #[inline(always)]
 pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(job: &mut XtsJob<'_>) {
-    let group_len = 16 * V::BLOCKS * IN_FLIGHT;
-    let groups_in_unit = job.unit_len / group_len;
+    let row_len = 16 * V::BLOCKS * IN_FLIGHT;
+    let rows_in_unit = job.unit_len / row_len;
     let (mut src, mut dst) = (job.src, job.dst);
-    // SAFETY: instructions are the caller's promise. The IVs fill whole vectors, and there is one more than units. Data is read and written inside `units * unit_len` bytes, of which a group is always a divisor.
+    let mut last_keys = LastKeys([MaybeUninit::uninit(); 2]);
+    // Opaque, so that the compiler does not move the table to registers that it then has to spill.
+    let mut now = std::hint::black_box(last_keys.0.as_mut_ptr().cast::<u8>());
+    // SAFETY: instructions are the caller's promise. The IVs fill whole vectors, and there is one more than units. Data is
+    // read and written inside `units * unit_len` bytes, of which a row is always a divisor; the last row reads its own data
+    // again instead of a next row's. The table has two rows.
     unsafe {
+        let mut then = now.add(row_len);
         encrypt_whole_vectors::<V, ROUNDS>(
             &job.keys.tweak.encrypt,
             &mut job.ivs[..job.units.next_multiple_of(V::BLOCKS)],
         );
         let keys = Keys::<V>::new(if ENCRYPT { &job.keys.data.encrypt } else { &job.keys.data.decrypt });
-        let mut unit_tweaks = job.ivs.as_ptr();
-        let mut first = V::splat(&*unit_tweaks);
-        let mut swapped = first.swap_halves();
-        let mut tweaks = [first; IN_FLIGHT];
-        each!(I => tweaks[I] = first.times_powers::<I>(swapped));
-        let mut groups_left = groups_in_unit;
-        for _ in 0..job.units * groups_in_unit {
-            groups_left -= 1;
-            if groups_left == 0 {
-                groups_left = groups_in_unit;
-                unit_tweaks = unit_tweaks.add(1);
-                first = V::splat(&*unit_tweaks);
-            } else {
-                first = first.next_group(swapped);
-            }
-            swapped = first.swap_halves();
-            tweaks = xts_group::<V, ROUNDS, ENCRYPT>(&keys, &tweaks, first, swapped, src, dst);
-            src = src.add(group_len);
-            dst = dst.add(group_len);
+        let whitening = keys.get::<0>().xor(keys.get::<ROUNDS>());
+        let mut rows = Rows::<V>::new(job.ivs.as_ptr(), rows_in_unit);
+        each!(I => {
+            let tweak = rows.first.times_powers::<I>(rows.swapped);
+            tweak.xor(keys.get::<ROUNDS>()).store(now.add(I * 16 * V::BLOCKS));
+        });
+        let mut states = start_row(whitening, now, src);
+        for left in (0..job.units * rows_in_unit).rev() {
+            rows.advance();
+            let next_src = if left > 0 { src.add(row_len) } else { src };
+            let ahead = row::<V, ROUNDS, ENCRYPT>(&keys, states, &rows, then, next_src, (now, dst));
+            states = if V::START_AHEAD { ahead } else { start_row(whitening, then, next_src) };
+            std::mem::swap(&mut now, &mut then);
+            src = next_src;
+            dst = dst.add(row_len);
         }
     }
 }
 
-/// `IN_FLIGHT` vectors under `tweaks`. Gives back the tweaks of the next group, whose first is in every place of `first`.
+/// The states of the row at `src` before the first round. `whitening` is the first round key plus the last.
 #[inline(always)]
-unsafe fn xts_group<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
-    keys: &Keys<V>,
-    tweaks: &[V; IN_FLIGHT],
-    first: V,
-    swapped: V,
-    src: *const u8,
-    dst: *mut u8,
-) -> [V; IN_FLIGHT] {
-    let len = 16 * V::BLOCKS;
+unsafe fn start_row<V: AesVector>(whitening: V, last_keys: *const u8, src: *const u8) -> [V; IN_FLIGHT] {
+    let mut states = [whitening; IN_FLIGHT];
     // SAFETY: the caller's promise is that of each call.
     unsafe {
-        let mut next = [first; IN_FLIGHT];
-        let mut states = [first; IN_FLIGHT];
-        let key = keys.get::<0>();
-        each!(I => states[I] = V::load(src.add(I * len)).xor3(tweaks[I], key));
+        each!(I => {
+            let at = I * 16 * V::BLOCKS;
+            states[I] = V::load(src.add(at)).xor3(V::load(last_keys.add(at)), whitening);
+        });
+    }
+    states
+}
+
+/// All rounds of a row, whose last keys are `now`, to `dst`. Leaves the last keys of `next` at `then`, and gives back the states
+/// of `next`, whose data is at `next_src`, if they are to be started ahead.
+#[inline(always)]
+unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
+    keys: &Keys<V>,
+    mut states: [V; IN_FLIGHT],
+    next: &Rows<V>,
+    then: *mut u8,
+    next_src: *const u8,
+    (now, dst): (*const u8, *mut u8),
+) -> [V; IN_FLIGHT] {
+    let mut ahead = states;
+    // SAFETY: the caller's promise is that of each call.
+    unsafe {
         each_round!(ROUNDS, R => {
             let key = keys.get::<R>();
             each!(I => states[I] = round::<V, ENCRYPT>(states[I], key));
+            const I: usize = (R - 1) % IN_FLIGHT;
             if R <= IN_FLIGHT {
-                const I: usize = (R - 1) % IN_FLIGHT;
-                next[I] = first.times_powers::<I>(swapped);
-                V::pin(&mut states, &mut next[I]);
+                let at = I * 16 * V::BLOCKS;
+                let mut tweak = next.first.times_powers::<I>(next.swapped);
+                if V::START_AHEAD {
+                    ahead[I] = V::load(next_src.add(at)).xor3(tweak, keys.get::<0>());
+                    V::pin(&mut states, &mut ahead[I]);
+                } else {
+                    V::pin(&mut states, &mut tweak);
+                }
+                tweak.xor(keys.get::<ROUNDS>()).store(then.add(at));
+            } else {
+                V::pin(&mut states, &mut ahead[I]);
             }
         });
-        // The tweak joins the last round key, so that it costs no latency after the last round.
-        let key = keys.get::<ROUNDS>();
         each!(I => {
-            let state = last_round::<V, ENCRYPT>(states[I], key.xor(tweaks[I]));
-            state.store(dst.add(I * len));
+            let at = I * 16 * V::BLOCKS;
+            last_round::<V, ENCRYPT>(states[I], V::load(now.add(at))).store(dst.add(at));
         });
-        next
     }
+    ahead
 }
 
 /// Encrypts blocks that fill whole vectors, each for itself.
@@ -236,7 +327,7 @@ pub(super) unsafe fn encrypt_whole_vectors<V: AesVector, const ROUNDS: usize>(ke
     unsafe {
         while vectors >= IN_FLIGHT {
             let mut states = [V::splat(&keys.0[0]); IN_FLIGHT];
-            each!(I => states[I] = states[I].xor(V::load(at.add(I * len))));
+            each!(I => states[I] = states[I].xor(V::gather(at.add(I * len))));
             each_round!(ROUNDS, R => {
                 let key = V::splat(&keys.0[R]);
                 each!(I => states[I] = states[I].enc(key));
@@ -247,7 +338,7 @@ pub(super) unsafe fn encrypt_whole_vectors<V: AesVector, const ROUNDS: usize>(ke
             vectors -= IN_FLIGHT;
         }
         while vectors > 0 {
-            let mut state = V::load(at).xor(V::splat(&keys.0[0]));
+            let mut state = V::gather(at).xor(V::splat(&keys.0[0]));
             each_round!(ROUNDS, R => state = state.enc(V::splat(&keys.0[R])));
             state.enc_last(V::splat(&keys.0[ROUNDS])).store(at);
             at = at.add(len);

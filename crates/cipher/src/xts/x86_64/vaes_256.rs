@@ -1,6 +1,6 @@
 //! VAES on 256-bit vectors: two blocks at a time, round keys from the first-level cache.
 
-use super::blocks::{AesVector, Counts, IN_FLIGHT};
+use super::blocks::{AesVector, Counts, IN_FLIGHT, halves};
 use super::entry_points;
 use crate::isa;
 use std::arch::x86_64::*;
@@ -36,12 +36,19 @@ fn pin(states: &mut [Blocks2; IN_FLIGHT], other: &mut Blocks2) {
 
 impl AesVector for Blocks2 {
     const BLOCKS: usize = 2;
-    const KEYS_IN_REGISTERS: bool = false;
+    const KEYS_IN_REGISTERS: usize = 0;
+    const START_AHEAD: bool = false;
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
         // SAFETY: the caller's promise (see the trait).
         unsafe { Self(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn gather(from: *const u8) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self(_mm256_set_m128i(halves(from.add(16)), halves(from))) }
     }
 
     #[inline(always)]

@@ -1,6 +1,6 @@
 //! VAES on 512-bit vectors: four blocks at a time, all round keys in registers.
 
-use super::blocks::{AesVector, Counts, IN_FLIGHT};
+use super::blocks::{AesVector, Counts, IN_FLIGHT, halves};
 use super::entry_points;
 use crate::isa;
 use std::arch::x86_64::*;
@@ -36,12 +36,23 @@ fn pin(states: &mut [Blocks4; IN_FLIGHT], other: &mut Blocks4) {
 
 impl AesVector for Blocks4 {
     const BLOCKS: usize = 4;
-    const KEYS_IN_REGISTERS: bool = true;
+    const KEYS_IN_REGISTERS: usize = 9;
+    const START_AHEAD: bool = true;
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
         // SAFETY: the caller's promise (see the trait).
         unsafe { Self(_mm512_loadu_si512(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn gather(from: *const u8) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let low = _mm256_set_m128i(halves(from.add(16)), halves(from));
+            let high = _mm256_set_m128i(halves(from.add(48)), halves(from.add(32)));
+            Self(_mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high))
+        }
     }
 
     #[inline(always)]
