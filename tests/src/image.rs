@@ -49,7 +49,7 @@ pub fn qemu_format(image: &Path, len: u64, key: &Path, options: &str) -> Result<
     for _ in 0..10 {
         let mut command = program("qemu-img");
         command.args(["create", "-q", "-f", "luks", "--object"]).arg(format!("secret,id=s,file={}", key.display()));
-        command.args(["-o", &format!("key-secret=s,iter-time=100,{options}")]).arg(image).arg(len.to_string());
+        command.args(["-o", &format!("key-secret=s,iter-time=100{options}")]).arg(image).arg(len.to_string());
         let output = output(&mut command)?;
         if output.status.success() {
             return Ok(());

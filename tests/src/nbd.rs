@@ -177,7 +177,12 @@ pub struct Connection {
     /// The export's transmission flags, once known.
     pub flags: u16,
     next_cookie: u64,
+    /// Replies whose last chunk has not come yet, by cookie: chunks of several replies may be mixed.
+    unfinished: BTreeMap<u64, (Reply, Pieces)>,
 }
+
+/// What a read's chunks brought, by offset.
+type Pieces = BTreeMap<u64, Vec<u8>>;
 
 /// The bytes of an option with its header.
 pub fn option_bytes(code: u32, data: &[u8]) -> Vec<u8> {
@@ -231,7 +236,7 @@ impl Connection {
         let stream = UnixStream::connect(socket).context("cannot connect")?;
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
-        Ok(Self { stream, mode: Mode::Simple, size: 0, flags: 0, next_cookie: 1 })
+        Ok(Self { stream, mode: Mode::Simple, size: 0, flags: 0, next_cookie: 1, unfinished: BTreeMap::new() })
     }
 
     /// Connects, reads the greeting, answers with the usual client flags.
@@ -307,7 +312,14 @@ impl Connection {
     /// A second handle of the same connection, for a thread of its own.
     pub fn split(&self) -> Result<Self> {
         let stream = self.stream.try_clone()?;
-        Ok(Self { stream, mode: self.mode, size: self.size, flags: self.flags, next_cookie: self.next_cookie })
+        Ok(Self {
+            stream,
+            mode: self.mode,
+            size: self.size,
+            flags: self.flags,
+            next_cookie: self.next_cookie,
+            unfinished: BTreeMap::new(),
+        })
     }
 
     /// Sends an option and reads one reply.
@@ -402,40 +414,40 @@ impl Connection {
         self.expect_closed().map(drop)
     }
 
-    /// Reads one whole reply. `read_len` is what a simple reply to a read carries. Pieces of a structured reply to a read
-    /// are put together in the order of their offsets.
+    /// Reads until some reply is whole. `read_len` is what a reply to a read carries. Pieces of a structured reply to a
+    /// read are put together in the order of their offsets.
     pub fn reply(&mut self, read_len: usize) -> Result<Reply> {
-        let start = be32(&self.receive(4)?);
-        if start == magic::SIMPLE_REPLY {
-            ensure!(self.mode != Mode::Extended, "a simple reply with extended headers");
-            let head = self.receive(12)?;
-            let (error, cookie) = (be32(&head), be64(&head[4..]));
-            let data = if error == 0 { self.receive(read_len)? } else { Vec::new() };
-            return Ok(Reply { cookie, error, data, ..Reply::default() });
+        loop {
+            let start = be32(&self.receive(4)?);
+            if start == magic::SIMPLE_REPLY {
+                ensure!(self.mode != Mode::Extended, "a simple reply with extended headers");
+                let head = self.receive(12)?;
+                let (error, cookie) = (be32(&head), be64(&head[4..]));
+                let data = if error == 0 { self.receive(read_len)? } else { Vec::new() };
+                return Ok(Reply { cookie, error, data, ..Reply::default() });
+            }
+            if let Some((mut reply, pieces)) = self.chunk(start)? {
+                if reply.error == 0 {
+                    reply.data = joined(pieces, read_len)?;
+                }
+                return Ok(reply);
+            }
         }
-        let mut reply = Reply::default();
-        let mut pieces = BTreeMap::new();
-        let mut magic = start;
-        while !self.chunk(magic, &mut reply, &mut pieces)? {
-            magic = be32(&self.receive(4)?);
-        }
-        if reply.error == 0 {
-            reply.data = joined(pieces, read_len)?;
-        }
-        Ok(reply)
     }
 
-    /// Reads one chunk after its magic; tells whether it was the last.
-    fn chunk(&mut self, magic: u32, reply: &mut Reply, pieces: &mut BTreeMap<u64, Vec<u8>>) -> Result<bool> {
+    /// Reads one chunk after its magic; gives the reply whose last chunk it was.
+    fn chunk(&mut self, magic: u32) -> Result<Option<(Reply, Pieces)>> {
         let extended = self.mode == Mode::Extended;
         let wanted = if extended { magic::EXTENDED_REPLY } else { magic::STRUCTURED_REPLY };
         ensure!(self.mode != Mode::Simple && magic == wanted, "a reply with magic {magic:#x} in mode {:?}", self.mode);
         let head = self.receive(if extended { 28 } else { 16 })?;
         let (flags, kind) = (be16(&head), be16(&head[2..]));
-        reply.cookie = be64(&head[4..12]);
+        let cookie = be64(&head[4..12]);
         let len = if extended { be64(&head[20..]) } else { u64::from(be32(&head[12..])) };
         ensure!(len <= 40 << 20, "a chunk of {len} bytes");
         let data = self.receive(len as usize)?;
+        let (mut reply, mut pieces) = self.unfinished.remove(&cookie).unwrap_or_default();
+        reply.cookie = cookie;
         match kind {
             0 => ensure!(data.is_empty() && flags & 1 == 1, "a bad NONE chunk"),
             1 => {
@@ -455,12 +467,16 @@ impl Connection {
             }
             other => bail!("a chunk of unknown type {other}"),
         }
-        Ok(flags & 1 == 1)
+        if flags & 1 == 1 {
+            return Ok(Some((reply, pieces)));
+        }
+        self.unfinished.insert(cookie, (reply, pieces));
+        Ok(None)
     }
 }
 
 /// The pieces of a read in order; they have to join without a gap and give the whole length.
-fn joined(pieces: BTreeMap<u64, Vec<u8>>, len: usize) -> Result<Vec<u8>> {
+fn joined(pieces: Pieces, len: usize) -> Result<Vec<u8>> {
     let first = pieces.keys().next().copied().unwrap_or(0);
     let mut out = Vec::with_capacity(len);
     for (offset, piece) in pieces {

@@ -258,13 +258,13 @@ fn volumes_of_qemu() -> Result<()> {
     let mut made = Vec::new();
     let options = [
         "",
-        "hash-alg=sha1",
-        "hash-alg=sha512",
-        "cipher-alg=aes-128",
-        "cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=plain64",
-        "cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=essiv,ivgen-hash-alg=sha256",
-        "cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=plain",
-        "cipher-alg=aes-128,cipher-mode=xts,ivgen-alg=plain",
+        ",hash-alg=sha1",
+        ",hash-alg=sha512",
+        ",cipher-alg=aes-128",
+        ",cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=plain64",
+        ",cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=essiv,ivgen-hash-alg=sha256",
+        ",cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=plain",
+        ",cipher-alg=aes-128,cipher-mode=xts,ivgen-alg=plain",
     ];
     for options in options {
         let volume = Made::new(format!("qemu {options}"))?;
