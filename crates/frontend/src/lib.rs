@@ -1,1 +1,6 @@
-//! To come.
+//! Who asks: one folder and one feature for each way of handing a volume out.
+
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "nbd")]
+pub mod nbd;

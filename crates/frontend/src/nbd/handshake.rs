@@ -1,0 +1,320 @@
+//! The handshake: which options a client sends, and what it is answered. No I/O.
+//!
+//! The caller sends what an option produced before it feeds the next one, so a client that never reads its replies
+//! holds one reply and nothing more.
+
+use super::protocol::{
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, Export, INIT_MAGIC, MAX_PAYLOAD, OPTION_MAGIC, OPTION_REPLY_MAGIC,
+    handshake_flag, info, option, option_reply,
+};
+
+/// The longest option data that is looked at; longer data is skipped and answered "too big".
+pub const MAX_OPTION_LEN: usize = 16 << 10;
+/// The longest option data that is skipped; a client that announces more is dropped.
+const MAX_SKIPPED: u32 = 16 << 20;
+/// The longest name, as the protocol says.
+const MAX_NAME: usize = 4096;
+
+/// How replies of the transmission phase look, in the order of what clients prefer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ReplyStyle {
+    /// Simple replies only.
+    #[default]
+    Simple,
+    /// Structured replies.
+    Structured,
+    /// Extended headers, which imply structured replies.
+    Extended,
+}
+
+/// What a client has chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Negotiated {
+    /// How replies look.
+    pub style: ReplyStyle,
+    /// Whether `base:allocation` may be asked for.
+    pub allocation: bool,
+}
+
+/// What follows from the input so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// More input is needed, or the reply has to be sent first.
+    Continue,
+    /// The transmission phase begins.
+    Start(Negotiated),
+    /// The client is finished; close after sending the reply.
+    Close,
+}
+
+/// A client that does not speak the protocol; it is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// Handshake flags that were not offered.
+    #[error("unknown client flags {0:#x}")]
+    ClientFlags(u32),
+    /// Something else where the option magic belongs.
+    #[error("wrong option magic {0:#x}")]
+    OptionMagic(u64),
+    /// Option data beyond all measure.
+    #[error("option data of {0} bytes")]
+    OptionLength(u32),
+    /// EXPORT_NAME cannot be refused in any other way.
+    #[error("unknown export name")]
+    ExportName,
+    /// Something else where the request magic belongs.
+    #[error("wrong request magic {0:#x}")]
+    RequestMagic(u32),
+    /// A payload beyond all measure.
+    #[error("payload of {0} bytes")]
+    PayloadLength(u64),
+}
+
+/// One client's handshake.
+#[derive(Debug)]
+pub struct Handshake {
+    state: State,
+    zeroes: bool,
+    negotiated: Negotiated,
+}
+
+#[derive(Debug)]
+enum State {
+    ClientFlags,
+    Option,
+    /// Data of an option that is too long.
+    Skip {
+        option: u32,
+        rest: u32,
+    },
+}
+
+impl Handshake {
+    /// Begins a handshake; `out` receives the greeting.
+    pub fn new(out: &mut Vec<u8>) -> Self {
+        out.extend(INIT_MAGIC.to_be_bytes());
+        out.extend(OPTION_MAGIC.to_be_bytes());
+        out.extend((handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES).to_be_bytes());
+        Self { state: State::ClientFlags, zeroes: true, negotiated: Negotiated::default() }
+    }
+
+    /// Takes one step over `input`: says how many bytes it used and what follows. Replies are appended to `out`; when
+    /// there are any, they are sent before the next call.
+    pub fn advance(&mut self, export: &Export, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Violation> {
+        match &mut self.state {
+            State::ClientFlags => {
+                let Some(flags) = take::<4>(input) else { return Ok((0, Step::Continue)) };
+                let flags = u32::from_be_bytes(flags);
+                let known = u32::from(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+                if flags & !known != 0 {
+                    return Err(Violation::ClientFlags(flags));
+                }
+                self.zeroes = flags & u32::from(handshake_flag::NO_ZEROES) == 0;
+                self.state = State::Option;
+                Ok((4, Step::Continue))
+            }
+            State::Skip { option, rest } => {
+                let skipped = input.len().min(*rest as usize);
+                *rest -= skipped as u32;
+                if *rest == 0 {
+                    reply(out, *option, option_reply::ERR_TOO_BIG, b"option data too long");
+                    self.state = State::Option;
+                }
+                Ok((skipped, Step::Continue))
+            }
+            State::Option => self.option(export, input, out),
+        }
+    }
+
+    fn option(&mut self, export: &Export, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Violation> {
+        // A wrong magic is seen as soon as it is there, not when a header's worth of garbage has come.
+        let Some(magic) = take::<8>(input) else { return Ok((0, Step::Continue)) };
+        let magic = u64::from_be_bytes(magic);
+        if magic != OPTION_MAGIC {
+            return Err(Violation::OptionMagic(magic));
+        }
+        let mut header = Fields(&input[8..]);
+        let (Some(number), Some(len)) = (header.u32(), header.u32()) else { return Ok((0, Step::Continue)) };
+        if len as usize > MAX_OPTION_LEN {
+            if len > MAX_SKIPPED || number == option::EXPORT_NAME {
+                return Err(Violation::OptionLength(len));
+            }
+            self.state = State::Skip { option: number, rest: len };
+            return Ok((16, Step::Continue));
+        }
+        let Some(data) = header.0.get(..len as usize) else { return Ok((0, Step::Continue)) };
+        let step = self.answer(export, number, data, out)?;
+        Ok((16 + data.len(), step))
+    }
+
+    fn answer(&mut self, export: &Export, number: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Step, Violation> {
+        let style = self.negotiated.style;
+        let (kind, text): (u32, &str) = match number {
+            option::EXPORT_NAME => {
+                if !is_export(export, data) {
+                    return Err(Violation::ExportName);
+                }
+                out.extend(export.size.to_be_bytes());
+                out.extend(export.flags.to_be_bytes());
+                if self.zeroes {
+                    out.extend([0; 124]);
+                }
+                return Ok(Step::Start(self.negotiated));
+            }
+            option::ABORT => {
+                reply(out, number, option_reply::ACK, b"");
+                return Ok(Step::Close);
+            }
+            option::LIST if data.is_empty() => {
+                let mut entry = (export.name.len() as u32).to_be_bytes().to_vec();
+                entry.extend(export.name.as_bytes());
+                reply(out, number, option_reply::SERVER, &entry);
+                (option_reply::ACK, "")
+            }
+            option::INFO | option::GO => match parse_info(data) {
+                None => (option_reply::ERR_INVALID, "malformed option"),
+                Some((name, _)) if !is_export(export, name) => (option_reply::ERR_UNKNOWN, "no such export"),
+                Some((_, wanted)) => {
+                    self.describe(export, number, wanted, out);
+                    reply(out, number, option_reply::ACK, b"");
+                    let go = number == option::GO;
+                    return Ok(if go { Step::Start(self.negotiated) } else { Step::Continue });
+                }
+            },
+            option::STRUCTURED_REPLY if data.is_empty() => match style {
+                ReplyStyle::Simple => {
+                    self.negotiated.style = ReplyStyle::Structured;
+                    (option_reply::ACK, "")
+                }
+                ReplyStyle::Structured => (option_reply::ERR_INVALID, "structured replies are already negotiated"),
+                ReplyStyle::Extended => (option_reply::ERR_EXT_HEADER_REQD, "extended headers are already negotiated"),
+            },
+            option::EXTENDED_HEADERS if data.is_empty() => match style {
+                ReplyStyle::Extended => (option_reply::ERR_INVALID, "extended headers are already negotiated"),
+                _ => {
+                    self.negotiated.style = ReplyStyle::Extended;
+                    (option_reply::ACK, "")
+                }
+            },
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(export, number, data, out),
+            option::LIST | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => {
+                (option_reply::ERR_INVALID, "the option takes no data")
+            }
+            _ => (option_reply::ERR_UNSUP, "unknown option"),
+        };
+        reply(out, number, kind, text.as_bytes());
+        Ok(Step::Continue)
+    }
+
+    fn describe(&self, export: &Export, number: u32, wanted: &[u8], out: &mut Vec<u8>) {
+        let mut facts = info::EXPORT.to_be_bytes().to_vec();
+        facts.extend(export.size.to_be_bytes());
+        facts.extend(export.flags.to_be_bytes());
+        reply(out, number, option_reply::INFO, &facts);
+        let asked = |kind: u16| wanted.as_chunks::<2>().0.iter().any(|w| u16::from_be_bytes(*w) == kind);
+        for (kind, text) in [(info::NAME, &export.name), (info::DESCRIPTION, &export.description)] {
+            if asked(kind) {
+                let mut facts = kind.to_be_bytes().to_vec();
+                facts.extend(text.as_bytes());
+                reply(out, number, option_reply::INFO, &facts);
+            }
+        }
+        if asked(info::BLOCK_SIZE) {
+            let mut facts = info::BLOCK_SIZE.to_be_bytes().to_vec();
+            for size in [1, export.preferred_block, MAX_PAYLOAD] {
+                facts.extend(size.to_be_bytes());
+            }
+            reply(out, number, option_reply::INFO, &facts);
+        }
+    }
+
+    fn meta_context(&mut self, export: &Export, number: u32, data: &[u8], out: &mut Vec<u8>) -> (u32, &'static str) {
+        let set = number == option::SET_META_CONTEXT;
+        if set {
+            self.negotiated.allocation = false;
+        }
+        if self.negotiated.style == ReplyStyle::Simple {
+            return (option_reply::ERR_INVALID, "negotiate structured replies first");
+        }
+        let Some((name, queries)) = parse_queries(data) else {
+            return (option_reply::ERR_INVALID, "malformed option");
+        };
+        if !is_export(export, name) {
+            return (option_reply::ERR_UNKNOWN, "no such export");
+        }
+        let exact = queries.iter().any(|q| *q == BASE_ALLOCATION.as_bytes());
+        let listed = !set && (queries.is_empty() || queries.contains(&b"base:".as_slice()));
+        if exact || listed {
+            self.negotiated.allocation |= set;
+            // A list gives no numbers away; they are only valid once set.
+            let id = if set { BASE_ALLOCATION_ID } else { 0 };
+            let mut entry = id.to_be_bytes().to_vec();
+            entry.extend(BASE_ALLOCATION.as_bytes());
+            reply(out, number, option_reply::META_CONTEXT, &entry);
+        }
+        (option_reply::ACK, "")
+    }
+}
+
+fn is_export(export: &Export, name: &[u8]) -> bool {
+    name.is_empty() || name == export.name.as_bytes()
+}
+
+fn reply(out: &mut Vec<u8>, number: u32, kind: u32, data: &[u8]) {
+    out.extend(OPTION_REPLY_MAGIC.to_be_bytes());
+    out.extend(number.to_be_bytes());
+    out.extend(kind.to_be_bytes());
+    out.extend((data.len() as u32).to_be_bytes());
+    out.extend(data);
+}
+
+/// Name, and the kinds of information as big-endian pairs of bytes.
+fn parse_info(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut fields = Fields(data);
+    let name = fields.text()?;
+    let count = fields.u16()?;
+    let wanted = fields.bytes(usize::from(count) * 2)?;
+    fields.0.is_empty().then_some((name, wanted))
+}
+
+/// Name, and the queries.
+fn parse_queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
+    let mut fields = Fields(data);
+    let name = fields.text()?;
+    let count = fields.u32()?;
+    // Each query takes at least its length field, so the option's own length bounds them.
+    let mut queries = Vec::new();
+    for _ in 0..count {
+        queries.push(fields.text()?);
+    }
+    fields.0.is_empty().then_some((name, queries))
+}
+
+fn take<const N: usize>(input: &[u8]) -> Option<[u8; N]> {
+    input.first_chunk::<N>().copied()
+}
+
+/// Big-endian fields of an option.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (field, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(field)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        take(self.bytes(2)?).map(u16::from_be_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        take(self.bytes(4)?).map(u32::from_be_bytes)
+    }
+
+    /// A length and as many bytes, no more than a name may have.
+    fn text(&mut self) -> Option<&'a [u8]> {
+        let len = self.u32()? as usize;
+        if len > MAX_NAME { None } else { self.bytes(len) }
+    }
+}

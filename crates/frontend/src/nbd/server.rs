@@ -1,0 +1,286 @@
+//! Listens for clients and spreads them over workers; stops them in good order.
+
+use super::front_end::{Message, Nbd};
+use super::protocol::{Export, transmission_flag};
+use inlock_engine::ring::Ring;
+use inlock_engine::store::file::IoMode;
+use inlock_engine::worker::{Mailbox, Worker};
+use inlock_engine::{BufferPool, Device, RequestError};
+use rustix::event::{PollFd, PollFlags};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Where clients connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// A socket in the file system; only its owner may connect.
+    Unix(PathBuf),
+    /// A TCP address; port 0 takes any free one.
+    Tcp(SocketAddr),
+}
+
+/// How a volume is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerOptions {
+    /// The export's name.
+    pub export_name: String,
+    /// For people.
+    pub description: String,
+    /// Worker threads.
+    pub threads: usize,
+    /// How workers talk to the kernel.
+    pub io: IoMode,
+    /// Clients at a time; more are hung up on.
+    pub max_connections: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            export_name: String::new(),
+            description: String::new(),
+            threads: cpus.min(4),
+            io: IoMode::Auto,
+            max_connections: 1024,
+        }
+    }
+}
+
+/// A server that could not be started or stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// Another process listens there.
+    #[error("{0:?} is in use by another server")]
+    InUse(Listen),
+    /// Something that is not a socket stands at the path.
+    #[error("{0:?} exists and is not a socket")]
+    NotASocket(PathBuf),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {listen:?}: {source}")]
+    Listen {
+        /// Where.
+        listen: Listen,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A worker cannot run.
+    #[error("cannot run a worker: {0}")]
+    Worker(#[source] io::Error),
+    /// What was written could not be put on stable storage.
+    #[error("the final flush failed: {0}")]
+    Flush(#[source] RequestError),
+}
+
+enum Socket {
+    Unix(UnixListener, PathBuf),
+    Tcp(TcpListener),
+}
+
+impl Socket {
+    fn accept(&self) -> io::Result<OwnedFd> {
+        Ok(match self {
+            Self::Unix(listener, _) => listener.accept()?.0.into(),
+            Self::Tcp(listener) => listener.accept()?.0.into(),
+        })
+    }
+
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener, _) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Self::Unix(_, path) = self {
+            // A socket that is already gone is what was wanted.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// A running server.
+pub struct Server {
+    listen: Listen,
+    stopping: Arc<AtomicBool>,
+    wake_acceptor: OwnedFd,
+    acceptor: Option<JoinHandle<()>>,
+    workers: Vec<JoinHandle<io::Result<()>>>,
+    mailboxes: Vec<Arc<Mailbox<Message>>>,
+    device: Arc<Device>,
+    ring_name: &'static str,
+}
+
+impl Server {
+    /// Listens, and starts the workers. Clients may connect as soon as this returns.
+    pub fn start(device: Arc<Device>, listen: &Listen, options: &ServerOptions) -> Result<Self, ServerError> {
+        let (socket, listen) = bind(listen)?;
+        let export = Arc::new(describe(&device, options));
+        let live = Arc::new(AtomicUsize::new(0));
+        let (mut workers, mut mailboxes) = (Vec::new(), Vec::new());
+        let mut ring_name = "";
+        for number in 0..options.threads.max(1) {
+            let (ready, started) = mpsc::channel();
+            let (device, export, live) = (Arc::clone(&device), Arc::clone(&export), Arc::clone(&live));
+            let (io, threads) = (options.io, options.threads);
+            let run = move || {
+                // The ring belongs to the thread that uses it, so it is made there.
+                let ring = match Ring::new(io) {
+                    Ok(ring) => ring,
+                    Err(error) => return ready.send(Err(error)).map_err(io::Error::other),
+                };
+                let name = ring.name();
+                let pool = BufferPool::for_worker(device.target().granule(), threads);
+                let mut worker = Worker::new(device, ring, pool, Nbd::new(export, live));
+                ready.send(Ok((worker.mailbox(), name))).map_err(io::Error::other)?;
+                worker.run()
+            };
+            let thread = std::thread::Builder::new().name(format!("inlock-worker-{number}")).spawn(run);
+            workers.push(thread.map_err(ServerError::Worker)?);
+            let started = started.recv().map_err(|e| ServerError::Worker(io::Error::other(e)))?;
+            let (mailbox, name) = started.map_err(ServerError::Worker)?;
+            mailboxes.push(mailbox);
+            ring_name = name;
+        }
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (wake_read, wake_acceptor) = rustix::pipe::pipe().map_err(|e| ServerError::Worker(e.into()))?;
+        let accept = {
+            let (stopping, mailboxes) = (Arc::clone(&stopping), mailboxes.clone());
+            let limit = options.max_connections;
+            move || accept_clients(&socket, &wake_read, &stopping, &mailboxes, &live, limit)
+        };
+        let acceptor = std::thread::Builder::new().name("inlock-accept".into()).spawn(accept);
+        let acceptor = Some(acceptor.map_err(ServerError::Worker)?);
+        Ok(Self { listen, stopping, wake_acceptor, acceptor, workers, mailboxes, device, ring_name })
+    }
+
+    /// Where it listens, with the port that was taken.
+    pub fn listen(&self) -> &Listen {
+        &self.listen
+    }
+
+    /// `io_uring` or `plain`.
+    pub fn ring_name(&self) -> &'static str {
+        self.ring_name
+    }
+
+    /// Stops accepting, finishes every request that was received, and puts everything that was written on stable storage.
+    pub fn stop(mut self) -> Result<(), ServerError> {
+        self.stopping.store(true, Ordering::Release);
+        // The acceptor only waits for this pipe to become readable.
+        let _ = rustix::io::write(&self.wake_acceptor, &[0]);
+        if let Some(acceptor) = self.acceptor.take() {
+            let _ = acceptor.join();
+        }
+        for mailbox in &self.mailboxes {
+            mailbox.post(Message::Drain);
+        }
+        let mut outcome = Ok(());
+        for worker in self.workers.drain(..) {
+            match worker.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => outcome = Err(ServerError::Worker(error)),
+                Err(_) => outcome = Err(ServerError::Worker(io::Error::other("a worker panicked"))),
+            }
+        }
+        if !self.device.access().read_only {
+            let device = inlock_engine::BlockingDevice::new(Arc::clone(&self.device));
+            device.flush().map_err(ServerError::Flush)?;
+        }
+        outcome
+    }
+}
+
+fn describe(device: &Device, options: &ServerOptions) -> Export {
+    use transmission_flag::*;
+    let access = device.access();
+    let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_DF | CAN_MULTI_CONN | SEND_CACHE;
+    flags |= if access.read_only { READ_ONLY } else { SEND_WRITE_ZEROES | SEND_FAST_ZERO };
+    if access.allow_discards && !access.read_only {
+        flags |= SEND_TRIM;
+    }
+    Export {
+        name: options.export_name.clone(),
+        description: options.description.clone(),
+        size: device.len(),
+        flags,
+        preferred_block: (device.target().granule() as u32).max(4096),
+    }
+}
+
+fn bind(listen: &Listen) -> Result<(Socket, Listen), ServerError> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::AddrInUse => ServerError::InUse(listen.clone()),
+        _ => ServerError::Listen { listen: listen.clone(), source },
+    };
+    match listen {
+        Listen::Unix(path) => {
+            remove_stale(path, listen)?;
+            let listener = UnixListener::bind(path).map_err(failed)?;
+            let socket = Socket::Unix(listener, path.clone());
+            // Whoever may connect reads the plaintext.
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+            Ok((socket, listen.clone()))
+        }
+        Listen::Tcp(address) => {
+            let listener = TcpListener::bind(address).map_err(failed)?;
+            let address = listener.local_addr().map_err(failed)?;
+            Ok((Socket::Tcp(listener), Listen::Tcp(address)))
+        }
+    }
+}
+
+/// Removes a socket that a dead server left behind.
+fn remove_stale(path: &Path, listen: &Listen) -> Result<(), ServerError> {
+    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        return Err(ServerError::NotASocket(path.to_owned()));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(|source| ServerError::Listen { listen: listen.clone(), source })
+        }
+        _ => Err(ServerError::InUse(listen.clone())),
+    }
+}
+
+fn accept_clients(
+    socket: &Socket,
+    wake: &OwnedFd,
+    stopping: &AtomicBool,
+    mailboxes: &[Arc<Mailbox<Message>>],
+    live: &AtomicUsize,
+    limit: usize,
+) {
+    let mut next = 0;
+    while !stopping.load(Ordering::Acquire) {
+        let listener = socket.as_fd();
+        let mut ready = [PollFd::new(&listener, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+        if rustix::event::poll(&mut ready, None).is_err() || !ready[0].revents().contains(PollFlags::IN) {
+            continue;
+        }
+        match socket.accept() {
+            Ok(_) if live.load(Ordering::Relaxed) >= limit => {}
+            Ok(client) => {
+                live.fetch_add(1, Ordering::Relaxed);
+                mailboxes[next % mailboxes.len()].post(Message::Accept(client));
+                next += 1;
+            }
+            // Out of descriptors, or the client was gone before it was accepted: the next may fare better.
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Requests and replies of the transmission phase, as bytes. No I/O.
+
+use super::handshake::{ReplyStyle, Violation};
+use super::protocol::{
+    BASE_ALLOCATION_ID, EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC, NbdError, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, chunk, command, command_flag,
+};
+
+/// The longest payload that is skipped for a request that failed; a client that announces more is dropped.
+const MAX_SKIPPED: u64 = 4 << 30;
+
+/// A request's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// [`command_flag`]s.
+    pub flags: u16,
+    /// A [`command`], known or not.
+    pub kind: u16,
+    /// The client's name for the request.
+    pub cookie: u64,
+    /// Position in the export.
+    pub offset: u64,
+    /// Length of the effect, in bytes.
+    pub len: u64,
+}
+
+impl Command {
+    /// Reads a header from the front of `input`: the command and the header's length, or `None` while it is incomplete.
+    pub fn parse(input: &[u8], style: ReplyStyle) -> Result<Option<(Self, usize)>, Violation> {
+        let extended = style == ReplyStyle::Extended;
+        let expected = if extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
+        let Some(magic) = input.first_chunk().map(|m| u32::from_be_bytes(*m)) else { return Ok(None) };
+        if magic != expected {
+            return Err(Violation::RequestMagic(magic));
+        }
+        let u16_at = |at: usize| u16::from_be_bytes([input[at], input[at + 1]]);
+        let u64_at = |at: usize| input[at..].first_chunk().map_or(0, |b| u64::from_be_bytes(*b));
+        let header_len = if extended { 32 } else { 28 };
+        if input.len() < header_len {
+            return Ok(None);
+        }
+        let compact_len = || input[24..].first_chunk().map_or(0, |b| u64::from(u32::from_be_bytes(*b)));
+        let len = if extended { u64_at(24) } else { compact_len() };
+        let command = Self { flags: u16_at(4), kind: u16_at(6), cookie: u64_at(8), offset: u64_at(16), len };
+        if command.payload_len(style) > MAX_SKIPPED {
+            return Err(Violation::PayloadLength(len));
+        }
+        Ok(Some((command, header_len)))
+    }
+
+    /// How many bytes of payload follow the header.
+    pub fn payload_len(&self, style: ReplyStyle) -> u64 {
+        let announced = style == ReplyStyle::Extended && self.flags & command_flag::PAYLOAD_LEN != 0;
+        if self.kind == command::WRITE || announced { self.len } else { 0 }
+    }
+
+    /// Whether the flags belong to the command and to what was negotiated.
+    pub fn flags_are_valid(&self, style: ReplyStyle) -> bool {
+        let structured = style != ReplyStyle::Simple;
+        let own = match self.kind {
+            command::READ if structured => command_flag::DF,
+            command::WRITE if style == ReplyStyle::Extended => command_flag::PAYLOAD_LEN,
+            command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
+            command::BLOCK_STATUS => command_flag::REQ_ONE,
+            _ => 0,
+        };
+        // FUA is allowed everywhere and only means something where bytes are written.
+        self.flags & !(own | command_flag::FUA) == 0
+    }
+
+    /// Whether `flag` is set.
+    pub fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// A reply header, or a whole reply without data.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    bytes: [u8; 48],
+    len: usize,
+}
+
+impl Head {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    fn empty() -> Self {
+        Self { bytes: [0; 48], len: 0 }
+    }
+
+    fn put(mut self, field: &[u8]) -> Self {
+        self.bytes[self.len..self.len + field.len()].copy_from_slice(field);
+        self.len += field.len();
+        self
+    }
+
+    fn simple(command: &Command, error: u32) -> Self {
+        Self::empty()
+            .put(&SIMPLE_REPLY_MAGIC.to_be_bytes())
+            .put(&error.to_be_bytes())
+            .put(&command.cookie.to_be_bytes())
+    }
+
+    /// A chunk of `len` payload bytes.
+    fn chunk(command: &Command, style: ReplyStyle, kind: u16, done: bool, len: u64) -> Self {
+        let flags = if done { chunk::DONE } else { 0 };
+        let extended = style == ReplyStyle::Extended;
+        let magic = if extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC };
+        let head = Self::empty()
+            .put(&magic.to_be_bytes())
+            .put(&flags.to_be_bytes())
+            .put(&kind.to_be_bytes())
+            .put(&command.cookie.to_be_bytes());
+        if extended {
+            head.put(&command.offset.to_be_bytes()).put(&len.to_be_bytes())
+        } else {
+            head.put(&(len as u32).to_be_bytes())
+        }
+    }
+
+    /// Success, without data.
+    pub fn done(command: &Command, style: ReplyStyle) -> Self {
+        let needs_chunk =
+            style == ReplyStyle::Extended || (style == ReplyStyle::Structured && command.kind == command::READ);
+        if needs_chunk { Self::chunk(command, style, chunk::NONE, true, 0) } else { Self::simple(command, 0) }
+    }
+
+    /// Failure.
+    pub fn error(command: &Command, style: ReplyStyle, error: NbdError) -> Self {
+        let error = error as u32;
+        if style == ReplyStyle::Simple {
+            return Self::simple(command, error);
+        }
+        Self::chunk(command, style, chunk::ERROR, true, 6).put(&error.to_be_bytes()).put(&0u16.to_be_bytes())
+    }
+
+    /// The header before `len` bytes of data from `offset`. A simple reply has one header, before its first data.
+    pub fn data(command: &Command, style: ReplyStyle, offset: u64, len: usize, done: bool) -> Self {
+        if style == ReplyStyle::Simple {
+            let first = offset == command.offset;
+            return if first { Self::simple(command, 0) } else { Self::empty() };
+        }
+        Self::chunk(command, style, chunk::OFFSET_DATA, done, 8 + len as u64).put(&offset.to_be_bytes())
+    }
+
+    /// The header before the `count` extents of `base:allocation`.
+    pub fn block_status(command: &Command, style: ReplyStyle, count: usize) -> Self {
+        let id = BASE_ALLOCATION_ID.to_be_bytes();
+        let payload = (count * extent_len(style)) as u64;
+        if style == ReplyStyle::Extended {
+            let head = Self::chunk(command, style, chunk::BLOCK_STATUS_EXT, true, 8 + payload);
+            head.put(&id).put(&(count as u32).to_be_bytes())
+        } else {
+            Self::chunk(command, style, chunk::BLOCK_STATUS, true, 4 + payload).put(&id)
+        }
+    }
+}
+
+/// Bytes of one extent in a block status reply.
+pub fn extent_len(style: ReplyStyle) -> usize {
+    if style == ReplyStyle::Extended { 16 } else { 8 }
+}
+
+/// Writes one extent to the front of `into`. A compact extent holds at most `u32::MAX` bytes; the caller sees to it.
+pub fn put_extent(into: &mut [u8], style: ReplyStyle, len: u64, flags: u32) {
+    if style == ReplyStyle::Extended {
+        into[..8].copy_from_slice(&len.to_be_bytes());
+        into[8..16].copy_from_slice(&u64::from(flags).to_be_bytes());
+    } else {
+        into[..4].copy_from_slice(&(len as u32).to_be_bytes());
+        into[4..8].copy_from_slice(&flags.to_be_bytes());
+    }
+}
