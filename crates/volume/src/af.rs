@@ -59,7 +59,7 @@ mod tests {
             for len in [1, 16, 20, 32, 33, 64, 65] {
                 for stripes in [1, 2, 7, 4000] {
                     let key: Vec<u8> = (0..len as u8).map(|n| n.wrapping_mul(37) ^ 0x5a).collect();
-                    let mut material: Vec<u8> = (0..len * stripes).map(|n| (n * 131 >> 3) as u8).collect();
+                    let mut material: Vec<u8> = (0..len * stripes).map(|n| ((n * 131) >> 3) as u8).collect();
                     split(&key, &mut material, hash);
                     let mut back = vec![0; len];
                     merge(&material, &mut back, hash);

@@ -152,6 +152,23 @@ pub enum UnlockError {
     Io(#[from] io::Error),
 }
 
+/// A device does not hold the payload that the header describes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataDeviceError {
+    /// The header says that it is detached, but its own device was given for the payload.
+    #[error("the header is detached: the payload is on another device")]
+    Detached,
+    /// The payload reaches past the end of the device.
+    #[error("the payload reaches to byte {needed}, but the data device has only {len}")]
+    TooSmall {
+        /// Where the payload ends at the earliest, in bytes.
+        needed: u64,
+        /// Length of the device, in bytes.
+        len: u64,
+    },
+}
+
 /// A volume cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -20,7 +20,9 @@ pub mod unlock;
 pub mod volume;
 mod wipe;
 
-pub use error::{CommitError, Excerpt, Fault, FormatError, LoadError, LoadWarning, Problem, UnlockError};
+pub use error::{
+    CommitError, DataDeviceError, Excerpt, Fault, FormatError, LoadError, LoadWarning, Problem, UnlockError,
+};
 pub use header_device::{FileDevice, HeaderDevice, MemoryDevice};
 pub use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 pub use pbkdf::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest};

@@ -1,6 +1,6 @@
 //! A volume with a header, of whichever format: what the command line and library users hold.
 
-use crate::error::{LoadError, LoadWarning, UnlockError};
+use crate::error::{DataDeviceError, LoadError, LoadWarning, UnlockError};
 use crate::header_device::HeaderDevice;
 use crate::luks1::{self, Luks1};
 use crate::luks2::{self, Luks2};
@@ -96,6 +96,22 @@ impl Volume {
             Self::Luks1(luks1) => u64::from(luks1.payload_offset()) * SECTOR_SIZE,
             Self::Luks2(luks2) => luks2.data_offset(),
         }
+    }
+
+    /// Checks that a device of `len` bytes can hold the payload. `detached`: it is not the device that the header is on.
+    ///
+    /// To be asked before serving: a detached header's payload starts at 0 of its device, so writing to it on the header's
+    /// own device would destroy the header.
+    pub fn check_data_device(&self, detached: bool, len: u64) -> Result<(), DataDeviceError> {
+        if !detached && self.data_offset() == 0 {
+            return Err(DataDeviceError::Detached);
+        }
+        // A segment without a length has at least one sector.
+        let needed = match self {
+            Self::Luks1(_) => self.data_offset() + SECTOR_SIZE,
+            Self::Luks2(luks2) => luks2.data_end(),
+        };
+        if needed > len { Err(DataDeviceError::TooSmall { needed, len }) } else { Ok(()) }
     }
 
     /// Numbers of the keyslots that hold a key, in the order in which they are tried.

@@ -93,6 +93,12 @@ impl Luks2 {
         self.metadata.segments.values().filter(|segment| !segment.is_backup()).map(|s| s.offset).min().unwrap_or(0)
     }
 
+    /// Bytes that the data device has at least; one sector of a segment that reaches to its end.
+    pub fn data_end(&self) -> u64 {
+        let live = self.metadata.segments.values().filter(|segment| !segment.is_backup());
+        live.map(|segment| segment.offset.saturating_add(segment.size.unwrap_or(512))).max().unwrap_or(0)
+    }
+
     /// Numbers of the keyslots that hold a key of a segment, in the order in which they are tried.
     pub fn active_keyslots(&self) -> Vec<u32> {
         unlock::order_of_trial(&self.metadata)

@@ -33,7 +33,8 @@ fn pbkdf2_sha1_of_rfc_6070() {
 /// RFC 7914, section 11; then rows computed with Python's `hashlib.pbkdf2_hmac` for the hashes that no RFC has.
 #[test]
 fn pbkdf2_of_other_hashes() {
-    let rows: &[(Hash, &[u8], &[u8], u32, &str)] = &[
+    type Row = (Hash, &'static [u8], &'static [u8], u32, &'static str);
+    let rows: &[Row] = &[
         (
             Hash::Sha256,
             b"passwd",
