@@ -13,6 +13,11 @@ pub enum Cipher {
     Null,
 }
 
+impl Cipher {
+    /// Every block cipher that this crate has.
+    pub const ALL: &[Self] = &[Self::Aes, Self::Null];
+}
+
 /// How blocks of one data unit are chained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -23,6 +28,11 @@ pub enum ChainMode {
     Cbc,
     /// Electronic codebook; only accepted with [`Cipher::Null`].
     Ecb,
+}
+
+impl ChainMode {
+    /// Every mode that this crate has.
+    pub const ALL: &[Self] = &[Self::Xts, Self::Cbc, Self::Ecb];
 }
 
 /// The hash that makes an ESSIV key from the volume key.
@@ -45,6 +55,11 @@ pub enum IvMode {
     Essiv(EssivHash),
     /// Zero bytes.
     Null,
+}
+
+impl IvMode {
+    /// Every IV mode that this crate has.
+    pub const ALL: &[Self] = &[Self::Plain, Self::Plain64, Self::Essiv(EssivHash::Sha256), Self::Null];
 }
 
 /// A cipher, its mode and its IV mode.
@@ -145,4 +160,48 @@ pub struct InvalidCipherSpec {
     pub part: &'static str,
     /// What it said (its first 64 characters).
     pub value: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does not compile where a variant is missing here, and fails where one is missing in `ALL`.
+    #[test]
+    fn the_lists_are_complete() {
+        for (at, cipher) in [Cipher::Aes, Cipher::Null].into_iter().enumerate() {
+            let place = match cipher {
+                Cipher::Aes => 0,
+                Cipher::Null => 1,
+            };
+            assert_eq!((place, Cipher::ALL[place]), (at, cipher));
+        }
+        for (at, mode) in [ChainMode::Xts, ChainMode::Cbc, ChainMode::Ecb].into_iter().enumerate() {
+            let place = match mode {
+                ChainMode::Xts => 0,
+                ChainMode::Cbc => 1,
+                ChainMode::Ecb => 2,
+            };
+            assert_eq!((place, ChainMode::ALL[place]), (at, mode));
+        }
+        for (at, iv) in IvMode::ALL.iter().enumerate() {
+            let place = match iv {
+                IvMode::Plain => 0,
+                IvMode::Plain64 => 1,
+                IvMode::Essiv(EssivHash::Sha256) => 2,
+                IvMode::Null => 3,
+            };
+            assert_eq!(place, at);
+        }
+    }
+
+    #[test]
+    fn every_specification_reads_back_as_it_is_written() {
+        for text in ["aes-xts-plain64", "aes-cbc-plain", "aes-cbc-essiv:sha256", "aes-cbc-null", "cipher_null-ecb"] {
+            assert_eq!(text.parse::<CipherSpec>().unwrap().to_string(), text);
+        }
+        for (text, same) in [("aes", "aes-cbc-plain"), ("aes-plain", "aes-cbc-plain")] {
+            assert_eq!(text.parse::<CipherSpec>().unwrap().to_string(), same);
+        }
+    }
 }

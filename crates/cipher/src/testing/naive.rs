@@ -1,47 +1,85 @@
 //! Every cipher, mode and IV mode once more, written for reading: block by block, in the words of the standards.
 //!
-//! It shares nothing with the kernels but the `aes` and `sha2` crates' single blocks.
+//! It shares nothing with the kernels but the `aes` and `sha2` crates, of which it uses one block at a time.
 
 use crate::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode};
-use ::aes::cipher::{Block, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
+use ::aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use ::aes::{Aes128, Aes192, Aes256};
 use sha2::{Digest, Sha256};
 
-/// A whole run of units, encrypted or decrypted. `step` is how much the IV number grows from unit to unit.
-pub(crate) fn run(
-    spec: &CipherSpec,
-    key: &[u8],
+type Block = [u8; 16];
+
+/// A cipher under a key, for data units of `unit_len` bytes whose IV numbers grow by `step`.
+pub(crate) struct Naive {
+    spec: CipherSpec,
     unit_len: usize,
     step: u64,
-    first: u64,
-    data: &mut [u8],
-    encrypt: bool,
-) {
-    for (index, unit) in data.chunks_exact_mut(unit_len).enumerate() {
-        let number = first.wrapping_add(step.wrapping_mul(index as u64));
-        let iv = iv(spec.iv, number, key);
-        match (spec.cipher, spec.mode) {
-            (Cipher::Null, _) => {}
-            (Cipher::Aes, ChainMode::Xts) => xts_unit(key, iv, unit, encrypt),
-            (Cipher::Aes, ChainMode::Cbc) if encrypt => cbc_encrypt_unit(key, iv, unit),
-            (Cipher::Aes, ChainMode::Cbc) => cbc_decrypt_unit(key, iv, unit),
+    /// Encrypts the data; `None` for a null cipher.
+    data: Option<Aes>,
+    /// Encrypts the IV: XTS's second key, or ESSIV's.
+    tweak: Option<Aes>,
+    essiv: Option<Aes>,
+}
+
+impl Naive {
+    pub(crate) fn new(spec: &CipherSpec, key: &[u8], unit_len: usize, step: u64) -> Self {
+        let (data, tweak) = match (spec.cipher, spec.mode) {
+            (Cipher::Null, _) => (None, None),
+            (Cipher::Aes, ChainMode::Xts) => {
+                let (data, tweak) = key.split_at(key.len() / 2);
+                (Some(Aes::new(data)), Some(Aes::new(tweak)))
+            }
+            (Cipher::Aes, ChainMode::Cbc) => (Some(Aes::new(key)), None),
             (Cipher::Aes, ChainMode::Ecb) => panic!("no such cipher"),
+        };
+        let essiv = (spec.iv == IvMode::Essiv(EssivHash::Sha256)).then(|| Aes::new(&Sha256::digest(key)));
+        Self { spec: *spec, unit_len, step, data, tweak, essiv }
+    }
+
+    /// Encrypts, or decrypts, a run of units, the first of which has the IV number `first`.
+    pub(crate) fn run(&self, first: u64, data: &mut [u8], encrypt: bool) {
+        for (index, unit) in data.chunks_exact_mut(self.unit_len).enumerate() {
+            let number = first.wrapping_add(self.step.wrapping_mul(index as u64));
+            self.unit(self.iv(number), unit, encrypt);
+        }
+    }
+
+    /// One data unit under an IV.
+    pub(crate) fn unit(&self, iv: Block, unit: &mut [u8], encrypt: bool) {
+        let Some(aes) = &self.data else { return };
+        let blocks = unit.as_chunks_mut::<16>().0;
+        match &self.tweak {
+            Some(tweak) => xts(aes, tweak.encrypt(iv), blocks, encrypt),
+            None if encrypt => cbc_encrypt(aes, iv, blocks),
+            None => cbc_decrypt(aes, iv, blocks),
+        }
+    }
+
+    fn iv(&self, number: u64) -> Block {
+        let mut iv = [0; 16];
+        match self.spec.iv {
+            IvMode::Null => {}
+            IvMode::Plain => iv[..4].copy_from_slice(&(number as u32).to_le_bytes()),
+            IvMode::Plain64 | IvMode::Essiv(_) => iv[..8].copy_from_slice(&number.to_le_bytes()),
+        }
+        match &self.essiv {
+            Some(aes) => aes.encrypt(iv),
+            None => iv,
         }
     }
 }
 
-/// One data unit of XTS (IEEE 1619, section 5.3) under a tweak block.
-pub(crate) fn xts_unit(key: &[u8], tweak_block: [u8; 16], unit: &mut [u8], encrypt: bool) {
-    let (data_key, tweak_key) = key.split_at(key.len() / 2);
-    let mut tweak = aes(tweak_key, tweak_block, true);
-    for block in unit.as_chunks_mut::<16>().0 {
-        *block = xor(aes(data_key, xor(*block, tweak), encrypt), tweak);
+/// IEEE 1619, section 5.3.
+fn xts(aes: &Aes, mut tweak: Block, blocks: &mut [Block], encrypt: bool) {
+    for block in blocks {
+        let whitened = xor(*block, tweak);
+        *block = xor(if encrypt { aes.encrypt(whitened) } else { aes.decrypt(whitened) }, tweak);
         tweak = times_x(tweak);
     }
 }
 
 /// Multiplication by the primitive element, byte by byte (IEEE 1619, section 5.2).
-fn times_x(tweak: [u8; 16]) -> [u8; 16] {
+fn times_x(tweak: Block) -> Block {
     let mut product = [0; 16];
     let mut carry = 0;
     for (to, from) in product.iter_mut().zip(tweak) {
@@ -54,59 +92,63 @@ fn times_x(tweak: [u8; 16]) -> [u8; 16] {
     product
 }
 
-fn cbc_encrypt_unit(key: &[u8], iv: [u8; 16], unit: &mut [u8]) {
+fn cbc_encrypt(aes: &Aes, iv: Block, blocks: &mut [Block]) {
     let mut before = iv;
-    for block in unit.as_chunks_mut::<16>().0 {
-        *block = aes(key, xor(*block, before), true);
+    for block in blocks {
+        *block = aes.encrypt(xor(*block, before));
         before = *block;
     }
 }
 
-fn cbc_decrypt_unit(key: &[u8], iv: [u8; 16], unit: &mut [u8]) {
+fn cbc_decrypt(aes: &Aes, iv: Block, blocks: &mut [Block]) {
     let mut before = iv;
-    for block in unit.as_chunks_mut::<16>().0 {
+    for block in blocks {
         let ciphertext = *block;
-        *block = xor(aes(key, ciphertext, false), before);
+        *block = xor(aes.decrypt(ciphertext), before);
         before = ciphertext;
     }
 }
 
-fn iv(mode: IvMode, number: u64, key: &[u8]) -> [u8; 16] {
-    let mut iv = [0; 16];
-    match mode {
-        IvMode::Null => {}
-        IvMode::Plain => iv[..4].copy_from_slice(&(number as u32).to_le_bytes()),
-        IvMode::Plain64 => iv[..8].copy_from_slice(&number.to_le_bytes()),
-        IvMode::Essiv(EssivHash::Sha256) => {
-            iv[..8].copy_from_slice(&number.to_le_bytes());
-            iv = aes(&Sha256::digest(key), iv, true);
-        }
+fn xor(mut block: Block, with: Block) -> Block {
+    for (byte, with) in block.iter_mut().zip(with) {
+        *byte ^= with;
     }
-    iv
-}
-
-fn xor(mut block: [u8; 16], with: [u8; 16]) -> [u8; 16] {
-    block.iter_mut().zip(with).for_each(|(byte, with)| *byte ^= with);
     block
 }
 
-fn aes(key: &[u8], block: [u8; 16], encrypt: bool) -> [u8; 16] {
-    fn one<C: KeyInit + BlockCipherEncrypt + BlockCipherDecrypt>(key: &[u8], block: [u8; 16], encrypt: bool) -> Block<C>
-    where
-        Block<C>: From<[u8; 16]>,
-    {
-        let cipher = C::new_from_slice(key).unwrap();
-        let mut block = Block::<C>::from(block);
-        if encrypt {
-            cipher.encrypt_block(&mut block)
-        } else {
-            cipher.decrypt_block(&mut block)
+/// AES, one block at a time.
+enum Aes {
+    Aes128(Aes128),
+    Aes192(Aes192),
+    Aes256(Aes256),
+}
+
+impl Aes {
+    fn new(key: &[u8]) -> Self {
+        match key.len() {
+            16 => Self::Aes128(Aes128::new_from_slice(key).unwrap()),
+            24 => Self::Aes192(Aes192::new_from_slice(key).unwrap()),
+            _ => Self::Aes256(Aes256::new_from_slice(key).unwrap()),
         }
-        block
     }
-    match key.len() {
-        16 => one::<Aes128>(key, block, encrypt).into(),
-        24 => one::<Aes192>(key, block, encrypt).into(),
-        _ => one::<Aes256>(key, block, encrypt).into(),
+
+    fn encrypt(&self, block: Block) -> Block {
+        let mut block = block.into();
+        match self {
+            Self::Aes128(aes) => aes.encrypt_block(&mut block),
+            Self::Aes192(aes) => aes.encrypt_block(&mut block),
+            Self::Aes256(aes) => aes.encrypt_block(&mut block),
+        }
+        block.into()
+    }
+
+    fn decrypt(&self, block: Block) -> Block {
+        let mut block = block.into();
+        match self {
+            Self::Aes128(aes) => aes.decrypt_block(&mut block),
+            Self::Aes192(aes) => aes.decrypt_block(&mut block),
+            Self::Aes256(aes) => aes.decrypt_block(&mut block),
+        }
+        block.into()
     }
 }

@@ -123,7 +123,7 @@ impl AesVector for Block1 {
 
     #[inline(always)]
     unsafe fn next_group(self, swapped: Self) -> Self {
-        const POWER: i32 = (1 * IN_FLIGHT) as i32;
+        const POWER: i32 = IN_FLIGHT as i32;
         // SAFETY: the caller's promise.
         unsafe {
             let left = _mm_slli_epi64::<POWER>(self.0);
