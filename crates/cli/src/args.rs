@@ -1,0 +1,583 @@
+//! From words to a checked command: validates, never acts.
+//!
+//! Everything that can be refused without looking at a device is refused here, so that what the commands get is typed and
+//! consistent: options against the verb, values against the type of volume, the number of arguments.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use inlock_cipher::{CipherSpec, DataUnitSize, Sector};
+use inlock_volume::plain::{Plain, PlainHash};
+use inlock_volume::{Hash, KdfKind};
+
+use crate::exit::Problem;
+use crate::options::{Options, Verb};
+use crate::values::{Listen, Range};
+
+/// A checked command line.
+#[derive(Debug)]
+pub(crate) struct Invocation {
+    /// What to do.
+    pub command: Command,
+    /// Say how it ended.
+    pub verbose: bool,
+    /// Ask nothing, show no progress.
+    pub batch: bool,
+}
+
+/// What to do, with everything it needs to know.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Help(Option<Verb>),
+    Version,
+    LuksFormat(Box<FormatArgs>),
+    IsLuks(HeaderArgs),
+    LuksUuid(HeaderArgs),
+    LuksDump { at: HeaderArgs, json: bool },
+    TestPassphrase(SourceArgs),
+    Serve(Box<ServeArgs>),
+    Export(CopyArgs),
+    Import(CopyArgs),
+    Benchmark(BenchmarkArgs),
+    BenchCipher { json: bool },
+}
+
+/// Where a LUKS header is.
+#[derive(Debug)]
+pub(crate) struct HeaderArgs {
+    pub image: PathBuf,
+    pub header: Option<PathBuf>,
+    pub luks: Luks,
+}
+
+/// Which LUKS versions are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Luks {
+    Any,
+    One,
+    Two,
+}
+
+/// A key file, or standard input read to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KeyFile {
+    Path(PathBuf),
+    Stdin,
+}
+
+/// Where the passphrase or key comes from.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyArgs {
+    pub file: Option<KeyFile>,
+    pub offset: u64,
+    pub size: Option<u64>,
+    pub slot: Option<u32>,
+    pub tries: u32,
+    pub timeout_secs: Option<u64>,
+    pub verify: bool,
+}
+
+/// The volume that is opened.
+#[derive(Debug)]
+pub(crate) struct SourceArgs {
+    pub image: PathBuf,
+    pub header: Option<PathBuf>,
+    pub kind: Kind,
+    pub key: KeyArgs,
+}
+
+/// What kind of volume it is.
+#[derive(Clone, Debug)]
+pub(crate) enum Kind {
+    Luks(Luks),
+    Plain(Plain),
+    Raw,
+}
+
+/// A new LUKS volume.
+#[derive(Debug)]
+pub(crate) struct FormatArgs {
+    pub image: PathBuf,
+    pub header: Option<PathBuf>,
+    /// 1 or 2.
+    pub version: u8,
+    pub key: KeyArgs,
+    pub cipher: CipherSpec,
+    pub key_len: usize,
+    pub hash: Hash,
+    pub sector_size: Option<DataUnitSize>,
+    /// Start of the data in sectors of 512 bytes.
+    pub offset: Option<u64>,
+    pub uuid: Option<String>,
+    pub label: Option<String>,
+    pub subsystem: Option<String>,
+    pub kdf: KdfArgs,
+}
+
+/// The cost of a key slot.
+#[derive(Clone, Debug)]
+pub(crate) struct KdfArgs {
+    pub kind: Option<KdfKind>,
+    pub iter_time_ms: Option<u32>,
+    pub force_iterations: Option<u32>,
+    pub memory_kib: Option<u32>,
+    pub parallel: Option<u32>,
+}
+
+/// A server and what it serves.
+#[derive(Debug)]
+pub(crate) struct ServeArgs {
+    pub source: SourceArgs,
+    pub listen: Option<Listen>,
+    pub export_name: String,
+    pub run: Option<OsString>,
+    pub read_only: bool,
+    pub allow_discards: bool,
+    pub io: Io,
+    pub threads: Option<u16>,
+    pub insecure: bool,
+}
+
+/// How a store is driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Io {
+    Auto,
+    Uring,
+    Sync,
+}
+
+/// A copy out of a volume or into one; `None` is standard output or input.
+#[derive(Debug)]
+pub(crate) struct CopyArgs {
+    pub source: SourceArgs,
+    pub other: Option<PathBuf>,
+    pub range: Option<Range>,
+    pub progress_json: bool,
+    pub progress_secs: Option<u64>,
+}
+
+/// What `benchmark` measures: everything, unless something is named.
+#[derive(Debug)]
+pub(crate) struct BenchmarkArgs {
+    pub cipher: Option<CipherSpec>,
+    pub key_len: Option<usize>,
+    pub hash: Option<Hash>,
+    pub kdf: KdfArgs,
+}
+
+/// Reads the words after the program's name.
+pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> anyhow::Result<Invocation> {
+    let mut command = Options::command();
+    let words = std::iter::once(OsString::from("inlock")).chain(words);
+    let matches = command.try_get_matches_from_mut(words).map_err(|error| explain(&error))?;
+    let mut options = Options::from_arg_matches(&matches).map_err(|error| explain(&error))?;
+    let mut words = std::mem::take(&mut options.words);
+    let verb = if words.is_empty() { None } else { Some(verb_of(&words.remove(0))) };
+
+    let (verbose, batch) = (options.verbose, options.batch_mode);
+    let done = |command| Ok(Invocation { command, verbose, batch });
+    if options.version {
+        return done(Command::Version);
+    }
+    if options.help {
+        return done(Command::Help(verb.transpose()?));
+    }
+    let verb = verb.ok_or_else(|| Problem::usage("Argument <action> missing."))??;
+    check_options(verb, &command, &matches)?;
+    check_operands(verb, &words)?;
+    done(build(verb, options, words)?)
+}
+
+/// Refuses options that the verb does not take.
+fn check_options(verb: Verb, command: &clap::Command, matches: &ArgMatches) -> anyhow::Result<()> {
+    for arg in command.get_arguments() {
+        let given = matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+        if let Some(long) = arg.get_long().filter(|long| given && !verb.allows(long)) {
+            let message = format!("Option --{long} is not allowed with {} action.", verb.name());
+            return Err(Problem::usage(message));
+        }
+    }
+    Ok(())
+}
+
+fn check_operands(verb: Verb, words: &[OsString]) -> anyhow::Result<()> {
+    let (names, least, most) = verb.operands();
+    if words.len() < least {
+        return Err(Problem::usage(format!("{}: requires {names} as arguments", verb.name())));
+    }
+    if let Some(extra) = words.get(most) {
+        return Err(Problem::usage(format!("{}: unexpected argument '{}'", verb.name(), extra.display())));
+    }
+    if let Some(place) = words.iter().position(|word| word.is_empty()) {
+        return Err(Problem::usage(format!("{}: argument {} is empty", verb.name(), place + 1)));
+    }
+    Ok(())
+}
+
+fn verb_of(word: &OsStr) -> anyhow::Result<Verb> {
+    let name = word.to_string_lossy();
+    if let Some(verb) = Verb::from_name(&name) {
+        return Ok(verb);
+    }
+    Err(match &*name {
+        "close" | "luksClose" | "status" | "resize" | "refresh" | "create" | "luksSuspend" | "luksResume" => {
+            Problem::refused(
+                format!("Action {name} is about device-mapper devices, which Inlock does not make."),
+                "`inlock serve <source> --nbd unix:PATH` serves a volume until it is told to end",
+            )
+        }
+        "luksAddKey" | "luksRemoveKey" | "luksChangeKey" | "luksConvertKey" | "luksKillSlot" | "luksHeaderBackup"
+        | "luksHeaderRestore" | "luksErase" | "erase" | "token" | "config" | "convert" | "repair" | "reencrypt" => {
+            Problem::refused(
+                format!("Action {name} is not available in this version."),
+                "the header is in cryptsetup's own format, so that cryptsetup can do this to the same image",
+            )
+        }
+        _ => Problem::usage(format!("Unknown action '{name}'.")),
+    })
+}
+
+fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<Command> {
+    let mut words = words.into_iter().map(PathBuf::from);
+    let mut word = || words.next().ok_or_else(|| Problem::usage("an argument is missing"));
+    Ok(match verb {
+        Verb::LuksFormat => Command::LuksFormat(Box::new(format_args(options, word()?, word().ok())?)),
+        Verb::IsLuks => Command::IsLuks(header_args(options, word()?)?),
+        Verb::LuksUuid => Command::LuksUuid(header_args(options, word()?)?),
+        Verb::LuksDump => {
+            let json = options.dump_json_metadata;
+            Command::LuksDump { at: header_args(options, word()?)?, json }
+        }
+        Verb::Open if !options.test_passphrase => {
+            return Err(Problem::refused(
+                "Action open makes device-mapper devices, which Inlock does not make.",
+                "`inlock serve <source> --nbd unix:PATH` serves the volume; `inlock open --test-passphrase` checks a passphrase",
+            ));
+        }
+        Verb::Open => Command::TestPassphrase(source_args(&options, word()?)?),
+        Verb::Serve => Command::Serve(Box::new(serve_args(options, word()?)?)),
+        Verb::Export => {
+            let (image, out) = (word()?, word()?);
+            Command::Export(copy_args(&options, image, out)?)
+        }
+        Verb::Import => {
+            let (input, image) = (word()?, word()?);
+            Command::Import(copy_args(&options, image, input)?)
+        }
+        Verb::Benchmark => Command::Benchmark(benchmark_args(options)?),
+        Verb::Bench => match word()?.to_str() {
+            Some("cipher") => Command::BenchCipher { json: options.json },
+            _ => return Err(Problem::usage("bench: the only thing to measure is 'cipher'")),
+        },
+    })
+}
+
+fn header_args(options: Options, image: PathBuf) -> anyhow::Result<HeaderArgs> {
+    let luks = match kind_of(&options)? {
+        Kind::Luks(luks) => luks,
+        _ => return Err(Problem::usage("This action works on LUKS volumes only.")),
+    };
+    Ok(HeaderArgs { image, header: options.header, luks })
+}
+
+fn key_args(options: &Options) -> anyhow::Result<KeyArgs> {
+    let file = options.key_file.as_ref().map(|path| match path.to_str() {
+        Some("-") => KeyFile::Stdin,
+        _ => KeyFile::Path(path.clone()),
+    });
+    if file.is_none() && options.keyfile_offset.is_some() {
+        return Err(Problem::usage("Option --keyfile-offset needs --key-file."));
+    }
+    if options.tries == Some(0) {
+        return Err(Problem::usage("Option --tries needs a number above zero."));
+    }
+    if options.keyfile_size == Some(0) {
+        return Err(Problem::usage("Option --keyfile-size needs a number above zero."));
+    }
+    Ok(KeyArgs {
+        file,
+        offset: options.keyfile_offset.unwrap_or(0),
+        size: options.keyfile_size,
+        slot: options.key_slot,
+        tries: options.tries.unwrap_or(3),
+        timeout_secs: options.timeout.filter(|secs| *secs > 0),
+        verify: options.verify_passphrase,
+    })
+}
+
+fn kind_of(options: &Options) -> anyhow::Result<Kind> {
+    Ok(match options.volume_type.as_deref() {
+        None | Some("luks") => Kind::Luks(Luks::Any),
+        Some("luks1") => Kind::Luks(Luks::One),
+        Some("luks2") => Kind::Luks(Luks::Two),
+        Some("plain") => Kind::Plain(plain_args(options)?),
+        Some("raw") => Kind::Raw,
+        Some(other) => return Err(Problem::usage(format!("Unrecognized metadata device type {other}."))),
+    })
+}
+
+fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
+    let kind = kind_of(options)?;
+    let name = options.volume_type.as_deref().unwrap_or("luks");
+    let not_allowed = |option: &str| Err(Problem::usage(format!("Option --{option} is not allowed with type {name}.")));
+    if !matches!(kind, Kind::Plain(_)) {
+        let given = [
+            (options.cipher.is_some(), "cipher"),
+            (options.key_size.is_some(), "key-size"),
+            (options.hash.is_some(), "hash"),
+            (options.sector_size.is_some(), "sector-size"),
+            (options.iv_large_sectors, "iv-large-sectors"),
+            (options.offset.is_some(), "offset"),
+            (options.skip.is_some(), "skip"),
+            (options.size.is_some(), "size"),
+        ];
+        if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
+            return not_allowed(option);
+        }
+    }
+    if !matches!(kind, Kind::Luks(_)) {
+        if options.header.is_some() {
+            return not_allowed("header");
+        }
+        if options.key_slot.is_some() {
+            return not_allowed("key-slot");
+        }
+    }
+    if matches!(kind, Kind::Raw) && options.key_file.is_some() {
+        return not_allowed("key-file");
+    }
+    Ok(SourceArgs { image, header: options.header.clone(), kind, key: key_args(options)? })
+}
+
+fn plain_args(options: &Options) -> anyhow::Result<Plain> {
+    let cipher = cipher_of(options)?;
+    let unit = options.sector_size.map_or(Ok(DataUnitSize::SECTOR), DataUnitSize::new)?;
+    if options.iv_large_sectors && unit == DataUnitSize::SECTOR {
+        return Err(Problem::usage("Option --iv-large-sectors needs --sector-size above 512."));
+    }
+    let fits = |sectors: Option<u64>| sectors.is_none_or(|n| Sector(n).to_bytes().is_some());
+    if !fits(options.offset) || !fits(options.size) {
+        return Err(Problem::usage("The offset or the size does not fit 64 bits of bytes."));
+    }
+    if options.size == Some(0) {
+        return Err(Problem::usage("The size of the volume is zero."));
+    }
+    let hash = options.hash.as_deref().unwrap_or("sha256");
+    Ok(Plain {
+        cipher,
+        key_len: key_len_of(options, cipher, false)?,
+        hash: hash.parse::<PlainHash>().map_err(|_| Problem::hash(hash))?,
+        offset: Sector(options.offset.unwrap_or(0)),
+        skip: Sector(options.skip.unwrap_or(0)),
+        size: options.size,
+        unit,
+        large_iv: options.iv_large_sectors,
+    })
+}
+
+fn hash_of(options: &Options) -> anyhow::Result<Option<Hash>> {
+    let parse = |name: &str| name.parse().map_err(|_| Problem::hash(name).into());
+    options.hash.as_deref().map(parse).transpose()
+}
+
+fn cipher_of(options: &Options) -> anyhow::Result<CipherSpec> {
+    match options.cipher.as_deref() {
+        None => Ok(CipherSpec::AES_XTS_PLAIN64),
+        Some(text) => text.parse().map_err(|error| {
+            anyhow::Error::from(error).context(Problem::Refused {
+                message: format!("No known cipher specification pattern detected in '{text}'."),
+                hint: "ciphers of this version: aes-xts-plain64, aes-xts-plain, aes-cbc-plain, aes-cbc-plain64, aes-cbc-essiv:sha256",
+            })
+        }),
+    }
+}
+
+/// The length of the volume key in bytes; the default of 256 bits is doubled for XTS in LUKS, as cryptsetup does it.
+fn key_len_of(options: &Options, cipher: CipherSpec, double_for_xts: bool) -> anyhow::Result<usize> {
+    let bits = match options.key_size {
+        Some(bits) => bits,
+        None if double_for_xts && cipher.mode == inlock_cipher::ChainMode::Xts => 512,
+        None => 256,
+    };
+    if bits % 8 != 0 {
+        return Err(Problem::usage("Key size must be a multiple of 8 bits"));
+    }
+    let len = bits as usize / 8;
+    if cipher.key_lens().contains(&len) {
+        return Ok(len);
+    }
+    let takes: Vec<String> = cipher.key_lens().iter().map(|len| (len * 8).to_string()).collect();
+    Err(Problem::usage(format!("Cipher {cipher} takes no key of {bits} bits; it takes {} bits.", takes.join(" or "))))
+}
+
+fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> anyhow::Result<FormatArgs> {
+    let version = match kind_of(&options)? {
+        Kind::Luks(Luks::Any | Luks::Two) => 2,
+        Kind::Luks(Luks::One) => 1,
+        _ => return Err(Problem::usage("luksFormat makes LUKS volumes only.")),
+    };
+    if version == 1 {
+        if options.label.is_some() || options.subsystem.is_some() {
+            return Err(Problem::usage("Options --label and --subsystem are supported only for LUKS2 volumes."));
+        }
+        if options.sector_size.is_some_and(|size| size != 512) {
+            return Err(Problem::usage("Unsupported encryption sector size: LUKS1 has 512 bytes."));
+        }
+    }
+    let sector_size = match options.sector_size.map(DataUnitSize::new).transpose() {
+        Ok(size) if size.is_none_or(|size| size <= DataUnitSize::LUKS_MAX) => size,
+        _ => {
+            return Err(Problem::usage("Unsupported encryption sector size: LUKS2 has 512, 1024, 2048 or 4096 bytes."));
+        }
+    };
+    let mut key = key_args(&options)?;
+    if let Some(path) = key_file {
+        if key.file.is_some() {
+            return Err(Problem::usage("The key file is named twice: by --key-file and by the argument."));
+        }
+        key.file = Some(if path.as_os_str() == "-" { KeyFile::Stdin } else { KeyFile::Path(path) });
+        key.offset = options.keyfile_offset.unwrap_or(0);
+    }
+    let slots = if version == 1 { 8 } else { 32 };
+    if key.slot.is_some_and(|slot| slot >= slots) {
+        return Err(Problem::usage(format!("Key slot is invalid: LUKS{version} has slots 0 to {}.", slots - 1)));
+    }
+    for (name, text) in [("label", &options.label), ("subsystem", &options.subsystem)] {
+        // 48 bytes on the disk, with the closing zero.
+        if text.as_ref().is_some_and(|text| text.len() > 47 || text.contains('\0')) {
+            return Err(Problem::usage(format!("Option --{name} takes at most 47 bytes.")));
+        }
+    }
+    let cipher = cipher_of(&options)?;
+    let kdf = kdf_args(&options)?;
+    if version == 1 && kdf.kind.is_some_and(|kind| kind != KdfKind::Pbkdf2) {
+        return Err(Problem::usage("LUKS1 has no other PBKDF than pbkdf2."));
+    }
+    Ok(FormatArgs {
+        image,
+        version,
+        key,
+        cipher,
+        key_len: key_len_of(&options, cipher, true)?,
+        sector_size,
+        offset: options.offset,
+        kdf,
+        hash: hash_of(&options)?.unwrap_or(Hash::Sha256),
+        header: options.header,
+        uuid: options.uuid,
+        label: options.label,
+        subsystem: options.subsystem,
+    })
+}
+
+fn kdf_args(options: &Options) -> anyhow::Result<KdfArgs> {
+    let kind = match options.pbkdf.as_deref() {
+        None => None,
+        Some(name) => match KdfKind::from_name(name) {
+            None => return Err(Problem::usage(format!("Unknown PBKDF '{name}': argon2id, argon2i or pbkdf2."))),
+            kind => kind,
+        },
+    };
+    if options.pbkdf_force_iterations.is_some() && options.iter_time.is_some() {
+        return Err(Problem::usage("PBKDF forced iterations cannot be combined with iteration time option."));
+    }
+    let zero = [
+        (options.pbkdf_force_iterations, "pbkdf-force-iterations"),
+        (options.iter_time, "iter-time"),
+        (options.pbkdf_memory, "pbkdf-memory"),
+        (options.pbkdf_parallel, "pbkdf-parallel"),
+    ];
+    if let Some((_, option)) = zero.iter().find(|(value, _)| *value == Some(0)) {
+        return Err(Problem::usage(format!("Option --{option} needs a number above zero.")));
+    }
+    Ok(KdfArgs {
+        kind,
+        iter_time_ms: options.iter_time,
+        force_iterations: options.pbkdf_force_iterations,
+        memory_kib: options.pbkdf_memory,
+        parallel: options.pbkdf_parallel,
+    })
+}
+
+fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
+    let source = source_args(&options, image)?;
+    if options.nbd.is_none() && options.run.is_none() {
+        return Err(Problem::usage("serve: --nbd unix:PATH or --nbd tcp:HOST:PORT is missing."));
+    }
+    let export_name = options.export_name.unwrap_or_default();
+    if export_name.len() > 4096 {
+        return Err(Problem::usage("The name of an export has at most 4096 bytes."));
+    }
+    if options.threads.is_some_and(|threads| threads == 0 || threads > 1024) {
+        return Err(Problem::usage("Option --threads takes 1 to 1024."));
+    }
+    let io = match options.io.as_deref() {
+        Some("uring") => Io::Uring,
+        Some("sync") => Io::Sync,
+        _ => Io::Auto,
+    };
+    Ok(ServeArgs {
+        source,
+        listen: options.nbd,
+        export_name,
+        run: options.run,
+        read_only: options.read_only,
+        allow_discards: options.allow_discards,
+        io,
+        threads: options.threads,
+        insecure: options.insecure,
+    })
+}
+
+fn copy_args(options: &Options, image: PathBuf, other: PathBuf) -> anyhow::Result<CopyArgs> {
+    if image.as_os_str() == "-" {
+        return Err(Problem::usage("The image cannot be standard input or output."));
+    }
+    Ok(CopyArgs {
+        source: source_args(options, image)?,
+        other: Some(other).filter(|path| path.as_os_str() != "-"),
+        range: options.range,
+        progress_json: options.progress_json,
+        progress_secs: options.progress_frequency.filter(|secs| *secs > 0),
+    })
+}
+
+fn benchmark_args(options: Options) -> anyhow::Result<BenchmarkArgs> {
+    let cipher = options.cipher.as_ref().map(|_| cipher_of(&options)).transpose()?;
+    let key_len = cipher.map(|cipher| key_len_of(&options, cipher, true)).transpose()?;
+    Ok(BenchmarkArgs { cipher, key_len, kdf: kdf_args(&options)?, hash: hash_of(&options)? })
+}
+
+/// clap's complaint in cryptsetup's words where it has them.
+fn explain(error: &clap::Error) -> anyhow::Error {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        _ => String::new(),
+    };
+    let option = context(ContextKind::InvalidArg);
+    let name = option.split(' ').next().unwrap_or_default();
+    Problem::usage(match error.kind() {
+        ErrorKind::UnknownArgument => match context(ContextKind::SuggestedArg) {
+            suggestion if suggestion.is_empty() => format!("{name}: unknown option"),
+            suggestion => format!("{name}: unknown option; is {suggestion} meant?"),
+        },
+        ErrorKind::InvalidValue if context(ContextKind::InvalidValue).is_empty() => format!("{name}: missing argument"),
+        ErrorKind::InvalidValue => {
+            let valid = context(ContextKind::ValidValue);
+            format!("{name}: invalid value '{}': one of {valid}", context(ContextKind::InvalidValue))
+        }
+        ErrorKind::ValueValidation => {
+            let why = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+            format!("{name}: invalid value '{}': {why}", context(ContextKind::InvalidValue))
+        }
+        ErrorKind::InvalidUtf8 => "an argument is not UTF-8".to_owned(),
+        _ => {
+            let text = error.to_string();
+            text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+        }
+    })
+}

@@ -1,0 +1,59 @@
+//! `bench cipher`: every kernel of the processor against the limit of its AES instructions.
+
+use inlock_cipher::CipherSpec;
+use inlock_cipher::bench::{self, Measurement, Plan};
+use serde_json::{Value, json};
+
+use crate::exit;
+
+pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
+    let plan = Plan::full(CipherSpec::AES_XTS_PLAIN64);
+    if as_json {
+        let rows: Vec<Value> = bench::run(&plan, |_| {})?.iter().map(object).collect();
+        return exit::print(format_args!("{:#}\n", json!({ "processor": processor(), "measurements": rows })));
+    }
+    exit::print(format_args!("# {}\n", processor()))?;
+    exit::print("# kernel     cipher            key  direction    unit   request       MiB/s  of limit\n")?;
+    let mut told = Ok(());
+    bench::run(&plan, |row| {
+        if told.is_ok() {
+            told = exit::print(line(row));
+        }
+    })?;
+    told
+}
+
+fn line(row: &Measurement) -> String {
+    format!(
+        "{:<12} {:<16} {:>4}  {:<9} {:>7} {:>9}  {:>10.1}  {}\n",
+        row.kernel,
+        row.cipher.to_string(),
+        row.key_bits,
+        row.direction.name(),
+        row.unit_size,
+        row.request_size,
+        row.bytes_per_second / f64::from(1 << 20),
+        row.share_of_limit.map_or_else(|| "       -".to_owned(), |share| format!("{:7.1}%", share * 100.0)),
+    )
+}
+
+fn object(row: &Measurement) -> Value {
+    json!({
+        "kernel": row.kernel,
+        "cipher": row.cipher.to_string(),
+        "key_bits": row.key_bits,
+        "direction": row.direction.name(),
+        "unit_size": row.unit_size,
+        "request_size": row.request_size,
+        "bytes_per_second": row.bytes_per_second,
+        "limit_bytes_per_second": row.limit_bytes_per_second,
+        "share_of_limit": row.share_of_limit,
+    })
+}
+
+/// What the system calls the processor; a figure means little without it.
+fn processor() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}

@@ -1,0 +1,105 @@
+//! `benchmark`: cryptsetup's table of key derivations and ciphers, measured on this program's own code.
+
+use std::time::{Duration, Instant};
+
+use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, VolumeKey, new_sector_cipher};
+use inlock_volume::{Hash, Kdf, KdfKind, KdfRequest};
+
+use crate::args::BenchmarkArgs;
+use crate::exit;
+
+/// Bytes that are encrypted in one call, and the data unit.
+const BUFFER: usize = 1 << 20;
+/// How long one cipher is measured in one direction.
+const MEASURE: Duration = Duration::from_millis(400);
+/// Length of the key that is derived, as in cryptsetup's table.
+const KEY_LEN: usize = 32;
+
+pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
+    exit::print("# Tests are approximate using memory only (no storage IO).\n")?;
+    if let Some(spec) = args.cipher {
+        header()?;
+        return cipher_line(spec, args.key_len.unwrap_or(32));
+    }
+    let everything = args.kdf.kind.is_none() && args.hash.is_none();
+    for kind in [KdfKind::Pbkdf2, KdfKind::Argon2i, KdfKind::Argon2id] {
+        let wanted = args.kdf.kind.unwrap_or(if args.hash.is_some() { KdfKind::Pbkdf2 } else { kind });
+        if kind != wanted {
+            continue;
+        }
+        match kind {
+            KdfKind::Pbkdf2 => {
+                for hash in Hash::ALL.into_iter().filter(|hash| args.hash.is_none_or(|only| only == *hash)) {
+                    pbkdf2_line(hash)?;
+                }
+            }
+            _ => argon2_line(args, kind)?,
+        }
+    }
+    if everything {
+        header()?;
+        for (spec, key_len) in
+            [("aes-cbc-plain64", 16), ("aes-cbc-plain64", 32), ("aes-xts-plain64", 32), ("aes-xts-plain64", 64)]
+        {
+            cipher_line(spec.parse()?, key_len)?;
+        }
+    }
+    Ok(())
+}
+
+fn pbkdf2_line(hash: Hash) -> anyhow::Result<()> {
+    let request = KdfRequest { hash, iter_time_ms: 1000, ..KdfRequest::new(KdfKind::Pbkdf2) };
+    let Kdf::Pbkdf2 { iterations, .. } = request.resolve(KEY_LEN)? else { return Ok(()) };
+    let name = hash.name();
+    exit::print(format_args!("PBKDF2-{name:<9} {iterations:7} iterations per second for {}-bit key\n", KEY_LEN * 8))
+}
+
+fn argon2_line(args: &BenchmarkArgs, kind: KdfKind) -> anyhow::Result<()> {
+    let iter_time_ms = args.kdf.iter_time_ms.unwrap_or(KdfRequest::DEFAULT_ITER_TIME_MS);
+    let request = KdfRequest {
+        iter_time_ms,
+        forced_iterations: args.kdf.force_iterations,
+        memory_kib: args.kdf.memory_kib,
+        lanes: args.kdf.parallel,
+        ..KdfRequest::new(kind)
+    };
+    let (Kdf::Argon2i(cost) | Kdf::Argon2id(cost)) = request.resolve(KEY_LEN)? else { return Ok(()) };
+    exit::print(format_args!(
+        "{:<10} {:4} iterations, {:5} memory, {} parallel threads (CPUs) for {}-bit key (requested {iter_time_ms} ms time)\n",
+        kind.name(),
+        cost.time,
+        cost.memory_kib,
+        cost.lanes,
+        KEY_LEN * 8,
+    ))
+}
+
+fn header() -> anyhow::Result<()> {
+    exit::print("#     Algorithm |       Key |      Encryption |      Decryption\n")
+}
+
+fn cipher_line(spec: CipherSpec, key_len: usize) -> anyhow::Result<()> {
+    let mut key = VolumeKey::zeroed(key_len);
+    // Two different halves: XTS may refuse equal ones.
+    key.as_mut_bytes().iter_mut().zip(0..).for_each(|(byte, number)| *byte = number);
+    let cipher = new_sector_cipher(&spec, key.as_bytes(), DataUnitSize::LUKS_MAX, false)?;
+    let mut data = vec![0x5a; BUFFER];
+    let encryption = speed(|| cipher.encrypt(IvNumber(0), InOut::InPlace(&mut data)));
+    let decryption = speed(|| cipher.decrypt(IvNumber(0), InOut::InPlace(&mut data)));
+    let (name, mode) = spec.luks1_names();
+    let mode = mode.split('-').next().unwrap_or_default();
+    let bits = key_len * 8;
+    exit::print(format_args!("{name:>11}-{mode}  {bits:>9}b  {encryption:>10.1} MiB/s  {decryption:>10.1} MiB/s\n"))
+}
+
+/// MiB a second of a call that handles [`BUFFER`] bytes.
+fn speed(mut call: impl FnMut()) -> f64 {
+    call();
+    let started = Instant::now();
+    let mut bytes = 0_u64;
+    while started.elapsed() < MEASURE {
+        call();
+        bytes += BUFFER as u64;
+    }
+    bytes as f64 / f64::from(1 << 20) / started.elapsed().as_secs_f64()
+}

@@ -1,0 +1,201 @@
+//! `import`: encrypts a raw image into an existing volume.
+//!
+//! An input that is longer than the volume is refused before the first byte where its length is known. Holes of the input
+//! are not read; in the volume they become encrypted zeroes, since a hole there would decrypt to noise.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use inlock_engine::blocking::BlockingDevice;
+use inlock_engine::store::file::IoMode;
+use inlock_engine::{self as engine};
+
+use crate::args::CopyArgs;
+use crate::copy::{self, CHUNK};
+use crate::exit::Problem;
+use crate::progress::{Progress, Show};
+use crate::source;
+
+pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
+    let mut input = Input::open(args)?;
+    let opened = source::open(&args.source, true, args.other.is_none())?;
+    let attached = opened.attach(IoMode::Sync, engine::Access::default())?;
+    let device = BlockingDevice::new(attached.device.clone());
+    let (start, room) = copy::within(args.range, device.len())?;
+    input.check_len(room, args.range.is_some_and(|range| range.len.is_some()))?;
+    let show = Show::from_options(batch, args.progress_json, args.progress_secs);
+    let mut progress = Progress::start(show, &args.source.image, input.len, false);
+
+    let image = args.source.image.display();
+    let mut buffer = vec![0; CHUNK];
+    let mut done = 0;
+    loop {
+        let want = (room - done).min(CHUNK as u64) as usize;
+        let step = match input.next(&mut buffer[..want])? {
+            Piece::End => break,
+            Piece::Hole(len) => device.write_zeroes(start + done, len).map(|()| len),
+            Piece::Data(len) => device.write_at(&buffer[..len], start + done).map(|()| len as u64),
+        };
+        let step = step.with_context(|| format!("cannot write at {} of {image}", start + done))?;
+        done += step;
+        progress.add(step);
+    }
+    device.flush().with_context(|| format!("cannot make {image} durable"))?;
+    progress.finish();
+    input.check_end(done)
+}
+
+/// Where plaintext comes from.
+struct Input {
+    from: Box<dyn ReadAhead>,
+    name: PathBuf,
+    /// In bytes, where it is known before the end.
+    len: Option<u64>,
+}
+
+/// What comes next in the input.
+enum Piece {
+    /// So many bytes are in the buffer.
+    Data(usize),
+    /// So many zeroes, at most as many as the buffer has room for.
+    Hole(u64),
+    /// Nothing more, or no more room.
+    End,
+}
+
+trait ReadAhead {
+    fn next(&mut self, buffer: &mut [u8]) -> io::Result<Piece>;
+}
+
+impl Input {
+    fn open(args: &CopyArgs) -> anyhow::Result<Self> {
+        let Some(path) = &args.other else {
+            if rustix::termios::isatty(io::stdin()) {
+                return Err(Problem::refused(
+                    "Standard input is a terminal.",
+                    "name the image to read, or pipe one in",
+                ));
+            }
+            return Ok(Self { from: Box::new(Stream(io::stdin().lock())), name: "standard input".into(), len: None });
+        };
+        let cannot = || format!("cannot read {}", path.display());
+        let mut file = File::open(path).with_context(cannot)?;
+        let metadata = file.metadata().with_context(cannot)?;
+        for image in [Some(&args.source.image), args.source.header.as_ref()].into_iter().flatten() {
+            if same(path, image) {
+                return Err(Problem::usage("The input file is the image itself."));
+            }
+        }
+        if metadata.is_dir() {
+            return Err(Problem::usage(format!("{} is a directory.", path.display())));
+        }
+        if !metadata.is_file() && !metadata.file_type().is_block_device() {
+            return Ok(Self { from: Box::new(Stream(file)), name: path.clone(), len: None });
+        }
+        let len = file.seek(SeekFrom::End(0)).with_context(cannot)?;
+        let sparse = metadata.is_file();
+        Ok(Self { from: Box::new(Blocks { file, at: 0, len, sparse }), name: path.clone(), len: Some(len) })
+    }
+
+    fn check_len(&self, room: u64, exact: bool) -> anyhow::Result<()> {
+        let Some(len) = self.len else { return Ok(()) };
+        let name = self.name.display();
+        if len > room {
+            return Err(Problem::refused(
+                format!("{name} has {len} bytes, and there is room for {room}. Nothing was written."),
+                "make the image longer before (truncate -s SIZE IMAGE), or cut the input",
+            ));
+        }
+        if exact && len < room {
+            return Err(Problem::refused(
+                format!("{name} has {len} bytes, and the range has {room}. Nothing was written."),
+                "--range OFFSET: without a length takes all of the input",
+            ));
+        }
+        Ok(())
+    }
+
+    fn next(&mut self, buffer: &mut [u8]) -> anyhow::Result<Piece> {
+        if buffer.is_empty() {
+            return Ok(Piece::End);
+        }
+        self.from.next(buffer).with_context(|| format!("cannot read {}", self.name.display()))
+    }
+
+    /// A stream that goes on where the volume ends did not fit.
+    fn check_end(&mut self, done: u64) -> anyhow::Result<()> {
+        match self.next(&mut [0])? {
+            Piece::End => Ok(()),
+            _ => Err(Problem::refused(
+                format!(
+                    "{} goes on where the volume or the range ends; its first {done} bytes were written.",
+                    self.name.display()
+                ),
+                "make the image longer, or cut the input",
+            )),
+        }
+    }
+}
+
+fn same(one: &Path, other: &Path) -> bool {
+    match (std::fs::metadata(one), std::fs::metadata(other)) {
+        (Ok(one), Ok(other)) => one.dev() == other.dev() && one.ino() == other.ino(),
+        _ => false,
+    }
+}
+
+/// A pipe, a socket, a character device.
+struct Stream<R>(R);
+
+impl<R: Read> ReadAhead for Stream<R> {
+    /// Fills the buffer as far as there is anything, so that data units are written whole.
+    fn next(&mut self, buffer: &mut [u8]) -> io::Result<Piece> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.0.read(&mut buffer[filled..]) {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(if filled == 0 { Piece::End } else { Piece::Data(filled) })
+    }
+}
+
+/// A regular file or a block device.
+struct Blocks {
+    file: File,
+    at: u64,
+    len: u64,
+    sparse: bool,
+}
+
+impl ReadAhead for Blocks {
+    fn next(&mut self, buffer: &mut [u8]) -> io::Result<Piece> {
+        let left = self.len - self.at;
+        if left == 0 {
+            return Ok(Piece::End);
+        }
+        let want = left.min(buffer.len() as u64);
+        if self.sparse {
+            let data = match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(self.at)) {
+                Ok(data) => data,
+                Err(rustix::io::Errno::NXIO) => self.len,
+                // The file system does not know of holes.
+                Err(_) => self.at,
+            };
+            if data > self.at {
+                let hole = (data - self.at).min(want);
+                self.at += hole;
+                return Ok(Piece::Hole(hole));
+            }
+        }
+        self.file.read_exact_at(&mut buffer[..want as usize], self.at)?;
+        self.at += want;
+        Ok(Piece::Data(want as usize))
+    }
+}

@@ -1,0 +1,146 @@
+//! `luksFormat`: creates a LUKS volume.
+//!
+//! Nothing is written before the user agreed, the passphrase is known and the device is ours alone.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use anyhow::Context;
+use inlock_volume::{FileDevice, KdfKind, KdfRequest, Secret, Volume, luks1, luks2};
+
+use crate::args::{FormatArgs, KeyFile};
+use crate::device::{Access, Device};
+use crate::exit::{Problem, cannot_format, say};
+use crate::lock::{self, Mode};
+use crate::secret::{self, Ask};
+use crate::terminal;
+
+pub(crate) fn run(args: &FormatArgs, batch: bool) -> anyhow::Result<()> {
+    let Some(header) = &args.header else {
+        let device = Device::open(&args.image, Access::Create)?;
+        return format(args, batch, &device, None);
+    };
+    let data = Device::open(&args.image, Access::Create)?;
+    let created = create_header_file(header)?;
+    let device = Device::open(header, Access::Write)?;
+    if device.identity() == data.identity() {
+        return Err(Problem::usage("Option --header names the device itself."));
+    }
+    let _data_lock = lock::whole_device(&data, Mode::Exclusive)?;
+    let result = format(args, batch, &device, Some(&data));
+    if created && result.is_err() {
+        // An empty file that was not there before is of no use to anybody.
+        let _ = std::fs::remove_file(header);
+    }
+    result
+}
+
+fn format(args: &FormatArgs, batch: bool, device: &Device, data: Option<&Device>) -> anyhow::Result<()> {
+    let _whole = lock::whole_device(device, Mode::Exclusive)?;
+    let (header_len, data_offset) = layout(args);
+    let holder = data.unwrap_or(device);
+    let unit = args.sector_size.map_or(512, |size| size.bytes() as u64);
+    let needed = data_offset.saturating_add(unit);
+    if holder.len < needed {
+        return Err(Problem::TooSmall { path: holder.path.clone(), len: holder.len, needed }.into());
+    }
+    let interactive = terminal::stdin_is_terminal() && !batch;
+    if interactive {
+        if Volume::load(&FileDevice::new(device.share()?)).is_ok() {
+            let path = device.path.display();
+            say(&format!("WARNING: Device {path} already contains a 'crypto_LUKS' superblock signature."));
+        }
+        terminal::confirm(&format!("This will overwrite data on {} irrevocably.", device.path.display()))?;
+    }
+    let ask = Ask { device: &args.image, verify: interactive || args.key.verify, stdin_taken: false };
+    let given = secret::read(&args.key, ask, None)?;
+    if given.secret.is_empty() && matches!(args.key.file, Some(KeyFile::Path(_))) {
+        say("inlock: warning: the key file is empty, so that anybody can open the volume");
+    }
+    let _header = lock::header(device, Mode::Exclusive)?;
+    if data.is_some() && !device.is_block() && device.len < header_len {
+        device.file.set_len(header_len).with_context(|| format!("cannot enlarge {}", device.path.display()))?;
+    }
+    write(args, device, data, &given.secret).map_err(cannot_format(&device.path))
+}
+
+fn write(
+    args: &FormatArgs,
+    device: &Device,
+    data: Option<&Device>,
+    secret: &Secret,
+) -> Result<(), inlock_volume::FormatError> {
+    let target = FileDevice::new(device.share()?);
+    if args.version == 1 {
+        luks1::format(&target, luks1_options(args), secret)?;
+    } else {
+        let mut options = luks2_options(args);
+        options.data_len = data.map(|data| data.len);
+        luks2::format(&target, options, secret)?;
+    }
+    Ok(())
+}
+
+/// Bytes of the header, and where the data will start.
+fn layout(args: &FormatArgs) -> (u64, u64) {
+    if args.version == 1 {
+        let options = luks1_options(args);
+        return (options.header_len(), options.data_offset());
+    }
+    let options = luks2_options(args);
+    let start = options.data_offset.unwrap_or(if options.detached { 0 } else { options.header_len() });
+    (options.header_len(), start)
+}
+
+fn luks1_options(args: &FormatArgs) -> luks1::FormatOptions {
+    luks1::FormatOptions {
+        cipher: args.cipher,
+        key_len: args.key_len,
+        hash: args.hash,
+        kdf: kdf_request(args, KdfKind::Pbkdf2),
+        uuid: args.uuid.clone(),
+        detached: args.header.is_some(),
+        payload_offset: args.offset,
+        keyslot: args.key.slot.unwrap_or(0),
+        volume_key: None,
+    }
+}
+
+fn luks2_options(args: &FormatArgs) -> luks2::FormatOptions {
+    luks2::FormatOptions {
+        cipher: args.cipher,
+        key_len: args.key_len,
+        hash: args.hash,
+        kdf: kdf_request(args, KdfKind::Argon2id),
+        sector_size: args.sector_size,
+        uuid: args.uuid.clone(),
+        label: args.label.clone().unwrap_or_default(),
+        subsystem: args.subsystem.clone().unwrap_or_default(),
+        detached: args.header.is_some(),
+        data_offset: args.offset.map(|sectors| sectors.saturating_mul(512)),
+        keyslot: args.key.slot.unwrap_or(0),
+        ..luks2::FormatOptions::default()
+    }
+}
+
+fn kdf_request(args: &FormatArgs, default: KdfKind) -> KdfRequest {
+    let kdf = &args.kdf;
+    KdfRequest {
+        hash: args.hash,
+        iter_time_ms: kdf.iter_time_ms.unwrap_or(KdfRequest::DEFAULT_ITER_TIME_MS),
+        forced_iterations: kdf.force_iterations,
+        memory_kib: kdf.memory_kib,
+        lanes: kdf.parallel,
+        ..KdfRequest::new(kdf.kind.unwrap_or(default))
+    }
+}
+
+/// Whether the file was missing and is there now, for its owner only.
+fn create_header_file(path: &Path) -> anyhow::Result<bool> {
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("cannot create header file {}", path.display())),
+    }
+}

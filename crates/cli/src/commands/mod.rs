@@ -1,0 +1,12 @@
+//! One file a verb.
+
+pub(crate) mod bench_cipher;
+pub(crate) mod benchmark;
+pub(crate) mod export;
+pub(crate) mod import;
+pub(crate) mod is_luks;
+pub(crate) mod luks_dump;
+pub(crate) mod luks_format;
+pub(crate) mod luks_uuid;
+pub(crate) mod serve;
+pub(crate) mod test_passphrase;

@@ -1,0 +1,170 @@
+//! `serve`: serves the decrypted volume over NBD until a signal comes, or until the command of `--run` ends.
+//!
+//! Either way the server drains: every request that was received is answered, and everything written is durable before
+//! this program ends.
+
+use std::ffi::OsStr;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::Child;
+
+use anyhow::Context;
+use inlock_engine as engine;
+use inlock_engine::store::file::IoMode;
+use inlock_frontend::nbd::server::{self, Server, ServerError, ServerOptions};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use tempfile::TempDir;
+
+use crate::args::{Io, Kind, ServeArgs};
+use crate::captive::{self, Address};
+use crate::exit::{self, Problem};
+use crate::signals::{self, Caught};
+use crate::source;
+use crate::values::Listen;
+
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
+    // A bad address is no reason to type a passphrase first.
+    let (listen, _private) = listen(args)?;
+    let opened = source::open(&args.source, !args.read_only, false)?;
+    let mode = match args.io {
+        Io::Auto => IoMode::Auto,
+        Io::Uring => IoMode::Uring,
+        Io::Sync => IoMode::Sync,
+    };
+    let allow_discards = args.allow_discards || opened.allow_discards;
+    let attached = opened.attach(mode, engine::Access { read_only: args.read_only, allow_discards })?;
+    let defaults = ServerOptions::default();
+    let options = ServerOptions {
+        export_name: args.export_name.clone(),
+        description: description(args),
+        threads: args.threads.map_or(defaults.threads, usize::from),
+        io: mode,
+        ..defaults
+    };
+    // From here on a signal means "drain and end"; before, it just ends.
+    let caught = signals::catch()?;
+    let server = Server::start(attached.device.clone(), &listen, &options).map_err(cannot_serve)?;
+    let address = match server.listen() {
+        server::Listen::Unix(path) => Address::Unix(path.clone()),
+        server::Listen::Tcp(address) => Address::Tcp(*address),
+    };
+    let ended = match &args.run {
+        Some(command) => run_captive(command, &address, &args.export_name, &caught),
+        None => {
+            // Nobody may be reading; clients find the server all the same.
+            let _ = exit::print(format_args!("{}\n", captive::uri(&address, &args.export_name)));
+            wait_for_signal(&caught).map(|()| 0)
+        }
+    };
+    server.stop().map_err(cannot_serve)?;
+    ended
+}
+
+/// The address, and for a captive command without one a private directory for a socket.
+fn listen(args: &ServeArgs) -> anyhow::Result<(server::Listen, Option<TempDir>)> {
+    match &args.listen {
+        Some(Listen::Unix(path)) => Ok((server::Listen::Unix(path.clone()), None)),
+        Some(Listen::Tcp { host, port }) => Ok((server::Listen::Tcp(resolve(host, *port, args.insecure)?), None)),
+        None => {
+            let dir =
+                tempfile::Builder::new().prefix("inlock-").tempdir().context("cannot make a private directory")?;
+            Ok((server::Listen::Unix(dir.path().join("nbd.sock")), Some(dir)))
+        }
+    }
+}
+
+/// NBD without TLS shows the plaintext to whoever is on the way, so only this machine's own addresses are taken unasked.
+fn resolve(host: &str, port: u16, insecure: bool) -> anyhow::Result<SocketAddr> {
+    let mut found = (host, port).to_socket_addrs().with_context(|| format!("cannot find the address of '{host}'"))?;
+    let address = found.next().with_context(|| format!("'{host}' has no address"))?;
+    if !address.ip().is_loopback() && !insecure {
+        return Err(Problem::refused(
+            format!("Address {address} can be reached by other machines, and NBD without TLS is not encrypted."),
+            "listen on tcp:localhost:PORT or unix:PATH, or give --insecure",
+        ));
+    }
+    Ok(address)
+}
+
+fn description(args: &ServeArgs) -> String {
+    let kind = match args.source.kind {
+        Kind::Luks(_) => "LUKS volume",
+        Kind::Plain(_) => "plain dm-crypt volume",
+        Kind::Raw => "raw image",
+    };
+    format!("{kind}, served by Inlock")
+}
+
+fn cannot_serve(error: ServerError) -> anyhow::Error {
+    let address = |listen: &server::Listen| match listen {
+        server::Listen::Unix(path) => path.display().to_string(),
+        server::Listen::Tcp(address) => address.to_string(),
+    };
+    match error {
+        ServerError::InUse(listen) => Problem::AddressInUse { address: address(&listen) }.into(),
+        ServerError::NotASocket(path) => Problem::AddressInUse { address: path.display().to_string() }.into(),
+        ServerError::Listen { listen, source } => {
+            anyhow::Error::from(source).context(format!("cannot listen on {}", address(&listen)))
+        }
+        error => error.into(),
+    }
+}
+
+/// Until a signal that ends programs comes.
+fn wait_for_signal(caught: &Caught) -> anyhow::Result<()> {
+    loop {
+        let woken = caught.fd();
+        match poll(&mut [PollFd::new(&woken, PollFlags::IN)], None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for a signal"),
+        }
+        match caught.take() {
+            Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
+            Some(_) => return Ok(()),
+            None => {}
+        }
+    }
+}
+
+/// Runs the command to its end and gives its exit status. Signals are passed on to it.
+fn run_captive(command: &OsStr, address: &Address, export: &str, caught: &Caught) -> anyhow::Result<u8> {
+    let mut child = captive::start(command, address, export).context("cannot run /bin/sh")?;
+    let result = wait_for_child(&mut child, caught);
+    if result.is_err() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    result
+}
+
+fn wait_for_child(child: &mut Child, caught: &Caught) -> anyhow::Result<u8> {
+    let pid = Pid::from_child(child);
+    // Where the kernel has no descriptors for processes, the child is looked for every so often.
+    let handle: Option<OwnedFd> = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok();
+    let every = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    loop {
+        if let Some(status) = child.try_wait().context("cannot wait for the command")? {
+            return Ok(captive::code_of(status));
+        }
+        let woken = caught.fd();
+        let mut fds = vec![PollFd::new(&woken, PollFlags::IN)];
+        if let Some(handle) = &handle {
+            fds.push(PollFd::from_borrowed_fd(handle.as_fd(), PollFlags::IN));
+        }
+        match poll(&mut fds, handle.is_none().then_some(&every)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for the command"),
+        }
+        match caught.take() {
+            Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
+            Some(number) => {
+                // Not waited for yet, so the number is still the child's.
+                if let Some(signal) = Signal::from_named_raw(number) {
+                    let _ = rustix::process::kill_process(pid, signal);
+                }
+            }
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Images and devices: finding them by name, opening them, knowing how long they are.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::exit::{Problem, cannot_open};
+
+/// What a device is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Reading.
+    Read,
+    /// Reading and writing; a block device that is mounted or otherwise in use is refused.
+    Write,
+    /// As `Write`, by a verb that makes something new: a missing file gets another hint.
+    Create,
+}
+
+/// An open regular file or block device.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub path: PathBuf,
+    pub file: File,
+    pub len: u64,
+    pub metadata: Metadata,
+}
+
+impl Device {
+    /// Opens what `name` says: a path, or `UUID=`, `LABEL=`, `PARTUUID=`, `PARTLABEL=` and a value.
+    pub(crate) fn open(name: &Path, access: Access) -> anyhow::Result<Self> {
+        let path = resolve(name);
+        let creating = access == Access::Create;
+        let metadata = std::fs::metadata(&path).map_err(cannot_open(&path, creating))?;
+        check_kind(&path, &metadata)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(access != Access::Read);
+        if is_block(&metadata) && access != Access::Read {
+            options.custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed());
+        }
+        let mut file = options.open(&path).map_err(cannot_open(&path, creating))?;
+        let metadata = file.metadata()?;
+        check_kind(&path, &metadata)?;
+        let len = file.seek(SeekFrom::End(0))?;
+        Ok(Self { path, file, len, metadata })
+    }
+
+    /// Whether it is a block device.
+    pub(crate) fn is_block(&self) -> bool {
+        is_block(&self.metadata)
+    }
+
+    /// What makes it the same device under any name: the device number, and for a file the inode too.
+    pub(crate) fn identity(&self) -> String {
+        if self.is_block() {
+            let (major, minor) = self.device_number();
+            format!("b{major}.{minor}")
+        } else {
+            format!("f{}.{}", self.metadata.dev(), self.metadata.ino())
+        }
+    }
+
+    /// Major and minor number of a block device.
+    pub(crate) fn device_number(&self) -> (u32, u32) {
+        let number = self.metadata.rdev();
+        (rustix::fs::major(number), rustix::fs::minor(number))
+    }
+
+    /// The file again, sharing the open description.
+    pub(crate) fn share(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+}
+
+fn is_block(metadata: &Metadata) -> bool {
+    metadata.file_type().is_block_device()
+}
+
+fn check_kind(path: &Path, metadata: &Metadata) -> anyhow::Result<()> {
+    if metadata.is_file() || is_block(metadata) {
+        Ok(())
+    } else {
+        Err(Problem::NotADevice { path: path.to_owned() }.into())
+    }
+}
+
+fn resolve(name: &Path) -> PathBuf {
+    let by = [
+        ("UUID=", "/dev/disk/by-uuid"),
+        ("LABEL=", "/dev/disk/by-label"),
+        ("PARTUUID=", "/dev/disk/by-partuuid"),
+        ("PARTLABEL=", "/dev/disk/by-partlabel"),
+    ];
+    let tag = name.to_str().and_then(|name| by.iter().find_map(|(tag, dir)| Some((name.strip_prefix(tag)?, dir))));
+    match tag {
+        Some((value, dir)) if !value.is_empty() && !value.contains('/') => Path::new(dir).join(value),
+        _ => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_name_links_that_udev_makes() {
+        assert_eq!(resolve(Path::new("UUID=1-2")), Path::new("/dev/disk/by-uuid/1-2"));
+        assert_eq!(resolve(Path::new("PARTLABEL=x")), Path::new("/dev/disk/by-partlabel/x"));
+        for name in ["UUID=", "LABEL=../../etc", "disk.img", "./UUID=1"] {
+            assert_eq!(resolve(Path::new(name)), Path::new(name));
+        }
+    }
+
+    #[test]
+    fn a_file_is_the_same_under_all_its_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, [0; 512]).unwrap();
+        std::fs::hard_link(&path, dir.path().join("hard")).unwrap();
+        std::os::unix::fs::symlink(&path, dir.path().join("soft")).unwrap();
+        let identity = |name: &str| Device::open(&dir.path().join(name), Access::Read).unwrap().identity();
+        assert_eq!(identity("a"), identity("hard"));
+        assert_eq!(identity("a"), identity("soft"));
+        std::fs::write(dir.path().join("b"), [0; 512]).unwrap();
+        assert_ne!(identity("a"), identity("b"));
+    }
+
+    #[test]
+    fn only_files_and_block_devices_are_opened() {
+        for path in ["/", "/dev/null"] {
+            let error = Device::open(Path::new(path), Access::Read).unwrap_err();
+            assert!(matches!(error.downcast_ref(), Some(Problem::NotADevice { .. })), "{error}");
+        }
+    }
+}

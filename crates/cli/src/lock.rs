@@ -1,0 +1,188 @@
+//! Two kinds of lock: on headers, shared with cryptsetup, and on whole devices, among Inlock's own processes.
+//!
+//! Header: `flock` on an image file itself; for a block device on `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup
+//! does. Held while a header is read or written, no longer. Device: one writer, or any number of readers, for as long as a
+//! volume is served or copied; the lock file is named after what the device is, so every name of it means the same lock
+//! (docs/decisions/0003-one-writer-lock.md).
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
+
+use crate::device::Device;
+use crate::exit::Problem;
+
+/// How long another program's work on a header is waited for.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a program that is just ending may still hold its lock on a device.
+const ENDING: Duration = Duration::from_millis(250);
+
+/// Where libcryptsetup locks the headers of block devices.
+const CRYPTSETUP_LOCKS: &str = "/run/cryptsetup";
+
+/// Whether others may hold the lock too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Readers share.
+    Shared,
+    /// A writer is alone.
+    Exclusive,
+}
+
+impl Mode {
+    fn operation(self) -> FlockOperation {
+        match self {
+            Self::Shared => FlockOperation::NonBlockingLockShared,
+            Self::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        }
+    }
+}
+
+/// A lock, held until dropped.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    /// `None`: there was nowhere to lock.
+    held: Option<File>,
+    /// The lock file that the last holder removes.
+    own_file: Option<PathBuf>,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let Some(file) = &self.held else { return };
+        if let Some(path) = &self.own_file {
+            // Alone: nobody else holds it, and whoever waits for it sees that it is gone and makes a new one.
+            if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() && same_file(file, path) {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        // The open description may be shared with the device, which stays open.
+        let _ = flock(file, FlockOperation::Unlock);
+    }
+}
+
+/// Locks the header on `device` against cryptsetup and others, waiting briefly.
+pub(crate) fn header(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
+    let locked = || Problem::HeaderLocked { path: device.path.clone() };
+    if !device.is_block() {
+        let file = device.share()?;
+        take(&file, mode, PATIENCE)?.then_some(()).ok_or_else(locked)?;
+        return Ok(Lock { held: Some(file), own_file: None });
+    }
+    let (major, minor) = device.device_number();
+    let dir = Path::new(CRYPTSETUP_LOCKS);
+    // Without permission for the directory cryptsetup could not lock either: whoever can, is root.
+    take_file(dir, &dir.join(format!("L_{major}:{minor}")), mode, PATIENCE)?.ok_or_else(|| locked().into())
+}
+
+/// Takes the device for as long as the lock lives: alone to write, together with other readers to read.
+pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
+    let nowhere = Lock { held: None, own_file: None };
+    let lock = match lock_dir() {
+        Some(dir) => take_file(&dir, &dir.join(device.identity()), mode, ENDING)?,
+        None => Some(nowhere),
+    };
+    match lock {
+        None => Err(Problem::InUse { path: device.path.clone(), writing: mode == Mode::Exclusive }.into()),
+        Some(Lock { held: None, .. }) if mode == Mode::Exclusive => Err(Problem::refused(
+            "There is no directory for the lock that keeps a second writer away.",
+            "set XDG_RUNTIME_DIR to a directory of your own",
+        )),
+        Some(lock) => Ok(lock),
+    }
+}
+
+/// Takes the lock file at `path`; `None` where others hold it. Where no file can be made, the lock holds nothing.
+fn take_file(dir: &Path, path: &Path, mode: Mode, patience: Duration) -> anyhow::Result<Option<Lock>> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let Some(file) = open_lock_file(dir, path)? else { return Ok(Some(Lock { held: None, own_file: None })) };
+        if !take(&file, mode, deadline.saturating_duration_since(Instant::now()))? {
+            return Ok(None);
+        }
+        // The last holder removes the file; a lock on a removed file is none.
+        if same_file(&file, path) {
+            return Ok(Some(Lock { held: Some(file), own_file: Some(path.to_owned()) }));
+        }
+    }
+}
+
+/// Root's processes meet in /run; a user's in the user's own runtime directory.
+fn lock_dir() -> Option<PathBuf> {
+    let user = rustix::process::geteuid();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let mut candidates = Vec::new();
+    if user.is_root() {
+        candidates.push(PathBuf::from("/run/inlock/locks"));
+    }
+    candidates.extend(runtime.map(|runtime| runtime.join("inlock/locks")));
+    candidates.push(PathBuf::from(format!("/tmp/inlock-{}/locks", user.as_raw())));
+    candidates.into_iter().find(|dir| usable(dir))
+}
+
+/// Whether `dir` is, or can be made, a directory that nobody else can put anything into.
+fn usable(dir: &Path) -> bool {
+    let make = |dir: &Path| DirBuilder::new().mode(0o700).create(dir);
+    let own = |dir: &Path| {
+        std::fs::symlink_metadata(dir).is_ok_and(|metadata| {
+            metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0
+        })
+    };
+    let Some(parent) = dir.parent() else { return false };
+    let _ = make(parent);
+    own(parent) && {
+        let _ = make(dir);
+        own(dir)
+    }
+}
+
+/// Opens or creates a lock file, and its directory; `None` where that is not permitted.
+fn open_lock_file(dir: &Path, path: &Path) -> anyhow::Result<Option<File>> {
+    let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed();
+    let open = || OpenOptions::new().read(true).write(true).create(true).mode(0o600).custom_flags(flags).open(path);
+    let opened = match open() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let _ = DirBuilder::new().mode(0o700).create(dir);
+            open()
+        }
+        opened => opened,
+    };
+    match opened {
+        Ok(file) => Ok(Some(file)),
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::ROFS) => Ok(None),
+            _ => Err(error).with_context(|| format!("cannot create {}", path.display())),
+        },
+    }
+}
+
+/// Tries until it is taken or `patience` ends.
+fn take(file: &File, mode: Mode, patience: Duration) -> anyhow::Result<bool> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match flock(file, mode.operation()) {
+            Ok(()) => return Ok(true),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if Instant::now() >= deadline => return Ok(false),
+            Err(Errno::AGAIN) => thread::sleep(Duration::from_millis(20)),
+            // File systems without locks: cryptsetup goes on as well.
+            Err(Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(true),
+            Err(error) => return Err(error).context("cannot lock"),
+        }
+    }
+}
+
+fn same_file(file: &File, path: &Path) -> bool {
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(held), Ok(named)) => held.dev() == named.dev() && held.ino() == named.ino(),
+        _ => false,
+    }
+}

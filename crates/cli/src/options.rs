@@ -1,0 +1,348 @@
+//! Every option of the command line, once: all of them may stand before or after the verb, as cryptsetup's may.
+//!
+//! There are no clap subcommands. One flat table is parsed, and [`allowed`] says afterwards which verb takes what, so that
+//! `inlock -q --key-file k luksFormat disk.img` and `inlock luksFormat disk.img -q --key-file k` are the same command.
+//! `-h` is `--hash` as in cryptsetup; help is `-?` or `--help`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Parser};
+
+use crate::values::{self, Listen, Range};
+
+/// All options, and the positional words: the first is the verb.
+#[derive(Parser, Debug)]
+#[command(
+    name = "inlock",
+    about = "Open, create and serve encrypted volumes in user space",
+    disable_help_flag = true,
+    disable_version_flag = true,
+    args_override_self = true,
+    override_usage = "inlock [OPTION...] <action> [<argument>...]"
+)]
+pub(crate) struct Options {
+    /// The verb and its arguments
+    #[arg(value_name = "ACTION", num_args = 0.., hide = true)]
+    pub words: Vec<OsString>,
+
+    /// Show this help message; after a verb, that verb's
+    #[arg(short = '?', long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub help: bool,
+    /// Print the version
+    #[arg(short = 'V', long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub version: bool,
+    /// Say how the command ended
+    #[arg(short = 'v', long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub verbose: bool,
+    /// Do not ask for confirmation, show no progress
+    #[arg(short = 'q', long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub batch_mode: bool,
+
+    /// Read the key from a file ("-": standard input, to its end)
+    #[arg(short = 'd', long, value_name = "FILE", help_heading = "Keys")]
+    pub key_file: Option<PathBuf>,
+    /// Number of bytes to skip in the key file
+    #[arg(long, value_name = "BYTES", value_parser = values::count, help_heading = "Keys")]
+    pub keyfile_offset: Option<u64>,
+    /// Limits the read from the key file
+    #[arg(short = 'l', long, value_name = "BYTES", value_parser = values::count, help_heading = "Keys")]
+    pub keyfile_size: Option<u64>,
+    /// Use only this key slot
+    #[arg(short = 'S', long, value_name = "N", help_heading = "Keys")]
+    pub key_slot: Option<u32>,
+    /// How often the passphrase may be typed
+    #[arg(short = 'T', long, value_name = "N", help_heading = "Keys")]
+    pub tries: Option<u32>,
+    /// Seconds to wait for a passphrase at the terminal
+    #[arg(short = 't', long, value_name = "SECS", help_heading = "Keys")]
+    pub timeout: Option<u64>,
+    /// Ask for the passphrase twice
+    #[arg(short = 'y', long, action = ArgAction::SetTrue, help_heading = "Keys")]
+    pub verify_passphrase: bool,
+
+    /// Kind of volume: luks, luks1, luks2, plain, raw
+    #[arg(short = 'M', long = "type", value_name = "TYPE", help_heading = "Volume")]
+    pub volume_type: Option<String>,
+    /// Device or file with the detached LUKS header
+    #[arg(long, value_name = "FILE", help_heading = "Volume")]
+    pub header: Option<PathBuf>,
+    /// The cipher, as dm-crypt writes it
+    #[arg(short = 'c', long, value_name = "SPEC", help_heading = "Volume")]
+    pub cipher: Option<String>,
+    /// The size of the volume key
+    #[arg(short = 's', long, value_name = "BITS", help_heading = "Volume")]
+    pub key_size: Option<u32>,
+    /// The hash of the header, or of a plain volume's passphrase
+    #[arg(short = 'h', long, value_name = "HASH", help_heading = "Volume")]
+    pub hash: Option<String>,
+    /// Size of a data unit
+    #[arg(long, value_name = "BYTES", help_heading = "Volume")]
+    pub sector_size: Option<u32>,
+    /// Count IVs in data units, not in sectors of 512 bytes (plain)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Volume")]
+    pub iv_large_sectors: bool,
+    /// Where the data start in the device, in sectors of 512 bytes (plain, luksFormat)
+    #[arg(short = 'o', long, value_name = "SECTORS", value_parser = values::count, help_heading = "Volume")]
+    pub offset: Option<u64>,
+    /// The IV number of the first sector (plain)
+    #[arg(short = 'p', long, value_name = "SECTORS", value_parser = values::count, help_heading = "Volume")]
+    pub skip: Option<u64>,
+    /// The size of the volume in sectors of 512 bytes (plain)
+    #[arg(short = 'b', long, value_name = "SECTORS", value_parser = values::count, help_heading = "Volume")]
+    pub size: Option<u64>,
+
+    /// PBKDF for the key slot: argon2id, argon2i, pbkdf2
+    #[arg(long, value_name = "KDF", help_heading = "Creating")]
+    pub pbkdf: Option<String>,
+    /// How long unlocking shall take
+    #[arg(short = 'i', long, value_name = "MSECS", help_heading = "Creating")]
+    pub iter_time: Option<u32>,
+    /// PBKDF cost, without a benchmark
+    #[arg(long, value_name = "N", help_heading = "Creating")]
+    pub pbkdf_force_iterations: Option<u32>,
+    /// The most memory the PBKDF may take
+    #[arg(long, value_name = "KILOBYTES", help_heading = "Creating")]
+    pub pbkdf_memory: Option<u32>,
+    /// The most threads the PBKDF may take
+    #[arg(long, value_name = "THREADS", help_heading = "Creating")]
+    pub pbkdf_parallel: Option<u32>,
+    /// UUID of the new volume
+    #[arg(long, value_name = "UUID", help_heading = "Creating")]
+    pub uuid: Option<String>,
+    /// Label of the new volume (LUKS2)
+    #[arg(long, value_name = "TEXT", help_heading = "Creating")]
+    pub label: Option<String>,
+    /// Subsystem label of the new volume (LUKS2)
+    #[arg(long, value_name = "TEXT", help_heading = "Creating")]
+    pub subsystem: Option<String>,
+
+    /// Print the LUKS2 metadata as stored
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
+    pub dump_json_metadata: bool,
+    /// Print results as JSON
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
+    pub json: bool,
+    /// Print progress as lines of JSON
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
+    pub progress_json: bool,
+    /// Print a line of progress every so many seconds
+    #[arg(long, value_name = "SECS", help_heading = "Output")]
+    pub progress_frequency: Option<u64>,
+
+    /// Where the NBD server listens: unix:PATH or tcp:HOST:PORT
+    #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Serving")]
+    pub nbd: Option<Listen>,
+    /// Name of the export
+    #[arg(long, value_name = "NAME", help_heading = "Serving")]
+    pub export_name: Option<String>,
+    /// Serve while this shell command runs, and end with its status
+    #[arg(long, value_name = "COMMAND", allow_hyphen_values = true, help_heading = "Serving")]
+    pub run: Option<OsString>,
+    /// Refuse writes
+    #[arg(short = 'r', long = "read-only", alias = "readonly", action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub read_only: bool,
+    /// Pass discards on to the device below
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub allow_discards: bool,
+    /// How the device below is read and written: auto, uring, sync
+    #[arg(long, value_name = "WAY", value_parser = ["auto", "uring", "sync"], help_heading = "Serving")]
+    pub io: Option<String>,
+    /// Number of worker threads
+    #[arg(long, value_name = "N", help_heading = "Serving")]
+    pub threads: Option<u16>,
+    /// Listen on addresses that other machines reach, without TLS
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub insecure: bool,
+
+    /// The part of the volume to copy; LENGTH may be left out: to the end
+    #[arg(long, value_name = "OFFSET:LENGTH", value_parser = values::range, help_heading = "Copying")]
+    pub range: Option<Range>,
+
+    /// Only check that the passphrase opens the volume (open)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Keys")]
+    pub test_passphrase: bool,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    LuksFormat,
+    IsLuks,
+    LuksUuid,
+    LuksDump,
+    Open,
+    Serve,
+    Export,
+    Import,
+    Benchmark,
+    Bench,
+}
+
+impl Verb {
+    /// Every verb, in the order of the help text.
+    pub(crate) const ALL: [Self; 10] = [
+        Self::LuksFormat,
+        Self::IsLuks,
+        Self::LuksUuid,
+        Self::LuksDump,
+        Self::Open,
+        Self::Serve,
+        Self::Export,
+        Self::Import,
+        Self::Benchmark,
+        Self::Bench,
+    ];
+
+    /// Verbs are case-sensitive, as cryptsetup's are.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        if name == "luksOpen" {
+            return Some(Self::Open);
+        }
+        Self::ALL.into_iter().find(|verb| verb.name() == name)
+    }
+
+    /// The word on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::LuksFormat => "luksFormat",
+            Self::IsLuks => "isLuks",
+            Self::LuksUuid => "luksUUID",
+            Self::LuksDump => "luksDump",
+            Self::Open => "open",
+            Self::Serve => "serve",
+            Self::Export => "export",
+            Self::Import => "import",
+            Self::Benchmark => "benchmark",
+            Self::Bench => "bench",
+        }
+    }
+
+    /// The words it takes after its name, and how many at least and at most.
+    pub(crate) fn operands(self) -> (&'static str, usize, usize) {
+        match self {
+            Self::LuksFormat => ("<image> [<key file>]", 1, 2),
+            Self::IsLuks | Self::LuksUuid | Self::LuksDump => ("<image>", 1, 1),
+            Self::Open => ("--test-passphrase <image>", 1, 2),
+            Self::Serve => ("<source>", 1, 1),
+            Self::Export => ("<image> <output file or ->", 2, 2),
+            Self::Import => ("<input file or -> <image>", 2, 2),
+            Self::Benchmark => ("", 0, 0),
+            Self::Bench => ("cipher", 1, 1),
+        }
+    }
+
+    /// One line of help.
+    pub(crate) fn about(self) -> &'static str {
+        match self {
+            Self::LuksFormat => "create a LUKS volume in an image file or on a device",
+            Self::IsLuks => "tell by the exit status whether there is a LUKS header",
+            Self::LuksUuid => "print the UUID of a LUKS volume",
+            Self::LuksDump => "print the header of a LUKS volume",
+            Self::Open => "check a passphrase (with --test-passphrase)",
+            Self::Serve => "serve the decrypted volume over NBD",
+            Self::Export => "decrypt a volume, or a part of it, to a raw image",
+            Self::Import => "encrypt a raw image into an existing volume",
+            Self::Benchmark => "measure key derivation and ciphers",
+            Self::Bench => "measure the cipher kernels in detail",
+        }
+    }
+
+    /// The long names of the options it takes, besides those every verb takes.
+    fn options(self) -> &'static [&'static [&'static str]] {
+        const KEY: &[&str] = &["key-file", "keyfile-offset", "keyfile-size", "timeout", "verify-passphrase"];
+        const UNLOCK: &[&str] = &["tries", "key-slot", "type", "header"];
+        const PLAIN: &[&str] =
+            &["cipher", "key-size", "hash", "sector-size", "iv-large-sectors", "offset", "skip", "size"];
+        const COPY: &[&str] = &["range", "progress-json", "progress-frequency"];
+        const KDF: &[&str] = &["pbkdf", "iter-time", "pbkdf-force-iterations", "pbkdf-memory", "pbkdf-parallel"];
+        const FORMAT: &[&str] = &[
+            "type",
+            "header",
+            "key-slot",
+            "cipher",
+            "key-size",
+            "hash",
+            "sector-size",
+            "offset",
+            "uuid",
+            "label",
+            "subsystem",
+        ];
+        const SERVE: &[&str] =
+            &["nbd", "export-name", "run", "read-only", "allow-discards", "io", "threads", "insecure"];
+        match self {
+            Self::LuksFormat => &[KEY, FORMAT, KDF],
+            Self::IsLuks | Self::LuksUuid => &[&["type", "header"]],
+            Self::LuksDump => &[&["type", "header", "dump-json-metadata"]],
+            Self::Open => &[KEY, UNLOCK, &["test-passphrase", "read-only"]],
+            Self::Serve => &[KEY, UNLOCK, PLAIN, SERVE],
+            Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, COPY],
+            Self::Benchmark => &[&["cipher", "key-size", "hash", "iter-time"], KDF],
+            Self::Bench => &[&["json"]],
+        }
+    }
+
+    /// Whether the option with this long name may be given with this verb.
+    pub(crate) fn allows(self, option: &str) -> bool {
+        matches!(option, "help" | "version" | "verbose" | "batch-mode")
+            || self.options().iter().any(|group| group.contains(&option))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_table_of_options_is_consistent() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn verbs_name_only_options_that_exist_and_every_option_has_a_verb() {
+        let command = Options::command();
+        let known: Vec<&str> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
+        for verb in Verb::ALL {
+            for option in verb.options().iter().copied().flatten() {
+                assert!(known.contains(option), "{} names --{option}", verb.name());
+            }
+        }
+        for option in known {
+            assert!(Verb::ALL.iter().any(|verb| verb.allows(option)), "no verb takes --{option}");
+        }
+    }
+
+    #[test]
+    fn short_options_are_those_of_cryptsetup() {
+        let command = Options::command();
+        let long_of = |short| {
+            let found = command.get_arguments().find(|arg| arg.get_short() == Some(short));
+            found.and_then(|arg| arg.get_long())
+        };
+        for (short, long) in [
+            ('q', "batch-mode"),
+            ('c', "cipher"),
+            ('h', "hash"),
+            ('d', "key-file"),
+            ('s', "key-size"),
+            ('S', "key-slot"),
+            ('l', "keyfile-size"),
+            ('o', "offset"),
+            ('r', "read-only"),
+            ('b', "size"),
+            ('p', "skip"),
+            ('t', "timeout"),
+            ('T', "tries"),
+            ('i', "iter-time"),
+            ('M', "type"),
+            ('v', "verbose"),
+            ('y', "verify-passphrase"),
+            ('V', "version"),
+            ('?', "help"),
+        ] {
+            assert_eq!(long_of(short), Some(long), "-{short}");
+        }
+    }
+}

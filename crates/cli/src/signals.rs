@@ -1,0 +1,88 @@
+//! Catching signals for a while: at the passphrase prompt and while serving.
+//!
+//! A handler cannot be taken away again without a race, so handlers are installed once and pass a signal on to its default
+//! action as long as nobody catches. A caught signal is remembered and wakes whoever polls.
+
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use rustix::process::Signal;
+use signal_hook::{flag, low_level};
+
+/// The signals that end a program or, at a terminal, stop it.
+const SIGNALS: [Signal; 5] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::TSTP];
+
+struct Handlers {
+    /// Whether signals have their default effect.
+    pass: Arc<AtomicBool>,
+    last: Arc<AtomicUsize>,
+    wake: UnixStream,
+    /// One catcher at a time.
+    turn: Mutex<()>,
+}
+
+static HANDLERS: OnceLock<Handlers> = OnceLock::new();
+
+/// Signals are caught until this is dropped.
+pub(crate) struct Caught {
+    handlers: &'static Handlers,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Begins to catch.
+pub(crate) fn catch() -> io::Result<Caught> {
+    if HANDLERS.get().is_none() {
+        // Two threads that race here install twice, which only makes the loser's handlers inert: its flag stays false.
+        let made = install()?;
+        let _ = HANDLERS.set(made);
+    }
+    let handlers = HANDLERS.get().ok_or_else(|| io::Error::other("signal handlers are missing"))?;
+    let turn = handlers.turn.lock().unwrap_or_else(PoisonError::into_inner);
+    handlers.last.store(0, Ordering::SeqCst);
+    handlers.pass.store(false, Ordering::SeqCst);
+    Ok(Caught { handlers, _turn: turn })
+}
+
+fn install() -> io::Result<Handlers> {
+    let pass = Arc::new(AtomicBool::new(false));
+    let last = Arc::new(AtomicUsize::new(0));
+    let (wake, sender) = UnixStream::pair()?;
+    wake.set_nonblocking(true)?;
+    sender.set_nonblocking(true)?;
+    for signal in SIGNALS {
+        let number = signal.as_raw();
+        // Actions run in the order of registration.
+        flag::register_conditional_default(number, Arc::clone(&pass))?;
+        flag::register_usize(number, Arc::clone(&last), number as usize)?;
+        low_level::pipe::register(number, sender.try_clone()?)?;
+    }
+    Ok(Handlers { pass, last, wake, turn: Mutex::new(()) })
+}
+
+impl Caught {
+    /// The signal that came since the last call.
+    pub(crate) fn take(&self) -> Option<i32> {
+        let mut drain = [0; 64];
+        while matches!((&self.handlers.wake).read(&mut drain), Ok(n) if n > 0) {}
+        i32::try_from(self.handlers.last.swap(0, Ordering::SeqCst)).ok().filter(|number| *number != 0)
+    }
+
+    /// Becomes readable when a signal comes.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.handlers.wake.as_fd()
+    }
+}
+
+impl Drop for Caught {
+    fn drop(&mut self) {
+        self.handlers.pass.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Lets a signal do what it does to a program that does not catch it: for most, end it.
+pub(crate) fn default_action(number: i32) {
+    let _ = low_level::emulate_default_handler(number);
+}

@@ -1,0 +1,167 @@
+//! From what the user names to an unlocked volume: opening, locking, loading the header, asking, unlocking.
+//!
+//! The device is taken before a passphrase is asked for, so that nobody types one for a volume that is in use.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::{self as engine, TargetError};
+use inlock_volume::plain::Plain;
+use inlock_volume::{FileDevice, Segment, UnlockOptions, Volume, VolumeKey};
+
+use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
+use crate::device::{Access, Device};
+use crate::exit::{Problem, cannot_load, cannot_unlock, say};
+use crate::lock::{self, Lock, Mode};
+use crate::secret::{self, Ask};
+
+/// A loaded header and the device it is on.
+pub(crate) struct Header {
+    pub device: Device,
+    pub volume: Volume,
+}
+
+impl Header {
+    /// Loads the header at `args`, saying what is wrong with it on standard error unless `quiet`.
+    pub(crate) fn load(args: &HeaderArgs, quiet: bool) -> anyhow::Result<Self> {
+        let device = Device::open(args.header.as_deref().unwrap_or(&args.image), Access::Read)?;
+        Self::load_from(device, args.luks, quiet)
+    }
+
+    fn load_from(device: Device, luks: Luks, quiet: bool) -> anyhow::Result<Self> {
+        let volume = {
+            let _lock = lock::header(&device, Mode::Shared)?;
+            Volume::load(&FileDevice::new(device.share()?)).map_err(cannot_load(&device.path))?
+        };
+        let wanted = match luks {
+            Luks::Any => volume.version(),
+            Luks::One => 1,
+            Luks::Two => 2,
+        };
+        if volume.version() != wanted {
+            let found = Some(volume.version());
+            return Err(Problem::NotLuks { path: device.path.clone(), found }.into());
+        }
+        if !quiet {
+            for warning in volume.warnings() {
+                say(&format!("inlock: warning: {}: {warning}", device.path.display()));
+            }
+        }
+        Ok(Self { device, volume })
+    }
+
+    /// Asks for passphrases until one opens the volume, as often as the options allow.
+    pub(crate) fn unlock(&self, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<inlock_volume::Unlocked> {
+        let device = FileDevice::new(self.device.share()?);
+        let options = UnlockOptions::new().with_keyslot(key.slot);
+        let tries = if secret::prompts(key, ask) { key.tries } else { 1 };
+        for left in (0..tries).rev() {
+            let given = secret::read(key, ask, None)?;
+            let unlocked = {
+                let _lock = lock::header(&self.device, Mode::Shared)?;
+                self.volume.unlock(&device, &given.secret, &options).map_err(cannot_unlock(&self.device.path))
+            };
+            match unlocked {
+                Err(error) if left > 0 && matches!(error.downcast_ref(), Some(Problem::NoKey)) => {
+                    say(&Problem::NoKey.to_string());
+                }
+                Err(error) => return Err(error),
+                Ok(unlocked) => {
+                    for warning in &unlocked.warnings {
+                        say(&format!("inlock: warning: {}: {warning}", ask.device.display()));
+                    }
+                    return Ok(unlocked);
+                }
+            }
+        }
+        Err(Problem::NoKey.into())
+    }
+}
+
+/// A volume that is unlocked and taken.
+pub(crate) struct Opened {
+    data: Device,
+    /// `None`: no cipher (`--type raw`).
+    crypt: Option<(Vec<Segment>, VolumeKey)>,
+    /// Whether the header allows discards.
+    pub allow_discards: bool,
+    lock: Lock,
+}
+
+/// A device for the engine, and the lock that lasts as long as it is used.
+pub(crate) struct Attached {
+    pub device: Arc<engine::Device>,
+    _lock: Lock,
+}
+
+/// Opens, takes and unlocks a volume. `stdin_taken`: standard input carries data.
+pub(crate) fn open(args: &SourceArgs, writing: bool, stdin_taken: bool) -> anyhow::Result<Opened> {
+    let data = Device::open(&args.image, if writing { Access::Write } else { Access::Read })?;
+    let lock = lock::whole_device(&data, if writing { Mode::Exclusive } else { Mode::Shared })?;
+    let ask = Ask { device: &data.path, verify: args.key.verify, stdin_taken };
+    let (crypt, allow_discards) = match &args.kind {
+        Kind::Raw => (None, false),
+        Kind::Plain(plain) => (Some(open_plain(plain, &args.key, ask, data.len)?), false),
+        Kind::Luks(luks) => {
+            let device = match &args.header {
+                Some(header) => Device::open(header, Access::Read)?,
+                None => Device {
+                    path: data.path.clone(),
+                    file: data.share()?,
+                    len: data.len,
+                    metadata: data.metadata.clone(),
+                },
+            };
+            let unlocked = Header::load_from(device, *luks, false)?.unlock(&args.key, ask)?;
+            (Some((unlocked.segments, unlocked.key)), unlocked.allow_discards)
+        }
+    };
+    Ok(Opened { data, crypt, allow_discards, lock })
+}
+
+fn open_plain(
+    plain: &Plain,
+    key: &KeyArgs,
+    ask: Ask<'_>,
+    device_len: u64,
+) -> anyhow::Result<(Vec<Segment>, VolumeKey)> {
+    // Before anything is asked: a size that does not fit is no reason to type a passphrase.
+    let segments = plain.segments(device_len).with_context(|| ask.device.display().to_string())?;
+    let given = secret::read(key, ask, Some(plain.key_len as u64))?;
+    let key = match given.from_file {
+        true => plain.key_from_file(&given.secret)?,
+        false => plain.key_from_passphrase(&given.secret)?,
+    };
+    Ok((segments, key))
+}
+
+impl Opened {
+    /// The engine's device. The volume key is wiped when this returns; the cipher has its own schedule of it.
+    pub(crate) fn attach(self, mode: IoMode, access: engine::Access) -> anyhow::Result<Attached> {
+        let store = FileStore::new(self.data.share()?, access.read_only, mode)
+            .with_context(|| format!("cannot use {}", self.data.path.display()))?;
+        let store = Arc::new(store);
+        let device = match &self.crypt {
+            None => engine::Device::raw(store, access),
+            Some((segments, key)) => engine::Device::new(segments, key, store, access)
+                .map_err(|error| cannot_attach(error, &self.data.path))?,
+        };
+        Ok(Attached { device: Arc::new(device), _lock: self.lock })
+    }
+}
+
+fn cannot_attach(error: TargetError, path: &Path) -> anyhow::Error {
+    let hint = match error {
+        TargetError::BeyondStore { .. } | TargetError::Empty { .. } => {
+            "the image was cut off, or its header belongs to another one"
+        }
+        TargetError::UnitLength { .. } => {
+            "the length of an image must be a multiple of its sector size: truncate -s SIZE"
+        }
+        _ => return anyhow::Error::from(error).context(format!("cannot use {}", path.display())),
+    };
+    anyhow::Error::from(error)
+        .context(Problem::Refused { message: format!("Device {} cannot be used", path.display()), hint })
+}

@@ -1,0 +1,153 @@
+//! Values of options: counts, sizes, byte ranges, listening addresses.
+//!
+//! Sizes read as cryptsetup reads them: `S` is 512 bytes, `K M G T` and `KiB MiB GiB TiB` count in 1024, `KB MB GB TB` in 1000.
+
+use std::path::PathBuf;
+
+/// A byte range of a volume's plaintext; without a length, to the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    /// First byte.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: Option<u64>,
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Listen {
+    /// A unix socket at this path.
+    Unix(PathBuf),
+    /// A host name or address, and a port.
+    Tcp {
+        /// Name or address, without brackets.
+        host: String,
+        /// Port; 0 asks the system for one.
+        port: u16,
+    },
+}
+
+/// A number, decimal or `0x` hexadecimal.
+pub(crate) fn count(text: &str) -> Result<u64, String> {
+    let number = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16).ok(),
+        None if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
+        _ => None,
+    };
+    number.ok_or_else(|| "not a number".to_owned())
+}
+
+/// A size in bytes with an optional unit.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| "not a size".to_owned())?;
+    let mut unit = unit.chars();
+    let Some(letter) = unit.next() else { return Ok(number) };
+    let base: u64 = match unit.as_str() {
+        "" | "iB" => 1024,
+        "B" => 1000,
+        _ => return Err(format!("unknown unit in '{text}'")),
+    };
+    let factor = match letter.to_ascii_uppercase() {
+        'S' if base == 1024 && unit.as_str().is_empty() => 512,
+        'K' => base,
+        'M' => base.pow(2),
+        'G' => base.pow(3),
+        'T' => base.pow(4),
+        _ => return Err(format!("unknown unit in '{text}'")),
+    };
+    number.checked_mul(factor).ok_or_else(|| "the size does not fit 64 bits".to_owned())
+}
+
+/// `OFFSET:LENGTH`, `OFFSET:` or `OFFSET`, in sizes.
+pub(crate) fn range(text: &str) -> Result<Range, String> {
+    let (offset, len) = text.split_once(':').unwrap_or((text, ""));
+    let range = Range { offset: size(offset)?, len: if len.is_empty() { None } else { Some(size(len)?) } };
+    if range.len.is_some_and(|len| range.offset.checked_add(len).is_none()) {
+        return Err("the range does not fit 64 bits".to_owned());
+    }
+    Ok(range)
+}
+
+/// `unix:PATH` or `tcp:HOST:PORT`.
+pub(crate) fn listen(text: &str) -> Result<Listen, String> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        // The kernel's sockaddr_un has room for 108 bytes with the closing zero.
+        return match path.len() {
+            0 => Err("the path of the unix socket is missing".to_owned()),
+            1..=107 => Ok(Listen::Unix(path.into())),
+            _ => Err("the path of a unix socket is at most 107 bytes long".to_owned()),
+        };
+    }
+    let Some(address) = text.strip_prefix("tcp:") else {
+        return Err("the address is neither unix:PATH nor tcp:HOST:PORT".to_owned());
+    };
+    let (host, port) = address.rsplit_once(':').ok_or_else(|| "the port is missing: tcp:HOST:PORT".to_owned())?;
+    let port = port.parse().map_err(|_| format!("'{port}' is not a port"))?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    if host.is_empty() {
+        return Err("the host is missing: tcp:HOST:PORT".to_owned());
+    }
+    Ok(Listen::Tcp { host: host.to_owned(), port })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_count_in_1024_unless_the_unit_ends_in_b() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("17", 17),
+            ("3S", 1536),
+            ("2s", 1024),
+            ("1K", 1024),
+            ("1k", 1024),
+            ("1KiB", 1024),
+            ("1KB", 1000),
+            ("2M", 2 << 20),
+            ("2MB", 2_000_000),
+            ("3GiB", 3 << 30),
+            ("1T", 1 << 40),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in
+            ["", "K", "-1", "+1", "1 K", "1KBB", "1Ki", "1kib", "1X", "1SB", "99999999999999999999", "20000000T"]
+        {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn counts_are_decimal_or_hexadecimal() {
+        assert_eq!(count("4096"), Ok(4096));
+        assert_eq!(count("0x1F"), Ok(31));
+        for text in ["", "-1", "+1", "0x", "0x+1", "1K", "4 "] {
+            assert!(count(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn ranges_are_offset_and_length() {
+        assert_eq!(range("1M:4K"), Ok(Range { offset: 1 << 20, len: Some(4096) }));
+        assert_eq!(range("512:"), Ok(Range { offset: 512, len: None }));
+        assert_eq!(range("512"), Ok(Range { offset: 512, len: None }));
+        for text in ["", ":", ":5", "a:b", "1:2:3", "18446744073709551615:1"] {
+            assert!(range(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_unix_or_tcp() {
+        assert_eq!(listen("unix:/tmp/s"), Ok(Listen::Unix("/tmp/s".into())));
+        assert_eq!(listen("tcp:localhost:0"), Ok(Listen::Tcp { host: "localhost".into(), port: 0 }));
+        assert_eq!(listen("tcp:[::1]:10809"), Ok(Listen::Tcp { host: "::1".into(), port: 10809 }));
+        let long = format!("unix:{}", "x".repeat(108));
+        for text in ["unix:", "tcp:host", "tcp::1", "tcp:h:x", "tcp:h:65536", "/tmp/s", "", long.as_str()] {
+            assert!(listen(text).is_err(), "{text}");
+        }
+    }
+}

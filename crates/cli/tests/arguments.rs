@@ -1,0 +1,121 @@
+//! The command line itself: order, short forms, and what is refused before anything is touched.
+
+mod harness;
+
+use harness::{Dir, FAST, call, call_with};
+
+#[test]
+fn options_stand_anywhere_and_in_every_form() {
+    let dir = Dir::new();
+    let key = dir.file("key", b"secret");
+    let forms: [&[&str]; 6] = [
+        &["luksFormat", "IMAGE", "-q", "-d", "KEY", "-s", "512", "-c", "aes-xts-plain64", "-h", "sha512"],
+        &["-q", "-d", "KEY", "-s512", "-caes-xts-plain64", "-hsha512", "luksFormat", "IMAGE"],
+        &["-qdKEY", "luksFormat", "--key-size=512", "IMAGE", "--hash=sha512", "--cipher", "aes-xts-plain64"],
+        &["--batch-mode", "luksFormat", "-s512", "IMAGE", "--key-file=KEY", "-hsha512"],
+        &["-s256", "luksFormat", "-q", "IMAGE", "KEY", "-h", "sha1", "-s", "512", "-h", "sha512"],
+        &["luksFormat", "-q", "--hash", "sha512", "--", "IMAGE", "KEY"],
+    ];
+    for form in forms {
+        let image = dir.image("image", 18);
+        let words = form.iter().map(|word| word.replace("IMAGE", &image).replace("KEY", &key));
+        call(FAST.into_iter().map(str::to_owned).chain(words)).works();
+        let dump = call(["luksDump", &image]);
+        let text = dump.works().text();
+        assert!(text.contains("512 bits") && text.contains("AF hash:    sha512"), "{form:?}: {text}");
+        call(["open", "--test-passphrase", &image, "-d", &key]).works();
+    }
+}
+
+/// Words after the program's name, and what is said of them.
+const MISTAKES: &[(&[&str], &str)] = &[
+    (&[], "Argument <action> missing."),
+    (&["luksfrobnicate"], "Unknown action 'luksfrobnicate'."),
+    (&["luksDump"], "luksDump: requires <image> as arguments"),
+    (&["luksDump", "IMAGE", "more"], "unexpected argument 'more'"),
+    (&["luksDump", ""], "argument 1 is empty"),
+    (&["--nonsense", "luksDump", "IMAGE"], "--nonsense: unknown option"),
+    (&["luksDump", "IMAGE", "--headr", "x"], "is --header meant?"),
+    (&["-Z", "luksDump", "IMAGE"], "-Z: unknown option"),
+    (&["luksDump", "IMAGE", "--label", "x"], "Option --label is not allowed with luksDump action."),
+    (&["isLuks", "IMAGE", "--nbd", "unix:x"], "Option --nbd is not allowed with isLuks action."),
+    (&["luksFormat", "IMAGE", "--range", "0:1"], "Option --range is not allowed with luksFormat action."),
+    (&["luksFormat", "IMAGE", "-s"], "--key-size: missing argument"),
+    (&["luksFormat", "IMAGE", "-s", "abc"], "--key-size: invalid value 'abc'"),
+    (&["luksFormat", "IMAGE", "-s", "-8"], "unknown option"),
+    (&["luksFormat", "IMAGE", "-s", "12"], "Key size must be a multiple of 8 bits"),
+    (&["luksFormat", "IMAGE", "-s", "384"], "takes no key of 384 bits; it takes 256 or 512 bits"),
+    (&["luksFormat", "IMAGE", "-c", "rot13-xts-plain64"], "No known cipher specification pattern detected"),
+    (&["luksFormat", "IMAGE", "-c", "aes-xts-benbi"], "unsupported IV mode 'benbi'"),
+    (&["luksFormat", "IMAGE", "-h", "md4"], "Hash 'md4' is not available."),
+    (&["luksFormat", "IMAGE", "-M", "tcrypt"], "Unrecognized metadata device type tcrypt."),
+    (&["luksFormat", "IMAGE", "-M", "plain"], "luksFormat makes LUKS volumes only."),
+    (&["luksFormat", "IMAGE", "--pbkdf", "scrypt"], "Unknown PBKDF 'scrypt'"),
+    (&["luksFormat", "IMAGE", "--pbkdf", "argon2id", "-M", "luks1"], "LUKS1 has no other PBKDF than pbkdf2."),
+    (&["luksFormat", "IMAGE", "--pbkdf-force-iterations", "4", "-i", "9"], "cannot be combined with iteration time"),
+    (&["luksFormat", "IMAGE", "-i", "0"], "Option --iter-time needs a number above zero."),
+    (&["luksFormat", "IMAGE", "--label", "x", "-M", "luks1"], "supported only for LUKS2"),
+    (&["luksFormat", "IMAGE", "--label", "0123456789012345678901234567890123456789012345678"], "at most 47 bytes"),
+    (&["luksFormat", "IMAGE", "--sector-size", "8192"], "Unsupported encryption sector size"),
+    (&["luksFormat", "IMAGE", "--sector-size", "4096", "-M", "luks1"], "Unsupported encryption sector size"),
+    (&["luksFormat", "IMAGE", "-S", "32"], "Key slot is invalid"),
+    (&["luksFormat", "IMAGE", "-S", "8", "-M", "luks1"], "Key slot is invalid"),
+    (&["luksFormat", "IMAGE", "KEY", "-d", "KEY"], "The key file is named twice"),
+    (&["luksFormat", "IMAGE", "--keyfile-offset", "1"], "--keyfile-offset needs --key-file"),
+    (&["serve", "IMAGE"], "--nbd unix:PATH or --nbd tcp:HOST:PORT is missing"),
+    (&["serve", "IMAGE", "--nbd", "/tmp/socket"], "neither unix:PATH nor tcp:HOST:PORT"),
+    (&["serve", "IMAGE", "--nbd", "tcp:localhost"], "the port is missing"),
+    (&["serve", "IMAGE", "--nbd", "tcp:0.0.0.0:0"], "can be reached by other machines"),
+    (&["serve", "IMAGE", "--nbd", "unix:x", "--io", "magic"], "one of auto, uring, sync"),
+    (&["serve", "IMAGE", "--nbd", "unix:x", "--threads", "0"], "--threads takes 1 to 1024"),
+    (&["serve", "IMAGE", "--nbd", "unix:x", "-c", "aes-xts-plain64"], "--cipher is not allowed with type luks"),
+    (&["serve", "IMAGE", "--nbd", "unix:x", "-M", "raw", "-d", "KEY"], "--key-file is not allowed with type raw"),
+    (&["serve", "IMAGE", "--nbd", "unix:x", "-M", "plain", "--header", "h"], "--header is not allowed with type plain"),
+    (&["serve", "IMAGE", "--nbd", "unix:x", "-M", "plain", "--iv-large-sectors"], "needs --sector-size above 512"),
+    (&["export", "IMAGE"], "export: requires <image> <output file or -> as arguments"),
+    (&["export", "IMAGE", "out", "--range", "5"], "not a valid LUKS device"),
+    (&["export", "IMAGE", "out", "--range", "x:5"], "--range: invalid value 'x:5'"),
+    (&["import", "-", "-"], "The image cannot be standard input or output."),
+    (&["open", "IMAGE", "name"], "Action open makes device-mapper devices"),
+    (&["luksAddKey", "IMAGE"], "Action luksAddKey is not available in this version."),
+    (&["close", "name"], "Action close is about device-mapper devices"),
+    (&["bench", "disk"], "the only thing to measure is 'cipher'"),
+];
+
+#[test]
+fn mistakes_have_status_1_and_a_hint() {
+    let dir = Dir::new();
+    let image = dir.image("image", 20);
+    for (words, message) in MISTAKES {
+        let words: Vec<_> = words.iter().map(|word| word.replace("IMAGE", &image)).collect();
+        let ended = call_with(b"secret\n", &words);
+        println!("{words:?}");
+        ended.fails(1, &["inlock: ", message, "\nhint: "]);
+        assert!(ended.out.is_empty(), "{ended:?}");
+    }
+    assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 0), "something was written");
+}
+
+#[test]
+fn help_and_version_are_results() {
+    for words in [&["--help"][..], &["-?"], &["luksFormat", "-?"], &["-?", "luksFormat"], &["serve", "--help", "x"]] {
+        let help = call(words);
+        assert!(help.works().text().contains("Usage: inlock"), "{help:?}");
+    }
+    assert!(call(["-?", "luksFormat"]).text().contains("--pbkdf-memory"));
+    assert!(!call(["-?", "luksUUID"]).text().contains("--pbkdf-memory"));
+    let version = call(["-V"]);
+    assert_eq!(version.works().text(), concat!("inlock ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn verbose_tells_how_it_ended() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    assert_eq!(call(["-v", "isLuks", &image]).works().text(), "Command successful.\n");
+    let wrong = call_with(b"wrong", ["-v", "open", "--test-passphrase", &image]);
+    wrong.fails(2, &["No key available with this passphrase."]);
+    assert_eq!(wrong.text(), "Command failed with code -2 (no permission or bad passphrase).\n");
+    let missing = call(["luksUUID", "-v", &dir.name("missing")]);
+    assert_eq!(missing.text(), "Command failed with code -4 (wrong device or file specified).\n");
+}

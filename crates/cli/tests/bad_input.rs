@@ -1,0 +1,155 @@
+//! Images that are not what they should be, and passphrases that do not fit: the status and the words for each.
+
+mod harness;
+
+use harness::{Dir, FAST, call, call_with, have, run};
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+#[test]
+fn a_missing_device_is_4() {
+    let dir = Dir::new();
+    let missing = dir.name("missing.img");
+    let message = format!("Device {missing} does not exist or access denied");
+    for verb in ["isLuks", "luksUUID", "luksDump"] {
+        call([verb, &missing]).fails(4, &[&message]);
+    }
+    call(["serve", &missing, "--run", "true"]).fails(4, &[&message]);
+    call(["export", &missing, "out"]).fails(4, &[&message]);
+    let input = dir.file("input", b"x");
+    call(["import", &input, &missing]).fails(4, &[&message]);
+    call(["luksFormat", "-q", &missing])
+        .fails(4, &[&message, &format!("hint: make an image file first: truncate -s SIZE {missing}")]);
+    call(["luksDump", "/"]).fails(4, &["neither a regular file nor a block device"]);
+    call(["luksDump", "/dev/null"]).fails(4, &["neither a regular file nor a block device"]);
+    call(["luksDump", "UUID=00000000-dead-4bee-8fff-000000000000"]).fails(4, &["/dev/disk/by-uuid/"]);
+}
+
+#[test]
+fn a_wrong_passphrase_is_2() {
+    let dir = Dir::new();
+    for image in [dir.luks1("one"), dir.luks2("two")] {
+        let words = ["No key available with this passphrase."];
+        call_with(b"wrong\n", ["open", "--test-passphrase", &image]).fails(2, &words);
+        call_with(b"wrong\n", ["serve", &image, "--run", "echo ran"]).fails(2, &words);
+        call_with(b"wrong\n", ["export", &image, &dir.name("out")]).fails(2, &words);
+        let input = dir.file("input", b"x");
+        call_with(b"wrong\n", ["import", &input, &image]).fails(2, &words);
+        assert!(!dir.path("out").exists(), "an output was made for a volume that did not open");
+        call_with(b"secret", ["open", "--test-passphrase", &image, "-S", "1"]).fails(1, &["Keyslot 1 is not active."]);
+        call_with(b"secret", ["open", "--test-passphrase", &image, "-S", "0"]).works();
+    }
+}
+
+#[test]
+fn what_is_not_luks_is_1() {
+    let dir = Dir::new();
+    for image in [dir.image("zeroes", 20), dir.file("short", b"LUKS"), dir.file("empty", b"")] {
+        let message = format!("Device {image} is not a valid LUKS device.");
+        call(["luksUUID", &image]).fails(1, &[&message, "hint: "]);
+        call(["serve", &image, "--run", "true"]).fails(1, &[&message]);
+        let silent = call(["isLuks", &image]);
+        silent.fails(1, &[]);
+        assert!(silent.err.is_empty() && silent.out.is_empty(), "{silent:?}");
+    }
+    let one = dir.luks1("one");
+    call(["isLuks", &one]).works();
+    call(["isLuks", "--type", "luks1", &one]).works();
+    call(["isLuks", "--type", "luks2", &one]).fails(1, &[]);
+    call(["luksDump", "--type", "luks2", &one]).fails(1, &["is not a valid LUKS device.", "its header is LUKS1"]);
+    call(["luksDump", "--dump-json-metadata", &one]).fails(1, &["A LUKS1 header has no JSON metadata."]);
+}
+
+#[test]
+fn a_damaged_or_cut_image_is_1_and_told() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let whole = std::fs::read(&image).unwrap();
+    let cut = |len: usize| dir.file("cut", &whole[..len]);
+    call_with(b"secret", ["luksUUID", &cut(100)]).fails(1, &["inlock: "]);
+    call_with(b"secret", ["serve", &cut(5000), "--run", "true"]).fails(1, &["inlock: "]);
+    call_with(b"secret", ["serve", &cut(16 << 20), "--run", "true"]).fails(1, &["inlock: ", "hint: "]);
+    call_with(b"secret", ["serve", &cut((17 << 20) + 100), "--run", "true"]).fails(1, &["multiple", "hint: "]);
+
+    // One broken copy is survived and told; two are not.
+    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    file.write_all_at(b"XXXX", 4096 + 20).unwrap();
+    let dump = call(["luksUUID", &image]);
+    assert_eq!(dump.code, 0, "{dump:?}");
+    assert!(dump.err.starts_with("inlock: warning: "), "{dump:?}");
+    file.write_all_at(b"XXXX", 16384 + 4096 + 20).unwrap();
+    call(["luksUUID", &image]).fails(1, &["checksum", "hint: "]);
+    call(["isLuks", &image]).fails(1, &[]);
+}
+
+#[test]
+fn an_image_that_is_too_small_is_told_how_large_it_must_be() {
+    let dir = Dir::new();
+    for (mib, type_) in [(0, "luks2"), (1, "luks2"), (16, "luks2"), (1, "luks1"), (2, "luks1")] {
+        let image = dir.image("image", mib);
+        let ended = call_with(b"secret", ["luksFormat", "-q", "--type", type_, &image]);
+        ended.fails(1, &["is too small.", "hint: ", "truncate -s SIZE"]);
+        assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn costs_that_nobody_can_pay_are_refused() {
+    let dir = Dir::new();
+    let image = dir.image("image", 20);
+    for (option, value) in [("--pbkdf-memory", "8"), ("--pbkdf-memory", "4194305"), ("--pbkdf-parallel", "5")] {
+        let ended = call_with(b"secret", ["luksFormat", "-q", "--pbkdf-force-iterations", "4", option, value, &image]);
+        ended.fails(1, &["inlock: "]);
+    }
+    call_with(b"secret", ["luksFormat", "-q", "--pbkdf-force-iterations", "1", &image]).fails(1, &["inlock: "]);
+    call_with(b"secret", ["luksFormat", "-q", "--uuid", "not-one", &image].into_iter().chain(FAST)).fails(1, &["uuid"]);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error_to_talk_about() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let script = format!("{{ {} luksDump {image}; echo $? >&2; }} | true", env!("CARGO_BIN_EXE_inlock"));
+    // `true` may end before or after the dump: status 0 or that of SIGPIPE, and no word either way.
+    for _ in 0..10 {
+        let ended = run(Command::new("sh").args(["-c", &script]), b"");
+        assert!(["0\n", "141\n"].contains(&ended.err.as_str()), "{ended:?}");
+    }
+    let script = format!("echo secret | {} export {image} - | head -c 10 | wc -c", env!("CARGO_BIN_EXE_inlock"));
+    assert_eq!(run(Command::new("sh").args(["-c", &script]), b"").works().text().trim(), "10");
+}
+
+#[test]
+fn a_full_disk_is_told() {
+    let dir = Dir::new();
+    if !std::path::Path::new("/dev/full").exists() {
+        println!("SKIPPED: there is no /dev/full");
+        return;
+    }
+    let image = dir.luks2("image");
+    call_with(b"secret", ["export", &image, "/dev/full"]).fails(1, &["/dev/full", "No space left"]);
+    let script = format!("{} luksUUID {image} >/dev/full", env!("CARGO_BIN_EXE_inlock"));
+    run(Command::new("sh").args(["-c", &script]), b"").fails(1, &["No space left"]);
+}
+
+#[test]
+fn an_image_that_must_not_be_read_is_4() {
+    let dir = Dir::new();
+    if !have("setpriv") {
+        return;
+    }
+    let id = run(Command::new("id").arg("-u"), b"");
+    if id.text().trim() != "0" {
+        println!("SKIPPED: only root can become somebody else");
+        return;
+    }
+    let image = dir.luks2("image");
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::set_permissions(dir.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
+    // The program itself may lie where only root can go.
+    let program = dir.name("inlock");
+    std::fs::copy(env!("CARGO_BIN_EXE_inlock"), &program).unwrap();
+    let user = ["--reuid", "65534", "--regid", "65534", "--clear-groups", &program, "luksUUID", &image];
+    run(Command::new("setpriv").args(user), b"").fails(4, &["does not exist or access denied", "Permission denied"]);
+}

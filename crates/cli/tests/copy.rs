@@ -1,0 +1,190 @@
+//! `export` and `import`: what goes in comes out, at any offset, and nothing that does not fit goes in.
+
+mod harness;
+
+use harness::{Dir, FAST1, allocated, call, call_with, noise, run};
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+fn import(input: &str, image: &str, more: &[&str]) -> harness::Ended {
+    call_with(b"secret", ["import", input, image].iter().chain(more))
+}
+
+fn export(image: &str, out: &str, more: &[&str]) -> harness::Ended {
+    call_with(b"secret", ["export", image, out].iter().chain(more))
+}
+
+#[test]
+fn what_goes_in_comes_out() {
+    let dir = Dir::new();
+    for image in [dir.luks2("two"), dir.luks1("one")] {
+        let out = dir.name("out");
+        export(&image, &out, &[]).works();
+        let size = std::fs::metadata(&out).unwrap().len() as usize;
+        let input = dir.file("input", &noise(size));
+        import(&input, &image, &[]).works();
+        export(&image, &out, &[]).works();
+        assert!(std::fs::read(&out).unwrap() == noise(size));
+        assert!(
+            !std::fs::read(&image).unwrap().windows(16).any(|bytes| bytes == &noise(16)[..]),
+            "plaintext in the image"
+        );
+        // Streams are the same bytes.
+        assert!(export(&image, "-", &[]).works().out == noise(size));
+    }
+}
+
+#[test]
+fn ranges_touch_nothing_else() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let mut model = noise(2 << 20);
+    import(&dir.file("input", &model), &image, &[]).works();
+    for (offset, len) in [(0, 1), (511, 2), (4095, 4098), (65536, 65536), (1_000_001, 99_999), ((2 << 20) - 1, 1)] {
+        let patch: Vec<u8> = noise(len).iter().map(|byte| !byte).collect();
+        let input = dir.file("patch", &patch);
+        import(&input, &image, &["--range", &format!("{offset}:{len}")]).works();
+        model[offset..offset + len].copy_from_slice(&patch);
+        let range = format!("{}:{}", offset.saturating_sub(10), (len + 20).min((2 << 20) - offset));
+        let start = offset.saturating_sub(10);
+        let end = start + (len + 20).min((2 << 20) - offset);
+        assert!(export(&image, "-", &["--range", &range]).works().out == model[start..end]);
+    }
+    assert!(export(&image, "-", &["--range", "0:2M"]).works().out == model);
+    // To the end, and from standard input to wherever it ends.
+    assert_eq!(export(&image, "-", &["--range", "7M:"]).works().out.len(), 1 << 20);
+    let key = dir.file("key", b"secret");
+    call_with(b"streamed", ["import", "-", &image, "-d", &key, "--range", "3:"]).works();
+    model[3..11].copy_from_slice(b"streamed");
+    assert!(export(&image, "-", &["--range", "0:2M"]).works().out == model);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_the_first_byte() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let before = std::fs::read(&image).unwrap();
+    let long = dir.image("long", 9);
+    import(&long, &image, &[]).fails(1, &["there is room for 8388608. Nothing was written.", "hint: "]);
+    let input = dir.file("input", &noise(5000));
+    import(&input, &image, &["--range", "0:4999"]).fails(1, &["there is room for 4999"]);
+    import(&input, &image, &["--range", "8383609:"]).fails(1, &["there is room for 4999"]);
+    import(&input, &image, &["--range", "0:5001"]).fails(1, &["the range has 5001"]);
+    import(&input, &image, &["--range", "8388609:"]).fails(1, &["does not lie within the volume"]);
+    import(&input, &image, &["--range", "1:8388608"]).fails(1, &["does not lie within the volume"]);
+    import(&image, &image, &[]).fails(1, &["the image itself"]);
+    import(&dir.name("missing"), &image, &[]).fails(1, &["No such file"]);
+    import(&dir.name(""), &image, &[]).fails(1, &["directory"]);
+    assert!(std::fs::read(&image).unwrap() == before, "something was written");
+    export(&image, &dir.name("out"), &["--range", "0:9M"]).fails(1, &["does not lie within the volume"]);
+    assert!(!dir.path("out").exists());
+    export(&image, &image, &[]).fails(1, &["the image itself"]);
+    assert!(std::fs::read(&image).unwrap() == before, "the image was overwritten");
+    // A stream's length shows only at its end.
+    let key = dir.file("key", b"secret");
+    let ended = call_with(&noise(5000), ["import", "-", &image, "-d", &key, "--range", "0:4999"]);
+    ended.fails(1, &["its first 4999 bytes were written"]);
+    assert!(export(&image, "-", &["--range", "0:4999"]).works().out == noise(4999));
+}
+
+#[test]
+fn holes_are_kept_where_the_plain_side_has_them() {
+    let dir = Dir::new();
+    let image = dir.luks1("image");
+    let input = dir.image("input", 2);
+    let file = std::fs::OpenOptions::new().write(true).open(&input).unwrap();
+    file.write_all_at(&noise(8192), 1 << 20).unwrap();
+    let before = noise(2 << 20);
+    import(&dir.file("before", &before), &image, &[]).works();
+    import(&input, &image, &[]).works();
+    let out = dir.name("out");
+    export(&image, &out, &[]).works();
+    assert!(std::fs::read(&out).unwrap() == std::fs::read(&input).unwrap(), "a hole reads as zeroes");
+    assert!(allocated(&dir.path("out")) < 256 << 10, "{} bytes for 8192", allocated(&dir.path("out")));
+    // In the image nothing is a hole, nor zero: that would show where data are not.
+    let stored = std::fs::read(&image).unwrap();
+    assert!(!stored[2 << 20..].chunks(512).any(|sector| sector.iter().all(|byte| *byte == 0)));
+
+    // Without a cipher a hole is a hole.
+    let raw = dir.name("raw");
+    call(["export", "--type", "raw", &input, &raw]).works();
+    assert!(std::fs::read(&raw).unwrap() == std::fs::read(&input).unwrap());
+    assert!(allocated(&dir.path("raw")) < 256 << 10);
+
+    // An encrypted hole is not zero, and is not taken for it.
+    let empty = dir.image("empty", 4);
+    call_with(b"secret", ["luksFormat", "-q", &empty].iter().chain(&FAST1)).works();
+    export(&empty, &out, &[]).works();
+    assert!(!std::fs::read(&out).unwrap().chunks(512).any(|sector| sector.iter().all(|byte| *byte == 0)));
+}
+
+#[test]
+fn an_old_output_is_replaced_as_a_whole() {
+    let dir = Dir::new();
+    let image = dir.luks1("image");
+    import(&dir.image("input", 2), &image, &[]).works();
+    let out = dir.file("out", &noise(3 << 20));
+    export(&image, &out, &[]).works();
+    assert!(std::fs::read(&out).unwrap() == vec![0; 2 << 20]);
+    use std::os::unix::fs::PermissionsExt;
+    let fresh = dir.name("fresh");
+    export(&image, &fresh, &[]).works();
+    assert_eq!(std::fs::metadata(&fresh).unwrap().permissions().mode() & 0o777, 0o600, "plaintext is for its owner");
+}
+
+#[test]
+fn progress_is_told_in_cryptsetup_s_form() {
+    let dir = Dir::new();
+    let image = dir.luks1("image");
+    let key = dir.file("key", b"secret");
+    let json = call(["export", "--progress-json", "-d", &key, &image, &dir.name("out")]);
+    let last = json.works().text().lines().last().unwrap();
+    let value: serde_json::Value = serde_json::from_str(last).unwrap();
+    let keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(keys, ["device", "device_bytes", "device_size", "speed", "eta_ms", "time_ms"]);
+    assert_eq!((&value["device"], &value["device_bytes"]), (&image.clone().into(), &"2097152".into()));
+    assert!(value.as_object().unwrap().values().all(serde_json::Value::is_string));
+    // Where the data go to standard output, the progress does not.
+    let json = call(["export", "--progress-json", "-d", &key, &image, "-"]);
+    assert_eq!(json.out.len(), 2 << 20);
+    assert!(json.err.starts_with("{\"device\":"), "{}", json.err);
+    let text = call(["export", "--progress-frequency", "1", "-d", &key, &image, &dir.name("out")]);
+    assert!(text.out.is_empty() && text.err.starts_with("Finished, time 00m0"), "{text:?}");
+    let quiet = call(["export", "-q", "--progress-frequency", "1", "-d", &key, &image, &dir.name("out")]);
+    quiet.works();
+}
+
+#[test]
+fn plain_volumes_are_copied_too() {
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    let key = dir.file("key", &noise(64));
+    let plain =
+        ["--type", "plain", "-d", &key, "-s", "512", "-o", "16", "-p", "8", "-b", "1024", "--sector-size", "4096"];
+    let input = dir.file("input", &noise(1024 * 512));
+    call(["import", &input, &image].iter().chain(&plain)).works();
+    let out = call(["export", &image, "-"].iter().chain(&plain));
+    assert!(out.works().out == noise(1024 * 512));
+    let stored = std::fs::read(&image).unwrap();
+    assert!(stored[..8192].iter().all(|byte| *byte == 0), "written before the offset");
+    assert!(stored[8192 + 1024 * 512..].iter().all(|byte| *byte == 0), "written behind the size");
+    // Another IV offset is another cipher stream.
+    let other: Vec<_> = plain.iter().map(|word| if *word == "8" { "16" } else { word }).collect();
+    assert!(call(["export", &image, "-"].iter().chain(&other)).works().out != noise(1024 * 512));
+}
+
+#[test]
+fn a_terminal_is_no_place_for_a_raw_image() {
+    let dir = Dir::new();
+    let image = dir.luks1("image");
+    if !harness::have("python3") {
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/terminal.py");
+    for words in [["export", &image, "-"], ["import", "-", &image]] {
+        let ended = run(Command::new("python3").args([script, "[]", env!("CARGO_BIN_EXE_inlock")]).args(words), b"");
+        let said: serde_json::Value = serde_json::from_str(ended.works().text()).unwrap();
+        assert_eq!(said["status"], 1, "{said}");
+        assert!(said["text"].as_str().unwrap().contains("is a terminal."), "{said}");
+    }
+}

@@ -1,0 +1,151 @@
+//! Volumes that `luksFormat` makes, judged by cryptsetup.
+
+mod harness;
+
+use harness::{Dir, FAST, FAST1, call, call_with, have, run};
+use std::process::Command;
+
+fn cryptsetup(words: &[&str]) -> harness::Ended {
+    run(
+        Command::new("cryptsetup").env("LC_ALL", "C").env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").args(words),
+        b"secret",
+    )
+}
+
+/// What cryptsetup must find in its own dump of a volume that these options make.
+const VARIANTS: &[(&[&str], &[&str])] = &[
+    (&[], &["cipher: aes-xts-plain64", "sector: 4096 [bytes]", "PBKDF:      argon2id", "Key:        512 bits"]),
+    (&["--type", "luks2", "--pbkdf", "argon2i", "-s", "256"], &["PBKDF:      argon2i\n", "Key:        256 bits"]),
+    (&["--sector-size", "512", "-h", "sha512"], &["sector: 512 [bytes]", "AF hash:    sha512"]),
+    (&["--sector-size", "2048", "-S", "5"], &["sector: 2048 [bytes]", "  5: luks2"]),
+    (&["--label", "mine", "--subsystem", "sub"], &["Label:         \tmine", "Subsystem:     \tsub"]),
+    (&["--uuid", "11111111-2222-4333-8444-555555555555"], &["UUID:          \t11111111-2222-4333-8444-555555555555"]),
+    (&["-o", "40960"], &["offset: 20971520 [bytes]"]),
+    (&["-c", "aes-cbc-essiv:sha256", "-s", "256"], &["cipher: aes-cbc-essiv:sha256"]),
+];
+
+#[test]
+fn cryptsetup_opens_what_inlock_made_luks2() {
+    if !have("cryptsetup") {
+        return;
+    }
+    let dir = Dir::new();
+    for (options, found) in VARIANTS {
+        let image = dir.image("image", 24);
+        call_with(b"secret", ["luksFormat", "-q", &image].iter().chain(*options).chain(&FAST)).works();
+        let dump = cryptsetup(&["luksDump", &image]);
+        for line in *found {
+            assert!(dump.works().text().contains(line), "{options:?}: no {line:?} in {}", dump.text());
+        }
+        assert_eq!(call(["luksDump", &image]).works().text(), dump.text(), "{options:?}");
+        cryptsetup(&["open", "--test-passphrase", &image]).works();
+        assert_eq!(call(["luksUUID", &image]).works().text(), cryptsetup(&["luksUUID", &image]).works().text());
+        cryptsetup(&["isLuks", "--type", "luks2", &image]).works();
+    }
+}
+
+#[test]
+fn cryptsetup_opens_what_inlock_made_luks1() {
+    if !have("cryptsetup") {
+        return;
+    }
+    let dir = Dir::new();
+    let variants: [(&[&str], &str); 4] = [
+        (&[], "MK bits:       \t512"),
+        (&["-s", "256", "-h", "sha1"], "Hash spec:     \tsha1"),
+        (&["-c", "aes-cbc-essiv:sha256", "-s", "128", "-S", "7"], "Cipher mode:   \tcbc-essiv:sha256"),
+        (&["-o", "6144", "--pbkdf", "pbkdf2"], "Payload offset:\t6144"),
+    ];
+    for (options, found) in variants {
+        let image = dir.image("image", 6);
+        call_with(b"secret", ["luksFormat", "-q", &image].iter().chain(options).chain(&FAST1)).works();
+        let dump = cryptsetup(&["luksDump", &image]);
+        assert!(dump.works().text().contains(found), "{options:?}: no {found:?} in {}", dump.text());
+        assert_eq!(call(["luksDump", &image]).works().text(), dump.text(), "{options:?}");
+        cryptsetup(&["open", "--test-passphrase", &image]).works();
+    }
+}
+
+#[test]
+fn inlock_opens_what_cryptsetup_made() {
+    if !have("cryptsetup") {
+        return;
+    }
+    let dir = Dir::new();
+    for options in [&FAST[..], &FAST1[..]] {
+        let image = dir.image("image", 24);
+        cryptsetup(&[&["luksFormat", "-q", &image][..], options].concat()).works();
+        call_with(b"secret", ["open", "--test-passphrase", &image]).works();
+        call_with(b"Secret", ["open", "--test-passphrase", &image]).fails(2, &[]);
+        assert_eq!(call(["luksDump", &image]).works().text(), cryptsetup(&["luksDump", &image]).works().text());
+    }
+}
+
+#[test]
+fn a_detached_header_leaves_the_data_alone() {
+    let dir = Dir::new();
+    for fast in [&FAST[..], &FAST1] {
+        let data = dir.file("data", &harness::noise(1 << 20));
+        let header = dir.name("header");
+        call_with(b"secret", ["luksFormat", "-q", &data, "--header", &header].iter().chain(fast)).works();
+        assert_eq!(std::fs::read(&data).unwrap(), harness::noise(1 << 20), "the data changed");
+        call(["isLuks", &data]).fails(1, &[]);
+        call(["isLuks", &data, "--header", &header]).works();
+        call(["luksUUID", &header]).works();
+        call_with(b"secret", ["open", "--test-passphrase", &data, "--header", &header]).works();
+        let input = dir.file("input", &harness::noise(5000));
+        call_with(b"secret", ["import", &input, &data, "--header", &header]).works();
+        let out = dir.name("out");
+        call_with(b"secret", ["export", "--range", "0:5000", &data, &out, "--header", &header]).works();
+        assert_eq!(std::fs::read(&out).unwrap(), harness::noise(5000));
+        if have("cryptsetup") {
+            cryptsetup(&["open", "--test-passphrase", "--header", &header, &data]).works();
+        }
+        std::fs::remove_file(&header).unwrap();
+    }
+}
+
+#[test]
+fn a_header_file_is_made_only_for_a_volume_that_is_made() {
+    let dir = Dir::new();
+    let data = dir.image("data", 1);
+    let header = dir.name("header");
+    let format = |input: &[u8], more: &[&str]| {
+        call_with(input, ["luksFormat", "-q", &data, "--header", &header].iter().chain(more).chain(&FAST))
+    };
+    format(b"", &[]).fails(1, &["Nothing to read"]);
+    assert!(!dir.path("header").exists());
+    format(b"secret", &["--uuid", "x"]).fails(1, &["uuid"]);
+    assert!(!dir.path("header").exists());
+    call_with(b"secret", ["luksFormat", "-q", &data, "--header", &data].iter().chain(&FAST))
+        .fails(1, &["the device itself"]);
+    call_with(b"x", ["luksFormat", "-q", &data, "--header", "/nonexistent/header"])
+        .fails(1, &["cannot create header file"]);
+    // A short file is made long enough.
+    dir.file("header", b"");
+    format(b"secret", &[]).works();
+    assert_eq!(std::fs::metadata(&header).unwrap().len(), 16 << 20);
+}
+
+#[test]
+fn the_stored_metadata_are_printed_as_stored() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let json = call(["luksDump", "--dump-json-metadata", &image]);
+    let value: serde_json::Value = serde_json::from_str(json.works().text()).unwrap();
+    assert_eq!(value["segments"]["0"]["encryption"], "aes-xts-plain64");
+    let stored = std::fs::read(&image).unwrap();
+    assert!(stored[4096..].starts_with(json.text().trim_end().as_bytes()));
+}
+
+#[test]
+fn the_defaults_are_cryptsetup_s() {
+    let dir = Dir::new();
+    let image = dir.image("image", 24);
+    // Not the cost of a default volume, but its kind: the least of time.
+    call_with(b"secret", ["luksFormat", "-q", &image, "-i", "1"]).works();
+    let dump = call(["luksDump", &image]);
+    for line in ["PBKDF:      argon2id", "AF hash:    sha256", "offset: 16777216 [bytes]", "Cipher key: 512 bits"] {
+        assert!(dump.works().text().contains(line), "no {line:?} in {}", dump.text());
+    }
+}

@@ -1,0 +1,156 @@
+//! What the tests of the command share: running it, and images to run it on.
+
+#![allow(dead_code, reason = "every test file uses its own part of this")]
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Key derivation costs that take no time. Never for real volumes.
+pub(crate) const FAST: [&str; 6] = ["--pbkdf-force-iterations", "4", "--pbkdf-memory", "32", "--pbkdf-parallel", "1"];
+/// The same for LUKS1.
+pub(crate) const FAST1: [&str; 4] = ["--type", "luks1", "--pbkdf-force-iterations", "1000"];
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) out: Vec<u8>,
+    pub(crate) err: String,
+}
+
+impl Ended {
+    pub(crate) fn text(&self) -> &str {
+        std::str::from_utf8(&self.out).expect("the output is text")
+    }
+
+    /// Checks the exit status, and that standard error has each of `words`.
+    #[track_caller]
+    pub(crate) fn fails(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, code, "{self:?}");
+        for word in words {
+            assert!(self.err.contains(word), "no {word:?} in {self:?}");
+        }
+        let broken = self.err.contains("panicked") || self.err.contains("RUST_BACKTRACE");
+        assert!(!broken, "{self:?}");
+    }
+
+    /// Checks that all went well and nothing was complained of.
+    #[track_caller]
+    pub(crate) fn works(&self) -> &Self {
+        assert_eq!((self.code, self.err.as_str()), (0, ""), "{self:?}");
+        self
+    }
+}
+
+/// The command under test.
+pub(crate) fn inlock() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_inlock"))
+}
+
+/// Runs `command` with `input` on its standard input.
+pub(crate) fn run(command: &mut Command, input: &[u8]) -> Ended {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the command starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    let input = input.to_vec();
+    let writer = std::thread::spawn(move || {
+        // A command that does not read its input closes it early.
+        let _ = stdin.write_all(&input);
+    });
+    let output = child.wait_with_output().expect("the command ends");
+    writer.join().expect("the writer ends");
+    Ended {
+        code: output.status.code().unwrap_or(-1),
+        out: output.stdout,
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// Runs `inlock` with nothing on its standard input.
+pub(crate) fn call<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Ended {
+    run(inlock().args(args), b"")
+}
+
+/// Runs `inlock` with `input` on its standard input.
+pub(crate) fn call_with<S: AsRef<OsStr>>(input: &[u8], args: impl IntoIterator<Item = S>) -> Ended {
+    run(inlock().args(args), input)
+}
+
+/// A directory of images that goes away.
+pub(crate) struct Dir(tempfile::TempDir);
+
+impl Dir {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a temporary directory"))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A path as text.
+    pub(crate) fn name(&self, name: &str) -> String {
+        self.path(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    /// A file with this content.
+    pub(crate) fn file(&self, name: &str, content: &[u8]) -> String {
+        std::fs::write(self.path(name), content).expect("writable");
+        self.name(name)
+    }
+
+    /// An empty image of so many MiB.
+    pub(crate) fn image(&self, name: &str, mib: u64) -> String {
+        let file = std::fs::File::create(self.path(name)).expect("writable");
+        file.set_len(mib << 20).expect("writable");
+        self.name(name)
+    }
+
+    /// A LUKS2 volume that `secret` opens.
+    pub(crate) fn luks2(&self, name: &str) -> String {
+        let image = self.image(name, 24);
+        call_with(b"secret", ["luksFormat", "-q", &image].into_iter().chain(FAST)).works();
+        image
+    }
+
+    /// A LUKS1 volume that `secret` opens.
+    pub(crate) fn luks1(&self, name: &str) -> String {
+        let image = self.image(name, 4);
+        call_with(b"secret", ["luksFormat", "-q", &image].into_iter().chain(FAST1)).works();
+        image
+    }
+}
+
+/// Whether a program that a test compares with is there; says so where it is not.
+pub(crate) fn have(program: &str) -> bool {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&paths)
+        .chain(["/sbin".into(), "/usr/sbin".into()])
+        .any(|dir| dir.join(program).is_file());
+    if !found {
+        println!("SKIPPED: {program} is not installed");
+    }
+    found
+}
+
+/// Bytes that look random and are the same in every run.
+pub(crate) fn noise(len: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Bytes that a file takes on its disk.
+pub(crate) fn allocated(path: &Path) -> u64 {
+    std::fs::metadata(path).expect("readable").blocks() * 512
+}

@@ -1,0 +1,159 @@
+//! Locks: on headers, shared with cryptsetup, and one writer for a volume under all its names.
+
+mod harness;
+
+use harness::{Dir, FAST, call, call_with, have, inlock, run};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+const IN_USE: &str = "is in use (locked by another process).";
+
+/// A server that is up; SIGTERM ends it.
+struct Serving(Child);
+
+impl Serving {
+    fn start(image: &str, socket: &str, more: &[&str]) -> Self {
+        let mut command = inlock();
+        command.args(["serve", "--type", "raw", image, "--nbd", &format!("unix:{socket}")]).args(more);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut uri = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut uri).expect("text");
+        assert!(uri.starts_with("nbd+unix:///?socket="), "{uri}");
+        Self(child)
+    }
+
+    fn stop(mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+        assert!(self.0.wait().expect("it ends").success());
+    }
+}
+
+#[test]
+fn a_header_that_others_write_is_waited_for_and_then_busy() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    if !have("flock") {
+        return;
+    }
+    let under = |lock: &str, words: &[&str]| {
+        run(Command::new("flock").args([lock, &image, env!("CARGO_BIN_EXE_inlock")]).args(words), b"secret")
+    };
+    under("--exclusive", &["luksUUID", &image]).fails(5, &[IN_USE, "hint: "]);
+    under("--exclusive", &["open", "--test-passphrase", &image]).fails(5, &[IN_USE]);
+    under("--exclusive", &["isLuks", &image]).fails(5, &[IN_USE]);
+    under("--shared", &["luksUUID", &image]).works();
+    let before = std::fs::read(&image).unwrap();
+    under("--shared", &[&["luksFormat", "-q", &image][..], &FAST].concat()).fails(5, &[IN_USE]);
+    assert_eq!(std::fs::read(&image).unwrap(), before);
+
+    // A lock that goes away in time is only a delay.
+    let mut holder = Command::new("flock").args(["--exclusive", &image, "sleep", "0.5"]).spawn().unwrap();
+    let ended = call(["luksUUID", &image]);
+    assert!(holder.wait().unwrap().success());
+    ended.works();
+}
+
+#[test]
+fn the_header_is_free_while_a_volume_is_served() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    if !have("flock") {
+        return;
+    }
+    let serving = Serving::start(&image, &dir.name("socket"), &[]);
+    let free = run(Command::new("flock").args(["--exclusive", "--nonblock", &image, "echo", "free"]), b"");
+    assert_eq!(free.works().text(), "free\n");
+    call(["luksDump", &image]).works();
+    serving.stop();
+}
+
+#[test]
+fn one_writer_under_any_name() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    std::fs::hard_link(&image, dir.path("hard")).unwrap();
+    std::os::unix::fs::symlink(&image, dir.path("soft")).unwrap();
+    let input = dir.file("input", b"data");
+    let (socket, second) = (dir.name("socket"), format!("unix:{}", dir.name("second")));
+    let serving = Serving::start(&image, &socket, &[]);
+    for name in [image.clone(), dir.name("hard"), dir.name("soft"), format!("{}/../image", dir.name("."))] {
+        let Some(name) = std::path::Path::new(&name).exists().then_some(name) else { continue };
+        let serve = ["serve", "--type", "raw", &name, "--nbd", &second];
+        call(serve).fails(5, &[IN_USE, "hint: another inlock reads or writes it"]);
+        call([&serve[..], &["--read-only"]].concat()).fails(5, &[IN_USE, "hint: another inlock writes to it"]);
+        call(["import", "--type", "raw", &input, &name]).fails(5, &[IN_USE]);
+        call(["export", "--type", "raw", &name, &dir.name("out")]).fails(5, &[IN_USE]);
+        call_with(b"secret", ["luksFormat", "-q", &name].iter().chain(&FAST)).fails(5, &[IN_USE]);
+    }
+    // The same socket is somebody else's too.
+    let other = dir.image("other", 1);
+    let taken = ["serve", "--type", "raw", &other, "--nbd", &format!("unix:{socket}")];
+    call(taken).fails(5, &["is in use."]);
+    serving.stop();
+    call(["import", "--type", "raw", &input, &image]).works();
+}
+
+#[test]
+fn readers_share() {
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    let first = Serving::start(&image, &dir.name("first"), &["--read-only"]);
+    let second = Serving::start(&image, &dir.name("second"), &["-r"]);
+    call(["export", "--type", "raw", &image, &dir.name("out")]).works();
+    let input = dir.file("input", b"data");
+    call(["import", "--type", "raw", &input, &image]).fails(5, &[IN_USE]);
+    first.stop();
+    call(["import", "--type", "raw", &input, &image]).fails(5, &[IN_USE]);
+    second.stop();
+    call(["import", "--type", "raw", &input, &image]).works();
+}
+
+#[test]
+fn a_killed_server_leaves_nothing_locked() {
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    let socket = dir.name("socket");
+    let mut serving = Serving::start(&image, &socket, &[]);
+    serving.0.kill().unwrap();
+    serving.0.wait().unwrap();
+    assert!(std::path::Path::new(&socket).exists(), "a killed server cannot tidy up");
+    Serving::start(&image, &socket, &[]).stop();
+    assert!(!std::path::Path::new(&socket).exists());
+}
+
+#[test]
+fn locks_need_a_directory_that_is_ours() {
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    let id = run(Command::new("id").arg("-u"), b"");
+    if id.text().trim() == "0" && !have("setpriv") {
+        return;
+    }
+    if id.text().trim() != "0" {
+        println!("SKIPPED: only root can become somebody else");
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let open = |path: &str, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    open(&dir.name(""), 0o755);
+    open(&image, 0o666);
+    let program = dir.name("inlock");
+    std::fs::copy(env!("CARGO_BIN_EXE_inlock"), &program).unwrap();
+    // A runtime directory of one's own is used; a relative one, or one that is not there, is passed over.
+    let runtime = dir.name("runtime");
+    std::fs::create_dir(&runtime).unwrap();
+    std::os::unix::fs::chown(&runtime, Some(65533), None).unwrap();
+    let input = dir.file("input", b"data");
+    open(&input, 0o644);
+    let import = |runtime: &str| {
+        let mut command = Command::new("setpriv");
+        command.env("XDG_RUNTIME_DIR", runtime).args(["--reuid", "65533", "--regid", "65533", "--clear-groups"]);
+        run(command.args([&program, "import", "--type", "raw", &input, &image]), b"")
+    };
+    import(&runtime).works();
+    let left = std::fs::read_dir(format!("{runtime}/inlock/locks")).expect("the directory was made and used").count();
+    assert_eq!(left, 0, "lock files stay behind");
+    import("relative").works();
+    import("/nonexistent").works();
+}

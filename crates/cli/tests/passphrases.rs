@@ -1,0 +1,167 @@
+//! Where passphrases and keys come from, byte for byte as cryptsetup reads them.
+
+mod harness;
+
+use harness::{Dir, FAST, call, call_with, have, inlock, run};
+use std::process::Command;
+
+/// What opens a volume that was made with `made` on standard input and `options`.
+fn made_with(dir: &Dir, made: &[u8], options: &[&str]) -> String {
+    let image = dir.image("image", 18);
+    call_with(made, ["luksFormat", "-q", &image].iter().chain(options).chain(&FAST)).works();
+    image
+}
+
+fn opens(image: &str, input: &[u8], options: &[&str]) -> bool {
+    let ended = call_with(input, ["open", "--test-passphrase", image].iter().chain(options));
+    assert!(ended.code == 0 || ended.code == 2, "{ended:?}");
+    ended.code == 0
+}
+
+#[test]
+fn standard_input_ends_at_the_first_newline() {
+    let dir = Dir::new();
+    let image = made_with(&dir, b"secret\nmore", &[]);
+    let key = dir.file("key", b"secret");
+    let with_newline = dir.file("newline", b"secret\n");
+    assert!(opens(&image, b"secret", &[]));
+    assert!(opens(&image, b"secret\n", &[]));
+    assert!(opens(&image, b"secret\nwhatever\n", &[]));
+    assert!(!opens(&image, b"secret ", &[]));
+    assert!(opens(&image, b"", &["--key-file", &key]));
+    assert!(!opens(&image, b"", &["--key-file", &with_newline]), "a key file keeps its newline");
+    assert!(opens(&image, b"", &["--key-file", &with_newline, "--keyfile-size", "6"]));
+    assert!(opens(&image, b"secret", &["--key-file", "-"]));
+    assert!(!opens(&image, b"secret\n", &["--key-file", "-"]), "`-` is read to its end");
+    assert!(opens(&image, b"secret\n", &["--key-file", "-", "--keyfile-size", "6"]));
+    assert!(opens(&image, b"xxsecret", &["-d", "-", "--keyfile-offset", "2"]));
+    assert!(opens(&image, b"secret\n", &["--keyfile-size", "3"]), "LUKS has no size for a typed passphrase");
+}
+
+#[test]
+fn a_key_file_is_read_whole_from_its_offset() {
+    let dir = Dir::new();
+    let content: Vec<u8> = (0..=255).cycle().take(5000).collect();
+    let key = dir.file("key", &content);
+    let image = made_with(&dir, b"", &["-d", &key, "--keyfile-offset", "1000", "-l", "3000"]);
+    assert!(opens(&image, &content[1000..4000], &["-d", "-"]));
+    assert!(opens(&image, b"", &["-d", &key, "--keyfile-offset", "1000", "--keyfile-size", "3000"]));
+    assert!(!opens(&image, b"", &["-d", &key]));
+    // Through a pipe, too.
+    let script = format!(
+        "cat {key} | {} open --test-passphrase {image} -d /dev/stdin --keyfile-offset 1000 -l 3000",
+        env!("CARGO_BIN_EXE_inlock")
+    );
+    run(Command::new("sh").args(["-c", &script]), b"").works();
+}
+
+#[test]
+fn passphrases_need_not_be_text() {
+    let dir = Dir::new();
+    let passphrase = b"\xff\xfe\0\x80 \t\r";
+    let image = made_with(&dir, passphrase, &[]);
+    assert!(opens(&image, passphrase, &[]));
+    assert!(opens(&image, b"", &["-d", &dir.file("key", passphrase)]));
+    assert!(!opens(&image, b"\xff\xfe", &[]));
+}
+
+#[test]
+fn long_keys_end_at_8192_kib() {
+    let dir = Dir::new();
+    let longest = vec![b'k'; 8192 * 1024];
+    let key = dir.file("key", &longest);
+    let image = made_with(&dir, b"", &["-d", &key]);
+    assert!(opens(&image, &longest, &[]), "standard input takes as much");
+    let mut longer = longest;
+    longer.push(b'k');
+    let too_long = ["Maximum keyfile size exceeded."];
+    call(["open", "--test-passphrase", &image, "-d", &dir.file("longer", &longer)]).fails(1, &too_long);
+    call_with(&longer, ["open", "--test-passphrase", &image]).fails(1, &too_long);
+    call_with(&longer, ["open", "--test-passphrase", &image, "-d", "-"]).fails(1, &too_long);
+}
+
+#[test]
+fn keys_that_are_not_there_are_1() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let open = |options: &[&str]| call(["open", "--test-passphrase", &image].iter().chain(options));
+    open(&[]).fails(1, &["Nothing to read on input."]);
+    open(&["-d", &dir.name("missing")]).fails(1, &["Failed to open key file", "No such file"]);
+    open(&["-d", &dir.name("")]).fails(1, &["it is a directory"]);
+    let key = dir.file("key", b"secret");
+    open(&["-d", &key, "--keyfile-offset", "7"]).fails(1, &["Cannot seek to requested keyfile offset"]);
+    open(&["-d", &key, "--keyfile-size", "7"]).fails(1, &["Cannot read requested amount of data."]);
+    open(&["-d", &key, "--keyfile-size", "8388609"]).fails(1, &["at most 8192 KiB"]);
+    open(&["-y"]).fails(1, &["Can't do passphrase verification on non-tty inputs."]);
+}
+
+#[test]
+fn the_environment_and_arguments_carry_no_passphrase() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    for name in ["PASSPHRASE", "PASSWORD", "INLOCK_PASSPHRASE", "INLOCK_KEY_FILE", "CRYPTSETUP_PASSPHRASE"] {
+        run(inlock().env(name, "secret").args(["open", "--test-passphrase", &image]), b"")
+            .fails(1, &["Nothing to read"]);
+    }
+    call(["open", "--test-passphrase", &image, "--passphrase", "secret"]).fails(1, &["--passphrase: unknown option"]);
+}
+
+#[test]
+fn data_on_standard_input_leave_no_room_for_a_passphrase() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    call_with(b"data", ["import", "-", &image, "-d", "-"]).fails(1, &["cannot carry both the key and the data"]);
+    if have("setsid") {
+        let mut alone = Command::new("setsid");
+        alone.args(["--wait", env!("CARGO_BIN_EXE_inlock"), "import", "-", &image]);
+        run(&mut alone, b"secret\n").fails(1, &["there is no terminal to ask", "hint: ", "--key-file"]);
+    }
+}
+
+#[test]
+fn no_core_is_written_and_nobody_may_look() {
+    let dir = Dir::new();
+    // A named pipe without a writer holds the program while it is looked at.
+    let fifo = dir.name("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let mut child = inlock().args(["open", "--test-passphrase", &dir.luks2("image"), "-d", &fifo]).spawn().unwrap();
+    let limits = loop {
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap_or_default();
+        let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap_or_default().to_owned();
+        let zero = core.split_whitespace().filter(|word| *word == "0").count() == 2;
+        // The limit is among the first things that the program sets, so it comes.
+        if zero || child.try_wait().unwrap().is_some() {
+            break core;
+        }
+        std::thread::yield_now();
+    };
+    std::fs::write(&fifo, b"secret").unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(limits.contains(" 0 "), "{limits}");
+}
+
+#[test]
+fn plain_volumes_hash_what_is_typed_and_take_files_as_they_are() {
+    let dir = Dir::new();
+    let image = dir.file("image", &harness::noise(1 << 20));
+    let exported = |input: &[u8], options: &[&str]| {
+        let ended =
+            call_with(input, ["export", "--type", "plain", "--range", "0:4096", &image, "-"].iter().chain(options));
+        assert_eq!(ended.code, 0, "{ended:?}");
+        ended.out
+    };
+    // SHA-256 of "abc".
+    let hash = [
+        0xba, 0x78, 0x16, 0xbf, 0x8f, 0x01, 0xcf, 0xea, 0x41, 0x41, 0x40, 0xde, 0x5d, 0xae, 0x22, 0x23, 0xb0, 0x03,
+        0x61, 0xa3, 0x96, 0x17, 0x7a, 0x9c, 0xb4, 0x10, 0xff, 0x61, 0xf2, 0x00, 0x15, 0xad,
+    ];
+    let key = dir.file("key", &hash);
+    let cbc = ["-c", "aes-cbc-essiv:sha256", "-s", "256"];
+    let typed = exported(b"abc\n", &cbc);
+    assert_eq!(typed, exported(b"", &[&cbc[..], &["-d", &key]].concat()));
+    assert_eq!(typed, exported(&hash, &[&cbc[..], &["--hash", "plain"]].concat()));
+    assert_ne!(typed, exported(b"abd", &cbc));
+    let short = dir.file("short", &hash[..31]);
+    let ended = call(["export", "--type", "plain", &image, "-", "-d", &short]);
+    ended.fails(1, &["Cannot read requested amount of data."]);
+}

@@ -1,0 +1,160 @@
+//! `serve`: the captive command, addresses, signals. What the server answers to clients is tested with the server.
+
+mod harness;
+
+use harness::{Dir, call, call_with, have, inlock, noise, run};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Stdio};
+
+/// Starts a server and reads where it can be reached.
+fn start(words: &[&str]) -> (Child, String) {
+    let mut child =
+        inlock().arg("serve").args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut uri = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut uri).expect("text");
+    (child, uri.trim_end().to_owned())
+}
+
+/// Ends it with `signal`; its status and what it complained of.
+fn stop(mut child: Child, signal: Signal) -> (Option<i32>, String) {
+    kill_process(Pid::from_child(&child), signal).expect("it runs");
+    let mut err = String::new();
+    child.stderr.take().expect("a pipe").read_to_string(&mut err).expect("text");
+    (child.wait().expect("it ends").code(), err)
+}
+
+#[test]
+fn a_captive_command_gives_its_status_and_knows_the_server() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    for (script, status) in [("true", 0), ("exit 1", 1), ("exit 77", 77), ("kill -KILL $$", 137), ("nonsense-x", 127)] {
+        let ended = call_with(b"secret", ["serve", &image, "--run", script]);
+        assert_eq!(ended.code, status, "{script}: {ended:?}");
+    }
+    let script = "test -S \"$unixsocket\" && echo \"$uri|$nbd|$unixsocket|$port|$exportname\"";
+    let ended = call_with(b"secret", ["serve", &image, "--export-name", "it's", "--run", script]);
+    let text = ended.works().text().trim_end();
+    let socket = text.split('|').nth(2).unwrap();
+    let wanted = format!("nbd+unix:///it%27s?socket={socket}|nbd:unix:{socket}:exportname=it's|{socket}||it's");
+    assert_eq!(text, wanted);
+    assert!(!std::path::Path::new(socket).parent().unwrap().exists(), "the private directory stays");
+    let ended =
+        call_with(b"secret", ["serve", &image, "--nbd", "tcp:localhost:0", "--run", "echo \"$uri|$port|$unixsocket\""]);
+    let text = ended.works().text().trim_end();
+    let port = text.split('|').nth(1).unwrap();
+    assert!(port.parse::<u16>().unwrap() > 0);
+    assert!(
+        text == format!("nbd://127.0.0.1:{port}/|{port}|") || text == format!("nbd://[::1]:{port}/|{port}|"),
+        "{text}"
+    );
+}
+
+#[test]
+fn clients_read_and_write_the_plaintext() {
+    if !have("nbdcopy") {
+        return;
+    }
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let input = dir.file("input", &noise(8 << 20));
+    for io in ["auto", "uring", "sync"] {
+        let copy = format!("nbdcopy {input} \"$uri\"");
+        let ended = call_with(b"secret", ["serve", &image, "--io", io, "--threads", "2", "--run", &copy]);
+        if io == "uring" && ended.code != 0 && ended.err.contains("Operation not permitted") {
+            println!("SKIPPED: io_uring is not allowed here");
+            continue;
+        }
+        ended.works();
+        assert!(call_with(b"secret", ["export", &image, "-"]).works().out == noise(8 << 20), "{io}");
+        call_with(b"secret", ["import", &dir.image("zero", 8), &image]).works();
+    }
+    let ended = call_with(b"secret", ["serve", "-r", &image, "--run", &format!("nbdcopy {input} \"$uri\"")]);
+    assert_ne!(ended.code, 0, "a read-only volume was written: {ended:?}");
+    assert!(call_with(b"secret", ["export", &image, "-"]).works().out == vec![0; 8 << 20]);
+}
+
+#[test]
+fn signals_drain_and_end_with_success() {
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    let socket = dir.name("socket");
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let (child, uri) = start(&["--type", "raw", &image, "--nbd", &format!("unix:{socket}")]);
+        assert_eq!(uri, format!("nbd+unix:///?socket={socket}"));
+        assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(stop(child, signal), (Some(0), String::new()), "{signal:?}");
+        assert!(!dir.path("socket").exists());
+    }
+}
+
+#[test]
+fn a_signal_ends_the_captive_command_too() {
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    let (child, told) = start(&["--type", "raw", &image, "--run", "echo ready; exec sleep 600"]);
+    assert_eq!(told, "ready");
+    assert_eq!(stop(child, Signal::TERM), (Some(128 + 15), String::new()));
+}
+
+#[test]
+fn addresses_that_are_taken_are_5() {
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    let other = dir.image("other", 1);
+    let file = dir.file("file", b"precious");
+    call(["serve", "--type", "raw", &image, "--nbd", &format!("unix:{file}")]).fails(5, &[&file]);
+    assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+    let (child, uri) = start(&["--type", "raw", &image, "--nbd", "tcp:127.0.0.1:0"]);
+    let port = uri.trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
+    let second = format!("tcp:127.0.0.1:{port}");
+    call(["serve", "--type", "raw", &other, "--nbd", &second]).fails(5, &["is in use."]);
+    assert_eq!(stop(child, Signal::TERM).0, Some(0));
+    call(["serve", "--type", "raw", &image, "--nbd", &format!("unix:{}/none/s", dir.name(""))])
+        .fails(1, &["cannot listen on", "No such file"]);
+}
+
+#[test]
+fn raw_and_plain_are_served_at_their_size() {
+    if !have("nbdinfo") {
+        return;
+    }
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    let key = dir.file("key", &noise(32));
+    let size = "nbdinfo --size \"$uri\"";
+    let serve = |words: &[&str]| {
+        let ended = call(["serve", &image, "--run", size].iter().chain(words));
+        ended.works().text().trim().parse::<u64>().unwrap()
+    };
+    assert_eq!(serve(&["--type", "raw"]), 1 << 20);
+    assert_eq!(serve(&["--type", "plain", "-d", &key]), 1 << 20);
+    assert_eq!(serve(&["--type", "plain", "-d", &key, "-o", "8", "-b", "16"]), 16 * 512);
+    assert_eq!(serve(&["--type", "plain", "-d", &key, "--sector-size", "65536", "--iv-large-sectors"]), 1 << 20);
+    let serve = ["serve", &image, "--run", size, "--type", "plain", "-d", &key];
+    call([&serve[..], &["-b", "2049"]].concat()).fails(1, &["past the end"]);
+    call([&serve[..], &["-o", "2049"]].concat()).fails(1, &["past the end"]);
+    call([&serve[..], &["-b", "7", "--sector-size", "4096"]].concat()).fails(1, &["multiple"]);
+}
+
+#[test]
+fn discards_are_offered_only_where_allowed() {
+    if !have("nbdinfo") {
+        return;
+    }
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let ask = "nbdinfo --can trim \"$uri\"";
+    assert_eq!(call_with(b"secret", ["serve", &image, "--run", ask]).code, 2);
+    call_with(b"secret", ["serve", &image, "--allow-discards", "--run", ask]).works();
+}
+
+#[test]
+fn keys_are_given_back_to_nobody() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    // The command gets neither the passphrase's pipe content nor the image's descriptor.
+    let ended = run(inlock().args(["serve", &image, "--run", "ls -l /proc/self/fd"]), b"secret\n");
+    assert!(!ended.works().text().contains(&image), "{ended:?}");
+}

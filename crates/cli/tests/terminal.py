@@ -1,0 +1,45 @@
+"""Runs a command on a terminal of its own and plays a dialogue.
+
+Usage: terminal.py STEPS COMMAND...   STEPS is a JSON list of [wait for this text, then send this].
+Prints one JSON object: the transcript, the exit status (a signal as its negative number), whether the terminal echoed
+while each step waited, and whether it echoes at the end.
+"""
+import fcntl, json, os, select, signal, sys, termios, time
+
+steps = json.loads(sys.argv[1])
+# The slave stays open here, so that the terminal's state can be seen after the command has ended.
+master, slave = os.openpty()
+pid = os.fork()
+if pid == 0:
+    os.setsid()
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    for number in range(3):
+        os.dup2(slave, number)
+    os.closerange(3, 64)
+    os.execvp(sys.argv[2], sys.argv[2:])
+echoes = lambda: bool(termios.tcgetattr(slave)[3] & termios.ECHO)
+transcript, seen, echo, status = b"", 0, [], None
+deadline = time.monotonic() + 120
+while time.monotonic() < deadline:
+    if select.select([master], [], [], 0.02)[0]:
+        transcript += os.read(master, 65536)
+        continue
+    if steps and steps[0][0].encode() in transcript[seen:]:
+        seen = len(transcript)
+        echo.append(echoes())
+        send = steps.pop(0)[1]
+        if send.startswith("signal "):
+            os.kill(pid, int(send.split()[1]))
+        else:
+            os.write(master, send.encode("latin-1"))
+        continue
+    done, code = os.waitpid(pid, os.WNOHANG)
+    if done:
+        status = -os.WTERMSIG(code) if os.WIFSIGNALED(code) else os.WEXITSTATUS(code)
+        while select.select([master], [], [], 0.02)[0]:
+            transcript += os.read(master, 65536)
+        break
+if status is None:
+    os.kill(pid, signal.SIGKILL)
+print(json.dumps({"text": transcript.decode("latin-1"), "status": status, "echo": echo, "echo_after": echoes(),
+                  "left": len(steps)}))
