@@ -482,6 +482,9 @@ pub enum Problem {
         /// The other digest.
         other: u32,
     },
+    /// A keyslot that belongs to no digest: its key could not be verified.
+    #[error("is bound to no digest")]
+    Unbound,
     /// Segments are not numbered one after the other from 0.
     #[error("segment numbers have a gap before this one")]
     SegmentGap,

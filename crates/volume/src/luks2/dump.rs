@@ -23,8 +23,9 @@ pub(crate) fn write(luks2: &Luks2, f: &mut Formatter<'_>) -> fmt::Result {
     writeln!(f, "Data segments:")?;
     for (number, segment) in metadata.segments.iter().filter(|(_, segment)| !segment.is_backup()) {
         write_segment(*number, segment, f)?;
+        writeln!(f)?;
     }
-    writeln!(f, "\nKeyslots:")?;
+    writeln!(f, "Keyslots:")?;
     for (&number, keyslot) in &metadata.keyslots {
         let digest = metadata.digests.iter().find(|(_, digest)| digest.keyslots.contains(&number));
         write_keyslot(number, keyslot, digest, f)?;

@@ -42,8 +42,8 @@ pub(super) fn check(name: &'static str, header: &BinaryHeader, map: &Map<String,
         let segment_exists = |number| metadata.segments.contains_key(&number);
         metadata.digests.insert(number, digest::parse(&fields, keyslot_exists, segment_exists)?);
     }
-    check_bindings(name, &metadata)?;
     areas::check(name, header, &metadata)?;
+    check_bindings(name, &metadata)?;
     Ok(metadata)
 }
 
@@ -71,7 +71,7 @@ fn config(root: &Fields<'_>, header: &BinaryHeader) -> Result<Config, Fault> {
     Ok(Config { json_size, keyslots_size, flags: fields.texts_if_any("flags")?, requirements })
 }
 
-/// A passphrase keyslot holds one key, so at most one digest may vouch for it; and keyslots under one digest hold the same
+/// A passphrase keyslot holds one key, so exactly one digest vouches for it; and keyslots under one digest hold the same
 /// key, so they agree on its length. (PBKDF2 gives a short key and the same key with zeroes behind it the same digest.)
 fn check_bindings(name: &'static str, metadata: &Metadata) -> Result<(), Fault> {
     let mut bound = [None; MAX_OBJECTS as usize];
@@ -91,6 +91,11 @@ fn check_bindings(name: &'static str, metadata: &Metadata) -> Result<(), Fault> 
                 let problem = Problem::Mismatch { field: "key_size", value, wanted };
                 return Err(problem.at(name, Place::object("keyslots", keyslot)));
             }
+        }
+    }
+    for (&number, slot) in &metadata.keyslots {
+        if matches!(slot.kind, KeyslotKind::Luks2(_)) && bound[number as usize].is_none() {
+            return Err(Problem::Unbound.at(name, Place::object("keyslots", number)));
         }
     }
     Ok(())

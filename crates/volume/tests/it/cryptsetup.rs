@@ -334,7 +334,6 @@ fn unusual_metadata_is_dumped_as_cryptsetup_does() {
         |map| map["segments"]["0"]["size"] = json!("4096"),
         |map| map["segments"]["0"]["iv_tweak"] = json!("8"),
         |map| map["keyslots"]["0"]["priority"] = json!(0),
-        |map| map["digests"]["0"]["keyslots"] = json!([]),
         |map| map["tokens"]["7"] = json!({"type": "of-tomorrow", "keyslots": []}),
         |map| {
             map["segments"]["0"]["size"] = json!("4096");
@@ -354,7 +353,6 @@ fn unusual_metadata_is_dumped_as_cryptsetup_does() {
         change(&mut map);
         luks2.commit(&device, map).unwrap();
         std::fs::write(bench.path("image"), device.to_vec()).unwrap();
-        println!("{}", luks2.metadata_json());
         dump_is_cryptsetup_s(&bench, "image");
     }
 }

@@ -192,7 +192,7 @@ pub(super) fn digest_rows() -> Vec<Row> {
         &mut value["digests"]["0"]
     }
     vec![
-        ("no digest", Json(|j| j["digests"] = json!({})), Unlock("segments/0: is bound to no digest")),
+        ("no digest", Json(|j| j["digests"] = json!({})), Load("keyslots/0: is bound to no digest")),
         ("9 digests", Json(|j| copies(j, "digests", 1..9)), Load("digests: 9 objects, but at most 8")),
         ("digest of unknown type", Json(|j| digest(j)["type"] = json!("sha3")), Unlock("digest 0 cannot be computed: its type")),
         ("digest hash unknown", Json(|j| digest(j)["hash"] = json!("md4")), Unlock("digest 0 cannot be computed: its hash")),
@@ -204,7 +204,7 @@ pub(super) fn digest_rows() -> Vec<Row> {
         ("digest names no keyslot", Json(|j| digest(j)["keyslots"] = json!(["7"])), Load("digests/0: refers to keyslots/7, which does not exist")),
         ("digest names a keyslot by number", Json(|j| digest(j)["keyslots"] = json!([0])), Load("keyslots is not an array of strings")),
         ("digest names no segment", Json(|j| digest(j)["segments"] = json!(["0", "1"])), Load("digests/0: refers to segments/1")),
-        ("digest without keyslots", Json(|j| digest(j)["keyslots"] = json!([])), Unlock("no usable keyslot")),
+        ("digest without keyslots", Json(|j| digest(j)["keyslots"] = json!([])), Load("keyslots/0: is bound to no digest")),
         ("digest without segments", Json(|j| digest(j)["segments"] = json!([])), Unlock("segments/0: is bound to no digest")),
         ("two digests on a keyslot", Json(|j| copies(j, "digests", 1..2)), Load("digests/1: keyslots/0 is already bound to digests/0")),
         ("two digests on a segment", Json(|j| { copies(j, "digests", 1..2); j["digests"]["1"]["keyslots"] = json!([]); }), Unlock("segments/0: is bound to two digests")),
