@@ -13,6 +13,7 @@ pub mod key;
 #[allow(unsafe_code)] // Maps, locks and wipes pages of its own.
 mod locked;
 mod null;
+pub mod scatter;
 pub mod sector_cipher;
 pub mod segment;
 pub mod spec;

@@ -3,6 +3,7 @@
 pub(crate) mod guarded;
 pub(crate) mod naive;
 mod runner;
+mod vectors;
 
 /// `len` bytes that look random, the same for the same `seed`.
 pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {

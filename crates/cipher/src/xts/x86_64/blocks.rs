@@ -14,6 +14,9 @@ use crate::xts::{CbcJob, XtsJob};
 use std::arch::x86_64::{__m128i, _mm_set_epi64x};
 use std::mem::MaybeUninit;
 
+/// The first of them.
+const FIRST: usize = 0;
+
 /// Vectors in flight.
 pub(super) const IN_FLIGHT: usize = 8;
 
@@ -392,11 +395,14 @@ pub(super) unsafe fn cbc_decrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
             for group in (0..groups).rev() {
                 let at = group * IN_FLIGHT * len;
                 let before = if group == 0 { start.as_ptr().cast::<u8>() } else { src.add(at - 16) };
-                let mut chain = [V::load(before); IN_FLIGHT];
-                let mut states = [V::load(src.add(at)).xor(keys.get::<0>()); IN_FLIGHT];
-                each!(I => if I > 0 {
-                    chain[I] = V::load(src.add(at + I * len - 16));
-                    states[I] = V::load(src.add(at + I * len)).xor(keys.get::<0>());
+                let key = keys.get::<0>();
+                let mut chain = [key; IN_FLIGHT];
+                let mut states = [key; IN_FLIGHT];
+                each!(I => {
+                    let vector = at + I * len;
+                    // Behind the first vector, what comes before is in the unit itself.
+                    chain[I] = V::load(if I == FIRST { before } else { src.add(vector).wrapping_sub(16) });
+                    states[I] = V::load(src.add(vector)).xor(key);
                 });
                 each_round!(ROUNDS, R => {
                     let key = keys.get::<R>();
