@@ -53,7 +53,7 @@ pub(crate) enum Problem {
     #[error("Device {} is in use (locked by another process).", .path.display())]
     HeaderLocked { path: PathBuf },
     #[error("Device {} is in use (locked by another process).", .path.display())]
-    InUse { path: PathBuf, writing: bool },
+    InUse { path: PathBuf, hint: &'static str },
     #[error("Device {} is too small.", .path.display())]
     TooSmall { path: PathBuf, len: u64, needed: u64 },
     #[error("Address {address} is in use.")]
@@ -103,7 +103,7 @@ impl Problem {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Usage(_) => "`inlock --help` lists actions and options".to_owned(),
-            Self::Refused { hint, .. } => (*hint).to_owned(),
+            Self::Refused { hint, .. } | Self::InUse { hint, .. } => (*hint).to_owned(),
             Self::NoDevice { path, creating: true, source } if source.kind() == io::ErrorKind::NotFound => {
                 format!("make an image file first: truncate -s SIZE {}", path.display())
             }
@@ -117,8 +117,6 @@ impl Problem {
             Self::HeaderLocked { .. } => {
                 "another program holds the lock of the header; try again when it is done".to_owned()
             }
-            Self::InUse { writing: true, .. } => "another inlock reads or writes it; end that one first".to_owned(),
-            Self::InUse { writing: false, .. } => "another inlock writes to it; end that one first".to_owned(),
             Self::TooSmall { path, len, needed } => {
                 format!("it has {len} bytes, at least {needed} are needed: truncate -s SIZE {}", path.display())
             }
@@ -270,7 +268,7 @@ pub(crate) fn cannot_open(path: &Path, creating: bool) -> impl FnOnce(io::Error)
     move |source| {
         let busy = rustix::io::Errno::from_io_error(&source) == Some(rustix::io::Errno::BUSY);
         if busy {
-            Problem::InUse { path, writing: true }.into()
+            Problem::InUse { path, hint: "it is mounted, or part of something that is in use" }.into()
         } else {
             Problem::NoDevice { path, creating, source }.into()
         }
@@ -299,7 +297,7 @@ mod tests {
             (Problem::NotADevice { path: path.clone() }.into(), Status::Device),
             (Problem::NotLuks { path: path.clone(), found: None }.into(), Status::Wrong),
             (Problem::HeaderLocked { path: path.clone() }.into(), Status::Busy),
-            (Problem::InUse { path: path.clone(), writing: true }.into(), Status::Busy),
+            (Problem::InUse { path: path.clone(), hint: "" }.into(), Status::Busy),
             (Problem::TooSmall { path, len: 1, needed: 2 }.into(), Status::Wrong),
             (errno(Errno::PERM), Status::Permission),
             (errno(Errno::NOMEM), Status::Memory),

@@ -91,7 +91,13 @@ pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Lock> 
         None => Some(nowhere),
     };
     match lock {
-        None => Err(Problem::InUse { path: device.path.clone(), writing: mode == Mode::Exclusive }.into()),
+        None => {
+            let hint = match mode {
+                Mode::Exclusive => "another inlock reads or writes it; end that one first",
+                Mode::Shared => "another inlock writes to it; end that one first",
+            };
+            Err(Problem::InUse { path: device.path.clone(), hint }.into())
+        }
         Some(Lock { held: None, .. }) if mode == Mode::Exclusive => Err(Problem::refused(
             "There is no directory for the lock that keeps a second writer away.",
             "set XDG_RUNTIME_DIR to a directory of your own",

@@ -90,6 +90,7 @@ impl Progress {
     pub(crate) fn finish(mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
+            say(&text_line(self.done, self.total, self.started.elapsed(), true));
         }
         self.line(true);
     }

@@ -9,7 +9,7 @@ use anyhow::Context;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{self as engine, TargetError};
 use inlock_volume::plain::Plain;
-use inlock_volume::{FileDevice, Segment, UnlockOptions, Volume, VolumeKey};
+use inlock_volume::{DataDeviceError, FileDevice, Segment, UnlockOptions, Volume, VolumeKey};
 
 use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
 use crate::device::{Access, Device};
@@ -87,38 +87,55 @@ pub(crate) struct Opened {
     crypt: Option<(Vec<Segment>, VolumeKey)>,
     /// Whether the header allows discards.
     pub allow_discards: bool,
-    lock: Lock,
+    locks: Vec<Lock>,
 }
 
-/// A device for the engine, and the lock that lasts as long as it is used.
+/// A device for the engine, and the locks that last as long as it is used.
 pub(crate) struct Attached {
     pub device: Arc<engine::Device>,
-    _lock: Lock,
+    _locks: Vec<Lock>,
 }
 
 /// Opens, takes and unlocks a volume. `stdin_taken`: standard input carries data.
 pub(crate) fn open(args: &SourceArgs, writing: bool, stdin_taken: bool) -> anyhow::Result<Opened> {
     let data = Device::open(&args.image, if writing { Access::Write } else { Access::Read })?;
-    let lock = lock::whole_device(&data, if writing { Mode::Exclusive } else { Mode::Shared })?;
+    let mut locks = vec![lock::whole_device(&data, if writing { Mode::Exclusive } else { Mode::Shared })?];
     let ask = Ask { device: &data.path, verify: args.key.verify, stdin_taken };
     let (crypt, allow_discards) = match &args.kind {
         Kind::Raw => (None, false),
         Kind::Plain(plain) => (Some(open_plain(plain, &args.key, ask, data.len)?), false),
         Kind::Luks(luks) => {
-            let device = match &args.header {
-                Some(header) => Device::open(header, Access::Read)?,
-                None => Device {
-                    path: data.path.clone(),
-                    file: data.share()?,
-                    len: data.len,
-                    metadata: data.metadata.clone(),
-                },
-            };
-            let unlocked = Header::load_from(device, *luks, false)?.unlock(&args.key, ask)?;
+            let device = header_device(args, &data)?;
+            let detached = device.identity() != data.identity();
+            if detached {
+                // Nobody shall make a new volume of the header meanwhile.
+                locks.push(lock::whole_device(&device, Mode::Shared)?);
+            }
+            let header = Header::load_from(device, *luks, false)?;
+            header.volume.check_data_device(detached, data.len).map_err(|error| unfit(error, &data.path))?;
+            let unlocked = header.unlock(&args.key, ask)?;
             (Some((unlocked.segments, unlocked.key)), unlocked.allow_discards)
         }
     };
-    Ok(Opened { data, crypt, allow_discards, lock })
+    Ok(Opened { data, crypt, allow_discards, locks })
+}
+
+fn header_device(args: &SourceArgs, data: &Device) -> anyhow::Result<Device> {
+    match &args.header {
+        Some(header) => Device::open(header, Access::Read),
+        None => {
+            Ok(Device { path: data.path.clone(), file: data.share()?, len: data.len, metadata: data.metadata.clone() })
+        }
+    }
+}
+
+fn unfit(error: DataDeviceError, path: &Path) -> anyhow::Error {
+    let hint = match error {
+        DataDeviceError::Detached => "name the data device, and this file with --header",
+        _ => "the image was cut off, or its header belongs to another one",
+    };
+    let message = format!("Device {} cannot be used", path.display());
+    anyhow::Error::from(error).context(Problem::Refused { message, hint })
 }
 
 fn open_plain(
@@ -148,7 +165,7 @@ impl Opened {
             Some((segments, key)) => engine::Device::new(segments, key, store, access)
                 .map_err(|error| cannot_attach(error, &self.data.path))?,
         };
-        Ok(Attached { device: Arc::new(device), _lock: self.lock })
+        Ok(Attached { device: Arc::new(device), _locks: self.locks })
     }
 }
 

@@ -155,6 +155,30 @@ fn progress_is_told_in_cryptsetup_s_form() {
 }
 
 #[test]
+fn a_terminal_shows_a_bar_that_goes_away() {
+    if !harness::have("python3") {
+        return;
+    }
+    let dir = Dir::new();
+    let image = dir.luks1("image");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/terminal.py");
+    let shown = |words: &[&str]| {
+        let mut command = Command::new("python3");
+        command.env("TERM", "xterm").args([script, "[]", env!("CARGO_BIN_EXE_inlock")]).args(words);
+        let ended = run(&mut command, b"");
+        let said: serde_json::Value = serde_json::from_str(ended.works().text()).unwrap();
+        assert_eq!(said["status"], 0, "{said}");
+        said["text"].as_str().unwrap().to_owned()
+    };
+    let (key, out) = (dir.file("key", b"secret"), dir.name("out"));
+    let bar = shown(&["export", "-d", &key, &image, &out]);
+    assert!(bar.contains('%') && bar.contains("MiB"), "{bar:?}");
+    let left = bar.rsplit("\u{1b}[2K").next().unwrap_or_default();
+    assert!(left.trim_start_matches("\u{1b}[1A").starts_with("Finished, time 00m0"), "the bar stays: {bar:?}");
+    assert_eq!(shown(&["export", "-q", "-d", &key, &image, &out, "-q"]), "");
+}
+
+#[test]
 fn plain_volumes_are_copied_too() {
     let dir = Dir::new();
     let image = dir.image("image", 1);

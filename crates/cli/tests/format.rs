@@ -106,6 +106,30 @@ fn a_detached_header_leaves_the_data_alone() {
 }
 
 #[test]
+fn a_detached_header_is_not_its_own_data() {
+    let dir = Dir::new();
+    let data = dir.image("data", 1);
+    let header = dir.name("header");
+    call_with(b"secret", ["luksFormat", "-q", &data, "--header", &header].iter().chain(&FAST)).works();
+    let before = std::fs::read(&header).unwrap();
+    let input = dir.file("input", b"would overwrite the header");
+    call_with(b"secret", ["import", &input, &header]).fails(1, &["the header is detached", "hint: ", "--header"]);
+    call_with(b"secret", ["import", &input, &header, "--header", &header]).fails(1, &["the header is detached"]);
+    call_with(b"secret", ["serve", &header, "--run", "true"]).fails(1, &["the header is detached"]);
+    assert!(std::fs::read(&header).unwrap() == before);
+    // While the volume is served, nobody makes a new header.
+    let again = format!("{} luksFormat -q {data} --header {header}", env!("CARGO_BIN_EXE_inlock"));
+    let served = call_with(b"secret", ["serve", &data, "--header", &header, "--run", &again]);
+    served.fails(5, &["is in use (locked by another process)."]);
+    let other = dir.image("other", 1);
+    let again = format!("{} luksFormat -q {other} --header {header}", env!("CARGO_BIN_EXE_inlock"));
+    call_with(b"secret", ["serve", &data, "--header", &header, "--run", &again]).fails(5, &["is in use"]);
+    // A header on the image itself may be named twice.
+    let image = dir.luks2("image");
+    call_with(b"secret", ["serve", &image, "--header", &image, "--run", "true"]).works();
+}
+
+#[test]
 fn a_header_file_is_made_only_for_a_volume_that_is_made() {
     let dir = Dir::new();
     let data = dir.image("data", 1);

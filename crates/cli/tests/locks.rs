@@ -157,3 +157,49 @@ fn locks_need_a_directory_that_is_ours() {
     import("relative").works();
     import("/nonexistent").works();
 }
+
+/// A loop device that goes away.
+struct Loop(String);
+
+impl Loop {
+    fn over(image: &str) -> Option<Self> {
+        let made = run(Command::new("losetup").args(["--find", "--show", image]), b"");
+        if made.code != 0 {
+            println!("SKIPPED: no loop device can be made here: {}", made.err);
+            return None;
+        }
+        Some(Self(made.text().trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        run(Command::new("losetup").args(["--detach", &self.0]), b"");
+    }
+}
+
+#[test]
+fn block_devices_are_locked_where_cryptsetup_locks_them() {
+    if !have("losetup") || !have("flock") {
+        return;
+    }
+    let dir = Dir::new();
+    let Some(device) = Loop::over(&dir.image("image", 24)) else { return };
+    let name = device.0.clone();
+    call_with(b"secret", ["luksFormat", "-q", &name].iter().chain(&FAST)).works();
+    call_with(b"secret", ["open", "--test-passphrase", &name]).works();
+    let out = call_with(b"secret", ["serve", &name, "--run", "echo served"]);
+    assert_eq!(out.works().text(), "served\n");
+    let number = std::os::unix::fs::MetadataExt::rdev(&std::fs::metadata(&name).unwrap());
+    let lock = format!("/run/cryptsetup/L_{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+    let under = ["--exclusive", &lock, env!("CARGO_BIN_EXE_inlock"), "luksUUID", &name];
+    run(Command::new("flock").args(under), b"").fails(5, &[IN_USE, "the lock of the header"]);
+    let _ = std::fs::remove_file(&lock);
+    call(["luksUUID", &name]).works();
+    assert!(!std::path::Path::new(&lock).exists(), "the lock file stays");
+    // One writer, and none beside a mount or whatever else the kernel lets nobody share.
+    let nested = format!("{} import --type raw /dev/null {name}", env!("CARGO_BIN_EXE_inlock"));
+    call_with(b"secret", ["serve", &name, "--run", &nested]).fails(5, &[IN_USE]);
+    let too_long = dir.image("long", 25);
+    call(["import", "--type", "raw", &too_long, &name]).fails(1, &["there is room for 25165824"]);
+}
