@@ -5,7 +5,7 @@
 //! they get here ([`Excerpt`]), so that printing an error is always safe. No error holds a secret.
 
 use crate::pbkdf::KdfError;
-use inlock_cipher::{CipherError, InvalidCipherSpec};
+use inlock_cipher::CipherError;
 use std::fmt;
 use std::io;
 
@@ -102,14 +102,14 @@ pub enum UnlockError {
         reason: &'static str,
     },
     /// A cipher that Inlock does not have.
-    #[error("{place}: cipher '{name}' is not supported")]
+    #[error("{place}: cipher '{name}' is not supported (its {part})")]
     UnsupportedCipher {
-        /// Where it is named: `segment`, `keyslot area` or `LUKS1 header`.
+        /// Where it is named: `LUKS1 header`, `LUKS2 segment` or `LUKS2 keyslot`.
         place: &'static str,
         /// What is named.
         name: Excerpt,
-        /// Which part of it is unknown.
-        source: InvalidCipherSpec,
+        /// Which part of it is unknown: `cipher`, `mode` or `IV mode`.
+        part: &'static str,
     },
     /// A hash that Inlock does not have.
     #[error("{place}: hash '{name}' is not supported")]

@@ -7,7 +7,7 @@ use crate::key_material::KeyMaterial;
 use crate::pbkdf::{Hash, Kdf, KdfLimits};
 use crate::secret::Secret;
 use crate::unlock::{Attempts, UnlockOptions, Unlocked, finish};
-use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, InvalidCipherSpec, Sector, Segment, VolumeKey};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
@@ -48,11 +48,12 @@ impl Luks1 {
     /// Cipher and hash, if Inlock has them and they can protect a key of this length.
     fn algorithms(&self) -> Result<(CipherSpec, Hash), UnlockError> {
         let name = self.cipher();
-        let cipher: CipherSpec = name.parse().map_err(|source| UnlockError::UnsupportedCipher {
+        let unknown = |error: InvalidCipherSpec| UnlockError::UnsupportedCipher {
             place: HEADER,
             name: Excerpt::new(&name),
-            source,
-        })?;
+            part: error.part,
+        };
+        let cipher: CipherSpec = name.parse().map_err(unknown)?;
         if cipher.cipher == Cipher::Null {
             // The keyslots' cipher is the payload's: their key material would be in the clear.
             return Err(UnlockError::NullCipherKeyslot {

@@ -3,7 +3,7 @@
 use super::json::Fields;
 use super::metadata::{CryptSegment, Metadata, Segment, SegmentKind};
 use crate::error::{Excerpt, Fault, Problem, UnlockError};
-use inlock_cipher::{CipherSpec, DataUnitSize, SECTOR_SIZE, Sector};
+use inlock_cipher::{CipherSpec, DataUnitSize, InvalidCipherSpec, SECTOR_SIZE, Sector};
 
 /// Reads one segment.
 pub(super) fn parse(fields: &Fields<'_>) -> Result<Segment, Fault> {
@@ -98,5 +98,7 @@ pub(super) fn to_serve(metadata: &Metadata) -> Result<Vec<inlock_cipher::Segment
 
 /// A cipher by the name that the metadata has.
 pub(super) fn cipher(place: &'static str, name: &str) -> Result<CipherSpec, UnlockError> {
-    name.parse().map_err(|source| UnlockError::UnsupportedCipher { place, name: Excerpt::new(name), source })
+    let unknown =
+        |error: InvalidCipherSpec| UnlockError::UnsupportedCipher { place, name: Excerpt::new(name), part: error.part };
+    name.parse().map_err(unknown)
 }

@@ -107,6 +107,12 @@ pub enum KdfError {
         /// The memory cost, in KiB.
         memory_kib: u32,
     },
+    /// The system starts no thread for it.
+    #[error("no threads for {lanes} argon2 lanes")]
+    NoThreads {
+        /// How many lanes there are.
+        lanes: u32,
+    },
     /// The algorithm refused its input.
     #[error("{0} refused its input")]
     Refused(&'static str),
@@ -166,10 +172,14 @@ fn argon2(alg: Algorithm, cost: Argon2Cost, passphrase: &[u8], salt: &[u8], key:
     at_least("argon2 salt length", salt.len() as u64, argon2::MIN_SALT_LEN as u64)?;
     let params = Params::new(cost.memory_kib, cost.time, cost.lanes, Some(key.len()))
         .map_err(|_| KdfError::Refused("argon2"))?;
-    let mut memory =
-        Argon2Memory::new(params.block_count()).ok_or(KdfError::OutOfMemory { memory_kib: cost.memory_kib })?;
-    Argon2::new(alg, Version::V0x13, params)
-        .hash_password_into_with_memory(passphrase, salt, key, memory.0.as_mut_slice())
+    // Threads of its own: those of the global pool would stay, and would panic where the system starts none.
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(cpus.min(cost.lanes as usize)).build();
+    let pool = pool.map_err(|_| KdfError::NoThreads { lanes: cost.lanes })?;
+    let no_memory = KdfError::OutOfMemory { memory_kib: cost.memory_kib };
+    let mut memory = Argon2Memory::new(params.block_count()).ok_or(no_memory)?;
+    let argon2 = Argon2::new(alg, Version::V0x13, params);
+    pool.install(|| argon2.hash_password_into_with_memory(passphrase, salt, key, memory.0.as_mut_slice()))
         .map_err(|_| KdfError::Refused("argon2"))
 }
 

@@ -146,6 +146,7 @@ pub(super) fn keyslot_rows() -> Vec<Row> {
         ("areas overlap", Json(|j| copies(j, "keyslots", 1..2)), Load("keyslots/1/area: offset 32768 overlaps keyslots/0")),
         ("area key size of no cipher", Json(|j| slot(j)["area"]["key_size"] = json!(33)), Unlock("does not take a key of 264 bits")),
         ("area cipher unknown", Json(|j| slot(j)["area"]["encryption"] = json!("serpent-xts-plain64")), Unlock("cipher 'serpent-xts-plain64' is not supported")),
+        ("area cipher with an escape", Json(|j| slot(j)["area"]["encryption"] = json!("\u{1b}[2J")), Unlock("cipher '\\u{1b}[2J' is not supported")),
         ("area cipher null", Json(|j| slot(j)["area"]["encryption"] = json!("cipher_null-ecb")), Unlock("keyslot 0: its cipher does not encrypt")),
         ("area cipher capi", Json(|j| slot(j)["area"]["encryption"] = json!("capi:xts(aes)-plain64")), Unlock("cipher 'capi:xts(aes)-plain64' is not supported")),
         ("area cipher a number", Json(|j| slot(j)["area"]["encryption"] = json!(7)), Load("encryption is not a string")),

@@ -90,6 +90,8 @@ fn verdict(image: &[u8]) -> Result<String, (bool, String)> {
         Ok(warnings.join("; "))
     })();
     assert!(device.to_vec() == image, "the device was changed");
+    let (Ok(text) | Err((_, text))) = &outcome;
+    assert!(!text.contains(char::is_control), "{text:?} could steer a terminal");
     outcome
 }
 
