@@ -227,11 +227,11 @@ pub(crate) fn cannot_format(path: &Path) -> impl FnOnce(FormatError) -> anyhow::
 /// Tells the user, unless there is nothing to say, and gives the status to exit with.
 pub(crate) fn report(error: &anyhow::Error) -> Status {
     let status = status_of(error);
-    let silent = [Problem::No.to_string(), Problem::OutputClosed.to_string()].contains(&error.to_string());
+    let silent = matches!(error.downcast_ref(), Some(Problem::No | Problem::OutputClosed));
     if !silent {
         // The messages end in a full stop where scripts look for cryptsetup's words; a cause follows without it.
         let mut chain = String::new();
-        for cause in error.chain().map(ToString::to_string) {
+        for cause in error.chain().map(|cause| without_number(&cause.to_string()).to_owned()) {
             // Some errors tell their cause themselves.
             if chain.is_empty() {
                 chain = cause;
@@ -246,6 +246,14 @@ pub(crate) fn report(error: &anyhow::Error) -> Status {
         }
     }
     status
+}
+
+/// The system's words for an error without ` (os error 2)` behind them.
+fn without_number(text: &str) -> &str {
+    match text.rsplit_once(" (os error ") {
+        Some((words, number)) if number.trim_end_matches(')').bytes().all(|byte| byte.is_ascii_digit()) => words,
+        _ => text,
+    }
 }
 
 /// One line on standard error; where that is closed there is nobody to tell.
@@ -320,6 +328,13 @@ mod tests {
         assert_eq!(status_of(&permission().context(not_luks()).context("outer")), Status::Wrong);
         assert_eq!(status_of(&anyhow::Error::from(Problem::NoKey).context("outer")), Status::Permission);
         assert!(hint_of(&permission().context(not_luks()).context("outer")).is_some());
+    }
+
+    #[test]
+    fn the_number_of_a_system_error_is_left_out() {
+        assert_eq!(without_number("No such file or directory (os error 2)"), "No such file or directory");
+        assert_eq!(without_number("odd (os error x)"), "odd (os error x)");
+        assert_eq!(without_number("plain"), "plain");
     }
 
     #[test]

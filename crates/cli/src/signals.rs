@@ -1,7 +1,7 @@
 //! Catching signals for a while: at the passphrase prompt and while serving.
 //!
 //! A handler cannot be taken away again without a race, so handlers are installed once and pass a signal on to its default
-//! action as long as nobody catches. A caught signal is remembered and wakes whoever polls.
+//! action as long as nobody catches. What the parent had this program ignore stays ignored. A caught signal is remembered and wakes whoever polls.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -52,14 +52,25 @@ fn install() -> io::Result<Handlers> {
     let (wake, sender) = UnixStream::pair()?;
     wake.set_nonblocking(true)?;
     sender.set_nonblocking(true)?;
-    for signal in SIGNALS {
-        let number = signal.as_raw();
+    let ignored = ignored();
+    for number in SIGNALS.map(Signal::as_raw).into_iter().filter(|number| !ignores(ignored, *number)) {
         // Actions run in the order of registration.
         flag::register_conditional_default(number, Arc::clone(&pass))?;
         flag::register_usize(number, Arc::clone(&last), number as usize)?;
         low_level::pipe::register(number, sender.try_clone()?)?;
     }
     Ok(Handlers { pass, last, wake, turn: Mutex::new(()) })
+}
+
+/// The signals that this program was told to ignore by whoever started it, as `nohup` does: a set of bits from bit 0.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+fn ignores(mask: u64, number: i32) -> bool {
+    u32::try_from(number - 1).is_ok_and(|bit| mask.checked_shr(bit).is_some_and(|rest| rest & 1 == 1))
 }
 
 impl Caught {
@@ -85,4 +96,16 @@ impl Drop for Caught {
 /// Lets a signal do what it does to a program that does not catch it: for most, end it.
 pub(crate) fn default_action(number: i32) {
     let _ = low_level::emulate_default_handler(number);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_has_signal_1_at_its_lowest_bit() {
+        assert!(ignores(1, 1) && !ignores(1, 2));
+        assert!(ignores(0x4001, 15) && !ignores(0x4001, 14));
+        assert!(!ignores(u64::MAX, 0) && !ignores(u64::MAX, -1) && !ignores(u64::MAX, 65));
+    }
 }

@@ -127,6 +127,26 @@ fn costs_that_nobody_can_pay_are_refused() {
 }
 
 #[test]
+fn memory_that_is_not_there_is_3() {
+    if !have("prlimit") {
+        return;
+    }
+    let dir = Dir::new();
+    let image = dir.image("image", 20);
+    let words = ["--as=268435456", env!("CARGO_BIN_EXE_inlock"), "luksFormat", "-q", &image];
+    let costs = ["--pbkdf-force-iterations", "4", "--pbkdf-memory", "524288", "--pbkdf-parallel", "1"];
+    let free = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let free = free.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap_or("0 kB");
+    if free.trim().trim_end_matches(" kB").parse::<u64>().unwrap() < 2 << 20 {
+        println!("SKIPPED: with so little memory less is asked for");
+        return;
+    }
+    let ended = run(std::process::Command::new("prlimit").args(words).args(costs), b"secret");
+    ended.fails(3, &["no memory", "hint: "]);
+    assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 0), "something was written");
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_error_to_talk_about() {
     let dir = Dir::new();
     let image = dir.luks2("image");

@@ -80,13 +80,37 @@ fn signals_drain_and_end_with_success() {
     let dir = Dir::new();
     let image = dir.image("image", 1);
     let socket = dir.name("socket");
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0");
+    let ignored = u64::from_str_radix(mask.trim(), 16).unwrap();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        if ignored >> (signal.as_raw() - 1) & 1 == 1 {
+            println!("SKIPPED: {signal:?} is ignored here, and so it is by what is started here");
+            continue;
+        }
         let (child, uri) = start(&["--type", "raw", &image, "--nbd", &format!("unix:{socket}")]);
         assert_eq!(uri, format!("nbd+unix:///?socket={socket}"));
         assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(stop(child, signal), (Some(0), String::new()), "{signal:?}");
         assert!(!dir.path("socket").exists());
     }
+}
+
+#[test]
+fn what_the_parent_ignores_stays_ignored() {
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    let address = format!("unix:{}", dir.name("socket"));
+    let script = format!("trap '' HUP; exec {} serve --type raw {image} --nbd {address}", env!("CARGO_BIN_EXE_inlock"));
+    let mut shell = std::process::Command::new("sh");
+    let mut child = shell.args(["-c", &script]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut uri = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut uri).unwrap();
+    kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
+    // The server still answers; a second one finds the volume in use.
+    call(["serve", "--type", "raw", &image, "--run", "true"]).fails(5, &["is in use"]);
+    assert!(child.try_wait().unwrap().is_none(), "SIGHUP ended a server that was told to ignore it");
+    assert_eq!(stop(child, Signal::TERM), (Some(0), String::new()));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -97,7 +98,9 @@ enum Sink {
 impl Sink {
     fn open(path: Option<&Path>, len: u64) -> anyhow::Result<Self> {
         let Some(path) = path else {
-            return Ok(Self::Stream { out: Box::new(io::stdout().lock()), name: "standard output".into() });
+            // Not through the library's buffer, which looks for ends of lines.
+            let out = File::from(io::stdout().as_fd().try_clone_to_owned().context("cannot write standard output")?);
+            return Ok(Self::Stream { out: Box::new(out), name: "standard output".into() });
         };
         let cannot = || format!("cannot write {}", path.display());
         // Plaintext is for the owner's eyes; an existing file keeps its own mode.
