@@ -28,11 +28,11 @@ pub(super) const IN_FLIGHT: usize = 8;
 pub(super) trait AesVector: Copy {
     /// How many blocks a vector holds.
     const BLOCKS: usize;
-    /// How many round keys stay in registers, from the first. Each other is read again each round, which costs one load for
+    /// How many round keys stay in registers, from that of the first round. Each other is read again each round, which costs one load for
     /// `IN_FLIGHT` vectors or more, and no copy of a key is spilled to the stack.
     const KEYS_IN_REGISTERS: usize;
-    /// Whether there are registers enough to start a row while the one before it runs.
-    const START_AHEAD: bool;
+    /// How many rounds of a row run while the row before it ends, at most 4. None where there are no registers for two rows.
+    const AHEAD: usize;
 
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
@@ -53,7 +53,10 @@ pub(super) trait AesVector: Copy {
     /// Exchanges the two halves of every block.
     unsafe fn swap_halves(self) -> Self;
     /// `self`, whose blocks are all the tweak t, times x^(BLOCKS * INDEX + place): the tweaks of vector INDEX of a group.
-    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self) -> Self;
+    /// `counts` points to a table of [`Counts`] for `BLOCKS`.
+    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self, counts: *const u8) -> Self;
+    /// Where that table is.
+    fn counts() -> *const u8;
     /// `self` times x^(BLOCKS * IN_FLIGHT), in every place: the next group's first tweak.
     unsafe fn next_group(self, swapped: Self) -> Self;
 }
@@ -140,7 +143,7 @@ impl<V: AesVector> Keys<V> {
         // SAFETY: the caller's promise.
         unsafe {
             let mut registers = [V::splat(&(&(*memory).0)[0]); 15];
-            each_round!(@ R if R < V::KEYS_IN_REGISTERS { registers[R] = V::splat(&(&(*memory).0)[R]) },
+            each_round!(@ R if R <= V::KEYS_IN_REGISTERS { registers[R] = V::splat(&(&(*memory).0)[R]) },
                 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
             Self { memory, registers }
         }
@@ -154,7 +157,11 @@ impl<V: AesVector> Keys<V> {
     unsafe fn get<const ROUND: usize>(&self) -> V {
         // SAFETY: the caller's promise.
         unsafe {
-            if ROUND < V::KEYS_IN_REGISTERS { self.registers[ROUND] } else { V::splat(&(&(*self.memory).0)[ROUND]) }
+            if ROUND > 0 && ROUND <= V::KEYS_IN_REGISTERS {
+                self.registers[ROUND]
+            } else {
+                V::splat(&(&(*self.memory).0)[ROUND])
+            }
         }
     }
 }
@@ -179,6 +186,7 @@ struct Rows<V> {
     /// Rows of this unit, with this one.
     left: usize,
     rows_in_unit: usize,
+    counts: *const u8,
     /// The first tweak of this unit; the next unit's is behind it.
     unit: *const Block,
 }
@@ -188,10 +196,12 @@ impl<V: AesVector> Rows<V> {
     /// The instructions of `V` are there, and `unit` points to a tweak.
     #[inline(always)]
     unsafe fn new(unit: *const Block, rows_in_unit: usize) -> Self {
+        // Opaque, so that the compiler does not copy the table to the stack for want of registers.
+        let counts = V::counts();
         // SAFETY: the caller's promise.
         unsafe {
             let first = V::splat(&*unit);
-            Self { first, swapped: first.swap_halves(), left: rows_in_unit, rows_in_unit, unit }
+            Self { first, swapped: first.swap_halves(), left: rows_in_unit, rows_in_unit, counts, unit }
         }
     }
 
@@ -247,15 +257,16 @@ pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>
         let whitening = keys.get::<0>().xor(keys.get::<ROUNDS>());
         let mut rows = Rows::<V>::new(job.ivs.as_ptr(), rows_in_unit);
         each!(I => {
-            let tweak = rows.first.times_powers::<I>(rows.swapped);
+            let tweak = rows.first.times_powers::<I>(rows.swapped, rows.counts);
             tweak.xor(keys.get::<ROUNDS>()).store(now.add(I * 16 * V::BLOCKS));
         });
         let mut states = start_row(whitening, now, src);
+        each_round!(@ R if R <= V::AHEAD { ahead_round::<V, ENCRYPT, R>(&keys, &mut states) }, 1 2 3 4);
         for left in (0..job.units * rows_in_unit).rev() {
             rows.advance();
             let next_src = if left > 0 { src.add(row_len) } else { src };
             let ahead = row::<V, ROUNDS, ENCRYPT>(&keys, states, &rows, then, next_src, (now, dst));
-            states = if V::START_AHEAD { ahead } else { start_row(whitening, then, next_src) };
+            states = if V::AHEAD > 0 { ahead } else { start_row(whitening, then, next_src) };
             std::mem::swap(&mut now, &mut then);
             src = next_src;
             dst = dst.add(row_len);
@@ -277,8 +288,8 @@ unsafe fn start_row<V: AesVector>(whitening: V, last_keys: *const u8, src: *cons
     states
 }
 
-/// All rounds of a row, whose last keys are `now`, to `dst`. Leaves the last keys of `next` at `then`, and gives back the states
-/// of `next`, whose data is at `next_src`, if they are to be started ahead.
+/// The rounds of a row but the first `V::AHEAD`, which are done, to `dst`. The last keys are at `now`. Leaves the last keys of
+/// `next` at `then`, and gives back the states of `next`, whose data is at `next_src`, after their first `V::AHEAD` rounds.
 #[inline(always)]
 unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
     keys: &Keys<V>,
@@ -291,22 +302,24 @@ unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
     let mut ahead = states;
     // SAFETY: the caller's promise is that of each call.
     unsafe {
-        each_round!(ROUNDS, R => {
+        let edges = (keys.get::<0>(), keys.get::<ROUNDS>());
+        each_round!(ROUNDS, R => if R > V::AHEAD {
             let key = keys.get::<R>();
             each!(I => states[I] = round::<V, ENCRYPT>(states[I], key));
-            const I: usize = (R - 1) % IN_FLIGHT;
-            if R <= IN_FLIGHT {
-                let at = I * 16 * V::BLOCKS;
-                let mut tweak = next.first.times_powers::<I>(next.swapped);
-                if V::START_AHEAD {
-                    ahead[I] = V::load(next_src.add(at)).xor3(tweak, keys.get::<0>());
-                    V::pin(&mut states, &mut ahead[I]);
-                } else {
-                    V::pin(&mut states, &mut tweak);
+            match R - V::AHEAD {
+                1 => next_two::<V, 0, 1>(edges, &mut states, &mut ahead, next, then, next_src),
+                2 => next_two::<V, 2, 3>(edges, &mut states, &mut ahead, next, then, next_src),
+                3 => next_two::<V, 4, 5>(edges, &mut states, &mut ahead, next, then, next_src),
+                4 => next_two::<V, 6, 7>(edges, &mut states, &mut ahead, next, then, next_src),
+                _ => V::pin(&mut states, &mut ahead[0]),
+            }
+            if R + V::AHEAD >= ROUNDS {
+                match R + V::AHEAD - ROUNDS {
+                    0 => ahead_round::<V, ENCRYPT, 1>(keys, &mut ahead),
+                    1 => ahead_round::<V, ENCRYPT, 2>(keys, &mut ahead),
+                    2 => ahead_round::<V, ENCRYPT, 3>(keys, &mut ahead),
+                    _ => ahead_round::<V, ENCRYPT, 4>(keys, &mut ahead),
                 }
-                tweak.xor(keys.get::<ROUNDS>()).store(then.add(at));
-            } else {
-                V::pin(&mut states, &mut ahead[I]);
             }
         });
         each!(I => {
@@ -315,6 +328,49 @@ unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
         });
     }
     ahead
+}
+
+/// Round `ROUND` of a row that is ahead of its turn.
+#[inline(always)]
+unsafe fn ahead_round<V: AesVector, const ENCRYPT: bool, const ROUND: usize>(
+    keys: &Keys<V>,
+    ahead: &mut [V; IN_FLIGHT],
+) {
+    // SAFETY: the caller's promise is that of each call.
+    unsafe {
+        let mut key = keys.get::<ROUND>();
+        each!(I => ahead[I] = round::<V, ENCRYPT>(ahead[I], key));
+        V::pin(ahead, &mut key);
+    }
+}
+
+/// Computes two of the next row's last keys and, to run ahead, starts their states. `edges` are the first key and the last.
+#[inline(always)]
+unsafe fn next_two<V: AesVector, const FIRST: usize, const SECOND: usize>(
+    edges: (V, V),
+    states: &mut [V; IN_FLIGHT],
+    ahead: &mut [V; IN_FLIGHT],
+    next: &Rows<V>,
+    then: *mut u8,
+    next_src: *const u8,
+) {
+    // SAFETY: the caller's promise is that of each call.
+    unsafe {
+        let mut tweak = next.first.times_powers::<FIRST>(next.swapped, next.counts);
+        let mut tweak2 = next.first.times_powers::<SECOND>(next.swapped, next.counts);
+        let (at, at2) = (FIRST * 16 * V::BLOCKS, SECOND * 16 * V::BLOCKS);
+        if V::AHEAD > 0 {
+            ahead[FIRST] = V::load(next_src.add(at)).xor3(tweak, edges.0);
+            ahead[SECOND] = V::load(next_src.add(at2)).xor3(tweak2, edges.0);
+            V::pin(states, &mut ahead[FIRST]);
+            V::pin(states, &mut ahead[SECOND]);
+        } else {
+            V::pin(states, &mut tweak);
+            V::pin(states, &mut tweak2);
+        }
+        tweak.xor(edges.1).store(then.add(at));
+        tweak2.xor(edges.1).store(then.add(at2));
+    }
 }
 
 /// Encrypts blocks that fill whole vectors, each for itself.

@@ -37,7 +37,7 @@ fn pin(states: &mut [Blocks2; IN_FLIGHT], other: &mut Blocks2) {
 impl AesVector for Blocks2 {
     const BLOCKS: usize = 2;
     const KEYS_IN_REGISTERS: usize = 0;
-    const START_AHEAD: bool = false;
+    const AHEAD: usize = 0;
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
@@ -112,13 +112,21 @@ impl AesVector for Blocks2 {
     }
 
     #[inline(always)]
-    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self) -> Self {
+    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self, counts: *const u8) -> Self {
         // SAFETY: the caller's promise; the counts are aligned and as long as a vector.
         unsafe {
-            let left = _mm256_sllv_epi64(self.0, _mm256_load_si256(COUNTS.left[INDEX].as_ptr().cast()));
-            let overflow = _mm256_srlv_epi64(swapped.0, _mm256_load_si256(COUNTS.right[INDEX].as_ptr().cast()));
+            let left = _mm256_sllv_epi64(self.0, _mm256_load_si256(counts.add(16 * Self::BLOCKS * INDEX).cast()));
+            let overflow = _mm256_srlv_epi64(
+                swapped.0,
+                _mm256_load_si256(counts.add(16 * Self::BLOCKS * (IN_FLIGHT + INDEX)).cast()),
+            );
             Self(left).xor3(Self(overflow), Self(_mm256_clmulepi64_epi128::<0>(overflow, _mm256_set1_epi64x(0x86))))
         }
+    }
+
+    #[inline(always)]
+    fn counts() -> *const u8 {
+        (&raw const COUNTS).cast()
     }
 
     #[inline(always)]

@@ -36,8 +36,8 @@ fn pin(states: &mut [Blocks4; IN_FLIGHT], other: &mut Blocks4) {
 
 impl AesVector for Blocks4 {
     const BLOCKS: usize = 4;
-    const KEYS_IN_REGISTERS: usize = 9;
-    const START_AHEAD: bool = true;
+    const KEYS_IN_REGISTERS: usize = 10;
+    const AHEAD: usize = 3;
 
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Self {
@@ -116,13 +116,21 @@ impl AesVector for Blocks4 {
     }
 
     #[inline(always)]
-    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self) -> Self {
+    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self, counts: *const u8) -> Self {
         // SAFETY: the caller's promise; the counts are aligned and as long as a vector.
         unsafe {
-            let left = _mm512_sllv_epi64(self.0, _mm512_load_si512(COUNTS.left[INDEX].as_ptr().cast()));
-            let overflow = _mm512_srlv_epi64(swapped.0, _mm512_load_si512(COUNTS.right[INDEX].as_ptr().cast()));
+            let left = _mm512_sllv_epi64(self.0, _mm512_load_si512(counts.add(16 * Self::BLOCKS * INDEX).cast()));
+            let overflow = _mm512_srlv_epi64(
+                swapped.0,
+                _mm512_load_si512(counts.add(16 * Self::BLOCKS * (IN_FLIGHT + INDEX)).cast()),
+            );
             Self(left).xor3(Self(overflow), Self(_mm512_clmulepi64_epi128::<0>(overflow, _mm512_set1_epi64(0x86))))
         }
+    }
+
+    #[inline(always)]
+    fn counts() -> *const u8 {
+        (&raw const COUNTS).cast()
     }
 
     #[inline(always)]
