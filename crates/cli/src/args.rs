@@ -14,7 +14,7 @@ use inlock_volume::plain::{Plain, PlainHash};
 use inlock_volume::{Hash, KdfKind};
 
 use crate::exit::Problem;
-use crate::options::{Options, Verb};
+use crate::options::{self, Options, Verb};
 use crate::values::{Listen, Range};
 
 /// A checked command line.
@@ -561,6 +561,15 @@ fn explain(error: &clap::Error) -> anyhow::Error {
     let option = context(ContextKind::InvalidArg);
     let name = option.split(' ').next().unwrap_or_default();
     Problem::usage(match error.kind() {
+        ErrorKind::UnknownArgument if options::is_only_cryptsetups(name) => {
+            return Problem::refused(
+                format!("Option {name} of cryptsetup is not available in this version."),
+                "leave it out, or let cryptsetup do this: the format is the same",
+            );
+        }
+        ErrorKind::InvalidValue if name == "--hash" && context(ContextKind::InvalidValue).is_empty() => {
+            format!("{name}: missing argument (-h is --hash; help is -? or --help)")
+        }
         ErrorKind::UnknownArgument => match context(ContextKind::SuggestedArg) {
             suggestion if suggestion.is_empty() => format!("{name}: unknown option"),
             suggestion => format!("{name}: unknown option; is {suggestion} meant?"),

@@ -290,6 +290,92 @@ impl Verb {
     }
 }
 
+/// Whether cryptsetup has a long option of this name that Inlock does not have.
+pub(crate) fn is_only_cryptsetups(option: &str) -> bool {
+    option.strip_prefix("--").is_some_and(|name| ONLY_CRYPTSETUPS.contains(&name))
+}
+
+/// Long options of cryptsetup that Inlock does not have.
+const ONLY_CRYPTSETUPS: &[&str] = &[
+    "active-name",
+    "align-payload",
+    "block-size",
+    "cancel-deferred",
+    "debug",
+    "debug-json",
+    "decrypt",
+    "deferred",
+    "device-size",
+    "disable-blkid",
+    "disable-external-tokens",
+    "disable-keyring",
+    "disable-locks",
+    "disable-veracrypt",
+    "dump-master-key",
+    "dump-volume-key",
+    "encrypt",
+    "external-tokens-path",
+    "force-no-keyslots",
+    "force-offline-reencrypt",
+    "force-password",
+    "header-backup-file",
+    "hotzone-size",
+    "hw-opal",
+    "hw-opal-only",
+    "init-only",
+    "integrity",
+    "integrity-key-size",
+    "integrity-legacy-padding",
+    "integrity-no-journal",
+    "integrity-no-wipe",
+    "json-file",
+    "keep-key",
+    "key-description",
+    "keyslot-cipher",
+    "keyslot-key-size",
+    "link-vk-to-keyring",
+    "luks2-keyslots-size",
+    "luks2-metadata-size",
+    "master-key-file",
+    "new-key-slot",
+    "new-keyfile",
+    "new-keyfile-offset",
+    "new-keyfile-size",
+    "new-token-id",
+    "perf-high_priority",
+    "perf-no_read_workqueue",
+    "perf-no_write_workqueue",
+    "perf-same_cpu_crypt",
+    "perf-submit_from_crypt_cpus",
+    "persistent",
+    "priority",
+    "reduce-device-size",
+    "refresh",
+    "resilience",
+    "resilience-hash",
+    "resume-only",
+    "serialize-memory-hard-pbkdf",
+    "shared",
+    "tcrypt-backup",
+    "tcrypt-hidden",
+    "tcrypt-system",
+    "test-args",
+    "token-id",
+    "token-only",
+    "token-replace",
+    "token-type",
+    "unbound",
+    "usage",
+    "use-directio",
+    "use-random",
+    "use-urandom",
+    "veracrypt",
+    "veracrypt-pim",
+    "veracrypt-query-pim",
+    "volume-key-file",
+    "volume-key-keyring",
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -312,6 +398,14 @@ mod tests {
         for option in known {
             assert!(Verb::ALL.iter().any(|verb| verb.allows(option)), "no verb takes --{option}");
         }
+    }
+
+    #[test]
+    fn an_option_is_ours_or_cryptsetup_s_alone() {
+        for arg in Options::command().get_arguments() {
+            assert!(!arg.get_long().is_some_and(|long| is_only_cryptsetups(&format!("--{long}"))), "{arg:?}");
+        }
+        assert!(is_only_cryptsetups("--integrity") && !is_only_cryptsetups("--nonsense"));
     }
 
     #[test]

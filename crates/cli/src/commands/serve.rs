@@ -107,6 +107,10 @@ fn cannot_serve(error: ServerError) -> anyhow::Error {
         ServerError::Listen { listen, source } => {
             anyhow::Error::from(source).context(format!("cannot listen on {}", address(&listen)))
         }
+        error @ ServerError::Worker(_) => anyhow::Error::from(error).context(Problem::Refused {
+            message: "the server cannot run".to_owned(),
+            hint: "--io sync does without io_uring, which some systems forbid",
+        }),
         error => error.into(),
     }
 }
