@@ -119,7 +119,7 @@ fn data_on_standard_input_leave_no_room_for_a_passphrase() {
 }
 
 #[test]
-fn no_core_is_written_and_nobody_may_look() {
+fn no_core_is_written() {
     let dir = Dir::new();
     // A named pipe without a writer holds the program while it is looked at.
     let fifo = dir.name("fifo");
