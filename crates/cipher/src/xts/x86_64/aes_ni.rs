@@ -36,7 +36,6 @@ fn pin(states: &mut [Block1; IN_FLIGHT], other: &mut Block1) {
 
 impl AesVector for Block1 {
     const BLOCKS: usize = 1;
-    const KEYS_IN_REGISTERS: usize = 0;
     const AHEAD: usize = 0;
 
     #[inline(always)]
@@ -120,6 +119,11 @@ impl AesVector for Block1 {
                 _mm_srl_epi64(swapped.0, _mm_load_si128(counts.add(16 * Self::BLOCKS * (IN_FLIGHT + INDEX)).cast()));
             Self(left).xor3(Self(overflow), Self(_mm_clmulepi64_si128::<0>(overflow, _mm_set1_epi64x(0x86))))
         }
+    }
+
+    #[inline(always)]
+    fn keys_in_registers(_: usize) -> usize {
+        0
     }
 
     #[inline(always)]

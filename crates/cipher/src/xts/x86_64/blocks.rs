@@ -30,7 +30,7 @@ pub(super) trait AesVector: Copy {
     const BLOCKS: usize;
     /// How many round keys stay in registers, from that of the first round. Each other is read again each round, which costs one load for
     /// `IN_FLIGHT` vectors or more, and no copy of a key is spilled to the stack.
-    const KEYS_IN_REGISTERS: usize;
+    fn keys_in_registers(rounds: usize) -> usize;
     /// How many rounds of a row run while the row before it ends, at most 4. None where there are no registers for two rows.
     const AHEAD: usize;
 
@@ -128,12 +128,12 @@ macro_rules! each_round {
 }
 
 /// The round keys of one direction, where the loops want them.
-struct Keys<V> {
+struct Keys<V, const ROUNDS: usize> {
     memory: *const RoundKeys,
     registers: [V; 15],
 }
 
-impl<V: AesVector> Keys<V> {
+impl<V: AesVector, const ROUNDS: usize> Keys<V, ROUNDS> {
     /// # Safety
     /// The instructions of `V` are there, and `memory` outlives the result.
     #[inline(always)]
@@ -143,7 +143,7 @@ impl<V: AesVector> Keys<V> {
         // SAFETY: the caller's promise.
         unsafe {
             let mut registers = [V::splat(&(&(*memory).0)[0]); 15];
-            each_round!(@ R if R <= V::KEYS_IN_REGISTERS { registers[R] = V::splat(&(&(*memory).0)[R]) },
+            each_round!(@ R if R <= V::keys_in_registers(ROUNDS) { registers[R] = V::splat(&(&(*memory).0)[R]) },
                 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
             Self { memory, registers }
         }
@@ -157,7 +157,7 @@ impl<V: AesVector> Keys<V> {
     unsafe fn get<const ROUND: usize>(&self) -> V {
         // SAFETY: the caller's promise.
         unsafe {
-            if ROUND > 0 && ROUND <= V::KEYS_IN_REGISTERS {
+            if ROUND > 0 && ROUND <= V::keys_in_registers(ROUNDS) {
                 self.registers[ROUND]
             } else {
                 V::splat(&(&(*self.memory).0)[ROUND])
@@ -253,7 +253,7 @@ pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>
             &job.keys.tweak.encrypt,
             &mut job.ivs[..job.units.next_multiple_of(V::BLOCKS)],
         );
-        let keys = Keys::<V>::new(if ENCRYPT { &job.keys.data.encrypt } else { &job.keys.data.decrypt });
+        let keys = Keys::<V, ROUNDS>::new(if ENCRYPT { &job.keys.data.encrypt } else { &job.keys.data.decrypt });
         let whitening = keys.get::<0>().xor(keys.get::<ROUNDS>());
         let mut rows = Rows::<V>::new(job.ivs.as_ptr(), rows_in_unit);
         each!(I => {
@@ -261,7 +261,7 @@ pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>
             tweak.xor(keys.get::<ROUNDS>()).store(now.add(I * 16 * V::BLOCKS));
         });
         let mut states = start_row(whitening, now, src);
-        each_round!(@ R if R <= V::AHEAD { ahead_round::<V, ENCRYPT, R>(&keys, &mut states) }, 1 2 3 4);
+        each_round!(@ R if R <= V::AHEAD { ahead_round::<V, ROUNDS, ENCRYPT, R>(&keys, &mut states) }, 1 2 3 4);
         for left in (0..job.units * rows_in_unit).rev() {
             rows.advance();
             let next_src = if left > 0 { src.add(row_len) } else { src };
@@ -292,7 +292,7 @@ unsafe fn start_row<V: AesVector>(whitening: V, last_keys: *const u8, src: *cons
 /// `next` at `then`, and gives back the states of `next`, whose data is at `next_src`, after their first `V::AHEAD` rounds.
 #[inline(always)]
 unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
-    keys: &Keys<V>,
+    keys: &Keys<V, ROUNDS>,
     mut states: [V; IN_FLIGHT],
     next: &Rows<V>,
     then: *mut u8,
@@ -315,10 +315,10 @@ unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
             }
             if R + V::AHEAD >= ROUNDS {
                 match R + V::AHEAD - ROUNDS {
-                    0 => ahead_round::<V, ENCRYPT, 1>(keys, &mut ahead),
-                    1 => ahead_round::<V, ENCRYPT, 2>(keys, &mut ahead),
-                    2 => ahead_round::<V, ENCRYPT, 3>(keys, &mut ahead),
-                    _ => ahead_round::<V, ENCRYPT, 4>(keys, &mut ahead),
+                    0 => ahead_round::<V, ROUNDS, ENCRYPT, 1>(keys, &mut ahead),
+                    1 => ahead_round::<V, ROUNDS, ENCRYPT, 2>(keys, &mut ahead),
+                    2 => ahead_round::<V, ROUNDS, ENCRYPT, 3>(keys, &mut ahead),
+                    _ => ahead_round::<V, ROUNDS, ENCRYPT, 4>(keys, &mut ahead),
                 }
             }
         });
@@ -332,8 +332,8 @@ unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
 
 /// Round `ROUND` of a row that is ahead of its turn.
 #[inline(always)]
-unsafe fn ahead_round<V: AesVector, const ENCRYPT: bool, const ROUND: usize>(
-    keys: &Keys<V>,
+unsafe fn ahead_round<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, const ROUND: usize>(
+    keys: &Keys<V, ROUNDS>,
     ahead: &mut [V; IN_FLIGHT],
 ) {
     // SAFETY: the caller's promise is that of each call.
@@ -437,7 +437,7 @@ pub(super) unsafe fn cbc_decrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
     let mut ivs = [[0; 16]; IvGenerator::MAX_BATCH];
     // SAFETY: instructions are the caller's promise; each access is inside the unit that `src` and `dst` point to.
     unsafe {
-        let keys = Keys::<V>::new(&job.keys.decrypt);
+        let keys = Keys::<V, ROUNDS>::new(&job.keys.decrypt);
         for unit in 0..job.units {
             let in_batch = unit % IvGenerator::MAX_BATCH;
             if in_batch == 0 {
@@ -481,7 +481,7 @@ pub(super) unsafe fn cbc_encrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
     let mut unit = 0;
     // SAFETY: instructions are the caller's promise; each access is inside its unit.
     unsafe {
-        let keys = Keys::<V>::new(&job.keys.encrypt);
+        let keys = Keys::<V, ROUNDS>::new(&job.keys.encrypt);
         while unit < job.units {
             let units = (job.units - unit).min(IN_FLIGHT);
             job.ivs.fill(job.ivs.advance(job.first.0, unit), &mut ivs[..units]);
@@ -498,7 +498,7 @@ pub(super) unsafe fn cbc_encrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
 
 #[inline(always)]
 unsafe fn cbc_encrypt_side_by_side<V: AesVector, const ROUNDS: usize>(
-    keys: &Keys<V>,
+    keys: &Keys<V, ROUNDS>,
     ivs: &[Block; IN_FLIGHT],
     src: *const u8,
     dst: *mut u8,
@@ -525,7 +525,7 @@ unsafe fn cbc_encrypt_side_by_side<V: AesVector, const ROUNDS: usize>(
 /// Fewer units than fit side by side: as many chains as there are, block by block.
 #[inline(always)]
 unsafe fn cbc_encrypt_few<V: AesVector, const ROUNDS: usize>(
-    keys: &Keys<V>,
+    keys: &Keys<V, ROUNDS>,
     ivs: &[Block],
     src: *const u8,
     dst: *mut u8,

@@ -36,7 +36,6 @@ fn pin(states: &mut [Blocks2; IN_FLIGHT], other: &mut Blocks2) {
 
 impl AesVector for Blocks2 {
     const BLOCKS: usize = 2;
-    const KEYS_IN_REGISTERS: usize = 0;
     const AHEAD: usize = 0;
 
     #[inline(always)]
@@ -122,6 +121,11 @@ impl AesVector for Blocks2 {
             );
             Self(left).xor3(Self(overflow), Self(_mm256_clmulepi64_epi128::<0>(overflow, _mm256_set1_epi64x(0x86))))
         }
+    }
+
+    #[inline(always)]
+    fn keys_in_registers(_: usize) -> usize {
+        0
     }
 
     #[inline(always)]
