@@ -42,7 +42,7 @@ for more in /usr/share/doc /usr/share/perl /usr/lib/python3 /usr/share/zoneinfo 
     if [ -d "$more" ]; then cp -r --no-preserve=ownership "$more" "$work/tree/$(basename "$more")" 2> /dev/null || true; fi
 done
 size=$(($(du -sm "$work/tree" | cut -f 1) * 3 / 2 + 32))
-mke2fs -q -t ext4 -d "$work/tree" "$work/fs.img" "${size}M"
+mke2fs -q -t ext4 -d "$work/tree" "$work/fs.img" "${size}M" > /dev/null
 hashes() { (cd "$1" && find . -path ./lost+found -prune -o -type f -print0 | sort -z | xargs -0 sha256sum); }
 hashes "$work/tree" > "$work/hashes"
 good "mke2fs -d: $(wc -l < "$work/hashes") files, $(mib "$(stat -c %s "$work/fs.img")") MiB"
@@ -62,11 +62,11 @@ for _ in $(seq 600); do
     sleep 0.1
 done
 began=$(date +%s%N)
-nbdcopy --flush "$work/fs.img" "$uri"
+timeout 300 nbdcopy --flush "$work/fs.img" "$uri" || bad "nbdcopy in"
 good "nbdcopy in: $((size * 1000 / (($(date +%s%N) - began) / 1000000 + 1))) MiB/s"
 
 say "4. Back through NBD, checked"
-nbdcopy "$uri" "$work/back.img"
+timeout 300 nbdcopy "$uri" "$work/back.img" || bad "nbdcopy out"
 if cmp -s "$work/fs.img" "$work/back.img"; then good "nbdcopy out: the same $size MiB"; else bad "nbdcopy out: other bytes"; fi
 if e2fsck -fn "$work/back.img" > "$work/e2fsck.log" 2>&1; then good "e2fsck -fn: clean"; else cat "$work/e2fsck.log"; bad "e2fsck"; fi
 mkdir "$work/out"

@@ -44,8 +44,16 @@ pub fn inlock() -> Result<Command> {
     Ok(program(inlock_path()?))
 }
 
-/// Any program, with nothing on standard input and messages in English.
+/// Any program that ends by itself, with nothing on standard input and messages in English. One that hangs is ended after
+/// five minutes, so that a server's hang fails a test and does not hold it.
 pub fn program(name: impl AsRef<OsStr>) -> Command {
+    let mut command = bare("timeout");
+    command.args(["--kill-after=5", "300"]).arg(name);
+    command
+}
+
+/// A program that runs until it is told to end, as its own process.
+pub fn bare(name: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(name);
     command.stdin(Stdio::null()).env("LC_ALL", "C").env_remove("RUST_BACKTRACE");
     command

@@ -25,7 +25,7 @@ impl Server {
     /// `inlock serve SOURCE --key-file KEY --nbd unix:DIR/NAME.sock` and further arguments.
     pub fn inlock(dir: &Path, name: &str, source: &Path, key: Option<&Path>, more: &[&str]) -> Result<Self> {
         let socket = dir.join(format!("{name}.sock"));
-        let mut command = process::inlock()?;
+        let mut command = process::bare(process::inlock_path()?);
         command.arg("serve").arg(source).args(["--nbd", &format!("unix:{}", socket.display())]).args(more);
         if let Some(key) = key {
             command.arg("--key-file").arg(key);

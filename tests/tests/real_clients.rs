@@ -1,9 +1,11 @@
 //! Unmodified NBD clients against `inlock serve`: libnbd's tools, QEMU's, nbdsh, and fio with verification.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use inlock_tests::image::{CHEAP_PBKDF2, difference, inlock_format, key_file};
+use inlock_tests::nbd::{Connection, Mode, command, flag};
 use inlock_tests::process::{PYTHON, inlock, output, program, root, text};
 use inlock_tests::random::Random;
 use inlock_tests::report::count;
@@ -212,5 +214,34 @@ fn the_raw_type_serves_the_file_as_it_is() -> Result<()> {
     same("nbdcopy from --type raw", &std::fs::read(&back)?, &bytes)?;
     text(program(PYTHON).args(["-m", "nbd", "-u", &server.uri(), "-c", "h.pwrite(b'here', 4097); h.flush()"]))?;
     ensure!(std::fs::read(&raw)?[4097..4101] == *b"here", "a write through --type raw is not in the file");
+    Ok(())
+}
+
+#[test]
+fn the_longest_requests_are_answered() -> Result<()> {
+    const LONGEST: usize = 32 << 20;
+    let mut answered = 0;
+    for io in ["uring", "sync"] {
+        let served = served("4096", &["--io", io])?;
+        for mode in [Mode::Simple, Mode::Structured, Mode::Extended] {
+            let mut connection = Connection::open(served.server.socket(), Duration::from_secs(60), mode)?;
+            let data = Random::new(21).bytes(LONGEST);
+            connection.write(1, &data).with_context(|| format!("--io {io}"))?;
+            same("a read of 32 MiB", &connection.read(1, LONGEST)?, &data)?;
+            // Longer than any buffer: it is done in pieces, and answered once.
+            for (flags, offset, len) in [(0, 0, SIZE), (flag::NO_HOLE, 511, SIZE - 1000), (flag::FUA, 12345, 37 << 20)]
+            {
+                connection.write(offset, &data[..4096])?;
+                let reply = connection.call(flags, command::WRITE_ZEROES, offset, len, &[]);
+                let reply = reply.with_context(|| format!("--io {io}: write-zeroes of {len} bytes"))?;
+                ensure!(reply.error == 0, "--io {io}: write-zeroes of {len} bytes: error {}", reply.error);
+                ensure!(connection.read(offset, 8192)?.iter().all(|b| *b == 0), "--io {io}: not all are zeroes");
+                answered += 1;
+            }
+            ensure!(connection.read(SIZE - 8192, 7000)?.iter().all(|b| *b == 0), "--io {io}: the end is not zeroes");
+            connection.disconnect()?;
+        }
+    }
+    count("long_write_zeroes", answered);
     Ok(())
 }
