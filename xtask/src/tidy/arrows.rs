@@ -12,28 +12,37 @@ const ALLOWED: [(&str, &[&str]); 5] = [
     ("cli", &["cipher", "volume", "engine", "frontend"]),
 ];
 
+/// Further arrows that only tests may use, never what is shipped.
+const ALLOWED_IN_TESTS: [(&str, &str); 1] = [
+    // The server's tests serve an encrypted device, which they make from a key and a segment.
+    ("frontend", "cipher"),
+];
+
 /// The findings for the manifest of `crates/NAME`.
 pub(crate) fn check(name: &str, manifest: &str) -> Vec<String> {
     let Some((_, allowed)) = ALLOWED.iter().find(|(n, _)| *n == name) else {
         return vec![format!("crates/{name}: the design has no crate of this name (xtask/src/tidy/arrows.rs)")];
     };
-    inlock_dependencies(manifest)
-        .into_iter()
-        .filter(|to| !allowed.contains(&to.as_str()))
-        .map(|to| format!("crates/{name}/Cargo.toml: the design has no arrow from {name} to {to}"))
-        .collect()
+    let forbidden = |(to, in_tests): &(String, bool)| {
+        let for_tests = *in_tests && ALLOWED_IN_TESTS.contains(&(name, to.as_str()));
+        !allowed.contains(&to.as_str()) && !for_tests
+    };
+    let found = inlock_dependencies(manifest).into_iter().filter(forbidden);
+    found.map(|(to, _)| format!("crates/{name}/Cargo.toml: the design has no arrow from {name} to {to}")).collect()
 }
 
-/// The Inlock crates a manifest depends on, without the `inlock-` in front, in any dependency table.
-fn inlock_dependencies(manifest: &str) -> Vec<String> {
+/// The Inlock crates a manifest depends on, without the `inlock-` in front, and whether only its tests do.
+fn inlock_dependencies(manifest: &str) -> Vec<(String, bool)> {
     let mut found = Vec::new();
     let mut in_table = false;
+    let mut in_tests = false;
     for line in manifest.lines().map(str::trim) {
         if let Some(table) = line.strip_prefix('[') {
             let table = table.trim_matches(|c| "[]\"' ".contains(c));
             in_table = table.split('.').any(|part| part.ends_with("dependencies"));
+            in_tests = table.split('.').any(|part| part == "dev-dependencies");
             if in_table && let Some(last) = table.rsplit('.').next() {
-                found.extend(inlock_name(last));
+                found.extend(inlock_name(last).map(|n| (n, in_tests)));
             }
             continue;
         }
@@ -42,11 +51,11 @@ fn inlock_dependencies(manifest: &str) -> Vec<String> {
         }
         if let Some((key, value)) = line.split_once('=') {
             let key = key.trim().trim_matches('"');
-            found.extend(inlock_name(key.split('.').next().unwrap_or(key)));
-            found.extend(value.split(['"', '\'', '/']).filter_map(inlock_name));
+            found.extend(inlock_name(key.split('.').next().unwrap_or(key)).map(|n| (n, in_tests)));
+            found.extend(value.split(['"', '\'', '/']).filter_map(inlock_name).map(|n| (n, in_tests)));
             if key == "path" || value.contains("path") {
                 let quoted = value.split(['"', '\'']);
-                found.extend(quoted.filter_map(|p| p.strip_prefix("../")).map(str::to_owned));
+                found.extend(quoted.filter_map(|p| p.strip_prefix("../")).map(|n| (n.to_owned(), in_tests)));
             }
         }
     }
@@ -87,6 +96,13 @@ mod tests {
             assert_eq!(findings.len(), 1, "{manifest}: {findings:?}");
             assert!(findings[0].contains("from engine to volume"), "{findings:?}");
         }
+    }
+
+    #[test]
+    fn an_arrow_for_tests_is_none_for_the_crate() {
+        assert_eq!(check("frontend", "[dev-dependencies]\ninlock-cipher.workspace = true\n"), Vec::<String>::new());
+        assert_eq!(check("frontend", "[dependencies]\ninlock-cipher.workspace = true\n").len(), 1);
+        assert_eq!(check("frontend", "[dev-dependencies]\ninlock-volume.workspace = true\n").len(), 1);
     }
 
     #[test]
