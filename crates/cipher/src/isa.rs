@@ -9,7 +9,7 @@ use crate::CipherError;
 /// The environment variable that limits the instruction sets in use.
 pub const CPU_LIMIT_VARIABLE: &str = "INLOCK_CPU";
 
-/// AES-NI: 128-bit `aesenc`, carry-less multiplication, SSE4.1.
+/// AES-NI on 128-bit vectors: AES, PCLMULQDQ, and AVX for the three-operand forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AesNi(());
 
@@ -25,7 +25,7 @@ pub struct Vaes512(());
 impl AesNi {
     /// The token, where this processor has the instructions.
     pub fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("sse4.1"))
+        (is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("avx"))
             .then_some(Self(()))
     }
 }

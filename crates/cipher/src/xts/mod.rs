@@ -262,3 +262,23 @@ pub(crate) fn limit(kernel: XtsKernel, rounds: usize, iterations: usize) -> Opti
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A limit never lets a wider kernel through, and without one the widest is the best.
+    #[test]
+    fn limits_cut_the_list_of_kernels() {
+        let all = XtsKernel::available();
+        let names = ["portable", "aesni", "vaes256", "vaes512"];
+        let limits = [CpuLimit::Portable, CpuLimit::AesNi, CpuLimit::Vaes256, CpuLimit::Vaes512];
+        for (most, limit) in limits.into_iter().enumerate() {
+            let within = XtsKernel::available_within(limit);
+            let expected: Vec<_> =
+                all.iter().copied().filter(|kernel| names[..=most].contains(&kernel.name())).collect();
+            assert_eq!(within, expected);
+            assert_eq!(within[0], XtsKernel::Portable);
+        }
+    }
+}

@@ -5,7 +5,7 @@ use super::entry_points;
 use crate::isa;
 use std::arch::x86_64::*;
 
-entry_points!(AesNiKernel, isa::AesNi, Block1, "aes,pclmulqdq,sse4.1");
+entry_points!(AesNiKernel, isa::AesNi, Block1, "avx,aes,pclmulqdq");
 
 static COUNTS: Counts<1, 2> = Counts::new();
 
@@ -14,7 +14,7 @@ struct Block1(__m128i);
 
 /// See [`AesVector::pin`].
 #[inline]
-#[target_feature(enable = "aes,pclmulqdq,sse4.1")]
+#[target_feature(enable = "avx,aes,pclmulqdq")]
 fn pin(states: &mut [Block1; IN_FLIGHT], other: &mut Block1) {
     // SAFETY: no instruction at all.
     unsafe {
@@ -158,7 +158,7 @@ impl AesNiKernel {
     }
 }
 
-#[target_feature(enable = "aes,pclmulqdq,sse4.1")]
+#[target_feature(enable = "avx,aes,pclmulqdq")]
 unsafe fn cbc_encrypt<const ROUNDS: usize>(job: &CbcJob<'_>) {
     // SAFETY: the instructions are enabled; the rest is the caller's promise.
     unsafe { blocks::cbc_encrypt::<Block1, ROUNDS>(job) }
