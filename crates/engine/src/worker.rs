@@ -225,8 +225,8 @@ where
         woken?;
         let (front, mut cx) = self.split();
         let (flow, mut wait) = front.end_turn(&mut cx);
-        self.drain();
-        if !self.requests.is_empty() || !self.finished.is_empty() {
+        // What the front end asked for at the turn's end may have ended already, and it has not yet seen to that.
+        if self.drain() {
             wait = Wait::No;
         }
         self.wait = wait;
@@ -253,8 +253,10 @@ where
         }
     }
 
-    /// Starts what the front end has asked for and tells it what has ended, until neither is left.
-    fn drain(&mut self) {
+    /// Starts what the front end has asked for and tells it what has ended, until neither is left. False: there was
+    /// nothing to do.
+    fn drain(&mut self) -> bool {
+        let mut worked = false;
         loop {
             if let Some(done) = self.finished.pop_front() {
                 let (front, mut cx) = self.split();
@@ -262,8 +264,9 @@ where
             } else if let Some(request) = self.requests.pop_front() {
                 self.start(request);
             } else {
-                return;
+                return worked;
             }
+            worked = true;
         }
     }
 

@@ -1,1 +1,143 @@
+//! Both twins: sockets, stores, waking, closing.
 
+use super::{Completion, IoMode, Operation, Returned, Ring, Token, Wait};
+use crate::buffer::{Buffer, HEADROOM};
+use crate::store::BackingStore;
+use crate::store::file::FileStore;
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+fn both(test: impl Fn(Ring)) {
+    for mode in [IoMode::Uring, IoMode::Sync] {
+        test(Ring::new(mode).unwrap());
+    }
+}
+
+fn next(ring: &mut Ring) -> Completion {
+    let mut done = VecDeque::new();
+    while done.is_empty() {
+        ring.turn(Wait::Forever, &mut done).unwrap();
+    }
+    done.pop_front().unwrap()
+}
+
+fn receive(range: std::ops::Range<usize>, all: bool) -> Operation {
+    Operation::Receive { buffer: Buffer::new(4096), range, all }
+}
+
+#[test]
+fn receives_what_is_there_or_all_of_it() {
+    both(|mut ring| {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let file = ring.add_socket(theirs.into()).unwrap();
+        ring.submit(file, receive(10..100, false), Token(1));
+        ours.write_all(b"abc").unwrap();
+        let done = next(&mut ring);
+        assert_eq!((done.token, done.result), (Token(1), Ok(3)));
+        let Returned::Buffer(buffer) = done.returned else { panic!("no buffer") };
+        assert_eq!(&buffer.data()[10..13], b"abc");
+        ring.submit(file, receive(0..6, true), Token(2));
+        ours.write_all(b"def").unwrap();
+        let mut done = VecDeque::new();
+        ring.turn(Wait::No, &mut done).unwrap();
+        assert!(done.is_empty());
+        ours.write_all(b"ghi").unwrap();
+        assert_eq!(next(&mut ring).result, Ok(6));
+        ring.submit(file, receive(0..6, true), Token(3));
+        ours.write_all(b"j").unwrap();
+        drop(ours);
+        assert_eq!(next(&mut ring).result, Ok(1), "what came before the end");
+        ring.submit(file, receive(0..6, true), Token(4));
+        assert_eq!(next(&mut ring).result, Ok(0), "the end");
+    });
+}
+
+#[test]
+fn sends_everything_to_a_slow_reader() {
+    both(|mut ring| {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let file = ring.add_socket(theirs.into()).unwrap();
+        let part = |value: u8| {
+            let mut buffer = Buffer::new(1 << 20);
+            buffer.data_mut().fill(value);
+            (buffer, HEADROOM..HEADROOM + (1 << 20))
+        };
+        ring.submit(file, Operation::Send(vec![part(1), part(2), part(3)]), Token(7));
+        let reader = std::thread::spawn(move || {
+            let mut all = vec![0; 3 << 20];
+            ours.read_exact(&mut all).unwrap();
+            all
+        });
+        let done = next(&mut ring);
+        assert_eq!((done.token, done.result), (Token(7), Ok(3 << 20)));
+        let all = reader.join().unwrap();
+        assert!(all.chunks(1 << 20).zip(1..).all(|(part, value)| part.iter().all(|b| *b == value)));
+    });
+}
+
+#[test]
+fn closing_ends_what_is_under_way() {
+    both(|mut ring| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let file = ring.add_socket(theirs.into()).unwrap();
+        ring.submit(file, receive(0..9, true), Token(1));
+        ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
+        ring.close(file);
+        let done = next(&mut ring);
+        assert_eq!(done.token, Token(1));
+        assert!(matches!(done.returned, Returned::Buffer(_)), "the buffer comes back");
+        ring.submit(file, receive(0..9, true), Token(2));
+        assert_eq!(next(&mut ring).result, Err(Errno::BADF));
+        drop(ours);
+    });
+}
+
+#[test]
+fn another_thread_wakes_a_ring() {
+    both(|mut ring| {
+        let waker = ring.waker();
+        let thread = std::thread::spawn(move || waker.wake());
+        assert!(ring.turn(Wait::Forever, &mut VecDeque::new()).unwrap());
+        thread.join().unwrap();
+        assert!(!ring.turn(Wait::No, &mut VecDeque::new()).unwrap(), "woken once");
+    });
+}
+
+#[test]
+fn dropping_a_ring_with_operations_under_way_is_safe() {
+    both(|mut ring| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let file = ring.add_socket(theirs.into()).unwrap();
+        ring.submit(file, receive(0..4096, true), Token(1));
+        ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
+        drop(ring);
+        drop(ours);
+    });
+}
+
+#[test]
+fn more_operations_than_the_queue_holds() {
+    both(|mut ring| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Uring).unwrap());
+        let file = ring.add_store(&store).unwrap();
+        for number in 0..1000 {
+            let operation = Operation::Read { offset: number * 512, buffer: Buffer::new(512), range: 0..512 };
+            ring.submit(file, operation, Token(number));
+        }
+        let mut seen = [false; 1000];
+        let mut done = VecDeque::new();
+        for _ in 0..1000 {
+            while done.is_empty() {
+                ring.turn(Wait::Forever, &mut done).unwrap();
+            }
+            let one = done.pop_front().unwrap();
+            assert_eq!(one.result, Ok(512));
+            assert!(!std::mem::replace(&mut seen[one.token.0 as usize], true));
+        }
+    });
+}

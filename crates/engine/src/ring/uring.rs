@@ -21,6 +21,8 @@ pub(super) struct Uring {
     ring: IoUring,
     in_flight: Vec<Option<Entry>>,
     free: Vec<u32>,
+    // Boxed: the kernel is given the address of a header, so it must not move with the list.
+    #[allow(clippy::vec_box)]
     vectors: Vec<Box<Vectors>>,
     done: VecDeque<Completion>,
     waker: RawFd,

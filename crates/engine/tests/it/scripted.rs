@@ -1,0 +1,132 @@
+//! A front end that asks what a script says, many requests at a time, and keeps the answers.
+
+use inlock_engine::buffer::{BufferClass, BufferPool};
+use inlock_engine::request::Operation;
+use inlock_engine::ring::{Completion, Ring, Wait};
+use inlock_engine::store::file::IoMode;
+use inlock_engine::unaligned;
+use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request, Worker};
+use inlock_engine::{Device, RequestError};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Ask {
+    Read { offset: u64, len: u64 },
+    Write { offset: u64, data: Vec<u8>, durable: bool },
+    Zeroes { offset: u64, len: u64 },
+    Flush,
+    Discard { offset: u64, len: u64 },
+}
+
+/// How one request ended; a read with its bytes.
+pub(crate) type Answer = Result<Vec<u8>, RequestError>;
+
+/// Requests are small enough for one piece.
+pub(crate) const MAX_LEN: u64 = 256 << 10;
+
+pub(crate) struct Scripted {
+    script: VecDeque<(u64, Ask)>,
+    depth: usize,
+    in_flight: usize,
+    pub(crate) answers: Vec<Option<Answer>>,
+    /// Called with the number of each request that has ended well, when it ends.
+    acknowledged: Box<dyn FnMut(u64)>,
+}
+
+impl Scripted {
+    fn ask(&mut self, cx: &mut Context<'_>) {
+        while self.in_flight < self.depth {
+            let Some((id, ask)) = self.script.pop_front() else { return };
+            self.in_flight += 1;
+            let (operation, offset, len) = match &ask {
+                Ask::Read { offset, len } => (Operation::Read, *offset, *len),
+                Ask::Write { offset, data, durable } => {
+                    (Operation::Write { durable: *durable }, *offset, data.len() as u64)
+                }
+                Ask::Zeroes { offset, len } => (Operation::WriteZeroes { durable: false }, *offset, *len),
+                Ask::Flush => (Operation::Flush, 0, 0),
+                Ask::Discard { offset, len } => (Operation::Discard, *offset, *len),
+            };
+            let mut request = Request { id, operation, offset, len, data: None, spare: None };
+            if matches!(ask, Ask::Read { .. } | Ask::Write { .. } | Ask::Zeroes { .. }) {
+                let extent = match cx.device.target().locate(offset, len, usize::MAX / 2) {
+                    Ok(extent) => extent,
+                    Err(error) => {
+                        self.in_flight -= 1;
+                        self.answers[id as usize] = Some(Err(error));
+                        continue;
+                    }
+                };
+                assert_eq!(extent.len as u64, len, "the script stays within one segment");
+                let mut buffer = cx.pool.take(extent.cover_len, extent.cover_len).expect("the pool is large enough");
+                // What was in a buffer before must never reach the store.
+                buffer.data_mut().fill(0xdd);
+                if let Ask::Write { data, .. } = &ask {
+                    buffer.data_mut()[extent.requested()].copy_from_slice(data);
+                }
+                let spare_len = if operation.modifies() { unaligned::spare_len(&extent) } else { 0 };
+                request.spare = (spare_len > 0).then(|| cx.pool.take(spare_len, spare_len).expect("large enough"));
+                request.data = Some((extent, buffer));
+            }
+            cx.requests.push_back(request);
+        }
+    }
+}
+
+impl FrontEnd for Scripted {
+    type Message = ();
+
+    fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
+    fn on_completion(&mut self, _cx: &mut Context<'_>, _done: Completion) {}
+
+    fn on_finished(&mut self, cx: &mut Context<'_>, done: Finished) {
+        self.in_flight -= 1;
+        let mut bytes = Vec::new();
+        if let Some((extent, buffer)) = done.data {
+            bytes = buffer.data()[extent.requested()].to_vec();
+            cx.pool.give(buffer);
+        }
+        if let Some(spare) = done.spare {
+            cx.pool.give(spare);
+        }
+        if done.result.is_ok() {
+            (self.acknowledged)(done.id);
+        }
+        let slot = &mut self.answers[done.id as usize];
+        assert!(slot.is_none(), "a request is answered once");
+        *slot = Some(done.result.map(|()| bytes));
+    }
+
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait) {
+        self.ask(cx);
+        let over = self.in_flight == 0 && self.script.is_empty();
+        (if over { Flow::Stop } else { Flow::Continue }, Wait::Forever)
+    }
+}
+
+/// Runs `script`, `depth` requests at a time, and gives back the answers in the script's order.
+pub(crate) fn run(device: &Arc<Device>, mode: IoMode, depth: usize, script: Vec<Ask>) -> Vec<Answer> {
+    run_watched(device, mode, depth, script, Box::new(|_| {}))
+}
+
+/// As [`run`]; `acknowledged` sees each request at the moment it has ended well.
+pub(crate) fn run_watched(
+    device: &Arc<Device>,
+    mode: IoMode,
+    depth: usize,
+    script: Vec<Ask>,
+    acknowledged: Box<dyn FnMut(u64)>,
+) -> Vec<Answer> {
+    let capacity = MAX_LEN as usize + 2 * device.target().granule();
+    let pool = BufferPool::new(&[BufferClass { capacity, count: 2 * depth }]);
+    let answers = script.iter().map(|_| None).collect();
+    let script = script.into_iter().enumerate().map(|(i, a)| (i as u64, a)).collect();
+    let front = Scripted { script, depth, in_flight: 0, answers, acknowledged };
+    let ring = Ring::new(mode).expect("a ring");
+    let mut worker = Worker::new(Arc::clone(device), ring, pool, front);
+    worker.run().expect("a worker that runs");
+    assert_eq!(worker.buffers_outstanding(), 0, "every buffer comes back");
+    let answers = worker.front().answers.clone();
+    answers.into_iter().map(|a| a.expect("every request is answered")).collect()
+}
