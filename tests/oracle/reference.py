@@ -7,6 +7,9 @@ Knows aes-xts-plain64, aes-xts-plain, aes-cbc-plain64, aes-cbc-plain and aes-cbc
   reference.py decrypt IMAGE KEYFILE [--header H]     the plaintext to standard output
   reference.py encrypt IMAGE KEYFILE [--header H]     plaintext from standard input into the image, from its start
   reference.py offset  IMAGE KEYFILE [--header H]     the payload's offset in bytes
+
+With --plain SPEC,UNIT,OFFSET,SKIP,LARGE the volume has no header: the key file is the key, OFFSET and SKIP count sectors
+of 512 bytes, UNIT bytes; LARGE is 1 where IVs count data units.
 """
 import argparse
 import hashlib
@@ -52,15 +55,17 @@ def volume_key(header, key_file):
 class Units:
     """Encrypts and decrypts data units, each by itself."""
 
-    def __init__(self, spec, key, unit, first_iv):
+    def __init__(self, spec, key, unit, first_iv, large_iv=False):
         self.cipher, self.mode, self.iv_mode = spec.split("-", 2)
         if self.cipher != "aes" or self.mode not in ("xts", "cbc"):
             sys.exit(f"the reference does not know {spec}")
         self.key, self.unit, self.first_iv = key, unit, first_iv
+        self.large_iv = large_iv
 
     def iv(self, index):
-        # The IV counts sectors of 512 bytes whatever the data unit is.
-        number = self.first_iv + index * (self.unit // 512)
+        # The IV counts sectors of 512 bytes whatever the data unit is, unless told otherwise.
+        per_unit = self.unit // 512
+        number = (self.first_iv + index * per_unit) // (per_unit if self.large_iv else 1)
         if self.iv_mode == "plain":
             return (number & 0xFFFFFFFF).to_bytes(16, "little")
         if self.iv_mode == "plain64":
@@ -90,13 +95,21 @@ def main():
     parser.add_argument("image")
     parser.add_argument("key_file")
     parser.add_argument("--header")
+    parser.add_argument("--plain")
     args = parser.parse_args()
-    header = args.header or args.image
-    offset, spec, unit, first_iv = layout(header)
+    if args.plain:
+        spec, unit, offset, first_iv, large = args.plain.split(",")
+        unit, offset = int(unit), int(offset) * 512
+        with open(args.key_file, "rb") as file:
+            units = Units(spec, file.read(), unit, int(first_iv), large == "1")
+    else:
+        header = args.header or args.image
+        offset, spec, unit, first_iv = layout(header)
+        units = None
     if args.verb == "offset":
         print(offset)
         return
-    units = Units(spec, volume_key(header, args.key_file), unit, first_iv)
+    units = units or Units(spec, volume_key(header, args.key_file), unit, first_iv)
     with open(args.image, "rb" if args.verb == "decrypt" else "r+b") as image:
         image.seek(offset)
         if args.verb == "decrypt":

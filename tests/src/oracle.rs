@@ -18,6 +18,8 @@ pub struct Volume<'a> {
     pub key: &'a Path,
     /// The detached header, if it has one.
     pub header: Option<&'a Path>,
+    /// The layout of a volume without a header, as `reference.py --plain` takes it; the key file is its key then.
+    pub plain: Option<&'a str>,
 }
 
 impl Volume<'_> {
@@ -26,6 +28,9 @@ impl Volume<'_> {
         command.arg(root().join("tests/oracle/reference.py")).arg(verb).arg(self.image).arg(self.key);
         if let Some(header) = self.header {
             command.arg("--header").arg(header);
+        }
+        if let Some(plain) = self.plain {
+            command.args(["--plain", plain]);
         }
         command
     }

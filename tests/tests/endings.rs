@@ -353,7 +353,7 @@ fn end_under_load(made: &Made, signal: &str, io: &str, after: Duration) -> Resul
     if signal != "KILL" {
         ensure!(status.success(), "{signal} ends the server with {status}: {}", server.log_text());
     }
-    let plain = Volume { image: &made.image, key: &made.key, header: None }.decrypt()?;
+    let plain = Volume { image: &made.image, key: &made.key, header: None, plain: None }.decrypt()?;
     for (block, value) in noted.into_inner().map_err(|_| anyhow::anyhow!("poisoned"))? {
         let at = (block * 4096) as usize;
         ensure!(

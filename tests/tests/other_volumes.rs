@@ -28,6 +28,8 @@ struct Made {
     image: PathBuf,
     key: PathBuf,
     header: Option<PathBuf>,
+    /// The reference's description of a volume without a header, and Inlock's options for it.
+    plain: Option<(String, Vec<String>)>,
     dir: tempfile::TempDir,
 }
 
@@ -35,11 +37,16 @@ impl Made {
     fn new(name: String) -> Result<Self> {
         let dir = tempfile::tempdir()?;
         let key = key_file(dir.path(), "key", PASSPHRASE)?;
-        Ok(Self { name, image: dir.path().join("volume.img"), key, header: None, dir })
+        Ok(Self { name, image: dir.path().join("volume.img"), key, header: None, plain: None, dir })
     }
 
     fn oracle(&self) -> Volume<'_> {
-        Volume { image: &self.image, key: &self.key, header: self.header.as_deref() }
+        Volume {
+            image: &self.image,
+            key: &self.key,
+            header: self.header.as_deref(),
+            plain: self.plain.as_ref().map(|p| p.0.as_str()),
+        }
     }
 
     /// The options that name the header and the key.
@@ -48,6 +55,7 @@ impl Made {
         if let Some(header) = &self.header {
             args.extend(["--header".to_owned(), header.display().to_string()]);
         }
+        args.extend(self.plain.iter().flat_map(|p| p.1.clone()));
         args
     }
 
@@ -272,6 +280,33 @@ fn volumes_of_qemu() -> Result<()> {
         made.push(Ok(volume));
     }
     check_all(made, "volumes_of_qemu")
+}
+
+#[test]
+fn volumes_without_a_header() -> Result<()> {
+    let mut made = Vec::new();
+    for (n, unit) in [512, 1024, 4096, 16384, 65536].into_iter().enumerate() {
+        for (cipher, key_len) in [("aes-xts-plain64", 64), ("aes-cbc-essiv:sha256", 32), ("aes-xts-plain", 32)] {
+            // Units of 512 bytes have no large IVs.
+            for large in 0..if unit == 512 { 1 } else { 2 } {
+                // An IV offset is a multiple of the data unit; the last one makes 32-bit IVs wrap.
+                let skip = [0u64, 128, 1 << 20, (1 << 32) - 256][(n + large) % 4];
+                let offset = [0, 128][n % 2];
+                let mut volume = Made::new(format!("plain {cipher} {key_len} {unit} {skip} {offset} {large}"))?;
+                std::fs::write(&volume.key, Random::new(n as u64).bytes(key_len))?;
+                sparse(&volume.image, offset * 512 + PAYLOAD)?;
+                let mut args = vec!["--type=plain".to_owned(), format!("--cipher={cipher}")];
+                args.extend([format!("--key-size={}", key_len * 8), format!("--sector-size={unit}")]);
+                args.extend([format!("--offset={offset}"), format!("--skip={skip}")]);
+                if large == 1 {
+                    args.push("--iv-large-sectors".to_owned());
+                }
+                volume.plain = Some((format!("{cipher},{unit},{offset},{skip},{large}"), args));
+                made.push(Ok(volume));
+            }
+        }
+    }
+    check_all(made, "volumes_without_a_header")
 }
 
 /// `cryptsetup` accepts what Inlock made.
