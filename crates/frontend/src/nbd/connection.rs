@@ -1,7 +1,7 @@
 //! One client: what it has sent that is not yet read, what it is owed, and what it holds.
 
 use super::handshake::{Handshake, ReplyStyle};
-use super::transmission::{Command, Head};
+use super::transmission::Head;
 use inlock_engine::buffer::HEADROOM;
 use inlock_engine::ring::{FileId, MAX_OUTGOING, Outgoing};
 use inlock_engine::{Buffer, BufferPool, Extent};
@@ -218,22 +218,5 @@ impl Connection {
             self.held -= buffer.capacity();
             pool.give(buffer);
         }
-    }
-}
-
-/// A client's request on its way, in one piece or in several.
-pub(super) struct Transfer {
-    pub(super) connection: u32,
-    pub(super) command: Command,
-    /// Bytes for which pieces were begun.
-    pub(super) begun: u64,
-    /// Pieces that the worker has.
-    pub(super) outstanding: u32,
-    pub(super) error: Option<super::protocol::NbdError>,
-}
-
-impl Transfer {
-    pub(super) fn is_begun(&self) -> bool {
-        self.begun == self.command.len
     }
 }

@@ -1,19 +1,16 @@
 //! Runs connections on a worker's ring: receives in large gulps, turns commands into requests, answers as they finish.
 //!
-//! Requests of one client run at once and are answered in the order they finish. A request longer than
-//! [`BufferPool::LARGEST_PIECE`] is carried in pieces, so memory stays what the pool was made with: when it is used up,
+//! Requests of one client run at once and are answered in the order they finish. A request longer than a
+//! buffer is carried in pieces, so memory stays what the pool was made with: when it is used up,
 //! requests wait, and a client that holds buffers without moving for [`STALL`] is dropped in favour of those that wait.
 
-use super::connection::{Connection, Intake, MAX_HELD, Part, Phase, Skip, Transfer};
-use super::handshake::{ReplyStyle, Step};
-use super::protocol::{Export, MAX_PAYLOAD, NbdError, STATE_HOLE, STATE_ZERO, command, command_flag};
-use super::transmission::{Command, Head, extent_len, put_extent};
-use inlock_engine::buffer::HEADROOM;
-use inlock_engine::request::Operation;
+use super::connection::{Connection, Phase, Skip};
+use super::handshake::Step;
+use super::protocol::{Export, command};
+use super::transfer::{Transfer, nbd_error};
+use super::transmission::{Command, Head};
 use inlock_engine::ring::{self, Completion, Returned, Token, Wait};
-use inlock_engine::unaligned;
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request};
-use inlock_engine::{Buffer, BufferPool, Extent, RequestError};
+use inlock_engine::worker::{Context, Finished, Flow, FrontEnd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -29,8 +26,6 @@ pub const STALL: Duration = Duration::from_secs(10);
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// How often limits are looked at while there is reason to.
 const SCAN: Duration = Duration::from_millis(500);
-/// The most extents in one block status reply.
-const MAX_EXTENTS: usize = 256;
 
 /// What the server's other threads tell a worker's front end.
 #[derive(Debug)]
@@ -44,13 +39,13 @@ pub enum Message {
 /// The NBD front end of one worker.
 pub struct Nbd {
     export: Arc<Export>,
-    connections: Vec<Option<Connection>>,
-    transfers: Vec<Option<Transfer>>,
-    free_transfers: Vec<u32>,
+    pub(super) connections: Vec<Option<Connection>>,
+    pub(super) transfers: Vec<Option<Transfer>>,
+    pub(super) free_transfers: Vec<u32>,
     /// Transfers whose next piece waits: for memory, or for its turn.
-    waiting: VecDeque<u32>,
+    pub(super) waiting: VecDeque<u32>,
     /// Connections that may have something to send.
-    dirty: VecDeque<u32>,
+    pub(super) dirty: VecDeque<u32>,
     /// Connections of all workers; the server's limit counts them.
     live: Arc<AtomicUsize>,
     /// Connections whose handshake is not finished.
@@ -108,7 +103,7 @@ impl Nbd {
         }
     }
 
-    fn connection(&mut self, index: u32) -> Option<&mut Connection> {
+    pub(super) fn connection(&mut self, index: u32) -> Option<&mut Connection> {
         self.connections.get_mut(index as usize)?.as_mut().filter(|c| !c.dead)
     }
 
@@ -211,39 +206,6 @@ impl Nbd {
         Some(true)
     }
 
-    /// Hands a piece of a write whose payload is complete to the worker, and begins the next piece.
-    fn begin_write(&mut self, cx: &mut Context<'_>, index: u32) {
-        let Some(connection) = self.connection(index) else { return };
-        let Some(Intake { transfer: id, extent, buffer, spare, .. }) = connection.intake.take() else { return };
-        let Some(transfer) = self.transfers[id as usize].as_mut() else { return };
-        if transfer.error.is_some() {
-            // An earlier piece has failed; the rest of the payload is only read to stay in step.
-            let connection = self.connections[index as usize].as_mut().filter(|c| !c.dead);
-            if let Some(connection) = connection {
-                connection.give(cx.pool, buffer);
-                connection.give(cx.pool, spare);
-            }
-            if transfer.is_begun() && transfer.outstanding == 0 {
-                return self.finish_transfer(index, id);
-            }
-        } else if let Some(buffer) = buffer {
-            transfer.outstanding += 1;
-            let durable = transfer.command.has(command_flag::FUA);
-            let operation = Operation::Write { durable };
-            cx.requests.push_back(Request {
-                id: id.into(),
-                operation,
-                offset: 0,
-                len: 0,
-                data: Some((extent, buffer)),
-                spare,
-            });
-        }
-        if !transfer.is_begun() {
-            self.begin_piece(cx, id);
-        }
-    }
-
     fn receive(&mut self, cx: &mut Context<'_>, index: u32) {
         let Some(connection) = self.connection(index) else { return };
         if connection.receiving {
@@ -299,221 +261,8 @@ impl Nbd {
         }
     }
 
-    /// Whether there is anything to do for the command, and whether it is allowed.
-    fn check(&mut self, cx: &Context<'_>, index: u32, command: &Command) -> Result<bool, NbdError> {
-        let access = cx.device.access();
-        let in_range = command.offset.checked_add(command.len).is_some_and(|end| end <= cx.device.len());
-        let Some(Connection { phase: Phase::Transmission { style, allocation }, reading, .. }) = self.connection(index)
-        else {
-            return Err(NbdError::Inval);
-        };
-        if command.kind == command::DISC {
-            *reading = false;
-            return Ok(true);
-        }
-        if !command.flags_are_valid(*style) {
-            return Err(NbdError::Inval);
-        }
-        match command.kind {
-            command::FLUSH => return Ok(true),
-            command::READ | command::CACHE => {}
-            command::BLOCK_STATUS if *allocation && command.len > 0 => {}
-            command::WRITE | command::WRITE_ZEROES if access.read_only => return Err(NbdError::Perm),
-            command::TRIM if access.read_only => return Err(NbdError::Perm),
-            command::WRITE | command::WRITE_ZEROES if !in_range => return Err(NbdError::NoSpace),
-            command::WRITE_ZEROES if command.has(command_flag::FAST_ZERO) => return Err(NbdError::NotSup),
-            command::WRITE | command::WRITE_ZEROES => {}
-            command::TRIM if access.allow_discards => {}
-            _ => return Err(NbdError::Inval),
-        }
-        let carries_data = matches!(command.kind, command::READ | command::WRITE);
-        if !in_range || (carries_data && command.len > u64::from(MAX_PAYLOAD)) {
-            return Err(NbdError::Inval);
-        }
-        Ok(command.len > 0)
-    }
-
-    fn begin(&mut self, cx: &mut Context<'_>, index: u32, command: Command) {
-        let Some(connection) = self.connection(index) else { return };
-        if command.kind == command::DISC {
-            return;
-        }
-        connection.transfers += 1;
-        let transfer = Transfer { connection: index, command, begun: 0, outstanding: 0, error: None };
-        let id = match self.free_transfers.pop() {
-            Some(id) => id,
-            None => {
-                self.transfers.push(None);
-                (self.transfers.len() - 1) as u32
-            }
-        };
-        self.transfers[id as usize] = Some(transfer);
-        self.begin_piece(cx, id);
-    }
-
-    /// Begins the next piece of a transfer, or puts it where it waits for memory.
-    fn begin_piece(&mut self, cx: &mut Context<'_>, id: u32) {
-        if !self.try_piece(cx, id) {
-            self.waiting.push_back(id);
-        }
-    }
-
-    /// False: there is no memory for it now.
-    fn try_piece(&mut self, cx: &mut Context<'_>, id: u32) -> bool {
-        let Some(transfer) = self.transfers[id as usize].as_mut() else { return true };
-        let Some(connection) = self.connections[transfer.connection as usize].as_mut() else { return true };
-        let command = transfer.command;
-        let offset = command.offset + transfer.begun;
-        let rest = command.len - transfer.begun;
-        let mut request =
-            Request { id: id.into(), operation: Operation::Flush, offset, len: rest, data: None, spare: None };
-        match command.kind {
-            command::READ | command::WRITE | command::WRITE_ZEROES => {
-                let reads = command.kind == command::READ;
-                let whole = command.has(command_flag::DF) && reads;
-                let Some((extent, buffer, spare)) = take_buffers(cx, connection, offset, rest, whole, !reads) else {
-                    return false;
-                };
-                if whole && (extent.len as u64) < rest {
-                    connection.give(cx.pool, Some(buffer));
-                    transfer.error = Some(NbdError::Overflow);
-                    let index = transfer.connection;
-                    self.finish_transfer(index, id);
-                    return true;
-                }
-                transfer.begun += extent.len as u64;
-                if command.kind == command::WRITE {
-                    connection.intake = Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0 });
-                    return true;
-                }
-                let durable = command.has(command_flag::FUA);
-                request.operation = if reads { Operation::Read } else { Operation::WriteZeroes { durable } };
-                request.data = Some((extent, buffer));
-                request.spare = spare;
-            }
-            command::TRIM | command::CACHE => {
-                let here = cx.device.target().place(offset, rest).map_or(rest, |p| p.len);
-                request.len = here;
-                request.operation =
-                    if command.kind == command::TRIM { Operation::Discard } else { Operation::Prefetch };
-                transfer.begun += here;
-            }
-            command::BLOCK_STATUS => {
-                let want = MAX_EXTENTS * extent_len(ReplyStyle::Extended);
-                let Some(buffer) = connection.take(cx.pool, want, want) else { return false };
-                transfer.begun = command.len;
-                self.block_status(cx, id, buffer);
-                return true;
-            }
-            _ => transfer.begun = command.len,
-        }
-        transfer.outstanding += 1;
-        cx.requests.push_back(request);
-        true
-    }
-
-    fn block_status(&mut self, cx: &mut Context<'_>, id: u32, mut buffer: Buffer) {
-        let Some(transfer) = self.transfers[id as usize].as_mut() else { return };
-        let index = transfer.connection;
-        let Some(connection) = self.connections[index as usize].as_mut() else { return };
-        let style = connection.style();
-        let command = transfer.command;
-        let most = if command.has(command_flag::REQ_ONE) { 1 } else { MAX_EXTENTS };
-        let hole_flags = if cx.device.target().is_encrypted() { STATE_HOLE } else { STATE_HOLE | STATE_ZERO };
-        let mut extents: Vec<(u64, u32)> = Vec::with_capacity(8);
-        let mut at = command.offset;
-        let end = command.offset + command.len;
-        while at < end && extents.len() <= most {
-            let longest = if style == ReplyStyle::Extended { u64::MAX } else { u64::from(u32::MAX - 0xffff) };
-            match cx.device.run_at(at, (end - at).min(longest)) {
-                Ok(run) => {
-                    let flags = if run.hole { hole_flags } else { 0 };
-                    match extents.last_mut() {
-                        Some((len, last)) if *last == flags && *len + run.len <= longest => *len += run.len,
-                        _ => extents.push((run.len, flags)),
-                    }
-                    at += run.len;
-                }
-                Err(error) => {
-                    connection.give(cx.pool, Some(buffer));
-                    transfer.error = Some(nbd_error(error));
-                    return self.finish_transfer(index, id);
-                }
-            }
-        }
-        extents.truncate(most);
-        let size = extent_len(style);
-        for ((len, flags), into) in extents.iter().zip(buffer.data_mut().chunks_exact_mut(size)) {
-            put_extent(into, style, *len, *flags);
-        }
-        let head = Head::block_status(&command, style, extents.len());
-        let start = buffer.put_header(0, head.bytes());
-        let range = start..HEADROOM + extents.len() * size;
-        connection.out.push_back(Part { buffer, range, transfer: id, unfinished: false });
-        self.dirty.push_back(index);
-        self.free_transfer(id);
-    }
-
-    /// Answers a transfer whose pieces have all ended, unless its data is the answer.
-    fn finish_transfer(&mut self, index: u32, id: u32) {
-        let Some(transfer) = self.transfers[id as usize].as_ref() else { return };
-        let (command, error) = (transfer.command, transfer.error);
-        if let Some(connection) = self.connection(index) {
-            let style = connection.style();
-            connection.say(&match error {
-                Some(error) => Head::error(&command, style, error),
-                None => Head::done(&command, style),
-            });
-            self.dirty.push_back(index);
-        }
-        self.free_transfer(id);
-    }
-
-    fn free_transfer(&mut self, id: u32) {
-        if let Some(transfer) = self.transfers[id as usize].take() {
-            self.free_transfers.push(id);
-            if let Some(connection) = self.connections[transfer.connection as usize].as_mut() {
-                connection.transfers -= 1;
-            }
-        }
-    }
-
-    fn read_finished(&mut self, cx: &mut Context<'_>, index: u32, id: u32, done: Finished) {
-        let Some(transfer) = self.transfers[id as usize].as_mut() else { return };
-        let Some(connection) = self.connections[index as usize].as_mut() else { return };
-        let style = connection.style();
-        let command = transfer.command;
-        let Some((extent, mut buffer)) = done.data else { return };
-        let offset = command.offset + transfer.begun - extent.len as u64;
-        match done.result {
-            Ok(()) => {
-                let last = transfer.is_begun();
-                let head = Head::data(&command, style, offset, extent.len, last);
-                let start = buffer.put_header(extent.skip, head.bytes());
-                let range = start..HEADROOM + extent.requested().end;
-                let unfinished = !last && style == ReplyStyle::Simple;
-                connection.out.push_back(Part { buffer, range, transfer: id, unfinished });
-                self.dirty.push_back(index);
-                if last {
-                    self.free_transfer(id);
-                } else {
-                    self.waiting.push_back(id);
-                }
-            }
-            Err(error) => {
-                connection.give(cx.pool, Some(buffer));
-                if style == ReplyStyle::Simple && offset > command.offset {
-                    // The reply has begun as a success; the protocol leaves nothing but to hang up.
-                    return self.kill(cx, index);
-                }
-                transfer.error = Some(nbd_error(error));
-                self.finish_transfer(index, id);
-            }
-        }
-    }
-
     /// Drops a client at once. What it holds comes back as its operations end.
-    fn kill(&mut self, cx: &mut Context<'_>, index: u32) {
+    pub(super) fn kill(&mut self, cx: &mut Context<'_>, index: u32) {
         let Some(connection) = self.connections[index as usize].as_mut().filter(|c| !c.dead) else { return };
         connection.dead = true;
         self.handshakes -= usize::from(connection.in_handshake());
@@ -598,16 +347,6 @@ impl Nbd {
         }
     }
 
-    /// Forgets a write whose payload will not come; pieces that are under way still end.
-    fn abandon(&mut self, id: u32) {
-        let Some(transfer) = self.transfers[id as usize].as_mut() else { return };
-        transfer.command.len = transfer.begun;
-        transfer.error = Some(NbdError::Io);
-        if transfer.outstanding == 0 {
-            self.free_transfer(id);
-        }
-    }
-
     /// The client has closed its side, or the server has: nothing more is read from it.
     fn stop_reading(&mut self, cx: &mut Context<'_>, index: u32) {
         let Some(connection) = self.connection(index) else { return };
@@ -665,50 +404,6 @@ impl Nbd {
             }
             Err(_) => self.kill(cx, index),
         }
-    }
-}
-
-/// A buffer for the first piece of a range, and a spare one if it is a partial write.
-fn take_buffers(
-    cx: &mut Context<'_>,
-    connection: &mut Connection,
-    offset: u64,
-    len: u64,
-    whole: bool,
-    writes: bool,
-) -> Option<(Extent, Buffer, Option<Buffer>)> {
-    if connection.held >= MAX_HELD {
-        return None;
-    }
-    let target = cx.device.target();
-    let least = 2 * target.granule();
-    let longest = BufferPool::LARGEST_PIECE.max(least);
-    let mut extent = target.locate(offset, len, longest).ok()?;
-    let enough = if whole { extent.cover_len } else { extent.cover_len.min(least) };
-    let buffer = connection.take(cx.pool, extent.cover_len, enough)?;
-    if buffer.capacity() < extent.cover_len {
-        extent = target.locate(offset, len, buffer.capacity()).ok()?;
-    }
-    let spare_len = if writes { unaligned::spare_len(&extent) } else { 0 };
-    if spare_len == 0 {
-        return Some((extent, buffer, None));
-    }
-    match connection.take(cx.pool, spare_len, spare_len) {
-        Some(spare) => Some((extent, buffer, Some(spare))),
-        None => {
-            connection.give(cx.pool, Some(buffer));
-            None
-        }
-    }
-}
-
-fn nbd_error(error: RequestError) -> NbdError {
-    match error {
-        RequestError::OutOfRange => NbdError::Inval,
-        RequestError::ReadOnly => NbdError::Perm,
-        RequestError::Unsupported => NbdError::NotSup,
-        RequestError::Io(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => NbdError::NoSpace,
-        RequestError::Io(_) => NbdError::Io,
     }
 }
 

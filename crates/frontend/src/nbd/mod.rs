@@ -1,7 +1,7 @@
 //! The NBD server: fixed newstyle handshake, structured replies, extended headers, `base:allocation`.
 //!
 //! [`handshake`] and [`transmission`] are the codec: bytes in, bytes out, no I/O. [`front_end`] runs connections on a
-//! worker's ring; [`server`] listens, and spreads connections over workers. Source: the NBD project's `doc/proto.md`,
+//! worker's ring, `transfer` carries their commands out; [`server`] listens, and spreads connections over workers. Source: the NBD project's `doc/proto.md`,
 //! with its extended headers as in the branch `extension-ext-header`.
 
 mod connection;
@@ -9,4 +9,5 @@ pub mod front_end;
 pub mod handshake;
 pub mod protocol;
 pub mod server;
+mod transfer;
 pub mod transmission;

@@ -28,6 +28,15 @@ pub enum Listen {
     Tcp(SocketAddr),
 }
 
+impl std::fmt::Display for Listen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
 /// How a volume is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerOptions {
@@ -61,13 +70,13 @@ impl Default for ServerOptions {
 #[non_exhaustive]
 pub enum ServerError {
     /// Another process listens there.
-    #[error("{0:?} is in use by another server")]
+    #[error("{0} is in use by another server")]
     InUse(Listen),
     /// Something that is not a socket stands at the path.
-    #[error("{0:?} exists and is not a socket")]
+    #[error("{} exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
     /// The address cannot be listened on.
-    #[error("cannot listen on {listen:?}: {source}")]
+    #[error("cannot listen on {listen}: {source}")]
     Listen {
         /// Where.
         listen: Listen,
@@ -170,6 +179,12 @@ impl Server {
     /// Where it listens, with the port that was taken.
     pub fn listen(&self) -> &Listen {
         &self.listen
+    }
+
+    /// Whether every worker still runs. One that does not has met an error that it could not answer a client with;
+    /// [`Server::stop`] says which.
+    pub fn is_healthy(&self) -> bool {
+        !self.workers.iter().any(JoinHandle::is_finished)
     }
 
     /// `io_uring` or `plain`.
