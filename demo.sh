@@ -84,7 +84,9 @@ server=
 
 say "5. The plaintext is not in the image"
 /usr/bin/python3 tests/oracle/leaks.py "$work/fs.img" "$work/fs.img" > "$work/control"
-/usr/bin/python3 tests/oracle/leaks.py "$work/fs.img" "$work/volume.img" > "$work/leaks"
+# Behind the header, whose JSON text may well stand in some file too.
+header=$(cryptsetup luksDump --dump-json-metadata "$work/volume.img" | jq -r '.segments."0".offset')
+/usr/bin/python3 tests/oracle/leaks.py "$work/fs.img" "$work/volume.img" "$header" > "$work/leaks"
 if [ "$(cat "$work/leaks")" -eq 0 ] && [ "$(cat "$work/control")" -gt 1000 ]; then
     good "pieces of the file system found in the volume: 0 (the same search over the file system itself: $(cat "$work/control"))"
 else

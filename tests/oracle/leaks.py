@@ -1,14 +1,15 @@
 #!/usr/bin/python3
 """Looks for pieces of a plain image in another file.
 
-  leaks.py PLAIN OTHER      prints how many 16-byte blocks of PLAIN, one in each 512 bytes, stand anywhere in OTHER at a
-                            multiple of 16; blocks of few different bytes, which noise may hold too, are left out
+  leaks.py PLAIN OTHER [FROM]      prints how many 16-byte blocks of PLAIN, one in each 512 bytes, stand anywhere in OTHER at a
+                            multiple of 16, behind the first FROM bytes; blocks of few different bytes, which noise may hold too, are left out
 """
 import sys
 
 
-def blocks(path, step, size=16):
+def blocks(path, step, start=0, size=16):
     with open(path, "rb") as file:
+        file.seek(start)
         while piece := file.read(1 << 20):
             for at in range(0, len(piece) - size + 1, step):
                 yield piece[at:at + size]
@@ -16,7 +17,8 @@ def blocks(path, step, size=16):
 
 def main():
     known = {block for block in blocks(sys.argv[1], 512) if len(set(block)) >= 8}
-    print(sum(block in known for block in blocks(sys.argv[2], 16)))
+    start = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    print(sum(block in known for block in blocks(sys.argv[2], 16, start)))
 
 
 if __name__ == "__main__":
