@@ -1,8 +1,10 @@
 #!/usr/bin/python3
 """Looks for pieces of a plain image in another file.
 
-  leaks.py PLAIN OTHER [FROM]      prints how many 16-byte blocks of PLAIN, one in each 512 bytes, stand anywhere in OTHER at a
-                            multiple of 16, behind the first FROM bytes; blocks of few different bytes, which noise may hold too, are left out
+  leaks.py PLAIN OTHER [FROM]
+
+prints how many 16-byte blocks of PLAIN, one in each 512 bytes, stand in OTHER at a multiple of 16, behind its first FROM
+bytes. Blocks of few different bytes, which noise may hold too, are left out.
 """
 import sys
 
