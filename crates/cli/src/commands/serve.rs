@@ -54,7 +54,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         None => {
             // Nobody may be reading; clients find the server all the same.
             let _ = exit::print(format_args!("{}\n", captive::uri(&address, &args.export_name)));
-            wait_for_signal(&caught).map(|()| 0)
+            wait_for_signal(&caught, &server).map(|()| 0)
         }
     };
     server.stop().map_err(cannot_serve)?;
@@ -115,11 +115,12 @@ fn cannot_serve(error: ServerError) -> anyhow::Error {
     }
 }
 
-/// Until a signal that ends programs comes.
-fn wait_for_signal(caught: &Caught) -> anyhow::Result<()> {
-    loop {
+/// Until a signal that ends programs comes, or the server cannot go on; stopping it says why.
+fn wait_for_signal(caught: &Caught, server: &Server) -> anyhow::Result<()> {
+    let every = Timespec { tv_sec: 1, tv_nsec: 0 };
+    while server.is_healthy() {
         let woken = caught.fd();
-        match poll(&mut [PollFd::new(&woken, PollFlags::IN)], None) {
+        match poll(&mut [PollFd::new(&woken, PollFlags::IN)], Some(&every)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error).context("cannot wait for a signal"),
         }
@@ -129,6 +130,7 @@ fn wait_for_signal(caught: &Caught) -> anyhow::Result<()> {
             None => {}
         }
     }
+    Ok(())
 }
 
 /// Runs the command to its end and gives its exit status. Signals are passed on to it.
