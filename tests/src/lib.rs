@@ -11,3 +11,8 @@ pub mod process;
 pub mod random;
 pub mod report;
 pub mod server;
+
+/// The README's program, so that it is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
