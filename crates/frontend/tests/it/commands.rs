@@ -1,0 +1,229 @@
+//! Every command in every reply style, to the byte; and what is refused.
+
+use crate::client::*;
+use crate::support::*;
+use inlock_engine::Access;
+use std::io::Write;
+
+const LEN: u64 = 4 * MIB;
+
+/// Sends everything there is at awkward places and keeps `model` in step.
+fn every_command(client: &mut Client, model: &mut [u8]) {
+    let places = [(0, 1), (1, 511), (4095, 2), (4096, 4096), (5000, 70_001), (MIB - 7, MIB + 9), (LEN - 3, 3)];
+    for (seed, (offset, len)) in places.into_iter().enumerate() {
+        let range = offset as usize..(offset + len) as usize;
+        let bytes = pattern(seed as u64 + 1, len);
+        let durable = if seed % 2 == 0 { FUA } else { 0 };
+        assert_eq!(client.write(durable, offset, &bytes), 0);
+        model[range.clone()].copy_from_slice(&bytes);
+        assert_eq!(client.read(offset, len), model[range]);
+    }
+    for (flags, offset, len) in [(0, 6000, 5000), (NO_HOLE, 3, 1), (FUA, 8192, 4096), (0, MIB + 1, 2 * MIB)] {
+        assert_eq!(client.call(WRITE_ZEROES, flags, offset, len).error, 0);
+        model[offset as usize..(offset + len) as usize].fill(0);
+    }
+    assert_eq!(client.call(FLUSH, 0, 0, 0).error, 0);
+    assert_eq!(client.call(CACHE, 0, 4097, MIB).error, 0);
+    // Less than a data unit: nothing may change.
+    assert_eq!(client.call(TRIM, 0, 4097, 510).error, 0);
+    for kind in [READ, WRITE, TRIM, CACHE, WRITE_ZEROES] {
+        for offset in [0, 77, LEN] {
+            let answer = client.call(kind, 0, offset, 0);
+            assert_eq!(answer, Answer::default(), "command {kind} of no bytes at {offset}");
+        }
+    }
+    assert_eq!(client.read(0, LEN), model, "the whole device");
+}
+
+#[test]
+fn every_command_in_every_style() {
+    for io in rings() {
+        for (unit, style) in [512, 4096].into_iter().flat_map(|unit| STYLES.map(|style| (unit, style))) {
+            let mut served = Served::new(device(memory(LEN), unit, ANYTHING_GOES), io, 1);
+            let mut model = served.plaintext();
+            let mut client = Client::open(served.path(), style);
+            assert_eq!(client.size, LEN);
+            every_command(&mut client, &mut model);
+            client.disconnect();
+            served.stop().expect("an idle server stops");
+            assert_eq!(served.plaintext(), model, "{io:?}, {style:?}, units of {unit} bytes");
+        }
+    }
+}
+
+/// A request, and the reply it gets, byte for byte in each style. Cookies are numbered by the client.
+#[test]
+fn replies_look_as_the_protocol_says() {
+    const COOKIE: [u8; 8] = [0x11, 0x22, 0x33, 0x44, 0, 0, 0, 0];
+    let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
+    let mut writer = Client::open(served.path(), Style::Simple);
+    assert_eq!(writer.write(0, 0x10_000, b"five!"), 0);
+    let simple = |error: u8| [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, error], COOKIE.as_slice()].concat();
+    let structured = |kind: u16, len: u8, payload: &[u8]| {
+        [&[0x66, 0x8e, 0x33, 0xef, 0, 1], kind.to_be_bytes().as_slice(), &COOKIE, &[0, 0, 0, len], payload].concat()
+    };
+    let extended = |kind: u16, offset: u64, len: u8, payload: &[u8]| {
+        let head = [&[0x6e, 0x8a, 0x27, 0x8c, 0, 1], kind.to_be_bytes().as_slice(), &COOKIE].concat();
+        [&head, offset.to_be_bytes().as_slice(), &[0, 0, 0, 0, 0, 0, 0, len], payload].concat()
+    };
+    let chunk = [0x10_000u64.to_be_bytes().as_slice(), b"five!"].concat();
+    let data = [simple(0), b"five!".to_vec()].concat();
+    let invalid = [0, 0, 0, 22, 0, 0];
+    let too_far = [0, 0, 0, 28, 0, 0];
+    let table = [
+        (READ, 0x10_000, 5, [data, structured(1, 13, &chunk), extended(1, 0x10_000, 13, &chunk)]),
+        (FLUSH, 0, 0, [simple(0), simple(0), extended(0, 0, 0, &[])]),
+        (READ, LEN - 4, 5, [simple(22), structured(0x8001, 6, &invalid), extended(0x8001, LEN - 4, 6, &invalid)]),
+        (WRITE_ZEROES, LEN, 1, [simple(28), structured(0x8001, 6, &too_far), extended(0x8001, LEN, 6, &too_far)]),
+        (READ, 9, 0, [simple(0), structured(0, 0, &[]), extended(0, 9, 0, &[])]),
+    ];
+    for (kind, offset, len, replies) in table {
+        for (style, expected) in STYLES.into_iter().zip(replies) {
+            let mut client = Client::open(served.path(), style);
+            client.send(kind, 0, offset, len);
+            let reply = take(&mut client.stream, expected.len());
+            assert_eq!(reply, expected, "{style:?}: command {kind} of {len} bytes at {offset}");
+        }
+    }
+}
+
+#[test]
+fn what_is_refused_leaves_the_stream_in_step() {
+    for io in rings() {
+        let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), io, 1);
+        for style in STYLES {
+            let mut client = Client::open(served.path(), style);
+            let huge = if style == Style::Extended { u64::MAX } else { u32::MAX.into() };
+            let refused = [
+                (READ, 0, LEN, 1, EINVAL),
+                (READ, 0, u64::MAX, 2, EINVAL),
+                (READ, 0, 0, huge, EINVAL),
+                (READ, NO_HOLE, 0, 1, EINVAL),
+                (WRITE_ZEROES, 0, 1, LEN, ENOSPC),
+                (WRITE_ZEROES, 0, u64::MAX, huge, ENOSPC),
+                (WRITE_ZEROES, FAST_ZERO, 0, 4096, ENOTSUP),
+                (WRITE_ZEROES, DF, 0, 4096, EINVAL),
+                (TRIM, 0, 1, LEN, EINVAL),
+                (CACHE, 0, LEN, 1, EINVAL),
+                (BLOCK_STATUS, 0, 0, 0, EINVAL),
+                (BLOCK_STATUS, 0, LEN, 1, EINVAL),
+                (FLUSH, 1 << 15, 0, 0, EINVAL),
+                (8, 0, 0, 0, EINVAL),
+                (u16::MAX, 0, 0, 0, EINVAL),
+            ];
+            for (kind, flags, offset, len, error) in refused {
+                let answer = client.call(kind, flags, offset, len);
+                assert_eq!(answer.error, error, "{style:?}: command {kind}, flags {flags}, {len} bytes at {offset}");
+            }
+            for (flags, offset, len, error) in
+                [(0, LEN - 1, 2, ENOSPC), (REQ_ONE, 0, 5, EINVAL), (0, LEN, 70_000, ENOSPC)]
+            {
+                assert_eq!(client.write(flags, offset, &pattern(9, len)), error, "{style:?}: a write at {offset}");
+            }
+            assert_eq!(client.call(FLUSH, FUA, 0, 0).error, 0, "FUA is allowed everywhere");
+            client.disconnect();
+        }
+        assert!(served.plaintext() == Served::new(device(memory(LEN), 4096, ANYTHING_GOES), io, 1).plaintext());
+    }
+}
+
+#[test]
+fn a_payload_that_no_command_wants_is_skipped() {
+    let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
+    let mut client = Client::open(served.path(), Style::Extended);
+    for kind in [READ, FLUSH, TRIM, CACHE, WRITE_ZEROES, BLOCK_STATUS, 99] {
+        let cookie = client.send(kind, PAYLOAD_LEN, 0, 100_000);
+        client.stream.write_all(&pattern(3, 100_000)).expect("the server reads");
+        assert_eq!(client.wait(cookie).error, EINVAL, "command {kind} with a payload");
+    }
+    client.disconnect();
+}
+
+#[test]
+fn reads_in_one_chunk() {
+    let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
+    for style in [Style::Structured, Style::Extended] {
+        let mut client = Client::open(served.path(), style);
+        for (offset, len) in [(0, 1), (4095, 2), (1, 65_536), (0, MIB)] {
+            let answer = client.call(READ, DF, offset, len);
+            assert_eq!((answer.error, answer.pieces), (0, 1), "{len} bytes at {offset}");
+        }
+        assert_eq!(client.call(READ, DF, 0, MIB + 1).error, EOVERFLOW);
+        assert_eq!(client.call(READ, 0, 0, MIB + 1).error, 0);
+    }
+}
+
+#[test]
+fn block_status_covers_the_range_or_its_start() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("image");
+    for io in rings() {
+        let file = std::fs::File::create_new(&path).expect("a new file");
+        file.set_len(store_len(LEN)).expect("a sparse file");
+        let store = inlock_engine::store::file::FileStore::new(file, false, io).expect("a regular file");
+        let file = std::fs::File::options().read(true).write(true).open(&path).expect("the file is there");
+        drop(store);
+        let store = inlock_engine::store::file::FileStore::new(file, false, io).expect("a regular file");
+        let served = Served::new(device(std::sync::Arc::new(store), 4096, ANYTHING_GOES), io, 1);
+        for style in [Style::Structured, Style::Extended] {
+            let mut client = Client::open(served.path(), style);
+            assert_eq!(client.write(0, MIB, &pattern(1, 65_536)), 0);
+            let answer = client.call(BLOCK_STATUS, 0, 0, LEN);
+            assert_eq!(answer.extents.iter().map(|e| e.0).sum::<u64>(), LEN);
+            assert!(answer.extents.iter().all(|e| e.0 > 0 && matches!(e.1, 0 | 1)), "a hole never reads as zeroes");
+            assert!(answer.extents.windows(2).all(|w| w[0].1 != w[1].1), "neighbours that are alike are one extent");
+            let at = answer
+                .extents
+                .iter()
+                .scan(0, |end, e| {
+                    *end += e.0;
+                    Some((*end, e.1))
+                })
+                .find(|e| e.0 > MIB);
+            assert_eq!(at.map(|e| e.1), Some(0), "what was written is allocated");
+            let one = client.call(BLOCK_STATUS, REQ_ONE, 0, LEN);
+            assert_eq!(one.extents, answer.extents[..1]);
+            let byte = client.call(BLOCK_STATUS, 0, MIB + 5, 1);
+            assert_eq!(byte.extents, [(1, 0)]);
+        }
+        drop(served);
+        std::fs::remove_file(&path).expect("it is there");
+    }
+}
+
+#[test]
+fn without_structured_replies_there_is_no_block_status() {
+    let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
+    let mut client = Client::open(served.path(), Style::Simple);
+    assert_eq!(client.call(BLOCK_STATUS, 0, 0, 4096).error, EINVAL);
+    client.disconnect();
+}
+
+#[test]
+fn a_read_only_export_refuses_changes_and_announces_it() {
+    for io in rings() {
+        let access = Access { read_only: true, allow_discards: true };
+        let served = Served::new(device(memory(LEN), 4096, access), io, 1);
+        let before = served.plaintext();
+        for style in STYLES {
+            let mut client = Client::open(served.path(), style);
+            assert_eq!(client.flags & (1 << 1 | 1 << 5 | 1 << 6), 1 << 1, "read-only; neither trim nor write-zeroes");
+            assert_eq!(client.write(0, 0, &pattern(1, 2 * MIB)), EPERM);
+            assert_eq!(client.call(WRITE_ZEROES, 0, 0, 4096).error, EPERM);
+            assert_eq!(client.call(TRIM, 0, 0, 4096).error, EPERM);
+            assert_eq!(client.call(FLUSH, 0, 0, 0).error, 0);
+            assert_eq!(client.read(0, LEN), before);
+            client.disconnect();
+        }
+    }
+}
+
+#[test]
+fn trim_is_refused_unless_allowed() {
+    let access = Access { read_only: false, allow_discards: false };
+    let served = Served::new(device(memory(LEN), 4096, access), rings()[0], 1);
+    let mut client = Client::open(served.path(), Style::Simple);
+    assert_eq!(client.flags & 1 << 5, 0);
+    assert_eq!(client.call(TRIM, 0, 0, 4096).error, EINVAL);
+    client.disconnect();
+}

@@ -1,0 +1,356 @@
+//! Many requests at once, long ones, failing ones, clients that stall, and the end of the server.
+
+use crate::client::*;
+use crate::support::*;
+use inlock_engine::store::file::{FileStore, IoMode};
+use rustix::io::Errno;
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[test]
+fn many_requests_in_flight_are_all_answered() {
+    const SLOT: u64 = 24 << 10;
+    for io in rings() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(store_len(16 * MIB)).expect("a sparse file");
+        let store = FileStore::new(file, false, io).expect("a regular file");
+        let served = Served::new(device(Arc::new(store), 4096, ANYTHING_GOES), io, 2);
+        for style in STYLES {
+            let mut client = Client::open(served.path(), style);
+            let slots = 0..400;
+            let written: Vec<u64> =
+                slots.clone().map(|n| client.send_write(0, n * SLOT + n, &pattern(n, 1 + n * 50))).collect();
+            let long = client.send(READ, 0, 12 * MIB, 4 * MIB);
+            let asked: Vec<u64> = slots.clone().map(|n| client.send(CACHE, 0, n * SLOT, 5)).collect();
+            for cookie in written.into_iter().chain(asked).chain([long]) {
+                assert_eq!(client.wait(cookie).error, 0);
+            }
+            let read: Vec<u64> = slots.clone().map(|n| client.send(READ, 0, n * SLOT + n, 1 + n * 50)).collect();
+            for (n, cookie) in slots.zip(read) {
+                assert_eq!(client.wait(cookie).data, pattern(n, 1 + n * 50), "{io:?}, {style:?}, slot {n}");
+            }
+            client.disconnect();
+        }
+    }
+}
+
+#[test]
+fn a_short_request_does_not_wait_for_a_long_one() {
+    for io in rings() {
+        let served = Served::new(device(memory(32 * MIB), 4096, ANYTHING_GOES), io, 1);
+        for style in [Style::Structured, Style::Extended] {
+            let mut client = Client::open(served.path(), style);
+            let long = client.send(READ, 0, 0, 32 * MIB);
+            let short = client.send(FLUSH, 0, 0, 0);
+            client.wait(long);
+            assert_eq!(client.order, [short, long]);
+        }
+    }
+}
+
+#[test]
+fn the_longest_requests_in_every_style() {
+    for io in rings() {
+        let mut served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
+        for (seed, style) in STYLES.into_iter().enumerate() {
+            let bytes = pattern(seed as u64, 32 * MIB);
+            let mut client = Client::open(served.path(), style);
+            assert_eq!(client.write(FUA, 4099, &bytes), 0);
+            assert!(client.read(4099, 32 * MIB) == bytes, "{io:?}, {style:?}");
+            assert_eq!(client.call(READ, 0, 0, 32 * MIB + 1).error, EINVAL);
+            client.disconnect();
+        }
+        served.stop().expect("an idle server stops");
+    }
+}
+
+#[test]
+fn two_of_the_longest_reads_at_once() {
+    for io in rings() {
+        let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let bytes = pattern(5, 40 * MIB);
+        let mut client = Client::open(served.path(), Style::Structured);
+        let writes = [(0, 20 * MIB), (20 * MIB, 20 * MIB)]
+            .map(|(offset, len)| client.send_write(0, offset, &bytes[offset as usize..(offset + len) as usize]));
+        for cookie in writes {
+            assert_eq!(client.wait(cookie).error, 0);
+        }
+        for style in [Style::Structured, Style::Extended] {
+            let mut client = Client::open(served.path(), style);
+            let reads = [1, 8 * MIB].map(|offset| (offset, client.send(READ, 0, offset, 32 * MIB)));
+            for (offset, cookie) in reads {
+                let range = offset as usize..(offset + 32 * MIB) as usize;
+                assert!(client.wait(cookie).data == bytes[range], "{io:?}, {style:?}, from {offset}");
+            }
+            client.disconnect();
+        }
+    }
+}
+
+#[test]
+fn errors_of_the_store_are_told_and_leave_the_stream_in_step() {
+    for io in rings() {
+        for (style, (errno, told)) in
+            STYLES.into_iter().flat_map(|s| [(Errno::IO, EIO), (Errno::NOSPC, ENOSPC)].map(|e| (s, e)))
+        {
+            let store = MoodyStore::new(8 * MIB);
+            let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+            let mut client = Client::open(served.path(), style);
+            let good = pattern(1, 4 * MIB);
+            assert_eq!(client.write(0, 0, &good), 0);
+            store.set(Mood { bad_reads: Some((8192..8193, errno)), ..Mood::default() });
+            assert_eq!(client.call(READ, 0, 8192, 4096).error, told);
+            assert_eq!(client.call(READ, 0, 0, 65_536).error, told);
+            assert_eq!(client.write(0, 8193, &[1; 5]), told, "what surrounds the bytes cannot be read");
+            assert_eq!(client.write(0, 8192, &good[8192..12288]), 0, "a whole unit needs no read");
+            // The second of three pieces fails while the third is still on its way.
+            store.set(Mood { bad_writes: Some((MIB + 4096..MIB + 4097, errno)), ..Mood::default() });
+            assert_eq!(client.write(0, 0, &good[..3 * MIB as usize]), told);
+            assert_eq!(client.call(WRITE_ZEROES, 0, MIB, 2 * MIB).error, told);
+            store.set(Mood::default());
+            assert_eq!(client.write(0, 0, &good), 0);
+            assert!(client.read(0, 4 * MIB) == good, "{io:?}, {style:?}");
+            client.disconnect();
+        }
+    }
+}
+
+#[test]
+fn no_flush_succeeds_after_one_has_failed() {
+    for (io, style) in rings().into_iter().flat_map(|io| STYLES.map(|style| (io, style))) {
+        let store = MoodyStore::new(MIB);
+        let mut served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 2);
+        let (mut client, mut other) = (Client::open(served.path(), style), Client::open(served.path(), style));
+        assert_eq!(client.write(0, 0, &[1; 4096]), 0);
+        store.set(Mood { bad_sync: Some(Errno::NOSPC), ..Mood::default() });
+        assert_ne!(client.call(FLUSH, 0, 0, 0).error, 0);
+        for client in [&mut client, &mut other] {
+            assert_eq!(client.call(FLUSH, 0, 0, 0).error, EIO);
+            assert_eq!(client.write(FUA, 0, &[2; 4096]), EIO);
+            assert_eq!(client.write(0, 0, &[3; 4096]), 0);
+            assert_eq!(client.read(0, 4096), [3; 4096]);
+        }
+        assert!(served.stop().is_err(), "the end says so too");
+    }
+}
+
+#[test]
+fn a_flush_covers_what_other_connections_were_told() {
+    for io in rings() {
+        let store = MoodyStore::new(MIB);
+        let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 2);
+        let mut writers: Vec<Client> = STYLES.map(|style| Client::open(served.path(), style)).into();
+        let mut flusher = Client::open(served.path(), Style::Simple);
+        assert_ne!(flusher.flags & 1 << 8, 0, "many connections are announced");
+        for round in 1..20u64 {
+            for (n, writer) in writers.iter_mut().enumerate() {
+                assert_eq!(writer.write(0, n as u64 * 8192, &pattern(round, 4096)), 0);
+            }
+            assert_eq!(flusher.call(FLUSH, 0, 0, 0).error, 0);
+            assert_eq!(store.synced_writes.load(Ordering::SeqCst), round * 3);
+            for n in 0..3 {
+                assert_eq!(flusher.read(n * 8192, 4096), pattern(round, 4096), "one sees what the others wrote");
+            }
+        }
+        assert_eq!(store.syncs.load(Ordering::SeqCst), 19);
+        assert_eq!(store.durable_writes.load(Ordering::SeqCst), 0);
+        assert_eq!(flusher.write(FUA, 1, &[1]), 0);
+        assert_eq!(flusher.call(WRITE_ZEROES, FUA, 0, 4096).error, 0);
+        assert_eq!(store.durable_writes.load(Ordering::SeqCst), 2);
+    }
+}
+
+/// Works beside `others` and compares everything.
+fn good_work(served: &Served, style: Style) {
+    let mut client = Client::open(served.path(), style);
+    for round in 0..20 {
+        let bytes = pattern(round, 300_000 + round);
+        assert_eq!(client.write(0, 30 * MIB + round, &bytes), 0);
+        assert!(client.read(30 * MIB + round, bytes.len() as u64) == bytes);
+        assert_eq!(client.call(FLUSH, 0, 0, 0).error, 0);
+    }
+    client.disconnect();
+}
+
+#[test]
+fn slow_readers_and_stalled_writers_harm_only_themselves() {
+    for io in rings() {
+        let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let mut idle = Vec::new();
+        for style in STYLES {
+            let mut slow = Client::open(served.path(), style);
+            slow.send(READ, 0, 0, 16 * MIB);
+            let mut stalled = Client::open(served.path(), style);
+            let (header, _) = stalled.header(WRITE, 0, 0, 20 * MIB);
+            stalled.stream.write_all(&[header, vec![1; 100_000]].concat()).expect("the server reads");
+            let half = Client::open(served.path(), style);
+            (&half.stream).write_all(&[0x25, 0x60]).expect("the server reads");
+            idle.push((slow, stalled, half));
+            if style == Style::Structured {
+                // All four together would fill the buffers; how that ends is a matter of time.
+                break;
+            }
+        }
+        for style in STYLES {
+            good_work(&served, style);
+        }
+        let (mut slow, mut stalled, _) = idle.remove(0);
+        while slow.under_way() > 0 {
+            slow.receive();
+        }
+        stalled.stream.write_all(&vec![1; 20 * MIB as usize - 100_000]).expect("the server reads on");
+        while stalled.under_way() > 0 {
+            stalled.receive();
+        }
+        assert!(stalled.read(0, 20 * MIB) == vec![1; 20 * MIB as usize]);
+    }
+}
+
+#[test]
+fn hanging_up_at_any_time_leaves_the_server_whole() {
+    for io in rings() {
+        let mut served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 2);
+        for (n, style) in (0..60).flat_map(|n| STYLES.map(|style| (n, style))) {
+            let mut client = Client::open(served.path(), style);
+            client.send(READ, 0, 0, n * 500_000);
+            let (header, _) = client.header(WRITE, 0, 0, 2 * MIB);
+            let bytes = [header, vec![1; 3 * MIB as usize]].concat();
+            // The server may stop reading first.
+            let _ =
+                client.stream.set_nonblocking(true).and_then(|()| client.stream.write(&bytes[..n as usize * 7000 + 1]));
+        }
+        good_work(&served, Style::Extended);
+        served.stop().expect("nothing is left");
+    }
+}
+
+#[test]
+fn who_closes_one_side_is_still_answered() {
+    for (io, style) in rings().into_iter().flat_map(|io| STYLES.map(|style| (io, style))) {
+        let served = Served::new(device(memory(4 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let mut client = Client::open(served.path(), style);
+        for n in 0..300 {
+            client.send(READ, 0, n * 4096, 65_536);
+        }
+        client.stream.shutdown(std::net::Shutdown::Write).expect("the socket is open");
+        while client.under_way() > 0 {
+            client.receive();
+        }
+        assert_eq!(client.stream.read(&mut [0]).expect("the server hangs up"), 0);
+    }
+}
+
+/// Writes numbered blocks until the server is gone, and says how many were acknowledged.
+fn write_until_gone(client: &mut Client, gone: &AtomicBool) -> Vec<u64> {
+    let mut acknowledged = Vec::new();
+    let mut numbers = std::collections::BTreeMap::new();
+    for n in 0..2000u64 {
+        let (header, cookie) = client.header(WRITE, 0, n * 8192, 8192);
+        if client.stream.write_all(&[header, pattern(n, 8192)].concat()).is_err() {
+            break;
+        }
+        numbers.insert(cookie, n);
+    }
+    let mut reply = [0; 16];
+    while client.stream.read_exact(&mut reply).is_ok() {
+        assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+        let cookie = u64::from_be_bytes(reply[8..].try_into().expect("eight bytes"));
+        acknowledged.push(numbers[&cookie]);
+    }
+    gone.store(true, Ordering::SeqCst);
+    acknowledged
+}
+
+#[test]
+fn what_was_acknowledged_before_the_end_is_there() {
+    for io in rings() {
+        let store = MoodyStore::new(16 * MIB);
+        let mut served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+        let mut client = Client::open(served.path(), Style::Simple);
+        let mut beside = Client::open(served.path(), Style::Simple);
+        store.set(Mood { hold_writes: true, ..Mood::default() });
+        let held = beside.send_write(0, 15 * MIB + MIB / 2 + 3, &[9; 100]);
+        while store.waiting.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        let gone = AtomicBool::new(false);
+        let acknowledged = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| write_until_gone(&mut client, &gone));
+            let stopping = scope.spawn(|| served.stop());
+            std::thread::yield_now();
+            store.set(Mood::default());
+            assert_eq!(beside.wait(held).error, 0, "a write that was under way is finished and answered");
+            stopping.join().expect("no panic").expect("a good end");
+            writer.join().expect("no panic")
+        });
+        let plain = served.plaintext();
+        assert_eq!(plain[(15 * MIB + MIB / 2 + 3) as usize..][..100], [9; 100]);
+        for n in acknowledged {
+            assert_eq!(plain[n as usize * 8192..][..8192], pattern(n, 8192), "{io:?}, block {n}");
+        }
+        assert_eq!(
+            store.synced_writes.load(Ordering::SeqCst),
+            store.writes.load(Ordering::SeqCst),
+            "and it is durable"
+        );
+    }
+}
+
+#[test]
+fn a_server_without_work_stops_at_every_stage_of_its_clients() {
+    for io in [IoMode::Sync, IoMode::Auto] {
+        let mut served = Served::new(device(memory(MIB), 4096, ANYTHING_GOES), io, 2);
+        let path = served.path().to_owned();
+        let silent = connect(&path);
+        let greeted = greet(&path, 3);
+        let mut half = Client::open(&path, Style::Extended);
+        let (header, _) = half.header(WRITE, 0, 0, 4096);
+        half.stream.write_all(&header[..20]).expect("the server reads");
+        let mut open = Client::open(&path, Style::Simple);
+        open.read(0, 1);
+        served.stop().expect("idle clients hold nothing up");
+        for mut stream in [silent, greeted, half.stream, open.stream] {
+            // What was greeted may still have its greeting to read.
+            let mut rest = Vec::new();
+            let end = stream.read_to_end(&mut rest);
+            assert!(end.is_ok() || end.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionReset));
+        }
+        assert!(!path.exists(), "the socket is gone");
+    }
+}
+
+/// Writes of parts of the same data units from many connections on two workers: none may lose another's bytes.
+#[test]
+fn writers_of_one_data_unit_keep_each_others_bytes() {
+    const WRITERS: u64 = 6;
+    for io in rings() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(store_len(MIB)).expect("a sparse file");
+        let store = FileStore::new(file, false, io).expect("a regular file");
+        let served = Served::new(device(Arc::new(store), 4096, ANYTHING_GOES), io, 2);
+        std::thread::scope(|scope| {
+            for n in 0..WRITERS {
+                let mut client = Client::open(served.path(), STYLES[n as usize % 3]);
+                scope.spawn(move || {
+                    for round in 0..8u64 {
+                        // Every writer has its own 100 bytes in each stretch of 600; units hold those of several.
+                        let sent: Vec<u64> = (0..40)
+                            .map(|k| client.send_write(0, k * 600 + n * 100, &pattern(n * 100 + k + round, 100)))
+                            .collect();
+                        for cookie in sent {
+                            assert_eq!(client.wait(cookie).error, 0);
+                        }
+                        for k in 0..40 {
+                            assert_eq!(client.read(k * 600 + n * 100, 100), pattern(n * 100 + k + round, 100));
+                        }
+                    }
+                });
+            }
+        });
+        let mut client = Client::open(served.path(), Style::Simple);
+        for (n, k) in (0..WRITERS).flat_map(|n| (0..40).map(move |k| (n, k))) {
+            assert_eq!(client.read(k * 600 + n * 100, 100), pattern(n * 100 + k + 7, 100), "{io:?}, writer {n}");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Servers in this process, and stores that can be told to fail or to wait.
+
+use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+use inlock_engine::store::Geometry;
+use inlock_engine::store::file::IoMode;
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::{Access, BackingStore, BlockingDevice, Device};
+use inlock_frontend::nbd::server::{Listen, Server, ServerError, ServerOptions};
+use rustix::io::Errno;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const NAME: &str = "export";
+pub(crate) const DESCRIPTION: &str = "what it is";
+
+/// Both ways of talking to the kernel; io_uring only where there is one.
+pub(crate) fn rings() -> Vec<IoMode> {
+    if inlock_engine::ring::Ring::new(IoMode::Uring).is_ok() {
+        return vec![IoMode::Sync, IoMode::Uring];
+    }
+    println!("SKIPPED: no io_uring here, only plain system calls are tested");
+    vec![IoMode::Sync]
+}
+
+pub(crate) const ANYTHING_GOES: Access = Access { read_only: false, allow_discards: true };
+
+/// A device of data units of `unit` bytes that begins three sectors into the store.
+pub(crate) fn device(store: Arc<dyn BackingStore>, unit: u32, access: Access) -> Arc<Device> {
+    let segment = Segment {
+        start: Sector(0),
+        sectors: None,
+        data_offset: Sector(3),
+        iv_offset: Sector(8),
+        unit: DataUnitSize::new(unit).expect("tests use valid units"),
+        large_iv: false,
+        cipher: Some(CipherSpec::AES_XTS_PLAIN64),
+    };
+    let key = VolumeKey::new(&(0..64u8).map(|i| i * 3 + 2).collect::<Vec<u8>>());
+    Arc::new(Device::new(&[segment], &key, store, access).expect("the segment fits"))
+}
+
+/// How long the store of a device of `len` bytes is.
+pub(crate) fn store_len(len: u64) -> u64 {
+    len + 3 * 512
+}
+
+pub(crate) fn memory(len: u64) -> Arc<dyn BackingStore> {
+    Arc::new(MemoryStore::new(vec![0; store_len(len) as usize]))
+}
+
+/// Bytes that depend on their place and on `seed`.
+pub(crate) fn pattern(seed: u64, len: u64) -> Vec<u8> {
+    let word = |i: u64| (i.wrapping_add(seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).to_le_bytes();
+    let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(word).collect();
+    bytes.truncate(len as usize);
+    bytes
+}
+
+pub(crate) struct Served {
+    server: Option<Server>,
+    pub(crate) device: Arc<Device>,
+    socket: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Served {
+    pub(crate) fn new(device: Arc<Device>, io: IoMode, threads: usize) -> Self {
+        let dir = tempfile::tempdir().expect("a folder for the socket");
+        let socket = dir.path().join("socket");
+        let options = ServerOptions {
+            export_name: NAME.into(),
+            description: DESCRIPTION.into(),
+            threads,
+            io,
+            ..ServerOptions::default()
+        };
+        let server = Server::start(Arc::clone(&device), &Listen::Unix(socket.clone()), &options);
+        Self { server: Some(server.expect("the server starts")), device, socket, _dir: dir }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.socket
+    }
+
+    pub(crate) fn stop(&mut self) -> Result<(), ServerError> {
+        self.server.take().expect("stopped once").stop()
+    }
+
+    /// What the device holds, read without the server.
+    pub(crate) fn plaintext(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.device.len() as usize];
+        BlockingDevice::new(Arc::clone(&self.device)).read_at(&mut bytes, 0).expect("memory does not fail");
+        bytes
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.take()
+            && !std::thread::panicking()
+        {
+            // A test that looks at how the server stops does so itself.
+            let _ = server.stop();
+        }
+    }
+}
+
+/// Which operations of a [`MoodyStore`] fail, and how.
+#[derive(Default)]
+pub(crate) struct Mood {
+    /// Reads that touch these bytes of the device.
+    pub(crate) bad_reads: Option<(Range<u64>, Errno)>,
+    /// Writes that touch these bytes of the device.
+    pub(crate) bad_writes: Option<(Range<u64>, Errno)>,
+    /// The next sync.
+    pub(crate) bad_sync: Option<Errno>,
+    /// Writes wait.
+    pub(crate) hold_writes: bool,
+}
+
+/// A store in memory that does as it is told, and counts.
+pub(crate) struct MoodyStore {
+    pub(crate) inner: MemoryStore,
+    mood: Mutex<Mood>,
+    changed: Condvar,
+    pub(crate) failed: AtomicUsize,
+    pub(crate) waiting: AtomicUsize,
+    pub(crate) writes: AtomicU64,
+    pub(crate) durable_writes: AtomicU64,
+    pub(crate) syncs: AtomicU64,
+    /// How many writes had ended when the last sync began.
+    pub(crate) synced_writes: AtomicU64,
+}
+
+impl MoodyStore {
+    pub(crate) fn new(len: u64) -> Arc<Self> {
+        Arc::new(Self {
+            inner: MemoryStore::new(vec![0; store_len(len) as usize]),
+            mood: Mutex::default(),
+            changed: Condvar::new(),
+            failed: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            writes: AtomicU64::new(0),
+            durable_writes: AtomicU64::new(0),
+            syncs: AtomicU64::new(0),
+            synced_writes: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn set(&self, mood: Mood) {
+        *self.mood.lock().expect("no test panics with it") = mood;
+        self.changed.notify_all();
+    }
+
+    fn fails(&self, bad: &Option<(Range<u64>, Errno)>, offset: u64, len: usize) -> Result<(), Errno> {
+        match bad {
+            Some((range, errno)) if offset < store_len(range.end) && offset + len as u64 > store_len(range.start) => {
+                self.failed.fetch_add(1, Ordering::SeqCst);
+                Err(*errno)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl BackingStore for MoodyStore {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        let mood = self.mood.lock().expect("no test panics with it");
+        self.fails(&mood.bad_reads, offset, data.len())?;
+        self.inner.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+        let mood = self.mood.lock().expect("no test panics with it");
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let mood = self.changed.wait_while(mood, |m| m.hold_writes).expect("no test panics with it");
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.fails(&mood.bad_writes, offset, data.len())?;
+        let written = self.inner.write_at(data, offset, durable)?;
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        self.durable_writes.fetch_add(u64::from(durable), Ordering::SeqCst);
+        Ok(written)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        self.synced_writes.store(self.writes.load(Ordering::SeqCst), Ordering::SeqCst);
+        self.syncs.fetch_add(1, Ordering::SeqCst);
+        match self.mood.lock().expect("no test panics with it").bad_sync.take() {
+            Some(errno) => Err(errno),
+            None => Ok(()),
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.inner.discard(offset, len)
+    }
+}
