@@ -100,6 +100,8 @@ if ! cargo build --quiet --release --package inlock-cli > "$LOGS/build.log" 2>&1
     exit 1
 fi
 export INLOCK_BIN=$TARGET/release/inlock
+INLOCK_NIST_XTS=$(/usr/bin/python3 -c 'import cryptography_vectors as v; print(v.__path__[0])')/ciphers/AES/XTS
+export INLOCK_NIST_XTS
 
 stage build "$INLOCK_BIN" --version
 stage fmt cargo fmt --all --check

@@ -3,7 +3,7 @@
 
 PACKAGES=(
     gcc libc6-dev fio nbdkit libnbd-bin python3-libnbd cryptsetup-bin qemu-utils jq shellcheck e2fsprogs
-    python3-cryptography
+    python3-cryptography python3-cryptography-vectors
 )
 
 # Prints what is missing, one package a line: by the program a package brings, or the Python module.
@@ -18,6 +18,7 @@ missing_packages() {
             qemu-utils) command -v qemu-img && command -v qemu-nbd ;;
             e2fsprogs) command -v mke2fs && command -v debugfs ;;
             python3-libnbd) /usr/bin/python3 -c 'import nbd' ;;
+            python3-cryptography-vectors) /usr/bin/python3 -c 'import cryptography_vectors' ;;
             python3-cryptography) /usr/bin/python3 -c 'import cryptography' ;;
             *) command -v "$package" ;;
         esac > /dev/null 2>&1 || echo "$package"

@@ -315,6 +315,13 @@ impl Ring {
         }
     }
 
+    /// Starts what was collected now instead of at the next turn.
+    pub fn kick(&mut self) {
+        if let Twin::Uring(uring) = &mut self.twin {
+            uring.kick();
+        }
+    }
+
     /// Submits what was collected, waits as `wait` says, and appends what has completed to `done`.
     /// True: the ring was woken.
     pub fn turn(&mut self, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {

@@ -108,6 +108,11 @@ impl Uring {
         }
     }
 
+    pub(super) fn kick(&mut self) {
+        // An error shows again, and is reported, in `turn`.
+        let _ = self.ring.submit();
+    }
+
     pub(super) fn turn(&mut self, files: &mut Files, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
         if !self.waker_armed {
             let poll = opcode::PollAdd::new(types::Fd(self.waker), libc::POLLIN as u32).build().user_data(WAKER);

@@ -27,6 +27,9 @@ pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// How often limits are looked at while there is reason to.
 const SCAN: Duration = Duration::from_millis(500);
 
+/// Bytes of replies that the kernel is asked to hold for a client.
+const SEND_BUFFER: usize = 1 << 20;
+
 /// What the server's other threads tell a worker's front end.
 #[derive(Debug)]
 pub enum Message {
@@ -81,6 +84,8 @@ impl Nbd {
     fn accept(&mut self, cx: &mut Context<'_>, socket: OwnedFd) {
         // Fails for sockets that are not TCP, which need it not.
         let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+        // As much as the system allows: a long reply that fits leaves in one go.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
         let Ok(file) = cx.ring.add_socket(socket) else {
             self.live.fetch_sub(1, Ordering::Relaxed);
             return;
@@ -300,7 +305,7 @@ impl Nbd {
         }
     }
 
-    fn flush(&mut self, cx: &mut Context<'_>, index: u32) {
+    pub(super) fn flush(&mut self, cx: &mut Context<'_>, index: u32) {
         let Some(connection) = self.connection(index) else { return };
         if connection.sending {
             return;

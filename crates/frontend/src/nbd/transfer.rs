@@ -15,6 +15,9 @@ use inlock_engine::worker::{Context, Finished, Request};
 use inlock_engine::{Buffer, BufferPool, Extent, RequestError};
 use rustix::io::Errno;
 
+/// A reply with this much data leaves at once, so that the client receives it while the next request is decrypted;
+/// shorter ones leave together at the end of a turn.
+const LONG_REPLY: usize = 128 << 10;
 /// The most extents in one block status reply.
 const MAX_EXTENTS: usize = 256;
 
@@ -197,11 +200,16 @@ impl Nbd {
                 let range = start..HEADROOM + extent.requested().end;
                 let unfinished = !last && style == ReplyStyle::Simple;
                 connection.out.push_back(Part { buffer, range, transfer: id, unfinished });
-                self.dirty.push_back(index);
                 if last {
                     self.free_transfer(id);
                 } else {
                     self.waiting.push_back(id);
+                }
+                if extent.len < LONG_REPLY {
+                    self.dirty.push_back(index);
+                } else {
+                    self.flush(cx, index);
+                    cx.ring.kick();
                 }
             }
             Err(error) => {
