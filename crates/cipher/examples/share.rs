@@ -1,11 +1,10 @@
 //! Prints each kernel's share of the processor's limit: `share [KERNEL [KEY_BITS [TURNS]]]`.
 
 use inlock_cipher::{CipherSpec, bench};
-use std::time::Duration;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let mut plan = bench::Plan::full(CipherSpec::AES_XTS_PLAIN64);
+    let mut plan = bench::Plan::full(CipherSpec::AES_XTS_PLAIN64)?;
     if let Some(name) = arguments.first().filter(|name| *name != "all") {
         plan.kernels.retain(|kernel| kernel.name() == name);
     }
@@ -15,7 +14,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(turns) = arguments.get(2) {
         plan.turns = turns.parse()?;
     }
-    plan.turn_time = Duration::from_micros(500);
     plan.request_sizes = vec![4 << 10, 256 << 10];
     bench::run(&plan, |row| {
         println!(
@@ -26,8 +24,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             row.unit_size,
             row.request_size,
             row.bytes_per_second / 1e9,
-            row.limit_bytes_per_second.unwrap_or(f64::NAN) / 1e9,
-            row.share_of_limit.unwrap_or(f64::NAN),
+            row.limit_bytes_per_second / 1e9,
+            row.share_of_limit,
         );
     })?;
     Ok(())

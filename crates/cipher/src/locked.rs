@@ -1,5 +1,5 @@
-//! Memory for keys: on pages of its own that are kept out of swap and core dumps, between two pages that nothing may
-//! touch, and wiped before they go back to the system.
+//! Memory for keys: on pages of its own that are kept out of swap, core dumps and forked processes, between two pages that
+//! nothing may touch, and wiped before they go back to the system.
 //!
 //! Locking can fail where the process's limit is low. Then the key is held all the same, and [`memory_lock_failed`]
 //! says so, for the caller to warn about.
@@ -49,6 +49,8 @@ impl LockedBytes {
                 .expect("out of memory while allocating a key");
             // Kernels without the advice still keep the key; it only ends up in a dump that an administrator asked for.
             let _ = mm::madvise(inner, inner_len, Advice::LinuxDontDump);
+            // A forked process finds zeroes. Linux before 4.14 does not know the advice, and forks as it does all memory.
+            let _ = mm::madvise(inner, inner_len, Advice::LinuxWipeOnFork);
             if mm::mlock(inner, inner_len).is_err() {
                 LOCK_FAILED.store(true, Ordering::Relaxed);
             }
@@ -200,5 +202,18 @@ pub(crate) mod tests {
         assert_eq!(access_at(start), "---p");
         assert_eq!(access_at(start + page), "rw-p");
         assert_eq!(access_at(start + page + bytes.inner_len), "---p");
+    }
+
+    /// As the kernel names them in `smaps`: not dumped, wiped on fork, and locked unless that failed.
+    #[test]
+    fn is_kept_out_of_dumps_forks_and_swap() {
+        let bytes = LockedBytes::zeroed(5000);
+        let inner = bytes.map.as_ptr() as usize + rustix::param::page_size();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&format!("{inner:x}-")));
+        let flags = lines.find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+        let has = |flag: &str| flags.split_whitespace().any(|word| word == flag);
+        assert!(has("dd") && has("wf"), "{flags}");
+        assert!(has("lo") || memory_lock_failed(), "{flags}");
     }
 }

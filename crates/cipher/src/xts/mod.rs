@@ -37,11 +37,15 @@ pub enum XtsKernel {
 impl XtsKernel {
     /// The fastest that this processor runs and `INLOCK_CPU` allows.
     pub fn best() -> Result<Self, CipherError> {
-        let limit = CpuLimit::from_env()?;
-        Ok(Self::available_within(limit).last().copied().unwrap_or(Self::Portable))
+        Ok(Self::allowed()?.last().copied().unwrap_or(Self::Portable))
     }
 
-    /// All that this processor runs, slowest first, whatever `INLOCK_CPU` says: for tests and benchmarks.
+    /// All that this processor runs and `INLOCK_CPU` allows, slowest first.
+    pub fn allowed() -> Result<Vec<Self>, CipherError> {
+        Ok(Self::available_within(CpuLimit::from_env()?))
+    }
+
+    /// All that this processor runs, slowest first, whatever `INLOCK_CPU` says: for tests.
     pub fn available() -> Vec<Self> {
         Self::available_within(CpuLimit::default())
     }
@@ -246,21 +250,19 @@ pub(crate) fn encrypt_blocks(kernel: XtsKernel, keys: &Schedule, blocks: &mut [B
     unreachable!("no kernel but the portable one on this architecture: {kernel:?} {}", blocks.len());
 }
 
-/// AES rounds of `kernel`'s width back to back, `iterations` times; gives back the bytes that went through. `None`: the
-/// kernel has no such limit to compare with.
-pub(crate) fn limit(kernel: XtsKernel, rounds: usize, iterations: usize) -> Option<u64> {
+/// AES rounds of `kernel`'s width back to back, `iterations` times; gives back the bytes that went through. The portable
+/// kernel has no rounds of its own: independent blocks through its block cipher.
+pub(crate) fn limit(kernel: XtsKernel, key_bits: usize, iterations: usize) -> u64 {
     #[cfg(target_arch = "x86_64")]
-    return match kernel {
-        XtsKernel::Portable => None,
-        XtsKernel::AesNi(proof) => Some(AesNiKernel::limit(proof, rounds, iterations)),
-        XtsKernel::Vaes256(proof) => Some(Vaes256Kernel::limit(proof, rounds, iterations)),
-        XtsKernel::Vaes512(proof) => Some(Vaes512Kernel::limit(proof, rounds, iterations)),
-    };
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = (kernel, rounds, iterations);
-        None
+    match kernel {
+        XtsKernel::Portable => {}
+        XtsKernel::AesNi(proof) => return AesNiKernel::limit(proof, key_bits / 32 + 6, iterations),
+        XtsKernel::Vaes256(proof) => return Vaes256Kernel::limit(proof, key_bits / 32 + 6, iterations),
+        XtsKernel::Vaes512(proof) => return Vaes512Kernel::limit(proof, key_bits / 32 + 6, iterations),
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = kernel;
+    portable::limit(key_bits, iterations)
 }
 
 #[cfg(test)]

@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 use crate::exit;
 
 pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
-    let plan = Plan::full(CipherSpec::AES_XTS_PLAIN64);
+    let plan = Plan::full(CipherSpec::AES_XTS_PLAIN64)?;
     if as_json {
         let rows: Vec<Value> = bench::run(&plan, |_| {})?.iter().map(object).collect();
-        return exit::print(format_args!("{:#}\n", json!({ "processor": processor(), "measurements": rows })));
+        return exit::print(format_args!("{:#}\n", json!({ "processor": processor(), "results": rows })));
     }
     exit::print(format_args!("# {}\n", processor()))?;
-    exit::print("# kernel     cipher            key  direction    unit   request       MiB/s  of limit\n")?;
+    exit::print("# kernel     cipher            key  direction    unit   request    GB/s  of limit\n")?;
     let mut told = Ok(());
     bench::run(&plan, |row| {
         if told.is_ok() {
@@ -25,15 +25,15 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
 
 fn line(row: &Measurement) -> String {
     format!(
-        "{:<12} {:<16} {:>4}  {:<9} {:>7} {:>9}  {:>10.1}  {}\n",
+        "{:<12} {:<16} {:>4}  {:<9} {:>7} {:>9}  {:>6.2}  {:>7.1}%\n",
         row.kernel,
         row.cipher.to_string(),
         row.key_bits,
         row.direction.name(),
         row.unit_size,
         row.request_size,
-        row.bytes_per_second / f64::from(1 << 20),
-        row.share_of_limit.map_or_else(|| "       -".to_owned(), |share| format!("{:7.1}%", share * 100.0)),
+        row.bytes_per_second / 1e9,
+        row.share_of_limit * 100.0,
     )
 }
 
