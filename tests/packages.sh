@@ -3,7 +3,7 @@
 
 PACKAGES=(
     gcc libc6-dev fio nbdkit libnbd-bin python3-libnbd cryptsetup-bin qemu-utils jq shellcheck e2fsprogs
-    python3-cryptography python3-cryptography-vectors
+    python3-cryptography python3-cryptography-vectors valgrind
 )
 
 # Prints what is missing, one package a line: by the program a package brings, or the Python module.

@@ -1,0 +1,147 @@
+//! No branch and no address depends on a key or on data: checked by valgrind's memcheck on the finished machine code.
+//!
+//! Each test runs itself again under valgrind, where it marks the key and the data as undefined. Memcheck follows undefined
+//! bits through every instruction and complains when one decides a branch or an address. Two controls do just that, to
+//! show that it would be seen. What valgrind does not emulate (VAES, AVX-512) it hides from the program, so the kernels
+//! that are checked are the portable one and, by its processor's leave, AES-NI; all x86-64 kernels share their loops.
+
+#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#![allow(unsafe_code)] // Requests to valgrind, which are no-ops elsewhere.
+
+use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, XtsKernel, new_sector_cipher_on};
+use std::hint::black_box;
+use std::process::Command;
+
+/// Says to a test that it runs under valgrind.
+const INSIDE: &str = "INLOCK_INSIDE_VALGRIND";
+/// The exit status of valgrind where memcheck complained.
+const COMPLAINED: i32 = 97;
+/// What a child prints behind its work, so that one which never got there is noticed.
+const DONE: &str = "worked on undefined bytes by ";
+
+/// A memcheck request about a range of bytes: 'M', 'C', and its number.
+fn request(number: u64, bytes: &[u8]) {
+    let arguments = [0x4d43_0000 + number, bytes.as_ptr() as u64, bytes.len() as u64, 0, 0, 0];
+    // SAFETY: the rotations add up to 128 bits and the exchange is of a register with itself: no effect but the result in
+    // `rdx`. Valgrind knows the sequence and reads the arguments, without writing them or the bytes.
+    unsafe {
+        std::arch::asm!(
+            "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",
+            in("rax") arguments.as_ptr(), inout("rdx") 0u64 => _, inout("rdi") 0u64 => _,
+        );
+    }
+}
+
+fn make_undefined(bytes: &mut [u8]) {
+    request(1, bytes);
+}
+
+fn make_defined(bytes: &mut [u8]) {
+    request(2, bytes);
+}
+
+/// Outside of valgrind: runs the test `name` under it, and gives back its exit status and what it printed. `None` inside,
+/// where the test is to do its work, or where valgrind is not installed.
+fn outside(name: &str) -> Option<(i32, String)> {
+    if std::env::var_os(INSIDE).is_some() {
+        return None;
+    }
+    let this = std::env::current_exe().expect("a test knows its own path");
+    let mut valgrind = Command::new("valgrind");
+    valgrind.arg("--quiet").arg(format!("--error-exitcode={COMPLAINED}")).arg(this);
+    valgrind.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(INSIDE, "1");
+    match valgrind.output() {
+        Ok(output) => {
+            let text =
+                [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+            Some((output.status.code().unwrap_or(-1), text))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            println!("SKIPPED: valgrind is not installed");
+            Some((-2, String::new()))
+        }
+        Err(error) => panic!("valgrind: {error}"),
+    }
+}
+
+/// A secret that memcheck follows.
+fn secret(len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..len).map(|at| (at * 7 + 1) as u8).collect();
+    make_undefined(black_box(&mut bytes));
+    bytes
+}
+
+#[test]
+fn no_branch_or_address_depends_on_key_or_data() {
+    if let Some((code, text)) = outside("no_branch_or_address_depends_on_key_or_data") {
+        if code != -2 {
+            assert_eq!(code, 0, "{text}");
+            assert!(text.contains(&format!("{DONE}portable")), "{text}");
+        }
+        return;
+    }
+    for kernel in XtsKernel::available() {
+        for spec in ["aes-xts-plain64", "aes-cbc-plain64", "aes-cbc-essiv:sha256"] {
+            let spec: CipherSpec = spec.parse().unwrap();
+            for &key_len in spec.key_lens() {
+                for (unit, units) in [(512, 1), (512, 19), (4096, 3)] {
+                    let unit = DataUnitSize::new(unit).unwrap();
+                    let mut data = secret(units * unit.bytes());
+                    let mut other = data.clone();
+                    let cipher = new_sector_cipher_on(kernel, &spec, &secret(key_len), unit, true).unwrap();
+                    cipher.encrypt(IvNumber(7), InOut::InPlace(&mut data));
+                    cipher.decrypt(IvNumber(7), InOut::copy(&data, &mut other));
+                    make_defined(&mut other);
+                    let expected = (0..other.len()).map(|at| (at * 7 + 1) as u8);
+                    assert!(other.iter().copied().eq(expected), "{spec} on {}", cipher.kernel());
+                }
+            }
+        }
+        println!("{DONE}{}", kernel.name());
+    }
+}
+
+/// Checks that a control was complained of.
+fn assert_complaint(ended: (i32, String), complaint: &str) {
+    let (code, text) = ended;
+    if code != -2 {
+        assert_eq!(code, COMPLAINED, "{text}");
+        assert!(text.contains(complaint), "{text}");
+    }
+}
+
+#[test]
+fn control_a_table_looked_up_by_a_secret_is_seen() {
+    if let Some(ended) = outside("control_a_table_looked_up_by_a_secret_is_seen") {
+        return assert_complaint(ended, "Use of uninitialised value");
+    }
+    let table: Vec<u8> = (0..=255).rev().collect();
+    black_box(black_box(&table)[usize::from(secret(1)[0])]);
+}
+
+#[test]
+fn control_a_branch_on_a_secret_is_seen() {
+    if let Some(ended) = outside("control_a_branch_on_a_secret_is_seen") {
+        return assert_complaint(ended, "Conditional jump or move depends on uninitialised value");
+    }
+    if secret(1)[0] == black_box(1) {
+        println!("the branch was taken");
+    }
+}
+
+/// The request reaches memcheck: without it, everything would pass.
+#[test]
+fn control_a_key_comes_out_undefined() {
+    if let Some(ended) = outside("control_a_key_comes_out_undefined") {
+        return assert_complaint(ended, "Conditional jump or move depends on uninitialised value");
+    }
+    // A cipher's output under an undefined key is undefined: memcheck follows bits through the AES instructions too.
+    let cipher = XtsKernel::available().pop().and_then(|kernel| {
+        new_sector_cipher_on(kernel, &CipherSpec::AES_XTS_PLAIN64, &secret(64), DataUnitSize::SECTOR, true).ok()
+    });
+    let mut data = vec![0; 512];
+    cipher.unwrap().encrypt(IvNumber(0), InOut::InPlace(&mut data));
+    if data[511] == black_box(1) {
+        println!("the branch was taken");
+    }
+}
