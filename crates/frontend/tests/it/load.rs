@@ -354,3 +354,19 @@ fn writers_of_one_data_unit_keep_each_others_bytes() {
         }
     }
 }
+
+#[test]
+fn a_long_read_that_fails_at_once_leaves_the_stream_in_step() {
+    for (io, style) in rings().into_iter().flat_map(|io| STYLES.map(|style| (io, style))) {
+        let store = MoodyStore::new(8 * MIB);
+        let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+        let mut client = Client::open(served.path(), style);
+        store.set(Mood { bad_reads: Some((0..1, Errno::IO)), ..Mood::default() });
+        let failing = client.send(READ, 0, 0, 8 * MIB);
+        let behind = client.send(READ, 0, MIB, 3 * MIB);
+        assert_eq!(client.wait(failing).error, EIO);
+        assert_eq!(client.wait(behind).error, 0);
+        assert_eq!(client.call(READ, 0, 4096, 5 * MIB).error, 0);
+        client.disconnect();
+    }
+}
