@@ -7,7 +7,7 @@ use crate::buffer::{Buffer, BufferPool};
 use crate::device::Device;
 use crate::request::RequestError;
 use crate::target::{Ciphertext, Extent};
-use crate::unaligned::{self, Granted, LockId};
+use crate::unaligned::{self, Granted, LockId, Purpose};
 use rustix::io::Errno;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -52,6 +52,7 @@ impl BlockingDevice {
             let extent = self.locate(offset + done as u64, into.len() - done)?;
             let part = &mut into[done..done + extent.len];
             done += extent.len;
+            let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), &extent, Purpose::Read));
             if extent.is_partial() {
                 self.with_scratch(extent.cover_len, |device, mut buffer| {
                     let result = read_all(device, &mut buffer.data_mut()[..extent.cover_len], extent.store_offset);
@@ -125,7 +126,7 @@ impl BlockingDevice {
     }
 
     fn write_extent(&self, extent: &Extent, plain: Option<&[u8]>) -> Result<(), RequestError> {
-        let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent));
+        let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent, Purpose::Write));
         self.with_scratch(extent.cover_len, |device, mut buffer| {
             let ciphertext = match plain {
                 Some(plain) if !extent.is_partial() => device.target().encrypt_from(extent, plain, buffer),
@@ -237,10 +238,10 @@ impl Granted for Signal {
 }
 
 impl<'a> Locked<'a> {
-    fn new(device: &'a Device, extent: &Extent) -> Self {
+    fn new(device: &'a Device, extent: &Extent, purpose: Purpose) -> Self {
         let signal = Arc::new(Signal::default());
         let waiter: Arc<dyn Granted> = Arc::clone(&signal) as _;
-        let (id, held) = device.locks().lock(extent, &waiter, 0);
+        let (id, held) = device.locks().lock(extent, purpose, &waiter, 0);
         if !held {
             let granted = signal.granted.lock().unwrap_or_else(PoisonError::into_inner);
             drop(signal.changed.wait_while(granted, |granted| !*granted).unwrap_or_else(PoisonError::into_inner));

@@ -2,8 +2,9 @@
 //!
 //! A write that covers only part of its first or last data unit reads those units, decrypts them, keeps the bytes
 //! around the new ones, and encrypts and writes the whole cover. Between the read and the write nobody else may write
-//! these units, so *every* write of an encrypted device holds the lock of its cover: shared where it replaces whole
-//! units, exclusive where it reads first. A read that fails makes the write fail, with nothing written.
+//! these units, and nobody may read them half-written: bytes that nobody writes must not change for a moment. So *every*
+//! read and write of an encrypted device holds the lock of its cover: exclusive where a write reads first, else shared.
+//! A read that fails makes the write fail, with nothing written.
 
 use crate::target::{CryptTarget, Extent};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -64,6 +65,15 @@ pub trait Granted: Send + Sync {
     fn granted(&self, token: u64);
 }
 
+/// What a lock is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Its holder reads.
+    Read,
+    /// Its holder writes.
+    Write,
+}
+
 /// A lock that is held or waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockId(u64);
@@ -97,15 +107,16 @@ impl Claim {
 }
 
 impl UnitLocks {
-    /// Asks for the lock over the cover of `extent`: exclusive if it is partial. True: it is held. False: `waiter` is
-    /// called with `token`, from whichever thread gives up the last lock in the way.
-    pub fn lock(&self, extent: &Extent, waiter: &Arc<dyn Granted>, token: u64) -> (LockId, bool) {
+    /// Asks for the lock over the cover of `extent`: exclusive for a write of partial units. True: it is held. False:
+    /// `waiter` is called with `token`, from whichever thread gives up the last lock in the way.
+    pub fn lock(&self, extent: &Extent, purpose: Purpose, waiter: &Arc<dyn Granted>, token: u64) -> (LockId, bool) {
         let mut table = self.table();
         let id = table.next;
         table.next += 1;
         let start = extent.store_offset;
         let end = start + extent.cover_len as u64;
-        let mut claim = Claim { id, start, end, exclusive: extent.is_partial(), waiter: None };
+        let exclusive = purpose == Purpose::Write && extent.is_partial();
+        let mut claim = Claim { id, start, end, exclusive, waiter: None };
         let held = !table.claims.iter().any(|earlier| earlier.conflicts(&claim));
         if !held {
             claim.waiter = Some((Arc::clone(waiter), token));
@@ -217,23 +228,27 @@ mod tests {
         let log = Arc::new(Log::default());
         let waiter: Arc<dyn Granted> = Arc::clone(&log) as _;
         let locks = UnitLocks::default();
-        let (whole_a, held) = locks.lock(&extent(0, 512), &waiter, 1);
+        let (whole_a, held) = locks.lock(&extent(0, 512), Purpose::Write, &waiter, 1);
         assert!(held);
-        let (whole_b, held) = locks.lock(&extent(0, 1024), &waiter, 2);
+        let (whole_b, held) = locks.lock(&extent(0, 1024), Purpose::Write, &waiter, 2);
         assert!(held, "two writes of whole units do not wait for each other");
-        let (partial, held) = locks.lock(&extent(1, 5), &waiter, 3);
+        let (partial, held) = locks.lock(&extent(1, 5), Purpose::Write, &waiter, 3);
         assert!(!held);
-        let (elsewhere, held) = locks.lock(&extent(2049, 5), &waiter, 4);
+        let (elsewhere, held) = locks.lock(&extent(2049, 5), Purpose::Write, &waiter, 4);
         assert!(held, "another unit is free");
-        let (late, held) = locks.lock(&extent(0, 512), &waiter, 5);
+        let (reader, held) = locks.lock(&extent(2048, 4), Purpose::Read, &waiter, 6);
+        assert!(!held, "nobody reads a unit that is being patched");
+        let (late, held) = locks.lock(&extent(0, 512), Purpose::Write, &waiter, 5);
         assert!(!held, "nobody overtakes a waiting write");
         locks.unlock(whole_a);
         assert_eq!(*log.0.lock().unwrap(), []);
         locks.unlock(whole_b);
         assert_eq!(*log.0.lock().unwrap(), [3]);
         locks.unlock(elsewhere);
+        assert_eq!(*log.0.lock().unwrap(), [3, 6]);
+        locks.unlock(reader);
         locks.unlock(partial);
-        assert_eq!(*log.0.lock().unwrap(), [3, 5]);
+        assert_eq!(*log.0.lock().unwrap(), [3, 6, 5]);
         locks.unlock(late);
         assert!(locks.table().claims.is_empty());
     }

@@ -1,15 +1,16 @@
 //! The worker: carries requests between a front end and a store, on one thread, over one ring.
 //!
 //! A turn submits what the last one collected, waits for completions, and moves every request they belong to one step
-//! on. A read is: store read, decrypt the cover in one call, done. A write is: lock the cover, read the edges of partial
-//! units, encrypt the cover in one call, store write, done. One failing request never holds up or fails its neighbours.
+//! on. A read is: lock the cover, store read, decrypt the cover in one call, done. A write is: lock the cover, read the
+//! edges of partial units, encrypt the cover in one call, store write, done. One failing request never holds up or fails
+//! its neighbours.
 
 use crate::buffer::{Buffer, BufferPool};
 use crate::device::Device;
 use crate::request::{Operation, RequestError};
 use crate::ring::{self, Completion, FileId, Returned, Ring, Token, Wait, Waker};
 use crate::target::{Ciphertext, Extent};
-use crate::unaligned::{self, Granted, LockId};
+use crate::unaligned::{self, Granted, LockId, Purpose};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
@@ -301,21 +302,18 @@ where
             return Err(RequestError::ReadOnly);
         }
         match operation {
-            Operation::Read => {
-                assert!(extent.is_some(), "a read comes with a buffer");
-                self.store_step(index, Step::Read);
-            }
-            Operation::Write { .. } | Operation::WriteZeroes { .. } => {
-                let extent = extent.expect("a write comes with a buffer");
+            Operation::Read | Operation::Write { .. } | Operation::WriteZeroes { .. } => {
+                let extent = extent.expect("a request that moves data comes with a buffer");
                 if operation.durable() {
                     self.device.check_flush()?;
                 }
                 if extent.granule == 1 {
-                    self.encrypt_and_write(index);
+                    self.locked(index);
                     return Ok(());
                 }
                 self.flight(index).step = Step::Lock;
-                let (lock, held) = self.device.locks().lock(&extent, &self.granted, u64::from(index));
+                let purpose = if operation == Operation::Read { Purpose::Read } else { Purpose::Write };
+                let (lock, held) = self.device.locks().lock(&extent, purpose, &self.granted, u64::from(index));
                 self.flight(index).lock = Some(lock);
                 if held {
                     self.locked(index);
@@ -348,7 +346,11 @@ where
     }
 
     fn locked(&mut self, index: u32) {
-        let extent = self.flight(index).extent.expect("only writes lock");
+        let flight = self.flight(index);
+        let extent = flight.extent.expect("only requests that move data lock");
+        if flight.operation == Operation::Read {
+            return self.store_step(index, Step::Read);
+        }
         match unaligned::edges(&extent) {
             [Some(_), _] => self.store_step(index, Step::Edge(0)),
             [None, Some(_)] => self.store_step(index, Step::Edge(1)),

@@ -80,14 +80,7 @@ impl BackingStore for FileStore {
         if !durable {
             return rustix::io::pwrite(&self.file, data, offset);
         }
-        match rustix::io::pwritev2(&self.file, &[IoSlice::new(data)], offset, ReadWriteFlags::DSYNC) {
-            Err(Errno::OPNOTSUPP) => {
-                let written = rustix::io::pwrite(&self.file, data, offset)?;
-                self.sync()?;
-                Ok(written)
-            }
-            result => result,
-        }
+        rustix::io::pwritev2(&self.file, &[IoSlice::new(data)], offset, ReadWriteFlags::DSYNC)
     }
 
     fn sync(&self) -> Result<(), Errno> {

@@ -2,9 +2,11 @@
 
 use crate::scripted::{self, Ask, MAX_LEN};
 use crate::support::{DATA_OFFSET, Random, device, image_of, independent_plaintext};
+use inlock_engine::store::Geometry;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{Access, BackingStore, BlockingDevice, Device, RequestError};
+use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -248,4 +250,62 @@ fn holes_are_reported_as_holes_of_whole_units() {
         at += len;
     }
     assert!((4096..=16384).contains(&data), "{data} bytes of data reported for one unit");
+}
+
+/// Writes in two halves, and lets others run in between.
+struct HalfwayStore {
+    inner: MemoryStore,
+    halfway: std::sync::mpsc::SyncSender<()>,
+}
+
+impl BackingStore for HalfwayStore {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.inner.read_at(data, offset)
+    }
+    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+        let half = data.len() / 2;
+        self.inner.write_at(&data[..half], offset, durable)?;
+        let _ = self.halfway.try_send(());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        self.inner.write_at(&data[half..], offset + half as u64, durable)?;
+        Ok(data.len())
+    }
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+}
+
+/// With CBC a change of the first block turns the rest of a half-written unit into noise; nobody may see that.
+#[test]
+fn bytes_that_nobody_writes_do_not_change_while_others_of_their_unit_do() {
+    for through_worker in [false, true] {
+        let (halfway, reached) = std::sync::mpsc::sync_channel(1);
+        let store = Arc::new(HalfwayStore { inner: MemoryStore::new(vec![0; DATA_OFFSET + 8192]), halfway });
+        let cipher = Some("aes-cbc-plain64".parse().unwrap());
+        let segment = inlock_cipher::Segment { cipher, ..crate::support::segment(4096) };
+        let key = inlock_cipher::VolumeKey::new(&[5; 32]);
+        let device = Arc::new(Device::new(&[segment], &key, store, Access::default()).unwrap());
+        let blocking = BlockingDevice::new(Arc::clone(&device));
+        blocking.write_at(&[0x55; 4096], 0).unwrap();
+        let _ = reached.try_recv();
+        std::thread::scope(|scope| {
+            let writer = blocking.clone();
+            scope.spawn(move || writer.write_at(&[0xaa; 8], 0).unwrap());
+            reached.recv().unwrap();
+            let ask = Ask::Read { offset: 8, len: 4088 };
+            let mut bytes = vec![0; 4088];
+            if through_worker {
+                bytes = scripted::run(&device, IoMode::Auto, 1, vec![ask]).remove(0).unwrap();
+            } else {
+                blocking.read_at(&mut bytes, 8).unwrap();
+            }
+            assert!(bytes.iter().all(|b| *b == 0x55), "through a worker: {through_worker}");
+        });
+    }
 }
