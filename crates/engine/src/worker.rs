@@ -155,6 +155,8 @@ pub struct Worker<F: FrontEnd> {
     free: Vec<u32>,
     completions: VecDeque<Completion>,
     finished: VecDeque<Finished>,
+    /// Store operations that were carried out on this thread. Queued: a store that is short every time must not recurse.
+    executed: VecDeque<Completion>,
     mailbox: Arc<Mailbox<F::Message>>,
     granted: Arc<dyn Granted>,
     wait: Wait,
@@ -179,6 +181,7 @@ where
             free: Vec::with_capacity(256),
             completions: VecDeque::with_capacity(256),
             finished: VecDeque::with_capacity(256),
+            executed: VecDeque::with_capacity(256),
             granted: Arc::clone(&mailbox) as Arc<dyn Granted>,
             mailbox,
             wait: Wait::No,
@@ -262,6 +265,8 @@ where
             if let Some(done) = self.finished.pop_front() {
                 let (front, mut cx) = self.split();
                 front.on_finished(&mut cx, done);
+            } else if let Some(done) = self.executed.pop_front() {
+                self.store_completed(done);
             } else if let Some(request) = self.requests.pop_front() {
                 self.start(request);
             } else {
@@ -436,7 +441,7 @@ where
             Some(store) => self.ring.submit(store, operation, Token(OWN | u64::from(index))),
             None => {
                 let (result, returned) = operation.execute(&**self.device.store());
-                self.store_completed(Completion { token: Token(OWN | u64::from(index)), result, returned });
+                self.executed.push_back(Completion { token: Token(OWN | u64::from(index)), result, returned });
             }
         }
     }

@@ -73,6 +73,8 @@ impl Plain {
         };
         let mut ready = std::mem::take(&mut self.events);
         let closed = ready.len();
+        // The kernel refuses a list without room.
+        ready.reserve(64);
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),

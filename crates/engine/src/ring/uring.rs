@@ -49,6 +49,7 @@ impl Uring {
             .setup_single_issuer()
             .setup_defer_taskrun()
             .setup_coop_taskrun()
+            .setup_taskrun_flag()
             .setup_cqsize(COMPLETIONS)
             .build(SUBMISSIONS)
             // Kernels before 6.1 know neither flag.

@@ -72,6 +72,10 @@ pub(super) struct Connection {
     pub(super) out: VecDeque<Part>,
     /// The simple reply that has begun and not ended.
     exclusive: Option<u32>,
+    /// How many stretches of `out` leave before `text`: those of a read that has failed since.
+    pub(super) text_after: usize,
+    /// The simple reply in several pieces of which pieces are still to be begun.
+    pub(super) long_read: Option<u32>,
     staging: Option<Buffer>,
     staged: bool,
     parts: Outgoing,
@@ -99,6 +103,8 @@ impl Connection {
             text,
             out: VecDeque::new(),
             exclusive: None,
+            long_read: None,
+            text_after: 0,
             staging: Some(Buffer::new(STAGING_LEN)),
             staged: false,
             parts: Vec::new(),
@@ -162,7 +168,9 @@ impl Connection {
     pub(super) fn next_send(&mut self) -> Option<Outgoing> {
         let mut parts = std::mem::take(&mut self.parts);
         let mut bytes = 0;
+        let text_first = self.text_after == 0;
         if self.exclusive.is_none()
+            && text_first
             && !self.text.is_empty()
             && let Some(mut staging) = self.staging.take()
         {
@@ -182,6 +190,7 @@ impl Connection {
                 },
             };
             let Some(part) = self.out.remove(next) else { break };
+            self.text_after = self.text_after.saturating_sub(1);
             self.exclusive = part.unfinished.then_some(part.transfer);
             bytes += part.range.len();
             parts.push((part.buffer, part.range));

@@ -4,7 +4,7 @@
 //! buffer is carried in pieces, so memory stays what the pool was made with: when it is used up,
 //! requests wait, and a client that holds buffers without moving for [`STALL`] is dropped in favour of those that wait.
 
-use super::connection::{Connection, Phase, Skip};
+use super::connection::{Connection, MAX_HELD, Phase, Skip};
 use super::handshake::Step;
 use super::protocol::{Export, command};
 use super::transfer::{Transfer, nbd_error};
@@ -306,25 +306,38 @@ impl Nbd {
     }
 
     pub(super) fn flush(&mut self, cx: &mut Context<'_>, index: u32) {
+        let now = self.now;
         let Some(connection) = self.connection(index) else { return };
         if connection.sending {
             return;
         }
         if let Some(outgoing) = connection.next_send() {
             connection.sending = true;
+            connection.active = now;
             cx.ring.submit(connection.file, ring::Operation::Send(outgoing), Token(SEND | u64::from(index)));
         }
         self.close_if_settled(cx, index);
     }
 
+    /// The connection of a transfer that waits for memory which its own client does not hold.
+    fn starved(&self, id: u32) -> Option<u32> {
+        let index = self.transfers.get(id as usize)?.as_ref()?.connection;
+        let connection = self.connections[index as usize].as_ref()?;
+        let its_turn = connection.long_read.is_none_or(|long| long == id);
+        (its_turn && connection.held < MAX_HELD).then_some(index)
+    }
+
     /// Drops clients that are over a limit.
     fn scan(&mut self, cx: &mut Context<'_>) {
-        let short_of_memory = !self.waiting.is_empty();
+        let hungry: Vec<u32> = self.waiting.iter().filter_map(|t| self.starved(*t)).collect();
         for index in 0..self.connections.len() as u32 {
             let now = self.now;
             let Some(connection) = self.connection(index) else { continue };
             let slow = connection.in_handshake() && now - connection.opened > HANDSHAKE_LIMIT;
-            let stalled = short_of_memory && connection.held > 0 && now - connection.active > STALL;
+            // Only who keeps the server waiting is late; a slow store is not the client's fault.
+            let owes = connection.sending || connection.intake.is_some();
+            let wanted = hungry.iter().any(|h| *h != index);
+            let stalled = wanted && owes && connection.held > 0 && now - connection.active > STALL;
             if slow || stalled || self.drain_until.is_some_and(|until| now > until) {
                 self.kill(cx, index);
             }
@@ -348,7 +361,19 @@ impl Nbd {
                 self.abandon(intake.transfer);
             }
             cx.ring.stop_receiving(file);
+            self.abandon_waiting_writes(index);
             self.close_if_settled(cx, index);
+        }
+    }
+
+    /// Forgets the write whose next piece waits for memory: its payload will not be read.
+    fn abandon_waiting_writes(&mut self, index: u32) {
+        let waiting_write = |t: &Transfer| t.connection == index && t.command.kind == command::WRITE;
+        let writes =
+            self.waiting.iter().copied().filter(|id| self.transfers[*id as usize].as_ref().is_some_and(waiting_write));
+        for id in writes.collect::<Vec<_>>() {
+            self.waiting.retain(|w| *w != id);
+            self.abandon(id);
         }
     }
 
@@ -362,13 +387,7 @@ impl Nbd {
             connection.give(cx.pool, intake.spare);
             self.abandon(intake.transfer);
         }
-        let waiting_write = |t: &Transfer| t.connection == index && t.command.kind == command::WRITE;
-        let writes =
-            self.waiting.iter().copied().filter(|id| self.transfers[*id as usize].as_ref().is_some_and(waiting_write));
-        for id in writes.collect::<Vec<_>>() {
-            self.waiting.retain(|w| *w != id);
-            self.abandon(id);
-        }
+        self.abandon_waiting_writes(index);
         self.close_if_settled(cx, index);
     }
 
@@ -424,6 +443,8 @@ impl FrontEnd for Nbd {
     }
 
     fn on_completion(&mut self, cx: &mut Context<'_>, done: Completion) {
+        // A wait may have been long; what a client just did must not look old.
+        self.now = Instant::now();
         let index = done.token.0 as u32;
         match done.token.0 & !0xffff_ffff {
             RECEIVE => self.received(cx, index, false, done),

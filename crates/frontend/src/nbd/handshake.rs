@@ -5,7 +5,7 @@
 
 use super::protocol::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, Export, INIT_MAGIC, MAX_PAYLOAD, OPTION_MAGIC, OPTION_REPLY_MAGIC,
-    handshake_flag, info, option, option_reply,
+    handshake_flag, info, option, option_reply, transmission_flag,
 };
 
 /// The longest option data that is looked at; longer data is skipped and answered "too big".
@@ -155,7 +155,7 @@ impl Handshake {
                     return Err(Violation::ExportName);
                 }
                 out.extend(export.size.to_be_bytes());
-                out.extend(export.flags.to_be_bytes());
+                out.extend(self.flags(export).to_be_bytes());
                 if self.zeroes {
                     out.extend([0; 124]);
                 }
@@ -206,10 +206,16 @@ impl Handshake {
         Ok(Step::Continue)
     }
 
+    /// "Do not fragment" may only be announced where replies are structured.
+    fn flags(&self, export: &Export) -> u16 {
+        let simple = self.negotiated.style == ReplyStyle::Simple;
+        if simple { export.flags & !transmission_flag::SEND_DF } else { export.flags }
+    }
+
     fn describe(&self, export: &Export, number: u32, wanted: &[u8], out: &mut Vec<u8>) {
         let mut facts = info::EXPORT.to_be_bytes().to_vec();
         facts.extend(export.size.to_be_bytes());
-        facts.extend(export.flags.to_be_bytes());
+        facts.extend(self.flags(export).to_be_bytes());
         reply(out, number, option_reply::INFO, &facts);
         let asked = |kind: u16| wanted.as_chunks::<2>().0.iter().any(|w| u16::from_be_bytes(*w) == kind);
         for (kind, text) in [(info::NAME, &export.name), (info::DESCRIPTION, &export.description)] {

@@ -111,6 +111,11 @@ impl Nbd {
             command::READ | command::WRITE | command::WRITE_ZEROES => {
                 let reads = command.kind == command::READ;
                 let whole = command.has(command_flag::DF) && reads;
+                // Replies behind a simple one that is not finished cannot leave; the memory they held would be missing
+                // from it.
+                if reads && connection.long_read.is_some_and(|long| long != id) {
+                    return false;
+                }
                 let Some((extent, buffer, spare)) = take_buffers(cx, connection, offset, rest, whole, !reads) else {
                     return false;
                 };
@@ -122,6 +127,9 @@ impl Nbd {
                     return true;
                 }
                 transfer.begun += extent.len as u64;
+                if reads && connection.style() == ReplyStyle::Simple {
+                    connection.long_read = (!transfer.is_begun()).then_some(id);
+                }
                 if command.kind == command::WRITE {
                     connection.intake = Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0 });
                     return true;
@@ -181,7 +189,11 @@ impl Nbd {
             });
         }
         if !transfer.is_begun() {
-            self.begin_piece(cx, id);
+            // When the server stops, what has not been received yet will not be.
+            match self.connection(index).is_some_and(|c| c.reading) {
+                true => self.begin_piece(cx, id),
+                false => self.abandon(id),
+            }
         }
     }
 
@@ -219,6 +231,9 @@ impl Nbd {
                     return self.kill(cx, index);
                 }
                 transfer.error = Some(nbd_error(error));
+                // The chunk that ends a reply must not overtake the reply's data.
+                let behind = connection.out.iter().rposition(|p| p.transfer == id).map_or(0, |at| at + 1);
+                connection.text_after = connection.text_after.max(behind);
                 self.finish_transfer(index, id);
             }
         }
@@ -296,6 +311,7 @@ impl Nbd {
             self.free_transfers.push(id);
             if let Some(connection) = self.connections[transfer.connection as usize].as_mut() {
                 connection.transfers -= 1;
+                connection.long_read.take_if(|long| *long == id);
             }
         }
     }
