@@ -165,6 +165,9 @@ impl Opened {
             Some((segments, key)) => engine::Device::new(segments, key, store, access)
                 .map_err(|error| cannot_attach(error, &self.data.path))?,
         };
+        if inlock_cipher::memory_lock_failed() {
+            say("inlock: warning: keys may be written to swap: their memory cannot be locked (see ulimit -l)");
+        }
         Ok(Attached { device: Arc::new(device), _locks: self.locks })
     }
 }
