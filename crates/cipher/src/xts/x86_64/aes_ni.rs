@@ -1,13 +1,11 @@
 //! AES-NI: one block at a time. Also the kernel of CBC encryption, whose chains are as wide as one block.
 
-use super::blocks::{AesVector, Counts, IN_FLIGHT, halves};
+use super::blocks::{AesVector, IN_FLIGHT, halves};
 use super::entry_points;
 use crate::isa;
 use std::arch::x86_64::*;
 
 entry_points!(AesNiKernel, isa::AesNi, Block1, "avx,aes,pclmulqdq");
-
-static COUNTS: Counts<1, 2> = Counts::new();
 
 #[derive(Clone, Copy)]
 struct Block1(__m128i);
@@ -104,21 +102,24 @@ impl AesVector for Block1 {
         unsafe { pin(states, other) }
     }
 
+    /// The upper quarter of the other half, twice: its topmost bits are what doublings carry over.
     #[inline(always)]
-    unsafe fn swap_halves(self) -> Self {
+    unsafe fn crossed(self) -> Self {
         // SAFETY: the caller's promise (see the trait).
-        unsafe { Self(_mm_shuffle_epi32::<0b01_00_11_10>(self.0)) }
+        unsafe { Self(_mm_shuffle_epi32::<0b01_01_11_11>(self.0)) }
     }
 
+    /// One doubling after the other. Additions, unlike a carry-less multiplication, leave the ports of the rounds alone.
     #[inline(always)]
-    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self, counts: *const u8) -> Self {
-        // SAFETY: the caller's promise; the counts are aligned and as long as a vector.
+    unsafe fn tweak<const INDEX: usize>(first: &mut Self, crossed: &mut Self, _: *const u8) -> Self {
+        let tweak = *first;
+        // SAFETY: the caller's promise.
         unsafe {
-            let left = _mm_sll_epi64(self.0, _mm_load_si128(counts.add(16 * Self::BLOCKS * INDEX).cast()));
-            let overflow =
-                _mm_srl_epi64(swapped.0, _mm_load_si128(counts.add(16 * Self::BLOCKS * (IN_FLIGHT + INDEX)).cast()));
-            Self(left).xor3(Self(overflow), Self(_mm_clmulepi64_si128::<0>(overflow, _mm_set1_epi64x(0x86))))
+            let carried = _mm_and_si128(_mm_srai_epi32::<31>(crossed.0), _mm_set_epi64x(1, 0x87));
+            crossed.0 = _mm_add_epi32(crossed.0, crossed.0);
+            first.0 = _mm_xor_si128(_mm_add_epi64(tweak.0, tweak.0), carried);
         }
+        tweak
     }
 
     #[inline(always)]
@@ -128,16 +129,18 @@ impl AesVector for Block1 {
 
     #[inline(always)]
     fn counts() -> *const u8 {
-        (&raw const COUNTS).cast()
+        std::ptr::null()
     }
 
+    /// All at once: a row that waited for the doublings of the row before it would be late.
     #[inline(always)]
-    unsafe fn next_group(self, swapped: Self) -> Self {
+    unsafe fn next_row(self) -> Self {
         const POWER: i32 = IN_FLIGHT as i32;
         // SAFETY: the caller's promise.
         unsafe {
+            let swapped = _mm_shuffle_epi32::<0b01_00_11_10>(self.0);
             let left = _mm_slli_epi64::<POWER>(self.0);
-            let overflow = _mm_srli_epi64::<{ 64 - POWER }>(swapped.0);
+            let overflow = _mm_srli_epi64::<{ 64 - POWER }>(swapped);
             Self(left).xor3(Self(overflow), Self(_mm_clmulepi64_si128::<0>(overflow, _mm_set1_epi64x(0x86))))
         }
     }

@@ -1,9 +1,9 @@
 //! The loops of every x86-64 kernel, once, over a vector of AES blocks.
 //!
 //! What makes them fast: eight vectors are in flight, which hides the latency of a round; the tweaks of up to 64 units are
-//! encrypted together before the units; each tweak inside a unit is computed from the unit's first by shifts and one
-//! carry-less multiplication, so nothing waits for a chain, and the processor starts the next unit while the last
-//! one drains. The round keys stay in registers where there are 32 of them.
+//! encrypted together before the units; each row's tweaks are computed from its first, and that from the last row's first by
+//! shifts and one carry-less multiplication, so nothing waits for a chain, and the processor starts the next unit while the
+//! last one drains. The round keys stay in registers where there are 32 of them.
 //!
 //! Everything is `inline(always)` into an entry point that enables the instructions (see `entry_points`); nothing here
 //! branches on or indexes by key or data. Powers of x are those of IEEE 1619, section 5.2: little-endian, modulus 0x87.
@@ -50,18 +50,19 @@ pub(super) trait AesVector: Copy {
     /// Makes the compiler have computed `states` and `other` here, without an instruction: it would else reorder the vectors'
     /// rounds to save registers, and so undo the interleaving.
     unsafe fn pin(states: &mut [Self; IN_FLIGHT], other: &mut Self);
-    /// Exchanges the two halves of every block.
-    unsafe fn swap_halves(self) -> Self;
-    /// `self`, whose blocks are all the tweak t, times x^(BLOCKS * INDEX + place): the tweaks of vector INDEX of a group.
-    /// `counts` points to a table of [`Counts`] for `BLOCKS`.
-    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self, counts: *const u8) -> Self;
-    /// Where that table is.
+    /// What [`AesVector::tweak`] takes from each block's other half: the halves exchanged, as far as they are needed.
+    unsafe fn crossed(self) -> Self;
+    /// The tweaks of vector `INDEX` of a row, that is `first`, whose blocks are all the row's first tweak, times
+    /// x^(BLOCKS * INDEX + place). Asked for once a row for each index, in order, so an implementation may go on from the
+    /// last by changing `first` and `crossed`. `counts` is what [`AesVector::counts`] gave.
+    unsafe fn tweak<const INDEX: usize>(first: &mut Self, crossed: &mut Self, counts: *const u8) -> Self;
+    /// Where the table of [`Counts`] for `BLOCKS` is, for vectors that use one.
     fn counts() -> *const u8;
-    /// `self` times x^(BLOCKS * IN_FLIGHT), in every place: the next group's first tweak.
-    unsafe fn next_group(self, swapped: Self) -> Self;
+    /// The next row's first tweak, in every place, from this one's.
+    unsafe fn next_row(self) -> Self;
 }
 
-/// Left and right shift counts of [`AesVector::times_powers`]: 128 bytes a vector, of which a narrower one uses less.
+/// Left and right shift counts for [`AesVector::tweak`], a vector of them for each index.
 ///
 /// t * x^k is (t << k) + (hi >> (64 - k)) * 0x87 + ((lo >> (64 - k)) << 64), where the first shift is of each half. With s
 /// = swap(t) >> (64 - k), whose low half is hi's overflow and whose high half is lo's, that is (t << k) + s + (low half of s)
@@ -181,8 +182,10 @@ unsafe fn last_round<V: AesVector, const ENCRYPT: bool>(state: V, key: V) -> V {
 /// Where the tweaks of the next row come from: a row is `IN_FLIGHT` vectors of one unit.
 struct Rows<V> {
     /// The row's first tweak, in every place.
+    row: V,
+    /// The same, and its halves crossed, as [`AesVector::tweak`] leaves them.
     first: V,
-    swapped: V,
+    crossed: V,
     /// Rows of this unit, with this one.
     left: usize,
     rows_in_unit: usize,
@@ -201,7 +204,7 @@ impl<V: AesVector> Rows<V> {
         // SAFETY: the caller's promise.
         unsafe {
             let first = V::splat(&*unit);
-            Self { first, swapped: first.swap_halves(), left: rows_in_unit, rows_in_unit, counts, unit }
+            Self { row: first, first, crossed: first.crossed(), left: rows_in_unit, rows_in_unit, counts, unit }
         }
     }
 
@@ -215,12 +218,23 @@ impl<V: AesVector> Rows<V> {
             if self.left == 0 {
                 self.left = self.rows_in_unit;
                 self.unit = self.unit.add(1);
-                self.first = V::splat(&*self.unit);
+                self.row = V::splat(&*self.unit);
             } else {
-                self.first = self.first.next_group(self.swapped);
+                self.row = self.row.next_row();
             }
-            self.swapped = self.first.swap_halves();
+            self.first = self.row;
+            self.crossed = self.row.crossed();
         }
+    }
+
+    /// The tweaks of vector `INDEX` of the row (see [`AesVector::tweak`]).
+    ///
+    /// # Safety
+    /// The instructions of `V` are there.
+    #[inline(always)]
+    unsafe fn tweak<const INDEX: usize>(&mut self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::tweak::<INDEX>(&mut self.first, &mut self.crossed, self.counts) }
     }
 }
 
@@ -245,8 +259,8 @@ pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>
     // Opaque, so that the compiler does not move the table to registers that it then has to spill.
     let mut now = std::hint::black_box(last_keys.0.as_mut_ptr().cast::<u8>());
     // SAFETY: instructions are the caller's promise. The IVs fill whole vectors, and there is one more than units. Data is
-    // read and written inside `units * unit_len` bytes, of which a row is always a divisor; the last row reads its own data
-    // again instead of a next row's. The table has two rows.
+    // read and written inside `units * unit_len` bytes, of which a row is always a divisor. The
+    // table has two rows.
     unsafe {
         let mut then = now.add(row_len);
         encrypt_whole_vectors::<V, ROUNDS>(
@@ -257,20 +271,21 @@ pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>
         let whitening = keys.get::<0>().xor(keys.get::<ROUNDS>());
         let mut rows = Rows::<V>::new(job.ivs.as_ptr(), rows_in_unit);
         each!(I => {
-            let tweak = rows.first.times_powers::<I>(rows.swapped, rows.counts);
+            let tweak = rows.tweak::<I>();
             tweak.xor(keys.get::<ROUNDS>()).store(now.add(I * 16 * V::BLOCKS));
         });
         let mut states = start_row(whitening, now, src);
         each_round!(@ R if R <= V::AHEAD { ahead_round::<V, ROUNDS, ENCRYPT, R>(&keys, &mut states) }, 1 2 3 4);
-        for left in (0..job.units * rows_in_unit).rev() {
+        for _ in 1..job.units * rows_in_unit {
             rows.advance();
-            let next_src = if left > 0 { src.add(row_len) } else { src };
-            let ahead = row::<V, ROUNDS, ENCRYPT>(&keys, states, &rows, then, next_src, (now, dst));
-            states = if V::AHEAD > 0 { ahead } else { start_row(whitening, then, next_src) };
+            src = src.add(row_len);
+            let ahead = row::<V, ROUNDS, ENCRYPT, false>(&keys, states, &mut rows, then, src, (now, dst));
+            states = if V::AHEAD > 0 { ahead } else { start_row(whitening, then, src) };
             std::mem::swap(&mut now, &mut then);
-            src = next_src;
             dst = dst.add(row_len);
         }
+        // Work for a row that never comes would be a thirtieth of a request of 4 KiB.
+        row::<V, ROUNDS, ENCRYPT, true>(&keys, states, &mut rows, then, src, (now, dst));
     }
 }
 
@@ -290,11 +305,12 @@ unsafe fn start_row<V: AesVector>(whitening: V, last_keys: *const u8, src: *cons
 
 /// The rounds of a row but the first `V::AHEAD`, which are done, to `dst`. The last keys are at `now`. Leaves the last keys of
 /// `next` at `then`, and gives back the states of `next`, whose data is at `next_src`, after their first `V::AHEAD` rounds.
+/// After the `LAST` row there is no next.
 #[inline(always)]
-unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
+unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, const LAST: bool>(
     keys: &Keys<V, ROUNDS>,
     mut states: [V; IN_FLIGHT],
-    next: &Rows<V>,
+    next: &mut Rows<V>,
     then: *mut u8,
     next_src: *const u8,
     (now, dst): (*const u8, *mut u8),
@@ -307,13 +323,22 @@ unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(
             let key = keys.get::<R>();
             each!(I => states[I] = round::<V, ENCRYPT>(states[I], key));
             match R - V::AHEAD {
+                _ if LAST => V::pin(&mut states, &mut ahead[0]),
+                1 if V::AHEAD == 0 => next_tweak::<V, 0>(edges.1, &mut states, next, then),
+                2 if V::AHEAD == 0 => next_tweak::<V, 1>(edges.1, &mut states, next, then),
+                3 if V::AHEAD == 0 => next_tweak::<V, 2>(edges.1, &mut states, next, then),
+                4 if V::AHEAD == 0 => next_tweak::<V, 3>(edges.1, &mut states, next, then),
+                5 if V::AHEAD == 0 => next_tweak::<V, 4>(edges.1, &mut states, next, then),
+                6 if V::AHEAD == 0 => next_tweak::<V, 5>(edges.1, &mut states, next, then),
+                7 if V::AHEAD == 0 => next_tweak::<V, 6>(edges.1, &mut states, next, then),
+                8 if V::AHEAD == 0 => next_tweak::<V, 7>(edges.1, &mut states, next, then),
                 1 => next_two::<V, 0, 1>(edges, &mut states, &mut ahead, next, then, next_src),
                 2 => next_two::<V, 2, 3>(edges, &mut states, &mut ahead, next, then, next_src),
                 3 => next_two::<V, 4, 5>(edges, &mut states, &mut ahead, next, then, next_src),
                 4 => next_two::<V, 6, 7>(edges, &mut states, &mut ahead, next, then, next_src),
                 _ => V::pin(&mut states, &mut ahead[0]),
             }
-            if R + V::AHEAD >= ROUNDS {
+            if !LAST && R + V::AHEAD >= ROUNDS {
                 match R + V::AHEAD - ROUNDS {
                     0 => ahead_round::<V, ROUNDS, ENCRYPT, 1>(keys, &mut ahead),
                     1 => ahead_round::<V, ROUNDS, ENCRYPT, 2>(keys, &mut ahead),
@@ -344,30 +369,42 @@ unsafe fn ahead_round<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, co
     }
 }
 
-/// Computes two of the next row's last keys and, to run ahead, starts their states. `edges` are the first key and the last.
+/// Computes one of the next row's last keys. One a round, where rows do not run ahead: in one go they would keep the rounds
+/// from their ports.
+#[inline(always)]
+unsafe fn next_tweak<V: AesVector, const INDEX: usize>(
+    last_key: V,
+    states: &mut [V; IN_FLIGHT],
+    next: &mut Rows<V>,
+    then: *mut u8,
+) {
+    // SAFETY: the caller's promise is that of each call.
+    unsafe {
+        let mut tweak = next.tweak::<INDEX>();
+        V::pin(states, &mut tweak);
+        tweak.xor(last_key).store(then.add(INDEX * 16 * V::BLOCKS));
+    }
+}
+
+/// Computes two of the next row's last keys, to run ahead, and starts their states. `edges` are the first key and the last.
 #[inline(always)]
 unsafe fn next_two<V: AesVector, const FIRST: usize, const SECOND: usize>(
     edges: (V, V),
     states: &mut [V; IN_FLIGHT],
     ahead: &mut [V; IN_FLIGHT],
-    next: &Rows<V>,
+    next: &mut Rows<V>,
     then: *mut u8,
     next_src: *const u8,
 ) {
     // SAFETY: the caller's promise is that of each call.
     unsafe {
-        let mut tweak = next.first.times_powers::<FIRST>(next.swapped, next.counts);
-        let mut tweak2 = next.first.times_powers::<SECOND>(next.swapped, next.counts);
+        let tweak = next.tweak::<FIRST>();
+        let tweak2 = next.tweak::<SECOND>();
         let (at, at2) = (FIRST * 16 * V::BLOCKS, SECOND * 16 * V::BLOCKS);
-        if V::AHEAD > 0 {
-            ahead[FIRST] = V::load(next_src.add(at)).xor3(tweak, edges.0);
-            ahead[SECOND] = V::load(next_src.add(at2)).xor3(tweak2, edges.0);
-            V::pin(states, &mut ahead[FIRST]);
-            V::pin(states, &mut ahead[SECOND]);
-        } else {
-            V::pin(states, &mut tweak);
-            V::pin(states, &mut tweak2);
-        }
+        ahead[FIRST] = V::load(next_src.add(at)).xor3(tweak, edges.0);
+        ahead[SECOND] = V::load(next_src.add(at2)).xor3(tweak2, edges.0);
+        V::pin(states, &mut ahead[FIRST]);
+        V::pin(states, &mut ahead[SECOND]);
         tweak.xor(edges.1).store(then.add(at));
         tweak2.xor(edges.1).store(then.add(at2));
     }

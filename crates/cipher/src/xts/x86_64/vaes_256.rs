@@ -105,18 +105,18 @@ impl AesVector for Blocks2 {
     }
 
     #[inline(always)]
-    unsafe fn swap_halves(self) -> Self {
+    unsafe fn crossed(self) -> Self {
         // SAFETY: the caller's promise (see the trait).
         unsafe { Self(_mm256_shuffle_epi32::<0b01_00_11_10>(self.0)) }
     }
 
     #[inline(always)]
-    unsafe fn times_powers<const INDEX: usize>(self, swapped: Self, counts: *const u8) -> Self {
+    unsafe fn tweak<const INDEX: usize>(first: &mut Self, crossed: &mut Self, counts: *const u8) -> Self {
         // SAFETY: the caller's promise; the counts are aligned and as long as a vector.
         unsafe {
-            let left = _mm256_sllv_epi64(self.0, _mm256_load_si256(counts.add(16 * Self::BLOCKS * INDEX).cast()));
+            let left = _mm256_sllv_epi64(first.0, _mm256_load_si256(counts.add(16 * Self::BLOCKS * INDEX).cast()));
             let overflow = _mm256_srlv_epi64(
-                swapped.0,
+                crossed.0,
                 _mm256_load_si256(counts.add(16 * Self::BLOCKS * (IN_FLIGHT + INDEX)).cast()),
             );
             Self(left).xor3(Self(overflow), Self(_mm256_clmulepi64_epi128::<0>(overflow, _mm256_set1_epi64x(0x86))))
@@ -134,12 +134,12 @@ impl AesVector for Blocks2 {
     }
 
     #[inline(always)]
-    unsafe fn next_group(self, swapped: Self) -> Self {
+    unsafe fn next_row(self) -> Self {
         const POWER: i32 = (2 * IN_FLIGHT) as i32;
         // SAFETY: the caller's promise.
         unsafe {
             let left = _mm256_slli_epi64::<POWER>(self.0);
-            let overflow = _mm256_srli_epi64::<{ 64 - POWER }>(swapped.0);
+            let overflow = _mm256_srli_epi64::<{ 64 - POWER }>(self.crossed().0);
             Self(left).xor3(Self(overflow), Self(_mm256_clmulepi64_epi128::<0>(overflow, _mm256_set1_epi64x(0x86))))
         }
     }
