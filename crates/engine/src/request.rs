@@ -41,20 +41,24 @@ pub enum Operation {
     /// Every write that was answered before is on stable storage before the answer.
     Flush,
     /// Give the stretch's storage back; what it reads as afterwards is not defined. Refused unless the device allows it.
-    Discard,
+    Discard {
+        /// Force unit access: after a power cut the storage is still given back.
+        durable: bool,
+    },
     /// Bring the stretch into the page cache.
     Prefetch,
 }
 
 impl Operation {
-    /// Whether the answer promises that the bytes are on stable storage.
+    /// Whether the answer promises that the change is on stable storage.
     pub fn durable(self) -> bool {
-        matches!(self, Self::Write { durable: true } | Self::WriteZeroes { durable: true })
+        use Operation::{Discard, Write, WriteZeroes};
+        matches!(self, Write { durable: true } | WriteZeroes { durable: true } | Discard { durable: true })
     }
 
     /// Whether the operation changes what the device holds.
     pub fn modifies(self) -> bool {
-        matches!(self, Self::Write { .. } | Self::WriteZeroes { .. } | Self::Discard)
+        matches!(self, Self::Write { .. } | Self::WriteZeroes { .. } | Self::Discard { .. })
     }
 }
 

@@ -129,6 +129,8 @@ struct InFlight {
     lock: Option<LockId>,
     /// Bytes of the current store operation that are done.
     progress: usize,
+    /// Why it fails, while the store is asked whether earlier writes are lost as well.
+    failed: Option<Errno>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,8 +281,8 @@ where
     fn start(&mut self, request: Request) {
         let Request { id, operation, offset, len, data, spare } = request;
         let (extent, buffer) = data.map_or((None, None), |(e, b)| (Some(e), Some(b)));
-        let flight =
-            InFlight { id, operation, offset, len, step: Step::Start, extent, buffer, spare, lock: None, progress: 0 };
+        let (step, lock, failed) = (Step::Start, None, None);
+        let flight = InFlight { id, operation, offset, len, step, extent, buffer, spare, lock, progress: 0, failed };
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
@@ -328,9 +330,12 @@ where
                 self.device.check_flush()?;
                 self.store_step(index, Step::Sync);
             }
-            Operation::Discard => {
+            Operation::Discard { durable } => {
                 if !access.allow_discards {
                     return Err(RequestError::Unsupported);
+                }
+                if durable {
+                    self.device.check_flush()?;
                 }
                 self.device.target().place(offset, len)?;
                 self.store_step(index, Step::Discard);
@@ -493,9 +498,21 @@ where
         let device = Arc::clone(&self.device);
         let flight = self.flight(index);
         let result = match step {
-            Step::Sync => device.flushed(outcome),
+            Step::Sync => {
+                let synced = device.flushed(outcome);
+                flight.failed.map_or(synced, |error| Err(RequestError::Io(error)))
+            }
             // The error of an earlier write's way to the disk shows here once, and would be missing from the next flush.
             Step::Write if flight.operation.durable() && outcome == Err(Errno::IO) => device.flushed(outcome),
+            // No room: for these bytes, or for earlier ones, whose error would be missing from the next flush just so. Only
+            // the store knows.
+            Step::Write if flight.operation.durable() && matches!(outcome, Err(Errno::NOSPC | Errno::DQUOT)) => {
+                flight.failed = outcome.err();
+                return self.store_step(index, Step::Sync);
+            }
+            Step::Discard if flight.operation.durable() && outcome.is_ok() => {
+                return self.store_step(index, Step::Sync);
+            }
             Step::Discard => match outcome {
                 Err(Errno::OPNOTSUPP) => Err(RequestError::Unsupported),
                 other => other.map_err(RequestError::Io),

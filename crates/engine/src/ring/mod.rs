@@ -281,7 +281,11 @@ impl Ring {
         rustix::io::ioctl_fionbio(&socket, matches!(self.twin, Twin::Plain(_)))?;
         let file = self.files.add(Descriptor::Socket(socket));
         if let (Twin::Plain(plain), Some(held)) = (&mut self.twin, self.files.get(file)) {
-            plain.watch(file, held.descriptor.as_fd())?;
+            let watched = plain.watch(file, held.descriptor.as_fd());
+            if let Err(error) = watched {
+                self.files.close(file);
+                return Err(error);
+            }
         }
         Ok(file)
     }

@@ -25,6 +25,8 @@ pub(super) struct Uring {
     #[allow(clippy::vec_box)]
     vectors: Vec<Box<Vectors>>,
     done: VecDeque<Completion>,
+    /// What the kernel would not take; it goes in when completions have made room.
+    backlog: VecDeque<squeue::Entry>,
     waker: RawFd,
     waker_armed: bool,
 }
@@ -63,6 +65,7 @@ impl Uring {
             free: Vec::with_capacity(1024),
             vectors: Vec::new(),
             done: VecDeque::new(),
+            backlog: VecDeque::new(),
             waker: waker.0.as_raw_fd(),
             waker_armed: false,
         })
@@ -92,21 +95,37 @@ impl Uring {
         let held = files.get(entry.file).expect("a file stays while operations use it");
         let fd = types::Fd(held.descriptor.as_fd().as_raw_fd());
         let sqe = entry.describe(fd).user_data(u64::from(index));
-        self.push_entry(&sqe);
+        self.push_entry(sqe);
     }
 
-    fn push_entry(&mut self, sqe: &squeue::Entry) {
-        loop {
-            // SAFETY: the entry's pointers refer to buffers that `in_flight` owns until the completion is seen (module
-            // head), or to no memory at all (the waker's poll).
-            if unsafe { self.ring.submission().push(sqe) }.is_ok() {
-                return;
-            }
-            // The queue is full: hand it over and go on. An error here shows again, and is reported, in `turn`.
-            if self.ring.submit().is_err() {
-                std::thread::yield_now();
+    /// The order between entries means nothing: each is an operation of its own.
+    fn push_entry(&mut self, sqe: squeue::Entry) {
+        if self.try_push(&sqe) {
+            return;
+        }
+        // The queue is full: hand it over and go on. The kernel may take nothing until completions are reaped, which is
+        // what `turn` does, and where errors are reported.
+        let _ = self.ring.submit();
+        if !self.try_push(&sqe) {
+            self.backlog.push_back(sqe);
+        }
+    }
+
+    fn try_push(&mut self, sqe: &squeue::Entry) -> bool {
+        // SAFETY: the entry's pointers refer to buffers that `in_flight` owns until the completion is seen (module head),
+        // or to no memory at all (the waker's poll).
+        unsafe { self.ring.submission().push(sqe) }.is_ok()
+    }
+
+    /// Moves what the kernel would not take into the queue, as far as there is room. False: some is left.
+    fn push_backlog(&mut self) -> bool {
+        while let Some(sqe) = self.backlog.pop_front() {
+            if !self.try_push(&sqe) {
+                self.backlog.push_front(sqe);
+                return false;
             }
         }
+        true
     }
 
     pub(super) fn kick(&mut self) {
@@ -117,10 +136,11 @@ impl Uring {
     pub(super) fn turn(&mut self, files: &mut Files, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
         if !self.waker_armed {
             let poll = opcode::PollAdd::new(types::Fd(self.waker), libc::POLLIN as u32).build().user_data(WAKER);
-            self.push_entry(&poll);
+            self.push_entry(poll);
             self.waker_armed = true;
         }
-        let waiting = self.done.is_empty();
+        // What is left behind may be what the wait would be for.
+        let waiting = self.push_backlog() && self.done.is_empty();
         let entered = match wait {
             Wait::Forever if waiting => self.ring.submit_and_wait(1).map(|_| ()),
             Wait::Until(limit) if waiting => {

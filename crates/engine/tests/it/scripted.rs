@@ -46,7 +46,7 @@ impl Scripted {
                 }
                 Ask::Zeroes { offset, len } => (Operation::WriteZeroes { durable: false }, *offset, *len),
                 Ask::Flush => (Operation::Flush, 0, 0),
-                Ask::Discard { offset, len } => (Operation::Discard, *offset, *len),
+                Ask::Discard { offset, len } => (Operation::Discard { durable: false }, *offset, *len),
             };
             let mut request = Request { id, operation, offset, len, data: None, spare: None };
             if matches!(ask, Ask::Read { .. } | Ask::Write { .. } | Ask::Zeroes { .. }) {
