@@ -2,7 +2,8 @@
 //!
 //! Requests of one client run at once and are answered in the order they finish. A request longer than a
 //! buffer is carried in pieces, so memory stays what the pool was made with: when it is used up,
-//! requests wait, and a client that holds buffers without moving for [`STALL`] is dropped in favour of those that wait.
+//! requests wait, and a client that holds buffers without moving for [`Limits::stall`] is dropped in favour of those that
+//! wait.
 
 use super::connection::{Connection, MAX_HELD, Phase, Skip};
 use super::handshake::Step;
@@ -18,12 +19,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a client may take over its handshake.
-pub const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a client may hold buffers that others wait for without sending or taking a byte.
-pub const STALL: Duration = Duration::from_secs(10);
-/// How long clients may take to receive their last replies when the server stops.
-pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+/// How long clients may keep others waiting. They are looked at every half second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How long a client may take over its handshake.
+    pub handshake: Duration,
+    /// How long a client may hold buffers that others wait for without sending or taking a byte.
+    pub stall: Duration,
+    /// How long clients may take to receive their last replies when the server stops.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let limit = Duration::from_secs(10);
+        Self { handshake: limit, stall: limit, drain: limit }
+    }
+}
+
 /// How often limits are looked at while there is reason to.
 const SCAN: Duration = Duration::from_millis(500);
 
@@ -42,11 +55,15 @@ pub enum Message {
 /// The NBD front end of one worker.
 pub struct Nbd {
     export: Arc<Export>,
+    limits: Limits,
     pub(super) connections: Vec<Option<Connection>>,
     pub(super) transfers: Vec<Option<Transfer>>,
     pub(super) free_transfers: Vec<u32>,
     /// Transfers whose next piece waits: for memory, or for its turn.
     pub(super) waiting: VecDeque<u32>,
+    /// The least length of a request for which one of them found no memory: what is new and as long then waits behind
+    /// it, or it might never find any.
+    pub(super) starving: u64,
     /// Connections that may have something to send.
     pub(super) dirty: VecDeque<u32>,
     /// Connections of all workers; the server's limit counts them.
@@ -64,14 +81,16 @@ const SEND: u64 = 3 << 32;
 
 impl Nbd {
     /// A front end for `export`. `live` counts the connections of all workers.
-    pub fn new(export: Arc<Export>, live: Arc<AtomicUsize>) -> Self {
+    pub fn new(export: Arc<Export>, live: Arc<AtomicUsize>, limits: Limits) -> Self {
         let now = Instant::now();
         Self {
             export,
+            limits,
             connections: Vec::new(),
             transfers: Vec::new(),
             free_transfers: Vec::new(),
             waiting: VecDeque::new(),
+            starving: u64::MAX,
             dirty: VecDeque::new(),
             live,
             handshakes: 0,
@@ -320,7 +339,7 @@ impl Nbd {
     }
 
     /// The connection of a transfer that waits for memory which its own client does not hold.
-    fn starved(&self, id: u32) -> Option<u32> {
+    pub(super) fn starved(&self, id: u32) -> Option<u32> {
         let index = self.transfers.get(id as usize)?.as_ref()?.connection;
         let connection = self.connections[index as usize].as_ref()?;
         let its_turn = connection.long_read.is_none_or(|long| long == id);
@@ -330,14 +349,14 @@ impl Nbd {
     /// Drops clients that are over a limit.
     fn scan(&mut self, cx: &mut Context<'_>) {
         let hungry: Vec<u32> = self.waiting.iter().filter_map(|t| self.starved(*t)).collect();
+        let (now, limits) = (self.now, self.limits);
         for index in 0..self.connections.len() as u32 {
-            let now = self.now;
             let Some(connection) = self.connection(index) else { continue };
-            let slow = connection.in_handshake() && now - connection.opened > HANDSHAKE_LIMIT;
+            let slow = connection.in_handshake() && now - connection.opened > limits.handshake;
             // Only who keeps the server waiting is late; a slow store is not the client's fault.
             let owes = connection.sending || connection.intake.is_some();
             let wanted = hungry.iter().any(|h| *h != index);
-            let stalled = wanted && owes && connection.held > 0 && now - connection.active > STALL;
+            let stalled = wanted && owes && connection.held > 0 && now - connection.active > limits.stall;
             if slow || stalled || self.drain_until.is_some_and(|until| now > until) {
                 self.kill(cx, index);
             }
@@ -345,7 +364,7 @@ impl Nbd {
     }
 
     fn drain(&mut self, cx: &mut Context<'_>) {
-        self.drain_until = Some(self.now + DRAIN_LIMIT);
+        self.drain_until = Some(self.now + self.limits.drain);
         for index in 0..self.connections.len() as u32 {
             let Some(connection) = self.connection(index) else { continue };
             connection.reading = false;
@@ -503,6 +522,7 @@ impl FrontEnd for Nbd {
     }
 
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait) {
+        self.starving = u64::MAX;
         for _ in 0..self.waiting.len() {
             let Some(id) = self.waiting.pop_front() else { break };
             let index = self.transfers[id as usize].as_ref().map(|t| t.connection);

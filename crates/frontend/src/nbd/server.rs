@@ -1,12 +1,15 @@
 //! Listens for clients and spreads them over workers; stops them in good order.
 
 use super::front_end::{Message, Nbd};
+
+pub use super::front_end::Limits;
 use super::protocol::{Export, transmission_flag};
 use inlock_engine::ring::Ring;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::worker::{Mailbox, Worker};
 use inlock_engine::{BufferPool, Device, RequestError};
 use rustix::event::{PollFd, PollFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,6 +21,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+/// Clients that have connected and are not yet accepted; the rest wait in `connect`.
+const BACKLOG: i32 = 4096;
 
 /// Where clients connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +56,8 @@ pub struct ServerOptions {
     pub io: IoMode,
     /// Clients at a time; more are hung up on.
     pub max_connections: usize,
+    /// How long clients may keep others waiting.
+    pub limits: Limits,
 }
 
 impl Default for ServerOptions {
@@ -61,6 +69,7 @@ impl Default for ServerOptions {
             threads: cpus.min(4),
             io: IoMode::Auto,
             max_connections: 1024,
+            limits: Limits::default(),
         }
     }
 }
@@ -127,53 +136,96 @@ pub struct Server {
     stopping: Arc<AtomicBool>,
     wake_acceptor: OwnedFd,
     acceptor: Option<JoinHandle<()>>,
-    workers: Vec<JoinHandle<io::Result<()>>>,
-    mailboxes: Vec<Arc<Mailbox<Message>>>,
+    workers: Workers,
     device: Arc<Device>,
+}
+
+/// Worker threads. They end when this is dropped.
+#[derive(Default)]
+struct Workers {
+    threads: Vec<JoinHandle<io::Result<()>>>,
+    mailboxes: Vec<Arc<Mailbox<Message>>>,
     ring_name: &'static str,
 }
 
+impl Workers {
+    /// Starts one, and waits until it runs.
+    fn add(
+        &mut self,
+        number: usize,
+        device: &Arc<Device>,
+        front: Nbd,
+        options: &ServerOptions,
+    ) -> Result<(), ServerError> {
+        let (ready, started) = mpsc::channel();
+        let device = Arc::clone(device);
+        let (io, threads) = (options.io, options.threads);
+        let run = move || {
+            // The ring belongs to the thread that uses it, so it is made there.
+            let ring = match Ring::new(io) {
+                Ok(ring) => ring,
+                Err(error) => return ready.send(Err(error)).map_err(io::Error::other),
+            };
+            let name = ring.name();
+            let pool = BufferPool::for_worker(device.target().granule(), threads);
+            let mut worker = Worker::new(device, ring, pool, front);
+            ready.send(Ok((worker.mailbox(), name))).map_err(io::Error::other)?;
+            worker.run()
+        };
+        let thread = std::thread::Builder::new().name(format!("inlock-worker-{number}")).spawn(run);
+        self.threads.push(thread.map_err(ServerError::Worker)?);
+        let started = started.recv().map_err(|e| ServerError::Worker(io::Error::other(e)))?;
+        let (mailbox, name) = started.map_err(ServerError::Worker)?;
+        self.mailboxes.push(mailbox);
+        self.ring_name = name;
+        Ok(())
+    }
+
+    /// Lets every worker finish what it has, and says how the last one that failed has ended.
+    fn finish(&mut self) -> Result<(), ServerError> {
+        for mailbox in &self.mailboxes {
+            mailbox.post(Message::Drain);
+        }
+        let mut outcome = Ok(());
+        for thread in self.threads.drain(..) {
+            match thread.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => outcome = Err(ServerError::Worker(error)),
+                Err(_) => outcome = Err(ServerError::Worker(io::Error::other("a worker panicked"))),
+            }
+        }
+        outcome
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        // Whoever wants to know how they ended has asked before.
+        let _ = self.finish();
+    }
+}
+
 impl Server {
-    /// Listens, and starts the workers. Clients may connect as soon as this returns.
+    /// Listens, and starts the workers. Clients may connect as soon as this returns. When it fails nothing is left behind.
     pub fn start(device: Arc<Device>, listen: &Listen, options: &ServerOptions) -> Result<Self, ServerError> {
         let (socket, listen) = bind(listen)?;
         let export = Arc::new(describe(&device, options));
         let live = Arc::new(AtomicUsize::new(0));
-        let (mut workers, mut mailboxes) = (Vec::new(), Vec::new());
-        let mut ring_name = "";
-        for number in 0..options.threads.max(1) {
-            let (ready, started) = mpsc::channel();
-            let (device, export, live) = (Arc::clone(&device), Arc::clone(&export), Arc::clone(&live));
-            let (io, threads) = (options.io, options.threads);
-            let run = move || {
-                // The ring belongs to the thread that uses it, so it is made there.
-                let ring = match Ring::new(io) {
-                    Ok(ring) => ring,
-                    Err(error) => return ready.send(Err(error)).map_err(io::Error::other),
-                };
-                let name = ring.name();
-                let pool = BufferPool::for_worker(device.target().granule(), threads);
-                let mut worker = Worker::new(device, ring, pool, Nbd::new(export, live));
-                ready.send(Ok((worker.mailbox(), name))).map_err(io::Error::other)?;
-                worker.run()
-            };
-            let thread = std::thread::Builder::new().name(format!("inlock-worker-{number}")).spawn(run);
-            workers.push(thread.map_err(ServerError::Worker)?);
-            let started = started.recv().map_err(|e| ServerError::Worker(io::Error::other(e)))?;
-            let (mailbox, name) = started.map_err(ServerError::Worker)?;
-            mailboxes.push(mailbox);
-            ring_name = name;
-        }
         let stopping = Arc::new(AtomicBool::new(false));
         let (wake_read, wake_acceptor) = rustix::pipe::pipe().map_err(|e| ServerError::Worker(e.into()))?;
+        let mut workers = Workers::default();
+        for number in 0..options.threads.max(1) {
+            let front = Nbd::new(Arc::clone(&export), Arc::clone(&live), options.limits);
+            workers.add(number, &device, front, options)?;
+        }
         let accept = {
-            let (stopping, mailboxes) = (Arc::clone(&stopping), mailboxes.clone());
+            let (stopping, mailboxes) = (Arc::clone(&stopping), workers.mailboxes.clone());
             let limit = options.max_connections;
             move || accept_clients(&socket, &wake_read, &stopping, &mailboxes, &live, limit)
         };
         let acceptor = std::thread::Builder::new().name("inlock-accept".into()).spawn(accept);
         let acceptor = Some(acceptor.map_err(ServerError::Worker)?);
-        Ok(Self { listen, stopping, wake_acceptor, acceptor, workers, mailboxes, device, ring_name })
+        Ok(Self { listen, stopping, wake_acceptor, acceptor, workers, device })
     }
 
     /// Where it listens, with the port that was taken.
@@ -184,38 +236,44 @@ impl Server {
     /// Whether every worker still runs. One that does not has met an error that it could not answer a client with;
     /// [`Server::stop`] says which.
     pub fn is_healthy(&self) -> bool {
-        !self.workers.iter().any(JoinHandle::is_finished)
+        !self.workers.threads.iter().any(JoinHandle::is_finished)
     }
 
     /// `io_uring` or `plain`.
     pub fn ring_name(&self) -> &'static str {
-        self.ring_name
+        self.workers.ring_name
     }
 
-    /// Stops accepting, finishes every request that was received, and puts everything that was written on stable storage.
+    /// Stops accepting, finishes and answers what was taken on, and puts everything that was written on stable storage.
+    ///
+    /// Taken on is a request whose header was read, and for a write its whole payload. What still lies in a socket or in
+    /// the input behind it is not looked at any more and gets no answer: the client cannot tell whether it was carried
+    /// out, and it was not, but for pieces of a long write that had arrived. Clients have [`Limits::drain`] to take their
+    /// answers; who takes longer is hung up on.
     pub fn stop(mut self) -> Result<(), ServerError> {
+        self.stop_accepting();
+        let outcome = self.workers.finish();
+        if !self.device.access().read_only {
+            let device = inlock_engine::BlockingDevice::new(Arc::clone(&self.device));
+            device.flush().map_err(ServerError::Flush)?;
+        }
+        outcome
+    }
+
+    fn stop_accepting(&mut self) {
         self.stopping.store(true, Ordering::Release);
         // The acceptor only waits for this pipe to become readable.
         let _ = rustix::io::write(&self.wake_acceptor, &[0]);
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
-        for mailbox in &self.mailboxes {
-            mailbox.post(Message::Drain);
-        }
-        let mut outcome = Ok(());
-        for worker in self.workers.drain(..) {
-            match worker.join() {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => outcome = Err(ServerError::Worker(error)),
-                Err(_) => outcome = Err(ServerError::Worker(io::Error::other("a worker panicked"))),
-            }
-        }
-        if !self.device.access().read_only {
-            let device = inlock_engine::BlockingDevice::new(Arc::clone(&self.device));
-            device.flush().map_err(ServerError::Flush)?;
-        }
-        outcome
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Clients that are accepted from here on would find no worker.
+        self.stop_accepting();
     }
 }
 
@@ -244,10 +302,7 @@ fn bind(listen: &Listen) -> Result<(Socket, Listen), ServerError> {
     match listen {
         Listen::Unix(path) => {
             remove_stale(path, listen)?;
-            let listener = UnixListener::bind(path).map_err(failed)?;
-            let socket = Socket::Unix(listener, path.clone());
-            // Whoever may connect reads the plaintext.
-            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+            let socket = listen_on_path(path).map_err(failed)?;
             Ok((socket, listen.clone()))
         }
         Listen::Tcp(address) => {
@@ -256,6 +311,17 @@ fn bind(listen: &Listen) -> Result<(Socket, Listen), ServerError> {
             Ok((Socket::Tcp(listener), Listen::Tcp(address)))
         }
     }
+}
+
+/// Whoever may connect reads the plaintext, so the socket is its owner's alone before anybody can connect.
+fn listen_on_path(path: &Path) -> io::Result<Socket> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&socket, &address)?;
+    let socket = Socket::Unix(socket.into(), path.to_owned());
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    rustix::net::listen(socket.as_fd(), BACKLOG)?;
+    Ok(socket)
 }
 
 /// Removes a socket that a dead server left behind.

@@ -20,6 +20,12 @@ use rustix::io::Errno;
 const LONG_REPLY: usize = 128 << 10;
 /// The most extents in one block status reply.
 const MAX_EXTENTS: usize = 256;
+/// How many runs a store is asked for on behalf of one block status: a scattered file must not make a single request walk
+/// all of it. The reply then covers less, as it may.
+const MAX_RUNS: usize = 4 * MAX_EXTENTS;
+/// Pieces of commands that move no data through buffers. The store works on one while other clients wait.
+const CACHE_PIECE: u64 = 8 << 20;
+const TRIM_PIECE: u64 = 1 << 30;
 
 /// A client's request on its way, in one piece or in several.
 pub(super) struct Transfer {
@@ -35,6 +41,18 @@ pub(super) struct Transfer {
 impl Transfer {
     pub(super) fn is_begun(&self) -> bool {
         self.begun == self.command.len
+    }
+
+    /// How long a request must be to need memory of the kind that this one waits for. Most take any buffer.
+    fn least(&self) -> u64 {
+        let whole = self.command.kind == command::READ && self.command.has(command_flag::DF);
+        if whole { self.command.len } else { 0 }
+    }
+
+    /// Whether it holds nothing yet and needs memory.
+    fn is_new(&self) -> bool {
+        let kind = self.command.kind;
+        self.begun == 0 && !matches!(kind, command::FLUSH | command::TRIM | command::CACHE)
     }
 }
 
@@ -93,7 +111,13 @@ impl Nbd {
 
     /// Begins the next piece of a transfer, or puts it where it waits for memory.
     pub(super) fn begin_piece(&mut self, cx: &mut Context<'_>, id: u32) {
-        if !self.try_piece(cx, id) {
+        // What has begun goes on in any case: memory that others wait for may come back only when it ends.
+        let starving = self.starving;
+        let behind = self.transfers[id as usize].as_ref().is_some_and(|t| t.is_new() && t.command.len >= starving);
+        if behind || !self.try_piece(cx, id) {
+            if let (Some(_), Some(transfer)) = (self.starved(id), &self.transfers[id as usize]) {
+                self.starving = starving.min(transfer.least());
+            }
             self.waiting.push_back(id);
         }
     }
@@ -140,10 +164,14 @@ impl Nbd {
                 request.spare = spare;
             }
             command::TRIM | command::CACHE => {
-                let here = cx.device.target().place(offset, rest).map_or(rest, |p| p.len);
+                let trims = command.kind == command::TRIM;
+                let piece = if trims { TRIM_PIECE } else { CACHE_PIECE };
+                // Pieces end on multiples of their length, so that no data unit is cut and kept for it.
+                let here = rest.min(piece - offset % piece);
+                let here = cx.device.target().place(offset, here).map_or(here, |p| p.len);
                 request.len = here;
-                request.operation =
-                    if command.kind == command::TRIM { Operation::Discard } else { Operation::Prefetch };
+                let durable = command.has(command_flag::FUA);
+                request.operation = if trims { Operation::Discard { durable } } else { Operation::Prefetch };
                 transfer.begun += here;
             }
             command::BLOCK_STATUS => {
@@ -250,7 +278,9 @@ impl Nbd {
         let mut extents: Vec<(u64, u32)> = Vec::with_capacity(8);
         let mut at = command.offset;
         let end = command.offset + command.len;
-        while at < end && extents.len() <= most {
+        let mut runs = 0;
+        while at < end && extents.len() <= most && runs < MAX_RUNS {
+            runs += 1;
             let longest = if style == ReplyStyle::Extended { u64::MAX } else { u64::from(u32::MAX - 0xffff) };
             match cx.device.run_at(at, (end - at).min(longest)) {
                 Ok(run) => {

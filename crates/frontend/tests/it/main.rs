@@ -4,4 +4,5 @@ mod client;
 mod commands;
 mod handshake;
 mod load;
+mod regressions;
 mod support;

@@ -5,7 +5,7 @@ use inlock_engine::store::Geometry;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{Access, BackingStore, BlockingDevice, Device};
-use inlock_frontend::nbd::server::{Listen, Server, ServerError, ServerOptions};
+use inlock_frontend::nbd::server::{Limits, Listen, Server, ServerError, ServerOptions};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -63,22 +63,38 @@ pub(crate) struct Served {
     server: Option<Server>,
     pub(crate) device: Arc<Device>,
     socket: PathBuf,
-    _dir: tempfile::TempDir,
+    _dir: Option<tempfile::TempDir>,
 }
 
 impl Served {
     pub(crate) fn new(device: Arc<Device>, io: IoMode, threads: usize) -> Self {
+        Self::with_limits(device, io, threads, Limits::default())
+    }
+
+    pub(crate) fn with_limits(device: Arc<Device>, io: IoMode, threads: usize, limits: Limits) -> Self {
         let dir = tempfile::tempdir().expect("a folder for the socket");
-        let socket = dir.path().join("socket");
+        let mut served = Self::at(&dir.path().join("socket"), device, io, threads, limits).expect("the server starts");
+        served._dir = Some(dir);
+        served
+    }
+
+    pub(crate) fn at(
+        socket: &Path,
+        device: Arc<Device>,
+        io: IoMode,
+        threads: usize,
+        limits: Limits,
+    ) -> Result<Self, ServerError> {
         let options = ServerOptions {
             export_name: NAME.into(),
             description: DESCRIPTION.into(),
             threads,
             io,
+            limits,
             ..ServerOptions::default()
         };
-        let server = Server::start(Arc::clone(&device), &Listen::Unix(socket.clone()), &options);
-        Self { server: Some(server.expect("the server starts")), device, socket, _dir: dir }
+        let server = Server::start(Arc::clone(&device), &Listen::Unix(socket.to_owned()), &options)?;
+        Ok(Self { server: Some(server), device, socket: socket.to_owned(), _dir: None })
     }
 
     pub(crate) fn path(&self) -> &Path {

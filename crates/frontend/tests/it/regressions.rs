@@ -1,0 +1,419 @@
+//! Promises that are easily broken by a change that looks harmless: order, time, and requests that are long, short or in bits.
+
+use crate::client::*;
+use crate::support::*;
+use inlock_engine::store::file::IoMode;
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::store::{BackingStore, Geometry, Run};
+use inlock_frontend::nbd::server::Limits;
+use rustix::io::Errno;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Long enough for a scan of the limits, which is made every half second.
+const BEYOND: Duration = Duration::from_millis(1200);
+
+fn short_limits() -> Limits {
+    let limit = Duration::from_millis(400);
+    Limits { handshake: limit, stall: limit, drain: limit }
+}
+
+/// The end of the stream, with or without complaint; anything but waiting until [`PATIENCE`] is over.
+fn assert_hung_up(stream: &mut UnixStream) {
+    let end = stream.read_to_end(&mut Vec::new());
+    assert!(!end.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock), "the server leaves a client waiting");
+}
+
+fn wait_until(what: impl Fn() -> bool) {
+    while !what() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Two replies in pieces must not come between each other, nor wait for each other's memory for ever.
+#[test]
+fn long_simple_replies_come_one_after_the_other() {
+    for io in rings() {
+        let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let mut client = Client::open(served.path(), Style::Simple);
+        let long = [0, MIB].map(|offset| client.send(READ, 0, offset, 32 * MIB));
+        long.into_iter().for_each(|cookie| assert_eq!(client.wait(cookie).error, 0));
+        // Short ones behind a long one hold memory that the long one may need.
+        client.send(READ, 0, 0, 32 * MIB);
+        (0..200).for_each(|n| {
+            client.send(READ, 0, n * 65_536, 65_536);
+        });
+        while client.under_way() > 0 {
+            client.receive();
+        }
+    }
+}
+
+/// The chunk that ends a reply is the last one, also when what came before it still waits to be sent.
+#[test]
+fn an_error_does_not_overtake_the_data_before_it() {
+    for (io, style) in rings().into_iter().flat_map(|io| [Style::Structured, Style::Extended].map(|s| (io, s))) {
+        let store = MoodyStore::new(40 * MIB);
+        let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+        let mut client = Client::open(served.path(), style);
+        store.set(Mood { bad_reads: Some((6 * MIB..7 * MIB, Errno::IO)), ..Mood::default() });
+        let failing = client.send(READ, 0, 0, 16 * MIB);
+        // Nothing is taken from the socket until the read has failed.
+        wait_until(|| store.failed.load(Ordering::SeqCst) > 0);
+        assert_eq!(client.wait(failing).error, EIO, "{io:?}, {style:?}");
+        client.read(0, 4096);
+    }
+}
+
+/// The kernel's list of ready sockets may be full exactly when the last client is told to go.
+#[test]
+fn a_server_with_many_idle_clients_stops() {
+    for io in rings() {
+        let mut served = Served::new(device(memory(MIB), 4096, ANYTHING_GOES), io, 1);
+        let clients: Vec<_> = (0..64).map(|_| Client::open(served.path(), Style::Simple)).collect();
+        served.stop().expect("a good end");
+        drop(clients);
+    }
+}
+
+/// How long a client was idle says nothing of how fast it takes what it asks for next.
+#[test]
+fn a_client_that_was_idle_is_not_late_when_memory_is_short() {
+    for io in rings() {
+        // Shorter than the idle time, and much longer than a healthy client takes.
+        let limits = Limits { stall: BEYOND - Duration::from_millis(200), ..Limits::default() };
+        let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, limits);
+        let mut clients = [(); 4].map(|()| Client::open(served.path(), Style::Structured));
+        clients.iter_mut().for_each(|c| assert_eq!(c.read(0, 4096).len(), 4096));
+        std::thread::sleep(BEYOND);
+        std::thread::scope(|scope| {
+            for client in &mut clients {
+                scope.spawn(|| {
+                    (0..12).for_each(|n| {
+                        client.send(READ, 0, n * 2 * MIB, 2 * MIB);
+                    });
+                    while client.under_way() > 0 {
+                        client.receive();
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// A pause is nobody's business while nobody else needs the memory.
+#[test]
+fn a_paused_reader_alone_is_left_alone() {
+    for io in rings() {
+        let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_limits());
+        let mut client = Client::open(served.path(), Style::Structured);
+        let long = client.send(READ, 0, 0, 32 * MIB);
+        std::thread::sleep(BEYOND);
+        assert_eq!(client.wait(long).error, 0);
+    }
+}
+
+/// Clients that ask for much and take nothing hold all memory, until others need it.
+#[test]
+fn paused_readers_make_room_for_who_waits() {
+    for io in rings() {
+        let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_limits());
+        let mut paused: Vec<_> = (0..8).map(|_| Client::open(served.path(), Style::Structured)).collect();
+        for client in &mut paused {
+            (0..200).for_each(|n| {
+                client.send(READ, 0, n * 65_536, 130_000);
+            });
+        }
+        let mut good = Client::open(served.path(), Style::Structured);
+        assert_eq!(good.read(0, 8 * MIB).len() as u64, 8 * MIB);
+        let mut cut_off = 0;
+        for client in &mut paused {
+            client.stream.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");
+            let end = client.stream.read_to_end(&mut Vec::new());
+            cut_off += usize::from(!end.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock));
+        }
+        assert!(cut_off > 0, "{io:?}: nobody was cut off; then where did the memory come from?");
+    }
+}
+
+#[test]
+fn who_does_not_finish_the_handshake_is_hung_up_on() {
+    for io in rings() {
+        // Long enough for a busy machine to negotiate.
+        let limits = Limits { handshake: BEYOND, ..Limits::default() };
+        let served = Served::with_limits(device(memory(MIB), 4096, ANYTHING_GOES), io, 1, limits);
+        let mut negotiated = Client::open(served.path(), Style::Simple);
+        let mut silent = greet(served.path(), 3);
+        assert_hung_up(&mut silent);
+        assert_eq!(negotiated.read(0, 512).len(), 512, "the limit ends with the handshake");
+    }
+}
+
+#[test]
+fn who_does_not_take_the_last_replies_does_not_hold_up_the_end() {
+    for io in rings() {
+        let mut served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_limits());
+        let mut client = Client::open(served.path(), Style::Structured);
+        client.send(READ, 0, 0, 32 * MIB);
+        // The first bytes are there, so the request was taken on.
+        take(&mut client.stream, 16);
+        served.stop().expect("a good end without that client");
+    }
+}
+
+/// "Do not fragment" is a promise about chunks, of which simple replies have none.
+#[test]
+fn unfragmented_reads_are_offered_with_structured_replies_only() {
+    const SEND_DF: u16 = 1 << 7;
+    let served = Served::new(device(memory(MIB), 4096, ANYTHING_GOES), IoMode::Sync, 1);
+    for style in STYLES {
+        let flags = Client::open(served.path(), style).flags;
+        assert_eq!(flags & SEND_DF != 0, style != Style::Simple, "{style:?}");
+    }
+}
+
+/// Pieces of a long request take turns with the requests of others.
+#[test]
+fn long_zeroes_let_others_through() {
+    for io in rings() {
+        let served = Served::new(device(memory(256 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let [mut zeroing, mut reading] = [(); 2].map(|()| Client::open(served.path(), Style::Simple));
+        let (over, reads) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let zeroes = zeroing.send(WRITE_ZEROES, 0, 0, 256 * MIB);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    reading.read(0, 4096);
+                    reads.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            zeroing.wait(zeroes);
+            let beside = reads.load(Ordering::SeqCst);
+            over.store(true, Ordering::SeqCst);
+            assert!(beside > 4, "{io:?}: {beside} reads of another client beside the zeroes");
+        });
+    }
+}
+
+/// The payload of a write may become complete in the very turn in which the server is told to stop.
+#[test]
+fn a_write_that_arrives_while_the_server_stops_does_not_hang() {
+    const REST: usize = 50_000;
+    for io in rings() {
+        let store = MoodyStore::new(40 * MIB);
+        let mut served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+        let [mut late, mut held] = [(); 2].map(|()| Client::open(served.path(), Style::Simple));
+        let (header, _) = late.header(WRITE, 0, 0, 3 * MIB);
+        let piece = vec![7; MIB as usize];
+        let (first, rest) = piece.split_at(piece.len() - REST);
+        late.stream.write_all(&[&header, first].concat()).expect("the server reads");
+        std::thread::sleep(Duration::from_millis(300));
+        // The worker is held inside of the store; the rest and the end then come together.
+        store.set(Mood { hold_writes: true, ..Mood::default() });
+        let write = held.send_write(0, 20 * MIB, &[1; 4096]);
+        wait_until(|| store.waiting.load(Ordering::SeqCst) > 0);
+        late.stream.write_all(rest).expect("the socket holds it");
+        let stopping = std::thread::spawn(move || served.stop());
+        std::thread::sleep(Duration::from_millis(300));
+        store.set(Mood::default());
+        assert_eq!(held.wait(write).error, 0);
+        // Hung up on, in whatever way; but not left waiting until the client's patience ends.
+        assert_hung_up(&mut late.stream);
+        stopping.join().expect("no panic").expect("a good end");
+    }
+}
+
+/// Moves 512 bytes at a time.
+struct Trickle(MemoryStore);
+
+impl BackingStore for Trickle {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        let len = data.len().min(512);
+        self.0.read_at(&mut data[..len], offset)
+    }
+    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+        self.0.write_at(&data[..data.len().min(512)], offset, durable)
+    }
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+/// The stack must not grow with the number of short transfers.
+#[test]
+fn thousands_of_short_transfers_make_one_request() {
+    let store = Arc::new(Trickle(MemoryStore::new(vec![0; store_len(8 * MIB) as usize])));
+    let served = Served::new(device(store, 4096, ANYTHING_GOES), IoMode::Sync, 1);
+    let mut client = Client::open(served.path(), Style::Simple);
+    assert_eq!(client.write(0, 0, &pattern(1, MIB)), 0);
+    assert!(client.read(0, MIB) == pattern(1, MIB));
+}
+
+/// Clients of every kind of request, more than there is memory for: everybody is served in the end.
+#[test]
+fn a_storm_of_long_and_short_requests_ends() {
+    for (io, threads) in rings().into_iter().flat_map(|io| [(io, 1), (io, 4)]) {
+        let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, threads);
+        std::thread::scope(|scope| {
+            for n in 0..6u64 {
+                let mut client = Client::open(served.path(), STYLES[n as usize % 3]);
+                scope.spawn(move || {
+                    let small = |client: &mut Client| {
+                        (0..60).for_each(|i| {
+                            client.send(READ, 0, i * 65_536 + n, 65_536);
+                        });
+                    };
+                    small(&mut client);
+                    (0..2).for_each(|i| {
+                        client.send(READ, 0, i * MIB + 1, 32 * MIB);
+                    });
+                    if n % 3 > 0 {
+                        (0..8).for_each(|i| {
+                            client.send(READ, DF, i * MIB, MIB);
+                        });
+                    }
+                    small(&mut client);
+                    while client.under_way() > 0 {
+                        client.receive();
+                    }
+                    assert_eq!(client.write(0, n + 1, &pattern(n, 20 * MIB)), 0);
+                });
+            }
+        });
+    }
+}
+
+/// A device of many TiB that remembers what it was asked for, and that is made of runs of one data unit.
+#[derive(Default)]
+struct Endless {
+    discards: Mutex<Vec<(u64, u64)>>,
+    prefetches: Mutex<Vec<u64>>,
+    runs: AtomicUsize,
+    syncs: AtomicUsize,
+}
+
+const TIB: u64 = 1 << 40;
+
+impl BackingStore for Endless {
+    fn geometry(&self) -> Geometry {
+        Geometry { len: store_len(8 * TIB), read_only: false }
+    }
+    fn read_at(&self, data: &mut [u8], _offset: u64) -> Result<usize, Errno> {
+        data.fill(0);
+        Ok(data.len())
+    }
+    fn write_at(&self, data: &[u8], _offset: u64, _durable: bool) -> Result<usize, Errno> {
+        Ok(data.len())
+    }
+    fn sync(&self) -> Result<(), Errno> {
+        self.syncs.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.discards.lock().expect("no test panics with it").push((offset - store_len(0), len));
+        Ok(())
+    }
+    fn prefetch(&self, _offset: u64, len: u64) {
+        self.prefetches.lock().expect("no test panics with it").push(len);
+    }
+    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
+        self.runs.fetch_add(1, Ordering::SeqCst);
+        Ok(Run { offset, len: len.min(4096), hole: false })
+    }
+}
+
+fn endless() -> (Arc<Endless>, Served) {
+    let store = Arc::new(Endless::default());
+    let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
+    (store, served)
+}
+
+#[test]
+fn a_block_status_does_not_walk_a_scattered_file() {
+    let (store, served) = endless();
+    let mut client = Client::open(served.path(), Style::Extended);
+    for flags in [0, REQ_ONE] {
+        let before = store.runs.load(Ordering::SeqCst);
+        let answer = client.call(BLOCK_STATUS, flags, 4096, 7 * TIB);
+        let asked = store.runs.load(Ordering::SeqCst) - before;
+        assert!((1..=1024).contains(&asked), "{asked} runs were looked at for one request");
+        assert_eq!(answer.extents, [(asked as u64 * 4096, 0)], "what was looked at is told");
+    }
+}
+
+#[test]
+fn long_trims_and_prefetches_go_in_pieces() {
+    let (store, served) = endless();
+    let mut client = Client::open(served.path(), Style::Extended);
+    assert_eq!(client.call(TRIM, 0, 5000, TIB).error, 0);
+    let discards = std::mem::take(&mut *store.discards.lock().expect("no test panics with it"));
+    assert!(discards.len() >= 1024 && discards.iter().all(|d| d.1 <= 1 << 30));
+    assert!(discards.windows(2).all(|d| d[0].0 + d[0].1 == d[1].0), "no data unit at a seam is left out");
+    let end = discards.last().map(|d| d.0 + d.1);
+    assert_eq!((discards[0].0, end), (8192, Some((5000 + TIB) / 4096 * 4096)));
+    assert_eq!(client.call(CACHE, 0, 5, 100 * MIB).error, 0);
+    let prefetches = store.prefetches.lock().expect("no test panics with it");
+    assert!(prefetches.iter().all(|len| *len <= 8 * MIB));
+    assert_eq!(prefetches.iter().sum::<u64>(), 100 * MIB);
+}
+
+#[test]
+fn a_durable_trim_is_synced_before_its_answer() {
+    let (store, served) = endless();
+    let mut client = Client::open(served.path(), Style::Simple);
+    for (flags, syncs) in [(0, 0), (FUA, 1)] {
+        assert_eq!(client.call(TRIM, flags, 0, MIB).error, 0);
+        assert_eq!(store.syncs.load(Ordering::SeqCst), syncs);
+    }
+    let store = MoodyStore::new(MIB);
+    let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
+    let mut client = Client::open(served.path(), Style::Simple);
+    store.set(Mood { bad_sync: Some(Errno::IO), ..Mood::default() });
+    assert_eq!(client.call(TRIM, FUA, 0, MIB).error, EIO);
+    assert_eq!(client.call(TRIM, FUA, 0, MIB).error, EIO, "as with any other failed flush");
+    assert_eq!(client.call(TRIM, 0, 0, MIB).error, 0);
+}
+
+/// A full disk fails the request. It fails later flushes too only if bytes were lost that others were told of.
+#[test]
+fn a_durable_write_without_room_asks_whether_others_are_lost() {
+    for (errno, lost) in [Errno::NOSPC, Errno::DQUOT].into_iter().flat_map(|e| [(e, false), (e, true)]) {
+        let store = MoodyStore::new(MIB);
+        let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
+        let mut client = Client::open(served.path(), Style::Simple);
+        let bad_sync = lost.then_some(Errno::IO);
+        store.set(Mood { bad_writes: Some((0..4096, errno)), bad_sync, ..Mood::default() });
+        assert_eq!(client.write(0, 0, &[1; 4096]), ENOSPC);
+        assert_eq!(store.syncs.load(Ordering::SeqCst), 0, "without FUA there is nothing to ask for");
+        assert_eq!(client.write(FUA, 0, &[1; 4096]), ENOSPC, "the reason is told as it is");
+        store.set(Mood::default());
+        assert_eq!(client.call(FLUSH, 0, 0, 0).error, if lost { EIO } else { 0 }, "{errno:?}, lost: {lost}");
+        assert_eq!(client.write(FUA, 0, &[1; 4096]), if lost { EIO } else { 0 });
+    }
+}
+
+/// Whoever may connect reads the plaintext.
+#[test]
+fn only_the_owner_may_connect_and_a_dead_servers_socket_is_replaced() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("socket");
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a new socket"));
+    let served = Served::at(&path, device(memory(MIB), 4096, ANYTHING_GOES), IoMode::Sync, 1, Limits::default());
+    let served = served.expect("the dead socket is no obstacle");
+    let mode = std::fs::metadata(&path).expect("the socket is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    Client::open(&path, Style::Simple).disconnect();
+    let second = Served::at(&path, device(memory(MIB), 4096, ANYTHING_GOES), IoMode::Sync, 1, Limits::default());
+    assert!(second.is_err_and(|e| e.to_string().contains("in use")), "a living server is");
+    Client::open(served.path(), Style::Simple).disconnect();
+}
