@@ -275,7 +275,7 @@ fn a_storm_of_long_and_short_requests_ends() {
                     };
                     small(&mut client);
                     (0..2).for_each(|i| {
-                        client.send(READ, 0, i * MIB + 1, 32 * MIB);
+                        client.send(READ, 0, i * MIB + 1, 18 * MIB);
                     });
                     if n % 3 > 0 {
                         (0..8).for_each(|i| {
@@ -286,7 +286,7 @@ fn a_storm_of_long_and_short_requests_ends() {
                     while client.under_way() > 0 {
                         client.receive();
                     }
-                    assert_eq!(client.write(0, n + 1, &pattern(n, 20 * MIB)), 0);
+                    assert_eq!(client.write(0, n + 1, &pattern(n, 4 * MIB)), 0);
                 });
             }
         });
