@@ -442,7 +442,8 @@ where
     }
 
     fn submit(&mut self, index: u32, operation: ring::Operation) {
-        match self.store {
+        let short = operation.transfer_len().is_some_and(|len| len <= self.device.store().inline_up_to());
+        match self.store.filter(|_| !short) {
             Some(store) => self.ring.submit(store, operation, Token(OWN | u64::from(index))),
             None => {
                 let (result, returned) = operation.execute(&**self.device.store());

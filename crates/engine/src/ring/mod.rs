@@ -95,6 +95,14 @@ pub enum Returned {
 }
 
 impl Operation {
+    /// Bytes that the operation moves to or from a store.
+    pub(crate) fn transfer_len(&self) -> Option<usize> {
+        match self {
+            Self::Read { range, .. } | Self::Write { range, .. } => Some(range.len()),
+            _ => None,
+        }
+    }
+
     /// Carries a store operation out on the calling thread.
     pub(crate) fn execute(mut self, store: &dyn BackingStore) -> (Result<usize, Errno>, Returned) {
         let result = self.execute_step(store);

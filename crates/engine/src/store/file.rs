@@ -12,8 +12,8 @@ use std::os::unix::fs::FileTypeExt;
 /// How requests reach a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMode {
-    /// Through io_uring where the kernel allows it, and inline where the file lives in memory: such a file never
-    /// waits, and every detour costs more than the copy.
+    /// Through io_uring where the kernel allows it; short requests of a file that lives in memory inline, since such a
+    /// file never waits, and a detour would cost more than the copy.
     #[default]
     Auto,
     /// Always through io_uring.
@@ -22,13 +22,19 @@ pub enum IoMode {
     Sync,
 }
 
+/// The longest request that is worth no detour where a file lives in memory. Longer ones are copied by the kernel's own
+/// threads, beside the worker.
+const INLINE_UP_TO: usize = 32 << 10;
+
 /// A regular file or a block device, opened by the caller.
 #[derive(Debug)]
 pub struct FileStore {
     file: File,
     geometry: Geometry,
     block_device: bool,
-    inline: bool,
+    /// No descriptor is shown: everything is called inline.
+    hidden: bool,
+    inline_up_to: usize,
 }
 
 impl FileStore {
@@ -40,12 +46,9 @@ impl FileStore {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device"));
         }
         let len = rustix::fs::seek(&file, SeekFrom::End(0))?;
-        let inline = match mode {
-            IoMode::Auto => lives_in_memory(&file),
-            IoMode::Uring => false,
-            IoMode::Sync => true,
-        };
-        Ok(Self { file, geometry: Geometry { len, read_only }, block_device, inline })
+        let inline_up_to = if mode == IoMode::Auto && lives_in_memory(&file) { INLINE_UP_TO } else { 0 };
+        let hidden = mode == IoMode::Sync;
+        Ok(Self { file, geometry: Geometry { len, read_only }, block_device, hidden, inline_up_to })
     }
 
     /// The file.
@@ -69,7 +72,11 @@ impl BackingStore for FileStore {
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        (!self.inline).then(|| self.file.as_fd())
+        (!self.hidden).then(|| self.file.as_fd())
+    }
+
+    fn inline_up_to(&self) -> usize {
+        self.inline_up_to
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {

@@ -40,6 +40,12 @@ pub trait BackingStore: Send + Sync {
         None
     }
 
+    /// Reads and writes of up to this many bytes are better called inline, although there is a descriptor: the store
+    /// answers from memory, and they are done before another thread would wake up.
+    fn inline_up_to(&self) -> usize {
+        0
+    }
+
     /// Reads at `offset`; the number of bytes read.
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno>;
 
