@@ -1,128 +1,131 @@
-//! Compares Inlock's kernels with other implementations: `inlock-benches [--json]`.
+//! Compares Inlock's kernels with other implementations, and with the limit of the processor.
 //!
-//! Every peer is called as its users call it, once a data unit: OpenSSL through EVP, with the cipher context kept and only the
-//! IV set anew; the `xts-mode` crate through `encrypt_sector`. Inlock gets the whole request in one call. All take turns in
-//! one run, and each figure is the median of the turns' ratios to Inlock's best kernel, since clocks drift.
+//! Every peer is called as its users call it, once a data unit, its key set up once; Inlock gets the whole request in one call.
+//! Each instruction set has a process of its own, since OpenSSL and AWS-LC take what they may use from a variable
+//! when they start.
 
+#[cfg(feature = "aws-lc")]
+#[allow(unsafe_code)] // Calls C.
+mod aws_lc;
+mod contest;
 mod peers;
+mod plot;
+mod table;
 
+use inlock_cipher::bench::Limit;
 use inlock_cipher::{CipherSpec, XtsKernel};
-use peers::{InlockPeer, OpenSslPeer, Peer, XtsModePeer};
+use peers::{Case, InlockPeer, LimitPeer, OpenSslPeer, Peer, XtsModePeer};
+use serde_json::{Value, json};
 use std::error::Error;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-const TURNS: usize = 31;
-const TURN_TIME: Duration = Duration::from_millis(1);
+const USAGE: &str = "usage: inlock-benches [--json FILE] [--svg FILE] [--from FILE]
+  Prints tables. --json writes all figures; --svg plots them; --from takes them from such a JSON file and runs nothing.";
+
+/// Instruction sets, and the value of `OPENSSL_ia32cap` that takes wider ones away: bits of CPUID's leaf 7, AVX-512 F, DQ, BW and
+/// VL (16, 17, 30, 31), VAES and VPCLMULQDQ (41, 42).
+const LEVELS: [(&str, Option<&str>); 3] =
+    [("vaes512", None), ("vaes256", Some(":~0xc0030000")), ("aesni", Some(":~0x600c0030000"))];
+const LIMIT_VARIABLE: &str = "OPENSSL_ia32cap";
+/// What a process for one level is told.
+const ONE_LEVEL: &str = "--one-level";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let json = std::env::args().any(|argument| argument == "--json");
+    let (mut json_file, mut svg_file, mut from) = (None, None, None);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let value = arguments.next();
+        match (argument.as_str(), value) {
+            ("--json", Some(file)) => json_file = Some(file),
+            ("--svg", Some(file)) => svg_file = Some(file),
+            ("--from", Some(file)) => from = Some(file),
+            (ONE_LEVEL, Some(level)) => return one_level(&level),
+            _ => return Err(USAGE.into()),
+        }
+    }
+    let results = match from {
+        Some(file) => serde_json::from_str(&std::fs::read_to_string(file)?)?,
+        None => all_levels()?,
+    };
+    print!("{}", table::markdown(&results)?);
+    if let Some(file) = json_file {
+        std::fs::write(file, table::json_lines(&results)?)?;
+    }
+    if let Some(file) = svg_file {
+        std::fs::write(file, plot::svg(&results)?)?;
+    }
+    Ok(())
+}
+
+fn all_levels() -> Result<Value, Box<dyn Error>> {
+    let mut results = Vec::new();
+    let known: Vec<&str> = XtsKernel::available().iter().map(|kernel| kernel.name()).collect();
+    for (level, limit) in LEVELS.into_iter().filter(|(level, _)| known.contains(level)) {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args([ONE_LEVEL, level]).env_remove(LIMIT_VARIABLE);
+        if let Some(limit) = limit {
+            command.env(LIMIT_VARIABLE, limit);
+        }
+        let output = command.stderr(std::process::Stdio::inherit()).output()?;
+        if !output.status.success() {
+            return Err(format!("the run for {level} failed").into());
+        }
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+        results.extend(rows);
+    }
+    Ok(json!({ "openssl": openssl::version::version(), "results": results }))
+}
+
+/// Runs all cases on one instruction set and prints their rows as JSON.
+fn one_level(level: &str) -> Result<(), Box<dyn Error>> {
+    let kernel = XtsKernel::available().into_iter().find(|kernel| kernel.name() == level);
+    let kernel = kernel.ok_or_else(|| format!("this processor has no {level}"))?;
     let mut rows = Vec::new();
+    for (spec, key_len, request, unit) in cases()? {
+        for encrypt in [true, false] {
+            let key: Vec<u8> = (0..key_len).map(|at| (at * 7 + 1) as u8).collect();
+            let case = Case { spec, key: &key, unit, encrypt };
+            for mut row in contest::run(&case, request, &mut peers_of(kernel, &case)?)? {
+                row["level"] = level.into();
+                rows.push(row);
+            }
+        }
+    }
+    println!("{}", Value::from(rows));
+    Ok(())
+}
+
+/// Cipher, key length in bytes, request and unit.
+type Row = (CipherSpec, usize, usize, usize);
+
+fn cases() -> Result<Vec<Row>, Box<dyn Error>> {
+    const LARGE: usize = 256 << 10;
     let xts = CipherSpec::AES_XTS_PLAIN64;
+    let mut cases = Vec::new();
+    for key_len in [64, 32] {
+        cases.extend((9..=16).rev().map(|log2| (xts, key_len, LARGE, 1 << log2)));
+        cases.extend([(xts, key_len, 4096, 4096), (xts, key_len, 4096, 512)]);
+    }
     let essiv: CipherSpec = "aes-cbc-essiv:sha256".parse()?;
-    if !json {
-        println!("{}; Inlock's {}", openssl::version::version(), XtsKernel::best()?.name());
-    }
-    for (spec, key_len) in [(xts, 64), (xts, 32), (essiv, 32)] {
-        for (request, unit) in [(256 << 10, 65536), (256 << 10, 4096), (256 << 10, 512), (4096, 4096), (4096, 512)] {
-            for encrypt in [true, false] {
-                rows.extend(compare(&spec, key_len, unit, request, encrypt, json)?);
-            }
-        }
-    }
-    if json {
-        println!("{}", serde_json::json!({ "openssl": openssl::version::version(), "results": rows }));
-    }
-    Ok(())
+    cases.extend([(essiv, 32, LARGE, 4096), (essiv, 32, LARGE, 512), (essiv, 16, LARGE, 4096)]);
+    Ok(cases)
 }
 
-/// One row for each implementation. The first is Inlock's best kernel, which the others are compared with.
-fn compare(
-    spec: &CipherSpec,
-    key_len: usize,
-    unit: u32,
-    request: usize,
-    encrypt: bool,
-    json: bool,
-) -> Result<Vec<serde_json::Value>, Box<dyn Error>> {
-    let key: Vec<u8> = (0..key_len).map(|at| (at * 7 + 1) as u8).collect();
-    let mut peers: Vec<Box<dyn Peer>> = Vec::new();
-    for kernel in XtsKernel::available().into_iter().rev() {
-        peers.push(Box::new(InlockPeer::new(kernel, spec, &key, unit)?));
+/// The limit and Inlock's kernel, then who is compared with it. The slow ones take part once, on the widest level.
+fn peers_of(kernel: XtsKernel, case: &Case<'_>) -> Result<Vec<Box<dyn Peer>>, Box<dyn Error>> {
+    let mut peers: Vec<Box<dyn Peer>> = vec![
+        Box::new(LimitPeer(Limit::new(kernel, case.key_bits()))),
+        Box::new(InlockPeer::new(kernel, case, false)?),
+        Box::new(InlockPeer::new(kernel, case, true)?),
+        Box::new(OpenSslPeer::new(case)?),
+    ];
+    #[cfg(feature = "aws-lc")]
+    if let Some(peer) = aws_lc::AwsLcPeer::new(case) {
+        peers.push(Box::new(peer));
     }
-    peers.push(Box::new(OpenSslPeer::new(spec, &key, unit as usize, encrypt)?));
-    if *spec == CipherSpec::AES_XTS_PLAIN64 {
-        peers.push(Box::new(XtsModePeer::new(&key, unit as usize)?));
+    if XtsKernel::available().last() == Some(&kernel) && case.is_xts() {
+        peers.push(Box::new(InlockPeer::new(XtsKernel::Portable, case, false)?));
+        peers.push(Box::new(XtsModePeer::new(case)?));
     }
-    check_same_bytes(&mut peers, request)?;
-    let mut data = vec![0x5a; request];
-    let calls: Vec<usize> = peers.iter_mut().map(|peer| repetitions(&mut **peer, &mut data, encrypt)).collect();
-    let mut rates = vec![Vec::new(); peers.len()];
-    for _ in 0..TURNS {
-        for ((peer, calls), rates) in peers.iter_mut().zip(&calls).zip(&mut rates) {
-            let taken = time(&mut **peer, &mut data, encrypt, *calls);
-            rates.push((calls * request) as f64 / taken.as_secs_f64());
-        }
-    }
-    let mut rows = Vec::new();
-    for (peer, own) in peers.iter().zip(&rates) {
-        // How many times as fast Inlock's best kernel is.
-        let mut ratios: Vec<f64> = rates[0].iter().zip(own).map(|(best, own)| best / own).collect();
-        let (rate, ratio) = (median(&mut own.clone()), median(&mut ratios));
-        let (name, direction) = (peer.name(), if encrypt { "encrypt" } else { "decrypt" });
-        let key_bits = if *spec == CipherSpec::AES_XTS_PLAIN64 { key_len * 4 } else { key_len * 8 };
-        if !json {
-            let speed = rate / 1e9;
-            println!(
-                "{spec} {key_bits} {direction} request {request:6} unit {unit:5}  {name:18} {speed:6.2} GB/s  x{ratio:.2}"
-            );
-        }
-        rows.push(serde_json::json!({
-            "implementation": name, "cipher": spec.to_string(), "key_bits": key_bits, "direction": direction,
-            "unit_size": unit, "request_size": request, "bytes_per_second": rate, "best_kernel_is_faster_by": ratio,
-        }));
-    }
-    Ok(rows)
-}
-
-/// A comparison of speed is worth nothing unless all compute the same.
-fn check_same_bytes(peers: &mut [Box<dyn Peer>], request: usize) -> Result<(), Box<dyn Error>> {
-    let plain: Vec<u8> = (0..request).map(|at| (at * 31 + at / 256) as u8).collect();
-    for encrypt in [true, false] {
-        let mut results = Vec::new();
-        for peer in &mut *peers {
-            if peer.directions().contains(&encrypt) {
-                let mut data = plain.clone();
-                peer.run(1000, &mut data, encrypt, true);
-                results.push((peer.name(), data));
-            }
-        }
-        if let Some((name, _)) = results.iter().find(|(_, data)| *data != results[0].1) {
-            return Err(format!("{name} and {} compute different bytes", results[0].0).into());
-        }
-    }
-    Ok(())
-}
-
-fn time(peer: &mut dyn Peer, data: &mut [u8], encrypt: bool, calls: usize) -> Duration {
-    let begin = Instant::now();
-    for call in 0..calls {
-        peer.run(call as u64, data, encrypt, false);
-    }
-    begin.elapsed()
-}
-
-fn repetitions(peer: &mut dyn Peer, data: &mut [u8], encrypt: bool) -> usize {
-    let mut calls = 1;
-    loop {
-        let taken = time(peer, data, encrypt, calls);
-        if taken * 4 >= TURN_TIME {
-            return ((calls as f64 * TURN_TIME.as_secs_f64() / taken.as_secs_f64()) as usize).max(1);
-        }
-        calls *= 2;
-    }
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    Ok(peers)
 }

@@ -1,90 +1,133 @@
 //! The implementations that are compared, behind one trait.
 
 use aes::cipher::KeyInit;
-use inlock_cipher::{CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, SectorCipher, XtsKernel};
+use inlock_cipher::bench::Limit;
+use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, SectorCipher, XtsKernel};
 use openssl::cipher::{Cipher, CipherRef};
 use openssl::cipher_ctx::CipherCtx;
 use openssl::error::ErrorStack;
 use std::error::Error;
 use xts_mode::Xts128;
 
-/// Works on a request in place. IV numbers grow by one a unit.
-pub(crate) trait Peer {
-    /// What the table calls it.
-    fn name(&self) -> String;
-    /// The directions that this instance can run.
-    fn directions(&self) -> &'static [bool] {
-        &[true, false]
-    }
-    /// Encrypts, or decrypts, whole units. The result need not be left in `data` unless it is to `keep` it.
-    fn run(&mut self, first: u64, data: &mut [u8], encrypt: bool, keep: bool);
+/// Bytes behind a request, which some bindings want to see there though nothing is written to them.
+pub(crate) const SLACK: usize = 64;
+
+/// What every implementation is made for.
+pub(crate) struct Case<'a> {
+    pub(crate) spec: CipherSpec,
+    pub(crate) key: &'a [u8],
+    pub(crate) unit: usize,
+    pub(crate) encrypt: bool,
 }
 
-/// Inlock, the whole request in one call.
+impl Case<'_> {
+    /// Whether this is XTS, and not CBC with ESSIV.
+    pub(crate) fn is_xts(&self) -> bool {
+        self.spec == CipherSpec::AES_XTS_PLAIN64
+    }
+
+    /// Bits of the AES key.
+    pub(crate) fn key_bits(&self) -> usize {
+        self.key.len() * if self.is_xts() { 4 } else { 8 }
+    }
+}
+
+/// Works on a request in place, in the direction it was made for. IV numbers grow by one a unit.
+pub(crate) trait Peer {
+    /// What tables call it.
+    fn name(&self) -> String;
+    /// Works on the first `len` bytes, which are whole units. Gives back how many bytes went through.
+    fn run(&mut self, first: u64, data: &mut [u8], len: usize) -> usize;
+    /// Whether this computes nothing that could be compared.
+    fn is_limit(&self) -> bool {
+        false
+    }
+}
+
+/// AES rounds and nothing else.
+pub(crate) struct LimitPeer(pub(crate) Limit);
+
+impl Peer for LimitPeer {
+    fn name(&self) -> String {
+        "limit".to_owned()
+    }
+
+    fn run(&mut self, _: u64, _: &mut [u8], _: usize) -> usize {
+        self.0.run(1) as usize
+    }
+
+    fn is_limit(&self) -> bool {
+        true
+    }
+}
+
+/// Inlock: the whole request in one call or, as libraries of single-unit functions are used, a call a unit.
 pub(crate) struct InlockPeer {
     cipher: Box<dyn SectorCipher>,
+    encrypt: bool,
+    unit_by_unit: bool,
 }
 
 impl InlockPeer {
-    /// On one kernel.
-    pub(crate) fn new(kernel: XtsKernel, spec: &CipherSpec, key: &[u8], unit: u32) -> Result<Self, Box<dyn Error>> {
-        let cipher: Result<_, CipherError> =
-            inlock_cipher::new_sector_cipher_on(kernel, spec, key, DataUnitSize::new(unit)?, true);
-        Ok(Self { cipher: cipher? })
+    pub(crate) fn new(kernel: XtsKernel, case: &Case<'_>, unit_by_unit: bool) -> Result<Self, Box<dyn Error>> {
+        let unit = DataUnitSize::new(case.unit as u32)?;
+        let cipher = inlock_cipher::new_sector_cipher_on(kernel, &case.spec, case.key, unit, true)?;
+        Ok(Self { cipher, encrypt: case.encrypt, unit_by_unit })
     }
 }
 
 impl Peer for InlockPeer {
     fn name(&self) -> String {
-        format!("inlock {}", self.cipher.kernel())
+        format!("inlock {}{}", self.cipher.kernel(), if self.unit_by_unit { ", a call a unit" } else { "" })
     }
 
-    fn run(&mut self, first: u64, data: &mut [u8], encrypt: bool, _: bool) {
-        let (first, data) = (IvNumber(first), InOut::InPlace(data));
-        if encrypt { self.cipher.encrypt(first, data) } else { self.cipher.decrypt(first, data) }
+    fn run(&mut self, first: u64, data: &mut [u8], len: usize) -> usize {
+        let call_len = if self.unit_by_unit { self.cipher.unit().bytes() } else { len };
+        for (number, call) in (first..).zip(data[..len].chunks_exact_mut(call_len)) {
+            let (number, call) = (IvNumber(number), InOut::InPlace(call));
+            if self.encrypt { self.cipher.encrypt(number, call) } else { self.cipher.decrypt(number, call) }
+        }
+        len
     }
 }
 
-/// OpenSSL's EVP interface, a call a unit, in the direction that the context was made for.
+/// OpenSSL's EVP interface, a call a unit: the key is set up once, and only the IV is set anew.
 pub(crate) struct OpenSslPeer {
     context: CipherCtx,
     /// Encrypts the IV, for ESSIV.
     essiv: Option<CipherCtx>,
     unit: usize,
     encrypt: bool,
-    /// This binding works from buffer to buffer. The copy back is not EVP's and not counted.
-    out: Vec<u8>,
 }
 
 impl OpenSslPeer {
-    /// With the key set up once.
-    pub(crate) fn new(spec: &CipherSpec, key: &[u8], unit: usize, encrypt: bool) -> Result<Self, ErrorStack> {
-        let xts = *spec == CipherSpec::AES_XTS_PLAIN64;
-        let cipher: &CipherRef = match (xts, key.len()) {
-            (true, 64) => Cipher::aes_256_xts(),
+    pub(crate) fn new(case: &Case<'_>) -> Result<Self, ErrorStack> {
+        let cipher: &CipherRef = match (case.is_xts(), case.key_bits()) {
+            (true, 256) => Cipher::aes_256_xts(),
             (true, _) => Cipher::aes_128_xts(),
-            (false, 32) => Cipher::aes_256_cbc(),
+            (false, 256) => Cipher::aes_256_cbc(),
             (false, _) => Cipher::aes_128_cbc(),
         };
         let mut context = CipherCtx::new()?;
-        if encrypt {
-            context.encrypt_init(Some(cipher), Some(key), None)?;
+        if case.encrypt {
+            context.encrypt_init(Some(cipher), Some(case.key), None)?;
         } else {
-            context.decrypt_init(Some(cipher), Some(key), None)?;
+            context.decrypt_init(Some(cipher), Some(case.key), None)?;
         }
         context.set_padding(false);
-        let essiv = if xts {
+        let essiv = if case.is_xts() {
             None
         } else {
             let mut essiv = CipherCtx::new()?;
-            essiv.encrypt_init(Some(Cipher::aes_256_ecb()), Some(&openssl::sha::sha256(key)), None)?;
+            essiv.encrypt_init(Some(Cipher::aes_256_ecb()), Some(&openssl::sha::sha256(case.key)), None)?;
             essiv.set_padding(false);
             Some(essiv)
         };
-        Ok(Self { context, essiv, unit, encrypt, out: vec![0; unit + 32] })
+        Ok(Self { context, essiv, unit: case.unit, encrypt: case.encrypt })
     }
 
-    fn unit(&mut self, number: u64, unit: &[u8]) -> Result<(), ErrorStack> {
+    /// Works on the first unit of `data`.
+    fn unit(&mut self, number: u64, data: &mut [u8]) -> Result<(), ErrorStack> {
         let mut iv = u128::from(number).to_le_bytes();
         if let Some(essiv) = &mut self.essiv {
             let mut encrypted = [0; 32];
@@ -96,7 +139,7 @@ impl OpenSslPeer {
         } else {
             self.context.decrypt_init(None, None, Some(&iv))?;
         }
-        self.context.cipher_update(unit, Some(&mut self.out))?;
+        self.context.cipher_update_inplace(data, self.unit)?;
         Ok(())
     }
 }
@@ -107,18 +150,11 @@ impl Peer for OpenSslPeer {
         openssl::version::version().splitn(3, ' ').take(2).collect::<Vec<_>>().join(" ")
     }
 
-    fn directions(&self) -> &'static [bool] {
-        if self.encrypt { &[true] } else { &[false] }
-    }
-
-    fn run(&mut self, first: u64, data: &mut [u8], encrypt: bool, keep: bool) {
-        assert_eq!(encrypt, self.encrypt, "the context was made for the other direction");
-        for (number, unit) in (first..).zip(data.chunks_exact_mut(self.unit)) {
-            self.unit(number, unit).expect("EVP takes a unit under a key and an IV of the right lengths");
-            if keep {
-                unit.copy_from_slice(&self.out[..unit.len()]);
-            }
+    fn run(&mut self, first: u64, data: &mut [u8], len: usize) -> usize {
+        for (number, at) in (first..).zip((0..len).step_by(self.unit)) {
+            self.unit(number, &mut data[at..]).expect("EVP takes a unit under a key and an IV of the right lengths");
         }
+        len
     }
 }
 
@@ -126,6 +162,7 @@ impl Peer for OpenSslPeer {
 pub(crate) struct XtsModePeer {
     cipher: Box<XtsModeCipher>,
     unit: usize,
+    encrypt: bool,
 }
 
 #[allow(clippy::large_enum_variant)] // There is one, and it is boxed.
@@ -135,17 +172,16 @@ enum XtsModeCipher {
 }
 
 impl XtsModePeer {
-    /// With both keys set up once.
-    pub(crate) fn new(key: &[u8], unit: usize) -> Result<Self, Box<dyn Error>> {
-        let (data, tweak) = key.split_at(key.len() / 2);
-        let cipher = if key.len() == 64 {
+    pub(crate) fn new(case: &Case<'_>) -> Result<Self, Box<dyn Error>> {
+        let (data, tweak) = case.key.split_at(case.key.len() / 2);
+        let cipher = if case.key_bits() == 256 {
             let (data, tweak) = (aes::Aes256::new_from_slice(data)?, aes::Aes256::new_from_slice(tweak)?);
             XtsModeCipher::Aes256(Xts128::new(data, tweak))
         } else {
             let (data, tweak) = (aes::Aes128::new_from_slice(data)?, aes::Aes128::new_from_slice(tweak)?);
             XtsModeCipher::Aes128(Xts128::new(data, tweak))
         };
-        Ok(Self { cipher: Box::new(cipher), unit })
+        Ok(Self { cipher: Box::new(cipher), unit: case.unit, encrypt: case.encrypt })
     }
 }
 
@@ -154,15 +190,16 @@ impl Peer for XtsModePeer {
         "xts-mode".to_owned()
     }
 
-    fn run(&mut self, first: u64, data: &mut [u8], encrypt: bool, _: bool) {
-        for (number, unit) in (first..).zip(data.chunks_exact_mut(self.unit)) {
+    fn run(&mut self, first: u64, data: &mut [u8], len: usize) -> usize {
+        for (number, unit) in (first..).zip(data[..len].chunks_exact_mut(self.unit)) {
             let tweak = u128::from(number).to_le_bytes().into();
-            match (&*self.cipher, encrypt) {
+            match (&*self.cipher, self.encrypt) {
                 (XtsModeCipher::Aes128(cipher), true) => cipher.encrypt_sector(unit, tweak),
                 (XtsModeCipher::Aes128(cipher), false) => cipher.decrypt_sector(unit, tweak),
                 (XtsModeCipher::Aes256(cipher), true) => cipher.encrypt_sector(unit, tweak),
                 (XtsModeCipher::Aes256(cipher), false) => cipher.decrypt_sector(unit, tweak),
             }
         }
+        len
     }
 }
