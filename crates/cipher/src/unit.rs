@@ -20,7 +20,8 @@ impl Sector {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IvNumber(pub u64);
 
-/// Size of a data unit, the granule that is encrypted under one IV: a power of two from 512 bytes to 64 KiB.
+/// Size of a data unit, the granule that is encrypted under one IV: a power of two from 512 bytes to 64 KiB. That is 4096
+/// cipher blocks at most, far below the 2^20 that IEEE 1619 allows under one tweak.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DataUnitSize {
     log2: u8,
@@ -71,4 +72,20 @@ impl fmt::Debug for DataUnitSize {
 pub struct InvalidDataUnitSize {
     /// What was asked for.
     pub bytes: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_powers_of_two_from_512_to_65536_are_units() {
+        let sizes: Vec<u32> = (0..=1 << 17).filter(|bytes| DataUnitSize::new(*bytes).is_ok()).collect();
+        assert_eq!(sizes, [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]);
+        assert_eq!(DataUnitSize::new(1 << 24), Err(InvalidDataUnitSize { bytes: 1 << 24 }));
+        assert!(DataUnitSize::new(u32::MAX).is_err());
+        let text = InvalidDataUnitSize { bytes: 768 }.to_string();
+        assert_eq!(text, "data unit size 768 is not a power of two from 512 to 65536");
+        assert!(DataUnitSize::MAX.bytes() / 16 <= 1 << 20);
+    }
 }
