@@ -18,6 +18,19 @@ pub trait SectorCipher: Send + Sync {
     fn encrypt(&self, first: IvNumber, data: InOut<'_>);
     /// Decrypts every unit of `data`.
     fn decrypt(&self, first: IvNumber, data: InOut<'_>);
+    /// As [`SectorCipher::encrypt`], for lengths that come from outside: an error, before any byte is written, where the data is not a
+    /// positive number of whole units.
+    fn try_encrypt(&self, first: IvNumber, data: InOut<'_>) -> Result<(), CipherError> {
+        check_data_len(self.unit(), data.len())?;
+        self.encrypt(first, data);
+        Ok(())
+    }
+    /// As [`SectorCipher::decrypt`], for lengths that come from outside.
+    fn try_decrypt(&self, first: IvNumber, data: InOut<'_>) -> Result<(), CipherError> {
+        check_data_len(self.unit(), data.len())?;
+        self.decrypt(first, data);
+        Ok(())
+    }
     /// The name of the kernel in use: `vaes512`, `vaes256`, `aesni`, `portable`, or `none` where nothing is encrypted.
     fn kernel(&self) -> &'static str {
         XtsKernel::Portable.name()

@@ -206,11 +206,19 @@ fn wrong_lengths_panic_before_a_byte_is_written() {
                 let mut data = vec![0x11; len];
                 let call = std::panic::AssertUnwindSafe(|| cipher.encrypt(IvNumber(0), InOut::InPlace(&mut data)));
                 assert!(std::panic::catch_unwind(call).is_err(), "{spec} took {len} bytes");
+                let wrong = Err(CipherError::DataLength { len, unit: unit(12) });
+                assert_eq!(cipher.try_encrypt(IvNumber(0), InOut::InPlace(&mut data)), wrong);
+                assert_eq!(cipher.try_decrypt(IvNumber(0), InOut::InPlace(&mut data)), wrong);
                 assert!(data.iter().all(|byte| *byte == 0x11));
             }
         }
     }
-    assert_eq!(check_data_len(unit(12), 8192), Ok(()));
+    let cipher = new_sector_cipher(&CipherSpec::AES_XTS_PLAIN64, &noise(1, 64), unit(12), true).unwrap();
+    let mut data = vec![0x11; 8192];
+    assert_eq!(cipher.try_encrypt(IvNumber(0), InOut::InPlace(&mut data)), Ok(()));
+    assert!(data != [0x11; 8192]);
+    assert_eq!(cipher.try_decrypt(IvNumber(0), InOut::InPlace(&mut data)), Ok(()));
+    assert!(data == [0x11; 8192]);
 }
 
 #[test]
