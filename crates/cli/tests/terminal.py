@@ -16,6 +16,9 @@ if pid == 0:
     for number in range(3):
         os.dup2(slave, number)
     os.closerange(3, 64)
+    # What a caller in the background ignores would stay ignored; somebody at a terminal ignores nothing.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
+        signal.signal(number, signal.SIG_DFL)
     os.execvp(sys.argv[2], sys.argv[2:])
 echoes = lambda: bool(termios.tcgetattr(slave)[3] & termios.ECHO)
 transcript, seen, echo, status = b"", 0, [], None
