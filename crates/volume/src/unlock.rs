@@ -2,9 +2,9 @@
 
 use crate::error::{FormatError, UnlockError};
 use crate::pbkdf::{KdfLimits, random_bytes};
-use inlock_cipher::{ChainMode, Cipher, CipherError, CipherSpec, Segment, VolumeKey};
+use inlock_cipher::xts::has_equal_halves;
+use inlock_cipher::{Cipher, CipherError, CipherSpec, Segment, VolumeKey};
 use std::fmt;
-use subtle::ConstantTimeEq;
 
 /// How to look for a keyslot that a passphrase opens.
 #[derive(Clone, Debug, Default)]
@@ -125,17 +125,11 @@ impl Attempts {
 /// Puts together what unlocking gives.
 pub(crate) fn finish(key: VolumeKey, keyslot: u32, segments: Vec<Segment>, flags: ActivationFlags) -> Unlocked {
     let mut warnings = Vec::new();
-    let xts = segments.iter().any(|segment| segment.cipher.is_some_and(|cipher| cipher.mode == ChainMode::Xts));
-    if xts && equal_halves(key.as_bytes()) {
+    let weak = |cipher| has_equal_halves(&cipher, key.as_bytes());
+    if segments.iter().any(|segment| segment.cipher.is_some_and(weak)) {
         warnings.push(UnlockWarning::EqualXtsKeyHalves);
     }
     Unlocked { key, keyslot, segments, allow_discards: flags.allow_discards, flags, warnings }
-}
-
-/// Whether the first half of `key` is the second.
-pub(crate) fn equal_halves(key: &[u8]) -> bool {
-    let (first, second) = key.split_at(key.len() / 2);
-    first.ct_eq(second).into()
 }
 
 /// The volume key of a new volume: the caller's, or a random one.
@@ -155,7 +149,7 @@ pub(crate) fn new_volume_key(
         Some(key) => VolumeKey::new(key.as_bytes()),
         None => VolumeKey::new(&random_bytes(key_len)?),
     };
-    if cipher.mode == ChainMode::Xts && equal_halves(key.as_bytes()) {
+    if has_equal_halves(cipher, key.as_bytes()) {
         return Err(FormatError::EqualXtsKeyHalves);
     }
     Ok(key)
