@@ -34,6 +34,8 @@ fn pin(states: &mut [Block1; IN_FLIGHT], other: &mut Block1) {
 
 impl AesVector for Block1 {
     const BLOCKS: usize = 1;
+    /// The next tweak.
+    type Walk = u128;
     const AHEAD: usize = 0;
 
     #[inline(always)]
@@ -102,24 +104,34 @@ impl AesVector for Block1 {
         unsafe { pin(states, other) }
     }
 
-    /// The upper quarter of the other half, twice: its topmost bits are what doublings carry over.
     #[inline(always)]
-    unsafe fn crossed(self) -> Self {
-        // SAFETY: the caller's promise (see the trait).
-        unsafe { Self(_mm_shuffle_epi32::<0b01_01_11_11>(self.0)) }
+    unsafe fn walk(first: &Block) -> u128 {
+        u128::from_le_bytes(*first)
     }
 
-    /// One doubling after the other. Additions, unlike a carry-less multiplication, leave the ports of the rounds alone.
+    /// One doubling after the other, in general registers: every vector instruction could take a port from the rounds. Spelled
+    /// out, since the compiler makes a double-word shift of it, which is slow enough to be what the rounds wait for.
     #[inline(always)]
-    unsafe fn tweak<const INDEX: usize>(first: &mut Self, crossed: &mut Self, _: *const u8) -> Self {
-        let tweak = *first;
-        // SAFETY: the caller's promise.
+    unsafe fn tweak<const INDEX: usize>(walk: &mut u128, _: *const u8) -> Self {
+        let (mut low, mut high) = (*walk as u64, (*walk >> 64) as u64);
+        // SAFETY: the caller's promise; the assembly changes nothing but its operands and the flags.
         unsafe {
-            let carried = _mm_and_si128(_mm_srai_epi32::<31>(crossed.0), _mm_set_epi64x(1, 0x87));
-            crossed.0 = _mm_add_epi32(crossed.0, crossed.0);
-            first.0 = _mm_xor_si128(_mm_add_epi64(tweak.0, tweak.0), carried);
+            let tweak = Self(_mm_set_epi64x(high as i64, low as i64));
+            std::arch::asm!(
+                "mov {carry}, {high}",
+                "sar {carry}, 63",
+                "and {carry:e}, 0x87",
+                "add {low}, {low}",
+                "adc {high}, {high}",
+                "xor {low}, {carry}",
+                low = inout(reg) low,
+                high = inout(reg) high,
+                carry = out(reg) _,
+                options(pure, nomem, nostack),
+            );
+            *walk = u128::from(low) | u128::from(high) << 64;
+            tweak
         }
-        tweak
     }
 
     #[inline(always)]
@@ -132,17 +144,10 @@ impl AesVector for Block1 {
         std::ptr::null()
     }
 
-    /// All at once: a row that waited for the doublings of the row before it would be late.
+    /// A row's last doubling was to the next row's first tweak.
     #[inline(always)]
-    unsafe fn next_row(self) -> Self {
-        const POWER: i32 = IN_FLIGHT as i32;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let swapped = _mm_shuffle_epi32::<0b01_00_11_10>(self.0);
-            let left = _mm_slli_epi64::<POWER>(self.0);
-            let overflow = _mm_srli_epi64::<{ 64 - POWER }>(swapped);
-            Self(left).xor3(Self(overflow), Self(_mm_clmulepi64_si128::<0>(overflow, _mm_set1_epi64x(0x86))))
-        }
+    unsafe fn next_row(walk: u128) -> u128 {
+        walk
     }
 }
 

@@ -1,9 +1,9 @@
 //! The loops of every x86-64 kernel, once, over a vector of AES blocks.
 //!
 //! What makes them fast: eight vectors are in flight, which hides the latency of a round; the tweaks of up to 64 units are
-//! encrypted together before the units; each row's tweaks are computed from its first, and that from the last row's first by
-//! shifts and one carry-less multiplication, so nothing waits for a chain, and the processor starts the next unit while the
-//! last one drains. The round keys stay in registers where there are 32 of them.
+//! encrypted together before the units; tweaks are computed a row ahead, and with VAES from the row's first by shifts and one
+//! carry-less multiplication, so nothing waits for a chain, and the processor starts the next unit while the last one drains.
+//! The round keys stay in registers where there are 32 of them.
 //!
 //! Everything is `inline(always)` into an entry point that enables the instructions (see `entry_points`); nothing here
 //! branches on or indexes by key or data. Powers of x are those of IEEE 1619, section 5.2: little-endian, modulus 0x87.
@@ -50,16 +50,18 @@ pub(super) trait AesVector: Copy {
     /// Makes the compiler have computed `states` and `other` here, without an instruction: it would else reorder the vectors'
     /// rounds to save registers, and so undo the interleaving.
     unsafe fn pin(states: &mut [Self; IN_FLIGHT], other: &mut Self);
-    /// What [`AesVector::tweak`] takes from each block's other half: the halves exchanged, as far as they are needed.
-    unsafe fn crossed(self) -> Self;
-    /// The tweaks of vector `INDEX` of a row, that is `first`, whose blocks are all the row's first tweak, times
-    /// x^(BLOCKS * INDEX + place). Asked for once a row for each index, in order, so an implementation may go on from the
-    /// last by changing `first` and `crossed`. `counts` is what [`AesVector::counts`] gave.
-    unsafe fn tweak<const INDEX: usize>(first: &mut Self, crossed: &mut Self, counts: *const u8) -> Self;
+    /// What the tweaks of a row are computed from.
+    type Walk: Copy;
+    /// That of a unit's first row, from the unit's first tweak.
+    unsafe fn walk(first: &Block) -> Self::Walk;
+    /// That of the next row, from this one's after all its tweaks were asked for.
+    unsafe fn next_row(walk: Self::Walk) -> Self::Walk;
+    /// The tweaks of vector `INDEX` of a row, that is the row's first tweak times x^(BLOCKS * INDEX + place). Asked for once a row for
+    /// each index, in order, so an implementation may go on from the last by changing `walk`. `counts` is what
+    /// [`AesVector::counts`] gave.
+    unsafe fn tweak<const INDEX: usize>(walk: &mut Self::Walk, counts: *const u8) -> Self;
     /// Where the table of [`Counts`] for `BLOCKS` is, for vectors that use one.
     fn counts() -> *const u8;
-    /// The next row's first tweak, in every place, from this one's.
-    unsafe fn next_row(self) -> Self;
 }
 
 /// Left and right shift counts for [`AesVector::tweak`], a vector of them for each index.
@@ -180,12 +182,9 @@ unsafe fn last_round<V: AesVector, const ENCRYPT: bool>(state: V, key: V) -> V {
 }
 
 /// Where the tweaks of the next row come from: a row is `IN_FLIGHT` vectors of one unit.
-struct Rows<V> {
-    /// The row's first tweak, in every place.
-    row: V,
-    /// The same, and its halves crossed, as [`AesVector::tweak`] leaves them.
-    first: V,
-    crossed: V,
+struct Rows<V: AesVector> {
+    /// As [`AesVector::tweak`] leaves it.
+    walk: V::Walk,
     /// Rows of this unit, with this one.
     left: usize,
     rows_in_unit: usize,
@@ -202,10 +201,7 @@ impl<V: AesVector> Rows<V> {
         // Opaque, so that the compiler does not copy the table to the stack for want of registers.
         let counts = V::counts();
         // SAFETY: the caller's promise.
-        unsafe {
-            let first = V::splat(&*unit);
-            Self { row: first, first, crossed: first.crossed(), left: rows_in_unit, rows_in_unit, counts, unit }
-        }
+        unsafe { Self { walk: V::walk(&*unit), left: rows_in_unit, rows_in_unit, counts, unit } }
     }
 
     /// # Safety
@@ -218,12 +214,10 @@ impl<V: AesVector> Rows<V> {
             if self.left == 0 {
                 self.left = self.rows_in_unit;
                 self.unit = self.unit.add(1);
-                self.row = V::splat(&*self.unit);
+                self.walk = V::walk(&*self.unit);
             } else {
-                self.row = self.row.next_row();
+                self.walk = V::next_row(self.walk);
             }
-            self.first = self.row;
-            self.crossed = self.row.crossed();
         }
     }
 
@@ -234,7 +228,7 @@ impl<V: AesVector> Rows<V> {
     #[inline(always)]
     unsafe fn tweak<const INDEX: usize>(&mut self) -> V {
         // SAFETY: the caller's promise.
-        unsafe { V::tweak::<INDEX>(&mut self.first, &mut self.crossed, self.counts) }
+        unsafe { V::tweak::<INDEX>(&mut self.walk, self.counts) }
     }
 }
 

@@ -34,8 +34,22 @@ fn pin(states: &mut [Blocks2; IN_FLIGHT], other: &mut Blocks2) {
     }
 }
 
+impl Blocks2 {
+    /// The halves of each block exchanged.
+    ///
+    /// # Safety
+    /// As for [`AesVector`].
+    #[inline(always)]
+    unsafe fn crossed(self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self(_mm256_shuffle_epi32::<0b01_00_11_10>(self.0)) }
+    }
+}
+
 impl AesVector for Blocks2 {
     const BLOCKS: usize = 2;
+    /// The row's first tweak in every place, and its halves crossed.
+    type Walk = (Self, Self);
     const AHEAD: usize = 0;
 
     #[inline(always)]
@@ -105,13 +119,16 @@ impl AesVector for Blocks2 {
     }
 
     #[inline(always)]
-    unsafe fn crossed(self) -> Self {
+    unsafe fn walk(first: &Block) -> Self::Walk {
         // SAFETY: the caller's promise (see the trait).
-        unsafe { Self(_mm256_shuffle_epi32::<0b01_00_11_10>(self.0)) }
+        unsafe {
+            let first = Self::splat(first);
+            (first, first.crossed())
+        }
     }
 
     #[inline(always)]
-    unsafe fn tweak<const INDEX: usize>(first: &mut Self, crossed: &mut Self, counts: *const u8) -> Self {
+    unsafe fn tweak<const INDEX: usize>(&mut (first, crossed): &mut Self::Walk, counts: *const u8) -> Self {
         // SAFETY: the caller's promise; the counts are aligned and as long as a vector.
         unsafe {
             let left = _mm256_sllv_epi64(first.0, _mm256_load_si256(counts.add(16 * Self::BLOCKS * INDEX).cast()));
@@ -134,13 +151,15 @@ impl AesVector for Blocks2 {
     }
 
     #[inline(always)]
-    unsafe fn next_row(self) -> Self {
+    unsafe fn next_row((first, crossed): Self::Walk) -> Self::Walk {
         const POWER: i32 = (2 * IN_FLIGHT) as i32;
         // SAFETY: the caller's promise.
         unsafe {
-            let left = _mm256_slli_epi64::<POWER>(self.0);
-            let overflow = _mm256_srli_epi64::<{ 64 - POWER }>(self.crossed().0);
-            Self(left).xor3(Self(overflow), Self(_mm256_clmulepi64_epi128::<0>(overflow, _mm256_set1_epi64x(0x86))))
+            let left = _mm256_slli_epi64::<POWER>(first.0);
+            let overflow = _mm256_srli_epi64::<{ 64 - POWER }>(crossed.0);
+            let first = Self(left)
+                .xor3(Self(overflow), Self(_mm256_clmulepi64_epi128::<0>(overflow, _mm256_set1_epi64x(0x86))));
+            (first, first.crossed())
         }
     }
 }

@@ -34,8 +34,22 @@ fn pin(states: &mut [Blocks4; IN_FLIGHT], other: &mut Blocks4) {
     }
 }
 
+impl Blocks4 {
+    /// The halves of each block exchanged.
+    ///
+    /// # Safety
+    /// As for [`AesVector`].
+    #[inline(always)]
+    unsafe fn crossed(self) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self(_mm512_shuffle_epi32::<0b01_00_11_10>(self.0)) }
+    }
+}
+
 impl AesVector for Blocks4 {
     const BLOCKS: usize = 4;
+    /// The row's first tweak in every place, and its halves crossed.
+    type Walk = (Self, Self);
     const AHEAD: usize = 3;
 
     #[inline(always)]
@@ -109,13 +123,16 @@ impl AesVector for Blocks4 {
     }
 
     #[inline(always)]
-    unsafe fn crossed(self) -> Self {
+    unsafe fn walk(first: &Block) -> Self::Walk {
         // SAFETY: the caller's promise (see the trait).
-        unsafe { Self(_mm512_shuffle_epi32::<0b01_00_11_10>(self.0)) }
+        unsafe {
+            let first = Self::splat(first);
+            (first, first.crossed())
+        }
     }
 
     #[inline(always)]
-    unsafe fn tweak<const INDEX: usize>(first: &mut Self, crossed: &mut Self, counts: *const u8) -> Self {
+    unsafe fn tweak<const INDEX: usize>(&mut (first, crossed): &mut Self::Walk, counts: *const u8) -> Self {
         // SAFETY: the caller's promise; the counts are aligned and as long as a vector.
         unsafe {
             let left = _mm512_sllv_epi64(first.0, _mm512_load_si512(counts.add(16 * Self::BLOCKS * INDEX).cast()));
@@ -139,13 +156,15 @@ impl AesVector for Blocks4 {
     }
 
     #[inline(always)]
-    unsafe fn next_row(self) -> Self {
+    unsafe fn next_row((first, crossed): Self::Walk) -> Self::Walk {
         const POWER: u32 = (4 * IN_FLIGHT) as u32;
         // SAFETY: the caller's promise.
         unsafe {
-            let left = _mm512_slli_epi64::<POWER>(self.0);
-            let overflow = _mm512_srli_epi64::<{ 64 - POWER }>(self.crossed().0);
-            Self(left).xor3(Self(overflow), Self(_mm512_clmulepi64_epi128::<0>(overflow, _mm512_set1_epi64(0x86))))
+            let left = _mm512_slli_epi64::<POWER>(first.0);
+            let overflow = _mm512_srli_epi64::<{ 64 - POWER }>(crossed.0);
+            let first =
+                Self(left).xor3(Self(overflow), Self(_mm512_clmulepi64_epi128::<0>(overflow, _mm512_set1_epi64(0x86))));
+            (first, first.crossed())
         }
     }
 }
