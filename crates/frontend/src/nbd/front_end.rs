@@ -144,7 +144,7 @@ impl Nbd {
                 self.take_in(cx, index)
             } else if connection.in_handshake() {
                 self.negotiate(cx, index)
-            } else if connection.may_begin() && !self.is_waiting_to_write(index) {
+            } else if connection.may_begin() && self.waiting_writes(index).next().is_none() {
                 self.next_command(cx, index)
             } else {
                 return;
@@ -158,12 +158,11 @@ impl Nbd {
         self.close_if_settled(cx, index);
     }
 
-    /// Whether the client's last command is a write whose payload has no buffer yet.
-    fn is_waiting_to_write(&self, index: u32) -> bool {
-        self.waiting.iter().any(|t| {
-            let transfer = self.transfers[*t as usize].as_ref();
-            transfer.is_some_and(|t| t.connection == index && t.command.kind == command::WRITE)
-        })
+    /// Writes of a client whose payload has no buffer yet; until it has one, nothing more is read from the client.
+    fn waiting_writes(&self, index: u32) -> impl Iterator<Item = u32> {
+        let is_write = move |t: &Transfer| t.connection == index && t.command.kind == command::WRITE;
+        let transfer = |id: u32| self.transfers[id as usize].as_ref();
+        self.waiting.iter().copied().filter(move |id| transfer(*id).is_some_and(is_write))
     }
 
     fn negotiate(&mut self, cx: &mut Context<'_>, index: u32) -> Option<bool> {
@@ -387,10 +386,7 @@ impl Nbd {
 
     /// Forgets the write whose next piece waits for memory: its payload will not be read.
     fn abandon_waiting_writes(&mut self, index: u32) {
-        let waiting_write = |t: &Transfer| t.connection == index && t.command.kind == command::WRITE;
-        let writes =
-            self.waiting.iter().copied().filter(|id| self.transfers[*id as usize].as_ref().is_some_and(waiting_write));
-        for id in writes.collect::<Vec<_>>() {
+        for id in self.waiting_writes(index).collect::<Vec<_>>() {
             self.waiting.retain(|w| *w != id);
             self.abandon(id);
         }
