@@ -43,10 +43,11 @@ pub fn inlock_format(image: &Path, len: u64, key: &Path, args: &[&str]) -> Resul
 
 /// `qemu-img create -f luks`; `len` is the payload's.
 ///
-/// On fast machines its key derivation benchmark sometimes finds that no time went by and gives up; it is asked again.
+/// On fast machines its key derivation benchmark sometimes finds that no time went by and gives up; it is asked again,
+/// after pauses of different lengths, so that it does not always meet the clock's ticks in the same way.
 pub fn qemu_format(image: &Path, len: u64, key: &Path, options: &str) -> Result<()> {
     let mut last = String::new();
-    for _ in 0..10 {
+    for attempt in 0..100 {
         let mut command = program("qemu-img");
         command.args(["create", "-q", "-f", "luks", "--object"]).arg(format!("secret,id=s,file={}", key.display()));
         command.args(["-o", &format!("key-secret=s,iter-time=100{options}")]).arg(image).arg(len.to_string());
@@ -58,6 +59,7 @@ pub fn qemu_format(image: &Path, len: u64, key: &Path, options: &str) -> Result<
         if !last.contains("Unable to get accurate CPU usage") {
             break;
         }
+        std::thread::sleep(std::time::Duration::from_millis(attempt % 17));
     }
     bail!("qemu-img create {options}: {last}")
 }
