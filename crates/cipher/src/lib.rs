@@ -5,6 +5,7 @@
 
 mod aes;
 pub mod bench;
+mod block_cipher;
 mod cbc;
 pub mod in_out;
 pub mod isa;

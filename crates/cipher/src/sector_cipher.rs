@@ -96,7 +96,7 @@ pub fn new_sector_cipher_on(
         (Cipher::Null, _) => Ok(Box::new(Null { unit })),
         (Cipher::Aes, ChainMode::Xts) => Ok(xts::new(kernel, key, unit, IvGenerator::new(spec.iv, step, key, kernel))),
         (Cipher::Aes, ChainMode::Cbc) => Ok(cbc::new(kernel, key, unit, IvGenerator::new(spec.iv, step, key, kernel))),
-        (Cipher::Aes, ChainMode::Ecb) => Err(CipherError::Unsupported(*spec)),
+        _ => Err(CipherError::Unsupported(*spec)),
     }
 }
 

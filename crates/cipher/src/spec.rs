@@ -9,13 +9,96 @@ use std::str::FromStr;
 pub enum Cipher {
     /// AES with 128-, 192- or 256-bit keys (FIPS 197).
     Aes,
+    /// Serpent, keys to 256 bits.
+    Serpent,
+    /// Twofish with 128-, 192- or 256-bit keys.
+    Twofish,
+    /// Camellia with 128-, 192- or 256-bit keys (RFC 3713).
+    Camellia,
+    /// ARIA with 128-, 192- or 256-bit keys (RFC 5794).
+    Aria,
+    /// SM4 with a 128-bit key (GB/T 32907).
+    Sm4,
+    /// Triple DES with three keys, parity bits included (FIPS 46-3); 8-byte blocks.
+    Des3,
+    /// Blowfish, keys of 32 to 448 bits; 8-byte blocks.
+    Blowfish,
+    /// CAST-128, keys of 40 to 128 bits (RFC 2144); 8-byte blocks.
+    Cast5,
+    /// Adiantum: XChaCha, AES-256, NH and Poly1305 over a whole data unit; a mode of its own.
+    Adiantum {
+        /// XChaCha's rounds: 12 or 20.
+        rounds: u8,
+    },
     /// `cipher_null`: no encryption at all. For comparison and tests; refused in keyslots.
     Null,
 }
 
 impl Cipher {
     /// Every block cipher that this crate has.
-    pub const ALL: &[Self] = &[Self::Aes, Self::Null];
+    pub const ALL: &[Self] = &[
+        Self::Aes,
+        Self::Serpent,
+        Self::Twofish,
+        Self::Camellia,
+        Self::Aria,
+        Self::Sm4,
+        Self::Des3,
+        Self::Blowfish,
+        Self::Cast5,
+        Self::Adiantum { rounds: 12 },
+        Self::Adiantum { rounds: 20 },
+        Self::Null,
+    ];
+
+    /// The name of the Linux kernel, with which a specification starts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Aes => "aes",
+            Self::Serpent => "serpent",
+            Self::Twofish => "twofish",
+            Self::Camellia => "camellia",
+            Self::Aria => "aria",
+            Self::Sm4 => "sm4",
+            Self::Des3 => "des3_ede",
+            Self::Blowfish => "blowfish",
+            Self::Cast5 => "cast5",
+            Self::Adiantum { rounds: 20 } => "xchacha20,aes",
+            Self::Adiantum { .. } => "xchacha12,aes",
+            Self::Null => "cipher_null",
+        }
+    }
+
+    /// Lengths in bytes of the cipher's own key, as the Linux kernel takes them: XTS has two such keys, several keys are several.
+    pub fn key_lens(self) -> &'static [usize] {
+        match self {
+            Self::Aes | Self::Twofish | Self::Camellia | Self::Aria => &[16, 24, 32],
+            Self::Serpent => &const { range::<33>(0) },
+            Self::Sm4 => &[16],
+            Self::Des3 => &[24],
+            Self::Blowfish => &const { range::<53>(4) },
+            Self::Cast5 => &const { range::<12>(5) },
+            Self::Adiantum { .. } => &[32],
+            Self::Null => &[0, 16, 32, 64],
+        }
+    }
+
+    /// Whether the cipher has blocks of 8 bytes, too short for new volumes (birthday bound: a few GiB under one key): kept so that old ones
+    /// can be read.
+    pub fn is_legacy(self) -> bool {
+        matches!(self, Self::Des3 | Self::Blowfish | Self::Cast5)
+    }
+}
+
+/// `N` numbers from `first` on.
+const fn range<const N: usize>(first: usize) -> [usize; N] {
+    let mut lens = [0; N];
+    let mut at = 0;
+    while at < N {
+        lens[at] = first + at;
+        at += 1;
+    }
+    lens
 }
 
 /// How blocks of one data unit are chained.
@@ -83,6 +166,7 @@ impl CipherSpec {
             (Cipher::Aes, ChainMode::Xts) => &[32, 64],
             (Cipher::Aes, ChainMode::Cbc | ChainMode::Ecb) => &[16, 24, 32],
             (Cipher::Null, _) => &[0, 16, 32, 64],
+            _ => &[],
         }
     }
 
@@ -98,10 +182,7 @@ impl CipherSpec {
 
 impl fmt::Display for CipherSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.cipher {
-            Cipher::Aes => "aes",
-            Cipher::Null => "cipher_null",
-        })?;
+        f.write_str(self.cipher.name())?;
         match self.mode {
             ChainMode::Xts => f.write_str("-xts")?,
             ChainMode::Cbc => f.write_str("-cbc")?,
@@ -169,12 +250,22 @@ mod tests {
     /// Does not compile where a variant is missing here, and fails where one is missing in `ALL`.
     #[test]
     fn the_lists_are_complete() {
-        for (at, cipher) in [Cipher::Aes, Cipher::Null].into_iter().enumerate() {
+        for (at, cipher) in Cipher::ALL.iter().enumerate() {
             let place = match cipher {
                 Cipher::Aes => 0,
-                Cipher::Null => 1,
+                Cipher::Serpent => 1,
+                Cipher::Twofish => 2,
+                Cipher::Camellia => 3,
+                Cipher::Aria => 4,
+                Cipher::Sm4 => 5,
+                Cipher::Des3 => 6,
+                Cipher::Blowfish => 7,
+                Cipher::Cast5 => 8,
+                Cipher::Adiantum { rounds: 12 } => 9,
+                Cipher::Adiantum { .. } => 10,
+                Cipher::Null => 11,
             };
-            assert_eq!((place, Cipher::ALL[place]), (at, cipher));
+            assert_eq!(place, at);
         }
         for (at, mode) in [ChainMode::Xts, ChainMode::Cbc, ChainMode::Ecb].into_iter().enumerate() {
             let place = match mode {

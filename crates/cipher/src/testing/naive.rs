@@ -30,7 +30,7 @@ impl Naive {
                 (Some(Aes::new(data)), Some(Aes::new(tweak)))
             }
             (Cipher::Aes, ChainMode::Cbc) => (Some(Aes::new(key)), None),
-            (Cipher::Aes, ChainMode::Ecb) => panic!("no such cipher"),
+            _ => panic!("no such cipher"),
         };
         let essiv = (spec.iv == IvMode::Essiv(EssivHash::Sha256)).then(|| Aes::new(&Sha256::digest(key)));
         Self { spec: *spec, unit_len, step, data, tweak, essiv }

@@ -1,0 +1,57 @@
+//! Block ciphers as the modes see them: many blocks a call, each for itself, in place.
+//!
+//! The modes of [`crate::sector_cipher`] that have no kernel of their own are built on this trait. A new cipher is a file or a
+//! library, a variant of [`Cipher`] and an arm in [`new_block_cipher`]; its key stays in locked memory and is wiped when
+//! dropped.
+
+use crate::Cipher;
+use crate::locked::LockedBox;
+use ::aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
+
+/// A block cipher under a key.
+pub(crate) trait BlockCipher: Send + Sync {
+    /// Bytes in a block: 8 or 16.
+    fn block_len(&self) -> usize;
+    /// Encrypts each block for itself. `blocks` is whole blocks; anything after the last whole one is left as it is.
+    fn encrypt_blocks(&self, blocks: &mut [u8]);
+    /// Decrypts each block for itself. As [`BlockCipher::encrypt_blocks`].
+    fn decrypt_blocks(&self, blocks: &mut [u8]);
+}
+
+/// The block cipher of `key`; `None` where `cipher` takes no key of this length, or is not a block cipher by itself (Adiantum,
+/// the null cipher).
+pub(crate) fn new_block_cipher(cipher: Cipher, key: &[u8]) -> Option<Box<dyn BlockCipher>> {
+    if !cipher.key_lens().contains(&key.len()) {
+        return None;
+    }
+    match (cipher, key.len()) {
+        (Cipher::Aes, 16) => library::<::aes::Aes128>(key),
+        (Cipher::Aes, 24) => library::<::aes::Aes192>(key),
+        (Cipher::Aes, _) => library::<::aes::Aes256>(key),
+        _ => None,
+    }
+}
+
+/// A cipher from one of the RustCrypto libraries, which share their traits.
+struct Library<C>(LockedBox<C>);
+
+fn library<C>(key: &[u8]) -> Option<Box<dyn BlockCipher>>
+where
+    C: KeyInit + BlockCipherEncrypt + BlockCipherDecrypt + Send + Sync + 'static,
+{
+    Some(Box::new(Library(LockedBox::new(C::new_from_slice(key).ok()?))))
+}
+
+impl<C: BlockCipherEncrypt + BlockCipherDecrypt + Send + Sync> BlockCipher for Library<C> {
+    fn block_len(&self) -> usize {
+        C::block_size()
+    }
+
+    fn encrypt_blocks(&self, blocks: &mut [u8]) {
+        self.0.encrypt_blocks(Array::slice_as_chunks_mut(blocks).0);
+    }
+
+    fn decrypt_blocks(&self, blocks: &mut [u8]) {
+        self.0.decrypt_blocks(Array::slice_as_chunks_mut(blocks).0);
+    }
+}
