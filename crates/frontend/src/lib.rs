@@ -2,5 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "fuse")]
+pub mod fuse;
 #[cfg(feature = "nbd")]
 pub mod nbd;

@@ -1,7 +1,9 @@
-//! The NBD server in this process, spoken to byte by byte.
+//! Front ends in this process: the NBD server, spoken to byte by byte, and the file that FUSE shows.
 
 mod client;
 mod commands;
+#[cfg(feature = "fuse")]
+mod fuse;
 mod handshake;
 mod load;
 mod regressions;
