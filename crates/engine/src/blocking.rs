@@ -5,7 +5,8 @@
 
 use crate::buffer::{Buffer, BufferPool};
 use crate::device::Device;
-use crate::request::RequestError;
+use crate::request::{Operation, RequestError};
+use crate::stats::{Account, Phase};
 use crate::target::{Ciphertext, Extent};
 use crate::unaligned::{self, Granted, LockId, Purpose};
 use rustix::io::Errno;
@@ -46,29 +47,15 @@ impl BlockingDevice {
 
     /// Fills `into` with the bytes from `offset`. The whole range lies within the device, or nothing is read.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), RequestError> {
-        self.check(offset, into.len())?;
+        self.permit(Operation::Read, offset, into.len() as u64)?;
         let mut done = 0;
         while done < into.len() {
             let extent = self.locate(offset + done as u64, into.len() - done)?;
             let part = &mut into[done..done + extent.len];
             done += extent.len;
-            let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), &extent, Purpose::Read));
-            if extent.is_partial() {
-                self.with_scratch(extent.cover_len, |device, mut buffer| {
-                    let result = read_all(device, &mut buffer.data_mut()[..extent.cover_len], extent.store_offset);
-                    let buffer = match result {
-                        Ok(()) => device.target().decrypt(&extent, Ciphertext::from_store(buffer)),
-                        Err(_) => buffer,
-                    };
-                    if result.is_ok() {
-                        part.copy_from_slice(&buffer.data()[extent.requested()]);
-                    }
-                    (result, buffer)
-                })?;
-            } else {
-                read_all(self.device(), part, extent.store_offset)?;
-                self.device().target().decrypt_in_place(&extent, 0, part);
-            }
+            let mut account = self.account(Operation::Read, extent.len as u64);
+            let result = self.read_extent(&extent, part, &mut account);
+            account.end(result)?;
         }
         Ok(())
     }
@@ -85,19 +72,27 @@ impl BlockingDevice {
 
     /// Puts every write that has returned on stable storage. After a flush has failed, none succeeds any more.
     pub fn flush(&self) -> Result<(), RequestError> {
-        self.device().check_flush()?;
-        self.device().flushed(self.device().store().sync())
+        let mut account = self.account(Operation::Flush, 0);
+        let result = self.device().check_flush().and_then(|()| {
+            let synced = self.device().store().sync();
+            account.lap(Phase::Store);
+            self.device().flushed(synced)
+        });
+        account.end(result)
     }
 
     /// Gives the storage of whole data units back; refused unless the device allows it.
     pub fn discard(&self, offset: u64, len: u64) -> Result<(), RequestError> {
+        let operation = Operation::Discard { durable: false };
+        self.permit(operation, 0, 0)?;
+        let mut account = self.account(operation, len);
+        let result = self.discard_all(offset, len);
+        account.lap(Phase::Store);
+        account.end(result)
+    }
+
+    fn discard_all(&self, offset: u64, len: u64) -> Result<(), RequestError> {
         let device = self.device();
-        if device.access().read_only {
-            return Err(RequestError::ReadOnly);
-        }
-        if !device.access().allow_discards {
-            return Err(RequestError::Unsupported);
-        }
         let mut done = 0;
         while done < len {
             let (range, place) = device.target().discardable(offset + done, len - done)?;
@@ -109,24 +104,53 @@ impl BlockingDevice {
         Ok(())
     }
 
-    fn write(&self, offset: u64, len: u64, from: Option<&[u8]>) -> Result<(), RequestError> {
-        if self.device().access().read_only {
-            return Err(RequestError::ReadOnly);
+    fn read_extent(&self, extent: &Extent, into: &mut [u8], account: &mut Account<'_>) -> Result<(), RequestError> {
+        let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent, Purpose::Read));
+        account.lap(Phase::Queue);
+        if !extent.is_partial() {
+            read_all(self.device(), into, extent.store_offset)?;
+            account.lap(Phase::Store);
+            self.device().target().decrypt_in_place(extent, 0, into);
+            account.ciphered(1, extent.cover_len, extent.granule);
+            return Ok(());
         }
-        self.check(offset, usize::try_from(len).map_err(|_| RequestError::OutOfRange)?)?;
+        self.with_scratch(extent.cover_len, |device, mut buffer| {
+            let result = read_all(device, &mut buffer.data_mut()[..extent.cover_len], extent.store_offset);
+            account.lap(Phase::Store);
+            if result.is_ok() {
+                buffer = device.target().decrypt(extent, Ciphertext::from_store(buffer));
+                account.ciphered(1, extent.cover_len, extent.granule);
+                into.copy_from_slice(&buffer.data()[extent.requested()]);
+            }
+            (result, buffer)
+        })
+    }
+
+    fn write(&self, offset: u64, len: u64, from: Option<&[u8]>) -> Result<(), RequestError> {
+        let durable = false;
+        let operation = if from.is_some() { Operation::Write { durable } } else { Operation::WriteZeroes { durable } };
+        self.permit(operation, offset, len)?;
         let mut done = 0;
         while done < len {
             let rest = usize::try_from(len - done).unwrap_or(usize::MAX);
             let extent = self.locate(offset + done, rest)?;
             let plain = from.map(|f| &f[done as usize..done as usize + extent.len]);
-            self.write_extent(&extent, plain)?;
+            let mut account = self.account(operation, extent.len as u64);
+            let result = self.write_extent(&extent, plain, &mut account);
+            account.end(result)?;
             done += extent.len as u64;
         }
         Ok(())
     }
 
-    fn write_extent(&self, extent: &Extent, plain: Option<&[u8]>) -> Result<(), RequestError> {
+    fn write_extent(
+        &self,
+        extent: &Extent,
+        plain: Option<&[u8]>,
+        account: &mut Account<'_>,
+    ) -> Result<(), RequestError> {
         let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent, Purpose::Write));
+        account.lap(Phase::Queue);
         self.with_scratch(extent.cover_len, |device, mut buffer| {
             let ciphertext = match plain {
                 Some(plain) if !extent.is_partial() => device.target().encrypt_from(extent, plain, buffer),
@@ -135,31 +159,47 @@ impl BlockingDevice {
                         Some(plain) => buffer.data_mut()[extent.requested()].copy_from_slice(plain),
                         None => buffer.data_mut()[extent.requested()].fill(0),
                     }
-                    if let Err(error) = self.keep_surroundings(device, extent, &mut buffer) {
+                    if let Err(error) = self.keep_surroundings(device, extent, &mut buffer, account) {
                         return (Err(error), buffer);
                     }
                     device.target().encrypt(extent, buffer)
                 }
             };
+            account.ciphered(1, extent.cover_len, extent.granule);
             let result = write_all(device, &ciphertext.bytes()[..extent.cover_len], extent.store_offset);
+            account.lap(Phase::Store);
             (result, ciphertext.into_buffer())
         })
     }
 
-    fn keep_surroundings(&self, device: &Device, extent: &Extent, buffer: &mut Buffer) -> Result<(), RequestError> {
+    fn keep_surroundings(
+        &self,
+        device: &Device,
+        extent: &Extent,
+        buffer: &mut Buffer,
+        account: &mut Account<'_>,
+    ) -> Result<(), RequestError> {
         if !extent.is_partial() {
             return Ok(());
         }
         self.with_scratch(unaligned::spare_len(extent), |_, mut spare| {
+            let mut edges = 0;
             for edge in unaligned::edges(extent).into_iter().flatten() {
+                edges += 1;
                 let unit = &mut spare.data_mut()[edge.spare_offset..edge.spare_offset + edge.len];
                 if let Err(error) = read_all(device, unit, edge.store_offset) {
                     return (Err(error), spare);
                 }
             }
+            account.lap(Phase::Store);
             unaligned::keep_surroundings(device.target(), extent, spare.data_mut(), buffer.data_mut());
+            account.ciphered(edges, edges * extent.granule, extent.granule);
             (Ok(()), spare)
         })
+    }
+
+    fn account(&self, operation: Operation, len: u64) -> Account<'_> {
+        Account::new(self.device().shared_stats(), operation, len)
     }
 
     fn locate(&self, offset: u64, len: usize) -> Result<Extent, RequestError> {
@@ -167,11 +207,16 @@ impl BlockingDevice {
         target.locate(offset, len as u64, BufferPool::LARGEST_PIECE + 2 * target.granule())
     }
 
-    fn check(&self, offset: u64, len: usize) -> Result<(), RequestError> {
-        match offset.checked_add(len as u64) {
-            Some(end) if end <= self.len() => Ok(()),
-            _ => Err(RequestError::OutOfRange),
-        }
+    /// Counts what it refuses.
+    fn permit(&self, operation: Operation, offset: u64, len: u64) -> Result<(), RequestError> {
+        let access = self.device().access();
+        let refused = match operation {
+            _ if operation.modifies() && access.read_only => RequestError::ReadOnly,
+            Operation::Discard { .. } if !access.allow_discards => RequestError::Unsupported,
+            _ if offset.checked_add(len).is_none_or(|end| end > self.len()) => RequestError::OutOfRange,
+            _ => return Ok(()),
+        };
+        self.account(operation, 0).end(Err(refused))
     }
 
     fn with_scratch<R>(&self, len: usize, call: impl FnOnce(&Device, Buffer) -> (R, Buffer)) -> R {

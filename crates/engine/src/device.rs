@@ -1,6 +1,7 @@
 //! A device: a target on a store, and the rules that hold for it. What all workers of a served volume share.
 
 use crate::request::RequestError;
+use crate::stats::{Stats, StatsLevel};
 use crate::store::{BackingStore, Run};
 use crate::target::{CryptTarget, TargetError};
 use crate::unaligned::UnitLocks;
@@ -18,7 +19,7 @@ pub struct Access {
     pub allow_discards: bool,
 }
 
-/// A target on a store. Immutable but for its locks and the mark of a failed flush.
+/// A target on a store. Immutable but for its locks, its counters and the mark of a failed flush.
 pub struct Device {
     target: CryptTarget,
     store: Arc<dyn BackingStore>,
@@ -26,6 +27,7 @@ pub struct Device {
     locks: UnitLocks,
     /// Set by the first failed flush: the kernel has dropped the dirty state, so a later success would be a lie.
     lost_writes: AtomicBool,
+    stats: Arc<Stats>,
 }
 
 impl Device {
@@ -47,7 +49,14 @@ impl Device {
 
     fn with_target(target: CryptTarget, store: Arc<dyn BackingStore>, access: Access) -> Self {
         let access = Access { read_only: access.read_only || store.geometry().read_only, ..access };
-        Self { target, store, access, locks: UnitLocks::default(), lost_writes: AtomicBool::new(false) }
+        let stats = Stats::new(StatsLevel::On);
+        Self { target, store, access, locks: UnitLocks::default(), lost_writes: AtomicBool::new(false), stats }
+    }
+
+    /// The same device with counters of another level, which start anew.
+    #[must_use]
+    pub fn with_stats(self, level: StatsLevel) -> Self {
+        Self { stats: Stats::new(level), ..self }
     }
 
     /// Length in bytes.
@@ -73,6 +82,15 @@ impl Device {
     /// What is allowed.
     pub fn access(&self) -> Access {
         self.access
+    }
+
+    /// What it has done, and how long that took.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    pub(crate) fn shared_stats(&self) -> &Arc<Stats> {
+        &self.stats
     }
 
     pub(crate) fn locks(&self) -> &UnitLocks {

@@ -9,6 +9,7 @@ use crate::buffer::{Buffer, BufferPool};
 use crate::device::Device;
 use crate::request::{Operation, RequestError};
 use crate::ring::{self, Completion, FileId, Returned, Ring, Token, Wait, Waker};
+use crate::stats::{OwnShard, Phase, Timing, Work};
 use crate::target::{Ciphertext, Extent};
 use crate::unaligned::{self, Granted, LockId, Purpose};
 use rustix::io::Errno;
@@ -131,6 +132,24 @@ struct InFlight {
     progress: usize,
     /// Why it fails, while the store is asked whether earlier writes are lost as well.
     failed: Option<Errno>,
+    timing: Option<Timing>,
+    work: Work,
+}
+
+impl InFlight {
+    fn lap(&mut self, phase: Phase) {
+        if let Some(timing) = &mut self.timing {
+            timing.lap(phase);
+        }
+    }
+
+    /// Takes note of cipher calls over `bytes` of its data units, and of the time they took.
+    fn ciphered(&mut self, calls: u32, bytes: usize) {
+        let Some(extent) = self.extent.filter(|e| e.granule > 1) else { return };
+        self.work.cipher_calls += calls;
+        self.work.cipher_units += (bytes / extent.granule) as u32;
+        self.lap(Phase::Cipher);
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +181,7 @@ pub struct Worker<F: FrontEnd> {
     mailbox: Arc<Mailbox<F::Message>>,
     granted: Arc<dyn Granted>,
     wait: Wait,
+    shard: OwnShard,
 }
 
 impl<F: FrontEnd> Worker<F>
@@ -172,6 +192,7 @@ where
     pub fn new(device: Arc<Device>, mut ring: Ring, pool: BufferPool, front: F) -> Self {
         let mailbox = Arc::new(Mailbox { messages: Mutex::default(), waker: ring.waker() });
         let store = ring.add_store(device.store());
+        let shard = OwnShard::new(device.shared_stats());
         Self {
             front,
             device,
@@ -187,6 +208,7 @@ where
             granted: Arc::clone(&mailbox) as Arc<dyn Granted>,
             mailbox,
             wait: Wait::No,
+            shard,
         }
     }
 
@@ -281,8 +303,11 @@ where
     fn start(&mut self, request: Request) {
         let Request { id, operation, offset, len, data, spare } = request;
         let (extent, buffer) = data.map_or((None, None), |(e, b)| (Some(e), Some(b)));
-        let (step, lock, failed) = (Step::Start, None, None);
-        let flight = InFlight { id, operation, offset, len, step, extent, buffer, spare, lock, progress: 0, failed };
+        let (step, lock, failed, progress) = (Step::Start, None, None, 0);
+        let work = Work { len: extent.map_or(len, |e: Extent| e.len as u64), ..Work::default() };
+        let timing = self.shard.recorder().accept(operation, work.len);
+        let flight =
+            InFlight { id, operation, offset, len, step, extent, buffer, spare, lock, progress, failed, timing, work };
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
@@ -358,6 +383,7 @@ where
     fn locked(&mut self, index: u32) {
         let flight = self.flight(index);
         let extent = flight.extent.expect("only requests that move data lock");
+        flight.lap(Phase::Queue);
         if flight.operation == Operation::Read {
             return self.store_step(index, Step::Read);
         }
@@ -378,6 +404,8 @@ where
         let (spare, buffer) = (flight.spare.as_mut(), flight.buffer.as_mut());
         let (spare, buffer) = spare.zip(buffer).expect("a partial write comes with both buffers");
         unaligned::keep_surroundings(device.target(), &extent, spare.data_mut(), buffer.data_mut());
+        let edges = unaligned::edges(&extent).iter().flatten().count();
+        flight.ciphered(edges as u32, edges * extent.granule);
         self.encrypt_and_write(index);
     }
 
@@ -390,6 +418,7 @@ where
             buffer.data_mut()[extent.requested()].fill(0);
         }
         let ciphertext = device.target().encrypt(&extent, buffer);
+        flight.ciphered(1, extent.cover_len);
         flight.step = Step::Write;
         flight.progress = 0;
         self.store_write(index, ciphertext);
@@ -456,6 +485,7 @@ where
     fn store_completed(&mut self, done: Completion) {
         let index = done.token.0 as u32;
         let flight = self.flight(index);
+        flight.lap(Phase::Store);
         let step = flight.step;
         let wanted = match (step, flight.extent) {
             (Step::Edge(_), Some(extent)) => extent.granule,
@@ -525,6 +555,7 @@ where
             && let (Some(extent), Some(buffer)) = (flight.extent, flight.buffer.take())
         {
             flight.buffer = Some(device.target().decrypt(&extent, Ciphertext::from_store(buffer)));
+            flight.ciphered(1, extent.cover_len);
         }
         self.finish(index, result);
     }
@@ -535,6 +566,7 @@ where
         if let Some(lock) = flight.lock {
             self.device.locks().unlock(lock);
         }
+        self.shard.recorder().finish(flight.operation, &result, &flight.work, flight.timing.as_ref());
         let data = flight.extent.zip(flight.buffer);
         self.finished.push_back(Finished { id: flight.id, result, data, spare: flight.spare });
     }

@@ -7,4 +7,5 @@ mod crash;
 mod faults;
 mod model;
 mod scripted;
+mod stats;
 mod support;

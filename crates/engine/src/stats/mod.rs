@@ -1,0 +1,526 @@
+//! What a device has done, and how long it took: counters and histograms that cost next to nothing to keep.
+//!
+//! Every thread that carries requests adds to a shard of its own with plain relaxed stores; readers add the shards up. A
+//! clock is read once a step, and for short requests only in one of [`SHORT_ONE_IN`], picked at random and counted as that
+//! many: so a histogram estimates all requests, while the counters are exact. Nothing here allocates after the start.
+
+mod histogram;
+
+pub use histogram::{Bucket, Histogram};
+
+use crate::request::{Operation, RequestError};
+use histogram::Buckets;
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+use zerocopy::FromZeros;
+
+/// Requests of less than 16 KiB are timed once in so many.
+pub const SHORT_ONE_IN: u64 = 32;
+/// Requests of less than 128 KiB are timed once in so many; longer ones always.
+pub const MEDIUM_ONE_IN: u64 = 4;
+const SHORT: u64 = 16 << 10;
+const MEDIUM: u64 = 128 << 10;
+
+/// How many threads can have a shard of their own. More share the first.
+const SHARDS: usize = 64;
+const SHARED: usize = 0;
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StatsLevel {
+    /// Nothing: for measuring what keeping them costs.
+    Off,
+    /// Exact counters, estimated histograms.
+    #[default]
+    On,
+    /// Every request is timed: for tests.
+    Exact,
+}
+
+/// What a device has done since it was made, to be added up: see the plain data of the same names in [`Snapshot`].
+#[derive(Clone, Copy)]
+enum Counter {
+    Reads,
+    Writes,
+    WriteZeroes,
+    Flushes,
+    Discards,
+    Prefetches,
+    Errors,
+    BytesRead,
+    BytesWritten,
+    Inline,
+    Offloaded,
+    CipherCalls,
+    CipherUnits,
+}
+
+const COUNTERS: usize = Counter::CipherUnits as usize + 1;
+
+/// What a request spends its time on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// From when it was accepted until it began, with the wait for its lock.
+    Queue,
+    /// Reading and writing the store.
+    Store,
+    /// Encrypting and decrypting, with the way to other threads where it is offloaded.
+    Cipher,
+}
+
+const PHASES: usize = Phase::Cipher as usize + 1;
+
+/// What one thread adds to. Aligned so that no two threads write to one cache line.
+#[repr(C, align(128))]
+#[derive(FromZeros)]
+struct Shard {
+    counters: [AtomicU64; COUNTERS],
+    /// State of the random choice of requests that are timed.
+    random: AtomicU64,
+    owned: AtomicBool,
+    phases: [Buckets; PHASES],
+    total: Buckets,
+}
+
+/// Counters and histograms of a device.
+pub struct Stats {
+    level: StatsLevel,
+    shards: Vec<Shard>,
+}
+
+/// What [`Stats`] held at a moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Reads that succeeded. Over NBD a long request counts once for each of its pieces; so do all others below.
+    pub reads: u64,
+    /// Writes that succeeded.
+    pub writes: u64,
+    /// Write-zeroes that succeeded.
+    pub write_zeroes: u64,
+    /// Flushes that succeeded.
+    pub flushes: u64,
+    /// Discards that succeeded.
+    pub discards: u64,
+    /// Prefetches that succeeded.
+    pub prefetches: u64,
+    /// Requests of any kind that failed.
+    pub errors: u64,
+    /// Bytes that reads asked for.
+    pub bytes_read: u64,
+    /// Bytes that writes and write-zeroes asked for.
+    pub bytes_written: u64,
+    /// Reads, writes and write-zeroes whose cipher work was done by the thread that carried them.
+    pub inline: u64,
+    /// Reads, writes and write-zeroes whose cipher work was done by the pool.
+    pub offloaded: u64,
+    /// Calls of a cipher.
+    pub cipher_calls: u64,
+    /// Data units that went through a cipher: divided by the calls, the units a call.
+    pub cipher_units: u64,
+    /// From when a request was accepted until it began, with the wait for its lock.
+    pub queue: Histogram,
+    /// In the store, all steps of a request together.
+    pub store: Histogram,
+    /// In the cipher, all steps of a request together; where it is offloaded, with the way there and back.
+    pub cipher: Histogram,
+    /// From when a request was accepted until it was answered.
+    pub total: Histogram,
+}
+
+impl Stats {
+    pub(crate) fn new(level: StatsLevel) -> Arc<Self> {
+        let shards = if level == StatsLevel::Off { 1 } else { SHARDS };
+        // Zeroed pages that nobody has touched take no memory; what a device needs at its start may end the program.
+        let shards = Shard::new_vec_zeroed(shards).expect("memory for the counters of a new device");
+        Arc::new(Self { level, shards })
+    }
+
+    /// How much is kept.
+    pub fn level(&self) -> StatsLevel {
+        self.level
+    }
+
+    /// Adds all shards up. Requests that end meanwhile may be counted in part.
+    pub fn snapshot(&self) -> Snapshot {
+        let sum = |c: Counter| self.shards.iter().map(|s| s.counters[c as usize].load(Ordering::Relaxed)).sum();
+        let mut snapshot = Snapshot {
+            reads: sum(Counter::Reads),
+            writes: sum(Counter::Writes),
+            write_zeroes: sum(Counter::WriteZeroes),
+            flushes: sum(Counter::Flushes),
+            discards: sum(Counter::Discards),
+            prefetches: sum(Counter::Prefetches),
+            errors: sum(Counter::Errors),
+            bytes_read: sum(Counter::BytesRead),
+            bytes_written: sum(Counter::BytesWritten),
+            inline: sum(Counter::Inline),
+            offloaded: sum(Counter::Offloaded),
+            cipher_calls: sum(Counter::CipherCalls),
+            cipher_units: sum(Counter::CipherUnits),
+            ..Snapshot::default()
+        };
+        // A shard that nobody ever wrote to is left alone, or reading would make its pages resident.
+        let used = |s: &&Shard| s.random.load(Ordering::Relaxed) != 0;
+        for shard in self.shards.iter().filter(used) {
+            snapshot.queue.add(&shard.phases[Phase::Queue as usize]);
+            snapshot.store.add(&shard.phases[Phase::Store as usize]);
+            snapshot.cipher.add(&shard.phases[Phase::Cipher as usize]);
+            snapshot.total.add(&shard.total);
+        }
+        snapshot
+    }
+
+    fn claim(&self) -> usize {
+        let free = |s: &Shard| !s.owned.load(Ordering::Relaxed) && !s.owned.swap(true, Ordering::Acquire);
+        (SHARED + 1..self.shards.len()).find(|index| free(&self.shards[*index])).unwrap_or(SHARED)
+    }
+
+    fn release(&self, index: usize) {
+        if index != SHARED {
+            // The next owner goes on from these counts.
+            self.shards[index].owned.store(false, Ordering::Release);
+        }
+    }
+
+    /// The calling thread's shard, its own from its first call until it ends.
+    pub(crate) fn of_this_thread(self: &Arc<Self>) -> Recorder<'_> {
+        // A thread that is ending has given its shards back.
+        let index = OF_THREAD.try_with(|t| t.borrow_mut().shard(self)).unwrap_or(SHARED);
+        Recorder { stats: self, index }
+    }
+}
+
+impl Snapshot {
+    /// What was done since `earlier`, a snapshot of the same device.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            reads: self.reads.saturating_sub(earlier.reads),
+            writes: self.writes.saturating_sub(earlier.writes),
+            write_zeroes: self.write_zeroes.saturating_sub(earlier.write_zeroes),
+            flushes: self.flushes.saturating_sub(earlier.flushes),
+            discards: self.discards.saturating_sub(earlier.discards),
+            prefetches: self.prefetches.saturating_sub(earlier.prefetches),
+            errors: self.errors.saturating_sub(earlier.errors),
+            bytes_read: self.bytes_read.saturating_sub(earlier.bytes_read),
+            bytes_written: self.bytes_written.saturating_sub(earlier.bytes_written),
+            inline: self.inline.saturating_sub(earlier.inline),
+            offloaded: self.offloaded.saturating_sub(earlier.offloaded),
+            cipher_calls: self.cipher_calls.saturating_sub(earlier.cipher_calls),
+            cipher_units: self.cipher_units.saturating_sub(earlier.cipher_units),
+            queue: self.queue.since(&earlier.queue),
+            store: self.store.since(&earlier.store),
+            cipher: self.cipher.since(&earlier.cipher),
+            total: self.total.since(&earlier.total),
+        }
+    }
+}
+
+impl std::fmt::Debug for Stats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Stats({:?})", self.level)
+    }
+}
+
+/// How many devices a thread keeps a shard of at a time.
+const DEVICES_OF_A_THREAD: usize = 4;
+
+thread_local! {
+    static OF_THREAD: RefCell<OfThread> = const { RefCell::new(OfThread { shards: [const { None }; 4], oldest: 0 }) };
+}
+
+/// The shards of a thread, given back when it ends.
+struct OfThread {
+    shards: [Option<(Weak<Stats>, usize)>; DEVICES_OF_A_THREAD],
+    oldest: usize,
+}
+
+impl OfThread {
+    fn shard(&mut self, stats: &Arc<Stats>) -> usize {
+        // A weak reference keeps the address from being used again.
+        let found = self.shards.iter().flatten().find(|(owner, _)| std::ptr::eq(owner.as_ptr(), Arc::as_ptr(stats)));
+        if let Some((_, index)) = found {
+            return *index;
+        }
+        let index = stats.claim();
+        let slot = &mut self.shards[self.oldest];
+        self.oldest = (self.oldest + 1) % DEVICES_OF_A_THREAD;
+        give_back(slot.replace((Arc::downgrade(stats), index)));
+        index
+    }
+}
+
+impl Drop for OfThread {
+    fn drop(&mut self) {
+        self.shards.iter_mut().for_each(|slot| give_back(slot.take()));
+    }
+}
+
+fn give_back(shard: Option<(Weak<Stats>, usize)>) {
+    if let Some((stats, index)) = shard
+        && let Some(stats) = stats.upgrade()
+    {
+        stats.release(index);
+    }
+}
+
+/// A shard that is its owner's until dropped: for a worker.
+pub(crate) struct OwnShard {
+    stats: Arc<Stats>,
+    index: usize,
+}
+
+impl OwnShard {
+    pub(crate) fn new(stats: &Arc<Stats>) -> Self {
+        Self { stats: Arc::clone(stats), index: stats.claim() }
+    }
+
+    pub(crate) fn recorder(&self) -> Recorder<'_> {
+        Recorder { stats: &self.stats, index: self.index }
+    }
+}
+
+impl Drop for OwnShard {
+    fn drop(&mut self) {
+        self.stats.release(self.index);
+    }
+}
+
+/// What a request did, to be counted when it has ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Work {
+    /// Bytes that were asked for.
+    pub(crate) len: u64,
+    /// Calls of a cipher.
+    pub(crate) cipher_calls: u32,
+    /// Data units that went through a cipher.
+    pub(crate) cipher_units: u32,
+    /// Whether the pool did them.
+    pub(crate) offloaded: bool,
+}
+
+/// The clock of one request that is timed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    /// How many requests it stands for.
+    weight: u64,
+    accepted: Instant,
+    last: Instant,
+    /// `None`: the request has had no such phase.
+    spent: [Option<u64>; PHASES],
+}
+
+impl Timing {
+    /// What has passed since the last call went to `phase`.
+    pub(crate) fn lap(&mut self, phase: Phase) {
+        let now = Instant::now();
+        let spent = now.duration_since(self.last).as_nanos() as u64;
+        *self.spent[phase as usize].get_or_insert(0) += spent;
+        self.last = now;
+    }
+}
+
+/// Adds to a shard.
+#[derive(Clone, Copy)]
+pub(crate) struct Recorder<'a> {
+    stats: &'a Stats,
+    index: usize,
+}
+
+impl Recorder<'_> {
+    /// The clock of a request of `len` bytes that is accepted now, if it is to be timed.
+    pub(crate) fn accept(&self, operation: Operation, len: u64) -> Option<Timing> {
+        let moves_data = matches!(operation, Operation::Read | Operation::Write { .. } | Operation::WriteZeroes { .. });
+        let weight = match (self.stats.level, len) {
+            (StatsLevel::Off, _) => return None,
+            (StatsLevel::On, ..SHORT) if moves_data => SHORT_ONE_IN,
+            (StatsLevel::On, ..MEDIUM) if moves_data => MEDIUM_ONE_IN,
+            _ => 1,
+        };
+        let random = &self.shard().random;
+        // Knuth's linear congruential generator; its upper bits are the better ones.
+        let next = random.load(Ordering::Relaxed).wrapping_mul(6_364_136_223_846_793_005).wrapping_add(SEED);
+        random.store(next, Ordering::Relaxed);
+        if (next >> 48) & (weight - 1) != 0 {
+            return None;
+        }
+        let now = Instant::now();
+        Some(Timing { weight, accepted: now, last: now, spent: [None; PHASES] })
+    }
+
+    /// Counts a request that has ended.
+    pub(crate) fn finish(
+        &self,
+        operation: Operation,
+        result: &Result<(), RequestError>,
+        work: &Work,
+        timing: Option<&Timing>,
+    ) {
+        if self.stats.level == StatsLevel::Off {
+            return;
+        }
+        if result.is_ok() {
+            self.count(operation, work);
+        } else {
+            self.add(Counter::Errors, 1);
+        }
+        if work.cipher_calls > 0 {
+            self.add(Counter::CipherCalls, work.cipher_calls.into());
+            self.add(Counter::CipherUnits, work.cipher_units.into());
+        }
+        let Some(timing) = timing else { return };
+        let shard = self.shard();
+        for (buckets, spent) in shard.phases.iter().zip(timing.spent) {
+            if let Some(spent) = spent {
+                buckets.note(spent, timing.weight, |counter, n| self.add_to(counter, n));
+            }
+        }
+        let total = timing.last.duration_since(timing.accepted).as_nanos() as u64;
+        shard.total.note(total, timing.weight, |counter, n| self.add_to(counter, n));
+    }
+
+    fn count(&self, operation: Operation, work: &Work) {
+        let (requests, bytes) = match operation {
+            Operation::Read => (Counter::Reads, Some(Counter::BytesRead)),
+            Operation::Write { .. } => (Counter::Writes, Some(Counter::BytesWritten)),
+            Operation::WriteZeroes { .. } => (Counter::WriteZeroes, Some(Counter::BytesWritten)),
+            Operation::Flush => (Counter::Flushes, None),
+            Operation::Discard { .. } => (Counter::Discards, None),
+            Operation::Prefetch => (Counter::Prefetches, None),
+        };
+        self.add(requests, 1);
+        if let Some(bytes) = bytes {
+            self.add(bytes, work.len);
+            self.add(if work.offloaded { Counter::Offloaded } else { Counter::Inline }, 1);
+        }
+    }
+
+    fn add(&self, counter: Counter, n: u64) {
+        self.add_to(&self.shard().counters[counter as usize], n);
+    }
+
+    fn add_to(&self, counter: &AtomicU64, n: u64) {
+        if self.index == SHARED {
+            counter.fetch_add(n, Ordering::Relaxed);
+        } else {
+            // The only writer: no locked instruction.
+            counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+        }
+    }
+
+    fn shard(&self) -> &Shard {
+        &self.stats.shards[self.index]
+    }
+}
+
+/// The account of a request that is carried out by one call on one thread.
+pub(crate) struct Account<'a> {
+    recorder: Recorder<'a>,
+    operation: Operation,
+    work: Work,
+    timing: Option<Timing>,
+}
+
+impl<'a> Account<'a> {
+    /// For a request of `len` bytes that begins now on the calling thread.
+    pub(crate) fn new(stats: &'a Arc<Stats>, operation: Operation, len: u64) -> Self {
+        let recorder = stats.of_this_thread();
+        Self { recorder, operation, work: Work { len, ..Work::default() }, timing: recorder.accept(operation, len) }
+    }
+
+    pub(crate) fn lap(&mut self, phase: Phase) {
+        if let Some(timing) = &mut self.timing {
+            timing.lap(phase);
+        }
+    }
+
+    /// Takes note of cipher calls over `bytes` of data units of `granule` bytes; of none where those are of one byte,
+    /// since nothing is encrypted there.
+    pub(crate) fn ciphered(&mut self, calls: usize, bytes: usize, granule: usize) {
+        if granule > 1 {
+            self.work.cipher_calls += calls as u32;
+            self.work.cipher_units += (bytes / granule) as u32;
+            self.lap(Phase::Cipher);
+        }
+    }
+
+    /// Counts it, with its end.
+    pub(crate) fn end(self, result: Result<(), RequestError>) -> Result<(), RequestError> {
+        self.recorder.finish(self.operation, &result, &self.work, self.timing.as_ref());
+        result
+    }
+}
+
+/// Odd, so that the generator has its full period, and a shard that was used does not look unused.
+const SEED: u64 = 1_442_695_040_888_963_407;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+
+    const OK: Result<(), RequestError> = Ok(());
+
+    #[test]
+    fn counts_are_exact_and_times_stand_for_all() {
+        let stats = Stats::new(StatsLevel::On);
+        let shard = OwnShard::new(&stats);
+        let n = 64_000;
+        for i in 0..n {
+            let recorder = shard.recorder();
+            let operation = if i % 4 == 0 { Operation::Write { durable: false } } else { Operation::Read };
+            let mut timing = recorder.accept(operation, 4096);
+            if let Some(timing) = &mut timing {
+                timing.lap(Phase::Queue);
+                timing.lap(Phase::Store);
+                timing.lap(Phase::Cipher);
+            }
+            let work = Work { len: 4096, cipher_calls: 1, cipher_units: 8, offloaded: false };
+            recorder.finish(operation, &OK, &work, timing.as_ref());
+        }
+        shard.recorder().finish(Operation::Flush, &Err(RequestError::Io(Errno::IO)), &Work::default(), None);
+        let s = stats.snapshot();
+        assert_eq!((s.reads, s.writes, s.inline, s.errors, s.flushes), (48_000, 16_000, n, 1, 0));
+        assert_eq!((s.bytes_read, s.bytes_written), (48_000 * 4096, 16_000 * 4096));
+        assert_eq!((s.cipher_calls, s.cipher_units), (n, n * 8));
+        for histogram in [&s.queue, &s.store, &s.cipher, &s.total] {
+            let share = histogram.count() as f64 / n as f64;
+            assert!((0.8..1.2).contains(&share), "the times stand for {share} of the requests");
+        }
+        assert_eq!(s.since(&s), Snapshot { ..s.since(&s) });
+        assert_eq!(s.since(&s).reads, 0);
+    }
+
+    #[test]
+    fn threads_have_shards_of_their_own_and_give_them_back() {
+        let stats = Stats::new(StatsLevel::Exact);
+        let note = |times: u64| {
+            for _ in 0..times {
+                let recorder = stats.of_this_thread();
+                let timing = recorder.accept(Operation::Flush, 0);
+                recorder.finish(Operation::Flush, &OK, &Work::default(), timing.as_ref());
+            }
+        };
+        for _ in 0..3 {
+            // More than there are shards: the rest shares one and loses nothing.
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..100).map(|_| scope.spawn(|| note(500))).collect();
+                // Joined one by one: that waits for the end of the thread, not only of its call.
+                threads.into_iter().for_each(|t| t.join().unwrap());
+            });
+        }
+        assert_eq!(stats.snapshot().flushes, 3 * 100 * 500);
+        assert_eq!(stats.snapshot().total.count(), 3 * 100 * 500);
+        assert!(stats.shards.iter().all(|s| !s.owned.load(Ordering::Relaxed)), "every shard came back");
+    }
+
+    #[test]
+    fn nothing_is_kept_where_nothing_is_wanted() {
+        let stats = Stats::new(StatsLevel::Off);
+        let shard = OwnShard::new(&stats);
+        assert!(shard.recorder().accept(Operation::Read, 1 << 20).is_none());
+        shard.recorder().finish(Operation::Read, &OK, &Work::default(), None);
+        assert_eq!(stats.snapshot().reads, 0);
+    }
+}
