@@ -2,7 +2,7 @@
 # Everything that has to hold, in one command; ends with one line 'N passed, N failed, N skipped'.
 #
 #   ./test.sh              all stages, as on every push
-#   ./test.sh STAGE...     some of: build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings
+#   ./test.sh STAGE...     some of: build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings vm
 #
 # Each stage writes to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so that a suite
 # that silently does less fails; a skip that is not in tests/expected-skips.txt fails too.
@@ -13,7 +13,7 @@ export CI=true LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=0
 # shellcheck source=tests/packages.sh
 . tests/packages.sh
 
-STAGES=(build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings)
+STAGES=(build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings vm)
 WANTED=("${@:-all}")
 TARGET=${CARGO_TARGET_DIR:-$PWD/target}
 LOGS=$TARGET/test-logs
@@ -107,7 +107,7 @@ stage build "$INLOCK_BIN" --version
 stage fmt cargo fmt --all --check
 stage clippy cargo clippy --quiet --all-targets -- -D warnings
 stage tidy cargo xtask tidy
-stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh .ci/run
+stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/vm/*.sh .ci/run
 stage unit others
 stage fuzz cargo test --quiet --package inlock-fuzz -- --show-output
 stage volumes suite other_volumes
@@ -115,6 +115,7 @@ stage clients suite real_clients
 stage hostile suite hostile
 stage memory suite memory
 stage endings suite endings
+stage vm cargo xtask vm
 if [ "${WANTED[0]}" = all ]; then
     WANTED=(all)
     stage skips check_skips

@@ -4,6 +4,7 @@
 PACKAGES=(
     gcc libc6-dev fio nbdkit libnbd-bin python3-libnbd cryptsetup-bin qemu-utils jq shellcheck e2fsprogs
     python3-cryptography python3-cryptography-vectors valgrind
+    qemu-system-x86 busybox-static kmod dmsetup
 )
 
 # Prints what is missing, one package a line: by the program a package brings, or the Python module.
@@ -13,6 +14,9 @@ missing_packages() {
         case $package in
             gcc) command -v cc ;;
             libc6-dev) test -e /usr/include/stdio.h ;;
+            qemu-system-x86) command -v qemu-system-x86_64 ;;
+            busybox-static) command -v busybox && ! ldd "$(command -v busybox)" ;;
+            kmod) command -v depmod ;;
             libnbd-bin) command -v nbdcopy && command -v nbdinfo ;;
             cryptsetup-bin) command -v cryptsetup ;;
             qemu-utils) command -v qemu-img && command -v qemu-nbd ;;

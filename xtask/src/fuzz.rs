@@ -9,6 +9,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 
+use crate::target_dir;
+
 /// The targets, named as their programs and corpus folders are.
 const TARGETS: [&str; 4] = ["luks1_header", "luks2_header", "luks2_json", "nbd_wire"];
 
@@ -77,11 +79,6 @@ fn build(root: &Path) -> Result<std::path::PathBuf> {
         bail!("the fuzz targets do not build");
     }
     Ok(folder.join(triple).join("release"))
-}
-
-/// Cargo's build folder, wherever it was told to be.
-fn target_dir(root: &Path) -> std::path::PathBuf {
-    root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
 /// A sanitizer needs `--target`, so that build scripts and macros stay without it.

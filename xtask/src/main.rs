@@ -1,15 +1,17 @@
 //! Repository chores, run as `cargo xtask CHORE`.
 //!
 //! `tidy` holds the layout rules as failing checks, `fuzz` runs libFuzzer over the targets of `fuzz/`, `bench-servers`
-//! measures Inlock beside other NBD servers in one run, `ci` runs what a push runs. Nothing here is shipped.
+//! measures Inlock beside other NBD servers in one run, `vm` runs the tests that need a real kernel, `ci` runs what a push
+//! runs. Nothing here is shipped.
 
 mod bench_servers;
 mod fio;
 mod fuzz;
 mod servers;
 mod tidy;
+mod vm;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
@@ -19,6 +21,8 @@ const USAGE: &str = "usage: cargo xtask CHORE
   fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each unless told
   bench-servers [--quick] [--rounds N] [--seconds N] [--dir DIR] [--record]
                                          fio's nbd engine against Inlock, nbdkit and qemu-nbd, interleaved
+  vm [--list] [--keep-log] [--full] [--timeout SECONDS] [TEST...]
+                                         boot a kernel under QEMU and run the tests of tests/vm in it
   ci                                     what a push runs: ./test.sh";
 
 fn main() -> ExitCode {
@@ -40,6 +44,7 @@ fn run() -> Result<ExitCode> {
         Some("tidy") => tidy::run(&root),
         Some("fuzz") => fuzz::run(&root, &rest),
         Some("bench-servers") => bench_servers::run(&root, &rest),
+        Some("vm") => vm::run(&root, &target_dir(&root), &rest),
         Some("ci") => {
             let status = Command::new(root.join("test.sh")).args(rest).status().context("cannot run test.sh")?;
             Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -51,6 +56,11 @@ fn run() -> Result<ExitCode> {
         Some(other) => bail!("unknown chore '{other}'\n{USAGE}"),
         None => bail!("no chore given\n{USAGE}"),
     }
+}
+
+/// Cargo's build folder, wherever it was told to be.
+fn target_dir(root: &Path) -> PathBuf {
+    root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
 /// The folder of the workspace's Cargo.toml, from where this crate was compiled.

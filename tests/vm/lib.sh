@@ -1,0 +1,36 @@
+# shellcheck shell=dash
+# What a guest's script reports with; each call is one line to the host. A NAME is one word, what follows is free text.
+# `cargo xtask vm` reads the lines (xtask/src/vm/report.rs).
+
+ok() { echo "ok $1" >&3; }                               # ok NAME
+fail() { echo "fail $*" | tr '\n' ' ' >&3; echo >&3; }   # fail NAME WHY...
+skip() { echo "skip $*" >&3; }                           # skip NAME WHY...
+note() { echo "note $*" >&3; }                           # note TEXT...: shown to the reader
+count() { echo "count $1 $2" >&3; }                      # count NAME NUMBER: added up for tests/floors.txt
+
+# check NAME COMMAND...: ok if the command succeeds; otherwise fail with the end of what it printed.
+check() {
+    local name=$1 status
+    shift
+    echo "+ $*"
+    "$@" > "/tmp/check.$$" 2>&1
+    status=$?
+    cat "/tmp/check.$$"
+    if [ "$status" -eq 0 ]; then
+        ok "$name"
+    else
+        fail "$name" "status $status of '$*': $(tail -n 3 "/tmp/check.$$")"
+    fi
+    return "$status"
+}
+
+# wait_for SECONDS COMMAND...: runs it until it succeeds, at most so long.
+wait_for() {
+    local left=$(($1 * 10))
+    shift
+    until "$@" > /dev/null 2>&1; do
+        left=$((left - 1))
+        [ "$left" -gt 0 ] || return 1
+        sleep 0.1
+    done
+}

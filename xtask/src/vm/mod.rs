@@ -1,0 +1,303 @@
+//! `cargo xtask vm`: tests that need a real kernel, each in a machine of its own that boots in seconds.
+//!
+//! A test is a script of the guest in `tests/vm`, and where the host has to prepare or to judge something, a module in
+//! `host/`. The guest reports line by line over a serial port; a guest that panics, hangs or says nothing has failed,
+//! and the end of its console is shown. Ends with a line `test result:` as Cargo's tests do.
+
+mod host;
+mod initramfs;
+mod kernel;
+mod qemu;
+mod report;
+mod script;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use initramfs::Initramfs;
+use kernel::Kernel;
+use qemu::{End, Machine};
+use report::{Outcome, Report};
+use script::Script;
+
+/// How much of a failed guest's console is shown.
+const CONSOLE_LINES: usize = 60;
+
+/// What the arguments say.
+#[derive(Default)]
+struct Options {
+    names: Vec<String>,
+    list: bool,
+    keep_log: bool,
+    full: bool,
+    seconds: Option<u64>,
+}
+
+/// Runs the tests named in the arguments, or all of them.
+pub(crate) fn run(root: &Path, target: &Path, args: &[String]) -> Result<ExitCode> {
+    let options = parse(args)?;
+    let scripts = scripts(&root.join("tests/vm"), &options.names)?;
+    if options.list {
+        for script in &scripts {
+            println!("{:<12} {} MiB  {} cpus  {}", script.name, script.memory_mib, script.cpus, script.about);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let kernel = Kernel::provide(&target.join("vm/kernel"))?;
+    println!("vm: Linux {}", kernel.release);
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let mut counts = BTreeMap::<String, u64>::new();
+    for script in &scripts {
+        let begin = Instant::now();
+        let run =
+            Run { root, script, kernel: &kernel, options: &options, folder: target.join("vm/run").join(&script.name) };
+        let report = run.whole()?;
+        let failures = report.outcomes.iter().filter(|o| matches!(o, Outcome::Fail(..))).count();
+        let skips = report.outcomes.iter().filter(|o| matches!(o, Outcome::Skip(..))).count();
+        let passes = report.outcomes.len() - failures - skips;
+        let verdict = if failures == 0 { "ok" } else { "FAILED" };
+        let booted = report.booted.map_or(String::new(), |s| format!(", booted in {s} s"));
+        let seconds = begin.elapsed().as_secs_f32();
+        println!(
+            "vm {}: {verdict}, {passes} passed, {failures} failed, {skips} skipped, {seconds:.0} s{booted}",
+            script.name
+        );
+        (passed, failed, skipped) = (passed + passes, failed + failures, skipped + skips);
+        for (name, number) in report.counts {
+            *counts.entry(name).or_default() += number;
+        }
+    }
+    counts.insert("vm_verdicts".to_owned(), passed as u64);
+    for (name, number) in counts {
+        println!("COUNT {name} {number}");
+    }
+    let verdict = if failed == 0 { "ok" } else { "FAILED" };
+    // Skips were printed one a line, which is how the gate counts them.
+    println!("vm: {skipped} skipped");
+    println!("test result: {verdict}. {passed} passed; {failed} failed; 0 ignored");
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn parse(args: &[String]) -> Result<Options> {
+    let mut options = Options::default();
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--list" => options.list = true,
+            "--keep-log" => options.keep_log = true,
+            "--full" => options.full = true,
+            "--timeout" => {
+                let number = args.next().context("--timeout needs a number of seconds")?;
+                options.seconds = Some(number.parse().with_context(|| format!("--timeout: '{number}' is no number"))?);
+            }
+            name if !name.starts_with('-') => options.names.push(name.to_owned()),
+            other => bail!("vm has no option '{other}'"),
+        }
+    }
+    Ok(options)
+}
+
+/// The scripts of these names, or all, by name.
+fn scripts(folder: &Path, names: &[String]) -> Result<Vec<Script>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let path = entry?.path();
+        let part = ["init.sh", "lib.sh"].iter().any(|name| path.ends_with(name));
+        if path.extension().is_some_and(|e| e == "sh") && !part {
+            all.push(Script::load(&path)?);
+        }
+    }
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some(unknown) = names.iter().find(|name| !all.iter().any(|s| s.name == **name)) {
+        let known: Vec<_> = all.iter().map(|s| s.name.as_str()).collect();
+        bail!("there is no vm test '{unknown}'; there are {}", known.join(", "));
+    }
+    all.retain(|script| names.is_empty() || names.contains(&script.name));
+    Ok(all)
+}
+
+/// What the host prepares for a guest.
+#[allow(dead_code)]
+struct Scene<'a> {
+    /// A folder of this run, for images and notes; emptied before, removed after it.
+    folder: &'a Path,
+    /// The workspace.
+    root: &'a Path,
+    /// Whether everything is asked for, however long it takes.
+    full: bool,
+    /// Images for the guest, in the order of `/dev/vda` and on; behind them come those of the script's head.
+    disks: Vec<PathBuf>,
+    /// Files for the guest: path without the leading `/`, and content.
+    files: Vec<(String, Vec<u8>)>,
+}
+
+/// One test on its way.
+struct Run<'a> {
+    root: &'a Path,
+    script: &'a Script,
+    kernel: &'a Kernel,
+    options: &'a Options,
+    folder: PathBuf,
+}
+
+impl Run<'_> {
+    /// Prepares, runs, judges and prints. An error is the host's; what goes wrong in the guest is in the report.
+    fn whole(&self) -> Result<Report> {
+        if self.folder.exists() {
+            fs::remove_dir_all(&self.folder)?;
+        }
+        fs::create_dir_all(&self.folder)?;
+        let mut scene = Scene {
+            folder: &self.folder,
+            root: self.root,
+            full: self.options.full,
+            disks: Vec::new(),
+            files: Vec::new(),
+        };
+        let judge = host::prepare(&self.script.name, &mut scene).with_context(|| self.script.name.clone())?;
+        for (n, size) in self.script.disks.iter().enumerate() {
+            let path = self.folder.join(format!("disk{n}.img"));
+            File::create(&path)?.set_len(*size)?;
+            scene.disks.push(path);
+        }
+        fs::write(self.initramfs(), self.root_file_system(&scene)?)?;
+        let mut report = self.boot(&scene)?;
+        if report.booted.is_none() {
+            // Early code of the kernel fails under emulation now and then, before anything of ours runs.
+            let console = text_of(&self.console());
+            let last = console.lines().last().unwrap_or("nothing on its console").to_owned();
+            println!("vm {}: the machine did not come up ({last}); once more", self.script.name);
+            report = self.boot(&scene)?;
+        }
+        if let (Some(judge), Some(0)) = (judge, report.status) {
+            judge(&scene, &mut report).with_context(|| self.script.name.clone())?;
+        }
+        self.print(&report)?;
+        Ok(report)
+    }
+
+    fn root_file_system(&self, scene: &Scene<'_>) -> Result<Vec<u8>> {
+        let script = self.script;
+        let mut archive = Initramfs::new()?;
+        let parts = self.root.join("tests/vm");
+        archive.file("init", 0o755, &fs::read(parts.join("init.sh"))?);
+        archive.file("vm/lib.sh", 0o644, &fs::read(parts.join("lib.sh"))?);
+        archive.file("vm/test.sh", 0o644, script.text.as_bytes());
+        archive.file("vm/modules", 0o644, script.modules.join(" ").as_bytes());
+        for tool in &script.tools {
+            archive.tool(tool)?;
+        }
+        for file in &script.files {
+            archive.program_as(Path::new(file), file.trim_start_matches('/'))?;
+        }
+        for (name, content) in &scene.files {
+            archive.file(name, 0o755, content);
+        }
+        archive.tree(&self.kernel.modules)?;
+        Ok(archive.finish())
+    }
+
+    /// One run of the machine. Whatever is wrong with its end is a failure in the report.
+    fn boot(&self, scene: &Scene<'_>) -> Result<Report> {
+        let seconds = self.options.seconds.unwrap_or(self.script.seconds);
+        let machine = Machine {
+            kernel: &self.kernel.image,
+            initramfs: &self.initramfs(),
+            memory_mib: self.script.memory_mib,
+            cpus: self.script.cpus,
+            disks: &scene.disks,
+            kernel_args: &self.script.kernel_args,
+            console: &self.console(),
+            report: &self.folder.join("report.txt"),
+            seconds,
+        };
+        let end = machine.run()?;
+        let mut report = Report::parse(&text_of(machine.report));
+        let console = text_of(machine.console);
+        let mut wrong = |what: String| report.outcomes.push(Outcome::Fail("guest".to_owned(), what));
+        if let Some(panic) = console.lines().find(|line| line.contains("Kernel panic")) {
+            wrong(panic.to_owned());
+        } else if end == End::TimedOut {
+            wrong(format!("not done after {seconds} s"));
+        } else if report.status.is_none() {
+            wrong("it stopped before its script came to an end".to_owned());
+        }
+        if let Some(status) = report.status.filter(|status| *status != 0) {
+            report.outcomes.push(Outcome::Fail("script".to_owned(), format!("it ends with status {status}")));
+        }
+        if !report.strange.is_empty() {
+            let lines = report.strange.join(" | ");
+            report.outcomes.push(Outcome::Fail("report".to_owned(), format!("lines that mean nothing: {lines}")));
+        }
+        if report.outcomes.is_empty() {
+            report.outcomes.push(Outcome::Fail("report".to_owned(), "there is no verdict in it".to_owned()));
+        }
+        Ok(report)
+    }
+
+    fn print(&self, report: &Report) -> Result<()> {
+        let name = &self.script.name;
+        for note in &report.notes {
+            println!("{note}");
+        }
+        let mut failed = false;
+        for outcome in &report.outcomes {
+            match outcome {
+                Outcome::Ok(_) => {}
+                Outcome::Fail(what, why) => {
+                    failed = true;
+                    println!("vm {name}: {what} FAILED: {why}");
+                }
+                Outcome::Skip(what, why) => println!("SKIPPED: vm {name}: {what}: {why}"),
+            }
+        }
+        if failed {
+            let console = text_of(&self.console());
+            let lines: Vec<&str> = console.lines().collect();
+            println!("--- the end of the guest's console, {}:", self.console().display());
+            for line in &lines[lines.len().saturating_sub(CONSOLE_LINES)..] {
+                println!("{line}");
+            }
+            println!("---");
+        }
+        if !failed && !self.options.keep_log {
+            fs::remove_dir_all(&self.folder)?;
+        } else if !self.options.keep_log {
+            fs::remove_file(self.initramfs())?;
+        }
+        Ok(())
+    }
+
+    fn initramfs(&self) -> PathBuf {
+        self.folder.join("initramfs.cpio")
+    }
+
+    fn console(&self) -> PathBuf {
+        self.folder.join("console.log")
+    }
+}
+
+/// A file that a machine wrote, as text without carriage returns; empty where it is not there.
+fn text_of(path: &Path) -> String {
+    String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).replace('\r', "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_read() {
+        let words = ["boot", "--timeout", "7", "--full", "--keep-log"].map(str::to_owned);
+        let options = parse(&words).unwrap();
+        assert_eq!((options.names, options.seconds), (vec!["boot".to_owned()], Some(7)));
+        assert!(options.full && options.keep_log && !options.list);
+        assert!(parse(&["--timeout".to_owned()]).is_err());
+        assert!(parse(&["--what".to_owned()]).is_err());
+    }
+}

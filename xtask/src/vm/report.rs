@@ -1,0 +1,80 @@
+//! What a guest reports: one line each, written by the functions of `tests/vm/lib.sh`, read here.
+
+/// A verdict on one thing, by its name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    Ok(String),
+    Fail(String, String),
+    Skip(String, String),
+}
+
+/// All that a guest said.
+#[derive(Default)]
+pub(super) struct Report {
+    /// Verdicts in the order in which they were given.
+    pub outcomes: Vec<Outcome>,
+    /// Numbers for the gate: a name and how many.
+    pub counts: Vec<(String, u64)>,
+    /// Lines for the person who reads.
+    pub notes: Vec<String>,
+    /// Seconds after power-on when the script began; none: it never did.
+    pub booted: Option<f32>,
+    /// The script's exit status; none: it did not come to its end.
+    pub status: Option<i32>,
+    /// Lines that mean nothing: a report that is not understood is not a good one.
+    pub strange: Vec<String>,
+}
+
+impl Report {
+    /// Reads a report; a last line that was cut off counts as strange.
+    pub(super) fn parse(text: &str) -> Self {
+        let mut report = Self::default();
+        for line in text.lines() {
+            report.line(line);
+        }
+        report
+    }
+
+    fn line(&mut self, line: &str) {
+        let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let (name, why) = rest.split_once(' ').unwrap_or((rest, ""));
+        let named = |make: fn(String, String) -> Outcome| make(name.to_owned(), why.to_owned());
+        match verb {
+            "ok" if !name.is_empty() => self.outcomes.push(Outcome::Ok(name.to_owned())),
+            "fail" if !name.is_empty() => self.outcomes.push(named(Outcome::Fail)),
+            "skip" if !name.is_empty() => self.outcomes.push(named(Outcome::Skip)),
+            "note" => self.notes.push(rest.to_owned()),
+            "count" if why.parse::<u64>().is_ok() => {
+                self.counts.push((name.to_owned(), why.parse().unwrap_or_default()));
+            }
+            "booted" if rest.parse::<f32>().is_ok() => self.booted = rest.parse().ok(),
+            "end" if rest.parse::<i32>().is_ok() => self.status = rest.parse().ok(),
+            _ => self.strange.push(line.to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_line_is_read() {
+        let report = Report::parse(
+            "booted 3.25\nok one\nfail two it broke\nskip three no such thing\ncount n 12\nnote a b\nend 0\n",
+        );
+        assert_eq!(report.booted, Some(3.25));
+        assert_eq!(report.outcomes[0], Outcome::Ok("one".into()));
+        assert_eq!(report.outcomes[1], Outcome::Fail("two".into(), "it broke".into()));
+        assert_eq!(report.outcomes[2], Outcome::Skip("three".into(), "no such thing".into()));
+        assert_eq!((report.counts, report.notes), (vec![("n".into(), 12)], vec!["a b".into()]));
+        assert_eq!((report.status, report.strange.len()), (Some(0), 0));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_kept_as_such() {
+        let report = Report::parse("ok\nnonsense\ncount n many\nend soon\nen");
+        assert_eq!(report.strange, ["ok", "nonsense", "count n many", "end soon", "en"]);
+        assert_eq!((report.status, report.booted), (None, None));
+    }
+}

@@ -1,0 +1,119 @@
+//! A test of the guest: `tests/vm/NAME.sh`, whose head says in lines `#: KEY VALUE` what machine it wants.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+/// What a script's head asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Script {
+    /// The file's name without `.sh`.
+    pub name: String,
+    /// What it tests, in a line.
+    pub about: String,
+    pub memory_mib: u32,
+    pub cpus: u32,
+    /// The time limit of one run.
+    pub seconds: u64,
+    /// Further words for the kernel's command line.
+    pub kernel_args: String,
+    /// Modules that are loaded before the script begins.
+    pub modules: Vec<String>,
+    /// Programs of the host that are copied with their libraries; `inlock` is the build under test.
+    pub tools: Vec<String>,
+    /// Files of the host that are copied to the same path, libraries with theirs.
+    pub files: Vec<String>,
+    /// Sizes of empty disks, in bytes.
+    pub disks: Vec<u64>,
+    /// The script itself.
+    pub text: String,
+}
+
+impl Script {
+    /// Reads the script at `path`.
+    pub(super) fn load(path: &Path) -> Result<Self> {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Self::parse(name, text)
+    }
+
+    fn parse(name: String, text: String) -> Result<Self> {
+        let mut script = Self {
+            name,
+            about: String::new(),
+            memory_mib: 512,
+            cpus: 2,
+            seconds: 300,
+            kernel_args: String::new(),
+            modules: Vec::new(),
+            tools: Vec::new(),
+            files: Vec::new(),
+            disks: Vec::new(),
+            text: String::new(),
+        };
+        for line in text.lines().map_while(|line| line.strip_prefix("#: ")) {
+            let (key, value) = line.trim().split_once(char::is_whitespace).unwrap_or((line, ""));
+            let value = value.trim();
+            script.set(key, value).with_context(|| format!("tests/vm/{}.sh: '#: {line}'", script.name))?;
+        }
+        if script.about.is_empty() {
+            bail!("tests/vm/{}.sh has no line '#: about ...'", script.name);
+        }
+        script.text = text;
+        Ok(script)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        let words = || value.split_whitespace().map(str::to_owned);
+        match key {
+            "about" => value.clone_into(&mut self.about),
+            "memory" => self.memory_mib = value.parse()?,
+            "cpus" => self.cpus = value.parse()?,
+            "seconds" => self.seconds = value.parse()?,
+            "kernel" => value.clone_into(&mut self.kernel_args),
+            "modules" => self.modules.extend(words()),
+            "tools" => self.tools.extend(words()),
+            "files" => self.files.extend(words()),
+            "disk" => self.disks.push(size(value)?),
+            _ => bail!(
+                "there is no such key; there are about, memory, cpus, seconds, kernel, modules, tools, files, disk"
+            ),
+        }
+        Ok(())
+    }
+}
+
+/// A size in bytes: digits with K, M or G behind.
+fn size(text: &str) -> Result<u64> {
+    let shift = match text.chars().last() {
+        Some('K') => 10,
+        Some('M') => 20,
+        Some('G') => 30,
+        _ => bail!("a size is a number with K, M or G behind"),
+    };
+    let number: u64 = text[..text.len() - 1].parse()?;
+    number.checked_mul(1 << shift).context("the size is too large")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_says_what_is_wanted() {
+        let text = "#: about  a test\n#: memory 256\n#: tools a b\n#: tools c\n#: disk 4M\n#: disk 1G\n#: kernel x=1 y\nok it\n#: cpus 9\n";
+        let script = Script::parse("name".into(), text.into()).unwrap();
+        assert_eq!((script.about.as_str(), script.memory_mib, script.cpus), ("a test", 256, 2));
+        assert_eq!(script.tools, ["a", "b", "c"]);
+        assert_eq!(script.disks, [4 << 20, 1 << 30]);
+        assert_eq!(script.kernel_args, "x=1 y");
+    }
+
+    #[test]
+    fn a_wrong_head_is_refused() {
+        for text in ["ok it\n", "#: about x\n#: memory much\n", "#: about x\n#: disk 12\n", "#: about x\n#: dsik 4M\n"]
+        {
+            assert!(Script::parse("name".into(), text.into()).is_err(), "{text}");
+        }
+    }
+}
