@@ -1,5 +1,6 @@
 //! What the tests of every cipher share: naive implementations, guarded buffers, and the runner that compares them all.
 
+pub(crate) mod block;
 pub(crate) mod guarded;
 pub(crate) mod naive;
 mod runner;
@@ -17,4 +18,11 @@ pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     }
     bytes.truncate(len);
     bytes
+}
+
+/// The bytes that hexadecimal digits stand for; spaces are for the eye.
+pub(crate) fn unhex(text: &str) -> Vec<u8> {
+    let digits: Vec<char> = text.chars().filter(|digit| !digit.is_whitespace()).collect();
+    let pairs = digits.chunks_exact(2);
+    pairs.map(|pair| u8::from_str_radix(&String::from_iter(pair), 16).unwrap()).collect()
 }

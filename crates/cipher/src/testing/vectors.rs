@@ -4,6 +4,7 @@
 //! shorter vector is run as the start of a unit. Vectors that end inside a block are out of reach and counted as such.
 
 use super::naive::Naive;
+use super::unhex;
 use crate::iv::IvGenerator;
 use crate::*;
 
@@ -184,11 +185,4 @@ fn nist_case(case: &str) -> bool {
     };
     assert_eq!(both_ways(&hex("Key"), iv, &hex("PT")), hex("CT"), "{case}");
     true
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    text.as_bytes()
-        .chunks_exact(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
-        .collect()
 }

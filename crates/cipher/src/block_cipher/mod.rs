@@ -4,9 +4,15 @@
 //! library, a variant of [`Cipher`] and an arm in [`new_block_cipher`]; its key stays in locked memory and is wiped when
 //! dropped.
 
+mod des3;
+#[cfg(test)]
+mod tests;
+mod twofish;
+
 use crate::Cipher;
 use crate::locked::LockedBox;
 use ::aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
+use zeroize::Zeroizing;
 
 /// A block cipher under a key.
 pub(crate) trait BlockCipher: Send + Sync {
@@ -28,8 +34,30 @@ pub(crate) fn new_block_cipher(cipher: Cipher, key: &[u8]) -> Option<Box<dyn Blo
         (Cipher::Aes, 16) => library::<::aes::Aes128>(key),
         (Cipher::Aes, 24) => library::<::aes::Aes192>(key),
         (Cipher::Aes, _) => library::<::aes::Aes256>(key),
-        _ => None,
+        (Cipher::Camellia, 16) => library::<camellia::Camellia128>(key),
+        (Cipher::Camellia, 24) => library::<camellia::Camellia192>(key),
+        (Cipher::Camellia, _) => library::<camellia::Camellia256>(key),
+        (Cipher::Aria, 16) => library::<aria::Aria128>(key),
+        (Cipher::Aria, 24) => library::<aria::Aria192>(key),
+        (Cipher::Aria, _) => library::<aria::Aria256>(key),
+        (Cipher::Serpent, _) => library::<serpent::Serpent>(&*padded_for_serpent(key)),
+        (Cipher::Sm4, _) => library::<sm4::Sm4>(key),
+        (Cipher::Blowfish, _) => library::<blowfish::Blowfish>(key),
+        (Cipher::Cast5, _) => library::<cast5::Cast5>(key),
+        (Cipher::Twofish, _) => Some(Box::new(twofish::Twofish::new(key))),
+        (Cipher::Des3, _) => Some(Box::new(des3::Des3::new(key))),
+        (Cipher::Adiantum { .. } | Cipher::Null, _) => None,
     }
+}
+
+/// Serpent's own padding to 256 bits, a one and zeroes, which also makes keys of the lengths that the library does not take.
+fn padded_for_serpent(key: &[u8]) -> Zeroizing<[u8; 32]> {
+    let mut padded = Zeroizing::new([0; 32]);
+    padded[..key.len()].copy_from_slice(key);
+    if let Some(next) = padded.get_mut(key.len()) {
+        *next = 1;
+    }
+    padded
 }
 
 /// A cipher from one of the RustCrypto libraries, which share their traits.
