@@ -4,7 +4,7 @@
 //! consistent: options against the verb, values against the type of volume, the number of arguments.
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -13,6 +13,7 @@ use inlock_cipher::{CipherSpec, DataUnitSize, Sector};
 use inlock_volume::plain::{Plain, PlainHash};
 use inlock_volume::{Hash, KdfKind};
 
+use crate::control::Name;
 use crate::exit::Problem;
 use crate::options::{self, Options, Verb};
 use crate::values::{Listen, Range};
@@ -39,6 +40,11 @@ pub(crate) enum Command {
     LuksDump { at: HeaderArgs, json: bool },
     TestPassphrase(SourceArgs),
     Serve(Box<ServeArgs>),
+    Status { name: Name, json: bool },
+    List { json: bool },
+    Suspend(Name),
+    Resume(ResumeArgs),
+    Close(Name),
     Export(CopyArgs),
     Import(CopyArgs),
     Benchmark(BenchmarkArgs),
@@ -133,12 +139,23 @@ pub(crate) struct ServeArgs {
     pub source: SourceArgs,
     pub listen: Option<Listen>,
     pub export_name: String,
+    /// By which the control commands find it.
+    pub name: Option<Name>,
     pub run: Option<OsString>,
     pub read_only: bool,
     pub allow_discards: bool,
     pub io: Io,
     pub threads: Option<u16>,
     pub insecure: bool,
+}
+
+/// A volume that gets its key back.
+#[derive(Debug)]
+pub(crate) struct ResumeArgs {
+    pub name: Name,
+    pub key: KeyArgs,
+    /// Another place for the header than the one that the volume was opened with.
+    pub header: Option<PathBuf>,
 }
 
 /// How a store is driven.
@@ -223,12 +240,10 @@ fn verb_of(word: &OsStr) -> anyhow::Result<Verb> {
         return Ok(verb);
     }
     Err(match &*name {
-        "close" | "luksClose" | "status" | "resize" | "refresh" | "create" | "luksSuspend" | "luksResume" => {
-            Problem::refused(
-                format!("Action {name} is about device-mapper devices, which Inlock does not make."),
-                "`inlock serve <source> --nbd unix:PATH` serves a volume until it is told to end",
-            )
-        }
+        "resize" | "refresh" | "create" => Problem::refused(
+            format!("Action {name} is about device-mapper devices, which Inlock does not make."),
+            "`inlock serve <source> --nbd unix:PATH` serves a volume until it is told to end",
+        ),
         "luksAddKey" | "luksRemoveKey" | "luksChangeKey" | "luksConvertKey" | "luksKillSlot" | "luksHeaderBackup"
         | "luksHeaderRestore" | "luksErase" | "erase" | "token" | "config" | "convert" | "repair" | "reencrypt" => {
             Problem::refused(
@@ -259,6 +274,14 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
         }
         Verb::Open => Command::TestPassphrase(source_args(&options, word()?)?),
         Verb::Serve => Command::Serve(Box::new(serve_args(options, word()?)?)),
+        Verb::Status => Command::Status { name: name_of(&word()?)?, json: options.json },
+        Verb::List => Command::List { json: options.json },
+        Verb::Suspend => Command::Suspend(name_of(&word()?)?),
+        Verb::Resume => {
+            let name = name_of(&word()?)?;
+            Command::Resume(ResumeArgs { name, key: key_args(&options)?, header: options.header })
+        }
+        Verb::Close => Command::Close(name_of(&word()?)?),
         Verb::Export => {
             let (image, out) = (word()?, word()?);
             Command::Export(copy_args(&options, image, out)?)
@@ -273,6 +296,11 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
             _ => return Err(Problem::usage("bench: the only thing to measure is 'cipher'")),
         },
     })
+}
+
+fn name_of(word: &Path) -> anyhow::Result<Name> {
+    let text = word.to_str().unwrap_or("\0");
+    Name::new(text).map_err(|why| Problem::usage(format!("Name '{}' cannot be used: {why}.", word.display())))
 }
 
 fn header_args(options: Options, image: PathBuf) -> anyhow::Result<HeaderArgs> {
@@ -523,6 +551,7 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
         source,
         listen: options.nbd,
         export_name,
+        name: options.name,
         run: options.run,
         read_only: options.read_only,
         allow_discards: options.allow_discards,

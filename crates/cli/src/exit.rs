@@ -22,6 +22,12 @@ pub(crate) enum Status {
 }
 
 impl Status {
+    /// The status with this number.
+    pub(crate) fn from_number(number: u64) -> Self {
+        let all = [Self::Ok, Self::Wrong, Self::Permission, Self::Memory, Self::Device, Self::Busy];
+        all.into_iter().find(|status| *status as u64 == number).unwrap_or(Self::Wrong)
+    }
+
     /// cryptsetup's words for the status, shown with `--verbose`.
     pub(crate) fn describe(self) -> &'static str {
         match self {
@@ -58,6 +64,17 @@ pub(crate) enum Problem {
     TooSmall { path: PathBuf, len: u64, needed: u64 },
     #[error("Address {address} is in use.")]
     AddressInUse { address: String },
+    #[error("Device {name} already exists.")]
+    NameInUse { name: String, pid: Option<u32> },
+    #[error("Device {name} is not active.")]
+    Inactive { name: String },
+    #[error("The process of {name} is gone.")]
+    Gone { name: String },
+    #[error("The process of {name} does not answer.")]
+    Unreachable { name: String, pid: u32 },
+    /// What another process of Inlock said.
+    #[error("{0}")]
+    Told(String, Option<String>, Status),
     #[error("Operation aborted.")]
     NotConfirmed,
     #[error("Timeout while waiting for a passphrase.")]
@@ -69,6 +86,9 @@ pub(crate) enum Problem {
     /// A silent no, as `isLuks` gives it.
     #[error("")]
     No,
+    /// All was said.
+    #[error("")]
+    Silent(Status),
 }
 
 impl Problem {
@@ -94,7 +114,10 @@ impl Problem {
         match self {
             Self::NoKey => Status::Permission,
             Self::NoDevice { .. } | Self::NotADevice { .. } => Status::Device,
+            Self::Inactive { .. } | Self::Gone { .. } => Status::Device,
             Self::HeaderLocked { .. } | Self::InUse { .. } | Self::AddressInUse { .. } => Status::Busy,
+            Self::NameInUse { .. } | Self::Unreachable { .. } => Status::Busy,
+            Self::Told(_, _, status) | Self::Silent(status) => *status,
             Self::PromptTimeout => Status::Permission,
             _ => Status::Wrong,
         }
@@ -120,6 +143,11 @@ impl Problem {
             Self::TooSmall { path, len, needed } => {
                 format!("it has {len} bytes, at least {needed} are needed: truncate -s SIZE {}", path.display())
             }
+            Self::NameInUse { pid: Some(pid), .. } => format!("process {pid} serves it; `inlock list` shows all"),
+            Self::Inactive { .. } => "`inlock list` shows what is".to_owned(),
+            Self::Gone { name } => format!("`inlock close {name}` cleans up what it left behind"),
+            Self::Unreachable { pid, .. } => format!("it is process {pid}; it may be stopped, or wait for a disk"),
+            Self::Told(_, hint, _) => return hint.clone(),
             Self::AddressInUse { .. } => "another server listens there, or the path is not a socket".to_owned(),
             _ => return None,
         })
@@ -158,7 +186,8 @@ fn status_of_io(error: &io::Error) -> Option<Status> {
     })
 }
 
-fn hint_of(error: &anyhow::Error) -> Option<String> {
+/// What the user can do about it.
+pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
     let own = error.downcast_ref::<Problem>().and_then(Problem::hint);
     own.or_else(|| error.chain().find_map(hint_of_volume).map(ToOwned::to_owned))
 }
@@ -227,25 +256,30 @@ pub(crate) fn cannot_format(path: &Path) -> impl FnOnce(FormatError) -> anyhow::
 /// Tells the user, unless there is nothing to say, and gives the status to exit with.
 pub(crate) fn report(error: &anyhow::Error) -> Status {
     let status = status_of(error);
-    let silent = matches!(error.downcast_ref(), Some(Problem::No | Problem::OutputClosed));
+    let silent = matches!(error.downcast_ref(), Some(Problem::No | Problem::Silent(_) | Problem::OutputClosed));
     if !silent {
-        // The messages end in a full stop where scripts look for cryptsetup's words; a cause follows without it.
-        let mut chain = String::new();
-        for cause in error.chain().map(|cause| without_number(&cause.to_string()).to_owned()) {
-            // Some errors tell their cause themselves.
-            if chain.is_empty() {
-                chain = cause;
-            } else if !chain.ends_with(&cause) {
-                chain.truncate(chain.trim_end_matches('.').len());
-                chain = format!("{chain}: {cause}");
-            }
-        }
-        say(&format!("inlock: {chain}"));
+        say(&format!("inlock: {}", message_of(error)));
         if let Some(hint) = hint_of(error) {
             say(&format!("hint: {hint}"));
         }
     }
     status
+}
+
+/// An error with its causes in one line.
+pub(crate) fn message_of(error: &anyhow::Error) -> String {
+    // The messages end in a full stop where scripts look for cryptsetup's words; a cause follows without it.
+    let mut chain = String::new();
+    for cause in error.chain().map(|cause| without_number(&cause.to_string()).to_owned()) {
+        // Some errors tell their cause themselves.
+        if chain.is_empty() {
+            chain = cause;
+        } else if !chain.ends_with(&cause) {
+            chain.truncate(chain.trim_end_matches('.').len());
+            chain = format!("{chain}: {cause}");
+        }
+    }
+    chain
 }
 
 /// The system's words for an error without ` (os error 2)` behind them.

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 
 use crate::device::Device;
 use crate::exit::Problem;
+use crate::run_dir;
 
 /// How long another program's work on a header is waited for.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -123,31 +124,22 @@ fn take_file(dir: &Path, path: &Path, mode: Mode, patience: Duration) -> anyhow:
 
 /// Root's processes meet in /run; a user's in the user's own runtime directory.
 fn lock_dir() -> Option<PathBuf> {
-    let user = rustix::process::geteuid();
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-    let mut candidates = Vec::new();
-    if user.is_root() {
-        candidates.push(PathBuf::from("/run/inlock/locks"));
-    }
-    candidates.extend(runtime.map(|runtime| runtime.join("inlock/locks")));
-    candidates.push(PathBuf::from(format!("/tmp/inlock-{}/locks", user.as_raw())));
-    candidates.into_iter().find(|dir| usable(dir))
+    run_dir::candidates().map(|dir| dir.join("locks")).find(|dir| run_dir::usable(dir))
 }
 
-/// Whether `dir` is, or can be made, a directory that nobody else can put anything into.
-fn usable(dir: &Path) -> bool {
-    let make = |dir: &Path| DirBuilder::new().mode(0o700).create(dir);
-    let own = |dir: &Path| {
-        std::fs::symlink_metadata(dir).is_ok_and(|metadata| {
-            metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0
-        })
-    };
-    let Some(parent) = dir.parent() else { return false };
-    let _ = make(parent);
-    own(parent) && {
-        let _ = make(dir);
-        own(dir)
+/// Takes the lock file at `path`, alone; `None` where another process holds it.
+pub(crate) fn alone(path: &Path) -> anyhow::Result<Option<Lock>> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    match take_file(dir, path, Mode::Exclusive, ENDING)? {
+        Some(Lock { held: None, .. }) => anyhow::bail!("cannot create {}", path.display()),
+        lock => Ok(lock),
     }
+}
+
+/// Whether some process holds the lock file at `path` alone.
+pub(crate) fn is_taken(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    flock(&file, FlockOperation::NonBlockingLockShared).is_err_and(|error| error == Errno::AGAIN)
 }
 
 /// Opens or creates a lock file, and its directory; `None` where that is not permitted.

@@ -8,6 +8,7 @@
 mod args;
 mod captive;
 mod commands;
+mod control;
 mod copy;
 mod device;
 mod exit;
@@ -15,6 +16,7 @@ mod help;
 mod lock;
 mod options;
 mod progress;
+mod run_dir;
 mod secret;
 mod signals;
 mod source;
@@ -59,6 +61,11 @@ fn run(invocation: &Invocation) -> anyhow::Result<u8> {
         Command::LuksDump { at, json } => commands::luks_dump::run(at, *json)?,
         Command::TestPassphrase(args) => commands::test_passphrase::run(args)?,
         Command::Serve(args) => return commands::serve::run(args),
+        Command::Status { name, json } => commands::status::run(name, *json)?,
+        Command::List { json } => commands::list::run(*json)?,
+        Command::Suspend(name) => commands::suspend::run(name)?,
+        Command::Resume(args) => commands::resume::run(args)?,
+        Command::Close(name) => commands::close::run(name)?,
         Command::Export(args) => commands::export::run(args, batch)?,
         Command::Import(args) => commands::import::run(args, batch)?,
         Command::Benchmark(args) => commands::benchmark::run(args)?,

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 
+use crate::control::Name;
 use crate::values::{self, Listen, Range};
 
 /// All options, and the positional words: the first is the verb.
@@ -136,6 +137,9 @@ pub(crate) struct Options {
     /// Name of the export
     #[arg(long, value_name = "NAME", help_heading = "Serving")]
     pub export_name: Option<String>,
+    /// Name by which the running volume is asked and steered (status, suspend, close)
+    #[arg(long, value_name = "NAME", value_parser = Name::new, help_heading = "Serving")]
+    pub name: Option<Name>,
     /// Serve while this shell command runs, and end with its status
     #[arg(long, value_name = "COMMAND", allow_hyphen_values = true, help_heading = "Serving")]
     pub run: Option<OsString>,
@@ -173,6 +177,11 @@ pub(crate) enum Verb {
     LuksDump,
     Open,
     Serve,
+    Status,
+    List,
+    Suspend,
+    Resume,
+    Close,
     Export,
     Import,
     Benchmark,
@@ -181,13 +190,18 @@ pub(crate) enum Verb {
 
 impl Verb {
     /// Every verb, in the order of the help text.
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::LuksFormat,
         Self::IsLuks,
         Self::LuksUuid,
         Self::LuksDump,
         Self::Open,
         Self::Serve,
+        Self::Status,
+        Self::List,
+        Self::Suspend,
+        Self::Resume,
+        Self::Close,
         Self::Export,
         Self::Import,
         Self::Benchmark,
@@ -196,8 +210,12 @@ impl Verb {
 
     /// Verbs are case-sensitive, as cryptsetup's are.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
-        if name == "luksOpen" {
-            return Some(Self::Open);
+        match name {
+            "luksOpen" => return Some(Self::Open),
+            "luksSuspend" => return Some(Self::Suspend),
+            "luksResume" => return Some(Self::Resume),
+            "remove" | "luksClose" | "plainClose" => return Some(Self::Close),
+            _ => {}
         }
         Self::ALL.into_iter().find(|verb| verb.name() == name)
     }
@@ -211,6 +229,11 @@ impl Verb {
             Self::LuksDump => "luksDump",
             Self::Open => "open",
             Self::Serve => "serve",
+            Self::Status => "status",
+            Self::List => "list",
+            Self::Suspend => "suspend",
+            Self::Resume => "resume",
+            Self::Close => "close",
             Self::Export => "export",
             Self::Import => "import",
             Self::Benchmark => "benchmark",
@@ -225,6 +248,8 @@ impl Verb {
             Self::IsLuks | Self::LuksUuid | Self::LuksDump => ("<image>", 1, 1),
             Self::Open => ("--test-passphrase <image>", 1, 2),
             Self::Serve => ("<source>", 1, 1),
+            Self::Status | Self::Suspend | Self::Resume | Self::Close => ("<name>", 1, 1),
+            Self::List => ("", 0, 0),
             Self::Export => ("<image> <output file or ->", 2, 2),
             Self::Import => ("<input file or -> <image>", 2, 2),
             Self::Benchmark => ("", 0, 0),
@@ -241,6 +266,11 @@ impl Verb {
             Self::LuksDump => "print the header of a LUKS volume",
             Self::Open => "check a passphrase (with --test-passphrase)",
             Self::Serve => "serve the decrypted volume over NBD",
+            Self::Status => "show what is served under a name, and how it is",
+            Self::List => "list the names in use",
+            Self::Suspend => "let all requests wait, and wipe the key from memory",
+            Self::Resume => "give the key back, and let requests go on",
+            Self::Close => "end the process of a name when everything is written",
             Self::Export => "decrypt a volume, or a part of it, to a raw image",
             Self::Import => "encrypt a raw image into an existing volume",
             Self::Benchmark => "measure key derivation and ciphers",
@@ -270,13 +300,16 @@ impl Verb {
             "subsystem",
         ];
         const SERVE: &[&str] =
-            &["nbd", "export-name", "run", "read-only", "allow-discards", "io", "threads", "insecure"];
+            &["nbd", "export-name", "name", "run", "read-only", "allow-discards", "io", "threads", "insecure"];
         match self {
             Self::LuksFormat => &[KEY, FORMAT, KDF],
             Self::IsLuks | Self::LuksUuid => &[&["type", "header"]],
             Self::LuksDump => &[&["type", "header", "dump-json-metadata"]],
             Self::Open => &[KEY, UNLOCK, &["test-passphrase", "read-only"]],
             Self::Serve => &[KEY, UNLOCK, PLAIN, SERVE],
+            Self::Status | Self::List => &[&["json"]],
+            Self::Resume => &[KEY, &["tries", "key-slot", "header"]],
+            Self::Suspend | Self::Close => &[],
             Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, COPY],
             Self::Benchmark => &[&["cipher", "key-size", "hash", "iter-time"], KDF],
             Self::Bench => &[&["json"]],

@@ -3,7 +3,7 @@
 //! A handler cannot be taken away again without a race, so handlers are installed once and pass a signal on to its default
 //! action as long as nobody catches. What the parent had this program ignore stays ignored. A caught signal is remembered and wakes whoever polls.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,6 +20,7 @@ struct Handlers {
     pass: Arc<AtomicBool>,
     last: Arc<AtomicUsize>,
     wake: UnixStream,
+    sender: UnixStream,
     /// One catcher at a time.
     turn: Mutex<()>,
 }
@@ -59,7 +60,7 @@ fn install() -> io::Result<Handlers> {
         flag::register_usize(number, Arc::clone(&last), number as usize)?;
         low_level::pipe::register(number, sender.try_clone()?)?;
     }
-    Ok(Handlers { pass, last, wake, turn: Mutex::new(()) })
+    Ok(Handlers { pass, last, wake, sender, turn: Mutex::new(()) })
 }
 
 /// The signals that this program was told to ignore by whoever started it, as `nohup` does: a set of bits from bit 0.
@@ -90,6 +91,14 @@ impl Caught {
 impl Drop for Caught {
     fn drop(&mut self) {
         self.handlers.pass.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Has whoever catches signals end, as SIGTERM does, also where the parent had this program ignore that.
+pub(crate) fn ask_to_end() {
+    if let Some(handlers) = HANDLERS.get() {
+        handlers.last.store(Signal::TERM.as_raw() as usize, Ordering::SeqCst);
+        let _ = (&handlers.sender).write(&[0]);
     }
 }
 

@@ -2,16 +2,17 @@
 //!
 //! The device is taken before a passphrase is asked for, so that nobody types one for a volume that is in use.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{self as engine, TargetError};
 use inlock_volume::plain::Plain;
-use inlock_volume::{DataDeviceError, FileDevice, Segment, UnlockOptions, Volume, VolumeKey};
+use inlock_volume::{ActivationFlags, DataDeviceError, FileDevice, Segment, UnlockOptions, Volume, VolumeKey};
 
 use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
+use crate::control::facts::SegmentFacts;
 use crate::device::{Access, Device};
 use crate::exit::{Problem, cannot_load, cannot_unlock, say};
 use crate::lock::{self, Lock, Mode};
@@ -80,9 +81,26 @@ impl Header {
     }
 }
 
+/// What was opened: what a name's facts say of it.
+#[derive(Clone, Debug)]
+pub(crate) struct About {
+    /// `LUKS1`, `LUKS2`, `PLAIN`, `RAW`.
+    pub kind: String,
+    pub device: PathBuf,
+    /// Where the header is, if elsewhere.
+    pub header: Option<PathBuf>,
+    pub uuid: Option<String>,
+    /// How a plain volume hashes a passphrase.
+    pub hash: Option<String>,
+    pub segments: Vec<SegmentFacts>,
+    /// What is said about dm-crypt's threads.
+    pub flags: Vec<String>,
+}
+
 /// A volume that is unlocked and taken.
 pub(crate) struct Opened {
     data: Device,
+    pub about: About,
     /// `None`: no cipher (`--type raw`).
     crypt: Option<(Vec<Segment>, VolumeKey)>,
     /// Whether the header allows discards.
@@ -101,6 +119,7 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, stdin_taken: bool) -> anyho
     let data = Device::open(&args.image, if writing { Access::Write } else { Access::Read })?;
     let mut locks = vec![lock::whole_device(&data, if writing { Mode::Exclusive } else { Mode::Shared })?];
     let ask = Ask { device: &data.path, verify: args.key.verify, stdin_taken };
+    let mut about = About::new(args, &data);
     let (crypt, allow_discards) = match &args.kind {
         Kind::Raw => (None, false),
         Kind::Plain(plain) => (Some(open_plain(plain, &args.key, ask, data.len)?), false),
@@ -113,11 +132,46 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, stdin_taken: bool) -> anyho
             }
             let header = Header::load_from(device, *luks, false)?;
             header.volume.check_data_device(detached, data.len).map_err(|error| unfit(error, &data.path))?;
+            about.kind = format!("LUKS{}", header.volume.version());
+            about.uuid = Some(header.volume.uuid().to_owned());
+            about.header = detached.then(|| resolved(&header.device.path));
             let unlocked = header.unlock(&args.key, ask)?;
+            about.flags = flags_of(&unlocked.flags);
             (Some((unlocked.segments, unlocked.key)), unlocked.allow_discards)
         }
     };
-    Ok(Opened { data, crypt, allow_discards, locks })
+    if let Some((segments, key)) = &crypt {
+        about.segments = segments.iter().map(|segment| SegmentFacts::of(segment, key.len())).collect();
+    }
+    Ok(Opened { data, about, crypt, allow_discards, locks })
+}
+
+impl About {
+    fn new(args: &SourceArgs, data: &Device) -> Self {
+        let (kind, hash) = match &args.kind {
+            Kind::Luks(_) => ("LUKS", None),
+            Kind::Plain(plain) => ("PLAIN", Some(plain.hash.to_string())),
+            Kind::Raw => ("RAW", None),
+        };
+        let device = resolved(&data.path);
+        Self { kind: kind.to_owned(), device, header: None, uuid: None, hash, segments: Vec::new(), flags: Vec::new() }
+    }
+}
+
+/// The path that names a device from everywhere.
+fn resolved(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The flags in the words of `cryptsetup status`.
+fn flags_of(flags: &ActivationFlags) -> Vec<String> {
+    let all = [
+        (flags.same_cpu_crypt, "same_cpu_crypt"),
+        (flags.submit_from_crypt_cpus, "submit_from_crypt_cpus"),
+        (flags.no_read_workqueue, "no_read_workqueue"),
+        (flags.no_write_workqueue, "no_write_workqueue"),
+    ];
+    all.into_iter().filter(|(set, _)| *set).map(|(_, name)| name.to_owned()).collect()
 }
 
 fn header_device(args: &SourceArgs, data: &Device) -> anyhow::Result<Device> {

@@ -3,6 +3,7 @@
 use crate::pbkdf::Hash;
 use crate::secret::Secret;
 use inlock_cipher::{Cipher, CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+use std::fmt;
 use std::str::FromStr;
 
 /// A plain volume, as the options of `--type plain` describe it.
@@ -65,6 +66,17 @@ impl FromStr for PlainHash {
         };
         let hash = if name == "plain" { None } else { Some(name.parse().map_err(|_| PlainError::UnknownHash)?) };
         Ok(Self { hash, len })
+    }
+}
+
+/// As it was parsed from.
+impl fmt::Display for PlainHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.hash {
+            Some(hash) => write!(f, "{hash}")?,
+            None => f.write_str("plain")?,
+        }
+        self.len.map_or(Ok(()), |len| write!(f, ":{len}"))
     }
 }
 

@@ -2,11 +2,16 @@
 
 pub(crate) mod bench_cipher;
 pub(crate) mod benchmark;
+pub(crate) mod close;
 pub(crate) mod export;
 pub(crate) mod import;
 pub(crate) mod is_luks;
+pub(crate) mod list;
 pub(crate) mod luks_dump;
 pub(crate) mod luks_format;
 pub(crate) mod luks_uuid;
+pub(crate) mod resume;
 pub(crate) mod serve;
+pub(crate) mod status;
+pub(crate) mod suspend;
 pub(crate) mod test_passphrase;

@@ -7,6 +7,7 @@ use std::ffi::OsStr;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Child;
+use std::sync::Arc;
 
 use anyhow::Context;
 use inlock_engine as engine;
@@ -14,18 +15,22 @@ use inlock_engine::store::file::IoMode;
 use inlock_frontend::nbd::server::{self, Server, ServerError, ServerOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::args::{Io, Kind, ServeArgs};
 use crate::captive::{self, Address};
+use crate::control::running::HandedOut;
+use crate::control::{Claim, Control, Facts, Running};
 use crate::exit::{self, Problem};
 use crate::signals::{self, Caught};
-use crate::source;
+use crate::source::{self, About};
 use crate::values::Listen;
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     // A bad address is no reason to type a passphrase first.
     let (listen, _private) = listen(args)?;
+    let claim = args.name.as_ref().map(Claim::take).transpose()?;
     let opened = source::open(&args.source, !args.read_only, false)?;
     let mode = match args.io {
         Io::Auto => IoMode::Auto,
@@ -33,6 +38,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         Io::Sync => IoMode::Sync,
     };
     let allow_discards = args.allow_discards || opened.allow_discards;
+    let about = opened.about.clone();
     let attached = opened.attach(mode, engine::Access { read_only: args.read_only, allow_discards })?;
     let defaults = ServerOptions::default();
     let options = ServerOptions {
@@ -49,16 +55,55 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         server::Listen::Unix(path) => Address::Unix(path.clone()),
         server::Listen::Tcp(address) => Address::Tcp(*address),
     };
+    let uri = captive::uri(&address, &args.export_name);
+    let control = claim.map(|claim| control(claim, about, &attached.device, &server, &options, &uri)).transpose()?;
     let ended = match &args.run {
         Some(command) => run_captive(command, &address, &args.export_name, &caught),
         None => {
             // Nobody may be reading; clients find the server all the same.
-            let _ = exit::print(format_args!("{}\n", captive::uri(&address, &args.export_name)));
+            let _ = exit::print(format_args!("{uri}\n"));
             wait_for_signal(&caught, &server).map(|()| 0)
         }
     };
-    server.stop().map_err(cannot_serve)?;
+    let stopped = server.stop().map_err(cannot_serve);
+    // Whoever asked to close may open the volume again at once.
+    drop(attached);
+    if let Some(control) = control {
+        control.finish(&stopped);
+    }
+    stopped?;
     ended
+}
+
+/// Publishes what is served under a name, and takes commands.
+fn control(
+    claim: Claim,
+    about: About,
+    device: &Arc<engine::Device>,
+    server: &Server,
+    options: &ServerOptions,
+    uri: &str,
+) -> anyhow::Result<Control> {
+    let access = device.access();
+    let facts = Facts {
+        via: "nbd".to_owned(),
+        address: Some(uri.to_owned()),
+        ring: server.ring_name().to_owned(),
+        threads: options.threads,
+        ..Facts::new(claim.name(), about, access)
+    };
+    let running = Running::new(facts.clone(), Arc::clone(device), EndsBySignal);
+    Control::start(claim, &facts, Arc::new(running))
+}
+
+/// What runs until a signal comes ends as if one had come.
+struct EndsBySignal;
+
+impl HandedOut for EndsBySignal {
+    fn close(&self, _request: &Value) -> anyhow::Result<()> {
+        signals::ask_to_end();
+        Ok(())
+    }
 }
 
 /// The address, and for a captive command without one a private directory for a socket.

@@ -1,0 +1,16 @@
+//! `close`: ends the process of a name when everything is written, or cleans up after one that is gone.
+
+use serde_json::json;
+
+use crate::control::client::{Client, Found};
+use crate::control::{Claim, Name};
+use crate::exit::Problem;
+
+pub(crate) fn run(name: &Name) -> anyhow::Result<()> {
+    match Client::find(name)? {
+        Found::Active(client) => client.close(&json!({"command": "close"})),
+        // Taking the name cleans up; giving it back at once leaves nothing.
+        Found::Gone(_) => Claim::take(name).map(drop),
+        Found::Inactive => Err(Problem::Inactive { name: name.to_string() }.into()),
+    }
+}

@@ -1,0 +1,49 @@
+//! `list`: every name in use, and names that a process left behind.
+
+use serde_json::{Value, json};
+
+use crate::control::client::{Client, Found};
+use crate::control::name::Files;
+use crate::exit;
+
+pub(crate) fn run(json: bool) -> anyhow::Result<()> {
+    let rows: Vec<Value> = Files::all()?.into_iter().filter_map(row).collect();
+    if json {
+        return exit::print(format_args!("{:#}\n", Value::Array(rows)));
+    }
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let columns = ["name", "state", "type", "via", "place", "device"];
+    let cell = |row: &Value, column: &str| row[column].as_str().unwrap_or("-").to_owned();
+    let mut lines = vec![columns.map(str::to_ascii_uppercase)];
+    lines.extend(rows.iter().map(|row| columns.map(|column| cell(row, column))));
+    let widths: Vec<usize> =
+        (0..columns.len()).map(|i| lines.iter().map(|line| line[i].chars().count()).max().unwrap_or(0)).collect();
+    let mut text = String::new();
+    for line in lines {
+        let cells: Vec<String> = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        text += cells.join("  ").trim_end();
+        text.push('\n');
+    }
+    exit::print(text)
+}
+
+/// `None`: it ended just now.
+fn row(files: Files) -> Option<Value> {
+    let facts = files.facts()?;
+    let state = match Client::find_at(files) {
+        Ok(Found::Active(mut client)) => match client.status() {
+            Ok(status) if status.suspended => "suspended",
+            Ok(_) => "active",
+            Err(_) => "unreachable",
+        },
+        Ok(Found::Gone(_)) => "gone",
+        Ok(Found::Inactive) => return None,
+        Err(_) => "unreachable",
+    };
+    Some(json!({
+        "name": facts.name, "state": state, "type": facts.kind, "via": facts.via, "place": facts.place(),
+        "device": facts.device, "pid": facts.pid, "started": facts.started,
+    }))
+}

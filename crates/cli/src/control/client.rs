@@ -1,0 +1,141 @@
+//! The other end of a control socket.
+
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use super::facts::Status;
+use super::name::Files;
+use super::{Facts, Name, socket};
+use crate::exit::{self, Problem};
+
+/// How long an answer that is there at once may take.
+const SOON: Duration = Duration::from_secs(5);
+
+/// How long a change may take: requests under way have to end, data has to reach a disk.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The longest answer, in bytes.
+const ANSWER_MAX: u64 = 1 << 20;
+
+/// A connection to the process of a running volume.
+pub(crate) struct Client {
+    files: Files,
+    socket: UnixStream,
+    pid: u32,
+}
+
+/// What can be known of a name.
+pub(crate) enum Found {
+    /// Its process answers.
+    Active(Client),
+    /// Its process is gone without having cleaned up.
+    Gone(Box<Facts>),
+    /// Nothing has that name.
+    Inactive,
+}
+
+impl Client {
+    /// Connects to the process that holds the name.
+    pub(crate) fn find(name: &Name) -> anyhow::Result<Found> {
+        Self::find_at(Files::of(name)?)
+    }
+
+    pub(crate) fn find_at(files: Files) -> anyhow::Result<Found> {
+        let facts = files.facts();
+        if !files.is_alive() {
+            return Ok(facts.map_or(Found::Inactive, |facts| Found::Gone(Box::new(facts))));
+        }
+        let pid = facts.map_or(0, |facts| facts.pid);
+        match socket::connect(&files.socket()) {
+            Ok(socket) => Ok(Found::Active(Self { files, socket, pid })),
+            Err(_) => Err(Problem::Unreachable { name: files.name().to_string(), pid }.into()),
+        }
+    }
+
+    /// As [`Client::find`], where nothing else will do.
+    pub(crate) fn of(name: &Name) -> anyhow::Result<Self> {
+        match Self::find(name)? {
+            Found::Active(client) => Ok(client),
+            Found::Gone(_) => Err(Problem::Gone { name: name.to_string() }.into()),
+            Found::Inactive => Err(Problem::Inactive { name: name.to_string() }.into()),
+        }
+    }
+
+    /// How the volume is.
+    pub(crate) fn status(&mut self) -> anyhow::Result<Status> {
+        let answer = self.ask(&json!({"command": "status"}), None, SOON)?;
+        Ok(serde_json::from_value(Value::Object(answer))?)
+    }
+
+    /// Has something done, with a pipe for a secret if it needs one.
+    pub(crate) fn command(&mut self, request: &Value, pipe: Option<&OwnedFd>) -> anyhow::Result<Map<String, Value>> {
+        self.ask(request, pipe, PATIENCE)
+    }
+
+    /// Has the volume closed, and waits until its process is done with it.
+    pub(crate) fn close(mut self, request: &Value) -> anyhow::Result<()> {
+        self.command(request, None)?;
+        // The end of the process comes right after the answer.
+        self.socket.set_read_timeout(Some(SOON))?;
+        let _ = self.socket.read(&mut [0]);
+        Ok(())
+    }
+
+    fn ask(
+        &mut self,
+        request: &Value,
+        pipe: Option<&OwnedFd>,
+        patience: Duration,
+    ) -> anyhow::Result<Map<String, Value>> {
+        let mut line = request.to_string().into_bytes();
+        line.push(b'\n');
+        self.socket.set_write_timeout(Some(SOON))?;
+        let sent = socket::send(&self.socket, &line, pipe);
+        let answer = sent.and_then(|()| self.receive(patience)).map_err(|error| self.explain(error))?;
+        let Value::Object(mut answer) = serde_json::from_slice(&answer)? else {
+            anyhow::bail!("the process of {} gave no object", self.files.name());
+        };
+        match answer.remove("ok") {
+            Some(Value::Bool(true)) => Ok(answer),
+            _ => {
+                let text = |key| answer.get(key).and_then(Value::as_str).map(str::to_owned);
+                let status = exit::Status::from_number(answer.get("exit").and_then(Value::as_u64).unwrap_or(1));
+                Err(Problem::Told(text("error").unwrap_or_default(), text("hint"), status).into())
+            }
+        }
+    }
+
+    /// One line.
+    fn receive(&mut self, patience: Duration) -> io::Result<Vec<u8>> {
+        let deadline = Instant::now() + patience;
+        let mut line = Vec::new();
+        let mut room = [0; 4096];
+        while line.last() != Some(&b'\n') {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || line.len() as u64 > ANSWER_MAX {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.socket.set_read_timeout(Some(left))?;
+            match self.socket.read(&mut room) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => line.extend_from_slice(&room[..read]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(line)
+    }
+
+    fn explain(&self, error: io::Error) -> anyhow::Error {
+        let name = self.files.name().to_string();
+        if self.files.is_alive() {
+            anyhow::Error::from(error).context(Problem::Unreachable { name, pid: self.pid })
+        } else {
+            Problem::Gone { name }.into()
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! What is known of a running volume: facts that stand in its file, and the status that its process gives.
+
+use std::fmt::{self, Write};
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use inlock_engine::Access;
+use inlock_volume::Segment;
+use serde::{Deserialize, Serialize};
+
+use super::Name;
+use crate::source::About;
+
+/// What is served, from where, by whom. Never a key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Facts {
+    pub name: String,
+    pub pid: u32,
+    /// Seconds since 1970.
+    pub started: u64,
+    /// `LUKS1`, `LUKS2`, `PLAIN`, `TABLE`, `RAW`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Where the data are.
+    pub device: PathBuf,
+    /// Where the header is, if elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub header: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// How a plain volume hashes a passphrase.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash: Option<String>,
+    pub segments: Vec<SegmentFacts>,
+    pub read_only: bool,
+    pub allow_discards: bool,
+    /// What the table or the header say about dm-crypt's threads.
+    #[serde(default)]
+    pub table_flags: Vec<String>,
+    /// Where the cipher runs: a policy of `--offload`.
+    pub offload: String,
+    /// `nbd`, `fuse`, `loop`, `ublk`.
+    pub via: String,
+    /// Where clients find it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The device or file that it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<PathBuf>,
+    /// `io_uring` or `plain`.
+    pub ring: String,
+    pub threads: usize,
+}
+
+/// One stretch of the volume; numbers of sectors are of 512 bytes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SegmentFacts {
+    pub start: u64,
+    /// Without: to the end.
+    pub sectors: Option<u64>,
+    /// `crypt`, `linear`, `zero`, `error`.
+    pub target: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cipher: Option<String>,
+    /// Of the volume key.
+    pub key_bits: usize,
+    pub sector_size: usize,
+    pub large_iv: bool,
+    pub offset: u64,
+    pub iv_offset: u64,
+}
+
+impl SegmentFacts {
+    /// The facts of a segment whose key has `key_len` bytes.
+    pub(crate) fn of(segment: &Segment, key_len: usize) -> Self {
+        let target = if segment.cipher.is_some() { "crypt" } else { "linear" };
+        Self {
+            start: segment.start.0,
+            sectors: segment.sectors,
+            target: target.to_owned(),
+            cipher: segment.cipher.map(|cipher| cipher.to_string()),
+            key_bits: key_len * 8,
+            sector_size: segment.unit.bytes(),
+            large_iv: segment.large_iv,
+            offset: segment.data_offset.0,
+            iv_offset: segment.iv_offset.0,
+        }
+    }
+}
+
+/// Facts, and how it is now.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Status {
+    #[serde(flatten)]
+    pub facts: Facts,
+    /// Length of the volume in sectors of 512 bytes.
+    pub sectors: u64,
+    pub suspended: bool,
+    /// Whether the key is in the process's memory; a raw volume has none.
+    pub key_present: bool,
+}
+
+impl Facts {
+    /// What is known of an opened volume before it is handed out; how, the caller fills in.
+    pub(crate) fn new(name: &Name, about: About, access: Access) -> Self {
+        Self {
+            name: name.to_string(),
+            pid: std::process::id(),
+            started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            kind: about.kind,
+            device: about.device,
+            header: about.header,
+            uuid: about.uuid,
+            hash: about.hash,
+            segments: about.segments,
+            read_only: access.read_only,
+            allow_discards: access.allow_discards,
+            table_flags: about.flags,
+            offload: "none".to_owned(),
+            via: String::new(),
+            address: None,
+            node: None,
+            ring: String::new(),
+            threads: 0,
+        }
+    }
+
+    /// Node, else address.
+    pub(crate) fn place(&self) -> String {
+        match (&self.node, &self.address) {
+            (Some(node), _) => node.display().to_string(),
+            (None, Some(address)) => address.clone(),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+/// cryptsetup's block, line for line, then what is Inlock's own.
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let facts = &self.facts;
+        writeln!(f, "{} is active.", facts.name)?;
+        writeln!(f, "  type:    {}", facts.kind)?;
+        let crypt = facts.segments.iter().find(|segment| segment.cipher.is_some());
+        if let Some(SegmentFacts { cipher: Some(cipher), key_bits, .. }) = crypt {
+            writeln!(f, "  cipher:  {cipher}")?;
+            writeln!(f, "  keysize: {key_bits} [bits]")?;
+            let place = if self.key_present { "process memory" } else { "none (wiped)" };
+            writeln!(f, "  key location: {place}")?;
+        }
+        writeln!(f, "  device:  {}", facts.device.display())?;
+        if let Some(header) = &facts.header {
+            writeln!(f, "  header:  {}", header.display())?;
+        }
+        if let Some(first) = crypt.or(facts.segments.first()) {
+            writeln!(f, "  sector size:  {} [bytes]", first.sector_size)?;
+            writeln!(f, "  offset:  {}", sectors(first.offset))?;
+        }
+        writeln!(f, "  size:    {}", sectors(self.sectors))?;
+        if let Some(skipped) = crypt.map(|segment| segment.iv_offset).filter(|sectors| *sectors > 0) {
+            writeln!(f, "  skipped: {skipped} [512-byte units]")?;
+        }
+        let mode = if facts.read_only { "readonly" } else { "read/write" };
+        writeln!(f, "  mode:    {mode}{}", if self.suspended { " (suspended)" } else { "" })?;
+        let mut flags = facts.table_flags.clone();
+        if facts.allow_discards {
+            flags.insert(0, "discards".to_owned());
+        }
+        if !flags.is_empty() {
+            writeln!(f, "  flags:   {}", flags.join(" "))?;
+        }
+        let mut own = String::new();
+        writeln!(own, "  served:  {} {}", facts.via, facts.place())?;
+        writeln!(own, "  process: {}, {} threads, {}", facts.pid, facts.threads, facts.ring)?;
+        writeln!(own, "  offload: {}", facts.offload)?;
+        f.write_str(&own)
+    }
+}
+
+fn sectors(number: u64) -> String {
+    format!("{number} [512-byte units] ({} [bytes])", number.saturating_mul(512))
+}

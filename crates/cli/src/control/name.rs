@@ -1,0 +1,180 @@
+//! Names of running volumes, and the files that belong to one.
+//!
+//! `NAME.lock` is held by the process as long as it lives, so that a name is in use or it is not, whatever else was left
+//! behind; `NAME.json` holds the [`Facts`]; `NAME.sock` is the control socket; `NAME.log` is what a background process says.
+
+use std::io;
+use std::path::PathBuf;
+
+use anyhow::Context;
+
+use super::Facts;
+use crate::exit::Problem;
+use crate::lock::{self, Lock};
+use crate::run_dir::run_dir;
+
+/// The most that a file of facts may have, in bytes.
+const FACTS_MAX: u64 = 1 << 20;
+
+/// A name that device-mapper would take as it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Name(String);
+
+impl Name {
+    /// Checks a name: 1 to 127 bytes, of the characters that need no escaping in `/dev`.
+    pub(crate) fn new(text: &str) -> Result<Self, String> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"#+-.:=@_".contains(&byte);
+        match text {
+            "" => Err("a name is missing".to_owned()),
+            "." | ".." | "control" => Err("the name has a meaning of its own".to_owned()),
+            _ if text.len() > 127 => Err("a name has at most 127 bytes".to_owned()),
+            _ if !text.bytes().all(plain) => Err("a name has letters, digits and #+-.:=@_ only".to_owned()),
+            _ => Ok(Self(text.to_owned())),
+        }
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The files of a name.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    dir: PathBuf,
+    name: Name,
+}
+
+impl Files {
+    /// Those of `name`, whether or not they exist.
+    pub(crate) fn of(name: &Name) -> anyhow::Result<Self> {
+        Ok(Self { dir: run_dir()?, name: name.clone() })
+    }
+
+    /// Those of every name that there are facts of, in order.
+    pub(crate) fn all() -> anyhow::Result<Vec<Self>> {
+        let dir = run_dir()?;
+        let entries = std::fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+        let mut all: Vec<Self> = entries
+            .filter_map(|entry| {
+                let file = entry.ok()?.file_name();
+                let name = Name::new(file.to_str()?.strip_suffix(".json")?).ok()?;
+                Some(Self { dir: dir.clone(), name })
+            })
+            .collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path("sock")
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.path("log")
+    }
+
+    fn path(&self, kind: &str) -> PathBuf {
+        self.dir.join(format!("{}.{kind}", self.name))
+    }
+
+    /// Whether a process holds the name.
+    pub(crate) fn is_alive(&self) -> bool {
+        lock::is_taken(&self.path("lock"))
+    }
+
+    /// What is served under the name, or was when its process ended without cleaning up.
+    pub(crate) fn facts(&self) -> Option<Facts> {
+        let path = self.path("json");
+        let metadata = std::fs::metadata(&path).ok()?;
+        let text = (metadata.len() <= FACTS_MAX).then(|| std::fs::read(path).ok())??;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Removes what a process that is gone has left behind. `false`: there was nothing.
+    fn remove(&self) -> bool {
+        let removed = |path: PathBuf| std::fs::remove_file(path).is_ok();
+        let files = [removed(self.socket()), removed(self.path("json")), removed(self.log())];
+        files.contains(&true)
+    }
+}
+
+/// A name that this process holds. Its files go with it.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    files: Files,
+    /// What a process that is gone served under this name.
+    stale: Option<Facts>,
+    _lock: Lock,
+}
+
+impl Claim {
+    /// Takes the name, and cleans up after a process that is gone.
+    pub(crate) fn take(name: &Name) -> anyhow::Result<Self> {
+        let files = Files::of(name)?;
+        let Some(lock) = lock::alone(&files.path("lock"))? else {
+            return Err(Problem::NameInUse { name: name.to_string(), pid: files.facts().map(|facts| facts.pid) }.into());
+        };
+        let stale = files.facts();
+        files.remove();
+        Ok(Self { files, stale, _lock: lock })
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.files.name
+    }
+
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// What a process that is gone served under this name: it may have left a node or a mount behind.
+    pub(crate) fn stale(&self) -> Option<&Facts> {
+        self.stale.as_ref()
+    }
+
+    /// Says what is served: the file is replaced as a whole.
+    pub(crate) fn publish(&self, facts: &Facts) -> anyhow::Result<()> {
+        let path = self.files.path("json");
+        let write = || -> io::Result<()> {
+            let file = tempfile::Builder::new().prefix("~").tempfile_in(&self.files.dir)?;
+            std::fs::write(file.path(), serde_json::to_vec_pretty(facts)?)?;
+            file.persist(&path)?;
+            Ok(())
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.files.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_that_device_mapper_keeps_as_they_are() {
+        let longest = "x".repeat(127);
+        for name in ["a", "data-1_2.3", "#+-.:=@_", "-r", ".hidden", longest.as_str()] {
+            assert_eq!(Name::new(name).unwrap().as_str(), name);
+        }
+        let longer = "x".repeat(128);
+        for name in ["", ".", "..", "control", "a/b", "/", "a b", "a\n", "a\0", "ä", "~x", longer.as_str()] {
+            assert!(Name::new(name).is_err(), "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The control plane of a running volume: names, status, list, close, and who may be in the way.
+
+mod harness;
+
+use harness::control::{Named, Run};
+use harness::{Dir, call};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+#[test]
+fn a_name_has_a_socket_and_facts_for_its_owner_alone_and_both_go_with_it() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
+    let mode = |path| std::fs::metadata(run.path(path)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("data.sock"), mode("data.json"), mode("data.lock"), mode("")), (0o600, 0o600, 0o600, 0o700));
+    run.call(&["close", "data"]).works();
+    assert_eq!(server.ended(), (Some(0), String::new()));
+    assert_eq!(run.left(), [] as [String; 0]);
+    run.call(&["close", "data"]).fails(4, &["data is not active", "inlock list"]);
+}
+
+#[test]
+fn status_reads_like_cryptsetups() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let (two, one) = (dir.luks2("two"), dir.luks1("one"));
+    let _two = Named::start(&run, "two", &["--allow-discards", &two]);
+    let text = run.call(&["status", "two"]).works().text().to_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    let image = std::fs::canonicalize(&two).unwrap();
+    let wanted = [
+        "two is active.",
+        "  type:    LUKS2",
+        "  cipher:  aes-xts-plain64",
+        "  keysize: 512 [bits]",
+        "  key location: process memory",
+        &format!("  device:  {}", image.display()),
+        "  sector size:  4096 [bytes]",
+        "  offset:  32768 [512-byte units] (16777216 [bytes])",
+        "  size:    16384 [512-byte units] (8388608 [bytes])",
+        "  mode:    read/write",
+        "  flags:   discards",
+    ];
+    assert_eq!(lines[..wanted.len()], wanted, "{text}");
+    assert!(lines[wanted.len()].starts_with("  served:  nbd nbd+unix:///?socket=/"), "{text}");
+
+    let _one = Named::start(&run, "one", &["-r", &one]);
+    let text = run.call(&["status", "one"]).works().text().to_owned();
+    for line in ["  type:    LUKS1", "  sector size:  512 [bytes]", "  mode:    readonly"] {
+        assert!(text.lines().any(|found| found == line), "no {line:?} in {text}");
+    }
+
+    let plain = dir.image("plain", 1);
+    let words = ["--type", "plain", "--skip", "8", "--offset", "16", "-c", "aes-cbc-essiv:sha256", &plain];
+    let _plain = Named::start(&run, "plain", &words);
+    let text = run.call(&["status", "plain"]).works().text().to_owned();
+    for line in [
+        "  type:    PLAIN",
+        "  cipher:  aes-cbc-essiv:sha256",
+        "  keysize: 256 [bits]",
+        "  offset:  16 [512-byte units] (8192 [bytes])",
+        "  skipped: 8 [512-byte units]",
+    ] {
+        assert!(text.lines().any(|found| found == line), "no {line:?} in {text}");
+    }
+
+    let list = run.call(&["list"]).works().text().to_owned();
+    let names: Vec<&str> = list.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert_eq!(names, ["NAME", "one", "plain", "two"], "{list}");
+    let list = run.json(&["list", "--json"]);
+    let states: Vec<[&str; 3]> = list
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| ["name", "state", "type"].map(|column| row[column].as_str().unwrap()))
+        .collect();
+    assert_eq!(states, [["one", "active", "LUKS1"], ["plain", "active", "PLAIN"], ["two", "active", "LUKS2"]]);
+}
+
+#[test]
+fn a_name_is_used_once() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let (first, second) = (dir.image("first", 1), dir.image("second", 1));
+    let server = Named::start(&run, "data", &["--type", "raw", &first]);
+    let refused = run.call(&["serve", "--name", "data", "--type", "raw", &second, "--run", "true"]);
+    refused.fails(5, &["data already exists", &format!("process {}", server.pid())]);
+    run.call(&["status", "data"]).works();
+    run.call(&["close", "data"]).works();
+    run.call(&["serve", "--name", "data", "--type", "raw", &second, "--run", "true"]).works();
+    assert_eq!(run.left(), [] as [String; 0]);
+}
+
+#[test]
+fn a_volume_can_be_opened_again_as_soon_as_it_was_closed() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = dir.image("image", 1);
+    for _ in 0..5 {
+        let _server = Named::start(&run, "data", &["--type", "raw", &image]);
+        run.call(&["close", "data"]).works();
+    }
+}
+
+#[test]
+fn what_a_killed_process_leaves_is_told_and_cleaned_up() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = dir.image("image", 1);
+    let mut server = Named::start(&run, "data", &["--type", "raw", &image]);
+    let pid = server.pid();
+    server.kill();
+    assert!(run.path("data.json").exists() && run.path("data.sock").exists());
+    let gone = run.call(&["status", "data"]);
+    gone.fails(4, &["is gone", &pid.to_string(), "inlock close data"]);
+    assert_eq!(gone.text(), "data is inactive.\n");
+    assert_eq!(run.json_of(4, &["status", "data", "--json"])["active"], false);
+    assert_eq!(run.json(&["list", "--json"])[0]["state"], "gone");
+    run.call(&["suspend", "data"]).fails(4, &["is gone"]);
+    run.call(&["close", "data"]).works();
+    assert_eq!(run.left(), [] as [String; 0]);
+
+    // A new server takes the name of one that is gone without being asked to clean up.
+    Named::start(&run, "data", &["--type", "raw", &image]).kill();
+    let _server = Named::start(&run, "data", &["--type", "raw", &image]);
+    assert_eq!(run.json(&["status", "data", "--json"])["active"], true);
+}
+
+#[test]
+fn who_is_not_there_is_inactive() {
+    let run = Run::new();
+    let none = run.call(&["status", "data"]);
+    assert_eq!((none.code, none.text(), none.err.as_str()), (4, "data is inactive.\n", ""));
+    assert_eq!(run.json_of(4, &["status", "data", "--json"])["active"], false);
+    assert_eq!(run.call(&["list"]).works().text(), "");
+    assert_eq!(run.json(&["list", "--json"]).as_array().unwrap().len(), 0);
+    for verb in ["suspend", "resume", "close"] {
+        run.call(&[verb, "data"]).fails(4, &["data is not active"]);
+    }
+    for name in ["a/b", "..", "a b", ""] {
+        assert_eq!(run.call(&["status", name]).code, 1, "{name:?}");
+    }
+}
+
+#[test]
+fn a_process_that_does_not_answer_is_named() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
+    kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::STOP).unwrap();
+    run.call(&["status", "data"]).fails(5, &["does not answer", &server.pid().to_string()]);
+    kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::CONT).unwrap();
+    run.call(&["status", "data"]).works();
+    // A socket that is gone cannot be connected to, though the process lives.
+    std::fs::remove_file(run.path("data.sock")).unwrap();
+    run.call(&["status", "data"]).fails(5, &["does not answer", &server.pid().to_string()]);
+    assert_eq!(run.json(&["list", "--json"])[0]["state"], "unreachable");
+}
+
+#[test]
+fn silent_and_wrong_clients_hold_up_nobody() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let _server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
+    let connect = || UnixStream::connect(run.path("data.sock")).unwrap();
+    // More than there is room for, some of them in the middle of a line.
+    let silent: Vec<UnixStream> = (0..100)
+        .map(|number| {
+            let mut client = connect();
+            if number % 2 == 0 {
+                let _ = client.write_all(b"{\"command\":");
+            }
+            client
+        })
+        .collect();
+    run.call(&["status", "data"]).works();
+
+    let ask = |line: &[u8]| {
+        let mut client = connect();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let _ = client.write_all(line);
+        let mut answer = String::new();
+        let _ = BufReader::new(client).read_line(&mut answer);
+        answer
+    };
+    for line in
+        [&b"\n"[..], b"{}\n", b"[]\n", b"null\n", b"{\"command\":7}\n", b"{\"command\":\"dance\"}\n", b"\xff\xfe\n"]
+    {
+        assert!(ask(line).starts_with("{\"ok\":false,\"error\":"), "{line:?}: {}", ask(line));
+    }
+    let deep = [vec![b'['; 3000], b"\n".to_vec()].concat();
+    assert!(ask(&deep).contains("\"exit\":1"), "{}", ask(&deep));
+    let long = [vec![b' '; 1 << 20], b"\n".to_vec()].concat();
+    assert!(ask(&long).contains("at most 4096 bytes"), "{}", ask(&long));
+    // Several lines at once are answered one after the other.
+    let mut client = connect();
+    client.write_all(&b"{\"command\":\"status\"}\n".repeat(20)).unwrap();
+    let answers = BufReader::new(&client).lines().take(20).map(|line| line.unwrap());
+    assert!(answers.into_iter().all(|line| line.contains("\"name\":\"data\"")));
+    drop(silent);
+    run.call(&["status", "data"]).works();
+}
+
+#[test]
+fn names_and_run_directories_may_be_as_long_as_they_get() {
+    let dir = Dir::new();
+    let run = Run::deep(100);
+    let name = "n".repeat(127);
+    let _server = Named::start(&run, &name, &["--type", "raw", &dir.image("image", 1)]);
+    assert_eq!(run.json(&["status", &name, "--json"])["name"], name.as_str());
+    run.call(&["close", &name]).works();
+}
+
+#[test]
+fn a_run_directory_that_others_can_write_to_is_refused() {
+    let dir = Dir::new();
+    let image = dir.image("image", 1);
+    std::fs::set_permissions(dir.path(""), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let mut command = harness::inlock();
+    command
+        .env("INLOCK_RUN_DIR", dir.path("run"))
+        .args(["serve", "--name", "x", "--type", "raw", &image, "--run", "true"]);
+    harness::run(&mut command, b"").fails(1, &["no directory for the state", "XDG_RUNTIME_DIR"]);
+    call(["serve", "--name", "a/b", "--type", "raw", &image, "--run", "true"]).fails(1, &["--name", "letters"]);
+}
