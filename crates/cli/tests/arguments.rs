@@ -81,7 +81,7 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["import", "-", "-"], "The image cannot be standard input or output."),
     (&["open", "IMAGE", "name"], "Action open makes device-mapper devices"),
     (&["luksAddKey", "IMAGE"], "Action luksAddKey is not available in this version."),
-    (&["close", "name"], "Action close is about device-mapper devices"),
+    (&["refresh", "name"], "Action refresh is about device-mapper devices"),
     (&["bench", "disk"], "the only thing to measure is 'cipher'"),
 ];
 
