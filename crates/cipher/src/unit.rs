@@ -45,7 +45,7 @@ impl DataUnitSize {
     }
 
     /// The size in bytes.
-    pub fn bytes(self) -> usize {
+    pub const fn bytes(self) -> usize {
         1 << self.log2
     }
 

@@ -1,13 +1,14 @@
 //! The device as a thing to read and write: for programs that link the library, for tools, and for FUSE.
 //!
 //! The same target, locks and read-modify-write as the worker, on the caller's thread, without a ring. Any number of
-//! threads may use one `BlockingDevice` at a time.
+//! threads may use one `BlockingDevice` at a time. While the device is suspended calls wait.
 
 use crate::buffer::{Buffer, BufferPool};
 use crate::device::Device;
+use crate::layout::Kind;
 use crate::request::{Operation, RequestError};
 use crate::stats::{Account, Phase};
-use crate::target::{Ciphertext, Extent};
+use crate::target::{Ciphertext, CryptTarget, Extent};
 use crate::unaligned::{self, Granted, LockId, Purpose};
 use rustix::io::Errno;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -47,14 +48,15 @@ impl BlockingDevice {
 
     /// Fills `into` with the bytes from `offset`. The whole range lies within the device, or nothing is read.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), RequestError> {
-        self.permit(Operation::Read, offset, into.len() as u64)?;
+        let target = &*self.device().pass()?;
+        self.permit(target, Operation::Read, offset, into.len() as u64)?;
         let mut done = 0;
         while done < into.len() {
-            let extent = self.locate(offset + done as u64, into.len() - done)?;
+            let extent = locate(target, offset + done as u64, into.len() - done)?;
             let part = &mut into[done..done + extent.len];
             done += extent.len;
             let mut account = self.account(Operation::Read, extent.len as u64);
-            let result = self.read_extent(&extent, part, &mut account);
+            let result = self.read_extent(target, &extent, part, &mut account);
             account.end(result)?;
         }
         Ok(())
@@ -72,9 +74,10 @@ impl BlockingDevice {
 
     /// Puts every write that has returned on stable storage. After a flush has failed, none succeeds any more.
     pub fn flush(&self) -> Result<(), RequestError> {
+        let _pass = self.device().pass()?;
         let mut account = self.account(Operation::Flush, 0);
         let result = self.device().check_flush().and_then(|()| {
-            let synced = self.device().store().sync();
+            let synced = self.device().sync_stores();
             account.lap(Phase::Store);
             self.device().flushed(synced)
         });
@@ -83,42 +86,61 @@ impl BlockingDevice {
 
     /// Gives the storage of whole data units back; refused unless the device allows it.
     pub fn discard(&self, offset: u64, len: u64) -> Result<(), RequestError> {
+        let target = &*self.device().pass()?;
         let operation = Operation::Discard { durable: false };
-        self.permit(operation, 0, 0)?;
+        self.permit(target, operation, 0, 0)?;
         let mut account = self.account(operation, len);
-        let result = self.discard_all(offset, len);
+        let result = self.discard_all(target, offset, len);
         account.lap(Phase::Store);
         account.end(result)
     }
 
-    fn discard_all(&self, offset: u64, len: u64) -> Result<(), RequestError> {
+    fn discard_all(&self, target: &CryptTarget, offset: u64, len: u64) -> Result<(), RequestError> {
         let device = self.device();
         let mut done = 0;
         while done < len {
-            let (range, place) = device.target().discardable(offset + done, len - done)?;
+            let (range, place) = target.discardable(offset + done, len - done)?;
             done += place.len;
-            if !range.is_empty() {
-                device.store().discard(range.start, range.end - range.start)?;
+            match place.kind {
+                Kind::Crypt | Kind::Linear if !range.is_empty() => {
+                    device.stores()[place.store as usize].discard(range.start, range.end - range.start)?;
+                }
+                Kind::Crypt | Kind::Linear | Kind::Zero => {}
+                Kind::Error => return Err(RequestError::Io(Errno::IO)),
             }
         }
         Ok(())
     }
 
-    fn read_extent(&self, extent: &Extent, into: &mut [u8], account: &mut Account<'_>) -> Result<(), RequestError> {
+    fn read_extent(
+        &self,
+        target: &CryptTarget,
+        extent: &Extent,
+        into: &mut [u8],
+        account: &mut Account<'_>,
+    ) -> Result<(), RequestError> {
+        match extent.kind {
+            Kind::Crypt | Kind::Linear => {}
+            Kind::Zero => {
+                into.fill(0);
+                return Ok(());
+            }
+            Kind::Error => return Err(RequestError::Io(Errno::IO)),
+        }
         let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent, Purpose::Read));
         account.lap(Phase::Queue);
         if !extent.is_partial() {
-            read_all(self.device(), into, extent.store_offset)?;
+            read_all(self.device(), extent, into, extent.store_offset)?;
             account.lap(Phase::Store);
-            self.device().target().decrypt_in_place(extent, 0, into);
+            target.decrypt_in_place(extent, 0, into);
             account.ciphered(1, extent.cover_len, extent.granule);
             return Ok(());
         }
         self.with_scratch(extent.cover_len, |device, mut buffer| {
-            let result = read_all(device, &mut buffer.data_mut()[..extent.cover_len], extent.store_offset);
+            let result = read_all(device, extent, &mut buffer.data_mut()[..extent.cover_len], extent.store_offset);
             account.lap(Phase::Store);
             if result.is_ok() {
-                buffer = device.target().decrypt(extent, Ciphertext::from_store(buffer));
+                buffer = target.decrypt(extent, Ciphertext::from_store(buffer));
                 account.ciphered(1, extent.cover_len, extent.granule);
                 into.copy_from_slice(&buffer.data()[extent.requested()]);
             }
@@ -129,14 +151,15 @@ impl BlockingDevice {
     fn write(&self, offset: u64, len: u64, from: Option<&[u8]>) -> Result<(), RequestError> {
         let durable = false;
         let operation = if from.is_some() { Operation::Write { durable } } else { Operation::WriteZeroes { durable } };
-        self.permit(operation, offset, len)?;
+        let target = &*self.device().pass()?;
+        self.permit(target, operation, offset, len)?;
         let mut done = 0;
         while done < len {
             let rest = usize::try_from(len - done).unwrap_or(usize::MAX);
-            let extent = self.locate(offset + done, rest)?;
+            let extent = locate(target, offset + done, rest)?;
             let plain = from.map(|f| &f[done as usize..done as usize + extent.len]);
             let mut account = self.account(operation, extent.len as u64);
-            let result = self.write_extent(&extent, plain, &mut account);
+            let result = self.write_extent(target, &extent, plain, &mut account);
             account.end(result)?;
             done += extent.len as u64;
         }
@@ -145,28 +168,34 @@ impl BlockingDevice {
 
     fn write_extent(
         &self,
+        target: &CryptTarget,
         extent: &Extent,
         plain: Option<&[u8]>,
         account: &mut Account<'_>,
     ) -> Result<(), RequestError> {
+        match extent.kind {
+            Kind::Crypt | Kind::Linear => {}
+            Kind::Zero => return Ok(()),
+            Kind::Error => return Err(RequestError::Io(Errno::IO)),
+        }
         let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent, Purpose::Write));
         account.lap(Phase::Queue);
         self.with_scratch(extent.cover_len, |device, mut buffer| {
             let ciphertext = match plain {
-                Some(plain) if !extent.is_partial() => device.target().encrypt_from(extent, plain, buffer),
+                Some(plain) if !extent.is_partial() => target.encrypt_from(extent, plain, buffer),
                 _ => {
                     match plain {
                         Some(plain) => buffer.data_mut()[extent.requested()].copy_from_slice(plain),
                         None => buffer.data_mut()[extent.requested()].fill(0),
                     }
-                    if let Err(error) = self.keep_surroundings(device, extent, &mut buffer, account) {
+                    if let Err(error) = self.keep_surroundings(target, extent, &mut buffer, account) {
                         return (Err(error), buffer);
                     }
-                    device.target().encrypt(extent, buffer)
+                    target.encrypt(extent, buffer)
                 }
             };
             account.ciphered(1, extent.cover_len, extent.granule);
-            let result = write_all(device, &ciphertext.bytes()[..extent.cover_len], extent.store_offset);
+            let result = write_all(device, extent, &ciphertext.bytes()[..extent.cover_len], extent.store_offset);
             account.lap(Phase::Store);
             (result, ciphertext.into_buffer())
         })
@@ -174,7 +203,7 @@ impl BlockingDevice {
 
     fn keep_surroundings(
         &self,
-        device: &Device,
+        target: &CryptTarget,
         extent: &Extent,
         buffer: &mut Buffer,
         account: &mut Account<'_>,
@@ -182,17 +211,17 @@ impl BlockingDevice {
         if !extent.is_partial() {
             return Ok(());
         }
-        self.with_scratch(unaligned::spare_len(extent), |_, mut spare| {
+        self.with_scratch(unaligned::spare_len(extent), |device, mut spare| {
             let mut edges = 0;
             for edge in unaligned::edges(extent).into_iter().flatten() {
                 edges += 1;
                 let unit = &mut spare.data_mut()[edge.spare_offset..edge.spare_offset + edge.len];
-                if let Err(error) = read_all(device, unit, edge.store_offset) {
+                if let Err(error) = read_all(device, extent, unit, edge.store_offset) {
                     return (Err(error), spare);
                 }
             }
             account.lap(Phase::Store);
-            unaligned::keep_surroundings(device.target(), extent, spare.data_mut(), buffer.data_mut());
+            unaligned::keep_surroundings(target, extent, spare.data_mut(), buffer.data_mut());
             account.ciphered(edges, edges * extent.granule, extent.granule);
             (Ok(()), spare)
         })
@@ -202,18 +231,13 @@ impl BlockingDevice {
         Account::new(self.device().shared_stats(), operation, len)
     }
 
-    fn locate(&self, offset: u64, len: usize) -> Result<Extent, RequestError> {
-        let target = self.device().target();
-        target.locate(offset, len as u64, BufferPool::LARGEST_PIECE + 2 * target.granule())
-    }
-
     /// Counts what it refuses.
-    fn permit(&self, operation: Operation, offset: u64, len: u64) -> Result<(), RequestError> {
+    fn permit(&self, target: &CryptTarget, operation: Operation, offset: u64, len: u64) -> Result<(), RequestError> {
         let access = self.device().access();
         let refused = match operation {
             _ if operation.modifies() && access.read_only => RequestError::ReadOnly,
             Operation::Discard { .. } if !access.allow_discards => RequestError::Unsupported,
-            _ if offset.checked_add(len).is_none_or(|end| end > self.len()) => RequestError::OutOfRange,
+            _ if offset.checked_add(len).is_none_or(|end| end > target.len()) => RequestError::OutOfRange,
             _ => return Ok(()),
         };
         self.account(operation, 0).end(Err(refused))
@@ -232,10 +256,15 @@ impl BlockingDevice {
     }
 }
 
+fn locate(target: &CryptTarget, offset: u64, len: usize) -> Result<Extent, RequestError> {
+    target.locate(offset, len as u64, BufferPool::LARGEST_PIECE + 2 * target.granule())
+}
+
 /// Reads all of `into`; the end of the store is an error, never zeroes.
-fn read_all(device: &Device, mut into: &mut [u8], mut offset: u64) -> Result<(), RequestError> {
+fn read_all(device: &Device, extent: &Extent, mut into: &mut [u8], mut offset: u64) -> Result<(), RequestError> {
+    let store = &device.stores()[extent.store as usize];
     while !into.is_empty() {
-        match device.store().read_at(into, offset) {
+        match store.read_at(into, offset) {
             Ok(0) => return Err(RequestError::Io(Errno::IO)),
             Ok(n) => {
                 into = &mut into[n..];
@@ -248,9 +277,10 @@ fn read_all(device: &Device, mut into: &mut [u8], mut offset: u64) -> Result<(),
     Ok(())
 }
 
-fn write_all(device: &Device, mut from: &[u8], mut offset: u64) -> Result<(), RequestError> {
+fn write_all(device: &Device, extent: &Extent, mut from: &[u8], mut offset: u64) -> Result<(), RequestError> {
+    let store = &device.stores()[extent.store as usize];
     while !from.is_empty() {
-        match device.store().write_at(from, offset, false) {
+        match store.write_at(from, offset, false) {
             Ok(0) => return Err(RequestError::Io(Errno::IO)),
             Ok(n) => {
                 from = &from[n..];

@@ -1,14 +1,19 @@
-//! A device: a target on a store, and the rules that hold for it. What all workers of a served volume share.
+//! A device: a target on its stores, and the rules that hold for it. What all workers of a served volume share.
+//!
+//! A device can be suspended: what is in flight ends, what comes waits, and the keys may be taken out of memory, or the
+//! target replaced by another, before it goes on.
 
+use crate::gate::{Gate, Pass, Passage};
+use crate::layout::{Kind, Layout};
 use crate::request::RequestError;
 use crate::stats::{Stats, StatsLevel};
 use crate::store::{BackingStore, Run};
-use crate::target::{CryptTarget, TargetError};
+use crate::target::{CryptTarget, Line, TargetError};
 use crate::unaligned::UnitLocks;
-use inlock_cipher::{Segment, VolumeKey};
+use inlock_cipher::{DataUnitSize, Segment, VolumeKey};
 use rustix::io::Errno;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a device's user may do with it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,12 +24,57 @@ pub struct Access {
     pub allow_discards: bool,
 }
 
-/// A target on a store. Immutable but for its locks, its counters and the mark of a failed flush.
+/// Buffers are made for data units of this size at least, so that a table of small ones can be replaced by any LUKS volume's.
+const LEAST_GRANULE: usize = DataUnitSize::LUKS_MAX.bytes();
+
+/// An order to a device that it cannot follow. Nothing has changed, unless it says otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// Keys are only changed while nothing uses them.
+    #[error("the device is not suspended")]
+    NotSuspended,
+    /// The key was wiped and no other was set.
+    #[error("the device has no key")]
+    NoKey,
+    /// [`Device::end`] was called.
+    #[error("the device is being closed")]
+    Ended,
+    /// The device is suspended, but what was written before may be lost.
+    #[error("suspended, but writes may be lost")]
+    Flush(#[source] RequestError),
+    /// The new table or key cannot be used.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// The new table is shorter: requests that wait could lie beyond its end.
+    #[error("the new table has {len} bytes, the device {current}")]
+    Shorter {
+        /// Length of the new table.
+        len: u64,
+        /// Length of the device.
+        current: u64,
+    },
+    /// The new table's data units are too large for the buffers, which were made when the device was opened.
+    #[error("the new table has data units of {unit} bytes; the device was opened for {most} at most")]
+    LargerUnit {
+        /// The new table's largest data unit.
+        unit: usize,
+        /// The largest that buffers were made for.
+        most: usize,
+    },
+}
+
+/// A target on its stores. Immutable but for its locks, its counters, the mark of a failed flush, and what it is told while suspended.
 pub struct Device {
-    target: CryptTarget,
-    store: Arc<dyn BackingStore>,
+    gate: Gate,
+    /// Who suspends, resumes or replaces has this.
+    orders: Mutex<()>,
+    stores: Vec<Arc<dyn BackingStore>>,
     access: Access,
     locks: UnitLocks,
+    len: AtomicU64,
+    /// The largest data unit that buffers are made for.
+    granule: usize,
     /// Set by the first failed flush: the kernel has dropped the dirty state, so a later success would be a lie.
     lost_writes: AtomicBool,
     stats: Arc<Stats>,
@@ -39,18 +89,37 @@ impl Device {
         access: Access,
     ) -> Result<Self, TargetError> {
         let target = CryptTarget::new(segments, key, store.geometry().len)?;
-        Ok(Self::with_target(target, store, access))
+        Ok(Self::with_target(target, vec![store], access))
+    }
+
+    /// The device that `lines` describe on `stores`. Read-only if one of the stores is.
+    pub fn stacked(
+        lines: &[Line<'_>],
+        stores: Vec<Arc<dyn BackingStore>>,
+        access: Access,
+    ) -> Result<Self, TargetError> {
+        let lens: Vec<u64> = stores.iter().map(|store| store.geometry().len).collect();
+        Ok(Self::with_target(CryptTarget::stacked(lines, &lens)?, stores, access))
     }
 
     /// The store as it is, without a cipher.
     pub fn raw(store: Arc<dyn BackingStore>, access: Access) -> Self {
-        Self::with_target(CryptTarget::raw(store.geometry().len), store, access)
+        Self::with_target(CryptTarget::raw(store.geometry().len), vec![store], access)
     }
 
-    fn with_target(target: CryptTarget, store: Arc<dyn BackingStore>, access: Access) -> Self {
-        let access = Access { read_only: access.read_only || store.geometry().read_only, ..access };
-        let stats = Stats::new(StatsLevel::On);
-        Self { target, store, access, locks: UnitLocks::default(), lost_writes: AtomicBool::new(false), stats }
+    fn with_target(target: CryptTarget, stores: Vec<Arc<dyn BackingStore>>, access: Access) -> Self {
+        let read_only = access.read_only || stores.iter().any(|store| store.geometry().read_only);
+        Self {
+            len: AtomicU64::new(target.len()),
+            granule: target.granule().max(LEAST_GRANULE),
+            gate: Gate::new(target),
+            orders: Mutex::default(),
+            stores,
+            access: Access { read_only, ..access },
+            locks: UnitLocks::default(),
+            lost_writes: AtomicBool::new(false),
+            stats: Stats::new(StatsLevel::On),
+        }
     }
 
     /// The same device with counters of another level, which start anew.
@@ -59,24 +128,29 @@ impl Device {
         Self { stats: Stats::new(level), ..self }
     }
 
-    /// Length in bytes.
+    /// Length in bytes. Grows when a longer table is loaded.
     pub fn len(&self) -> u64 {
-        self.target.len()
+        self.len.load(Ordering::Acquire)
     }
 
     /// Whether the device has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.target.is_empty()
+        self.len() == 0
     }
 
-    /// Where and how data units are encrypted.
-    pub fn target(&self) -> &CryptTarget {
-        &self.target
+    /// Where data units lie, as it stands now. Front ends use their worker's ([`crate::worker::Context::layout`]).
+    pub fn layout(&self) -> Arc<Layout> {
+        self.gate.layout()
     }
 
     /// Where the ciphertext is.
-    pub fn store(&self) -> &Arc<dyn BackingStore> {
-        &self.store
+    pub fn stores(&self) -> &[Arc<dyn BackingStore>] {
+        &self.stores
+    }
+
+    /// The largest data unit in bytes that buffers have to be made for: of this table, and of one that may replace it.
+    pub fn granule(&self) -> usize {
+        self.granule
     }
 
     /// What is allowed.
@@ -91,6 +165,128 @@ impl Device {
 
     pub(crate) fn shared_stats(&self) -> &Arc<Stats> {
         &self.stats
+    }
+
+    /// Holds requests back. Returns when none is in flight and what was written is on stable storage; until
+    /// [`Device::resume`] whatever is asked waits. Not to be called on a worker's own thread. A device that is suspended
+    /// stays so.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Flush`]: the device is suspended all the same.
+    pub fn suspend(&self) -> Result<(), ControlError> {
+        let _orders = self.order()?;
+        if self.is_suspended() {
+            return Ok(());
+        }
+        self.gate.close();
+        if self.access.read_only {
+            return Ok(());
+        }
+        self.check_flush().and_then(|()| self.flushed(self.sync_stores())).map_err(ControlError::Flush)
+    }
+
+    /// Lets requests go on, those that waited first. Refused while there is no key.
+    pub fn resume(&self) -> Result<(), ControlError> {
+        let _orders = self.order()?;
+        if !self.is_suspended() || self.gate.open() { Ok(()) } else { Err(ControlError::NoKey) }
+    }
+
+    /// Whether requests wait.
+    pub fn is_suspended(&self) -> bool {
+        self.gate.passage() != Passage::Open
+    }
+
+    /// Takes the keys out of memory, with all that was computed from them. The device is suspended.
+    pub fn wipe_key(&self) -> Result<(), ControlError> {
+        let _orders = self.order_while_suspended()?;
+        self.gate.replace(None);
+        Ok(())
+    }
+
+    /// The device goes on under `key`, which is as long as the one it was opened with. The device is suspended; it may
+    /// have been opened under one key only.
+    pub fn set_key(&self, key: &VolumeKey) -> Result<(), ControlError> {
+        self.set_keys(&[key])
+    }
+
+    /// As [`Device::set_key`], for a device of several keys: one for each [`VolumeKey`] that its table was made with, in
+    /// the order of their first use. None where nothing is encrypted.
+    pub fn set_keys(&self, keys: &[&VolumeKey]) -> Result<(), ControlError> {
+        let _orders = self.order_while_suspended()?;
+        let target = CryptTarget::with_keys(&self.gate.layout(), keys)?;
+        self.gate.replace(Some(target));
+        Ok(())
+    }
+
+    /// The device goes on as `target`, which lies on the same stores. Requests that wait are carried out as the new
+    /// table says. A device that is not suspended is, for as long as this takes.
+    pub fn reload(&self, target: CryptTarget) -> Result<(), ControlError> {
+        let _orders = self.order()?;
+        let (len, current) = (target.len(), self.len());
+        if len < current {
+            return Err(ControlError::Shorter { len, current });
+        }
+        if target.granule() > self.granule {
+            return Err(ControlError::LargerUnit { unit: target.granule(), most: self.granule });
+        }
+        self.check_stores(&target)?;
+        let target = target.of_generation(self.layout().generation.wrapping_add(1));
+        let suspended = self.is_suspended();
+        if !suspended {
+            self.gate.close();
+        }
+        self.gate.replace(Some(target));
+        self.len.store(len, Ordering::Release);
+        if !suspended {
+            self.gate.open();
+        }
+        Ok(())
+    }
+
+    /// Gives a suspended device up: requests that wait fail, and so do all later ones. A device that is not suspended
+    /// goes on.
+    pub fn end(&self) {
+        let _orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_suspended() {
+            self.gate.end();
+        }
+    }
+
+    fn check_stores(&self, target: &CryptTarget) -> Result<(), TargetError> {
+        let stored = |p: &&crate::layout::Part| matches!(p.kind, Kind::Crypt | Kind::Linear);
+        for (index, part) in target.layout().parts.iter().enumerate().filter(|(_, p)| stored(p)) {
+            let store = self.stores.get(part.store as usize).ok_or(TargetError::NoStore(index))?;
+            let (needed, store_len) = (part.store_end(), store.geometry().len);
+            if needed > store_len {
+                return Err(TargetError::BeyondStore { index, needed, store_len });
+            }
+        }
+        Ok(())
+    }
+
+    fn order(&self) -> Result<MutexGuard<'_, ()>, ControlError> {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.gate.passage() == Passage::Ended { Err(ControlError::Ended) } else { Ok(orders) }
+    }
+
+    fn order_while_suspended(&self) -> Result<MutexGuard<'_, ()>, ControlError> {
+        let orders = self.order()?;
+        if self.is_suspended() { Ok(orders) } else { Err(ControlError::NotSuspended) }
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// The target for a call on this thread, which waits while the device is suspended.
+    pub(crate) fn pass(&self) -> Result<Pass<'_>, RequestError> {
+        self.gate.pass()
+    }
+
+    /// Puts what was written on stable storage, on every store.
+    pub(crate) fn sync_stores(&self) -> Result<(), Errno> {
+        self.stores.iter().try_for_each(|store| store.sync())
     }
 
     pub(crate) fn locks(&self) -> &UnitLocks {
@@ -114,18 +310,24 @@ impl Device {
     /// The run of allocated bytes or hole that starts at `offset`, at most `len` long and not empty. A hole of the store
     /// is reported as a hole; what an encrypted one reads as is nobody's business but the cipher's, and never zero.
     pub fn run_at(&self, offset: u64, len: u64) -> Result<Run, RequestError> {
-        let place = self.target.place(offset, len)?;
+        let place = self.layout().place(offset, len)?;
         let granule = place.granule as u64;
-        let run = self.store.run_at(place.store_offset, place.len)?;
-        // Holes shrink to whole data units, data grows to them: a unit that is stored in part is not a hole. Units are
-        // counted from the device's start, since the data area need not start on a multiple of the unit.
-        let end = offset + run.len.clamp(1, place.len);
-        let (hole, end) = match end / granule * granule {
-            whole if run.hole && whole > offset && offset.is_multiple_of(granule) => (true, whole),
-            _ => (false, end.next_multiple_of(granule).min(offset + place.len)),
+        let run = match place.kind {
+            Kind::Crypt | Kind::Linear => self.stores[place.store as usize].run_at(place.store_offset, place.len)?,
+            // What a hole reads as is zeroes, and nothing is stored.
+            Kind::Zero => Run { offset, len: place.len, hole: true },
+            Kind::Error => return Err(RequestError::Io(Errno::IO)),
         };
-        // A hole may end with the device, whose last unit is whole.
-        Ok(Run { offset, len: end - offset, hole })
+        // Holes shrink to whole data units, data grows to them: a unit that is stored in part is not a hole. Units are
+        // counted from the segment's start, since the data area need not start on a multiple of the unit.
+        let start = place.within;
+        let end = start + run.len.clamp(1, place.len);
+        let (hole, end) = match end / granule * granule {
+            whole if run.hole && whole > start && start.is_multiple_of(granule) => (true, whole),
+            _ => (false, end.next_multiple_of(granule).min(start + place.len)),
+        };
+        // A hole may end with the segment, whose last unit is whole.
+        Ok(Run { offset, len: end - start, hole })
     }
 }
 

@@ -6,6 +6,8 @@
 pub mod blocking;
 pub mod buffer;
 pub mod device;
+mod gate;
+pub mod layout;
 pub mod request;
 pub mod ring;
 pub mod stats;
@@ -16,8 +18,9 @@ pub mod worker;
 
 pub use blocking::BlockingDevice;
 pub use buffer::{Buffer, BufferPool};
-pub use device::{Access, Device};
+pub use device::{Access, ControlError, Device};
+pub use layout::{Kind, Layout};
 pub use request::{ByteRange, RequestError};
 pub use stats::{Stats, StatsLevel};
 pub use store::{BackingStore, Geometry};
-pub use target::{CryptTarget, Extent, TargetError};
+pub use target::{Content, CryptTarget, Extent, Line, TargetError};

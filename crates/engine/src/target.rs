@@ -1,81 +1,49 @@
-//! The crypt target: which data units a range covers, where they are stored, and their encryption. No I/O, no lock.
+//! The crypt target: where data units are stored, and their encryption. No I/O, no lock.
 //!
-//! It is dm-crypt's table in user space: a list of segments, each with its cipher. Workers share one target; nothing in
-//! it changes after it was made. Every buffer it is given holds a whole *cover*, the run of whole data units around the
-//! requested bytes, so that one cipher call does all units of a request.
+//! It is dm-crypt's table in user space: a list of lines, each a segment with its cipher and key, stored as it is, reading
+//! as zeroes, or failing. Workers share one target; nothing in it changes after it was made. Every buffer it is given holds
+//! a whole *cover*, the run of whole data units around the requested bytes, so that one cipher call does all units of a
+//! request.
 
 use crate::buffer::Buffer;
-use crate::request::RequestError;
+use crate::layout::{Crypt, Kind, Layout, Part};
 use inlock_cipher::{
     CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, SectorCipher, Segment, VolumeKey, new_sector_cipher,
 };
+use std::ops::Deref;
+use std::sync::Arc;
 
-/// The segments of a volume with their ciphers.
+pub use crate::layout::{Extent, Place};
+
+/// A layout with its ciphers.
 pub struct CryptTarget {
-    parts: Vec<Part>,
-    len: u64,
+    layout: Arc<Layout>,
+    /// As many as the layout has parts; `None` where nothing is encrypted.
+    ciphers: Vec<Option<Box<dyn SectorCipher>>>,
 }
 
-/// One segment, in bytes.
-struct Part {
-    start: u64,
-    len: u64,
-    store_offset: u64,
-    iv_offset: u64,
-    unit: DataUnitSize,
-    large_iv: bool,
-    /// `None`: stored as it is, in granules of one byte.
-    cipher: Option<Box<dyn SectorCipher>>,
+/// What a line of a table does with its bytes.
+#[derive(Clone, Copy, Debug)]
+pub enum Content<'a> {
+    /// Encrypts them under this key; the segment names the cipher.
+    Crypt(&'a VolumeKey),
+    /// Stores them as they are.
+    Linear,
+    /// Reads as zeroes; what is written is forgotten.
+    Zero,
+    /// Fails every read and write.
+    Error,
 }
 
-/// Where one piece of a request lies: the requested bytes and the whole data units around them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    part: usize,
-    first: IvNumber,
-    /// Where the cover starts in the store, in bytes.
-    pub store_offset: u64,
-    /// Length of the cover in bytes: whole data units.
-    pub cover_len: usize,
-    /// Bytes of the cover before the requested ones.
-    pub skip: usize,
-    /// How many bytes were requested.
-    pub len: usize,
-    /// Bytes in a data unit (1 where there is no cipher).
-    pub granule: usize,
-}
-
-impl Extent {
-    /// Whether only part of the first data unit is requested.
-    pub fn partial_head(&self) -> bool {
-        self.skip != 0
-    }
-
-    /// Whether only part of the last data unit is requested.
-    pub fn partial_tail(&self) -> bool {
-        self.skip + self.len != self.cover_len
-    }
-
-    /// Whether a write of this extent has to read first.
-    pub fn is_partial(&self) -> bool {
-        self.partial_head() || self.partial_tail()
-    }
-
-    /// The requested bytes within the cover.
-    pub fn requested(&self) -> std::ops::Range<usize> {
-        self.skip..self.skip + self.len
-    }
-}
-
-/// Where the first bytes of a range lie in the store, as many as one segment holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Position in the store, in bytes.
-    pub store_offset: u64,
-    /// How many bytes.
-    pub len: u64,
-    /// Bytes in a data unit (1 where there is no cipher).
-    pub granule: usize,
+/// One line of a table.
+#[derive(Clone, Copy, Debug)]
+pub struct Line<'a> {
+    /// Where it starts, how long it is, and what its data units are.
+    pub segment: &'a Segment,
+    /// What it does with its bytes.
+    pub content: Content<'a>,
+    /// Which of the device's stores it lies on; any where nothing is stored.
+    pub store: usize,
 }
 
 /// Bytes that are allowed to reach a store: what a cipher call made, or what was read from a store.
@@ -141,29 +109,76 @@ pub enum TargetError {
     /// An offset that does not fit 64 bits of bytes.
     #[error("segment {0} lies beyond 2^64 bytes")]
     Overflow(usize),
+    /// The segment is to be encrypted and names no cipher.
+    #[error("segment {0} names no cipher")]
+    NoCipher(usize),
+    /// The segment lies on a store that does not exist.
+    #[error("segment {0} lies on a store that is not there")]
+    NoStore(usize),
+    /// There are more or fewer keys than the target was made with.
+    #[error("{given} keys for a table of {expected}")]
+    KeyCount {
+        /// How many were given.
+        given: usize,
+        /// How many there should be.
+        expected: usize,
+    },
+    /// The key is not as long as the one before it.
+    #[error("a key of {given} bytes where the one before had {expected}")]
+    KeyLength {
+        /// Bytes in the key.
+        given: usize,
+        /// Bytes in the key before.
+        expected: usize,
+    },
 }
 
 impl CryptTarget {
-    /// A target over `segments` under `key`, on a store of `store_len` bytes. Everything is checked here, so that
-    /// [`CryptTarget::locate`] only compares with the length.
+    /// A target over `segments` under one `key`, on a store of `store_len` bytes.
     pub fn new(segments: &[Segment], key: &VolumeKey, store_len: u64) -> Result<Self, TargetError> {
-        let mut parts = Vec::with_capacity(segments.len());
+        let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(key) } else { Content::Linear };
+        let lines: Vec<Line<'_>> =
+            segments.iter().map(|segment| Line { segment, content: content(segment), store: 0 }).collect();
+        Self::stacked(&lines, &[store_len])
+    }
+
+    /// A target of several lines, in order and without gaps, over stores of these lengths. Everything is checked here,
+    /// so that [`Layout::locate`] only compares with the length.
+    pub fn stacked(lines: &[Line<'_>], store_lens: &[u64]) -> Result<Self, TargetError> {
+        let mut parts = Vec::with_capacity(lines.len());
+        let mut ciphers = Vec::with_capacity(lines.len());
+        let mut keys: Vec<&VolumeKey> = Vec::new();
         let mut next = 0;
-        for (index, segment) in segments.iter().enumerate() {
-            let part = Part::new(index, segment, key, store_len)?;
+        for (index, line) in lines.iter().enumerate() {
+            let mut part = new_part(index, line, store_lens)?;
             if part.start != next {
                 return Err(TargetError::Gap(index));
             }
-            if segment.sectors.is_none() && index + 1 != segments.len() {
+            if line.segment.sectors.is_none() && index + 1 != lines.len() {
                 return Err(TargetError::OpenEnd(index));
             }
             next = part.start.checked_add(part.len).ok_or(TargetError::Overflow(index))?;
+            ciphers.push(match line.content {
+                Content::Crypt(key) => {
+                    let spec = line.segment.cipher.as_ref().ok_or(TargetError::NoCipher(index))?;
+                    let number = keys.iter().position(|k| std::ptr::eq(*k, key)).unwrap_or_else(|| {
+                        keys.push(key);
+                        keys.len() - 1
+                    });
+                    part.crypt = Some(Crypt { spec: *spec, key_len: key.len(), key: number });
+                    Some(new_sector_cipher(spec, key.as_bytes(), part.unit, part.large_iv)?)
+                }
+                _ => None,
+            });
+            if !part.len.is_multiple_of(part.granule() as u64) {
+                return Err(TargetError::UnitLength { len: part.len, unit: part.granule() });
+            }
             parts.push(part);
         }
         if parts.is_empty() {
             return Err(TargetError::Gap(0));
         }
-        Ok(Self { parts, len: next })
+        Ok(Self { layout: Arc::new(Layout { parts, len: next, generation: 0 }), ciphers })
     }
 
     /// A target that stores everything as it is (`--type raw`).
@@ -171,92 +186,52 @@ impl CryptTarget {
         let part = Part {
             start: 0,
             len,
+            store: 0,
             store_offset: 0,
             iv_offset: 0,
             unit: DataUnitSize::SECTOR,
             large_iv: false,
-            cipher: None,
+            kind: Kind::Linear,
+            crypt: None,
         };
-        Self { parts: vec![part], len }
+        Self { layout: Arc::new(Layout { parts: vec![part], len, generation: 0 }), ciphers: vec![None] }
     }
 
-    /// Length of the device in bytes.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Whether the device has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Whether any part of the device is encrypted.
-    pub fn is_encrypted(&self) -> bool {
-        self.parts.iter().any(|p| p.cipher.is_some())
-    }
-
-    /// The largest data unit in bytes, 1 where nothing is encrypted.
-    pub fn granule(&self) -> usize {
-        self.parts.iter().map(Part::granule).max().unwrap_or(1)
-    }
-
-    /// Where the first `len` bytes from `offset` lie, or as many of them as one segment holds and `max_cover` bytes of
-    /// whole data units can carry. `max_cover` is at least two data units. An empty range has no place.
-    pub fn locate(&self, offset: u64, len: u64, max_cover: usize) -> Result<Extent, RequestError> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len && len > 0 => {}
-            _ => return Err(RequestError::OutOfRange),
+    /// The same layout under other keys, one for each that the target was made with and as long as that one.
+    pub(crate) fn with_keys(layout: &Arc<Layout>, keys: &[&VolumeKey]) -> Result<Self, TargetError> {
+        if keys.len() != layout.keys() {
+            return Err(TargetError::KeyCount { given: keys.len(), expected: layout.keys() });
         }
-        let index = self.parts.partition_point(|p| p.start + p.len <= offset);
-        let part = &self.parts[index];
-        let granule = part.granule();
-        assert!(max_cover >= 2 * granule, "a buffer that cannot hold two data units");
-        let within = offset - part.start;
-        let skip = (within % granule as u64) as usize;
-        let cover_start = within - skip as u64;
-        let longest = (max_cover / granule * granule - skip) as u64;
-        let len = len.min(part.len - within).min(longest) as usize;
-        let number = (cover_start / SECTOR_SIZE).wrapping_add(part.iv_offset);
-        let shift = if part.large_iv { part.unit.log2() - 9 } else { 0 };
-        Ok(Extent {
-            part: index,
-            first: IvNumber(number >> shift),
-            store_offset: part.store_offset + cover_start,
-            cover_len: (skip + len).next_multiple_of(granule),
-            skip,
-            len,
-            granule,
-        })
-    }
-
-    /// Where the first bytes of a range lie in the store, without a cover: for what moves no data.
-    pub fn place(&self, offset: u64, len: u64) -> Result<Place, RequestError> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len && len > 0 => {}
-            _ => return Err(RequestError::OutOfRange),
+        let mut ciphers = Vec::with_capacity(layout.parts.len());
+        for part in &layout.parts {
+            ciphers.push(match &part.crypt {
+                None => None,
+                Some(crypt) => {
+                    let key = keys[crypt.key];
+                    if key.len() != crypt.key_len {
+                        return Err(TargetError::KeyLength { given: key.len(), expected: crypt.key_len });
+                    }
+                    Some(new_sector_cipher(&crypt.spec, key.as_bytes(), part.unit, part.large_iv)?)
+                }
+            });
         }
-        let part = &self.parts[self.parts.partition_point(|p| p.start + p.len <= offset)];
-        let within = offset - part.start;
-        let store_offset = part.store_offset + within;
-        Ok(Place { store_offset, len: len.min(part.len - within), granule: part.granule() })
+        Ok(Self { layout: Arc::clone(layout), ciphers })
     }
 
-    /// The bytes of the store that a discard of the range may give back, and how far that goes: whole data units only,
-    /// since a unit that is only touched keeps its content. The bytes may be none.
-    pub fn discardable(&self, offset: u64, len: u64) -> Result<(std::ops::Range<u64>, Place), RequestError> {
-        let place = self.place(offset, len)?;
-        let granule = place.granule as u64;
-        // The data area starts on a sector, not always on a multiple of the unit: count from the part's start.
-        let part = &self.parts[self.parts.partition_point(|p| p.start + p.len <= offset)];
-        let within = offset - part.start;
-        let start = part.store_offset + within.next_multiple_of(granule);
-        let end = part.store_offset + (within + place.len) / granule * granule;
-        Ok((start..end.max(start), place))
+    /// The target as the one of this generation.
+    pub(crate) fn of_generation(mut self, generation: u32) -> Self {
+        Arc::make_mut(&mut self.layout).generation = generation;
+        self
+    }
+
+    /// The target without its ciphers.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
     }
 
     /// Encrypts the whole cover in place: one cipher call.
     pub fn encrypt(&self, extent: &Extent, mut buffer: Buffer) -> Ciphertext {
-        if let Some(cipher) = &self.parts[extent.part].cipher {
+        if let Some(cipher) = self.cipher(extent) {
             cipher.encrypt(extent.first, InOut::InPlace(&mut buffer.data_mut()[..extent.cover_len]));
         }
         Ciphertext(buffer)
@@ -265,7 +240,7 @@ impl CryptTarget {
     /// Encrypts a whole number of data units from `plain` into `buffer`; the cipher pass is the copy.
     pub fn encrypt_from(&self, extent: &Extent, plain: &[u8], mut buffer: Buffer) -> Ciphertext {
         let into = &mut buffer.data_mut()[..extent.cover_len];
-        match &self.parts[extent.part].cipher {
+        match self.cipher(extent) {
             Some(cipher) => cipher.encrypt(extent.first, InOut::copy(plain, into)),
             None => into.copy_from_slice(plain),
         }
@@ -281,51 +256,73 @@ impl CryptTarget {
 
     /// Decrypts data units that start `byte` bytes into the cover of `extent`, in place.
     pub(crate) fn decrypt_in_place(&self, extent: &Extent, byte: usize, data: &mut [u8]) {
-        let part = &self.parts[extent.part];
-        if let Some(cipher) = &part.cipher {
+        if let Some(cipher) = self.cipher(extent) {
+            let part = &self.layout.parts[extent.part as usize];
             let step = if part.large_iv { 1 } else { part.unit.sectors() };
             let units = (byte / extent.granule) as u64;
             cipher.decrypt(IvNumber(extent.first.0.wrapping_add(units.wrapping_mul(step))), InOut::InPlace(data));
         }
     }
+
+    fn cipher(&self, extent: &Extent) -> Option<&dyn SectorCipher> {
+        assert_eq!(extent.generation, self.layout.generation, "an extent of another table");
+        self.ciphers[extent.part as usize].as_deref()
+    }
 }
 
-impl Part {
-    fn new(index: usize, segment: &Segment, key: &VolumeKey, store_len: u64) -> Result<Self, TargetError> {
-        let bytes = |sectors: u64| sectors.checked_mul(SECTOR_SIZE).ok_or(TargetError::Overflow(index));
-        let start = bytes(segment.start.0)?;
-        let store_offset = bytes(segment.data_offset.0)?;
-        let len = match segment.sectors {
-            Some(sectors) => bytes(sectors)?,
-            None if store_len <= store_offset => {
-                return Err(TargetError::Empty { store_len, data_offset: store_offset });
-            }
-            None => store_len - store_offset,
-        };
-        let needed = store_offset.checked_add(len).ok_or(TargetError::Overflow(index))?;
-        if needed > store_len {
-            return Err(TargetError::BeyondStore { index, needed, store_len });
-        }
-        let unit = segment.unit;
-        let cipher = match &segment.cipher {
-            Some(spec) => Some(new_sector_cipher(spec, key.as_bytes(), unit, segment.large_iv)?),
-            None => None,
-        };
-        if cipher.is_some() && !len.is_multiple_of(unit.bytes() as u64) {
-            return Err(TargetError::UnitLength { len, unit: unit.bytes() });
-        }
-        let iv_offset = segment.iv_offset.0;
-        Ok(Self { start, len, store_offset, iv_offset, unit, large_iv: segment.large_iv, cipher })
-    }
+impl Deref for CryptTarget {
+    type Target = Layout;
 
-    fn granule(&self) -> usize {
-        if self.cipher.is_some() { self.unit.bytes() } else { 1 }
+    fn deref(&self) -> &Layout {
+        &self.layout
     }
+}
+
+fn new_part(index: usize, line: &Line<'_>, store_lens: &[u64]) -> Result<Part, TargetError> {
+    let Line { segment, content, store } = line;
+    let bytes = |sectors: u64| sectors.checked_mul(SECTOR_SIZE).ok_or(TargetError::Overflow(index));
+    let kind = match content {
+        Content::Crypt(_) => Kind::Crypt,
+        Content::Linear => Kind::Linear,
+        Content::Zero => Kind::Zero,
+        Content::Error => Kind::Error,
+    };
+    let stored = matches!(kind, Kind::Crypt | Kind::Linear);
+    let store_offset = if stored { bytes(segment.data_offset.0)? } else { 0 };
+    let store_len = match store_lens.get(*store) {
+        _ if !stored => 0,
+        Some(len) => *len,
+        None => return Err(TargetError::NoStore(index)),
+    };
+    let len = match segment.sectors {
+        Some(sectors) => bytes(sectors)?,
+        None if !stored => return Err(TargetError::OpenEnd(index)),
+        None if store_len <= store_offset => {
+            return Err(TargetError::Empty { store_len, data_offset: store_offset });
+        }
+        None => store_len - store_offset,
+    };
+    let needed = store_offset.checked_add(len).ok_or(TargetError::Overflow(index))?;
+    if stored && needed > store_len {
+        return Err(TargetError::BeyondStore { index, needed, store_len });
+    }
+    Ok(Part {
+        start: bytes(segment.start.0)?,
+        len,
+        store: if stored { *store as u32 } else { 0 },
+        store_offset,
+        iv_offset: segment.iv_offset.0,
+        unit: segment.unit,
+        large_iv: segment.large_iv,
+        kind,
+        crypt: None,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::RequestError;
     use inlock_cipher::{CipherSpec, Sector};
 
     fn segment(start: u64, sectors: Option<u64>, data_offset: u64, unit: u32) -> Segment {

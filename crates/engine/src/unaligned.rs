@@ -78,7 +78,7 @@ pub enum Purpose {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockId(u64);
 
-/// Locks over stretches of the store, first come, first served. Shared by all workers of a device.
+/// Locks over stretches of the stores, first come, first served. Shared by all workers of a device.
 #[derive(Default)]
 pub struct UnitLocks {
     table: Mutex<Table>,
@@ -93,6 +93,7 @@ struct Table {
 
 struct Claim {
     id: u64,
+    store: u32,
     start: u64,
     end: u64,
     exclusive: bool,
@@ -102,7 +103,8 @@ struct Claim {
 
 impl Claim {
     fn conflicts(&self, other: &Claim) -> bool {
-        (self.exclusive || other.exclusive) && self.start < other.end && other.start < self.end
+        let overlap = self.start < other.end && other.start < self.end && self.store == other.store;
+        (self.exclusive || other.exclusive) && overlap
     }
 }
 
@@ -116,7 +118,7 @@ impl UnitLocks {
         let start = extent.store_offset;
         let end = start + extent.cover_len as u64;
         let exclusive = purpose == Purpose::Write && extent.is_partial();
-        let mut claim = Claim { id, start, end, exclusive, waiter: None };
+        let mut claim = Claim { id, store: extent.store, start, end, exclusive, waiter: None };
         let held = !table.claims.iter().any(|earlier| earlier.conflicts(&claim));
         if !held {
             claim.waiter = Some((Arc::clone(waiter), token));

@@ -7,112 +7,23 @@
 
 use crate::buffer::{Buffer, BufferPool};
 use crate::device::Device;
+use crate::gate::{Passage, View};
+use crate::layout::{Kind, Layout};
 use crate::request::{Operation, RequestError};
-use crate::ring::{self, Completion, FileId, Returned, Ring, Token, Wait, Waker};
+use crate::ring::{self, Completion, FileId, Returned, Ring, Token, Wait};
 use crate::stats::{OwnShard, Phase, Timing, Work};
-use crate::target::{Ciphertext, Extent};
+use crate::target::{Ciphertext, CryptTarget, Extent};
 use crate::unaligned::{self, Granted, LockId, Purpose};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-/// A request and the memory it needs; the front end made both.
-#[derive(Debug)]
-pub struct Request {
-    /// The front end's name for it.
-    pub id: u64,
-    /// What is asked.
-    pub operation: Operation,
-    /// Where; any range for a flush.
-    pub offset: u64,
-    /// How many bytes.
-    pub len: u64,
-    /// For operations that move data: where that lies ([`crate::CryptTarget::locate`]), and a buffer that holds the cover,
-    /// with a write's bytes at [`Extent::requested`].
-    pub data: Option<(Extent, Buffer)>,
-    /// For writes with partial units: room for [`unaligned::spare_len`] bytes.
-    pub spare: Option<Buffer>,
-}
+mod front_end;
+mod parts;
 
-/// A request that has ended, with its memory. A read's bytes are at [`Extent::requested`].
-#[derive(Debug)]
-pub struct Finished {
-    /// The front end's name for it.
-    pub id: u64,
-    /// How it ended.
-    pub result: Result<(), RequestError>,
-    /// What [`Request::data`] was.
-    pub data: Option<(Extent, Buffer)>,
-    /// What [`Request::spare`] was.
-    pub spare: Option<Buffer>,
-}
-
-/// Whether a worker goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
-    /// There may be more.
-    Continue,
-    /// The front end is finished.
-    Stop,
-}
-
-/// What a front end may use while it is called.
-pub struct Context<'a> {
-    /// Where its own operations go. Tokens with the top bit set are the worker's.
-    pub ring: &'a mut Ring,
-    /// The worker's buffers.
-    pub pool: &'a mut BufferPool,
-    /// The device that is served.
-    pub device: &'a Device,
-    /// Requests that the worker is to carry out.
-    pub requests: &'a mut VecDeque<Request>,
-}
-
-/// Who asks. One front end, one thread, one ring.
-pub trait FrontEnd {
-    /// What other threads send it through [`Mailbox::post`].
-    type Message: Send;
-
-    /// Something was posted.
-    fn on_message(&mut self, cx: &mut Context<'_>, message: Self::Message);
-    /// One of its own operations has ended.
-    fn on_completion(&mut self, cx: &mut Context<'_>, done: Completion);
-    /// One of its requests has ended.
-    fn on_finished(&mut self, cx: &mut Context<'_>, done: Finished);
-    /// Everything that this turn brought was handled: the moment to send what was collected. Says how long the next
-    /// turn may wait, or that nothing is left to do.
-    fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait);
-}
-
-/// How other threads reach a worker.
-pub struct Mailbox<M> {
-    messages: Mutex<VecDeque<Message<M>>>,
-    waker: Waker,
-}
-
-enum Message<M> {
-    Front(M),
-    Granted(u64),
-}
-
-impl<M> Mailbox<M> {
-    /// Sends the front end a message and wakes the worker.
-    pub fn post(&self, message: M) {
-        self.push(Message::Front(message));
-    }
-
-    fn push(&self, message: Message<M>) {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push_back(message);
-        self.waker.wake();
-    }
-}
-
-impl<M: Send> Granted for Mailbox<M> {
-    fn granted(&self, token: u64) {
-        self.push(Message::Granted(token));
-    }
-}
+use front_end::Message;
+pub use front_end::{Context, Finished, Flow, FrontEnd, Mailbox, Request};
 
 /// The worker's own tokens have the top bit set; the rest is the index in the in-flight table.
 const OWN: u64 = 1 << 63;
@@ -128,7 +39,9 @@ struct InFlight {
     buffer: Option<Buffer>,
     spare: Option<Buffer>,
     lock: Option<LockId>,
-    /// Bytes of the current store operation that are done.
+    /// The request that this one is a part of; the front end does not know of parts.
+    parent: Option<u32>,
+    /// Bytes of the current store operation that are done; of a flush, stores.
     progress: usize,
     /// Why it fails, while the store is asked whether earlier writes are lost as well.
     failed: Option<Errno>,
@@ -162,20 +75,32 @@ enum Step {
     Write,
     Sync,
     Discard,
+    /// Carried out in parts, one after the other.
+    Parts,
 }
 
 /// One thread's loop, a turn at a time.
 pub struct Worker<F: FrontEnd> {
     front: F,
     device: Arc<Device>,
+    layout: Arc<Layout>,
+    /// `None`: the device is suspended, and nothing is in flight.
+    target: Option<Arc<CryptTarget>>,
+    passage: Passage,
+    /// Of the gate when it was last looked at.
+    epoch: u64,
+    seat: u64,
     ring: Ring,
-    store: Option<FileId>,
+    /// Those of the device, as the ring knows them; `None` where a store has no descriptor.
+    stores: Vec<Option<FileId>>,
     pool: BufferPool,
     requests: VecDeque<Request>,
     in_flight: Vec<Option<InFlight>>,
     free: Vec<u32>,
     completions: VecDeque<Completion>,
     finished: VecDeque<Finished>,
+    /// Parts that have ended, with what they are parts of.
+    parts: VecDeque<(u32, Finished)>,
     /// Store operations that were carried out on this thread. Queued: a store that is short every time must not recurse.
     executed: VecDeque<Completion>,
     mailbox: Arc<Mailbox<F::Message>>,
@@ -190,20 +115,28 @@ where
 {
     /// A worker for `device` on the calling thread.
     pub fn new(device: Arc<Device>, mut ring: Ring, pool: BufferPool, front: F) -> Self {
-        let mailbox = Arc::new(Mailbox { messages: Mutex::default(), waker: ring.waker() });
-        let store = ring.add_store(device.store());
+        let mailbox = Arc::new(Mailbox::new(ring.waker()));
+        let stores = device.stores().iter().map(|store| ring.add_store(store)).collect();
+        let seat = device.gate().join(ring.waker());
+        let View { epoch, passage, layout, target } = device.gate().look(seat);
         let shard = OwnShard::new(device.shared_stats());
         Self {
             front,
             device,
+            layout,
+            target,
+            passage,
+            epoch,
+            seat,
             ring,
-            store,
+            stores,
             pool,
             requests: VecDeque::with_capacity(256),
             in_flight: Vec::with_capacity(256),
             free: Vec::with_capacity(256),
             completions: VecDeque::with_capacity(256),
             finished: VecDeque::with_capacity(256),
+            parts: VecDeque::new(),
             executed: VecDeque::with_capacity(256),
             granted: Arc::clone(&mailbox) as Arc<dyn Granted>,
             mailbox,
@@ -237,6 +170,9 @@ where
     pub fn turn(&mut self) -> io::Result<Flow> {
         let mut completions = std::mem::take(&mut self.completions);
         let woken = self.ring.turn(self.wait, &mut completions);
+        if self.device.gate().epoch() != self.epoch {
+            self.look();
+        }
         if *woken.as_ref().unwrap_or(&false) {
             self.read_mail();
         }
@@ -258,17 +194,42 @@ where
             wait = Wait::No;
         }
         self.wait = wait;
+        if self.passage != Passage::Open {
+            self.rest();
+        }
         Ok(flow)
     }
 
+    /// The device was suspended, or goes on.
+    fn look(&mut self) {
+        let View { epoch, passage, layout, target } = self.device.gate().look(self.seat);
+        (self.epoch, self.passage, self.layout) = (epoch, passage, layout);
+        if target.is_some() {
+            self.target = target;
+        }
+        self.drain();
+    }
+
+    /// Says that nothing is in flight as soon as it is so.
+    fn rest(&mut self) {
+        if self.in_flight.len() == self.free.len() && self.target.take().is_some() {
+            self.device.gate().quiet(self.seat);
+        }
+    }
+
+    fn target(&self) -> &CryptTarget {
+        self.target.as_deref().expect("the target is here while anything is in flight")
+    }
+
     fn split(&mut self) -> (&mut F, Context<'_>) {
-        let Self { front, ring, pool, device, requests, .. } = self;
-        (front, Context { ring, pool, device, requests })
+        let suspended = self.passage == Passage::Closed;
+        let Self { front, ring, pool, device, layout, requests, .. } = self;
+        (front, Context { ring, pool, device, layout, suspended, requests })
     }
 
     fn read_mail(&mut self) {
         loop {
-            let message = self.mailbox.messages.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let message = self.mailbox.next();
             match message {
                 None => return,
                 Some(Message::Granted(token)) => self.lock_granted(token as u32),
@@ -291,7 +252,11 @@ where
                 front.on_finished(&mut cx, done);
             } else if let Some(done) = self.executed.pop_front() {
                 self.store_completed(done);
-            } else if let Some(request) = self.requests.pop_front() {
+            } else if let Some((parent, part)) = self.parts.pop_front() {
+                self.part_finished(parent, part);
+            } else if self.passage != Passage::Closed
+                && let Some(request) = self.requests.pop_front()
+            {
                 self.start(request);
             } else {
                 return worked;
@@ -301,13 +266,37 @@ where
     }
 
     fn start(&mut self, request: Request) {
+        if self.passage == Passage::Ended {
+            let Request { id, data, spare, .. } = request;
+            let result = Err(RequestError::Io(Errno::SHUTDOWN));
+            return self.finished.push_back(Finished { id, result, data, spare });
+        }
+        self.start_part(request, None);
+    }
+
+    fn start_part(&mut self, request: Request, parent: Option<u32>) {
         let Request { id, operation, offset, len, data, spare } = request;
         let (extent, buffer) = data.map_or((None, None), |(e, b)| (Some(e), Some(b)));
         let (step, lock, failed, progress) = (Step::Start, None, None, 0);
         let work = Work { len: extent.map_or(len, |e: Extent| e.len as u64), ..Work::default() };
-        let timing = self.shard.recorder().accept(operation, work.len);
-        let flight =
-            InFlight { id, operation, offset, len, step, extent, buffer, spare, lock, progress, failed, timing, work };
+        // A part is counted with what it is a part of.
+        let timing = if parent.is_none() { self.shard.recorder().accept(operation, work.len) } else { None };
+        let flight = InFlight {
+            id,
+            operation,
+            offset,
+            len,
+            step,
+            extent,
+            buffer,
+            spare,
+            lock,
+            progress,
+            failed,
+            parent,
+            timing,
+            work,
+        };
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
@@ -339,9 +328,20 @@ where
                 if operation.durable() {
                     self.device.check_flush()?;
                 }
-                if extent.granule == 1 {
-                    self.locked(index);
-                    return Ok(());
+                if extent.generation != self.layout.generation {
+                    return self.relocate(index, &extent);
+                }
+                match extent.kind {
+                    Kind::Crypt => {}
+                    Kind::Linear => {
+                        self.locked(index);
+                        return Ok(());
+                    }
+                    Kind::Zero => {
+                        self.read_zeroes(index);
+                        return Ok(());
+                    }
+                    Kind::Error => return Err(RequestError::Io(Errno::IO)),
                 }
                 self.flight(index).step = Step::Lock;
                 let purpose = if operation == Operation::Read { Purpose::Read } else { Purpose::Write };
@@ -362,16 +362,27 @@ where
                 if durable {
                     self.device.check_flush()?;
                 }
-                self.device.target().place(offset, len)?;
+                self.layout.place(offset, len)?;
                 self.store_step(index, Step::Discard);
             }
             Operation::Prefetch => {
-                let place = self.device.target().place(offset, len)?;
-                self.device.store().prefetch(place.store_offset, place.len);
+                let place = self.layout.place(offset, len)?;
+                if matches!(place.kind, Kind::Crypt | Kind::Linear) {
+                    self.device.stores()[place.store as usize].prefetch(place.store_offset, place.len);
+                }
                 self.finish(index, Ok(()));
             }
         }
         Ok(())
+    }
+
+    /// Ends a request to a segment that reads as zeroes.
+    fn read_zeroes(&mut self, index: u32) {
+        let flight = self.flight(index);
+        if let (Operation::Read, Some(extent), Some(buffer)) = (flight.operation, flight.extent, &mut flight.buffer) {
+            buffer.data_mut()[extent.requested()].fill(0);
+        }
+        self.finish(index, Ok(()));
     }
 
     fn lock_granted(&mut self, index: u32) {
@@ -395,32 +406,32 @@ where
     }
 
     fn edge_read(&mut self, index: u32, edge: usize) {
-        let device = Arc::clone(&self.device);
         let flight = self.flight(index);
         let extent = flight.extent.expect("only writes have edges");
         if edge == 0 && unaligned::edges(&extent)[1].is_some() {
             return self.store_step(index, Step::Edge(1));
         }
-        let (spare, buffer) = (flight.spare.as_mut(), flight.buffer.as_mut());
-        let (spare, buffer) = spare.zip(buffer).expect("a partial write comes with both buffers");
-        unaligned::keep_surroundings(device.target(), &extent, spare.data_mut(), buffer.data_mut());
+        let buffers = flight.spare.take().zip(flight.buffer.take());
+        let (mut spare, mut buffer) = buffers.expect("a partial write comes with both buffers");
+        unaligned::keep_surroundings(self.target(), &extent, spare.data_mut(), buffer.data_mut());
+        let flight = self.flight(index);
+        (flight.spare, flight.buffer) = (Some(spare), Some(buffer));
         let edges = unaligned::edges(&extent).iter().flatten().count();
         flight.ciphered(edges as u32, edges * extent.granule);
         self.encrypt_and_write(index);
     }
 
     fn encrypt_and_write(&mut self, index: u32) {
-        let device = Arc::clone(&self.device);
         let flight = self.flight(index);
         let extent = flight.extent.expect("a write has an extent");
         let mut buffer = flight.buffer.take().expect("a write has a buffer");
         if matches!(flight.operation, Operation::WriteZeroes { .. }) {
             buffer.data_mut()[extent.requested()].fill(0);
         }
-        let ciphertext = device.target().encrypt(&extent, buffer);
-        flight.ciphered(1, extent.cover_len);
         flight.step = Step::Write;
         flight.progress = 0;
+        let ciphertext = self.target().encrypt(&extent, buffer);
+        self.flight(index).ciphered(1, extent.cover_len);
         self.store_write(index, ciphertext);
     }
 
@@ -430,17 +441,32 @@ where
         flight.step = step;
         flight.progress = 0;
         match step {
-            Step::Sync => self.submit(index, ring::Operation::Sync),
-            Step::Discard => {
-                let (offset, len) = (flight.offset, flight.len);
-                let located = self.device.target().discardable(offset, len);
-                let (range, _) = located.expect("checked when the request began");
-                if range.is_empty() {
-                    return self.finish(index, Ok(()));
-                }
-                self.submit(index, ring::Operation::Discard { offset: range.start, len: range.end - range.start });
-            }
+            Step::Sync => self.submit(index, 0, ring::Operation::Sync),
+            Step::Discard => self.discard(index),
             _ => self.store_read(index),
+        }
+    }
+
+    /// Gives back what one segment has of the range; goes on with the next when that is done.
+    fn discard(&mut self, index: u32) {
+        loop {
+            let flight = self.flight(index);
+            let done = flight.progress as u64;
+            let (offset, len) = (flight.offset + done, flight.len - done);
+            if len == 0 {
+                return self.last_step(index, Step::Discard, Ok(()));
+            }
+            let located = self.layout.discardable(offset, len);
+            let (range, place) = located.expect("checked when the request began");
+            self.flight(index).progress += place.len as usize;
+            match place.kind {
+                Kind::Crypt | Kind::Linear if !range.is_empty() => {
+                    let operation = ring::Operation::Discard { offset: range.start, len: range.end - range.start };
+                    return self.submit(index, place.store, operation);
+                }
+                Kind::Crypt | Kind::Linear | Kind::Zero => {}
+                Kind::Error => return self.finish(index, Err(RequestError::Io(Errno::IO))),
+            }
         }
     }
 
@@ -458,7 +484,7 @@ where
         let progress = flight.progress;
         let buffer = buffer.expect("the buffer is here between store operations");
         let range = range.start + progress..range.end;
-        self.submit(index, ring::Operation::Read { offset: offset + progress as u64, buffer, range });
+        self.submit(index, extent.store, ring::Operation::Read { offset: offset + progress as u64, buffer, range });
     }
 
     fn store_write(&mut self, index: u32, data: Ciphertext) {
@@ -467,15 +493,16 @@ where
         let (progress, durable) = (flight.progress, flight.operation.durable());
         let offset = extent.store_offset + progress as u64;
         let range = progress..extent.cover_len;
-        self.submit(index, ring::Operation::Write { offset, data, range, durable });
+        self.submit(index, extent.store, ring::Operation::Write { offset, data, range, durable });
     }
 
-    fn submit(&mut self, index: u32, operation: ring::Operation) {
-        let short = operation.transfer_len().is_some_and(|len| len <= self.device.store().inline_up_to());
-        match self.store.filter(|_| !short) {
-            Some(store) => self.ring.submit(store, operation, Token(OWN | u64::from(index))),
+    fn submit(&mut self, index: u32, store: u32, operation: ring::Operation) {
+        let called = &self.device.stores()[store as usize];
+        let short = operation.transfer_len().is_some_and(|len| len <= called.inline_up_to());
+        match self.stores[store as usize].filter(|_| !short) {
+            Some(file) => self.ring.submit(file, operation, Token(OWN | u64::from(index))),
             None => {
-                let (result, returned) = operation.execute(&**self.device.store());
+                let (result, returned) = operation.execute(&**called);
                 self.executed.push_back(Completion { token: Token(OWN | u64::from(index)), result, returned });
             }
         }
@@ -515,8 +542,17 @@ where
                 return self.store_write(index, data);
             }
             (Ok(false), Step::Edge(_) | Step::Read) => return self.store_read(index),
+            // Once more from the start, which gives nothing back twice.
             (Ok(false), _) => return self.store_step(index, step),
             (Ok(true), Step::Edge(edge)) => return self.edge_read(index, edge),
+            (Ok(true), Step::Discard) => return self.discard(index),
+            (Ok(true), Step::Sync) => {
+                flight.progress += 1;
+                let next = flight.progress;
+                if next < self.stores.len() {
+                    return self.submit(index, next as u32, ring::Operation::Sync);
+                }
+            }
             _ => {}
         }
         if let Some(data) = ciphertext {
@@ -554,7 +590,9 @@ where
             && result.is_ok()
             && let (Some(extent), Some(buffer)) = (flight.extent, flight.buffer.take())
         {
-            flight.buffer = Some(device.target().decrypt(&extent, Ciphertext::from_store(buffer)));
+            let buffer = self.target().decrypt(&extent, Ciphertext::from_store(buffer));
+            let flight = self.flight(index);
+            flight.buffer = Some(buffer);
             flight.ciphered(1, extent.cover_len);
         }
         self.finish(index, result);
@@ -566,8 +604,21 @@ where
         if let Some(lock) = flight.lock {
             self.device.locks().unlock(lock);
         }
-        self.shard.recorder().finish(flight.operation, &result, &flight.work, flight.timing.as_ref());
+        if flight.parent.is_none() {
+            self.shard.recorder().finish(flight.operation, &result, &flight.work, flight.timing.as_ref());
+        }
         let data = flight.extent.zip(flight.buffer);
-        self.finished.push_back(Finished { id: flight.id, result, data, spare: flight.spare });
+        let finished = Finished { id: flight.id, result, data, spare: flight.spare };
+        match flight.parent {
+            None => self.finished.push_back(finished),
+            Some(parent) => self.parts.push_back((parent, finished)),
+        }
+    }
+}
+
+impl<F: FrontEnd> Drop for Worker<F> {
+    fn drop(&mut self) {
+        self.target = None;
+        self.device.gate().leave(self.seat);
     }
 }

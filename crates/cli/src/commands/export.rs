@@ -36,7 +36,7 @@ pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
     let mut done = 0;
     while done < len {
         let want = (len - done).min(CHUNK as u64);
-        let hole = match attached.device.target().is_encrypted() {
+        let hole = match attached.device.layout().is_encrypted() {
             true => None,
             false => attached.device.run_at(start + done, len - done).ok().filter(|run| run.hole),
         };

@@ -7,5 +7,6 @@ mod crash;
 mod faults;
 mod model;
 mod scripted;
+mod stacked;
 mod stats;
 mod support;

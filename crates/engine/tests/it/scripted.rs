@@ -50,7 +50,7 @@ impl Scripted {
             };
             let mut request = Request { id, operation, offset, len, data: None, spare: None };
             if matches!(ask, Ask::Read { .. } | Ask::Write { .. } | Ask::Zeroes { .. }) {
-                let extent = match cx.device.target().locate(offset, len, usize::MAX / 2) {
+                let extent = match cx.layout.locate(offset, len, usize::MAX / 2) {
                     Ok(extent) => extent,
                     Err(error) => {
                         self.in_flight -= 1;
@@ -118,7 +118,7 @@ pub(crate) fn run_watched(
     script: Vec<Ask>,
     acknowledged: Box<dyn FnMut(u64)>,
 ) -> Vec<Answer> {
-    let capacity = MAX_LEN as usize + 2 * device.target().granule();
+    let capacity = MAX_LEN as usize + 2 * device.granule();
     let pool = BufferPool::new(&[BufferClass { capacity, count: 2 * depth }]);
     let answers = script.iter().map(|_| None).collect();
     let script = script.into_iter().enumerate().map(|(i, a)| (i as u64, a)).collect();

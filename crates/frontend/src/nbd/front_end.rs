@@ -355,6 +355,8 @@ impl Nbd {
             // Only who keeps the server waiting is late; a slow store is not the client's fault.
             let owes = connection.sending || connection.intake.is_some();
             let wanted = hungry.iter().any(|h| *h != index);
+            // Nor is it when nothing gets on because the device is suspended.
+            let wanted = wanted && !cx.suspended;
             let stalled = wanted && owes && connection.held > 0 && now - connection.active > limits.stall;
             if slow || stalled || self.drain_until.is_some_and(|until| now > until) {
                 self.kill(cx, index);

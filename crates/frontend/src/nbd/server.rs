@@ -167,7 +167,7 @@ impl Workers {
                 Err(error) => return ready.send(Err(error)).map_err(io::Error::other),
             };
             let name = ring.name();
-            let pool = BufferPool::for_worker(device.target().granule(), threads);
+            let pool = BufferPool::for_worker(device.granule(), threads);
             let mut worker = Worker::new(device, ring, pool, front);
             ready.send(Ok((worker.mailbox(), name))).map_err(io::Error::other)?;
             worker.run()
@@ -249,11 +249,14 @@ impl Server {
     /// Taken on is a request whose header was read, and for a write its whole payload. What still lies in a socket or in
     /// the input behind it is not looked at any more and gets no answer: the client cannot tell whether it was carried
     /// out, and it was not, but for pieces of a long write that had arrived. Clients have [`Limits::drain`] to take their
-    /// answers; who takes longer is hung up on.
+    /// answers; who takes longer is hung up on. Requests that wait because the device is suspended are answered with an
+    /// error.
     pub fn stop(mut self) -> Result<(), ServerError> {
         self.stop_accepting();
+        // What waits in a suspended device would wait for ever; what it had written was flushed when it was suspended.
+        self.device.end();
         let outcome = self.workers.finish();
-        if !self.device.access().read_only {
+        if !self.device.access().read_only && !self.device.is_suspended() {
             let device = inlock_engine::BlockingDevice::new(Arc::clone(&self.device));
             device.flush().map_err(ServerError::Flush)?;
         }
@@ -274,6 +277,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         // Clients that are accepted from here on would find no worker.
         self.stop_accepting();
+        self.device.end();
     }
 }
 
@@ -290,7 +294,7 @@ fn describe(device: &Device, options: &ServerOptions) -> Export {
         description: options.description.clone(),
         size: device.len(),
         flags,
-        preferred_block: (device.target().granule() as u32).max(4096),
+        preferred_block: (device.layout().granule() as u32).max(4096),
     }
 }
 

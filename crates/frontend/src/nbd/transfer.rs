@@ -168,7 +168,7 @@ impl Nbd {
                 let piece = if trims { TRIM_PIECE } else { CACHE_PIECE };
                 // Pieces end on multiples of their length, so that no data unit is cut and kept for it.
                 let here = rest.min(piece - offset % piece);
-                let here = cx.device.target().place(offset, here).map_or(here, |p| p.len);
+                let here = cx.layout.place(offset, here).map_or(here, |p| p.len);
                 request.len = here;
                 let durable = command.has(command_flag::FUA);
                 request.operation = if trims { Operation::Discard { durable } } else { Operation::Prefetch };
@@ -274,7 +274,7 @@ impl Nbd {
         let style = connection.style();
         let command = transfer.command;
         let most = if command.has(command_flag::REQ_ONE) { 1 } else { MAX_EXTENTS };
-        let hole_flags = if cx.device.target().is_encrypted() { STATE_HOLE } else { STATE_HOLE | STATE_ZERO };
+        let hole_flags = if cx.layout.is_encrypted() { STATE_HOLE } else { STATE_HOLE | STATE_ZERO };
         let mut extents: Vec<(u64, u32)> = Vec::with_capacity(8);
         let mut at = command.offset;
         let end = command.offset + command.len;
@@ -359,14 +359,14 @@ fn take_buffers(
     if connection.held >= MAX_HELD {
         return None;
     }
-    let target = cx.device.target();
-    let least = 2 * target.granule();
+    let layout = cx.layout;
+    let least = 2 * layout.granule();
     let longest = BufferPool::LARGEST_PIECE.max(least);
-    let mut extent = target.locate(offset, len, longest).ok()?;
+    let mut extent = layout.locate(offset, len, longest).ok()?;
     let enough = if whole { extent.cover_len } else { extent.cover_len.min(least) };
     let buffer = connection.take(cx.pool, extent.cover_len, enough)?;
     if buffer.capacity() < extent.cover_len {
-        extent = target.locate(offset, len, buffer.capacity()).ok()?;
+        extent = layout.locate(offset, len, buffer.capacity()).ok()?;
     }
     let spare_len = if writes { unaligned::spare_len(&extent) } else { 0 };
     if spare_len == 0 {

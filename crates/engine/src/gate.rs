@@ -1,0 +1,195 @@
+//! The gate of a device: what holds requests back while it is suspended, and hands the target out while it is not.
+//!
+//! Workers look at one number a turn, [`Gate::epoch`], and only where it has changed at anything else; each has a seat
+//! here and says when nothing of it is in flight. Callers of [`crate::BlockingDevice`] hold a pass for the length of a
+//! call. While the gate is closed nobody but the gate has the target, so that dropping it wipes its keys.
+
+use crate::layout::Layout;
+use crate::request::RequestError;
+use crate::ring::Waker;
+use crate::target::CryptTarget;
+use rustix::io::Errno;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+
+/// Whether requests go through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passage {
+    /// They do.
+    Open,
+    /// They wait.
+    Closed,
+    /// They fail: the device is given up while it was suspended.
+    Ended,
+}
+
+/// What a worker finds when it looks.
+pub(crate) struct View {
+    pub(crate) epoch: u64,
+    pub(crate) passage: Passage,
+    pub(crate) layout: Arc<Layout>,
+    /// The target, while the gate is open.
+    pub(crate) target: Option<Arc<CryptTarget>>,
+}
+
+pub(crate) struct Gate {
+    /// Changes with every change of the state; says nothing else.
+    epoch: AtomicU64,
+    /// The target for callers that block; `None` while they have to wait.
+    passes: RwLock<Option<Arc<CryptTarget>>>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    passage: Passage,
+    layout: Arc<Layout>,
+    /// `None`: the key was wiped.
+    target: Option<Arc<CryptTarget>>,
+    seats: Vec<Seat>,
+    next_seat: u64,
+}
+
+/// A worker.
+struct Seat {
+    id: u64,
+    waker: Waker,
+    /// It has nothing in flight and will start nothing before it has looked again.
+    quiet: bool,
+}
+
+/// A call that is carried out. The gate does not close before it is dropped.
+pub(crate) struct Pass<'a>(RwLockReadGuard<'a, Option<Arc<CryptTarget>>>);
+
+impl Deref for Pass<'_> {
+    type Target = CryptTarget;
+
+    fn deref(&self) -> &CryptTarget {
+        self.0.as_ref().expect("a pass is only made where there is a target")
+    }
+}
+
+impl Gate {
+    pub(crate) fn new(target: CryptTarget) -> Self {
+        let (layout, target) = (Arc::clone(target.layout()), Arc::new(target));
+        let passes = RwLock::new(Some(Arc::clone(&target)));
+        let state = State { passage: Passage::Open, layout, target: Some(target), seats: Vec::new(), next_seat: 0 };
+        Self { epoch: AtomicU64::new(0), passes, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// A number that is another one after every change. One load; for a worker's turn.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn passage(&self) -> Passage {
+        self.state().passage
+    }
+
+    pub(crate) fn layout(&self) -> Arc<Layout> {
+        Arc::clone(&self.state().layout)
+    }
+
+    /// The target for a call on this thread. Waits while the gate is closed.
+    pub(crate) fn pass(&self) -> Result<Pass<'_>, RequestError> {
+        loop {
+            let target = self.passes.read().unwrap_or_else(PoisonError::into_inner);
+            if target.is_some() {
+                return Ok(Pass(target));
+            }
+            drop(target);
+            let closed = |state: &mut State| state.passage == Passage::Closed;
+            let state = self.changed.wait_while(self.state(), closed).unwrap_or_else(PoisonError::into_inner);
+            if state.passage == Passage::Ended {
+                return Err(RequestError::Io(Errno::SHUTDOWN));
+            }
+        }
+    }
+
+    /// A seat for a worker, which `waker` wakes.
+    pub(crate) fn join(&self, waker: Waker) -> u64 {
+        let mut state = self.state();
+        let id = state.next_seat;
+        state.next_seat += 1;
+        state.seats.push(Seat { id, waker, quiet: true });
+        id
+    }
+
+    /// How things stand. A worker that finds the gate open has to be waited for from now on.
+    pub(crate) fn look(&self, seat: u64) -> View {
+        let mut state = self.state();
+        let open = state.passage == Passage::Open;
+        if let Some(seat) = state.seats.iter_mut().find(|s| s.id == seat)
+            && open
+        {
+            seat.quiet = false;
+        }
+        // The epoch only moves with the state locked, so it is the one of what is seen here.
+        View {
+            epoch: self.epoch(),
+            passage: state.passage,
+            layout: Arc::clone(&state.layout),
+            target: state.target.as_ref().filter(|_| open).map(Arc::clone),
+        }
+    }
+
+    /// A worker that has found the gate closed has nothing in flight any more, and has dropped its target.
+    pub(crate) fn quiet(&self, seat: u64) {
+        let mut state = self.state();
+        if let Some(seat) = state.seats.iter_mut().find(|s| s.id == seat) {
+            seat.quiet = true;
+        }
+        self.changed.notify_all();
+    }
+
+    /// A worker has ended.
+    pub(crate) fn leave(&self, seat: u64) {
+        self.state().seats.retain(|s| s.id != seat);
+        self.changed.notify_all();
+    }
+
+    /// Holds back what comes, and returns when nothing is in flight.
+    pub(crate) fn close(&self) {
+        self.move_to(&mut self.state(), Passage::Closed);
+        // Returns when every pass was given back.
+        *self.passes.write().unwrap_or_else(PoisonError::into_inner) = None;
+        let busy = |state: &mut State| state.seats.iter().any(|seat| !seat.quiet);
+        drop(self.changed.wait_while(self.state(), busy).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Lets through what has waited. False: there is no target, and the gate stays closed.
+    pub(crate) fn open(&self) -> bool {
+        let mut state = self.state();
+        let Some(target) = &state.target else { return false };
+        *self.passes.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(target));
+        self.move_to(&mut state, Passage::Open);
+        true
+    }
+
+    /// Lets what has waited, and all that comes, fail.
+    pub(crate) fn end(&self) {
+        self.move_to(&mut self.state(), Passage::Ended);
+    }
+
+    /// Puts another target, or none, in place of the one there was, which is gone when this returns. The gate is closed.
+    pub(crate) fn replace(&self, target: Option<CryptTarget>) {
+        let mut state = self.state();
+        if let Some(target) = &target {
+            state.layout = Arc::clone(target.layout());
+        }
+        let before = std::mem::replace(&mut state.target, target.map(Arc::new));
+        drop(before.map(|b| Arc::into_inner(b).expect("nobody has the target while the gate is closed")));
+    }
+
+    fn move_to(&self, state: &mut MutexGuard<'_, State>, passage: Passage) {
+        state.passage = passage;
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+        self.changed.notify_all();
+        state.seats.iter().for_each(|seat| seat.waker.wake());
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,120 @@
+//! What a front end is to a worker: who asks, in what terms, and how other threads reach it.
+
+use crate::buffer::{Buffer, BufferPool};
+use crate::device::Device;
+use crate::layout::Layout;
+use crate::request::{Operation, RequestError};
+use crate::ring::{Completion, Ring, Wait, Waker};
+use crate::target::Extent;
+use crate::unaligned::Granted;
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+/// A request and the memory it needs; the front end made both.
+#[derive(Debug)]
+pub struct Request {
+    /// The front end's name for it.
+    pub id: u64,
+    /// What is asked.
+    pub operation: Operation,
+    /// Where; any range for a flush.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+    /// For operations that move data: where that lies ([`crate::Layout::locate`]), and a buffer that holds the cover,
+    /// with a write's bytes at [`Extent::requested`].
+    pub data: Option<(Extent, Buffer)>,
+    /// For writes with partial units: room for [`crate::unaligned::spare_len`] bytes.
+    pub spare: Option<Buffer>,
+}
+
+/// A request that has ended, with its memory. A read's bytes are at [`Extent::requested`].
+#[derive(Debug)]
+pub struct Finished {
+    /// The front end's name for it.
+    pub id: u64,
+    /// How it ended.
+    pub result: Result<(), RequestError>,
+    /// What [`Request::data`] was.
+    pub data: Option<(Extent, Buffer)>,
+    /// What [`Request::spare`] was.
+    pub spare: Option<Buffer>,
+}
+
+/// Whether a worker goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// There may be more.
+    Continue,
+    /// The front end is finished.
+    Stop,
+}
+
+/// What a front end may use while it is called.
+pub struct Context<'a> {
+    /// Where its own operations go. Tokens with the top bit set are the worker's.
+    pub ring: &'a mut Ring,
+    /// The worker's buffers.
+    pub pool: &'a mut BufferPool,
+    /// The device that is served.
+    pub device: &'a Device,
+    /// Where its data units lie, as the worker sees it.
+    pub layout: &'a Layout,
+    /// Whether requests wait because the device is suspended.
+    pub suspended: bool,
+    /// Requests that the worker is to carry out.
+    pub requests: &'a mut VecDeque<Request>,
+}
+
+/// Who asks. One front end, one thread, one ring.
+pub trait FrontEnd {
+    /// What other threads send it through [`Mailbox::post`].
+    type Message: Send;
+
+    /// Something was posted.
+    fn on_message(&mut self, cx: &mut Context<'_>, message: Self::Message);
+    /// One of its own operations has ended.
+    fn on_completion(&mut self, cx: &mut Context<'_>, done: Completion);
+    /// One of its requests has ended.
+    fn on_finished(&mut self, cx: &mut Context<'_>, done: Finished);
+    /// Everything that this turn brought was handled: the moment to send what was collected. Says how long the next
+    /// turn may wait, or that nothing is left to do.
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait);
+}
+
+/// How other threads reach a worker.
+pub struct Mailbox<M> {
+    messages: Mutex<VecDeque<Message<M>>>,
+    waker: Waker,
+}
+
+pub(super) enum Message<M> {
+    Front(M),
+    Granted(u64),
+}
+
+impl<M> Mailbox<M> {
+    pub(super) fn new(waker: Waker) -> Self {
+        Self { messages: Mutex::default(), waker }
+    }
+
+    /// Sends the front end a message and wakes the worker.
+    pub fn post(&self, message: M) {
+        self.push(Message::Front(message));
+    }
+
+    pub(super) fn next(&self) -> Option<Message<M>> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    fn push(&self, message: Message<M>) {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push_back(message);
+        self.waker.wake();
+    }
+}
+
+impl<M: Send> Granted for Mailbox<M> {
+    fn granted(&self, token: u64) {
+        self.push(Message::Granted(token));
+    }
+}
