@@ -141,12 +141,24 @@ pub(crate) struct ServeArgs {
     pub export_name: String,
     /// By which the control commands find it.
     pub name: Option<Name>,
+    pub place: Place,
     pub run: Option<OsString>,
     pub read_only: bool,
     pub allow_discards: bool,
     pub io: Io,
     pub threads: Option<u16>,
     pub insecure: bool,
+}
+
+/// Which process serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// This one, until it ends.
+    Here,
+    /// Another one, that this one starts.
+    Background,
+    /// This one, which was started for it.
+    Launched,
 }
 
 /// A volume that gets its key back.
@@ -535,6 +547,7 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
     if options.nbd.is_none() && options.run.is_none() {
         return Err(Problem::usage("serve: --nbd unix:PATH or --nbd tcp:HOST:PORT is missing."));
     }
+    let place = place(&options)?;
     let export_name = options.export_name.unwrap_or_default();
     if export_name.len() > 4096 {
         return Err(Problem::usage("The name of an export has at most 4096 bytes."));
@@ -551,6 +564,7 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
         source,
         listen: options.nbd,
         export_name,
+        place,
         name: options.name,
         run: options.run,
         read_only: options.read_only,
@@ -559,6 +573,20 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
         threads: options.threads,
         insecure: options.insecure,
     })
+}
+
+fn place(options: &Options) -> anyhow::Result<Place> {
+    match (options.launched, options.background) {
+        (true, _) => Ok(Place::Launched),
+        (false, false) => Ok(Place::Here),
+        (false, true) if options.name.is_none() => {
+            Err(Problem::refused("Option --background needs --name.", "`inlock close NAME` ends what has a name"))
+        }
+        (false, true) if options.run.is_some() => {
+            Err(Problem::usage("Option --run serves while a command runs, so --background has no meaning."))
+        }
+        (false, true) => Ok(Place::Background),
+    }
 }
 
 fn copy_args(options: &Options, image: PathBuf, other: PathBuf) -> anyhow::Result<CopyArgs> {

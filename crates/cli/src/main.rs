@@ -10,6 +10,7 @@ mod captive;
 mod commands;
 mod control;
 mod copy;
+mod daemon;
 mod device;
 mod exit;
 mod help;

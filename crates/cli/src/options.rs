@@ -137,6 +137,12 @@ pub(crate) struct Options {
     /// Name of the export
     #[arg(long, value_name = "NAME", help_heading = "Serving")]
     pub export_name: Option<String>,
+    /// Serve in the background, as soon as clients can connect (needs --name)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub background: bool,
+    /// Given by a process to the one that it starts in the background
+    #[arg(long, action = ArgAction::SetTrue, hide = true)]
+    pub launched: bool,
     /// Name by which the running volume is asked and steered (status, suspend, close)
     #[arg(long, value_name = "NAME", value_parser = Name::new, help_heading = "Serving")]
     pub name: Option<Name>,
@@ -299,8 +305,19 @@ impl Verb {
             "label",
             "subsystem",
         ];
-        const SERVE: &[&str] =
-            &["nbd", "export-name", "name", "run", "read-only", "allow-discards", "io", "threads", "insecure"];
+        const SERVE: &[&str] = &[
+            "nbd",
+            "export-name",
+            "name",
+            "background",
+            "launched",
+            "run",
+            "read-only",
+            "allow-discards",
+            "io",
+            "threads",
+            "insecure",
+        ];
         match self {
             Self::LuksFormat => &[KEY, FORMAT, KDF],
             Self::IsLuks | Self::LuksUuid => &[&["type", "header"]],

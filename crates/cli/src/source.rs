@@ -13,6 +13,7 @@ use inlock_volume::{ActivationFlags, DataDeviceError, FileDevice, Segment, Unloc
 
 use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
 use crate::control::facts::SegmentFacts;
+use crate::daemon::Launcher;
 use crate::device::{Access, Device};
 use crate::exit::{Problem, cannot_load, cannot_unlock, say};
 use crate::lock::{self, Lock, Mode};
@@ -81,6 +82,14 @@ impl Header {
     }
 }
 
+impl Header {
+    /// Takes a volume key that was derived elsewhere, once more verified.
+    fn verify(&self, key: VolumeKey) -> anyhow::Result<inlock_volume::Unlocked> {
+        let _lock = lock::header(&self.device, Mode::Shared)?;
+        self.volume.unlock_with_volume_key(key, &UnlockOptions::new()).map_err(cannot_unlock(&self.device.path))
+    }
+}
+
 /// What was opened: what a name's facts say of it.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
@@ -114,15 +123,31 @@ pub(crate) struct Attached {
     _locks: Vec<Lock>,
 }
 
-/// Opens, takes and unlocks a volume. `stdin_taken`: standard input carries data.
-pub(crate) fn open(args: &SourceArgs, writing: bool, stdin_taken: bool) -> anyhow::Result<Opened> {
+/// Where the volume key comes from.
+#[derive(Clone, Copy)]
+pub(crate) enum Keys<'a> {
+    /// The user is asked. `stdin_taken`: standard input carries data.
+    Asked { stdin_taken: bool },
+    /// The process that started this one asks the user.
+    Launcher(&'a Launcher),
+}
+
+/// Opens, takes and unlocks a volume.
+pub(crate) fn open(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Opened> {
     let data = Device::open(&args.image, if writing { Access::Write } else { Access::Read })?;
     let mut locks = vec![lock::whole_device(&data, if writing { Mode::Exclusive } else { Mode::Shared })?];
-    let ask = Ask { device: &data.path, verify: args.key.verify, stdin_taken };
     let mut about = About::new(args, &data);
     let (crypt, allow_discards) = match &args.kind {
         Kind::Raw => (None, false),
-        Kind::Plain(plain) => (Some(open_plain(plain, &args.key, ask, data.len)?), false),
+        Kind::Plain(plain) => {
+            // Before anything is asked: a size that does not fit is no reason to type a passphrase.
+            let segments = plain.segments(data.len).with_context(|| data.path.display().to_string())?;
+            let key = match keys {
+                Keys::Asked { stdin_taken } => plain_key(plain, &args.key, ask(args, &data, stdin_taken))?,
+                Keys::Launcher(launcher) => launcher.key()?,
+            };
+            (Some((segments, key)), false)
+        }
         Kind::Luks(luks) => {
             let device = header_device(args, &data)?;
             let detached = device.identity() != data.identity();
@@ -135,7 +160,10 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, stdin_taken: bool) -> anyho
             about.kind = format!("LUKS{}", header.volume.version());
             about.uuid = Some(header.volume.uuid().to_owned());
             about.header = detached.then(|| resolved(&header.device.path));
-            let unlocked = header.unlock(&args.key, ask)?;
+            let unlocked = match keys {
+                Keys::Asked { stdin_taken } => header.unlock(&args.key, ask(args, &data, stdin_taken))?,
+                Keys::Launcher(launcher) => header.verify(launcher.key()?)?,
+            };
             about.flags = flags_of(&unlocked.flags);
             (Some((unlocked.segments, unlocked.key)), unlocked.allow_discards)
         }
@@ -192,20 +220,31 @@ fn unfit(error: DataDeviceError, path: &Path) -> anyhow::Error {
     anyhow::Error::from(error).context(Problem::Refused { message, hint })
 }
 
-fn open_plain(
-    plain: &Plain,
-    key: &KeyArgs,
-    ask: Ask<'_>,
-    device_len: u64,
-) -> anyhow::Result<(Vec<Segment>, VolumeKey)> {
-    // Before anything is asked: a size that does not fit is no reason to type a passphrase.
-    let segments = plain.segments(device_len).with_context(|| ask.device.display().to_string())?;
+/// Asks for the passphrase or key of a volume that another process has opened and taken, and gives its volume key.
+pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
+    let data = Device::open(&args.image, Access::Read)?;
+    let ask = ask(args, &data, false);
+    match &args.kind {
+        Kind::Raw => Ok(VolumeKey::zeroed(0)),
+        Kind::Plain(plain) => plain_key(plain, &args.key, ask),
+        Kind::Luks(luks) => {
+            // Its warnings were told by the other process.
+            let header = Header::load_from(header_device(args, &data)?, *luks, true)?;
+            Ok(header.unlock(&args.key, ask)?.key)
+        }
+    }
+}
+
+fn ask<'a>(args: &SourceArgs, data: &'a Device, stdin_taken: bool) -> Ask<'a> {
+    Ask { device: &data.path, verify: args.key.verify, stdin_taken }
+}
+
+fn plain_key(plain: &Plain, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<VolumeKey> {
     let given = secret::read(key, ask, Some(plain.key_len as u64))?;
-    let key = match given.from_file {
+    Ok(match given.from_file {
         true => plain.key_from_file(&given.secret)?,
         false => plain.key_from_passphrase(&given.secret)?,
-    };
-    Ok((segments, key))
+    })
 }
 
 impl Opened {

@@ -18,12 +18,12 @@ use crate::args::CopyArgs;
 use crate::copy::{self, CHUNK};
 use crate::exit::Problem;
 use crate::progress::{Progress, Show};
-use crate::source;
+use crate::source::{self, Keys};
 use crate::terminal;
 
 pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
     check_output(args, batch)?;
-    let opened = source::open(&args.source, false, false)?;
+    let opened = source::open(&args.source, false, Keys::Asked { stdin_taken: false })?;
     let access = engine::Access { read_only: true, allow_discards: false };
     let attached = opened.attach(IoMode::Sync, access)?;
     let device = BlockingDevice::new(attached.device.clone());

@@ -17,11 +17,11 @@ use crate::args::CopyArgs;
 use crate::copy::{self, CHUNK};
 use crate::exit::Problem;
 use crate::progress::{Progress, Show};
-use crate::source;
+use crate::source::{self, Keys};
 
 pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
     let mut input = Input::open(args)?;
-    let opened = source::open(&args.source, true, args.other.is_none())?;
+    let opened = source::open(&args.source, true, Keys::Asked { stdin_taken: args.other.is_none() })?;
     let attached = opened.attach(IoMode::Sync, engine::Access::default())?;
     let device = BlockingDevice::new(attached.device.clone());
     let (start, room) = copy::within(args.range, device.len())?;

@@ -18,20 +18,27 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::args::{Io, Kind, ServeArgs};
+use crate::args::{Io, Kind, Place, ServeArgs};
 use crate::captive::{self, Address};
 use crate::control::running::HandedOut;
 use crate::control::{Claim, Control, Facts, Running};
+use crate::daemon::{self, Launcher};
 use crate::exit::{self, Problem};
 use crate::signals::{self, Caught};
-use crate::source::{self, About};
+use crate::source::{self, About, Keys};
 use crate::values::Listen;
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
+    let launcher = match args.place {
+        Place::Here => None,
+        Place::Background => return daemon::launch(&args.source),
+        Place::Launched => Some(Launcher::on_stdin()?),
+    };
     // A bad address is no reason to type a passphrase first.
     let (listen, _private) = listen(args)?;
     let claim = args.name.as_ref().map(Claim::take).transpose()?;
-    let opened = source::open(&args.source, !args.read_only, false)?;
+    let keys = launcher.as_ref().map_or(Keys::Asked { stdin_taken: false }, Keys::Launcher);
+    let opened = source::open(&args.source, !args.read_only, keys)?;
     let mode = match args.io {
         Io::Auto => IoMode::Auto,
         Io::Uring => IoMode::Uring,
@@ -62,9 +69,14 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         None => {
             // Nobody may be reading; clients find the server all the same.
             let _ = exit::print(format_args!("{uri}\n"));
+            if let (Some(launcher), Some(control)) = (launcher, &control) {
+                launcher.ready(&control.log())?;
+            }
+            daemon::notify_ready(&uri);
             wait_for_signal(&caught, &server).map(|()| 0)
         }
     };
+    daemon::notify_stopping();
     let stopped = server.stop().map_err(cannot_serve);
     // Whoever asked to close may open the volume again at once.
     drop(attached);
@@ -109,7 +121,8 @@ impl HandedOut for EndsBySignal {
 /// The address, and for a captive command without one a private directory for a socket.
 fn listen(args: &ServeArgs) -> anyhow::Result<(server::Listen, Option<TempDir>)> {
     match &args.listen {
-        Some(Listen::Unix(path)) => Ok((server::Listen::Unix(path.clone()), None)),
+        // A process in the background leaves its directory.
+        Some(Listen::Unix(path)) => Ok((server::Listen::Unix(std::path::absolute(path)?), None)),
         Some(Listen::Tcp { host, port }) => Ok((server::Listen::Tcp(resolve(host, *port, args.insecure)?), None)),
         None => {
             let dir =

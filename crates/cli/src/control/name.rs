@@ -101,11 +101,14 @@ impl Files {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Removes what a process that is gone has left behind. `false`: there was nothing.
-    fn remove(&self) -> bool {
-        let removed = |path: PathBuf| std::fs::remove_file(path).is_ok();
-        let files = [removed(self.socket()), removed(self.path("json")), removed(self.log())];
-        files.contains(&true)
+    /// Removes what a process leaves behind, but for a log that says something, unless `log`.
+    fn remove(&self, log: bool) {
+        // What is gone already is what was wanted.
+        let _ = std::fs::remove_file(self.socket());
+        let _ = std::fs::remove_file(self.path("json"));
+        if log || std::fs::metadata(self.log()).is_ok_and(|metadata| metadata.len() == 0) {
+            let _ = std::fs::remove_file(self.log());
+        }
     }
 }
 
@@ -126,7 +129,7 @@ impl Claim {
             return Err(Problem::NameInUse { name: name.to_string(), pid: files.facts().map(|facts| facts.pid) }.into());
         };
         let stale = files.facts();
-        files.remove();
+        files.remove(true);
         Ok(Self { files, stale, _lock: lock })
     }
 
@@ -158,7 +161,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.files.remove();
+        self.files.remove(false);
     }
 }
 

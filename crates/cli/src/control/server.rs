@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
@@ -28,6 +29,7 @@ const CLIENTS_MAX: usize = 32;
 /// A running volume's control. Dropped without [`Control::finish`], it gives the name back all the same.
 pub(crate) struct Control {
     claim: Option<Claim>,
+    log: PathBuf,
     events: Events,
     thread: Option<JoinHandle<Vec<OwnedFd>>>,
 }
@@ -76,7 +78,12 @@ impl Control {
         };
         let run = move || server.run(&listener.into(), &woken, &received);
         let thread = std::thread::Builder::new().name("inlock-control".into()).spawn(run)?;
-        Ok(Self { claim: Some(claim), events, thread: Some(thread) })
+        Ok(Self { log: claim.files().log(), claim: Some(claim), events, thread: Some(thread) })
+    }
+
+    /// Where a process in the background writes what it says.
+    pub(crate) fn log(&self) -> PathBuf {
+        self.log.clone()
     }
 
     /// Gives the name back, then tells whoever asked to close how the volume has ended.

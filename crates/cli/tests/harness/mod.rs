@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test file uses its own part of this")]
 
 pub(crate) mod control;
+pub(crate) mod memory;
 
 use std::ffi::OsStr;
 use std::io::Write;

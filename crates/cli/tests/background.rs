@@ -1,0 +1,210 @@
+//! Processes in the background: what they inherit, what they leave, and how their start can fail.
+
+mod harness;
+
+use harness::control::{Named, Run};
+use harness::{Dir, FAST, call_with, inlock, run};
+use rustix::process::{Pid, Signal, getsid, kill_process, test_kill_process};
+use std::io::Write;
+use std::os::unix::net::UnixDatagram;
+use std::process::Stdio;
+use std::time::Duration;
+
+/// A passphrase that is found in memory if it is there.
+const SECRET: &[u8] = b"a passphrase of this test alone";
+
+fn luks(dir: &Dir) -> String {
+    let image = dir.image("image", 24);
+    call_with(SECRET, ["luksFormat", "-q", &image].into_iter().chain(FAST)).works();
+    image
+}
+
+/// Starts in the background, and gives what was printed and the process.
+fn background(run: &Run, name: &str, input: &[u8], words: &[&str]) -> (String, Pid) {
+    let all = [&["serve", "--background", "--name", name][..], words].concat();
+    let started = run.call_with(input, &all);
+    let uri = started.works().text().to_owned();
+    let pid = run.json(&["status", name, "--json"])["pid"].as_i64().unwrap();
+    (uri, Pid::from_raw(pid as i32).unwrap())
+}
+
+#[test]
+fn a_volume_is_served_when_the_command_returns_and_until_it_is_closed() {
+    let dir = Dir::new();
+    let runs = Run::new();
+    let image = luks(&dir);
+    let socket = runs.socket("nbd");
+    let (uri, pid) = background(&runs, "data", SECRET, &[&image, "--nbd", &format!("unix:{socket}")]);
+    assert_eq!(uri, format!("nbd+unix:///?socket={socket}\n"));
+    assert_eq!(getsid(Some(pid)).unwrap(), pid, "it has no session of its own");
+    let proc = |file: &str| format!("/proc/{}/{file}", pid.as_raw_nonzero());
+    if let Ok(cwd) = std::fs::read_link(proc("cwd")) {
+        assert_eq!(cwd.to_str(), Some("/"));
+        let log = runs.path("data.log");
+        let files = [0, 1, 2].map(|fd| std::fs::read_link(proc(&format!("fd/{fd}"))).unwrap());
+        assert_eq!(files, ["/dev/null".into(), log.clone(), log]);
+    } else {
+        println!("SKIPPED: only root looks into a process that is not dumpable");
+    }
+    harness::call(["serve", &image, "--run", "true"]).fails(5, &["is in use"]);
+    runs.call(&["close", "data"]).works();
+    assert!(test_kill_process(pid).is_err() || is_zombie(pid), "the process lives on");
+    assert_eq!(runs.left(), [] as [String; 0]);
+    call_with(SECRET, ["serve", &image, "--run", "true"]).works();
+}
+
+/// Ended, and not yet looked after by whoever adopted it.
+fn is_zombie(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    stat.rsplit(") ").next().is_none_or(|rest| rest.starts_with('Z') || rest.is_empty())
+}
+
+#[test]
+fn plain_and_raw_volumes_key_files_and_relative_paths() {
+    let dir = Dir::new();
+    let runs = Run::new();
+    dir.image("image", 1);
+    dir.file("key", &[7; 64]);
+    let words: [&[&str]; 4] = [
+        &["--type", "plain", "image"],
+        &["--type", "plain", "image", "-d", "key"],
+        &["--type", "plain", "image", "-d", "-"],
+        &["--type", "raw", "--", "image"],
+    ];
+    for words in words {
+        let mut command = inlock();
+        command.current_dir(dir.path("")).env("INLOCK_RUN_DIR", runs.path(""));
+        command.args(["serve", "--background", "--name", "data", "--nbd", "unix:socket"]).args(words);
+        let started = run(&mut command, &[5; 32]);
+        assert_eq!(started.works().text(), format!("nbd+unix:///?socket={}\n", dir.name("socket")), "{words:?}");
+        runs.call(&["close", "data"]).works();
+        assert!(!dir.path("socket").exists());
+    }
+}
+
+#[test]
+fn what_fails_at_the_start_is_told_with_its_own_status() {
+    let dir = Dir::new();
+    let runs = Run::new();
+    let image = luks(&dir);
+    let address = format!("unix:{}", runs.socket("nbd"));
+    let start = |input: &[u8], words: &[&str]| {
+        let all = [&["serve", "--background", "--nbd", &address][..], words].concat();
+        let ended = runs.call_with(input, &all);
+        assert!(ended.out.is_empty(), "{ended:?}");
+        ended
+    };
+    start(b"wrong", &["--name", "data", &image]).fails(2, &["No key available with this passphrase."]);
+    start(b"", &["--name", "data", &image]).fails(1, &["Nothing to read on input."]);
+    start(SECRET, &["--name", "data", "/nonexistent"]).fails(4, &["does not exist"]);
+    start(SECRET, &["--name", "data", &dir.image("empty", 1)]).fails(1, &["is not a valid LUKS device"]);
+    start(SECRET, &[&image]).fails(1, &["--background needs --name"]);
+    start(SECRET, &["--name", "data", &image, "--run", "true"]).fails(1, &["no meaning"]);
+    let bad = format!("unix:{}", dir.name("no/such/dir"));
+    start(SECRET, &["--name", "data", &image, "--nbd", &bad]).fails(1, &["cannot listen", "No such file"]);
+    assert_eq!(runs.left(), [] as [String; 0]);
+
+    let _other = Named::start(&runs, "data", &["--type", "raw", &dir.image("other", 1)]);
+    start(SECRET, &["--name", "data", &image]).fails(5, &["data already exists"]);
+    start(SECRET, &["--name", "new", "--type", "raw", &dir.name("other")]).fails(5, &["is in use"]);
+    harness::call(["serve", "--launched", &image, "--run", "true"]).fails(1, &["for Inlock itself"]);
+}
+
+#[test]
+fn nobody_waits_in_the_background_for_a_command_that_was_killed() {
+    let dir = Dir::new();
+    let runs = Run::new();
+    let image = luks(&dir);
+    let mut command = inlock();
+    command.env("INLOCK_RUN_DIR", runs.path("")).args(["serve", "--background", "--name", "data", &image]);
+    command.args(["--nbd", &format!("unix:{}", runs.socket("nbd"))]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // Its standard input stays open, so it waits for the passphrase, and the other holds name and device.
+    wait_for(|| runs.path("data.lock").exists());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_for(|| runs.left().is_empty());
+    call_with(SECRET, ["serve", &image, "--run", "true"]).works();
+}
+
+fn wait_for(done: impl Fn() -> bool) {
+    for _ in 0..1500 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("it does not happen");
+}
+
+#[test]
+fn a_signal_drains_and_a_killed_one_is_known_to_be_gone() {
+    let dir = Dir::new();
+    let runs = Run::new();
+    let image = luks(&dir);
+    let address = format!("unix:{}", runs.socket("nbd"));
+    let (_, pid) = background(&runs, "data", SECRET, &[&image, "--nbd", &address]);
+    kill_process(pid, Signal::TERM).unwrap();
+    wait_for(|| runs.left().is_empty());
+    let (_, pid) = background(&runs, "data", SECRET, &[&image, "--nbd", &address]);
+    kill_process(pid, Signal::KILL).unwrap();
+    wait_for(|| runs.call(&["status", "data"]).err.contains("is gone"));
+    let (_, _) = background(&runs, "data", SECRET, &[&image, "--nbd", &address]);
+    runs.call(&["close", "data"]).works();
+    assert_eq!(runs.left(), [] as [String; 0]);
+}
+
+#[test]
+fn a_service_manager_is_told() {
+    let dir = Dir::new();
+    let runs = Run::new();
+    let image = dir.image("image", 1);
+    let manager = UnixDatagram::bind(dir.path("notify")).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let told = || {
+        let mut room = [0; 1000];
+        let len = manager.recv(&mut room).unwrap();
+        String::from_utf8(room[..len].to_vec()).unwrap()
+    };
+    let mut command = inlock();
+    command.env("INLOCK_RUN_DIR", runs.path("")).env("NOTIFY_SOCKET", dir.path("notify"));
+    command.args([
+        "serve",
+        "--name",
+        "data",
+        "--type",
+        "raw",
+        &image,
+        "--nbd",
+        &format!("unix:{}", runs.socket("nbd")),
+    ]);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let ready = told();
+    assert!(ready.contains("READY=1\n") && ready.contains(&format!("MAINPID={}\n", child.id())), "{ready}");
+    runs.call(&["close", "data"]).works();
+    assert!(told().contains("STOPPING=1"));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn the_process_that_stays_never_had_the_passphrase() {
+    let dir = Dir::new();
+    let runs = Run::new();
+    let image = luks(&dir);
+    let (_, pid) = background(&runs, "data", SECRET, &[&image, "--nbd", &format!("unix:{}", runs.socket("nbd"))]);
+    if let Some(found) = harness::memory::count(pid, SECRET) {
+        assert_eq!(found, 0, "the passphrase is in the memory of the process");
+    }
+    // Control: a process that has it is found to have it.
+    let mut command = std::process::Command::new("cat");
+    let mut cat = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdin = cat.stdin.take().unwrap();
+    stdin.write_all(SECRET).unwrap();
+    std::io::Read::read_exact(cat.stdout.as_mut().unwrap(), &mut [0; 31]).unwrap();
+    if let Some(found) = harness::memory::count(Pid::from_child(&cat), SECRET) {
+        assert!(found > 0, "the search does not find what is there");
+    }
+    drop(stdin);
+    cat.wait().unwrap();
+    runs.call(&["close", "data"]).works();
+}
