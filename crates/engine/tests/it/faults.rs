@@ -143,7 +143,7 @@ fn strike(unit: u32, seed: u64, nth: u64, fault: Fault, blocking: bool) -> Optio
     Some(())
 }
 
-fn run_blocking(device: &BlockingDevice, script: &[Ask]) -> Vec<scripted::Answer> {
+pub(crate) fn run_blocking(device: &BlockingDevice, script: &[Ask]) -> Vec<scripted::Answer> {
     let one = |ask: &Ask| match ask {
         Ask::Read { offset, len } => {
             let mut bytes = vec![0; *len as usize];

@@ -10,3 +10,4 @@ mod scripted;
 mod stacked;
 mod stats;
 mod support;
+mod suspend;
