@@ -10,6 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector};
+use inlock_engine::OffloadOptions;
 use inlock_volume::plain::{Plain, PlainHash};
 use inlock_volume::{Hash, KdfKind};
 
@@ -147,6 +148,7 @@ pub(crate) struct ServeArgs {
     pub allow_discards: bool,
     pub io: Io,
     pub threads: Option<u16>,
+    pub offload: OffloadOptions,
     pub insecure: bool,
 }
 
@@ -555,6 +557,7 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
     if options.threads.is_some_and(|threads| threads == 0 || threads > 1024) {
         return Err(Problem::usage("Option --threads takes 1 to 1024."));
     }
+    let offload = offload_options(options.offload.as_deref(), options.offload_threads)?;
     let io = match options.io.as_deref() {
         Some("uring") => Io::Uring,
         Some("sync") => Io::Sync,
@@ -571,6 +574,7 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
         allow_discards: options.allow_discards,
         io,
         threads: options.threads,
+        offload,
         insecure: options.insecure,
     })
 }
@@ -587,6 +591,23 @@ fn place(options: &Options) -> anyhow::Result<Place> {
         }
         (false, true) => Ok(Place::Background),
     }
+}
+
+fn offload_options(policy: Option<&str>, threads: Option<u16>) -> anyhow::Result<OffloadOptions> {
+    let mut offload = OffloadOptions::default();
+    if let Some(threads) = threads.map(usize::from) {
+        if !(1..=OffloadOptions::MAX_THREADS).contains(&threads) {
+            return Err(Problem::usage(format!(
+                "Option --offload-threads takes 1 to {}; --offload none does without.",
+                OffloadOptions::MAX_THREADS
+            )));
+        }
+        offload.threads = threads;
+    }
+    if let Some(policy) = policy {
+        offload.policy = policy.parse().map_err(|e| Problem::usage(format!("Option --offload '{policy}' is {e}.")))?;
+    }
+    Ok(offload)
 }
 
 fn copy_args(options: &Options, image: PathBuf, other: PathBuf) -> anyhow::Result<CopyArgs> {

@@ -161,6 +161,12 @@ pub(crate) struct Options {
     /// Number of worker threads
     #[arg(long, value_name = "N", help_heading = "Serving")]
     pub threads: Option<u16>,
+    /// Which requests' cipher work goes to other threads: none, reads, writes, both, auto
+    #[arg(long, value_name = "WHICH", value_parser = ["none", "reads", "writes", "both", "auto"], help_heading = "Serving")]
+    pub offload: Option<String>,
+    /// Number of threads for that work
+    #[arg(long, value_name = "N", help_heading = "Serving")]
+    pub offload_threads: Option<u16>,
     /// Listen on addresses that other machines reach, without TLS
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
     pub insecure: bool,
@@ -316,6 +322,8 @@ impl Verb {
             "allow-discards",
             "io",
             "threads",
+            "offload",
+            "offload-threads",
             "insecure",
         ];
         match self {

@@ -43,6 +43,21 @@ impl Buffer {
         &mut self.memory[start..start + self.capacity]
     }
 
+    /// Where the data starts in the memory of [`Buffer::into_parts`].
+    pub(crate) fn data_start(&self) -> usize {
+        self.base + HEADROOM
+    }
+
+    /// The buffer taken apart: its memory, where the aligned part starts, and how many bytes of data fit.
+    pub(crate) fn into_parts(self) -> (Box<[u8]>, usize, usize) {
+        (self.memory, self.base, self.capacity)
+    }
+
+    /// A buffer put together from what [`Buffer::into_parts`] gave.
+    pub(crate) fn from_parts(memory: Box<[u8]>, base: usize, capacity: usize) -> Self {
+        Self { memory, base, capacity }
+    }
+
     /// The headroom and the data as one run; the data starts at [`HEADROOM`].
     pub fn frame(&self) -> &[u8] {
         &self.memory[self.base..self.base + HEADROOM + self.capacity]

@@ -78,6 +78,8 @@ pub struct Device {
     /// Set by the first failed flush: the kernel has dropped the dirty state, so a later success would be a lie.
     lost_writes: AtomicBool,
     stats: Arc<Stats>,
+    /// Whether somebody asked how fast the ciphers are.
+    measures: AtomicBool,
 }
 
 impl Device {
@@ -119,6 +121,7 @@ impl Device {
             locks: UnitLocks::default(),
             lost_writes: AtomicBool::new(false),
             stats: Stats::new(StatsLevel::On),
+            measures: AtomicBool::new(false),
         }
     }
 
@@ -215,7 +218,7 @@ impl Device {
     pub fn set_keys(&self, keys: &[&VolumeKey]) -> Result<(), ControlError> {
         let _orders = self.order_while_suspended()?;
         let target = CryptTarget::with_keys(&self.gate.layout(), keys)?;
-        self.gate.replace(Some(target));
+        self.gate.replace(Some(self.measured(target)));
         Ok(())
     }
 
@@ -236,7 +239,7 @@ impl Device {
         if !suspended {
             self.gate.close();
         }
-        self.gate.replace(Some(target));
+        self.gate.replace(Some(self.measured(target)));
         self.len.store(len, Ordering::Release);
         if !suspended {
             self.gate.open();
@@ -251,6 +254,20 @@ impl Device {
         if self.is_suspended() {
             self.gate.end();
         }
+    }
+
+    /// Finds out how fast the ciphers are, of this table and of those that replace it.
+    pub(crate) fn measure_ciphers(&self) {
+        let _orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        self.measures.store(true, Ordering::Relaxed);
+        self.gate.measure();
+    }
+
+    fn measured(&self, target: CryptTarget) -> CryptTarget {
+        if self.measures.load(Ordering::Relaxed) {
+            target.measure();
+        }
+        target
     }
 
     fn check_stores(&self, target: &CryptTarget) -> Result<(), TargetError> {

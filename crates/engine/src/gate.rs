@@ -182,6 +182,13 @@ impl Gate {
         drop(before.map(|b| Arc::into_inner(b).expect("nobody has the target while the gate is closed")));
     }
 
+    /// Measures the ciphers of the target, where there is one.
+    pub(crate) fn measure(&self) {
+        if let Some(target) = &self.state().target {
+            target.measure();
+        }
+    }
+
     fn move_to(&self, state: &mut MutexGuard<'_, State>, passage: Passage) {
         state.passage = passage;
         self.epoch.fetch_add(1, Ordering::AcqRel);

@@ -11,7 +11,8 @@ use inlock_cipher::{
     CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, SectorCipher, Segment, VolumeKey, new_sector_cipher,
 };
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 pub use crate::layout::{Extent, Place};
 
@@ -20,6 +21,8 @@ pub struct CryptTarget {
     layout: Arc<Layout>,
     /// As many as the layout has parts; `None` where nothing is encrypted.
     ciphers: Vec<Option<Box<dyn SectorCipher>>>,
+    /// What each costs on this processor, in picoseconds a byte; unset before they were measured.
+    costs: OnceLock<Vec<u64>>,
 }
 
 /// What a line of a table does with its bytes.
@@ -53,6 +56,11 @@ pub struct Ciphertext(Buffer);
 impl Ciphertext {
     /// Marks what a store has just filled.
     pub(crate) fn from_store(buffer: Buffer) -> Self {
+        Self(buffer)
+    }
+
+    /// Marks a buffer every data unit of whose cover went through [`CryptTarget::encrypt_in_place`].
+    pub(crate) fn encrypted(buffer: Buffer) -> Self {
         Self(buffer)
     }
 
@@ -178,7 +186,8 @@ impl CryptTarget {
         if parts.is_empty() {
             return Err(TargetError::Gap(0));
         }
-        Ok(Self { layout: Arc::new(Layout { parts, len: next, generation: 0 }), ciphers })
+        let layout = Arc::new(Layout { parts, len: next, generation: 0 });
+        Ok(Self { layout, ciphers, costs: OnceLock::new() })
     }
 
     /// A target that stores everything as it is (`--type raw`).
@@ -194,7 +203,8 @@ impl CryptTarget {
             kind: Kind::Linear,
             crypt: None,
         };
-        Self { layout: Arc::new(Layout { parts: vec![part], len, generation: 0 }), ciphers: vec![None] }
+        let layout = Arc::new(Layout { parts: vec![part], len, generation: 0 });
+        Self { layout, ciphers: vec![None], costs: OnceLock::new() }
     }
 
     /// The same layout under other keys, one for each that the target was made with and as long as that one.
@@ -215,13 +225,25 @@ impl CryptTarget {
                 }
             });
         }
-        Ok(Self { layout: Arc::clone(layout), ciphers })
+        Ok(Self { layout: Arc::clone(layout), ciphers, costs: OnceLock::new() })
     }
 
     /// The target as the one of this generation.
     pub(crate) fn of_generation(mut self, generation: u32) -> Self {
         Arc::make_mut(&mut self.layout).generation = generation;
         self
+    }
+
+    /// Finds out how fast the ciphers are on this processor, for [`CryptTarget::cipher_time`].
+    pub(crate) fn measure(&self) {
+        let cost = |cipher: &Option<Box<dyn SectorCipher>>| cipher.as_deref().map_or(0, picoseconds_per_byte);
+        self.costs.get_or_init(|| self.ciphers.iter().map(cost).collect());
+    }
+
+    /// About how long one thread takes over the cipher work of `extent`; zero where that was not measured.
+    pub(crate) fn cipher_time(&self, extent: &Extent) -> Duration {
+        let cost = self.costs.get().map_or(0, |costs| costs[extent.part as usize]);
+        Duration::from_nanos((extent.cover_len as u64).saturating_mul(cost) / 1000)
     }
 
     /// The target without its ciphers.
@@ -257,11 +279,23 @@ impl CryptTarget {
     /// Decrypts data units that start `byte` bytes into the cover of `extent`, in place.
     pub(crate) fn decrypt_in_place(&self, extent: &Extent, byte: usize, data: &mut [u8]) {
         if let Some(cipher) = self.cipher(extent) {
-            let part = &self.layout.parts[extent.part as usize];
-            let step = if part.large_iv { 1 } else { part.unit.sectors() };
-            let units = (byte / extent.granule) as u64;
-            cipher.decrypt(IvNumber(extent.first.0.wrapping_add(units.wrapping_mul(step))), InOut::InPlace(data));
+            cipher.decrypt(self.iv_number(extent, byte), InOut::InPlace(data));
         }
+    }
+
+    /// Encrypts data units that start `byte` bytes into the cover of `extent`, in place.
+    pub(crate) fn encrypt_in_place(&self, extent: &Extent, byte: usize, data: &mut [u8]) {
+        if let Some(cipher) = self.cipher(extent) {
+            cipher.encrypt(self.iv_number(extent, byte), InOut::InPlace(data));
+        }
+    }
+
+    /// Of the data unit that starts `byte` bytes into the cover of `extent`.
+    fn iv_number(&self, extent: &Extent, byte: usize) -> IvNumber {
+        let part = &self.layout.parts[extent.part as usize];
+        let step = if part.large_iv { 1 } else { part.unit.sectors() };
+        let units = (byte / extent.granule) as u64;
+        IvNumber(extent.first.0.wrapping_add(units.wrapping_mul(step)))
     }
 
     fn cipher(&self, extent: &Extent) -> Option<&dyn SectorCipher> {
@@ -276,6 +310,20 @@ impl Deref for CryptTarget {
     fn deref(&self) -> &Layout {
         &self.layout
     }
+}
+
+/// The best of three, since whatever else the processor does only makes it slower.
+fn picoseconds_per_byte(cipher: &dyn SectorCipher) -> u64 {
+    // Whole data units of every size.
+    const LEN: usize = 64 << 10;
+    let mut data = vec![0; LEN];
+    let mut once = || {
+        let start = Instant::now();
+        cipher.decrypt(IvNumber(0), InOut::InPlace(&mut data));
+        start.elapsed()
+    };
+    let best = (0..3).map(|_| once()).min().unwrap_or_default();
+    best.as_nanos() as u64 * 1000 / LEN as u64
 }
 
 fn new_part(index: usize, line: &Line<'_>, store_lens: &[u64]) -> Result<Part, TargetError> {

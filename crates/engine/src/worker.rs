@@ -9,6 +9,7 @@ use crate::buffer::{Buffer, BufferPool};
 use crate::device::Device;
 use crate::gate::{Passage, View};
 use crate::layout::{Kind, Layout};
+use crate::offload::{Ciphered, Direction, Offload};
 use crate::request::{Operation, RequestError};
 use crate::ring::{self, Completion, FileId, Returned, Ring, Token, Wait};
 use crate::stats::{OwnShard, Phase, Timing, Work};
@@ -20,6 +21,7 @@ use std::io;
 use std::sync::Arc;
 
 mod front_end;
+mod offloaded;
 mod parts;
 
 use front_end::Message;
@@ -72,6 +74,8 @@ enum Step {
     /// Reading edge 0 or 1 of a partial write.
     Edge(usize),
     Read,
+    /// In the hands of the cipher pool.
+    Cipher,
     Write,
     Sync,
     Discard,
@@ -105,6 +109,9 @@ pub struct Worker<F: FrontEnd> {
     executed: VecDeque<Completion>,
     mailbox: Arc<Mailbox<F::Message>>,
     granted: Arc<dyn Granted>,
+    ciphered: Arc<dyn Ciphered>,
+    /// Who may do the cipher work instead.
+    offload: Option<Arc<Offload>>,
     wait: Wait,
     shard: OwnShard,
 }
@@ -139,6 +146,8 @@ where
             parts: VecDeque::new(),
             executed: VecDeque::with_capacity(256),
             granted: Arc::clone(&mailbox) as Arc<dyn Granted>,
+            ciphered: Arc::clone(&mailbox) as Arc<dyn Ciphered>,
+            offload: None,
             mailbox,
             wait: Wait::No,
             shard,
@@ -233,6 +242,7 @@ where
             match message {
                 None => return,
                 Some(Message::Granted(token)) => self.lock_granted(token as u32),
+                Some(Message::Ciphered(token, done)) => self.ciphered(token as u32, done),
                 Some(Message::Front(message)) => {
                     let (front, mut cx) = self.split();
                     front.on_message(&mut cx, message);
@@ -428,11 +438,17 @@ where
         if matches!(flight.operation, Operation::WriteZeroes { .. }) {
             buffer.data_mut()[extent.requested()].fill(0);
         }
-        flight.step = Step::Write;
-        flight.progress = 0;
+        let Some(buffer) = self.keep(index, &extent, Direction::Encrypt, buffer) else { return };
         let ciphertext = self.target().encrypt(&extent, buffer);
         self.flight(index).ciphered(1, extent.cover_len);
-        self.store_write(index, ciphertext);
+        self.write_whole(index, ciphertext);
+    }
+
+    fn write_whole(&mut self, index: u32, data: Ciphertext) {
+        let flight = self.flight(index);
+        flight.step = Step::Write;
+        flight.progress = 0;
+        self.store_write(index, data);
     }
 
     /// Starts a store operation that needs no ciphertext.
@@ -590,6 +606,7 @@ where
             && result.is_ok()
             && let (Some(extent), Some(buffer)) = (flight.extent, flight.buffer.take())
         {
+            let Some(buffer) = self.keep(index, &extent, Direction::Decrypt, buffer) else { return };
             let buffer = self.target().decrypt(&extent, Ciphertext::from_store(buffer));
             let flight = self.flight(index);
             flight.buffer = Some(buffer);

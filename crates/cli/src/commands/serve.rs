@@ -52,6 +52,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         export_name: args.export_name.clone(),
         description: description(args),
         threads: args.threads.map_or(defaults.threads, usize::from),
+        offload: args.offload,
         io: mode,
         ..defaults
     };

@@ -1,4 +1,4 @@
-//! The ring on io_uring. The only file of the engine with `unsafe`.
+//! The ring on io_uring.
 //!
 //! An operation that the kernel works on lives in `in_flight` under the index that is its `user_data`. Its buffers are
 //! heap memory that does not move when the table does, and the entry is taken out only by its completion, so pointers

@@ -3,6 +3,7 @@
 use crate::buffer::{Buffer, BufferPool};
 use crate::device::Device;
 use crate::layout::Layout;
+use crate::offload::{Ciphered, Done};
 use crate::request::{Operation, RequestError};
 use crate::ring::{Completion, Ring, Wait, Waker};
 use crate::target::Extent;
@@ -91,6 +92,7 @@ pub struct Mailbox<M> {
 pub(super) enum Message<M> {
     Front(M),
     Granted(u64),
+    Ciphered(u64, Done),
 }
 
 impl<M> Mailbox<M> {
@@ -116,5 +118,11 @@ impl<M> Mailbox<M> {
 impl<M: Send> Granted for Mailbox<M> {
     fn granted(&self, token: u64) {
         self.push(Message::Granted(token));
+    }
+}
+
+impl<M: Send> Ciphered for Mailbox<M> {
+    fn ciphered(&self, token: u64, done: Done) {
+        self.push(Message::Ciphered(token, done));
     }
 }

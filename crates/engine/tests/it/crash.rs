@@ -179,6 +179,15 @@ fn what_a_flush_or_fua_covered_survives_a_power_cut() {
     assert!(states >= 2000, "only {states} states were rebuilt");
 }
 
+#[test]
+fn what_a_flush_covered_survives_a_power_cut_with_a_pool() {
+    scripted::offloaded(|| {
+        let (states, violations) = cuts(1..6, false);
+        println!("{states} states with a pool, {violations} violations");
+        assert!(states >= 400 && violations == 0, "{violations} violations in {states} states");
+    });
+}
+
 /// The negative control: a store that swallows flushes must be caught.
 #[test]
 fn a_swallowed_flush_is_caught() {

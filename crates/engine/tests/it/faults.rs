@@ -157,20 +157,32 @@ pub(crate) fn run_blocking(device: &BlockingDevice, script: &[Ask]) -> Vec<scrip
     script.iter().map(one).collect()
 }
 
-#[test]
-fn every_operation_fails_once() {
+fn fail_every_operation(seeds: u64, blocking: bool) -> usize {
     let mut faults = 0;
-    for blocking in [false, true] {
-        for unit in [512, 4096] {
-            for seed in 1..=8 {
-                for fault in FAULTS {
-                    faults += (1..).take_while(|nth| strike(unit, seed, *nth, fault, blocking).is_some()).count();
-                }
+    for unit in [512, 4096] {
+        for seed in 1..=seeds {
+            for fault in FAULTS {
+                faults += (1..).take_while(|nth| strike(unit, seed, *nth, fault, blocking).is_some()).count();
             }
         }
     }
+    faults
+}
+
+#[test]
+fn every_operation_fails_once() {
+    let faults = fail_every_operation(8, false) + fail_every_operation(8, true);
     println!("{faults} faults injected, 0 wrong answers");
     assert!(faults >= 3000, "only {faults} faults were injected");
+}
+
+#[test]
+fn every_operation_fails_once_with_a_pool() {
+    scripted::offloaded(|| {
+        let faults = fail_every_operation(3, false);
+        println!("{faults} faults injected with a pool, 0 wrong answers");
+        assert!(faults >= 500, "only {faults} faults were injected");
+    });
 }
 
 /// The negative control: the check does see a neighbour that changed.
@@ -198,6 +210,11 @@ fn one_failing_request_does_not_fail_its_neighbours() {
             assert_eq!(answer.is_ok(), now.iter().all(|b| *b == i as u8), "operation {nth} write {i}");
         }
     }
+}
+
+#[test]
+fn one_failing_request_does_not_fail_its_neighbours_with_a_pool() {
+    scripted::offloaded(one_failing_request_does_not_fail_its_neighbours);
 }
 
 #[test]

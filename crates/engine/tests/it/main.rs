@@ -6,6 +6,7 @@
 mod crash;
 mod faults;
 mod model;
+mod offload;
 mod scripted;
 mod stacked;
 mod stats;

@@ -255,6 +255,15 @@ fn holes_are_reported_as_holes_of_whole_units() {
     assert!((4096..=16384).contains(&data), "{data} bytes of data reported for one unit");
 }
 
+#[test]
+fn a_pool_gives_the_same_bytes() {
+    scripted::offloaded(|| {
+        one_by_one_in_memory();
+        one_by_one_on_a_file_through_both_rings();
+        concurrent_partial_writes_lose_nothing();
+    });
+}
+
 /// Writes in two halves, and lets others run in between.
 struct HalfwayStore {
     inner: MemoryStore,

@@ -6,9 +6,10 @@ use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::store::file::IoMode;
 use inlock_engine::unaligned;
 use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request, Worker};
-use inlock_engine::{Device, RequestError};
+use inlock_engine::{Device, Offload, OffloadOptions, OffloadPolicy, RequestError};
+use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Ask {
@@ -105,9 +106,39 @@ impl FrontEnd for Scripted {
     }
 }
 
+thread_local! {
+    static OFFLOADS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls a test whose workers give all their cipher work to a pool.
+pub(crate) fn offloaded(test: impl FnOnce()) {
+    OFFLOADS.set(true);
+    test();
+    OFFLOADS.set(false);
+}
+
+/// Three threads for all tests of this program.
+fn pool(device: &Device) -> Option<Arc<Offload>> {
+    static POOL: OnceLock<Option<Arc<Offload>>> = OnceLock::new();
+    let options = OffloadOptions { policy: OffloadPolicy::Both, threads: 3 };
+    let pool = || POOL.get_or_init(|| Offload::start(device, &options).expect("threads"));
+    if OFFLOADS.get() { pool().clone() } else { None }
+}
+
 /// Runs `script`, `depth` requests at a time, and gives back the answers in the script's order.
 pub(crate) fn run(device: &Arc<Device>, mode: IoMode, depth: usize, script: Vec<Ask>) -> Vec<Answer> {
     run_watched(device, mode, depth, script, Box::new(|_| {}))
+}
+
+/// As [`run`], with this pool.
+pub(crate) fn run_with(
+    device: &Arc<Device>,
+    mode: IoMode,
+    depth: usize,
+    script: Vec<Ask>,
+    pool: Option<Arc<Offload>>,
+) -> Vec<Answer> {
+    carry_out(device, mode, depth, script, Box::new(|_| {}), pool)
 }
 
 /// As [`run`]; `acknowledged` sees each request at the moment it has ended well.
@@ -118,13 +149,30 @@ pub(crate) fn run_watched(
     script: Vec<Ask>,
     acknowledged: Box<dyn FnMut(u64)>,
 ) -> Vec<Answer> {
+    let before = device.stats().snapshot();
+    let answers = carry_out(device, mode, depth, script, acknowledged, pool(device));
+    let done = device.stats().snapshot().since(&before);
+    let (here, elsewhere) = if OFFLOADS.get() { (done.offloaded, done.inline) } else { (done.inline, done.offloaded) };
+    let all = done.reads + done.writes + done.write_zeroes;
+    assert!(here == all && elsewhere == 0, "the cipher work is where it was put");
+    answers
+}
+
+fn carry_out(
+    device: &Arc<Device>,
+    mode: IoMode,
+    depth: usize,
+    script: Vec<Ask>,
+    acknowledged: Box<dyn FnMut(u64)>,
+    offload: Option<Arc<Offload>>,
+) -> Vec<Answer> {
     let capacity = MAX_LEN as usize + 2 * device.granule();
     let pool = BufferPool::new(&[BufferClass { capacity, count: 2 * depth }]);
     let answers = script.iter().map(|_| None).collect();
     let script = script.into_iter().enumerate().map(|(i, a)| (i as u64, a)).collect();
     let front = Scripted { script, depth, in_flight: 0, answers, acknowledged };
     let ring = Ring::new(mode).expect("a ring");
-    let mut worker = Worker::new(Arc::clone(device), ring, pool, front);
+    let mut worker = Worker::new(Arc::clone(device), ring, pool, front).with_offload(offload);
     worker.run().expect("a worker that runs");
     assert_eq!(worker.buffers_outstanding(), 0, "every buffer comes back");
     let answers = worker.front().answers.clone();

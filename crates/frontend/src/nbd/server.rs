@@ -4,10 +4,11 @@ use super::front_end::{Message, Nbd};
 
 pub use super::front_end::Limits;
 use super::protocol::{Export, transmission_flag};
+use inlock_engine::offload::OffloadError;
 use inlock_engine::ring::Ring;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::worker::{Mailbox, Worker};
-use inlock_engine::{BufferPool, Device, RequestError};
+use inlock_engine::{BufferPool, Device, Offload, OffloadOptions, RequestError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
@@ -52,6 +53,8 @@ pub struct ServerOptions {
     pub description: String,
     /// Worker threads.
     pub threads: usize,
+    /// Whether a pool does the cipher work of some requests.
+    pub offload: OffloadOptions,
     /// How workers talk to the kernel.
     pub io: IoMode,
     /// Clients at a time; more are hung up on.
@@ -67,6 +70,7 @@ impl Default for ServerOptions {
             export_name: String::new(),
             description: String::new(),
             threads: cpus.min(4),
+            offload: OffloadOptions::default(),
             io: IoMode::Auto,
             max_connections: 1024,
             limits: Limits::default(),
@@ -95,6 +99,9 @@ pub enum ServerError {
     /// A worker cannot run.
     #[error("cannot run a worker: {0}")]
     Worker(#[source] io::Error),
+    /// The cipher pool cannot be made.
+    #[error(transparent)]
+    Offload(#[from] OffloadError),
     /// What was written could not be put on stable storage.
     #[error("the final flush failed: {0}")]
     Flush(#[source] RequestError),
@@ -155,10 +162,11 @@ impl Workers {
         number: usize,
         device: &Arc<Device>,
         front: Nbd,
+        pool: &Option<Arc<Offload>>,
         options: &ServerOptions,
     ) -> Result<(), ServerError> {
         let (ready, started) = mpsc::channel();
-        let device = Arc::clone(device);
+        let (device, offload) = (Arc::clone(device), pool.clone());
         let (io, threads) = (options.io, options.threads);
         let run = move || {
             // The ring belongs to the thread that uses it, so it is made there.
@@ -168,7 +176,7 @@ impl Workers {
             };
             let name = ring.name();
             let pool = BufferPool::for_worker(device.granule(), threads);
-            let mut worker = Worker::new(device, ring, pool, front);
+            let mut worker = Worker::new(device, ring, pool, front).with_offload(offload);
             ready.send(Ok((worker.mailbox(), name))).map_err(io::Error::other)?;
             worker.run()
         };
@@ -208,6 +216,7 @@ impl Drop for Workers {
 impl Server {
     /// Listens, and starts the workers. Clients may connect as soon as this returns. When it fails nothing is left behind.
     pub fn start(device: Arc<Device>, listen: &Listen, options: &ServerOptions) -> Result<Self, ServerError> {
+        let pool = Offload::start(&device, &options.offload)?;
         let (socket, listen) = bind(listen)?;
         let export = Arc::new(describe(&device, options));
         let live = Arc::new(AtomicUsize::new(0));
@@ -216,7 +225,7 @@ impl Server {
         let mut workers = Workers::default();
         for number in 0..options.threads.max(1) {
             let front = Nbd::new(Arc::clone(&export), Arc::clone(&live), options.limits);
-            workers.add(number, &device, front, options)?;
+            workers.add(number, &device, front, &pool, options)?;
         }
         let accept = {
             let (stopping, mailboxes) = (Arc::clone(&stopping), workers.mailboxes.clone());

@@ -1,0 +1,143 @@
+//! One buffer in the hands of several threads: disjoint stretches of it, lent and taken back.
+//!
+//! A request's buffer has one owner. For the time that the pool works on it, that owner is a [`Lender`], which takes the
+//! memory out of the box and lends stretches of it that do not overlap. It gives the buffer back when every stretch has
+//! come back, and not before; one that is dropped earlier leaks the memory rather than free what somebody writes to.
+#![allow(unsafe_code)]
+
+use crate::buffer::Buffer;
+use std::ops::Range;
+
+/// Owns a buffer while stretches of its data are lent.
+pub(super) struct Lender {
+    /// The box of the buffer, taken apart: while it is a box, moving it would claim all of its bytes.
+    memory: *mut [u8],
+    base: usize,
+    capacity: usize,
+    /// Where the data starts in the memory.
+    data: usize,
+    /// Bytes of data that may be lent.
+    len: usize,
+    /// Bytes of data that have been lent.
+    given: usize,
+    /// Loans that are out.
+    out: usize,
+}
+
+/// A stretch of a buffer's data: its holder's alone until it is given back.
+pub(super) struct Loan {
+    start: *mut u8,
+    /// Which bytes of the data.
+    range: Range<usize>,
+    /// Of whom.
+    memory: *mut u8,
+}
+
+// SAFETY: a lender owns its memory as the box did, and reads or writes none of it while loans are out.
+unsafe impl Send for Lender {}
+// SAFETY: a loan is the only way to its bytes: `Lender::lend` gives each byte once.
+unsafe impl Send for Loan {}
+
+impl Lender {
+    /// Takes `buffer` to lend the first `len` bytes of its data.
+    pub(super) fn new(buffer: Buffer, len: usize) -> Self {
+        assert!(len <= buffer.capacity(), "no more can be lent than there is");
+        let data = buffer.data_start();
+        let (memory, base, capacity) = buffer.into_parts();
+        Self { memory: Box::into_raw(memory), base, capacity, data, len, given: 0, out: 0 }
+    }
+
+    /// Lends the next `len` bytes, or as many as are left; `None`: none are.
+    pub(super) fn lend(&mut self, len: usize) -> Option<Loan> {
+        let range = self.given..self.len.min(self.given.saturating_add(len));
+        if range.is_empty() {
+            return None;
+        }
+        self.given = range.end;
+        self.out += 1;
+        // SAFETY: `data + len` lies within the memory: `Buffer::data_start` and the assertion in `new`.
+        let start = unsafe { self.memory.cast::<u8>().add(self.data + range.start) };
+        Some(Loan { start, range, memory: self.memory.cast() })
+    }
+
+    /// Whether everything was lent.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.given == self.len
+    }
+
+    /// Takes back what was lent. True: nothing is out.
+    pub(super) fn take_back(&mut self, loan: Loan) -> bool {
+        assert!(std::ptr::eq(loan.memory, self.memory.cast()), "a loan goes back to its lender");
+        self.out -= 1;
+        self.out == 0
+    }
+
+    /// The buffer, when everything has come back; else `None`, and its memory is lost.
+    pub(super) fn into_buffer(self) -> Option<Buffer> {
+        if self.out > 0 {
+            return None;
+        }
+        // SAFETY: the pointer is that of the box in `new`, it is turned into a box once since `self` is consumed, and no
+        // loan is out that could reach the memory.
+        let memory = unsafe { Box::from_raw(self.memory) };
+        Some(Buffer::from_parts(memory, self.base, self.capacity))
+    }
+}
+
+impl Loan {
+    /// Which bytes of the data it is.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// The bytes.
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the stretch lies within memory that its lender keeps until this loan is taken back, which consumes it;
+        // no other loan has any of these bytes, and the lender does not touch them.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.range.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stretches_cover_the_data_once_and_end_up_in_the_buffer() {
+        let mut buffer = Buffer::new(10_000);
+        buffer.data_mut().fill(7);
+        let mut lender = Lender::new(buffer, 9000);
+        let mut loans: Vec<Loan> = std::iter::from_fn(|| lender.lend(4096)).collect();
+        assert!(lender.is_exhausted());
+        assert_eq!(loans.iter().map(Loan::range).collect::<Vec<_>>(), [0..4096, 4096..8192, 8192..9000]);
+        std::thread::scope(|scope| {
+            for (number, loan) in loans.iter_mut().enumerate() {
+                scope.spawn(move || loan.bytes().fill(number as u8));
+            }
+        });
+        let back: Vec<bool> = loans.into_iter().map(|loan| lender.take_back(loan)).collect();
+        assert_eq!(back, [false, false, true]);
+        let buffer = lender.into_buffer().unwrap();
+        assert_eq!(buffer.capacity(), 10_000);
+        for (at, expected) in [(0, 0), (4095, 0), (4096, 1), (8192, 2), (8999, 2), (9000, 7), (9999, 7)] {
+            assert_eq!(buffer.data()[at], expected, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn memory_that_is_lent_is_not_given_back() {
+        let mut lender = Lender::new(Buffer::new(4096), 4096);
+        let mut loan = lender.lend(100).unwrap();
+        assert!(lender.into_buffer().is_none());
+        loan.bytes().fill(1);
+    }
+
+    #[test]
+    #[should_panic(expected = "goes back to its lender")]
+    fn a_loan_does_not_go_to_another_lender() {
+        let mut one = Lender::new(Buffer::new(4096), 4096);
+        let mut other = Lender::new(Buffer::new(4096), 4096);
+        other.lend(1).unwrap();
+        other.take_back(one.lend(1).unwrap());
+    }
+}
