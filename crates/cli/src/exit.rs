@@ -72,6 +72,8 @@ pub(crate) enum Problem {
     Gone { name: String },
     #[error("The process of {name} does not answer.")]
     Unreachable { name: String, pid: u32 },
+    #[error("The key is not the one that {name} was opened with.")]
+    OtherKey { name: String },
     /// What another process of Inlock said.
     #[error("{0}")]
     Told(String, Option<String>, Status),
@@ -112,7 +114,7 @@ impl Problem {
 
     fn status(&self) -> Status {
         match self {
-            Self::NoKey => Status::Permission,
+            Self::NoKey | Self::OtherKey { .. } => Status::Permission,
             Self::NoDevice { .. } | Self::NotADevice { .. } => Status::Device,
             Self::Inactive { .. } | Self::Gone { .. } => Status::Device,
             Self::HeaderLocked { .. } | Self::InUse { .. } | Self::AddressInUse { .. } => Status::Busy,
@@ -147,6 +149,9 @@ impl Problem {
             Self::Inactive { .. } => "`inlock list` shows what is".to_owned(),
             Self::Gone { name } => format!("`inlock close {name}` cleans up what it left behind"),
             Self::Unreachable { pid, .. } => format!("it is process {pid}; it may be stopped, or wait for a disk"),
+            Self::OtherKey { .. } => {
+                "the header was replaced, or the passphrase is wrong; the volume stays suspended".to_owned()
+            }
             Self::Told(_, hint, _) => return hint.clone(),
             Self::AddressInUse { .. } => "another server listens there, or the path is not a socket".to_owned(),
             _ => return None,

@@ -13,6 +13,7 @@ use inlock_volume::{ActivationFlags, DataDeviceError, FileDevice, Segment, Unloc
 
 use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
 use crate::control::facts::SegmentFacts;
+use crate::control::key_check::KeyCheck;
 use crate::daemon::Launcher;
 use crate::device::{Access, Device};
 use crate::exit::{Problem, cannot_load, cannot_unlock, say};
@@ -102,6 +103,8 @@ pub(crate) struct About {
     /// How a plain volume hashes a passphrase.
     pub hash: Option<String>,
     pub segments: Vec<SegmentFacts>,
+    /// Knows the key again after it was wiped.
+    pub check: Option<KeyCheck>,
     /// What is said about dm-crypt's threads.
     pub flags: Vec<String>,
 }
@@ -170,6 +173,8 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::
     };
     if let Some((segments, key)) = &crypt {
         about.segments = segments.iter().map(|segment| SegmentFacts::of(segment, key.len())).collect();
+        // A key that no cipher takes is told of when the device is made.
+        about.check = KeyCheck::new(segments, key).ok();
     }
     Ok(Opened { data, about, crypt, allow_discards, locks })
 }
@@ -182,7 +187,16 @@ impl About {
             Kind::Raw => ("RAW", None),
         };
         let device = resolved(&data.path);
-        Self { kind: kind.to_owned(), device, header: None, uuid: None, hash, segments: Vec::new(), flags: Vec::new() }
+        Self {
+            kind: kind.to_owned(),
+            device,
+            header: None,
+            uuid: None,
+            hash,
+            segments: Vec::new(),
+            check: None,
+            flags: Vec::new(),
+        }
     }
 }
 

@@ -192,7 +192,7 @@ fn the_process_that_stays_never_had_the_passphrase() {
     let runs = Run::new();
     let image = luks(&dir);
     let (_, pid) = background(&runs, "data", SECRET, &[&image, "--nbd", &format!("unix:{}", runs.socket("nbd"))]);
-    if let Some(found) = harness::memory::count(pid, SECRET) {
+    if let Some(found) = harness::memory::count(pid, &[SECRET]) {
         assert_eq!(found, 0, "the passphrase is in the memory of the process");
     }
     // Control: a process that has it is found to have it.
@@ -201,7 +201,7 @@ fn the_process_that_stays_never_had_the_passphrase() {
     let mut stdin = cat.stdin.take().unwrap();
     stdin.write_all(SECRET).unwrap();
     std::io::Read::read_exact(cat.stdout.as_mut().unwrap(), &mut [0; 31]).unwrap();
-    if let Some(found) = harness::memory::count(Pid::from_child(&cat), SECRET) {
+    if let Some(found) = harness::memory::count(Pid::from_child(&cat), &[SECRET]) {
         assert!(found > 0, "the search does not find what is there");
     }
     drop(stdin);

@@ -9,6 +9,7 @@ use inlock_volume::Segment;
 use serde::{Deserialize, Serialize};
 
 use super::Name;
+use super::key_check::KeyCheck;
 use crate::source::About;
 
 /// What is served, from where, by whom. Never a key.
@@ -32,6 +33,9 @@ pub(crate) struct Facts {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<String>,
     pub segments: Vec<SegmentFacts>,
+    /// Knows the key again; in the process only.
+    #[serde(skip)]
+    pub check: Option<KeyCheck>,
     pub read_only: bool,
     pub allow_discards: bool,
     /// What the table or the header say about dm-crypt's threads.
@@ -113,6 +117,7 @@ impl Facts {
             uuid: about.uuid,
             hash: about.hash,
             segments: about.segments,
+            check: about.check,
             read_only: access.read_only,
             allow_discards: access.allow_discards,
             table_flags: about.flags,
@@ -123,6 +128,11 @@ impl Facts {
             ring: String::new(),
             threads: 0,
         }
+    }
+
+    /// Whether anything is encrypted.
+    pub(crate) fn has_key(&self) -> bool {
+        self.segments.iter().any(|segment| segment.cipher.is_some())
     }
 
     /// Node, else address.

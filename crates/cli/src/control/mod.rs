@@ -6,6 +6,7 @@
 
 pub(crate) mod client;
 pub(crate) mod facts;
+pub(crate) mod key_check;
 pub(crate) mod name;
 pub(crate) mod pipe;
 pub(crate) mod running;

@@ -1,13 +1,15 @@
 //! What a control command does to a running volume.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use anyhow::Context;
 use inlock_engine::Device;
 use serde_json::{Map, Value, json};
 
-use super::Facts;
 use super::facts::Status;
+use super::{Facts, pipe};
 use crate::exit::{self, Problem};
 
 /// A reply, but for its `ok`.
@@ -28,12 +30,14 @@ pub(crate) trait HandedOut: Send + Sync {
 pub(crate) struct Running {
     facts: Mutex<Facts>,
     device: Arc<Device>,
+    key_present: AtomicBool,
     handed_out: Box<dyn HandedOut>,
 }
 
 impl Running {
     pub(crate) fn new(facts: Facts, device: Arc<Device>, handed_out: impl HandedOut + 'static) -> Self {
-        Self { facts: Mutex::new(facts), device, handed_out: Box::new(handed_out) }
+        let key_present = AtomicBool::new(facts.has_key());
+        Self { facts: Mutex::new(facts), device, key_present, handed_out: Box::new(handed_out) }
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
@@ -42,16 +46,61 @@ impl Running {
 
     /// How it is. Waits for nothing.
     pub(crate) fn status(&self) -> Status {
-        Status { facts: self.facts().clone(), sectors: self.device.len() / 512, suspended: false, key_present: true }
+        Status {
+            facts: self.facts().clone(),
+            sectors: self.device.len() / 512,
+            suspended: self.device.is_suspended(),
+            key_present: self.key_present.load(Ordering::Acquire),
+        }
     }
 
     /// Carries out what may take a while, one at a time. `handed` came with the request.
     pub(crate) fn change(&self, command: &str, request: &Value, handed: Option<OwnedFd>) -> Reply {
-        let _ = handed;
         match command {
-            "close" => self.handed_out.close(request).map(|()| Map::new()),
-            _ => Err(Problem::usage(format!("The process does not know the command '{command}'."))),
+            "close" => self.handed_out.close(request)?,
+            "suspend" => self.suspend()?,
+            "resume" => self.resume(handed)?,
+            _ => return Err(Problem::usage(format!("The process does not know the command '{command}'."))),
         }
+        Ok(Map::new())
+    }
+
+    /// Lets requests wait, and wipes the key.
+    fn suspend(&self) -> anyhow::Result<()> {
+        let name = self.facts().name.clone();
+        if self.device.is_suspended() {
+            return Err(Problem::refused(
+                format!("Volume {name} is already suspended."),
+                "`inlock resume` lets it go on",
+            ));
+        }
+        // Where the flush fails the device is suspended all the same, and the key shall go.
+        let suspended = self.device.suspend();
+        if self.key_present.load(Ordering::Acquire) && self.device.is_suspended() {
+            self.device.wipe_key()?;
+            self.key_present.store(false, Ordering::Release);
+        }
+        Ok(suspended?)
+    }
+
+    /// Takes the key, if it was wiped, and lets requests go on.
+    fn resume(&self, handed: Option<OwnedFd>) -> anyhow::Result<()> {
+        let facts = self.facts().clone();
+        if !self.device.is_suspended() {
+            return Err(Problem::refused(format!("Volume {} is not suspended.", facts.name), "nothing was changed"));
+        }
+        if facts.has_key() && !self.key_present.load(Ordering::Acquire) {
+            let Some(pipe) = handed else {
+                return Err(Problem::usage(format!("Volume {} needs its key.", facts.name)));
+            };
+            let key = pipe::read_key(&pipe).context("cannot take the key")?;
+            if !facts.check.is_some_and(|check| check.accepts(&key)) {
+                return Err(Problem::OtherKey { name: facts.name }.into());
+            }
+            self.device.set_key(&key)?;
+            self.key_present.store(true, Ordering::Release);
+        }
+        Ok(self.device.resume()?)
     }
 }
 

@@ -5,13 +5,17 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 
-/// How often `wanted` is in the memory of a process; `None`, and a word of it, where that may not be looked at.
-pub(crate) fn count(pid: Pid, wanted: &[u8]) -> Option<usize> {
+/// How often any of `wanted`, which are equally long, is in the memory of a process; `None`, and a word of it, where that
+/// may not be looked at.
+pub(crate) fn count(pid: Pid, wanted: &[&[u8]]) -> Option<usize> {
     let path = |file| format!("/proc/{}/{file}", pid.as_raw_nonzero());
     let (Ok(maps), Ok(memory)) = (File::open(path("maps")), File::open(path("mem"))) else {
         println!("SKIPPED: only root looks into a process that is not dumpable");
         return None;
     };
+    let len = wanted[0].len();
+    let mut begins = [false; 256];
+    wanted.iter().for_each(|wanted| begins[usize::from(wanted[0])] = true);
     let (mut found, mut looked) = (0, 0);
     for line in BufReader::new(maps).lines() {
         let line = line.expect("text");
@@ -23,11 +27,15 @@ pub(crate) fn count(pid: Pid, wanted: &[u8]) -> Option<usize> {
             // What is not mapped in full (the end of a file, the kernel's own pages) cannot be read.
             let Ok(read) = memory.read_at(&mut piece, at) else { break };
             looked += read;
-            found += piece[..read].windows(wanted.len()).filter(|window| *window == wanted).count();
+            for place in 0..(read + 1).saturating_sub(len) {
+                if begins[usize::from(piece[place])] && wanted.contains(&&piece[place..place + len]) {
+                    found += 1;
+                }
+            }
             if read < piece.len() || at + read as u64 == end {
                 break;
             }
-            at += (read - (wanted.len() - 1)) as u64;
+            at += (read - (len - 1)) as u64;
         }
     }
     assert!(looked > 100_000, "{looked} bytes of memory were looked at");
