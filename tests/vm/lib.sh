@@ -6,6 +6,7 @@ ok() { echo "ok $1" >&3; }                               # ok NAME
 fail() { echo "fail $*" | tr '\n' ' ' >&3; echo >&3; }   # fail NAME WHY...
 skip() { echo "skip $*" >&3; }                           # skip NAME WHY...
 note() { echo "note $*" >&3; }                           # note TEXT...: shown to the reader
+data() { echo "data $*" >&3; }                           # data KEY TEXT...: for the host part of the test
 count() { echo "count $1 $2" >&3; }                      # count NAME NUMBER: added up for tests/floors.txt
 
 # check NAME COMMAND...: ok if the command succeeds; otherwise fail with the end of what it printed.

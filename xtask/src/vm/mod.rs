@@ -122,12 +122,9 @@ fn scripts(folder: &Path, names: &[String]) -> Result<Vec<Script>> {
 }
 
 /// What the host prepares for a guest.
-#[allow(dead_code)]
 struct Scene<'a> {
     /// A folder of this run, for images and notes; emptied before, removed after it.
     folder: &'a Path,
-    /// The workspace.
-    root: &'a Path,
     /// Whether everything is asked for, however long it takes.
     full: bool,
     /// Images for the guest, in the order of `/dev/vda` and on; behind them come those of the script's head.
@@ -152,13 +149,7 @@ impl Run<'_> {
             fs::remove_dir_all(&self.folder)?;
         }
         fs::create_dir_all(&self.folder)?;
-        let mut scene = Scene {
-            folder: &self.folder,
-            root: self.root,
-            full: self.options.full,
-            disks: Vec::new(),
-            files: Vec::new(),
-        };
+        let mut scene = Scene { folder: &self.folder, full: self.options.full, disks: Vec::new(), files: Vec::new() };
         let judge = host::prepare(&self.script.name, &mut scene).with_context(|| self.script.name.clone())?;
         for (n, size) in self.script.disks.iter().enumerate() {
             let path = self.folder.join(format!("disk{n}.img"));

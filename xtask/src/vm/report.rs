@@ -15,6 +15,8 @@ pub(super) struct Report {
     pub outcomes: Vec<Outcome>,
     /// Numbers for the gate: a name and how many.
     pub counts: Vec<(String, u64)>,
+    /// What the script says to the host's part: a key and a text.
+    pub data: Vec<(String, String)>,
     /// Lines for the person who reads.
     pub notes: Vec<String>,
     /// Seconds after power-on when the script began; none: it never did.
@@ -43,6 +45,7 @@ impl Report {
             "ok" if !name.is_empty() => self.outcomes.push(Outcome::Ok(name.to_owned())),
             "fail" if !name.is_empty() => self.outcomes.push(named(Outcome::Fail)),
             "skip" if !name.is_empty() => self.outcomes.push(named(Outcome::Skip)),
+            "data" if !name.is_empty() => self.data.push((name.to_owned(), why.to_owned())),
             "note" => self.notes.push(rest.to_owned()),
             "count" if why.parse::<u64>().is_ok() => {
                 self.counts.push((name.to_owned(), why.parse().unwrap_or_default()));
@@ -61,12 +64,13 @@ mod tests {
     #[test]
     fn every_kind_of_line_is_read() {
         let report = Report::parse(
-            "booted 3.25\nok one\nfail two it broke\nskip three no such thing\ncount n 12\nnote a b\nend 0\n",
+            "booted 3.25\nok one\nfail two it broke\nskip three no such thing\ncount n 12\ndata k some text\nnote a b\nend 0\n",
         );
         assert_eq!(report.booted, Some(3.25));
         assert_eq!(report.outcomes[0], Outcome::Ok("one".into()));
         assert_eq!(report.outcomes[1], Outcome::Fail("two".into(), "it broke".into()));
         assert_eq!(report.outcomes[2], Outcome::Skip("three".into(), "no such thing".into()));
+        assert_eq!(report.data, [("k".to_owned(), "some text".to_owned())]);
         assert_eq!((report.counts, report.notes), (vec![("n".into(), 12)], vec!["a b".into()]));
         assert_eq!((report.status, report.strange.len()), (Some(0), 0));
     }

@@ -2,6 +2,9 @@
 //!
 //! A test without an entry here needs neither.
 
+mod dm_crypt;
+mod luks;
+
 use anyhow::Result;
 
 use super::Scene;
@@ -15,7 +18,7 @@ pub(super) type Judge = Box<dyn FnOnce(&Scene<'_>, &mut Report) -> Result<()>>;
 type Prepare = fn(&mut Scene<'_>) -> Result<Judge>;
 
 /// The tests that the host has a part in, by the names of their scripts.
-const PARTS: &[(&str, Prepare)] = &[];
+const PARTS: &[(&str, Prepare)] = &[("dm-crypt", dm_crypt::prepare), ("luks", luks::prepare)];
 
 /// Prepares the test of this name.
 pub(super) fn prepare(name: &str, scene: &mut Scene<'_>) -> Result<Option<Judge>> {

@@ -1,0 +1,47 @@
+#: about   dm-crypt and Inlock give the same bytes, both ways, for every cipher, mode and IV
+#: memory  768
+#: seconds 1500
+#: modules dm_crypt
+#: tools   dmsetup
+# shellcheck shell=dash
+# /dev/vda: what Inlock encrypted      /dev/vdb: the plaintext, from byte 0 for each group
+# /dev/vdc: what dm-crypt decrypts     /dev/vdd: what dm-crypt encrypts
+# A line of /vm/groups is a group: its number, where it begins on the disks, how long it is (both in units of 64 KiB).
+# The first half of its table, /vm/tables/NUMBER, reads /dev/vda, the second half writes /dev/vdd.
+
+# copy FROM SKIP TO SEEK COUNT, in units of 64 KiB; in larger steps where that goes.
+copy() {
+    local each=64 per=1
+    if [ $((($2 | $4 | $5) % 16)) -eq 0 ]; then each=1024 per=16; fi
+    dd if="$1" of="$3" bs="${each}k" skip=$(($2 / per)) seek=$(($4 / per)) count=$(($5 / per)) \
+        iflag=direct oflag=direct conv=notrunc 2> "/tmp/dd.$6" || { fail "copy-$6" "$(cat "/tmp/dd.$6")"; return 1; }
+}
+
+group() {
+    local name="g$1" why
+    if ! dmsetup create "$name" "/vm/tables/$1" 2> /dev/null; then
+        # Once more, alone, so that the kernel's last word is about this one.
+        until mkdir /tmp/alone 2> /dev/null; do sleep 0.1; done
+        if ! dmsetup create "$name" "/vm/tables/$1"; then
+            why=$(dmesg | grep -o 'crypt: .*' | tail -n 1)
+            rmdir /tmp/alone
+            data "$1" "$why"
+            return
+        fi
+        rmdir /tmp/alone
+    fi
+    copy "/dev/mapper/$name" 0 /dev/vdc "$2" "$3" "$1" && copy /dev/vdb 0 "/dev/mapper/$name" "$3" "$3" "$1" &&
+        data "$1" copied
+    dmsetup remove "$name" || fail "remove-$1" "it is still in use"
+}
+
+stream() {
+    while read -r number start len; do
+        if [ $((number % 2)) -eq "$1" ]; then group "$number" "$start" "$len"; fi
+    done < /vm/groups
+}
+
+stream 0 &
+stream 1
+wait
+ok groups

@@ -1,0 +1,116 @@
+//! Which combinations of cipher, mode, IV, data unit and IV offset are compared with dm-crypt.
+
+use anyhow::Result;
+use inlock_cipher::{Cipher, CipherSpec, DataUnitSize};
+
+/// Specifications in dm-crypt's words that are compared in full: each cipher and mode with the IVs that are in use.
+const SPECS: &str = "
+    aes-xts-plain aes-xts-plain64 aes-xts-plain64be aes-xts-essiv:sha256 aes-xts-benbi aes-xts-null aes-xts-eboiv
+    aes-cbc-plain aes-cbc-plain64 aes-cbc-plain64be aes-cbc-essiv:sha256 aes-cbc-essiv:md5 aes-cbc-benbi aes-cbc-null
+    aes-cbc-eboiv aes-cbc-elephant aes-cbc-lmk aes:64-cbc-lmk aes-cbc-tcw
+    aes-lrw-benbi aes-lrw-plain64 aes-ctr-plain64 aes-ecb aes:2-xts-plain64 aes:8-cbc-plain64
+    serpent-xts-plain64 serpent-cbc-plain64 serpent-cbc-essiv:sha256 serpent-lrw-benbi serpent-ctr-plain64 serpent-ecb
+    twofish-xts-plain64 twofish-cbc-plain64 twofish-cbc-essiv:sha256 twofish-lrw-benbi twofish-ctr-plain64 twofish-ecb
+    camellia-xts-plain64 camellia-cbc-plain64 camellia-cbc-essiv:sha256 camellia-lrw-benbi camellia-ctr-plain64
+    camellia-ecb aria-xts-plain64 aria-cbc-essiv:sha256 sm4-xts-plain64 sm4-cbc-plain64
+    des3_ede-cbc-plain des3_ede-cbc-plain64 des3_ede-ecb blowfish-cbc-plain blowfish-cbc-plain64 blowfish-cbc-tcw
+    blowfish-ecb cast5-cbc-plain cast5-cbc-plain64 cast5-ecb
+    xchacha12,aes-adiantum-plain64 xchacha20,aes-adiantum-plain64 xchacha20,aes-adiantum-plain cipher_null-ecb
+    capi:xts(aes)-plain64 capi:cbc(aes)-plain64be capi:cbc(serpent)-plain64 capi:essiv(cbc(aes),sha256)-plain64
+    capi:cbc(aes)-essiv:sha256 capi:cbc(aes)-lmk capi:adiantum(xchacha12,aes)-plain64 capi:ecb(cipher_null)-null";
+
+/// An IV offset that makes the number of a sector pass 2^32 within the first units, where `plain` starts again.
+const IV_OFFSET: u64 = (1 << 32) - 64;
+
+/// One specification with one key, data unit and IV offset.
+pub(super) struct Combination {
+    pub spec: CipherSpec,
+    /// The specification as it stands in the table, in either of dm-crypt's notations.
+    pub word: String,
+    pub key: Vec<u8>,
+    pub unit: DataUnitSize,
+    /// Whether IVs count data units.
+    pub large_iv: bool,
+    /// In sectors.
+    pub iv_offset: u64,
+}
+
+impl Combination {
+    /// A name of one word.
+    pub(super) fn name(&self) -> String {
+        let large = if self.large_iv { "+large" } else { "" };
+        format!("{}/{}/{}{large}/{}", self.word, self.key.len() * 8, self.unit.bytes(), self.iv_offset)
+    }
+
+    /// dm-crypt's line for `sectors` of it at `start` of a device whose ciphertext is at `offset` of `device`.
+    pub(super) fn line(&self, start: u64, sectors: u64, device: &str, offset: u64) -> String {
+        let key: String = self.key.iter().map(|byte| format!("{byte:02x}")).collect();
+        let key = if key.is_empty() { "-" } else { &key };
+        let mut options = Vec::new();
+        if self.unit != DataUnitSize::SECTOR {
+            options.push(format!("sector_size:{}", self.unit.bytes()));
+        }
+        if self.large_iv {
+            options.push("iv_large_sectors".to_owned());
+        }
+        let count = if options.is_empty() { String::new() } else { format!(" {} ", options.len()) };
+        let (word, iv_offset) = (&self.word, self.iv_offset);
+        format!("{start} {sectors} crypt {word} {key} {iv_offset} {device} {offset}{count}{}", options.join(" "))
+    }
+}
+
+/// The combinations of one specification: they share a device in the guest, each with a line of its table.
+pub(super) struct Group {
+    pub combinations: Vec<Combination>,
+    /// Bytes of each combination.
+    pub each: u64,
+}
+
+/// Everything that is compared. `each`: bytes of a combination of the list above.
+pub(super) fn groups(each: u64) -> Result<Vec<Group>> {
+    let mut groups = Vec::new();
+    for word in SPECS.split_whitespace() {
+        let Ok(spec) = word.parse::<CipherSpec>() else {
+            println!("unknown {word}");
+            continue;
+        };
+        groups.push(Group { combinations: variants(spec, word)?, each });
+    }
+    Ok(groups)
+}
+
+/// A specification at both data unit sizes, both ways to count IVs, with and without an IV offset, its keys in turn.
+fn variants(spec: CipherSpec, word: &str) -> Result<Vec<Combination>> {
+    let lens = key_lens(&spec);
+    let mut found = Vec::new();
+    for unit in [512, 4096] {
+        for large_iv in [false, true] {
+            for iv_offset in [0, IV_OFFSET] {
+                let len = lens[found.len() % lens.len()];
+                let unit = DataUnitSize::new(unit)?;
+                let key = key(word, len);
+                found.push(Combination { spec, word: word.to_owned(), key, unit, large_iv, iv_offset });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Key lengths worth a comparison: all where they are few, else a short one, the middle and the longest. The kernel's null
+/// cipher takes none.
+fn key_lens(spec: &CipherSpec) -> Vec<usize> {
+    if spec.cipher == Cipher::Null {
+        return vec![0];
+    }
+    let all = spec.key_lens();
+    if all.len() <= 6 {
+        return all.to_vec();
+    }
+    [16, all[all.len() / 2], all[all.len() - 1]].into_iter().filter(|len| all.contains(len)).collect()
+}
+
+/// Bytes that look random, the same in every run; the halves of an XTS key differ.
+fn key(word: &str, len: usize) -> Vec<u8> {
+    let seed = word.bytes().fold(len as u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
+    inlock_tests::random::Random::new(seed).bytes(len)
+}
