@@ -178,6 +178,8 @@ struct Held {
     descriptor: Descriptor,
     in_flight: u32,
     closing: bool,
+    /// Whether the kernel knows it by its index.
+    registered: bool,
 }
 
 enum Descriptor {
@@ -202,7 +204,7 @@ struct Files {
 
 impl Files {
     fn add(&mut self, descriptor: Descriptor) -> FileId {
-        let held = Some(Held { descriptor, in_flight: 0, closing: false });
+        let held = Some(Held { descriptor, in_flight: 0, closing: false, registered: false });
         let index = match self.slots.iter().position(|(_, h)| h.is_none()) {
             Some(free) => free,
             None => {
@@ -219,29 +221,33 @@ impl Files {
         if *generation == file.generation { held.as_mut() } else { None }
     }
 
-    fn release(&mut self, file: FileId) {
+    /// One operation less uses `file`. Gives back the descriptor if it was to be closed and this was the last.
+    fn release(&mut self, file: FileId) -> Option<Held> {
         if let Some(held) = self.get(file) {
             held.in_flight -= 1;
         }
-        self.remove_if_idle(file);
+        self.take_if_idle(file)
     }
 
-    /// Ends what is under way on a socket and forgets the descriptor as soon as nothing uses it.
-    fn close(&mut self, file: FileId) {
-        let Some(held) = self.get(file) else { return };
+    /// Ends what is under way on a socket. Gives back the descriptor if nothing uses it; else its last operation does.
+    fn close(&mut self, file: FileId) -> Option<Held> {
+        let held = self.get(file)?;
         held.closing = true;
         if let Descriptor::Socket(fd) = &held.descriptor {
             // A peer that has gone already is what closing wants.
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
         }
-        self.remove_if_idle(file);
+        self.take_if_idle(file)
     }
 
-    fn remove_if_idle(&mut self, file: FileId) {
-        if self.get(file).is_some_and(|h| h.closing && h.in_flight == 0) {
-            let slot = &mut self.slots[file.index as usize];
-            *slot = (slot.0.wrapping_add(1), None);
+    fn take_if_idle(&mut self, file: FileId) -> Option<Held> {
+        let held = self.get(file)?;
+        if !held.closing || held.in_flight > 0 {
+            return None;
         }
+        let slot = &mut self.slots[file.index as usize];
+        slot.0 = slot.0.wrapping_add(1);
+        slot.1.take()
     }
 }
 
@@ -288,12 +294,9 @@ impl Ring {
     pub fn add_socket(&mut self, socket: OwnedFd) -> io::Result<FileId> {
         rustix::io::ioctl_fionbio(&socket, matches!(self.twin, Twin::Plain(_)))?;
         let file = self.files.add(Descriptor::Socket(socket));
-        if let (Twin::Plain(plain), Some(held)) = (&mut self.twin, self.files.get(file)) {
-            let watched = plain.watch(file, held.descriptor.as_fd());
-            if let Err(error) = watched {
-                self.files.close(file);
-                return Err(error);
-            }
+        if let Err(error) = self.introduce(file) {
+            drop(self.files.close(file));
+            return Err(error);
         }
         Ok(file)
     }
@@ -301,7 +304,22 @@ impl Ring {
     /// Takes a store that has a descriptor; `None` where it has none.
     pub fn add_store(&mut self, store: &Arc<dyn BackingStore>) -> Option<FileId> {
         store.as_fd()?;
-        Some(self.files.add(Descriptor::Store(Arc::clone(store))))
+        let file = self.files.add(Descriptor::Store(Arc::clone(store)));
+        // A store is never waited for, so the twin that would have to watch it does not.
+        if let Twin::Uring(_) = self.twin {
+            let _ = self.introduce(file);
+        }
+        Some(file)
+    }
+
+    /// Makes a new descriptor known to the kernel, once for all of its operations.
+    fn introduce(&mut self, file: FileId) -> io::Result<()> {
+        let Some(held) = self.files.get(file) else { return Ok(()) };
+        match &mut self.twin {
+            Twin::Uring(uring) => held.registered = uring.register(file, held.descriptor.as_fd()),
+            Twin::Plain(plain) => plain.watch(file, held.descriptor.as_fd())?,
+        }
+        Ok(())
     }
 
     /// Ends what is under way on `file`; its operations still complete, then the descriptor is closed.
@@ -309,7 +327,10 @@ impl Ring {
         if let Twin::Plain(plain) = &mut self.twin {
             plain.forget(file);
         }
-        self.files.close(file);
+        let idle = self.files.close(file);
+        if let (Some(held), Twin::Uring(uring)) = (idle, &mut self.twin) {
+            uring.forget(file, held);
+        }
     }
 
     /// Stops receiving on a socket: a receive that is under way comes back with what there is.

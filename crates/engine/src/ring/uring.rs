@@ -5,16 +5,18 @@
 //! given to the kernel stay valid for as long as it may use them. [`Uring::finish`] waits for all before anything is freed.
 #![allow(unsafe_code)]
 
-use super::{Completion, FileId, Files, Operation, Outgoing, Token, Wait, Waker};
+use super::{Completion, FileId, Files, Held, Operation, Outgoing, Token, Wait, Waker};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 const WAKER: u64 = u64::MAX;
+/// Descriptors that the kernel looks up once instead of for every operation; later ones go without.
+const REGISTERED: u32 = 2048;
 
 /// A ring on io_uring.
 pub(super) struct Uring {
@@ -29,6 +31,8 @@ pub(super) struct Uring {
     backlog: VecDeque<squeue::Entry>,
     waker: RawFd,
     waker_armed: bool,
+    /// How many descriptors can be registered: 0 where the kernel does not do it.
+    registered: u32,
 }
 
 struct Entry {
@@ -59,6 +63,7 @@ impl Uring {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is too old"));
         }
+        let registered = ring.submitter().register_files_sparse(REGISTERED).map_or(0, |()| REGISTERED);
         Ok(Self {
             ring,
             in_flight: Vec::with_capacity(1024),
@@ -68,7 +73,22 @@ impl Uring {
             backlog: VecDeque::new(),
             waker: waker.0.as_raw_fd(),
             waker_armed: false,
+            registered,
         })
+    }
+
+    /// Has the kernel look the descriptor of `file` up now. False: operations on it name the descriptor itself.
+    pub(super) fn register(&mut self, file: FileId, descriptor: BorrowedFd<'_>) -> bool {
+        let update = |fd| self.ring.submitter().register_files_update(file.index, &[fd]).is_ok();
+        file.index < self.registered && update(descriptor.as_raw_fd())
+    }
+
+    /// Drops a descriptor that nothing uses any more.
+    pub(super) fn forget(&mut self, file: FileId, held: Held) {
+        if held.registered {
+            // Where this fails the place is overwritten by the next descriptor, or dropped with the ring.
+            let _ = self.ring.submitter().register_files_update(file.index, &[-1]);
+        }
     }
 
     pub(super) fn submit(&mut self, files: &mut Files, file: FileId, operation: Operation, token: Token) {
@@ -93,8 +113,12 @@ impl Uring {
     fn push(&mut self, files: &mut Files, index: u32) {
         let entry = self.in_flight[index as usize].as_mut().expect("an entry is pushed while it is in the table");
         let held = files.get(entry.file).expect("a file stays while operations use it");
-        let fd = types::Fd(held.descriptor.as_fd().as_raw_fd());
-        let sqe = entry.describe(fd).user_data(u64::from(index));
+        // With the flag, the number is the place where the descriptor is registered.
+        let (fd, flags) = match held.registered {
+            true => (entry.file.index as RawFd, squeue::Flags::FIXED_FILE),
+            false => (held.descriptor.as_fd().as_raw_fd(), squeue::Flags::empty()),
+        };
+        let sqe = entry.describe(types::Fd(fd)).flags(flags).user_data(u64::from(index));
         self.push_entry(sqe);
     }
 
@@ -202,13 +226,15 @@ impl Uring {
         let result = result.map(|n| if entry.progress > 0 { entry.progress } else { n });
         let returned = entry.operation.into_returned();
         self.done.push_back(Completion { token: entry.token, result, returned });
-        files.release(entry.file);
+        if let Some(held) = files.release(entry.file) {
+            self.forget(entry.file, held);
+        }
     }
 
     /// Ends every socket operation and waits until the kernel uses none of the buffers any more.
     pub(super) fn finish(&mut self, files: &mut Files) {
         for entry in self.in_flight.iter().flatten() {
-            if let Some(super::Held { descriptor: super::Descriptor::Socket(fd), .. }) = files.get(entry.file) {
+            if let Some(Held { descriptor: super::Descriptor::Socket(fd), .. }) = files.get(entry.file) {
                 let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
             }
         }
