@@ -14,7 +14,8 @@ use std::sync::Arc;
 pub struct FuseMount {
     path: PathBuf,
     device: Arc<Device>,
-    session: BackgroundSession,
+    /// `None`: the file was taken away.
+    session: Option<BackgroundSession>,
 }
 
 /// How a volume is shown.
@@ -87,7 +88,7 @@ impl FuseMount {
                 _ => failed(error),
             }
         })?;
-        Ok(Self { path: path.to_owned(), device: Arc::clone(device), session })
+        Ok(Self { path: path.to_owned(), device: Arc::clone(device), session: Some(session) })
     }
 
     /// The file.
@@ -97,25 +98,22 @@ impl FuseMount {
 
     /// Whether the file is still there: somebody else may have unmounted it.
     pub fn is_mounted(&self) -> bool {
-        !self.session.guard.is_finished()
+        self.session.as_ref().is_some_and(|session| !session.guard.is_finished())
     }
 
-    /// Takes the file away, with everything that was written on stable storage. In use: it stays, and comes back with
-    /// the error.
-    pub fn stop(self) -> Result<(), (Option<Self>, FuseError)> {
-        if self.is_mounted()
-            && let Err(error) = unmount(&self.path)
-        {
-            return Err((Some(self), error));
+    /// Takes the file away, with everything that was written on stable storage. In use, it stays.
+    pub fn stop(&mut self) -> Result<(), FuseError> {
+        if self.is_mounted() {
+            unmount(&self.path)?;
         }
-        let Self { path, device, session } = self;
+        let Some(session) = self.session.take() else { return Ok(()) };
         // Whatever ended the session, the kernel asks nothing any more.
         let _ = session.join();
-        let _ = std::fs::remove_file(&path);
-        if device.access().read_only {
+        let _ = std::fs::remove_file(&self.path);
+        if self.device.access().read_only {
             return Ok(());
         }
-        BlockingDevice::new(device).flush().map_err(|error| (None, FuseError::Flush(error)))
+        BlockingDevice::new(Arc::clone(&self.device)).flush().map_err(FuseError::Flush)
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 struct Shown {
-    mount: Option<FuseMount>,
+    mount: FuseMount,
     dir: tempfile::TempDir,
 }
 
@@ -22,7 +22,7 @@ impl Shown {
         let dir = tempfile::tempdir().expect("a folder for the file");
         let options = FuseOptions { name: "inlock:test".into(), threads: 4 };
         match FuseMount::start(device, &dir.path().join("volume"), &options) {
-            Ok(mount) => Some(Self { mount: Some(mount), dir }),
+            Ok(mount) => Some(Self { mount, dir }),
             Err(FuseError::NoFuse | FuseError::NotPermitted(_)) => {
                 println!("SKIPPED: nothing can be mounted with FUSE here");
                 None
@@ -41,13 +41,7 @@ impl Shown {
     }
 
     fn stop(&mut self) -> Result<(), FuseError> {
-        match self.mount.take().expect("stopped once").stop() {
-            Ok(()) => Ok(()),
-            Err((still, error)) => {
-                self.mount = still;
-                Err(error)
-            }
-        }
+        self.mount.stop()
     }
 }
 
@@ -75,7 +69,7 @@ fn the_file_is_the_volume() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % bound
     };
-    for round in 0..300 {
+    for round in 0..120 {
         let offset = next(4 * MIB);
         let len = (1 + next(if round % 10 == 0 { 2 * MIB } else { 9000 })).min(4 * MIB - offset);
         let range = offset as usize..(offset + len) as usize;
@@ -105,7 +99,7 @@ fn several_programs_read_and_write_at_once() {
             scope.spawn(move || {
                 let flags = if part % 2 == 0 { OFlags::empty() } else { OFlags::DSYNC };
                 let file = shown.open(flags).unwrap();
-                for round in 0..20 {
+                for round in 0..6 {
                     let bytes = pattern(part * 100 + round, MIB);
                     file.write_all_at(&bytes, part * MIB).unwrap();
                     let mut back = vec![0; MIB as usize];
@@ -118,7 +112,7 @@ fn several_programs_read_and_write_at_once() {
     let whole = plaintext(&device);
     for part in 0..8u64 {
         let place = (part * MIB) as usize..((part + 1) * MIB) as usize;
-        assert!(whole[place] == pattern(part * 100 + 19, MIB), "part {part}");
+        assert!(whole[place] == pattern(part * 100 + 5, MIB), "part {part}");
     }
 }
 

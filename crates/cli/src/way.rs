@@ -1,0 +1,248 @@
+//! The ways in which a volume becomes something in the file system: a file, or a block device with a node in /dev.
+//!
+//! [`choose`] says which one it will be, before anybody types a passphrase; [`Way::make`] makes it, and [`Way::take_away`] takes
+//! it away again, unless somebody uses it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use inlock_engine::Device;
+use inlock_frontend::fuse::loop_device::{self, LoopDevice};
+use inlock_frontend::fuse::mount::{self, FuseError, FuseMount, FuseOptions};
+use rustix::fs::{Access, access};
+
+use crate::exit::{Problem, Status, say};
+use crate::holders::{self, Holder};
+
+/// How a volume is handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Via {
+    /// A block device on top of [`Via::Fuse`].
+    Loop,
+    /// A file.
+    Fuse,
+}
+
+impl Via {
+    /// The word on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Loop => "loop",
+            Self::Fuse => "fuse",
+        }
+    }
+
+    /// Reads [`Via::name`].
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        [Self::Loop, Self::Fuse].into_iter().find(|via| via.name() == name)
+    }
+
+    /// What it lacks here, as far as one can tell without trying; `None`: nothing.
+    fn lacks(self) -> Option<String> {
+        let fuse = || match access("/dev/fuse", Access::READ_OK | Access::WRITE_OK) {
+            Ok(()) => None,
+            Err(rustix::io::Errno::NOENT) => Some("/dev/fuse is missing (modprobe fuse)".to_owned()),
+            Err(error) => Some(format!("/dev/fuse cannot be opened: {error}")),
+        };
+        match self {
+            Self::Fuse => fuse(),
+            Self::Loop if !rustix::process::geteuid().is_root() => Some("loop devices are for root only".to_owned()),
+            Self::Loop if !loop_device::is_available() => {
+                Some("/dev/loop-control is missing (modprobe loop)".to_owned())
+            }
+            Self::Loop => fuse(),
+        }
+    }
+}
+
+/// The way that was asked for, or the best one there is (`None`).
+pub(crate) fn choose(asked: Option<Via>) -> anyhow::Result<Via> {
+    let order = [Via::Loop, Via::Fuse];
+    let best = order.into_iter().find(|via| via.lacks().is_none());
+    let Some(asked) = asked else {
+        return best.ok_or_else(|| {
+            let lacks = order.iter().filter_map(|via| Some(format!("{}: {}", via.name(), via.lacks()?)));
+            let message = format!("No way to hand the volume out works here: {}.", lacks.collect::<Vec<_>>().join("; "));
+            Problem::refused(message, "`inlock serve <source> --nbd unix:PATH` needs nothing of the kernel")
+        });
+    };
+    match asked.lacks() {
+        None => Ok(asked),
+        Some(lack) => {
+            let message = format!("--via {} does not work here: {lack}.", asked.name());
+            let hint = best.map(|via| format!("--via {} would work", via.name()));
+            let serve = "`inlock serve <source> --nbd unix:PATH` needs nothing of the kernel".to_owned();
+            Err(Problem::Told(message, Some(hint.unwrap_or(serve)), Status::Wrong).into())
+        }
+    }
+}
+
+/// A volume that is handed out.
+pub(crate) enum Way {
+    /// As a file.
+    Fuse(FuseMount),
+    /// As a block device over the file.
+    Loop(FuseMount, LoopDevice),
+}
+
+/// Where and under what name.
+pub(crate) struct Place<'a> {
+    pub name: &'a str,
+    /// Where the file of [`Via::Fuse`] and [`Via::Loop`] is made.
+    pub file: &'a Path,
+    pub threads: usize,
+}
+
+impl Way {
+    /// Hands `device` out.
+    pub(crate) fn make(via: Via, device: &Arc<Device>, place: &Place<'_>) -> anyhow::Result<Self> {
+        // Memory that is asked for while a request is carried must not wait for that same request. Only root may say so.
+        let _ = rustix::process::configure_io_flusher_behavior(true);
+        let options = FuseOptions { name: format!("inlock:{}", place.name), threads: place.threads };
+        let mut mount = FuseMount::start(device, place.file, &options).map_err(cannot_mount)?;
+        if via == Via::Fuse {
+            return Ok(Self::Fuse(mount));
+        }
+        let unit = device.target().granule();
+        match LoopDevice::attach(place.file, unit, device.access().read_only) {
+            Ok(over) => Ok(Self::Loop(mount, over)),
+            Err(error) => {
+                let _ = mount.stop();
+                Err(anyhow::Error::from(error).context("cannot make a loop device"))
+            }
+        }
+    }
+
+    pub(crate) fn via(&self) -> Via {
+        match self {
+            Self::Fuse(_) => Via::Fuse,
+            Self::Loop(..) => Via::Loop,
+        }
+    }
+
+    /// What it is in the file system.
+    pub(crate) fn node(&self) -> &Path {
+        match self {
+            Self::Fuse(mount) => mount.path(),
+            Self::Loop(_, over) => over.node(),
+        }
+    }
+
+    /// Whether it is still there: others may have taken it away.
+    pub(crate) fn is_there(&self) -> bool {
+        match self {
+            Self::Fuse(mount) => mount.is_mounted(),
+            Self::Loop(mount, over) => mount.is_mounted() && over.is_attached(),
+        }
+    }
+
+    /// Takes it away, with everything that was written on stable storage. [`Problem::Held`]: somebody uses it, and it stays.
+    /// Then, where `deferred`, it goes as soon as that ends; this has to be called again to see it through.
+    pub(crate) fn take_away(&mut self, deferred: bool) -> anyhow::Result<()> {
+        let held = |node: &Path, by: Vec<Holder>| -> anyhow::Result<()> {
+            Err(Problem::Held { node: node.to_owned(), by: holders::describe(&by) }.into())
+        };
+        let users = holders::of(self.node());
+        match self {
+            Self::Fuse(mount) if !users.is_empty() && mount.is_mounted() => held(mount.path(), users),
+            Self::Fuse(mount) => stop(mount),
+            Self::Loop(mount, over) => {
+                if over.is_attached() && !users.is_empty() && !deferred {
+                    return held(over.node(), users);
+                }
+                if !over.detach().context("cannot take the loop device away")? {
+                    return held(over.node(), users);
+                }
+                stop(mount)
+            }
+        }
+    }
+
+    /// Makes a new length of the volume known.
+    pub(crate) fn update_len(&self) -> anyhow::Result<()> {
+        match self {
+            Self::Fuse(_) => Ok(()),
+            Self::Loop(_, over) => Ok(over.update_len()?),
+        }
+    }
+}
+
+fn stop(mount: &mut FuseMount) -> anyhow::Result<()> {
+    match mount.stop() {
+        Err(FuseError::Busy(node)) => {
+            let by = match holders::of(&node) {
+                by if by.is_empty() => vec![Holder::Unknown],
+                by => by,
+            };
+            Err(Problem::Held { node, by: holders::describe(&by) }.into())
+        }
+        other => Ok(other?),
+    }
+}
+
+/// Takes away what a process that is gone has left: a loop device at `node`, and the mount at `file`.
+pub(crate) fn clean_up(node: Option<&Path>, file: &Path) -> anyhow::Result<()> {
+    if let Some(over) = node.and_then(|node| LoopDevice::find(node, file)) {
+        let users = holders::of(over.node());
+        if !users.is_empty() || !over.detach().context("cannot take the loop device away")? {
+            let by = holders::describe(&users);
+            return Err(Problem::Held { node: over.node().to_owned(), by }.into());
+        }
+    }
+    match mount::unmount(file) {
+        Err(FuseError::Busy(node)) => {
+            let by = holders::describe(&holders::of(&node));
+            Err(Problem::Held { node, by }.into())
+        }
+        other => {
+            let _ = std::fs::remove_file(file);
+            Ok(other?)
+        }
+    }
+}
+
+fn cannot_mount(error: FuseError) -> anyhow::Error {
+    let hint = match error {
+        FuseError::NoFuse | FuseError::NotPermitted(_) => {
+            Some("`inlock serve <source> --nbd unix:PATH` needs nothing of the kernel".to_owned())
+        }
+        _ => None,
+    };
+    let status = if matches!(error, FuseError::NotPermitted(_)) { Status::Permission } else { Status::Wrong };
+    Problem::Told(error.to_string(), hint, status).into()
+}
+
+/// `/dev/inlock/NAME`, as long as this lives.
+pub(crate) struct Link(PathBuf);
+
+impl Link {
+    /// Points the name at `node`. Where that cannot be done nothing is lost but the name, and that is said.
+    pub(crate) fn make(name: &str, node: &Path) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let path = Path::new(LINKS).join(name);
+        let make = || {
+            std::fs::create_dir_all(LINKS)?;
+            let _ = std::fs::remove_file(&path);
+            std::os::unix::fs::symlink(node, &path)
+        };
+        match make() {
+            Ok(()) => Some(Self(path)),
+            Err(error) => {
+                say(&format!("inlock: warning: cannot make {}: {error}", path.display()));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Where names of nodes are; device-mapper's own directory is not for others.
+const LINKS: &str = "/dev/inlock";
