@@ -79,6 +79,23 @@ pub enum Operation {
     },
     /// Send all of these. Never comes back short.
     Send(Outgoing),
+    /// Wait for a block device's next request.
+    Ublk(UblkCommand),
+}
+
+/// A place for one request of a ublk device. It completes when there is a request, whose description is then in the memory
+/// that the driver shares, and with a write its bytes in `buffer.data()`; `NODEV`: there will be none any more.
+#[derive(Debug)]
+pub struct UblkCommand {
+    /// The device's queue.
+    pub queue: u16,
+    /// The place in the queue.
+    pub tag: u16,
+    /// How the last request in this place ended: bytes, or a negative error number. The bytes that were read are taken from
+    /// the buffer. `None`: there was none before.
+    pub answer: Option<i32>,
+    /// At least as long as the device's longest request.
+    pub buffer: Buffer,
 }
 
 /// What an operation gives back.
@@ -117,7 +134,7 @@ impl Operation {
             }
             Self::Sync => store.sync().map(|()| 0),
             Self::Discard { offset, len } => store.discard(*offset, *len).map(|()| 0),
-            Self::Receive { .. } | Self::Send(_) => Err(Errno::NOTSOCK),
+            Self::Receive { .. } | Self::Send(_) | Self::Ublk(_) => Err(Errno::NOTSOCK),
         }
     }
 
@@ -127,6 +144,7 @@ impl Operation {
             Self::Write { data, .. } => Returned::Ciphertext(data),
             Self::Sync | Self::Discard { .. } => Returned::Nothing,
             Self::Send(outgoing) => Returned::Outgoing(outgoing),
+            Self::Ublk(command) => Returned::Buffer(command.buffer),
         }
     }
 }
@@ -185,12 +203,14 @@ struct Held {
 enum Descriptor {
     Socket(OwnedFd),
     Store(Arc<dyn BackingStore>),
+    /// A ublk device's control side, and its longest request in bytes.
+    Ublk(OwnedFd, usize),
 }
 
 impl Descriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Socket(fd) => fd.as_fd(),
+            Self::Socket(fd) | Self::Ublk(fd, _) => fd.as_fd(),
             Self::Store(store) => store.as_fd().expect("Ring::add_store only takes stores with a descriptor"),
         }
     }

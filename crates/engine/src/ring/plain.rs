@@ -111,6 +111,7 @@ impl Plain {
         let result = match &held.descriptor {
             Descriptor::Socket(fd) => on_socket(fd, &mut waiting),
             Descriptor::Store(store) => waiting.operation.execute_step(&**store),
+            Descriptor::Ublk(..) => Err(Errno::OPNOTSUPP),
         };
         if result == Err(Errno::WOULDBLOCK) && matches!(held.descriptor, Descriptor::Socket(_)) && !held.closing {
             return self.waiting.push(waiting);

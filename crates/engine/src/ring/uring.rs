@@ -5,18 +5,26 @@
 //! given to the kernel stay valid for as long as it may use them. [`Uring::finish`] waits for all before anything is freed.
 #![allow(unsafe_code)]
 
-use super::{Completion, FileId, Files, Held, Operation, Outgoing, Token, Wait, Waker};
+use super::{Completion, FileId, Files, Held, Operation, Outgoing, Token, UblkCommand, Wait, Waker};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 const WAKER: u64 = u64::MAX;
 /// Descriptors that the kernel looks up once instead of for every operation; later ones go without.
 const REGISTERED: u32 = 2048;
+
+/// The driver's commands: `_IOWR('u', number, 16 bytes)`. Source: `include/uapi/linux/ublk_cmd.h`.
+const UBLK_FETCH: u32 = ublk_command(0x20);
+const UBLK_COMMIT_AND_FETCH: u32 = ublk_command(0x21);
+
+const fn ublk_command(number: u32) -> u32 {
+    3 << 30 | 16 << 16 | (b'u' as u32) << 8 | number
+}
 
 /// A ring on io_uring.
 pub(super) struct Uring {
@@ -96,6 +104,12 @@ impl Uring {
             let returned = operation.into_returned();
             return self.done.push_back(Completion { token, result: Err(Errno::BADF), returned });
         };
+        if let Operation::Ublk(command) = &operation {
+            // The driver copies into the buffer what it likes to, up to the longest request.
+            let fits =
+                matches!(held.descriptor, super::Descriptor::Ublk(_, longest) if longest <= command.buffer.capacity());
+            assert!(fits, "a place of a ublk queue has a buffer for the longest request");
+        }
         held.in_flight += 1;
         let vectors = matches!(operation, Operation::Send(_)).then(|| self.vectors.pop().unwrap_or_else(Vectors::new));
         let index = match self.free.pop() {
@@ -205,6 +219,8 @@ impl Uring {
             _ => Err(Errno::from_raw_os_error(-result)),
         };
         let again = match (&result, &entry.operation) {
+            // An answer that was given must not be given twice.
+            (_, Operation::Ublk(_)) => false,
             (Err(Errno::INTR | Errno::AGAIN), _) => true,
             (Ok(0), _) => false,
             (Ok(n), Operation::Send(outgoing)) => {
@@ -239,12 +255,32 @@ impl Uring {
             }
         }
         let mut done = VecDeque::new();
-        while self.in_flight.iter().any(Option::is_some) {
+        let is_ublk = |entry: &Entry| matches!(entry.operation, Operation::Ublk(_));
+        while self.in_flight.iter().flatten().any(|entry| !is_ublk(entry)) {
             if self.turn(files, Wait::Forever, &mut done).is_err() {
                 // The kernel may still write to these buffers; memory that is never freed is the only safe answer.
                 std::mem::forget(std::mem::take(&mut self.in_flight));
                 return;
             }
+        }
+        if self.in_flight.iter().any(Option::is_some) {
+            // Only the end of its device ends a ublk command; the kernel drops it with the ring, which is later than this.
+            std::mem::forget(std::mem::take(&mut self.in_flight));
+        }
+    }
+}
+
+impl super::Ring {
+    /// Takes a ublk device's `/dev/ublkcN`, for [`Operation::Ublk`] on this thread. Only io_uring reaches it.
+    ///
+    /// # Safety
+    /// The driver copies as many bytes as it was told when the device was added. The device must have been added with a
+    /// longest request of at most `longest` bytes, and without the features that copy nothing or elsewhere (user copy, zero
+    /// copy, registered buffers, batches, shared memory).
+    pub unsafe fn add_ublk(&mut self, device: OwnedFd, longest: usize) -> io::Result<FileId> {
+        match self.twin {
+            super::Twin::Uring(_) => Ok(self.files.add(super::Descriptor::Ublk(device, longest))),
+            super::Twin::Plain(_) => Err(io::Error::new(io::ErrorKind::Unsupported, "ublk needs io_uring")),
         }
     }
 }
@@ -270,6 +306,16 @@ impl Entry {
                 let into = &mut buffer.data_mut()[range.start + self.progress..range.end];
                 let flags = if *all { libc::MSG_WAITALL } else { 0 };
                 opcode::Recv::new(fd, into.as_mut_ptr(), into.len() as u32).flags(flags).build()
+            }
+            Operation::Ublk(UblkCommand { queue, tag, answer, buffer }) => {
+                let command = if answer.is_some() { UBLK_COMMIT_AND_FETCH } else { UBLK_FETCH };
+                let mut payload = [0; 16];
+                payload[..2].copy_from_slice(&queue.to_ne_bytes());
+                payload[2..4].copy_from_slice(&tag.to_ne_bytes());
+                payload[4..8].copy_from_slice(&answer.unwrap_or(-1).to_ne_bytes());
+                payload[8..]
+                    .copy_from_slice(&(buffer.data_mut().as_mut_ptr().expose_provenance() as u64).to_ne_bytes());
+                opcode::UringCmd16::new(fd, command).cmd(payload).build()
             }
             Operation::Send(outgoing) => {
                 let vectors = self.vectors.as_mut().expect("a send is made with its vectors");

@@ -1,0 +1,305 @@
+//! A ublk device: made, taken back after its process died, ended.
+
+use super::driver::{self, Control, Descriptions, Info, Parameters, State, USER_RECOVERY, USER_RECOVERY_REISSUE};
+use super::queue::Queue;
+use inlock_engine::ring::Ring;
+use inlock_engine::store::file::IoMode;
+use inlock_engine::worker::Worker;
+use inlock_engine::{BlockingDevice, BufferPool, Device, RequestError};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long the driver may take to see that a device's process has died.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The longest logical block that the driver takes.
+const LOGICAL_MAX: usize = 4096;
+
+/// How a device is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UblkOptions {
+    /// Queues, each with a thread.
+    pub queues: u16,
+    /// Requests at a time in each.
+    pub depth: u16,
+    /// The longest request in bytes, a multiple of 4096. So much memory is held for each request of each queue.
+    pub longest: u32,
+}
+
+impl Default for UblkOptions {
+    fn default() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { queues: cpus.min(4) as u16, depth: 64, longest: 256 << 10 }
+    }
+}
+
+/// A device that cannot be made, taken back or ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UblkError {
+    /// There is no ublk here.
+    #[error("this kernel has no ublk (/dev/ublk-control is missing)")]
+    NoUblk,
+    /// Only root may.
+    #[error("ublk devices are not permitted here: {0}")]
+    NotPermitted(#[source] io::Error),
+    /// The driver refuses.
+    #[error("ublk cannot {what}: {source}")]
+    Driver {
+        /// What it was to do.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The device is not one that waits for its process.
+    #[error("/dev/ublkb{0} does not wait for a process")]
+    NotWaiting(u32),
+    /// A worker cannot run.
+    #[error("cannot run a worker: {0}")]
+    Worker(#[source] io::Error),
+    /// What was written could not be put on stable storage.
+    #[error("the final flush failed: {0}")]
+    Flush(#[source] RequestError),
+}
+
+/// A volume as a block device. When this process dies without [`UblkDevice::stop`], the device waits for another one.
+pub struct UblkDevice {
+    info: Info,
+    node: PathBuf,
+    device: Arc<Device>,
+    workers: Vec<JoinHandle<io::Result<()>>>,
+}
+
+/// Whether this kernel has the driver.
+pub fn is_available() -> bool {
+    Path::new("/dev/ublk-control").exists()
+}
+
+/// The number of the device with this node.
+pub fn number_of(node: &Path) -> Option<u32> {
+    node.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
+}
+
+/// Whether the device waits for a process, its own having died.
+pub fn is_waiting(number: u32) -> bool {
+    open().and_then(|mut control| control.info(number).map_err(failed("be asked"))).is_ok_and(|info| {
+        // The driver may not have seen yet that the process is gone.
+        info.is_ours() && (info.state == State::Quiesced || info.state == State::Live && !is_alive(info.pid))
+    })
+}
+
+/// Removes a device whose process died; requests that wait for it fail.
+pub fn remove(number: u32) -> Result<(), UblkError> {
+    let mut control = open()?;
+    match control.info(number) {
+        Ok(info) if info.is_ours() && !is_alive(info.pid) => {}
+        Ok(_) => return Err(UblkError::NotWaiting(number)),
+        // It is gone.
+        Err(_) => return Ok(()),
+    }
+    control.stop(number).map_err(failed("stop the device"))?;
+    control.delete(number).map_err(failed("remove the device"))
+}
+
+impl UblkDevice {
+    /// Makes a block device of `device`. It is there, and answered, when this returns.
+    pub fn start(device: &Arc<Device>, options: &UblkOptions) -> Result<Self, UblkError> {
+        let mut control = open()?;
+        // Kernels before 6.5 cannot say what they can do, and recover all the same.
+        let features = control.features().unwrap_or(u64::MAX);
+        let flags = features & (USER_RECOVERY | USER_RECOVERY_REISSUE | driver::UPDATE_SIZE);
+        let added = control.add(options.queues, options.depth, options.longest, flags);
+        let added = added.or_else(|_| {
+            control.add(options.queues, options.depth, options.longest, USER_RECOVERY | USER_RECOVERY_REISSUE)
+        });
+        let info = added.map_err(failed("add a device"))?;
+        let started = Self::start_added(&mut control, info, device);
+        if started.is_err() {
+            let _ = control.delete(info.id);
+        }
+        started
+    }
+
+    fn start_added(control: &mut Control, info: Info, device: &Arc<Device>) -> Result<Self, UblkError> {
+        let granule = device.target().granule().max(512);
+        let parameters = Parameters {
+            len: device.len(),
+            logical_block: granule.min(LOGICAL_MAX),
+            physical_block: granule,
+            read_only: device.access().read_only,
+            discards: device.access().allow_discards && !device.access().read_only,
+        };
+        control.set_parameters(&info, &parameters).map_err(failed("take the device's parameters"))?;
+        let mut started = Self::with_workers(info, device)?;
+        let id = info.id;
+        started.seen(control, |control| control.start(id).map_err(failed("start the device")))
+    }
+
+    /// Takes back the device with this number, whose process died: what was under way is asked again, and nobody has seen
+    /// an error.
+    pub fn recover(device: &Arc<Device>, number: u32) -> Result<Self, UblkError> {
+        let mut control = open()?;
+        let info = control.info(number).map_err(failed("be asked about the device"))?;
+        if !info.is_ours() || is_alive(info.pid) {
+            return Err(UblkError::NotWaiting(number));
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match control.start_recovery(number) {
+                Ok(()) => break,
+                // The driver has not seen everything of the process end yet.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) => return Err(failed("take the device back")(error)),
+            }
+        }
+        let mut started = Self::with_workers(info, device)?;
+        started.seen(&mut control, |control| control.end_recovery(number).map_err(failed("take the device back")))
+    }
+
+    /// Waits until the driver has taken everything; where it does not, the workers end.
+    fn seen(
+        &mut self,
+        control: &mut Control,
+        begin: impl FnOnce(&mut Control) -> Result<(), UblkError>,
+    ) -> Result<Self, UblkError> {
+        let begun = begin(control);
+        if begun.is_err() {
+            let _ = control.stop(self.info.id);
+            self.join().ok();
+        }
+        begun.map(|()| Self {
+            info: self.info,
+            node: self.node.clone(),
+            device: Arc::clone(&self.device),
+            workers: std::mem::take(&mut self.workers),
+        })
+    }
+
+    fn with_workers(info: Info, device: &Arc<Device>) -> Result<Self, UblkError> {
+        let queues = driver::open_queues(&info).map_err(failed("open the device's queues"))?;
+        let mut workers = Vec::new();
+        let mut arm = Vec::new();
+        for number in 0..info.queues {
+            let queues = queues.try_clone().map_err(UblkError::Worker)?;
+            let (worker, go) = spawn(number, queues, info, Arc::clone(device))?;
+            workers.push(worker);
+            arm.push(go);
+        }
+        // All of them can run: only now does any of them wait for the driver.
+        for go in arm {
+            let _ = go.send(());
+        }
+        let node = PathBuf::from(format!("/dev/ublkb{}", info.id));
+        Ok(Self { info, node, device: Arc::clone(device), workers })
+    }
+
+    /// `/dev/ublkbN`.
+    pub fn node(&self) -> &Path {
+        &self.node
+    }
+
+    /// How many queues it has, each with a thread.
+    pub fn queues(&self) -> usize {
+        usize::from(self.info.queues)
+    }
+
+    /// Whether every worker still runs.
+    pub fn is_healthy(&self) -> bool {
+        !self.workers.is_empty() && !self.workers.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Makes a new length of the volume known; older kernels cannot.
+    pub fn update_len(&self) -> Result<(), UblkError> {
+        open()?.update_len(self.info.id, self.device.len()).map_err(failed("change the device's length"))
+    }
+
+    /// Takes the device away, with everything that was written on stable storage. Whoever still uses it gets errors: ask
+    /// before.
+    pub fn stop(&mut self) -> Result<(), UblkError> {
+        if self.workers.is_empty() {
+            return Ok(());
+        }
+        let mut control = open()?;
+        control.stop(self.info.id).map_err(failed("stop the device"))?;
+        let ended = self.join();
+        let deleted = control.delete(self.info.id).map_err(failed("remove the device"));
+        if !self.device.access().read_only {
+            BlockingDevice::new(Arc::clone(&self.device)).flush().map_err(UblkError::Flush)?;
+        }
+        ended.and(deleted)
+    }
+
+    fn join(&mut self) -> Result<(), UblkError> {
+        let mut outcome = Ok(());
+        for worker in self.workers.drain(..) {
+            match worker.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => outcome = Err(UblkError::Worker(error)),
+                Err(_) => outcome = Err(UblkError::Worker(io::Error::other("a worker panicked"))),
+            }
+        }
+        outcome
+    }
+}
+
+/// Starts the thread of one queue, and waits until it could begin. Dropping the sender ends it.
+fn spawn(
+    number: u16,
+    queues: OwnedFd,
+    info: Info,
+    device: Arc<Device>,
+) -> Result<(JoinHandle<io::Result<()>>, mpsc::Sender<()>), UblkError> {
+    let (ready, began) = mpsc::channel();
+    let (go, going) = mpsc::channel();
+    let run = move || {
+        let granule = device.target().granule();
+        let made = Descriptions::map(&queues, number, info.depth).and_then(|descriptions| {
+            // The ring belongs to the thread that uses it, so it is made there.
+            let mut ring = Ring::new(IoMode::Uring)?;
+            let file = driver::add_to_ring(&mut ring, queues, &info)?;
+            let queue = Queue::new(file, number, descriptions, info.depth, info.longest as usize, granule);
+            Ok(Worker::new(device, ring, BufferPool::new(&[]), queue))
+        });
+        let mut worker = match made {
+            Ok(worker) => worker,
+            Err(error) => return ready.send(Err(error)).map_err(io::Error::other),
+        };
+        ready.send(Ok(())).map_err(io::Error::other)?;
+        // An end without a word: another queue could not begin.
+        if going.recv().is_err() {
+            return Ok(());
+        }
+        worker.run()
+    };
+    let thread = std::thread::Builder::new().name(format!("inlock-queue-{number}")).spawn(run);
+    let thread = thread.map_err(UblkError::Worker)?;
+    began.recv().map_err(|error| UblkError::Worker(io::Error::other(error)))?.map_err(UblkError::Worker)?;
+    Ok((thread, go))
+}
+
+fn open() -> Result<Control, UblkError> {
+    Control::open().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => UblkError::NoUblk,
+        io::ErrorKind::PermissionDenied => UblkError::NotPermitted(error),
+        _ => failed("be reached")(error),
+    })
+}
+
+fn failed(what: &'static str) -> impl FnOnce(io::Error) -> UblkError {
+    move |source| match source.kind() {
+        io::ErrorKind::PermissionDenied => UblkError::NotPermitted(source),
+        _ => UblkError::Driver { what, source },
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    pid > 0 && Path::new("/proc").join(pid.to_string()).exists()
+}

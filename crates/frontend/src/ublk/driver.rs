@@ -1,0 +1,345 @@
+//! What ublk's driver is told through `/dev/ublk-control`, and the requests that it describes in shared memory.
+//!
+//! The only file of the front ends with `unsafe`: commands carry addresses, and descriptions are memory of the kernel's.
+#![allow(unsafe_code)]
+
+use inlock_engine::ring::{FileId, Ring};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// A device waits for its process to come back when it has died.
+pub(super) const USER_RECOVERY: u64 = 1 << 3;
+/// What was under way then is asked again.
+pub(super) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
+/// Commands are numbered as ioctls are; the driver sets it.
+const IOCTL_ENCODE: u64 = 1 << 6;
+/// The length can change.
+pub(super) const UPDATE_SIZE: u64 = 1 << 10;
+/// The features that are compatible with buffers which the driver copies to and from.
+const COPIED: u64 = USER_RECOVERY | USER_RECOVERY_REISSUE | IOCTL_ENCODE | UPDATE_SIZE;
+
+/// Any device; in an answer, its number.
+const NEW: u32 = u32::MAX;
+
+const CONTROL: &str = "/dev/ublk-control";
+
+/// The most places that a queue can have: descriptions of queues lie as far apart in the mapping.
+const DEPTH_MAX: usize = 4096;
+
+/// What a device is told before it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Parameters {
+    pub len: u64,
+    /// Powers of two: the smallest request, and what is written as a whole.
+    pub logical_block: usize,
+    pub physical_block: usize,
+    pub read_only: bool,
+    pub discards: bool,
+}
+
+/// What a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Info {
+    pub id: u32,
+    pub queues: u16,
+    pub depth: u16,
+    /// The longest request in bytes.
+    pub longest: u32,
+    pub state: State,
+    pub pid: i32,
+    flags: u64,
+}
+
+/// Whether a device has a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Dead,
+    Live,
+    /// Its process died; requests wait for another one.
+    Quiesced,
+    Other,
+}
+
+impl Info {
+    /// How many bytes the driver may copy for a request, where it copies to buffers at all.
+    fn copies(&self) -> Option<usize> {
+        (self.flags & !COPIED == 0).then_some(self.longest as usize)
+    }
+
+    /// A device that was made by somebody else in another way cannot be taken over.
+    pub(super) fn is_ours(&self) -> bool {
+        self.copies().is_some() && self.flags & USER_RECOVERY != 0
+    }
+
+    fn decode(bytes: &[u8; MEMORY]) -> Self {
+        Self {
+            queues: u16_at(bytes, 0),
+            depth: u16_at(bytes, 2),
+            state: match u16_at(bytes, 4) {
+                0 => State::Dead,
+                1 => State::Live,
+                2 => State::Quiesced,
+                _ => State::Other,
+            },
+            longest: u32_at(bytes, 8),
+            id: u32_at(bytes, 12),
+            pid: u32_at(bytes, 16).cast_signed(),
+            flags: u64_at(bytes, 24),
+        }
+    }
+
+    fn encode(&self) -> [u8; MEMORY] {
+        let mut bytes = [0; MEMORY];
+        put(&mut bytes, 0, &self.queues.to_ne_bytes());
+        put(&mut bytes, 2, &self.depth.to_ne_bytes());
+        put(&mut bytes, 8, &self.longest.to_ne_bytes());
+        put(&mut bytes, 12, &self.id.to_ne_bytes());
+        put(&mut bytes, 24, &self.flags.to_ne_bytes());
+        bytes
+    }
+}
+
+/// Room for the longest structure that a command carries.
+const MEMORY: usize = 128;
+
+fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
+}
+
+fn bytes_at<const N: usize>(bytes: &[u8; MEMORY], at: usize) -> [u8; N] {
+    let mut value = [0; N];
+    value.copy_from_slice(&bytes[at..at + N]);
+    value
+}
+
+fn u16_at(bytes: &[u8; MEMORY], at: usize) -> u16 {
+    u16::from_ne_bytes(bytes_at(bytes, at))
+}
+
+fn u32_at(bytes: &[u8; MEMORY], at: usize) -> u32 {
+    u32::from_ne_bytes(bytes_at(bytes, at))
+}
+
+fn u64_at(bytes: &[u8; MEMORY], at: usize) -> u64 {
+    u64::from_ne_bytes(bytes_at(bytes, at))
+}
+
+/// `_IOR` and `_IOWR` of `'u'` and 32 bytes.
+const fn reads(number: u32) -> u32 {
+    2 << 30 | 32 << 16 | (b'u' as u32) << 8 | number
+}
+
+const fn changes(number: u32) -> u32 {
+    3 << 30 | 32 << 16 | (b'u' as u32) << 8 | number
+}
+
+/// The driver's control.
+pub(super) struct Control {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    file: File,
+}
+
+impl Control {
+    /// Opens the control device.
+    pub(super) fn open() -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(CONTROL)?;
+        Ok(Self { ring: IoUring::builder().build(4)?, file })
+    }
+
+    /// What this kernel's driver can do.
+    pub(super) fn features(&mut self) -> io::Result<u64> {
+        let mut memory = [0; MEMORY];
+        self.command(reads(0x13), NEW, 8, 0, &mut memory)?;
+        Ok(u64_at(&memory, 0))
+    }
+
+    /// Adds a device that is not yet to be seen.
+    pub(super) fn add(&mut self, queues: u16, depth: u16, longest: u32, flags: u64) -> io::Result<Info> {
+        let wanted = Info { id: NEW, queues, depth, longest, state: State::Dead, pid: 0, flags: flags & COPIED };
+        let mut memory = wanted.encode();
+        self.command(changes(0x04), NEW, 64, 0, &mut memory)?;
+        Ok(Info::decode(&memory))
+    }
+
+    /// What the device is now.
+    pub(super) fn info(&mut self, id: u32) -> io::Result<Info> {
+        let mut memory = [0; MEMORY];
+        self.command(reads(0x02), id, 64, 0, &mut memory)?;
+        Ok(Info::decode(&memory))
+    }
+
+    /// Says what the device is like.
+    pub(super) fn set_parameters(&mut self, info: &Info, parameters: &Parameters) -> io::Result<()> {
+        const READ_ONLY: u32 = 1;
+        const VOLATILE_CACHE: u32 = 1 << 2;
+        const FUA: u32 = 1 << 3;
+        const LEN: u16 = 112;
+        let mut bytes = [0; MEMORY];
+        let physical = parameters.physical_block.trailing_zeros() as u8;
+        put(&mut bytes, 0, &u32::from(LEN).to_ne_bytes());
+        // Basic parameters and those of discards follow.
+        put(&mut bytes, 4, &3u32.to_ne_bytes());
+        let attributes = VOLATILE_CACHE | FUA | if parameters.read_only { READ_ONLY } else { 0 };
+        put(&mut bytes, 8, &attributes.to_ne_bytes());
+        put(&mut bytes, 12, &[parameters.logical_block.trailing_zeros() as u8, physical, physical, physical]);
+        put(&mut bytes, 16, &(info.longest / 512).to_ne_bytes());
+        put(&mut bytes, 24, &(parameters.len / 512).to_ne_bytes());
+        let block = parameters.physical_block as u32;
+        let (sectors, segments) = if parameters.discards { (u32::MAX / 512 / block * block, 1u16) } else { (0, 0) };
+        put(&mut bytes, 40, &block.to_ne_bytes());
+        put(&mut bytes, 44, &block.to_ne_bytes());
+        put(&mut bytes, 48, &sectors.to_ne_bytes());
+        put(&mut bytes, 52, &(info.longest / 512).to_ne_bytes());
+        put(&mut bytes, 56, &segments.to_ne_bytes());
+        self.command(changes(0x08), info.id, LEN, 0, &mut bytes).map(drop)
+    }
+
+    /// Lets the device be seen, when all places of all queues wait for requests; waits for that.
+    pub(super) fn start(&mut self, id: u32) -> io::Result<()> {
+        self.simple(changes(0x06), id, own_pid())
+    }
+
+    /// Lets the device vanish; requests that nobody answered fail.
+    pub(super) fn stop(&mut self, id: u32) -> io::Result<()> {
+        self.simple(changes(0x07), id, 0)
+    }
+
+    /// Removes a stopped device; waits until nobody has its control side open.
+    pub(super) fn delete(&mut self, id: u32) -> io::Result<()> {
+        self.simple(changes(0x05), id, 0)
+    }
+
+    /// Begins to take back a device whose process died.
+    pub(super) fn start_recovery(&mut self, id: u32) -> io::Result<()> {
+        self.simple(changes(0x10), id, 0)
+    }
+
+    /// As [`Control::start`], for a device that is taken back.
+    pub(super) fn end_recovery(&mut self, id: u32) -> io::Result<()> {
+        self.simple(changes(0x11), id, own_pid())
+    }
+
+    /// Changes the length of a running device.
+    pub(super) fn update_len(&mut self, id: u32, len: u64) -> io::Result<()> {
+        self.simple(changes(0x15), id, len / 512)
+    }
+
+    fn simple(&mut self, command: u32, id: u32, data: u64) -> io::Result<()> {
+        self.command(command, id, 0, data, &mut [0; MEMORY]).map(drop)
+    }
+
+    /// Carries out one command, with `len` bytes of `memory`, and waits for its end.
+    fn command(&mut self, command: u32, id: u32, len: u16, data: u64, memory: &mut [u8; MEMORY]) -> io::Result<i32> {
+        #[repr(align(8))]
+        struct Shared([u8; MEMORY]);
+        let mut shared = Box::new(Shared(*memory));
+        let address = if len > 0 { (&raw mut shared.0).expose_provenance() as u64 } else { 0 };
+        let mut payload = [0; 80];
+        put(&mut payload, 0, &id.to_ne_bytes());
+        // No queue is meant.
+        put(&mut payload, 4, &u16::MAX.to_ne_bytes());
+        put(&mut payload, 6, &len.to_ne_bytes());
+        put(&mut payload, 8, &address.to_ne_bytes());
+        put(&mut payload, 16, &data.to_ne_bytes());
+        let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), command).cmd(payload).build();
+        // SAFETY: the command's memory is the box, which is freed below when the command has ended, and else never.
+        unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
+        loop {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    std::mem::forget(shared);
+                    return Err(error);
+                }
+            }
+            if let Some(done) = self.ring.completion().next() {
+                *memory = shared.0;
+                let result = done.result();
+                return if result < 0 { Err(Errno::from_raw_os_error(-result).into()) } else { Ok(result) };
+            }
+        }
+    }
+}
+
+fn own_pid() -> u64 {
+    u64::from(std::process::id())
+}
+
+/// Opens a device's control side. One process at a time can have it.
+pub(super) fn open_queues(info: &Info) -> io::Result<OwnedFd> {
+    let file = OpenOptions::new().read(true).write(true).open(format!("/dev/ublkc{}", info.id))?;
+    Ok(file.into())
+}
+
+/// Gives a device's control side to the ring of one of its queues.
+pub(super) fn add_to_ring(ring: &mut Ring, device: OwnedFd, info: &Info) -> io::Result<FileId> {
+    let longest = info.copies().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
+    // SAFETY: the driver itself has said how long requests are, and that it copies to and from buffers only (`copies`).
+    unsafe { ring.add_ublk(device, longest) }
+}
+
+/// A request as the driver describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Described {
+    pub operation: u8,
+    pub durable: bool,
+    pub offset: u64,
+    pub len: u64,
+}
+
+/// The descriptions of one queue's requests.
+pub(super) struct Descriptions {
+    start: *const Entry,
+    depth: u16,
+    len: usize,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Entry {
+    op_flags: u32,
+    sectors: u32,
+    start_sector: u64,
+    address: u64,
+}
+
+// SAFETY: the mapping belongs to this value alone and is only read.
+unsafe impl Send for Descriptions {}
+
+impl Descriptions {
+    /// Maps those of a queue.
+    pub(super) fn map(device: &OwnedFd, queue: u16, depth: u16) -> io::Result<Self> {
+        let len = (usize::from(depth) * size_of::<Entry>()).next_multiple_of(rustix::param::page_size());
+        let at = usize::from(queue) * DEPTH_MAX * size_of::<Entry>();
+        let (access, flags) = (ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE);
+        // SAFETY: a new mapping, which the kernel places where nothing is.
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, access, flags, device, at as u64) }?;
+        Ok(Self { start: start.cast(), depth, len })
+    }
+
+    /// The request in the place `tag`, which the driver has handed over: it does not change until it is answered.
+    pub(super) fn request(&self, tag: u16) -> Described {
+        const FUA: u32 = 1 << 13;
+        assert!(tag < self.depth, "a place of the queue");
+        // SAFETY: within the mapping, which has `depth` entries; volatile, since the kernel writes it.
+        let entry = unsafe { self.start.add(usize::from(tag)).read_volatile() };
+        Described {
+            operation: entry.op_flags as u8,
+            durable: entry.op_flags & FUA != 0,
+            offset: entry.start_sector.saturating_mul(512),
+            len: u64::from(entry.sectors) * 512,
+        }
+    }
+}
+
+impl Drop for Descriptions {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length; no reference into it is left.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast_mut().cast(), self.len) };
+    }
+}
