@@ -10,14 +10,18 @@ use anyhow::Context;
 use inlock_engine::Device;
 use inlock_frontend::fuse::loop_device::{self, LoopDevice};
 use inlock_frontend::fuse::mount::{self, FuseError, FuseMount, FuseOptions};
+use inlock_frontend::ublk::device::{self as ublk, UblkDevice, UblkError, UblkOptions};
 use rustix::fs::{Access, access};
 
+use crate::control::Facts;
 use crate::exit::{Problem, Status, say};
 use crate::holders::{self, Holder};
 
 /// How a volume is handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Via {
+    /// A block device whose driver is the process.
+    Ublk,
     /// A block device on top of [`Via::Fuse`].
     Loop,
     /// A file.
@@ -25,9 +29,13 @@ pub(crate) enum Via {
 }
 
 impl Via {
+    /// The best first.
+    pub(crate) const ALL: [Self; 3] = [Self::Ublk, Self::Loop, Self::Fuse];
+
     /// The word on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Self::Ublk => "ublk",
             Self::Loop => "loop",
             Self::Fuse => "fuse",
         }
@@ -35,7 +43,7 @@ impl Via {
 
     /// Reads [`Via::name`].
     pub(crate) fn from_name(name: &str) -> Option<Self> {
-        [Self::Loop, Self::Fuse].into_iter().find(|via| via.name() == name)
+        Self::ALL.into_iter().find(|via| via.name() == name)
     }
 
     /// What it lacks here, as far as one can tell without trying; `None`: nothing.
@@ -47,6 +55,11 @@ impl Via {
         };
         match self {
             Self::Fuse => fuse(),
+            Self::Ublk if !ublk::is_available() => Some("/dev/ublk-control is missing (modprobe ublk_drv)".to_owned()),
+            Self::Ublk => match access("/dev/ublk-control", Access::READ_OK | Access::WRITE_OK) {
+                Ok(()) => None,
+                Err(error) => Some(format!("/dev/ublk-control cannot be opened: {error}")),
+            },
             Self::Loop if !rustix::process::geteuid().is_root() => Some("loop devices are for root only".to_owned()),
             Self::Loop if !loop_device::is_available() => {
                 Some("/dev/loop-control is missing (modprobe loop)".to_owned())
@@ -58,11 +71,10 @@ impl Via {
 
 /// The way that was asked for, or the best one there is (`None`).
 pub(crate) fn choose(asked: Option<Via>) -> anyhow::Result<Via> {
-    let order = [Via::Loop, Via::Fuse];
-    let best = order.into_iter().find(|via| via.lacks().is_none());
+    let best = Via::ALL.into_iter().find(|via| via.lacks().is_none());
     let Some(asked) = asked else {
         return best.ok_or_else(|| {
-            let lacks = order.iter().filter_map(|via| Some(format!("{}: {}", via.name(), via.lacks()?)));
+            let lacks = Via::ALL.iter().filter_map(|via| Some(format!("{}: {}", via.name(), via.lacks()?)));
             let message = format!("No way to hand the volume out works here: {}.", lacks.collect::<Vec<_>>().join("; "));
             Problem::refused(message, "`inlock serve <source> --nbd unix:PATH` needs nothing of the kernel")
         });
@@ -80,6 +92,8 @@ pub(crate) fn choose(asked: Option<Via>) -> anyhow::Result<Via> {
 
 /// A volume that is handed out.
 pub(crate) enum Way {
+    /// As a block device of ublk.
+    Ublk(UblkDevice),
     /// As a file.
     Fuse(FuseMount),
     /// As a block device over the file.
@@ -87,25 +101,33 @@ pub(crate) enum Way {
 }
 
 /// Where and under what name.
-pub(crate) struct Place<'a> {
+pub(crate) struct Wanted<'a> {
     pub name: &'a str,
     /// Where the file of [`Via::Fuse`] and [`Via::Loop`] is made.
     pub file: &'a Path,
     pub threads: usize,
+    /// A ublk device that waits for a process.
+    pub waiting: Option<u32>,
 }
 
 impl Way {
     /// Hands `device` out.
-    pub(crate) fn make(via: Via, device: &Arc<Device>, place: &Place<'_>) -> anyhow::Result<Self> {
-        // Memory that is asked for while a request is carried must not wait for that same request. Only root may say so.
-        let _ = rustix::process::configure_io_flusher_behavior(true);
-        let options = FuseOptions { name: format!("inlock:{}", place.name), threads: place.threads };
-        let mut mount = FuseMount::start(device, place.file, &options).map_err(cannot_mount)?;
+    pub(crate) fn make(via: Via, device: &Arc<Device>, wanted: &Wanted<'_>) -> anyhow::Result<Self> {
+        if via == Via::Ublk {
+            let queues = u16::try_from(wanted.threads).unwrap_or(u16::MAX).clamp(1, 64);
+            let made = match wanted.waiting {
+                Some(number) => UblkDevice::recover(device, number),
+                None => UblkDevice::start(device, &UblkOptions { queues, ..UblkOptions::default() }),
+            };
+            return Ok(Self::Ublk(made.map_err(no_ublk)?));
+        }
+        let options = FuseOptions { name: format!("inlock:{}", wanted.name), threads: wanted.threads };
+        let mut mount = FuseMount::start(device, wanted.file, &options).map_err(cannot_mount)?;
         if via == Via::Fuse {
             return Ok(Self::Fuse(mount));
         }
         let unit = device.target().granule();
-        match LoopDevice::attach(place.file, unit, device.access().read_only) {
+        match LoopDevice::attach(wanted.file, unit, device.access().read_only) {
             Ok(over) => Ok(Self::Loop(mount, over)),
             Err(error) => {
                 let _ = mount.stop();
@@ -116,6 +138,7 @@ impl Way {
 
     pub(crate) fn via(&self) -> Via {
         match self {
+            Self::Ublk(_) => Via::Ublk,
             Self::Fuse(_) => Via::Fuse,
             Self::Loop(..) => Via::Loop,
         }
@@ -124,6 +147,7 @@ impl Way {
     /// What it is in the file system.
     pub(crate) fn node(&self) -> &Path {
         match self {
+            Self::Ublk(device) => device.node(),
             Self::Fuse(mount) => mount.path(),
             Self::Loop(_, over) => over.node(),
         }
@@ -132,6 +156,7 @@ impl Way {
     /// Whether it is still there: others may have taken it away.
     pub(crate) fn is_there(&self) -> bool {
         match self {
+            Self::Ublk(device) => device.is_healthy(),
             Self::Fuse(mount) => mount.is_mounted(),
             Self::Loop(mount, over) => mount.is_mounted() && over.is_attached(),
         }
@@ -145,6 +170,8 @@ impl Way {
         };
         let users = holders::of(self.node());
         match self {
+            Self::Ublk(device) if !users.is_empty() => held(device.node(), users),
+            Self::Ublk(device) => Ok(device.stop()?),
             Self::Fuse(mount) if !users.is_empty() && mount.is_mounted() => held(mount.path(), users),
             Self::Fuse(mount) => stop(mount),
             Self::Loop(mount, over) => {
@@ -162,6 +189,7 @@ impl Way {
     /// Makes a new length of the volume known.
     pub(crate) fn update_len(&self) -> anyhow::Result<()> {
         match self {
+            Self::Ublk(device) => Ok(device.update_len()?),
             Self::Fuse(_) => Ok(()),
             Self::Loop(_, over) => Ok(over.update_len()?),
         }
@@ -181,25 +209,42 @@ fn stop(mount: &mut FuseMount) -> anyhow::Result<()> {
     }
 }
 
-/// Takes away what a process that is gone has left: a loop device at `node`, and the mount at `file`.
-pub(crate) fn clean_up(node: Option<&Path>, file: &Path) -> anyhow::Result<()> {
-    if let Some(over) = node.and_then(|node| LoopDevice::find(node, file)) {
+/// The ublk device that waits for a process, if that is what one that is gone has left.
+pub(crate) fn waiting(left: &Facts) -> Option<u32> {
+    let number = ublk::number_of(left.node.as_deref().filter(|_| left.via == Via::Ublk.name())?)?;
+    ublk::is_waiting(number).then_some(number)
+}
+
+/// Takes away what a process that is gone has left: a device, and the mount at `file`.
+pub(crate) fn clean_up(left: &Facts, file: &Path) -> anyhow::Result<()> {
+    let held = |node: &Path, by: &[Holder]| Problem::Held { node: node.to_owned(), by: holders::describe(by) };
+    let node = left.node.as_deref();
+    if let Some(node) = node.filter(|_| left.via == Via::Ublk.name()) {
+        let users = holders::of(node);
+        if !users.is_empty() {
+            return Err(held(node, &users).into());
+        }
+        return ublk::number_of(node).map_or(Ok(()), |number| Ok(ublk::remove(number)?));
+    }
+    if let Some(mut over) = node.and_then(|node| LoopDevice::find(node, file)) {
         let users = holders::of(over.node());
         if !users.is_empty() || !over.detach().context("cannot take the loop device away")? {
-            let by = holders::describe(&users);
-            return Err(Problem::Held { node: over.node().to_owned(), by }.into());
+            return Err(held(over.node(), &users).into());
         }
     }
     match mount::unmount(file) {
-        Err(FuseError::Busy(node)) => {
-            let by = holders::describe(&holders::of(&node));
-            Err(Problem::Held { node, by }.into())
-        }
+        Err(FuseError::Busy(node)) => Err(held(&node, &holders::of(&node)).into()),
         other => {
             let _ = std::fs::remove_file(file);
             Ok(other?)
         }
     }
+}
+
+fn no_ublk(error: UblkError) -> anyhow::Error {
+    let status = if matches!(error, UblkError::NotPermitted(_)) { Status::Permission } else { Status::Wrong };
+    let text = anyhow::Error::from(error).to_string();
+    Problem::Told(text, Some("--via loop needs FUSE and loop devices only".to_owned()), status).into()
 }
 
 fn cannot_mount(error: FuseError) -> anyhow::Error {

@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// A loop device that could not be made or taken away.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +28,8 @@ pub enum LoopError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoopDevice {
     node: PathBuf,
+    /// The kernel was told to take it away when nobody uses it any more.
+    leaving: bool,
 }
 
 /// Whether a loop device can be made here, as far as one can tell without making one.
@@ -56,12 +59,12 @@ impl LoopDevice {
         if !node.starts_with("/dev") {
             return Err(LoopError::Losetup(format!("it names no device: '{}'", shown.trim())));
         }
-        Ok(Self { node })
+        Ok(Self { node, leaving: false })
     }
 
     /// The loop device at `node`, made earlier, as long as it is over `file`.
     pub fn find(node: &Path, file: &Path) -> Option<Self> {
-        let found = Self { node: node.to_owned() };
+        let found = Self { node: node.to_owned(), leaving: false };
         (found.backing_file()? == file).then_some(found)
     }
 
@@ -81,22 +84,24 @@ impl LoopDevice {
     }
 
     /// Takes it away; while somebody uses it, as soon as that ends. Whether it is gone already.
-    pub fn detach(&self) -> Result<bool, LoopError> {
+    pub fn detach(&mut self) -> Result<bool, LoopError> {
         if !self.is_attached() {
             return Ok(true);
         }
-        let mut command = Command::new("losetup");
-        command.arg("--detach").arg(&self.node);
-        let result = losetup(command);
-        // Who looked at the device at this moment has it open for that moment only.
-        for _ in 0..50 {
-            if !self.is_attached() {
-                return Ok(true);
+        if !self.leaving {
+            let mut command = Command::new("losetup");
+            command.arg("--detach").arg(&self.node);
+            losetup(command)?;
+            self.leaving = true;
+            // Who looks at the device at this moment has it open for that moment only.
+            for _ in 0..50 {
+                if !self.is_attached() {
+                    return Ok(true);
+                }
+                std::thread::sleep(Duration::from_millis(10));
             }
-            result.as_ref().map_err(|error| LoopError::Losetup(error.to_string()))?;
-            std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        Ok(false)
+        Ok(!self.is_attached())
     }
 
     /// Looks at the length of the file again.

@@ -7,6 +7,8 @@
 mod connection;
 pub mod front_end;
 pub mod handshake;
+pub mod kernel;
+mod netlink;
 pub mod protocol;
 pub mod server;
 mod transfer;

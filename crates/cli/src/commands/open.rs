@@ -1,0 +1,186 @@
+//! `open`: makes a volume a block device or a file, and stays as long as it is one.
+//!
+//! The device is taken away when somebody closes it or a signal comes, never from under its users: a signal that finds it in use
+//! waits for them, as `close --deferred` does. A name whose process died is taken over: a ublk device that waits gets its
+//! process back, and nobody sees an error.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::Context;
+use inlock_engine as engine;
+use inlock_engine::store::file::IoMode;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::args::{OpenArgs, Place};
+use crate::control::running::{self, HandedOut};
+use crate::control::{Claim, Control, Facts, Running};
+use crate::daemon::{self, Launcher};
+use crate::exit::{self, Problem, say};
+use crate::signals::{self, Caught};
+use crate::source::{self, Keys};
+use crate::way::{self, Link, Via, Wanted, Way};
+
+/// How often it is looked whether the device is still there, or free at last.
+const OFTEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
+
+pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
+    let launcher = match args.place {
+        Place::Here => None,
+        Place::Background => return daemon::launch(&args.source),
+        Place::Launched => Some(Launcher::on_stdin()?),
+    };
+    let (claim, file) = take_name(args)?;
+    let waiting = claim.stale().and_then(way::waiting);
+    let via = way::choose(if waiting.is_some() { Some(Via::Ublk) } else { args.via })?;
+    if args.allow_discards && via != Via::Ublk {
+        say(&format!("inlock: warning: discards have no way through --via {}", via.name()));
+    }
+    daemon::protect();
+    let keys = launcher.as_ref().map_or(Keys::Asked { stdin_taken: false }, Keys::Launcher);
+    let opened = source::open(&args.source, !args.read_only, keys)?;
+    let about = opened.about.clone();
+    let allow_discards = args.allow_discards || opened.allow_discards;
+    let access = engine::Access { read_only: args.read_only, allow_discards };
+    let attached = opened.attach(IoMode::Auto, access)?;
+    let device = Arc::clone(&attached.device);
+
+    // From here on a signal means "take it away"; before, it just ends.
+    let caught = signals::catch()?;
+    let wanted = Wanted { name: args.name.as_str(), file: &file, threads: threads(args), waiting };
+    let way = Way::make(via, &device, &wanted)?;
+    let node = way.node().to_owned();
+    let link = Link::make(args.name.as_str(), &node);
+    let facts = Facts {
+        via: via.name().to_owned(),
+        node: Some(node.clone()),
+        ring: if via == Via::Ublk { "io_uring" } else { "plain" }.to_owned(),
+        threads: wanted.threads,
+        ..Facts::new(claim.name(), about, device.access())
+    };
+    let open = Arc::new(Open { state: Mutex::new(State { way, deferred: false, ended: None }) });
+    let running = Running::new(facts.clone(), device, Arc::clone(&open));
+    let control = Control::start(claim, &facts, Arc::new(running))?;
+    let _ = exit::print(format_args!("{}\n", node.display()));
+    if let Some(launcher) = launcher {
+        launcher.ready(&control.log())?;
+    }
+    daemon::notify_ready(&format!("{} is {}", args.name, node.display()));
+    let ended = open.wait(&caught);
+    daemon::notify_stopping();
+    drop((link, attached));
+    control.finish(&ended);
+    ended.map(|()| 0)
+}
+
+fn threads(args: &OpenArgs) -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    args.threads.map_or(cpus.min(4), usize::from)
+}
+
+/// Takes the name, and takes away what a process of that name has left, unless it is a device that waits for this one.
+fn take_name(args: &OpenArgs) -> anyhow::Result<(Claim, PathBuf)> {
+    let mut claim = Claim::take(&args.name)?;
+    let file = claim.files().volume();
+    if let Some(left) = claim.stale()
+        && way::waiting(left).is_none()
+        && let Err(error) = way::clean_up(left, &file)
+    {
+        claim.leave();
+        return Err(error);
+    }
+    Ok((claim, file))
+}
+
+/// An open volume.
+struct Open {
+    state: Mutex<State>,
+}
+
+struct State {
+    way: Way,
+    /// It is to be taken away as soon as nobody uses it.
+    deferred: bool,
+    /// It was taken away, and how that went.
+    ended: Option<anyhow::Result<()>>,
+}
+
+impl Open {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until it was taken away, by whomever.
+    fn wait(&self, caught: &Caught) -> anyhow::Result<()> {
+        loop {
+            let mut state = self.state();
+            if state.ended.is_none() && (state.deferred || !state.way.is_there()) {
+                // Still in use is no news.
+                let _ = state.take_away();
+            }
+            if let Some(ended) = state.ended.take() {
+                return ended;
+            }
+            drop(state);
+            let woken = caught.fd();
+            match poll(&mut [PollFd::new(&woken, PollFlags::IN)], Some(&OFTEN)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error).context("cannot wait for a signal"),
+            }
+            match caught.take() {
+                Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
+                Some(_) => self.end_by_signal(),
+                None => {}
+            }
+        }
+    }
+
+    fn end_by_signal(&self) {
+        let mut state = self.state();
+        if state.ended.is_none()
+            && let Err(held) = state.take_away()
+        {
+            let _ = exit::report(&held);
+            say("inlock: it will be closed when that ends");
+            state.deferred = true;
+        }
+    }
+}
+
+impl State {
+    /// Takes it away; an error only where it is held. How else that went is remembered for whoever waits for the end.
+    fn take_away(&mut self) -> anyhow::Result<()> {
+        match self.way.take_away(self.deferred) {
+            Err(error) if matches!(error.downcast_ref(), Some(Problem::Held { .. })) => Err(error),
+            outcome => {
+                self.ended = Some(outcome);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl HandedOut for Arc<Open> {
+    fn close(&self, request: &Value) -> anyhow::Result<()> {
+        let mut state = self.state();
+        if state.ended.is_some() {
+            return Ok(());
+        }
+        let deferred = running::is_deferred(request);
+        state.deferred |= deferred;
+        match state.take_away() {
+            Ok(()) => {
+                signals::ask_to_end();
+                Ok(())
+            }
+            Err(_) if deferred => Ok(()),
+            held => held,
+        }
+    }
+
+    fn resized(&self, _len: u64) -> anyhow::Result<()> {
+        self.state().way.update_len()
+    }
+}
