@@ -18,6 +18,7 @@ use crate::control::Name;
 use crate::exit::Problem;
 use crate::options::{self, Options, Verb};
 use crate::values::{Listen, Range};
+use crate::way::Via;
 
 /// A checked command line.
 #[derive(Debug)]
@@ -40,12 +41,15 @@ pub(crate) enum Command {
     LuksUuid(HeaderArgs),
     LuksDump { at: HeaderArgs, json: bool },
     TestPassphrase(SourceArgs),
+    Open(Box<OpenArgs>),
+    Mount(Box<MountArgs>),
+    Umount { dir: PathBuf, deferred: bool },
     Serve(Box<ServeArgs>),
     Status { name: Name, json: bool },
     List { json: bool },
     Suspend(Name),
     Resume(ResumeArgs),
-    Close(Name),
+    Close { name: Name, deferred: bool },
     Export(CopyArgs),
     Import(CopyArgs),
     Benchmark(BenchmarkArgs),
@@ -134,6 +138,28 @@ pub(crate) struct KdfArgs {
     pub parallel: Option<u32>,
 }
 
+/// A volume that becomes a block device or a file.
+#[derive(Debug)]
+pub(crate) struct OpenArgs {
+    pub source: SourceArgs,
+    pub name: Name,
+    /// `None`: the best there is.
+    pub via: Option<Via>,
+    pub place: Place,
+    pub read_only: bool,
+    pub allow_discards: bool,
+    pub threads: Option<u16>,
+}
+
+/// A volume whose file system is mounted.
+#[derive(Debug)]
+pub(crate) struct MountArgs {
+    pub open: OpenArgs,
+    pub dir: PathBuf,
+    /// For mount(8).
+    pub options: Option<String>,
+}
+
 /// A server and what it serves.
 #[derive(Debug)]
 pub(crate) struct ServeArgs {
@@ -206,6 +232,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> anyhow::Result
     let matches = command.try_get_matches_from_mut(words).map_err(|error| explain(&error))?;
     let mut options = Options::from_arg_matches(&matches).map_err(|error| explain(&error))?;
     let mut words = std::mem::take(&mut options.words);
+    old_aliases(&mut options, &mut words);
     let verb = if words.is_empty() { None } else { Some(verb_of(&words.remove(0))) };
 
     let (verbose, batch) = (options.verbose, options.batch_mode);
@@ -220,6 +247,22 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> anyhow::Result
     check_options(verb, &command, &matches)?;
     check_operands(verb, &words)?;
     done(build(verb, options, words)?)
+}
+
+/// Aliases of cryptsetup that are more than another name: `create` has its arguments the other way round, and three aliases name a
+/// type of volume.
+fn old_aliases(options: &mut Options, words: &mut [OsString]) {
+    let kind = match words.first().and_then(|word| word.to_str()) {
+        Some("create") => {
+            if let [_, name, device] = words {
+                std::mem::swap(name, device);
+            }
+            "plain"
+        }
+        Some("plainOpen") => "plain",
+        _ => return,
+    };
+    options.volume_type.get_or_insert_with(|| kind.to_owned());
 }
 
 /// Refuses options that the verb does not take.
@@ -254,7 +297,7 @@ fn verb_of(word: &OsStr) -> anyhow::Result<Verb> {
         return Ok(verb);
     }
     Err(match &*name {
-        "resize" | "refresh" | "create" => Problem::refused(
+        "resize" | "refresh" => Problem::refused(
             format!("Action {name} is about device-mapper devices, which Inlock does not make."),
             "`inlock serve <source> --nbd unix:PATH` serves a volume until it is told to end",
         ),
@@ -280,13 +323,17 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
             let json = options.dump_json_metadata;
             Command::LuksDump { at: header_args(options, word()?)?, json }
         }
-        Verb::Open if !options.test_passphrase => {
-            return Err(Problem::refused(
-                "Action open makes device-mapper devices, which Inlock does not make.",
-                "`inlock serve <source> --nbd unix:PATH` serves the volume; `inlock open --test-passphrase` checks a passphrase",
-            ));
+        Verb::Open if options.test_passphrase => Command::TestPassphrase(source_args(&options, word()?)?),
+        Verb::Open => {
+            let image = word()?;
+            let name = word().map_err(|_| Problem::usage("open: requires <source> <name> as arguments"))?;
+            Command::Open(Box::new(open_args(&options, image, name_of(&name)?)?))
         }
-        Verb::Open => Command::TestPassphrase(source_args(&options, word()?)?),
+        Verb::Mount => {
+            let (image, dir) = (word()?, word()?);
+            Command::Mount(Box::new(mount_args(options, image, dir)?))
+        }
+        Verb::Umount => Command::Umount { dir: word()?, deferred: options.deferred },
         Verb::Serve => Command::Serve(Box::new(serve_args(options, word()?)?)),
         Verb::Status => Command::Status { name: name_of(&word()?)?, json: options.json },
         Verb::List => Command::List { json: options.json },
@@ -295,7 +342,7 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
             let name = name_of(&word()?)?;
             Command::Resume(ResumeArgs { name, key: key_args(&options)?, header: options.header })
         }
-        Verb::Close => Command::Close(name_of(&word()?)?),
+        Verb::Close => Command::Close { name: name_of(&word()?)?, deferred: options.deferred },
         Verb::Export => {
             let (image, out) = (word()?, word()?);
             Command::Export(copy_args(&options, image, out)?)
@@ -544,7 +591,49 @@ fn kdf_args(options: &Options) -> anyhow::Result<KdfArgs> {
     })
 }
 
+fn open_args(options: &Options, image: PathBuf, name: Name) -> anyhow::Result<OpenArgs> {
+    check_threads(options)?;
+    let place = match (options.launched, options.foreground) {
+        (true, _) => Place::Launched,
+        (false, true) => Place::Here,
+        (false, false) => Place::Background,
+    };
+    Ok(OpenArgs {
+        source: source_args(options, image)?,
+        name,
+        via: options.via.as_deref().and_then(Via::from_name),
+        place,
+        read_only: options.read_only,
+        allow_discards: options.allow_discards,
+        threads: options.threads,
+    })
+}
+
+fn mount_args(options: Options, image: PathBuf, dir: PathBuf) -> anyhow::Result<MountArgs> {
+    if options.foreground {
+        return Err(Problem::usage("Option --foreground is not allowed with mount action."));
+    }
+    let name = match &options.name {
+        Some(name) => name.clone(),
+        None => {
+            // The last part of the path, as far as a name may have it.
+            let last = image.file_name().unwrap_or_default().to_string_lossy();
+            let plain = |c: char| if c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c) { c } else { '_' };
+            name_of(Path::new(&last.chars().map(plain).collect::<String>()))?
+        }
+    };
+    Ok(MountArgs { open: open_args(&options, image, name)?, dir, options: options.mount_options })
+}
+
+fn check_threads(options: &Options) -> anyhow::Result<()> {
+    match options.threads {
+        Some(0 | 1025..) => Err(Problem::usage("Option --threads takes 1 to 1024.")),
+        _ => Ok(()),
+    }
+}
+
 fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
+    check_threads(&options)?;
     let source = source_args(&options, image)?;
     if options.nbd.is_none() && options.run.is_none() {
         return Err(Problem::usage("serve: --nbd unix:PATH or --nbd tcp:HOST:PORT is missing."));
@@ -553,9 +642,6 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
     let export_name = options.export_name.unwrap_or_default();
     if export_name.len() > 4096 {
         return Err(Problem::usage("The name of an export has at most 4096 bytes."));
-    }
-    if options.threads.is_some_and(|threads| threads == 0 || threads > 1024) {
-        return Err(Problem::usage("Option --threads takes 1 to 1024."));
     }
     let offload = offload_options(options.offload.as_deref(), options.offload_threads)?;
     let io = match options.io.as_deref() {

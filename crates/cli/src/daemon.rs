@@ -165,7 +165,12 @@ pub(crate) fn protect() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    let say = |what: &str, error: io::Error| say(&format!("inlock: warning: {what}: {error}"));
+    let say = |what: &str, error: io::Error| {
+        // In a container root may not have the right to it, and cannot get it.
+        if error.kind() != io::ErrorKind::PermissionDenied {
+            say(&format!("inlock: warning: {what}: {error}"));
+        }
+    };
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-1000") {
         say("this process may be killed where memory runs out", error);
     }

@@ -66,6 +66,8 @@ pub(crate) enum Problem {
     AddressInUse { address: String },
     #[error("Device {name} already exists.")]
     NameInUse { name: String, pid: Option<u32> },
+    #[error("Device {} is in use: {by}.", .node.display())]
+    Held { node: PathBuf, by: String },
     #[error("Device {name} is not active.")]
     Inactive { name: String },
     #[error("The process of {name} is gone.")]
@@ -118,7 +120,7 @@ impl Problem {
             Self::NoDevice { .. } | Self::NotADevice { .. } => Status::Device,
             Self::Inactive { .. } | Self::Gone { .. } => Status::Device,
             Self::HeaderLocked { .. } | Self::InUse { .. } | Self::AddressInUse { .. } => Status::Busy,
-            Self::NameInUse { .. } | Self::Unreachable { .. } => Status::Busy,
+            Self::NameInUse { .. } | Self::Held { .. } | Self::Unreachable { .. } => Status::Busy,
             Self::Told(_, _, status) | Self::Silent(status) => *status,
             Self::PromptTimeout => Status::Permission,
             _ => Status::Wrong,
@@ -146,6 +148,7 @@ impl Problem {
                 format!("it has {len} bytes, at least {needed} are needed: truncate -s SIZE {}", path.display())
             }
             Self::NameInUse { pid: Some(pid), .. } => format!("process {pid} serves it; `inlock list` shows all"),
+            Self::Held { .. } => "end that first; `inlock close --deferred` closes it when that has ended".to_owned(),
             Self::Inactive { .. } => "`inlock list` shows what is".to_owned(),
             Self::Gone { name } => format!("`inlock close {name}` cleans up what it left behind"),
             Self::Unreachable { pid, .. } => format!("it is process {pid}; it may be stopped, or wait for a disk"),

@@ -14,6 +14,7 @@ mod daemon;
 mod device;
 mod exit;
 mod help;
+mod holders;
 mod lock;
 mod options;
 mod progress;
@@ -23,6 +24,7 @@ mod signals;
 mod source;
 mod terminal;
 mod values;
+mod way;
 
 use std::process::ExitCode;
 
@@ -66,7 +68,10 @@ fn run(invocation: &Invocation) -> anyhow::Result<u8> {
         Command::List { json } => commands::list::run(*json)?,
         Command::Suspend(name) => commands::suspend::run(name)?,
         Command::Resume(args) => commands::resume::run(args)?,
-        Command::Close(name) => commands::close::run(name)?,
+        Command::Open(args) => return commands::open::run(args),
+        Command::Mount(args) => return commands::mount::run(args),
+        Command::Umount { dir, deferred } => commands::umount::run(dir, *deferred)?,
+        Command::Close { name, deferred } => commands::close::run(name, *deferred)?,
         Command::Export(args) => commands::export::run(args, batch)?,
         Command::Import(args) => commands::import::run(args, batch)?,
         Command::Benchmark(args) => commands::benchmark::run(args)?,

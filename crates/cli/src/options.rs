@@ -134,6 +134,18 @@ pub(crate) struct Options {
     /// Where the NBD server listens: unix:PATH or tcp:HOST:PORT
     #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Serving")]
     pub nbd: Option<Listen>,
+    /// How the volume is handed out: auto, ublk, nbd, loop, fuse
+    #[arg(long, value_name = "WAY", value_parser = ["auto", "ublk", "nbd", "loop", "fuse"], help_heading = "Opening")]
+    pub via: Option<String>,
+    /// Stay in the foreground until the volume is closed
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Opening")]
+    pub foreground: bool,
+    /// Close as soon as nobody uses the volume any more
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Opening")]
+    pub deferred: bool,
+    /// Options for mount(8)
+    #[arg(long, value_name = "OPTIONS", help_heading = "Opening")]
+    pub mount_options: Option<String>,
     /// Name of the export
     #[arg(long, value_name = "NAME", help_heading = "Serving")]
     pub export_name: Option<String>,
@@ -188,6 +200,8 @@ pub(crate) enum Verb {
     LuksUuid,
     LuksDump,
     Open,
+    Mount,
+    Umount,
     Serve,
     Status,
     List,
@@ -202,12 +216,14 @@ pub(crate) enum Verb {
 
 impl Verb {
     /// Every verb, in the order of the help text.
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::LuksFormat,
         Self::IsLuks,
         Self::LuksUuid,
         Self::LuksDump,
         Self::Open,
+        Self::Mount,
+        Self::Umount,
         Self::Serve,
         Self::Status,
         Self::List,
@@ -223,7 +239,7 @@ impl Verb {
     /// Verbs are case-sensitive, as cryptsetup's are.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         match name {
-            "luksOpen" => return Some(Self::Open),
+            "luksOpen" | "plainOpen" | "create" => return Some(Self::Open),
             "luksSuspend" => return Some(Self::Suspend),
             "luksResume" => return Some(Self::Resume),
             "remove" | "luksClose" | "plainClose" => return Some(Self::Close),
@@ -240,6 +256,8 @@ impl Verb {
             Self::LuksUuid => "luksUUID",
             Self::LuksDump => "luksDump",
             Self::Open => "open",
+            Self::Mount => "mount",
+            Self::Umount => "umount",
             Self::Serve => "serve",
             Self::Status => "status",
             Self::List => "list",
@@ -258,7 +276,9 @@ impl Verb {
         match self {
             Self::LuksFormat => ("<image> [<key file>]", 1, 2),
             Self::IsLuks | Self::LuksUuid | Self::LuksDump => ("<image>", 1, 1),
-            Self::Open => ("--test-passphrase <image>", 1, 2),
+            Self::Open => ("<source> <name>", 1, 2),
+            Self::Mount => ("<source> <directory>", 2, 2),
+            Self::Umount => ("<directory>", 1, 1),
             Self::Serve => ("<source>", 1, 1),
             Self::Status | Self::Suspend | Self::Resume | Self::Close => ("<name>", 1, 1),
             Self::List => ("", 0, 0),
@@ -276,13 +296,15 @@ impl Verb {
             Self::IsLuks => "tell by the exit status whether there is a LUKS header",
             Self::LuksUuid => "print the UUID of a LUKS volume",
             Self::LuksDump => "print the header of a LUKS volume",
-            Self::Open => "check a passphrase (with --test-passphrase)",
+            Self::Open => "make a volume a block device or a file; with --test-passphrase, check a passphrase",
+            Self::Mount => "open a volume and mount the file system in it",
+            Self::Umount => "unmount the file system of a volume, and close it",
             Self::Serve => "serve the decrypted volume over NBD",
             Self::Status => "show what is served under a name, and how it is",
             Self::List => "list the names in use",
             Self::Suspend => "let all requests wait, and wipe the key from memory",
             Self::Resume => "give the key back, and let requests go on",
-            Self::Close => "end the process of a name when everything is written",
+            Self::Close => "close an open or served volume when everything is written",
             Self::Export => "decrypt a volume, or a part of it, to a raw image",
             Self::Import => "encrypt a raw image into an existing volume",
             Self::Benchmark => "measure key derivation and ciphers",
@@ -311,6 +333,7 @@ impl Verb {
             "label",
             "subsystem",
         ];
+        const OPEN: &[&str] = &["via", "read-only", "allow-discards", "foreground", "launched", "threads"];
         const SERVE: &[&str] = &[
             "nbd",
             "export-name",
@@ -330,11 +353,14 @@ impl Verb {
             Self::LuksFormat => &[KEY, FORMAT, KDF],
             Self::IsLuks | Self::LuksUuid => &[&["type", "header"]],
             Self::LuksDump => &[&["type", "header", "dump-json-metadata"]],
-            Self::Open => &[KEY, UNLOCK, &["test-passphrase", "read-only"]],
+            Self::Open => &[KEY, UNLOCK, PLAIN, OPEN, &["test-passphrase"]],
+            Self::Mount => &[KEY, UNLOCK, PLAIN, OPEN, &["name", "mount-options"]],
+            Self::Umount => &[&["deferred"]],
             Self::Serve => &[KEY, UNLOCK, PLAIN, SERVE],
             Self::Status | Self::List => &[&["json"]],
             Self::Resume => &[KEY, &["tries", "key-slot", "header"]],
-            Self::Suspend | Self::Close => &[],
+            Self::Suspend => &[],
+            Self::Close => &[&["deferred"]],
             Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, COPY],
             Self::Benchmark => &[&["cipher", "key-size", "hash", "iter-time"], KDF],
             Self::Bench => &[&["json"]],
@@ -362,7 +388,6 @@ const ONLY_CRYPTSETUPS: &[&str] = &[
     "debug",
     "debug-json",
     "decrypt",
-    "deferred",
     "device-size",
     "disable-blkid",
     "disable-external-tokens",

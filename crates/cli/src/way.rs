@@ -10,6 +10,8 @@ use anyhow::Context;
 use inlock_engine::Device;
 use inlock_frontend::fuse::loop_device::{self, LoopDevice};
 use inlock_frontend::fuse::mount::{self, FuseError, FuseMount, FuseOptions};
+use inlock_frontend::nbd::kernel::{self as nbd, KernelNbdError, NbdDevice, NbdOptions};
+use inlock_frontend::nbd::server::{Listen, Server, ServerOptions};
 use inlock_frontend::ublk::device::{self as ublk, UblkDevice, UblkError, UblkOptions};
 use rustix::fs::{Access, access};
 
@@ -22,6 +24,8 @@ use crate::holders::{self, Holder};
 pub(crate) enum Via {
     /// A block device whose driver is the process.
     Ublk,
+    /// A block device of the kernel's NBD driver, over the process's own server.
+    Nbd,
     /// A block device on top of [`Via::Fuse`].
     Loop,
     /// A file.
@@ -30,12 +34,13 @@ pub(crate) enum Via {
 
 impl Via {
     /// The best first.
-    pub(crate) const ALL: [Self; 3] = [Self::Ublk, Self::Loop, Self::Fuse];
+    pub(crate) const ALL: [Self; 4] = [Self::Ublk, Self::Nbd, Self::Loop, Self::Fuse];
 
     /// The word on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ublk => "ublk",
+            Self::Nbd => "nbd",
             Self::Loop => "loop",
             Self::Fuse => "fuse",
         }
@@ -60,7 +65,11 @@ impl Via {
                 Ok(()) => None,
                 Err(error) => Some(format!("/dev/ublk-control cannot be opened: {error}")),
             },
-            Self::Loop if !rustix::process::geteuid().is_root() => Some("loop devices are for root only".to_owned()),
+            Self::Nbd if !nbd::is_available() => Some("the kernel's nbd is missing (modprobe nbd)".to_owned()),
+            Self::Nbd | Self::Loop if !rustix::process::geteuid().is_root() => {
+                Some("block devices are for root only".to_owned())
+            }
+            Self::Nbd => None,
             Self::Loop if !loop_device::is_available() => {
                 Some("/dev/loop-control is missing (modprobe loop)".to_owned())
             }
@@ -75,7 +84,8 @@ pub(crate) fn choose(asked: Option<Via>) -> anyhow::Result<Via> {
     let Some(asked) = asked else {
         return best.ok_or_else(|| {
             let lacks = Via::ALL.iter().filter_map(|via| Some(format!("{}: {}", via.name(), via.lacks()?)));
-            let message = format!("No way to hand the volume out works here: {}.", lacks.collect::<Vec<_>>().join("; "));
+            let message =
+                format!("No way to hand the volume out works here: {}.", lacks.collect::<Vec<_>>().join("; "));
             Problem::refused(message, "`inlock serve <source> --nbd unix:PATH` needs nothing of the kernel")
         });
     };
@@ -94,6 +104,8 @@ pub(crate) fn choose(asked: Option<Via>) -> anyhow::Result<Via> {
 pub(crate) enum Way {
     /// As a block device of ublk.
     Ublk(UblkDevice),
+    /// As a block device of the NBD driver; the server is gone when it has ended.
+    Nbd(Option<Server>, NbdDevice),
     /// As a file.
     Fuse(FuseMount),
     /// As a block device over the file.
@@ -105,8 +117,10 @@ pub(crate) struct Wanted<'a> {
     pub name: &'a str,
     /// Where the file of [`Via::Fuse`] and [`Via::Loop`] is made.
     pub file: &'a Path,
+    /// Where the NBD driver meets its server.
+    pub socket: &'a Path,
     pub threads: usize,
-    /// A ublk device that waits for a process.
+    /// The number of a device that waits for a process.
     pub waiting: Option<u32>,
 }
 
@@ -121,12 +135,15 @@ impl Way {
             };
             return Ok(Self::Ublk(made.map_err(no_ublk)?));
         }
+        if via == Via::Nbd {
+            return Self::make_nbd(device, wanted);
+        }
         let options = FuseOptions { name: format!("inlock:{}", wanted.name), threads: wanted.threads };
         let mut mount = FuseMount::start(device, wanted.file, &options).map_err(cannot_mount)?;
         if via == Via::Fuse {
             return Ok(Self::Fuse(mount));
         }
-        let unit = device.target().granule();
+        let unit = device.layout().granule();
         match LoopDevice::attach(wanted.file, unit, device.access().read_only) {
             Ok(over) => Ok(Self::Loop(mount, over)),
             Err(error) => {
@@ -136,18 +153,28 @@ impl Way {
         }
     }
 
-    pub(crate) fn via(&self) -> Via {
-        match self {
-            Self::Ublk(_) => Via::Ublk,
-            Self::Fuse(_) => Via::Fuse,
-            Self::Loop(..) => Via::Loop,
-        }
+    fn make_nbd(device: &Arc<Device>, wanted: &Wanted<'_>) -> anyhow::Result<Self> {
+        let listen = Listen::Unix(wanted.socket.to_owned());
+        let options = ServerOptions { threads: wanted.threads, ..ServerOptions::default() };
+        let server = Server::start(Arc::clone(device), &listen, &options)?;
+        let options = NbdOptions {
+            export: "",
+            block: device.layout().granule(),
+            connections: wanted.threads,
+            identifier: &identifier(wanted.name),
+        };
+        let attached = match wanted.waiting {
+            Some(number) => NbdDevice::reattach(number, wanted.socket, &options),
+            None => NbdDevice::attach(wanted.socket, &options),
+        };
+        Ok(Self::Nbd(Some(server), attached.map_err(no_nbd)?))
     }
 
     /// What it is in the file system.
     pub(crate) fn node(&self) -> &Path {
         match self {
             Self::Ublk(device) => device.node(),
+            Self::Nbd(_, device) => device.node(),
             Self::Fuse(mount) => mount.path(),
             Self::Loop(_, over) => over.node(),
         }
@@ -157,6 +184,7 @@ impl Way {
     pub(crate) fn is_there(&self) -> bool {
         match self {
             Self::Ublk(device) => device.is_healthy(),
+            Self::Nbd(server, device) => device.is_attached() && server.as_ref().is_some_and(Server::is_healthy),
             Self::Fuse(mount) => mount.is_mounted(),
             Self::Loop(mount, over) => mount.is_mounted() && over.is_attached(),
         }
@@ -172,6 +200,11 @@ impl Way {
         match self {
             Self::Ublk(device) if !users.is_empty() => held(device.node(), users),
             Self::Ublk(device) => Ok(device.stop()?),
+            Self::Nbd(_, device) if !users.is_empty() && device.is_attached() => held(device.node(), users),
+            Self::Nbd(server, device) => {
+                device.detach()?;
+                server.take().map_or(Ok(()), |server| Ok(server.stop()?))
+            }
             Self::Fuse(mount) if !users.is_empty() && mount.is_mounted() => held(mount.path(), users),
             Self::Fuse(mount) => stop(mount),
             Self::Loop(mount, over) => {
@@ -187,8 +220,9 @@ impl Way {
     }
 
     /// Makes a new length of the volume known.
-    pub(crate) fn update_len(&self) -> anyhow::Result<()> {
+    pub(crate) fn update_len(&self, len: u64) -> anyhow::Result<()> {
         match self {
+            Self::Nbd(_, device) => Ok(device.update_len(len)?),
             Self::Ublk(device) => Ok(device.update_len()?),
             Self::Fuse(_) => Ok(()),
             Self::Loop(_, over) => Ok(over.update_len()?),
@@ -209,10 +243,22 @@ fn stop(mount: &mut FuseMount) -> anyhow::Result<()> {
     }
 }
 
-/// The ublk device that waits for a process, if that is what one that is gone has left.
-pub(crate) fn waiting(left: &Facts) -> Option<u32> {
-    let number = ublk::number_of(left.node.as_deref().filter(|_| left.via == Via::Ublk.name())?)?;
-    ublk::is_waiting(number).then_some(number)
+/// The device that waits for a process, if that is what one that is gone has left: what it is, and its number.
+pub(crate) fn waiting(left: &Facts) -> Option<(Via, u32)> {
+    let node = left.node.as_deref()?;
+    match Via::from_name(&left.via)? {
+        Via::Ublk => ublk::number_of(node).filter(|number| ublk::is_waiting(*number)).map(|number| (Via::Ublk, number)),
+        Via::Nbd => {
+            let device = NbdDevice::find(node, &identifier(&left.name)).filter(NbdDevice::is_attached)?;
+            Some((Via::Nbd, device.number()))
+        }
+        Via::Loop | Via::Fuse => None,
+    }
+}
+
+/// What the NBD driver shows of whose device it is.
+fn identifier(name: &str) -> String {
+    format!("inlock-{name}")
 }
 
 /// Takes away what a process that is gone has left: a device, and the mount at `file`.
@@ -225,6 +271,13 @@ pub(crate) fn clean_up(left: &Facts, file: &Path) -> anyhow::Result<()> {
             return Err(held(node, &users).into());
         }
         return ublk::number_of(node).map_or(Ok(()), |number| Ok(ublk::remove(number)?));
+    }
+    if let Some(device) = node.and_then(|node| NbdDevice::find(node, &identifier(&left.name))) {
+        let users = holders::of(device.node());
+        if !users.is_empty() {
+            return Err(held(device.node(), &users).into());
+        }
+        return Ok(device.detach()?);
     }
     if let Some(mut over) = node.and_then(|node| LoopDevice::find(node, file)) {
         let users = holders::of(over.node());
@@ -243,8 +296,12 @@ pub(crate) fn clean_up(left: &Facts, file: &Path) -> anyhow::Result<()> {
 
 fn no_ublk(error: UblkError) -> anyhow::Error {
     let status = if matches!(error, UblkError::NotPermitted(_)) { Status::Permission } else { Status::Wrong };
-    let text = anyhow::Error::from(error).to_string();
-    Problem::Told(text, Some("--via loop needs FUSE and loop devices only".to_owned()), status).into()
+    Problem::Told(error.to_string(), Some("--via loop needs FUSE and loop devices only".to_owned()), status).into()
+}
+
+fn no_nbd(error: KernelNbdError) -> anyhow::Error {
+    let status = if matches!(error, KernelNbdError::NotPermitted(_)) { Status::Permission } else { Status::Wrong };
+    Problem::Told(error.to_string(), Some("--via loop needs FUSE and loop devices only".to_owned()), status).into()
 }
 
 fn cannot_mount(error: FuseError) -> anyhow::Error {

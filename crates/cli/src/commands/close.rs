@@ -6,9 +6,10 @@ use crate::control::client::{Client, Found};
 use crate::control::{Claim, Name};
 use crate::exit::Problem;
 
-pub(crate) fn run(name: &Name) -> anyhow::Result<()> {
+/// `deferred`: when nobody uses it any more.
+pub(crate) fn run(name: &Name, deferred: bool) -> anyhow::Result<()> {
     match Client::find(name)? {
-        Found::Active(client) => client.close(&json!({"command": "close"})),
+        Found::Active(client) => client.close(&json!({"command": "close", "deferred": deferred})),
         // Taking the name cleans up; giving it back at once leaves nothing.
         Found::Gone(_) => Claim::take(name).map(drop),
         Found::Inactive => Err(Problem::Inactive { name: name.to_string() }.into()),

@@ -4,7 +4,6 @@
 //! waits for them, as `close --deferred` does. A name whose process died is taken over: a ublk device that waits gets its
 //! process back, and nobody sees an error.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
@@ -32,10 +31,11 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         Place::Background => return daemon::launch(&args.source),
         Place::Launched => Some(Launcher::on_stdin()?),
     };
-    let (claim, file) = take_name(args)?;
-    let waiting = claim.stale().and_then(way::waiting);
-    let via = way::choose(if waiting.is_some() { Some(Via::Ublk) } else { args.via })?;
-    if args.allow_discards && via != Via::Ublk {
+    let claim = Claim::take_over(&args.name)?;
+    let (file, socket) = (claim.files().volume(), claim.files().nbd_socket());
+    let waiting = claim.left().and_then(way::waiting);
+    let via = way::choose(waiting.map_or(args.via, |(via, _)| Some(via)))?;
+    if args.allow_discards && matches!(via, Via::Loop | Via::Fuse) {
         say(&format!("inlock: warning: discards have no way through --via {}", via.name()));
     }
     daemon::protect();
@@ -49,14 +49,20 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
 
     // From here on a signal means "take it away"; before, it just ends.
     let caught = signals::catch()?;
-    let wanted = Wanted { name: args.name.as_str(), file: &file, threads: threads(args), waiting };
+    let wanted = Wanted {
+        name: args.name.as_str(),
+        file: &file,
+        socket: &socket,
+        threads: threads(args),
+        waiting: waiting.map(|(_, number)| number),
+    };
     let way = Way::make(via, &device, &wanted)?;
     let node = way.node().to_owned();
     let link = Link::make(args.name.as_str(), &node);
     let facts = Facts {
         via: via.name().to_owned(),
         node: Some(node.clone()),
-        ring: if via == Via::Ublk { "io_uring" } else { "plain" }.to_owned(),
+        ring: if matches!(via, Via::Ublk | Via::Nbd) { "io_uring" } else { "plain" }.to_owned(),
         threads: wanted.threads,
         ..Facts::new(claim.name(), about, device.access())
     };
@@ -78,20 +84,6 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
 fn threads(args: &OpenArgs) -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     args.threads.map_or(cpus.min(4), usize::from)
-}
-
-/// Takes the name, and takes away what a process of that name has left, unless it is a device that waits for this one.
-fn take_name(args: &OpenArgs) -> anyhow::Result<(Claim, PathBuf)> {
-    let mut claim = Claim::take(&args.name)?;
-    let file = claim.files().volume();
-    if let Some(left) = claim.stale()
-        && way::waiting(left).is_none()
-        && let Err(error) = way::clean_up(left, &file)
-    {
-        claim.leave();
-        return Err(error);
-    }
-    Ok((claim, file))
 }
 
 /// An open volume.
@@ -180,7 +172,7 @@ impl HandedOut for Arc<Open> {
         }
     }
 
-    fn resized(&self, _len: u64) -> anyhow::Result<()> {
-        self.state().way.update_len()
+    fn resized(&self, len: u64) -> anyhow::Result<()> {
+        self.state().way.update_len(len)
     }
 }

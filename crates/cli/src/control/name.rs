@@ -12,6 +12,7 @@ use super::Facts;
 use crate::exit::Problem;
 use crate::lock::{self, Lock};
 use crate::run_dir::run_dir;
+use crate::way;
 
 /// The most that a file of facts may have, in bytes.
 const FACTS_MAX: u64 = 1 << 20;
@@ -84,6 +85,16 @@ impl Files {
         self.path("log")
     }
 
+    /// Where the volume is shown as a file.
+    pub(crate) fn volume(&self) -> PathBuf {
+        self.path("volume")
+    }
+
+    /// Where the kernel's NBD driver finds its server, for a moment.
+    pub(crate) fn nbd_socket(&self) -> PathBuf {
+        self.path("nbd")
+    }
+
     fn path(&self, kind: &str) -> PathBuf {
         self.dir.join(format!("{}.{kind}", self.name))
     }
@@ -116,21 +127,39 @@ impl Files {
 #[derive(Debug)]
 pub(crate) struct Claim {
     files: Files,
-    /// What a process that is gone served under this name.
-    stale: Option<Facts>,
+    /// What a process that is gone left, and what waits for another one. It stays where this one does not get that far.
+    left: Option<Facts>,
     _lock: Lock,
 }
 
 impl Claim {
-    /// Takes the name, and cleans up after a process that is gone.
+    /// Takes the name, and cleans up after a process that is gone. What it left and others use, is an error.
     pub(crate) fn take(name: &Name) -> anyhow::Result<Self> {
+        Self::take_unless(name, |_| false)
+    }
+
+    /// As [`Claim::take`], but what waits for a process is left as it is.
+    pub(crate) fn take_over(name: &Name) -> anyhow::Result<Self> {
+        Self::take_unless(name, |left| way::waiting(left).is_some())
+    }
+
+    fn take_unless(name: &Name, stays: impl FnOnce(&Facts) -> bool) -> anyhow::Result<Self> {
         let files = Files::of(name)?;
         let Some(lock) = lock::alone(&files.path("lock"))? else {
             return Err(Problem::NameInUse { name: name.to_string(), pid: files.facts().map(|facts| facts.pid) }.into());
         };
-        let stale = files.facts();
-        files.remove(true);
-        Ok(Self { files, stale, _lock: lock })
+        let left = files.facts();
+        let (left, gone) = match left {
+            Some(left) if stays(&left) => (Some(left), None),
+            other => (None, other),
+        };
+        if let Some(gone) = gone {
+            way::clean_up(&gone, &files.volume())?;
+        }
+        if left.is_none() {
+            files.remove(true);
+        }
+        Ok(Self { files, left, _lock: lock })
     }
 
     pub(crate) fn name(&self) -> &Name {
@@ -141,13 +170,13 @@ impl Claim {
         &self.files
     }
 
-    /// What a process that is gone served under this name: it may have left a node or a mount behind.
-    pub(crate) fn stale(&self) -> Option<&Facts> {
-        self.stale.as_ref()
+    /// What a process that is gone has left, and what waits for this one.
+    pub(crate) fn left(&self) -> Option<&Facts> {
+        self.left.as_ref()
     }
 
     /// Says what is served: the file is replaced as a whole.
-    pub(crate) fn publish(&self, facts: &Facts) -> anyhow::Result<()> {
+    pub(crate) fn publish(&mut self, facts: &Facts) -> anyhow::Result<()> {
         let path = self.files.path("json");
         let write = || -> io::Result<()> {
             let file = tempfile::Builder::new().prefix("~").tempfile_in(&self.files.dir)?;
@@ -155,13 +184,17 @@ impl Claim {
             file.persist(&path)?;
             Ok(())
         };
-        write().with_context(|| format!("cannot write {}", path.display()))
+        write().with_context(|| format!("cannot write {}", path.display()))?;
+        self.left = None;
+        Ok(())
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.files.remove(false);
+        if self.left.is_none() {
+            self.files.remove(false);
+        }
     }
 }
 

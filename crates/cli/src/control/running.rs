@@ -104,6 +104,11 @@ impl Running {
     }
 }
 
+/// Whether a request to close is to wait until nobody uses the volume.
+pub(crate) fn is_deferred(request: &Value) -> bool {
+    request["deferred"] == true
+}
+
 /// A reply as a line.
 pub(crate) fn line(reply: &Reply) -> Vec<u8> {
     let object = match reply {

@@ -58,7 +58,7 @@ impl Events {
 
 impl Control {
     /// Publishes the facts and takes commands.
-    pub(crate) fn start(claim: Claim, facts: &Facts, running: Arc<Running>) -> anyhow::Result<Self> {
+    pub(crate) fn start(mut claim: Claim, facts: &Facts, running: Arc<Running>) -> anyhow::Result<Self> {
         claim.publish(facts)?;
         let path = claim.files().socket();
         let listener = socket::listen(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
@@ -316,7 +316,7 @@ impl Server {
         let (running, events) = (Arc::clone(&self.running), self.events.clone());
         let change = move || {
             let reply = running.change(&command, &request, handed);
-            let closing = command == "close" && reply.is_ok();
+            let closing = command == "close" && !running::is_deferred(&request) && reply.is_ok();
             events.post(Event::Done { client: number, closing, reply });
         };
         match std::thread::Builder::new().name("inlock-change".into()).spawn(change) {

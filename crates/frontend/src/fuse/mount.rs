@@ -106,11 +106,13 @@ impl FuseMount {
         if self.is_mounted() {
             unmount(&self.path)?;
         }
+        // What waits in a suspended device would wait for ever; what it had written was flushed when it was suspended.
+        self.device.end();
         let Some(session) = self.session.take() else { return Ok(()) };
         // Whatever ended the session, the kernel asks nothing any more.
         let _ = session.join();
         let _ = std::fs::remove_file(&self.path);
-        if self.device.access().read_only {
+        if self.device.access().read_only || self.device.is_suspended() {
             return Ok(());
         }
         BlockingDevice::new(Arc::clone(&self.device)).flush().map_err(FuseError::Flush)

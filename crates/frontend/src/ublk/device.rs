@@ -127,7 +127,7 @@ impl UblkDevice {
     }
 
     fn start_added(control: &mut Control, info: Info, device: &Arc<Device>) -> Result<Self, UblkError> {
-        let granule = device.target().granule().max(512);
+        let granule = device.layout().granule().max(512);
         let parameters = Parameters {
             len: device.len(),
             logical_block: granule.min(LOGICAL_MAX),
@@ -228,10 +228,12 @@ impl UblkDevice {
             return Ok(());
         }
         let mut control = open()?;
+        // What waits in a suspended device would wait for ever; what it had written was flushed when it was suspended.
+        self.device.end();
         control.stop(self.info.id).map_err(failed("stop the device"))?;
         let ended = self.join();
         let deleted = control.delete(self.info.id).map_err(failed("remove the device"));
-        if !self.device.access().read_only {
+        if !self.device.access().read_only && !self.device.is_suspended() {
             BlockingDevice::new(Arc::clone(&self.device)).flush().map_err(UblkError::Flush)?;
         }
         ended.and(deleted)
@@ -260,7 +262,7 @@ fn spawn(
     let (ready, began) = mpsc::channel();
     let (go, going) = mpsc::channel();
     let run = move || {
-        let granule = device.target().granule();
+        let granule = device.granule();
         let made = Descriptions::map(&queues, number, info.depth).and_then(|descriptions| {
             // The ring belongs to the thread that uses it, so it is made there.
             let mut ring = Ring::new(IoMode::Uring)?;

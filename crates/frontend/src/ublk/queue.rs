@@ -98,7 +98,7 @@ impl Queue {
         let request = |operation, len| Request { id: tag.into(), operation, offset, len, data: None, spare: None };
         match operation {
             FLUSH => cx.requests.push_back(request(Operation::Flush, 0)),
-            DISCARD if rest > 0 => match cx.device.target().place(offset, rest) {
+            DISCARD if rest > 0 => match cx.layout.place(offset, rest) {
                 Ok(here) => {
                     place.piece = here.len;
                     cx.requests.push_back(request(Operation::Discard { durable }, here.len));
@@ -129,8 +129,8 @@ impl Queue {
     ) -> Result<(), RequestError> {
         let place = &mut self.places[usize::from(tag)];
         let buffer = place.buffer.take().expect("a request that goes on has its buffer");
-        let target = cx.device.target();
-        let located = target.locate(request.offset, rest, buffer.capacity());
+        let layout = cx.layout;
+        let located = layout.locate(request.offset, rest, buffer.capacity());
         let extent = match located {
             Ok(extent) => extent,
             Err(error) => {
