@@ -7,4 +7,5 @@ mod breakages;
 mod crash_states;
 mod cryptsetup;
 mod support;
+mod table;
 mod vectors;

@@ -1,0 +1,132 @@
+//! What stands behind `crypt` in a line.
+
+use super::error::{TableError, TableFault};
+use super::options::{Arguments, CryptOptions};
+use super::words::Words;
+use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, Sector, VolumeKey, new_sector_cipher};
+use std::fmt;
+
+/// More than any cipher takes: 65 keys of 32 bytes, the most that the IV mode `lmk` can ask for.
+const MAX_KEY_LEN: usize = 65 * 32;
+
+/// An encrypted line: `cipher key iv_offset device offset [count options]`.
+#[derive(Debug)]
+pub struct CryptLine {
+    /// The cipher.
+    pub cipher: CipherSpec,
+    /// The key.
+    pub key: VolumeKey,
+    /// Added to each sector's number to give its IV.
+    pub iv_offset: Sector,
+    /// The device: a path or `MAJ:MIN`.
+    pub device: String,
+    /// Where the ciphertext starts on it.
+    pub offset: Sector,
+    /// Size of a data unit (`sector_size`).
+    pub unit: DataUnitSize,
+    /// Whether IVs count data units (`iv_large_sectors`).
+    pub large_iv: bool,
+    /// What else it asks for.
+    pub options: CryptOptions,
+}
+
+/// Why the Linux kernel would refuse a line that Inlock takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KernelRefusal {
+    /// It stops at 4096 bytes.
+    SectorSize(DataUnitSize),
+    /// It wants the IV offset in whole data units.
+    IvOffset(Sector),
+    /// It gives `cipher_null` no key.
+    NullKey,
+}
+
+impl fmt::Display for KernelRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SectorSize(unit) => write!(f, "sector_size:{} is more than its 4096", unit.bytes()),
+            Self::IvOffset(offset) => write!(f, "iv_offset {} is not a multiple of the sector size", offset.0),
+            Self::NullKey => f.write_str("cipher_null takes no key"),
+        }
+    }
+}
+
+impl CryptLine {
+    pub(super) fn parse(words: &mut Words, sectors: u64) -> Result<Self, TableError> {
+        let cipher = words.next("cipher")?.parse::<CipherSpec>().map_err(TableFault::Cipher);
+        let cipher = cipher.map_err(|fault| words.fault(fault))?;
+        let key = words.next_secret("key")?;
+        let key = parse_key(&cipher, key).map_err(|fault| words.fault(fault))?;
+        let iv_offset = Sector(words.number("iv_offset")?);
+        let device = words.next("device")?.to_owned();
+        let offset = Sector(words.offset("offset", sectors)?);
+        let Arguments { options, unit, large_iv } = Arguments::parse(words)?;
+        let line = Self { cipher, key, iv_offset, device, offset, unit, large_iv, options };
+        line.check(sectors).map_err(|(word, name, fault)| words.fault_at(word, name, fault))?;
+        Ok(line)
+    }
+
+    /// What only shows when the whole line was read, with the number and name of the word that is wrong.
+    fn check(&self, sectors: u64) -> Result<(), (usize, &'static str, TableFault)> {
+        let unit = self.unit.sectors();
+        let misaligned = TableFault::Misaligned { sectors: unit };
+        if !sectors.is_multiple_of(unit) {
+            return Err((2, "length", misaligned));
+        }
+        if !self.iv_offset.0.is_multiple_of(unit) {
+            return Err((6, "iv_offset", misaligned));
+        }
+        match new_sector_cipher(&self.cipher, self.key.as_bytes(), self.unit, self.large_iv) {
+            Ok(_) => Ok(()),
+            Err(error @ CipherError::KeyLength { .. }) => Err((5, "key", TableFault::Unfit(error))),
+            Err(error) => Err((4, "cipher", TableFault::Unfit(error))),
+        }
+    }
+
+    /// Why the kernel would refuse the line, if it would.
+    pub fn kernel_refuses(&self) -> Option<KernelRefusal> {
+        if self.unit > DataUnitSize::LUKS_MAX {
+            Some(KernelRefusal::SectorSize(self.unit))
+        } else if !self.iv_offset.0.is_multiple_of(self.unit.sectors()) {
+            Some(KernelRefusal::IvOffset(self.iv_offset))
+        } else if self.cipher.cipher == Cipher::Null && !self.key.is_empty() {
+            Some(KernelRefusal::NullKey)
+        } else {
+            None
+        }
+    }
+}
+
+fn parse_key(cipher: &CipherSpec, word: &str) -> Result<VolumeKey, TableFault> {
+    if let Some(rest) = word.strip_prefix(':') {
+        return Err(if is_keyring_form(rest) { TableFault::Keyring } else { TableFault::KeyringForm });
+    }
+    let digits = if word == "-" { "" } else { word };
+    if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(TableFault::KeyHex);
+    }
+    if !digits.len().is_multiple_of(2) {
+        return Err(TableFault::KeyOdd);
+    }
+    if digits.len() / 2 > MAX_KEY_LEN {
+        return Err(TableFault::KeyTooLong);
+    }
+    if cipher.cipher == Cipher::Null && !digits.is_empty() {
+        return Err(TableFault::NullKey);
+    }
+    let mut key = VolumeKey::zeroed(digits.len() / 2);
+    let nibble = |digit: u8| (digit & 0xf) + if digit.is_ascii_alphabetic() { 9 } else { 0 };
+    for (byte, pair) in key.as_mut_bytes().iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
+        *byte = nibble(pair[0]) << 4 | nibble(pair[1]);
+    }
+    Ok(key)
+}
+
+/// `size:type:description`
+fn is_keyring_form(rest: &str) -> bool {
+    let mut parts = rest.splitn(3, ':');
+    let size = parts.next().and_then(super::words::number).is_some();
+    let kind = parts.next().is_some_and(|kind| matches!(kind, "logon" | "user" | "encrypted" | "trusted"));
+    size && kind && parts.next().is_some_and(|description| !description.is_empty())
+}

@@ -1,0 +1,224 @@
+//! dm-crypt's table: `start length crypt cipher key iv_offset device offset [count options]`, read and printed as the Linux
+//! kernel does.
+//!
+//! A table is what a volume is once it is unlocked, in one line of text or several: a program that has it needs no header.
+//! Lines of the targets `crypt`, `linear`, `zero` and `error` stand one after the other without gaps. What the kernel
+//! refuses is refused here, with the word that is wrong and what was expected; where Inlock is stricter, or goes further, it
+//! says so (see docs/formats/table.md). Keys are held in locked memory and never printed unless asked for.
+
+mod crypt;
+mod error;
+mod options;
+mod print;
+mod words;
+
+pub use crypt::{CryptLine, KernelRefusal};
+pub use error::{TableError, TableFault};
+pub use options::CryptOptions;
+pub use print::ShowKeys;
+
+use crate::unlock::ActivationFlags;
+use inlock_cipher::{DataUnitSize, Sector, Segment, VolumeKey};
+use words::Words;
+
+/// The most bytes that a table may have.
+const MAX_LEN: usize = 1 << 20;
+/// The most lines that a table may have.
+const MAX_LINES: usize = 1024;
+/// The longest device, in sectors: 2^63 bytes, as Linux counts them.
+const MAX_SECTORS: u64 = 1 << 54;
+
+/// The lines of a table, in order and without gaps.
+#[derive(Debug)]
+pub struct Table {
+    lines: Vec<TableLine>,
+}
+
+/// A stretch of the device and what is there.
+#[derive(Debug)]
+pub struct TableLine {
+    /// First sector of 512 bytes.
+    pub start: u64,
+    /// How many sectors.
+    pub sectors: u64,
+    /// What is there.
+    pub target: Target,
+}
+
+/// What a line of a table does.
+#[derive(Debug)]
+pub enum Target {
+    /// Encrypts.
+    Crypt(Box<CryptLine>),
+    /// Stores what is written as it is.
+    Linear {
+        /// The device: a path or `MAJ:MIN`.
+        device: String,
+        /// Where the line's bytes start on it, in sectors.
+        offset: u64,
+    },
+    /// Reads as zeroes, forgets what is written.
+    Zero,
+    /// Fails.
+    Error,
+}
+
+impl Table {
+    /// Reads the lines of `text`. Empty lines, and such that start with `#`, are passed over.
+    pub fn parse(text: &str) -> Result<Self, TableError> {
+        if text.len() > MAX_LEN {
+            return Err(TableError::of_table(TableFault::TooLong));
+        }
+        let mut lines: Vec<TableLine> = Vec::new();
+        let mut next = 0;
+        for (number, line) in text.lines().enumerate() {
+            let mut words = Words::new(number + 1, line);
+            if words.is_empty() {
+                continue;
+            }
+            if lines.len() == MAX_LINES {
+                return Err(TableError::of_table(TableFault::TooLong));
+            }
+            let line = TableLine::parse(&mut words, next)?;
+            next += line.sectors;
+            lines.push(line);
+        }
+        if lines.is_empty() { Err(TableError::of_table(TableFault::Empty)) } else { Ok(Self { lines }) }
+    }
+
+    /// The table of an unlocked volume on `device`, which has `device_len` bytes.
+    pub fn of_volume(
+        segments: &[Segment],
+        key: &VolumeKey,
+        options: CryptOptions,
+        device: &str,
+        device_len: u64,
+    ) -> Self {
+        let line = |segment: &Segment| {
+            let behind = (device_len / 512).saturating_sub(segment.data_offset.0);
+            let sectors = segment.sectors.unwrap_or(behind / segment.unit.sectors() * segment.unit.sectors());
+            let target = match segment.cipher {
+                None => Target::Linear { device: device.to_owned(), offset: segment.data_offset.0 },
+                Some(cipher) => Target::Crypt(Box::new(CryptLine {
+                    cipher,
+                    key: VolumeKey::new(key.as_bytes()),
+                    iv_offset: segment.iv_offset,
+                    device: device.to_owned(),
+                    offset: segment.data_offset,
+                    unit: segment.unit,
+                    large_iv: segment.large_iv,
+                    options,
+                })),
+            };
+            TableLine { start: segment.start.0, sectors, target }
+        };
+        Self { lines: segments.iter().map(line).collect() }
+    }
+
+    /// The lines.
+    pub fn lines(&self) -> &[TableLine] {
+        &self.lines
+    }
+
+    /// Length of the device in sectors.
+    pub fn sectors(&self) -> u64 {
+        self.lines.last().map_or(0, |line| line.start + line.sectors)
+    }
+
+    /// The devices that the lines are on, each once, in the order of their first use.
+    pub fn devices(&self) -> Vec<&str> {
+        let mut devices = Vec::new();
+        for device in self.lines.iter().filter_map(TableLine::device) {
+            if !devices.contains(&device) {
+                devices.push(device);
+            }
+        }
+        devices
+    }
+
+    /// The options of all lines together: what one of them asks for.
+    pub fn options(&self) -> CryptOptions {
+        let mut all = CryptOptions::default();
+        for line in &self.lines {
+            if let Target::Crypt(crypt) = &line.target {
+                all.add(&crypt.options);
+            }
+        }
+        all
+    }
+}
+
+impl TableLine {
+    fn parse(words: &mut Words, expected_start: u64) -> Result<Self, TableError> {
+        let start = words.number("start")?;
+        if start != expected_start {
+            return Err(words.fault(TableFault::Gap { expected: expected_start }));
+        }
+        let sectors = words.number("length")?;
+        if sectors == 0 {
+            return Err(words.fault(TableFault::ZeroLength));
+        }
+        if start.checked_add(sectors).is_none_or(|end| end > MAX_SECTORS) {
+            return Err(words.fault(TableFault::PastEnd));
+        }
+        let target = match words.next("target")? {
+            "crypt" => Target::Crypt(Box::new(CryptLine::parse(words, sectors)?)),
+            "linear" => {
+                let device = words.next("device")?.to_owned();
+                Target::Linear { device, offset: words.offset("offset", sectors)? }
+            }
+            "zero" => Target::Zero,
+            "error" => Target::Error,
+            _ => return Err(words.fault(TableFault::UnknownTarget)),
+        };
+        words.end()?;
+        Ok(Self { start, sectors, target })
+    }
+
+    /// The device that the line is on, if any.
+    pub fn device(&self) -> Option<&str> {
+        match &self.target {
+            Target::Crypt(crypt) => Some(&crypt.device),
+            Target::Linear { device, .. } => Some(device),
+            Target::Zero | Target::Error => None,
+        }
+    }
+
+    /// Where the line is, on the device and in the store, and its cipher.
+    pub fn segment(&self) -> Segment {
+        let plain = Segment {
+            start: Sector(self.start),
+            sectors: Some(self.sectors),
+            data_offset: Sector(0),
+            iv_offset: Sector(0),
+            unit: DataUnitSize::SECTOR,
+            large_iv: false,
+            cipher: None,
+        };
+        match &self.target {
+            Target::Crypt(crypt) => Segment {
+                data_offset: crypt.offset,
+                iv_offset: crypt.iv_offset,
+                unit: crypt.unit,
+                large_iv: crypt.large_iv,
+                cipher: Some(crypt.cipher),
+                ..plain
+            },
+            Target::Linear { offset, .. } => Segment { data_offset: Sector(*offset), ..plain },
+            Target::Zero | Target::Error => plain,
+        }
+    }
+}
+
+impl From<ActivationFlags> for CryptOptions {
+    fn from(flags: ActivationFlags) -> Self {
+        Self {
+            allow_discards: flags.allow_discards,
+            same_cpu_crypt: flags.same_cpu_crypt,
+            high_priority: false,
+            submit_from_crypt_cpus: flags.submit_from_crypt_cpus,
+            no_read_workqueue: flags.no_read_workqueue,
+            no_write_workqueue: flags.no_write_workqueue,
+        }
+    }
+}

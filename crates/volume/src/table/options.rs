@@ -1,0 +1,132 @@
+//! dm-crypt's optional arguments: a count, and as many words.
+
+use super::error::{TableError, TableFault};
+use super::words::{Words, number};
+use inlock_cipher::DataUnitSize;
+use std::fmt;
+
+/// The most options that the kernel lets a line have.
+const MAX_OPTIONS: u64 = 9;
+
+/// What a line asks of the one that carries it out. The flags but for the first steer threads of the Linux kernel; Inlock
+/// encrypts on the thread that has the request, which is what they ask for, and keeps them for whoever looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CryptOptions {
+    /// Discards go through to the device.
+    pub allow_discards: bool,
+    /// Encrypt on the processor that the request came from.
+    pub same_cpu_crypt: bool,
+    /// Encrypt with high priority.
+    pub high_priority: bool,
+    /// Submit writes from where they were encrypted, instead of from one thread that sorts them.
+    pub submit_from_crypt_cpus: bool,
+    /// Decrypt where the read ends.
+    pub no_read_workqueue: bool,
+    /// Encrypt where the write begins.
+    pub no_write_workqueue: bool,
+}
+
+impl CryptOptions {
+    /// Every flag in the order of the kernel's status line, and whether it is set.
+    fn flags(&self) -> [(&'static str, bool); 6] {
+        [
+            ("allow_discards", self.allow_discards),
+            ("same_cpu_crypt", self.same_cpu_crypt),
+            ("high_priority", self.high_priority),
+            ("submit_from_crypt_cpus", self.submit_from_crypt_cpus),
+            ("no_read_workqueue", self.no_read_workqueue),
+            ("no_write_workqueue", self.no_write_workqueue),
+        ]
+    }
+
+    fn flag_mut(&mut self, name: &str) -> Option<&mut bool> {
+        Some(match name {
+            "allow_discards" => &mut self.allow_discards,
+            "same_cpu_crypt" => &mut self.same_cpu_crypt,
+            "high_priority" => &mut self.high_priority,
+            "submit_from_crypt_cpus" => &mut self.submit_from_crypt_cpus,
+            "no_read_workqueue" => &mut self.no_read_workqueue,
+            "no_write_workqueue" => &mut self.no_write_workqueue,
+            _ => return None,
+        })
+    }
+
+    /// The names of the flags that are set, in the order of the kernel's status line.
+    pub fn names(&self) -> Vec<&'static str> {
+        self.flags().into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect()
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        for name in other.names() {
+            if let Some(flag) = self.flag_mut(name) {
+                *flag = true;
+            }
+        }
+    }
+}
+
+/// The options with what else stands among them.
+pub(super) struct Arguments {
+    pub(super) options: CryptOptions,
+    pub(super) unit: DataUnitSize,
+    pub(super) large_iv: bool,
+}
+
+impl Arguments {
+    /// Takes the rest of the line.
+    pub(super) fn parse(words: &mut Words) -> Result<Self, TableError> {
+        let mut all = Self { options: CryptOptions::default(), unit: DataUnitSize::SECTOR, large_iv: false };
+        if words.left() == 0 {
+            return Ok(all);
+        }
+        let count = words.next("number of options")?;
+        let count = number(count).filter(|count| *count <= MAX_OPTIONS);
+        let count = count.ok_or_else(|| words.fault(TableFault::OptionCount))?;
+        if count != words.left() as u64 {
+            return Err(words.fault(TableFault::OptionCountDiffers { found: words.left() }));
+        }
+        for _ in 0..count {
+            let word = words.next("option")?;
+            let result = all.take(word);
+            result.map_err(|fault| words.fault(fault))?;
+        }
+        Ok(all)
+    }
+
+    fn take(&mut self, word: &str) -> Result<(), TableFault> {
+        let lower = word.to_ascii_lowercase();
+        if let Some(flag) = self.options.flag_mut(&lower) {
+            *flag = true;
+        } else if lower == "iv_large_sectors" {
+            self.large_iv = true;
+        } else if let Some(size) = word.strip_prefix("sector_size:") {
+            let size = number(size).and_then(|size| u32::try_from(size).ok());
+            let unit = size.and_then(|size| DataUnitSize::new(size).ok());
+            self.unit = unit.ok_or(TableFault::SectorSize)?;
+        } else if word.starts_with("integrity:") || word.starts_with("integrity_key_size:") {
+            return Err(TableFault::Integrity);
+        } else {
+            return Err(TableFault::UnknownOption);
+        }
+        Ok(())
+    }
+}
+
+/// As they end a line: with their count, or nothing where there is none.
+impl fmt::Display for Arguments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let flags = self.options.names();
+        let sized = self.unit != DataUnitSize::SECTOR;
+        let count = flags.len() + usize::from(sized) + usize::from(self.large_iv);
+        if count > 0 {
+            write!(f, " {count}")?;
+        }
+        for flag in flags {
+            write!(f, " {flag}")?;
+        }
+        if sized {
+            write!(f, " sector_size:{}", self.unit.bytes())?;
+        }
+        if self.large_iv { f.write_str(" iv_large_sectors") } else { Ok(()) }
+    }
+}

@@ -1,0 +1,81 @@
+//! A table as text: the form of `dmsetup table`.
+
+use super::options::Arguments;
+use super::{Table, TableLine, Target};
+use std::fmt::{self, Write};
+use zeroize::Zeroizing;
+
+/// Whether a key is printed, or as many zeroes, as `dmsetup table` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShowKeys {
+    /// Zeroes.
+    No,
+    /// The key.
+    Yes,
+}
+
+impl Table {
+    /// The lines as `dmsetup table` prints them, and as `dmsetup create` takes them. Wiped when dropped.
+    pub fn to_text(&self, keys: ShowKeys) -> Zeroizing<String> {
+        // Long enough from the start, so that growing leaves no copy of a key behind.
+        let room = self.lines.iter().map(|line| 512 + 2 * line.len_hint()).sum();
+        let mut text = Zeroizing::new(String::with_capacity(room));
+        for line in &self.lines {
+            // A string takes whatever it is given.
+            let _ = line.write(&mut *text, keys);
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// The line with zeroes for the key.
+impl fmt::Display for TableLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, ShowKeys::No)
+    }
+}
+
+impl TableLine {
+    fn len_hint(&self) -> usize {
+        let key = if let Target::Crypt(crypt) = &self.target { crypt.key.len() } else { 0 };
+        key + self.device().map_or(0, str::len)
+    }
+
+    fn write(&self, f: &mut dyn Write, keys: ShowKeys) -> fmt::Result {
+        write!(f, "{} {} ", self.start, self.sectors)?;
+        let crypt = match &self.target {
+            Target::Zero => return f.write_str("zero"),
+            Target::Error => return f.write_str("error"),
+            Target::Linear { device, offset } => {
+                f.write_str("linear ")?;
+                write_word(f, device)?;
+                return write!(f, " {offset}");
+            }
+            Target::Crypt(crypt) => crypt,
+        };
+        write!(f, "crypt {} ", crypt.cipher)?;
+        for byte in crypt.key.as_bytes() {
+            match keys {
+                ShowKeys::Yes => write!(f, "{byte:02x}")?,
+                ShowKeys::No => f.write_str("00")?,
+            }
+        }
+        f.write_str(if crypt.key.is_empty() { "-" } else { "" })?;
+        write!(f, " {} ", crypt.iv_offset.0)?;
+        write_word(f, &crypt.device)?;
+        let arguments = Arguments { options: crypt.options, unit: crypt.unit, large_iv: crypt.large_iv };
+        write!(f, " {}{arguments}", crypt.offset.0)
+    }
+}
+
+/// What would end or change a word gets a backslash.
+fn write_word(f: &mut dyn Write, word: &str) -> fmt::Result {
+    for letter in word.chars() {
+        if letter.is_ascii_whitespace() || letter == '\\' {
+            f.write_char('\\')?;
+        }
+        f.write_char(letter)?;
+    }
+    Ok(())
+}

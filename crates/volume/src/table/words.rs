@@ -1,0 +1,111 @@
+//! The words of one line, as the kernel splits it, and where an error is in it.
+
+use super::MAX_SECTORS;
+use super::error::{TableError, TableFault};
+use crate::error::Excerpt;
+use zeroize::Zeroizing;
+
+/// The words of a line, taken one after the other. They may be keys, so they are wiped.
+pub(super) struct Words {
+    line: usize,
+    words: Vec<Zeroizing<String>>,
+    /// How many were taken.
+    taken: usize,
+    /// What the last one is called.
+    name: &'static str,
+    /// The number of the word that no error may show.
+    secret: Option<usize>,
+}
+
+impl Words {
+    /// Splits at white space; a backslash takes the next character as it is.
+    pub(super) fn new(line: usize, text: &str) -> Self {
+        let mut words: Vec<Zeroizing<String>> = Vec::new();
+        let mut open = false;
+        let mut chars = text.chars();
+        while let Some(next) = chars.next() {
+            if next == '#' && words.is_empty() {
+                break;
+            }
+            if next.is_ascii_whitespace() {
+                open = false;
+                continue;
+            }
+            if !open {
+                // As long as a word can get, so that no copy of a key is left behind.
+                words.push(Zeroizing::new(String::with_capacity(text.len())));
+                open = true;
+            }
+            let taken = if next == '\\' { chars.next() } else { Some(next) };
+            if let (Some(word), Some(taken)) = (words.last_mut(), taken) {
+                word.push(taken);
+            }
+        }
+        Self { line, words, taken: 0, name: "start", secret: None }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// How many words are left.
+    pub(super) fn left(&self) -> usize {
+        self.words.len() - self.taken
+    }
+
+    /// Takes the word that is called `name`.
+    pub(super) fn next(&mut self, name: &'static str) -> Result<&str, TableError> {
+        self.name = name;
+        self.taken += 1;
+        if self.taken > self.words.len() {
+            return Err(self.fault(TableFault::Missing));
+        }
+        Ok(&self.words[self.taken - 1])
+    }
+
+    /// As [`Words::next`], for a word that no error may show.
+    pub(super) fn next_secret(&mut self, name: &'static str) -> Result<&str, TableError> {
+        self.next(name)?;
+        self.secret = Some(self.taken);
+        Ok(&self.words[self.taken - 1])
+    }
+
+    /// Takes a whole number: digits only.
+    pub(super) fn number(&mut self, name: &'static str) -> Result<u64, TableError> {
+        let word = self.next(name)?;
+        number(word).ok_or(TableFault::Number).map_err(|fault| self.fault(fault))
+    }
+
+    /// Takes the place of `sectors` sectors on a device.
+    pub(super) fn offset(&mut self, name: &'static str, sectors: u64) -> Result<u64, TableError> {
+        let offset = self.number(name)?;
+        let end = offset.checked_add(sectors);
+        if end.is_none_or(|end| end > MAX_SECTORS) { Err(self.fault(TableFault::PastEnd)) } else { Ok(offset) }
+    }
+
+    /// Nothing may be left.
+    pub(super) fn end(&mut self) -> Result<(), TableError> {
+        if self.left() == 0 {
+            return Ok(());
+        }
+        self.next("end of the line")?;
+        Err(self.fault(TableFault::TooMany))
+    }
+
+    /// An error about the word that was taken last.
+    pub(super) fn fault(&self, fault: TableFault) -> TableError {
+        self.fault_at(self.taken, self.name, fault)
+    }
+
+    /// An error about another word, by its number from 1.
+    pub(super) fn fault_at(&self, word: usize, name: &'static str, fault: TableFault) -> TableError {
+        let text = self.words.get(word - 1).filter(|_| self.secret != Some(word));
+        TableError::new(self.line, word, name, text.map(|text| Excerpt::new(text)), fault)
+    }
+}
+
+/// Digits only, within 64 bits.
+pub(super) fn number(word: &str) -> Option<u64> {
+    let digits = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+    if digits { word.parse().ok() } else { None }
+}
