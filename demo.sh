@@ -17,7 +17,7 @@ mib() { echo $((($1 + 1048575) / 1048576)); }
 
 need_packages
 say "1. Build (release)"
-cargo build --quiet --release --package inlock-cli --package xtask
+cargo build --quiet --release --package inlock-cli
 TARGET=${CARGO_TARGET_DIR:-$PWD/target}
 export INLOCK_BIN=$TARGET/release/inlock
 good "$("$INLOCK_BIN" --version)"
@@ -105,8 +105,8 @@ status=0
 "$INLOCK_BIN" open --test-passphrase --key-file "$work/wrong" "$work/volume.img" 2> "$work/refusal" || status=$?
 if [ "$status" -eq 2 ]; then good "a wrong passphrase: status 2, $(head -n 1 "$work/refusal")"; else bad "a wrong passphrase: status $status"; fi
 
-say "7. Speed (one run, interleaved, fio's nbd engine, one connection over a unix socket)"
-cargo run --quiet --release --package xtask -- bench-servers --quick --dir "$base" | sed 's/^/  /'
+say "7. Speed beside other servers (one short run, interleaved, fio's nbd engine, one connection over a unix socket)"
+"$INLOCK_BIN" bench compare --quick --dir "$base" | sed '/^#/d; /^note: /d; s/^/  /'
 
 say "The same with your own disk or image:"
 cat << 'END'

@@ -2,7 +2,7 @@
 # Everything that has to hold, in one command; ends with one line 'N passed, N failed, N skipped'.
 #
 #   ./test.sh              all stages, as on every push
-#   ./test.sh STAGE...     some of: build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings vm
+#   ./test.sh STAGE...     some of: build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings report soak vm
 #
 # Each stage writes to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so that a suite
 # that silently does less fails; a skip that is not in tests/expected-skips.txt fails too.
@@ -13,7 +13,7 @@ export CI=true LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=0
 # shellcheck source=tests/packages.sh
 . tests/packages.sh
 
-STAGES=(build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings vm)
+STAGES=(build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings report soak vm)
 WANTED=("${@:-all}")
 TARGET=${CARGO_TARGET_DIR:-$PWD/target}
 LOGS=$TARGET/test-logs
@@ -92,7 +92,7 @@ others() {
         cargo test --quiet --package inlock-tests --doc
 }
 
-need_packages || { echo "0 passed, 1 failed, 0 skipped"; exit 1; }
+need_packages && want_browser || { echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 rm -rf "$LOGS" && mkdir -p "$LOGS" || exit 1
 if ! cargo build --quiet --release --package inlock-cli > "$LOGS/build.log" 2>&1; then
     tail -n 60 "$LOGS/build.log"
@@ -115,6 +115,8 @@ stage clients suite real_clients
 stage hostile suite hostile
 stage memory suite memory
 stage endings suite endings
+stage report suite report
+stage soak cargo xtask soak --seconds 10 --stall-seconds 10
 stage vm cargo xtask vm
 if [ "${WANTED[0]}" = all ]; then
     WANTED=(all)

@@ -49,3 +49,13 @@ need_packages() {
     echo "these programs are missing: apt-get install ${missing[*]}" >&2
     return 1
 }
+
+# A browser for the page of the benchmarks, where one can be had; the test says so where there is none.
+want_browser() {
+    command -v chromium > /dev/null || [ "$(id -u)" -ne 0 ] || ! command -v apt-get > /dev/null || {
+        echo "installing chromium"
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium > /dev/null 2>&1 ||
+            echo "chromium cannot be installed"
+    }
+    return 0
+}

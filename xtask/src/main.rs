@@ -1,13 +1,12 @@
 //! Repository chores, run as `cargo xtask CHORE`.
 //!
-//! `tidy` holds the layout rules as failing checks, `fuzz` runs libFuzzer over the targets of `fuzz/`, `bench-servers`
-//! measures Inlock beside other NBD servers in one run, `vm` runs the tests that need a real kernel, `ci` runs what a push
-//! runs. Nothing here is shipped.
+//! `tidy` holds the layout rules as failing checks, `fuzz` runs libFuzzer over the targets of `fuzz/`, `bench-record`
+//! measures and keeps the figures, `soak` serves many connections for minutes, `vm` runs the tests that need a real kernel,
+//! `ci` runs what a push runs. Nothing here is shipped.
 
-mod bench_servers;
-mod fio;
+mod bench_record;
 mod fuzz;
-mod servers;
+mod soak;
 mod tidy;
 mod vm;
 
@@ -19,8 +18,9 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "usage: cargo xtask CHORE
   tidy                                   check crate arrows, unsafe, lengths, head comments, words
   fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each unless told
-  bench-servers [--quick] [--rounds N] [--seconds N] [--dir DIR] [--record]
-                                         fio's nbd engine against Inlock, nbdkit and qemu-nbd, interleaved
+  bench-record [ARGUMENT...]             run `inlock bench all` and write its figures to benches/record
+  soak [--minutes N | --seconds N] [--connections N] [--stall-seconds N] [--dir DIR]
+                                         64 connections, mixed sizes, 5 minutes: no error, no stall, no growth
   vm [--list] [--keep-log] [--full] [--timeout SECONDS] [TEST...]
                                          boot a kernel under QEMU and run the tests of tests/vm in it
   ci                                     what a push runs: ./test.sh";
@@ -43,7 +43,8 @@ fn run() -> Result<ExitCode> {
     match chore.as_deref() {
         Some("tidy") => tidy::run(&root),
         Some("fuzz") => fuzz::run(&root, &rest),
-        Some("bench-servers") => bench_servers::run(&root, &rest),
+        Some("bench-record") => bench_record::run(&root, &rest),
+        Some("soak") => soak::run(&rest),
         Some("vm") => vm::run(&root, &target_dir(&root), &rest),
         Some("ci") => {
             let status = Command::new(root.join("test.sh")).args(rest).status().context("cannot run test.sh")?;

@@ -14,6 +14,7 @@ use inlock_engine::OffloadOptions;
 use inlock_volume::plain::{Plain, PlainHash};
 use inlock_volume::{Hash, KdfKind};
 
+use crate::bench::BenchArgs;
 use crate::control::Name;
 use crate::exit::Problem;
 use crate::options::{self, Options, Verb};
@@ -53,7 +54,7 @@ pub(crate) enum Command {
     Export(CopyArgs),
     Import(CopyArgs),
     Benchmark(BenchmarkArgs),
-    BenchCipher { json: bool },
+    Bench(BenchArgs),
 }
 
 /// Where a LUKS header is.
@@ -352,10 +353,7 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
             Command::Import(copy_args(&options, image, input)?)
         }
         Verb::Benchmark => Command::Benchmark(benchmark_args(options)?),
-        Verb::Bench => match word()?.to_str() {
-            Some("cipher") => Command::BenchCipher { json: options.json },
-            _ => return Err(Problem::usage("bench: the only thing to measure is 'cipher'")),
-        },
+        Verb::Bench => Command::Bench(BenchArgs::new(&options, &word()?.to_string_lossy())?),
     })
 }
 

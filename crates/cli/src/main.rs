@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod captive;
 mod commands;
 mod control;
@@ -75,7 +76,7 @@ fn run(invocation: &Invocation) -> anyhow::Result<u8> {
         Command::Export(args) => commands::export::run(args, batch)?,
         Command::Import(args) => commands::import::run(args, batch)?,
         Command::Benchmark(args) => commands::benchmark::run(args)?,
-        Command::BenchCipher { json } => commands::bench_cipher::run(*json)?,
+        Command::Bench(args) => return bench::run(args),
     }
     Ok(0)
 }

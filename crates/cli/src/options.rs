@@ -183,6 +183,25 @@ pub(crate) struct Options {
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
     pub insecure: bool,
 
+    /// Also write the results as a page
+    #[arg(long, value_name = "FILE.html", help_heading = "Measuring")]
+    pub report: Option<PathBuf>,
+    /// Fail when a bar is missed
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Measuring")]
+    pub bars: bool,
+    /// Measure for seconds instead of minutes
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Measuring")]
+    pub quick: bool,
+    /// How often each case has its turn
+    #[arg(long, value_name = "N", help_heading = "Measuring")]
+    pub rounds: Option<u16>,
+    /// How long a turn takes
+    #[arg(long, value_name = "MSECS", help_heading = "Measuring")]
+    pub slice_ms: Option<u32>,
+    /// Where images are made for measuring; a file system in memory unless given
+    #[arg(long, value_name = "FOLDER", help_heading = "Measuring")]
+    pub dir: Option<PathBuf>,
+
     /// The part of the volume to copy; LENGTH may be left out: to the end
     #[arg(long, value_name = "OFFSET:LENGTH", value_parser = values::range, help_heading = "Copying")]
     pub range: Option<Range>,
@@ -285,7 +304,7 @@ impl Verb {
             Self::Export => ("<image> <output file or ->", 2, 2),
             Self::Import => ("<input file or -> <image>", 2, 2),
             Self::Benchmark => ("", 0, 0),
-            Self::Bench => ("cipher", 1, 1),
+            Self::Bench => ("cipher|path|latency|compare|all", 1, 1),
         }
     }
 
@@ -308,7 +327,7 @@ impl Verb {
             Self::Export => "decrypt a volume, or a part of it, to a raw image",
             Self::Import => "encrypt a raw image into an existing volume",
             Self::Benchmark => "measure key derivation and ciphers",
-            Self::Bench => "measure the cipher kernels in detail",
+            Self::Bench => "measure cipher kernels, the way of a request, and other servers beside it",
         }
     }
 
@@ -363,7 +382,7 @@ impl Verb {
             Self::Close => &[&["deferred"]],
             Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, COPY],
             Self::Benchmark => &[&["cipher", "key-size", "hash", "iter-time"], KDF],
-            Self::Bench => &[&["json"]],
+            Self::Bench => &[&["json", "report", "bars", "quick", "rounds", "slice-ms", "dir"]],
         }
     }
 

@@ -48,3 +48,74 @@ fn an_instruction_set_that_nobody_knows_is_an_error() {
         ended.fails(1, &["INLOCK_CPU is 'vaes1024', not one of portable, aesni, vaes256, vaes512"]);
     }
 }
+
+/// The keys of every row, in their order.
+const ROW: [&str; 10] =
+    ["bench", "case", "operation", "block_size", "queue_depth", "measure", "figure", "unit", "compared_with", "ratio"];
+
+fn shortest(arguments: &[&str]) -> Value {
+    let ended = run(inlock().args(["bench"]).args(arguments).args(["--rounds", "1", "--slice-ms", "1", "--json"]), b"");
+    serde_json::from_slice(&ended.works().out).expect("JSON")
+}
+
+fn check_rows(told: &Value) {
+    for row in told["results"].as_array().expect("a list") {
+        let names: Vec<&String> = row.as_object().expect("an object").keys().collect();
+        assert_eq!(names, ROW);
+        // What took less than the clock's step took nothing.
+        let least = if row["measure"] == "processor time" || row["unit"] == "ns" { 0.0 } else { f64::MIN_POSITIVE };
+        assert!(row["figure"].as_f64().is_some_and(|figure| figure >= least), "{row}");
+        assert_eq!(row["compared_with"].is_null(), row["ratio"].is_null(), "{row}");
+    }
+    assert!(told["environment"]["kernel"].as_str().is_some_and(|kernel| !kernel.is_empty()), "{told}");
+}
+
+fn rows<'a>(told: &'a Value, measure: &'a str) -> impl Iterator<Item = &'a Value> {
+    told["results"].as_array().expect("a list").iter().filter(move |row| row["measure"] == measure)
+}
+
+#[test]
+fn the_path_has_every_size_depth_and_direction() {
+    let told = shortest(&["path"]);
+    check_rows(&told);
+    for case in ["raw", "null inline", "null offloaded", "aes-xts inline", "aes-xts offloaded", "cipher alone"] {
+        let of_case = rows(&told, "operations").filter(|row| row["case"] == case);
+        assert_eq!(of_case.count(), 3 * 3 * 2, "{case}");
+    }
+    let compared = rows(&told, "operations").filter(|row| row["compared_with"] == "raw").count();
+    assert!(compared >= 4 * 18, "{compared}");
+    let bars = told["bars"].as_array().expect("a list");
+    assert!(bars.len() == 8 && bars.iter().all(|bar| bar["figure"].is_number() && bar["met"].is_boolean()), "{bars:?}");
+}
+
+#[test]
+fn latencies_have_percentiles_idle_and_busy() {
+    let told = shortest(&["latency"]);
+    check_rows(&told);
+    for percentile in ["p50", "p99", "p99.9"] {
+        for case in ["inline, idle", "inline, busy", "offloaded, idle", "offloaded, busy"] {
+            let case = format!("aes-xts {case}");
+            assert_eq!(rows(&told, percentile).filter(|row| row["case"] == case).count(), 4, "{percentile} {case}");
+        }
+    }
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_an_error_before_anything_is_measured() {
+    let ended = run(inlock().args(["bench", "path", "--report", "/nowhere/report.html"]), b"");
+    ended.fails(1, &["cannot write /nowhere/report.html"]);
+    assert!(ended.out.is_empty());
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    for (arguments, words) in [
+        (&["speed"][..], "'speed' is none of cipher, path, latency, compare, all"),
+        (&["cipher", "--quick"], "--quick is not allowed with bench cipher"),
+        (&["path", "--rounds", "0"], "above zero"),
+        (&["latency", "--slice-ms", "0"], "above zero"),
+        (&["path", "--dir", "/nowhere"], "cannot make a file in /nowhere"),
+    ] {
+        run(inlock().arg("bench").args(arguments), b"").fails(1, &[words]);
+    }
+}

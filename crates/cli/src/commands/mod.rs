@@ -1,6 +1,5 @@
 //! One file a verb.
 
-pub(crate) mod bench_cipher;
 pub(crate) mod benchmark;
 pub(crate) mod close;
 pub(crate) mod export;

@@ -4,15 +4,16 @@ use inlock_cipher::CipherSpec;
 use inlock_cipher::bench::{self, Measurement, Plan};
 use serde_json::{Value, json};
 
+use super::environment;
 use crate::exit;
 
-pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
+pub(super) fn run(as_json: bool) -> anyhow::Result<()> {
     let plan = Plan::full(CipherSpec::AES_XTS_PLAIN64)?;
     if as_json {
         let rows: Vec<Value> = bench::run(&plan, |_| {})?.iter().map(object).collect();
-        return exit::print(format_args!("{:#}\n", json!({ "processor": processor(), "results": rows })));
+        return exit::print(format_args!("{:#}\n", json!({ "processor": environment::processor(), "results": rows })));
     }
-    exit::print(format_args!("# {}\n", processor()))?;
+    exit::print(format_args!("# {}\n", environment::processor()))?;
     exit::print("# kernel     cipher            key  direction    unit   request    GB/s  of limit\n")?;
     let mut told = Ok(());
     bench::run(&plan, |row| {
@@ -49,11 +50,4 @@ fn object(row: &Measurement) -> Value {
         "limit_bytes_per_second": row.limit_bytes_per_second,
         "share_of_limit": row.share_of_limit,
     })
-}
-
-/// What the system calls the processor; a figure means little without it.
-fn processor() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    name.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }

@@ -1,0 +1,102 @@
+//! One run of fio over its nbd engine, and what is taken from its report.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use super::wire::Load;
+
+/// What a client saw.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    pub bytes: f64,
+    pub bytes_per_second: f64,
+    /// Nanoseconds from asking to the answer.
+    pub median_latency: f64,
+}
+
+/// Whether fio is installed with its nbd engine.
+pub(crate) fn is_there() -> bool {
+    let found = Command::new("fio").arg("--enghelp=nbd").stdin(Stdio::null()).stderr(Stdio::null()).output();
+    found.is_ok_and(|output| output.status.success() && String::from_utf8_lossy(&output.stdout).contains("uri"))
+}
+
+/// Runs a load over one connection to the server on `socket`.
+pub(crate) fn run(socket: &Path, load: Load, size: u64) -> anyhow::Result<Seen> {
+    let output = Command::new("fio")
+        .args(arguments(socket, load, size))
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run fio")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        bail!("fio failed on {}: {}{text}", socket.display(), String::from_utf8_lossy(&output.stderr));
+    }
+    seen(&text, load.write).with_context(|| format!("on {}", socket.display()))
+}
+
+fn seen(text: &str, write: bool) -> anyhow::Result<Seen> {
+    let json = text.find('{').map_or("", |start| &text[start..]);
+    let value: Value = serde_json::from_str(json).context("fio's report is not JSON")?;
+    let job = &value["jobs"][0];
+    match job["error"].as_i64() {
+        Some(0) => {}
+        Some(error) => bail!("fio reports error {error}"),
+        None => bail!("fio's report has no error field"),
+    }
+    let side = &job[if write { "write" } else { "read" }];
+    Ok(Seen {
+        bytes: side["io_bytes"].as_f64().context("fio's report has no byte count")?,
+        bytes_per_second: side["bw_bytes"].as_f64().context("fio's report has no bandwidth")?,
+        median_latency: side["lat_ns"]["percentile"]["50.000000"]
+            .as_f64()
+            .or_else(|| side["clat_ns"]["percentile"]["50.000000"].as_f64())
+            .context("fio's report has no median")?,
+    })
+}
+
+/// What fio is called with; the record repeats it.
+pub(crate) fn arguments(socket: &Path, load: Load, size: u64) -> Vec<String> {
+    let rw = match (load.random, load.write) {
+        (true, false) => "randread",
+        (true, true) => "randwrite",
+        (false, false) => "read",
+        (false, true) => "write",
+    };
+    vec![
+        format!("--name={rw}"),
+        "--ioengine=nbd".into(),
+        format!("--uri=nbd+unix:///?socket={}", socket.display()),
+        format!("--rw={rw}"),
+        format!("--bs={}", load.block),
+        format!("--iodepth={}", load.depth),
+        format!("--size={size}"),
+        "--time_based".into(),
+        format!("--runtime={}ms", load.time.as_millis()),
+        "--randrepeat=1".into(),
+        "--lat_percentiles=1".into(),
+        "--output-format=json".into(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read_and_an_error_in_it_is_one() {
+        let report = |error: i64| {
+            format!(
+                "fio: a warning\n{{\"jobs\": [{{\"error\": {error}, \"read\": {{\"io_bytes\": 8192, \"bw_bytes\": 4096, \
+                 \"lat_ns\": {{\"percentile\": {{\"50.000000\": 77}}}}}}}}]}}"
+            )
+        };
+        let found = seen(&report(0), false).unwrap();
+        assert_eq!((found.bytes, found.bytes_per_second, found.median_latency), (8192.0, 4096.0, 77.0));
+        assert!(seen(&report(5), false).is_err());
+        assert!(seen(&report(0), true).is_err(), "the other side has no figures");
+        assert!(seen("nothing", false).is_err());
+    }
+}

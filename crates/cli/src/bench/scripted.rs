@@ -1,0 +1,240 @@
+//! A front end without a client: it asks what a job says, so many requests at a time, and counts.
+//!
+//! It drives the same worker, ring and device as the servers do. All requests of a turn are asked for at the turn's end, as
+//! a front end does whose clients' commands arrive through the ring; so a turn is paid once for as many requests as the
+//! queue is deep.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use inlock_engine::buffer::{BufferClass, BufferPool};
+use inlock_engine::request::Operation;
+use inlock_engine::ring::{Completion, Ring, Wait};
+use inlock_engine::store::file::IoMode;
+use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Mailbox, Request, Worker};
+use inlock_engine::{Device, Offload, RequestError};
+
+/// When a job ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End {
+    /// After so many requests.
+    Count(u64),
+    /// After this time.
+    Time(Duration),
+}
+
+/// What to ask.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    /// Write, or read.
+    pub write: bool,
+    /// Bytes a request; offsets are multiples of it.
+    pub block: usize,
+    /// Requests under way at a time.
+    pub depth: usize,
+    pub end: End,
+    /// Whether to note how long each request takes.
+    pub watch: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub requests: u64,
+    pub elapsed: Duration,
+    /// Nanoseconds of each request, where they were watched.
+    pub latencies: Vec<u64>,
+}
+
+impl Outcome {
+    /// Nanoseconds a request, on average.
+    pub(crate) fn nanos_each(&self) -> f64 {
+        self.elapsed.as_nanos() as f64 / self.requests as f64
+    }
+}
+
+/// A worker with its scripted front end, on the calling thread.
+pub(crate) struct Driver {
+    worker: Worker<Scripted>,
+    mailbox: Arc<Mailbox<Job>>,
+}
+
+impl Driver {
+    /// A driver for `device`, for jobs of these block sizes and at most this depth.
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        pool: Option<Arc<Offload>>,
+        blocks: &[usize],
+        depth: usize,
+    ) -> io::Result<Self> {
+        let classes: Vec<BufferClass> =
+            blocks.iter().map(|block| BufferClass { capacity: *block, count: depth }).collect();
+        let (ring, buffers) = (Ring::new(IoMode::Auto)?, BufferPool::new(&classes));
+        let worker = Worker::new(Arc::clone(device), ring, buffers, Scripted::default()).with_offload(pool);
+        let mailbox = worker.mailbox();
+        Ok(Self { worker, mailbox })
+    }
+
+    /// Does a job to its end.
+    pub(crate) fn run(&mut self, job: Job) -> anyhow::Result<Outcome> {
+        self.mailbox.post(job);
+        self.worker.run()?;
+        let outcome = self.worker.front().outcome.take();
+        Ok(outcome.unwrap_or(Err(RequestError::Io(rustix::io::Errno::CANCELED)))?)
+    }
+
+    /// How many requests take about `time`.
+    pub(crate) fn count_for(&mut self, job: Job, time: Duration) -> anyhow::Result<u64> {
+        let outcome = self.run(Job { end: End::Time(time / 4), ..job })?;
+        Ok(((time.as_nanos() as f64 / outcome.nanos_each()) as u64).max(1))
+    }
+}
+
+#[derive(Default)]
+struct Scripted {
+    job: Option<Running>,
+    outcome: std::cell::Cell<Option<Result<Outcome, RequestError>>>,
+}
+
+struct Running {
+    job: Job,
+    began: Instant,
+    random: u64,
+    in_flight: usize,
+    issued: u64,
+    /// When the request of each number below the depth was asked for; the others' numbers are free.
+    asked: Vec<Instant>,
+    free: Vec<u64>,
+    over: bool,
+    failed: Option<RequestError>,
+    outcome: Outcome,
+}
+
+impl Running {
+    fn new(job: Job) -> Self {
+        let now = Instant::now();
+        let latencies = Vec::with_capacity(if job.watch { 1 << 16 } else { 0 });
+        Self {
+            job,
+            began: now,
+            random: 0x9e37_79b9_7f4a_7c15,
+            in_flight: 0,
+            issued: 0,
+            asked: vec![now; job.depth],
+            free: (0..job.depth as u64).collect(),
+            over: false,
+            failed: None,
+            outcome: Outcome { latencies, ..Outcome::default() },
+        }
+    }
+
+    fn offset(&mut self, blocks: u64) -> u64 {
+        // xorshift64: no worse than any other for choosing blocks.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % blocks * self.job.block as u64
+    }
+
+    fn ask(&mut self, cx: &mut Context<'_>) -> Result<(), RequestError> {
+        let operation = if self.job.write { Operation::Write { durable: false } } else { Operation::Read };
+        let (block, now) = (self.job.block, if self.job.watch { Instant::now() } else { self.began });
+        while !self.over && !self.free.is_empty() {
+            let offset = self.offset(cx.device.len() / block as u64);
+            let extent = cx.layout.locate(offset, block as u64, 64 << 20)?;
+            let Some(buffer) = cx.pool.take(block, block) else { break };
+            let Some(id) = self.free.pop() else { break };
+            self.asked[id as usize] = now;
+            cx.requests.push_back(Request {
+                id,
+                operation,
+                offset,
+                len: block as u64,
+                data: Some((extent, buffer)),
+                spare: None,
+            });
+            self.in_flight += 1;
+            self.issued += 1;
+            self.over = matches!(self.job.end, End::Count(count) if self.issued >= count);
+        }
+        Ok(())
+    }
+}
+
+impl FrontEnd for Scripted {
+    type Message = Job;
+
+    fn on_message(&mut self, _cx: &mut Context<'_>, job: Job) {
+        self.job = Some(Running::new(job));
+    }
+
+    fn on_completion(&mut self, _cx: &mut Context<'_>, _done: Completion) {}
+
+    fn on_finished(&mut self, cx: &mut Context<'_>, done: Finished) {
+        if let Some((_, buffer)) = done.data {
+            cx.pool.give(buffer);
+        }
+        let Some(running) = &mut self.job else { return };
+        if running.job.watch {
+            running.outcome.latencies.push(running.asked[done.id as usize].elapsed().as_nanos() as u64);
+        }
+        running.free.push(done.id);
+        running.in_flight -= 1;
+        running.outcome.requests += 1;
+        if let Err(error) = done.result {
+            running.failed = Some(error);
+            running.over = true;
+        }
+    }
+
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait) {
+        // Between two jobs there is nothing to wait for but the next one's message.
+        let Some(running) = &mut self.job else { return (Flow::Continue, Wait::Forever) };
+        if let End::Time(time) = running.job.end {
+            running.over |= running.began.elapsed() >= time;
+        }
+        if let Err(error) = running.ask(cx) {
+            running.failed = Some(error);
+            running.over = true;
+        }
+        if !running.over || running.in_flight > 0 {
+            return (Flow::Continue, Wait::Forever);
+        }
+        let Some(mut running) = self.job.take() else { return (Flow::Stop, Wait::No) };
+        running.outcome.elapsed = running.began.elapsed();
+        self.outcome.set(Some(running.failed.map_or(Ok(running.outcome), Err)));
+        (Flow::Stop, Wait::Forever)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlock_engine::Access;
+    use inlock_engine::store::memory::MemoryStore;
+
+    #[test]
+    fn a_job_asks_as_often_as_it_says_and_another_may_follow() {
+        let device = Arc::new(Device::raw(Arc::new(MemoryStore::new(vec![0; 1 << 20])), Access::default()));
+        let mut driver = Driver::new(&device, None, &[4096, 65536], 8).unwrap();
+        let job = Job { write: true, block: 4096, depth: 8, end: End::Count(1000), watch: true };
+        let outcome = driver.run(job).unwrap();
+        assert_eq!((outcome.requests, outcome.latencies.len()), (1000, 1000));
+        let outcome = driver.run(Job { write: false, block: 65536, depth: 1, watch: false, ..job }).unwrap();
+        assert_eq!((outcome.requests, outcome.latencies.len()), (1000, 0));
+        let time = Duration::from_millis(2);
+        let outcome = driver.run(Job { end: End::Time(time), ..job }).unwrap();
+        assert!(outcome.requests > 0 && outcome.elapsed >= time);
+    }
+
+    #[test]
+    fn a_store_that_fails_ends_the_job_with_its_error() {
+        let read_only = Access { read_only: true, allow_discards: false };
+        let device = Arc::new(Device::raw(Arc::new(MemoryStore::new(vec![0; 1 << 20])), read_only));
+        let mut driver = Driver::new(&device, None, &[4096], 4).unwrap();
+        let job = Job { write: true, block: 4096, depth: 4, end: End::Count(10), watch: false };
+        let error = driver.run(job).unwrap_err();
+        assert_eq!(error.downcast_ref(), Some(&RequestError::ReadOnly));
+    }
+}

@@ -1,0 +1,91 @@
+//! `cargo xtask bench-record`: runs `inlock bench all` on a release build and keeps what it finds in `benches/record`.
+//!
+//! Three files of one name: the figures as JSON, the page, and the bars with the environment as Markdown. The command ends
+//! with an error when a bar is missed, after the record was written.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use inlock_tests::process;
+use serde_json::Value;
+
+/// Measures with the arguments that `inlock bench all` takes, and writes the record.
+pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
+    let inlock = process::inlock_path()?;
+    let folder = root.join("benches/record");
+    fs::create_dir_all(&folder)?;
+    let date = first_line(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+    let file = |suffix: &str| -> PathBuf { folder.join(format!("{date}-bench.{suffix}")) };
+    let output = Command::new(&inlock)
+        .args(["bench", "all", "--bars", "--json", "--report"])
+        .arg(file("html"))
+        .args(args)
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot run {}", inlock.display()))?;
+    let Ok(told) = serde_json::from_slice::<Value>(&output.stdout) else {
+        bail!("inlock bench ended with {}", output.status)
+    };
+    let commit = first_line(Command::new("git").current_dir(root).args(["rev-parse", "--short", "HEAD"]))
+        .unwrap_or_else(|_| "unknown".to_owned());
+    let command = format!("inlock bench all --bars --json --report FILE {}", args.join(" "));
+    fs::write(file("json"), &output.stdout)?;
+    fs::write(file("md"), markdown(&told, &date, &commit, command.trim_end()))?;
+    println!("written to benches/record/{date}-bench.json, .html and .md");
+    Ok(if output.status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The part of a record that people read first.
+fn markdown(told: &Value, date: &str, commit: &str, command: &str) -> String {
+    let mut text = format!(
+        "# Benchmarks, {date}\n\n`{command}` at commit {commit}.\n\n| what | bar | figure | met |\n|---|---|---:|---|\n"
+    );
+    for bar in told["bars"].as_array().into_iter().flatten() {
+        let figure = bar["figure"].as_f64().map_or_else(|| "-".to_owned(), |figure| format!("{figure:.3}"));
+        let met = match bar["met"].as_bool() {
+            Some(true) => "yes",
+            Some(false) => "**no**",
+            None => "not measured",
+        };
+        let word = |name: &str| bar[name].as_str().unwrap_or_default();
+        text += &format!("| {} | {} {} | {figure} | {met} |\n", word("bar"), word("sense"), bar["limit"]);
+    }
+    text += "\n## Environment\n\n";
+    for (name, value) in told["environment"].as_object().into_iter().flatten() {
+        text += &format!("- {name}: {}\n", value.as_str().unwrap_or_default());
+    }
+    text += "\n## How\n\n";
+    for note in told["notes"].as_array().into_iter().flatten() {
+        text += &format!("- {}\n", note.as_str().unwrap_or_default());
+    }
+    text
+}
+
+fn first_line(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run {:?}", command.get_program()))?;
+    if !output.status.success() {
+        bail!("{:?} ended with {}", command.get_program(), output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_missed_bar_and_an_open_one_are_told_from_a_met_one() {
+        let bar = |figure: Option<f64>, met: Option<bool>| json!({ "bar": "x", "sense": ">=", "limit": 0.9, "figure": figure, "met": met });
+        let bars = [bar(Some(1.0), Some(true)), bar(Some(0.5), Some(false)), bar(None, None)];
+        let told = json!({ "environment": { "kernel": "6.1" }, "bars": bars, "notes": ["a note"] });
+        let text = markdown(&told, "2026-11-21", "abc", "inlock bench all");
+        for line in
+            ["| x | >= 0.9 | 1.000 | yes |", "| 0.500 | **no** |", "| - | not measured |", "- kernel: 6.1", "- a note"]
+        {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+    }
+}
