@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::layout::Kind;
 use crate::request::{Operation, RequestError};
 use crate::stats::{Account, Phase};
+use crate::store;
 use crate::target::{Ciphertext, CryptTarget, Extent};
 use crate::unaligned::{self, Granted, LockId, Purpose};
 use rustix::io::Errno;
@@ -260,37 +261,12 @@ fn locate(target: &CryptTarget, offset: u64, len: usize) -> Result<Extent, Reque
     target.locate(offset, len as u64, BufferPool::LARGEST_PIECE + 2 * target.granule())
 }
 
-/// Reads all of `into`; the end of the store is an error, never zeroes.
-fn read_all(device: &Device, extent: &Extent, mut into: &mut [u8], mut offset: u64) -> Result<(), RequestError> {
-    let store = &device.stores()[extent.store as usize];
-    while !into.is_empty() {
-        match store.read_at(into, offset) {
-            Ok(0) => return Err(RequestError::Io(Errno::IO)),
-            Ok(n) => {
-                into = &mut into[n..];
-                offset += n as u64;
-            }
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            Err(error) => return Err(RequestError::Io(error)),
-        }
-    }
-    Ok(())
+fn read_all(device: &Device, extent: &Extent, into: &mut [u8], offset: u64) -> Result<(), RequestError> {
+    Ok(store::read_all(&*device.stores()[extent.store as usize], into, offset)?)
 }
 
-fn write_all(device: &Device, extent: &Extent, mut from: &[u8], mut offset: u64) -> Result<(), RequestError> {
-    let store = &device.stores()[extent.store as usize];
-    while !from.is_empty() {
-        match store.write_at(from, offset, false) {
-            Ok(0) => return Err(RequestError::Io(Errno::IO)),
-            Ok(n) => {
-                from = &from[n..];
-                offset += n as u64;
-            }
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            Err(error) => return Err(RequestError::Io(error)),
-        }
-    }
-    Ok(())
+fn write_all(device: &Device, extent: &Extent, from: &[u8], offset: u64) -> Result<(), RequestError> {
+    Ok(store::write_all(&*device.stores()[extent.store as usize], from, offset)?)
 }
 
 /// The lock of a cover, held until dropped.

@@ -5,6 +5,7 @@
 
 pub mod blocking;
 pub mod buffer;
+mod carrier;
 pub mod device;
 mod gate;
 pub mod layout;

@@ -6,6 +6,7 @@
 //! its neighbours.
 
 use crate::buffer::{Buffer, BufferPool};
+use crate::carrier::{Carried, Carrier};
 use crate::device::Device;
 use crate::gate::{Passage, View};
 use crate::layout::{Kind, Layout};
@@ -19,7 +20,9 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
+mod carried;
 mod front_end;
 mod offloaded;
 mod parts;
@@ -59,6 +62,19 @@ impl InFlight {
     }
 
     /// Takes note of cipher calls over `bytes` of its data units, and of the time they took.
+    /// Takes note of a transfer whose copy and cipher work were done together, `cipher` of the time for the latter.
+    fn carried(&mut self, calls: u32, cipher: Duration) {
+        let Some(extent) = self.extent else { return };
+        self.lap(Phase::Store);
+        if calls > 0 {
+            self.work.cipher_calls += calls;
+            self.work.cipher_units += (extent.cover_len / extent.granule) as u32;
+            if let Some(timing) = &mut self.timing {
+                timing.shift(Phase::Store, Phase::Cipher, cipher);
+            }
+        }
+    }
+
     fn ciphered(&mut self, calls: u32, bytes: usize) {
         let Some(extent) = self.extent.filter(|e| e.granule > 1) else { return };
         self.work.cipher_calls += calls;
@@ -76,6 +92,8 @@ enum Step {
     Read,
     /// In the hands of the cipher pool.
     Cipher,
+    /// In the hands of the carrier.
+    Carried,
     Write,
     Sync,
     Discard,
@@ -112,6 +130,11 @@ pub struct Worker<F: FrontEnd> {
     ciphered: Arc<dyn Ciphered>,
     /// Who may do the cipher work instead.
     offload: Option<Arc<Offload>>,
+    carried: Arc<dyn Carried>,
+    /// Who carries long transfers of stores in memory.
+    carrier: Option<Carrier>,
+    /// How long they are, where not the store says so.
+    carried_from: Option<usize>,
     wait: Wait,
     shard: OwnShard,
 }
@@ -127,6 +150,7 @@ where
         let seat = device.gate().join(ring.waker());
         let View { epoch, passage, layout, target } = device.gate().look(seat);
         let shard = OwnShard::new(device.shared_stats());
+        let carrier = carried::carrier_for(&device);
         Self {
             front,
             device,
@@ -148,6 +172,9 @@ where
             granted: Arc::clone(&mailbox) as Arc<dyn Granted>,
             ciphered: Arc::clone(&mailbox) as Arc<dyn Ciphered>,
             offload: None,
+            carried: Arc::clone(&mailbox) as Arc<dyn Carried>,
+            carrier,
+            carried_from: None,
             mailbox,
             wait: Wait::No,
             shard,
@@ -243,6 +270,7 @@ where
                 None => return,
                 Some(Message::Granted(token)) => self.lock_granted(token as u32),
                 Some(Message::Ciphered(token, done)) => self.ciphered(token as u32, done),
+                Some(Message::Carried(token, delivery)) => self.delivered(token as u32, delivery),
                 Some(Message::Front(message)) => {
                     let (front, mut cx) = self.split();
                     front.on_message(&mut cx, message);
@@ -406,7 +434,12 @@ where
         let extent = flight.extent.expect("only requests that move data lock");
         flight.lap(Phase::Queue);
         if flight.operation == Operation::Read {
-            return self.store_step(index, Step::Read);
+            let buffer = flight.buffer.take().expect("a read has a buffer");
+            if let Some(buffer) = self.carry(index, &extent, buffer) {
+                self.flight(index).buffer = Some(buffer);
+                self.store_step(index, Step::Read);
+            }
+            return;
         }
         match unaligned::edges(&extent) {
             [Some(_), _] => self.store_step(index, Step::Edge(0)),
@@ -438,6 +471,7 @@ where
         if matches!(flight.operation, Operation::WriteZeroes { .. }) {
             buffer.data_mut()[extent.requested()].fill(0);
         }
+        let Some(buffer) = self.carry(index, &extent, buffer) else { return };
         let Some(buffer) = self.keep(index, &extent, Direction::Encrypt, buffer) else { return };
         let ciphertext = self.target().encrypt(&extent, buffer);
         self.flight(index).ciphered(1, extent.cover_len);
@@ -635,6 +669,8 @@ where
 
 impl<F: FrontEnd> Drop for Worker<F> {
     fn drop(&mut self) {
+        // It may have the target as well, until it has ended.
+        self.carrier = None;
         self.target = None;
         self.device.gate().leave(self.seat);
     }

@@ -13,7 +13,7 @@ use histogram::Buckets;
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zerocopy::FromZeros;
 
 /// Requests of less than 16 KiB are timed once in so many.
@@ -318,6 +318,15 @@ impl Timing {
         let spent = now.duration_since(self.last).as_nanos() as u64;
         *self.spent[phase as usize].get_or_insert(0) += spent;
         self.last = now;
+    }
+
+    /// Moves `part` of what went to one phase to another.
+    pub(crate) fn shift(&mut self, from: Phase, to: Phase, part: Duration) {
+        let part = self.spent[from as usize].map_or(0, |spent| spent.min(part.as_nanos() as u64));
+        if let Some(spent) = &mut self.spent[from as usize] {
+            *spent -= part;
+        }
+        *self.spent[to as usize].get_or_insert(0) += part;
     }
 }
 

@@ -23,8 +23,10 @@ pub enum IoMode {
 }
 
 /// The longest request that is worth no detour where a file lives in memory. Longer ones are copied by the kernel's own
-/// threads, beside the worker.
+/// threads, beside the worker, or by a carrier.
 const INLINE_UP_TO: usize = 32 << 10;
+/// From here on, carrying copy and cipher together gains more than the way to another thread costs.
+const CARRIED_FROM: usize = 128 << 10;
 
 /// A regular file or a block device, opened by the caller.
 #[derive(Debug)]
@@ -34,7 +36,7 @@ pub struct FileStore {
     block_device: bool,
     /// No descriptor is shown: everything is called inline.
     hidden: bool,
-    inline_up_to: usize,
+    in_memory: bool,
 }
 
 impl FileStore {
@@ -46,9 +48,9 @@ impl FileStore {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device"));
         }
         let len = rustix::fs::seek(&file, SeekFrom::End(0))?;
-        let inline_up_to = if mode == IoMode::Auto && lives_in_memory(&file) { INLINE_UP_TO } else { 0 };
+        let in_memory = mode == IoMode::Auto && lives_in_memory(&file);
         let hidden = mode == IoMode::Sync;
-        Ok(Self { file, geometry: Geometry { len, read_only }, block_device, hidden, inline_up_to })
+        Ok(Self { file, geometry: Geometry { len, read_only }, block_device, hidden, in_memory })
     }
 
     /// The file.
@@ -76,7 +78,11 @@ impl BackingStore for FileStore {
     }
 
     fn inline_up_to(&self) -> usize {
-        self.inline_up_to
+        if self.in_memory { INLINE_UP_TO } else { 0 }
+    }
+
+    fn carried_from(&self) -> Option<usize> {
+        self.in_memory.then_some(CARRIED_FROM)
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {

@@ -29,6 +29,38 @@ pub struct Run {
     pub hole: bool,
 }
 
+/// Reads all of `into`; the end of the store is an error, never zeroes.
+pub(crate) fn read_all(store: &dyn BackingStore, mut into: &mut [u8], mut offset: u64) -> Result<(), Errno> {
+    while !into.is_empty() {
+        match store.read_at(into, offset) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(n) => {
+                into = &mut into[n..];
+                offset += n as u64;
+            }
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Writes all of `from`.
+pub(crate) fn write_all(store: &dyn BackingStore, mut from: &[u8], mut offset: u64) -> Result<(), Errno> {
+    while !from.is_empty() {
+        match store.write_at(from, offset, false) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(n) => {
+                from = &from[n..];
+                offset += n as u64;
+            }
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// Storage for ciphertext, addressed by byte. Every call may transfer less than asked for, as the system calls do; the
 /// engine asks again for the rest. Reading at the end gives 0.
 pub trait BackingStore: Send + Sync {
@@ -44,6 +76,12 @@ pub trait BackingStore: Send + Sync {
     /// answers from memory, and they are done before another thread would wake up.
     fn inline_up_to(&self) -> usize {
         0
+    }
+
+    /// Reads and writes of at least this many bytes are better carried out strip by strip, each with its cipher work, by
+    /// a thread beside the worker: the store answers from memory, and a transfer is nothing but a copy.
+    fn carried_from(&self) -> Option<usize> {
+        None
     }
 
     /// Reads at `offset`; the number of bytes read.

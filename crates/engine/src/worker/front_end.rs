@@ -1,6 +1,7 @@
 //! What a front end is to a worker: who asks, in what terms, and how other threads reach it.
 
 use crate::buffer::{Buffer, BufferPool};
+use crate::carrier::{Carried, Delivery};
 use crate::device::Device;
 use crate::layout::Layout;
 use crate::offload::{Ciphered, Done};
@@ -93,6 +94,7 @@ pub(super) enum Message<M> {
     Front(M),
     Granted(u64),
     Ciphered(u64, Done),
+    Carried(u64, Delivery),
 }
 
 impl<M> Mailbox<M> {
@@ -124,5 +126,11 @@ impl<M: Send> Granted for Mailbox<M> {
 impl<M: Send> Ciphered for Mailbox<M> {
     fn ciphered(&self, token: u64, done: Done) {
         self.push(Message::Ciphered(token, done));
+    }
+}
+
+impl<M: Send> Carried for Mailbox<M> {
+    fn carried(&self, token: u64, delivery: Delivery) {
+        self.push(Message::Carried(token, delivery));
     }
 }

@@ -196,3 +196,12 @@ fn a_swallowed_flush_is_caught() {
     // And the test data itself is fine: the image starts where the data area does.
     assert_eq!(image_of(&[0; LEN], 512).len(), DATA_OFFSET + LEN);
 }
+
+#[test]
+fn what_a_flush_covered_survives_a_power_cut_with_a_carrier() {
+    scripted::carried(1024, || {
+        let (states, violations) = cuts(1..6, false);
+        println!("{states} states with a carrier, {violations} violations");
+        assert!(states >= 400 && violations == 0, "{violations} violations in {states} states");
+    });
+}

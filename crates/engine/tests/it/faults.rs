@@ -185,6 +185,16 @@ fn every_operation_fails_once_with_a_pool() {
     });
 }
 
+#[test]
+fn every_operation_fails_once_with_a_carrier() {
+    // One strip a request: a write that fails half-way has a test of its own.
+    scripted::carried(LEN, || {
+        let faults = fail_every_operation(3, false);
+        println!("{faults} faults injected with a carrier, 0 wrong answers");
+        assert!(faults >= 500, "only {faults} faults were injected");
+    });
+}
+
 /// The negative control: the check does see a neighbour that changed.
 #[test]
 fn a_changed_neighbour_is_seen() {
@@ -215,6 +225,36 @@ fn one_failing_request_does_not_fail_its_neighbours() {
 #[test]
 fn one_failing_request_does_not_fail_its_neighbours_with_a_pool() {
     scripted::offloaded(one_failing_request_does_not_fail_its_neighbours);
+}
+
+#[test]
+fn one_failing_request_does_not_fail_its_neighbours_with_a_carrier() {
+    scripted::carried(LEN, one_failing_request_does_not_fail_its_neighbours);
+}
+
+/// What a failed write leaves behind is whole data units, old or new, and none outside of it.
+#[test]
+fn a_carried_write_that_fails_half_way_leaves_whole_units() {
+    for failing in 0..10 {
+        let before = Random::new(7).bytes(LEN);
+        // The two edges are read first.
+        let store = Arc::new(FaultStore::new(image_of(&before, 512), 3 + failing, Fault::Errno(Errno::IO)));
+        let device = device(Arc::clone(&store) as _, 512);
+        let data = vec![9; 7 * 1024];
+        let write = Ask::Write { offset: 700, data: data.clone(), durable: false };
+        let mut answers = Vec::new();
+        scripted::carried(1024, || answers = scripted::run(&device, IoMode::Auto, 1, vec![write]));
+        // From the unit that byte 512 begins: strips of 1024 bytes to byte 8192.
+        let strips = (8192usize - 512).div_ceil(1024) as u64;
+        let failed = failing < strips;
+        assert_eq!(answers[0].is_err(), failed, "strip {failing}");
+        let end = if failed { 512 + failing as usize * 1024 } else { LEN };
+        let mut expected = before;
+        let new = 700..(700 + data.len()).min(end.max(700));
+        let len = new.len();
+        expected[new].copy_from_slice(&data[..len]);
+        assert!(independent_plaintext(&store.inner.contents(), 512) == expected, "strip {failing}");
+    }
 }
 
 #[test]

@@ -264,6 +264,15 @@ fn a_pool_gives_the_same_bytes() {
     });
 }
 
+#[test]
+fn a_carrier_gives_the_same_bytes() {
+    scripted::carried(1024, || {
+        one_by_one_in_memory();
+        one_by_one_on_a_file_through_both_rings();
+        concurrent_partial_writes_lose_nothing();
+    });
+}
+
 /// Writes in two halves, and lets others run in between.
 struct HalfwayStore {
     inner: MemoryStore,

@@ -108,6 +108,8 @@ impl FrontEnd for Scripted {
 
 thread_local! {
     static OFFLOADS: Cell<bool> = const { Cell::new(false) };
+    /// How long the strips are, where transfers are carried.
+    static CARRIES: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 /// Calls a test whose workers give all their cipher work to a pool.
@@ -115,6 +117,13 @@ pub(crate) fn offloaded(test: impl FnOnce()) {
     OFFLOADS.set(true);
     test();
     OFFLOADS.set(false);
+}
+
+/// Calls a test whose workers have every transfer carried that can be, in strips of `strip` bytes.
+pub(crate) fn carried(strip: usize, test: impl FnOnce()) {
+    CARRIES.set(Some(strip));
+    test();
+    CARRIES.set(None);
 }
 
 /// Three threads for all tests of this program.
@@ -152,9 +161,9 @@ pub(crate) fn run_watched(
     let before = device.stats().snapshot();
     let answers = carry_out(device, mode, depth, script, acknowledged, pool(device));
     let done = device.stats().snapshot().since(&before);
-    let (here, elsewhere) = if OFFLOADS.get() { (done.offloaded, done.inline) } else { (done.inline, done.offloaded) };
-    let all = done.reads + done.writes + done.write_zeroes;
-    assert!(here == all && elsewhere == 0, "the cipher work is where it was put");
+    // Others may use the device at the same time, so nothing is said of how many there were.
+    let elsewhere = if OFFLOADS.get() { done.inline } else { done.offloaded };
+    assert_eq!(elsewhere, 0, "the cipher work is where it was put");
     answers
 }
 
@@ -173,6 +182,9 @@ fn carry_out(
     let front = Scripted { script, depth, in_flight: 0, answers, acknowledged };
     let ring = Ring::new(mode).expect("a ring");
     let mut worker = Worker::new(Arc::clone(device), ring, pool, front).with_offload(offload);
+    if let Some(strip) = CARRIES.get() {
+        worker = worker.with_carrier(1, strip).expect("a thread");
+    }
     worker.run().expect("a worker that runs");
     assert_eq!(worker.buffers_outstanding(), 0, "every buffer comes back");
     let answers = worker.front().answers.clone();
