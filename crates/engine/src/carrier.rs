@@ -83,6 +83,7 @@ impl Carrier {
     }
 
     /// Takes `load`, or gives it back when there is no room.
+    #[allow(clippy::result_large_err)] // It moves once either way.
     pub(crate) fn post(&self, load: Load) -> Result<(), Load> {
         let mut state = self.shared.state();
         if state.loads.len() == MAX_LOADS {
