@@ -4,9 +4,9 @@
 //! time on every target. Decryption keys are those of the equivalent inverse cipher (section 5.3.5), which is what
 //! the processor's instructions want.
 
+use crate::Cipher;
+use crate::block_cipher::{BlockCipher, new_block_cipher};
 use crate::locked::LockedBox;
-use crate::xts::any_cipher::BlockCipher;
-use crate::xts::portable::PortableAes;
 use crate::xts::{self, XtsKernel};
 use ::aes::hazmat;
 use zeroize::Zeroize;
@@ -77,7 +77,7 @@ impl Schedule {
 
 /// An AES key, expanded for a kernel, that encrypts blocks each for itself: what ESSIV wants.
 pub(crate) enum AesKey {
-    Portable(PortableAes),
+    Portable(Box<dyn BlockCipher>),
     Kernel(XtsKernel, LockedBox<Schedule>),
 }
 
@@ -85,7 +85,8 @@ impl AesKey {
     /// Expands `key`, which has 16, 24 or 32 bytes.
     pub(crate) fn new(kernel: XtsKernel, key: &[u8]) -> Self {
         if kernel == XtsKernel::Portable {
-            return Self::Portable(PortableAes::new(key));
+            let cipher = new_block_cipher(Cipher::Aes, key);
+            return Self::Portable(cipher.expect("an AES key has 16, 24 or 32 bytes"));
         }
         let mut schedule = LockedBox::new(Schedule::EMPTY);
         schedule.expand(key);
@@ -95,7 +96,7 @@ impl AesKey {
     /// Encrypts each block for itself.
     pub(crate) fn encrypt_blocks(&self, blocks: &mut [Block]) {
         match self {
-            Self::Portable(cipher) => cipher.encrypt(blocks),
+            Self::Portable(cipher) => cipher.encrypt_blocks(blocks.as_flattened_mut()),
             Self::Kernel(kernel, schedule) => xts::encrypt_blocks(*kernel, schedule, blocks),
         }
     }

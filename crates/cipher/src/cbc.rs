@@ -1,20 +1,19 @@
-//! AES-CBC over runs of data units, each unit a chain of its own.
+//! AES-CBC over runs of data units on the processor's kernels, each unit a chain of its own.
 //!
 //! Decryption has no chain to wait for and is batched within a unit; encryption has, and runs eight units side by side.
 
 use crate::aes::Schedule;
 use crate::iv::IvGenerator;
 use crate::locked::LockedBox;
-use crate::xts::any_cipher::{AnyCbc, UnitInfo};
-use crate::xts::portable::PortableAes;
+use crate::modes::{AnyMode, new_chain};
 use crate::xts::{self, CbcJob, XtsKernel};
-use crate::{DataUnitSize, InOut, IvNumber, SectorCipher};
+use crate::{ChainMode, Cipher, DataUnitSize, InOut, IvNumber, SectorCipher};
 
 /// The CBC cipher of `key`, whose length has been checked, on `kernel`.
 pub(crate) fn new(kernel: XtsKernel, key: &[u8], unit: DataUnitSize, ivs: IvGenerator) -> Box<dyn SectorCipher> {
     if kernel == XtsKernel::Portable {
-        let info = UnitInfo { unit, ivs, kernel: kernel.name() };
-        return Box::new(AnyCbc::new(PortableAes::new(key), info));
+        let chain = new_chain(Cipher::Aes, ChainMode::Cbc, key).expect("the key's length was checked");
+        return Box::new(AnyMode::new(chain, unit, ivs));
     }
     let mut keys = LockedBox::new(Schedule::EMPTY);
     keys.expand(key);

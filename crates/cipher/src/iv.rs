@@ -1,13 +1,16 @@
 //! IVs: the block that starts a data unit's chain or, for XTS, is encrypted into its tweak (dm-crypt's names).
 //!
 //! A kernel asks for the finished IVs of up to [`IvGenerator::MAX_BATCH`] units at a time, so no kernel knows an IV
-//! mode. A new mode is an arm in [`IvGenerator::fill`] and a row of vectors.
+//! mode. A new mode is an arm in [`IvGenerator::fill`] and a row of vectors. Where an IV has 8 bytes they are the first ones. What
+//! depends on the data, or changes it, stands round the cipher: see [`crate::layers`].
 
 use crate::aes::{AesKey, Block};
-use crate::spec::{EssivHash, IvMode};
+use crate::block_cipher::{BlockCipher, new_block_cipher};
+use crate::locked::LockedBox;
+use crate::modes::{Chain, new_chain};
+use crate::spec::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode};
 use crate::xts::XtsKernel;
-use sha2::{Digest, Sha256};
-use zeroize::Zeroize;
+use crate::{DataUnitSize, VolumeKey};
 
 /// Makes the IVs of consecutive data units.
 pub(crate) struct IvGenerator {
@@ -20,30 +23,73 @@ enum Mode {
     Null,
     Plain,
     Plain64,
+    /// The number shifted, and one more if so said, big-endian at the end of an IV of this length.
+    BigEndian {
+        shift: u32,
+        add: u64,
+        iv_len: usize,
+    },
     Essiv(AesKey),
+    EssivOf(Box<dyn BlockCipher>),
+    Tcw(LockedBox<Block>),
+    Eboiv {
+        chain: Box<dyn Chain>,
+        unit: DataUnitSize,
+        block_len: usize,
+    },
+    SpdkUpper,
     /// The same block for every unit: for vectors whose tweak is no number.
     #[cfg(test)]
     Fixed(Block),
+}
+
+/// What IVs are made with: parts of the volume key.
+pub(crate) struct IvKeys<'a> {
+    /// The key of the cipher that the IVs are for: ESSIV hashes it.
+    pub(crate) own: &'a [u8],
+    /// The first key where several take turns: EBOIV encrypts under it.
+    pub(crate) first: &'a [u8],
+    /// What stands behind the ciphers' keys: `tcw`'s seed starts it.
+    pub(crate) extra: &'a [u8],
 }
 
 impl IvGenerator {
     /// The most IVs that a kernel asks for at a time.
     pub(crate) const MAX_BATCH: usize = 64;
 
-    /// For `mode` under the data key `key`; ESSIV encrypts with `kernel`.
-    pub(crate) fn new(mode: IvMode, step: u64, key: &[u8], kernel: XtsKernel) -> Self {
-        let mode = match mode {
-            IvMode::Null => Mode::Null,
+    /// For `spec`, whose parts and keys' lengths have been checked. AES-ESSIV encrypts with `kernel`.
+    pub(crate) fn new(
+        spec: &CipherSpec,
+        keys: &IvKeys<'_>,
+        unit: DataUnitSize,
+        large_iv: bool,
+        kernel: XtsKernel,
+    ) -> Self {
+        let block_len = spec.cipher.block_len();
+        let mode = match spec.iv {
+            // What loop-AES's IV adds to the first block is added outside.
+            IvMode::Null | IvMode::Lmk => Mode::Null,
             IvMode::Plain => Mode::Plain,
             IvMode::Plain64 => Mode::Plain64,
-            IvMode::Essiv(EssivHash::Sha256) => {
-                let mut digest = Sha256::digest(key);
-                let key = AesKey::new(kernel, &digest);
-                digest.as_mut_slice().zeroize();
-                Mode::Essiv(key)
+            IvMode::Plain64Be => Mode::BigEndian { shift: 0, add: 0, iv_len: block_len },
+            IvMode::Benbi => {
+                // To the kernel, counter mode has blocks of one byte.
+                let counted = if spec.mode == ChainMode::Ctr { 1 } else { block_len as u32 };
+                Mode::BigEndian { shift: 9 - counted.ilog2(), add: 1, iv_len: block_len }
             }
+            IvMode::Essiv(hash) => essiv(spec.cipher, hash, keys.own, kernel),
+            IvMode::Tcw => {
+                let mut seed = LockedBox::new([0; 16]);
+                seed[..block_len].copy_from_slice(&keys.extra[..block_len]);
+                Mode::Tcw(seed)
+            }
+            IvMode::Eboiv | IvMode::Elephant => {
+                let chain = new_chain(spec.cipher, spec.mode, keys.first).expect("the key's length was checked");
+                Mode::Eboiv { chain, unit, block_len }
+            }
+            IvMode::SpdkUpper => Mode::SpdkUpper,
         };
-        Self { mode, step }
+        Self { mode, step: if large_iv { 1 } else { unit.sectors() } }
     }
 
     #[cfg(test)]
@@ -57,27 +103,89 @@ impl IvGenerator {
         number.wrapping_add(self.step.wrapping_mul(units as u64))
     }
 
-    /// Fills `ivs` with the IVs of consecutive units, the first of which has the number `number`.
+    /// Fills `ivs`, at most [`IvGenerator::MAX_BATCH`], with the IVs of consecutive units, the first of which has the number `number`.
     #[inline(always)]
     pub(crate) fn fill(&self, number: u64, ivs: &mut [Block]) {
         match &self.mode {
-            Mode::Plain64 => self.number(number, u64::MAX, ivs),
-            Mode::Plain => self.number(number, u64::from(u32::MAX), ivs),
+            Mode::Plain64 => self.each(number, ivs, |number| u128::from(number).to_le_bytes()),
+            Mode::Plain => self.each(number, ivs, |number| u128::from(number as u32).to_le_bytes()),
             Mode::Null => ivs.fill([0; 16]),
             Mode::Essiv(key) => {
-                self.number(number, u64::MAX, ivs);
+                self.each(number, ivs, |number| u128::from(number).to_le_bytes());
                 key.encrypt_blocks(ivs);
             }
+            _ => self.fill_uncommon(number, ivs),
+        }
+    }
+
+    fn fill_uncommon(&self, number: u64, ivs: &mut [Block]) {
+        let le = |number: u64| u128::from(number).to_le_bytes();
+        match &self.mode {
+            Mode::BigEndian { shift, add, iv_len } => self.each(number, ivs, |number| {
+                let mut iv = [0; 16];
+                iv[iv_len - 8..*iv_len].copy_from_slice(&(number << shift).wrapping_add(*add).to_be_bytes());
+                iv
+            }),
+            Mode::EssivOf(cipher) => {
+                self.each(number, ivs, le);
+                for iv in ivs {
+                    cipher.encrypt_blocks(&mut iv[..cipher.block_len()]);
+                }
+            }
+            Mode::Tcw(seed) => {
+                let seed = u128::from_le_bytes(**seed);
+                self.each(number, ivs, |number| (seed ^ (u128::from(number) << 64 | u128::from(number))).to_le_bytes());
+            }
+            Mode::Eboiv { chain, unit, block_len } => {
+                self.each(number, ivs, |number| le(number.wrapping_mul(unit.bytes() as u64)));
+                let mut zeroes = [0; IvGenerator::MAX_BATCH * 16];
+                let blocks = &mut zeroes[..ivs.len() * block_len];
+                chain.encrypt(ivs, blocks, *block_len);
+                for (iv, block) in ivs.iter_mut().zip(blocks.chunks_exact(*block_len)) {
+                    iv[..*block_len].copy_from_slice(block);
+                }
+            }
+            Mode::SpdkUpper => self.each(number, ivs, |number| (u128::from(number) << 64).to_le_bytes()),
             #[cfg(test)]
             Mode::Fixed(iv) => ivs.fill(*iv),
+            Mode::Null | Mode::Plain | Mode::Plain64 | Mode::Essiv(_) => unreachable!("filled by the caller"),
         }
     }
 
     #[inline(always)]
-    fn number(&self, mut number: u64, mask: u64, ivs: &mut [Block]) {
+    fn each(&self, mut number: u64, ivs: &mut [Block], iv_of: impl Fn(u64) -> Block) {
         for iv in ivs {
-            *iv = u128::from(number & mask).to_le_bytes();
+            *iv = iv_of(number);
             number = number.wrapping_add(self.step);
+        }
+    }
+}
+
+fn essiv(cipher: Cipher, hash: EssivHash, key: &[u8], kernel: XtsKernel) -> Mode {
+    let digest = hash.digest(key);
+    if cipher == Cipher::Aes {
+        return Mode::Essiv(AesKey::new(kernel, digest.as_bytes()));
+    }
+    Mode::EssivOf(new_block_cipher(cipher, digest.as_bytes()).expect("the digest's length was checked"))
+}
+
+impl EssivHash {
+    /// The digest of a key, which is a key.
+    fn digest(self, key: &[u8]) -> VolumeKey {
+        fn of<D: sha2::Digest>(key: &[u8]) -> VolumeKey {
+            let mut digest = D::digest(key);
+            let kept = VolumeKey::new(&digest);
+            zeroize::Zeroize::zeroize(digest.as_mut_slice());
+            kept
+        }
+        match self {
+            Self::Md5 => of::<md5::Md5>(key),
+            Self::Sha1 => of::<sha1::Sha1>(key),
+            Self::Ripemd160 => of::<ripemd::Ripemd160>(key),
+            Self::Sha224 => of::<sha2::Sha224>(key),
+            Self::Sha256 => of::<sha2::Sha256>(key),
+            Self::Sha384 => of::<sha2::Sha384>(key),
+            Self::Sha512 => of::<sha2::Sha512>(key),
         }
     }
 }

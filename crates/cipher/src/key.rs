@@ -10,7 +10,7 @@ pub struct VolumeKey {
 
 impl VolumeKey {
     /// The longest key that any supported specification takes, in bytes.
-    pub const MAX_LEN: usize = 512;
+    pub const MAX_LEN: usize = 65 * 64;
 
     /// Copies `bytes`; the caller wipes its own copy.
     pub fn new(bytes: &[u8]) -> Self {

@@ -11,8 +11,10 @@ pub mod in_out;
 pub mod isa;
 mod iv;
 pub mod key;
+mod layers;
 #[allow(unsafe_code)] // Maps, locks and wipes pages of its own.
 mod locked;
+mod modes;
 mod null;
 pub mod scatter;
 pub mod sector_cipher;
@@ -28,6 +30,6 @@ pub use key::VolumeKey;
 pub use locked::memory_lock_failed;
 pub use sector_cipher::{CipherError, SectorCipher, check_data_len, new_sector_cipher, new_sector_cipher_on};
 pub use segment::Segment;
-pub use spec::{ChainMode, Cipher, CipherSpec, EssivHash, InvalidCipherSpec, IvMode};
+pub use spec::{ChainMode, Cipher, CipherSpec, EssivHash, InvalidCipherSpec, IvMode, KeyCount};
 pub use unit::{DataUnitSize, InvalidDataUnitSize, IvNumber, SECTOR_SIZE, Sector};
 pub use xts::XtsKernel;

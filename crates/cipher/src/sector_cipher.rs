@@ -1,8 +1,10 @@
 //! The one interface between a request and a cipher: many data units a call.
 
-use crate::iv::IvGenerator;
+use crate::iv::{IvGenerator, IvKeys};
+use crate::layers::{Layered, elephant::Elephant, in_turn::KeysInTurn, lmk::Lmk, tcw::Tcw};
+use crate::modes::{AnyMode, new_chain};
 use crate::null::Null;
-use crate::spec::{ChainMode, Cipher, CipherSpec};
+use crate::spec::{ChainMode, Cipher, CipherSpec, IvMode};
 use crate::xts::XtsKernel;
 use crate::{DataUnitSize, InOut, IvNumber, cbc, xts};
 
@@ -52,6 +54,14 @@ pub enum CipherError {
     /// The specification combines parts that do not go together.
     #[error("{0} is not supported")]
     Unsupported(CipherSpec),
+    /// The specification is defined for other data units.
+    #[error("{spec} takes data units of 512 bytes only, not {}", unit.bytes())]
+    Unit {
+        /// The specification.
+        spec: CipherSpec,
+        /// Size of a data unit.
+        unit: DataUnitSize,
+    },
     /// The environment variable `INLOCK_CPU` has a value that names no instruction set.
     #[error("INLOCK_CPU is '{value}', not one of portable, aesni, vaes256, vaes512")]
     UnknownCpuLimit {
@@ -88,16 +98,48 @@ pub fn new_sector_cipher_on(
     unit: DataUnitSize,
     large_iv: bool,
 ) -> Result<Box<dyn SectorCipher>, CipherError> {
-    if !spec.key_lens().contains(&key.len()) {
-        return Err(CipherError::KeyLength { spec: *spec, len: key.len() });
+    spec.check().map_err(|_| CipherError::Unsupported(*spec))?;
+    if !spec.takes_unit(unit) {
+        return Err(CipherError::Unit { spec: *spec, unit });
     }
+    let parts = spec.key_parts(key.len()).ok_or(CipherError::KeyLength { spec: *spec, len: key.len() })?;
+    let (data, extra) = key.split_at(key.len() - parts.extra);
+    let first = &data[..parts.each];
+    let one = |at: usize| {
+        let own = &data[at * parts.each..][..parts.each];
+        with_one_key(kernel, spec, &IvKeys { own, first, extra }, unit, large_iv)
+    };
+    let cipher: Box<dyn SectorCipher> = match spec.keys.get() {
+        1 => one(0)?,
+        count => Box::new(KeysInTurn::new((0..count).map(one).collect::<Result<_, _>>()?, unit, large_iv)),
+    };
     let step = if large_iv { 1 } else { unit.sectors() };
-    match (spec.cipher, spec.mode) {
-        (Cipher::Null, _) => Ok(Box::new(Null { unit })),
-        (Cipher::Aes, ChainMode::Xts) => Ok(xts::new(kernel, key, unit, IvGenerator::new(spec.iv, step, key, kernel))),
-        (Cipher::Aes, ChainMode::Cbc) => Ok(cbc::new(kernel, key, unit, IvGenerator::new(spec.iv, step, key, kernel))),
-        _ => Err(CipherError::Unsupported(*spec)),
-    }
+    let block_len = spec.cipher.block_len();
+    Ok(match spec.iv {
+        IvMode::Lmk => Box::new(Layered::new(Lmk::new(extra, block_len), cipher, step)),
+        IvMode::Tcw => Box::new(Layered::new(Tcw::new(&extra[block_len..]), cipher, step)),
+        IvMode::Elephant => Box::new(Layered::new(Elephant::new(extra, unit), cipher, step)),
+        _ => cipher,
+    })
+}
+
+fn with_one_key(
+    kernel: XtsKernel,
+    spec: &CipherSpec,
+    keys: &IvKeys<'_>,
+    unit: DataUnitSize,
+    large_iv: bool,
+) -> Result<Box<dyn SectorCipher>, CipherError> {
+    let ivs = || IvGenerator::new(spec, keys, unit, large_iv, kernel);
+    Ok(match (spec.cipher, spec.mode) {
+        (Cipher::Null, _) => Box::new(Null { unit }),
+        (Cipher::Aes, ChainMode::Xts) => xts::new(kernel, keys.own, unit, ivs()),
+        (Cipher::Aes, ChainMode::Cbc) => cbc::new(kernel, keys.own, unit, ivs()),
+        (cipher, mode) => {
+            let chain = new_chain(cipher, mode, keys.own).ok_or(CipherError::Unsupported(*spec))?;
+            Box::new(AnyMode::new(chain, unit, ivs()))
+        }
+    })
 }
 
 /// Checks data that comes from outside before it is given to a cipher, whose own answer to a wrong length is a panic.

@@ -83,7 +83,7 @@ fn no_branch_or_address_depends_on_key_or_data() {
     for kernel in XtsKernel::available() {
         for spec in ["aes-xts-plain64", "aes-cbc-plain64", "aes-cbc-essiv:sha256"] {
             let spec: CipherSpec = spec.parse().unwrap();
-            for &key_len in spec.key_lens() {
+            for key_len in spec.key_lens() {
                 for (unit, units) in [(512, 1), (512, 19), (4096, 3)] {
                     let unit = DataUnitSize::new(unit).unwrap();
                     let mut data = secret(units * unit.bytes());

@@ -417,6 +417,7 @@ fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> 
             (options.hash.is_some(), "hash"),
             (options.sector_size.is_some(), "sector-size"),
             (options.iv_large_sectors, "iv-large-sectors"),
+            (options.spdk_tweak, "spdk-tweak"),
             (options.offset.is_some(), "offset"),
             (options.skip.is_some(), "skip"),
             (options.size.is_some(), "size"),
@@ -440,7 +441,13 @@ fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> 
 }
 
 fn plain_args(options: &Options) -> anyhow::Result<Plain> {
-    let cipher = cipher_of(options)?;
+    let mut cipher = cipher_of(options)?;
+    if options.spdk_tweak {
+        if cipher != CipherSpec::AES_XTS_PLAIN64 {
+            return Err(Problem::usage("Option --spdk-tweak needs the cipher aes-xts-plain64."));
+        }
+        cipher.iv = inlock_cipher::IvMode::SpdkUpper;
+    }
     let unit = options.sector_size.map_or(Ok(DataUnitSize::SECTOR), DataUnitSize::new)?;
     if options.iv_large_sectors && unit == DataUnitSize::SECTOR {
         return Err(Problem::usage("Option --iv-large-sectors needs --sector-size above 512."));
@@ -476,7 +483,7 @@ fn cipher_of(options: &Options) -> anyhow::Result<CipherSpec> {
         Some(text) => text.parse().map_err(|error| {
             anyhow::Error::from(error).context(Problem::Refused {
                 message: format!("No known cipher specification pattern detected in '{text}'."),
-                hint: "ciphers of this version: aes-xts-plain64, aes-xts-plain, aes-cbc-plain, aes-cbc-plain64, aes-cbc-essiv:sha256",
+                hint: "a cipher is written CIPHER-MODE-IV, such as aes-xts-plain64 or serpent-cbc-essiv:sha256",
             })
         }),
     }
@@ -493,11 +500,17 @@ fn key_len_of(options: &Options, cipher: CipherSpec, double_for_xts: bool) -> an
         return Err(Problem::usage("Key size must be a multiple of 8 bits"));
     }
     let len = bits as usize / 8;
-    if cipher.key_lens().contains(&len) {
+    if cipher.takes_key_len(len) {
         return Ok(len);
     }
     let takes: Vec<String> = cipher.key_lens().iter().map(|len| (len * 8).to_string()).collect();
-    Err(Problem::usage(format!("Cipher {cipher} takes no key of {bits} bits; it takes {} bits.", takes.join(" or "))))
+    let takes = match takes.as_slice() {
+        [one] => one.clone(),
+        [few @ .., last] if few.len() < 6 => format!("{} or {last}", few.join(", ")),
+        [first, .., last] => format!("{first} to {last}"),
+        [] => "none".to_owned(),
+    };
+    Err(Problem::usage(format!("Cipher {cipher} takes no key of {bits} bits; it takes {takes} bits.")))
 }
 
 fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> anyhow::Result<FormatArgs> {

@@ -83,6 +83,9 @@ pub(crate) struct Options {
     /// Count IVs in data units, not in sectors of 512 bytes (plain)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Volume")]
     pub iv_large_sectors: bool,
+    /// Put the IV number into the upper eight bytes of the tweak, as SPDK does (plain)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Volume")]
+    pub spdk_tweak: bool,
     /// Where the data start in the device, in sectors of 512 bytes (plain, luksFormat)
     #[arg(short = 'o', long, value_name = "SECTORS", value_parser = values::count, help_heading = "Volume")]
     pub offset: Option<u64>,
@@ -336,7 +339,7 @@ impl Verb {
         const KEY: &[&str] = &["key-file", "keyfile-offset", "keyfile-size", "timeout", "verify-passphrase"];
         const UNLOCK: &[&str] = &["tries", "key-slot", "type", "header"];
         const PLAIN: &[&str] =
-            &["cipher", "key-size", "hash", "sector-size", "iv-large-sectors", "offset", "skip", "size"];
+            &["cipher", "key-size", "hash", "sector-size", "iv-large-sectors", "spdk-tweak", "offset", "skip", "size"];
         const COPY: &[&str] = &["range", "progress-json", "progress-frequency"];
         const KDF: &[&str] = &["pbkdf", "iter-time", "pbkdf-force-iterations", "pbkdf-memory", "pbkdf-parallel"];
         const FORMAT: &[&str] = &[

@@ -34,6 +34,27 @@ fn what_goes_in_comes_out() {
     }
 }
 
+/// Zeroes decrypted under SPDK's tweak layout. The blocks were computed with the Python package `cryptography`: AES-256-XTS, key 00 01
+/// ... 3f, tweak eight zero bytes and the number in eight bytes, little-endian.
+#[test]
+fn spdk_volumes_have_the_number_in_the_upper_half_of_the_tweak() {
+    let dir = Dir::new();
+    let (image, key) = (dir.file("image", &[0; 8192]), dir.file("key", &(0..64).collect::<Vec<u8>>()));
+    let blocks = |more: &[&str], at: [usize; 2]| {
+        let words = ["export", &image, "-", "--type", "plain", "-d", &key, "-s", "512"];
+        let out = call(words.iter().chain(more)).works().out.clone();
+        at.map(|at| u128::from_be_bytes(out[at..at + 16].try_into().unwrap()))
+    };
+    let (zero, one) = (0x885d472839319c326354bae2a9289c62, 0x2f325390716389dcd21998a5c1b2ee8d);
+    assert_eq!(blocks(&["--spdk-tweak"], [0, 512]), [zero, one]);
+    assert_eq!(blocks(&["--spdk-tweak"], [7 * 512, 0]), [0xf682f635b9ad084ef3df4ac326a18022, zero]);
+    // Where SPDK counts blocks of 4096 bytes, each a data unit.
+    let blocks_of_4096 = ["--spdk-tweak", "--sector-size", "4096", "--iv-large-sectors"];
+    assert_eq!(blocks(&blocks_of_4096, [0, 4096]), [zero, one]);
+    let plain64 = blocks(&[], [0, 512]);
+    assert!(plain64[0] == zero && plain64[1] != one);
+}
+
 #[test]
 fn ranges_touch_nothing_else() {
     let dir = Dir::new();

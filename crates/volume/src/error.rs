@@ -108,7 +108,7 @@ pub enum UnlockError {
         place: &'static str,
         /// What is named.
         name: Excerpt,
-        /// Which part of it is unknown: `cipher`, `mode` or `IV mode`.
+        /// Which part of it is not supported: `cipher`, `key count`, `mode`, `IV mode`, `ESSIV hash` or `notation`.
         part: &'static str,
     },
     /// A hash that Inlock does not have.

@@ -7,6 +7,9 @@ use crate::pbkdf::{Hash, random_bytes};
 use inlock_cipher::{CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, VolumeKey, new_sector_cipher};
 use zeroize::Zeroizing;
 
+/// The longest key in a LUKS header, in bytes.
+pub(crate) const MAX_KEY_LEN: usize = 512;
+
 /// Where a keyslot's material lies and how it is protected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeyMaterial {

@@ -13,6 +13,7 @@ pub mod header_device;
 mod key_material;
 pub mod luks1;
 pub mod luks2;
+mod luks_cipher;
 pub mod pbkdf;
 pub mod plain;
 pub mod secret;

@@ -3,7 +3,7 @@
 use crate::error::{FormatError, UnlockError};
 use crate::pbkdf::{KdfLimits, random_bytes};
 use inlock_cipher::xts::has_equal_halves;
-use inlock_cipher::{Cipher, CipherError, CipherSpec, Segment, VolumeKey};
+use inlock_cipher::{CipherError, CipherSpec, Segment, VolumeKey};
 use std::fmt;
 
 /// How to look for a keyslot that a passphrase opens.
@@ -138,11 +138,7 @@ pub(crate) fn new_volume_key(
     key_len: usize,
     given: Option<&VolumeKey>,
 ) -> Result<VolumeKey, FormatError> {
-    if cipher.cipher == Cipher::Null {
-        return Err(FormatError::InvalidOption { option: "cipher", reason: "it does not encrypt" });
-    }
-    if !cipher.key_lens().contains(&key_len) || given.is_some_and(|key| key.len() != key_len) {
-        let len = given.map_or(key_len, VolumeKey::len);
+    if let Some(len) = given.map(VolumeKey::len).filter(|len| *len != key_len) {
         return Err(CipherError::KeyLength { spec: *cipher, len }.into());
     }
     let key = match given {

@@ -1,6 +1,7 @@
 //! What the tests of every cipher share: naive implementations, guarded buffers, and the runner that compares them all.
 
 pub(crate) mod block;
+mod every_spec;
 pub(crate) mod guarded;
 pub(crate) mod naive;
 mod runner;

@@ -1,8 +1,8 @@
-//! Every cipher, mode and IV mode once more, written for reading: block by block, in the words of the standards.
+//! What has kernels once more, written for reading: block by block, in the words of the standards.
 //!
 //! It shares nothing with the kernels but the `aes` and `sha2` crates, of which it uses one block at a time.
 
-use crate::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode};
+use crate::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode, KeyCount};
 use ::aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use ::aes::{Aes128, Aes192, Aes256};
 use sha2::{Digest, Sha256};
@@ -22,6 +22,13 @@ pub(crate) struct Naive {
 }
 
 impl Naive {
+    /// Whether there is a twin of `spec` here: AES-XTS and AES-CBC, which have kernels, with the IV modes that kernels fill in line.
+    pub(crate) fn knows(spec: &CipherSpec) -> bool {
+        let iv = matches!(spec.iv, IvMode::Null | IvMode::Plain | IvMode::Plain64 | IvMode::Essiv(EssivHash::Sha256));
+        let aes = spec.cipher == Cipher::Aes && matches!(spec.mode, ChainMode::Xts | ChainMode::Cbc);
+        spec.keys == KeyCount::ONE && (spec.cipher == Cipher::Null || iv && aes)
+    }
+
     pub(crate) fn new(spec: &CipherSpec, key: &[u8], unit_len: usize, step: u64) -> Self {
         let (data, tweak) = match (spec.cipher, spec.mode) {
             (Cipher::Null, _) => (None, None),
@@ -61,6 +68,7 @@ impl Naive {
             IvMode::Null => {}
             IvMode::Plain => iv[..4].copy_from_slice(&(number as u32).to_le_bytes()),
             IvMode::Plain64 | IvMode::Essiv(_) => iv[..8].copy_from_slice(&number.to_le_bytes()),
+            _ => unreachable!("`knows` says no"),
         }
         match &self.essiv {
             Some(aes) => aes.encrypt(iv),

@@ -3,20 +3,19 @@
 //! A kernel is chosen once a key, by [`XtsKernel::best`], and remembered with the proof that its instructions exist. A new
 //! kernel is a file, a variant here and an arm in each `match`; the shared runner in `testing` then compares it by itself.
 
-pub(crate) mod any_cipher;
-pub(crate) mod portable;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)] // Vector instructions, behind proof tokens.
 mod x86_64;
 
 use crate::aes::{Block, Schedule};
+use crate::block_cipher::new_block_cipher;
 use crate::isa::{self, CpuLimit};
 use crate::iv::IvGenerator;
 use crate::locked::LockedBox;
+use crate::modes::{AnyMode, new_chain};
 use crate::sector_cipher::assert_whole_units;
+use crate::spec::KeyParts;
 use crate::{ChainMode, Cipher, CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, SectorCipher};
-use any_cipher::{AnyXts, UnitInfo};
-use portable::PortableAes;
 #[cfg(target_arch = "x86_64")]
 use x86_64::{AesNiKernel, Vaes256Kernel, Vaes512Kernel};
 
@@ -71,24 +70,27 @@ impl XtsKernel {
     }
 }
 
-/// Whether `key` is an XTS key of two equal halves, which weakens it: refused for new volumes, warned about in old ones.
+/// Whether `key` is an XTS key of two equal halves, or one of several is, which weakens it: refused for new volumes, warned about in old ones.
 /// Takes the same time wherever the halves differ.
 pub fn has_equal_halves(spec: &CipherSpec, key: &[u8]) -> bool {
-    if spec.mode != ChainMode::Xts || spec.cipher == Cipher::Null || key.is_empty() {
-        return false;
-    }
-    let (data, tweak) = key.split_at(key.len() / 2);
-    let difference = data.iter().zip(tweak).fold(0, |all, (a, b)| all | (a ^ b));
-    std::hint::black_box(difference) == 0 && data.len() == tweak.len()
+    let parts = spec.key_parts(key.len()).filter(|parts| spec.mode == ChainMode::Xts && parts.each > 0);
+    let Some(KeyParts { each, extra }) = parts else { return false };
+    let equal = |own: &[u8]| {
+        let (data, tweak) = own.split_at(own.len() / 2);
+        let difference = data.iter().zip(tweak).fold(0, |all, (a, b)| all | (a ^ b));
+        std::hint::black_box(difference) == 0
+    };
+    key[..key.len() - extra].chunks_exact(each).any(equal)
 }
 
 /// The XTS cipher of `key`, whose length has been checked, on `kernel`.
 pub(crate) fn new(kernel: XtsKernel, key: &[u8], unit: DataUnitSize, ivs: IvGenerator) -> Box<dyn SectorCipher> {
-    let (data, tweak) = key.split_at(key.len() / 2);
-    if kernel == XtsKernel::Portable {
-        let info = UnitInfo { unit, ivs, kernel: kernel.name() };
-        return Box::new(AnyXts::new(PortableAes::new(data), PortableAes::new(tweak), info));
+    // Kernels are made for the two key lengths of IEEE 1619; dm-crypt takes AES-192 too.
+    if kernel == XtsKernel::Portable || key.len() == 48 {
+        let chain = new_chain(Cipher::Aes, ChainMode::Xts, key).expect("the key's length was checked");
+        return Box::new(AnyMode::new(chain, unit, ivs));
     }
+    let (data, tweak) = key.split_at(key.len() / 2);
     let mut keys = LockedBox::new(XtsKeys { data: Schedule::EMPTY, tweak: Schedule::EMPTY });
     keys.data.expand(data);
     keys.tweak.expand(tweak);
@@ -262,7 +264,14 @@ pub(crate) fn limit(kernel: XtsKernel, key_bits: usize, iterations: usize) -> u6
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = kernel;
-    portable::limit(key_bits, iterations)
+    let cipher =
+        new_block_cipher(Cipher::Aes, &[0x5a; 32][..key_bits / 8]).expect("AES has keys of 128, 192 and 256 bits");
+    let mut blocks = [0x5a; 512];
+    for _ in 0..iterations {
+        cipher.encrypt_blocks(&mut blocks);
+    }
+    std::hint::black_box(&blocks);
+    (iterations * blocks.len()) as u64
 }
 
 #[cfg(test)]

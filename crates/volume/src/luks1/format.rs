@@ -9,12 +9,13 @@ use super::{Luks1, STRIPES, validate};
 use crate::error::FormatError;
 use crate::header_device::HeaderDevice;
 use crate::key_material::{KeyMaterial, material_len};
+use crate::luks_cipher;
 use crate::pbkdf::{Hash, Kdf, KdfKind, KdfLimits, KdfRequest, random_bytes};
 use crate::secret::Secret;
 use crate::unlock::new_volume_key;
 use crate::volume::Volume;
 use crate::wipe::{fill_random, wipe_old_headers};
-use inlock_cipher::{CipherSpec, VolumeKey};
+use inlock_cipher::{CipherSpec, DataUnitSize, VolumeKey};
 use std::time::Duration;
 use uuid::Uuid;
 use zerocopy::{FromZeros, IntoBytes};
@@ -112,6 +113,7 @@ impl FormatOptions {
 /// Writes a new LUKS1 header with one keyslot, which `passphrase` opens. Whatever the device held is lost.
 pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Volume, FormatError> {
     options.check(device.len()?)?;
+    luks_cipher::check_new("cipher", &options.cipher, options.key_len, DataUnitSize::SECTOR)?;
     let key = new_volume_key(&options.cipher, options.key_len, options.volume_key.as_ref())?;
     let kdf = KdfRequest { hash: options.hash, ..options.kdf }.resolve(options.key_len)?;
     let mut header = new_header(&options, &key)?;

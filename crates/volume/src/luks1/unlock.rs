@@ -4,10 +4,11 @@ use super::{HEADER, Keyslot, Luks1};
 use crate::error::{Excerpt, UnlockError};
 use crate::header_device::HeaderDevice;
 use crate::key_material::KeyMaterial;
+use crate::luks_cipher;
 use crate::pbkdf::{Hash, Kdf, KdfLimits};
 use crate::secret::Secret;
 use crate::unlock::{Attempts, UnlockOptions, Unlocked, finish};
-use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, InvalidCipherSpec, Sector, Segment, VolumeKey};
+use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
@@ -48,19 +49,15 @@ impl Luks1 {
     /// Cipher and hash, if Inlock has them and they can protect a key of this length.
     fn algorithms(&self) -> Result<(CipherSpec, Hash), UnlockError> {
         let name = self.cipher();
-        let unknown = |error: InvalidCipherSpec| UnlockError::UnsupportedCipher {
-            place: HEADER,
-            name: Excerpt::new(&name),
-            part: error.part,
-        };
-        let cipher: CipherSpec = name.parse().map_err(unknown)?;
+        let unknown = |part| UnlockError::UnsupportedCipher { place: HEADER, name: Excerpt::new(&name), part };
+        let cipher = luks_cipher::parse(&name).map_err(unknown)?;
         if cipher.cipher == Cipher::Null {
             // The keyslots' cipher is the payload's: their key material would be in the clear.
             return Err(UnlockError::NullCipherKeyslot {
                 keyslot: self.active_keyslots().first().copied().unwrap_or(0),
             });
         }
-        if !cipher.key_lens().contains(&self.key_len()) {
+        if !cipher.takes_key_len(self.key_len()) {
             return Err(CipherError::KeyLength { spec: cipher, len: self.key_len() }.into());
         }
         let unsupported = |_| UnlockError::UnsupportedHash { place: HEADER, name: Excerpt::new(&self.hash_spec) };

@@ -3,7 +3,7 @@
 use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, RawHeader, RawKeyslot};
 use super::{HEADER, Keyslot, Luks1, STRIPES, text};
 use crate::error::{Fault, LoadError, Place, Problem};
-use inlock_cipher::VolumeKey;
+use crate::key_material::MAX_KEY_LEN;
 
 /// Reads the fields. Texts must be texts and keyslots must be enabled or disabled; nothing else is checked yet.
 pub(super) fn decode(raw: &RawHeader) -> Result<Luks1, Fault> {
@@ -44,7 +44,7 @@ fn keyslot(raw: &RawKeyslot) -> Result<Keyslot, Problem> {
 /// Checks numbers and areas, of unused keyslots too: the next key to be added goes there.
 pub(super) fn check(luks1: &Luks1) -> Result<(), Fault> {
     let root = |problem: Problem| Err(problem.at(HEADER, Place::ROOT));
-    let max = VolumeKey::MAX_LEN as u64;
+    let max = MAX_KEY_LEN as u64;
     let key_len = u64::from(luks1.key_len);
     if key_len == 0 || key_len > max {
         return root(Problem::OutOfRange { field: "key bytes", value: key_len, min: 1, max });

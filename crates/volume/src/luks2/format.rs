@@ -12,6 +12,7 @@ use super::{HEADER, Luks2};
 use crate::error::FormatError;
 use crate::header_device::HeaderDevice;
 use crate::key_material::{KeyMaterial, material_len};
+use crate::luks_cipher;
 use crate::luks1;
 use crate::pbkdf::{Hash, Kdf, KdfKind, KdfLimits, KdfRequest, pbkdf2_iterations, random_bytes};
 use crate::secret::Secret;
@@ -20,7 +21,7 @@ use crate::volume::Volume;
 use crate::wipe::{fill_random, wipe_old_headers};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, VolumeKey};
+use inlock_cipher::{CipherSpec, DataUnitSize, VolumeKey};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 use zeroize::Zeroizing;
@@ -171,13 +172,8 @@ impl FormatOptions {
             return invalid("sector-size", "the device is not a whole number of such sectors");
         }
         let (cipher, key_len) = self.keyslot_cipher();
-        if cipher.cipher == Cipher::Null {
-            return invalid("keyslot-cipher", "it does not encrypt");
-        }
-        if !cipher.key_lens().contains(&key_len) {
-            return Err(CipherError::KeyLength { spec: cipher, len: key_len }.into());
-        }
-        Ok(())
+        luks_cipher::check_new("cipher", &self.cipher, self.key_len, sector_size)?;
+        luks_cipher::check_new("keyslot-cipher", &cipher, key_len, DataUnitSize::SECTOR)
     }
 }
 

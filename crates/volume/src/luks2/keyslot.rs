@@ -3,13 +3,12 @@
 use super::json::Fields;
 use super::metadata::{Keyslot, KeyslotKdf, KeyslotKind, PassphraseKeyslot};
 use crate::error::{Excerpt, Fault, Problem};
-use crate::key_material::material_len;
+use crate::key_material::{self, material_len};
 use crate::pbkdf::Argon2Cost;
-use inlock_cipher::VolumeKey;
 
 /// The longest salt that is accepted, in bytes; cryptsetup makes 32.
 pub(super) const MAX_SALT_LEN: usize = 512;
-const MAX_KEY_LEN: u32 = VolumeKey::MAX_LEN as u32;
+const MAX_KEY_LEN: u32 = key_material::MAX_KEY_LEN as u32;
 
 /// Reads one keyslot. A type that is not known keeps its area, which nobody else may use.
 pub(super) fn parse(fields: &Fields<'_>) -> Result<Keyslot, Fault> {

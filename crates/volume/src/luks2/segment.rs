@@ -3,7 +3,8 @@
 use super::json::Fields;
 use super::metadata::{CryptSegment, Metadata, Segment, SegmentKind};
 use crate::error::{Excerpt, Fault, Problem, UnlockError};
-use inlock_cipher::{CipherSpec, DataUnitSize, InvalidCipherSpec, SECTOR_SIZE, Sector};
+use crate::luks_cipher;
+use inlock_cipher::{CipherError, CipherSpec, DataUnitSize, SECTOR_SIZE, Sector};
 
 /// Reads one segment.
 pub(super) fn parse(fields: &Fields<'_>) -> Result<Segment, Fault> {
@@ -75,7 +76,11 @@ pub(super) fn to_serve(metadata: &Metadata) -> Result<Vec<inlock_cipher::Segment
                     return Err(refuse("integrity protection is not supported"));
                 }
                 let unit = DataUnitSize::new(crypt.sector_size).map_err(|_| refuse("sector size"))?;
-                (Some(cipher("LUKS2 segment", &crypt.cipher)?), unit, crypt.iv_tweak)
+                let cipher = cipher("LUKS2 segment", &crypt.cipher)?;
+                if !cipher.takes_unit(unit) {
+                    return Err(CipherError::Unit { spec: cipher, unit }.into());
+                }
+                (Some(cipher), unit, crypt.iv_tweak)
             }
         };
         // dm-crypt refuses an IV offset that is not a whole number of data units.
@@ -98,7 +103,6 @@ pub(super) fn to_serve(metadata: &Metadata) -> Result<Vec<inlock_cipher::Segment
 
 /// A cipher by the name that the metadata has.
 pub(super) fn cipher(place: &'static str, name: &str) -> Result<CipherSpec, UnlockError> {
-    let unknown =
-        |error: InvalidCipherSpec| UnlockError::UnsupportedCipher { place, name: Excerpt::new(name), part: error.part };
-    name.parse().map_err(unknown)
+    let unknown = |part| UnlockError::UnsupportedCipher { place, name: Excerpt::new(name), part };
+    luks_cipher::parse(name).map_err(unknown)
 }

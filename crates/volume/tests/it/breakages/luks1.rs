@@ -43,6 +43,11 @@ fn broken_luks1_headers() {
     fn put(image: &mut [u8], at: usize, value: u32) {
         image[at..at + 4].copy_from_slice(&value.to_be_bytes());
     }
+    fn cipher(image: &mut [u8], name: &[u8], mode: &[u8]) {
+        image[8..72].fill(0);
+        image[8..8 + name.len()].copy_from_slice(name);
+        image[40..40 + mode.len()].copy_from_slice(mode);
+    }
     let rows: Vec<Luks1Row> = vec![
         ("magic lost", |i| i[0] = 0, Load("not a LUKS volume")),
         ("version 0", |i| i[7] = 0, Load("version 0 is not supported")),
@@ -55,8 +60,11 @@ fn broken_luks1_headers() {
         ("hash with control", |i| i[72] = 7, Load("hash is not a zero-terminated")),
         ("cipher with %n", |i| i[8..11].copy_from_slice(b"%n\0"), Unlock("cipher '%n-xts-plain64' is not supported")),
         ("cipher not ASCII", |i| i[8] = 0xe9, Load("cipher name is not")),
-        ("cipher serpent", |i| i[8..16].copy_from_slice(b"serpent\0"), Unlock("cipher 'serpent-xts-plain64' is not supported")),
-        ("cipher null", |i| i[8..20].copy_from_slice(b"cipher_null\0"), Unlock("its cipher does not encrypt")),
+        ("cipher cast6", |i| i[8..14].copy_from_slice(b"cast6\0"), Unlock("cipher 'cast6-xts-plain64' is not supported (its cipher)")),
+        ("cipher of another volume", |i| i[8..16].copy_from_slice(b"serpent\0"), Unlock("no key available")),
+        ("cipher of the kernel's notation", |i| i[8..13].copy_from_slice(b"capi:"), Unlock("is not supported (its notation)")),
+        ("cipher null", |i| cipher(i, b"cipher_null", b"ecb"), Unlock("its cipher does not encrypt")),
+        ("cipher null with a mode", |i| i[8..20].copy_from_slice(b"cipher_null\0"), Unlock("is not supported (its mode)")),
         ("mode unknown", |i| i[40..44].copy_from_slice(b"wtf\0"), Unlock("cipher 'aes-wtf' is not supported")),
         ("hash unknown", |i| i[72..77].copy_from_slice(b"md44\0"), Unlock("hash 'md44' is not supported")),
         ("other hash", |i| i[72..77].copy_from_slice(b"sha1\0"), Unlock("no key available with this passphrase")),

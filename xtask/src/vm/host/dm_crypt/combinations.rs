@@ -1,6 +1,7 @@
 //! Which combinations of cipher, mode, IV, data unit and IV offset are compared with dm-crypt.
 
 use anyhow::Result;
+use inlock_cipher::spec::known_specs;
 use inlock_cipher::{Cipher, CipherSpec, DataUnitSize};
 
 /// Specifications in dm-crypt's words that are compared in full: each cipher and mode with the IVs that are in use.
@@ -70,7 +71,8 @@ pub(super) struct Group {
 pub(super) fn groups(each: u64) -> Result<Vec<Group>> {
     let mut groups = Vec::new();
     for word in SPECS.split_whitespace() {
-        let Ok(spec) = word.parse::<CipherSpec>() else {
+        let known = |spec: &CipherSpec| known_specs().iter().any(|known| known.cipher == spec.cipher);
+        let Some(spec) = word.parse::<CipherSpec>().ok().filter(known) else {
             println!("unknown {word}");
             continue;
         };
@@ -88,6 +90,9 @@ fn variants(spec: CipherSpec, word: &str) -> Result<Vec<Combination>> {
             for iv_offset in [0, IV_OFFSET] {
                 let len = lens[found.len() % lens.len()];
                 let unit = DataUnitSize::new(unit)?;
+                if !spec.takes_unit(unit) {
+                    continue;
+                }
                 let key = key(word, len);
                 found.push(Combination { spec, word: word.to_owned(), key, unit, large_iv, iv_offset });
             }

@@ -1,0 +1,416 @@
+//! Cipher specifications: what dm-crypt calls `aes-xts-plain64`, in parts.
+//!
+//! This file has the parts, how they are written, and which keys and data units they take; [`parse`] reads both of dm-crypt's
+//! notations; [`combine`] says which parts go together, once, for reading, for making ciphers, and for [`known_specs`].
+
+mod combine;
+mod parse;
+
+pub use combine::{KeyParts, known_specs};
+pub use parse::InvalidCipherSpec;
+
+use crate::DataUnitSize;
+use std::fmt;
+
+/// A block cipher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Cipher {
+    /// AES with 128-, 192- or 256-bit keys (FIPS 197).
+    Aes,
+    /// Serpent, keys to 256 bits.
+    Serpent,
+    /// Twofish with 128-, 192- or 256-bit keys.
+    Twofish,
+    /// Camellia with 128-, 192- or 256-bit keys (RFC 3713).
+    Camellia,
+    /// ARIA with 128-, 192- or 256-bit keys (RFC 5794).
+    Aria,
+    /// SM4 with a 128-bit key (GB/T 32907).
+    Sm4,
+    /// Triple DES with three keys, parity bits included (FIPS 46-3); 8-byte blocks.
+    Des3,
+    /// Blowfish, keys of 32 to 448 bits; 8-byte blocks.
+    Blowfish,
+    /// CAST-128, keys of 40 to 128 bits (RFC 2144); 8-byte blocks.
+    Cast5,
+    /// Adiantum: XChaCha, AES-256, NH and Poly1305 over a whole data unit; a mode of its own.
+    Adiantum {
+        /// XChaCha's rounds: 12 or 20.
+        rounds: u8,
+    },
+    /// `cipher_null`: no encryption at all. For comparison and tests; refused in keyslots.
+    Null,
+}
+
+impl Cipher {
+    /// Every block cipher that this crate has.
+    pub const ALL: &[Self] = &[
+        Self::Aes,
+        Self::Serpent,
+        Self::Twofish,
+        Self::Camellia,
+        Self::Aria,
+        Self::Sm4,
+        Self::Des3,
+        Self::Blowfish,
+        Self::Cast5,
+        Self::Adiantum { rounds: 12 },
+        Self::Adiantum { rounds: 20 },
+        Self::Null,
+    ];
+
+    /// The name of the Linux kernel, with which a specification starts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Aes => "aes",
+            Self::Serpent => "serpent",
+            Self::Twofish => "twofish",
+            Self::Camellia => "camellia",
+            Self::Aria => "aria",
+            Self::Sm4 => "sm4",
+            Self::Des3 => "des3_ede",
+            Self::Blowfish => "blowfish",
+            Self::Cast5 => "cast5",
+            Self::Adiantum { rounds: 20 } => "xchacha20,aes",
+            Self::Adiantum { .. } => "xchacha12,aes",
+            Self::Null => "cipher_null",
+        }
+    }
+
+    /// Lengths in bytes of the cipher's own key, as the Linux kernel takes them: XTS has two such keys, several keys are several.
+    pub fn key_lens(self) -> &'static [usize] {
+        match self {
+            Self::Aes | Self::Twofish | Self::Camellia | Self::Aria => &[16, 24, 32],
+            Self::Serpent => &const { range::<33>(0) },
+            Self::Sm4 => &[16],
+            Self::Des3 => &[24],
+            Self::Blowfish => &const { range::<53>(4) },
+            Self::Cast5 => &const { range::<12>(5) },
+            Self::Adiantum { .. } => &[32],
+            Self::Null => &[0, 16, 32, 64],
+        }
+    }
+
+    /// Bytes in a block: 8 or 16. For Adiantum and the null cipher, which have none, 16.
+    pub fn block_len(self) -> usize {
+        if self.is_legacy() { 8 } else { 16 }
+    }
+
+    /// Whether the cipher has blocks of 8 bytes, too short for new volumes (birthday bound: a few GiB under one key): kept so that old ones
+    /// can be read.
+    pub fn is_legacy(self) -> bool {
+        matches!(self, Self::Des3 | Self::Blowfish | Self::Cast5)
+    }
+}
+
+/// `N` numbers from `first` on.
+const fn range<const N: usize>(first: usize) -> [usize; N] {
+    let mut lens = [0; N];
+    let mut at = 0;
+    while at < N {
+        lens[at] = first + at;
+        at += 1;
+    }
+    lens
+}
+
+/// How blocks of one data unit are chained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ChainMode {
+    /// XEX with tweak and ciphertext stealing (IEEE 1619); the key is two of the cipher's of the same length.
+    Xts,
+    /// Cipher block chaining, one chain a data unit.
+    Cbc,
+    /// Electronic codebook: no IV, equal blocks stay equal. For comparison, and for old volumes.
+    Ecb,
+    /// Counter mode. The IV is the first counter, big-endian over the whole block. A unit written twice gives both
+    /// plaintexts away: for old volumes only.
+    Ctr,
+    /// Liskov-Rivest-Wagner (IEEE P1619's draft before XTS): the key is the cipher's and 16 bytes of tweak.
+    Lrw,
+    /// Adiantum's own: the whole data unit is one block.
+    Adiantum,
+}
+
+impl ChainMode {
+    /// Every mode that this crate has.
+    pub const ALL: &[Self] = &[Self::Xts, Self::Cbc, Self::Ecb, Self::Ctr, Self::Lrw, Self::Adiantum];
+
+    /// dm-crypt's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Xts => "xts",
+            Self::Cbc => "cbc",
+            Self::Ecb => "ecb",
+            Self::Ctr => "ctr",
+            Self::Lrw => "lrw",
+            Self::Adiantum => "adiantum",
+        }
+    }
+}
+
+/// The hash that makes an ESSIV key from the key. Its digest is as long as one of the block cipher's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EssivHash {
+    /// MD5, 16 bytes.
+    Md5,
+    /// SHA-1, 20 bytes.
+    Sha1,
+    /// RIPEMD-160, 20 bytes.
+    Ripemd160,
+    /// SHA-224, 28 bytes.
+    Sha224,
+    /// SHA-256, 32 bytes: with AES, the IV is encrypted under AES-256, whatever the length of the key.
+    Sha256,
+    /// SHA-384, 48 bytes.
+    Sha384,
+    /// SHA-512, 64 bytes: longer than any key of the ciphers here.
+    Sha512,
+}
+
+impl EssivHash {
+    /// Every hash that this crate has.
+    pub const ALL: &[Self] =
+        &[Self::Md5, Self::Sha1, Self::Ripemd160, Self::Sha224, Self::Sha256, Self::Sha384, Self::Sha512];
+
+    /// The Linux kernel's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Md5 => "md5",
+            Self::Sha1 => "sha1",
+            Self::Ripemd160 => "rmd160",
+            Self::Sha224 => "sha224",
+            Self::Sha256 => "sha256",
+            Self::Sha384 => "sha384",
+            Self::Sha512 => "sha512",
+        }
+    }
+
+    /// Bytes in a digest.
+    pub fn len(self) -> usize {
+        match self {
+            Self::Md5 => 16,
+            Self::Sha1 | Self::Ripemd160 => 20,
+            Self::Sha224 => 28,
+            Self::Sha256 => 32,
+            Self::Sha384 => 48,
+            Self::Sha512 => 64,
+        }
+    }
+}
+
+/// How an IV is made from the number of a data unit (dm-crypt's names).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum IvMode {
+    /// The low 32 bits, little-endian, zero padded.
+    Plain,
+    /// All 64 bits, little-endian, zero padded.
+    Plain64,
+    /// All 64 bits, big-endian, at the end of the IV.
+    Plain64Be,
+    /// The `plain64` IV encrypted under a hash of the key.
+    Essiv(EssivHash),
+    /// The number of the unit's first cipher block, counted from 1, big-endian, at the end of the IV.
+    Benbi,
+    /// Zero bytes.
+    Null,
+    /// loop-AES: an MD5 state over number and plaintext, and with a 65th key a seed; CBC in units of 512 bytes.
+    Lmk,
+    /// Old TrueCrypt volumes: IV and whitening from the tail of the key; units of 512 bytes.
+    Tcw,
+    /// The byte offset of the unit, encrypted as one block under the data's own cipher (BitLocker).
+    Eboiv,
+    /// As [`IvMode::Eboiv`], with BitLocker's Elephant diffuser under the second half of the key.
+    Elephant,
+    /// SPDK's: the number little-endian in the last eight bytes of the tweak, zero before. dm-crypt does not have it, so no
+    /// text names it: plain volumes choose it by an option of its own.
+    SpdkUpper,
+}
+
+impl IvMode {
+    /// Every IV mode that this crate has; ESSIV once, with SHA-256.
+    pub const ALL: &[Self] = &[
+        Self::Plain,
+        Self::Plain64,
+        Self::Plain64Be,
+        Self::Essiv(EssivHash::Sha256),
+        Self::Benbi,
+        Self::Null,
+        Self::Lmk,
+        Self::Tcw,
+        Self::Eboiv,
+        Self::Elephant,
+        Self::SpdkUpper,
+    ];
+
+    /// dm-crypt's name, without what follows a colon.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Plain64 => "plain64",
+            Self::Plain64Be => "plain64be",
+            Self::Essiv(_) => "essiv",
+            Self::Benbi => "benbi",
+            Self::Null => "null",
+            Self::Lmk => "lmk",
+            Self::Tcw => "tcw",
+            Self::Eboiv => "eboiv",
+            Self::Elephant => "elephant",
+            Self::SpdkUpper => "(spdk-upper)",
+        }
+    }
+}
+
+/// How many keys share a volume, unit by unit (dm-crypt's `aes:64-...`): a power of two to 64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KeyCount {
+    log2: u8,
+}
+
+impl KeyCount {
+    /// One key for everything.
+    pub const ONE: Self = Self { log2: 0 };
+    /// As many as loop-AES has, and the most that is taken.
+    pub const MAX: Self = Self { log2: 6 };
+
+    /// `count` keys, a power of two to 64.
+    pub fn new(count: u32) -> Option<Self> {
+        let fits = count.is_power_of_two() && count <= 1 << Self::MAX.log2;
+        fits.then(|| Self { log2: count.trailing_zeros() as u8 })
+    }
+
+    /// How many.
+    pub fn get(self) -> usize {
+        1 << self.log2
+    }
+}
+
+/// A cipher, its mode, its IV mode and the number of its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CipherSpec {
+    /// The block cipher.
+    pub cipher: Cipher,
+    /// How blocks are chained.
+    pub mode: ChainMode,
+    /// How the IV of a data unit is made. [`IvMode::Null`] where the mode takes none.
+    pub iv: IvMode,
+    /// How many keys take turns: the low bits of a unit's first sector choose.
+    pub keys: KeyCount,
+}
+
+impl CipherSpec {
+    /// `aes-xts-plain64`, the default of cryptsetup and of Inlock.
+    pub const AES_XTS_PLAIN64: Self =
+        Self { cipher: Cipher::Aes, mode: ChainMode::Xts, iv: IvMode::Plain64, keys: KeyCount::ONE };
+
+    /// Whether a key of `len` bytes fits.
+    pub fn takes_key_len(&self, len: usize) -> bool {
+        self.key_parts(len).is_some()
+    }
+
+    /// Whether units of this size fit: `lmk` and `tcw` are defined for 512 bytes only.
+    pub fn takes_unit(&self, unit: DataUnitSize) -> bool {
+        unit == DataUnitSize::SECTOR || !matches!(self.iv, IvMode::Lmk | IvMode::Tcw)
+    }
+
+    /// The name in two parts, as LUKS1 headers store it: `aes` and `xts-plain64`.
+    pub fn luks1_names(&self) -> (String, String) {
+        let text = self.to_string();
+        match text.split_once('-') {
+            Some((cipher, mode)) => (cipher.to_owned(), mode.to_owned()),
+            None => (text, String::new()),
+        }
+    }
+}
+
+/// dm-crypt's legacy notation, which every specification has: `cipher[:keys]-mode-iv[:options]`.
+impl fmt::Display for CipherSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.cipher.name())?;
+        if self.keys != KeyCount::ONE {
+            write!(f, ":{}", self.keys.get())?;
+        }
+        write!(f, "-{}", self.mode.name())?;
+        match self.iv {
+            _ if self.mode == ChainMode::Ecb => Ok(()),
+            IvMode::Essiv(hash) => write!(f, "-essiv:{}", hash.name()),
+            iv => write!(f, "-{}", iv.name()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Does not compile where a variant is missing here, and fails where one is missing in `ALL`.
+    #[test]
+    fn the_lists_are_complete() {
+        for (at, cipher) in Cipher::ALL.iter().enumerate() {
+            let place = match cipher {
+                Cipher::Aes => 0,
+                Cipher::Serpent => 1,
+                Cipher::Twofish => 2,
+                Cipher::Camellia => 3,
+                Cipher::Aria => 4,
+                Cipher::Sm4 => 5,
+                Cipher::Des3 => 6,
+                Cipher::Blowfish => 7,
+                Cipher::Cast5 => 8,
+                Cipher::Adiantum { rounds: 12 } => 9,
+                Cipher::Adiantum { .. } => 10,
+                Cipher::Null => 11,
+            };
+            assert_eq!(place, at);
+        }
+        for (at, mode) in ChainMode::ALL.iter().enumerate() {
+            let place = match mode {
+                ChainMode::Xts => 0,
+                ChainMode::Cbc => 1,
+                ChainMode::Ecb => 2,
+                ChainMode::Ctr => 3,
+                ChainMode::Lrw => 4,
+                ChainMode::Adiantum => 5,
+            };
+            assert_eq!(place, at);
+        }
+        assert_eq!((Cipher::ALL.len(), ChainMode::ALL.len()), (12, 6));
+    }
+
+    #[test]
+    fn the_lists_of_ivs_are_complete() {
+        for (at, iv) in IvMode::ALL.iter().enumerate() {
+            let place = match iv {
+                IvMode::Plain => 0,
+                IvMode::Plain64 => 1,
+                IvMode::Plain64Be => 2,
+                IvMode::Essiv(_) => 3,
+                IvMode::Benbi => 4,
+                IvMode::Null => 5,
+                IvMode::Lmk => 6,
+                IvMode::Tcw => 7,
+                IvMode::Eboiv => 8,
+                IvMode::Elephant => 9,
+                IvMode::SpdkUpper => 10,
+            };
+            assert_eq!(place, at);
+        }
+        for (at, hash) in EssivHash::ALL.iter().enumerate() {
+            let place = match hash {
+                EssivHash::Md5 => 0,
+                EssivHash::Sha1 => 1,
+                EssivHash::Ripemd160 => 2,
+                EssivHash::Sha224 => 3,
+                EssivHash::Sha256 => 4,
+                EssivHash::Sha384 => 5,
+                EssivHash::Sha512 => 6,
+            };
+            assert_eq!(place, at);
+        }
+        assert_eq!((IvMode::ALL.len(), EssivHash::ALL.len()), (11, 7));
+    }
+}

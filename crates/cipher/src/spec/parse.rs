@@ -1,0 +1,241 @@
+//! Reading dm-crypt's two notations, as the Linux kernel cuts them: the legacy `cipher[:keys]-mode-iv[:options]` and
+//! `capi:` with a name of the kernel's crypto API, `capi:xts(aes)-plain64`.
+//!
+//! Options that the kernel passes over are passed over, IV modes given to ECB too.
+
+use super::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode, KeyCount};
+use std::str::FromStr;
+
+/// A cipher specification has a word that this crate does not know, or that does not go with the others.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unsupported {part} '{value}': expected {expected}")]
+pub struct InvalidCipherSpec {
+    /// Which part: `cipher`, `key count`, `mode`, `IV mode`, `ESSIV hash`, or `specification`.
+    pub part: &'static str,
+    /// What it said (its first 64 characters).
+    pub value: String,
+    /// What it could have said.
+    pub expected: &'static str,
+}
+
+impl InvalidCipherSpec {
+    pub(super) fn new(part: &'static str, value: &str, expected: &'static str) -> Self {
+        Self { part, value: value.chars().take(64).collect(), expected }
+    }
+}
+
+const CIPHERS: &str = "aes, serpent, twofish, camellia, aria, sm4, des3_ede, blowfish, cast5, xchacha12,aes, xchacha20,aes or cipher_null";
+const MODES: &str = "xts, cbc, ecb, ctr, lrw or adiantum";
+const IVS: &str = "plain, plain64, plain64be, essiv with a hash, benbi, null, lmk, tcw, eboiv or elephant";
+const HASHES: &str = "md5, sha1, rmd160, sha224, sha256, sha384 or sha512";
+
+impl FromStr for CipherSpec {
+    type Err = InvalidCipherSpec;
+
+    /// Reads either notation. In the legacy one, a cipher alone or with the mode `plain` means `cbc-plain`.
+    fn from_str(text: &str) -> Result<Self, InvalidCipherSpec> {
+        let spec = match text.strip_prefix("capi:") {
+            Some(name) => capi(name)?,
+            None => legacy(text)?,
+        };
+        spec.check()?;
+        Ok(spec)
+    }
+}
+
+fn legacy(text: &str) -> Result<CipherSpec, InvalidCipherSpec> {
+    if text.contains('(') {
+        return Err(InvalidCipherSpec::new("specification", text, "'capi:' before a name with parentheses"));
+    }
+    let mut words = text.splitn(3, '-');
+    let (name, keys) = key_count(words.next().unwrap_or_default())?;
+    let (mode, iv) = match (words.next(), words.next()) {
+        (None, _) | (Some("plain"), None) => ("cbc", Some("plain")),
+        (Some(mode), iv) => (mode, iv),
+    };
+    let (cipher, mode) = (cipher(name)?, chain_mode(mode)?);
+    let iv = match iv.map(|iv| iv.split_once(':').map_or((iv, None), |(iv, options)| (iv, Some(options)))) {
+        Some((iv, options)) => iv_mode(mode, iv, options)?,
+        None => no_iv(mode)?,
+    };
+    Ok(CipherSpec { cipher, mode, iv, keys })
+}
+
+/// `aes:64` in two.
+fn key_count(word: &str) -> Result<(&str, KeyCount), InvalidCipherSpec> {
+    let Some((name, count)) = word.split_once(':') else { return Ok((word, KeyCount::ONE)) };
+    let digits = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
+    match count.parse().ok().filter(|_| digits).and_then(KeyCount::new) {
+        Some(keys) => Ok((name, keys)),
+        None => Err(InvalidCipherSpec::new("key count", count, "a power of two from 1 to 64")),
+    }
+}
+
+/// What follows `capi:`. Options stand behind the last colon, the IV mode behind the last dash before it.
+fn capi(text: &str) -> Result<CipherSpec, InvalidCipherSpec> {
+    let (rest, options) = text.rsplit_once(':').map_or((text, None), |(rest, options)| (rest, Some(options)));
+    let (name, iv) = rest.rsplit_once('-').map_or((rest, None), |(name, iv)| (name, Some(iv)));
+    if let Some(inner) = between(name, "essiv(") {
+        let (inner, hash) = inner.rsplit_once(',').unwrap_or((inner, ""));
+        let (cipher, mode) = api_name(inner)?;
+        // The template encrypts what another IV mode makes, and only this one is ESSIV as it is known.
+        if iv != Some("plain64") {
+            return Err(InvalidCipherSpec::new("IV mode", iv.unwrap_or_default(), "plain64 with essiv(...)"));
+        }
+        return Ok(CipherSpec { cipher, mode, iv: essiv(mode, hash)?, keys: KeyCount::ONE });
+    }
+    let (cipher, mode) = api_name(name)?;
+    let keys = if iv == Some("lmk") { KeyCount::MAX } else { KeyCount::ONE };
+    let iv = match iv {
+        Some(iv) => iv_mode(mode, iv, options)?,
+        None => no_iv(mode)?,
+    };
+    Ok(CipherSpec { cipher, mode, iv, keys })
+}
+
+/// `xts(aes)`, or `adiantum(xchacha12,aes)` with or without its hash.
+fn api_name(name: &str) -> Result<(Cipher, ChainMode), InvalidCipherSpec> {
+    let expected = "a mode and a cipher: xts(aes)";
+    let parts = name.strip_suffix(')').and_then(|name| name.split_once('('));
+    let (mode, inner) = parts.ok_or_else(|| InvalidCipherSpec::new("specification", name, expected))?;
+    let mode = chain_mode(mode)?;
+    let inner = match mode {
+        ChainMode::Adiantum => inner.strip_suffix(",nhpoly1305").unwrap_or(inner),
+        _ => inner,
+    };
+    Ok((cipher(inner)?, mode))
+}
+
+fn between<'a>(text: &'a str, before: &str) -> Option<&'a str> {
+    text.strip_prefix(before)?.strip_suffix(')')
+}
+
+fn cipher(name: &str) -> Result<Cipher, InvalidCipherSpec> {
+    let found = Cipher::ALL.iter().copied().find(|cipher| cipher.name() == name);
+    found.ok_or_else(|| InvalidCipherSpec::new("cipher", name, CIPHERS))
+}
+
+fn chain_mode(name: &str) -> Result<ChainMode, InvalidCipherSpec> {
+    let found = ChainMode::ALL.iter().copied().find(|mode| mode.name() == name);
+    found.ok_or_else(|| InvalidCipherSpec::new("mode", name, MODES))
+}
+
+fn iv_mode(mode: ChainMode, name: &str, options: Option<&str>) -> Result<IvMode, InvalidCipherSpec> {
+    if name == "essiv" {
+        return essiv(mode, options.unwrap_or_default());
+    }
+    if mode == ChainMode::Ecb {
+        return Ok(IvMode::Null);
+    }
+    let found = IvMode::ALL.iter().copied().find(|iv| iv.name() == name && *iv != IvMode::SpdkUpper);
+    found.ok_or_else(|| InvalidCipherSpec::new("IV mode", name, IVS))
+}
+
+fn essiv(mode: ChainMode, hash: &str) -> Result<IvMode, InvalidCipherSpec> {
+    if mode == ChainMode::Ecb {
+        return Err(InvalidCipherSpec::new("IV mode", "essiv", "no IV mode with ecb"));
+    }
+    let found = EssivHash::ALL.iter().copied().find(|known| known.name() == hash);
+    found.map(IvMode::Essiv).ok_or_else(|| InvalidCipherSpec::new("ESSIV hash", hash, HASHES))
+}
+
+fn no_iv(mode: ChainMode) -> Result<IvMode, InvalidCipherSpec> {
+    if mode == ChainMode::Ecb { Ok(IvMode::Null) } else { Err(InvalidCipherSpec::new("IV mode", "", IVS)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<String, String> {
+        text.parse::<CipherSpec>().map(|spec| spec.to_string()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn every_notation_reads_as_the_legacy_one() {
+        let rows = [
+            ("aes", "aes-cbc-plain"),
+            ("aes-plain", "aes-cbc-plain"),
+            ("aes:2", "aes:2-cbc-plain"),
+            ("aes:1-xts-plain64", "aes-xts-plain64"),
+            ("aes:064-cbc-lmk", "aes:64-cbc-lmk"),
+            ("aes-xts-plain64:passed:over", "aes-xts-plain64"),
+            ("serpent-ecb", "serpent-ecb"),
+            ("aes-ecb-plain", "aes-ecb"),
+            ("aes-ecb-whatever", "aes-ecb"),
+            ("serpent-cbc-essiv:sha1", "serpent-cbc-essiv:sha1"),
+            ("blowfish-cbc-essiv:sha384", "blowfish-cbc-essiv:sha384"),
+            ("xchacha20,aes-adiantum-plain64", "xchacha20,aes-adiantum-plain64"),
+            ("capi:xts(aes)-plain64", "aes-xts-plain64"),
+            ("capi:ecb(cipher_null)", "cipher_null-ecb"),
+            ("capi:cbc(aes)-essiv:sha256", "aes-cbc-essiv:sha256"),
+            ("capi:essiv(cbc(aes),sha256)-plain64", "aes-cbc-essiv:sha256"),
+            ("capi:cbc(aes)-lmk", "aes:64-cbc-lmk"),
+            ("capi:adiantum(xchacha12,aes)-plain64", "xchacha12,aes-adiantum-plain64"),
+            ("capi:adiantum(xchacha20,aes,nhpoly1305)-plain64", "xchacha20,aes-adiantum-plain64"),
+            ("capi:lrw(twofish)-benbi:passed-over", "twofish-lrw-benbi"),
+        ];
+        for (text, expected) in rows {
+            assert_eq!(read(text).as_deref(), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_word_and_what_was_expected() {
+        let rows = [
+            ("", "cipher '': expected aes, serpent"),
+            ("aes256-xts-plain64", "cipher 'aes256'"),
+            ("AES-xts-plain64", "cipher 'AES'"),
+            ("aes:3-cbc-plain", "key count '3': expected a power of two from 1 to 64"),
+            ("aes:0-cbc-plain", "key count '0'"),
+            ("aes:-cbc-plain", "key count ''"),
+            ("aes:+2-cbc-plain", "key count '+2'"),
+            ("aes:2:2-cbc-plain", "key count '2:2'"),
+            ("aes:128-cbc-plain", "key count '128'"),
+            ("aes-wtf-plain64", "mode 'wtf': expected xts, cbc"),
+            ("aes-xts", "IV mode '': expected plain, plain64"),
+            ("aes-cbc-", "IV mode ''"),
+            ("aes-xts-plain65", "IV mode 'plain65'"),
+            ("aes-xts-plain64-x", "IV mode 'plain64-x'"),
+            ("aes-xts-(spdk-upper)", "specification 'aes-xts-(spdk-upper)'"),
+            ("aes-cbc-essiv", "ESSIV hash ''"),
+            ("aes-cbc-essiv:wp512", "ESSIV hash 'wp512': expected md5, sha1"),
+            ("aes-cbc-essiv:sha1", "ESSIV hash 'sha1': expected a hash as long as one of the cipher's keys"),
+            ("aes-cbc-essiv:sha512", "ESSIV hash 'sha512'"),
+            ("aes-ecb-essiv:sha256", "IV mode 'essiv': expected no IV mode"),
+            ("aes-xts-random", "IV mode 'random'"),
+            ("aes-xts-lmk", "IV mode 'lmk': expected another one: lmk goes with cbc only"),
+            ("aes-ctr-eboiv", "IV mode 'eboiv'"),
+            ("des3_ede-xts-plain64", "mode 'xts': expected cbc, ecb or ctr"),
+            ("cipher_null", "mode 'cbc': expected ecb"),
+            ("aes-adiantum-plain64", "mode 'adiantum': expected a mode of block ciphers"),
+            ("xchacha12,aes-xts-plain64", "mode 'xts': expected adiantum"),
+            ("xchacha12,aes-adiantum-benbi", "IV mode 'benbi'"),
+            ("xts(aes)-plain64", "specification 'xts(aes)-plain64': expected 'capi:'"),
+            ("capi:aes-xts-plain64", "specification 'aes-xts': expected a mode and a cipher"),
+            ("capi:xts(aes)", "IV mode ''"),
+            ("capi:xts(aes)-", "IV mode ''"),
+            ("capi:xts(aes-plain64", "specification 'xts(aes'"),
+            ("capi:xts(des4)-plain64", "cipher 'des4'"),
+            ("capi:essiv(cbc(aes),sha256)-plain", "IV mode 'plain': expected plain64 with essiv(...)"),
+            ("capi:essiv(cbc(aes))-plain64", "ESSIV hash ''"),
+            ("capi:gcm(aes)-random", "mode 'gcm'"),
+            ("capi:adiantum(xchacha12,aes,poly)-plain64", "cipher 'xchacha12,aes,poly'"),
+        ];
+        for (text, expected) in rows {
+            let error = read(text).unwrap_err();
+            assert!(error.starts_with(&format!("unsupported {expected}")), "{text}: {error}");
+        }
+    }
+
+    /// What an error offers is what there is.
+    #[test]
+    fn errors_list_every_name() {
+        let listed = |list: &str, name: &str| list.replace(" or ", ", ").split(", ").any(|word| word == name);
+        assert!(Cipher::ALL.iter().all(|cipher| listed(CIPHERS, cipher.name())));
+        assert!(ChainMode::ALL.iter().all(|mode| listed(MODES, mode.name())));
+        assert!(EssivHash::ALL.iter().all(|hash| listed(HASHES, hash.name())));
+        let ivs = IvMode::ALL.iter().filter(|iv| **iv != IvMode::SpdkUpper);
+        assert!(ivs.clone().all(|iv| listed(&IVS.replace("essiv with a hash", "essiv"), iv.name())));
+    }
+}

@@ -1,0 +1,108 @@
+//! Every specification that [`known_specs`] lists, against itself: many units a call give what one unit a call gives, on the
+//! portable path and on the fastest kernel, in place and copied, and come back.
+//!
+//! That the bytes are the right ones is said elsewhere: by vectors, and by the table of digests below, which an independent
+//! implementation made.
+
+use super::noise;
+use crate::locked::tests::releases_of;
+use crate::spec::known_specs;
+use crate::*;
+use sha2::{Digest, Sha256};
+
+/// The shortest, the middle and the longest key: ciphers with keys of any length have dozens.
+fn some_key_lens(spec: &CipherSpec) -> Vec<usize> {
+    let lens: Vec<_> = spec.key_lens().into_iter().filter(|len| *len != 0).collect();
+    let mut some = vec![lens[0], lens[lens.len() / 2], lens[lens.len() - 1]];
+    some.dedup();
+    some
+}
+
+/// What a specification can be made with here: keys, units, and how IVs count. The shortest key sees all units.
+fn variants(spec: &CipherSpec) -> Vec<(usize, DataUnitSize, bool)> {
+    let units = [9, 12, 16].map(|log2| DataUnitSize::new(1 << log2).unwrap());
+    let lens = some_key_lens(spec);
+    let mut variants: Vec<_> = lens.iter().map(|len| (*len, DataUnitSize::SECTOR, true)).collect();
+    for unit in units.into_iter().filter(|unit| *unit > DataUnitSize::SECTOR && spec.takes_unit(*unit)) {
+        variants.extend([(lens[0], unit, true), (lens[0], unit, false)]);
+    }
+    variants
+}
+
+/// Under a key made from its length, so that an independent implementation can make it too.
+fn cipher(
+    kernel: XtsKernel,
+    spec: &CipherSpec,
+    (key_len, unit, large_iv): (usize, DataUnitSize, bool),
+) -> Box<dyn SectorCipher> {
+    new_sector_cipher_on(kernel, spec, &pattern(7, key_len), unit, large_iv)
+        .unwrap_or_else(|error| panic!("{spec} with {key_len} bytes: {error}"))
+}
+
+/// Bytes that anybody can make: the first of SHA-256 over the seed and a counter, each as eight bytes, little-endian.
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let blocks = (0..len.div_ceil(32) as u64)
+        .map(|at| Sha256::new().chain_update(seed.to_le_bytes()).chain_update(at.to_le_bytes()).finalize());
+    let mut bytes: Vec<u8> = blocks.flatten().collect();
+    bytes.truncate(len);
+    bytes
+}
+
+fn compare(spec: &CipherSpec, variant: (usize, DataUnitSize, bool), first: u64, units: usize) {
+    let (key_len, unit, large_iv) = variant;
+    let name = format!("{spec} {} bits, {unit:?}, large {large_iv}, from {first}", key_len * 8);
+    let plain = noise(first, units * unit.bytes());
+    let step = if large_iv { 1 } else { unit.sectors() };
+    let mut expected = plain.clone();
+    let mut number = first;
+    let portable = cipher(XtsKernel::Portable, spec, variant);
+    for unit in expected.chunks_exact_mut(unit.bytes()) {
+        portable.encrypt(IvNumber(number), InOut::InPlace(unit));
+        number = number.wrapping_add(step);
+    }
+    assert!(spec.cipher == Cipher::Null || expected != plain, "{name}: nothing was encrypted");
+    let best = cipher(XtsKernel::best().unwrap(), spec, variant);
+    for cipher in [portable, best] {
+        let mut data = plain.clone();
+        cipher.encrypt(IvNumber(first), InOut::InPlace(&mut data));
+        assert!(data == expected, "{name}: encryption in place on {}", cipher.kernel());
+        cipher.decrypt(IvNumber(first), InOut::InPlace(&mut data));
+        assert!(data == plain, "{name}: decryption in place on {}", cipher.kernel());
+        cipher.encrypt(IvNumber(first), InOut::copy(&plain, &mut data));
+        assert!(data == expected, "{name}: encryption of a copy on {}", cipher.kernel());
+        let ciphertext = data.clone();
+        cipher.decrypt(IvNumber(first), InOut::copy(&ciphertext, &mut data));
+        assert!(data == plain && ciphertext == expected, "{name}: decryption of a copy on {}", cipher.kernel());
+    }
+}
+
+/// More units than one batch of IVs has, over the ends of what 32 and 64 bits hold.
+#[test]
+fn many_units_a_call_are_as_one_by_one() {
+    let (mut combinations, specs) = (0, known_specs());
+    for spec in &specs {
+        for variant in variants(spec) {
+            let units = match variant.1.bytes() {
+                512 => [1, 67],
+                4096 => [1, 9],
+                _ => [1, 2],
+            };
+            for (first, units) in [((1 << 32) - 16, units[1]), (u64::MAX - 7, units[0])] {
+                compare(spec, variant, first, units);
+                combinations += 1;
+            }
+        }
+    }
+    println!("{} specifications, {combinations} combinations", specs.len());
+}
+
+/// Keys, and what is made of them for IVs, are wiped.
+#[test]
+fn key_memory_is_wiped_whatever_the_specification() {
+    for spec in known_specs().iter().filter(|spec| spec.cipher != Cipher::Null) {
+        let cipher = cipher(XtsKernel::best().unwrap(), spec, variants(spec)[0]);
+        let releases = releases_of(|| drop(cipher));
+        let least = spec.keys.get();
+        assert!(releases.len() >= least && releases.iter().all(|wiped| *wiped), "{spec}: {releases:?}");
+    }
+}

@@ -1,0 +1,37 @@
+//! Which cipher specifications a LUKS header may have: those of the legacy notation. cryptsetup refuses the kernel's `capi:`
+//! notation in headers too.
+
+use crate::error::FormatError;
+use crate::key_material::MAX_KEY_LEN;
+use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize};
+
+/// Reads the name in a header; an error is the part that is not supported.
+pub(crate) fn parse(name: &str) -> Result<CipherSpec, &'static str> {
+    if name.starts_with("capi:") {
+        return Err("notation");
+    }
+    name.parse().map_err(|error: inlock_cipher::InvalidCipherSpec| error.part)
+}
+
+/// Checks what `option` asks a new header's payload or keyslots to be encrypted with.
+pub(crate) fn check_new(
+    option: &'static str,
+    cipher: &CipherSpec,
+    key_len: usize,
+    unit: DataUnitSize,
+) -> Result<(), FormatError> {
+    let invalid = |reason| Err(FormatError::InvalidOption { option, reason });
+    if cipher.cipher == Cipher::Null {
+        return invalid("it does not encrypt");
+    }
+    if cipher.cipher.is_legacy() {
+        return invalid("its blocks of 8 bytes are too short for a new volume");
+    }
+    if key_len > MAX_KEY_LEN || !cipher.takes_key_len(key_len) {
+        return Err(CipherError::KeyLength { spec: *cipher, len: key_len }.into());
+    }
+    if !cipher.takes_unit(unit) {
+        return Err(CipherError::Unit { spec: *cipher, unit }.into());
+    }
+    Ok(())
+}
