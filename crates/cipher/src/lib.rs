@@ -3,6 +3,7 @@
 //! This crate knows nothing of disks, headers or requests. It is given a cipher specification, a key, the number of the
 //! first data unit's IV and a run of whole data units, and turns all of them into ciphertext, or back, in one call.
 
+mod adiantum;
 mod aes;
 pub mod bench;
 mod block_cipher;

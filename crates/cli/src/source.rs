@@ -262,8 +262,16 @@ fn plain_key(plain: &Plain, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<Volum
 }
 
 impl Opened {
-    /// The engine's device. The volume key is wiped when this returns; the cipher has its own schedule of it.
+    /// The engine's device, read-only where the cipher is only for old volumes. The volume key is wiped when this returns; the cipher
+    /// has its own schedule of it.
     pub(crate) fn attach(self, mode: IoMode, access: engine::Access) -> anyhow::Result<Attached> {
+        let specs = self.crypt.iter().flat_map(|(segments, _)| segments).filter_map(|segment| segment.cipher);
+        let legacy = specs.into_iter().find(|spec| spec.cipher.is_legacy());
+        if let Some(spec) = legacy.filter(|_| !access.read_only) {
+            let path = self.data.path.display();
+            say(&format!("inlock: warning: {path}: {spec} is for old volumes only: it is opened read-only"));
+        }
+        let access = engine::Access { read_only: access.read_only || legacy.is_some(), ..access };
         let store = FileStore::new(self.data.share()?, access.read_only, mode)
             .with_context(|| format!("cannot use {}", self.data.path.display()))?;
         let store = Arc::new(store);

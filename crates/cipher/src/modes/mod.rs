@@ -9,6 +9,7 @@ mod ecb;
 mod lrw;
 mod xts;
 
+use crate::adiantum::Adiantum;
 use crate::aes::Block;
 use crate::block_cipher::{BlockCipher, new_block_cipher};
 use crate::iv::IvGenerator;
@@ -38,7 +39,10 @@ pub(crate) fn new_chain(cipher: Cipher, mode: ChainMode, key: &[u8]) -> Option<B
         ChainMode::Cbc => Box::new(cbc::Cbc::new(new_block_cipher(cipher, key)?)),
         ChainMode::Ecb => Box::new(ecb::Ecb::new(new_block_cipher(cipher, key)?)),
         ChainMode::Ctr => Box::new(ctr::Ctr::new(new_block_cipher(cipher, key)?)),
-        ChainMode::Adiantum => return None,
+        ChainMode::Adiantum => {
+            let Cipher::Adiantum { rounds } = cipher else { return None };
+            Box::new(Adiantum::new(key.try_into().ok()?, rounds))
+        }
     })
 }
 

@@ -23,6 +23,10 @@ pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
     let mut input = Input::open(args)?;
     let opened = source::open(&args.source, true, Keys::Asked { stdin_taken: args.other.is_none() })?;
     let attached = opened.attach(IoMode::Sync, engine::Access::default())?;
+    if attached.device.access().read_only {
+        let message = format!("Device {} is read-only", args.source.image.display());
+        return Err(Problem::Refused { message, hint: "export it, and import that into a new volume" }.into());
+    }
     let device = BlockingDevice::new(attached.device.clone());
     let (start, room) = copy::within(args.range, device.len())?;
     input.check_len(room, args.range.is_some_and(|range| range.len.is_some()))?;
