@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use inlock_cipher::{
-    ChainMode, Cipher, CipherSpec, DataUnitSize, InOut, IvMode, IvNumber, Sector, SectorCipher, Segment, VolumeKey,
-    new_sector_cipher,
+    ChainMode, Cipher, CipherSpec, DataUnitSize, InOut, IvMode, IvNumber, KeyCount, Sector, SectorCipher, Segment,
+    VolumeKey, new_sector_cipher,
 };
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{Access, BackingStore, Device, Offload, OffloadOptions, OffloadPolicy, StatsLevel};
@@ -44,7 +44,8 @@ pub(crate) struct Case {
     stats: StatsLevel,
 }
 
-const NULL: CipherSpec = CipherSpec { cipher: Cipher::Null, mode: ChainMode::Ecb, iv: IvMode::Null };
+const NULL: CipherSpec =
+    CipherSpec { cipher: Cipher::Null, mode: ChainMode::Ecb, iv: IvMode::Null, keys: KeyCount::ONE };
 const AES: CipherSpec = CipherSpec::AES_XTS_PLAIN64;
 
 const fn case(name: &'static str, cipher: Option<CipherSpec>, offloaded: bool) -> Case {
