@@ -38,6 +38,8 @@ pub enum KernelRefusal {
     SectorSize(DataUnitSize),
     /// It wants the IV offset in whole data units.
     IvOffset(Sector),
+    /// It wants the offset in whole data units.
+    Offset(Sector),
     /// It gives `cipher_null` no key.
     NullKey,
 }
@@ -47,6 +49,7 @@ impl fmt::Display for KernelRefusal {
         match self {
             Self::SectorSize(unit) => write!(f, "sector_size:{} is more than its 4096", unit.bytes()),
             Self::IvOffset(offset) => write!(f, "iv_offset {} is not a multiple of the sector size", offset.0),
+            Self::Offset(offset) => write!(f, "offset {} is not a multiple of the sector size", offset.0),
             Self::NullKey => f.write_str("cipher_null takes no key"),
         }
     }
@@ -77,6 +80,9 @@ impl CryptLine {
         if !self.iv_offset.0.is_multiple_of(unit) {
             return Err((6, "iv_offset", misaligned));
         }
+        if !self.offset.0.is_multiple_of(unit) {
+            return Err((8, "offset", misaligned));
+        }
         match new_sector_cipher(&self.cipher, self.key.as_bytes(), self.unit, self.large_iv) {
             Ok(_) => Ok(()),
             Err(error @ CipherError::KeyLength { .. }) => Err((5, "key", TableFault::Unfit(error))),
@@ -90,6 +96,8 @@ impl CryptLine {
             Some(KernelRefusal::SectorSize(self.unit))
         } else if !self.iv_offset.0.is_multiple_of(self.unit.sectors()) {
             Some(KernelRefusal::IvOffset(self.iv_offset))
+        } else if !self.offset.0.is_multiple_of(self.unit.sectors()) {
+            Some(KernelRefusal::Offset(self.offset))
         } else if self.cipher.cipher == Cipher::Null && !self.key.is_empty() {
             Some(KernelRefusal::NullKey)
         } else {

@@ -141,6 +141,8 @@ fn a_volume_has_a_line_and_inlock_says_what_the_kernel_would_refuse() {
         refuses(Segment { iv_offset: Sector(3), ..segment }).unwrap(),
         "iv_offset 3 is not a multiple of the sector size"
     );
+    let between = Segment { data_offset: Sector(32769), ..segment };
+    assert_eq!(refuses(between).unwrap(), "offset 32769 is not a multiple of the sector size");
     let long = format!("{}\n", line("0 7:0 0")).repeat(9000);
     assert_eq!(Table::parse(&long).unwrap_err().fault(), &TableFault::TooLong);
     let many: String = (0..1025).map(|start| format!("{start} 1 zero\n")).collect();

@@ -4,6 +4,7 @@
 
 mod dm_crypt;
 mod luks;
+mod table;
 
 use anyhow::Result;
 
@@ -18,7 +19,8 @@ pub(super) type Judge = Box<dyn FnOnce(&Scene<'_>, &mut Report) -> Result<()>>;
 type Prepare = fn(&mut Scene<'_>) -> Result<Judge>;
 
 /// The tests that the host has a part in, by the names of their scripts.
-const PARTS: &[(&str, Prepare)] = &[("dm-crypt", dm_crypt::prepare), ("luks", luks::prepare)];
+const PARTS: &[(&str, Prepare)] =
+    &[("dm-crypt", dm_crypt::prepare), ("luks", luks::prepare), ("table", table::prepare)];
 
 /// Prepares the test of this name.
 pub(super) fn prepare(name: &str, scene: &mut Scene<'_>) -> Result<Option<Judge>> {
