@@ -96,6 +96,29 @@ fn many_units_a_call_are_as_one_by_one() {
     println!("{} specifications, {combinations} combinations", specs.len());
 }
 
+/// Four units from the number 2^32 - 16 on, against `tests/oracle/cipher_digests.py`: block ciphers of the Python packages `cryptography` and
+/// `pycryptodome`, modes and IVs written out there.
+#[test]
+fn digests_of_an_independent_implementation() {
+    let rows: Vec<_> = include_str!("../../tests/vectors/digests.txt").lines().collect();
+    let mut ciphers = std::collections::HashSet::new();
+    for row in &rows {
+        let [spec, key_len, unit, large, digest] = row.split(' ').collect::<Vec<_>>()[..] else { panic!("{row}") };
+        let spec: CipherSpec = spec.parse().unwrap();
+        let unit = DataUnitSize::new(unit.parse().unwrap()).unwrap();
+        for kernel in XtsKernel::available() {
+            let cipher = cipher(kernel, &spec, (key_len.parse().unwrap(), unit, large == "1"));
+            let mut data = pattern(1, 4 * unit.bytes());
+            cipher.encrypt(IvNumber((1 << 32) - 16), InOut::InPlace(&mut data));
+            let got: String = Sha256::digest(&data)[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(got, digest, "{row} on {}", cipher.kernel());
+        }
+        ciphers.insert(spec);
+    }
+    println!("{} digests of {} specifications", rows.len(), ciphers.len());
+    assert!(ciphers.len() >= 150, "only {} specifications", ciphers.len());
+}
+
 /// Keys, and what is made of them for IVs, are wiped.
 #[test]
 fn key_memory_is_wiped_whatever_the_specification() {
