@@ -48,6 +48,7 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     Status { name: Name, json: bool },
     List { json: bool },
+    Top { names: Vec<Name>, once: bool, json: bool },
     Suspend(Name),
     Resume(ResumeArgs),
     Close { name: Name, deferred: bool },
@@ -150,6 +151,8 @@ pub(crate) struct OpenArgs {
     pub read_only: bool,
     pub allow_discards: bool,
     pub threads: Option<u16>,
+    /// Where scrapers connect.
+    pub metrics: Option<Listen>,
 }
 
 /// A volume whose file system is mounted.
@@ -169,6 +172,8 @@ pub(crate) struct ServeArgs {
     pub export_name: String,
     /// By which the control commands find it.
     pub name: Option<Name>,
+    /// Where scrapers connect.
+    pub metrics: Option<Listen>,
     pub place: Place,
     pub run: Option<OsString>,
     pub read_only: bool,
@@ -338,6 +343,10 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
         Verb::Serve => Command::Serve(Box::new(serve_args(options, word()?)?)),
         Verb::Status => Command::Status { name: name_of(&word()?)?, json: options.json },
         Verb::List => Command::List { json: options.json },
+        Verb::Top => {
+            let names = words.map(|word| name_of(&word)).collect::<anyhow::Result<_>>()?;
+            Command::Top { names, once: options.once, json: options.json }
+        }
         Verb::Suspend => Command::Suspend(name_of(&word()?)?),
         Verb::Resume => {
             let name = name_of(&word()?)?;
@@ -617,6 +626,7 @@ fn open_args(options: &Options, image: PathBuf, name: Name) -> anyhow::Result<Op
         read_only: options.read_only,
         allow_discards: options.allow_discards,
         threads: options.threads,
+        metrics: options.metrics.clone(),
     })
 }
 
@@ -650,6 +660,9 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
         return Err(Problem::usage("serve: --nbd unix:PATH or --nbd tcp:HOST:PORT is missing."));
     }
     let place = place(&options)?;
+    if options.metrics.is_some() && options.name.is_none() {
+        return Err(Problem::refused("Option --metrics needs --name.", "the name is the figures' label"));
+    }
     let export_name = options.export_name.unwrap_or_default();
     if export_name.len() > 4096 {
         return Err(Problem::usage("The name of an export has at most 4096 bytes."));
@@ -666,6 +679,7 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
         export_name,
         place,
         name: options.name,
+        metrics: options.metrics,
         run: options.run,
         read_only: options.read_only,
         allow_discards: options.allow_discards,

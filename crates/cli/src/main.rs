@@ -67,6 +67,7 @@ fn run(invocation: &Invocation) -> anyhow::Result<u8> {
         Command::Serve(args) => return commands::serve::run(args),
         Command::Status { name, json } => commands::status::run(name, *json)?,
         Command::List { json } => commands::list::run(*json)?,
+        Command::Top { names, once, json } => commands::top::run(names, *once, *json)?,
         Command::Suspend(name) => commands::suspend::run(name)?,
         Command::Resume(args) => commands::resume::run(args)?,
         Command::Open(args) => return commands::open::run(args),

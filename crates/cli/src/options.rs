@@ -127,6 +127,9 @@ pub(crate) struct Options {
     /// Print results as JSON
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
     pub json: bool,
+    /// Look for one second, print, and end (top)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
+    pub once: bool,
     /// Print progress as lines of JSON
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
     pub progress_json: bool,
@@ -152,6 +155,9 @@ pub(crate) struct Options {
     /// Name of the export
     #[arg(long, value_name = "NAME", help_heading = "Serving")]
     pub export_name: Option<String>,
+    /// Show figures to scrapers (OpenMetrics) at unix:PATH or tcp:HOST:PORT
+    #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Serving")]
+    pub metrics: Option<Listen>,
     /// Serve in the background, as soon as clients can connect (needs --name)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
     pub background: bool,
@@ -227,6 +233,7 @@ pub(crate) enum Verb {
     Serve,
     Status,
     List,
+    Top,
     Suspend,
     Resume,
     Close,
@@ -238,7 +245,7 @@ pub(crate) enum Verb {
 
 impl Verb {
     /// Every verb, in the order of the help text.
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::LuksFormat,
         Self::IsLuks,
         Self::LuksUuid,
@@ -249,6 +256,7 @@ impl Verb {
         Self::Serve,
         Self::Status,
         Self::List,
+        Self::Top,
         Self::Suspend,
         Self::Resume,
         Self::Close,
@@ -283,6 +291,7 @@ impl Verb {
             Self::Serve => "serve",
             Self::Status => "status",
             Self::List => "list",
+            Self::Top => "top",
             Self::Suspend => "suspend",
             Self::Resume => "resume",
             Self::Close => "close",
@@ -304,6 +313,7 @@ impl Verb {
             Self::Serve => ("<source>", 1, 1),
             Self::Status | Self::Suspend | Self::Resume | Self::Close => ("<name>", 1, 1),
             Self::List => ("", 0, 0),
+            Self::Top => ("[<name>...]", 0, usize::MAX),
             Self::Export => ("<image> <output file or ->", 2, 2),
             Self::Import => ("<input file or -> <image>", 2, 2),
             Self::Benchmark => ("", 0, 0),
@@ -324,6 +334,7 @@ impl Verb {
             Self::Serve => "serve the decrypted volume over NBD",
             Self::Status => "show what is served under a name, and how it is",
             Self::List => "list the names in use",
+            Self::Top => "watch what running volumes do; q ends it",
             Self::Suspend => "let all requests wait, and wipe the key from memory",
             Self::Resume => "give the key back, and let requests go on",
             Self::Close => "close an open or served volume when everything is written",
@@ -355,11 +366,12 @@ impl Verb {
             "label",
             "subsystem",
         ];
-        const OPEN: &[&str] = &["via", "read-only", "allow-discards", "foreground", "launched", "threads"];
+        const OPEN: &[&str] = &["via", "read-only", "allow-discards", "foreground", "launched", "threads", "metrics"];
         const SERVE: &[&str] = &[
             "nbd",
             "export-name",
             "name",
+            "metrics",
             "background",
             "launched",
             "run",
@@ -380,6 +392,7 @@ impl Verb {
             Self::Umount => &[&["deferred"]],
             Self::Serve => &[KEY, UNLOCK, PLAIN, SERVE],
             Self::Status | Self::List => &[&["json"]],
+            Self::Top => &[&["json", "once"]],
             Self::Resume => &[KEY, &["tries", "key-slot", "header"]],
             Self::Suspend => &[],
             Self::Close => &[&["deferred"]],

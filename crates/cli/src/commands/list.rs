@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::control::Table;
 use crate::control::client::{Client, Found};
 use crate::control::name::Files;
 use crate::exit;
@@ -15,18 +16,11 @@ pub(crate) fn run(json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     let columns = ["name", "state", "type", "via", "place", "device"];
-    let cell = |row: &Value, column: &str| row[column].as_str().unwrap_or("-").to_owned();
-    let mut lines = vec![columns.map(str::to_ascii_uppercase)];
-    lines.extend(rows.iter().map(|row| columns.map(|column| cell(row, column))));
-    let widths: Vec<usize> =
-        (0..columns.len()).map(|i| lines.iter().map(|line| line[i].chars().count()).max().unwrap_or(0)).collect();
-    let mut text = String::new();
-    for line in lines {
-        let cells: Vec<String> = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        text += cells.join("  ").trim_end();
-        text.push('\n');
+    let mut table = Table::new(&columns.map(str::to_ascii_uppercase).each_ref().map(String::as_str));
+    for row in &rows {
+        table.row(columns.iter().map(|column| row[column].as_str().unwrap_or("-").to_owned()).collect());
     }
-    exit::print(text)
+    exit::print(table)
 }
 
 /// `None`: it ended just now.

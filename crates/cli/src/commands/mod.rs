@@ -16,4 +16,5 @@ pub(crate) mod serve;
 pub(crate) mod status;
 pub(crate) mod suspend;
 pub(crate) mod test_passphrase;
+pub(crate) mod top;
 pub(crate) mod umount;

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::args::{OpenArgs, Place};
 use crate::control::running::{self, HandedOut};
-use crate::control::{Claim, Control, Facts, Running};
+use crate::control::{Claim, Control, Facts, Running, metrics};
 use crate::daemon::{self, Launcher};
 use crate::exit::{self, Problem, say};
 use crate::signals::{self, Caught};
@@ -31,6 +31,7 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         Place::Background => return daemon::launch(&args.source),
         Place::Launched => Some(Launcher::on_stdin()?),
     };
+    let metrics = args.metrics.as_ref().map(|at| metrics::Listener::bind(at, false)).transpose()?;
     let claim = Claim::take_over(&args.name)?;
     let (file, socket) = (claim.files().volume(), claim.files().nbd_socket());
     let waiting = claim.left().and_then(way::waiting);
@@ -67,8 +68,8 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         ..Facts::new(claim.name(), about, device.access())
     };
     let open = Arc::new(Open { state: Mutex::new(State { way, deferred: false, ended: None }) });
-    let running = Running::new(facts.clone(), device, Arc::clone(&open));
-    let control = Control::start(claim, &facts, Arc::new(running))?;
+    let running = Running::new(facts, device, Arc::clone(&open));
+    let control = Control::start(claim, running, metrics)?;
     let _ = exit::print(format_args!("{}\n", node.display()));
     if let Some(launcher) = launcher {
         launcher.ready(&control.log())?;

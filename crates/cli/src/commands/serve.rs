@@ -21,11 +21,11 @@ use tempfile::TempDir;
 use crate::args::{Io, Kind, Place, ServeArgs};
 use crate::captive::{self, Address};
 use crate::control::running::HandedOut;
-use crate::control::{Claim, Control, Facts, Running};
+use crate::control::{Claim, Control, Facts, Running, metrics};
 use crate::daemon::{self, Launcher};
 use crate::exit::{self, Problem};
 use crate::signals::{self, Caught};
-use crate::source::{self, About, Keys};
+use crate::source::{self, Keys};
 use crate::values::Listen;
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
@@ -36,26 +36,14 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     };
     // A bad address is no reason to type a passphrase first.
     let (listen, _private) = listen(args)?;
+    let metrics = args.metrics.as_ref().map(|at| metrics::Listener::bind(at, args.insecure)).transpose()?;
     let claim = args.name.as_ref().map(Claim::take).transpose()?;
     let keys = launcher.as_ref().map_or(Keys::Asked { stdin_taken: false }, Keys::Launcher);
     let opened = source::open(&args.source, !args.read_only, keys)?;
-    let mode = match args.io {
-        Io::Auto => IoMode::Auto,
-        Io::Uring => IoMode::Uring,
-        Io::Sync => IoMode::Sync,
-    };
+    let options = options(args);
     let allow_discards = args.allow_discards || opened.allow_discards;
     let about = opened.about.clone();
-    let attached = opened.attach(mode, engine::Access { read_only: args.read_only, allow_discards })?;
-    let defaults = ServerOptions::default();
-    let options = ServerOptions {
-        export_name: args.export_name.clone(),
-        description: description(args),
-        threads: args.threads.map_or(defaults.threads, usize::from),
-        offload: args.offload,
-        io: mode,
-        ..defaults
-    };
+    let attached = opened.attach(options.io, engine::Access { read_only: args.read_only, allow_discards })?;
     // From here on a signal means "drain and end"; before, it just ends.
     let caught = signals::catch()?;
     let server = Server::start(attached.device.clone(), &listen, &options).map_err(cannot_serve)?;
@@ -64,7 +52,21 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         server::Listen::Tcp(address) => Address::Tcp(*address),
     };
     let uri = captive::uri(&address, &args.export_name);
-    let control = claim.map(|claim| control(claim, about, &attached.device, &server, &options, &uri)).transpose()?;
+    let facts = |claim: &Claim| Facts {
+        via: "nbd".to_owned(),
+        address: Some(uri.clone()),
+        offload: options.offload.policy.to_string(),
+        ring: server.ring_name().to_owned(),
+        threads: options.threads,
+        ..Facts::new(claim.name(), about, attached.device.access())
+    };
+    let control = match claim {
+        None => None,
+        Some(claim) => {
+            let running = Running::new(facts(&claim), Arc::clone(&attached.device), EndsBySignal);
+            Some(Control::start(claim, running, metrics)?)
+        }
+    };
     let ended = match &args.run {
         Some(command) => run_captive(command, &address, &args.export_name, &caught),
         None => {
@@ -88,25 +90,20 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     ended
 }
 
-/// Publishes what is served under a name, and takes commands.
-fn control(
-    claim: Claim,
-    about: About,
-    device: &Arc<engine::Device>,
-    server: &Server,
-    options: &ServerOptions,
-    uri: &str,
-) -> anyhow::Result<Control> {
-    let access = device.access();
-    let facts = Facts {
-        via: "nbd".to_owned(),
-        address: Some(uri.to_owned()),
-        ring: server.ring_name().to_owned(),
-        threads: options.threads,
-        ..Facts::new(claim.name(), about, access)
-    };
-    let running = Running::new(facts.clone(), Arc::clone(device), EndsBySignal);
-    Control::start(claim, &facts, Arc::new(running))
+fn options(args: &ServeArgs) -> ServerOptions {
+    let defaults = ServerOptions::default();
+    ServerOptions {
+        export_name: args.export_name.clone(),
+        description: description(args),
+        threads: args.threads.map_or(defaults.threads, usize::from),
+        offload: args.offload,
+        io: match args.io {
+            Io::Auto => IoMode::Auto,
+            Io::Uring => IoMode::Uring,
+            Io::Sync => IoMode::Sync,
+        },
+        ..defaults
+    }
 }
 
 /// What runs until a signal comes ends as if one had come.
@@ -134,7 +131,7 @@ fn listen(args: &ServeArgs) -> anyhow::Result<(server::Listen, Option<TempDir>)>
 }
 
 /// NBD without TLS shows the plaintext to whoever is on the way, so only this machine's own addresses are taken unasked.
-fn resolve(host: &str, port: u16, insecure: bool) -> anyhow::Result<SocketAddr> {
+pub(crate) fn resolve(host: &str, port: u16, insecure: bool) -> anyhow::Result<SocketAddr> {
     let mut found = (host, port).to_socket_addrs().with_context(|| format!("cannot find the address of '{host}'"))?;
     let address = found.next().with_context(|| format!("'{host}' has no address"))?;
     if !address.ip().is_loopback() && !insecure {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use super::facts::Status;
+use super::figures::Sample;
 use super::name::Files;
 use super::{Facts, Name, socket};
 use crate::exit::{self, Problem};
@@ -68,6 +69,12 @@ impl Client {
     /// How the volume is.
     pub(crate) fn status(&mut self) -> anyhow::Result<Status> {
         let answer = self.ask(&json!({"command": "status"}), None, SOON)?;
+        Ok(serde_json::from_value(Value::Object(answer))?)
+    }
+
+    /// What the volume has done.
+    pub(crate) fn sample(&mut self) -> anyhow::Result<Sample> {
+        let answer = self.ask(&json!({"command": "stats"}), None, SOON)?;
         Ok(serde_json::from_value(Value::Object(answer))?)
     }
 

@@ -1,6 +1,7 @@
 //! What is known of a running volume: facts that stand in its file, and the status that its process gives.
 
-use std::fmt::{self, Write};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,6 +10,7 @@ use inlock_volume::Segment;
 use serde::{Deserialize, Serialize};
 
 use super::Name;
+use super::figures::{Counters, Spread, Time};
 use super::key_check::KeyCheck;
 use crate::source::About;
 
@@ -48,6 +50,9 @@ pub(crate) struct Facts {
     /// Where clients find it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
+    /// Where scrapers find its figures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<String>,
     /// The device or file that it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<PathBuf>,
@@ -102,6 +107,9 @@ pub(crate) struct Status {
     pub suspended: bool,
     /// Whether the key is in the process's memory; a raw volume has none.
     pub key_present: bool,
+    pub counters: Counters,
+    /// Of `total`, `queue`, `store` and `cipher`.
+    pub latency_ns: BTreeMap<String, Spread>,
 }
 
 impl Facts {
@@ -124,6 +132,7 @@ impl Facts {
             offload: "none".to_owned(),
             via: String::new(),
             address: None,
+            metrics: None,
             node: None,
             ring: String::new(),
             threads: 0,
@@ -179,11 +188,52 @@ impl fmt::Display for Status {
         if !flags.is_empty() {
             writeln!(f, "  flags:   {}", flags.join(" "))?;
         }
-        let mut own = String::new();
-        writeln!(own, "  served:  {} {}", facts.via, facts.place())?;
-        writeln!(own, "  process: {}, {} threads, {}", facts.pid, facts.threads, facts.ring)?;
-        writeln!(own, "  offload: {}", facts.offload)?;
-        f.write_str(&own)
+        self.write_own(f)
+    }
+}
+
+impl Status {
+    /// What cryptsetup does not say.
+    fn write_own(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (facts, counters) = (&self.facts, &self.counters);
+        writeln!(f, "  served:  {} {}", facts.via, facts.place())?;
+        writeln!(f, "  process: {}, {} threads, {}", facts.pid, facts.threads, facts.ring)?;
+        if let Some(metrics) = &facts.metrics {
+            writeln!(f, "  metrics: {metrics}")?;
+        }
+        if facts.has_key() {
+            let asked = |flag: &str| if facts.table_flags.iter().any(|set| set == flag) { "inline" } else { "queued" };
+            let (reads, writes) = (asked("no_read_workqueue"), asked("no_write_workqueue"));
+            writeln!(f, "  offload: {} (dm-crypt: reads {reads}, writes {writes})", facts.offload)?;
+            writeln!(
+                f,
+                "  cipher work: {} requests inline, {} offloaded, {} calls of {:.1} units",
+                counters.inline,
+                counters.offloaded,
+                counters.cipher_calls,
+                counters.units_per_call()
+            )?;
+        }
+        writeln!(
+            f,
+            "  requests: {} reads ({} bytes), {} writes ({} bytes), {} write-zeroes, {} flushes, {} discards, {} failed",
+            counters.reads,
+            counters.bytes_read,
+            counters.writes,
+            counters.bytes_written,
+            counters.write_zeroes,
+            counters.flushes,
+            counters.discards,
+            counters.errors
+        )?;
+        for name in ["total", "queue", "store", "cipher"] {
+            if let Some(spread) = self.latency_ns.get(name).filter(|spread| spread.count > 0) {
+                let times = [spread.p50, spread.p90, spread.p99, spread.p99_9, spread.p99_99].map(Time);
+                let [p50, p90, p99, p99_9, p99_99] = times;
+                writeln!(f, "  {name:7} p50 {p50}, p90 {p90}, p99 {p99}, p99.9 {p99_9}, p99.99 {p99_99}")?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -6,18 +6,22 @@
 
 pub(crate) mod client;
 pub(crate) mod facts;
+pub(crate) mod figures;
 pub(crate) mod key_check;
+pub(crate) mod metrics;
 pub(crate) mod name;
 pub(crate) mod pipe;
 pub(crate) mod running;
 pub(crate) mod server;
 pub(crate) mod socket;
+pub(crate) mod table;
 
 pub(crate) use client::Client;
 pub(crate) use facts::Facts;
 pub(crate) use name::{Claim, Name};
 pub(crate) use running::Running;
 pub(crate) use server::Control;
+pub(crate) use table::Table;
 
 /// The longest line that a client may send, in bytes.
 pub(crate) const LINE_MAX: usize = 4096;

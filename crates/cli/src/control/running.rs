@@ -3,13 +3,15 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use anyhow::Context;
 use inlock_engine::Device;
 use serde_json::{Map, Value, json};
 
 use super::facts::Status;
-use super::{Facts, pipe};
+use super::figures::{Buckets, Counters, Sample, Spread, phases};
+use super::{Facts, metrics, pipe};
 use crate::exit::{self, Problem};
 
 /// A reply, but for its `ok`.
@@ -30,6 +32,7 @@ pub(crate) trait HandedOut: Send + Sync {
 pub(crate) struct Running {
     facts: Mutex<Facts>,
     device: Arc<Device>,
+    opened: Instant,
     key_present: AtomicBool,
     handed_out: Box<dyn HandedOut>,
 }
@@ -37,21 +40,49 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) fn new(facts: Facts, device: Arc<Device>, handed_out: impl HandedOut + 'static) -> Self {
         let key_present = AtomicBool::new(facts.has_key());
-        Self { facts: Mutex::new(facts), device, key_present, handed_out: Box::new(handed_out) }
+        Self { facts: Mutex::new(facts), device, opened: Instant::now(), key_present, handed_out: Box::new(handed_out) }
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What is known of it, with the address where scrapers find its figures.
+    pub(crate) fn with_metrics(&self, address: Option<String>) -> Facts {
+        let mut facts = self.facts();
+        facts.metrics = address;
+        facts.clone()
+    }
+
     /// How it is. Waits for nothing.
     pub(crate) fn status(&self) -> Status {
+        let figures = self.device.stats().snapshot();
         Status {
             facts: self.facts().clone(),
             sectors: self.device.len() / 512,
             suspended: self.device.is_suspended(),
             key_present: self.key_present.load(Ordering::Acquire),
+            counters: Counters::of(&figures),
+            latency_ns: phases(&figures)
+                .map(|(name, histogram)| (name.to_owned(), Spread::from(&Buckets::of(histogram))))
+                .into(),
         }
+    }
+
+    /// What it has done, in the detail that differences need.
+    pub(crate) fn sample(&self) -> Sample {
+        let figures = self.device.stats().snapshot();
+        Sample {
+            at_ns: u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            suspended: self.device.is_suspended(),
+            counters: Counters::of(&figures),
+            histograms_ns: phases(&figures).map(|(name, histogram)| (name.to_owned(), Buckets::of(histogram))).into(),
+        }
+    }
+
+    /// What it has done, for a scraper.
+    pub(crate) fn metrics(&self) -> String {
+        metrics::text(&self.status(), &self.device.stats().snapshot())
     }
 
     /// Carries out what may take a while, one at a time. `handed` came with the request.

@@ -17,10 +17,11 @@ use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::running::{self, Reply, Running};
-use super::{Claim, Facts, LINE_MAX, socket};
+use super::{Claim, LINE_MAX, metrics, socket};
 use crate::exit::Problem;
 
 /// Clients at a time.
@@ -57,9 +58,14 @@ impl Events {
 }
 
 impl Control {
-    /// Publishes the facts and takes commands.
-    pub(crate) fn start(mut claim: Claim, facts: &Facts, running: Arc<Running>) -> anyhow::Result<Self> {
-        claim.publish(facts)?;
+    /// Publishes what is known of the volume, takes commands, and answers scrapers.
+    pub(crate) fn start(
+        mut claim: Claim,
+        running: Running,
+        metrics: Option<metrics::Listener>,
+    ) -> anyhow::Result<Self> {
+        claim.publish(&running.with_metrics(metrics.as_ref().map(|metrics| metrics.address.clone())))?;
+        let running = Arc::new(running);
         let path = claim.files().socket();
         let listener = socket::listen(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
         let (wake, woken) = UnixStream::pair()?;
@@ -76,7 +82,7 @@ impl Control {
             changing: false,
             closers: Vec::new(),
         };
-        let run = move || server.run(&listener.into(), &woken, &received);
+        let run = move || server.run(&listener.into(), metrics.as_ref(), &woken, &received);
         let thread = std::thread::Builder::new().name("inlock-control".into()).spawn(run)?;
         Ok(Self { log: claim.files().log(), claim: Some(claim), events, thread: Some(thread) })
     }
@@ -127,8 +133,16 @@ struct Server {
     closers: Vec<OwnedFd>,
 }
 
+/// What a client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Speech {
+    Lines,
+    Http,
+}
+
 struct Client {
     socket: OwnedFd,
+    speech: Speech,
     input: Vec<u8>,
     /// What came with the line that is being received.
     handed: Option<OwnedFd>,
@@ -184,9 +198,17 @@ impl Client {
 
 impl Server {
     /// Until it is told to stop; gives whoever waits for the end.
-    fn run(mut self, listener: &OwnedFd, woken: &UnixStream, events: &Receiver<Event>) -> Vec<OwnedFd> {
+    fn run(
+        mut self,
+        listener: &OwnedFd,
+        metrics: Option<&metrics::Listener>,
+        woken: &UnixStream,
+        events: &Receiver<Event>,
+    ) -> Vec<OwnedFd> {
+        let mut listeners = vec![(listener, Speech::Lines)];
+        listeners.extend(metrics.map(|metrics| (&metrics.socket, Speech::Http)));
         loop {
-            let ready = self.wait(listener, woken);
+            let ready = self.wait(&listeners, woken);
             let mut drain = [0; 64];
             while rustix::io::read(woken, &mut drain).is_ok_and(|read| read == drain.len()) {}
             while let Ok(event) = events.try_recv() {
@@ -198,29 +220,34 @@ impl Server {
             for (number, flags) in ready.clients {
                 self.attend(number, flags);
             }
-            if ready.listener {
-                self.accept(listener);
+            for (listener, speech) in
+                listeners.iter().zip(&ready.listeners).filter(|(_, ready)| **ready).map(|(l, _)| *l)
+            {
+                self.accept(listener, speech);
             }
         }
     }
 
-    fn wait(&self, listener: &OwnedFd, woken: &UnixStream) -> Ready {
-        let mut fds = vec![PollFd::new(woken, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+    fn wait(&self, listeners: &[(&OwnedFd, Speech)], woken: &UnixStream) -> Ready {
+        let mut fds = vec![PollFd::new(woken, PollFlags::IN)];
+        fds.extend(listeners.iter().map(|(listener, _)| PollFd::new(*listener, PollFlags::IN)));
         fds.extend(self.clients.values().map(|client| PollFd::new(&client.socket, client.wants())));
         if poll(&mut fds, None).is_err() {
             return Ready::default();
         }
-        let clients = self.clients.keys().copied().zip(fds[2..].iter().map(PollFd::revents));
+        let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+        let (listeners, clients) = ready[1..].split_at(listeners.len());
+        let clients = self.clients.keys().copied().zip(clients.iter().copied());
         Ready {
-            listener: !fds[1].revents().is_empty(),
+            listeners: listeners.iter().map(|flags| !flags.is_empty()).collect(),
             clients: clients.filter(|(_, flags)| !flags.is_empty()).collect(),
         }
     }
 
-    fn accept(&mut self, listener: &OwnedFd) {
+    fn accept(&mut self, listener: &OwnedFd, speech: Speech) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::net::accept_with(listener, flags) {
-            Ok(socket) if is_trusted(socket.as_fd()) => socket,
+            Ok(socket) if speech == Speech::Http || is_trusted(socket.as_fd()) => socket,
             Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
             // Out of descriptors; the client waits in its connect.
             Err(_) => return std::thread::sleep(Duration::from_millis(10)),
@@ -235,6 +262,7 @@ impl Server {
         }
         let client = Client {
             socket,
+            speech,
             input: Vec::new(),
             handed: None,
             output: Vec::new(),
@@ -266,8 +294,23 @@ impl Server {
         }
     }
 
+    /// Answers a scraper when its request is complete.
+    fn scrape(&mut self, number: u64) {
+        let Some(client) = self.clients.get_mut(&number).filter(|client| !client.last) else { return };
+        if let Some(answer) = metrics::answer(&client.input, || self.running.metrics()) {
+            client.last = true;
+            client.output = answer;
+            if !client.send() {
+                self.clients.remove(&number);
+            }
+        }
+    }
+
     /// Takes the client's lines as long as each is answered at once.
     fn advance(&mut self, number: u64) {
+        if self.clients.get(&number).is_some_and(|client| client.speech == Speech::Http) {
+            return self.scrape(number);
+        }
         loop {
             let Some(client) = self.clients.get_mut(&number) else { return };
             if client.waiting || !client.output.is_empty() {
@@ -302,8 +345,10 @@ impl Server {
         let Some(command) = request["command"].as_str().map(str::to_owned) else {
             return Some(Err(Problem::usage("The line is not an object with a 'command'.")));
         };
-        if command == "status" {
-            return Some(self.status());
+        match &*command {
+            "status" => return Some(fields(&self.running.status())),
+            "stats" => return Some(fields(&self.running.sample())),
+            _ => {}
         }
         if self.changing {
             return Some(Err(Problem::Told(
@@ -331,13 +376,6 @@ impl Server {
         }
     }
 
-    fn status(&self) -> Reply {
-        match serde_json::to_value(self.running.status())? {
-            Value::Object(fields) => Ok(fields),
-            _ => Ok(Map::new()),
-        }
-    }
-
     fn done(&mut self, number: u64, closing: bool, reply: Reply) {
         self.changing = false;
         if closing {
@@ -355,9 +393,16 @@ impl Server {
     }
 }
 
+fn fields(shown: &impl Serialize) -> Reply {
+    match serde_json::to_value(shown)? {
+        Value::Object(fields) => Ok(fields),
+        _ => Ok(Map::new()),
+    }
+}
+
 #[derive(Default)]
 struct Ready {
-    listener: bool,
+    listeners: Vec<bool>,
     clients: Vec<(u64, PollFlags)>,
 }
 

@@ -1,0 +1,292 @@
+//! `top`: what running volumes do, second by second: on a terminal until `q`, elsewhere as a table or JSON a second.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
+use rustix::termios::{LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use serde_json::{Map, Value, json};
+
+use crate::control::client::{Client, Found};
+use crate::control::figures::{Buckets, Sample, Spread, Time};
+use crate::control::name::Files;
+use crate::control::{Name, Table};
+use crate::exit::{self, Problem};
+use crate::signals::{self, Caught};
+
+const EVERY: Duration = Duration::from_secs(1);
+
+pub(crate) fn run(names: &[Name], once: bool, json: bool) -> anyhow::Result<()> {
+    let mut watch = Watch { names, last: BTreeMap::new() };
+    for row in watch.look()?.iter().filter(|row| once && row.rates.is_none() && !names.is_empty()) {
+        if matches!(row.state, "inactive" | "gone") {
+            return Err(Problem::Inactive { name: row.name.to_string() }.into());
+        }
+    }
+    if !once && !json && isatty(rustix::stdio::stdout()) && isatty(rustix::stdio::stdin()) {
+        return live(&mut watch);
+    }
+    loop {
+        std::thread::sleep(EVERY);
+        let rows = watch.look()?;
+        if json {
+            let rows: Vec<Value> = rows.iter().map(Row::json).collect();
+            exit::print(format_args!("{}\n", Value::Array(rows)))?;
+        } else {
+            exit::print(table(&rows))?;
+        }
+        if once {
+            return Ok(());
+        }
+    }
+}
+
+/// What is watched, and how it was a second ago.
+struct Watch<'a> {
+    /// None: all there are.
+    names: &'a [Name],
+    /// With the process that said so.
+    last: BTreeMap<Name, (u32, Sample)>,
+}
+
+/// A volume in the last second.
+struct Row {
+    name: Name,
+    state: &'static str,
+    /// `None`: it was not there a second ago, or is not now.
+    rates: Option<Rates>,
+}
+
+struct Rates {
+    secs: f64,
+    reads: f64,
+    writes: f64,
+    flushes: f64,
+    errors: f64,
+    bytes_read: f64,
+    bytes_written: f64,
+    /// Of the requests whose data went through a cipher.
+    inline: Option<f64>,
+    units_per_call: f64,
+    latency: BTreeMap<String, Spread>,
+}
+
+impl Watch<'_> {
+    fn look(&mut self) -> anyhow::Result<Vec<Row>> {
+        let files: Vec<Files> = match self.names {
+            [] => Files::all()?,
+            names => names.iter().map(Files::of).collect::<anyhow::Result<_>>()?,
+        };
+        let mut now = BTreeMap::new();
+        let mut rows = Vec::new();
+        for files in files {
+            let name = files.name().clone();
+            let pid = files.facts().map_or(0, |facts| facts.pid);
+            let (state, sample) = match Client::find_at(files) {
+                Ok(Found::Active(mut client)) => match client.sample() {
+                    Ok(sample) if sample.suspended => ("suspended", Some(sample)),
+                    Ok(sample) => ("active", Some(sample)),
+                    Err(_) => ("unreachable", None),
+                },
+                Ok(Found::Gone(_)) => ("gone", None),
+                Ok(Found::Inactive) => ("inactive", None),
+                Err(_) => ("unreachable", None),
+            };
+            let before = self.last.get(&name).filter(|(before, _)| *before == pid);
+            let rates = sample.as_ref().zip(before).map(|(now, (_, before))| Rates::between(before, now));
+            now.extend(sample.map(|sample| (name.clone(), (pid, sample))));
+            rows.push(Row { name, state, rates });
+        }
+        self.last = now;
+        Ok(rows)
+    }
+}
+
+impl Rates {
+    fn between(before: &Sample, now: &Sample) -> Self {
+        let secs = now.at_ns.saturating_sub(before.at_ns).max(1) as f64 / 1e9;
+        let rate = |count: fn(&Sample) -> u64| count(now).saturating_sub(count(before)) as f64 / secs;
+        let (inline, offloaded) = (rate(|s| s.counters.inline), rate(|s| s.counters.offloaded));
+        let (calls, units) = (rate(|s| s.counters.cipher_calls), rate(|s| s.counters.cipher_units));
+        let none = Buckets::default();
+        let spread = |(name, buckets): (&String, &Buckets)| {
+            let before = before.histograms_ns.get(name).unwrap_or(&none);
+            (name.clone(), Spread::from(&buckets.since(before)))
+        };
+        Self {
+            secs,
+            reads: rate(|s| s.counters.reads),
+            writes: rate(|s| s.counters.writes + s.counters.write_zeroes),
+            flushes: rate(|s| s.counters.flushes),
+            errors: rate(|s| s.counters.errors),
+            bytes_read: rate(|s| s.counters.bytes_read),
+            bytes_written: rate(|s| s.counters.bytes_written),
+            inline: (inline + offloaded > 0.0).then(|| inline / (inline + offloaded)),
+            units_per_call: if calls > 0.0 { units / calls } else { 0.0 },
+            latency: now.histograms_ns.iter().map(spread).collect(),
+        }
+    }
+}
+
+impl Row {
+    fn json(&self) -> Value {
+        let mut fields = Map::new();
+        fields.insert("name".to_owned(), self.name.as_str().into());
+        fields.insert("state".to_owned(), self.state.into());
+        if let Some(rates) = &self.rates {
+            let more = json!({
+                "interval_s": rates.secs,
+                "reads_per_s": rates.reads,
+                "writes_per_s": rates.writes,
+                "flushes_per_s": rates.flushes,
+                "errors_per_s": rates.errors,
+                "read_bytes_per_s": rates.bytes_read,
+                "write_bytes_per_s": rates.bytes_written,
+                "inline_share": rates.inline,
+                "units_per_call": rates.units_per_call,
+                "latency_ns": rates.latency,
+            });
+            if let Value::Object(more) = more {
+                fields.extend(more);
+            }
+        }
+        Value::Object(fields)
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        "NAME",
+        "STATE",
+        "READ/s",
+        "WRITE/s",
+        "READ MB/s",
+        "WRITE MB/s",
+        "p50",
+        "p99",
+        "p99.9",
+        "INLINE",
+        "OFFLOADED",
+        "ERROR/s",
+    ]);
+    for row in rows {
+        let mut cells = vec![row.name.to_string(), row.state.to_owned()];
+        if let Some(rates) = &row.rates {
+            let total = rates.latency.get("total").cloned().unwrap_or_default();
+            let share = |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0));
+            cells.extend([rates.reads, rates.writes].map(|rate| format!("{rate:.0}")));
+            cells.extend([rates.bytes_read, rates.bytes_written].map(|rate| format!("{:.1}", rate / 1e6)));
+            let time = |ns| if total.count == 0 { "-".to_owned() } else { Time(ns).to_string() };
+            cells.extend([total.p50, total.p99, total.p99_9].map(time));
+            cells.extend([share(rates.inline), share(rates.inline.map(|inline| 1.0 - inline))]);
+            cells.push(format!("{:.0}", rates.errors));
+        }
+        table.row(cells);
+    }
+    table
+}
+
+/// The view on a terminal.
+fn live(watch: &mut Watch<'_>) -> anyhow::Result<()> {
+    let input = rustix::stdio::stdin();
+    let caught = signals::catch()?;
+    let mut rows = watch.look()?;
+    let mut screen = Some(Screen::enter(input)?);
+    loop {
+        draw(&rows)?;
+        match pause(input, &caught)? {
+            Woken::Tick => rows = watch.look()?,
+            Woken::Quit => return Ok(()),
+            Woken::Signal(number) => {
+                screen = None;
+                if number != Signal::TSTP.as_raw() {
+                    return Err(Problem::Interrupted(number).into());
+                }
+                signals::default_action(number);
+            }
+        }
+        if screen.is_none() {
+            screen = Some(Screen::enter(input)?);
+        }
+    }
+}
+
+enum Woken {
+    Tick,
+    Quit,
+    Signal(i32),
+}
+
+/// Waits a second, or for what ends the wait.
+fn pause(input: BorrowedFd<'_>, caught: &Caught) -> anyhow::Result<Woken> {
+    let until = Instant::now() + EVERY;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        let woken = caught.fd();
+        let mut fds = [PollFd::new(&input, PollFlags::IN), PollFd::new(&woken, PollFlags::IN)];
+        match poll(&mut fds, Some(&left)) {
+            Ok(0) => return Ok(Woken::Tick),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if let Some(number) = caught.take() {
+            return Ok(Woken::Signal(number));
+        }
+        if !fds[0].revents().is_empty() {
+            let mut keys = [0; 64];
+            match rustix::io::read(input, &mut keys) {
+                Ok(0) => return Ok(Woken::Quit),
+                Ok(len) if keys[..len].iter().any(|key| b"qQ".contains(key)) => return Ok(Woken::Quit),
+                // An unread error would be told again and again.
+                Err(error) if error != rustix::io::Errno::INTR && error != rustix::io::Errno::AGAIN => {
+                    return Err(error.into());
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn draw(rows: &[Row]) -> anyhow::Result<()> {
+    let size = tcgetwinsize(rustix::stdio::stdout());
+    let (width, height) = size.map_or((80, 24), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+    let body = if rows.is_empty() { "no volume is running\n".to_owned() } else { table(rows).to_string() };
+    let text = format!("inlock top: the last second; q quits\n\n{body}");
+    let mut frame = String::from("\x1b[H");
+    // A terminal that does not tell its size has none.
+    for line in text.lines().take(height.max(3) - 1) {
+        frame.extend(line.chars().take(if width == 0 { 80 } else { width }));
+        frame += "\x1b[K\r\n";
+    }
+    exit::print(frame + "\x1b[J")
+}
+
+/// The terminal's other screen, where keys come one by one and are not shown, until this is dropped.
+struct Screen<'a> {
+    input: BorrowedFd<'a>,
+    before: Termios,
+}
+
+impl<'a> Screen<'a> {
+    fn enter(input: BorrowedFd<'a>) -> anyhow::Result<Self> {
+        let before = tcgetattr(input)?;
+        let mut keys = before.clone();
+        keys.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
+        tcsetattr(input, OptionalActions::Now, &keys)?;
+        let screen = Self { input, before };
+        exit::print("\x1b[?1049h\x1b[?25l\x1b[2J")?;
+        Ok(screen)
+    }
+}
+
+impl Drop for Screen<'_> {
+    fn drop(&mut self) {
+        let mut out = io::stdout().lock();
+        let _ = out.write_all(b"\x1b[?25h\x1b[?1049l").and_then(|()| out.flush());
+        let _ = tcsetattr(self.input, OptionalActions::Now, &self.before);
+    }
+}

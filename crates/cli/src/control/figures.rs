@@ -1,0 +1,180 @@
+//! What a running volume has done, as plain numbers that go over the control socket.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use inlock_engine::stats::{Histogram, Snapshot};
+use serde::{Deserialize, Serialize};
+
+/// Counts since the volume was opened.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Counters {
+    pub reads: u64,
+    pub writes: u64,
+    pub write_zeroes: u64,
+    pub flushes: u64,
+    pub discards: u64,
+    pub prefetches: u64,
+    pub errors: u64,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    /// Requests whose cipher work was done by the thread that carried them.
+    pub inline: u64,
+    /// Requests whose cipher work was done by other threads.
+    pub offloaded: u64,
+    pub cipher_calls: u64,
+    pub cipher_units: u64,
+}
+
+impl Counters {
+    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+        Self {
+            reads: snapshot.reads,
+            writes: snapshot.writes,
+            write_zeroes: snapshot.write_zeroes,
+            flushes: snapshot.flushes,
+            discards: snapshot.discards,
+            prefetches: snapshot.prefetches,
+            errors: snapshot.errors,
+            bytes_read: snapshot.bytes_read,
+            bytes_written: snapshot.bytes_written,
+            inline: snapshot.inline,
+            offloaded: snapshot.offloaded,
+            cipher_calls: snapshot.cipher_calls,
+            cipher_units: snapshot.cipher_units,
+        }
+    }
+
+    /// Data units in a cipher call on the average.
+    pub(crate) fn units_per_call(&self) -> f64 {
+        self.cipher_units as f64 / self.cipher_calls.max(1) as f64
+    }
+}
+
+/// How long the parts of requests took, by name: `total`, `queue`, `store`, `cipher`.
+pub(crate) fn phases(snapshot: &Snapshot) -> [(&'static str, &Histogram); 4] {
+    [("total", &snapshot.total), ("queue", &snapshot.queue), ("store", &snapshot.store), ("cipher", &snapshot.cipher)]
+}
+
+/// Counts of a histogram by the largest value of each bucket, in nanoseconds; buckets that are empty are left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Buckets {
+    pub sum: u64,
+    pub counts: Vec<(u64, u64)>,
+}
+
+impl Buckets {
+    pub(crate) fn of(histogram: &Histogram) -> Self {
+        Self { sum: histogram.sum(), counts: histogram.buckets().map(|bucket| (bucket.upper, bucket.count)).collect() }
+    }
+
+    /// What was added since `earlier`.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let before: BTreeMap<u64, u64> = earlier.counts.iter().copied().collect();
+        let added =
+            |(upper, count): &(u64, u64)| (*upper, count.saturating_sub(before.get(upper).copied().unwrap_or(0)));
+        let counts = self.counts.iter().map(added).filter(|(_, count)| *count > 0).collect();
+        Self { sum: self.sum.wrapping_sub(earlier.sum), counts }
+    }
+
+    fn count(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
+    /// The value that `percent` percent of all do not exceed.
+    fn percentile(&self, percent: f64) -> u64 {
+        let rank = (self.count() as f64 * percent / 100.0).ceil().max(1.0) as u64;
+        let mut seen = 0_u64;
+        let reaches = |(_, count): &&(u64, u64)| {
+            seen = seen.saturating_add(*count);
+            seen >= rank
+        };
+        self.counts.iter().find(reaches).map_or(0, |(upper, _)| *upper)
+    }
+}
+
+/// A histogram in a few numbers, in nanoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Spread {
+    pub count: u64,
+    pub mean: u64,
+    pub p50: u64,
+    pub p90: u64,
+    pub p99: u64,
+    #[serde(rename = "p99.9")]
+    pub p99_9: u64,
+    #[serde(rename = "p99.99")]
+    pub p99_99: u64,
+    pub max: u64,
+}
+
+impl From<&Buckets> for Spread {
+    fn from(buckets: &Buckets) -> Self {
+        let count = buckets.count();
+        Self {
+            count,
+            mean: buckets.sum.checked_div(count).unwrap_or(0),
+            p50: buckets.percentile(50.0),
+            p90: buckets.percentile(90.0),
+            p99: buckets.percentile(99.0),
+            p99_9: buckets.percentile(99.9),
+            p99_99: buckets.percentile(99.99),
+            max: buckets.counts.last().map_or(0, |(upper, _)| *upper),
+        }
+    }
+}
+
+/// All that `top` needs to know, twice.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    /// By the clock of the process, in nanoseconds since the volume was opened.
+    pub at_ns: u64,
+    pub suspended: bool,
+    pub counters: Counters,
+    pub histograms_ns: BTreeMap<String, Buckets>,
+}
+
+/// Nanoseconds in three digits and a unit.
+pub(crate) struct Time(pub u64);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (value, unit) = match self.0 {
+            ns @ 0..1_000 => return f.pad(&format!("{ns} ns")),
+            ns @ 1_000..1_000_000 => (ns as f64 / 1e3, "us"),
+            ns @ 1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
+            ns => (ns as f64 / 1e9, "s"),
+        };
+        let digits = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+        f.pad(&format!("{value:.digits$} {unit}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_the_values_at_their_rank() {
+        let buckets = Buckets { sum: 5050, counts: (1..=100).map(|value| (value, 1)).collect() };
+        let spread = Spread::from(&buckets);
+        assert_eq!((spread.count, spread.mean, spread.max), (100, 50, 100));
+        assert_eq!((spread.p50, spread.p90, spread.p99, spread.p99_9, spread.p99_99), (50, 90, 99, 100, 100));
+        assert_eq!(Spread::from(&Buckets::default()), Spread::default());
+    }
+
+    #[test]
+    fn what_was_added_is_the_difference() {
+        let earlier = Buckets { sum: 30, counts: vec![(10, 1), (20, 1)] };
+        let now = Buckets { sum: 90, counts: vec![(5, 2), (10, 1), (20, 2), (30, 1)] };
+        assert_eq!(now.since(&earlier), Buckets { sum: 60, counts: vec![(5, 2), (20, 1), (30, 1)] });
+        assert_eq!(now.since(&now), Buckets::default());
+    }
+
+    #[test]
+    fn times_have_three_digits() {
+        let shown = |ns| Time(ns).to_string();
+        assert_eq!([0, 999, 1_000, 9_994, 9_996].map(shown), ["0 ns", "999 ns", "1.00 us", "9.99 us", "10.0 us"]);
+        assert_eq!([99_940, 99_960, 1_500_000, 2_340_000_000].map(shown), ["99.9 us", "100 us", "1.50 ms", "2.34 s"]);
+    }
+}
