@@ -253,14 +253,15 @@ fn pause(input: BorrowedFd<'_>, caught: &Caught) -> anyhow::Result<Woken> {
 
 fn draw(rows: &[Row]) -> anyhow::Result<()> {
     let size = tcgetwinsize(rustix::stdio::stdout());
-    let (width, height) = size.map_or((80, 24), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+    let (width, height) = size.map_or((0, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+    // A terminal that does not tell its size has the usual one.
+    let (width, height) = (if width == 0 { 80 } else { width }, if height == 0 { 24 } else { height });
     let body = if rows.is_empty() { "no volume is running\n".to_owned() } else { table(rows).to_string() };
     let text = format!("inlock top: the last second; q quits\n\n{body}");
     let mut frame = String::from("\x1b[H");
-    // A terminal that does not tell its size has none.
-    for line in text.lines().take(height.max(3) - 1) {
-        frame.extend(line.chars().take(if width == 0 { 80 } else { width }));
-        frame += "\x1b[K\r\n";
+    for line in text.lines().take(height.max(2) - 1) {
+        frame.extend(line.chars().take(width));
+        frame += "\x1b[K\n";
     }
     exit::print(frame + "\x1b[J")
 }
