@@ -2,7 +2,7 @@
 # Everything that has to hold, in one command; ends with one line 'N passed, N failed, N skipped'.
 #
 #   ./test.sh              all stages, as on every push
-#   ./test.sh STAGE...     some of: build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings report soak vm
+#   ./test.sh STAGE...     some of: build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings disk report soak vm
 #
 # Each stage writes to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so that a suite
 # that silently does less fails; a skip that is not in tests/expected-skips.txt fails too.
@@ -13,7 +13,7 @@ export CI=true LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=0
 # shellcheck source=tests/packages.sh
 . tests/packages.sh
 
-STAGES=(build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings report soak vm)
+STAGES=(build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings disk report soak vm)
 WANTED=("${@:-all}")
 TARGET=${CARGO_TARGET_DIR:-$PWD/target}
 LOGS=$TARGET/test-logs
@@ -115,6 +115,7 @@ stage clients suite real_clients
 stage hostile suite hostile
 stage memory suite memory
 stage endings suite endings
+stage disk suite disk
 stage report suite report
 stage soak cargo xtask soak --seconds 10 --stall-seconds 10
 stage vm cargo xtask vm

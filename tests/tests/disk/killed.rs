@@ -1,0 +1,118 @@
+//! The daemon killed with -9 while a file system writes: what had reached its disk is there, and the rest is repaired.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use inlock_tests::process::{lossy, output, program, text};
+use inlock_tests::random::Random;
+use inlock_tests::report::count;
+
+use crate::support::{Disk, can_make_disks, harvest, hash};
+
+/// Writes files and syncs every one, until that fails; those that were synced.
+fn write_until_it_fails(dir: &Path, seed: u64) -> BTreeMap<PathBuf, u64> {
+    let mut random = Random::new(seed);
+    let mut durable = BTreeMap::new();
+    for number in 0.. {
+        let name = PathBuf::from(format!("file-{seed}-{number}"));
+        let content = random.bytes(1 + (number * 7919) % 60_000);
+        let write = || {
+            let mut file = File::create(dir.join(&name))?;
+            file.write_all(&content)?;
+            file.sync_all()?;
+            File::open(dir)?.sync_all()
+        };
+        if write().is_err() {
+            break;
+        }
+        durable.insert(name, hash(&content));
+    }
+    durable
+}
+
+fn killed(mkfs: &[&str], fsck: &[&str]) -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(400 << 20)?;
+    let node = disk.open(&["--via", "loop"])?;
+    let (name, words) = mkfs.split_first().expect("a program");
+    text(program(name).args(words).arg(&node))?;
+    let mut durable = BTreeMap::new();
+    for (round, run_ms) in [700, 1500, 2500].into_iter().enumerate() {
+        let node = if round == 0 { node.clone() } else { disk.open(&["--via", "loop"])? };
+        disk.mount(&node)?;
+        harvest(&disk.mount_point(), &durable)?;
+        let pid = disk.pid()?;
+        let dir = disk.mount_point();
+        let written = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..3)
+                .map(|number| {
+                    let dir = &dir;
+                    scope.spawn(move || write_until_it_fails(dir, round as u64 * 10 + number))
+                })
+                .collect();
+            std::thread::sleep(Duration::from_millis(run_ms));
+            text(program("kill").arg("-9").arg(pid.to_string()))?;
+            let mut all = BTreeMap::new();
+            for writer in writers {
+                all.extend(writer.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?);
+            }
+            Ok::<_, anyhow::Error>(all)
+        })?;
+        ensure!(!written.is_empty(), "nothing was written before the daemon died");
+        durable.extend(written);
+        let status = disk.say("status", &[])?;
+        ensure!(status.status.code() == Some(4), "status of a dead daemon: {}", status.status);
+        // While the file system is mounted nothing can be cleaned up.
+        let refused = disk.say("close", &[])?;
+        ensure!(refused.status.code() == Some(5), "{}: {}", refused.status, lossy(&refused.stderr));
+        disk.unmount()?;
+        if round == 1 {
+            disk.close()?;
+        }
+    }
+    // Opening cleans up as well.
+    let node = disk.open(&["--via", "loop"])?;
+    disk.mount(&node)?;
+    harvest(&disk.mount_point(), &durable)?;
+    disk.unmount()?;
+    let (name, words) = fsck.split_first().expect("a program");
+    text(program(name).args(words).arg(&node))?;
+    disk.close()?;
+    count("files_that_outlived_a_daemon", durable.len());
+    Ok(())
+}
+
+#[test]
+fn ext4_is_clean_after_its_journal_was_replayed() -> Result<()> {
+    killed(&["mkfs.ext4", "-q", "-N", "60000"], &["e2fsck", "-fn"])
+}
+
+#[test]
+fn xfs_is_clean_after_its_journal_was_replayed() -> Result<()> {
+    killed(&["mkfs.xfs", "-q"], &["xfs_repair", "-n"])
+}
+
+#[test]
+fn a_file_whose_daemon_died_is_cleaned_up() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(32 << 20)?;
+    let file = disk.open(&["--via", "fuse"])?;
+    let pid = disk.pid()?;
+    text(program("kill").arg("-9").arg(pid.to_string()))?;
+    ensure!(fs::read(&file).is_err(), "the file still answers");
+    disk.close()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    ensure!(!mounts.contains(&disk.name), "the mount stays");
+    ensure!(!file.exists(), "the file stays");
+    let gone = output(inlock_tests::process::inlock()?.arg("close").arg(&disk.name))?;
+    ensure!(gone.status.code() == Some(4), "there was something left: {}", lossy(&gone.stderr));
+    Ok(())
+}

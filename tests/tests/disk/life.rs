@@ -1,0 +1,87 @@
+//! From an empty image to a file system and back, with each file system, and with `mount` and `umount`.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use inlock_tests::process::{inlock, program, text};
+use inlock_tests::report::count;
+
+use crate::support::{Disk, can_make_disks, harvest, plant};
+
+const FILES: usize = 20_100;
+
+fn check(program_and_words: &[&str], node: &Path) -> Result<()> {
+    let (name, words) = program_and_words.split_first().expect("a program");
+    text(program(name).args(words).arg(node)).map(drop)
+}
+
+/// mkfs, a tree of files, close, cryptsetup's word for it, open again, every file as it was, fsck.
+fn life(mkfs: &[&str], fsck: &[&str]) -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(600 << 20)?;
+    let node = disk.open(&["--via", "loop"])?;
+    check(mkfs, &node)?;
+    disk.mount(&node)?;
+    let planted = plant(&disk.mount_point(), FILES, 6)?;
+    disk.unmount()?;
+    disk.close()?;
+    ensure!(!Path::new("/dev/inlock").join(&disk.name).exists(), "the name stays in /dev");
+    text(program("cryptsetup").args(["open", "--test-passphrase", "--key-file"]).arg(&disk.key).arg(&disk.image))?;
+
+    let node = disk.open(&["--via", "loop"])?;
+    let linked = std::fs::canonicalize(Path::new("/dev/inlock").join(&disk.name))?;
+    ensure!(linked == node, "/dev/inlock names {}, not {}", linked.display(), node.display());
+    disk.mount(&node)?;
+    harvest(&disk.mount_point(), &planted)?;
+    disk.unmount()?;
+    check(fsck, &node)?;
+    disk.close()?;
+    count("files_on_a_disk", planted.len());
+    Ok(())
+}
+
+#[test]
+fn ext4() -> Result<()> {
+    life(&["mkfs.ext4", "-q", "-N", "40000"], &["e2fsck", "-fn"])
+}
+
+#[test]
+fn xfs() -> Result<()> {
+    life(&["mkfs.xfs", "-q"], &["xfs_repair", "-n"])
+}
+
+#[test]
+fn btrfs() -> Result<()> {
+    life(&["mkfs.btrfs", "-q"], &["btrfs", "check", "--readonly"])
+}
+
+#[test]
+fn mount_and_umount_do_it_all() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(64 << 20)?;
+    let mount = || -> Result<_> {
+        let mut command = inlock()?;
+        command.arg("mount").arg(&disk.image).arg(disk.mount_point()).arg("--key-file").arg(&disk.key);
+        command.args(["--via", "loop", "--name", &disk.name]);
+        Ok(command)
+    };
+    // No file system yet: what was opened is closed again.
+    ensure!(text(&mut mount()?).is_err(), "an empty volume was mounted");
+    ensure!(!disk.say("status", &[])?.status.success(), "the volume stays open");
+    let node = disk.open(&["--via", "loop"])?;
+    check(&["mkfs.ext4", "-q"], &node)?;
+    disk.close()?;
+    text(&mut mount()?)?;
+    let planted = plant(&disk.mount_point(), 500, 7)?;
+    text(inlock()?.arg("umount").arg(disk.mount_point()))?;
+    ensure!(!disk.say("status", &[])?.status.success(), "the volume stays open");
+    text(mount()?.arg("--read-only"))?;
+    harvest(&disk.mount_point(), &planted)?;
+    ensure!(std::fs::write(disk.mount_point().join("new"), "x").is_err(), "it can be written to");
+    text(inlock()?.arg("umount").arg(disk.mount_point()))?;
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! What is refused, with which status, and what it says: names and devices in use, ways that do not work here.
+
+use std::fs::{self, File};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use inlock_tests::process::{inlock, output, program, text};
+
+use crate::support::{Disk, can_make_disks, fails};
+
+#[test]
+fn a_device_in_use_is_neither_opened_twice_nor_closed() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(64 << 20)?;
+    let other = Disk::new(32 << 20)?;
+    let node = disk.open(&["--via", "loop"])?;
+    text(program("mkfs.ext4").arg("-q").arg(&node))?;
+    disk.mount(&node)?;
+    let mount_point = disk.mount_point().display().to_string();
+
+    let open = |image: &std::path::Path, name: &str| -> Result<_> {
+        output(inlock()?.arg("open").arg(image).arg(name).arg("--key-file").arg(&disk.key))
+    };
+    fails(&open(&other.image, &disk.name)?, 5, &["already exists", "inlock list"])?;
+    fails(&open(&disk.image, &other.name)?, 5, &["is in use"])?;
+    fails(&disk.say("close", &[])?, 5, &["is in use: mounted on", &mount_point, "--deferred"])?;
+    fs::write(disk.mount_point().join("still"), "usable")?;
+
+    // A signal waits, as a deferred close does.
+    text(program("kill").arg(disk.pid()?.to_string()))?;
+    std::thread::sleep(Duration::from_millis(500));
+    ensure!(fs::read(disk.mount_point().join("still"))? == b"usable");
+    ensure!(disk.say("status", &[])?.status.success(), "a signal ended what is mounted");
+    disk.unmount()?;
+    wait_until_closed(&disk)?;
+
+    let node = disk.open(&["--via", "loop"])?;
+    disk.mount(&node)?;
+    let deferred = disk.say("close", &["--deferred"])?;
+    ensure!(deferred.status.success(), "{deferred:?}");
+    ensure!(fs::read(disk.mount_point().join("still"))? == b"usable");
+    disk.unmount()?;
+    wait_until_closed(&disk)?;
+    fails(&disk.say("close", &[])?, 4, &["is not active"])
+}
+
+fn wait_until_closed(disk: &Disk) -> Result<()> {
+    let begin = Instant::now();
+    while disk.say("status", &[])?.status.success() {
+        ensure!(begin.elapsed() < Duration::from_secs(60), "it is never closed");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_file_that_a_program_has_open_stays() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(32 << 20)?;
+    let path = disk.open(&["--via", "fuse"])?;
+    let file = File::open(&path)?;
+    let own = format!("open in process {}", std::process::id());
+    fails(&disk.say("close", &[])?, 5, &["is in use", &own])?;
+    drop(file);
+    disk.close()
+}
+
+#[test]
+fn a_way_that_does_not_work_here_names_one_that_does() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(32 << 20)?;
+    for (via, node) in [("ublk", "/dev/ublk-control"), ("nbd", "/sys/module/nbd")] {
+        if std::path::Path::new(node).exists() {
+            continue;
+        }
+        let mut command = inlock()?;
+        command.arg("open").arg(&disk.image).arg(&disk.name).args(["--via", via, "--key-file"]).arg(&disk.key);
+        let missing = format!("modprobe {}", if via == "ublk" { "ublk_drv" } else { "nbd" });
+        fails(&output(&mut command)?, 1, &["does not work here", &missing, "--via loop would work"])?;
+    }
+    // Nothing was typed, nothing was opened.
+    ensure!(!disk.say("status", &[])?.status.success());
+    Ok(())
+}

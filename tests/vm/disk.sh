@@ -1,0 +1,97 @@
+#: about   a volume as a disk over ublk and over the kernel's NBD: a file system, fio, the daemon killed, suspend, dm-crypt both ways
+#: memory  640
+#: cpus    2
+#: seconds 900
+#: modules dm_crypt ublk_drv nbd
+#: tools   inlock cryptsetup mkfs.ext4 e2fsck fio
+#: disk    160M
+# shellcheck shell=dash
+printf secret > /tmp/key
+mkdir -p /mnt /tmp/tree
+
+# opened VIA: /dev/inlock/vol from /dev/vda.
+opened() { inlock open /dev/vda vol --via "$1" --threads 4 --key-file /tmp/key > /tmp/node; }
+pid() { sed -n 's/^ *"pid": *\([0-9]*\),*/\1/p' /run/inlock/vol.json; }
+
+plant() {
+    local n=0
+    while [ "$n" -lt 400 ]; do
+        mkdir -p "/tmp/tree/d$((n % 13))"
+        head -c "$((n * 97 % 9001))" /dev/urandom > "/tmp/tree/d$((n % 13))/f$n"
+        n=$((n + 1))
+    done
+    (cd /tmp/tree && find . -type f -exec sha256sum {} + > /tmp/sums)
+}
+
+# load NAME SECS: fio writes at depth 32 over four jobs and reads everything back; in the background, its end in /tmp/fio.NAME.
+load() {
+    (
+        fio --name=load --filename=/dev/inlock/vol --direct=1 --ioengine=io_uring --iodepth=32 --numjobs=4 --size=24m \
+            --offset_increment=24m --rw=randwrite --bsrange=4k-64k --bs_unaligned=0 --blockalign=4k --verify=crc32c \
+            --verify_backlog=128 --verify_fatal=1 --randseed="$2" --loops="$2" --group_reporting > "/tmp/fio.$1" 2>&1
+        echo "status $?" >> "/tmp/fio.$1"
+    ) &
+}
+
+# loaded NAME: how it ended.
+loaded() {
+    if ! wait_for 300 grep -q '^status' "/tmp/fio.$1"; then
+        fail "$1" "fio does not end: $(tail -n 5 "/tmp/fio.$1")"
+    elif grep -q '^status 0' "/tmp/fio.$1" && ! grep -q 'verify: bad\|err=[^ ]*[1-9]' "/tmp/fio.$1"; then
+        ok "$1"
+    else
+        fail "$1" "$(grep -v '^$' "/tmp/fio.$1" | head -n 6)"
+    fi
+}
+
+plant
+check format inlock luksFormat -q --pbkdf-force-iterations 4 --pbkdf-memory 64 --pbkdf-parallel 1 --key-file /tmp/key /dev/vda
+for via in ublk nbd; do
+    check "$via-open" opened "$via" || { cat /run/inlock/*.log; continue; }
+    note "$via: $(cat /tmp/node), $(cat "/sys/block/$(basename "$(cat /tmp/node)")/queue/logical_block_size") bytes a block"
+    check "$via-mkfs" mkfs.ext4 -q -F /dev/inlock/vol
+    check "$via-mount" mount -t ext4 /dev/inlock/vol /mnt
+    check "$via-copy" cp -r /tmp/tree /mnt/
+    if inlock close vol 2> /tmp/said; then fail "$via-held" "a mounted device was closed"; else ok "$via-held"; fi
+    check "$via-held-where" grep -q "mounted on /mnt" /tmp/said
+    check "$via-umount" umount /mnt
+    check "$via-fsck" e2fsck -fn /dev/inlock/vol
+    check "$via-close" inlock close vol
+
+    # dm-crypt reads what Inlock wrote, and the reverse.
+    check "$via-dm-open" cryptsetup open --key-file /tmp/key /dev/vda dm
+    check "$via-dm-fsck" e2fsck -fn /dev/mapper/dm
+    check "$via-dm-mount" mount -t ext4 /dev/mapper/dm /mnt
+    (cd /mnt/tree && check "$via-dm-files" sha256sum -c /tmp/sums)
+    mv /mnt/tree /mnt/moved && cp -r /tmp/tree /mnt/tree
+    umount /mnt
+    check "$via-dm-close" cryptsetup close dm
+    check "$via-reopen" opened "$via"
+    check "$via-remount" mount -t ext4 /dev/inlock/vol /mnt
+    (cd /mnt/tree && check "$via-files" sha256sum -c /tmp/sums)
+    (cd /mnt/moved && check "$via-files-moved" sha256sum -c /tmp/sums)
+    umount /mnt
+
+    load "$via-fio" 2
+    loaded "$via-fio"
+
+    # Killed in the middle: the device waits, and goes on when its process is back.
+    load "$via-killed" 3
+    sleep 3
+    check "$via-kill" kill -9 "$(pid)"
+    sleep 1
+    if inlock status vol > /dev/null 2>&1; then fail "$via-dead" "a dead process has a status"; else ok "$via-dead"; fi
+    check "$via-back" opened "$via"
+    loaded "$via-killed"
+
+    # Requests wait while the volume is suspended.
+    load "$via-suspended" 2
+    sleep 2
+    check "$via-suspend" inlock suspend vol
+    sleep 2
+    if grep -q '^status' "/tmp/fio.$via-suspended"; then note "$via: fio had ended before the volume was suspended"; fi
+    check "$via-resume" inlock resume vol --key-file /tmp/key
+    loaded "$via-suspended"
+    check "$via-last-close" inlock close vol
+    if [ -e "$(cat /tmp/node)" ] && [ "$via" = ublk ]; then fail "$via-gone" "$(cat /tmp/node) stays"; else ok "$via-gone"; fi
+done
