@@ -15,12 +15,23 @@ use std::os::fd::{AsRawFd, OwnedFd};
 pub(super) const USER_RECOVERY: u64 = 1 << 3;
 /// What was under way then is asked again.
 pub(super) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
-/// Commands are numbered as ioctls are; the driver sets it.
-const IOCTL_ENCODE: u64 = 1 << 6;
 /// The length can change.
 pub(super) const UPDATE_SIZE: u64 = 1 << 10;
-/// The features that are compatible with buffers which the driver copies to and from.
-const COPIED: u64 = USER_RECOVERY | USER_RECOVERY_REISSUE | IOCTL_ENCODE | UPDATE_SIZE;
+/// The features with which the driver copies to and from the buffers that it is given, beside those above: how it is told
+/// (1, 6), who may use it (5), when and how it ends (9, 12, 17), who may answer (13, 14), and whether partitions are looked
+/// for (18). Newer drivers set some of them by themselves.
+const COPIED: u64 = 1 << 1
+    | 1 << 5
+    | 1 << 6
+    | 1 << 9
+    | 1 << 12
+    | 1 << 13
+    | 1 << 14
+    | 1 << 17
+    | 1 << 18
+    | USER_RECOVERY
+    | USER_RECOVERY_REISSUE
+    | UPDATE_SIZE;
 
 /// Any device; in an answer, its number.
 const NEW: u32 = u32::MAX;
