@@ -51,6 +51,7 @@ pub(crate) enum Command {
     Top { names: Vec<Name>, once: bool, json: bool },
     Suspend(Name),
     Resume(ResumeArgs),
+    Resize(Name),
     Close { name: Name, deferred: bool },
     Export(CopyArgs),
     Import(CopyArgs),
@@ -303,7 +304,7 @@ fn verb_of(word: &OsStr) -> anyhow::Result<Verb> {
         return Ok(verb);
     }
     Err(match &*name {
-        "resize" | "refresh" => Problem::refused(
+        "refresh" => Problem::refused(
             format!("Action {name} is about device-mapper devices, which Inlock does not make."),
             "`inlock serve <source> --nbd unix:PATH` serves a volume until it is told to end",
         ),
@@ -352,6 +353,7 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
             let name = name_of(&word()?)?;
             Command::Resume(ResumeArgs { name, key: key_args(&options)?, header: options.header })
         }
+        Verb::Resize => Command::Resize(name_of(&word()?)?),
         Verb::Close => Command::Close { name: name_of(&word()?)?, deferred: options.deferred },
         Verb::Export => {
             let (image, out) = (word()?, word()?);

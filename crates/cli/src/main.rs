@@ -73,6 +73,7 @@ fn run(invocation: &Invocation) -> anyhow::Result<u8> {
         Command::Open(args) => return commands::open::run(args),
         Command::Mount(args) => return commands::mount::run(args),
         Command::Umount { dir, deferred } => commands::umount::run(dir, *deferred)?,
+        Command::Resize(name) => commands::resize::run(name)?,
         Command::Close { name, deferred } => commands::close::run(name, *deferred)?,
         Command::Export(args) => commands::export::run(args, batch)?,
         Command::Import(args) => commands::import::run(args, batch)?,

@@ -222,10 +222,17 @@ impl Way {
     /// Makes a new length of the volume known.
     pub(crate) fn update_len(&self, len: u64) -> anyhow::Result<()> {
         match self {
-            Self::Nbd(_, device) => Ok(device.update_len(len)?),
+            Self::Nbd(..) => Err(Problem::refused(
+                format!("The volume has {len} bytes now, and its NBD device cannot know that."),
+                "close the volume and open it again",
+            )),
             Self::Ublk(device) => Ok(device.update_len()?),
             Self::Fuse(_) => Ok(()),
-            Self::Loop(_, over) => Ok(over.update_len()?),
+            Self::Loop(mount, over) => {
+                // Asking for the file's length is what makes the kernel know it.
+                std::fs::metadata(mount.path())?;
+                Ok(over.update_len()?)
+            }
         }
     }
 }

@@ -40,6 +40,9 @@ pub enum ControlError {
     /// [`Device::end`] was called.
     #[error("the device is being closed")]
     Ended,
+    /// The store does not say how long it is.
+    #[error("the store failed: {0}")]
+    Store(#[source] RequestError),
     /// The device is suspended, but what was written before may be lost.
     #[error("suspended, but writes may be lost")]
     Flush(#[source] RequestError),
@@ -245,6 +248,27 @@ impl Device {
             self.gate.open();
         }
         Ok(())
+    }
+
+    /// Looks how long the stores are now. A last segment without an end grows with its store; its new length. What is
+    /// shorter than before stays as long as it was, and fails beyond the store's end. A device that is not suspended is,
+    /// for as long as this takes.
+    pub fn grow(&self) -> Result<u64, ControlError> {
+        let _orders = self.order()?;
+        let len = |store: &Arc<dyn BackingStore>| store.measure_len();
+        let lens = self.stores.iter().map(len).collect::<Result<Vec<_>, _>>();
+        let lens = lens.map_err(|error| ControlError::Store(RequestError::Io(error)))?;
+        let generation = self.layout().generation.wrapping_add(1);
+        let suspended = self.is_suspended();
+        if !suspended {
+            self.gate.close();
+        }
+        let changed = self.gate.change(|target| target.grown(&lens).of_generation(generation));
+        self.len.fetch_max(self.layout().len, Ordering::AcqRel);
+        if !suspended {
+            self.gate.open();
+        }
+        if changed { Ok(self.len()) } else { Err(ControlError::NoKey) }
     }
 
     /// Gives a suspended device up: requests that wait fail, and so do all later ones. A device that is not suspended

@@ -182,6 +182,16 @@ impl Gate {
         drop(before.map(|b| Arc::into_inner(b).expect("nobody has the target while the gate is closed")));
     }
 
+    /// Changes the target of a closed gate, where there is one. False: the key was wiped.
+    pub(crate) fn change(&self, change: impl FnOnce(CryptTarget) -> CryptTarget) -> bool {
+        let mut state = self.state();
+        let Some(before) = state.target.take() else { return false };
+        let target = change(Arc::into_inner(before).expect("nobody has the target while the gate is closed"));
+        state.layout = Arc::clone(target.layout());
+        state.target = Some(Arc::new(target));
+        true
+    }
+
     /// Measures the ciphers of the target, where there is one.
     pub(crate) fn measure(&self) {
         if let Some(target) = &self.state().target {

@@ -22,6 +22,8 @@ pub(crate) struct Part {
     pub(crate) len: u64,
     pub(crate) store: u32,
     pub(crate) store_offset: u64,
+    /// Goes to the end of its store, wherever that is.
+    pub(crate) open_end: bool,
     pub(crate) iv_offset: u64,
     pub(crate) unit: DataUnitSize,
     pub(crate) large_iv: bool,

@@ -197,6 +197,7 @@ impl CryptTarget {
             len,
             store: 0,
             store_offset: 0,
+            open_end: true,
             iv_offset: 0,
             unit: DataUnitSize::SECTOR,
             large_iv: false,
@@ -226,6 +227,19 @@ impl CryptTarget {
             });
         }
         Ok(Self { layout: Arc::clone(layout), ciphers, costs: OnceLock::new() })
+    }
+
+    /// The target on stores that have grown: a last segment without an end goes as far as whole data units do.
+    pub(crate) fn grown(mut self, store_lens: &[u64]) -> Self {
+        let layout = Arc::make_mut(&mut self.layout);
+        if let Some(last) = layout.parts.last_mut().filter(|part| part.open_end)
+            && let Some(store_len) = store_lens.get(last.store as usize)
+        {
+            let room = store_len.saturating_sub(last.store_offset);
+            last.len = last.len.max(room / last.granule() as u64 * last.granule() as u64);
+            layout.len = last.start.saturating_add(last.len);
+        }
+        self
     }
 
     /// The target as the one of this generation.
@@ -359,6 +373,7 @@ fn new_part(index: usize, line: &Line<'_>, store_lens: &[u64]) -> Result<Part, T
         len,
         store: if stored { *store as u32 } else { 0 },
         store_offset,
+        open_end: segment.sectors.is_none(),
         iv_offset: segment.iv_offset.0,
         unit: segment.unit,
         large_iv: segment.large_iv,

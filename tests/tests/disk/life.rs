@@ -85,3 +85,43 @@ fn mount_and_umount_do_it_all() -> Result<()> {
     text(inlock()?.arg("umount").arg(disk.mount_point()))?;
     Ok(())
 }
+
+#[test]
+fn a_mounted_file_system_grows_with_its_image() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(64 << 20)?;
+    let node = disk.open(&["--via", "loop"])?;
+    check(&["mkfs.ext4", "-q"], &node)?;
+    disk.mount(&node)?;
+    let planted = plant(&disk.mount_point(), 200, 9)?;
+    let len = || -> Result<u64> { Ok(text(program("blockdev").arg("--getsize64").arg(&node))?.trim().parse()?) };
+    let before = len()?;
+    // Not a whole number of data units: the rest is left out.
+    std::fs::OpenOptions::new().write(true).open(&disk.image)?.set_len((96 << 20) + 512)?;
+    let resized = disk.say("resize", &[])?;
+    ensure!(resized.status.success(), "{resized:?}");
+    ensure!(len()? == before + (32 << 20), "{} bytes after {before}", len()?);
+    text(program("resize2fs").arg(&node))?;
+    let free = rest(&disk.mount_point())?;
+    ensure!(free > 48 << 20, "{free} bytes are free in the file system that has grown");
+    std::fs::write(disk.mount_point().join("large"), vec![7; 48 << 20])?;
+    disk.unmount()?;
+    check(&["e2fsck", "-fn"], &node)?;
+    // What does not grow says the same again, and a shorter image takes nothing away.
+    ensure!(disk.say("resize", &[])?.status.success() && len()? == before + (32 << 20));
+    disk.close()?;
+    std::fs::OpenOptions::new().write(true).open(&disk.image)?.set_len(96 << 20)?;
+    let node = disk.open(&["--via", "loop"])?;
+    disk.mount(&node)?;
+    harvest(&disk.mount_point(), &planted)?;
+    disk.unmount()?;
+    disk.close()
+}
+
+/// Free bytes of a file system.
+fn rest(dir: &Path) -> Result<u64> {
+    let words = text(program("df").args(["--output=avail", "-B1"]).arg(dir))?;
+    Ok(words.split_whitespace().last().unwrap_or_default().parse()?)
+}

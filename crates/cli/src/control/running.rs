@@ -91,6 +91,7 @@ impl Running {
             "close" => self.handed_out.close(request)?,
             "suspend" => self.suspend()?,
             "resume" => self.resume(handed)?,
+            "resize" => self.resize()?,
             _ => return Err(Problem::usage(format!("The process does not know the command '{command}'."))),
         }
         Ok(Map::new())
@@ -112,6 +113,13 @@ impl Running {
             self.key_present.store(false, Ordering::Release);
         }
         Ok(suspended?)
+    }
+
+    /// Looks how long the device below is now.
+    fn resize(&self) -> anyhow::Result<()> {
+        let before = self.device.len();
+        let len = self.device.grow()?;
+        if len > before { self.handed_out.resized(len) } else { Ok(()) }
     }
 
     /// Takes the key, if it was wiped, and lets requests go on.

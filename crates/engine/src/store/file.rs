@@ -8,6 +8,7 @@ use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How requests reach a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +33,8 @@ const CARRIED_FROM: usize = 128 << 10;
 #[derive(Debug)]
 pub struct FileStore {
     file: File,
-    geometry: Geometry,
+    len: AtomicU64,
+    read_only: bool,
     block_device: bool,
     /// No descriptor is shown: everything is called inline.
     hidden: bool,
@@ -50,7 +52,7 @@ impl FileStore {
         let len = rustix::fs::seek(&file, SeekFrom::End(0))?;
         let in_memory = mode == IoMode::Auto && lives_in_memory(&file);
         let hidden = mode == IoMode::Sync;
-        Ok(Self { file, geometry: Geometry { len, read_only }, block_device, hidden, in_memory })
+        Ok(Self { file, len: AtomicU64::new(len), read_only, block_device, hidden, in_memory })
     }
 
     /// The file.
@@ -70,7 +72,13 @@ fn lives_in_memory(file: &File) -> bool {
 
 impl BackingStore for FileStore {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry { len: self.len.load(Ordering::Acquire), read_only: self.read_only }
+    }
+
+    fn measure_len(&self) -> Result<u64, Errno> {
+        let len = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
+        self.len.store(len, Ordering::Release);
+        Ok(len)
     }
 
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {

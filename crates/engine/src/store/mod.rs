@@ -67,6 +67,11 @@ pub trait BackingStore: Send + Sync {
     /// Length and access.
     fn geometry(&self) -> Geometry;
 
+    /// Looks how long the store is now, which [`BackingStore::geometry`] says from then on.
+    fn measure_len(&self) -> Result<u64, Errno> {
+        Ok(self.geometry().len)
+    }
+
     /// The descriptor through which a ring reaches the store; `None`: the worker calls the methods below inline.
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         None

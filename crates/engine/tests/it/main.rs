@@ -5,6 +5,7 @@
 
 mod crash;
 mod faults;
+mod grow;
 mod model;
 mod offload;
 mod scripted;

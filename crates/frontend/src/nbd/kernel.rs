@@ -167,12 +167,6 @@ impl NbdDevice {
         Path::new(&format!("/sys/block/nbd{}/pid", self.index)).exists()
     }
 
-    /// Makes a new length known.
-    pub fn update_len(&self, len: u64) -> Result<(), KernelNbdError> {
-        let asked = Attributes::default().with(INDEX, &self.index.to_ne_bytes()).with(SIZE_BYTES, &len.to_ne_bytes());
-        open()?.request(RECONFIGURE, VERSION, &asked).map(drop).map_err(failed("change the device's length"))
-    }
-
     /// Takes it away. Whoever still uses it gets errors: ask before.
     pub fn detach(&self) -> Result<(), KernelNbdError> {
         let asked = Attributes::default().with(INDEX, &self.index.to_ne_bytes());

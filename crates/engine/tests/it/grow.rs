@@ -1,0 +1,35 @@
+//! A device over a store that grows.
+
+use crate::support::{DATA_OFFSET, key, segment};
+use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::{Access, BlockingDevice, Device};
+use std::sync::Arc;
+
+const START: u64 = DATA_OFFSET as u64;
+
+#[test]
+fn a_device_grows_with_its_store_by_whole_data_units() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(START + (64 << 10)).unwrap();
+    let store = FileStore::new(file.try_clone().unwrap(), false, IoMode::Auto).unwrap();
+    let device = Arc::new(Device::new(&[segment(4096)], &key(), Arc::new(store), Access::default()).unwrap());
+    let blocking = BlockingDevice::new(Arc::clone(&device));
+    let before = device.len();
+    blocking.write_at(&[5; 4096], before - 4096).unwrap();
+    assert!(blocking.write_at(&[6; 4096], before).is_err());
+    assert_eq!(device.grow().unwrap(), before, "nothing has changed");
+    file.set_len(START + (64 << 10) + 3 * 4096 + 100).unwrap();
+    assert_eq!(device.len(), before, "nobody has looked");
+    assert_eq!(device.grow().unwrap(), before + 3 * 4096);
+    blocking.write_at(&[6; 4096 * 3], before).unwrap();
+    let mut back = [0; 4096 * 2];
+    blocking.read_at(&mut back, before - 4096).unwrap();
+    assert_eq!((&back[..4096], &back[4096..]), (&[5; 4096][..], &[6; 4096][..]));
+    // A store that shrinks takes nothing back; beyond its end there are errors.
+    file.set_len(8192).unwrap();
+    assert_eq!(device.grow().unwrap(), before + 3 * 4096);
+    assert!(blocking.read_at(&mut back, before).is_err());
+    device.suspend().unwrap();
+    device.wipe_key().unwrap();
+    assert!(device.grow().is_err(), "it grew without a key");
+}
