@@ -246,7 +246,7 @@ pub(crate) enum Verb {
 
 impl Verb {
     /// Every verb, in the order of the help text.
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::LuksFormat,
         Self::IsLuks,
         Self::LuksUuid,
