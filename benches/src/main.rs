@@ -9,6 +9,9 @@
 mod aws_lc;
 mod contest;
 mod peers;
+mod picture;
+#[allow(dead_code)] // One file draws the pictures of the guide and the page of `inlock bench`, which needs more of it.
+#[path = "../../crates/cli/src/bench/plot.rs"]
 mod plot;
 mod table;
 
@@ -52,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         std::fs::write(file, table::json_lines(&results)?)?;
     }
     if let Some(file) = svg_file {
-        std::fs::write(file, plot::svg(&results)?)?;
+        std::fs::write(file, picture::svg(&results)?)?;
     }
     Ok(())
 }

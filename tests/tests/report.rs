@@ -22,7 +22,8 @@ inked:marks.filter(m=>{const c=getComputedStyle(m);return c.stroke!=='none'||c.f
 table:s.closest('figure').querySelectorAll('table tr').length,\
 beyond:[...s.querySelectorAll('text')].filter(t=>{const a=t.getBoundingClientRect(),b=s.getBoundingClientRect();\
 return a.left<b.left-1||a.right>b.right+1||a.top<b.top-1||a.bottom>b.bottom+1}).length}});\
-const pre=document.createElement('pre');pre.id='probe';pre.textContent=JSON.stringify(found);document.body.append(pre)})</script>";
+const fetched=performance.getEntriesByType('resource').map(r=>r.name).filter(n=>!n.startsWith('data:'));\
+const pre=document.createElement('pre');pre.id='probe';pre.textContent=JSON.stringify({plots:found,fetched});document.body.append(pre)})</script>";
 
 /// The browser, if there is one that runs here.
 fn browser() -> Option<&'static str> {
@@ -46,13 +47,15 @@ fn open(browser: &str, dir: &Path, page: &Path, actions: &[&str]) -> Result<(Str
     Ok((lossy(&output.stdout), lossy(&output.stderr)))
 }
 
-/// What the probe found, by the plot's name.
-fn plots(dom: &str) -> Result<BTreeMap<String, Value>> {
+/// What the probe found: the plots by their names, and what the page fetched.
+fn probed(dom: &str) -> Result<(BTreeMap<String, Value>, Value)> {
     let (_, rest) = dom.split_once("<pre id=\"probe\">").context("the probe did not run")?;
     let (json, _) = rest.split_once("</pre>").context("the probe has no end")?;
     let json = json.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">");
-    let found: Vec<Value> = serde_json::from_str(&json)?;
-    Ok(found.into_iter().map(|plot| (plot["id"].as_str().unwrap_or_default().to_owned(), plot)).collect())
+    let mut found: Value = serde_json::from_str(&json)?;
+    let plots: Vec<Value> = serde_json::from_value(found["plots"].take())?;
+    let named = plots.into_iter().map(|plot| (plot["id"].as_str().unwrap_or_default().to_owned(), plot)).collect();
+    Ok((named, found["fetched"].take()))
 }
 
 #[test]
@@ -71,19 +74,13 @@ fn every_plot_of_the_page_is_drawn_and_nothing_is_fetched() -> Result<()> {
         skipped("no browser is installed, the page of the benchmarks is not opened");
         return Ok(());
     };
-    let probed = dir.path().join("probed.html");
-    fs::write(&probed, text.replace("</body>", &format!("{PROBE}</body>")))?;
-    let net_log = dir.path().join("net.json");
-    let (dom, log) =
-        open(browser, dir.path(), &probed, &["--dump-dom", &format!("--log-net-log={}", net_log.display())])?;
+    let probed_page = dir.path().join("probed.html");
+    fs::write(&probed_page, text.replace("</body>", &format!("{PROBE}</body>")))?;
+    let (dom, log) = open(browser, dir.path(), &probed_page, &["--dump-dom"])?;
     let complaints: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
     ensure!(complaints.is_empty(), "the browser complains: {complaints:?}");
-    let net = fs::read_to_string(&net_log).context("the browser keeps no log of requests")?;
-    for scheme in ["\"http://", "\"https://"] {
-        let fetched = net.split(scheme).skip(1).filter_map(|rest| rest.split('"').next()).next();
-        ensure!(fetched.is_none(), "the page asks for {scheme}{}", fetched.unwrap_or_default());
-    }
-    let plots = plots(&dom)?;
+    let (plots, fetched) = probed(&dom)?;
+    ensure!(fetched.as_array().is_some_and(Vec::is_empty), "the page fetches {fetched}");
     let mut expected = vec!["size-read", "size-write", "depth-read", "depth-write"];
     expected.extend(["latency-read-1", "latency-read-4", "latency-write-1", "latency-write-4"]);
     expected.extend(["cpu-4096", "cpu-65536", "cpu-1048576"]);
@@ -111,7 +108,7 @@ fn every_plot_of_the_page_is_drawn_and_nothing_is_fetched() -> Result<()> {
     Ok(())
 }
 
-/// The negative control: the probe tells a plot that is not drawn from one that is.
+/// The negative control: the probe tells a plot that is not drawn from one that is, and sees what is fetched.
 #[test]
 fn a_plot_without_a_shape_is_noticed() -> Result<()> {
     let Some(browser) = browser() else {
@@ -121,11 +118,12 @@ fn a_plot_without_a_shape_is_noticed() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let page = dir.path().join("broken.html");
     let plot = "<figure><svg class=plot id=broken width=300 height=200><title>t</title><polyline class=s0 points=''/>\
-                <text x=290 y=20>beyond the edge</text></svg></figure><script>nonsense()</script>";
+                <text x=290 y=20>beyond the edge</text></svg></figure><img src='missing.png'><script>nonsense()</script>";
     fs::write(&page, format!("<!doctype html><body>{plot}{PROBE}</body>"))?;
     let (dom, log) = open(browser, dir.path(), &page, &["--dump-dom"])?;
     ensure!(log.lines().any(|line| line.contains("CONSOLE")), "an error of a script is not logged: {log}");
-    let plots = plots(&dom)?;
+    let (plots, fetched) = probed(&dom)?;
+    ensure!(fetched[0].as_str().is_some_and(|name| name.ends_with("missing.png")), "{fetched}");
     let broken = plots.get("broken").context("the plot is not found")?;
     ensure!((&broken["marks"], &broken["drawn"]) == (&Value::from(1), &Value::from(0)), "{broken}");
     ensure!(broken["beyond"] == 1 && broken["table"] == 0, "{broken}");
