@@ -154,7 +154,7 @@ fn path_sections(results: &Results) -> String {
             y: Axis::from_zero("GiB/s", most(&lines_of)),
             lines: lines_of,
             size: (PANEL, 320.0),
-            names: 130.0,
+            names: 150.0,
         };
         sizes.push(panel(&plot.svg(), &plot.table()));
         let figures: Vec<&Figure> = of(write).filter(|f| f.block_size == 4 << 10).collect();
@@ -167,7 +167,7 @@ fn path_sections(results: &Results) -> String {
             y: Axis::from_zero("thousand operations a second", most(&lines_of)),
             lines: lines_of,
             size: (PANEL, 320.0),
-            names: 130.0,
+            names: 150.0,
         };
         depths.push(panel(&plot.svg(), &plot.table()));
     }
@@ -262,7 +262,7 @@ fn latency_section(results: &Results) -> String {
                 y: Axis::decades("from asking to the answer, ns", least, most(&lines_of), nanos_name),
                 lines: lines_of,
                 size: (PANEL, 320.0),
-                names: 130.0,
+                names: 150.0,
             };
             panels.push(panel(&plot.svg(), &plot.table()));
         }

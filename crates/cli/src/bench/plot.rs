@@ -44,7 +44,8 @@ impl Axis {
     pub(crate) fn from_zero(label: &str, most: f64) -> Self {
         let step = nice_step(most / 5.0);
         let count = (most / step).ceil().max(1.0);
-        let digits = if step < 1.0 { (-step.log10()).ceil() as usize } else { 0 };
+        // As many digits as the step has: 2.5 has one.
+        let digits = (0..6).find(|digits| (step * 10f64.powi(*digits)).fract() < 1e-6).unwrap_or(0) as usize;
         let ticks = (0..=count as u32).map(|at| f64::from(at) * step);
         Self {
             label: label.to_owned(),
@@ -435,6 +436,7 @@ mod tests {
         let names = |axis: &Axis| axis.ticks.iter().map(|tick| tick.1.clone()).collect::<Vec<_>>();
         assert_eq!(names(&Axis::from_zero("", 9.3)), ["0", "2", "4", "6", "8", "10"]);
         assert_eq!(names(&Axis::from_zero("", 0.42)), ["0.0", "0.1", "0.2", "0.3", "0.4", "0.5"]);
+        assert_eq!(names(&Axis::from_zero("", 12.0))[1..3], ["2.5", "5.0"]);
         assert_eq!(names(&Axis::from_zero("", 0.0)), ["0", "1"]);
         let decades = Axis::decades("", 3.0, 250.0, |value| format!("{value}"));
         assert_eq!(names(&decades), ["1", "10", "100", "1000"]);
