@@ -25,8 +25,8 @@ use words::Words;
 const MAX_LEN: usize = 1 << 20;
 /// The most lines that a table may have.
 const MAX_LINES: usize = 1024;
-/// The longest device, in sectors: 2^63 bytes, as Linux counts them.
-const MAX_SECTORS: u64 = 1 << 54;
+/// The longest device, in sectors: below 2^63 bytes, as Linux counts them.
+const MAX_SECTORS: u64 = (1 << 54) - 1;
 
 /// The lines of a table, in order and without gaps.
 #[derive(Debug)]

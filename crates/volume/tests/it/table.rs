@@ -16,6 +16,7 @@ fn line(rest: &str) -> String {
 /// What Inlock says to a line: `accept`, `device` where only the device tells, or the number of the wrong word and its fault.
 fn verdict(line: &str) -> String {
     let line = line.replace("@DEV@", "/dev/loop0").replace("@SECTORS@", &SECTORS.to_string());
+    let line = line.replace("\\n", "\n").replace("\\t", "\t");
     match Table::parse(&line) {
         Ok(table) => {
             let reaches = |line: &inlock_volume::table::TableLine| {
