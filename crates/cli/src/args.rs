@@ -18,6 +18,7 @@ use crate::bench::BenchArgs;
 use crate::control::Name;
 use crate::exit::Problem;
 use crate::options::{self, Options, Verb};
+use crate::table::TableArg;
 use crate::values::{Listen, Range};
 use crate::way::Via;
 
@@ -57,6 +58,7 @@ pub(crate) enum Command {
     Import(CopyArgs),
     Benchmark(BenchmarkArgs),
     Bench(BenchArgs),
+    Table { source: SourceArgs, showkeys: bool, json: bool },
 }
 
 /// Where a LUKS header is.
@@ -108,6 +110,7 @@ pub(crate) struct SourceArgs {
 pub(crate) enum Kind {
     Luks(Luks),
     Plain(Plain),
+    Table(TableArg),
     Raw,
 }
 
@@ -252,6 +255,10 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> anyhow::Result
     }
     let verb = verb.ok_or_else(|| Problem::usage("Argument <action> missing."))??;
     check_options(verb, &command, &matches)?;
+    if options.table.is_some() {
+        // The table stands for the source; what is said of it names this.
+        words.insert(usize::from(verb == Verb::Import).min(words.len()), "--table".into());
+    }
     check_operands(verb, &words)?;
     done(build(verb, options, words)?)
 }
@@ -365,6 +372,10 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
         }
         Verb::Benchmark => Command::Benchmark(benchmark_args(options)?),
         Verb::Bench => Command::Bench(BenchArgs::new(&options, &word()?.to_string_lossy())?),
+        Verb::Table => {
+            let (showkeys, json) = (options.showkeys, options.json);
+            Command::Table { source: source_args(&options, word()?)?, showkeys, json }
+        }
     })
 }
 
@@ -418,9 +429,16 @@ fn kind_of(options: &Options) -> anyhow::Result<Kind> {
 }
 
 fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
-    let kind = kind_of(options)?;
-    let name = options.volume_type.as_deref().unwrap_or("luks");
-    let not_allowed = |option: &str| Err(Problem::usage(format!("Option --{option} is not allowed with type {name}.")));
+    let (mut kind, mut image) = (kind_of(options)?, image);
+    let mut name = format!("type {}", options.volume_type.as_deref().unwrap_or("luks"));
+    if let Some(table) = &options.table {
+        if options.volume_type.is_some() {
+            return Err(Problem::usage("Option --type is not allowed with --table."));
+        }
+        let table = TableArg::parse(table)?;
+        (image, name, kind) = (table.image(), "--table".to_owned(), Kind::Table(table));
+    }
+    let not_allowed = |option: &str| Err(Problem::usage(format!("Option --{option} is not allowed with {name}.")));
     if !matches!(kind, Kind::Plain(_)) {
         let given = [
             (options.cipher.is_some(), "cipher"),
@@ -445,7 +463,7 @@ fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> 
             return not_allowed("key-slot");
         }
     }
-    if matches!(kind, Kind::Raw) && options.key_file.is_some() {
+    if matches!(kind, Kind::Raw | Kind::Table(_)) && options.key_file.is_some() {
         return not_allowed("key-file");
     }
     Ok(SourceArgs { image, header: options.header.clone(), kind, key: key_args(options)? })

@@ -23,6 +23,7 @@ mod run_dir;
 mod secret;
 mod signals;
 mod source;
+mod table;
 mod terminal;
 mod values;
 mod way;
@@ -79,6 +80,7 @@ fn run(invocation: &Invocation) -> anyhow::Result<u8> {
         Command::Import(args) => commands::import::run(args, batch)?,
         Command::Benchmark(args) => commands::benchmark::run(args)?,
         Command::Bench(args) => return bench::run(args),
+        Command::Table { source, showkeys, json } => commands::table::run(source, *showkeys, *json)?,
     }
     Ok(0)
 }

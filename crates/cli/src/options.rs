@@ -65,6 +65,9 @@ pub(crate) struct Options {
     /// Kind of volume: luks, luks1, luks2, plain, raw
     #[arg(short = 'M', long = "type", value_name = "TYPE", help_heading = "Volume")]
     pub volume_type: Option<String>,
+    /// dm-crypt's table, in a file or as a line, in place of the volume
+    #[arg(long, value_name = "FILE|LINE", help_heading = "Volume")]
+    pub table: Option<OsString>,
     /// Device or file with the detached LUKS header
     #[arg(long, value_name = "FILE", help_heading = "Volume")]
     pub header: Option<PathBuf>,
@@ -124,6 +127,9 @@ pub(crate) struct Options {
     /// Print the LUKS2 metadata as stored
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
     pub dump_json_metadata: bool,
+    /// Print the volume key
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
+    pub showkeys: bool,
     /// Print results as JSON
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
     pub json: bool,
@@ -242,11 +248,12 @@ pub(crate) enum Verb {
     Import,
     Benchmark,
     Bench,
+    Table,
 }
 
 impl Verb {
     /// Every verb, in the order of the help text.
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::LuksFormat,
         Self::IsLuks,
         Self::LuksUuid,
@@ -266,6 +273,7 @@ impl Verb {
         Self::Import,
         Self::Benchmark,
         Self::Bench,
+        Self::Table,
     ];
 
     /// Verbs are case-sensitive, as cryptsetup's are.
@@ -302,6 +310,7 @@ impl Verb {
             Self::Import => "import",
             Self::Benchmark => "benchmark",
             Self::Bench => "bench",
+            Self::Table => "table",
         }
     }
 
@@ -321,6 +330,7 @@ impl Verb {
             Self::Import => ("<input file or -> <image>", 2, 2),
             Self::Benchmark => ("", 0, 0),
             Self::Bench => ("cipher|path|latency|compare|all", 1, 1),
+            Self::Table => ("<source>", 1, 1),
         }
     }
 
@@ -346,6 +356,7 @@ impl Verb {
             Self::Import => "encrypt a raw image into an existing volume",
             Self::Benchmark => "measure key derivation and ciphers",
             Self::Bench => "measure cipher kernels, the way of a request, and other servers beside it",
+            Self::Table => "print the line that dm-crypt would get for a volume",
         }
     }
 
@@ -391,18 +402,19 @@ impl Verb {
             Self::LuksFormat => &[KEY, FORMAT, KDF],
             Self::IsLuks | Self::LuksUuid => &[&["type", "header"]],
             Self::LuksDump => &[&["type", "header", "dump-json-metadata"]],
-            Self::Open => &[KEY, UNLOCK, PLAIN, OPEN, &["test-passphrase"]],
-            Self::Mount => &[KEY, UNLOCK, PLAIN, OPEN, &["name", "mount-options"]],
+            Self::Open => &[KEY, UNLOCK, PLAIN, OPEN, &["table", "test-passphrase"]],
+            Self::Mount => &[KEY, UNLOCK, PLAIN, OPEN, &["table", "name", "mount-options"]],
             Self::Umount => &[&["deferred"]],
-            Self::Serve => &[KEY, UNLOCK, PLAIN, SERVE],
+            Self::Serve => &[KEY, UNLOCK, PLAIN, SERVE, &["table"]],
             Self::Status | Self::List => &[&["json"]],
             Self::Top => &[&["json", "once"]],
             Self::Resume => &[KEY, &["tries", "key-slot", "header"]],
             Self::Suspend | Self::Resize => &[],
             Self::Close => &[&["deferred"]],
-            Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, COPY],
+            Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, COPY, &["table"]],
             Self::Benchmark => &[&["cipher", "key-size", "hash", "iter-time"], KDF],
             Self::Bench => &[&["json", "report", "bars", "quick", "rounds", "slice-ms", "dir"]],
+            Self::Table => &[KEY, UNLOCK, PLAIN, &["table", "showkeys", "json"]],
         }
     }
 

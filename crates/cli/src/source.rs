@@ -7,9 +7,12 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use inlock_engine::store::file::{FileStore, IoMode};
-use inlock_engine::{self as engine, TargetError};
+use inlock_engine::{self as engine, Content, Line, TargetError};
 use inlock_volume::plain::Plain;
-use inlock_volume::{ActivationFlags, DataDeviceError, FileDevice, Segment, UnlockOptions, Volume, VolumeKey};
+use inlock_volume::table::{CryptOptions, TableLine, Target};
+use inlock_volume::{
+    CipherSpec, DataDeviceError, DataUnitSize, FileDevice, Sector, Segment, Table, UnlockOptions, Volume, VolumeKey,
+};
 
 use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
 use crate::control::facts::SegmentFacts;
@@ -19,6 +22,7 @@ use crate::device::{Access, Device};
 use crate::exit::{Problem, cannot_load, cannot_unlock, say};
 use crate::lock::{self, Lock, Mode};
 use crate::secret::{self, Ask};
+use crate::table::{self, Devices};
 
 /// A loaded header and the device it is on.
 pub(crate) struct Header {
@@ -111,13 +115,33 @@ pub(crate) struct About {
 
 /// A volume that is unlocked and taken.
 pub(crate) struct Opened {
-    data: Device,
+    /// One, but for a table, which may be on several or on none.
+    data: Vec<Device>,
     pub about: About,
-    /// `None`: no cipher (`--type raw`).
-    crypt: Option<(Vec<Segment>, VolumeKey)>,
+    crypt: Crypt,
     /// Whether the header allows discards.
     pub allow_discards: bool,
+    options: CryptOptions,
     locks: Vec<Lock>,
+}
+
+/// What is on the devices.
+enum Crypt {
+    /// `--type raw`
+    None,
+    Volume(Vec<Segment>, VolumeKey),
+    /// With the device of each line.
+    Table(Table, Vec<usize>),
+}
+
+impl Crypt {
+    fn ciphers(&self) -> Vec<CipherSpec> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Volume(segments, _) => segments.iter().filter_map(|segment| segment.cipher).collect(),
+            Self::Table(table, _) => table.lines().iter().filter_map(|line| line.segment().cipher).collect(),
+        }
+    }
 }
 
 /// A device for the engine, and the locks that last as long as it is used.
@@ -137,11 +161,15 @@ pub(crate) enum Keys<'a> {
 
 /// Opens, takes and unlocks a volume.
 pub(crate) fn open(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Opened> {
+    if let Kind::Table(table) = &args.kind {
+        return open_table(table.take()?, writing);
+    }
     let data = Device::open(&args.image, if writing { Access::Write } else { Access::Read })?;
     let mut locks = vec![lock::whole_device(&data, if writing { Mode::Exclusive } else { Mode::Shared })?];
     let mut about = About::new(args, &data);
+    let mut options = CryptOptions::default();
     let (crypt, allow_discards) = match &args.kind {
-        Kind::Raw => (None, false),
+        Kind::Raw | Kind::Table(_) => (Crypt::None, false),
         Kind::Plain(plain) => {
             // Before anything is asked: a size that does not fit is no reason to type a passphrase.
             let segments = plain.segments(data.len).with_context(|| data.path.display().to_string())?;
@@ -149,7 +177,7 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::
                 Keys::Asked { stdin_taken } => plain_key(plain, &args.key, ask(args, &data, stdin_taken))?,
                 Keys::Launcher(launcher) => launcher.key()?,
             };
-            (Some((segments, key)), false)
+            (Crypt::Volume(segments, key), false)
         }
         Kind::Luks(luks) => {
             let device = header_device(args, &data)?;
@@ -167,16 +195,44 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::
                 Keys::Asked { stdin_taken } => header.unlock(&args.key, ask(args, &data, stdin_taken))?,
                 Keys::Launcher(launcher) => header.verify(launcher.key()?)?,
             };
-            about.flags = flags_of(&unlocked.flags);
-            (Some((unlocked.segments, unlocked.key)), unlocked.allow_discards)
+            options = unlocked.flags.into();
+            about.flags = thread_flags(&options);
+            (Crypt::Volume(unlocked.segments, unlocked.key), unlocked.allow_discards)
         }
     };
-    if let Some((segments, key)) = &crypt {
+    if let Crypt::Volume(segments, key) = &crypt {
         about.segments = segments.iter().map(|segment| SegmentFacts::of(segment, key.len())).collect();
         // A key that no cipher takes is told of when the device is made.
         about.check = KeyCheck::new(segments, key).ok();
     }
-    Ok(Opened { data, about, crypt, allow_discards, locks })
+    Ok(Opened { data: vec![data], about, crypt, allow_discards, options, locks })
+}
+
+/// Opens and takes what the lines of a table are on.
+fn open_table(table: Table, writing: bool) -> anyhow::Result<Opened> {
+    let Devices { devices, of_line, locks } = Devices::open(&table, writing)?;
+    let segment = |line: &TableLine| {
+        let (key_len, target) = match &line.target {
+            Target::Crypt(crypt) => (crypt.key.len(), "crypt"),
+            Target::Linear { .. } => (0, "linear"),
+            Target::Zero => (0, "zero"),
+            Target::Error => (0, "error"),
+        };
+        SegmentFacts { target: target.to_owned(), ..SegmentFacts::of(&line.segment(), key_len) }
+    };
+    let about = About {
+        kind: "TABLE".to_owned(),
+        device: devices.first().map_or_else(PathBuf::new, |device| resolved(&device.path)),
+        header: None,
+        uuid: None,
+        hash: None,
+        segments: table.lines().iter().map(segment).collect(),
+        check: None,
+        flags: thread_flags(&table.options()),
+    };
+    let allow_discards = table::allows_discards(&table);
+    let options = table.options();
+    Ok(Opened { data: devices, about, crypt: Crypt::Table(table, of_line), allow_discards, options, locks })
 }
 
 impl About {
@@ -184,7 +240,7 @@ impl About {
         let (kind, hash) = match &args.kind {
             Kind::Luks(_) => ("LUKS", None),
             Kind::Plain(plain) => ("PLAIN", Some(plain.hash.to_string())),
-            Kind::Raw => ("RAW", None),
+            Kind::Raw | Kind::Table(_) => ("RAW", None),
         };
         let device = resolved(&data.path);
         Self {
@@ -205,15 +261,9 @@ fn resolved(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// The flags in the words of `cryptsetup status`.
-fn flags_of(flags: &ActivationFlags) -> Vec<String> {
-    let all = [
-        (flags.same_cpu_crypt, "same_cpu_crypt"),
-        (flags.submit_from_crypt_cpus, "submit_from_crypt_cpus"),
-        (flags.no_read_workqueue, "no_read_workqueue"),
-        (flags.no_write_workqueue, "no_write_workqueue"),
-    ];
-    all.into_iter().filter(|(set, _)| *set).map(|(_, name)| name.to_owned()).collect()
+/// The flags that steer dm-crypt's threads, in the words of its table.
+fn thread_flags(options: &CryptOptions) -> Vec<String> {
+    options.names().into_iter().filter(|name| *name != "allow_discards").map(str::to_owned).collect()
 }
 
 fn header_device(args: &SourceArgs, data: &Device) -> anyhow::Result<Device> {
@@ -236,10 +286,14 @@ fn unfit(error: DataDeviceError, path: &Path) -> anyhow::Error {
 
 /// Asks for the passphrase or key of a volume that another process has opened and taken, and gives its volume key.
 pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
+    if let Kind::Table(_) = args.kind {
+        // Whoever has the table has its keys.
+        return Ok(VolumeKey::zeroed(0));
+    }
     let data = Device::open(&args.image, Access::Read)?;
     let ask = ask(args, &data, false);
     match &args.kind {
-        Kind::Raw => Ok(VolumeKey::zeroed(0)),
+        Kind::Raw | Kind::Table(_) => Ok(VolumeKey::zeroed(0)),
         Kind::Plain(plain) => plain_key(plain, &args.key, ask),
         Kind::Luks(luks) => {
             // Its warnings were told by the other process.
@@ -265,25 +319,79 @@ impl Opened {
     /// The engine's device, read-only where the cipher is only for old volumes. The volume key is wiped when this returns; the cipher
     /// has its own schedule of it.
     pub(crate) fn attach(self, mode: IoMode, access: engine::Access) -> anyhow::Result<Attached> {
-        let specs = self.crypt.iter().flat_map(|(segments, _)| segments).filter_map(|segment| segment.cipher);
-        let legacy = specs.into_iter().find(|spec| spec.cipher.is_legacy());
+        let legacy = self.crypt.ciphers().into_iter().find(|spec| spec.cipher.is_legacy());
         if let Some(spec) = legacy.filter(|_| !access.read_only) {
-            let path = self.data.path.display();
+            let path = self.about.device.display();
             say(&format!("inlock: warning: {path}: {spec} is for old volumes only: it is opened read-only"));
         }
         let access = engine::Access { read_only: access.read_only || legacy.is_some(), ..access };
-        let store = FileStore::new(self.data.share()?, access.read_only, mode)
-            .with_context(|| format!("cannot use {}", self.data.path.display()))?;
-        let store = Arc::new(store);
-        let device = match &self.crypt {
-            None => engine::Device::raw(store, access),
-            Some((segments, key)) => engine::Device::new(segments, key, store, access)
-                .map_err(|error| cannot_attach(error, &self.data.path))?,
+        let mut stores: Vec<Arc<dyn engine::BackingStore>> = Vec::with_capacity(self.data.len());
+        for data in &self.data {
+            let store = FileStore::new(data.share()?, access.read_only, mode);
+            stores.push(Arc::new(store.with_context(|| format!("cannot use {}", data.path.display()))?));
+        }
+        let lines: Vec<_> = match &self.crypt {
+            Crypt::None => return self.finish(engine::Device::raw(stores.remove(0), access)),
+            Crypt::Volume(segments, key) => {
+                let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(key) } else { Content::Linear };
+                segments.iter().map(|segment| (*segment, content(segment), 0)).collect()
+            }
+            Crypt::Table(table, of_line) => {
+                let lines = table.lines().iter().zip(of_line);
+                lines.map(|(line, store)| (line.segment(), content_of(&line.target), *store)).collect()
+            }
         };
+        let lines: Vec<_> =
+            lines.iter().map(|(segment, content, store)| Line { segment, content: *content, store: *store }).collect();
+        let device = engine::Device::stacked(&lines, stores, access)
+            .map_err(|error| cannot_attach(error, &self.about.device))?;
+        drop(lines);
+        self.finish(device)
+    }
+
+    fn finish(self, device: engine::Device) -> anyhow::Result<Attached> {
         if inlock_cipher::memory_lock_failed() {
             say("inlock: warning: keys may be written to swap: their memory cannot be locked (see ulimit -l)");
         }
         Ok(Attached { device: Arc::new(device), _locks: self.locks })
+    }
+
+    /// Those of its devices that are files.
+    pub(crate) fn files(&self) -> Vec<String> {
+        self.data.iter().filter(|data| !data.is_block()).map(|data| data.path.display().to_string()).collect()
+    }
+
+    /// The table that dm-crypt would get.
+    pub(crate) fn table(self) -> Table {
+        let (segments, key) = match self.crypt {
+            Crypt::Table(table, _) => return table,
+            Crypt::Volume(segments, key) => (segments, key),
+            Crypt::None => (vec![whole()], VolumeKey::zeroed(0)),
+        };
+        let data = &self.data[0];
+        Table::of_volume(&segments, &key, self.options, &self.about.device.to_string_lossy(), data.len)
+    }
+}
+
+fn content_of(target: &Target) -> Content<'_> {
+    match target {
+        Target::Crypt(crypt) => Content::Crypt(&crypt.key),
+        Target::Linear { .. } => Content::Linear,
+        Target::Zero => Content::Zero,
+        Target::Error => Content::Error,
+    }
+}
+
+/// The one segment of a volume without a cipher.
+fn whole() -> Segment {
+    Segment {
+        start: Sector(0),
+        sectors: None,
+        data_offset: Sector(0),
+        iv_offset: Sector(0),
+        unit: DataUnitSize::SECTOR,
+        large_iv: false,
+        cipher: None,
     }
 }
 

@@ -16,6 +16,7 @@ pub(crate) mod resume;
 pub(crate) mod serve;
 pub(crate) mod status;
 pub(crate) mod suspend;
+pub(crate) mod table;
 pub(crate) mod test_passphrase;
 pub(crate) mod top;
 pub(crate) mod umount;

@@ -147,6 +147,7 @@ fn description(args: &ServeArgs) -> String {
     let kind = match args.source.kind {
         Kind::Luks(_) => "LUKS volume",
         Kind::Plain(_) => "plain dm-crypt volume",
+        Kind::Table(_) => "device-mapper table",
         Kind::Raw => "raw image",
     };
     format!("{kind}, served by Inlock")

@@ -1,0 +1,152 @@
+//! `--table`: dm-crypt's table, from an argument or a file, in place of a volume that is named.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Context;
+use inlock_volume::Table;
+use inlock_volume::table::Target;
+use zeroize::Zeroizing;
+
+use crate::device::{Access, Device};
+use crate::exit::{Problem, cannot_open};
+use crate::lock::{self, Lock, Mode};
+
+/// The most bytes that are read from a file; the table itself is checked for less.
+const MAX_FILE: u64 = 2 << 20;
+
+/// A table that was given. It is taken out to be used, so that its keys do not stay.
+#[derive(Clone)]
+pub(crate) struct TableArg(Arc<Mutex<Option<Table>>>);
+
+impl TableArg {
+    /// Reads `FILE`, or a line that starts with a number and a space.
+    pub(crate) fn parse(given: &OsStr) -> anyhow::Result<Self> {
+        let line = given.to_str().filter(|text| is_line(text));
+        let table = match line {
+            Some(line) => Table::parse(line)?,
+            None => {
+                let path = Path::new(given);
+                let mut text = Zeroizing::new(Vec::with_capacity(MAX_FILE as usize));
+                let file = File::open(path).map_err(cannot_open(path, false))?;
+                let place = || format!("cannot use {}", path.display());
+                file.take(MAX_FILE).read_to_end(&mut text).with_context(place)?;
+                let text = std::str::from_utf8(&text).map_err(|_| Problem::usage("The table is not text."));
+                Table::parse(text?).with_context(place)?
+            }
+        };
+        Ok(Self(Arc::new(Mutex::new(Some(table)))))
+    }
+
+    /// A name for messages: the first device.
+    pub(crate) fn image(&self) -> PathBuf {
+        let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        table.as_ref().and_then(|table| table.devices().first().map(PathBuf::from)).unwrap_or_else(|| "table".into())
+    }
+
+    /// The table, once.
+    pub(crate) fn take(&self) -> anyhow::Result<Table> {
+        let table = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        table.context("the table was used before")
+    }
+}
+
+impl fmt::Debug for TableArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TableArg")
+    }
+}
+
+fn is_line(text: &str) -> bool {
+    let mut words = text.split_ascii_whitespace();
+    let number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
+    words.next().is_some_and(number) && words.next().is_some()
+}
+
+/// The devices of a table, opened and taken.
+pub(crate) struct Devices {
+    pub devices: Vec<Device>,
+    /// For each line, which of them it is on; any where it is on none.
+    pub of_line: Vec<usize>,
+    pub locks: Vec<Lock>,
+}
+
+impl Devices {
+    pub(crate) fn open(table: &Table, writing: bool) -> anyhow::Result<Self> {
+        let (access, mode) = if writing { (Access::Write, Mode::Exclusive) } else { (Access::Read, Mode::Shared) };
+        let mut found = Self { devices: Vec::new(), of_line: Vec::new(), locks: Vec::new() };
+        let mut named: Vec<(&str, usize)> = Vec::new();
+        for name in table.devices() {
+            let device = open_device(name, access)?;
+            // One device may have two names; it is taken once.
+            let known = found.devices.iter().position(|other| other.identity() == device.identity());
+            let index = match known {
+                Some(index) => index,
+                None => {
+                    found.locks.push(lock::whole_device(&device, mode)?);
+                    found.devices.push(device);
+                    found.devices.len() - 1
+                }
+            };
+            named.push((name, index));
+        }
+        let index = |name: &str| named.iter().find(|(other, _)| *other == name).map_or(0, |(_, index)| *index);
+        found.of_line = table.lines().iter().map(|line| line.device().map_or(0, index)).collect();
+        Ok(found)
+    }
+}
+
+/// Opens a path, or `MAJ:MIN`.
+fn open_device(name: &str, access: Access) -> anyhow::Result<Device> {
+    let number = |text: &str| text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let numbers = name.split_once(':').and_then(|(major, minor)| number(major).zip(number(minor)));
+    let Some(numbers) = numbers else { return Device::open(Path::new(name), access) };
+    let link = PathBuf::from(format!("/sys/dev/block/{name}"));
+    let target = std::fs::read_link(&link).map_err(cannot_open(Path::new(name), false))?;
+    let node = target.file_name().unwrap_or_default().to_string_lossy().replace('!', "/");
+    let path = Path::new("/dev").join(node);
+    let device = Device::open(&path, access)?;
+    if !device.is_block() || device.device_number() != numbers {
+        return Err(Problem::NotADevice { path }.into());
+    }
+    Ok(device)
+}
+
+/// Whether discards go through: where something is encrypted, every line has to ask for it.
+pub(crate) fn allows_discards(table: &Table) -> bool {
+    let asks = |target: &Target| match target {
+        Target::Crypt(crypt) => Some(crypt.options.allow_discards),
+        _ => None,
+    };
+    let asked: Vec<bool> = table.lines().iter().filter_map(|line| asks(&line.target)).collect();
+    !asked.is_empty() && asked.iter().all(|asks| *asks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_starts_with_a_number_and_has_more() {
+        for line in ["0 8 zero", "  0 8 zero\n8 8 error", "0 x"] {
+            assert!(is_line(line), "{line}");
+        }
+        for file in ["table", "0", "./0 8 zero", "my table", ""] {
+            assert!(!is_line(file), "{file}");
+        }
+    }
+
+    #[test]
+    fn discards_go_through_where_every_encrypted_line_asks_for_them() {
+        let key = "00".repeat(32);
+        let with = |start: u32, options: &str| format!("{start} 8 crypt aes-cbc-plain {key} 0 7:0 0 {options}\n");
+        let allows = |text: String| allows_discards(&Table::parse(&text).unwrap());
+        assert!(allows(with(0, "1 allow_discards") + "8 8 zero\n"));
+        assert!(!allows(with(0, "1 allow_discards") + &with(8, "")));
+        assert!(!allows("0 8 linear 7:0 0".into()), "as for any volume without a cipher");
+    }
+}
