@@ -1,0 +1,127 @@
+//! `--table` and `table`: the same bytes as the volume that a line describes, and nothing touched by a line that is wrong.
+
+mod harness;
+
+use harness::{Dir, call, call_with, noise};
+
+const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
+
+fn bytes_of(key: &str) -> Vec<u8> {
+    (0..key.len()).step_by(2).map(|at| u8::from_str_radix(&key[at..at + 2], 16).unwrap()).collect()
+}
+
+#[test]
+fn a_line_is_the_plain_volume_that_it_describes() {
+    let dir = Dir::new();
+    let image = dir.file("image", &noise(1 << 20));
+    let key = dir.file("key", &bytes_of(KEY));
+    for (options, line) in [
+        (vec![], format!("0 2048 crypt aes-xts-plain64 {KEY} 0 {image} 0")),
+        (vec!["-o", "8", "-p", "16"], format!("0 2040 crypt aes-xts-plain64 {KEY} 16 {image} 8")),
+        (
+            vec!["--sector-size", "4096", "--iv-large-sectors"],
+            format!("0 2048 crypt aes-xts-plain64 {KEY} 0 {image} 0 2 sector_size:4096 iv_large_sectors"),
+        ),
+        (vec!["--sector-size", "65536"], format!("0 2048 crypt aes-xts-plain64 {KEY} 0 {image} 0 1 sector_size:65536")),
+        (vec!["-c", "aes-cbc-essiv:sha256"], format!("0 2048 crypt aes-cbc-essiv:sha256 {KEY} 0 {image} 0")),
+    ] {
+        let common = ["--type", "plain", "-d", &key, "-s", "256"];
+        let plain = call(["export", &image, "-"].into_iter().chain(common).chain(options.clone()));
+        let table = call(["export", "-", "--table", &line]);
+        assert!(table.works().out == plain.works().out, "{line}");
+        // And printed, it is that line.
+        let printed = call(["table", &image, "--showkeys"].into_iter().chain(common).chain(options));
+        assert_eq!(printed.text(), format!("{line}\n"));
+        assert!(printed.err.contains("is a file; the Linux kernel needs a block device"), "{printed:?}");
+        assert_eq!(printed.err.contains("sector_size:65536 is more than its 4096"), line.contains("65536"));
+        let hidden = call(["table", "--table", &line]);
+        assert_eq!(hidden.text(), format!("{line}\n").replace(KEY, &"0".repeat(64)));
+    }
+}
+
+#[test]
+fn the_line_of_a_luks_volume_opens_it() {
+    let dir = Dir::new();
+    for image in [dir.luks2("two"), dir.luks1("one")] {
+        let input = dir.file("input", &noise(1 << 20));
+        call_with(b"secret", ["import", &input, &image]).works();
+        let hidden = call_with(b"secret", ["table", &image]);
+        assert!(hidden.code == 0 && hidden.text().contains(&format!(" crypt aes-xts-plain64 {} 0 ", "0".repeat(128))));
+        let line = call_with(b"secret", ["table", &image, "--showkeys"]);
+        assert_eq!(line.code, 0, "{line:?}");
+        let table = dir.file("table", &line.out);
+        let plain = call_with(b"secret", ["export", &image, "-"]);
+        assert!(call(["export", "-", "--table", &table]).works().out == plain.works().out);
+        assert!(plain.out.starts_with(&noise(1 << 20)));
+        let json = call_with(b"secret", ["table", &image, "--json"]);
+        let json: serde_json::Value = serde_json::from_str(json.text()).unwrap();
+        assert_eq!((json["lines"][0]["key_bits"].as_u64(), json["lines"][0]["key"].is_null()), (Some(512), true));
+        call_with(b"wrong", ["table", &image]).fails(2, &["No key available with this passphrase."]);
+    }
+}
+
+#[test]
+fn several_lines_on_several_images_are_one_volume() {
+    let dir = Dir::new();
+    let (one, two) = (dir.file("my one", &noise(1 << 20)), dir.file("two", &noise(1 << 20)));
+    let escaped = one.replace(' ', "\\ ");
+    let text = format!(
+        "# Encrypted, as it is, nothing.\n\n0 64 crypt aes-xts-plain64 {KEY} 0 {escaped} 8 2 sector_size:4096 no_read_workqueue\n\
+         64 32 linear {two} 3\n  96 32 zero\n128 16 crypt aes-cbc-plain64 {KEY} 0 {two} 100\n"
+    );
+    let table = dir.file("table", text.as_bytes());
+    let mut model = noise(144 * 512);
+    let input = dir.file("input", &model);
+    call(["import", &input, "--table", &table]).works();
+    model[96 * 512..128 * 512].fill(0);
+    assert!(call(["export", "-", "--table", &table]).works().out == model);
+    let stored = std::fs::read(&two).unwrap();
+    assert!(stored[3 * 512..35 * 512] == model[64 * 512..96 * 512], "linear is stored as it is");
+    assert!(stored[..3 * 512] == noise(1 << 20)[..3 * 512] && stored[116 * 512..] == noise(1 << 20)[116 * 512..]);
+    let line = format!("0 16 crypt aes-cbc-plain64 {KEY} 0 {two} 100");
+    assert!(call(["export", "-", "--table", &line]).works().out == model[128 * 512..]);
+    // What reads as zeroes becomes a hole.
+    let out = dir.name("out");
+    call(["export", &out, "--table", "0 65536 zero"]).works();
+    assert_eq!(std::fs::metadata(&out).unwrap().len(), 32 << 20);
+    assert_eq!(harness::allocated(std::path::Path::new(&out)), 0);
+    call(["export", "-", "--table", "0 8 zero\n8 8 error"]).fails(1, &["cannot read"]);
+}
+
+#[test]
+fn a_wrong_line_is_refused_before_anything_is_opened() {
+    let dir = Dir::new();
+    let image = dir.file("image", &noise(1 << 20));
+    let missing = dir.name("missing");
+    let input = dir.file("input", &[7; 4096]);
+    let good = format!("0 2048 crypt aes-xts-plain64 {KEY} 0 {image} 0");
+    for (line, words) in [
+        (good.replace("2048", "2047") + " 1 sector_size:4096", &["word 2 (length) '2047'", "multiple of 8"][..]),
+        (good.replace(" 0 /", " 4 /") + " 1 sector_size:4096", &["word 6 (iv_offset) '4'", "multiple of 8"]),
+        (good.replace(KEY, &KEY[2..]), &["word 5 (key)", "does not take a key of 248 bits"]),
+        (good.replace(KEY, ":32:logon:mine"), &["word 5 (key)", "keyring"]),
+        (good.clone() + " 1 fast", &["word 10 (option) 'fast'", "allow_discards"]),
+        (good.clone() + " 2 allow_discards", &["word 9 (number of options) '2'", "expected 1"]),
+        (good.clone() + " 1 sector_size:131072", &["word 10 (option) 'sector_size:131072'", "512 to 65536"]),
+        (good.replace("crypt", "striped"), &["word 3 (target) 'striped'", "expected crypt"]),
+        (good.replace(&image, &missing) + " 1 fast", &["word 10"]),
+        ("0 8 zero\n16 8 zero".to_owned(), &["line 2, word 1 (start) '16'", "expected 8"]),
+        (good.replace("aes-xts", "aes-xtc"), &["word 4 (cipher) 'aes-xtc-plain64'"]),
+    ] {
+        let refused = call(["import", &input, "--table", &line]);
+        refused.fails(1, words);
+        assert!(!refused.err.contains(&KEY[..16]) && refused.err.lines().count() <= 2, "{refused:?}");
+    }
+    assert!(std::fs::read(&image).unwrap() == noise(1 << 20), "nothing was written");
+    call(["import", &input, "--table", &good.replace(&image, &missing)]).fails(4, &[&missing]);
+    call(["export", "-", "--table", &good.replace(&image, "999:999")]).fails(4, &["999:999"]);
+    call(["export", "-", "--table", &dir.name("no table")]).fails(4, &["no table"]);
+    call(["export", "-", "--table", &dir.file("binary", &[0xff; 99])]).fails(1, &["not text"]);
+    call(["import", &input, "--table", &good.replace("0 2048", "0 2056")]).fails(1, &["needs 1052672 bytes"]);
+    for option in [&["--type", "plain"][..], &["--cipher", "aes-xts-plain64"], &["-d", &input], &["--header", &image]] {
+        call(["export", "-", "--table", &good].iter().chain(option)).fails(1, &["--table"]);
+    }
+    call(["export", &image, "-", "--table", &good]).fails(1, &["unexpected argument"]);
+    call(["isLuks", &image, "--table", &good]).fails(1, &["Option --table is not allowed with isLuks action."]);
+    assert!(std::fs::read(&image).unwrap() == noise(1 << 20), "nothing was written");
+}
