@@ -24,6 +24,17 @@ pub(crate) enum Passage {
     Ended,
 }
 
+/// Overwrites `N` bytes of this thread's stack below the caller: a cipher's code may have left round keys there.
+#[inline(never)]
+pub(crate) fn scrub_stack<const N: usize>() {
+    std::hint::black_box(&mut [0u8; N]);
+}
+
+/// As much of the stack as a worker's turn may have used for a cipher call.
+pub(crate) const SCRUB_TURN: usize = 64 << 10;
+/// As much as a single call may have used.
+pub(crate) const SCRUB_CALL: usize = 8 << 10;
+
 /// What a worker finds when it looks.
 pub(crate) struct View {
     pub(crate) epoch: u64,
@@ -61,6 +72,12 @@ struct Seat {
 
 /// A call that is carried out. The gate does not close before it is dropped.
 pub(crate) struct Pass<'a>(RwLockReadGuard<'a, Option<Arc<CryptTarget>>>);
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        scrub_stack::<SCRUB_CALL>();
+    }
+}
 
 impl Deref for Pass<'_> {
     type Target = CryptTarget;

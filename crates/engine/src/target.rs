@@ -6,6 +6,7 @@
 //! request.
 
 use crate::buffer::Buffer;
+use crate::gate::{SCRUB_TURN, scrub_stack};
 use crate::layout::{Crypt, Kind, Layout, Part};
 use inlock_cipher::{
     CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, SectorCipher, Segment, VolumeKey, new_sector_cipher,

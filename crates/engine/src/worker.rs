@@ -8,7 +8,7 @@
 use crate::buffer::{Buffer, BufferPool};
 use crate::carrier::{Carried, Carrier};
 use crate::device::Device;
-use crate::gate::{Passage, View};
+use crate::gate::{Passage, SCRUB_TURN, View, scrub_stack};
 use crate::layout::{Kind, Layout};
 use crate::offload::{Ciphered, Direction, Offload};
 use crate::request::{Operation, RequestError};
@@ -249,6 +249,7 @@ where
     /// Says that nothing is in flight as soon as it is so.
     fn rest(&mut self) {
         if self.in_flight.len() == self.free.len() && self.target.take().is_some() {
+            scrub_stack::<SCRUB_TURN>();
             self.device.gate().quiet(self.seat);
         }
     }

@@ -9,6 +9,7 @@ mod loan;
 
 use crate::buffer::Buffer;
 use crate::device::Device;
+use crate::gate::{SCRUB_CALL, scrub_stack};
 use crate::request::Operation;
 use crate::target::{Ciphertext, CryptTarget, Extent};
 use loan::{Lender, Loan};
@@ -323,6 +324,7 @@ impl Shared {
                 Direction::Encrypt => target.encrypt_in_place(&task.extent, range.start, bytes),
                 Direction::Decrypt => target.decrypt_in_place(&task.extent, range.start, bytes),
             }));
+            scrub_stack::<SCRUB_CALL>();
             self.returned(task, ended.is_err());
         }
     }

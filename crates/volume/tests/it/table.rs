@@ -149,17 +149,3 @@ fn a_volume_has_a_line_and_inlock_says_what_the_kernel_would_refuse() {
     let many: String = (0..1025).map(|start| format!("{start} 1 zero\n")).collect();
     assert_eq!(Table::parse(&many).unwrap_err().fault(), &TableFault::TooLong);
 }
-
-#[test]
-#[ignore = "temporary"]
-fn dump() {
-    for row in include_str!("../../../../tests/table/verdicts.txt").lines() {
-        match row.split_once('\t') {
-            Some((kernel, line)) => {
-                let line = line.split('\t').next().unwrap();
-                println!("ROW{kernel}\t{line}\t{}", verdict(line));
-            }
-            None => println!("ROW{row}"),
-        }
-    }
-}
