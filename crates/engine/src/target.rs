@@ -188,6 +188,7 @@ impl CryptTarget {
             return Err(TargetError::Gap(0));
         }
         let layout = Arc::new(Layout { parts, len: next, generation: 0 });
+        scrub_stack::<SCRUB_TURN>();
         Ok(Self { layout, ciphers, costs: OnceLock::new() })
     }
 
@@ -227,6 +228,7 @@ impl CryptTarget {
                 }
             });
         }
+        scrub_stack::<SCRUB_TURN>();
         Ok(Self { layout: Arc::clone(layout), ciphers, costs: OnceLock::new() })
     }
 
