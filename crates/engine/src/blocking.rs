@@ -9,8 +9,8 @@ use crate::layout::Kind;
 use crate::request::{Operation, RequestError};
 use crate::stats::{Account, Phase};
 use crate::store;
-use crate::target::{Ciphertext, CryptTarget, Extent};
-use crate::unaligned::{self, Granted, LockId, Purpose};
+use crate::target::{CryptTarget, Extent};
+use crate::unaligned::{self, LockId, Purpose};
 use rustix::io::Errno;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -22,14 +22,28 @@ pub struct BlockingDevice {
 
 struct Shared {
     device: Arc<Device>,
-    /// Buffers between calls; as many as there were calls at once.
-    scratch: Mutex<Vec<Buffer>>,
+    /// Memory for calls that need some; who finds none waits for another call to end.
+    scratch: Mutex<Vec<Scratch>>,
+    returned: Condvar,
+}
+
+/// How many calls have memory at a time.
+const SCRATCHES: usize = 32;
+
+/// What one call may need: room for a piece, and for the units at its edges. Pages that are never touched take no memory.
+struct Scratch {
+    buffer: Buffer,
+    spare: Buffer,
 }
 
 impl BlockingDevice {
     /// Reads and writes `device`.
     pub fn new(device: Arc<Device>) -> Self {
-        Self { shared: Arc::new(Shared { device, scratch: Mutex::default() }) }
+        device.locks().reserve(0);
+        let edges = 2 * device.granule();
+        let scratch = || Scratch { buffer: Buffer::new(BufferPool::LARGEST_PIECE + edges), spare: Buffer::new(edges) };
+        let scratch = Mutex::new(std::iter::repeat_with(scratch).take(SCRATCHES).collect());
+        Self { shared: Arc::new(Shared { device, scratch, returned: Condvar::new() }) }
     }
 
     /// The device.
@@ -137,16 +151,17 @@ impl BlockingDevice {
             account.ciphered(1, extent.cover_len, extent.granule);
             return Ok(());
         }
-        self.with_scratch(extent.cover_len, |device, mut buffer| {
-            let result = read_all(device, extent, &mut buffer.data_mut()[..extent.cover_len], extent.store_offset);
-            account.lap(Phase::Store);
-            if result.is_ok() {
-                buffer = target.decrypt(extent, Ciphertext::from_store(buffer));
-                account.ciphered(1, extent.cover_len, extent.granule);
-                into.copy_from_slice(&buffer.data()[extent.requested()]);
-            }
-            (result, buffer)
-        })
+        let mut scratch = self.take_scratch();
+        let cover = &mut scratch.buffer.data_mut()[..extent.cover_len];
+        let result = read_all(self.device(), extent, cover, extent.store_offset);
+        account.lap(Phase::Store);
+        if result.is_ok() {
+            target.decrypt_in_place(extent, 0, cover);
+            account.ciphered(1, extent.cover_len, extent.granule);
+            into.copy_from_slice(&cover[extent.requested()]);
+        }
+        self.give_scratch(scratch);
+        result
     }
 
     fn write(&self, offset: u64, len: u64, from: Option<&[u8]>) -> Result<(), RequestError> {
@@ -181,25 +196,28 @@ impl BlockingDevice {
         }
         let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent, Purpose::Write));
         account.lap(Phase::Queue);
-        self.with_scratch(extent.cover_len, |device, mut buffer| {
-            let ciphertext = match plain {
-                Some(plain) if !extent.is_partial() => target.encrypt_from(extent, plain, buffer),
-                _ => {
-                    match plain {
-                        Some(plain) => buffer.data_mut()[extent.requested()].copy_from_slice(plain),
-                        None => buffer.data_mut()[extent.requested()].fill(0),
-                    }
-                    if let Err(error) = self.keep_surroundings(target, extent, &mut buffer, account) {
-                        return (Err(error), buffer);
-                    }
-                    target.encrypt(extent, buffer)
-                }
-            };
-            account.ciphered(1, extent.cover_len, extent.granule);
-            let result = write_all(device, extent, &ciphertext.bytes()[..extent.cover_len], extent.store_offset);
-            account.lap(Phase::Store);
-            (result, ciphertext.into_buffer())
-        })
+        let Scratch { mut buffer, mut spare } = self.take_scratch();
+        let whole = plain.filter(|_| !extent.is_partial());
+        if whole.is_none() {
+            let into = &mut buffer.data_mut()[extent.requested()];
+            match plain {
+                Some(plain) => into.copy_from_slice(plain),
+                None => into.fill(0),
+            }
+            if let Err(error) = self.keep_surroundings(target, extent, &mut buffer, &mut spare, account) {
+                self.give_scratch(Scratch { buffer, spare });
+                return Err(error);
+            }
+        }
+        let ciphertext = match whole {
+            Some(plain) => target.encrypt_from(extent, plain, buffer),
+            None => target.encrypt(extent, buffer),
+        };
+        account.ciphered(1, extent.cover_len, extent.granule);
+        let result = write_all(self.device(), extent, &ciphertext.bytes()[..extent.cover_len], extent.store_offset);
+        account.lap(Phase::Store);
+        self.give_scratch(Scratch { buffer: ciphertext.into_buffer(), spare });
+        result
     }
 
     fn keep_surroundings(
@@ -207,25 +225,22 @@ impl BlockingDevice {
         target: &CryptTarget,
         extent: &Extent,
         buffer: &mut Buffer,
+        spare: &mut Buffer,
         account: &mut Account<'_>,
     ) -> Result<(), RequestError> {
         if !extent.is_partial() {
             return Ok(());
         }
-        self.with_scratch(unaligned::spare_len(extent), |device, mut spare| {
-            let mut edges = 0;
-            for edge in unaligned::edges(extent).into_iter().flatten() {
-                edges += 1;
-                let unit = &mut spare.data_mut()[edge.spare_offset..edge.spare_offset + edge.len];
-                if let Err(error) = read_all(device, extent, unit, edge.store_offset) {
-                    return (Err(error), spare);
-                }
-            }
-            account.lap(Phase::Store);
-            unaligned::keep_surroundings(target, extent, spare.data_mut(), buffer.data_mut());
-            account.ciphered(edges, edges * extent.granule, extent.granule);
-            (Ok(()), spare)
-        })
+        let mut edges = 0;
+        for edge in unaligned::edges(extent).into_iter().flatten() {
+            edges += 1;
+            let unit = &mut spare.data_mut()[edge.spare_offset..edge.spare_offset + edge.len];
+            read_all(self.device(), extent, unit, edge.store_offset)?;
+        }
+        account.lap(Phase::Store);
+        unaligned::keep_surroundings(target, extent, spare.data_mut(), buffer.data_mut());
+        account.ciphered(edges, edges * extent.granule, extent.granule);
+        Ok(())
     }
 
     fn account(&self, operation: Operation, len: u64) -> Account<'_> {
@@ -244,16 +259,24 @@ impl BlockingDevice {
         self.account(operation, 0).end(Err(refused))
     }
 
-    fn with_scratch<R>(&self, len: usize, call: impl FnOnce(&Device, Buffer) -> (R, Buffer)) -> R {
-        let scratch = || self.shared.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = {
-            let mut free = scratch();
-            let fits = free.iter().position(|b| b.capacity() >= len);
-            fits.map(|index| free.swap_remove(index))
-        };
-        let (result, buffer) = call(self.device(), kept.unwrap_or_else(|| Buffer::new(len)));
-        scratch().push(buffer);
-        result
+    fn take_scratch(&self) -> Scratch {
+        let mut free = self.shared.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(scratch) = free.pop() {
+                return scratch;
+            }
+            free = self.shared.returned.wait(free).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn give_scratch(&self, scratch: Scratch) {
+        let mut free = self.shared.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        free.push(scratch);
+        let awaited = free.len() == 1;
+        drop(free);
+        if awaited {
+            self.shared.returned.notify_one();
+        }
     }
 }
 
@@ -275,29 +298,9 @@ struct Locked<'a> {
     id: LockId,
 }
 
-#[derive(Default)]
-struct Signal {
-    granted: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Granted for Signal {
-    fn granted(&self, _token: u64) {
-        *self.granted.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.changed.notify_one();
-    }
-}
-
 impl<'a> Locked<'a> {
     fn new(device: &'a Device, extent: &Extent, purpose: Purpose) -> Self {
-        let signal = Arc::new(Signal::default());
-        let waiter: Arc<dyn Granted> = Arc::clone(&signal) as _;
-        let (id, held) = device.locks().lock(extent, purpose, &waiter, 0);
-        if !held {
-            let granted = signal.granted.lock().unwrap_or_else(PoisonError::into_inner);
-            drop(signal.changed.wait_while(granted, |granted| !*granted).unwrap_or_else(PoisonError::into_inner));
-        }
-        Self { device, id }
+        Self { device, id: device.locks().lock_blocking(extent, purpose) }
     }
 }
 

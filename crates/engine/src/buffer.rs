@@ -141,6 +141,16 @@ impl BufferPool {
         }
     }
 
+    /// How many buffers there are, out or not.
+    pub fn len(&self) -> usize {
+        self.classes.iter().map(|(c, _)| c.count).sum()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// How many buffers are out.
     pub fn outstanding(&self) -> usize {
         self.classes.iter().map(|(c, free)| c.count - free.len()).sum()

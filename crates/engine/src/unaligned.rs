@@ -7,7 +7,7 @@
 //! A read that fails makes the write fail, with nothing written.
 
 use crate::target::{CryptTarget, Extent};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A data unit at an edge of the cover that has to be read before a partial write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +59,8 @@ pub fn keep_surroundings(target: &CryptTarget, extent: &Extent, spare: &mut [u8]
     }
 }
 
-/// Who is told that a lock it waited for is now held.
+/// Who is told that a lock it waited for is now held. It is told while the locks are looked at, so it must not ask for
+/// any or give one up before it returns.
 pub trait Granted: Send + Sync {
     /// The lock that was asked for with `token` is held.
     fn granted(&self, token: u64);
@@ -82,12 +83,21 @@ pub struct LockId(u64);
 #[derive(Default)]
 pub struct UnitLocks {
     table: Mutex<Table>,
+    /// A thread that waits has got its lock, or there is room for another.
+    changed: Condvar,
 }
+
+/// Threads that have or wait for locks at a time; more wait until there is room in the table.
+const MAX_THREADS: usize = 256;
 
 #[derive(Default)]
 struct Table {
-    /// In order of arrival.
+    /// In order of arrival. There is always room: for workers it was made when they began, for threads it is limited.
     claims: Vec<Claim>,
+    /// Claims of threads.
+    threads: usize,
+    /// How many claims of workers there may be.
+    room: usize,
     next: u64,
 }
 
@@ -97,8 +107,15 @@ struct Claim {
     start: u64,
     end: u64,
     exclusive: bool,
+    of_thread: bool,
     /// `None`: the lock is held.
-    waiter: Option<(Arc<dyn Granted>, u64)>,
+    waiter: Option<Waiter>,
+}
+
+enum Waiter {
+    Message(Arc<dyn Granted>, u64),
+    /// It sleeps until something has changed, and looks.
+    Thread,
 }
 
 impl Claim {
@@ -109,50 +126,91 @@ impl Claim {
 }
 
 impl UnitLocks {
+    /// Makes room for `more` locks at a time, so that asking for them allocates nothing.
+    pub fn reserve(&self, more: usize) {
+        let mut table = self.table();
+        let room = table.room + more;
+        let len = table.claims.len();
+        table.claims.reserve((room + MAX_THREADS).saturating_sub(len));
+        table.room = room;
+    }
+
+    /// Gives back what [`UnitLocks::reserve`] made.
+    pub fn unreserve(&self, less: usize) {
+        self.table().room -= less;
+    }
+
     /// Asks for the lock over the cover of `extent`: exclusive for a write of partial units. True: it is held. False:
     /// `waiter` is called with `token`, from whichever thread gives up the last lock in the way.
     pub fn lock(&self, extent: &Extent, purpose: Purpose, waiter: &Arc<dyn Granted>, token: u64) -> (LockId, bool) {
         let mut table = self.table();
-        let id = table.next;
-        table.next += 1;
-        let start = extent.store_offset;
-        let end = start + extent.cover_len as u64;
-        let exclusive = purpose == Purpose::Write && extent.is_partial();
-        let mut claim = Claim { id, store: extent.store, start, end, exclusive, waiter: None };
-        let held = !table.claims.iter().any(|earlier| earlier.conflicts(&claim));
+        let waiter = || Waiter::Message(Arc::clone(waiter), token);
+        table.claim(extent, purpose, false, waiter)
+    }
+
+    /// As [`UnitLocks::lock`]; the calling thread waits until the lock is held.
+    pub fn lock_blocking(&self, extent: &Extent, purpose: Purpose) -> LockId {
+        let wait = |table, condition: fn(&Table, LockId) -> bool, id| {
+            self.changed.wait_while(table, |table| condition(table, id)).unwrap_or_else(PoisonError::into_inner)
+        };
+        let mut table = wait(self.table(), |table, _| table.threads >= MAX_THREADS, LockId(0));
+        table.threads += 1;
+        let (id, held) = table.claim(extent, purpose, true, || Waiter::Thread);
         if !held {
-            claim.waiter = Some((Arc::clone(waiter), token));
+            let waits = |table: &Table, id: LockId| table.claims.iter().any(|c| c.id == id.0 && c.waiter.is_some());
+            drop(wait(table, waits, id));
         }
-        table.claims.push(claim);
-        (LockId(id), held)
+        id
     }
 
     /// Gives up a lock that is held or waited for.
     pub fn unlock(&self, lock: LockId) {
-        let mut granted = Vec::new();
-        {
-            let mut table = self.table();
-            let Some(index) = table.claims.iter().position(|c| c.id == lock.0) else { return };
-            let gone = table.claims.remove(index);
-            for later in index..table.claims.len() {
-                let (earlier, rest) = table.claims.split_at_mut(later);
-                let claim = &mut rest[0];
-                if claim.waiter.is_some()
-                    && gone.conflicts(claim)
-                    && !earlier.iter().any(|e| e.conflicts(claim))
-                    && let Some(waiter) = claim.waiter.take()
-                {
-                    granted.push(waiter);
+        let mut table = self.table();
+        let Some(index) = table.claims.iter().position(|c| c.id == lock.0) else { return };
+        let gone = table.claims.remove(index);
+        let mut wakes = gone.of_thread && table.threads == MAX_THREADS;
+        table.threads -= usize::from(gone.of_thread);
+        for later in index..table.claims.len() {
+            let (earlier, rest) = table.claims.split_at_mut(later);
+            let claim = &mut rest[0];
+            if claim.waiter.is_some() && gone.conflicts(claim) && !earlier.iter().any(|e| e.conflicts(claim)) {
+                match claim.waiter.take() {
+                    Some(Waiter::Message(waiter, token)) => waiter.granted(token),
+                    Some(Waiter::Thread) | None => wakes = true,
                 }
             }
         }
-        for (waiter, token) in granted {
-            waiter.granted(token);
+        drop(table);
+        if wakes {
+            self.changed.notify_all();
         }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn claim(
+        &mut self,
+        extent: &Extent,
+        purpose: Purpose,
+        of_thread: bool,
+        waiter: impl FnOnce() -> Waiter,
+    ) -> (LockId, bool) {
+        let id = self.next;
+        self.next += 1;
+        let start = extent.store_offset;
+        let end = start + extent.cover_len as u64;
+        let exclusive = purpose == Purpose::Write && extent.is_partial();
+        let mut claim = Claim { id, store: extent.store, start, end, exclusive, of_thread, waiter: None };
+        let held = !self.claims.iter().any(|earlier| earlier.conflicts(&claim));
+        if !held {
+            claim.waiter = Some(waiter());
+        }
+        self.claims.push(claim);
+        (LockId(id), held)
     }
 }
 

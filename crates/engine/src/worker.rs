@@ -30,6 +30,10 @@ mod parts;
 use front_end::Message;
 pub use front_end::{Context, Finished, Flow, FrontEnd, Mailbox, Request};
 
+/// Requests without a buffer (flushes, discards and the like) that a front end may have under way at a time. Those with one
+/// are as many as there are buffers, so the tables of a worker never grow.
+pub const MAX_REQUESTS_WITHOUT_DATA: usize = 4096;
+
 /// The worker's own tokens have the top bit set; the rest is the index in the in-flight table.
 const OWN: u64 = 1 << 63;
 
@@ -61,7 +65,6 @@ impl InFlight {
         }
     }
 
-    /// Takes note of cipher calls over `bytes` of its data units, and of the time they took.
     /// Takes note of a transfer whose copy and cipher work were done together, `cipher` of the time for the latter.
     fn carried(&mut self, calls: u32, cipher: Duration) {
         let Some(extent) = self.extent else { return };
@@ -75,6 +78,7 @@ impl InFlight {
         }
     }
 
+    /// Takes note of cipher calls over `bytes` of its data units, and of the time they took.
     fn ciphered(&mut self, calls: u32, bytes: usize) {
         let Some(extent) = self.extent.filter(|e| e.granule > 1) else { return };
         self.work.cipher_calls += calls;
@@ -145,7 +149,10 @@ where
 {
     /// A worker for `device` on the calling thread.
     pub fn new(device: Arc<Device>, mut ring: Ring, pool: BufferPool, front: F) -> Self {
-        let mailbox = Arc::new(Mailbox::new(ring.waker()));
+        let most = pool.len() + MAX_REQUESTS_WITHOUT_DATA;
+        ring.reserve(most);
+        device.locks().reserve(pool.len());
+        let mailbox = Arc::new(Mailbox::new(ring.waker(), most));
         let stores = device.stores().iter().map(|store| ring.add_store(store)).collect();
         let seat = device.gate().join(ring.waker());
         let View { epoch, passage, layout, target } = device.gate().look(seat);
@@ -162,13 +169,13 @@ where
             ring,
             stores,
             pool,
-            requests: VecDeque::with_capacity(256),
-            in_flight: Vec::with_capacity(256),
-            free: Vec::with_capacity(256),
-            completions: VecDeque::with_capacity(256),
-            finished: VecDeque::with_capacity(256),
+            requests: VecDeque::with_capacity(most),
+            in_flight: Vec::with_capacity(most),
+            free: Vec::with_capacity(most),
+            completions: VecDeque::with_capacity(most),
+            finished: VecDeque::with_capacity(most),
             parts: VecDeque::new(),
-            executed: VecDeque::with_capacity(256),
+            executed: VecDeque::with_capacity(most),
             granted: Arc::clone(&mailbox) as Arc<dyn Granted>,
             ciphered: Arc::clone(&mailbox) as Arc<dyn Ciphered>,
             offload: None,
@@ -221,6 +228,8 @@ where
             }
             self.drain();
         }
+        // Starts over from the front of its memory, which is in the cache; so do the others at the end of a turn.
+        completions.clear();
         self.completions = completions;
         woken?;
         let (front, mut cx) = self.split();
@@ -230,10 +239,26 @@ where
             wait = Wait::No;
         }
         self.wait = wait;
+        self.rewind();
         if self.passage != Passage::Open {
             self.rest();
         }
         Ok(flow)
+    }
+
+    /// Lets queues that are empty begin at the front of their memory again: they are as long as ever may be needed, and
+    /// would in time touch all of it.
+    fn rewind(&mut self) {
+        fn from_the_front<T>(queue: &mut VecDeque<T>) {
+            if queue.is_empty() {
+                queue.clear();
+            }
+        }
+        from_the_front(&mut self.requests);
+        from_the_front(&mut self.finished);
+        from_the_front(&mut self.executed);
+        // Room for what a client that has just come may add.
+        self.completions.reserve(self.ring.room());
     }
 
     /// The device was suspended, or goes on.
@@ -673,6 +698,7 @@ impl<F: FrontEnd> Drop for Worker<F> {
         // It may have the target as well, until it has ended.
         self.carrier = None;
         self.target = None;
+        self.device.locks().unreserve(self.pool.len());
         self.device.gate().leave(self.seat);
     }
 }

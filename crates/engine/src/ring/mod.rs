@@ -276,6 +276,10 @@ pub struct Ring {
     files: Files,
     twin: Twin,
     waker: Waker,
+    /// On stores, at a time.
+    operations: usize,
+    /// The same with what sockets may do.
+    room: usize,
 }
 
 enum Twin {
@@ -294,7 +298,7 @@ impl Ring {
             IoMode::Uring => uring()?,
             IoMode::Auto => uring().or_else(|_| plain())?,
         };
-        Ok(Self { files: Files::default(), twin, waker })
+        Ok(Self { files: Files::default(), twin, waker, operations: 0, room: 0 })
     }
 
     /// `io_uring` or `plain`.
@@ -310,10 +314,31 @@ impl Ring {
         self.waker.clone()
     }
 
+    /// Makes room for `operations` on stores at a time. Room for those of a socket, one that receives and one that sends,
+    /// is made when it is added; so [`Ring::submit`] and [`Ring::turn`] allocate nothing.
+    pub fn reserve(&mut self, operations: usize) {
+        self.operations += operations;
+        self.make_room();
+    }
+
+    /// How many operations there is room for at a time.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    fn make_room(&mut self) {
+        self.room = self.operations + 2 * self.files.slots.iter().flat_map(|(_, held)| held).count();
+        match &mut self.twin {
+            Twin::Uring(uring) => uring.reserve(self.room, self.files.slots.len()),
+            Twin::Plain(plain) => plain.reserve(self.room),
+        }
+    }
+
     /// Takes a connected stream socket.
     pub fn add_socket(&mut self, socket: OwnedFd) -> io::Result<FileId> {
         rustix::io::ioctl_fionbio(&socket, matches!(self.twin, Twin::Plain(_)))?;
         let file = self.files.add(Descriptor::Socket(socket));
+        self.make_room();
         if let Err(error) = self.introduce(file) {
             drop(self.files.close(file));
             return Err(error);

@@ -2,7 +2,7 @@
 //!
 //! An operation is tried when it is submitted. A socket that is not ready keeps it until epoll says otherwise.
 
-use super::{Completion, Descriptor, FileId, Files, Operation, Returned, Token, Wait, Waker};
+use super::{Completion, Descriptor, FileId, Files, MAX_OUTGOING, Operation, Returned, Token, Wait, Waker};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
@@ -28,12 +28,22 @@ struct Waiting {
 }
 
 const WAKER: u64 = u64::MAX;
+/// How many sockets are heard of in one call.
+const EVENTS: usize = 64;
 
 impl Plain {
     pub(super) fn new(waker: &Waker) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*waker.0, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
-        Ok(Self { epoll, events: Vec::with_capacity(64), done: VecDeque::new(), waiting: Vec::new() })
+        let events = Vec::with_capacity(EVENTS);
+        Ok(Self { epoll, events, done: VecDeque::new(), waiting: Vec::new() })
+    }
+
+    /// Makes room for so many operations at a time.
+    pub(super) fn reserve(&mut self, room: usize) {
+        self.done.reserve(room.saturating_sub(self.done.len()));
+        self.waiting.reserve(room.saturating_sub(self.waiting.len()));
+        self.events.reserve((room + EVENTS).saturating_sub(self.events.len()));
     }
 
     pub(super) fn watch(&mut self, file: FileId, fd: BorrowedFd<'_>) -> io::Result<()> {
@@ -74,7 +84,7 @@ impl Plain {
         let mut ready = std::mem::take(&mut self.events);
         let closed = ready.len();
         // The kernel refuses a list without room.
-        ready.reserve(64);
+        ready.reserve(EVENTS);
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -143,20 +153,22 @@ fn on_socket(fd: &OwnedFd, waiting: &mut Waiting) -> Result<usize, Errno> {
             }
             Operation::Send(outgoing) => {
                 let mut skip = waiting.progress;
-                let mut parts = Vec::with_capacity(outgoing.len());
+                let mut parts = [IoSlice::new(&[]); MAX_OUTGOING];
+                let mut count = 0;
                 for (buffer, range) in outgoing.iter() {
                     let part = &buffer.frame()[range.clone()];
                     let passed = skip.min(part.len());
                     skip -= passed;
                     if passed < part.len() {
-                        parts.push(IoSlice::new(&part[passed..]));
+                        parts[count] = IoSlice::new(&part[passed..]);
+                        count += 1;
                     }
                 }
-                if parts.is_empty() {
+                if count == 0 {
                     return Ok(waiting.progress);
                 }
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                rustix::net::sendmsg(fd, &parts, &mut SendAncillaryBuffer::default(), flags)
+                rustix::net::sendmsg(fd, &parts[..count], &mut SendAncillaryBuffer::default(), flags)
                     .map(|sent| waiting.progress += sent)
             }
             _ => return Err(Errno::INVAL),

@@ -41,6 +41,7 @@ pub(super) struct Uring {
     waker_armed: bool,
     /// How many descriptors can be registered: 0 where the kernel does not do it.
     registered: u32,
+    vectors_made: usize,
 }
 
 struct Entry {
@@ -82,6 +83,7 @@ impl Uring {
             waker: waker.0.as_raw_fd(),
             waker_armed: false,
             registered,
+            vectors_made: 0,
         })
     }
 
@@ -96,6 +98,20 @@ impl Uring {
         if held.registered {
             // Where this fails the place is overwritten by the next descriptor, or dropped with the ring.
             let _ = self.ring.submitter().register_files_update(file.index, &[-1]);
+        }
+    }
+
+    /// Makes room for so many operations at a time, as many of which as there are sockets may send.
+    pub(super) fn reserve(&mut self, room: usize, sockets: usize) {
+        self.in_flight.reserve(room.saturating_sub(self.in_flight.len()));
+        self.free.reserve(room.saturating_sub(self.free.len()));
+        self.done.reserve(room.saturating_sub(self.done.len()));
+        // One more is the waker's.
+        self.backlog.reserve((room + 1).saturating_sub(self.backlog.len()));
+        self.vectors.reserve(sockets.saturating_sub(self.vectors.len()));
+        while self.vectors_made < sockets {
+            self.vectors.push(Vectors::new());
+            self.vectors_made += 1;
         }
     }
 

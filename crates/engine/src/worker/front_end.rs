@@ -84,6 +84,9 @@ pub trait FrontEnd {
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait);
 }
 
+/// Messages of a front end that have room; who posts more at a time may have to allocate it.
+const FRONT_MESSAGES: usize = 1024;
+
 /// How other threads reach a worker.
 pub struct Mailbox<M> {
     messages: Mutex<VecDeque<Message<M>>>,
@@ -98,8 +101,9 @@ pub(super) enum Message<M> {
 }
 
 impl<M> Mailbox<M> {
-    pub(super) fn new(waker: Waker) -> Self {
-        Self { messages: Mutex::default(), waker }
+    /// With room for `most` messages about requests, and some of the front end's.
+    pub(super) fn new(waker: Waker, most: usize) -> Self {
+        Self { messages: Mutex::new(VecDeque::with_capacity(most + FRONT_MESSAGES)), waker }
     }
 
     /// Sends the front end a message and wakes the worker.
@@ -108,7 +112,13 @@ impl<M> Mailbox<M> {
     }
 
     pub(super) fn next(&self) -> Option<Message<M>> {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = messages.pop_front();
+        if messages.is_empty() {
+            // The next one lies at the front of the memory again, which is in the cache.
+            messages.clear();
+        }
+        next
     }
 
     fn push(&self, message: Message<M>) {
