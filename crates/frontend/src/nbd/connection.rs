@@ -79,6 +79,10 @@ pub(super) struct Connection {
     staging: Option<Buffer>,
     staged: bool,
     parts: Outgoing,
+    /// Whether it is among those that may have something to send.
+    pub(super) dirty: bool,
+    /// Whether it is among those that wait until their worker carries less.
+    pub(super) paused: bool,
     pub(super) transfers: usize,
     pub(super) held: usize,
     pub(super) opened: Instant,
@@ -87,7 +91,7 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(file: FileId, now: Instant) -> Self {
-        let mut text = Vec::new();
+        let mut text = Vec::with_capacity(MAX_TEXT + MAX_TRANSFERS * Head::MAX_LEN);
         let handshake = Handshake::new(&mut text);
         Self {
             file,
@@ -101,13 +105,16 @@ impl Connection {
             intake: None,
             skip: None,
             text,
-            out: VecDeque::new(),
+            // The smallest buffers hold a page.
+            out: VecDeque::with_capacity(MAX_HELD / 4096 + 2),
             exclusive: None,
             long_read: None,
             text_after: 0,
             staging: Some(Buffer::new(STAGING_LEN)),
             staged: false,
-            parts: Vec::new(),
+            parts: Vec::with_capacity(MAX_OUTGOING),
+            dirty: false,
+            paused: false,
             transfers: 0,
             held: 0,
             opened: now,
@@ -194,6 +201,10 @@ impl Connection {
             self.exclusive = part.unfinished.then_some(part.transfer);
             bytes += part.range.len();
             parts.push((part.buffer, part.range));
+        }
+        if self.out.is_empty() {
+            // Starts over from the front of its memory.
+            self.out.clear();
         }
         if parts.is_empty() {
             self.parts = parts;

@@ -11,7 +11,7 @@ use super::protocol::{Export, command};
 use super::transfer::{Transfer, nbd_error};
 use super::transmission::{Command, Head};
 use inlock_engine::ring::{self, Completion, Returned, Token, Wait};
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd};
+use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, MAX_REQUESTS_WITHOUT_DATA};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -40,6 +40,9 @@ impl Default for Limits {
 /// How often limits are looked at while there is reason to.
 const SCAN: Duration = Duration::from_millis(500);
 
+/// Requests that one worker carries at a time, of all its clients together; more wait in their sockets.
+const MAX_TRANSFERS: usize = MAX_REQUESTS_WITHOUT_DATA;
+
 /// Bytes of replies that the kernel is asked to hold for a client.
 const SEND_BUFFER: usize = 1 << 20;
 
@@ -64,8 +67,10 @@ pub struct Nbd {
     /// The least length of a request for which one of them found no memory: what is new and as long then waits behind
     /// it, or it might never find any.
     pub(super) starving: u64,
-    /// Connections that may have something to send.
-    pub(super) dirty: VecDeque<u32>,
+    /// Connections that may have something to send, each once.
+    dirty: VecDeque<u32>,
+    /// Connections that have asked for more while this worker carried as much as it can.
+    paused: VecDeque<u32>,
     /// Connections of all workers; the server's limit counts them.
     live: Arc<AtomicUsize>,
     /// Connections whose handshake is not finished.
@@ -87,11 +92,12 @@ impl Nbd {
             export,
             limits,
             connections: Vec::new(),
-            transfers: Vec::new(),
-            free_transfers: Vec::new(),
-            waiting: VecDeque::new(),
+            transfers: Vec::with_capacity(MAX_TRANSFERS),
+            free_transfers: Vec::with_capacity(MAX_TRANSFERS),
+            waiting: VecDeque::with_capacity(MAX_TRANSFERS),
             starving: u64::MAX,
             dirty: VecDeque::new(),
+            paused: VecDeque::new(),
             live,
             handshakes: 0,
             now,
@@ -118,11 +124,15 @@ impl Nbd {
             }
         };
         self.connections[index] = connection;
+        // A place may be taken by the next client while the one before is still in a queue.
+        let most = 2 * self.connections.len();
+        self.dirty.reserve(most.saturating_sub(self.dirty.len()));
+        self.paused.reserve(most.saturating_sub(self.paused.len()));
         self.handshakes += 1;
         if self.drain_until.is_some() {
             self.kill(cx, index as u32);
         } else {
-            self.dirty.push_back(index as u32);
+            self.mark(index as u32);
             self.pump(cx, index as u32);
         }
     }
@@ -144,10 +154,12 @@ impl Nbd {
                 self.take_in(cx, index)
             } else if connection.in_handshake() {
                 self.negotiate(cx, index)
-            } else if connection.may_begin() && self.waiting_writes(index).next().is_none() {
-                self.next_command(cx, index)
-            } else {
+            } else if !connection.may_begin() || self.waiting_writes(index).next().is_some() {
                 return;
+            } else if self.free_transfers.is_empty() && self.transfers.len() >= MAX_TRANSFERS {
+                return self.pause(index);
+            } else {
+                self.next_command(cx, index)
             };
             match wants_more {
                 None => {}
@@ -156,6 +168,35 @@ impl Nbd {
             }
         }
         self.close_if_settled(cx, index);
+    }
+
+    /// A connection may have something to send.
+    pub(super) fn mark(&mut self, index: u32) {
+        if let Some(connection) = self.connections[index as usize].as_mut().filter(|c| !c.dirty) {
+            connection.dirty = true;
+            self.dirty.push_back(index);
+        }
+    }
+
+    /// Lets a connection go on when the worker carries less.
+    fn pause(&mut self, index: u32) {
+        if let Some(connection) = self.connections[index as usize].as_mut().filter(|c| !c.paused) {
+            connection.paused = true;
+            self.paused.push_back(index);
+        }
+    }
+
+    fn unpause(&mut self, cx: &mut Context<'_>) {
+        for _ in 0..self.paused.len() {
+            if self.free_transfers.is_empty() {
+                return;
+            }
+            let Some(index) = self.paused.pop_front() else { return };
+            if let Some(connection) = &mut self.connections[index as usize] {
+                connection.paused = false;
+            }
+            self.pump(cx, index);
+        }
     }
 
     /// Writes of a client whose payload has no buffer yet; until it has one, nothing more is read from the client.
@@ -189,7 +230,7 @@ impl Nbd {
             }
             Step::Close => connection.reading = false,
         }
-        self.dirty.push_back(index);
+        self.mark(index);
         if consumed == 0 { Some(true) } else { None }
     }
 
@@ -206,7 +247,7 @@ impl Nbd {
         }
         connection.skip = None;
         connection.say(&answer);
-        self.dirty.push_back(index);
+        self.mark(index);
         None
     }
 
@@ -280,7 +321,7 @@ impl Nbd {
             connection.skip = Some(Skip { rest, answer });
         } else {
             connection.say(&answer);
-            self.dirty.push_back(index);
+            self.mark(index);
         }
     }
 
@@ -347,17 +388,15 @@ impl Nbd {
 
     /// Drops clients that are over a limit.
     fn scan(&mut self, cx: &mut Context<'_>) {
-        let hungry: Vec<u32> = self.waiting.iter().filter_map(|t| self.starved(*t)).collect();
         let (now, limits) = (self.now, self.limits);
         for index in 0..self.connections.len() as u32 {
             let Some(connection) = self.connection(index) else { continue };
             let slow = connection.in_handshake() && now - connection.opened > limits.handshake;
             // Only who keeps the server waiting is late; a slow store is not the client's fault.
             let owes = connection.sending || connection.intake.is_some();
-            let wanted = hungry.iter().any(|h| *h != index);
-            // Nor is it when nothing gets on because the device is suspended.
-            let wanted = wanted && !cx.suspended;
-            let stalled = wanted && owes && connection.held > 0 && now - connection.active > limits.stall;
+            let late = owes && connection.held > 0 && now - connection.active > limits.stall;
+            let hungry = |waiting: &u32| self.starved(*waiting).is_some_and(|hungry| hungry != index);
+            let stalled = late && self.waiting.iter().any(hungry);
             if slow || stalled || self.drain_until.is_some_and(|until| now > until) {
                 self.kill(cx, index);
             }
@@ -388,7 +427,9 @@ impl Nbd {
 
     /// Forgets the write whose next piece waits for memory: its payload will not be read.
     fn abandon_waiting_writes(&mut self, index: u32) {
-        for id in self.waiting_writes(index).collect::<Vec<_>>() {
+        loop {
+            let next = self.waiting_writes(index).next();
+            let Some(id) = next else { return };
             self.waiting.retain(|w| *w != id);
             self.abandon(id);
         }
@@ -479,7 +520,7 @@ impl FrontEnd for Nbd {
                 if done.result.is_err() {
                     return self.kill(cx, index);
                 }
-                self.dirty.push_back(index);
+                self.mark(index);
                 self.pump(cx, index);
             }
         }
@@ -529,7 +570,11 @@ impl FrontEnd for Nbd {
                 self.pump(cx, index);
             }
         }
+        self.unpause(cx);
         while let Some(index) = self.dirty.pop_front() {
+            if let Some(connection) = &mut self.connections[index as usize] {
+                connection.dirty = false;
+            }
             self.flush(cx, index);
         }
         self.now = Instant::now();

@@ -246,7 +246,7 @@ impl Nbd {
                     self.waiting.push_back(id);
                 }
                 if extent.len < LONG_REPLY {
-                    self.dirty.push_back(index);
+                    self.mark(index);
                 } else {
                     self.flush(cx, index);
                     cx.ring.kick();
@@ -275,19 +275,29 @@ impl Nbd {
         let command = transfer.command;
         let most = if command.has(command_flag::REQ_ONE) { 1 } else { MAX_EXTENTS };
         let hole_flags = if cx.layout.is_encrypted() { STATE_HOLE } else { STATE_HOLE | STATE_ZERO };
-        let mut extents: Vec<(u64, u32)> = Vec::with_capacity(8);
+        let size = extent_len(style);
+        // The last extent, which the next run may make longer.
+        let mut last: Option<(u64, u32)> = None;
+        let mut count = 0;
         let mut at = command.offset;
         let end = command.offset + command.len;
         let mut runs = 0;
-        while at < end && extents.len() <= most && runs < MAX_RUNS {
+        while at < end && runs < MAX_RUNS {
             runs += 1;
             let longest = if style == ReplyStyle::Extended { u64::MAX } else { u64::from(u32::MAX - 0xffff) };
             match cx.device.run_at(at, (end - at).min(longest)) {
                 Ok(run) => {
                     let flags = if run.hole { hole_flags } else { 0 };
-                    match extents.last_mut() {
-                        Some((len, last)) if *last == flags && *len + run.len <= longest => *len += run.len,
-                        _ => extents.push((run.len, flags)),
+                    match &mut last {
+                        Some((len, same)) if *same == flags && *len + run.len <= longest => *len += run.len,
+                        _ if count == most => break,
+                        next => {
+                            *next = Some((run.len, flags));
+                            count += 1;
+                        }
+                    }
+                    if let Some((len, flags)) = last {
+                        put_extent(&mut buffer.data_mut()[(count - 1) * size..], style, len, flags);
                     }
                     at += run.len;
                 }
@@ -298,16 +308,11 @@ impl Nbd {
                 }
             }
         }
-        extents.truncate(most);
-        let size = extent_len(style);
-        for ((len, flags), into) in extents.iter().zip(buffer.data_mut().chunks_exact_mut(size)) {
-            put_extent(into, style, *len, *flags);
-        }
-        let head = Head::block_status(&command, style, extents.len());
+        let head = Head::block_status(&command, style, count);
         let start = buffer.put_header(0, head.bytes());
-        let range = start..HEADROOM + extents.len() * size;
+        let range = start..HEADROOM + count * size;
         connection.out.push_back(Part { buffer, range, transfer: id, unfinished: false });
-        self.dirty.push_back(index);
+        self.mark(index);
         self.free_transfer(id);
     }
 
@@ -321,7 +326,7 @@ impl Nbd {
                 Some(error) => Head::error(&command, style, error),
                 None => Head::done(&command, style),
             });
-            self.dirty.push_back(index);
+            self.mark(index);
         }
         self.free_transfer(id);
     }

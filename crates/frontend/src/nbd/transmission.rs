@@ -77,18 +77,21 @@ impl Command {
 /// A reply header, or a whole reply without data.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
-    bytes: [u8; 48],
+    bytes: [u8; Head::MAX_LEN],
     len: usize,
 }
 
 impl Head {
+    /// The longest there is, and some more.
+    pub const MAX_LEN: usize = 48;
+
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
     fn empty() -> Self {
-        Self { bytes: [0; 48], len: 0 }
+        Self { bytes: [0; Self::MAX_LEN], len: 0 }
     }
 
     fn put(mut self, field: &[u8]) -> Self {
