@@ -396,7 +396,8 @@ impl Nbd {
             let owes = connection.sending || connection.intake.is_some();
             let late = owes && connection.held > 0 && now - connection.active > limits.stall;
             let hungry = |waiting: &u32| self.starved(*waiting).is_some_and(|hungry| hungry != index);
-            let stalled = late && self.waiting.iter().any(hungry);
+            // Nor is it late when nothing gets on because the device is suspended.
+            let stalled = late && !cx.suspended && self.waiting.iter().any(hungry);
             if slow || stalled || self.drain_until.is_some_and(|until| now > until) {
                 self.kill(cx, index);
             }

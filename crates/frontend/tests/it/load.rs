@@ -35,6 +35,26 @@ fn many_requests_in_flight_are_all_answered() {
     }
 }
 
+/// A suspended device holds all requests back, so that they are under way at once: 5000 where a worker carries 4096.
+#[test]
+fn more_requests_than_a_worker_carries_are_all_answered() {
+    for io in rings() {
+        let served = Served::new(device(memory(MIB), 4096, ANYTHING_GOES), io, 1);
+        let mut clients: Vec<Client> = (0..20).map(|n| Client::open(served.path(), STYLES[n % 3])).collect();
+        served.device.suspend().expect("nothing is under way");
+        let mut asked = Vec::new();
+        for client in &mut clients {
+            asked.push((0..250).map(|n| client.send(CACHE, 0, n * 4096, 4096)).collect::<Vec<_>>());
+        }
+        let writes: Vec<u64> = clients.iter_mut().map(|client| client.send_write(0, 5, &[7; 600])).collect();
+        served.device.resume().expect("the key is there");
+        for ((client, cookies), write) in clients.iter_mut().zip(asked).zip(writes) {
+            assert!(cookies.into_iter().chain([write]).all(|cookie| client.wait(cookie).error == 0));
+        }
+        assert_eq!(clients.swap_remove(0).read(5, 600), [7; 600]);
+    }
+}
+
 #[test]
 fn a_short_request_does_not_wait_for_a_long_one() {
     for io in rings() {

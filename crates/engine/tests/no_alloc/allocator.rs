@@ -1,0 +1,93 @@
+//! An allocator that counts, or refuses, what threads of the data path ask for.
+//!
+//! Those are the threads whose names begin with `inlock-worker` or `inlock-cipher` when [`watch`] is called. All others
+//! go on undisturbed: a test may allocate what it likes.
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
+
+/// What is done about an allocation of a watched thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// It is counted.
+    Count = 1,
+    /// It is counted, and gets no memory; a program that does not expect this ends.
+    Refuse = 2,
+}
+
+const MOST: usize = 64;
+static WATCHED: [AtomicI32; MOST] = [const { AtomicI32::new(0) }; MOST];
+static MODE: AtomicU8 = AtomicU8::new(0);
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static THREAD: Cell<i32> = const { Cell::new(0) };
+}
+
+/// Watches the threads that there are from now on. Gives back how many they are.
+pub(crate) fn watch(mode: Mode) -> usize {
+    let mut count = 0;
+    for task in std::fs::read_dir("/proc/self/task").expect("a list of threads").flatten() {
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        if name.starts_with("inlock-worker") || name.starts_with("inlock-cipher") {
+            let thread = task.file_name().to_string_lossy().parse().expect("a thread's number");
+            WATCHED[count].store(thread, Ordering::Relaxed);
+            count += 1;
+        }
+    }
+    COUNT.store(0, Ordering::Relaxed);
+    MODE.store(mode as u8, Ordering::SeqCst);
+    count
+}
+
+/// Watches nobody any more. Gives back how many allocations there were.
+pub(crate) fn unwatch() -> u64 {
+    MODE.store(0, Ordering::SeqCst);
+    WATCHED.iter().for_each(|thread| thread.store(0, Ordering::Relaxed));
+    COUNT.load(Ordering::SeqCst)
+}
+
+fn is_refused() -> bool {
+    let mode = MODE.load(Ordering::Relaxed);
+    if mode == 0 {
+        return false;
+    }
+    let thread = THREAD.get();
+    let thread = if thread != 0 { thread } else { rustix::thread::gettid().as_raw_nonzero().get() };
+    THREAD.set(thread);
+    if WATCHED.iter().all(|watched| watched.load(Ordering::Relaxed) != thread) {
+        return false;
+    }
+    COUNT.fetch_add(1, Ordering::SeqCst);
+    mode == Mode::Refuse as u8
+}
+
+struct Watching;
+
+#[global_allocator]
+static ALLOCATOR: Watching = Watching;
+
+// SAFETY: everything is the system allocator's, but for null pointers, which say that there is no memory.
+unsafe impl GlobalAlloc for Watching {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promises are the system allocator's.
+        if is_refused() { std::ptr::null_mut() } else { unsafe { System.alloc(layout) } }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        if is_refused() { std::ptr::null_mut() } else { unsafe { System.alloc_zeroed(layout) } }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, len: usize) -> *mut u8 {
+        // SAFETY: as above; the memory is the system allocator's.
+        if is_refused() { std::ptr::null_mut() } else { unsafe { System.realloc(memory, layout, len) } }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
