@@ -1,7 +1,7 @@
 //! An allocator that counts, or refuses, what threads of the data path ask for.
 //!
-//! Those are the threads whose names begin with `inlock-worker` or `inlock-cipher` when [`watch`] is called. All others
-//! go on undisturbed: a test may allocate what it likes.
+//! Those are the threads whose names begin as in [`NAMES`] when [`watch`] is called. All others go on undisturbed: a test
+//! may allocate what it likes.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -17,6 +17,8 @@ pub(crate) enum Mode {
     Refuse = 2,
 }
 
+/// Workers, and those who work for them.
+const NAMES: [&str; 3] = ["inlock-worker", "inlock-cipher", "inlock-carrier"];
 const MOST: usize = 64;
 static WATCHED: [AtomicI32; MOST] = [const { AtomicI32::new(0) }; MOST];
 static MODE: AtomicU8 = AtomicU8::new(0);
@@ -26,12 +28,14 @@ thread_local! {
     static THREAD: Cell<i32> = const { Cell::new(0) };
 }
 
-/// Watches the threads that there are from now on. Gives back how many they are.
+/// Watches the threads that there are from now on, as soon as they all wait for something to do: one that has only just
+/// started still allocates on its own behalf. Gives back how many they are.
 pub(crate) fn watch(mode: Mode) -> usize {
     let mut count = 0;
     for task in std::fs::read_dir("/proc/self/task").expect("a list of threads").flatten() {
         let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-        if name.starts_with("inlock-worker") || name.starts_with("inlock-cipher") {
+        if NAMES.iter().any(|n| name.starts_with(n)) {
+            wait_until_asleep(&task.path().join("stat"));
             let thread = task.file_name().to_string_lossy().parse().expect("a thread's number");
             WATCHED[count].store(thread, Ordering::Relaxed);
             count += 1;
@@ -40,6 +44,18 @@ pub(crate) fn watch(mode: Mode) -> usize {
     COUNT.store(0, Ordering::Relaxed);
     MODE.store(mode as u8, Ordering::SeqCst);
     count
+}
+
+fn wait_until_asleep(stat: &std::path::Path) {
+    for _ in 0..5000 {
+        let stat = std::fs::read_to_string(stat).unwrap_or_default();
+        // The state stands behind the name, which is in brackets.
+        if stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S')) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    panic!("a thread that never sleeps: {}", stat.display());
 }
 
 /// Watches nobody any more. Gives back how many allocations there were.

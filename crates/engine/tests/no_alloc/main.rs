@@ -166,6 +166,9 @@ fn run_worker(
     };
     let ring = Ring::new(mode).expect("a ring");
     let mut worker = Worker::new(Arc::clone(device), ring, BufferPool::new(&buffers), front).with_offload(pool);
+    if mode == IoMode::Auto {
+        worker = worker.with_carrier(5000, 4096).expect("a thread");
+    }
     go.wait();
     go.wait();
     worker.run().expect("a worker that runs");
@@ -250,7 +253,8 @@ fn carry_out(io: IoMode, policy: OffloadPolicy, requests: usize, mode: Mode) -> 
             start(format!("inlock-worker-c{number}")).spawn_scoped(scope, work).unwrap();
         }
         go.wait();
-        let threads = WORKERS + CALLERS + pool.as_ref().map_or(0, |p| p.threads());
+        let carriers = if io == IoMode::Auto { WORKERS } else { 0 };
+        let threads = WORKERS + CALLERS + carriers + pool.as_ref().map_or(0, |p| p.threads());
         assert_eq!(allocator::watch(mode), threads, "every thread of the data path is watched");
         go.wait();
         go.wait();
