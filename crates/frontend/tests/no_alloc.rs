@@ -88,8 +88,7 @@ fn serve(io: IoMode, policy: OffloadPolicy, rounds: u64, mode: Mode) {
     // The reply to the last option was received, but it may still be under way on the server's side.
     clients.iter_mut().for_each(|client| drop(client.read(0, 1)));
     let threads = WORKERS + if policy == OffloadPolicy::None { 0 } else { 2 };
-    // More where the file is in memory: every worker then has a carrier.
-    assert!(allocator::watch(mode) >= threads, "every thread of the data path is watched");
+    allocator::watch(mode, threads);
     let requests: u64 = std::thread::scope(|scope| {
         let busy = |(number, mut client): (u64, Client)| {
             move || {

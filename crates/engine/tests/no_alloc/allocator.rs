@@ -28,34 +28,35 @@ thread_local! {
     static THREAD: Cell<i32> = const { Cell::new(0) };
 }
 
-/// Watches the threads that there are from now on, as soon as they all wait for something to do: one that has only just
-/// started still allocates on its own behalf. Gives back how many they are.
-pub(crate) fn watch(mode: Mode) -> usize {
-    let mut count = 0;
-    for task in std::fs::read_dir("/proc/self/task").expect("a list of threads").flatten() {
-        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-        if NAMES.iter().any(|n| name.starts_with(n)) {
-            wait_until_asleep(&task.path().join("stat"));
-            let thread = task.file_name().to_string_lossy().parse().expect("a thread's number");
-            WATCHED[count].store(thread, Ordering::Relaxed);
-            count += 1;
-        }
-    }
-    COUNT.store(0, Ordering::Relaxed);
-    MODE.store(mode as u8, Ordering::SeqCst);
-    count
-}
-
-fn wait_until_asleep(stat: &std::path::Path) {
-    for _ in 0..5000 {
-        let stat = std::fs::read_to_string(stat).unwrap_or_default();
-        // The state stands behind the name, which is in brackets.
-        if stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S')) {
-            return;
+/// Watches the threads that there are from now on, as soon as they are `least` and all wait for something to do: one that
+/// has only just started still allocates on its own behalf.
+pub(crate) fn watch(mode: Mode, least: usize) {
+    for _ in 0..10_000 {
+        let threads = threads();
+        if threads.len() >= least && threads.iter().all(|(_, asleep)| *asleep) {
+            for (place, (thread, _)) in WATCHED.iter().zip(threads) {
+                place.store(thread, Ordering::Relaxed);
+            }
+            COUNT.store(0, Ordering::Relaxed);
+            return MODE.store(mode as u8, Ordering::SeqCst);
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    panic!("a thread that never sleeps: {}", stat.display());
+    panic!("no {least} threads that wait: {:?}", threads());
+}
+
+/// The numbers of the threads that are watched, and whether they sleep. One that ends meanwhile is not among them.
+fn threads() -> Vec<(i32, bool)> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("a list of threads");
+    let stats = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    let thread = |stat: String| {
+        // The number, the name in brackets, the state.
+        let (number, rest) = stat.split_once(" (")?;
+        let (name, state) = rest.rsplit_once(") ")?;
+        let watched = NAMES.iter().any(|n| name.starts_with(n));
+        watched.then(|| (number.parse().expect("a thread's number"), state.starts_with('S')))
+    };
+    stats.filter_map(thread).collect()
 }
 
 /// Watches nobody any more. Gives back how many allocations there were.

@@ -255,7 +255,7 @@ fn carry_out(io: IoMode, policy: OffloadPolicy, requests: usize, mode: Mode) -> 
         go.wait();
         let carriers = if io == IoMode::Auto { WORKERS } else { 0 };
         let threads = WORKERS + CALLERS + carriers + pool.as_ref().map_or(0, |p| p.threads());
-        assert_eq!(allocator::watch(mode), threads, "every thread of the data path is watched");
+        allocator::watch(mode, threads);
         go.wait();
         go.wait();
         let allocations = allocator::unwatch();
@@ -315,7 +315,7 @@ fn an_allocation_is_seen() {
         };
         std::thread::Builder::new().name("inlock-worker-0".into()).spawn_scoped(scope, work).unwrap();
         go.wait();
-        assert_eq!(allocator::watch(Mode::Count), 1);
+        allocator::watch(Mode::Count, 1);
         drop(std::hint::black_box(vec![0u8; 100]));
         go.wait();
         go.wait();
