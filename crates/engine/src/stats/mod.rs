@@ -10,14 +10,14 @@ pub use histogram::{Bucket, Histogram};
 
 use crate::request::{Operation, RequestError};
 use histogram::Buckets;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use zerocopy::FromZeros;
 
 /// Requests of less than 16 KiB are timed once in so many.
-pub const SHORT_ONE_IN: u64 = 32;
+pub const SHORT_ONE_IN: u64 = 64;
 /// Requests of less than 128 KiB are timed once in so many; longer ones always.
 pub const MEDIUM_ONE_IN: u64 = 4;
 const SHORT: u64 = 16 << 10;
@@ -51,7 +51,6 @@ enum Counter {
     Errors,
     BytesRead,
     BytesWritten,
-    Inline,
     Offloaded,
     CipherCalls,
     CipherUnits,
@@ -155,12 +154,13 @@ impl Stats {
             errors: sum(Counter::Errors),
             bytes_read: sum(Counter::BytesRead),
             bytes_written: sum(Counter::BytesWritten),
-            inline: sum(Counter::Inline),
             offloaded: sum(Counter::Offloaded),
             cipher_calls: sum(Counter::CipherCalls),
             cipher_units: sum(Counter::CipherUnits),
             ..Snapshot::default()
         };
+        let moved = snapshot.reads + snapshot.writes + snapshot.write_zeroes;
+        snapshot.inline = moved.saturating_sub(snapshot.offloaded);
         // A shard that nobody ever wrote to is left alone, or reading would make its pages resident.
         let used = |s: &&Shard| s.random.load(Ordering::Relaxed) != 0;
         for shard in self.shards.iter().filter(used) {
@@ -186,9 +186,12 @@ impl Stats {
 
     /// The calling thread's shard, its own from its first call until it ends.
     pub(crate) fn of_this_thread(self: &Arc<Self>) -> Recorder<'_> {
+        let (last, index) = LAST.get();
+        if std::ptr::eq(last, Arc::as_ptr(self)) {
+            return Recorder::new(self, index);
+        }
         // A thread that is ending has given its shards back.
-        let index = OF_THREAD.try_with(|t| t.borrow_mut().shard(self)).unwrap_or(SHARED);
-        Recorder { stats: self, index }
+        Recorder::new(self, OF_THREAD.try_with(|t| t.borrow_mut().shard(self)).unwrap_or(SHARED))
     }
 }
 
@@ -227,6 +230,8 @@ impl std::fmt::Debug for Stats {
 const DEVICES_OF_A_THREAD: usize = 4;
 
 thread_local! {
+    /// The device that the thread used last, which is one of [`OF_THREAD`], and its shard of that.
+    static LAST: Cell<(*const Stats, usize)> = const { Cell::new((std::ptr::null(), SHARED)) };
     static OF_THREAD: RefCell<OfThread> = const { RefCell::new(OfThread { shards: [const { None }; 4], oldest: 0 }) };
 }
 
@@ -241,18 +246,21 @@ impl OfThread {
         // A weak reference keeps the address from being used again.
         let found = self.shards.iter().flatten().find(|(owner, _)| std::ptr::eq(owner.as_ptr(), Arc::as_ptr(stats)));
         if let Some((_, index)) = found {
+            LAST.set((Arc::as_ptr(stats), *index));
             return *index;
         }
         let index = stats.claim();
         let slot = &mut self.shards[self.oldest];
         self.oldest = (self.oldest + 1) % DEVICES_OF_A_THREAD;
         give_back(slot.replace((Arc::downgrade(stats), index)));
+        LAST.set((Arc::as_ptr(stats), index));
         index
     }
 }
 
 impl Drop for OfThread {
     fn drop(&mut self) {
+        LAST.set((std::ptr::null(), SHARED));
         self.shards.iter_mut().for_each(|slot| give_back(slot.take()));
     }
 }
@@ -277,7 +285,7 @@ impl OwnShard {
     }
 
     pub(crate) fn recorder(&self) -> Recorder<'_> {
-        Recorder { stats: &self.stats, index: self.index }
+        Recorder::new(&self.stats, self.index)
     }
 }
 
@@ -333,21 +341,27 @@ impl Timing {
 /// Adds to a shard.
 #[derive(Clone, Copy)]
 pub(crate) struct Recorder<'a> {
-    stats: &'a Stats,
-    index: usize,
+    level: StatsLevel,
+    shard: &'a Shard,
+    /// Whether others write there as well.
+    shared: bool,
 }
 
-impl Recorder<'_> {
+impl<'a> Recorder<'a> {
+    fn new(stats: &'a Stats, index: usize) -> Self {
+        Self { level: stats.level, shard: &stats.shards[index], shared: index == SHARED }
+    }
+
     /// The clock of a request of `len` bytes that is accepted now, if it is to be timed.
     pub(crate) fn accept(&self, operation: Operation, len: u64) -> Option<Timing> {
         let moves_data = matches!(operation, Operation::Read | Operation::Write { .. } | Operation::WriteZeroes { .. });
-        let weight = match (self.stats.level, len) {
+        let weight = match (self.level, len) {
             (StatsLevel::Off, _) => return None,
             (StatsLevel::On, ..SHORT) if moves_data => SHORT_ONE_IN,
             (StatsLevel::On, ..MEDIUM) if moves_data => MEDIUM_ONE_IN,
             _ => 1,
         };
-        let random = &self.shard().random;
+        let random = &self.shard.random;
         // Knuth's linear congruential generator; its upper bits are the better ones.
         let next = random.load(Ordering::Relaxed).wrapping_mul(6_364_136_223_846_793_005).wrapping_add(SEED);
         random.store(next, Ordering::Relaxed);
@@ -366,7 +380,7 @@ impl Recorder<'_> {
         work: &Work,
         timing: Option<&Timing>,
     ) {
-        if self.stats.level == StatsLevel::Off {
+        if self.level == StatsLevel::Off {
             return;
         }
         if result.is_ok() {
@@ -379,14 +393,13 @@ impl Recorder<'_> {
             self.add(Counter::CipherUnits, work.cipher_units.into());
         }
         let Some(timing) = timing else { return };
-        let shard = self.shard();
-        for (buckets, spent) in shard.phases.iter().zip(timing.spent) {
+        for (buckets, spent) in self.shard.phases.iter().zip(timing.spent) {
             if let Some(spent) = spent {
                 buckets.note(spent, timing.weight, |counter, n| self.add_to(counter, n));
             }
         }
         let total = timing.last.duration_since(timing.accepted).as_nanos() as u64;
-        shard.total.note(total, timing.weight, |counter, n| self.add_to(counter, n));
+        self.shard.total.note(total, timing.weight, |counter, n| self.add_to(counter, n));
     }
 
     fn count(&self, operation: Operation, work: &Work) {
@@ -401,25 +414,23 @@ impl Recorder<'_> {
         self.add(requests, 1);
         if let Some(bytes) = bytes {
             self.add(bytes, work.len);
-            self.add(if work.offloaded { Counter::Offloaded } else { Counter::Inline }, 1);
+            if work.offloaded {
+                self.add(Counter::Offloaded, 1);
+            }
         }
     }
 
     fn add(&self, counter: Counter, n: u64) {
-        self.add_to(&self.shard().counters[counter as usize], n);
+        self.add_to(&self.shard.counters[counter as usize], n);
     }
 
     fn add_to(&self, counter: &AtomicU64, n: u64) {
-        if self.index == SHARED {
+        if self.shared {
             counter.fetch_add(n, Ordering::Relaxed);
         } else {
             // The only writer: no locked instruction.
             counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
         }
-    }
-
-    fn shard(&self) -> &Shard {
-        &self.stats.shards[self.index]
     }
 }
 
