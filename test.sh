@@ -2,7 +2,7 @@
 # Everything that has to hold, in one command; ends with one line 'N passed, N failed, N skipped'.
 #
 #   ./test.sh              all stages, as on every push
-#   ./test.sh STAGE...     some of: build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings disk report soak vm
+#   ./test.sh STAGE...     some of: build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings null disk report soak vm
 #
 # Each stage writes to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so that a suite
 # that silently does less fails; a skip that is not in tests/expected-skips.txt fails too.
@@ -13,7 +13,7 @@ export CI=true LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=0
 # shellcheck source=tests/packages.sh
 . tests/packages.sh
 
-STAGES=(build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings disk report soak vm)
+STAGES=(build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings null disk report soak vm)
 WANTED=("${@:-all}")
 TARGET=${CARGO_TARGET_DIR:-$PWD/target}
 LOGS=$TARGET/test-logs
@@ -92,6 +92,17 @@ others() {
         cargo test --quiet --package inlock-tests --doc
 }
 
+# 4 GiB of zeroes through a target that encrypts nothing are 4 GiB of zeroes.
+null_target() {
+    local image=$LOGS/null.img raw through
+    truncate -s 4G "$image" &&
+        raw=$(sha256sum < "$image") &&
+        through=$("$INLOCK_BIN" export - --table "0 8388608 crypt cipher_null-ecb - 0 $image 0" | sha256sum)
+    rm -f "$image"
+    echo "raw $raw, through the target $through"
+    [ "$through" = "8479e43911dc45e89f934fe48d01297e16f51d17aa561d4d1c216b1ae0fcddca  -" ] && [ "$raw" = "$through" ]
+}
+
 need_packages || { echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 want_browser
 rm -rf "$LOGS" && mkdir -p "$LOGS" || exit 1
@@ -116,6 +127,7 @@ stage clients suite real_clients
 stage hostile suite hostile
 stage memory suite memory
 stage endings suite endings
+stage null null_target
 stage disk suite disk
 stage report suite report
 stage soak cargo xtask soak --seconds 10 --stall-seconds 10

@@ -7,18 +7,21 @@
 
 mod device;
 mod headers;
+mod table;
 mod wire;
 
 pub use headers::{luks1_header, luks2_header, luks2_json};
+pub use table::table;
 pub use wire::nbd_wire;
 
 /// A target: it takes any bytes, and panics when a promise is broken.
 pub type Target = fn(&[u8]);
 
 /// The targets by name, as their corpus folders are called.
-pub const TARGETS: [(&str, Target); 4] = [
+pub const TARGETS: [(&str, Target); 5] = [
     ("luks1_header", luks1_header),
     ("luks2_header", luks2_header),
     ("luks2_json", luks2_json),
     ("nbd_wire", nbd_wire),
+    ("table", table),
 ];

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::target_dir;
 
 /// The targets, named as their programs and corpus folders are.
-const TARGETS: [&str; 4] = ["luks1_header", "luks2_header", "luks2_json", "nbd_wire"];
+const TARGETS: [&str; 5] = ["luks1_header", "luks2_header", "luks2_json", "nbd_wire", "table"];
 
 /// What libFuzzer needs in the code it watches.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

@@ -1,0 +1,4 @@
+//! libFuzzer's entry to the target `table`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| inlock_fuzz::table(data));
