@@ -5,7 +5,7 @@
 //! edges of partial units, encrypt the cover in one call, store write, done. One failing request never holds up or fails
 //! its neighbours.
 
-use crate::buffer::{Buffer, BufferPool};
+use crate::buffer::BufferPool;
 use crate::carrier::{Carried, Carrier};
 use crate::device::Device;
 use crate::gate::{Passage, SCRUB_TURN, View, scrub_stack};
@@ -13,22 +13,23 @@ use crate::layout::{Kind, Layout};
 use crate::offload::{Ciphered, Direction, Offload};
 use crate::request::{Operation, RequestError};
 use crate::ring::{self, Completion, FileId, Returned, Ring, Token, Wait};
-use crate::stats::{OwnShard, Phase, Timing, Work};
+use crate::stats::{OwnShard, Phase, Work};
 use crate::target::{Ciphertext, CryptTarget, Extent};
-use crate::unaligned::{self, Granted, LockId, Purpose};
+use crate::unaligned::{self, Granted, Purpose};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 mod carried;
 mod front_end;
+mod in_flight;
 mod offloaded;
 mod parts;
 
 use front_end::Message;
 pub use front_end::{Context, Finished, Flow, FrontEnd, Mailbox, Request};
+use in_flight::{InFlight, Step};
 
 /// Requests without a buffer (flushes, discards and the like) that a front end may have under way at a time. Those with one
 /// are as many as there are buffers, so the tables of a worker never grow.
@@ -36,74 +37,6 @@ pub const MAX_REQUESTS_WITHOUT_DATA: usize = 4096;
 
 /// The worker's own tokens have the top bit set; the rest is the index in the in-flight table.
 const OWN: u64 = 1 << 63;
-
-/// A request on its way.
-struct InFlight {
-    id: u64,
-    operation: Operation,
-    offset: u64,
-    len: u64,
-    step: Step,
-    extent: Option<Extent>,
-    buffer: Option<Buffer>,
-    spare: Option<Buffer>,
-    lock: Option<LockId>,
-    /// The request that this one is a part of; the front end does not know of parts.
-    parent: Option<u32>,
-    /// Bytes of the current store operation that are done; of a flush, stores.
-    progress: usize,
-    /// Why it fails, while the store is asked whether earlier writes are lost as well.
-    failed: Option<Errno>,
-    timing: Option<Timing>,
-    work: Work,
-}
-
-impl InFlight {
-    fn lap(&mut self, phase: Phase) {
-        if let Some(timing) = &mut self.timing {
-            timing.lap(phase);
-        }
-    }
-
-    /// Takes note of a transfer whose copy and cipher work were done together, `cipher` of the time for the latter.
-    fn carried(&mut self, calls: u32, cipher: Duration) {
-        let Some(extent) = self.extent else { return };
-        self.lap(Phase::Store);
-        if calls > 0 {
-            self.work.cipher_calls += calls;
-            self.work.cipher_units += (extent.cover_len / extent.granule) as u32;
-            if let Some(timing) = &mut self.timing {
-                timing.shift(Phase::Store, Phase::Cipher, cipher);
-            }
-        }
-    }
-
-    /// Takes note of cipher calls over `bytes` of its data units, and of the time they took.
-    fn ciphered(&mut self, calls: u32, bytes: usize) {
-        let Some(extent) = self.extent.filter(|e| e.granule > 1) else { return };
-        self.work.cipher_calls += calls;
-        self.work.cipher_units += (bytes / extent.granule) as u32;
-        self.lap(Phase::Cipher);
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Start,
-    Lock,
-    /// Reading edge 0 or 1 of a partial write.
-    Edge(usize),
-    Read,
-    /// In the hands of the cipher pool.
-    Cipher,
-    /// In the hands of the carrier.
-    Carried,
-    Write,
-    Sync,
-    Discard,
-    /// Carried out in parts, one after the other.
-    Parts,
-}
 
 /// One thread's loop, a turn at a time.
 pub struct Worker<F: FrontEnd> {
