@@ -52,6 +52,7 @@ pub(crate) enum Command {
     Top { names: Vec<Name>, once: bool, json: bool },
     Suspend(Name),
     Resume(ResumeArgs),
+    Reload { name: Name, table: TableArg },
     Resize(Name),
     Close { name: Name, deferred: bool },
     Export(CopyArgs),
@@ -255,7 +256,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> anyhow::Result
     }
     let verb = verb.ok_or_else(|| Problem::usage("Argument <action> missing."))??;
     check_options(verb, &command, &matches)?;
-    if options.table.is_some() {
+    if options.table.is_some() && verb != Verb::Reload {
         // The table stands for the source; what is said of it names this.
         words.insert(usize::from(verb == Verb::Import).min(words.len()), "--table".into());
     }
@@ -356,6 +357,11 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
             Command::Top { names, once: options.once, json: options.json }
         }
         Verb::Suspend => Command::Suspend(name_of(&word()?)?),
+        Verb::Reload => {
+            let name = name_of(&word()?)?;
+            let table = options.table.as_deref().ok_or_else(|| Problem::usage("reload: --table is missing"))?;
+            Command::Reload { name, table: TableArg::parse(table)? }
+        }
         Verb::Resume => {
             let name = name_of(&word()?)?;
             Command::Resume(ResumeArgs { name, key: key_args(&options)?, header: options.header })

@@ -242,6 +242,7 @@ pub(crate) enum Verb {
     Top,
     Suspend,
     Resume,
+    Reload,
     Resize,
     Close,
     Export,
@@ -253,7 +254,7 @@ pub(crate) enum Verb {
 
 impl Verb {
     /// Every verb, in the order of the help text.
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::LuksFormat,
         Self::IsLuks,
         Self::LuksUuid,
@@ -267,6 +268,7 @@ impl Verb {
         Self::Top,
         Self::Suspend,
         Self::Resume,
+        Self::Reload,
         Self::Resize,
         Self::Close,
         Self::Export,
@@ -304,6 +306,7 @@ impl Verb {
             Self::Top => "top",
             Self::Suspend => "suspend",
             Self::Resume => "resume",
+            Self::Reload => "reload",
             Self::Resize => "resize",
             Self::Close => "close",
             Self::Export => "export",
@@ -323,7 +326,7 @@ impl Verb {
             Self::Mount => ("<source> <directory>", 2, 2),
             Self::Umount => ("<directory>", 1, 1),
             Self::Serve => ("<source>", 1, 1),
-            Self::Status | Self::Suspend | Self::Resume | Self::Resize | Self::Close => ("<name>", 1, 1),
+            Self::Status | Self::Suspend | Self::Resume | Self::Reload | Self::Resize | Self::Close => ("<name>", 1, 1),
             Self::List => ("", 0, 0),
             Self::Top => ("[<name>...]", 0, usize::MAX),
             Self::Export => ("<image> <output file or ->", 2, 2),
@@ -351,6 +354,7 @@ impl Verb {
             Self::Suspend => "let all requests wait, and wipe the key from memory",
             Self::Resize => "make a volume as long as the device below is now",
             Self::Resume => "give the key back, and let requests go on",
+            Self::Reload => "put another table (--table) in place of what is served",
             Self::Close => "close an open or served volume when everything is written",
             Self::Export => "decrypt a volume, or a part of it, to a raw image",
             Self::Import => "encrypt a raw image into an existing volume",
@@ -410,6 +414,7 @@ impl Verb {
             Self::Top => &[&["json", "once"]],
             Self::Resume => &[KEY, &["tries", "key-slot", "header"]],
             Self::Suspend | Self::Resize => &[],
+            Self::Reload => &[&["table"]],
             Self::Close => &[&["deferred"]],
             Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, COPY, &["table"]],
             Self::Benchmark => &[&["cipher", "key-size", "hash", "iter-time"], KDF],

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use inlock_engine::store::file::{FileStore, IoMode};
-use inlock_engine::{self as engine, Content, Line, TargetError};
+use inlock_engine::{self as engine, Content, CryptTarget, Line, TargetError};
 use inlock_volume::plain::Plain;
 use inlock_volume::table::{CryptOptions, TableLine, Target};
 use inlock_volume::{
@@ -15,6 +15,7 @@ use inlock_volume::{
 };
 
 use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
+use crate::control::Facts;
 use crate::control::facts::SegmentFacts;
 use crate::control::key_check::KeyCheck;
 use crate::daemon::Launcher;
@@ -111,6 +112,8 @@ pub(crate) struct About {
     pub check: Option<KeyCheck>,
     /// What is said about dm-crypt's threads.
     pub flags: Vec<String>,
+    /// What the devices are, under whatever name, in the order of the engine's stores.
+    pub devices: Vec<String>,
 }
 
 /// A volume that is unlocked and taken.
@@ -211,6 +214,23 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::
 /// Opens and takes what the lines of a table are on.
 fn open_table(table: Table, writing: bool) -> anyhow::Result<Opened> {
     let Devices { devices, of_line, locks } = Devices::open(&table, writing)?;
+    let about = About {
+        kind: "TABLE".to_owned(),
+        device: devices.first().map_or_else(PathBuf::new, |device| resolved(&device.path)),
+        header: None,
+        uuid: None,
+        hash: None,
+        segments: facts_of_lines(&table),
+        check: None,
+        flags: thread_flags(&table.options()),
+        devices: devices.iter().map(Device::identity).collect(),
+    };
+    let allow_discards = table::allows_discards(&table);
+    let options = table.options();
+    Ok(Opened { data: devices, about, crypt: Crypt::Table(table, of_line), allow_discards, options, locks })
+}
+
+fn facts_of_lines(table: &Table) -> Vec<SegmentFacts> {
     let segment = |line: &TableLine| {
         let (key_len, target) = match &line.target {
             Target::Crypt(crypt) => (crypt.key.len(), "crypt"),
@@ -220,19 +240,35 @@ fn open_table(table: Table, writing: bool) -> anyhow::Result<Opened> {
         };
         SegmentFacts { target: target.to_owned(), ..SegmentFacts::of(&line.segment(), key_len) }
     };
-    let about = About {
-        kind: "TABLE".to_owned(),
-        device: devices.first().map_or_else(PathBuf::new, |device| resolved(&device.path)),
-        header: None,
-        uuid: None,
-        hash: None,
-        segments: table.lines().iter().map(segment).collect(),
-        check: None,
-        flags: thread_flags(&table.options()),
+    table.lines().iter().map(segment).collect()
+}
+
+/// What a table makes of a running volume: the target for its device, and what is to be said of it. `devices` are the
+/// identities of those that the volume was opened on, in their order; the table lies on no others.
+pub(crate) fn reload(table: &Table, running: &engine::Device, facts: &mut Facts) -> anyhow::Result<CryptTarget> {
+    let of_line = table::on_devices(table, &facts.devices)?;
+    let is_legacy = |line: &TableLine| match &line.target {
+        Target::Crypt(crypt) => crypt.cipher.cipher.is_legacy(),
+        _ => false,
     };
-    let allow_discards = table::allows_discards(&table);
-    let options = table.options();
-    Ok(Opened { data: devices, about, crypt: Crypt::Table(table, of_line), allow_discards, options, locks })
+    if !running.access().read_only && table.lines().iter().any(is_legacy) {
+        return Err(Problem::refused(
+            "The table has a cipher that is for reading only.",
+            "a volume that was opened with --read-only takes it",
+        ));
+    }
+    let segments: Vec<Segment> = table.lines().iter().map(TableLine::segment).collect();
+    let lines = table.lines().iter().zip(&segments).zip(&of_line);
+    let lines: Vec<_> = lines
+        .map(|((line, segment), store)| Line { segment, content: content_of(&line.target), store: *store })
+        .collect();
+    let lens: Vec<u64> = running.stores().iter().map(|store| store.geometry().len).collect();
+    let target = CryptTarget::stacked(&lines, &lens)?;
+    facts.kind = "TABLE".to_owned();
+    (facts.header, facts.uuid, facts.hash, facts.check) = (None, None, None, None);
+    facts.segments = facts_of_lines(table);
+    facts.table_flags = thread_flags(&table.options());
+    Ok(target)
 }
 
 impl About {
@@ -252,6 +288,7 @@ impl About {
             segments: Vec::new(),
             check: None,
             flags: Vec::new(),
+            devices: vec![data.identity()],
         }
     }
 }

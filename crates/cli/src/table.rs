@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
 use inlock_volume::Table;
-use inlock_volume::table::Target;
+use inlock_volume::table::{TableLine, Target};
 use zeroize::Zeroizing;
 
 use crate::device::{Access, Device};
@@ -98,6 +98,23 @@ impl Devices {
         found.of_line = table.lines().iter().map(|line| line.device().map_or(0, index)).collect();
         Ok(found)
     }
+}
+
+/// For each line of a table, which of the devices with these identities it is on; any where it is on none.
+pub(crate) fn on_devices(table: &Table, identities: &[String]) -> anyhow::Result<Vec<usize>> {
+    let index = |line: &TableLine| match line.device() {
+        None => Ok(0),
+        Some(name) => {
+            let identity = open_device(name, Access::Read)?.identity();
+            identities.iter().position(|known| *known == identity).ok_or_else(|| {
+                Problem::refused(
+                    format!("The volume was not opened on device {name}."),
+                    "another table has to lie on the same devices",
+                )
+            })
+        }
+    };
+    table.lines().iter().map(index).collect()
 }
 
 /// Opens a path, or `MAJ:MIN`.

@@ -274,3 +274,55 @@ fn a_suspended_volume_can_be_closed_and_what_waits_is_told() {
         assert!(read.works().out == [1; 4096]);
     }
 }
+
+#[test]
+fn another_table_takes_the_place_of_what_is_served() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let (image, other) = (dir.image("image", 2), dir.image("other", 2));
+    let key = "0123456789abcdef".repeat(8);
+    let crypt =
+        |start: u32, sectors: u32, on: &str| format!("{start} {sectors} crypt aes-xts-plain64 {key} 0 {on} {start}");
+    let reload = |table: &str| run.call(&["reload", "data", "--table", table]);
+    let server = Named::start(&run, "data", &["--table", &crypt(0, 2048, &image)]);
+    let mut client = connect(&server);
+    client.write(0, &noise(1 << 20)).unwrap();
+
+    // Refused, and nothing changes.
+    let bits = crypt(0, 2048, &image).replace(&key, &key[..62]);
+    for (table, status, words) in [
+        (crypt(0, 2048, &other), 1, "was not opened on device"),
+        (crypt(0, 1024, &image), 1, "the new table has 524288 bytes, the device 1048576"),
+        (crypt(0, 8192, &image), 1, ""),
+        ("0 2048 linear image 0".to_owned(), 1, "relative path"),
+        (bits, 1, "key"),
+        ("0 2048 dance".to_owned(), 1, "dance"),
+    ] {
+        reload(&table).fails(status, &[words]);
+        assert!(client.read(0, 1 << 20).unwrap() == noise(1 << 20), "{table}");
+    }
+    run.call(&["reload", "data"]).fails(1, &["--table is missing"]);
+    run.call(&["reload", "nobody", "--table", "0 8 zero"]).fails(4, &["not active"]);
+
+    // The second half becomes zeroes, and more comes behind.
+    let file = dir.file(
+        "table",
+        format!("{}\n1024 1024 zero\n{}\n", crypt(0, 1024, &image), crypt(2048, 1024, &image)).as_bytes(),
+    );
+    reload(&file).works();
+    assert!(client.read(0, 512 << 10).unwrap() == noise(1 << 20)[..512 << 10]);
+    assert!(client.read(512 << 10, 512 << 10).unwrap() == vec![0; 512 << 10]);
+    let status = run.json(&["status", "data", "--json"]);
+    assert_eq!((&status["type"], &status["sectors"]), (&"TABLE".into(), &3072.into()));
+    assert_eq!(status["segments"].as_array().unwrap().len(), 3);
+
+    // The keys came with the table, and so they come again.
+    run.call(&["suspend", "data"]).works();
+    run.call_with(b"secret", &["resume", "data"]).fails(1, &["came with its table", "inlock reload"]);
+    reload(&file).works();
+    assert_eq!(run.json(&["status", "data", "--json"])["suspended"], true);
+    run.call(&["resume", "data"]).works();
+    assert!(client.read(0, 512 << 10).unwrap() == noise(1 << 20)[..512 << 10]);
+    run.call(&["close", "data"]).works();
+    assert_eq!(server.ended(), (Some(0), String::new()));
+}

@@ -25,11 +25,14 @@ pub(crate) fn run(json: bool) -> anyhow::Result<()> {
 
 /// `None`: it ended just now.
 fn row(files: Files) -> Option<Value> {
-    let facts = files.facts()?;
+    let mut facts = files.facts()?;
     let state = match Client::find_at(files) {
         Ok(Found::Active(mut client)) => match client.status() {
-            Ok(status) if status.suspended => "suspended",
-            Ok(_) => "active",
+            Ok(status) => {
+                let state = if status.suspended { "suspended" } else { "active" };
+                facts = status.facts;
+                state
+            }
             Err(_) => "unreachable",
         },
         Ok(Found::Gone(_)) => "gone",

@@ -35,6 +35,9 @@ pub(crate) struct Facts {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<String>,
     pub segments: Vec<SegmentFacts>,
+    /// What the devices are, under whatever name; in the process only.
+    #[serde(skip)]
+    pub devices: Vec<String>,
     /// Knows the key again; in the process only.
     #[serde(skip)]
     pub check: Option<KeyCheck>,
@@ -125,6 +128,7 @@ impl Facts {
             uuid: about.uuid,
             hash: about.hash,
             segments: about.segments,
+            devices: about.devices,
             check: about.check,
             read_only: access.read_only,
             allow_discards: access.allow_discards,

@@ -7,12 +7,17 @@ use std::time::Instant;
 
 use anyhow::Context;
 use inlock_engine::Device;
+use inlock_volume::Table;
 use serde_json::{Map, Value, json};
 
 use super::facts::Status;
 use super::figures::{Buckets, Counters, Sample, Spread, phases};
 use super::{Facts, metrics, pipe};
 use crate::exit::{self, Problem};
+use crate::source;
+
+/// The longest table that is taken, in bytes: what a pipe holds.
+const TABLE_MAX: usize = 65536;
 
 /// A reply, but for its `ok`.
 pub(crate) type Reply = anyhow::Result<Map<String, Value>>;
@@ -91,6 +96,7 @@ impl Running {
             "close" => self.handed_out.close(request)?,
             "suspend" => self.suspend()?,
             "resume" => self.resume(handed)?,
+            "reload" => self.reload(handed)?,
             "resize" => self.resize()?,
             _ => return Err(Problem::usage(format!("The process does not know the command '{command}'."))),
         }
@@ -113,6 +119,20 @@ impl Running {
             self.key_present.store(false, Ordering::Release);
         }
         Ok(suspended?)
+    }
+
+    /// Puts the table that was handed over in place of what there is. It brings its keys; what was suspended stays so.
+    fn reload(&self, handed: Option<OwnedFd>) -> anyhow::Result<()> {
+        let Some(pipe) = handed else { return Err(Problem::usage("The table is missing.")) };
+        let text = pipe::read_text(&pipe, TABLE_MAX).context("cannot take the table")?;
+        let table = Table::parse(std::str::from_utf8(&text).context("the table is not text")?)?;
+        let mut facts = self.facts().clone();
+        let before = self.device.len();
+        self.device.reload(source::reload(&table, &self.device, &mut facts)?)?;
+        self.key_present.store(facts.has_key(), Ordering::Release);
+        *self.facts() = facts;
+        let len = self.device.len();
+        if len > before { self.handed_out.resized(len) } else { Ok(()) }
     }
 
     /// Looks how long the device below is now.
