@@ -24,8 +24,8 @@ fn background(run: &Run, name: &str, input: &[u8], words: &[&str]) -> (String, P
     let all = [&["serve", "--background", "--name", name][..], words].concat();
     let started = run.call_with(input, &all);
     let uri = started.works().text().to_owned();
-    let pid = run.json(&["status", name, "--json"])["pid"].as_i64().unwrap();
-    (uri, Pid::from_raw(pid as i32).unwrap())
+    let pid = run.json(&["status", name, "--json"])["pid"].as_i64().expect("as it should");
+    (uri, Pid::from_raw(pid as i32).expect("as it should"))
 }
 
 #[test]

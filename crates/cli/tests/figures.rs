@@ -19,19 +19,19 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn connect(server: &Named) -> Connection {
-    Connection::open(Path::new(&server.socket), PATIENCE, Mode::Simple).unwrap()
+    Connection::open(Path::new(&server.socket), PATIENCE, Mode::Simple).expect("as it should")
 }
 
 /// 3 writes of 8 KiB, 5 reads of 4 KiB, a flush, and a read that fails.
 fn some_work(server: &Named) {
     let mut client = connect(server);
     for place in 0..3 {
-        client.write(place * 8192, &noise(8192)).unwrap();
+        client.write(place * 8192, &noise(8192)).expect("as it should");
     }
     for place in 0..5 {
-        client.read(place * 4096, 4096).unwrap();
+        client.read(place * 4096, 4096).expect("as it should");
     }
-    client.flush().unwrap();
+    client.flush().expect("as it should");
     assert!(client.read(client.size, 512).is_err(), "bytes behind the end were read");
 }
 
@@ -159,9 +159,9 @@ fn check_histogram(name: &str, family: &Family) {
 }
 
 fn ask(mut stream: impl Read + Write, request: &str) -> (String, String) {
-    stream.write_all(request.as_bytes()).unwrap();
+    stream.write_all(request.as_bytes()).expect("as it should");
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    stream.read_to_string(&mut answer).expect("as it should");
     let (head, body) = answer.split_once("\r\n\r\n").expect("headers");
     (head.to_owned(), body.to_owned())
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn connect(server: &Named) -> Connection {
-    Connection::open(Path::new(&server.socket), PATIENCE, Mode::Simple).unwrap()
+    Connection::open(Path::new(&server.socket), PATIENCE, Mode::Simple).expect("as it should")
 }
 
 /// How often requests of all kinds have ended.
@@ -28,20 +28,23 @@ struct Load {
 fn load(server: &Named, load: &Load, seed: u64, start: u64, len: usize) -> Vec<u8> {
     let mut client = connect(server);
     let mut random = Random::new(seed);
-    let mut model = client.read(start, len).unwrap();
+    let mut model = client.read(start, len).expect("as it should");
     while !load.stop.load(Ordering::Relaxed) {
         let at = random.below(len as u64 - 1) as usize;
         let size = 1 + random.below((len - at).min(70_000) as u64 - 1) as usize;
         if random.below(3) == 0 {
-            assert!(client.read(start + at as u64, size).unwrap() == model[at..at + size], "other bytes at {at}");
+            assert!(
+                client.read(start + at as u64, size).expect("as it should") == model[at..at + size],
+                "other bytes at {at}"
+            );
         } else {
             let bytes = random.bytes(size);
-            client.write(start + at as u64, &bytes).unwrap();
+            client.write(start + at as u64, &bytes).expect("as it should");
             model[at..at + size].copy_from_slice(&bytes);
         }
         load.done.fetch_add(1, Ordering::Relaxed);
     }
-    client.flush().unwrap();
+    client.flush().expect("as it should");
     model
 }
 
@@ -137,11 +140,13 @@ fn fio_sees_no_error_while_the_volume_is_suspended_and_resumed() {
 fn volume_key(dir: &Dir, image: &str) -> Vec<u8> {
     let key = dir.file("passphrase", b"secret");
     let words = ["luksDump", "-q", "--dump-volume-key", "--key-file", &key, image];
-    let output = Command::new("cryptsetup").args(words).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let dump = text.split("MK dump:").nth(1).expect("a dump").split("\n\n").next().unwrap();
+    let output = Command::new("cryptsetup").args(words).output().expect("as it should");
+    let text = String::from_utf8(output.stdout).expect("as it should");
+    let dump = text.split("MK dump:").nth(1).expect("a dump").split("\n\n").next().expect("as it should");
     let hex: String = dump.chars().filter(char::is_ascii_hexdigit).collect();
-    (0..hex.len() / 2).map(|place| u8::from_str_radix(&hex[2 * place..2 * place + 2], 16).unwrap()).collect()
+    (0..hex.len() / 2)
+        .map(|place| u8::from_str_radix(&hex[2 * place..2 * place + 2], 16).expect("as it should"))
+        .collect()
 }
 
 #[test]

@@ -7,7 +7,7 @@ use harness::{Dir, call, call_with, noise};
 const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
 
 fn bytes_of(key: &str) -> Vec<u8> {
-    (0..key.len()).step_by(2).map(|at| u8::from_str_radix(&key[at..at + 2], 16).unwrap()).collect()
+    (0..key.len()).step_by(2).map(|at| u8::from_str_radix(&key[at..at + 2], 16).expect("hex")).collect()
 }
 
 #[test]
