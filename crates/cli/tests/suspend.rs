@@ -121,6 +121,7 @@ fn fio_sees_no_error_while_the_volume_is_suspended_and_resumed() {
         "--do_verify=1",
         "--verify_fatal=1",
         "--randseed=7",
+        "--verify_state_save=0",
     ];
     let mut fio = Command::new("fio").args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut rounds = 0;
