@@ -195,7 +195,8 @@ impl Run<'_> {
 
     /// One run of the machine. Whatever is wrong with its end is a failure in the report.
     fn boot(&self, scene: &Scene<'_>) -> Result<Report> {
-        let seconds = self.options.seconds.unwrap_or(self.script.seconds);
+        let usual = if self.options.full { 4 * self.script.seconds } else { self.script.seconds };
+        let seconds = self.options.seconds.unwrap_or(usual);
         let machine = Machine {
             kernel: &self.kernel.image,
             initramfs: &self.initramfs(),

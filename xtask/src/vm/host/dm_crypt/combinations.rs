@@ -1,8 +1,8 @@
 //! Which combinations of cipher, mode, IV, data unit and IV offset are compared with dm-crypt.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use inlock_cipher::spec::known_specs;
-use inlock_cipher::{Cipher, CipherSpec, DataUnitSize};
+use inlock_cipher::{Cipher, CipherSpec, DataUnitSize, IvMode};
 
 /// Specifications in dm-crypt's words that are compared in full: each cipher and mode with the IVs that are in use.
 const SPECS: &str = "
@@ -71,12 +71,21 @@ pub(super) struct Group {
 pub(super) fn groups(each: u64) -> Result<Vec<Group>> {
     let mut groups = Vec::new();
     for word in SPECS.split_whitespace() {
-        let known = |spec: &CipherSpec| known_specs().iter().any(|known| known.cipher == spec.cipher);
-        let Some(spec) = word.parse::<CipherSpec>().ok().filter(known) else {
-            println!("unknown {word}");
-            continue;
-        };
+        let spec: CipherSpec = word.parse().with_context(|| format!("the specification {word}"))?;
         groups.push(Group { combinations: variants(spec, word)?, each });
+    }
+    Ok(groups)
+}
+
+/// All that Inlock knows and the list above has not, with `each` bytes of a combination. SPDK's IVs are not dm-crypt's.
+pub(super) fn others(each: u64) -> Result<Vec<Group>> {
+    let listed: Vec<&str> = SPECS.split_whitespace().collect();
+    let mut groups = Vec::new();
+    for spec in known_specs() {
+        let word = spec.to_string();
+        if !listed.contains(&word.as_str()) && spec.iv != IvMode::SpdkUpper {
+            groups.push(Group { combinations: variants(spec, &word)?, each });
+        }
     }
     Ok(groups)
 }
@@ -109,7 +118,7 @@ fn key_lens(spec: &CipherSpec) -> Vec<usize> {
     }
     let all = spec.key_lens();
     if all.len() <= 6 {
-        return all.to_vec();
+        return all;
     }
     [16, all[all.len() / 2], all[all.len() - 1]].into_iter().filter(|len| all.contains(len)).collect()
 }

@@ -17,12 +17,14 @@ use inlock_tests::random::Random;
 use super::super::Scene;
 use super::super::report::{Outcome, Report};
 use super::Judge;
-use combinations::{Combination, Group, groups};
+use combinations::{Combination, Group, groups, others};
 
 /// The guest counts in these.
 const STEP: u64 = 64 << 10;
 /// Bytes of a combination: in a usual run, and with `--full`.
 const EACH: (u64, u64) = (256 << 10, 16 << 20);
+/// Bytes of a combination that is not on the list of those in use.
+const EACH_OTHER: u64 = 64 << 10;
 /// Bytes of the long one, aes-xts-plain64.
 const LONG: u64 = 256 << 20;
 /// The host works through a combination in pieces of this size.
@@ -103,7 +105,12 @@ fn place(each: u64) -> Result<Vec<Placed>> {
     wrong.retain(|group| group.combinations[0].word == "aes-cbc-plain64");
     ensure!(long.len() == 1 && wrong.len() == 1, "the list has not got both aes-xts-plain64 and aes-cbc-plain64");
     long[0].combinations.truncate(1);
-    let all = long.into_iter().chain(groups(each)?).map(|g| (g, false)).chain(wrong.into_iter().map(|g| (g, true)));
+    let all = long
+        .into_iter()
+        .chain(groups(each)?)
+        .chain(others(EACH_OTHER)?)
+        .map(|g| (g, false))
+        .chain(wrong.into_iter().map(|g| (g, true)));
     let mut start = 0;
     let place = |(group, wrong)| {
         let placed = Placed { group, start, wrong };
