@@ -52,10 +52,17 @@ pub(crate) fn run(root: &Path, target: &Path, args: &[String]) -> Result<ExitCod
     println!("vm: Linux {}", kernel.release);
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     let mut counts = BTreeMap::<String, u64>::new();
-    for script in &scripts {
+    let rounds = |script| (0..host::rounds(script, options.full)).map(move |round| (script, round));
+    for (script, round) in scripts.iter().flat_map(rounds) {
         let begin = Instant::now();
-        let run =
-            Run { root, script, kernel: &kernel, options: &options, folder: target.join("vm/run").join(&script.name) };
+        let run = Run {
+            root,
+            script,
+            kernel: &kernel,
+            options: &options,
+            round,
+            folder: target.join("vm/run").join(&script.name),
+        };
         let report = run.whole()?;
         let failures = report.outcomes.iter().filter(|o| matches!(o, Outcome::Fail(..))).count();
         let skips = report.outcomes.iter().filter(|o| matches!(o, Outcome::Skip(..))).count();
@@ -125,8 +132,9 @@ fn scripts(folder: &Path, names: &[String]) -> Result<Vec<Script>> {
 struct Scene<'a> {
     /// A folder of this run, for images and notes; emptied before, removed after it.
     folder: &'a Path,
-    /// Whether everything is asked for, however long it takes.
+    /// Whether everything is asked for, however long it takes; and which of the rounds that it takes this is.
     full: bool,
+    round: usize,
     /// Images for the guest, in the order of `/dev/vda` and on; behind them come those of the script's head.
     disks: Vec<PathBuf>,
     /// Files for the guest: path without the leading `/`, and content.
@@ -139,6 +147,7 @@ struct Run<'a> {
     script: &'a Script,
     kernel: &'a Kernel,
     options: &'a Options,
+    round: usize,
     folder: PathBuf,
 }
 
@@ -149,7 +158,13 @@ impl Run<'_> {
             fs::remove_dir_all(&self.folder)?;
         }
         fs::create_dir_all(&self.folder)?;
-        let mut scene = Scene { folder: &self.folder, full: self.options.full, disks: Vec::new(), files: Vec::new() };
+        let mut scene = Scene {
+            folder: &self.folder,
+            full: self.options.full,
+            round: self.round,
+            disks: Vec::new(),
+            files: Vec::new(),
+        };
         let judge = host::prepare(&self.script.name, &mut scene).with_context(|| self.script.name.clone())?;
         for (n, size) in self.script.disks.iter().enumerate() {
             let path = self.folder.join(format!("disk{n}.img"));

@@ -10,6 +10,7 @@ use anyhow::Result;
 
 use super::Scene;
 use super::report::Report;
+use super::script::Script;
 
 /// Looks at what the guest left and adds verdicts, counts and notes to its report. Only called where the guest's script
 /// came to its end.
@@ -25,4 +26,9 @@ const PARTS: &[(&str, Prepare)] =
 /// Prepares the test of this name.
 pub(super) fn prepare(name: &str, scene: &mut Scene<'_>) -> Result<Option<Judge>> {
     PARTS.iter().find(|(n, _)| *n == name).map(|(_, prepare)| prepare(scene)).transpose()
+}
+
+/// In how many rounds a test runs, each with its own machine and disks: with `--full` not all of it fits onto disks at once.
+pub(super) fn rounds(script: &Script, full: bool) -> usize {
+    if full && script.name == "dm-crypt" { dm_crypt::FULL_ROUNDS } else { 1 }
 }

@@ -27,6 +27,8 @@ const EACH: (u64, u64) = (256 << 10, 16 << 20);
 const EACH_OTHER: u64 = 64 << 10;
 /// Bytes of the long one, aes-xts-plain64.
 const LONG: u64 = 256 << 20;
+/// With `--full` the combinations are divided among so many machines.
+pub(super) const FULL_ROUNDS: usize = 8;
 /// The host works through a combination in pieces of this size.
 const PIECE: usize = 1 << 20;
 
@@ -62,7 +64,7 @@ impl Placed {
 }
 
 pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
-    let placed = place(if scene.full { EACH.1 } else { EACH.0 })?;
+    let placed = if scene.full { place(EACH.1, scene.round, FULL_ROUNDS)? } else { place(EACH.0, 0, 1)? };
     let (last, longest) = (placed.last().context("nothing to compare")?, placed.iter().map(Placed::len).max());
     let total = last.start + last.len();
     let longest = longest.unwrap_or_default();
@@ -97,20 +99,17 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
     Ok(Box::new(move |scene, report| judge(&placed, scene, report)))
 }
 
-/// Every group with its place: the long one first, the wrong one last.
-fn place(each: u64) -> Result<Vec<Placed>> {
+/// The groups of a round with their places. The long one comes first, in the first round; the wrong one last, in each.
+fn place(each: u64, round: usize, rounds: usize) -> Result<Vec<Placed>> {
     let mut long = groups(LONG)?;
     long.retain(|group| group.combinations[0].word == "aes-xts-plain64");
     let mut wrong = groups(EACH.0)?;
     wrong.retain(|group| group.combinations[0].word == "aes-cbc-plain64");
     ensure!(long.len() == 1 && wrong.len() == 1, "the list has not got both aes-xts-plain64 and aes-cbc-plain64");
     long[0].combinations.truncate(1);
-    let all = long
-        .into_iter()
-        .chain(groups(each)?)
-        .chain(others(EACH_OTHER)?)
-        .map(|g| (g, false))
-        .chain(wrong.into_iter().map(|g| (g, true)));
+    let right = long.into_iter().chain(groups(each)?).chain(others(EACH_OTHER)?).enumerate();
+    let right = right.filter(|(n, _)| n % rounds == round).map(|(_, group)| (group, false));
+    let all = right.chain(wrong.into_iter().map(|group| (group, true)));
     let mut start = 0;
     let place = |(group, wrong)| {
         let placed = Placed { group, start, wrong };
