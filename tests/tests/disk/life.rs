@@ -91,28 +91,29 @@ fn a_mounted_file_system_grows_with_its_image() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
-    let disk = Disk::new(64 << 20)?;
+    let disk = Disk::new(400 << 20)?;
     let node = disk.open(&["--via", "loop"])?;
-    check(&["mkfs.ext4", "-q"], &node)?;
+    check(&["mkfs.xfs", "-q"], &node)?;
     disk.mount(&node)?;
     let planted = plant(&disk.mount_point(), 200, 9)?;
+    let free_before = rest(&disk.mount_point())?;
     let len = || -> Result<u64> { Ok(text(program("blockdev").arg("--getsize64").arg(&node))?.trim().parse()?) };
     let before = len()?;
     // Not a whole number of data units: the rest is left out.
-    std::fs::OpenOptions::new().write(true).open(&disk.image)?.set_len((96 << 20) + 512)?;
+    std::fs::OpenOptions::new().write(true).open(&disk.image)?.set_len((480 << 20) + 512)?;
     let resized = disk.say("resize", &[])?;
     ensure!(resized.status.success(), "{resized:?}");
-    ensure!(len()? == before + (32 << 20), "{} bytes after {before}", len()?);
-    text(program("resize2fs").arg(&node))?;
+    ensure!(len()? == before + (80 << 20), "{} bytes after {before}", len()?);
+    text(program("xfs_growfs").arg(disk.mount_point()))?;
     let free = rest(&disk.mount_point())?;
-    ensure!(free > 48 << 20, "{free} bytes are free in the file system that has grown");
-    std::fs::write(disk.mount_point().join("large"), vec![7; 48 << 20])?;
+    ensure!(free > free_before + (70 << 20), "{free} bytes are free in the file system that has grown");
+    std::fs::write(disk.mount_point().join("large"), vec![7; free as usize - (8 << 20)])?;
     disk.unmount()?;
-    check(&["e2fsck", "-fn"], &node)?;
-    // What does not grow says the same again, and a shorter image takes nothing away.
-    ensure!(disk.say("resize", &[])?.status.success() && len()? == before + (32 << 20));
+    check(&["xfs_repair", "-n"], &node)?;
+    // What does not grow says the same again.
+    ensure!(disk.say("resize", &[])?.status.success() && len()? == before + (80 << 20));
     disk.close()?;
-    std::fs::OpenOptions::new().write(true).open(&disk.image)?.set_len(96 << 20)?;
+    std::fs::OpenOptions::new().write(true).open(&disk.image)?.set_len(480 << 20)?;
     let node = disk.open(&["--via", "loop"])?;
     disk.mount(&node)?;
     harvest(&disk.mount_point(), &planted)?;

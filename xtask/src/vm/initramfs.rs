@@ -125,12 +125,22 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 /// Where a program lies: `inlock` is the build under test, others are looked for where root's path leads.
 fn find_program(name: &str) -> Result<PathBuf> {
     if name == "inlock" {
-        return inlock_tests::process::inlock_path();
+        return stripped(&inlock_tests::process::inlock_path()?);
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from));
     let executable = |path: &PathBuf| path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
     folders.map(|folder| folder.join(name)).find(executable).with_context(|| format!("there is no program {name}"))
+}
+
+/// The program without what only debuggers read, beside it: the guest has it in memory.
+fn stripped(path: &Path) -> Result<PathBuf> {
+    let folder = path.parent().context("a program without a folder")?;
+    let unfinished = tempfile::NamedTempFile::new_in(folder)?;
+    text(program("strip").arg("-o").arg(unfinished.path()).arg(path))?;
+    let finished = folder.join("inlock.stripped");
+    unfinished.persist(&finished)?;
+    Ok(finished)
 }
 
 /// The libraries that `ldd` names for a program or a library, by their paths.
