@@ -9,7 +9,7 @@
 # What is in the root file system is in memory, and nothing loads a module any more.
 rm -rf /lib/modules
 uptime_secs() { cut -d. -f1 /proc/uptime; }
-field() { sed -n "s/^$1: *\([0-9]*\) .*/\1/p" "$2"; }
+field() { awk -v name="$1:" '$1 == name { print $2 }' "$2"; }
 
 # The key is thrown away: swap is for this boot only.
 check open inlock open /dev/vda swap --type plain -c aes-xts-plain64 -s 512 --via ublk --threads 1 \
