@@ -2,6 +2,7 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -65,6 +66,18 @@ impl Device {
     pub(crate) fn device_number(&self) -> (u32, u32) {
         let number = self.metadata.rdev();
         (rustix::fs::major(number), rustix::fs::minor(number))
+    }
+
+    /// The smallest transfer that a block device takes past the kernel's cache, in bytes.
+    pub(crate) fn block_len(&self) -> u32 {
+        rustix::fs::ioctl_blksszget(&self.file).unwrap_or(4096)
+    }
+
+    /// The device again, past the kernel's cache.
+    pub(crate) fn reopen_direct(&self, writing: bool) -> io::Result<File> {
+        let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+        OpenOptions::new().read(true).write(writing).custom_flags(flags).open(name)
     }
 
     /// The file again, sharing the open description.

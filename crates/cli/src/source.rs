@@ -126,6 +126,8 @@ pub(crate) struct Opened {
     pub allow_discards: bool,
     options: CryptOptions,
     locks: Vec<Lock>,
+    /// Go past the kernel's cache of a block device.
+    direct: bool,
 }
 
 /// What is on the devices.
@@ -208,7 +210,7 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::
         // A key that no cipher takes is told of when the device is made.
         about.check = KeyCheck::new(segments, key).ok();
     }
-    Ok(Opened { data: vec![data], about, crypt, allow_discards, options, locks })
+    Ok(Opened { data: vec![data], about, crypt, allow_discards, options, locks, direct: false })
 }
 
 /// Opens and takes what the lines of a table are on.
@@ -227,7 +229,15 @@ fn open_table(table: Table, writing: bool) -> anyhow::Result<Opened> {
     };
     let allow_discards = table::allows_discards(&table);
     let options = table.options();
-    Ok(Opened { data: devices, about, crypt: Crypt::Table(table, of_line), allow_discards, options, locks })
+    Ok(Opened {
+        data: devices,
+        about,
+        crypt: Crypt::Table(table, of_line),
+        allow_discards,
+        options,
+        locks,
+        direct: false,
+    })
 }
 
 fn facts_of_lines(table: &Table) -> Vec<SegmentFacts> {
@@ -353,6 +363,19 @@ fn plain_key(plain: &Plain, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<Volum
 }
 
 impl Opened {
+    /// Has a volume that is on a block device, in blocks of that device, read and written past the kernel's cache: what is above
+    /// has a cache of its own, and shall not wait for memory of this one. For front ends that ask on a worker only, whose
+    /// buffers are where the device wants them.
+    pub(crate) fn past_the_cache(&mut self) {
+        let (Crypt::Volume(segments, _), [data]) = (&self.crypt, self.data.as_slice()) else { return };
+        let block = u64::from(data.block_len());
+        let fits = |segment: &Segment| {
+            let offset = segment.data_offset.to_bytes();
+            (segment.unit.bytes() as u64).is_multiple_of(block) && offset.is_some_and(|n| n.is_multiple_of(block))
+        };
+        self.direct = data.is_block() && segments.iter().all(|s| s.cipher.is_some() && fits(s));
+    }
+
     /// The engine's device, read-only where the cipher is only for old volumes. The volume key is wiped when this returns; the cipher
     /// has its own schedule of it.
     pub(crate) fn attach(self, mode: IoMode, access: engine::Access) -> anyhow::Result<Attached> {
@@ -364,7 +387,8 @@ impl Opened {
         let access = engine::Access { read_only: access.read_only || legacy.is_some(), ..access };
         let mut stores: Vec<Arc<dyn engine::BackingStore>> = Vec::with_capacity(self.data.len());
         for data in &self.data {
-            let store = FileStore::new(data.share()?, access.read_only, mode);
+            let file = if self.direct { data.reopen_direct(!access.read_only)? } else { data.share()? };
+            let store = FileStore::new(file, access.read_only, mode);
             stores.push(Arc::new(store.with_context(|| format!("cannot use {}", data.path.display()))?));
         }
         let lines: Vec<_> = match &self.crypt {

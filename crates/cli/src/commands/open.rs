@@ -41,10 +41,13 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
     }
     daemon::protect();
     let keys = launcher.as_ref().map_or(Keys::Asked { stdin_taken: false }, Keys::Launcher);
-    let opened = source::open(&args.source, !args.read_only, keys)?;
+    let mut opened = source::open(&args.source, !args.read_only, keys)?;
     let about = opened.about.clone();
     let allow_discards = args.allow_discards || opened.allow_discards;
     let access = engine::Access { read_only: args.read_only, allow_discards };
+    if matches!(via, Via::Ublk | Via::Nbd) {
+        opened.past_the_cache();
+    }
     let attached = opened.attach(IoMode::Auto, access)?;
     let device = Arc::clone(&attached.device);
 
