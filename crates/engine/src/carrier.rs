@@ -6,6 +6,7 @@
 //! and sends meanwhile. Nothing is allocated for a request; when the carrier has enough, the worker goes by the ring.
 
 use crate::buffer::Buffer;
+use crate::gate::{SCRUB_CALL, scrub_stack};
 use crate::store::{self, BackingStore};
 use crate::target::{CryptTarget, Extent};
 use rustix::io::Errno;
@@ -124,6 +125,7 @@ impl Shared {
             let carry = AssertUnwindSafe(|| load.carry(strip, &mut calls, &mut cipher));
             // A bug that ends this thread would leave every later request unanswered; one that fails is seen.
             let result = std::panic::catch_unwind(carry).unwrap_or(Err(Errno::IO));
+            scrub_stack::<SCRUB_CALL>();
             let Load { buffer, to, token, target, .. } = load;
             // Before the worker hears of it: it may then say that nobody has the target any more.
             drop(target);

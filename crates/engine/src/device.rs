@@ -70,8 +70,8 @@ pub enum ControlError {
 /// A target on its stores. Immutable but for its locks, its counters, the mark of a failed flush, and what it is told while suspended.
 pub struct Device {
     gate: Gate,
-    /// Who suspends, resumes or replaces has this.
-    orders: Mutex<()>,
+    /// Who suspends, resumes or replaces has this. True: nobody may any more.
+    orders: Mutex<bool>,
     stores: Vec<Arc<dyn BackingStore>>,
     access: Access,
     locks: UnitLocks,
@@ -271,10 +271,11 @@ impl Device {
         if changed { Ok(self.len()) } else { Err(ControlError::NoKey) }
     }
 
-    /// Gives a suspended device up: requests that wait fail, and so do all later ones. A device that is not suspended
-    /// goes on.
+    /// Takes no orders any more. If the device is suspended it is given up: requests that wait fail, and so do all later
+    /// ones. A device that is not suspended goes on, and stays so.
     pub fn end(&self) {
-        let _orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ended = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        *ended = true;
         if self.is_suspended() {
             self.gate.end();
         }
@@ -306,12 +307,12 @@ impl Device {
         Ok(())
     }
 
-    fn order(&self) -> Result<MutexGuard<'_, ()>, ControlError> {
-        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.gate.passage() == Passage::Ended { Err(ControlError::Ended) } else { Ok(orders) }
+    fn order(&self) -> Result<MutexGuard<'_, bool>, ControlError> {
+        let ended = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        if *ended { Err(ControlError::Ended) } else { Ok(ended) }
     }
 
-    fn order_while_suspended(&self) -> Result<MutexGuard<'_, ()>, ControlError> {
+    fn order_while_suspended(&self) -> Result<MutexGuard<'_, bool>, ControlError> {
         let orders = self.order()?;
         if self.is_suspended() { Ok(orders) } else { Err(ControlError::NotSuspended) }
     }

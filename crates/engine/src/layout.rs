@@ -153,9 +153,15 @@ impl Layout {
         let within = offset - part.start;
         let skip = (within % granule as u64) as usize;
         let cover_start = within - skip as u64;
-        let longest = (max_cover / granule * granule - skip) as u64;
-        let len = len.min(part.len - within).min(longest) as usize;
         let number = (cover_start / SECTOR_SIZE).wrapping_add(part.iv_offset);
+        let mut longest = (max_cover / granule * granule) as u64;
+        if part.large_iv {
+            // The sectors' number starts over at 2^64, and that of data units with it, which is earlier than a cipher call
+            // would let it: so none goes across.
+            let units = ((u64::MAX - number) / part.unit.sectors()).saturating_add(1);
+            longest = longest.min(units.saturating_mul(granule as u64));
+        }
+        let len = len.min(part.len - within).min(longest - skip as u64) as usize;
         let shift = if part.large_iv { part.unit.log2() - 9 } else { 0 };
         Ok(Extent {
             part: index as u32,

@@ -6,7 +6,7 @@
 //! request.
 
 use crate::buffer::Buffer;
-use crate::gate::{SCRUB_TURN, scrub_stack};
+use crate::gate::{SCRUB_CALL, SCRUB_TURN, scrub_stack};
 use crate::layout::{Crypt, Kind, Layout, Part};
 use inlock_cipher::{
     CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, SectorCipher, Segment, VolumeKey, new_sector_cipher,
@@ -255,6 +255,7 @@ impl CryptTarget {
     pub(crate) fn measure(&self) {
         let cost = |cipher: &Option<Box<dyn SectorCipher>>| cipher.as_deref().map_or(0, picoseconds_per_byte);
         self.costs.get_or_init(|| self.ciphers.iter().map(cost).collect());
+        scrub_stack::<SCRUB_CALL>();
     }
 
     /// About how long one thread takes over the cipher work of `extent`; zero where that was not measured.
@@ -420,6 +421,20 @@ mod tests {
         for (offset, len) in [(65536, 1), (0, 65537), (u64::MAX, 2), (0, 0), (65535, 2)] {
             assert_eq!(target.locate(offset, len, 1 << 20), Err(RequestError::OutOfRange), "{offset}+{len}");
         }
+    }
+
+    #[test]
+    fn large_ivs_start_over_where_the_sectors_number_does() {
+        let key = VolumeKey::new(&[7; 64]);
+        let large = Segment { iv_offset: Sector(u64::MAX - 15), large_iv: true, ..segment(0, None, 0, 4096) };
+        let target = CryptTarget::new(&[large], &key, 65536).unwrap();
+        let places = [(0, 8192), (8192, 8192), (100, 8092), (4096, 4096), (8000, 192)].map(|(offset, longest)| {
+            let e = target.locate(offset, 16384, 1 << 20).unwrap();
+            assert!(offset >= 8192 || e.len == longest, "from {offset}: {}", e.len);
+            e.first
+        });
+        let last = (1 << 61) - 1;
+        assert_eq!(places.map(|first| first.0), [last - 1, 0, last - 1, last, last]);
     }
 
     #[test]

@@ -433,6 +433,8 @@ where
         flight.step = step;
         flight.progress = 0;
         match step {
+            // A table of lines that store nothing.
+            Step::Sync if self.stores.is_empty() => self.last_step(index, step, Ok(())),
             Step::Sync => self.submit(index, 0, ring::Operation::Sync),
             Step::Discard => self.discard(index),
             _ => self.store_read(index),
@@ -613,6 +615,13 @@ impl<F: FrontEnd> Drop for Worker<F> {
     fn drop(&mut self) {
         // It may have the target as well, until it has ended.
         self.carrier = None;
+        // Nothing reaches a store any more once the seat is given up, and nobody waits for ever for what it had locked.
+        self.ring.finish();
+        self.in_flight
+            .iter()
+            .flatten()
+            .filter_map(|flight| flight.lock)
+            .for_each(|lock| self.device.locks().unlock(lock));
         self.target = None;
         self.device.locks().unreserve(self.pool.len());
         self.device.gate().leave(self.seat);

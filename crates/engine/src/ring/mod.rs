@@ -400,6 +400,13 @@ impl Ring {
         }
     }
 
+    /// Ends every operation on a socket and waits for those on stores; what they give back is dropped.
+    pub(crate) fn finish(&mut self) {
+        if let Twin::Uring(uring) = &mut self.twin {
+            uring.finish(&mut self.files);
+        }
+    }
+
     /// Submits what was collected, waits as `wait` says, and appends what has completed to `done`.
     /// True: the ring was woken.
     pub fn turn(&mut self, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
@@ -416,9 +423,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        if let Twin::Uring(uring) = &mut self.twin {
-            uring.finish(&mut self.files);
-        }
+        self.finish();
     }
 }
 

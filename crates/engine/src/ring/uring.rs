@@ -15,8 +15,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 const WAKER: u64 = u64::MAX;
-/// Descriptors that the kernel looks up once instead of for every operation; later ones go without.
-const REGISTERED: u32 = 2048;
+/// Descriptors that the kernel looks up once instead of for every operation; later ones go without. It takes no more than
+/// the process may open files, so fewer are tried as well.
+const REGISTERED: [u32; 3] = [2048, 1024, 128];
 
 /// The driver's commands: `_IOWR('u', number, 16 bytes)`. Source: `include/uapi/linux/ublk_cmd.h`.
 const UBLK_FETCH: u32 = ublk_command(0x20);
@@ -72,7 +73,8 @@ impl Uring {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is too old"));
         }
-        let registered = ring.submitter().register_files_sparse(REGISTERED).map_or(0, |()| REGISTERED);
+        let registers = |count: &u32| ring.submitter().register_files_sparse(*count).is_ok();
+        let registered = REGISTERED.into_iter().find(registers).unwrap_or(0);
         Ok(Self {
             ring,
             in_flight: Vec::with_capacity(1024),

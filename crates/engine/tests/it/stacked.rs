@@ -225,3 +225,29 @@ fn a_flush_reaches_every_store_and_fails_with_any() {
         }
     }
 }
+
+#[test]
+fn a_table_that_stores_nothing_needs_no_store() {
+    let (zero, error) = (segment(0, 8, 0, 512), segment(8, 8, 0, 512));
+    let lines = [
+        Line { segment: &zero, content: Content::Zero, store: 0 },
+        Line { segment: &error, content: Content::Error, store: 0 },
+    ];
+    let access = Access { read_only: false, allow_discards: true };
+    let device = Arc::new(Device::stacked(&lines, Vec::new(), access).unwrap());
+    let asks = vec![
+        Ask::Flush,
+        Ask::Write { offset: 0, data: vec![7; 512], durable: true },
+        Ask::Discard { offset: 0, len: 4096 },
+        Ask::Read { offset: 0, len: 4 },
+        Ask::Read { offset: 4096, len: 4 },
+    ];
+    let answers = scripted::run(&device, IoMode::Auto, 1, asks);
+    assert!(answers[..3].iter().all(Result::is_ok), "{answers:?}");
+    assert_eq!(answers[3], Ok(vec![0; 4]));
+    assert_eq!(answers[4], Err(RequestError::Io(Errno::IO)));
+    BlockingDevice::new(Arc::clone(&device)).flush().unwrap();
+    device.suspend().unwrap();
+    device.set_keys(&[]).unwrap();
+    device.resume().unwrap();
+}

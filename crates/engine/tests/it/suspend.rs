@@ -7,7 +7,8 @@ use inlock_cipher::{Segment, VolumeKey};
 use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
-use inlock_engine::store::{BackingStore, Geometry, file::IoMode, memory::MemoryStore};
+use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::store::{BackingStore, Geometry, memory::MemoryStore};
 use inlock_engine::unaligned;
 use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request, Worker};
 use inlock_engine::{
@@ -215,8 +216,6 @@ fn orders_that_cannot_be_followed_are_refused() {
 fn a_device_that_is_given_up_fails_what_waits() {
     let store = Counted::new(8192);
     let device = device_on(&store);
-    device.end();
-    assert!(!device.is_suspended(), "only a suspended device is given up");
     device.suspend().unwrap();
     let shutdown = RequestError::Io(Errno::SHUTDOWN);
     std::thread::scope(|scope| {
@@ -231,6 +230,62 @@ fn a_device_that_is_given_up_fails_what_waits() {
         assert_eq!(blocking.join().unwrap(), Err(shutdown));
     });
     assert!(matches!(device.resume(), Err(ControlError::Ended)));
+    // Only a suspended device is given up. Another goes on to its end: suspended now, it would hold up whoever stops it.
+    let device = device_on(&store);
+    device.end();
+    assert!(matches!(device.suspend(), Err(ControlError::Ended)));
+    BlockingDevice::new(device).write_at(&[1; 512], 0).unwrap();
+}
+
+/// Asks for a write of a part of a unit, and is finished at once.
+struct Hasty {
+    asked: bool,
+}
+
+impl FrontEnd for Hasty {
+    type Message = ();
+
+    fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
+    fn on_completion(&mut self, _cx: &mut Context<'_>, _done: Completion) {}
+    fn on_finished(&mut self, _cx: &mut Context<'_>, _done: Finished) {
+        unreachable!("it does not stay for the answer");
+    }
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait) {
+        let extent = cx.layout.locate(100, 8, 4096).unwrap();
+        let [buffer, spare] = [extent.cover_len, unaligned::spare_len(&extent)].map(|len| cx.pool.take(len, len));
+        let operation = Operation::Write { durable: false };
+        cx.requests.push_back(Request {
+            id: 0,
+            operation,
+            offset: 100,
+            len: 8,
+            data: buffer.map(|b| (extent, b)),
+            spare,
+        });
+        self.asked = true;
+        (Flow::Stop, Wait::No)
+    }
+}
+
+/// As where its ring or its front end fails.
+#[test]
+fn a_worker_that_ends_early_leaves_nothing_locked_or_under_way() {
+    for mode in [IoMode::Auto, IoMode::Sync] {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        // Through the ring, whatever the file lies on.
+        let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Uring).unwrap());
+        let device = Arc::new(Device::new(&[whole(8192)], &key(), store, Access::default()).unwrap());
+        let pool = BufferPool::new(&[BufferClass { capacity: 4096, count: 4 }]);
+        let mut worker = Worker::new(Arc::clone(&device), Ring::new(mode).unwrap(), pool, Hasty { asked: false });
+        worker.run().unwrap();
+        assert!(worker.front().asked && worker.buffers_outstanding() == 2);
+        drop(worker);
+        // It would wait for ever for the lock, and suspending for it.
+        BlockingDevice::new(Arc::clone(&device)).write_at(&[1; 512], 0).unwrap();
+        device.suspend().unwrap();
+        device.wipe_key().unwrap();
+    }
 }
 
 /// Locates its requests at once, and hands them over when it is told to.

@@ -28,7 +28,7 @@ pub enum TableFault {
     #[error("the table has no line")]
     Empty,
     /// The table is too long.
-    #[error("the table is longer than 1 MiB or 1024 lines")]
+    #[error("the table is longer than 1 MiB, 1024 lines or 2048 keys")]
     TooLong,
     /// The line ends too early.
     #[error("missing; expected: start length crypt cipher key iv_offset device offset [count options]")]

@@ -25,6 +25,8 @@ use words::Words;
 const MAX_LEN: usize = 1 << 20;
 /// The most lines that a table may have.
 const MAX_LINES: usize = 1024;
+/// The most keys that the lines may have together, of which each takes some mappings of locked memory.
+const MAX_KEYS: usize = 2048;
 /// The longest device, in sectors: below 2^63 bytes, as Linux counts them.
 const MAX_SECTORS: u64 = (1 << 54) - 1;
 
@@ -70,7 +72,7 @@ impl Table {
             return Err(TableError::of_table(TableFault::TooLong));
         }
         let mut lines: Vec<TableLine> = Vec::new();
-        let mut next = 0;
+        let (mut next, mut keys) = (0, 0);
         for (number, line) in text.lines().enumerate() {
             let mut words = Words::new(number + 1, line);
             if words.is_empty() {
@@ -80,6 +82,12 @@ impl Table {
                 return Err(TableError::of_table(TableFault::TooLong));
             }
             let line = TableLine::parse(&mut words, next)?;
+            if let Target::Crypt(crypt) = &line.target {
+                keys += crypt.cipher.keys.get();
+            }
+            if keys > MAX_KEYS {
+                return Err(TableError::of_table(TableFault::TooLong));
+            }
             next += line.sectors;
             lines.push(line);
         }

@@ -23,7 +23,9 @@ impl Words {
         let mut words: Vec<Zeroizing<String>> = Vec::new();
         let mut open = false;
         let mut chars = text.chars();
-        while let Some(next) = chars.next() {
+        loop {
+            let rest = chars.as_str();
+            let Some(next) = chars.next() else { break };
             if next == '#' && words.is_empty() {
                 break;
             }
@@ -32,8 +34,8 @@ impl Words {
                 continue;
             }
             if !open {
-                // As long as a word can get, so that no copy of a key is left behind.
-                words.push(Zeroizing::new(String::with_capacity(text.len())));
+                // As long as the word gets, so that no copy of a key is left behind.
+                words.push(Zeroizing::new(String::with_capacity(word_len(rest))));
                 open = true;
             }
             let taken = if next == '\\' { chars.next() } else { Some(next) };
@@ -104,8 +106,35 @@ impl Words {
     }
 }
 
+/// Bytes to the end of the word that `text` starts with, backslashes counted.
+fn word_len(text: &str) -> usize {
+    let mut escaped = false;
+    let ends = |byte: u8| {
+        let ends = byte.is_ascii_whitespace() && !escaped;
+        escaped = byte == b'\\' && !escaped;
+        ends
+    };
+    text.bytes().position(ends).unwrap_or(text.len())
+}
+
 /// Digits only, within 64 bits.
 pub(super) fn number(word: &str) -> Option<u64> {
     let digits = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
     if digits { word.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_takes_the_memory_that_it_needs() {
+        let text = r"one  two\ parts \\ end\";
+        let words = Words::new(1, text).words;
+        let found: Vec<(&str, usize)> = words.iter().map(|word| (word.as_str(), word.capacity())).collect();
+        assert_eq!(found, [("one", 3), ("two parts", 10), ("\\", 2), ("end", 4)]);
+        // Every word as long as the line would be half a terabyte.
+        let many = "a ".repeat(1 << 19);
+        assert_eq!(Words::new(1, &many).words.iter().map(|word| word.capacity()).sum::<usize>(), 1 << 19);
+    }
 }

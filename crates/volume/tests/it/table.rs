@@ -148,4 +148,11 @@ fn a_volume_has_a_line_and_inlock_says_what_the_kernel_would_refuse() {
     assert_eq!(Table::parse(&long).unwrap_err().fault(), &TableFault::TooLong);
     let many: String = (0..1025).map(|start| format!("{start} 1 zero\n")).collect();
     assert_eq!(Table::parse(&many).unwrap_err().fault(), &TableFault::TooLong);
+    // Each key takes mappings of its own, of which a process has a limited number.
+    let keys = |lines: u64| -> String {
+        let key = KEY.repeat(64);
+        (0..lines).map(|start| format!("{start} 1 crypt aes:64-cbc-plain64 {key} 0 7:0 0\n")).collect()
+    };
+    assert_eq!(Table::parse(&keys(32)).unwrap().lines().len(), 32);
+    assert_eq!(Table::parse(&keys(33)).unwrap_err().fault(), &TableFault::TooLong);
 }
