@@ -187,18 +187,22 @@ fn the_key_is_gone_from_memory_while_suspended() {
     let device = Arc::new(open());
     let (tell, mailbox) = mpsc::channel();
     let (wrote, written) = mpsc::channel();
-    let worker = {
-        let device = Arc::clone(&device);
+    // One does its cipher work itself, one has a thread for it.
+    let workers = [false, true].map(|carries| {
+        let (device, tell, wrote) = (Arc::clone(&device), tell.clone(), wrote.clone());
         std::thread::spawn(move || {
             let pool = BufferPool::new(&[BufferClass { capacity: 8192, count: 1 }]);
             let front = Idle { asked: false, stop: false, wrote };
             let mut worker = Worker::new(device, Ring::new(IoMode::Auto).unwrap(), pool, front);
+            if carries {
+                worker = worker.with_carrier(1, 4096).unwrap();
+            }
             tell.send(worker.mailbox()).unwrap();
             worker.run().unwrap();
         })
-    };
-    let mailbox = mailbox.recv().unwrap();
-    written.recv().unwrap();
+    });
+    let mailboxes = [mailbox.recv().unwrap(), mailbox.recv().unwrap()];
+    (0..2).for_each(|_| written.recv().unwrap());
     let blocking = BlockingDevice::new(Arc::clone(&device));
     blocking.write_at(&[7; 5000], 300).unwrap();
     let needles = needles();
@@ -235,6 +239,6 @@ fn the_key_is_gone_from_memory_while_suspended() {
     assert_eq!(bytes, [7; 5000]);
     let again = search(&needles, &mut window);
     assert_eq!((&again.protected, again.pages), (&open.protected, open.pages));
-    mailbox.post(());
-    worker.join().unwrap();
+    mailboxes.iter().for_each(|mailbox| mailbox.post(()));
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
 }
