@@ -7,6 +7,7 @@
 //! A read that fails makes the write fail, with nothing written.
 
 use crate::target::{CryptTarget, Extent};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A data unit at an edge of the cover that has to be read before a partial write.
@@ -79,13 +80,23 @@ pub enum Purpose {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockId(u64);
 
+impl LockId {
+    /// Not one of the table: [`UnitLocks::hold_briefly`].
+    const BRIEF: Self = Self(u64::MAX);
+}
+
 /// Locks over stretches of the stores, first come, first served. Shared by all workers of a device.
 #[derive(Default)]
 pub struct UnitLocks {
     table: Mutex<Table>,
+    /// How many hold everything briefly; counted in [`EXCLUSIVE`], the exclusive claims of the table.
+    brief: AtomicU64,
     /// A thread that waits has got its lock, or there is room for another.
     changed: Condvar,
 }
+
+/// What an exclusive claim adds to [`UnitLocks::brief`].
+const EXCLUSIVE: u64 = 1 << 32;
 
 /// Threads that have or wait for locks at a time; more wait until there is room in the table.
 const MAX_THREADS: usize = 256;
@@ -123,6 +134,11 @@ impl Claim {
         let overlap = self.start < other.end && other.start < self.end && self.store == other.store;
         (self.exclusive || other.exclusive) && overlap
     }
+
+    /// Whether somebody holds everything, if that is in the way. Who ends that looks at the claims once more.
+    fn is_held_up(&self, brief: &AtomicU64) -> bool {
+        self.exclusive && !brief.load(Ordering::Acquire).is_multiple_of(EXCLUSIVE)
+    }
 }
 
 impl UnitLocks {
@@ -140,12 +156,31 @@ impl UnitLocks {
         self.table().room -= less;
     }
 
+    /// The shared lock of every unit, for a request that this thread carries to its end without waiting for anything: one
+    /// atomic step where the table takes two locks. `None`: somebody has or wants units for himself, ask for those that
+    /// are needed.
+    pub fn hold_briefly(&self) -> Option<LockId> {
+        if self.brief.fetch_add(1, Ordering::AcqRel) < EXCLUSIVE {
+            return Some(LockId::BRIEF);
+        }
+        self.end_brief();
+        None
+    }
+
+    fn end_brief(&self) {
+        let before = self.brief.fetch_sub(1, Ordering::AcqRel);
+        // The last of them lets the exclusive ones go on. None can have come since the first of those.
+        if before > EXCLUSIVE && before % EXCLUSIVE == 1 {
+            self.grant(self.table(), 0, None);
+        }
+    }
+
     /// Asks for the lock over the cover of `extent`: exclusive for a write of partial units. True: it is held. False:
     /// `waiter` is called with `token`, from whichever thread gives up the last lock in the way.
     pub fn lock(&self, extent: &Extent, purpose: Purpose, waiter: &Arc<dyn Granted>, token: u64) -> (LockId, bool) {
         let mut table = self.table();
         let waiter = || Waiter::Message(Arc::clone(waiter), token);
-        table.claim(extent, purpose, false, waiter)
+        table.claim(&self.brief, extent, purpose, false, waiter)
     }
 
     /// As [`UnitLocks::lock`]; the calling thread waits until the lock is held.
@@ -155,7 +190,7 @@ impl UnitLocks {
         };
         let mut table = wait(self.table(), |table, _| table.threads >= MAX_THREADS, LockId(0));
         table.threads += 1;
-        let (id, held) = table.claim(extent, purpose, true, || Waiter::Thread);
+        let (id, held) = table.claim(&self.brief, extent, purpose, true, || Waiter::Thread);
         if !held {
             let waits = |table: &Table, id: LockId| table.claims.iter().any(|c| c.id == id.0 && c.waiter.is_some());
             drop(wait(table, waits, id));
@@ -165,15 +200,29 @@ impl UnitLocks {
 
     /// Gives up a lock that is held or waited for.
     pub fn unlock(&self, lock: LockId) {
+        if lock == LockId::BRIEF {
+            return self.end_brief();
+        }
         let mut table = self.table();
         let Some(index) = table.claims.iter().position(|c| c.id == lock.0) else { return };
         let gone = table.claims.remove(index);
-        let mut wakes = gone.of_thread && table.threads == MAX_THREADS;
-        table.threads -= usize::from(gone.of_thread);
+        if gone.exclusive {
+            self.brief.fetch_sub(EXCLUSIVE, Ordering::AcqRel);
+        }
+        self.grant(table, index, Some(gone));
+    }
+
+    /// Gives the claims from `index` on their locks whose way is free now that `gone` is gone, or that nobody holds
+    /// everything any more.
+    fn grant(&self, mut table: MutexGuard<'_, Table>, index: usize, gone: Option<Claim>) {
+        let of_thread = gone.as_ref().is_some_and(|g| g.of_thread);
+        let mut wakes = of_thread && table.threads == MAX_THREADS;
+        table.threads -= usize::from(of_thread);
         for later in index..table.claims.len() {
             let (earlier, rest) = table.claims.split_at_mut(later);
             let claim = &mut rest[0];
-            if claim.waiter.is_some() && gone.conflicts(claim) && !earlier.iter().any(|e| e.conflicts(claim)) {
+            let concerned = claim.waiter.is_some() && gone.as_ref().is_none_or(|g| g.conflicts(claim));
+            if concerned && !claim.is_held_up(&self.brief) && !earlier.iter().any(|e| e.conflicts(claim)) {
                 match claim.waiter.take() {
                     Some(Waiter::Message(waiter, token)) => waiter.granted(token),
                     Some(Waiter::Thread) | None => wakes = true,
@@ -194,6 +243,7 @@ impl UnitLocks {
 impl Table {
     fn claim(
         &mut self,
+        brief: &AtomicU64,
         extent: &Extent,
         purpose: Purpose,
         of_thread: bool,
@@ -205,7 +255,11 @@ impl Table {
         let end = start + extent.cover_len as u64;
         let exclusive = purpose == Purpose::Write && extent.is_partial();
         let mut claim = Claim { id, store: extent.store, start, end, exclusive, of_thread, waiter: None };
-        let held = !self.claims.iter().any(|earlier| earlier.conflicts(&claim));
+        if exclusive {
+            // From here on nobody gets everything.
+            brief.fetch_add(EXCLUSIVE, Ordering::AcqRel);
+        }
+        let held = !claim.is_held_up(brief) && !self.claims.iter().any(|earlier| earlier.conflicts(&claim));
         if !held {
             claim.waiter = Some(waiter());
         }
@@ -279,6 +333,34 @@ mod tests {
                 assert_eq!(cover, expected, "{len} bytes at {offset}");
             }
         }
+    }
+
+    #[test]
+    fn who_holds_everything_briefly_is_waited_for_and_not_joined() {
+        let target = target();
+        let extent = |offset, len| target.layout().locate(offset, len, 4096).unwrap();
+        let log = Arc::new(Log::default());
+        let waiter: Arc<dyn Granted> = Arc::clone(&log) as _;
+        let locks = UnitLocks::default();
+        let (one, two) = (locks.hold_briefly().unwrap(), locks.hold_briefly().unwrap());
+        let (whole, held) = locks.lock(&extent(0, 512), Purpose::Write, &waiter, 1);
+        assert!(held, "what is shared goes beside it");
+        let (partial, held) = locks.lock(&extent(513, 5), Purpose::Write, &waiter, 2);
+        assert!(!held);
+        assert_eq!(locks.hold_briefly(), None, "nobody overtakes a waiting write");
+        let (late, held) = locks.lock(&extent(1025, 5), Purpose::Write, &waiter, 3);
+        assert!(!held);
+        locks.unlock(one);
+        assert_eq!(*log.0.lock().unwrap(), []);
+        locks.unlock(two);
+        assert_eq!(*log.0.lock().unwrap(), [2, 3]);
+        locks.unlock(partial);
+        assert_eq!(locks.hold_briefly(), None);
+        locks.unlock(late);
+        locks.unlock(whole);
+        let again = locks.hold_briefly().unwrap();
+        locks.unlock(again);
+        assert_eq!(locks.brief.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::request::{Operation, RequestError};
 use crate::ring::{self, Completion, FileId, Returned, Ring, Token, Wait};
 use crate::stats::{OwnShard, Phase, Work};
 use crate::target::{Ciphertext, CryptTarget, Extent};
-use crate::unaligned::{self, Granted, Purpose};
+use crate::unaligned::{self, Granted, LockId, Purpose};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
@@ -323,6 +323,11 @@ where
                     }
                     Kind::Error => return Err(RequestError::Io(Errno::IO)),
                 }
+                if let Some(lock) = self.hold_briefly(operation, &extent) {
+                    self.flight(index).lock = Some(lock);
+                    self.locked(index);
+                    return Ok(());
+                }
                 self.flight(index).step = Step::Lock;
                 let purpose = if operation == Operation::Read { Purpose::Read } else { Purpose::Write };
                 let (lock, held) = self.device.locks().lock(&extent, purpose, &self.granted, u64::from(index));
@@ -354,6 +359,18 @@ where
             }
         }
         Ok(())
+    }
+
+    /// The lock for a request that ends on this thread before anything is waited for.
+    fn hold_briefly(&self, operation: Operation, extent: &Extent) -> Option<LockId> {
+        let here = self.is_inline(extent.store, extent.cover_len) && self.offload.is_none();
+        let whole = operation == Operation::Read || !extent.is_partial();
+        if here && whole { self.device.locks().hold_briefly() } else { None }
+    }
+
+    /// Whether a transfer of `len` bytes is a call of this thread.
+    fn is_inline(&self, store: u32, len: usize) -> bool {
+        self.stores[store as usize].is_none() || len <= self.device.stores()[store as usize].inline_up_to()
     }
 
     /// Ends a request to a segment that reads as zeroes.
@@ -491,8 +508,8 @@ where
     }
 
     fn submit(&mut self, index: u32, store: u32, operation: ring::Operation) {
+        let short = operation.transfer_len().is_some_and(|len| self.is_inline(store, len));
         let called = &self.device.stores()[store as usize];
-        let short = operation.transfer_len().is_some_and(|len| len <= called.inline_up_to());
         match self.stores[store as usize].filter(|_| !short) {
             Some(file) => self.ring.submit(file, operation, Token(OWN | u64::from(index))),
             None => {
