@@ -54,7 +54,7 @@ impl CipherSpec {
             (_, IvMode::Lmk) => "another one: lmk goes with cbc only",
             (_, IvMode::SpdkUpper) => "another one: SPDK's goes with xts only",
             (Ctr, IvMode::Eboiv | IvMode::Elephant) => "another one: counter mode encrypts no single block",
-            (_, IvMode::Essiv(hash)) if !self.cipher.key_lens().contains(&hash.len()) => {
+            (_, IvMode::Essiv(hash)) if !self.cipher.key_lens().contains(&hash.digest_len()) => {
                 let expected = "a hash as long as one of the cipher's keys";
                 return Err(InvalidCipherSpec::new("ESSIV hash", hash.name(), expected));
             }

@@ -190,7 +190,7 @@ impl EssivHash {
     }
 
     /// Bytes in a digest.
-    pub fn len(self) -> usize {
+    pub fn digest_len(self) -> usize {
         match self {
             Self::Md5 => 16,
             Self::Sha1 | Self::Ripemd160 => 20,

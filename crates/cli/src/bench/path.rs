@@ -235,25 +235,23 @@ fn report(job: Job, samples: &Samples, results: &mut Results) {
     results.figures.push(row(ALONE, &samples.alone, None));
 }
 
-/// The lowest share of each bar over the depths.
+/// The shares of each bar: of every round, at every depth.
 #[derive(Default)]
 struct Bars {
-    null: [Option<f64>; 2],
-    counted: [Option<f64>; 2],
-    aes: [[Option<f64>; 2]; 2],
+    null: [Vec<f64>; 2],
+    counted: [Vec<f64>; 2],
+    aes: [[Vec<f64>; 2]; 2],
 }
 
 impl Bars {
     fn take(&mut self, job: Job, samples: &Samples) {
-        let of = |name: &str| CASES.iter().position(|case| case.name == name).map(|at| &samples.cases[at][..]);
+        let of = |name: &str| CASES.iter().position(|case| case.name == name).map_or(&[][..], |at| &samples.cases[at]);
+        let shares = |over: &[f64], under: &[f64]| -> Vec<f64> { over.iter().zip(under).map(|(o, u)| o / u).collect() };
         let write = usize::from(job.write);
         let raw = &samples.cases[0];
-        let lowest = |place: &mut Option<f64>, found: Option<f64>| {
-            *place = [*place, found].into_iter().flatten().reduce(f64::min);
-        };
         if job.block == 4 << 10 {
-            lowest(&mut self.null[write], of("null inline").and_then(|null| ratio(raw, null)));
-            lowest(&mut self.counted[write], of(UNCOUNTED).and_then(|uncounted| ratio(uncounted, raw)));
+            self.null[write].extend(shares(raw, of("null inline")));
+            self.counted[write].extend(shares(of(UNCOUNTED), raw));
         }
         let size = match job.block {
             0x1000 => 0,
@@ -261,30 +259,30 @@ impl Bars {
             _ => return,
         };
         let both: Vec<f64> = raw.iter().zip(&samples.alone).map(|(raw, alone)| raw + alone).collect();
-        lowest(&mut self.aes[size][write], of("aes-xts inline").and_then(|aes| ratio(&both, aes)));
+        self.aes[size][write].extend(shares(&both, of("aes-xts inline")));
     }
 
     fn rows(&self) -> Vec<Bar> {
+        let share = |shares: &[f64]| Some(median(shares)).filter(|share| share.is_finite());
         let mut rows = Vec::new();
         for write in [false, true] {
-            let (name, at) = (operation(write), usize::from(write));
-            let what = format!("in process, null cipher, 4 KiB {name}: share of raw (lowest depth)");
-            rows.push(Bar::at_least(what, self.null[at], 0.97));
+            let what = format!("in process, null cipher, 4 KiB {}: share of raw (all depths)", operation(write));
+            rows.push(Bar::at_least(what, share(&self.null[usize::from(write)]), 0.97));
         }
         for write in [false, true] {
             let what = format!(
-                "in process, counters kept, 4 KiB {}: share of raw without them (lowest depth)",
+                "in process, counters kept, 4 KiB {}: share of raw without them (all depths)",
                 operation(write)
             );
-            rows.push(Bar::at_least(what, self.counted[usize::from(write)], 0.99));
+            rows.push(Bar::at_least(what, share(&self.counted[usize::from(write)]), 0.99));
         }
         for (size, bytes) in ["4 KiB", "1 MiB"].iter().enumerate() {
             for write in [false, true] {
-                let (name, at) = (operation(write), usize::from(write));
                 let what = format!(
-                    "in process, AES-256-XTS, {bytes} {name}: raw + cipher alone over encrypted (lowest depth)"
+                    "in process, AES-256-XTS, {bytes} {}: raw + cipher alone over encrypted (all depths)",
+                    operation(write)
                 );
-                rows.push(Bar::at_least(what, self.aes[size][at], 0.95));
+                rows.push(Bar::at_least(what, share(&self.aes[size][usize::from(write)]), 0.95));
             }
         }
         rows
@@ -306,8 +304,10 @@ mod tests {
         bars.take(job, &samples(1000.0, 1300.0));
         let shares: Vec<Option<f64>> = bars.rows().iter().map(|bar| bar.figure).collect();
         assert_eq!(shares, [Some(1.0), None, Some(1.0), None, Some(1.0), None, None, None]);
-        bars.take(Job { depth: 4, ..job }, &samples(1100.0, 1600.0));
+        for depth in [4, 32] {
+            bars.take(Job { depth, ..job }, &samples(1100.0, 1600.0));
+        }
         let missed: Vec<bool> = bars.rows().iter().map(|bar| bar.met() == Some(false)).collect();
-        assert_eq!(missed, [true, false, false, false, true, false, false, false], "the lowest depth counts");
+        assert_eq!(missed, [true, false, false, false, true, false, false, false], "most depths are slow");
     }
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use zerocopy::FromZeros;
 
 /// Requests of less than 16 KiB are timed once in so many.
-pub const SHORT_ONE_IN: u64 = 64;
+pub const SHORT_ONE_IN: u64 = 256;
 /// Requests of less than 128 KiB are timed once in so many; longer ones always.
 pub const MEDIUM_ONE_IN: u64 = 4;
 const SHORT: u64 = 16 << 10;
@@ -78,6 +78,8 @@ struct Shard {
     counters: [AtomicU64; COUNTERS],
     /// State of the random choice of requests that are timed.
     random: AtomicU64,
+    /// How many short, medium and long requests are still left out before one is timed.
+    skip: [AtomicU64; 3],
     owned: AtomicBool,
     phases: [Buckets; PHASES],
     total: Buckets,
@@ -355,21 +357,29 @@ impl<'a> Recorder<'a> {
     /// The clock of a request of `len` bytes that is accepted now, if it is to be timed.
     pub(crate) fn accept(&self, operation: Operation, len: u64) -> Option<Timing> {
         let moves_data = matches!(operation, Operation::Read | Operation::Write { .. } | Operation::WriteZeroes { .. });
-        let weight = match (self.level, len) {
+        let (skip, weight) = match (self.level, len) {
             (StatsLevel::Off, _) => return None,
-            (StatsLevel::On, ..SHORT) if moves_data => SHORT_ONE_IN,
-            (StatsLevel::On, ..MEDIUM) if moves_data => MEDIUM_ONE_IN,
-            _ => 1,
+            (StatsLevel::On, ..SHORT) if moves_data => (&self.shard.skip[0], SHORT_ONE_IN),
+            (StatsLevel::On, ..MEDIUM) if moves_data => (&self.shard.skip[1], MEDIUM_ONE_IN),
+            _ => (&self.shard.skip[2], 1),
         };
+        let left = skip.load(Ordering::Relaxed);
+        if left > 0 {
+            skip.store(left - 1, Ordering::Relaxed);
+            return None;
+        }
+        // Evenly spread from none to twice as many as are left out on average.
+        skip.store(self.draw() % (2 * weight - 1), Ordering::Relaxed);
+        let now = Instant::now();
+        Some(Timing { weight, accepted: now, last: now, spent: [None; PHASES] })
+    }
+
+    fn draw(&self) -> u64 {
         let random = &self.shard.random;
         // Knuth's linear congruential generator; its upper bits are the better ones.
         let next = random.load(Ordering::Relaxed).wrapping_mul(6_364_136_223_846_793_005).wrapping_add(SEED);
         random.store(next, Ordering::Relaxed);
-        if (next >> 48) & (weight - 1) != 0 {
-            return None;
-        }
-        let now = Instant::now();
-        Some(Timing { weight, accepted: now, last: now, spent: [None; PHASES] })
+        next >> 32
     }
 
     /// Counts a request that has ended.
@@ -486,7 +496,7 @@ mod tests {
     fn counts_are_exact_and_times_stand_for_all() {
         let stats = Stats::new(StatsLevel::On);
         let shard = OwnShard::new(&stats);
-        let n = 64_000;
+        let n = 256_000;
         for i in 0..n {
             let recorder = shard.recorder();
             let operation = if i % 4 == 0 { Operation::Write { durable: false } } else { Operation::Read };
@@ -501,8 +511,8 @@ mod tests {
         }
         shard.recorder().finish(Operation::Flush, &Err(RequestError::Io(Errno::IO)), &Work::default(), None);
         let s = stats.snapshot();
-        assert_eq!((s.reads, s.writes, s.inline, s.errors, s.flushes), (48_000, 16_000, n, 1, 0));
-        assert_eq!((s.bytes_read, s.bytes_written), (48_000 * 4096, 16_000 * 4096));
+        assert_eq!((s.reads, s.writes, s.inline, s.errors, s.flushes), (192_000, 64_000, n, 1, 0));
+        assert_eq!((s.bytes_read, s.bytes_written), (192_000 * 4096, 64_000 * 4096));
         assert_eq!((s.cipher_calls, s.cipher_units), (n, n * 8));
         for histogram in [&s.queue, &s.store, &s.cipher, &s.total] {
             let share = histogram.count() as f64 / n as f64;
