@@ -50,7 +50,8 @@ impl FileStore {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device"));
         }
         let len = rustix::fs::seek(&file, SeekFrom::End(0))?;
-        let in_memory = mode == IoMode::Auto && lives_in_memory(&file);
+        // The node of a block device is in a file system of memory, the device is not.
+        let in_memory = mode == IoMode::Auto && !block_device && lives_in_memory(&file);
         let hidden = mode == IoMode::Sync;
         Ok(Self { file, len: AtomicU64::new(len), read_only, block_device, hidden, in_memory })
     }
