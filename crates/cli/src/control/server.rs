@@ -207,15 +207,20 @@ impl Server {
     ) -> Vec<OwnedFd> {
         let mut listeners = vec![(listener, Speech::Lines)];
         listeners.extend(metrics.map(|metrics| (&metrics.socket, Speech::Http)));
+        let mut stopping = false;
         loop {
             let ready = self.wait(&listeners, woken);
             let mut drain = [0; 64];
             while rustix::io::read(woken, &mut drain).is_ok_and(|read| read == drain.len()) {}
             while let Ok(event) = events.try_recv() {
                 match event {
-                    Event::Stop => return self.closers,
+                    Event::Stop => stopping = true,
                     Event::Done { client, closing, reply } => self.done(client, closing, reply),
                 }
+            }
+            // Who asked to close is known when the command has ended, which may be after the volume has.
+            if stopping && !self.changing {
+                return self.closers;
             }
             for (number, flags) in ready.clients {
                 self.attend(number, flags);
