@@ -151,6 +151,7 @@ impl Problem {
             Self::Held { .. } => "end that first; `inlock close --deferred` closes it when that has ended".to_owned(),
             Self::Inactive { .. } => "`inlock list` shows what is".to_owned(),
             Self::Gone { name } => format!("`inlock close {name}` cleans up what it left behind"),
+            Self::Unreachable { pid: 0, .. } => "it is starting, and may be asking for a passphrase".to_owned(),
             Self::Unreachable { pid, .. } => format!("it is process {pid}; it may be stopped, or wait for a disk"),
             Self::OtherKey { .. } => {
                 "the header was replaced, or the passphrase is wrong; the volume stays suspended".to_owned()

@@ -7,11 +7,15 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+
+/// How long programs may look at a device without counting as its users: udev's do after somebody has written to it.
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// Somebody who uses a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,33 +50,50 @@ pub(crate) fn describe(holders: &[Holder]) -> String {
     words.join(", ")
 }
 
-/// Who uses `node` so that it cannot be taken away: for a block device that is mounts, swap and devices on top, for a file
-/// whoever has it open.
-pub(crate) fn of(node: &Path) -> Vec<Holder> {
-    let Ok(metadata) = fs::metadata(node) else { return Vec::new() };
-    let mut found = devices_over(node);
-    if !metadata.file_type().is_block_device() {
-        found.extend(processes(node));
-        return found;
-    }
-    found.extend(mounts_of(node, metadata.rdev()).into_iter().map(Holder::Mount));
-    found.extend(is_swap(node).then_some(Holder::Swap));
-    if found.is_empty() && is_taken(node) {
-        // A file system that is mounted elsewhere, or a program that opened it for itself alone.
-        found = processes(node);
-        if found.is_empty() {
-            found.push(Holder::Unknown);
+/// Who uses a block device so that it cannot be taken away: mounts, swap, devices on top, programs that have it open.
+pub(crate) fn of_device(node: &Path) -> Vec<Holder> {
+    let deadline = Instant::now() + MOMENT;
+    loop {
+        let found = of_device_now(node);
+        let may_pass = !found.is_empty() && found.iter().all(|holder| matches!(holder, Holder::Process { .. }));
+        if !may_pass || Instant::now() >= deadline {
+            return found;
         }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn of_device_now(node: &Path) -> Vec<Holder> {
+    let Ok(number) = fs::metadata(node).map(|metadata| metadata.rdev()) else { return Vec::new() };
+    let real = fs::canonicalize(node).unwrap_or_else(|_| node.to_owned());
+    let mut found = devices_over(&real);
+    found.extend(mounts_of(&real, number).into_iter().map(Holder::Mount));
+    found.extend(is_swap(&real).then_some(Holder::Swap));
+    if found.is_empty() {
+        found = processes(&real);
+    }
+    if found.is_empty() && is_taken(node) {
+        // A file system that is mounted elsewhere.
+        found.push(Holder::Unknown);
     }
     found
 }
 
+/// Who uses a volume's file: devices on top, programs that have it open. The file itself is not looked at: while its volume
+/// is suspended it may not answer.
+pub(crate) fn of_file(path: &Path) -> Vec<Holder> {
+    let dir = path.parent().and_then(|dir| fs::canonicalize(dir).ok());
+    let real = dir.zip(path.file_name()).map_or_else(|| path.to_owned(), |(dir, name)| dir.join(name));
+    let mut found = devices_over(&real);
+    found.extend(processes(&real));
+    found
+}
+
 /// Where a block device is mounted, in this mount namespace.
-fn mounts_of(node: &Path, number: u64) -> Vec<PathBuf> {
+fn mounts_of(real: &Path, number: u64) -> Vec<PathBuf> {
     let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-    let real = fs::canonicalize(node).unwrap_or_else(|_| node.to_owned());
-    table.split(|byte| *byte == b'\n').filter_map(|line| mount_of(line, &number, &real)).collect()
+    table.split(|byte| *byte == b'\n').filter_map(|line| mount_of(line, &number, real)).collect()
 }
 
 /// The mount point in a line of mountinfo, if what is mounted is this device. Some file systems show a number of their own,
@@ -124,9 +145,8 @@ fn unescape(field: &[u8]) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }
 
-fn is_swap(node: &Path) -> bool {
+fn is_swap(real: &Path) -> bool {
     let table = fs::read("/proc/swaps").unwrap_or_default();
-    let real = fs::canonicalize(node).unwrap_or_else(|_| node.to_owned());
     let mut lines = table.split(|byte| *byte == b'\n').skip(1);
     lines.any(|line| {
         let name = line.split(|byte| *byte == b' ').next().unwrap_or_default();
@@ -135,8 +155,7 @@ fn is_swap(node: &Path) -> bool {
 }
 
 /// Device-mapper and md devices on a block device, loop devices on a file or a block device.
-fn devices_over(node: &Path) -> Vec<Holder> {
-    let real = fs::canonicalize(node).unwrap_or_else(|_| node.to_owned());
+fn devices_over(real: &Path) -> Vec<Holder> {
     let mut names = Vec::new();
     if let Some(name) = real.file_name() {
         let holders = Path::new("/sys/class/block").join(name).join("holders");
@@ -157,9 +176,8 @@ fn path_of(line: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(line.strip_suffix(b"\n").unwrap_or(line)))
 }
 
-/// The programs that have `node` open, but for this one; those of other users show only to root.
-fn processes(node: &Path) -> Vec<Holder> {
-    let real = fs::canonicalize(node).unwrap_or_else(|_| node.to_owned());
+/// The programs that have it open, but for this one; those of other users show only to root.
+fn processes(real: &Path) -> Vec<Holder> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -200,10 +218,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "x").unwrap();
-        assert_eq!(of(&path), []);
+        assert_eq!(of_file(&path), []);
         let file = fs::File::open(&path).unwrap();
         let mut child = std::process::Command::new("sleep").arg("60").stdin(file).spawn().unwrap();
-        let found = of(&path);
+        let found = of_file(&path);
         child.kill().unwrap();
         child.wait().unwrap();
         let Some(Holder::Process { pid, .. }) = found.first() else { panic!("{found:?}") };

@@ -196,7 +196,10 @@ impl Way {
         let held = |node: &Path, by: Vec<Holder>| -> anyhow::Result<()> {
             Err(Problem::Held { node: node.to_owned(), by: holders::describe(&by) }.into())
         };
-        let users = holders::of(self.node());
+        let users = match self {
+            Self::Fuse(mount) => holders::of_file(mount.path()),
+            _ => holders::of_device(self.node()),
+        };
         match self {
             Self::Ublk(device) if !users.is_empty() => held(device.node(), users),
             Self::Ublk(device) => Ok(device.stop()?),
@@ -240,7 +243,7 @@ impl Way {
 fn stop(mount: &mut FuseMount) -> anyhow::Result<()> {
     match mount.stop() {
         Err(FuseError::Busy(node)) => {
-            let by = match holders::of(&node) {
+            let by = match holders::of_file(&node) {
                 by if by.is_empty() => vec![Holder::Unknown],
                 by => by,
             };
@@ -270,30 +273,41 @@ fn identifier(name: &str) -> String {
 
 /// Takes away what a process that is gone has left: a device, and the mount at `file`.
 pub(crate) fn clean_up(left: &Facts, file: &Path) -> anyhow::Result<()> {
+    clean_up_device(left, file)?;
+    if let Some(node) = &left.node {
+        // Another device may have the node later, and must not be found under this name.
+        drop(Link::of(&left.name, node));
+    }
+    Ok(())
+}
+
+fn clean_up_device(left: &Facts, file: &Path) -> anyhow::Result<()> {
     let held = |node: &Path, by: &[Holder]| Problem::Held { node: node.to_owned(), by: holders::describe(by) };
     let node = left.node.as_deref();
     if let Some(node) = node.filter(|_| left.via == Via::Ublk.name()) {
-        let users = holders::of(node);
+        // Otherwise it is gone, or another process has made another one under its number.
+        let Some(number) = ublk::number_of(node).filter(|number| ublk::is_left(*number)) else { return Ok(()) };
+        let users = holders::of_device(node);
         if !users.is_empty() {
             return Err(held(node, &users).into());
         }
-        return ublk::number_of(node).map_or(Ok(()), |number| Ok(ublk::remove(number)?));
+        return Ok(ublk::remove(number)?);
     }
     if let Some(device) = node.and_then(|node| NbdDevice::find(node, &identifier(&left.name))) {
-        let users = holders::of(device.node());
+        let users = holders::of_device(device.node());
         if !users.is_empty() {
             return Err(held(device.node(), &users).into());
         }
         return Ok(device.detach()?);
     }
     if let Some(mut over) = node.and_then(|node| LoopDevice::find(node, file)) {
-        let users = holders::of(over.node());
+        let users = holders::of_device(over.node());
         if !users.is_empty() || !over.detach().context("cannot take the loop device away")? {
             return Err(held(over.node(), &users).into());
         }
     }
     match mount::unmount(file) {
-        Err(FuseError::Busy(node)) => Err(held(&node, &holders::of(&node)).into()),
+        Err(FuseError::Busy(node)) => Err(held(&node, &holders::of_file(&node)).into()),
         other => {
             let _ = std::fs::remove_file(file);
             Ok(other?)
@@ -323,7 +337,10 @@ fn cannot_mount(error: FuseError) -> anyhow::Error {
 }
 
 /// `/dev/inlock/NAME`, as long as this lives.
-pub(crate) struct Link(PathBuf);
+pub(crate) struct Link {
+    path: PathBuf,
+    node: PathBuf,
+}
 
 impl Link {
     /// Points the name at `node`. Where that cannot be done nothing is lost but the name, and that is said.
@@ -331,25 +348,32 @@ impl Link {
         if !rustix::process::geteuid().is_root() {
             return None;
         }
-        let path = Path::new(LINKS).join(name);
+        let link = Self::of(name, node);
         let make = || {
             std::fs::create_dir_all(LINKS)?;
-            let _ = std::fs::remove_file(&path);
-            std::os::unix::fs::symlink(node, &path)
+            let _ = std::fs::remove_file(&link.path);
+            std::os::unix::fs::symlink(node, &link.path)
         };
         match make() {
-            Ok(()) => Some(Self(path)),
+            Ok(()) => Some(link),
             Err(error) => {
-                say(&format!("inlock: warning: cannot make {}: {error}", path.display()));
+                say(&format!("inlock: warning: cannot make {}: {error}", link.path.display()));
                 None
             }
         }
+    }
+
+    fn of(name: &str, node: &Path) -> Self {
+        Self { path: Path::new(LINKS).join(name), node: node.to_owned() }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        // It may name another device by now.
+        if std::fs::read_link(&self.path).is_ok_and(|node| node == self.node) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! What is refused, with which status, and what it says: names and devices in use, ways that do not work here.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -67,6 +70,75 @@ fn a_file_that_a_program_has_open_stays() -> Result<()> {
     fails(&disk.say("close", &[])?, 5, &["is in use", &own])?;
     drop(file);
     disk.close()
+}
+
+#[test]
+fn a_device_that_a_program_has_open_stays() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(32 << 20)?;
+    let node = disk.open(&["--via", "loop"])?;
+    let file = File::open(&node)?;
+    let own = format!("open in process {}", std::process::id());
+    fails(&disk.say("close", &[])?, 5, &["is in use", &own])?;
+    ensure!(disk.say("status", &[])?.status.success());
+    drop(file);
+    // Who looks at it for a moment is no reason not to close it.
+    let file = File::open(&node)?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            drop(file);
+        });
+        disk.close()
+    })
+}
+
+#[test]
+fn a_suspended_file_is_not_closed_under_those_who_wait_for_it() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(32 << 20)?;
+    let path = disk.open(&["--via", "fuse", "--threads", "1"])?;
+    ensure!(disk.say("suspend", &[])?.status.success());
+    // No thread is left to answer the kernel.
+    let mut waiting = Command::new("head").args(["-c", "4096"]).arg(&path).stdout(Stdio::null()).spawn()?;
+    // Asleep where no signal reaches it.
+    let blocked =
+        || -> Result<bool> { Ok(fs::read_to_string(format!("/proc/{}/stat", waiting.id()))?.contains(") D ")) };
+    let begin = Instant::now();
+    while !blocked()? {
+        ensure!(begin.elapsed() < Duration::from_secs(60), "nobody reads");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    fails(&disk.say("close", &[])?, 5, &["is in use", &format!("open in process {}", waiting.id())])?;
+    let resumed = output(inlock()?.arg("resume").arg(&disk.name).arg("--key-file").arg(&disk.key))?;
+    ensure!(resumed.status.success(), "{resumed:?}");
+    ensure!(waiting.wait()?.success());
+    disk.close()
+}
+
+#[test]
+fn a_start_that_fails_late_leaves_no_device() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(32 << 20)?;
+    // The facts are JSON, which cannot say this.
+    let image = disk.dir.path().join(OsStr::from_bytes(b"image-\xff"));
+    fs::rename(&disk.image, &image)?;
+    for via in ["fuse", "loop"] {
+        let mut command = inlock()?;
+        command.arg("open").arg(&image).arg(&disk.name).args(["--via", via, "--key-file"]).arg(&disk.key);
+        fails(&output(&mut command)?, 1, &["invalid UTF-8"])?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        ensure!(!mounts.contains(&disk.name), "{via}: a mount stays");
+        let loops = text(program("losetup").args(["--list", "--noheadings", "--output", "BACK-FILE"]))?;
+        ensure!(!loops.contains(&disk.name), "{via}: a loop device stays");
+    }
+    Ok(())
 }
 
 #[test]

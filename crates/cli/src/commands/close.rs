@@ -9,7 +9,11 @@ use crate::exit::Problem;
 /// `deferred`: when nobody uses it any more.
 pub(crate) fn run(name: &Name, deferred: bool) -> anyhow::Result<()> {
     match Client::find(name)? {
-        Found::Active(client) => client.close(&json!({"command": "close", "deferred": deferred})),
+        // Its process may go on for long.
+        Found::Active(mut client) if deferred => {
+            client.command(&json!({"command": "close", "deferred": true}), None).map(drop)
+        }
+        Found::Active(client) => client.close(&json!({"command": "close"})),
         // Taking the name cleans up; giving it back at once leaves nothing.
         Found::Gone(_) => Claim::take(name).map(drop),
         Found::Inactive => Err(Problem::Inactive { name: name.to_string() }.into()),

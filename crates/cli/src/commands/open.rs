@@ -60,17 +60,22 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         threads: threads(args),
         waiting: waiting.map(|(_, number)| number),
     };
-    let way = Way::make(via, &device, &wanted)?;
-    let node = way.node().to_owned();
-    let link = Link::make(args.name.as_str(), &node);
-    let facts = Facts {
+    let mut facts = Facts {
         via: via.name().to_owned(),
-        node: Some(node.clone()),
         ring: if matches!(via, Via::Ublk | Via::Nbd) { "io_uring" } else { "plain" }.to_owned(),
         threads: wanted.threads,
         ..Facts::new(claim.name(), about, device.access())
     };
-    let open = Arc::new(Open { state: Mutex::new(State { way, deferred: false, ended: None }) });
+    if let Some(left) = claim.left() {
+        left.check_is_same_volume(&facts)?;
+    }
+    let way = Way::make(via, &device, &wanted)?;
+    // From here on it is taken away again, whatever fails.
+    let state = State { way, deferred: false, ended: None, gone: false };
+    let open = Arc::new(Open { state: Mutex::new(state) });
+    let node = open.state().way.node().to_owned();
+    facts.node = Some(node.clone());
+    let link = Link::make(args.name.as_str(), &node);
     let running = Running::new(facts, device, Arc::clone(&open));
     let control = Control::start(claim, running, metrics)?;
     let _ = exit::print(format_args!("{}\n", node.display()));
@@ -101,6 +106,16 @@ struct State {
     deferred: bool,
     /// It was taken away, and how that went.
     ended: Option<anyhow::Result<()>>,
+    gone: bool,
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if !self.gone {
+            // Who would be told has been told of something else already.
+            let _ = self.way.take_away(false);
+        }
+    }
 }
 
 impl Open {
@@ -152,6 +167,7 @@ impl State {
             Err(error) if matches!(error.downcast_ref(), Some(Problem::Held { .. })) => Err(error),
             outcome => {
                 self.ended = Some(outcome);
+                self.gone = true;
                 Ok(())
             }
         }

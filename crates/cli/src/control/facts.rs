@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::Name;
 use super::figures::{Counters, Spread, Time};
 use super::key_check::KeyCheck;
+use crate::exit::{self, Problem};
 use crate::source::About;
 
 /// What is served, from where, by whom. Never a key.
@@ -65,7 +66,7 @@ pub(crate) struct Facts {
 }
 
 /// One stretch of the volume; numbers of sectors are of 512 bytes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SegmentFacts {
     pub start: u64,
     /// Without: to the end.
@@ -146,6 +147,20 @@ impl Facts {
     /// Whether anything is encrypted.
     pub(crate) fn has_key(&self) -> bool {
         self.segments.iter().any(|segment| segment.cipher.is_some())
+    }
+
+    /// A device that waits for its process goes on with what it was made of, or those who use it would see, and destroy,
+    /// another volume.
+    pub(crate) fn check_is_same_volume(&self, new: &Self) -> anyhow::Result<()> {
+        let what = |facts: &Self| (facts.kind.clone(), facts.device.clone(), facts.uuid.clone(), facts.hash.clone());
+        let how = |facts: &Self| (facts.segments.clone(), facts.read_only);
+        if what(self) == what(new) && how(self) == how(new) {
+            return Ok(());
+        }
+        let (name, device) = (&self.name, self.device.display());
+        let message = format!("The device of {name} waits for the {} volume {device}, as it was opened.", self.kind);
+        let hint = format!("open it with the same options, or end what uses the device and `inlock close {name}`");
+        Err(Problem::Told(message, Some(hint), exit::Status::Busy).into())
     }
 
     /// Node, else address.
@@ -243,4 +258,41 @@ impl Status {
 
 fn sectors(number: u64) -> String {
     format!("{number} [512-byte units] ({} [bytes])", number.saturating_mul(512))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        serde_json::from_value(serde_json::json!({
+            "name": "data", "pid": 1, "started": 0, "type": "LUKS2", "device": "/dev/sdx", "uuid": "u",
+            "segments": [{
+                "start": 0, "sectors": null, "target": "crypt", "cipher": "aes-xts-plain64", "key_bits": 512,
+                "sector_size": 4096, "large_iv": false, "offset": 32768, "iv_offset": 0
+            }],
+            "read_only": false, "allow_discards": false, "offload": "none", "via": "ublk", "ring": "io_uring", "threads": 4
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_device_that_waits_is_given_no_other_volume() {
+        let left = facts();
+        left.check_is_same_volume(&Facts { pid: 2, started: 9, threads: 1, via: String::new(), ..facts() }).unwrap();
+        let others: [fn(&mut Facts); 6] = [
+            |facts| facts.kind = "PLAIN".into(),
+            |facts| facts.device = "/dev/sdy".into(),
+            |facts| facts.uuid = Some("v".into()),
+            |facts| facts.hash = Some("sha256".into()),
+            |facts| facts.segments[0].offset = 0,
+            |facts| facts.read_only = true,
+        ];
+        for (number, change) in others.into_iter().enumerate() {
+            let mut other = facts();
+            change(&mut other);
+            let error = left.check_is_same_volume(&other).expect_err(&number.to_string());
+            assert_eq!(exit::status_of(&error), exit::Status::Busy);
+        }
+    }
 }

@@ -116,6 +116,7 @@ impl Files {
     fn remove(&self, log: bool) {
         // What is gone already is what was wanted.
         let _ = std::fs::remove_file(self.socket());
+        let _ = std::fs::remove_file(self.nbd_socket());
         let _ = std::fs::remove_file(self.path("json"));
         if log || std::fs::metadata(self.log()).is_ok_and(|metadata| metadata.len() == 0) {
             let _ = std::fs::remove_file(self.log());

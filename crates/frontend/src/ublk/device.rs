@@ -88,21 +88,24 @@ pub fn number_of(node: &Path) -> Option<u32> {
 
 /// Whether the device waits for a process, its own having died.
 pub fn is_waiting(number: u32) -> bool {
-    open().and_then(|mut control| control.info(number).map_err(failed("be asked"))).is_ok_and(|info| {
-        // The driver may not have seen yet that the process is gone.
-        info.is_ours() && (info.state == State::Quiesced || info.state == State::Live && !is_alive(info.pid))
-    })
+    open()
+        .and_then(|mut control| control.info(number).map_err(failed("be asked")))
+        .is_ok_and(|info| info.is_ours() && matches!(info.state, State::Quiesced | State::Live) && !has_process(&info))
+}
+
+/// Whether there is a device that its process has left, started or not.
+pub fn is_left(number: u32) -> bool {
+    let info = open().and_then(|mut control| control.info(number).map_err(failed("be asked")));
+    info.is_ok_and(|info| info.is_ours() && !has_process(&info))
 }
 
 /// Removes a device whose process died; requests that wait for it fail.
 pub fn remove(number: u32) -> Result<(), UblkError> {
-    let mut control = open()?;
-    match control.info(number) {
-        Ok(info) if info.is_ours() && !is_alive(info.pid) => {}
-        Ok(_) => return Err(UblkError::NotWaiting(number)),
-        // It is gone.
-        Err(_) => return Ok(()),
+    if !is_left(number) {
+        // It is gone, or another process has made another one under its number.
+        return Ok(());
     }
+    let mut control = open()?;
     control.stop(number).map_err(failed("stop the device"))?;
     control.delete(number).map_err(failed("remove the device"))
 }
@@ -146,7 +149,7 @@ impl UblkDevice {
     pub fn recover(device: &Arc<Device>, number: u32) -> Result<Self, UblkError> {
         let mut control = open()?;
         let info = control.info(number).map_err(failed("be asked about the device"))?;
-        if !info.is_ours() || is_alive(info.pid) {
+        if !info.is_ours() || has_process(&info) {
             return Err(UblkError::NotWaiting(number));
         }
         let deadline = Instant::now() + PATIENCE;
@@ -302,6 +305,9 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> UblkError {
     }
 }
 
-fn is_alive(pid: i32) -> bool {
-    pid > 0 && Path::new("/proc").join(pid.to_string()).exists()
+/// Whether a device has a process. The driver says when it has none; before it has seen that, its number tells, which may be
+/// another process's later.
+fn has_process(info: &Info) -> bool {
+    let is_alive = |pid: i32| pid > 0 && Path::new("/proc").join(pid.to_string()).exists();
+    info.state != State::Quiesced && is_alive(info.pid)
 }

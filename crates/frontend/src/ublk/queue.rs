@@ -83,7 +83,8 @@ impl Queue {
         let place = &mut self.places[usize::from(tag)];
         let buffer = place.buffer.take().expect("a request that is answered has given its buffer back");
         let answer = result.map(|result| match result {
-            Ok(len) => len as i32,
+            // Of a discard, which may be longer than an answer can say, the driver wants to know only that it succeeded.
+            Ok(len) => i32::try_from(len).unwrap_or(0),
             Err(error) => -number_of(error),
         });
         let command = UblkCommand { queue: self.number, tag, answer, buffer };
