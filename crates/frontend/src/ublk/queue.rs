@@ -83,8 +83,7 @@ impl Queue {
         let place = &mut self.places[usize::from(tag)];
         let buffer = place.buffer.take().expect("a request that is answered has given its buffer back");
         let answer = result.map(|result| match result {
-            // Of a discard, which may be longer than an answer can say, the driver wants to know only that it succeeded.
-            Ok(len) => i32::try_from(len).unwrap_or(0),
+            Ok(len) => bytes_done(len),
             Err(error) => -number_of(error),
         });
         let command = UblkCommand { queue: self.number, tag, answer, buffer };
@@ -242,6 +241,11 @@ fn resident(len: usize) -> Buffer {
     buffer
 }
 
+/// An answer of success. A discard may be longer than an answer can say; of that the driver reads only whether it failed.
+fn bytes_done(len: u64) -> i32 {
+    i32::try_from(len).unwrap_or(0)
+}
+
 /// The error number that the block layer understands.
 fn number_of(error: RequestError) -> i32 {
     let errno = match error {
@@ -249,4 +253,15 @@ fn number_of(error: RequestError) -> i32 {
         error => error.errno(),
     };
     errno.raw_os_error()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_discard_that_succeeds_is_not_answered_as_an_error() {
+        let longest = u64::from(u32::MAX / 512) * 512;
+        assert_eq!([4096, (1 << 31) - 512, 1 << 31, longest].map(bytes_done), [4096, i32::MAX - 511, 0, 0]);
+    }
 }
