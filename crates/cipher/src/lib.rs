@@ -27,7 +27,7 @@ pub mod unit;
 pub mod xts;
 
 pub use in_out::InOut;
-pub use key::VolumeKey;
+pub use key::{VolumeKey, scrub_stack};
 pub use locked::memory_lock_failed;
 pub use sector_cipher::{CipherError, SectorCipher, check_data_len, new_sector_cipher, new_sector_cipher_on};
 pub use segment::Segment;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
+use inlock_cipher::scrub_stack;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{self as engine, Content, CryptTarget, Line, TargetError};
 use inlock_volume::plain::Plain;
@@ -164,8 +165,18 @@ pub(crate) enum Keys<'a> {
     Launcher(&'a Launcher),
 }
 
-/// Opens, takes and unlocks a volume.
+/// What the derivation and the check of a key may have used of the stack.
+const SCRUB: usize = 256 << 10;
+
+/// Opens, takes and unlocks a volume. No part of its key stays behind on the stack.
 pub(crate) fn open(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Opened> {
+    let opened = unlock(args, writing, keys);
+    scrub_stack::<SCRUB>();
+    opened
+}
+
+#[inline(never)]
+fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Opened> {
     if let Kind::Table(table) = &args.kind {
         return open_table(table.take()?, writing);
     }
@@ -379,6 +390,13 @@ impl Opened {
     /// The engine's device, read-only where the cipher is only for old volumes. The volume key is wiped when this returns; the cipher
     /// has its own schedule of it.
     pub(crate) fn attach(self, mode: IoMode, access: engine::Access) -> anyhow::Result<Attached> {
+        let attached = self.connect(mode, access);
+        scrub_stack::<SCRUB>();
+        attached
+    }
+
+    #[inline(never)]
+    fn connect(self, mode: IoMode, access: engine::Access) -> anyhow::Result<Attached> {
         let legacy = self.crypt.ciphers().into_iter().find(|spec| spec.cipher.is_legacy());
         if let Some(spec) = legacy.filter(|_| !access.read_only) {
             let path = self.about.device.display();

@@ -8,6 +8,7 @@ use crate::layout::Layout;
 use crate::request::RequestError;
 use crate::ring::Waker;
 use crate::target::CryptTarget;
+use inlock_cipher::scrub_stack;
 use rustix::io::Errno;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,12 +23,6 @@ pub(crate) enum Passage {
     Closed,
     /// They fail: the device is given up while it was suspended.
     Ended,
-}
-
-/// Overwrites `N` bytes of this thread's stack below the caller: a cipher's code may have left round keys there.
-#[inline(never)]
-pub(crate) fn scrub_stack<const N: usize>() {
-    std::hint::black_box(&mut [0u8; N]);
 }
 
 /// As much of the stack as a worker's turn may have used for a cipher call.

@@ -6,10 +6,11 @@
 //! request.
 
 use crate::buffer::Buffer;
-use crate::gate::{SCRUB_CALL, SCRUB_TURN, scrub_stack};
+use crate::gate::{SCRUB_CALL, SCRUB_TURN};
 use crate::layout::{Crypt, Kind, Layout, Part};
 use inlock_cipher::{
     CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, SectorCipher, Segment, VolumeKey, new_sector_cipher,
+    scrub_stack,
 };
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};

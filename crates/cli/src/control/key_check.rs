@@ -23,13 +23,6 @@ pub(crate) struct KeyCheck {
 impl KeyCheck {
     /// What `key` makes of zeroes in `segments`.
     pub(crate) fn new(segments: &[Segment], key: &VolumeKey) -> Result<Self, CipherError> {
-        let made = Self::make(segments, key);
-        scrub_stack();
-        made
-    }
-
-    #[inline(never)]
-    fn make(segments: &[Segment], key: &VolumeKey) -> Result<Self, CipherError> {
         let mut answers = Vec::new();
         for segment in segments {
             let Some(spec) = &segment.cipher else { continue };
@@ -49,12 +42,6 @@ impl KeyCheck {
     pub(crate) fn accepts(&self, key: &VolumeKey) -> bool {
         Self::new(&self.segments, key).is_ok_and(|other| other == *self)
     }
-}
-
-/// Overwrites the stack below the caller: a cipher's code may have left round keys there.
-#[inline(never)]
-fn scrub_stack() {
-    std::hint::black_box(&mut [0_u8; 32 << 10]);
 }
 
 #[cfg(test)]

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context;
+use inlock_cipher::scrub_stack;
 use inlock_engine::Device;
 use inlock_volume::Table;
 use serde_json::{Map, Value, json};
 
 use super::facts::Status;
 use super::figures::{Buckets, Counters, Sample, Spread, phases};
+use super::key_check::KeyCheck;
 use super::{Facts, metrics, pipe};
 use crate::exit::{self, Problem};
 use crate::source;
@@ -152,14 +154,21 @@ impl Running {
             let Some(pipe) = handed else {
                 return Err(Problem::usage(format!("Volume {} needs its key.", facts.name)));
             };
-            let key = pipe::read_key(&pipe).context("cannot take the key")?;
-            if !facts.check.is_some_and(|check| check.accepts(&key)) {
-                return Err(Problem::OtherKey { name: facts.name }.into());
-            }
-            self.device.set_key(&key)?;
+            let taken = self.take_key(&pipe, facts.check.as_ref(), &facts.name);
+            scrub_stack::<{ 64 << 10 }>();
+            taken?;
             self.key_present.store(true, Ordering::Release);
         }
         Ok(self.device.resume()?)
+    }
+
+    #[inline(never)]
+    fn take_key(&self, pipe: &OwnedFd, check: Option<&KeyCheck>, name: &str) -> anyhow::Result<()> {
+        let key = pipe::read_key(pipe).context("cannot take the key")?;
+        if !check.is_some_and(|check| check.accepts(&key)) {
+            return Err(Problem::OtherKey { name: name.to_owned() }.into());
+        }
+        Ok(self.device.set_key(&key)?)
     }
 }
 

@@ -9,9 +9,10 @@ mod loan;
 
 use crate::buffer::Buffer;
 use crate::device::Device;
-use crate::gate::{SCRUB_CALL, scrub_stack};
+use crate::gate::SCRUB_CALL;
 use crate::request::Operation;
 use crate::target::{Ciphertext, CryptTarget, Extent};
+use inlock_cipher::scrub_stack;
 use loan::{Lender, Loan};
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;

@@ -1,7 +1,8 @@
 //! A worker at the gate of its device: it looks when something has changed, and says when it has nothing in flight.
 
 use super::{FrontEnd, Worker};
-use crate::gate::{SCRUB_TURN, View, scrub_stack};
+use crate::gate::{SCRUB_TURN, View};
+use inlock_cipher::scrub_stack;
 
 impl<F: FrontEnd> Worker<F>
 where
