@@ -6,9 +6,10 @@
 //! and sends meanwhile. Nothing is allocated for a request; when the carrier has enough, the worker goes by the ring.
 
 use crate::buffer::Buffer;
-use crate::gate::{SCRUB_CALL, scrub_stack};
+use crate::gate::SCRUB_CALL;
 use crate::store::{self, BackingStore};
 use crate::target::{CryptTarget, Extent};
+use inlock_cipher::scrub_stack;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
