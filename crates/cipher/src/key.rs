@@ -2,13 +2,6 @@
 
 use crate::locked::LockedBytes;
 
-/// Overwrites `N` bytes of this thread's stack below the caller: a cipher's or a hash's code may have left parts of a key
-/// there. Who calls it has what used the key in a function of its own, that is not inlined and has returned.
-#[inline(never)]
-pub fn scrub_stack<const N: usize>() {
-    std::hint::black_box(&mut [0_u8; N]);
-}
-
 /// The key that encrypts a volume's data (cryptsetup's "volume key"). In memory that is kept out of swap and core
 /// dumps (see [`memory_lock_failed`](crate::memory_lock_failed)), wiped when dropped; never printed.
 pub struct VolumeKey {

@@ -18,6 +18,7 @@ mod locked;
 mod modes;
 mod null;
 pub mod scatter;
+mod scrub;
 pub mod sector_cipher;
 pub mod segment;
 pub mod spec;
@@ -27,8 +28,9 @@ pub mod unit;
 pub mod xts;
 
 pub use in_out::InOut;
-pub use key::{VolumeKey, scrub_stack};
+pub use key::VolumeKey;
 pub use locked::memory_lock_failed;
+pub use scrub::scrub_stack;
 pub use sector_cipher::{CipherError, SectorCipher, check_data_len, new_sector_cipher, new_sector_cipher_on};
 pub use segment::Segment;
 pub use spec::{ChainMode, Cipher, CipherSpec, EssivHash, InvalidCipherSpec, IvMode, KeyCount};
