@@ -20,7 +20,7 @@ use inlock_volume::VolumeKey;
 use rustix::mm::{MlockAllFlags, mlockall};
 use sd_notify::NotifyState;
 
-use crate::args::SourceArgs;
+use crate::args::{Kind, SourceArgs};
 use crate::control::{pipe, socket};
 use crate::exit::{Problem, Status, say};
 use crate::source;
@@ -33,6 +33,9 @@ const READY: u8 = b'r';
 
 /// Runs this program's own command line in the background, and returns when it works: the status to exit with.
 pub(crate) fn launch(source: &SourceArgs) -> anyhow::Result<u8> {
+    if let Kind::Table(table) = &source.kind {
+        table.check_for_background()?;
+    }
     let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("inlock").arg(LAUNCHED).args(std::env::args_os().skip(1)).stdin(OwnedFd::from(theirs));

@@ -234,7 +234,8 @@ fn open_table(table: Table, writing: bool) -> anyhow::Result<Opened> {
         uuid: None,
         hash: None,
         segments: facts_of_lines(&table),
-        check: None,
+        // A key that no cipher takes is told of when the device is made.
+        check: KeyCheck::of_table(&table).ok(),
         flags: thread_flags(&table.options()),
         devices: devices.iter().map(Device::identity).collect(),
     };
@@ -259,7 +260,8 @@ fn facts_of_lines(table: &Table) -> Vec<SegmentFacts> {
             Target::Zero => (0, "zero"),
             Target::Error => (0, "error"),
         };
-        SegmentFacts { target: target.to_owned(), ..SegmentFacts::of(&line.segment(), key_len) }
+        let device = line.device().map(|name| resolved(Path::new(name)));
+        SegmentFacts { target: target.to_owned(), device, ..SegmentFacts::of(&line.segment(), key_len) }
     };
     table.lines().iter().map(segment).collect()
 }
@@ -286,7 +288,8 @@ pub(crate) fn reload(table: &Table, running: &engine::Device, facts: &mut Facts)
     let lens: Vec<u64> = running.stores().iter().map(|store| store.geometry().len).collect();
     let target = CryptTarget::stacked(&lines, &lens)?;
     facts.kind = "TABLE".to_owned();
-    (facts.header, facts.uuid, facts.hash, facts.check) = (None, None, None, None);
+    (facts.header, facts.uuid, facts.hash) = (None, None, None);
+    facts.check = KeyCheck::of_table(table).ok();
     facts.segments = facts_of_lines(table);
     facts.table_flags = thread_flags(&table.options());
     Ok(target)
@@ -462,7 +465,7 @@ fn content_of(target: &Target) -> Content<'_> {
 }
 
 /// The one segment of a volume without a cipher.
-fn whole() -> Segment {
+pub(crate) fn whole() -> Segment {
     Segment {
         start: Sector(0),
         sectors: None,

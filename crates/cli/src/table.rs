@@ -21,7 +21,11 @@ const MAX_FILE: u64 = 2 << 20;
 
 /// A table that was given. It is taken out to be used, so that its keys do not stay.
 #[derive(Clone)]
-pub(crate) struct TableArg(Arc<Mutex<Option<Table>>>);
+pub(crate) struct TableArg {
+    table: Arc<Mutex<Option<Table>>>,
+    /// It is a word of the command line, which others can read.
+    is_argument: bool,
+}
 
 impl TableArg {
     /// Reads `FILE`, or a line that starts with a number and a space.
@@ -39,19 +43,32 @@ impl TableArg {
                 Table::parse(text?).with_context(place)?
             }
         };
-        Ok(Self(Arc::new(Mutex::new(Some(table)))))
+        Ok(Self { is_argument: line.is_some(), table: Arc::new(Mutex::new(Some(table))) })
     }
 
     /// A name for messages: the first device.
     pub(crate) fn image(&self) -> PathBuf {
-        let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         table.as_ref().and_then(|table| table.devices().first().map(PathBuf::from)).unwrap_or_else(|| "table".into())
     }
 
     /// The table, once.
     pub(crate) fn take(&self) -> anyhow::Result<Table> {
-        let table = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner).take();
         table.context("the table was used before")
+    }
+
+    /// Refuses a key in an argument, for a process that has the same arguments as long as the volume is served.
+    pub(crate) fn check_for_background(&self) -> anyhow::Result<()> {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_key = |line: &TableLine| matches!(&line.target, Target::Crypt(crypt) if !crypt.key.is_empty());
+        if self.is_argument && table.as_ref().is_some_and(|table| table.lines().iter().any(has_key)) {
+            return Err(Problem::refused(
+                "The key of the table would be an argument of the process in the background, which every user can read.",
+                "write the table to a file that others cannot read: --table FILE",
+            ));
+        }
+        Ok(())
     }
 }
 

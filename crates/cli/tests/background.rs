@@ -208,3 +208,22 @@ fn the_process_that_stays_never_had_the_passphrase() {
     cat.wait().unwrap();
     runs.call(&["close", "data"]).works();
 }
+
+#[test]
+fn no_key_is_in_the_arguments_of_a_process_that_stays() {
+    let dir = Dir::new();
+    let runs = Run::new();
+    let image = dir.image("image", 1);
+    let key = "000102030405060708090a0b0c0d0e0f";
+    let line = format!("0 2048 crypt aes-cbc-plain {key} 0 {image} 0");
+    let nbd = format!("unix:{}", runs.socket("nbd"));
+    let serve = |table: &str| runs.call(&["serve", "--background", "--name", "data", "--nbd", &nbd, "--table", table]);
+    serve(&line).fails(1, &["would be an argument", "--table FILE"]);
+    for table in [dir.file("table", line.as_bytes()), "0 2048 zero".to_owned()] {
+        serve(&table).works();
+        let pid = runs.json(&["status", "data", "--json"])["pid"].as_u64().unwrap();
+        let arguments = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
+        assert!(arguments.contains(&table) && !arguments.contains(key));
+        runs.call(&["close", "data"]).works();
+    }
+}

@@ -310,6 +310,7 @@ fn another_table_takes_the_place_of_what_is_served() {
     run.call(&["reload", "data"]).fails(1, &["--table is missing"]);
     run.call(&["reload", "nobody", "--table", "0 8 zero"]).fails(4, &["not active"]);
 
+    let before: serde_json::Value = serde_json::from_slice(&std::fs::read(run.path("data.json")).unwrap()).unwrap();
     // The second half becomes zeroes, and more comes behind.
     let file = dir.file(
         "table",
@@ -321,6 +322,11 @@ fn another_table_takes_the_place_of_what_is_served() {
     let status = run.json(&["status", "data", "--json"]);
     assert_eq!((&status["type"], &status["sectors"]), (&"TABLE".into(), &3072.into()));
     assert_eq!(status["segments"].as_array().unwrap().len(), 3);
+    // Who opens the name after a kill finds what is served, and whether it has the keys.
+    let left: serde_json::Value = serde_json::from_slice(&std::fs::read(run.path("data.json")).unwrap()).unwrap();
+    assert_eq!((&left["type"], &left["segments"]), (&"TABLE".into(), &status["segments"]));
+    assert_ne!(left["stamp"], before["stamp"]);
+    assert!(left["stamp"].is_object() && status["stamp"].is_null());
 
     // The keys came with the table, and so they come again.
     run.call(&["suspend", "data"]).works();

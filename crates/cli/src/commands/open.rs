@@ -76,7 +76,7 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
     let node = open.state().way.node().to_owned();
     facts.node = Some(node.clone());
     let link = Link::make(args.name.as_str(), &node);
-    let running = Running::new(facts, device, Arc::clone(&open));
+    let running = Running::new(facts, device, claim.files().clone(), Arc::clone(&open));
     let control = Control::start(claim, running, metrics)?;
     let _ = exit::print(format_args!("{}\n", node.display()));
     if let Some(launcher) = launcher {

@@ -63,7 +63,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let control = match claim {
         None => None,
         Some(claim) => {
-            let running = Running::new(facts(&claim), Arc::clone(&attached.device), EndsBySignal);
+            let running =
+                Running::new(facts(&claim), Arc::clone(&attached.device), claim.files().clone(), EndsBySignal);
             Some(Control::start(claim, running, metrics)?)
         }
     };

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Name;
 use super::figures::{Counters, Spread, Time};
-use super::key_check::KeyCheck;
+use super::key_check::{KeyCheck, Stamp};
 use crate::exit::{self, Problem};
 use crate::source::About;
 
@@ -42,6 +42,9 @@ pub(crate) struct Facts {
     /// Knows the key again; in the process only.
     #[serde(skip)]
     pub check: Option<KeyCheck>,
+    /// Knows the key again when the process has died; in the file only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stamp: Option<Stamp>,
     pub read_only: bool,
     pub allow_discards: bool,
     /// What the table or the header say about dm-crypt's threads.
@@ -81,6 +84,9 @@ pub(crate) struct SegmentFacts {
     pub large_iv: bool,
     pub offset: u64,
     pub iv_offset: u64,
+    /// Where a table's line lies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<PathBuf>,
 }
 
 impl SegmentFacts {
@@ -97,6 +103,7 @@ impl SegmentFacts {
             large_iv: segment.large_iv,
             offset: segment.data_offset.0,
             iv_offset: segment.iv_offset.0,
+            device: None,
         }
     }
 }
@@ -131,6 +138,7 @@ impl Facts {
             segments: about.segments,
             devices: about.devices,
             check: about.check,
+            stamp: None,
             read_only: access.read_only,
             allow_discards: access.allow_discards,
             table_flags: about.flags,
@@ -154,8 +162,18 @@ impl Facts {
     pub(crate) fn check_is_same_volume(&self, new: &Self) -> anyhow::Result<()> {
         let what = |facts: &Self| (facts.kind.clone(), facts.device.clone(), facts.uuid.clone(), facts.hash.clone());
         let how = |facts: &Self| (facts.segments.clone(), facts.read_only);
+        let same_key = match (&self.stamp, &new.check) {
+            (Some(stamp), Some(check)) => stamp.accepts(check),
+            (None, _) => !new.has_key(),
+            (Some(_), None) => false,
+        };
         if what(self) == what(new) && how(self) == how(new) {
-            return Ok(());
+            if same_key {
+                return Ok(());
+            }
+            let message = format!("This key is not the one with which {} was opened.", self.name);
+            let hint = "the passphrase is wrong, or the header was replaced; the device goes on waiting".to_owned();
+            return Err(Problem::Told(message, Some(hint), exit::Status::Permission).into());
         }
         let (name, device) = (&self.name, self.device.display());
         let message = format!("The device of {name} waits for the {} volume {device}, as it was opened.", self.kind);
@@ -263,9 +281,17 @@ fn sectors(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use inlock_volume::VolumeKey;
 
+    fn key(byte: u8) -> KeyCheck {
+        let spec = "aes-xts-plain64".parse().unwrap();
+        let segment = Segment { cipher: Some(spec), ..crate::source::whole() };
+        KeyCheck::new(&[segment], &VolumeKey::new(&[byte, 1].repeat(32))).unwrap()
+    }
+
+    /// As a process has left them, and as another one, which has the same key, has them.
     fn facts() -> Facts {
-        serde_json::from_value(serde_json::json!({
+        let facts: Facts = serde_json::from_value(serde_json::json!({
             "name": "data", "pid": 1, "started": 0, "type": "LUKS2", "device": "/dev/sdx", "uuid": "u",
             "segments": [{
                 "start": 0, "sectors": null, "target": "crypt", "cipher": "aes-xts-plain64", "key_bits": 512,
@@ -273,7 +299,22 @@ mod tests {
             }],
             "read_only": false, "allow_discards": false, "offload": "none", "via": "ublk", "ring": "io_uring", "threads": 4
         }))
-        .unwrap()
+        .unwrap();
+        Facts { check: Some(key(0)), stamp: Some(key(0).stamp().unwrap()), ..facts }
+    }
+
+    #[test]
+    fn a_device_that_waits_is_given_no_other_key() {
+        let left: Facts = serde_json::from_slice(&serde_json::to_vec(&facts()).unwrap()).unwrap();
+        left.check_is_same_volume(&Facts { stamp: None, ..facts() }).unwrap();
+        for check in [Some(key(2)), None] {
+            let error = left.check_is_same_volume(&Facts { check, stamp: None, ..facts() }).unwrap_err();
+            assert_eq!(exit::status_of(&error), exit::Status::Permission);
+        }
+        let unknown = Facts { stamp: None, ..left };
+        unknown.check_is_same_volume(&facts()).unwrap_err();
+        let raw = |facts: Facts| Facts { segments: Vec::new(), check: None, stamp: None, ..facts };
+        raw(facts()).check_is_same_volume(&raw(facts())).unwrap();
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 
 use super::Facts;
+use super::key_check::KeyCheck;
 use crate::exit::Problem;
 use crate::lock::{self, Lock};
 use crate::run_dir::run_dir;
@@ -55,7 +56,12 @@ pub(crate) struct Files {
 impl Files {
     /// Those of `name`, whether or not they exist.
     pub(crate) fn of(name: &Name) -> anyhow::Result<Self> {
-        Ok(Self { dir: run_dir()?, name: name.clone() })
+        Ok(Self::within(run_dir()?, name))
+    }
+
+    /// Those of `name` in another directory.
+    pub(super) fn within(dir: PathBuf, name: &Name) -> Self {
+        Self { dir, name: name.clone() }
     }
 
     /// Those of every name that there are facts of, in order.
@@ -110,6 +116,21 @@ impl Files {
         let metadata = std::fs::metadata(&path).ok()?;
         let text = (metadata.len() <= FACTS_MAX).then(|| std::fs::read(path).ok())??;
         serde_json::from_slice(&text).ok()
+    }
+
+    /// Says what is served: the file is replaced as a whole.
+    pub(crate) fn publish(&self, facts: &Facts) -> anyhow::Result<()> {
+        let stamp = facts.check.as_ref().map(KeyCheck::stamp).transpose().context("cannot note the key")?;
+        let facts = Facts { stamp, ..facts.clone() };
+        let path = self.path("json");
+        let write = || -> io::Result<()> {
+            // Its owner's only, as temporary files are.
+            let file = tempfile::Builder::new().prefix("~").tempfile_in(&self.dir)?;
+            std::fs::write(file.path(), serde_json::to_vec_pretty(&facts)?)?;
+            file.persist(&path)?;
+            Ok(())
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Removes what a process leaves behind, but for a log that says something, unless `log`.
@@ -176,16 +197,9 @@ impl Claim {
         self.left.as_ref()
     }
 
-    /// Says what is served: the file is replaced as a whole.
+    /// As [`Files::publish`].
     pub(crate) fn publish(&mut self, facts: &Facts) -> anyhow::Result<()> {
-        let path = self.files.path("json");
-        let write = || -> io::Result<()> {
-            let file = tempfile::Builder::new().prefix("~").tempfile_in(&self.files.dir)?;
-            std::fs::write(file.path(), serde_json::to_vec_pretty(facts)?)?;
-            file.persist(&path)?;
-            Ok(())
-        };
-        write().with_context(|| format!("cannot write {}", path.display()))?;
+        self.files.publish(facts)?;
         self.left = None;
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! What a control command does to a running volume.
 
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -14,6 +15,7 @@ use serde_json::{Map, Value, json};
 use super::facts::Status;
 use super::figures::{Buckets, Counters, Sample, Spread, phases};
 use super::key_check::KeyCheck;
+use super::name::Files;
 use super::{Facts, metrics, pipe};
 use crate::exit::{self, Problem};
 use crate::source;
@@ -42,12 +44,20 @@ pub(crate) struct Running {
     opened: Instant,
     key_present: AtomicBool,
     handed_out: Box<dyn HandedOut>,
+    files: Files,
 }
 
 impl Running {
-    pub(crate) fn new(facts: Facts, device: Arc<Device>, handed_out: impl HandedOut + 'static) -> Self {
-        let key_present = AtomicBool::new(facts.has_key());
-        Self { facts: Mutex::new(facts), device, opened: Instant::now(), key_present, handed_out: Box::new(handed_out) }
+    /// `files`: those of the volume's name.
+    pub(crate) fn new(facts: Facts, device: Arc<Device>, files: Files, handed_out: impl HandedOut + 'static) -> Self {
+        Self {
+            key_present: AtomicBool::new(facts.has_key()),
+            facts: Mutex::new(facts),
+            device,
+            opened: Instant::now(),
+            handed_out: Box::new(handed_out),
+            files,
+        }
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
@@ -92,8 +102,18 @@ impl Running {
         metrics::text(&self.status(), &self.device.stats().snapshot())
     }
 
-    /// Carries out what may take a while, one at a time. `handed` came with the request.
+    /// Carries out what may take a while, one at a time. `handed` came with the request. It answers whatever happens:
+    /// somebody waits, and the process does not end before.
     pub(crate) fn change(&self, command: &str, request: &Value, handed: Option<OwnedFd>) -> Reply {
+        let change = || self.carry_out(command, request, handed);
+        catch_unwind(AssertUnwindSafe(change)).unwrap_or_else(|_| {
+            let hint = Some("what it has changed is unknown; its log says more".to_owned());
+            Err(Problem::Told(format!("The command '{command}' failed inside the process."), hint, exit::Status::Wrong)
+                .into())
+        })
+    }
+
+    fn carry_out(&self, command: &str, request: &Value, handed: Option<OwnedFd>) -> Reply {
         match command {
             "close" => self.handed_out.close(request)?,
             "suspend" => self.suspend()?,
@@ -128,9 +148,16 @@ impl Running {
         let Some(pipe) = handed else { return Err(Problem::usage("The table is missing.")) };
         let text = pipe::read_text(&pipe, TABLE_MAX).context("cannot take the table")?;
         let table = Table::parse(std::str::from_utf8(&text).context("the table is not text")?)?;
-        let mut facts = self.facts().clone();
         let before = self.device.len();
-        self.device.reload(source::reload(&table, &self.device, &mut facts)?)?;
+        let old = self.facts().clone();
+        let mut facts = old.clone();
+        let target = source::reload(&table, &self.device, &mut facts)?;
+        // Who opens the name after this process has died is to find what was served, and to bring its keys.
+        self.files.publish(&facts)?;
+        if let Err(error) = self.device.reload(target) {
+            self.files.publish(&old)?;
+            return Err(error.into());
+        }
         self.key_present.store(facts.has_key(), Ordering::Release);
         *self.facts() = facts;
         let len = self.device.len();
@@ -198,4 +225,34 @@ pub(crate) fn line(reply: &Reply) -> Vec<u8> {
 /// An error as another process shall tell it.
 pub(crate) fn told(error: &anyhow::Error) -> anyhow::Error {
     Problem::Told(exit::message_of(error), exit::hint_of(error), exit::status_of(error)).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Name;
+    use super::*;
+    use inlock_engine::Access;
+    use inlock_engine::store::memory::MemoryStore;
+
+    struct Panics;
+
+    impl HandedOut for Panics {
+        fn close(&self, _request: &Value) -> anyhow::Result<()> {
+            panic!("as it should not");
+        }
+    }
+
+    #[test]
+    fn a_command_that_panics_is_answered() {
+        let facts = serde_json::from_value(json!({
+            "name": "data", "pid": 1, "started": 0, "type": "RAW", "device": "/dev/sdx", "segments": [],
+            "read_only": false, "allow_discards": false, "offload": "none", "via": "nbd", "ring": "plain", "threads": 1
+        }));
+        let device = Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default());
+        let files = Files::within("/nowhere".into(), &Name::new("data").unwrap());
+        let running = Running::new(facts.unwrap(), Arc::new(device), files, Panics);
+        let error = running.change("close", &json!({}), None).unwrap_err();
+        assert!(error.to_string().contains("'close' failed"), "{error}");
+        running.change("resize", &json!({}), None).unwrap();
+    }
 }

@@ -80,6 +80,7 @@ impl Control {
             next: 0,
             turn: 0,
             changing: false,
+            stopping: false,
             closers: Vec::new(),
         };
         let run = move || server.run(&listener.into(), metrics.as_ref(), &woken, &received);
@@ -129,6 +130,8 @@ struct Server {
     turn: u64,
     /// Whether a command that takes a while is under way.
     changing: bool,
+    /// Whether the process ends, as soon as nothing is under way.
+    stopping: bool,
     /// Who waits for the end.
     closers: Vec<OwnedFd>,
 }
@@ -207,19 +210,18 @@ impl Server {
     ) -> Vec<OwnedFd> {
         let mut listeners = vec![(listener, Speech::Lines)];
         listeners.extend(metrics.map(|metrics| (&metrics.socket, Speech::Http)));
-        let mut stopping = false;
         loop {
             let ready = self.wait(&listeners, woken);
             let mut drain = [0; 64];
             while rustix::io::read(woken, &mut drain).is_ok_and(|read| read == drain.len()) {}
             while let Ok(event) = events.try_recv() {
                 match event {
-                    Event::Stop => stopping = true,
+                    Event::Stop => self.stopping = true,
                     Event::Done { client, closing, reply } => self.done(client, closing, reply),
                 }
             }
             // Who asked to close is known when the command has ended, which may be after the volume has.
-            if stopping && !self.changing {
+            if self.stopping && !self.changing {
                 return self.closers;
             }
             for (number, flags) in ready.clients {
@@ -355,13 +357,12 @@ impl Server {
             "stats" => return Some(fields(&self.running.sample())),
             _ => {}
         }
-        if self.changing {
-            return Some(Err(Problem::Told(
-                "Another change of the volume is under way.".to_owned(),
-                Some("try again when it is done".to_owned()),
-                crate::exit::Status::Busy,
-            )
-            .into()));
+        if self.changing || self.stopping {
+            let (what, hint) = match self.stopping {
+                true => ("The volume is being closed.", None),
+                false => ("Another change of the volume is under way.", Some("try again when it is done".to_owned())),
+            };
+            return Some(Err(Problem::Told(what.to_owned(), hint, crate::exit::Status::Busy).into()));
         }
         let (running, events) = (Arc::clone(&self.running), self.events.clone());
         let change = move || {
