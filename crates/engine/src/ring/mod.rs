@@ -349,15 +349,12 @@ impl Ring {
     /// Takes a store that has a descriptor; `None` where it has none.
     pub fn add_store(&mut self, store: &Arc<dyn BackingStore>) -> Option<FileId> {
         store.as_fd()?;
-        let file = self.files.add(Descriptor::Store(Arc::clone(store)));
-        // A store is never waited for, so the twin that would have to watch it does not.
-        if let Twin::Uring(_) = self.twin {
-            let _ = self.introduce(file);
-        }
-        Some(file)
+        // Not introduced: the kernel lets go of what a ring holds some time after the process has ended, and until then
+        // nobody else gets the store's lock, or the block device for himself.
+        Some(self.files.add(Descriptor::Store(Arc::clone(store))))
     }
 
-    /// Makes a new descriptor known to the kernel, once for all of its operations.
+    /// Makes a new socket known to the kernel, once for all of its operations.
     fn introduce(&mut self, file: FileId) -> io::Result<()> {
         let Some(held) = self.files.get(file) else { return Ok(()) };
         match &mut self.twin {

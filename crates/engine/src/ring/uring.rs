@@ -281,6 +281,8 @@ impl Uring {
                 return;
             }
         }
+        // Now, and not when the kernel gets round to the ring of a process that has ended.
+        let _ = self.ring.submitter().unregister_files();
         if self.in_flight.iter().any(Option::is_some) {
             // Only the end of its device ends a ublk command; the kernel drops it with the ring, which is later than this.
             std::mem::forget(std::mem::take(&mut self.in_flight));
