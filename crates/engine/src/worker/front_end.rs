@@ -26,7 +26,7 @@ pub struct Request {
     /// For operations that move data: where that lies ([`crate::Layout::locate`]), and a buffer that holds the cover,
     /// with a write's bytes at [`Extent::requested`].
     pub data: Option<(Extent, Buffer)>,
-    /// For writes with partial units: room for [`crate::unaligned::spare_len`] bytes.
+    /// For writes with partial units: room for [`crate::unaligned::spare_len`] bytes. Otherwise it comes back as it is.
     pub spare: Option<Buffer>,
 }
 

@@ -533,9 +533,8 @@ impl FrontEnd for Nbd {
         transfer.outstanding -= 1;
         let (index, kind) = (transfer.connection, transfer.command.kind);
         let Some(connection) = self.connections[index as usize].as_mut() else { return };
-        let mut done = done;
-        connection.give(cx.pool, done.spare.take());
         if connection.dead {
+            connection.give(cx.pool, done.spare);
             connection.give(cx.pool, done.data.map(|(_, buffer)| buffer));
             if transfer.outstanding == 0 {
                 self.free_transfer(id);
@@ -545,6 +544,7 @@ impl FrontEnd for Nbd {
         if kind == command::READ {
             self.read_finished(cx, index, id, done);
         } else {
+            connection.give(cx.pool, done.spare);
             connection.give(cx.pool, done.data.map(|(_, buffer)| buffer));
             if let Err(error) = done.result {
                 transfer.error.get_or_insert(nbd_error(error));

@@ -1,7 +1,8 @@
 //! A command on its way: checked, carried out piece by piece, answered.
 //!
 //! A transfer is one command of one client. Reads go one piece after the other, so that a simple reply stays in order;
-//! writes go as their payload arrives. Each piece is one request to the worker, with its own buffer.
+//! writes go as their payload arrives. Each piece is one request to the worker, with its own buffer. A read that is to be
+//! answered in one chunk and is cut by the layout is gathered in a second buffer, from which it is answered.
 
 use super::connection::{Connection, Intake, MAX_HELD, Part, Phase};
 use super::front_end::Nbd;
@@ -140,16 +141,15 @@ impl Nbd {
                 if reads && connection.long_read.is_some_and(|long| long != id) {
                     return false;
                 }
-                let Some((extent, buffer, spare)) = take_buffers(cx, connection, offset, rest, whole, !reads) else {
-                    return false;
-                };
-                if whole && (extent.len as u64) < rest {
-                    connection.give(cx.pool, Some(buffer));
+                if whole && rest > BufferPool::LARGEST_PIECE as u64 {
                     transfer.error = Some(NbdError::Overflow);
                     let index = transfer.connection;
                     self.finish_transfer(index, id);
                     return true;
                 }
+                let Some((extent, buffer, spare)) = take_buffers(cx, connection, offset, rest, whole, !reads) else {
+                    return false;
+                };
                 transfer.begun += extent.len as u64;
                 if reads && connection.style() == ReplyStyle::Simple {
                     connection.long_read = (!transfer.is_begun()).then_some(id);
@@ -231,13 +231,26 @@ impl Nbd {
         let style = connection.style();
         let command = transfer.command;
         let Some((extent, mut buffer)) = done.data else { return };
-        let offset = command.offset + transfer.begun - extent.len as u64;
+        let mut here = extent.requested();
+        let mut offset = command.offset + transfer.begun - extent.len as u64;
+        if let Some(mut whole) = done.spare {
+            if done.result.is_ok() {
+                let at = (offset - command.offset) as usize;
+                whole.data_mut()[at..at + extent.len].copy_from_slice(&buffer.data()[here]);
+                if !transfer.is_begun() {
+                    return self.gather(cx, id, buffer, whole);
+                }
+            }
+            connection.give(cx.pool, Some(buffer));
+            (buffer, here, offset) = (whole, 0..command.len as usize, command.offset);
+        }
         match done.result {
             Ok(()) => {
                 let last = transfer.is_begun();
-                let head = Head::data(&command, style, offset, extent.len, last);
-                let start = buffer.put_header(extent.skip, head.bytes());
-                let range = start..HEADROOM + extent.requested().end;
+                let head = Head::data(&command, style, offset, here.len(), last);
+                let start = buffer.put_header(here.start, head.bytes());
+                let range = start..HEADROOM + here.end;
+                let long = here.len() >= LONG_REPLY;
                 let unfinished = !last && style == ReplyStyle::Simple;
                 connection.out.push_back(Part { buffer, range, transfer: id, unfinished });
                 if last {
@@ -245,11 +258,11 @@ impl Nbd {
                 } else {
                     self.waiting.push_back(id);
                 }
-                if extent.len < LONG_REPLY {
-                    self.mark(index);
-                } else {
+                if long {
                     self.flush(cx, index);
                     cx.ring.kick();
+                } else {
+                    self.mark(index);
                 }
             }
             Err(error) => {
@@ -265,6 +278,24 @@ impl Nbd {
                 self.finish_transfer(index, id);
             }
         }
+    }
+
+    /// Begins the next piece of a read that is gathered in `whole`, into the buffer of the piece before.
+    fn gather(&mut self, cx: &mut Context<'_>, id: u32, buffer: Buffer, whole: Buffer) {
+        let Some(transfer) = self.transfers[id as usize].as_mut() else { return };
+        let (offset, rest) = (transfer.command.offset + transfer.begun, transfer.command.len - transfer.begun);
+        let located = cx.layout.locate(offset, rest, buffer.capacity());
+        let extent = located.expect("a device never gets shorter, and the read lies in it");
+        transfer.begun += extent.len as u64;
+        transfer.outstanding += 1;
+        cx.requests.push_back(Request {
+            id: id.into(),
+            operation: Operation::Read,
+            offset,
+            len: extent.len as u64,
+            data: Some((extent, buffer)),
+            spare: Some(whole),
+        });
     }
 
     fn block_status(&mut self, cx: &mut Context<'_>, id: u32, mut buffer: Buffer) {
@@ -352,7 +383,7 @@ impl Nbd {
     }
 }
 
-/// A buffer for the first piece of a range, and a spare one if it is a partial write.
+/// A buffer for the first piece of a range, and a spare one if it is a partial write, or a `whole` read that is cut.
 fn take_buffers(
     cx: &mut Context<'_>,
     connection: &mut Connection,
@@ -373,7 +404,11 @@ fn take_buffers(
     if buffer.capacity() < extent.cover_len {
         extent = layout.locate(offset, len, buffer.capacity()).ok()?;
     }
-    let spare_len = if writes { unaligned::spare_len(&extent) } else { 0 };
+    let spare_len = match writes {
+        true => unaligned::spare_len(&extent),
+        false if whole && (extent.len as u64) < len => len as usize,
+        false => 0,
+    };
     if spare_len == 0 {
         return Some((extent, buffer, None));
     }

@@ -2,8 +2,10 @@
 
 use crate::client::*;
 use crate::support::*;
-use inlock_engine::Access;
+use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+use inlock_engine::{Access, Content, Device, Line};
 use std::io::Write;
+use std::sync::Arc;
 
 const LEN: u64 = 4 * MIB;
 
@@ -144,12 +146,60 @@ fn reads_in_one_chunk() {
     let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
     for style in [Style::Structured, Style::Extended] {
         let mut client = Client::open(served.path(), style);
-        for (offset, len) in [(0, 1), (4095, 2), (1, 65_536), (0, MIB)] {
+        for (offset, len) in [(0, 1), (4095, 2), (1, 65_536), (0, MIB), (1, MIB)] {
             let answer = client.call(READ, DF, offset, len);
             assert_eq!((answer.error, answer.pieces), (0, 1), "{len} bytes at {offset}");
         }
         assert_eq!(client.call(READ, DF, 0, MIB + 1).error, EOVERFLOW);
         assert_eq!(client.call(READ, 0, 0, MIB + 1).error, 0);
+    }
+}
+
+/// Lines of 5000 sectors and less, whose borders a read of 64 KiB meets at every kind of place.
+#[test]
+fn a_read_in_one_chunk_crosses_lines() {
+    let key = VolumeKey::new(&[5; 64]);
+    let lengths = [8, 1, 63, 16, 128, 8, 1000, 5000];
+    let segment = |(index, sectors): (usize, u64)| Segment {
+        start: Sector(lengths[..index].iter().sum()),
+        sectors: Some(sectors),
+        data_offset: Sector(lengths[..index].iter().sum()),
+        iv_offset: Sector(0),
+        unit: DataUnitSize::new(if index % 2 == 0 && sectors % 8 == 0 { 4096 } else { 512 }).expect("a valid unit"),
+        large_iv: false,
+        cipher: (index % 3 != 1).then_some(CipherSpec::AES_XTS_PLAIN64),
+    };
+    let mut segments: Vec<Segment> = lengths.into_iter().enumerate().map(segment).collect();
+    let len = 512 * lengths.iter().sum::<u64>();
+    segments.push(Segment { start: Sector(len / 512), sectors: Some(8), cipher: None, ..segments[0] });
+    let content = |s: &Segment| match s.cipher {
+        _ if s.start.to_bytes() == Some(len) => Content::Error,
+        Some(_) => Content::Crypt(&key),
+        None => Content::Linear,
+    };
+    let lines: Vec<Line<'_>> =
+        segments.iter().map(|segment| Line { segment, content: content(segment), store: 0 }).collect();
+    for io in rings() {
+        let device = Device::stacked(&lines, vec![memory(len)], ANYTHING_GOES).expect("the lines fit");
+        let served = Served::new(Arc::new(device), io, 1);
+        let bytes = pattern(7, len);
+        for style in [Style::Structured, Style::Extended] {
+            let mut client = Client::open(served.path(), style);
+            assert_eq!(client.write(0, 0, &bytes), 0);
+            let everywhere = (0..120).map(|i| (i * 5111, 65_536));
+            for (offset, len) in everywhere.chain([(0, MIB), (1, MIB), (4000, 70_000), (40, 8000)]) {
+                let answer = client.call(READ, DF, offset, len);
+                assert_eq!((answer.error, answer.pieces), (0, 1), "{style:?}: {len} bytes at {offset}");
+                assert!(answer.data == bytes[offset as usize..(offset + len) as usize], "{len} bytes at {offset}");
+            }
+            // What cannot be read whole is an error, and its memory comes back.
+            for _ in 0..50 {
+                let answer = client.call(READ, DF, len - MIB + 4096, MIB);
+                assert_eq!((answer.error, answer.pieces), (EIO, 0), "{style:?}");
+            }
+            assert_eq!(client.call(READ, DF, 0, MIB + 1).error, EOVERFLOW);
+            client.disconnect();
+        }
     }
 }
 
