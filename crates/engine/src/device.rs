@@ -3,7 +3,7 @@
 //! A device can be suspended: what is in flight ends, what comes waits, and the keys may be taken out of memory, or the
 //! target replaced by another, before it goes on.
 
-use crate::gate::{Gate, Pass, Passage};
+use crate::gate::{Gate, InUse, Pass, Passage};
 use crate::layout::{Kind, Layout};
 use crate::request::RequestError;
 use crate::stats::{Stats, StatsLevel};
@@ -49,6 +49,10 @@ pub enum ControlError {
     /// The new table or key cannot be used.
     #[error(transparent)]
     Target(#[from] TargetError),
+    /// The cipher pool is not done with a request of a worker that has failed. Keys that were to be wiped are, as soon as
+    /// it is; nothing else has changed.
+    #[error("a request of a worker that has failed still uses the keys")]
+    InUse,
     /// The new table is shorter: requests that wait could lie beyond its end.
     #[error("the new table has {len} bytes, the device {current}")]
     Shorter {
@@ -206,8 +210,7 @@ impl Device {
     /// Takes the keys out of memory, with all that was computed from them. The device is suspended.
     pub fn wipe_key(&self) -> Result<(), ControlError> {
         let _orders = self.order_while_suspended()?;
-        self.gate.replace(None);
-        Ok(())
+        self.gate.replace(None).map_err(|InUse| ControlError::InUse)
     }
 
     /// The device goes on under `key`, which is as long as the one it was opened with. The device is suspended; it may
@@ -221,7 +224,7 @@ impl Device {
     pub fn set_keys(&self, keys: &[&VolumeKey]) -> Result<(), ControlError> {
         let _orders = self.order_while_suspended()?;
         let target = CryptTarget::with_keys(&self.gate.layout(), keys)?;
-        self.gate.replace(Some(self.measured(target)));
+        self.put(target);
         Ok(())
     }
 
@@ -242,7 +245,7 @@ impl Device {
         if !suspended {
             self.gate.close();
         }
-        self.gate.replace(Some(self.measured(target)));
+        self.put(target);
         self.len.store(len, Ordering::Release);
         if !suspended {
             self.gate.open();
@@ -268,7 +271,11 @@ impl Device {
         if !suspended {
             self.gate.open();
         }
-        if changed { Ok(self.len()) } else { Err(ControlError::NoKey) }
+        match changed {
+            Ok(true) => Ok(self.len()),
+            Ok(false) => Err(ControlError::NoKey),
+            Err(InUse) => Err(ControlError::InUse),
+        }
     }
 
     /// Takes no orders any more. If the device is suspended it is given up: requests that wait fail, and so do all later
@@ -288,11 +295,13 @@ impl Device {
         self.gate.measure();
     }
 
-    fn measured(&self, target: CryptTarget) -> CryptTarget {
+    /// Puts `target` in place of the one there is, if any.
+    fn put(&self, target: CryptTarget) {
         if self.measures.load(Ordering::Relaxed) {
             target.measure();
         }
-        target
+        // Who still has the old one wipes it when done; nobody gets it any more.
+        let _ = self.gate.replace(Some(target));
     }
 
     fn check_stores(&self, target: &CryptTarget) -> Result<(), TargetError> {

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
 
 /// Whether requests go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,14 @@ pub(crate) enum Passage {
 pub(crate) const SCRUB_TURN: usize = 64 << 10;
 /// As much as a single call may have used.
 pub(crate) const SCRUB_CALL: usize = 8 << 10;
+
+/// How long somebody else may have the target of a closed gate: a thread of the cipher pool, at work for a worker that has
+/// died meanwhile.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Somebody else still had the target when [`PATIENCE`] was over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InUse;
 
 /// What a worker finds when it looks.
 pub(crate) struct View {
@@ -184,24 +193,36 @@ impl Gate {
         self.move_to(&mut self.state(), Passage::Ended);
     }
 
-    /// Puts another target, or none, in place of the one there was, which is gone when this returns. The gate is closed.
-    pub(crate) fn replace(&self, target: Option<CryptTarget>) {
+    /// Puts another target, or none, in place of the one there was, which is gone when this returns, or else as soon as
+    /// whoever has it ends. The gate is closed, and the caller is the only one to change anything.
+    pub(crate) fn replace(&self, target: Option<CryptTarget>) -> Result<(), InUse> {
         let mut state = self.state();
         if let Some(target) = &target {
             state.layout = Arc::clone(target.layout());
         }
         let before = std::mem::replace(&mut state.target, target.map(Arc::new));
-        drop(before.map(|b| Arc::into_inner(b).expect("nobody has the target while the gate is closed")));
+        drop(state);
+        before.map_or(Ok(()), |before| take_alone(before, PATIENCE).map(drop).map_err(|_| InUse))
     }
 
-    /// Changes the target of a closed gate, where there is one. False: the key was wiped.
-    pub(crate) fn change(&self, change: impl FnOnce(CryptTarget) -> CryptTarget) -> bool {
+    /// Changes the target of a closed gate, where there is one. False: the key was wiped. The caller is the only one to
+    /// change anything.
+    pub(crate) fn change(&self, change: impl FnOnce(CryptTarget) -> CryptTarget) -> Result<bool, InUse> {
+        let Some(before) = self.state().target.take() else { return Ok(false) };
+        let taken = take_alone(before, PATIENCE);
         let mut state = self.state();
-        let Some(before) = state.target.take() else { return false };
-        let target = change(Arc::into_inner(before).expect("nobody has the target while the gate is closed"));
-        state.layout = Arc::clone(target.layout());
-        state.target = Some(Arc::new(target));
-        true
+        match taken {
+            Ok(before) => {
+                let target = change(before);
+                state.layout = Arc::clone(target.layout());
+                state.target = Some(Arc::new(target));
+                Ok(true)
+            }
+            Err(before) => {
+                state.target = Some(before);
+                Err(InUse)
+            }
+        }
     }
 
     /// Measures the ciphers of the target, where there is one.
@@ -220,5 +241,55 @@ impl Gate {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The target, when nobody else has it any more; as it was, if that takes too long.
+fn take_alone(mut target: Arc<CryptTarget>, patience: Duration) -> Result<CryptTarget, Arc<CryptTarget>> {
+    let start = Instant::now();
+    loop {
+        target = match Arc::try_unwrap(target) {
+            Ok(target) => return Ok(target),
+            Err(shared) if start.elapsed() >= patience => return Err(shared),
+            Err(shared) => shared,
+        };
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_the_target_of_a_closed_gate_is_waited_for() {
+        let gate = Gate::new(CryptTarget::raw(4096));
+        gate.close();
+        let user = gate.state().target.clone();
+        let (told, ended) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(30));
+                told.send(()).unwrap();
+                drop(user);
+            });
+            assert_eq!(gate.change(|target| target.grown(&[8192])), Ok(true));
+            assert_eq!(ended.try_recv(), Ok(()), "not before it was given back");
+        });
+        assert_eq!(gate.layout().len(), 8192);
+        let user = gate.state().target.clone();
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(user));
+            assert_eq!(gate.replace(None), Ok(()));
+        });
+        assert_eq!(gate.change(|target| target), Ok(false));
+    }
+
+    #[test]
+    fn who_keeps_a_target_is_not_waited_for_for_ever() {
+        let target = Arc::new(CryptTarget::raw(4096));
+        let user = Arc::clone(&target);
+        let kept = take_alone(target, Duration::from_millis(5));
+        assert!(kept.is_err_and(|kept| Arc::ptr_eq(&kept, &user)));
     }
 }

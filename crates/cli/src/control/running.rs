@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
-use inlock_engine::Device;
+use inlock_engine::{ControlError, Device};
 use inlock_volume::Table;
 use serde_json::{Map, Value, json};
 
@@ -137,8 +137,10 @@ impl Running {
         // Where the flush fails the device is suspended all the same, and the key shall go.
         let suspended = self.device.suspend();
         if self.key_present.load(Ordering::Acquire) && self.device.is_suspended() {
-            self.device.wipe_key()?;
-            self.key_present.store(false, Ordering::Release);
+            let wiped = self.device.wipe_key();
+            let gone = matches!(wiped, Ok(()) | Err(ControlError::InUse));
+            self.key_present.store(!gone, Ordering::Release);
+            wiped?;
         }
         Ok(suspended?)
     }
