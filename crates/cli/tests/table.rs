@@ -40,6 +40,19 @@ fn a_line_is_the_plain_volume_that_it_describes() {
 }
 
 #[test]
+fn no_line_is_printed_that_would_read_another_volume() {
+    let dir = Dir::new();
+    let image = dir.file("image", &noise(1 << 20));
+    let key = dir.file("key", &bytes_of(KEY));
+    let spdk = ["table", &image, "--type", "plain", "-d", &key, "-s", "256", "--spdk-tweak"];
+    for more in [&[][..], &["--json"], &["--showkeys"]] {
+        let refused = call(spdk.iter().chain(more));
+        refused.fails(1, &["No table can describe a volume with SPDK's tweak."]);
+        assert!(refused.out.is_empty(), "{refused:?}");
+    }
+}
+
+#[test]
 fn the_line_of_a_luks_volume_opens_it() {
     let dir = Dir::new();
     for image in [dir.luks2("two"), dir.luks1("one")] {

@@ -1,15 +1,25 @@
 //! `table`: prints what dm-crypt would get for a volume, as `dmsetup table` would: with zeroes for the key unless it is asked for.
 
+use inlock_cipher::IvMode;
 use inlock_volume::table::{CryptLine, ShowKeys, TableLine, Target};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use zeroize::Zeroizing;
 
-use crate::args::SourceArgs;
-use crate::exit::{self, say};
+use crate::args::{Kind, SourceArgs};
+use crate::exit::{self, Problem, say};
 use crate::source::{self, Keys};
 
 pub(crate) fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
+    if let Kind::Plain(plain) = &source.kind
+        && plain.cipher.iv == IvMode::SpdkUpper
+    {
+        // Any IV mode that could be printed instead would read the volume as noise, and write noise to it.
+        return Err(Problem::refused(
+            "No table can describe a volume with SPDK's tweak.",
+            "the Linux kernel has no IV mode for it; `inlock open --spdk-tweak` makes the volume a device",
+        ));
+    }
     let opened = source::open(source, false, Keys::Asked { stdin_taken: false })?;
     let files = opened.files();
     let table = opened.table();

@@ -3,7 +3,7 @@
 use super::error::{TableError, TableFault};
 use super::options::{Arguments, CryptOptions};
 use super::words::Words;
-use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, Sector, VolumeKey, new_sector_cipher};
+use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, IvMode, Sector, VolumeKey, new_sector_cipher};
 use std::fmt;
 
 /// More than any cipher takes: 65 keys of 32 bytes, the most that the IV mode `lmk` can ask for.
@@ -42,6 +42,8 @@ pub enum KernelRefusal {
     Offset(Sector),
     /// It gives `cipher_null` no key.
     NullKey,
+    /// It has no IV like SPDK's, nor a name for it.
+    SpdkTweak,
 }
 
 impl fmt::Display for KernelRefusal {
@@ -51,6 +53,7 @@ impl fmt::Display for KernelRefusal {
             Self::IvOffset(offset) => write!(f, "iv_offset {} is not a multiple of the sector size", offset.0),
             Self::Offset(offset) => write!(f, "offset {} is not a multiple of the sector size", offset.0),
             Self::NullKey => f.write_str("cipher_null takes no key"),
+            Self::SpdkTweak => f.write_str("no IV mode of its own gives SPDK's tweak"),
         }
     }
 }
@@ -92,7 +95,9 @@ impl CryptLine {
 
     /// Why the kernel would refuse the line, if it would.
     pub fn kernel_refuses(&self) -> Option<KernelRefusal> {
-        if self.unit > DataUnitSize::LUKS_MAX {
+        if self.cipher.iv == IvMode::SpdkUpper {
+            Some(KernelRefusal::SpdkTweak)
+        } else if self.unit > DataUnitSize::LUKS_MAX {
             Some(KernelRefusal::SectorSize(self.unit))
         } else if !self.iv_offset.0.is_multiple_of(self.unit.sectors()) {
             Some(KernelRefusal::IvOffset(self.iv_offset))
