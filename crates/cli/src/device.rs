@@ -2,7 +2,7 @@
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -70,7 +70,7 @@ impl Device {
 
     /// The smallest transfer that a block device takes past the kernel's cache, in bytes.
     pub(crate) fn block_len(&self) -> u32 {
-        rustix::fs::ioctl_blksszget(&self.file).unwrap_or(4096)
+        block_len(self.file.as_fd())
     }
 
     /// The device again, past the kernel's cache.
@@ -84,6 +84,16 @@ impl Device {
     pub(crate) fn share(&self) -> io::Result<File> {
         self.file.try_clone()
     }
+}
+
+/// In which blocks a descriptor is read and written, where that goes past the kernel's cache.
+pub(crate) fn direct_block(file: BorrowedFd<'_>) -> Option<u64> {
+    let flags = rustix::fs::fcntl_getfl(file).ok()?;
+    flags.contains(rustix::fs::OFlags::DIRECT).then(|| block_len(file).into())
+}
+
+fn block_len(file: BorrowedFd<'_>) -> u32 {
+    rustix::fs::ioctl_blksszget(file).unwrap_or(4096)
 }
 
 fn is_block(metadata: &Metadata) -> bool {
@@ -137,6 +147,19 @@ mod tests {
         assert_eq!(identity("a"), identity("soft"));
         std::fs::write(dir.path().join("b"), [0; 512]).unwrap();
         assert_ne!(identity("a"), identity("b"));
+    }
+
+    #[test]
+    fn what_goes_past_the_cache_has_blocks() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let device = Device::open(&path, Access::Read).unwrap();
+        assert_eq!(direct_block(device.file.as_fd()), None);
+        match device.reopen_direct(false) {
+            Ok(direct) => assert_eq!(direct_block(direct.as_fd()), Some(4096)),
+            Err(_) => println!("SKIPPED: no direct I/O on the file system of temporary files"),
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::control::Facts;
 use crate::control::facts::SegmentFacts;
 use crate::control::key_check::KeyCheck;
 use crate::daemon::Launcher;
-use crate::device::{Access, Device};
+use crate::device::{self, Access, Device};
 use crate::exit::{Problem, cannot_load, cannot_unlock, say};
 use crate::lock::{self, Lock, Mode};
 use crate::secret::{self, Ask};
@@ -239,7 +239,7 @@ fn open_table(table: Table, writing: bool) -> anyhow::Result<Opened> {
         flags: thread_flags(&table.options()),
         devices: devices.iter().map(Device::identity).collect(),
     };
-    let allow_discards = table::allows_discards(&table);
+    let allow_discards = table::asks_for_discards(&table).unwrap_or(false);
     let options = table.options();
     Ok(Opened {
         data: devices,
@@ -279,6 +279,11 @@ pub(crate) fn reload(table: &Table, running: &engine::Device, facts: &mut Facts)
             "The table has a cipher that is for reading only.",
             "a volume that was opened with --read-only takes it",
         ));
+    }
+    table::check_discards(table, running.access().allow_discards)?;
+    for (number, (line, store)) in table.lines().iter().zip(&of_line).enumerate() {
+        let block = running.stores().get(*store).and_then(|store| device::direct_block(store.as_fd()?));
+        block.map_or(Ok(()), |block| table::check_blocks(number + 1, line, block))?;
     }
     let segments: Vec<Segment> = table.lines().iter().map(TableLine::segment).collect();
     let lines = table.lines().iter().zip(&segments).zip(&of_line);

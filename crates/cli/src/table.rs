@@ -150,14 +150,50 @@ fn open_device(name: &str, access: Access) -> anyhow::Result<Device> {
     Ok(device)
 }
 
-/// Whether discards go through: where something is encrypted, every line has to ask for it.
-pub(crate) fn allows_discards(table: &Table) -> bool {
+/// Whether discards go through: where something is encrypted, every line has to ask for it. `None` where nothing is.
+pub(crate) fn asks_for_discards(table: &Table) -> Option<bool> {
     let asks = |target: &Target| match target {
         Target::Crypt(crypt) => Some(crypt.options.allow_discards),
         _ => None,
     };
-    let asked: Vec<bool> = table.lines().iter().filter_map(|line| asks(&line.target)).collect();
-    !asked.is_empty() && asked.iter().all(|asks| *asks)
+    table.lines().iter().filter_map(|line| asks(&line.target)).reduce(|all, asks| all && asks)
+}
+
+/// Refuses a table for a volume that is served with discards, or without them, where it says otherwise: those who use the
+/// volume were told what they may do when they connected.
+pub(crate) fn check_discards(table: &Table, allowed: bool) -> anyhow::Result<()> {
+    match asks_for_discards(table) {
+        Some(true) if !allowed => Err(Problem::refused(
+            "The table allows discards, and the volume is served without them.",
+            "take allow_discards out of the table, or close the volume and open it with this table",
+        )),
+        Some(false) if allowed => Err(Problem::refused(
+            "The table does not allow discards, and the volume is served with them.",
+            "put allow_discards into every encrypted line, or close the volume and open it with this table",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a line on a device that is read and written past the kernel's cache in blocks of `block` bytes, where it would
+/// be asked for anything else.
+pub(crate) fn check_blocks(number: usize, line: &TableLine, block: u64) -> anyhow::Result<()> {
+    let (Some(device), segment) = (line.device(), line.segment()) else { return Ok(()) };
+    let refused = |what: String| {
+        let message = format!(
+            "The table cannot be used: device {device} is read and written in blocks of {block} bytes, past the kernel's \
+             cache, and line {number} {what}."
+        );
+        Err(Problem::Refused { message, hint: "close the volume and open it with this table" }.into())
+    };
+    // A line starts on a multiple of its data units.
+    match segment.cipher {
+        None => refused("is not encrypted".to_owned()),
+        Some(_) if !(segment.unit.bytes() as u64).is_multiple_of(block) => {
+            refused(format!("has data units of {} bytes", segment.unit.bytes()))
+        }
+        Some(_) => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -178,9 +214,34 @@ mod tests {
     fn discards_go_through_where_every_encrypted_line_asks_for_them() {
         let key = "00".repeat(32);
         let with = |start: u32, options: &str| format!("{start} 8 crypt aes-cbc-plain {key} 0 7:0 0 {options}\n");
-        let allows = |text: String| allows_discards(&Table::parse(&text).unwrap());
-        assert!(allows(with(0, "1 allow_discards") + "8 8 zero\n"));
-        assert!(!allows(with(0, "1 allow_discards") + &with(8, "")));
-        assert!(!allows("0 8 linear 7:0 0".into()), "as for any volume without a cipher");
+        let asks = |text: String| asks_for_discards(&Table::parse(&text).unwrap());
+        assert_eq!(asks(with(0, "1 allow_discards") + "8 8 zero\n"), Some(true));
+        assert_eq!(asks(with(0, "1 allow_discards") + &with(8, "")), Some(false));
+        assert_eq!(asks("0 8 linear 7:0 0".into()), None, "as for any volume without a cipher");
+    }
+
+    #[test]
+    fn a_device_past_the_cache_takes_whole_blocks_only() {
+        let key = "00".repeat(32);
+        for (line, block, fault) in [
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 8 1 sector_size:4096"), 4096, None),
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 1"), 512, None),
+            ("0 8 zero".into(), 4096, None),
+            ("0 8 error".into(), 4096, None),
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 8"), 4096, Some("data units of 512 bytes")),
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 8 1 sector_size:1024"), 4096, Some("units of 1024 bytes")),
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 2 1 sector_size:1024"), 4096, Some("units of 1024 bytes")),
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 8 1 sector_size:4096"), 8192, Some("of 4096 bytes")),
+            (format!("0 16 crypt aes-cbc-plain {key} 0 /dev/x 16 1 sector_size:8192"), 4096, None),
+            ("0 8 linear /dev/x 0".into(), 512, Some("is not encrypted")),
+        ] {
+            let table = Table::parse(&line).unwrap();
+            let error = check_blocks(3, &table.lines()[0], block).err().map(|error| error.to_string());
+            assert_eq!(error.is_some(), fault.is_some(), "{line}: {error:?}");
+            if let (Some(error), Some(fault)) = (error, fault) {
+                let words = ["line 3", "/dev/x", &format!("blocks of {block} bytes"), fault];
+                assert!(words.iter().all(|word| error.contains(word)), "{error}");
+            }
+        }
     }
 }

@@ -303,6 +303,7 @@ fn another_table_takes_the_place_of_what_is_served() {
         ("0 2048 linear image 0".to_owned(), 1, "relative path"),
         (bits, 1, "key"),
         ("0 2048 dance".to_owned(), 1, "dance"),
+        (crypt(0, 2048, &image) + " 1 allow_discards", 1, "take allow_discards out of the table"),
     ] {
         reload(&table).fails(status, &[words]);
         assert!(client.read(0, 1 << 20).unwrap() == noise(1 << 20), "{table}");
@@ -335,6 +336,22 @@ fn another_table_takes_the_place_of_what_is_served() {
     assert_eq!(run.json(&["status", "data", "--json"])["suspended"], true);
     run.call(&["resume", "data"]).works();
     assert!(client.read(0, 512 << 10).unwrap() == noise(1 << 20)[..512 << 10]);
+    run.call(&["close", "data"]).works();
+    assert_eq!(server.ended(), (Some(0), String::new()));
+}
+
+#[test]
+fn another_table_does_not_take_discards_from_who_has_them() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let line = format!("0 2048 crypt aes-xts-plain64 {} 0 {} 0", "0123456789abcdef".repeat(8), dir.image("image", 2));
+    let allowing = line.clone() + " 1 allow_discards";
+    let server = Named::start(&run, "data", &["--table", &allowing]);
+    run.call(&["reload", "data", "--table", &line]).fails(1, &["put allow_discards into every encrypted line"]);
+    for table in [&allowing, "0 2048 zero"] {
+        run.call(&["reload", "data", "--table", table]).works();
+        assert_eq!(run.json(&["status", "data", "--json"])["allow_discards"], true);
+    }
     run.call(&["close", "data"]).works();
     assert_eq!(server.ended(), (Some(0), String::new()));
 }
