@@ -19,16 +19,11 @@ copy() {
 
 group() {
     local name="g$1" why
-    if ! dmsetup create "$name" "/vm/tables/$1" 2> /dev/null; then
-        # Once more, alone, so that the kernel's last word is about this one.
-        until mkdir /tmp/alone 2> /dev/null; do sleep 0.1; done
-        if ! dmsetup create "$name" "/vm/tables/$1"; then
-            why=$(dmesg | grep -o 'crypt: .*' | tail -n 1)
-            rmdir /tmp/alone
-            data "$1" "$why"
-            return
-        fi
-        rmdir /tmp/alone
+    if ! dmsetup create "$name" "/vm/tables/$1" 2> "/tmp/dm.$1"; then
+        # The number of the error is this call's own; what the kernel logged last may be about the other stream.
+        why=$(grep -o 'failed: .*' "/tmp/dm.$1" | head -n 1)
+        data "$1" "${why:-$(cat "/tmp/dm.$1")}"
+        return
     fi
     copy "/dev/mapper/$name" 0 /dev/vdc "$2" "$3" "$1" && copy /dev/vdb 0 "/dev/mapper/$name" "$3" "$3" "$1" &&
         data "$1" copied

@@ -178,7 +178,8 @@ fn judge(placed: &[Placed], scene: &Scene<'_>, report: &mut Report) -> Result<()
         let said = said.unwrap_or_else(|| "the guest says nothing".to_owned());
         for (combination, at) in placed.places() {
             let name = combination.name();
-            if said.contains("(-ENOENT)") && said.contains("allocating crypto tfm") {
+            // The disks are there, so what is missing is the cipher.
+            if said.contains("No such file or directory") {
                 report.notes.push(format!("{name:<60} the kernel lacks it"));
                 lacking += 1;
                 continue;
