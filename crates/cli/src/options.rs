@@ -201,9 +201,12 @@ pub(crate) struct Options {
     /// Also write the results as a page
     #[arg(long, value_name = "FILE.html", help_heading = "Measuring")]
     pub report: Option<PathBuf>,
-    /// Fail when a bar is missed
+    /// Fail when a bar is missed or was not measured
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Measuring")]
     pub bars: bool,
+    /// With --bars: do not fail when a bar was not measured
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Measuring")]
+    pub allow_missing: bool,
     /// Measure for seconds instead of minutes
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Measuring")]
     pub quick: bool,
@@ -418,7 +421,7 @@ impl Verb {
             Self::Close => &[&["deferred"]],
             Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, COPY, &["table"]],
             Self::Benchmark => &[&["cipher", "key-size", "hash", "iter-time"], KDF],
-            Self::Bench => &[&["json", "report", "bars", "quick", "rounds", "slice-ms", "dir"]],
+            Self::Bench => &[&["json", "report", "bars", "allow-missing", "quick", "rounds", "slice-ms", "dir"]],
             Self::Table => &[KEY, UNLOCK, PLAIN, &["table", "showkeys", "json"]],
         }
     }

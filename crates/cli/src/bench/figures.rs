@@ -151,6 +151,14 @@ impl Results {
         text
     }
 
+    /// How many bars are met, missed and not measured, and whether that will do.
+    pub(crate) fn verdict(&self, allow_missing: bool) -> (String, bool) {
+        let count = |met| self.bars.iter().filter(|bar| bar.met() == met).count();
+        let (met, missed, missing) = (count(Some(true)), count(Some(false)), count(None));
+        let text = format!("of {} bars {met} are met, {missed} missed, {missing} not measured", self.bars.len());
+        (text, missed == 0 && (missing == 0 || allow_missing))
+    }
+
     /// The table of bars, or nothing where there is none.
     pub(crate) fn bars_text(&self) -> String {
         if self.bars.is_empty() {
@@ -290,6 +298,19 @@ mod tests {
     fn a_slow_round_is_slow_on_both_sides() {
         assert_eq!(ratio(&[1.0, 10.0, 1.0], &[2.0, 20.0, 2.0]), Some(0.5));
         assert_eq!(ratio(&[], &[]), None);
+    }
+
+    #[test]
+    fn bars_that_were_not_measured_do_not_do_unless_they_may_be_missing() {
+        let holds = |figures: &[Option<f64>], allow_missing| {
+            let bars = figures.iter().map(|figure| Bar::at_least("x", *figure, 1.0)).collect();
+            Results { bars, ..Results::default() }.verdict(allow_missing)
+        };
+        assert!(holds(&[Some(1.0), Some(2.0)], false).1);
+        let (text, does) = holds(&[Some(1.0), None], false);
+        assert_eq!((text.as_str(), does), ("of 2 bars 1 are met, 0 missed, 1 not measured", false));
+        assert!(holds(&[Some(1.0), None], true).1);
+        assert!(!holds(&[Some(0.5), None], true).1);
     }
 
     #[test]
