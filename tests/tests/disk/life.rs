@@ -1,9 +1,12 @@
 //! From an empty image to a file system and back, with each file system, and with `mount` and `umount`.
 
-use std::path::Path;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use inlock_tests::process::{inlock, program, text};
+use inlock_tests::image::key_file;
+use inlock_tests::process::{inlock, lossy, output, program, text};
 use inlock_tests::report::count;
 
 use crate::support::{Disk, can_make_disks, harvest, plant};
@@ -55,6 +58,36 @@ fn xfs() -> Result<()> {
 #[test]
 fn btrfs() -> Result<()> {
     life(&["mkfs.btrfs", "-q"], &["btrfs", "check", "--readonly"])
+}
+
+/// Kernels differ in how long a block of a loop device may be.
+#[test]
+fn data_units_longer_than_a_page_have_a_loop_device() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let dir = tempfile::tempdir()?;
+    let (image, name) = (dir.path().join("image"), format!("inlock-test-units-{}", std::process::id()));
+    File::create(&image)?.set_len(4 << 20)?;
+    let key = key_file(dir.path(), "key", &[7; 32])?;
+    let mut command = inlock()?;
+    command.arg("open").arg(&image).arg(&name).args(["--type", "plain", "--sector-size", "65536", "--via", "loop"]);
+    let node = PathBuf::from(text(command.arg("--key-file").arg(&key))?.trim_end());
+    let kept = keeps_parts_of_units(&node);
+    let closed = output(inlock()?.arg("close").arg(&name))?;
+    kept?;
+    ensure!(closed.status.success(), "close: {}", lossy(&closed.stderr));
+    Ok(())
+}
+
+fn keeps_parts_of_units(node: &Path) -> Result<()> {
+    let device = File::options().read(true).write(true).open(node)?;
+    device.write_all_at(&[3; 12_288], 12_288)?;
+    device.sync_all()?;
+    let mut read = [0; 12_288];
+    File::open(node)?.read_exact_at(&mut read, 12_288)?;
+    ensure!(read == [3; 12_288], "other bytes");
+    Ok(())
 }
 
 #[test]

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+/// The longest block that every kernel takes, in bytes.
+const BLOCK_EVERYWHERE: usize = 4096;
+
 /// A loop device that could not be made or taken away.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -38,12 +41,13 @@ pub fn is_available() -> bool {
 }
 
 impl LoopDevice {
-    /// A loop device over `file` with logical blocks of `block` bytes: a data unit, so that no request ends within one.
+    /// A loop device over `file` with logical blocks of `block` bytes: a data unit, so that no request ends within one. Where
+    /// the kernel has none as long, of 4096 bytes.
     pub fn attach(file: &Path, block: usize, read_only: bool) -> Result<Self, LoopError> {
         if !is_available() {
             return Err(LoopError::NoLoop);
         }
-        let base = |direct: bool| {
+        let base = |block: usize, direct: bool| {
             let mut command = Command::new("losetup");
             command.args(["--find", "--show", "--sector-size"]).arg(block.max(512).to_string());
             if read_only {
@@ -54,7 +58,11 @@ impl LoopDevice {
             command.arg("--").arg(file);
             command
         };
-        let shown = losetup(base(true)).or_else(|_| losetup(base(false)))?;
+        let attempt = |block| losetup(base(block, true)).or_else(|_| losetup(base(block, false)));
+        let shown = match attempt(block) {
+            Err(_) if block > BLOCK_EVERYWHERE => attempt(BLOCK_EVERYWHERE)?,
+            shown => shown?,
+        };
         let node = PathBuf::from(shown.trim());
         if !node.starts_with("/dev") {
             return Err(LoopError::Losetup(format!("it names no device: '{}'", shown.trim())));
