@@ -11,6 +11,17 @@ mkdir -p /mnt /tmp/tree
 
 # opened VIA: /dev/inlock/vol from /dev/vda.
 opened() { inlock open /dev/vda vol --via "$1" --threads 4 --key-file /tmp/key > /tmp/node; }
+# plainly VIA PASSPHRASE: the same as a plain volume.
+plainly() { echo "$2" | inlock open --type plain /dev/vda vol --via "$1" --threads 4 > /tmp/node; }
+# with_sums NAME DIR: every file is in DIR as it was planted.
+with_sums() {
+    if cd "$2"; then check "$1" sha256sum -c /tmp/sums; else fail "$1" "$2 is missing"; fi
+    cd /
+}
+# runs_on NAME: fio has not ended, or what follows would show nothing.
+runs_on() {
+    if grep -q '^status' "/tmp/fio.$1"; then fail "$1-under-load" "fio had ended before"; else ok "$1-under-load"; fi
+}
 pid() { sed -n 's/^ *"pid": *\([0-9]*\),*/\1/p' /run/inlock/vol.json; }
 
 plant() {
@@ -62,14 +73,15 @@ for via in ublk nbd; do
     check "$via-dm-open" cryptsetup open --key-file /tmp/key /dev/vda dm
     check "$via-dm-fsck" e2fsck -fn /dev/mapper/dm
     check "$via-dm-mount" mount -t ext4 /dev/mapper/dm /mnt
-    (cd /mnt/tree && check "$via-dm-files" sha256sum -c /tmp/sums)
-    mv /mnt/tree /mnt/moved && cp -r /tmp/tree /mnt/tree
-    umount /mnt
+    with_sums "$via-dm-files" /mnt/tree
+    check "$via-dm-move" mv /mnt/tree /mnt/moved
+    check "$via-dm-copy" cp -r /tmp/tree /mnt/tree
+    check "$via-dm-umount" umount /mnt
     check "$via-dm-close" cryptsetup close dm
     check "$via-reopen" opened "$via"
     check "$via-remount" mount -t ext4 /dev/inlock/vol /mnt
-    (cd /mnt/tree && check "$via-files" sha256sum -c /tmp/sums)
-    (cd /mnt/moved && check "$via-files-moved" sha256sum -c /tmp/sums)
+    with_sums "$via-files" /mnt/tree
+    with_sums "$via-files-moved" /mnt/moved
     umount /mnt
 
     load "$via-fio" 2
@@ -78,9 +90,15 @@ for via in ublk nbd; do
     # Killed in the middle: the device waits, and goes on when its process is back.
     load "$via-killed" 3
     sleep 3
+    runs_on "$via-killed"
     check "$via-kill" kill -9 "$(pid)"
     sleep 1
     if inlock status vol > /dev/null 2>&1; then fail "$via-dead" "a dead process has a status"; else ok "$via-dead"; fi
+    # A device with another mark is another volume's: it stays.
+    cp /run/inlock/vol.json /tmp/facts
+    sed -i 's/"mark": *[0-9]*/"mark": 1/' /run/inlock/vol.json
+    check "$via-other-mark" inlock close vol
+    cp /tmp/facts /run/inlock/vol.json
     check "$via-back" opened "$via"
     loaded "$via-killed"
 
@@ -89,9 +107,25 @@ for via in ublk nbd; do
     sleep 2
     check "$via-suspend" inlock suspend vol
     sleep 2
-    if grep -q '^status' "/tmp/fio.$via-suspended"; then note "$via: fio had ended before the volume was suspended"; fi
+    runs_on "$via-suspended"
     check "$via-resume" inlock resume vol --key-file /tmp/key
     loaded "$via-suspended"
     check "$via-last-close" inlock close vol
     if [ -e "$(cat /tmp/node)" ] && [ "$via" = ublk ]; then fail "$via-gone" "$(cat /tmp/node) stays"; else ok "$via-gone"; fi
+done
+
+# Nothing confirms the key of a plain volume, and a device that waits is given no other all the same.
+for via in ublk nbd; do
+    check "$via-plain" plainly "$via" secret
+    head -c 1048576 /dev/urandom > /tmp/plain
+    check "$via-plain-write" dd if=/tmp/plain of=/dev/inlock/vol bs=64k oflag=direct
+    kill -9 "$(pid)"
+    sleep 1
+    plainly "$via" other 2> /tmp/said
+    said=$?
+    if [ "$said" -eq 2 ]; then ok "$via-plain-other-key"; else fail "$via-plain-other-key" "status $said: $(cat /tmp/said)"; fi
+    check "$via-plain-back" plainly "$via" secret
+    dd if=/dev/inlock/vol of=/tmp/read bs=64k count=16 iflag=direct 2> /dev/null
+    check "$via-plain-bytes" cmp /tmp/plain /tmp/read
+    check "$via-plain-close" inlock close vol
 done

@@ -3,6 +3,7 @@
 //! [`choose`] says which one it will be, before anybody types a passphrase; [`Way::make`] makes it, and [`Way::take_away`] takes
 //! it away again, unless somebody uses it.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -122,6 +123,8 @@ pub(crate) struct Wanted<'a> {
     pub threads: usize,
     /// The number of a device that waits for a process.
     pub waiting: Option<u32>,
+    /// By which it will be known, and a waiting one is: see [`Facts::mark`].
+    pub mark: u32,
 }
 
 impl Way {
@@ -130,8 +133,11 @@ impl Way {
         if via == Via::Ublk {
             let queues = u16::try_from(wanted.threads).unwrap_or(u16::MAX).clamp(1, 64);
             let made = match wanted.waiting {
-                Some(number) => UblkDevice::recover(device, number),
-                None => UblkDevice::start(device, &UblkOptions { queues, ..UblkOptions::default() }),
+                Some(number) => UblkDevice::recover(device, number, wanted.mark.into()),
+                None => {
+                    let options = UblkOptions { queues, mark: wanted.mark.into(), ..UblkOptions::default() };
+                    UblkDevice::start(device, &options)
+                }
             };
             return Ok(Self::Ublk(made.map_err(no_ublk)?));
         }
@@ -161,7 +167,7 @@ impl Way {
             export: "",
             block: device.layout().granule(),
             connections: wanted.threads,
-            identifier: &identifier(wanted.name),
+            identifier: &identifier(wanted.name, wanted.mark),
         };
         let attached = match wanted.waiting {
             Some(number) => NbdDevice::reattach(number, wanted.socket, &options),
@@ -187,6 +193,15 @@ impl Way {
             Self::Nbd(server, device) => device.is_attached() && server.as_ref().is_some_and(Server::is_healthy),
             Self::Fuse(mount) => mount.is_mounted(),
             Self::Loop(mount, over) => mount.is_mounted() && over.is_attached(),
+        }
+    }
+
+    /// Whether what answers its requests has failed, and it waits for another process as soon as this one has ended.
+    pub(crate) fn waits_for_another(&self) -> bool {
+        match self {
+            Self::Ublk(device) => !device.is_healthy(),
+            Self::Nbd(server, device) => device.is_attached() && !server.as_ref().is_some_and(Server::is_healthy),
+            Self::Fuse(_) | Self::Loop(..) => false,
         }
     }
 
@@ -255,11 +270,14 @@ fn stop(mount: &mut FuseMount) -> anyhow::Result<()> {
 
 /// The device that waits for a process, if that is what one that is gone has left: what it is, and its number.
 pub(crate) fn waiting(left: &Facts) -> Option<(Via, u32)> {
-    let node = left.node.as_deref()?;
+    let (node, mark) = (left.node.as_deref()?, left.mark?);
     match Via::from_name(&left.via)? {
-        Via::Ublk => ublk::number_of(node).filter(|number| ublk::is_waiting(*number)).map(|number| (Via::Ublk, number)),
+        Via::Ublk => {
+            let number = ublk::number_of(node).filter(|number| ublk::is_waiting(*number, mark.into()))?;
+            Some((Via::Ublk, number))
+        }
         Via::Nbd => {
-            let device = NbdDevice::find(node, &identifier(&left.name)).filter(NbdDevice::is_attached)?;
+            let device = NbdDevice::find(node, &identifier(&left.name, mark)).filter(NbdDevice::is_attached)?;
             Some((Via::Nbd, device.number()))
         }
         Via::Loop | Via::Fuse => None,
@@ -267,8 +285,15 @@ pub(crate) fn waiting(left: &Facts) -> Option<(Via, u32)> {
 }
 
 /// What the NBD driver shows of whose device it is.
-fn identifier(name: &str) -> String {
-    format!("inlock-{name}")
+fn identifier(name: &str, mark: u32) -> String {
+    format!("inlock-{name}-{mark:08x}")
+}
+
+/// A mark for a new device.
+pub(crate) fn new_mark() -> std::io::Result<u32> {
+    let mut bytes = [0; 4];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u32::from_ne_bytes(bytes))
 }
 
 /// Takes away what a process that is gone has left: a device, and the mount at `file`.
@@ -286,14 +311,17 @@ fn clean_up_device(left: &Facts, file: &Path) -> anyhow::Result<()> {
     let node = left.node.as_deref();
     if let Some(node) = node.filter(|_| left.via == Via::Ublk.name()) {
         // Otherwise it is gone, or another process has made another one under its number.
-        let Some(number) = ublk::number_of(node).filter(|number| ublk::is_left(*number)) else { return Ok(()) };
+        let found = ublk::number_of(node).zip(left.mark.map(u64::from));
+        let Some((number, mark)) = found.filter(|(number, mark)| ublk::is_left(*number, *mark)) else { return Ok(()) };
         let users = holders::of_device(node);
         if !users.is_empty() {
             return Err(held(node, &users).into());
         }
-        return Ok(ublk::remove(number)?);
+        return Ok(ublk::remove(number, mark)?);
     }
-    if let Some(device) = node.and_then(|node| NbdDevice::find(node, &identifier(&left.name))) {
+    if let Some(device) =
+        node.zip(left.mark).and_then(|(node, mark)| NbdDevice::find(node, &identifier(&left.name, mark)))
+    {
         let users = holders::of_device(device.node());
         if !users.is_empty() {
             return Err(held(device.node(), &users).into());

@@ -17,7 +17,7 @@ use crate::args::{OpenArgs, Place};
 use crate::control::running::{self, HandedOut};
 use crate::control::{Claim, Control, Facts, Running, metrics};
 use crate::daemon::{self, Launcher};
-use crate::exit::{self, Problem, say};
+use crate::exit::{self, Problem, Status, say};
 use crate::signals::{self, Caught};
 use crate::source::{self, Keys};
 use crate::way::{self, Link, Via, Wanted, Way};
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         Place::Launched => Some(Launcher::on_stdin()?),
     };
     let metrics = args.metrics.as_ref().map(|at| metrics::Listener::bind(at, false)).transpose()?;
-    let claim = Claim::take_over(&args.name)?;
+    let mut claim = Claim::take_over(&args.name)?;
     let (file, socket) = (claim.files().volume(), claim.files().nbd_socket());
     let waiting = claim.left().and_then(way::waiting);
     let via = way::choose(waiting.map_or(args.via, |(via, _)| Some(via)))?;
@@ -59,20 +59,27 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         socket: &socket,
         threads: threads(args),
         waiting: waiting.map(|(_, number)| number),
+        mark: match claim.left().and_then(|left| left.mark) {
+            Some(mark) => mark,
+            None => way::new_mark().context("cannot make a mark")?,
+        },
     };
     let mut facts = Facts {
         via: via.name().to_owned(),
         ring: if matches!(via, Via::Ublk | Via::Nbd) { "io_uring" } else { "plain" }.to_owned(),
         threads: wanted.threads,
+        mark: Some(wanted.mark).filter(|_| matches!(via, Via::Ublk | Via::Nbd)),
         ..Facts::new(claim.name(), about, device.access())
     };
     if let Some(left) = claim.left() {
         left.check_is_same_volume(&facts)?;
     }
     let way = Way::make(via, &device, &wanted)?;
-    // From here on it is taken away again, whatever fails.
+    // From here on it is taken away again, whatever fails, or its facts stay as long as it does.
     let state = State { way, deferred: false, ended: None, gone: false };
     let open = Arc::new(Open { state: Mutex::new(state) });
+    let left = Arc::clone(&open);
+    claim.leave_if(move || left.state().take_away().is_err());
     let node = open.state().way.node().to_owned();
     facts.node = Some(node.clone());
     let link = Link::make(args.name.as_str(), &node);
@@ -88,6 +95,13 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
     drop((link, attached));
     control.finish(&ended);
     ended.map(|()| 0)
+}
+
+fn given_up(way: &Way) -> anyhow::Error {
+    let message =
+        format!("What answers the requests of {} has failed; they wait for another process.", way.node().display());
+    let hint = "`inlock open` with the same name and options lets them go on".to_owned();
+    Problem::Told(message, Some(hint), Status::Wrong).into()
 }
 
 fn threads(args: &OpenArgs) -> usize {
@@ -128,8 +142,11 @@ impl Open {
         loop {
             let mut state = self.state();
             if state.ended.is_none() && (state.deferred || !state.way.is_there()) {
-                // Still in use is no news.
-                let _ = state.take_away();
+                let held = state.take_away();
+                // Others may take better care of it; otherwise, still in use is no news.
+                if held.is_err() && state.way.waits_for_another() {
+                    return Err(given_up(&state.way));
+                }
             }
             if let Some(ended) = state.ended.take() {
                 return ended;
@@ -163,6 +180,9 @@ impl Open {
 impl State {
     /// Takes it away; an error only where it is held. How else that went is remembered for whoever waits for the end.
     fn take_away(&mut self) -> anyhow::Result<()> {
+        if self.gone {
+            return Ok(());
+        }
         match self.way.take_away(self.deferred) {
             Err(error) if matches!(error.downcast_ref(), Some(Problem::Held { .. })) => Err(error),
             outcome => {

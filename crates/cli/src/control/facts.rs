@@ -63,6 +63,9 @@ pub(crate) struct Facts {
     /// The device or file that it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<PathBuf>,
+    /// By which a block device is known when its process has died.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<u32>,
     /// `io_uring` or `plain`.
     pub ring: String,
     pub threads: usize,
@@ -147,6 +150,7 @@ impl Facts {
             address: None,
             metrics: None,
             node: None,
+            mark: None,
             ring: String::new(),
             threads: 0,
         }

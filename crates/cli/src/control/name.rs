@@ -3,6 +3,7 @@
 //! `NAME.lock` is held by the process as long as it lives, so that a name is in use or it is not, whatever else was left
 //! behind; `NAME.json` holds the [`Facts`]; `NAME.sock` is the control socket; `NAME.log` is what a background process says.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::PathBuf;
 
@@ -17,6 +18,9 @@ use crate::way;
 
 /// The most that a file of facts may have, in bytes.
 const FACTS_MAX: u64 = 1 << 20;
+
+/// The longest name that is part of an address: an address has at most 107 bytes, and a name may have more.
+const SOCKET_NAME_MAX: usize = 32;
 
 /// A name that device-mapper would take as it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,7 +102,13 @@ impl Files {
 
     /// Where the kernel's NBD driver finds its server, for a moment.
     pub(crate) fn nbd_socket(&self) -> PathBuf {
-        self.path("nbd")
+        if self.name.0.len() <= SOCKET_NAME_MAX {
+            return self.path("nbd");
+        }
+        // No name has a ~.
+        let mut hasher = DefaultHasher::new();
+        self.name.0.hash(&mut hasher);
+        self.dir.join(format!("~{:016x}.nbd", hasher.finish()))
     }
 
     fn path(&self, kind: &str) -> PathBuf {
@@ -146,11 +156,11 @@ impl Files {
 }
 
 /// A name that this process holds. Its files go with it.
-#[derive(Debug)]
 pub(crate) struct Claim {
     files: Files,
     /// What a process that is gone left, and what waits for another one. It stays where this one does not get that far.
     left: Option<Facts>,
+    stays: Option<Box<dyn FnOnce() -> bool>>,
     _lock: Lock,
 }
 
@@ -181,7 +191,7 @@ impl Claim {
         if left.is_none() {
             files.remove(true);
         }
-        Ok(Self { files, left, _lock: lock })
+        Ok(Self { files, left, stays: None, _lock: lock })
     }
 
     pub(crate) fn name(&self) -> &Name {
@@ -197,6 +207,12 @@ impl Claim {
         self.left.as_ref()
     }
 
+    /// Has the files left, too, where `stays` says at the end that what they tell of stays: without them nobody could take it
+    /// back or away.
+    pub(crate) fn leave_if(&mut self, stays: impl FnOnce() -> bool + 'static) {
+        self.stays = Some(Box::new(stays));
+    }
+
     /// As [`Files::publish`].
     pub(crate) fn publish(&mut self, facts: &Facts) -> anyhow::Result<()> {
         self.files.publish(facts)?;
@@ -207,7 +223,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if self.left.is_none() {
+        let stays = self.stays.take().is_some_and(|stays| stays());
+        if self.left.is_none() && !stays {
             self.files.remove(false);
         }
     }
@@ -226,6 +243,29 @@ mod tests {
         let longer = "x".repeat(128);
         for name in ["", ".", "..", "control", "a/b", "/", "a b", "a\n", "a\0", "ä", "~x", longer.as_str()] {
             assert!(Name::new(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn the_longest_name_has_an_address_of_its_own() {
+        let socket = |name: &str| Files::within("/run/inlock".into(), &Name::new(name).unwrap()).nbd_socket();
+        let (one, other) = ("a".repeat(127), "a".repeat(126) + "b");
+        assert!(socket(&one).as_os_str().len() <= 107 && socket(&one) != socket(&other));
+        assert_eq!(socket(&one), socket(&one));
+        assert_eq!(socket("data"), PathBuf::from("/run/inlock/data.nbd"));
+    }
+
+    #[test]
+    fn files_of_what_stays_are_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::within(dir.path().to_owned(), &Name::new("data").unwrap());
+        for stays in [true, false] {
+            let lock = lock::alone(&files.path("lock")).unwrap().unwrap();
+            let mut claim = Claim { files: files.clone(), left: None, stays: None, _lock: lock };
+            claim.leave_if(move || stays);
+            std::fs::write(files.path("json"), "{}").unwrap();
+            drop(claim);
+            assert_eq!(files.path("json").exists(), stays);
         }
     }
 }

@@ -30,12 +30,14 @@ pub struct UblkOptions {
     pub depth: u16,
     /// The longest request in bytes, a multiple of 4096. So much memory is held for each request of each queue.
     pub longest: u32,
+    /// By which the device is known when its process has died: numbers are used again, by other volumes too.
+    pub mark: u64,
 }
 
 impl Default for UblkOptions {
     fn default() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { queues: cpus.min(4) as u16, depth: 64, longest: 256 << 10 }
+        Self { queues: cpus.min(4) as u16, depth: 64, longest: 256 << 10, mark: 0 }
     }
 }
 
@@ -86,22 +88,24 @@ pub fn number_of(node: &Path) -> Option<u32> {
     node.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
 }
 
-/// Whether the device waits for a process, its own having died.
-pub fn is_waiting(number: u32) -> bool {
-    open()
-        .and_then(|mut control| control.info(number).map_err(failed("be asked")))
-        .is_ok_and(|info| info.is_ours() && matches!(info.state, State::Quiesced | State::Live) && !has_process(&info))
+/// Whether the device with this number and mark waits for a process, its own having died.
+pub fn is_waiting(number: u32, mark: u64) -> bool {
+    left(number, mark).is_some_and(|info| matches!(info.state, State::Quiesced | State::Live))
 }
 
-/// Whether there is a device that its process has left, started or not.
-pub fn is_left(number: u32) -> bool {
-    let info = open().and_then(|mut control| control.info(number).map_err(failed("be asked")));
-    info.is_ok_and(|info| info.is_ours() && !has_process(&info))
+/// Whether there is a device with this number and mark that its process has left, started or not.
+pub fn is_left(number: u32, mark: u64) -> bool {
+    left(number, mark).is_some()
+}
+
+fn left(number: u32, mark: u64) -> Option<Info> {
+    let info = open().ok()?.info(number).ok()?;
+    (info.is_ours() && info.mark == mark && !has_process(&info)).then_some(info)
 }
 
 /// Removes a device whose process died; requests that wait for it fail.
-pub fn remove(number: u32) -> Result<(), UblkError> {
-    if !is_left(number) {
+pub fn remove(number: u32, mark: u64) -> Result<(), UblkError> {
+    if !is_left(number, mark) {
         // It is gone, or another process has made another one under its number.
         return Ok(());
     }
@@ -117,10 +121,8 @@ impl UblkDevice {
         // Kernels before 6.5 cannot say what they can do, and recover all the same.
         let features = control.features().unwrap_or(u64::MAX);
         let flags = features & (USER_RECOVERY | USER_RECOVERY_REISSUE | driver::UPDATE_SIZE);
-        let added = control.add(options.queues, options.depth, options.longest, flags);
-        let added = added.or_else(|_| {
-            control.add(options.queues, options.depth, options.longest, USER_RECOVERY | USER_RECOVERY_REISSUE)
-        });
+        let added = control.add(options, flags);
+        let added = added.or_else(|_| control.add(options, USER_RECOVERY | USER_RECOVERY_REISSUE));
         let info = added.map_err(failed("add a device"))?;
         let started = Self::start_added(&mut control, info, device);
         if started.is_err() {
@@ -144,12 +146,12 @@ impl UblkDevice {
         started.seen(control, |control| control.start(id).map_err(failed("start the device")))
     }
 
-    /// Takes back the device with this number, whose process died: what was under way is asked again, and nobody has seen
-    /// an error.
-    pub fn recover(device: &Arc<Device>, number: u32) -> Result<Self, UblkError> {
+    /// Takes back the device with this number and mark, whose process died: what was under way is asked again, and nobody
+    /// has seen an error.
+    pub fn recover(device: &Arc<Device>, number: u32, mark: u64) -> Result<Self, UblkError> {
         let mut control = open()?;
         let info = control.info(number).map_err(failed("be asked about the device"))?;
-        if !info.is_ours() || has_process(&info) {
+        if !info.is_ours() || info.mark != mark || has_process(&info) {
             return Err(UblkError::NotWaiting(number));
         }
         let deadline = Instant::now() + PATIENCE;

@@ -3,6 +3,7 @@
 //! The only file of the front ends with `unsafe`: commands carry addresses, and descriptions are memory of the kernel's.
 #![allow(unsafe_code)]
 
+use super::device::UblkOptions;
 use inlock_engine::ring::{FileId, Ring};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
@@ -62,6 +63,8 @@ pub(super) struct Info {
     pub longest: u32,
     pub state: State,
     pub pid: i32,
+    /// What whoever made it has given it to be known by; the driver keeps it and does not look at it.
+    pub mark: u64,
     flags: u64,
 }
 
@@ -100,6 +103,7 @@ impl Info {
             id: u32_at(bytes, 12),
             pid: u32_at(bytes, 16).cast_signed(),
             flags: u64_at(bytes, 24),
+            mark: u64_at(bytes, 32),
         }
     }
 
@@ -110,6 +114,7 @@ impl Info {
         put(&mut bytes, 8, &self.longest.to_ne_bytes());
         put(&mut bytes, 12, &self.id.to_ne_bytes());
         put(&mut bytes, 24, &self.flags.to_ne_bytes());
+        put(&mut bytes, 32, &self.mark.to_ne_bytes());
         bytes
     }
 }
@@ -169,8 +174,9 @@ impl Control {
     }
 
     /// Adds a device that is not yet to be seen.
-    pub(super) fn add(&mut self, queues: u16, depth: u16, longest: u32, flags: u64) -> io::Result<Info> {
-        let wanted = Info { id: NEW, queues, depth, longest, state: State::Dead, pid: 0, flags: flags & COPIED };
+    pub(super) fn add(&mut self, options: &UblkOptions, flags: u64) -> io::Result<Info> {
+        let UblkOptions { queues, depth, longest, mark } = *options;
+        let wanted = Info { id: NEW, queues, depth, longest, state: State::Dead, pid: 0, mark, flags: flags & COPIED };
         let mut memory = wanted.encode();
         self.command(changes(0x04), NEW, 64, 0, &mut memory)?;
         Ok(Info::decode(&memory))
