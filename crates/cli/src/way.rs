@@ -290,9 +290,10 @@ fn identifier(name: &str, mark: u32) -> String {
 }
 
 /// A mark for a new device.
-pub(crate) fn new_mark() -> std::io::Result<u32> {
+pub(crate) fn new_mark() -> anyhow::Result<u32> {
     let mut bytes = [0; 4];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.context("cannot read /dev/urandom")?;
     Ok(u32::from_ne_bytes(bytes))
 }
 

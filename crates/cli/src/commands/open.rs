@@ -59,10 +59,7 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         socket: &socket,
         threads: threads(args),
         waiting: waiting.map(|(_, number)| number),
-        mark: match claim.left().and_then(|left| left.mark) {
-            Some(mark) => mark,
-            None => way::new_mark().context("cannot make a mark")?,
-        },
+        mark: claim.left().and_then(|left| left.mark).map_or_else(way::new_mark, Ok)?,
     };
     let mut facts = Facts {
         via: via.name().to_owned(),
