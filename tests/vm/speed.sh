@@ -1,4 +1,5 @@
 #: about   speed of Inlock over ublk beside dm-crypt on the same memory disk; only ratios mean anything on an emulated processor
+#: only    named
 #: memory  640
 #: cpus    2
 #: seconds 900

@@ -53,7 +53,8 @@ pub(crate) fn run(root: &Path, target: &Path, args: &[String]) -> Result<ExitCod
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     let mut counts = BTreeMap::<String, u64>::new();
     let rounds = |script| (0..host::rounds(script, options.full)).map(move |round| (script, round));
-    for (script, round) in scripts.iter().flat_map(rounds) {
+    let wanted = scripts.iter().filter(|script| !options.names.is_empty() || !script.only_named);
+    for (script, round) in wanted.flat_map(rounds) {
         let begin = Instant::now();
         let run = Run {
             root,

@@ -11,6 +11,8 @@ pub(super) struct Script {
     pub name: String,
     /// What it tests, in a line.
     pub about: String,
+    /// Runs only when it is named: it measures, and proves nothing.
+    pub only_named: bool,
     pub memory_mib: u32,
     pub cpus: u32,
     /// The time limit of one run.
@@ -41,6 +43,7 @@ impl Script {
         let mut script = Self {
             name,
             about: String::new(),
+            only_named: false,
             memory_mib: 512,
             cpus: 2,
             seconds: 300,
@@ -67,6 +70,7 @@ impl Script {
         let words = || value.split_whitespace().map(str::to_owned);
         match key {
             "about" => value.clone_into(&mut self.about),
+            "only" if value == "named" => self.only_named = true,
             "memory" => self.memory_mib = value.parse()?,
             "cpus" => self.cpus = value.parse()?,
             "seconds" => self.seconds = value.parse()?,
@@ -76,7 +80,7 @@ impl Script {
             "files" => self.files.extend(words()),
             "disk" => self.disks.push(size(value)?),
             _ => bail!(
-                "there is no such key; there are about, memory, cpus, seconds, kernel, modules, tools, files, disk"
+                "there is no such key; there are about, only named, memory, cpus, seconds, kernel, modules, tools, files, disk"
             ),
         }
         Ok(())
