@@ -180,8 +180,9 @@ pub(crate) fn protect() {
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
         say("memory for this process may have to wait for its own device", error.into());
     }
-    let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
-    if let Err(error) = mlockall(all) {
+    // Not on the first fault, which may come when there is none left: program text that was never used may lie in a file
+    // that was itself swapped out to this device, and a stack grows where a rare branch is taken.
+    if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
         say("this process may be swapped out", error.into());
     }
 }
