@@ -34,6 +34,7 @@ end=$(($(uptime_secs) + 120))
 while [ "$(uptime_secs)" -lt "$end" ]; do
     (cd /dev/shm && md5sum -c /tmp/sums > /tmp/checked 2>&1) || { fail read "$(grep -v OK /tmp/checked | head -n 3)"; break; }
     rounds=$((rounds + 1))
+    echo "round $rounds at $(uptime_secs) s"
     # Some are written anew, so that pages go out again.
     number=$((rounds % 7))
     while [ "$number" -lt 170 ]; do

@@ -5,7 +5,7 @@
 //! edges of partial units, encrypt the cover in one call, store write, done. One failing request never holds up or fails
 //! its neighbours.
 
-use crate::buffer::BufferPool;
+use crate::buffer::{Buffer, BufferPool};
 use crate::carrier::{Carried, Carrier};
 use crate::device::Device;
 use crate::gate::{Passage, View};
@@ -39,6 +39,9 @@ pub const MAX_REQUESTS_WITHOUT_DATA: usize = 4096;
 /// The worker's own tokens have the top bit set; the rest is the index in the in-flight table.
 const OWN: u64 = 1 << 63;
 
+/// What [`Worker::warm_up`] reads: a block of any disk.
+const WARM_UP_LEN: usize = 4096;
+
 /// One thread's loop, a turn at a time.
 pub struct Worker<F: FrontEnd> {
     front: F,
@@ -54,6 +57,8 @@ pub struct Worker<F: FrontEnd> {
     /// Those of the device, as the ring knows them; `None` where a store has no descriptor.
     stores: Vec<Option<FileId>>,
     pool: BufferPool,
+    /// Locks that the device's table keeps room for.
+    lock_room: usize,
     requests: VecDeque<Request>,
     in_flight: Vec<Option<InFlight>>,
     free: Vec<u32>,
@@ -102,6 +107,7 @@ where
             seat,
             ring,
             stores,
+            lock_room: pool.len(),
             pool,
             requests: VecDeque::with_capacity(most),
             in_flight: Vec::with_capacity(most),
@@ -120,6 +126,32 @@ where
             wait: Wait::No,
             shard,
         }
+    }
+
+    /// Has the kernel make now what it keeps for so many operations at a time on each store, by reading the beginning as
+    /// often: a device that others swap to must not ask for memory when it has to write. Before the first turn. Whether a
+    /// read succeeds is of no interest.
+    pub fn warm_up(&mut self, operations: usize) -> io::Result<()> {
+        self.device.locks().reserve(operations);
+        self.lock_room += operations;
+        self.ring.reserve(operations);
+        let mut done = VecDeque::with_capacity(operations);
+        for (store, file) in self.device.stores().iter().zip(&self.stores) {
+            let Some(file) = *file else { continue };
+            let len = store.geometry().len.min(WARM_UP_LEN as u64) as usize;
+            for _ in 0..operations {
+                let read = ring::Operation::Read { offset: 0, buffer: Buffer::new(WARM_UP_LEN), range: 0..len };
+                self.ring.submit(file, read, Token(OWN));
+            }
+            let mut left = operations;
+            while left > 0 {
+                if self.ring.turn(Wait::Forever, &mut done)? {
+                    self.ring.waker().wake();
+                }
+                left -= done.drain(..).count();
+            }
+        }
+        Ok(())
     }
 
     /// Where messages for this worker are posted.
@@ -640,7 +672,7 @@ impl<F: FrontEnd> Drop for Worker<F> {
             .filter_map(|flight| flight.lock)
             .for_each(|lock| self.device.locks().unlock(lock));
         self.target = None;
-        self.device.locks().unreserve(self.pool.len());
+        self.device.locks().unreserve(self.lock_room);
         self.device.gate().leave(self.seat);
     }
 }

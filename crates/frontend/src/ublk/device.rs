@@ -273,7 +273,10 @@ fn spawn(
             let mut ring = Ring::new(IoMode::Uring)?;
             let file = driver::add_to_ring(&mut ring, queues, &info)?;
             let queue = Queue::new(file, number, descriptions, info.depth, info.longest as usize, granule);
-            Ok(Worker::new(device, ring, BufferPool::new(&[]), queue))
+            let mut worker = Worker::new(device, ring, BufferPool::new(&[]), queue);
+            // Each place with the store, and its answer on the way.
+            worker.warm_up(2 * usize::from(info.depth))?;
+            Ok(worker)
         });
         let mut worker = match made {
             Ok(worker) => worker,
