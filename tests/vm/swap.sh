@@ -1,4 +1,5 @@
 #: about   swap on a volume over ublk: 160 MiB of memory, more than that in use, for two minutes
+#: only    named
 #: memory  160
 #: cpus    2
 #: seconds 900
