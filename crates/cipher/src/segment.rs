@@ -20,3 +20,11 @@ pub struct Segment {
     /// The cipher; `None`: stored as it is (a linear segment, or `--type raw`).
     pub cipher: Option<CipherSpec>,
 }
+
+impl Segment {
+    /// All of a store, from its first byte to its end, in data units of `unit`; `None`: stored as it is.
+    pub const fn whole(cipher: Option<CipherSpec>, unit: DataUnitSize) -> Self {
+        let (start, data_offset, iv_offset) = (Sector(0), Sector(0), Sector(0));
+        Self { start, sectors: None, data_offset, iv_offset, unit, large_iv: false, cipher }
+    }
+}

@@ -12,7 +12,7 @@ use inlock_engine::{self as engine, Content, CryptTarget, Line, TargetError};
 use inlock_volume::plain::Plain;
 use inlock_volume::table::{CryptOptions, TableLine, Target};
 use inlock_volume::{
-    CipherSpec, DataDeviceError, DataUnitSize, FileDevice, Sector, Segment, Table, UnlockOptions, Volume, VolumeKey,
+    CipherSpec, DataDeviceError, DataUnitSize, FileDevice, Segment, Table, UnlockOptions, Volume, VolumeKey,
 };
 
 use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
@@ -471,15 +471,7 @@ fn content_of(target: &Target) -> Content<'_> {
 
 /// The one segment of a volume without a cipher.
 pub(crate) fn whole() -> Segment {
-    Segment {
-        start: Sector(0),
-        sectors: None,
-        data_offset: Sector(0),
-        iv_offset: Sector(0),
-        unit: DataUnitSize::SECTOR,
-        large_iv: false,
-        cipher: None,
-    }
+    Segment::whole(None, DataUnitSize::SECTOR)
 }
 
 fn cannot_attach(error: TargetError, path: &Path) -> anyhow::Error {

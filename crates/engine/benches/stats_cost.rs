@@ -5,7 +5,7 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
@@ -23,15 +23,7 @@ const ROUNDS: usize = 401;
 const DEPTH: u64 = 16;
 
 fn device(level: StatsLevel) -> Arc<Device> {
-    let segment = Segment {
-        start: Sector(0),
-        sectors: None,
-        data_offset: Sector(0),
-        iv_offset: Sector(0),
-        unit: DataUnitSize::new(4096).unwrap(),
-        large_iv: false,
-        cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-    };
+    let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(4096).unwrap());
     let store = Arc::new(MemoryStore::new(vec![1; LEN as usize]));
     let device = Device::new(&[segment], &VolumeKey::new(&(0..64).collect::<Vec<u8>>()), store, Access::default());
     Arc::new(device.unwrap().with_stats(level))

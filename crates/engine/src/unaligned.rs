@@ -271,18 +271,10 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+    use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 
     fn target() -> CryptTarget {
-        let segment = Segment {
-            start: Sector(0),
-            sectors: None,
-            data_offset: Sector(0),
-            iv_offset: Sector(0),
-            unit: DataUnitSize::SECTOR,
-            large_iv: false,
-            cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-        };
+        let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::SECTOR);
         CryptTarget::new(&[segment], &VolumeKey::new(&[3; 64]), 4096).unwrap()
     }
 

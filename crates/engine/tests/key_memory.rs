@@ -4,7 +4,7 @@
 // Helpers outside test functions may fail a test as well as the functions themselves.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
@@ -170,15 +170,7 @@ impl FrontEnd for Idle {
 }
 
 fn open() -> Device {
-    let segment = Segment {
-        start: Sector(0),
-        sectors: None,
-        data_offset: Sector(0),
-        iv_offset: Sector(0),
-        unit: DataUnitSize::SECTOR,
-        large_iv: false,
-        cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-    };
+    let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::SECTOR);
     Device::new(&[segment], &key(), Arc::new(MemoryStore::new(vec![0; 1 << 20])), Access::default()).unwrap()
 }
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use inlock_cipher::{
-    ChainMode, Cipher, CipherSpec, DataUnitSize, InOut, IvMode, IvNumber, KeyCount, Sector, SectorCipher, Segment,
-    VolumeKey, new_sector_cipher,
+    ChainMode, Cipher, CipherSpec, DataUnitSize, InOut, IvMode, IvNumber, KeyCount, SectorCipher, Segment, VolumeKey,
+    new_sector_cipher,
 };
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{Access, BackingStore, Device, Offload, OffloadOptions, OffloadPolicy, StatsLevel};
@@ -100,15 +100,7 @@ impl Case {
         let Some(cipher) = self.cipher else {
             return Ok(Arc::new(Device::raw(store, access).with_stats(self.stats)));
         };
-        let segment = Segment {
-            start: Sector(0),
-            sectors: None,
-            data_offset: Sector(0),
-            iv_offset: Sector(0),
-            unit: unit()?,
-            large_iv: false,
-            cipher: Some(cipher),
-        };
+        let segment = Segment::whole(Some(cipher), unit()?);
         Ok(Arc::new(Device::new(&[segment], &key(), store, access)?.with_stats(self.stats)))
     }
 

@@ -109,18 +109,10 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use inlock_cipher::{DataUnitSize, Sector};
+    use inlock_cipher::DataUnitSize;
 
     fn segment(spec: &str, unit: u32) -> Segment {
-        Segment {
-            start: Sector(0),
-            sectors: None,
-            data_offset: Sector(0),
-            iv_offset: Sector(0),
-            unit: DataUnitSize::new(unit).unwrap(),
-            large_iv: false,
-            cipher: Some(spec.parse().unwrap()),
-        }
+        Segment::whole(Some(spec.parse().unwrap()), DataUnitSize::new(unit).unwrap())
     }
 
     #[test]

@@ -394,18 +394,10 @@ mod tests {
     use super::*;
     use crate::device::Access;
     use crate::store::memory::MemoryStore;
-    use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+    use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 
     fn device() -> Arc<Device> {
-        let segment = Segment {
-            start: Sector(0),
-            sectors: None,
-            data_offset: Sector(0),
-            iv_offset: Sector(0),
-            unit: DataUnitSize::SECTOR,
-            large_iv: false,
-            cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-        };
+        let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::SECTOR);
         let store = Arc::new(MemoryStore::new(vec![0; 1 << 20]));
         Arc::new(Device::new(&[segment], &VolumeKey::new(&[3; 64]), store, Access::default()).unwrap())
     }
