@@ -17,6 +17,7 @@ pub mod store;
 pub mod target;
 pub mod unaligned;
 pub mod worker;
+pub mod zoned;
 
 pub use blocking::BlockingDevice;
 pub use buffer::{Buffer, BufferPool};

@@ -6,6 +6,7 @@
 pub mod file;
 pub mod memory;
 
+use crate::zoned::ZonedStore;
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 
@@ -103,6 +104,12 @@ pub trait BackingStore: Send + Sync {
 
     /// Brings a stretch nearer. Advice: it cannot fail.
     fn prefetch(&self, _offset: u64, _len: u64) {}
+
+    /// Its zones, where it has some. What is written to a sequential one arrives in order, one write at a time: whoever calls
+    /// sees to that ([`crate::zoned`]).
+    fn zoned(&self) -> Option<&dyn ZonedStore> {
+        None
+    }
 
     /// The run of allocated bytes or hole that starts at `offset`, at most `len` long. A store that cannot tell says
     /// that everything is allocated.
