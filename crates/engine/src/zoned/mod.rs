@@ -99,8 +99,8 @@ pub enum ZoneAction {
 }
 
 /// The zoned side of a store. The calls block; the error numbers are those that the kernel's block layer gives for the
-/// same mistake (`EIO` for a write that is not at the write pointer, `EOVERFLOW` and `ETOOMANYREFS` for too many open and
-/// active zones).
+/// same mistake (`EIO` for a write that is not at the write pointer, `ETOOMANYREFS` for too many open zones and `EOVERFLOW` for
+/// too many active ones).
 pub trait ZonedStore: Send + Sync {
     /// What is true of all zones.
     fn limits(&self) -> ZoneLimits;
