@@ -87,8 +87,6 @@ pub struct Device {
     stats: Arc<Stats>,
     /// Whether somebody asked how fast the ciphers are.
     measures: AtomicBool,
-    /// Whether writes may come again that were carried out before.
-    repeats: AtomicBool,
 }
 
 impl Device {
@@ -131,7 +129,6 @@ impl Device {
             lost_writes: AtomicBool::new(false),
             stats: Stats::new(StatsLevel::On),
             measures: AtomicBool::new(false),
-            repeats: AtomicBool::new(false),
         }
     }
 
@@ -203,19 +200,6 @@ impl Device {
     pub fn resume(&self) -> Result<(), ControlError> {
         let _orders = self.order()?;
         if !self.is_suspended() || self.gate.open() { Ok(()) } else { Err(ControlError::NoKey) }
-    }
-
-    /// Says that writes may come again which a process that has died was asked for: nobody knows how far it came. Before the
-    /// first request.
-    pub fn expect_repeats(&self) {
-        self.repeats.store(true, Ordering::Release);
-    }
-
-    /// Whether writes may come again. Then one that begins below the write pointer which its zone had when the device was
-    /// made, and has not been reset since, is no mistake where the store holds what it would write; what of it lies at the
-    /// write pointer is still to be written.
-    pub fn repeats(&self) -> bool {
-        self.repeats.load(Ordering::Acquire)
     }
 
     /// Whether requests wait.
