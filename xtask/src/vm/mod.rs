@@ -28,6 +28,10 @@ use script::Script;
 /// How much of a failed guest's console is shown.
 const CONSOLE_LINES: usize = 60;
 
+/// How many failures the last lines name, and how much of each: whoever shows the end of a log shows some forty lines.
+const NAMED_FAILURES: usize = 30;
+const NAMED_CHARS: usize = 240;
+
 /// What the arguments say.
 #[derive(Default)]
 struct Options {
@@ -52,6 +56,7 @@ pub(crate) fn run(root: &Path, target: &Path, args: &[String]) -> Result<ExitCod
     println!("vm: Linux {}", kernel.release);
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     let mut counts = BTreeMap::<String, u64>::new();
+    let (mut verdicts, mut named) = (Vec::new(), Vec::new());
     let rounds = |script| (0..host::rounds(script, options.full)).map(move |round| (script, round));
     let wanted = scripts.iter().filter(|script| !options.names.is_empty() || !script.only_named);
     for (script, round) in wanted.flat_map(rounds) {
@@ -71,10 +76,12 @@ pub(crate) fn run(root: &Path, target: &Path, args: &[String]) -> Result<ExitCod
         let verdict = if failures == 0 { "ok" } else { "FAILED" };
         let booted = report.booted.map_or(String::new(), |s| format!(", booted in {s} s"));
         let seconds = begin.elapsed().as_secs_f32();
-        println!(
+        verdicts.push(format!(
             "vm {}: {verdict}, {passes} passed, {failures} failed, {skips} skipped, {seconds:.0} s{booted}",
             script.name
-        );
+        ));
+        println!("{}", verdicts[verdicts.len() - 1]);
+        named.extend(report.outcomes.iter().filter_map(|outcome| failure(&script.name, outcome)));
         (passed, failed, skipped) = (passed + passes, failed + failures, skipped + skips);
         for (name, number) in report.counts {
             *counts.entry(name).or_default() += number;
@@ -84,11 +91,33 @@ pub(crate) fn run(root: &Path, target: &Path, args: &[String]) -> Result<ExitCod
     for (name, number) in counts {
         println!("COUNT {name} {number}");
     }
+    for line in verdicts {
+        println!("{line}");
+    }
+    for line in last_words(&named) {
+        println!("{line}");
+    }
     let verdict = if failed == 0 { "ok" } else { "FAILED" };
     // Skips were printed one a line, which is how the gate counts them.
     println!("vm: {skipped} skipped");
     println!("test result: {verdict}. {passed} passed; {failed} failed; 0 ignored");
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The line that says what failed in the test `name`; none where nothing did.
+fn failure(name: &str, outcome: &Outcome) -> Option<String> {
+    let Outcome::Fail(what, why) = outcome else { return None };
+    Some(format!("vm {name}: {what} FAILED: {why}"))
+}
+
+/// The failures once more, cut to what fits under the last line of a log whose end is shown.
+fn last_words(failures: &[String]) -> Vec<String> {
+    let short = |line: &String| line.chars().take(NAMED_CHARS).collect();
+    let mut lines: Vec<String> = failures.iter().take(NAMED_FAILURES).map(short).collect();
+    if failures.len() > NAMED_FAILURES {
+        lines.push(format!("vm: and {} more, named above", failures.len() - NAMED_FAILURES));
+    }
+    lines
 }
 
 fn parse(args: &[String]) -> Result<Options> {
@@ -257,9 +286,9 @@ impl Run<'_> {
         for outcome in &report.outcomes {
             match outcome {
                 Outcome::Ok(_) => {}
-                Outcome::Fail(what, why) => {
+                Outcome::Fail(..) => {
                     failed = true;
-                    println!("vm {name}: {what} FAILED: {why}");
+                    println!("{}", failure(name, outcome).unwrap_or_default());
                 }
                 Outcome::Skip(what, why) => println!("SKIPPED: vm {name}: {what}: {why}"),
             }
@@ -298,6 +327,17 @@ fn text_of(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_words_name_the_failures_in_few_lines() {
+        assert_eq!(failure("boot", &Outcome::Ok("one".into())), None);
+        let line = failure("boot", &Outcome::Fail("one".into(), "x".repeat(9000))).unwrap();
+        assert!(line.starts_with("vm boot: one FAILED: xxx"));
+        assert!(last_words(&[]).is_empty());
+        let lines = last_words(&vec![line; 33]);
+        assert_eq!((lines.len(), lines[0].len()), (NAMED_FAILURES + 1, NAMED_CHARS));
+        assert_eq!(lines[NAMED_FAILURES], "vm: and 3 more, named above");
+    }
 
     #[test]
     fn arguments_are_read() {
