@@ -14,6 +14,8 @@ use crate::unaligned::{self, LockId, Purpose};
 use rustix::io::Errno;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+mod zoned;
+
 /// A device that is read and written by calls that return when they are done.
 #[derive(Clone)]
 pub struct BlockingDevice {
@@ -40,6 +42,7 @@ impl BlockingDevice {
     /// Reads and writes `device`.
     pub fn new(device: Arc<Device>) -> Self {
         device.locks().reserve(0);
+        device.zones().inspect(|zones| zones.reserve(SCRATCHES));
         let edges = 2 * device.granule();
         let scratch = || Scratch { buffer: Buffer::new(BufferPool::LARGEST_PIECE + edges), spare: Buffer::new(edges) };
         let scratch = Mutex::new(std::iter::repeat_with(scratch).take(SCRATCHES).collect());
@@ -117,6 +120,7 @@ impl BlockingDevice {
             let (range, place) = target.discardable(offset + done, len - done)?;
             done += place.len;
             match place.kind {
+                Kind::Crypt | Kind::Linear if device.is_sequential(&place)? => return Err(RequestError::Unsupported),
                 Kind::Crypt | Kind::Linear if !range.is_empty() => {
                     device.stores()[place.store as usize].discard(range.start, range.end - range.start)?;
                 }
@@ -169,6 +173,11 @@ impl BlockingDevice {
         let operation = if from.is_some() { Operation::Write { durable } } else { Operation::WriteZeroes { durable } };
         let target = &*self.device().pass()?;
         self.permit(target, operation, offset, len)?;
+        if let Some(zones) = self.device().zones().filter(|_| len > 0)
+            && zones.crosses(target.place(offset, len)?.store_offset, len)?
+        {
+            return self.account(operation, 0).end(Err(RequestError::Io(Errno::IO)));
+        }
         let mut done = 0;
         while done < len {
             let rest = usize::try_from(len - done).unwrap_or(usize::MAX);
@@ -193,6 +202,9 @@ impl BlockingDevice {
             Kind::Crypt | Kind::Linear => {}
             Kind::Zero => return Ok(()),
             Kind::Error => return Err(RequestError::Io(Errno::IO)),
+        }
+        if let Some(turn) = self.turn_of(extent)? {
+            return self.write_in_turn(target, *extent, plain, turn, account).map(drop);
         }
         let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent, Purpose::Write));
         account.lap(Phase::Queue);

@@ -4,12 +4,14 @@
 //! target replaced by another, before it goes on.
 
 use crate::gate::{Gate, InUse, Pass, Passage};
-use crate::layout::{Kind, Layout};
+use crate::layout::{Kind, Layout, Place};
 use crate::request::RequestError;
 use crate::stats::{Stats, StatsLevel};
 use crate::store::{BackingStore, Run};
 use crate::target::{CryptTarget, Line, TargetError};
 use crate::unaligned::UnitLocks;
+use crate::zoned::order::ZoneOrder;
+use crate::zoned::{self, Zone, ZoneLimits};
 use inlock_cipher::{DataUnitSize, Segment, VolumeKey};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -79,6 +81,8 @@ pub struct Device {
     stores: Vec<Arc<dyn BackingStore>>,
     access: Access,
     locks: UnitLocks,
+    /// Where a store is zoned: it is the only one.
+    zones: Option<ZoneOrder>,
     len: AtomicU64,
     /// The largest data unit that buffers are made for.
     granule: usize,
@@ -98,7 +102,9 @@ impl Device {
         access: Access,
     ) -> Result<Self, TargetError> {
         let target = CryptTarget::new(segments, key, store.geometry().len)?;
-        Ok(Self::with_target(target, vec![store], access))
+        let stores = vec![store];
+        zoned::check_layout(target.layout(), &stores)?;
+        Ok(Self::with_target(target, stores, access))
     }
 
     /// The device that `lines` describe on `stores`. Read-only if one of the stores is.
@@ -108,7 +114,9 @@ impl Device {
         access: Access,
     ) -> Result<Self, TargetError> {
         let lens: Vec<u64> = stores.iter().map(|store| store.geometry().len).collect();
-        Ok(Self::with_target(CryptTarget::stacked(lines, &lens)?, stores, access))
+        let target = CryptTarget::stacked(lines, &lens)?;
+        zoned::check_layout(target.layout(), &stores)?;
+        Ok(Self::with_target(target, stores, access))
     }
 
     /// The store as it is, without a cipher.
@@ -123,6 +131,7 @@ impl Device {
             granule: target.granule().max(LEAST_GRANULE),
             gate: Gate::new(target),
             orders: Mutex::default(),
+            zones: stores.iter().find(|store| store.zoned().is_some()).map(ZoneOrder::new),
             stores,
             access: Access { read_only, ..access },
             locks: UnitLocks::default(),
@@ -151,6 +160,31 @@ impl Device {
     /// Where data units lie, as it stands now. Front ends use their worker's ([`crate::worker::Context::layout`]).
     pub fn layout(&self) -> Arc<Layout> {
         self.gate.layout()
+    }
+
+    /// What is true of the device's zones; `None` where it has none.
+    pub fn zone_limits(&self) -> Option<ZoneLimits> {
+        zoned::limits_of(&self.layout(), &self.stores)
+    }
+
+    /// Reports the device's zones from the one that holds byte `offset`, as many as there are and `into` has room for; how
+    /// many. Asks the store, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError::Unsupported`]: the device has no zones.
+    pub fn report_zones(&self, offset: u64, into: &mut [Zone]) -> Result<usize, RequestError> {
+        zoned::report(&self.layout(), &self.stores, offset, into)
+    }
+
+    /// Keeps the order of writes in sequential zones.
+    pub(crate) fn zones(&self) -> Option<&ZoneOrder> {
+        self.zones.as_ref()
+    }
+
+    /// Whether a stretch of a store touches a zone that is written in order, which gives nothing back but by a reset.
+    pub(crate) fn is_sequential(&self, place: &Place) -> Result<bool, RequestError> {
+        self.zones.as_ref().map_or(Ok(false), |zones| zones.is_sequential(place.store_offset, place.len))
     }
 
     /// Where the ciphertext is.
@@ -240,6 +274,7 @@ impl Device {
             return Err(ControlError::LargerUnit { unit: target.granule(), most: self.granule });
         }
         self.check_stores(&target)?;
+        zoned::check_layout(target.layout(), &self.stores)?;
         let target = target.of_generation(self.layout().generation.wrapping_add(1));
         let suspended = self.is_suspended();
         if !suspended {

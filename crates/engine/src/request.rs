@@ -1,5 +1,6 @@
 //! What a front end asks of a device, and how it can fail.
 
+use crate::zoned::ZoneAction;
 use rustix::io::Errno;
 
 /// A stretch of the device, in bytes.
@@ -33,6 +34,20 @@ pub enum Operation {
         /// Force unit access.
         durable: bool,
     },
+    /// The same, when it may have been carried out before by a process that died: in a sequential zone, what is stored
+    /// already is compared with what would be written, and is no error where it is that.
+    WriteAgain {
+        /// Force unit access.
+        durable: bool,
+    },
+    /// Encrypt the request's buffer for the place where the zone's write pointer is, and write it there. The range begins
+    /// where the zone does; where it landed is the offset of the [`crate::Extent`] that comes back.
+    Append {
+        /// Force unit access.
+        durable: bool,
+    },
+    /// Do something to the zones of the range, whole zones; to all zones where that says so.
+    Zones(ZoneAction),
     /// Make the stretch read as zeroes. On an encrypted device these are encrypted zeroes, never a hole.
     WriteZeroes {
         /// Force unit access.
@@ -52,13 +67,25 @@ pub enum Operation {
 impl Operation {
     /// Whether the answer promises that the change is on stable storage.
     pub fn durable(self) -> bool {
-        use Operation::{Discard, Write, WriteZeroes};
-        matches!(self, Write { durable: true } | WriteZeroes { durable: true } | Discard { durable: true })
+        use Operation::{Append, Discard, Write, WriteAgain, WriteZeroes};
+        matches!(
+            self,
+            Write { durable: true }
+                | WriteAgain { durable: true }
+                | Append { durable: true }
+                | WriteZeroes { durable: true }
+                | Discard { durable: true }
+        )
+    }
+
+    /// Whether the operation brings bytes that are written.
+    pub fn writes_data(self) -> bool {
+        matches!(self, Self::Write { .. } | Self::WriteAgain { .. } | Self::Append { .. })
     }
 
     /// Whether the operation changes what the device holds.
     pub fn modifies(self) -> bool {
-        matches!(self, Self::Write { .. } | Self::WriteZeroes { .. } | Self::Discard { .. })
+        self.writes_data() || matches!(self, Self::WriteZeroes { .. } | Self::Discard { .. } | Self::Zones(_))
     }
 }
 

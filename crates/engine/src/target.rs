@@ -125,6 +125,35 @@ pub enum TargetError {
     /// The segment lies on a store that does not exist.
     #[error("segment {0} lies on a store that is not there")]
     NoStore(usize),
+    /// On a zoned store, lines that do not all lie on that store.
+    #[error("segment {0} does not lie on the zoned store: a table on one has no other targets")]
+    NotZoned(usize),
+    /// On a zoned store, a segment that does not begin and end where zones do.
+    #[error(
+        "segment {index} lies from byte {start} to byte {end} of a store with zones of {zone_len} bytes: it has to begin and \
+         end where a zone does"
+    )]
+    CutsZone {
+        /// Which segment.
+        index: usize,
+        /// Where it starts in the store.
+        start: u64,
+        /// Where it ends there.
+        end: u64,
+        /// Bytes from one zone to the next.
+        zone_len: u64,
+    },
+    /// On a zoned store, a data unit that its writes could cut.
+    #[error(
+        "data units of {unit} bytes do not divide the {granularity} bytes in which the zones are written: at most \
+         {granularity} go"
+    )]
+    ZoneUnit {
+        /// Bytes in a data unit.
+        unit: usize,
+        /// Writes to sequential zones begin and end on multiples of this.
+        granularity: u32,
+    },
     /// There are more or fewer keys than the target was made with.
     #[error("{given} keys for a table of {expected}")]
     KeyCount {

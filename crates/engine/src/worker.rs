@@ -16,6 +16,7 @@ use crate::ring::{self, Completion, FileId, Returned, Ring, Token, Wait};
 use crate::stats::{OwnShard, Phase, Work};
 use crate::target::{Ciphertext, CryptTarget, Extent};
 use crate::unaligned::{self, Granted, LockId, Purpose};
+use crate::zoned::keeper::{Keeper, Managed};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
@@ -26,7 +27,9 @@ mod front_end;
 mod in_flight;
 mod offloaded;
 mod parts;
+mod store_steps;
 mod suspend;
+pub(crate) mod zoned;
 
 use front_end::Message;
 pub use front_end::{Context, Finished, Flow, FrontEnd, Mailbox, Request};
@@ -68,6 +71,8 @@ pub struct Worker<F: FrontEnd> {
     parts: VecDeque<(u32, Finished)>,
     /// Store operations that were carried out on this thread. Queued: a store that is short every time must not recurse.
     executed: VecDeque<Completion>,
+    /// Writes to sequential zones whose turn it is.
+    turns: VecDeque<u32>,
     mailbox: Arc<Mailbox<F::Message>>,
     granted: Arc<dyn Granted>,
     ciphered: Arc<dyn Ciphered>,
@@ -78,6 +83,11 @@ pub struct Worker<F: FrontEnd> {
     carrier: Option<Carrier>,
     /// How long they are, where not the store says so.
     carried_from: Option<usize>,
+    managed: Arc<dyn Managed>,
+    /// Who gives orders to zones, from the first on.
+    keeper: Option<Keeper>,
+    /// Among those who wait for each other's writes.
+    zone_seat: u64,
     wait: Wait,
     shard: OwnShard,
 }
@@ -91,6 +101,8 @@ where
         let most = pool.len() + MAX_REQUESTS_WITHOUT_DATA;
         ring.reserve(most);
         device.locks().reserve(pool.len());
+        let zone_seat = device.zones().map_or(0, |zones| zones.join(ring.waker()));
+        device.zones().inspect(|zones| zones.reserve(pool.len()));
         let mailbox = Arc::new(Mailbox::new(ring.waker(), most));
         let stores = device.stores().iter().map(|store| ring.add_store(store)).collect();
         let seat = device.gate().join(ring.waker());
@@ -116,12 +128,16 @@ where
             finished: VecDeque::with_capacity(most),
             parts: VecDeque::new(),
             executed: VecDeque::with_capacity(most),
+            turns: VecDeque::with_capacity(most),
             granted: Arc::clone(&mailbox) as Arc<dyn Granted>,
             ciphered: Arc::clone(&mailbox) as Arc<dyn Ciphered>,
             offload: None,
             carried: Arc::clone(&mailbox) as Arc<dyn Carried>,
             carrier,
             carried_from: None,
+            managed: Arc::clone(&mailbox) as Arc<dyn Managed>,
+            keeper: None,
+            zone_seat,
             mailbox,
             wait: Wait::No,
             shard,
@@ -133,6 +149,7 @@ where
     /// read succeeds is of no interest.
     pub fn warm_up(&mut self, operations: usize) -> io::Result<()> {
         self.device.locks().reserve(operations);
+        self.device.zones().inspect(|zones| zones.reserve(operations));
         self.lock_room += operations;
         self.ring.reserve(operations);
         let mut done = VecDeque::with_capacity(operations);
@@ -205,6 +222,9 @@ where
             wait = Wait::No;
         }
         self.wait = wait;
+        if let Some(zones) = self.device.zones().filter(|zones| zones.has_held()) {
+            zones.turned(self.zone_seat);
+        }
         self.rewind();
         if self.passage != Passage::Open {
             self.rest();
@@ -223,6 +243,7 @@ where
         from_the_front(&mut self.requests);
         from_the_front(&mut self.finished);
         from_the_front(&mut self.executed);
+        from_the_front(&mut self.turns);
         // Room for what a client that has just come may add.
         self.completions.reserve(self.ring.room());
     }
@@ -242,9 +263,10 @@ where
             let message = self.mailbox.next();
             match message {
                 None => return,
-                Some(Message::Granted(token)) => self.lock_granted(token as u32),
+                Some(Message::Granted(token)) => self.granted(token as u32),
                 Some(Message::Ciphered(token, done)) => self.ciphered(token as u32, done),
                 Some(Message::Carried(token, delivery)) => self.delivered(token as u32, delivery),
+                Some(Message::Managed(token, result)) => self.zones_managed(token as u32, result),
                 Some(Message::Front(message)) => {
                     let (front, mut cx) = self.split();
                     front.on_message(&mut cx, message);
@@ -264,6 +286,8 @@ where
                 front.on_finished(&mut cx, done);
             } else if let Some(done) = self.executed.pop_front() {
                 self.store_completed(done);
+            } else if let Some(index) = self.turns.pop_front() {
+                self.its_turn(index);
             } else if let Some((parent, part)) = self.parts.pop_front() {
                 self.part_finished(parent, part);
             } else if self.passage != Passage::Closed
@@ -304,6 +328,9 @@ where
             spare,
             lock,
             progress,
+            ticket: None,
+            action: None,
+            kept: None,
             failed,
             parent,
             timing,
@@ -335,13 +362,21 @@ where
             return Err(RequestError::ReadOnly);
         }
         match operation {
-            Operation::Read | Operation::Write { .. } | Operation::WriteZeroes { .. } => {
+            Operation::Zones(action) => self.begin_order(index, action)?,
+            Operation::Read
+            | Operation::Write { .. }
+            | Operation::WriteAgain { .. }
+            | Operation::Append { .. }
+            | Operation::WriteZeroes { .. } => {
                 let extent = extent.expect("a request that moves data comes with a buffer");
                 if operation.durable() {
                     self.device.check_flush()?;
                 }
                 if extent.generation != self.layout.generation {
                     return self.relocate(index, &extent);
+                }
+                if operation.modifies() && self.begin_in_zone(index, &extent)? {
+                    return Ok(());
                 }
                 match extent.kind {
                     Kind::Crypt => {}
@@ -379,7 +414,10 @@ where
                 if durable {
                     self.device.check_flush()?;
                 }
-                self.layout.place(offset, len)?;
+                let place = self.layout.place(offset, len)?;
+                if self.device.is_sequential(&place)? {
+                    return Err(RequestError::Unsupported);
+                }
                 self.store_step(index, Step::Discard);
             }
             Operation::Prefetch => {
@@ -414,9 +452,13 @@ where
         self.finish(index, Ok(()));
     }
 
-    fn lock_granted(&mut self, index: u32) {
-        if matches!(&self.in_flight[index as usize], Some(f) if f.step == Step::Lock) {
-            self.locked(index);
+    /// A request has what it waited for.
+    fn granted(&mut self, index: u32) {
+        match self.in_flight[index as usize].as_ref().map(|flight| flight.step) {
+            Some(Step::Lock) => self.locked(index),
+            Some(Step::Held) => self.in_its_zone(index),
+            Some(Step::Turn) => self.its_turn(index),
+            _ => {}
         }
     }
 
@@ -462,7 +504,9 @@ where
         if matches!(flight.operation, Operation::WriteZeroes { .. }) {
             buffer.data_mut()[extent.requested()].fill(0);
         }
-        let Some(buffer) = self.carry(index, &extent, buffer) else { return };
+        let in_order = self.flight(index).ticket.is_some();
+        let buffer = if in_order { Some(buffer) } else { self.carry(index, &extent, buffer) };
+        let Some(buffer) = buffer else { return };
         let Some(buffer) = self.keep(index, &extent, Direction::Encrypt, buffer) else { return };
         let ciphertext = self.target().encrypt(&extent, buffer);
         self.flight(index).ciphered(1, extent.cover_len);
@@ -471,84 +515,12 @@ where
 
     fn write_whole(&mut self, index: u32, data: Ciphertext) {
         let flight = self.flight(index);
+        if flight.ticket.is_some() {
+            return self.await_turn(index, data);
+        }
         flight.step = Step::Write;
         flight.progress = 0;
         self.store_write(index, data);
-    }
-
-    /// Starts a store operation that needs no ciphertext.
-    fn store_step(&mut self, index: u32, step: Step) {
-        let flight = self.flight(index);
-        flight.step = step;
-        flight.progress = 0;
-        match step {
-            // A table of lines that store nothing.
-            Step::Sync if self.stores.is_empty() => self.last_step(index, step, Ok(())),
-            Step::Sync => self.submit(index, 0, ring::Operation::Sync),
-            Step::Discard => self.discard(index),
-            _ => self.store_read(index),
-        }
-    }
-
-    /// Gives back what one segment has of the range; goes on with the next when that is done.
-    fn discard(&mut self, index: u32) {
-        loop {
-            let flight = self.flight(index);
-            let done = flight.progress as u64;
-            let (offset, len) = (flight.offset + done, flight.len - done);
-            if len == 0 {
-                return self.last_step(index, Step::Discard, Ok(()));
-            }
-            let located = self.layout.discardable(offset, len);
-            let (range, place) = located.expect("checked when the request began");
-            self.flight(index).progress += place.len as usize;
-            match place.kind {
-                Kind::Crypt | Kind::Linear if !range.is_empty() => {
-                    let operation = ring::Operation::Discard { offset: range.start, len: range.end - range.start };
-                    return self.submit(index, place.store, operation);
-                }
-                Kind::Crypt | Kind::Linear | Kind::Zero => {}
-                Kind::Error => return self.finish(index, Err(RequestError::Io(Errno::IO))),
-            }
-        }
-    }
-
-    /// Reads what the current step still needs.
-    fn store_read(&mut self, index: u32) {
-        let flight = self.flight(index);
-        let extent = flight.extent.expect("a read has an extent");
-        let (offset, range, buffer) = match flight.step {
-            Step::Edge(edge) => {
-                let edge = unaligned::edges(&extent)[edge].expect("only edges that exist are read");
-                (edge.store_offset, edge.spare_offset..edge.spare_offset + edge.len, flight.spare.take())
-            }
-            _ => (extent.store_offset, 0..extent.cover_len, flight.buffer.take()),
-        };
-        let progress = flight.progress;
-        let buffer = buffer.expect("the buffer is here between store operations");
-        let range = range.start + progress..range.end;
-        self.submit(index, extent.store, ring::Operation::Read { offset: offset + progress as u64, buffer, range });
-    }
-
-    fn store_write(&mut self, index: u32, data: Ciphertext) {
-        let flight = self.flight(index);
-        let extent = flight.extent.expect("a write has an extent");
-        let (progress, durable) = (flight.progress, flight.operation.durable());
-        let offset = extent.store_offset + progress as u64;
-        let range = progress..extent.cover_len;
-        self.submit(index, extent.store, ring::Operation::Write { offset, data, range, durable });
-    }
-
-    fn submit(&mut self, index: u32, store: u32, operation: ring::Operation) {
-        let short = operation.transfer_len().is_some_and(|len| self.is_inline(store, len));
-        let called = &self.device.stores()[store as usize];
-        match self.stores[store as usize].filter(|_| !short) {
-            Some(file) => self.ring.submit(file, operation, Token(OWN | u64::from(index))),
-            None => {
-                let (result, returned) = operation.execute(&**called);
-                self.executed.push_back(Completion { token: Token(OWN | u64::from(index)), result, returned });
-            }
-        }
     }
 
     /// Moves a request on after its store operation.
@@ -597,6 +569,9 @@ where
                 }
             }
             _ => {}
+        }
+        if step == Step::Write && self.settle(index, outcome.is_ok(), &mut ciphertext).is_none() {
+            return;
         }
         if let Some(data) = ciphertext {
             self.flight(index).buffer = Some(data.into_buffer());
@@ -648,10 +623,14 @@ where
         if let Some(lock) = flight.lock {
             self.device.locks().unlock(lock);
         }
+        if let (Some(ticket), Some(zones)) = (flight.ticket, self.device.zones()) {
+            self.turns.extend(zones.leave(ticket, Some(&self.granted)).map(|token| token as u32));
+        }
         if flight.parent.is_none() {
             self.shard.recorder().finish(flight.operation, &result, &flight.work, flight.timing.as_ref());
         }
-        let data = flight.extent.zip(flight.buffer);
+        let buffer = flight.buffer.or(flight.kept.map(Ciphertext::into_buffer));
+        let data = flight.extent.zip(buffer);
         let finished = Finished { id: flight.id, result, data, spare: flight.spare };
         match flight.parent {
             None => self.finished.push_back(finished),
@@ -664,6 +643,7 @@ impl<F: FrontEnd> Drop for Worker<F> {
     fn drop(&mut self) {
         // It may have the target as well, until it has ended.
         self.carrier = None;
+        self.leave_zones();
         // Nothing reaches a store any more once the seat is given up, and nobody waits for ever for what it had locked.
         self.ring.finish();
         self.in_flight

@@ -164,6 +164,8 @@ pub(crate) fn text(status: &Status, figures: &Snapshot) -> String {
         ("flush", figures.flushes),
         ("discard", figures.discards),
         ("prefetch", figures.prefetches),
+        ("zone_append", figures.appends),
+        ("zone_action", figures.zone_actions),
     ];
     text.counter("inlock_io_operations", "", "Requests that succeeded.", "op", &operations);
     text.counter("inlock_io_errors", "", "Requests that failed.", "", &[("", figures.errors)]);

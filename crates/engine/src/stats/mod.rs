@@ -53,6 +53,8 @@ enum Counter {
     Flushes,
     Discards,
     Prefetches,
+    Appends,
+    ZoneActions,
     Errors,
     Offloaded,
 }
@@ -107,15 +109,19 @@ pub struct Snapshot {
     pub discards: u64,
     /// Prefetches that succeeded.
     pub prefetches: u64,
+    /// Zone appends that succeeded.
+    pub appends: u64,
+    /// Orders to zones that succeeded.
+    pub zone_actions: u64,
     /// Requests of any kind that failed.
     pub errors: u64,
     /// Bytes that reads asked for.
     pub bytes_read: u64,
-    /// Bytes that writes and write-zeroes asked for.
+    /// Bytes that writes, appends and write-zeroes asked for.
     pub bytes_written: u64,
-    /// Reads, writes and write-zeroes whose cipher work was done by the thread that carried them.
+    /// Reads, writes, appends and write-zeroes whose cipher work was done by the thread that carried them.
     pub inline: u64,
-    /// Reads, writes and write-zeroes whose cipher work was done by the pool.
+    /// Reads, writes, appends and write-zeroes whose cipher work was done by the pool.
     pub offloaded: u64,
     /// Calls of a cipher.
     pub cipher_calls: u64,
@@ -154,6 +160,8 @@ impl Stats {
             flushes: sum(Counter::Flushes),
             discards: sum(Counter::Discards),
             prefetches: sum(Counter::Prefetches),
+            appends: sum(Counter::Appends),
+            zone_actions: sum(Counter::ZoneActions),
             errors: sum(Counter::Errors),
             bytes_read: sum(Counter::BytesRead),
             bytes_written: sum(Counter::BytesWritten),
@@ -162,7 +170,7 @@ impl Stats {
             cipher_units: sum(Counter::CipherUnits),
             ..Snapshot::default()
         };
-        let moved = snapshot.reads + snapshot.writes + snapshot.write_zeroes;
+        let moved = snapshot.reads + snapshot.writes + snapshot.appends + snapshot.write_zeroes;
         snapshot.inline = moved.saturating_sub(snapshot.offloaded);
         // A shard that nobody ever wrote to is left alone, or reading would make its pages resident.
         let used = |s: &&Shard| s.random.load(Ordering::Relaxed) != 0;
@@ -208,6 +216,8 @@ impl Snapshot {
             flushes: self.flushes.saturating_sub(earlier.flushes),
             discards: self.discards.saturating_sub(earlier.discards),
             prefetches: self.prefetches.saturating_sub(earlier.prefetches),
+            appends: self.appends.saturating_sub(earlier.appends),
+            zone_actions: self.zone_actions.saturating_sub(earlier.zone_actions),
             errors: self.errors.saturating_sub(earlier.errors),
             bytes_read: self.bytes_read.saturating_sub(earlier.bytes_read),
             bytes_written: self.bytes_written.saturating_sub(earlier.bytes_written),
@@ -357,7 +367,8 @@ impl<'a> Recorder<'a> {
 
     /// The clock of a request of `len` bytes that is accepted now, if it is to be timed.
     pub(crate) fn accept(&self, operation: Operation, len: u64) -> Option<Timing> {
-        let moves_data = matches!(operation, Operation::Read | Operation::Write { .. } | Operation::WriteZeroes { .. });
+        let moves_data =
+            operation.writes_data() || matches!(operation, Operation::Read | Operation::WriteZeroes { .. });
         let (class, weight) = match (self.level, len) {
             (StatsLevel::Off, _) => return None,
             (StatsLevel::On, ..SHORT) if moves_data => (0, SHORT_ONE_IN),
@@ -420,7 +431,9 @@ impl<'a> Recorder<'a> {
     fn count(&self, operation: Operation, work: &Work) {
         let (requests, bytes) = match operation {
             Operation::Read => (Counter::Reads, Some(Counter::BytesRead)),
-            Operation::Write { .. } => (Counter::Writes, Some(Counter::BytesWritten)),
+            Operation::Write { .. } | Operation::WriteAgain { .. } => (Counter::Writes, Some(Counter::BytesWritten)),
+            Operation::Append { .. } => (Counter::Appends, Some(Counter::BytesWritten)),
+            Operation::Zones(_) => (Counter::ZoneActions, None),
             Operation::WriteZeroes { .. } => (Counter::WriteZeroes, Some(Counter::BytesWritten)),
             Operation::Flush => (Counter::Flushes, None),
             Operation::Discard { .. } => (Counter::Discards, None),

@@ -9,6 +9,8 @@ use crate::request::{Operation, RequestError};
 use crate::ring::{Completion, Ring, Wait, Waker};
 use crate::target::Extent;
 use crate::unaligned::Granted;
+use crate::zoned::keeper::Managed;
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
@@ -98,6 +100,7 @@ pub(super) enum Message<M> {
     Granted(u64),
     Ciphered(u64, Done),
     Carried(u64, Delivery),
+    Managed(u64, Result<(), Errno>),
 }
 
 impl<M> Mailbox<M> {
@@ -142,5 +145,11 @@ impl<M: Send> Ciphered for Mailbox<M> {
 impl<M: Send> Carried for Mailbox<M> {
     fn carried(&self, token: u64, delivery: Delivery) {
         self.push(Message::Carried(token, delivery));
+    }
+}
+
+impl<M: Send> Managed for Mailbox<M> {
+    fn managed(&self, token: u64, result: Result<(), Errno>) {
+        self.push(Message::Managed(token, result));
     }
 }

@@ -3,8 +3,9 @@
 use crate::buffer::Buffer;
 use crate::request::Operation;
 use crate::stats::{Phase, Timing, Work};
-use crate::target::Extent;
+use crate::target::{Ciphertext, Extent};
 use crate::unaligned::LockId;
+use crate::zoned::order::{ActionId, TicketId};
 use rustix::io::Errno;
 use std::time::Duration;
 
@@ -19,6 +20,12 @@ pub(super) struct InFlight {
     pub(super) buffer: Option<Buffer>,
     pub(super) spare: Option<Buffer>,
     pub(super) lock: Option<LockId>,
+    /// Of a write to a sequential zone.
+    pub(super) ticket: Option<TicketId>,
+    /// Of an order to zones.
+    pub(super) action: Option<ActionId>,
+    /// A write to a sequential zone that waits for its turn.
+    pub(super) kept: Option<Ciphertext>,
     /// The request that this one is a part of; the front end does not know of parts.
     pub(super) parent: Option<u32>,
     /// Bytes of the current store operation that are done; of a flush, stores.
@@ -65,6 +72,12 @@ pub(super) enum Step {
     /// Reading edge 0 or 1 of a partial write.
     Edge(usize),
     Read,
+    /// A write that is ahead of its zone's pointer, and waits for those before it.
+    Held,
+    /// A write to a sequential zone, or an order to zones: it waits for its turn.
+    Turn,
+    /// An order to zones, in the hands of the keeper.
+    Zones,
     /// In the hands of the cipher pool.
     Cipher,
     /// In the hands of the carrier.

@@ -1,7 +1,7 @@
 //! A worker at the gate of its device: it looks when something has changed, and says when it has nothing in flight.
 
-use super::{FrontEnd, Worker};
-use crate::gate::{SCRUB_TURN, View};
+use super::{FrontEnd, InFlight, Request, Worker};
+use crate::gate::{Passage, SCRUB_TURN, View};
 use inlock_cipher::scrub_stack;
 
 impl<F: FrontEnd> Worker<F>
@@ -15,7 +15,18 @@ where
         if target.is_some() {
             self.target = target;
         }
+        if passage != Passage::Open {
+            self.take_held_back();
+        }
         self.drain();
+    }
+
+    /// Has a request that has done nothing yet wait again.
+    pub(super) fn put_back(&mut self, index: u32) {
+        let flight = self.in_flight[index as usize].take().expect("a request stays in the table until it is finished");
+        self.free.push(index);
+        let InFlight { id, operation, offset, len, extent, buffer, spare, .. } = flight;
+        self.requests.push_front(Request { id, operation, offset, len, data: extent.zip(buffer), spare });
     }
 
     /// Says that nothing is in flight as soon as it is so.

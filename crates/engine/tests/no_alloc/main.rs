@@ -193,6 +193,7 @@ fn run_caller(device: &BlockingDevice, number: usize, requests: usize, go: &Barr
             Operation::Flush => device.flush(),
             Operation::Discard { .. } => device.discard(offset, len),
             Operation::Prefetch => Ok(()),
+            _ => unreachable!("not drawn"),
         }
         .expect("nothing fails here");
         assert!(operation != Operation::Read || bytes == slot.part(offset, len), "a wrong read");

@@ -1,0 +1,89 @@
+//! What a step of a request asks of its store, through the ring or, where the store answers from memory, by a call.
+
+use super::{FrontEnd, OWN, Step, Worker};
+use crate::layout::Kind;
+use crate::request::RequestError;
+use crate::ring::{self, Completion, Token};
+use crate::target::Ciphertext;
+use crate::unaligned;
+use rustix::io::Errno;
+
+impl<F: FrontEnd> Worker<F>
+where
+    F::Message: 'static,
+{
+    /// Starts a store operation that needs no ciphertext.
+    pub(super) fn store_step(&mut self, index: u32, step: Step) {
+        let flight = self.flight(index);
+        flight.step = step;
+        flight.progress = 0;
+        match step {
+            // A table of lines that store nothing.
+            Step::Sync if self.stores.is_empty() => self.last_step(index, step, Ok(())),
+            Step::Sync => self.submit(index, 0, ring::Operation::Sync),
+            Step::Discard => self.discard(index),
+            _ => self.store_read(index),
+        }
+    }
+
+    /// Gives back what one segment has of the range; goes on with the next when that is done.
+    pub(super) fn discard(&mut self, index: u32) {
+        loop {
+            let flight = self.flight(index);
+            let done = flight.progress as u64;
+            let (offset, len) = (flight.offset + done, flight.len - done);
+            if len == 0 {
+                return self.last_step(index, Step::Discard, Ok(()));
+            }
+            let located = self.layout.discardable(offset, len);
+            let (range, place) = located.expect("checked when the request began");
+            self.flight(index).progress += place.len as usize;
+            match place.kind {
+                Kind::Crypt | Kind::Linear if !range.is_empty() => {
+                    let operation = ring::Operation::Discard { offset: range.start, len: range.end - range.start };
+                    return self.submit(index, place.store, operation);
+                }
+                Kind::Crypt | Kind::Linear | Kind::Zero => {}
+                Kind::Error => return self.finish(index, Err(RequestError::Io(Errno::IO))),
+            }
+        }
+    }
+
+    /// Reads what the current step still needs.
+    pub(super) fn store_read(&mut self, index: u32) {
+        let flight = self.flight(index);
+        let extent = flight.extent.expect("a read has an extent");
+        let (offset, range, buffer) = match flight.step {
+            Step::Edge(edge) => {
+                let edge = unaligned::edges(&extent)[edge].expect("only edges that exist are read");
+                (edge.store_offset, edge.spare_offset..edge.spare_offset + edge.len, flight.spare.take())
+            }
+            _ => (extent.store_offset, 0..extent.cover_len, flight.buffer.take()),
+        };
+        let progress = flight.progress;
+        let buffer = buffer.expect("the buffer is here between store operations");
+        let range = range.start + progress..range.end;
+        self.submit(index, extent.store, ring::Operation::Read { offset: offset + progress as u64, buffer, range });
+    }
+
+    pub(super) fn store_write(&mut self, index: u32, data: Ciphertext) {
+        let flight = self.flight(index);
+        let extent = flight.extent.expect("a write has an extent");
+        let (progress, durable) = (flight.progress, flight.operation.durable());
+        let offset = extent.store_offset + progress as u64;
+        let range = progress..extent.cover_len;
+        self.submit(index, extent.store, ring::Operation::Write { offset, data, range, durable });
+    }
+
+    pub(super) fn submit(&mut self, index: u32, store: u32, operation: ring::Operation) {
+        let short = operation.transfer_len().is_some_and(|len| self.is_inline(store, len));
+        let called = &self.device.stores()[store as usize];
+        match self.stores[store as usize].filter(|_| !short) {
+            Some(file) => self.ring.submit(file, operation, Token(OWN | u64::from(index))),
+            None => {
+                let (result, returned) = operation.execute(&**called);
+                self.executed.push_back(Completion { token: Token(OWN | u64::from(index)), result, returned });
+            }
+        }
+    }
+}
