@@ -78,12 +78,11 @@ impl BlockingDevice {
     /// The place of a write in the queue of its zone; `None` where no order is asked for.
     pub(super) fn turn_of(&self, extent: &Extent) -> Result<Option<Turn<'_>>, RequestError> {
         let Some(zones) = self.device().zones() else { return Ok(None) };
+        if extent.is_partial() && zones.is_sequential(extent.store_offset, extent.cover_len as u64)? {
+            return Err(RequestError::Io(Errno::INVAL));
+        }
         match zones.admit(extent.store_offset, extent.cover_len as u64, false, false, Waiter::Thread)? {
             Admission::Free => Ok(None),
-            Admission::Placed(ticket, _) if extent.is_partial() => {
-                Turn { zones, ticket }.give_up();
-                Err(RequestError::Io(Errno::INVAL))
-            }
             Admission::Placed(ticket, _) => Ok(Some(Turn { zones, ticket })),
             Admission::Held(_) => unreachable!("threads do not wait for those before them"),
         }

@@ -59,6 +59,9 @@ where
         let Some(zones) = device.zones() else {
             return if append { Err(RequestError::Unsupported) } else { Ok(false) };
         };
+        if extent.is_partial() && zones.is_sequential(extent.store_offset, extent.cover_len as u64)? {
+            return Err(RequestError::Io(Errno::INVAL));
+        }
         let waiter = Waiter::Message(Arc::clone(&self.granted), index.into());
         let admission = zones.admit(extent.store_offset, extent.cover_len as u64, append, true, waiter)?;
         let flight = self.flight(index);
@@ -70,9 +73,6 @@ where
             }
             Admission::Placed(ticket, position) => {
                 flight.ticket = Some(ticket);
-                if extent.is_partial() {
-                    return Err(RequestError::Io(Errno::INVAL));
-                }
                 if append {
                     let placed = moved(&self.layout, extent, position)?;
                     self.flight(index).extent = Some(placed);
