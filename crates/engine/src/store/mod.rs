@@ -5,6 +5,8 @@
 
 pub mod file;
 pub mod memory;
+pub mod zoned_device;
+pub mod zoned_file;
 
 use crate::zoned::ZonedStore;
 use rustix::io::Errno;

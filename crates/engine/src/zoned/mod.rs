@@ -25,6 +25,21 @@ pub enum ZoneKind {
     SequentialPreferred,
 }
 
+impl ZoneKind {
+    const NUMBERS: [(Self, u8); 3] =
+        [(Self::Conventional, 1), (Self::SequentialRequired, 2), (Self::SequentialPreferred, 3)];
+
+    /// Its number in the kernel's interface.
+    pub fn number(self) -> u8 {
+        Self::NUMBERS.iter().find(|(kind, _)| *kind == self).expect("every kind has a row").1
+    }
+
+    /// The kind with this number in the kernel's interface.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::NUMBERS.iter().find(|(_, known)| *known == number).map(|(kind, _)| *kind)
+    }
+}
+
 /// The state of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZoneCondition {
@@ -47,6 +62,27 @@ pub enum ZoneCondition {
 }
 
 impl ZoneCondition {
+    const NUMBERS: [(Self, u8); 8] = [
+        (Self::NotWritePointer, 0),
+        (Self::Empty, 1),
+        (Self::ImplicitOpen, 2),
+        (Self::ExplicitOpen, 3),
+        (Self::Closed, 4),
+        (Self::ReadOnly, 13),
+        (Self::Full, 14),
+        (Self::Offline, 15),
+    ];
+
+    /// Its number in the kernel's interface.
+    pub fn number(self) -> u8 {
+        Self::NUMBERS.iter().find(|(condition, _)| *condition == self).expect("every condition has a row").1
+    }
+
+    /// The condition with this number in the kernel's interface.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::NUMBERS.iter().find(|(_, known)| *known == number).map(|(condition, _)| *condition)
+    }
+
     /// Whether the zone counts against the limit of open zones.
     pub fn is_open(self) -> bool {
         matches!(self, Self::ImplicitOpen | Self::ExplicitOpen)

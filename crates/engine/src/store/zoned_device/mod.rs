@@ -1,0 +1,223 @@
+//! A host-managed zoned block device as store.
+//!
+//! Bytes go as they go to any block device, past the kernel's cache, because only there the order of writes is the caller's; so
+//! a ring may reach it by its descriptor. What is known of the zones comes from the kernel: limits from sysfs, the rest by
+//! the calls that `blkzone(8)` makes.
+
+mod ioctl;
+
+use super::file::{FileStore, IoMode};
+use super::{BackingStore, Geometry, Run};
+use crate::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind, ZoneLimits, ZonedStore};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::PathBuf;
+
+/// A zoned block device, opened by the caller.
+#[derive(Debug)]
+pub struct ZonedDevice {
+    file: FileStore,
+    limits: ZoneLimits,
+}
+
+/// Why a block device is not taken as a zoned one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ZonedDeviceError {
+    /// It has no zones, or none that ask for order.
+    #[error("not a host-managed zoned block device")]
+    NotZoned,
+    /// Zones are those of the whole device.
+    #[error("a partition of a zoned block device has no zones of its own")]
+    Partition,
+    /// It was opened for writing through the cache, which writes in an order of its own.
+    #[error("a zoned block device must be opened with O_DIRECT to be written")]
+    Cached,
+    /// What is known of it cannot be read.
+    #[error("cannot read the zone limits from {}", path.display())]
+    Sysfs {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// What is known of it makes no sense.
+    #[error("the zone limits of the device make no sense: {0:?}")]
+    Limits(ZoneLimits),
+    /// It cannot be used as a block device.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl ZonedDevice {
+    /// Whether `file` is a block device that asks for order in its zones.
+    pub fn is_zoned(file: &File) -> bool {
+        Queue::of(file).is_ok_and(|queue| queue.is_host_managed())
+    }
+
+    /// Takes `file`, a whole host-managed block device that was opened with `O_DIRECT`, unless it is only read.
+    pub fn new(file: File, read_only: bool, mode: IoMode) -> Result<Self, ZonedDeviceError> {
+        let queue = Queue::of(&file)?;
+        if !queue.is_host_managed() {
+            return Err(ZonedDeviceError::NotZoned);
+        }
+        if queue.partition {
+            return Err(ZonedDeviceError::Partition);
+        }
+        let flags = rustix::fs::fcntl_getfl(&file).map_err(io::Error::from)?;
+        if !read_only && !flags.contains(OFlags::DIRECT) {
+            return Err(ZonedDeviceError::Cached);
+        }
+        let limits = queue.limits()?;
+        let file = FileStore::new(file, read_only, mode)?;
+        let len = file.geometry().len;
+        if !limits.zone_len.is_power_of_two()
+            || !limits.write_granularity.is_power_of_two()
+            || len.div_ceil(limits.zone_len) != u64::from(limits.zones)
+        {
+            return Err(ZonedDeviceError::Limits(limits));
+        }
+        Ok(Self { file, limits })
+    }
+}
+
+/// What sysfs says of a block device's queue.
+struct Queue {
+    directory: PathBuf,
+    partition: bool,
+}
+
+impl Queue {
+    fn of(file: &File) -> Result<Self, ZonedDeviceError> {
+        let metadata = file.metadata()?;
+        if !metadata.file_type().is_block_device() {
+            return Err(ZonedDeviceError::NotZoned);
+        }
+        let number = metadata.rdev();
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        let partition = device.join("partition").exists();
+        let directory = device.join(if partition { "../queue" } else { "queue" });
+        Ok(Self { directory, partition })
+    }
+
+    fn is_host_managed(&self) -> bool {
+        self.read("zoned").is_ok_and(|zoned| zoned.trim() == "host-managed")
+    }
+
+    fn read(&self, name: &str) -> Result<String, ZonedDeviceError> {
+        let path = self.directory.join(name);
+        std::fs::read_to_string(&path).map_err(|source| ZonedDeviceError::Sysfs { path, source })
+    }
+
+    fn number<T: std::str::FromStr>(&self, name: &str) -> Result<T, ZonedDeviceError> {
+        self.read(name)?.trim().parse().map_err(|_| ZonedDeviceError::Sysfs {
+            path: self.directory.join(name),
+            source: io::Error::new(io::ErrorKind::InvalidData, "not a number that fits"),
+        })
+    }
+
+    fn limits(&self) -> Result<ZoneLimits, ZonedDeviceError> {
+        Ok(ZoneLimits {
+            zone_len: u64::from(self.number::<u32>("chunk_sectors")?) * SECTOR,
+            zones: self.number("nr_zones")?,
+            max_open: self.number("max_open_zones")?,
+            max_active: self.number("max_active_zones")?,
+            write_granularity: self.number("zone_write_granularity")?,
+        })
+    }
+}
+
+const SECTOR: u64 = 512;
+
+impl BackingStore for ZonedDevice {
+    fn geometry(&self) -> Geometry {
+        self.file.geometry()
+    }
+
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_fd()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.file.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+        self.file.write_at(data, offset, durable)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        self.file.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.file.discard(offset, len)
+    }
+
+    fn zoned(&self) -> Option<&dyn ZonedStore> {
+        Some(self)
+    }
+
+    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
+        self.file.run_at(offset, len)
+    }
+}
+
+impl ZonedStore for ZonedDevice {
+    fn limits(&self) -> ZoneLimits {
+        self.limits
+    }
+
+    fn report(&self, offset: u64, into: &mut [Zone]) -> Result<usize, Errno> {
+        let mut done = 0;
+        let mut sector = offset / SECTOR;
+        let mut report = ioctl::Report::new();
+        while done < into.len() {
+            let room = into.len() - done;
+            let found = ioctl::report(self.file.file(), &mut report, sector, room)?;
+            for zone in found {
+                let zone = zone_of(zone)?;
+                // A device that reports backwards would be asked forever.
+                sector = Some((zone.start + zone.len) / SECTOR).filter(|next| *next > sector).ok_or(Errno::IO)?;
+                into[done] = zone;
+                done += 1;
+            }
+            if found.is_empty() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn manage(&self, action: ZoneAction, offset: u64, len: u64) -> Result<(), Errno> {
+        let (offset, len) = match action {
+            // The kernel takes a reset of all that there is as one of all zones that can be.
+            ZoneAction::ResetAll => (0, self.geometry().len),
+            _ => (offset, len),
+        };
+        if !(offset | len).is_multiple_of(SECTOR) {
+            return Err(Errno::INVAL);
+        }
+        ioctl::manage(self.file.file(), action, offset / SECTOR, len / SECTOR)
+    }
+}
+
+fn zone_of(zone: &ioctl::BlkZone) -> Result<Zone, Errno> {
+    let bytes = |sectors: u64| sectors.checked_mul(SECTOR).ok_or(Errno::IO);
+    let kind = ZoneKind::from_number(zone.kind).ok_or(Errno::IO)?;
+    let condition = ZoneCondition::from_number(zone.condition).ok_or(Errno::IO)?;
+    let pointless =
+        matches!(condition, ZoneCondition::NotWritePointer | ZoneCondition::ReadOnly | ZoneCondition::Offline);
+    let write_pointer = if pointless { None } else { Some(bytes(zone.write_pointer)?) };
+    let (start, len) = (bytes(zone.start)?, bytes(zone.len)?);
+    let capacity = bytes(zone.capacity)?;
+    if start.checked_add(len).is_none() || capacity > len {
+        return Err(Errno::IO);
+    }
+    Ok(Zone { start, len, capacity, write_pointer, kind, condition })
+}
