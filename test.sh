@@ -119,7 +119,7 @@ stage build "$INLOCK_BIN" --version
 stage fmt cargo fmt --all --check
 stage clippy cargo clippy --quiet --all-targets -- -D warnings
 stage tidy cargo xtask tidy
-stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/vm/*.sh .ci/run
+stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/vm/*.sh tests/vm/parts/*.sh .ci/run
 stage unit others
 stage fuzz cargo test --quiet --package inlock-fuzz -- --show-output
 stage volumes suite other_volumes

@@ -4,7 +4,7 @@
 PACKAGES=(
     gcc libc6-dev fio nbdkit libnbd-bin python3-libnbd cryptsetup-bin qemu-utils jq shellcheck e2fsprogs
     python3-cryptography python3-cryptography-vectors valgrind
-    qemu-system-x86 busybox-static kmod dmsetup fuse3 xfsprogs btrfs-progs
+    qemu-system-x86 busybox-static kmod dmsetup fuse3 xfsprogs btrfs-progs f2fs-tools
 )
 
 # Prints what is missing, one package a line: by the program a package brings, or the Python module.
@@ -20,6 +20,7 @@ missing_packages() {
             libnbd-bin) command -v nbdcopy && command -v nbdinfo ;;
             fuse3) command -v fusermount3 ;;
             xfsprogs) command -v mkfs.xfs && command -v xfs_repair ;;
+            f2fs-tools) command -v mkfs.f2fs ;;
             btrfs-progs) command -v mkfs.btrfs ;;
             cryptsetup-bin) command -v cryptsetup ;;
             qemu-utils) command -v qemu-img && command -v qemu-nbd ;;

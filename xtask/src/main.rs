@@ -9,6 +9,7 @@ mod fuzz;
 mod soak;
 mod tidy;
 mod vm;
+mod zones;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -23,6 +24,7 @@ const USAGE: &str = "usage: cargo xtask CHORE
                                          64 connections, mixed sizes, 5 minutes: no error, no stall, no growth
   vm [--list] [--keep-log] [--full] [--timeout SECONDS] [TEST...]
                                          boot a kernel under QEMU and run the tests of tests/vm in it
+  zones WHAT                             what guests of `vm` do to zoned devices
   ci                                     what a push runs: ./test.sh";
 
 fn main() -> ExitCode {
@@ -46,6 +48,7 @@ fn run() -> Result<ExitCode> {
         Some("bench-record") => bench_record::run(&root, &rest),
         Some("soak") => soak::run(&rest),
         Some("vm") => vm::run(&root, &target_dir(&root), &rest),
+        Some("zones") => zones::run(&rest),
         Some("ci") => {
             let status = Command::new(root.join("test.sh")).args(rest).status().context("cannot run test.sh")?;
             Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

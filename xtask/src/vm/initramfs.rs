@@ -122,10 +122,13 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Where a program lies: `inlock` is the build under test, others are looked for where root's path leads.
+/// Where a program lies: `inlock` is the build under test, `xtask` the running program, others are looked for where root's
+/// path leads.
 fn find_program(name: &str) -> Result<PathBuf> {
-    if name == "inlock" {
-        return stripped(&inlock_tests::process::inlock_path()?);
+    match name {
+        "inlock" => return stripped(&inlock_tests::process::inlock_path()?, name),
+        "xtask" => return stripped(&std::env::current_exe()?, name),
+        _ => {}
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from));
@@ -134,11 +137,11 @@ fn find_program(name: &str) -> Result<PathBuf> {
 }
 
 /// The program without what only debuggers read, beside it: the guest has it in memory.
-fn stripped(path: &Path) -> Result<PathBuf> {
+fn stripped(path: &Path, name: &str) -> Result<PathBuf> {
     let folder = path.parent().context("a program without a folder")?;
     let unfinished = tempfile::NamedTempFile::new_in(folder)?;
     text(program("strip").arg("-o").arg(unfinished.path()).arg(path))?;
-    let finished = folder.join("inlock.stripped");
+    let finished = folder.join(format!("{name}.stripped"));
     unfinished.persist(&finished)?;
     Ok(finished)
 }

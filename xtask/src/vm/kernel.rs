@@ -1,7 +1,8 @@
-//! The kernel under test: Debian's newest 6.12 for clouds, taken from its package without installing it.
+//! The kernel under test: Debian's newest 6.12, taken from its package without installing it.
 //!
-//! The package is downloaded and unpacked once, under `target/vm/kernel`. Of its modules only those are kept that a test
-//! can want, decompressed, with the lists that `modprobe` reads.
+//! The package is downloaded and unpacked once, under `target/vm`. Of its modules only those are kept that a test can
+//! want, decompressed, with the lists that `modprobe` reads. Tests get the kernel for clouds, a third of the size, unless
+//! they ask for the generic one, which has more modules.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,11 +10,35 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use inlock_tests::process::{output, program, text};
 
-/// What the package's name begins and ends with.
-const PACKAGE: &str = "^linux-image-6\\.12[^ ]*-cloud-amd64(-unsigned)?$";
+/// Which of Debian's packages it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Flavour {
+    /// Made for virtual machines: few drivers and file systems.
+    Cloud,
+    /// For everything.
+    Generic,
+}
+
+impl Flavour {
+    /// What the package's name begins and ends with.
+    fn package(self) -> &'static str {
+        match self {
+            Self::Cloud => "^linux-image-6\\.12[^ ]*-cloud-amd64(-unsigned)?$",
+            Self::Generic => "^linux-image-6\\.12\\.[0-9]+[^ -]*-amd64(-unsigned)?$",
+        }
+    }
+
+    /// Where it is unpacked, under `target/vm`.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Cloud => "kernel",
+            Self::Generic => "kernel-generic",
+        }
+    }
+}
 
 /// Folders and files of the package's modules that guests are given, by where they lie under `kernel/`.
-const MODULES: [&str; 9] = [
+const MODULES: [&str; 11] = [
     "arch/x86/crypto",
     "crypto",
     "drivers/block",
@@ -21,7 +46,9 @@ const MODULES: [&str; 9] = [
     "drivers/scsi/scsi_debug.ko.xz",
     "fs/btrfs",
     "fs/configfs",
+    "fs/f2fs",
     "fs/xfs",
+    "fs/zonefs",
     "lib",
 ];
 
@@ -36,16 +63,17 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel in `folder`, which is made where it is not there yet or holds other modules than are wanted now.
-    pub(super) fn provide(folder: &Path) -> Result<Self> {
+    /// The kernel in its folder under `place`, which is made where it is not there yet or holds other modules than are
+    /// wanted now.
+    pub(super) fn provide(place: &Path, flavour: Flavour) -> Result<Self> {
+        let folder = &place.join(flavour.folder());
         if folder.is_dir() && fs::read_to_string(folder.join("wanted")).ok() != Some(MODULES.join("\n")) {
             fs::remove_dir_all(folder)?;
         }
         if !folder.is_dir() {
-            let parent = folder.parent().context("the kernel's folder has no parent")?;
-            fs::create_dir_all(parent)?;
-            let unfinished = tempfile::tempdir_in(parent)?;
-            unpack(unfinished.path())?;
+            fs::create_dir_all(place)?;
+            let unfinished = tempfile::tempdir_in(place)?;
+            unpack(unfinished.path(), flavour)?;
             // Whoever was faster has made the same.
             if fs::rename(unfinished.path(), folder).is_err() && !folder.is_dir() {
                 bail!("cannot put the kernel to {}", folder.display());
@@ -57,8 +85,8 @@ impl Kernel {
 }
 
 /// Fills `folder` with `release`, `wanted`, `vmlinuz` and `root/lib/modules/RELEASE`.
-fn unpack(folder: &Path) -> Result<()> {
-    let package = newest_package()?;
+fn unpack(folder: &Path, flavour: Flavour) -> Result<()> {
+    let package = newest_package(flavour)?;
     let whole = folder.join("package");
     fs::create_dir(&whole)?;
     text(program("apt-get").args(["download", "-qq", &package]).current_dir(&whole)).context("no kernel")?;
@@ -83,15 +111,16 @@ fn unpack(folder: &Path) -> Result<()> {
 }
 
 /// The newest package whose name fits; the lists are fetched where they are missing and this is root.
-fn newest_package() -> Result<String> {
-    let search = || text(program("apt-cache").args(["search", "--names-only", PACKAGE]));
+fn newest_package(flavour: Flavour) -> Result<String> {
+    let pattern = flavour.package();
+    let search = || text(program("apt-cache").args(["search", "--names-only", pattern]));
     let mut found = search()?;
     if found.is_empty() {
         output(program("apt-get").args(["update", "-qq"]))?;
         found = search()?;
     }
     let names = found.lines().filter_map(|line| line.split(' ').next());
-    let newest = names.max_by_key(|name| numbers(name)).context("apt knows no linux-image-6.12*-cloud-amd64")?;
+    let newest = names.max_by_key(|name| numbers(name)).with_context(|| format!("apt knows no {pattern}"))?;
     Ok(newest.to_owned())
 }
 

@@ -12,6 +12,7 @@ mod report;
 mod script;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,7 +21,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use initramfs::Initramfs;
-use kernel::Kernel;
+use kernel::{Flavour, Kernel};
 use qemu::{End, Machine};
 use report::{Outcome, Report};
 use script::Script;
@@ -52,23 +53,24 @@ pub(crate) fn run(root: &Path, target: &Path, args: &[String]) -> Result<ExitCod
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let kernel = Kernel::provide(&target.join("vm/kernel"))?;
-    println!("vm: Linux {}", kernel.release);
+    let mut kernels = BTreeMap::<Flavour, Kernel>::new();
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     let mut counts = BTreeMap::<String, u64>::new();
     let (mut verdicts, mut named) = (Vec::new(), Vec::new());
     let rounds = |script| (0..host::rounds(script, options.full)).map(move |round| (script, round));
     let wanted = scripts.iter().filter(|script| !options.names.is_empty() || !script.only_named);
     for (script, round) in wanted.flat_map(rounds) {
-        let begin = Instant::now();
-        let run = Run {
-            root,
-            script,
-            kernel: &kernel,
-            options: &options,
-            round,
-            folder: target.join("vm/run").join(&script.name),
+        let kernel = match kernels.entry(script.flavour) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let kernel = Kernel::provide(&target.join("vm"), script.flavour)?;
+                println!("vm: Linux {}", kernel.release);
+                place.insert(kernel)
+            }
         };
+        let begin = Instant::now();
+        let run =
+            Run { root, script, kernel, options: &options, round, folder: target.join("vm/run").join(&script.name) };
         let report = run.whole()?;
         let failures = report.outcomes.iter().filter(|o| matches!(o, Outcome::Fail(..))).count();
         let skips = report.outcomes.iter().filter(|o| matches!(o, Outcome::Skip(..))).count();
@@ -223,6 +225,11 @@ impl Run<'_> {
         let parts = self.root.join("tests/vm");
         archive.file("init", 0o755, &fs::read(parts.join("init.sh"))?);
         archive.file("vm/lib.sh", 0o644, &fs::read(parts.join("lib.sh"))?);
+        for part in fs::read_dir(parts.join("parts"))? {
+            let part = part?;
+            let name = format!("vm/parts/{}", part.file_name().to_string_lossy());
+            archive.file(&name, 0o644, &fs::read(part.path())?);
+        }
         archive.file("vm/test.sh", 0o644, script.text.as_bytes());
         archive.file("vm/modules", 0o644, script.modules.join(" ").as_bytes());
         for tool in &script.tools {

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
+use super::kernel::Flavour;
+
 /// What a script's head asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Script {
@@ -13,6 +15,8 @@ pub(super) struct Script {
     pub about: String,
     /// Runs only when it is named: it measures, and proves nothing.
     pub only_named: bool,
+    /// The kernel's.
+    pub flavour: Flavour,
     pub memory_mib: u32,
     pub cpus: u32,
     /// The time limit of one run.
@@ -21,7 +25,7 @@ pub(super) struct Script {
     pub kernel_args: String,
     /// Modules that are loaded before the script begins.
     pub modules: Vec<String>,
-    /// Programs of the host that are copied with their libraries; `inlock` is the build under test.
+    /// Programs of the host that are copied with their libraries; `inlock` is the build under test, `xtask` this program.
     pub tools: Vec<String>,
     /// Files of the host that are copied to the same path, libraries with theirs.
     pub files: Vec<String>,
@@ -44,6 +48,7 @@ impl Script {
             name,
             about: String::new(),
             only_named: false,
+            flavour: Flavour::Cloud,
             memory_mib: 512,
             cpus: 2,
             seconds: 300,
@@ -71,6 +76,7 @@ impl Script {
         match key {
             "about" => value.clone_into(&mut self.about),
             "only" if value == "named" => self.only_named = true,
+            "flavour" if value == "generic" => self.flavour = Flavour::Generic,
             "memory" => self.memory_mib = value.parse()?,
             "cpus" => self.cpus = value.parse()?,
             "seconds" => self.seconds = value.parse()?,
@@ -80,7 +86,7 @@ impl Script {
             "files" => self.files.extend(words()),
             "disk" => self.disks.push(size(value)?),
             _ => bail!(
-                "there is no such key; there are about, only named, memory, cpus, seconds, kernel, modules, tools, files, disk"
+                "there is no such key; there are about, only named, flavour generic, memory, cpus, seconds, kernel, modules, tools, files, disk"
             ),
         }
         Ok(())
@@ -105,12 +111,12 @@ mod tests {
 
     #[test]
     fn a_head_says_what_is_wanted() {
-        let text = "#: about  a test\n#: memory 256\n#: tools a b\n#: tools c\n#: disk 4M\n#: disk 1G\n#: kernel x=1 y\nok it\n#: cpus 9\n";
+        let text = "#: about  a test\n#: memory 256\n#: tools a b\n#: tools c\n#: disk 4M\n#: disk 1G\n#: kernel x=1 y\n#: flavour generic\nok it\n#: cpus 9\n";
         let script = Script::parse("name".into(), text.into()).unwrap();
         assert_eq!((script.about.as_str(), script.memory_mib, script.cpus), ("a test", 256, 2));
         assert_eq!(script.tools, ["a", "b", "c"]);
         assert_eq!(script.disks, [4 << 20, 1 << 30]);
-        assert_eq!(script.kernel_args, "x=1 y");
+        assert_eq!((script.kernel_args.as_str(), script.flavour), ("x=1 y", Flavour::Generic));
     }
 
     #[test]

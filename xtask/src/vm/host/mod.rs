@@ -5,6 +5,7 @@
 mod dm_crypt;
 mod luks;
 mod table;
+mod zoned;
 
 use anyhow::Result;
 
@@ -21,7 +22,7 @@ type Prepare = fn(&mut Scene<'_>) -> Result<Judge>;
 
 /// The tests that the host has a part in, by the names of their scripts.
 const PARTS: &[(&str, Prepare)] =
-    &[("dm-crypt", dm_crypt::prepare), ("luks", luks::prepare), ("table", table::prepare)];
+    &[("dm-crypt", dm_crypt::prepare), ("luks", luks::prepare), ("table", table::prepare), ("zoned", zoned::prepare)];
 
 /// Prepares the test of this name.
 pub(super) fn prepare(name: &str, scene: &mut Scene<'_>) -> Result<Option<Judge>> {

@@ -1,0 +1,96 @@
+# shellcheck shell=dash
+# For tests of zoned storage: devices in memory, volumes on them by Inlock and by dm-crypt, comparisons, logs of the block layer.
+#
+# A test sets: ZONE, a zone's sectors; FIRST, where a volume begins on the device below, in sectors; SECTORS, how long it is;
+# UNIT, its data unit; KEY, 128 digits.
+
+# nullb NAME CONVENTIONAL SEQUENTIAL ZONE CAPACITY OPEN ACTIVE BLOCK: /dev/NAME, a zoned device in memory: how many zones of
+# both kinds, their length and how much of it can be written (MiB), how many may be open and active (0: all), bytes a block.
+nullb() {
+    local to=/sys/kernel/config/nullb/$1
+    modprobe null_blk nr_devices=0 || return
+    grep -q configfs /proc/mounts || mount -t configfs none /sys/kernel/config || return
+    mkdir "$to" && echo $((($2 + $3) * $4)) > "$to/size" && echo 1 > "$to/memory_backed" && echo "$8" > "$to/blocksize" &&
+        echo 1 > "$to/zoned" && echo "$4" > "$to/zone_size" && echo "$5" > "$to/zone_capacity" &&
+        echo "$2" > "$to/zone_nr_conv" && echo "$6" > "$to/zone_max_open" && echo "$7" > "$to/zone_max_active" &&
+        echo 1 > "$to/power" && [ -b "/dev/$1" ]
+}
+# nullb_gone NAME
+nullb_gone() { echo 0 > "/sys/kernel/config/nullb/$1/power" && rmdir "/sys/kernel/config/nullb/$1"; }
+
+# line DEVICE: the table's line of the volume on it.
+line() { echo "0 $SECTORS crypt aes-xts-plain64 $KEY 0 $1 $FIRST 1 sector_size:$UNIT"; }
+# ours DEVICE, theirs DEVICE: NODE becomes the volume on it, by Inlock or by dm-crypt, until closed.
+ours() {
+    (umask 077 && line "$1" > /tmp/table)
+    inlock open --table /tmp/table vol --via ublk --threads 2 || return
+    NODE=$(readlink -f /dev/inlock/vol)
+}
+ours_pid() { sed -n 's/^ *"pid": *\([0-9]*\),*/\1/p' /run/inlock/vol.json; }
+ours_closed() { inlock close vol; }
+theirs() { dmsetup create dm --table "$(line "$1")" && NODE=/dev/mapper/dm; }
+theirs_closed() { dmsetup remove dm; }
+
+# shifted DEVICE: NODE's report is the device's, from where the volume begins.
+shifted() {
+    blkzone report -o "$FIRST" -c $((SECTORS / ZONE)) "$1" | xtask zones shifted "$FIRST" > /tmp/expected &&
+        [ -s /tmp/expected ] && blkzone report "$NODE" > /tmp/report && diff /tmp/expected /tmp/report
+}
+# The same but for the write pointers of zones that have none, which dm-crypt reports otherwise: full, read-only, offline.
+shifted_but_full() {
+    rm -f /tmp/expected /tmp/report
+    shifted "$1" > /dev/null
+    for file in expected report; do
+        sed '/zcond:1[345]/s/wptr 0x[0-9a-f]*/wptr none/' "/tmp/$file" > "/tmp/$file.full"
+    done
+    [ -s /tmp/expected.full ] && diff /tmp/expected.full /tmp/report.full
+}
+
+# traced DEVICE KIB: from here on the block layer's events of /dev/DEVICE are kept, in the order in which they happen, so
+# many KiB of them for each processor.
+traced() {
+    local tracing=/sys/kernel/tracing numbers event
+    [ -e "$tracing/trace" ] || mount -t tracefs tracefs "$tracing" || return
+    numbers=$(cat "/sys/class/block/$1/dev") || return
+    echo 0 > "$tracing/tracing_on" && echo "$2" > "$tracing/buffer_size_kb" && echo counter > "$tracing/trace_clock" &&
+        echo > "$tracing/trace" || return
+    for event in block_bio_queue block_rq_issue; do
+        echo "dev == $((${numbers%:*} << 20 | ${numbers#*:}))" > "$tracing/events/block/$event/filter" &&
+            echo 1 > "$tracing/events/block/$event/enable" || return
+    done
+    echo 1 > "$tracing/tracing_on"
+}
+# traced_to FILE: no more of them; FILE is the log.
+traced_to() {
+    echo 0 > /sys/kernel/tracing/tracing_on
+    echo 0 > /sys/kernel/tracing/events/enable
+    cat /sys/kernel/tracing/trace > "$1"
+    echo > /sys/kernel/tracing/trace
+}
+# ordered NAME FILE AT_LEAST: in the log FILE what reached the device's queue, and what was issued to it, is in order within
+# each zone, and so many writes at least reached the queue.
+ordered() {
+    local event writes
+    for event in block_bio_queue block_rq_issue; do
+        check "$1-$event" xtask zones order "$2" "$event" "$ZONE" 0 || return
+        writes=$(cut -d ' ' -f 1 "/tmp/check.$$")
+        note "$1: $event: $(cat "/tmp/check.$$")"
+        if [ "$event" = block_bio_queue ] && [ "$writes" -lt "$3" ]; then fail "$1-enough" "$writes writes, not $3"; fi
+    done
+}
+# must_fail NAME WORDS COMMAND...: ok if the command fails and prints WORDS.
+must_fail() {
+    local name=$1 words=$2
+    shift 2
+    if "$@" > /tmp/said 2>&1; then
+        fail "$name" "it succeeds: $(tail -n 3 /tmp/said)"
+    elif grep -q "$words" /tmp/said; then
+        ok "$name"
+    else
+        fail "$name" "not '$words': $(tail -n 3 /tmp/said)"
+    fi
+}
+# same_words FILE FILE: both hold the same, and something.
+same_words() { [ -s "$1" ] && cmp "$1" "$2"; }
+# has_grown FILE LINES: it is so long by now.
+has_grown() { [ "$(wc -l < "$1")" -ge "$2" ]; }

@@ -1,0 +1,74 @@
+//! Memory for direct I/O, and what is written to it: each block says where it lies and in which round it was written.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+/// What positions are counted in.
+pub(super) const BLOCK: u64 = 4096;
+
+/// Bytes that begin on a page.
+pub(super) struct Aligned {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Aligned {
+    pub(super) fn new(len: usize) -> Self {
+        let bytes = vec![0; len + BLOCK as usize];
+        let start = bytes.as_ptr().align_offset(BLOCK as usize);
+        Self { bytes, start, len }
+    }
+
+    pub(super) fn get(&self) -> &[u8] {
+        &self.bytes[self.start..][..self.len]
+    }
+
+    pub(super) fn get_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..][..self.len]
+    }
+}
+
+/// Fills `into`, which lies at byte `place` of a device: every eight bytes tell theirs and the seed.
+pub(super) fn stamp(into: &mut [u8], place: u64, seed: u64) {
+    for (n, word) in into.chunks_exact_mut(8).enumerate() {
+        word.copy_from_slice(&stamped(place + 8 * n as u64, seed).to_le_bytes());
+    }
+}
+
+/// Whether the bytes at `place` are those of [`stamp`].
+pub(super) fn is_stamped(bytes: &[u8], place: u64, seed: u64) -> bool {
+    let mut words = bytes.chunks_exact(8).enumerate();
+    words.all(|(n, word)| word == stamped(place + 8 * n as u64, seed).to_le_bytes())
+}
+
+fn stamped(place: u64, seed: u64) -> u64 {
+    (place ^ seed << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// A device for direct I/O.
+pub(super) fn open(path: &Path, write: bool) -> std::io::Result<File> {
+    OpenOptions::new().read(true).write(write).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path)
+}
+
+/// One write of everything; a part of it counts as EIO, which is what its rest would have said.
+pub(super) fn write(device: &File, bytes: &[u8], place: u64) -> Result<(), Errno> {
+    whole(device.write_at(bytes, place), bytes.len())
+}
+
+/// The same for reading.
+pub(super) fn read(device: &File, bytes: &mut [u8], place: u64) -> Result<(), Errno> {
+    whole(device.read_at(bytes, place), bytes.len())
+}
+
+fn whole(done: std::io::Result<usize>, len: usize) -> Result<(), Errno> {
+    match done {
+        Ok(n) if n == len => Ok(()),
+        Ok(_) => Err(Errno::IO),
+        Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+    }
+}

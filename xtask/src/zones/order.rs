@@ -1,0 +1,125 @@
+//! Whether the writes of a trace came in order: in each zone every write begins where the one before it ended, and stays
+//! within the zone.
+//!
+//! The trace is the text of `/sys/kernel/tracing/trace` with the block layer's events of one device. Zone actions are
+//! marked `N` there; after one a zone may begin anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+/// How many faults are named.
+const NAMED: usize = 3;
+
+/// Reads the trace, prints how many writes there were, and fails where one is out of order or none is there.
+pub(super) fn run(log: &Path, event: &str, zone_sectors: u64, free_sectors: u64) -> Result<()> {
+    let text = std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
+    let found = look(&text, event, zone_sectors, free_sectors)?;
+    println!("{} writes in {} zones, {} begun anew", found.writes, found.next.len(), found.restarts);
+    ensure!(found.faults.is_empty(), "{} out of order: {}", found.faults.len(), found.faults_named());
+    ensure!(found.writes > 0, "there is no write in it");
+    Ok(())
+}
+
+/// What a trace showed.
+#[derive(Default)]
+struct Found {
+    writes: u64,
+    restarts: u64,
+    /// Where the next write of a zone has to begin.
+    next: BTreeMap<u64, u64>,
+    /// Zones that may begin anew.
+    fresh: BTreeSet<u64>,
+    faults: Vec<String>,
+}
+
+impl Found {
+    fn faults_named(&self) -> String {
+        self.faults[..self.faults.len().min(NAMED)].join("; ")
+    }
+
+    fn write(&mut self, sector: u64, sectors: u64, zone_sectors: u64) {
+        let zone = sector / zone_sectors;
+        let expected = self.next.get(&zone).copied();
+        let anew = sector == zone * zone_sectors && self.fresh.contains(&zone);
+        self.writes += 1;
+        if sector + sectors > (zone + 1) * zone_sectors {
+            self.faults.push(format!("{sectors} sectors at {sector} cross the end of zone {zone}"));
+        } else if expected.is_some_and(|expected| expected != sector) && !anew {
+            self.faults.push(format!("zone {zone}: {sector}, not {}", expected.unwrap_or_default()));
+        } else if anew && expected.is_some_and(|expected| expected != sector) {
+            self.restarts += 1;
+        }
+        self.fresh.remove(&zone);
+        self.next.insert(zone, sector + sectors);
+    }
+}
+
+/// Goes through the events called `event`; sectors below `free_sectors` may be written in any order.
+fn look(text: &str, event: &str, zone_sectors: u64, free_sectors: u64) -> Result<Found> {
+    let mut found = Found::default();
+    let mark = format!(" {event}: ");
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        ensure!(!line.contains("LOST"), "the trace is not whole: {line}");
+        let Some((_, event)) = line.split_once(&mark) else { continue };
+        let words: Vec<&str> = event.split_whitespace().collect();
+        let plus = words.iter().position(|word| *word == "+").with_context(|| format!("not understood: {line}"))?;
+        let number = |word: Option<&&str>| word.and_then(|word| word.parse::<u64>().ok());
+        let (sector, sectors) = (number(words.get(plus - 1)), number(words.get(plus + 1)));
+        let (sector, sectors) = sector.zip(sectors).with_context(|| format!("not understood: {line}"))?;
+        let kind = words.get(1).copied().unwrap_or_default();
+        if kind.contains('N') {
+            // The reset of all has no place of its own.
+            let zones: Vec<u64> = found.next.keys().copied().collect();
+            let all = sectors == 0 && sector == 0;
+            found.fresh.extend(zones.into_iter().filter(|z| all || *z == sector / zone_sectors));
+        } else if kind.contains('W') && sectors > 0 && sector >= free_sectors {
+            found.write(sector, sectors, zone_sectors);
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(events: &[&str]) -> (u64, usize) {
+        let lines: Vec<String> = events
+            .iter()
+            .map(|event| format!("  fio-12  [001] .....  7: block_rq_issue: 252,0 {event} none,0,0 [fio]"))
+            .collect();
+        let found = look(&lines.join("\n"), "block_rq_issue", 1024, 1024).unwrap();
+        (found.writes, found.faults.len())
+    }
+
+    #[test]
+    fn order_is_asked_of_each_zone_alone() {
+        assert_eq!(faults(&["WS 8 () 1024 + 8", "WS 8 () 2048 + 8", "WS 8 () 1032 + 8", "RS 8 () 0 + 8"]), (3, 0));
+        assert_eq!(faults(&["WS 8 () 1024 + 8", "WS 8 () 1040 + 8", "WS 8 () 1032 + 8"]), (3, 2));
+        // The same twice is no order either.
+        assert_eq!(faults(&["WS 8 () 1024 + 8", "WS 8 () 1024 + 8"]), (2, 1));
+        // What lies before the sequential zones is free.
+        assert_eq!(faults(&["WS 8 () 512 + 8", "WS 8 () 0 + 8"]), (0, 0));
+    }
+
+    #[test]
+    fn a_zone_begins_anew_after_its_reset_alone() {
+        assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 1024 + 0", "WS 8 () 1024 + 8"]), (2, 0));
+        assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 0 + 0", "WS 8 () 1024 + 8"]), (2, 0));
+        assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 2048 + 0", "WS 8 () 1024 + 8"]), (2, 1));
+        assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 1024 + 0", "WS 8 () 1040 + 8"]), (2, 1));
+    }
+
+    #[test]
+    fn no_write_crosses_a_zones_end() {
+        assert_eq!(faults(&["WS 8 () 2040 + 8"]), (1, 0));
+        assert_eq!(faults(&["WS 8 () 2040 + 16"]), (1, 1));
+    }
+
+    #[test]
+    fn a_trace_with_losses_is_none() {
+        assert!(look("CPU:1 [LOST 12 EVENTS]\n", "block_rq_issue", 1024, 0).is_err());
+    }
+}
