@@ -120,6 +120,8 @@ pub(crate) struct Wanted<'a> {
     pub file: &'a Path,
     /// Where the NBD driver meets its server.
     pub socket: &'a Path,
+    /// Where a ublk device keeps how far its zones were answered.
+    pub zones: &'a Path,
     pub threads: usize,
     /// The number of a device that waits for a process.
     pub waiting: Option<u32>,
@@ -133,10 +135,10 @@ impl Way {
         if via == Via::Ublk {
             let queues = u16::try_from(wanted.threads).unwrap_or(u16::MAX).clamp(1, 64);
             let made = match wanted.waiting {
-                Some(number) => UblkDevice::recover(device, number, wanted.mark.into()),
+                Some(number) => UblkDevice::recover(device, number, wanted.mark.into(), Some(wanted.zones)),
                 None => {
                     let options = UblkOptions { queues, mark: wanted.mark.into(), ..UblkOptions::default() };
-                    UblkDevice::start(device, &options)
+                    UblkDevice::start(device, &options, Some(wanted.zones))
                 }
             };
             return Ok(Self::Ublk(made.map_err(no_ublk)?));
@@ -346,7 +348,16 @@ fn clean_up_device(left: &Facts, file: &Path) -> anyhow::Result<()> {
 
 fn no_ublk(error: UblkError) -> anyhow::Error {
     let status = if matches!(error, UblkError::NotPermitted(_)) { Status::Permission } else { Status::Wrong };
-    Problem::Told(error.to_string(), Some("--via loop needs FUSE and loop devices only".to_owned()), status).into()
+    let hint = match error {
+        UblkError::PartOfZone { len, zone_len } => {
+            let whole = len / zone_len * zone_len / 512;
+            Some(format!("a plain volume or a table line of {whole} sectors ends with a zone"))
+        }
+        // Nothing else is a block device with zones.
+        UblkError::NoZones | UblkError::ZoneUnit(_) | UblkError::Report(_) | UblkError::Keep(_) => None,
+        _ => Some("--via loop needs FUSE and loop devices only".to_owned()),
+    };
+    Problem::Told(error.to_string(), hint, status).into()
 }
 
 fn no_nbd(error: KernelNbdError) -> anyhow::Error {

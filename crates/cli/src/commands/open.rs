@@ -33,7 +33,7 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
     };
     let metrics = args.metrics.as_ref().map(|at| metrics::Listener::bind(at, false)).transpose()?;
     let mut claim = Claim::take_over(&args.name)?;
-    let (file, socket) = (claim.files().volume(), claim.files().nbd_socket());
+    let (file, socket, zones) = (claim.files().volume(), claim.files().nbd_socket(), claim.files().zones());
     let waiting = claim.left().and_then(way::waiting);
     let via = way::choose(waiting.map_or(args.via, |(via, _)| Some(via)))?;
     if args.allow_discards && matches!(via, Via::Loop | Via::Fuse) {
@@ -57,6 +57,7 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         name: args.name.as_str(),
         file: &file,
         socket: &socket,
+        zones: &zones,
         threads: threads(args),
         waiting: waiting.map(|(_, number)| number),
         mark: claim.left().and_then(|left| left.mark).map_or_else(way::new_mark, Ok)?,

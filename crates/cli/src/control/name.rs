@@ -111,6 +111,11 @@ impl Files {
         self.dir.join(format!("~{:016x}.nbd", hasher.finish()))
     }
 
+    /// How far the zones of a ublk device were answered.
+    pub(crate) fn zones(&self) -> PathBuf {
+        self.path("zones")
+    }
+
     fn path(&self, kind: &str) -> PathBuf {
         self.dir.join(format!("{}.{kind}", self.name))
     }
@@ -148,6 +153,7 @@ impl Files {
         // What is gone already is what was wanted.
         let _ = std::fs::remove_file(self.socket());
         let _ = std::fs::remove_file(self.nbd_socket());
+        let _ = std::fs::remove_file(self.zones());
         let _ = std::fs::remove_file(self.path("json"));
         if log || std::fs::metadata(self.log()).is_ok_and(|metadata| metadata.len() == 0) {
             let _ = std::fs::remove_file(self.log());

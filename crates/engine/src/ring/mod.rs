@@ -84,18 +84,28 @@ pub enum Operation {
 }
 
 /// A place for one request of a ublk device. It completes when there is a request, whose description is then in the memory
-/// that the driver shares, and with a write its bytes in `buffer.data()`; `NODEV`: there will be none any more.
+/// that the driver shares; `NODEV`: there will be none any more.
 #[derive(Debug)]
 pub struct UblkCommand {
     /// The device's queue.
     pub queue: u16,
     /// The place in the queue.
     pub tag: u16,
-    /// How the last request in this place ended: bytes, or a negative error number. The bytes that were read are taken from
-    /// the buffer. `None`: there was none before.
+    /// How the last request in this place ended: bytes, or a negative error number. `None`: there was none before.
     pub answer: Option<i32>,
+    /// Who copies the request's bytes.
+    pub bytes: UblkBytes,
+}
+
+/// How the bytes of a ublk device's requests come and go.
+#[derive(Debug)]
+pub enum UblkBytes {
+    /// The driver copies: a write's are in `data()` when the request comes, a read's are taken from there with the answer.
     /// At least as long as the device's longest request.
-    pub buffer: Buffer,
+    Copied(Buffer),
+    /// The device's process copies, by reading and writing the device's control side. The number is where the last request,
+    /// if it was a zone append, has put its bytes, in sectors of the device; with other requests it is 0.
+    Fetched(u64),
 }
 
 /// What an operation gives back.
@@ -144,7 +154,8 @@ impl Operation {
             Self::Write { data, .. } => Returned::Ciphertext(data),
             Self::Sync | Self::Discard { .. } => Returned::Nothing,
             Self::Send(outgoing) => Returned::Outgoing(outgoing),
-            Self::Ublk(command) => Returned::Buffer(command.buffer),
+            Self::Ublk(UblkCommand { bytes: UblkBytes::Copied(buffer), .. }) => Returned::Buffer(buffer),
+            Self::Ublk(UblkCommand { bytes: UblkBytes::Fetched(_), .. }) => Returned::Nothing,
         }
     }
 }
@@ -203,8 +214,8 @@ struct Held {
 enum Descriptor {
     Socket(OwnedFd),
     Store(Arc<dyn BackingStore>),
-    /// A ublk device's control side, and its longest request in bytes.
-    Ublk(OwnedFd, usize),
+    /// A ublk device's control side, and the longest request in bytes that its driver copies; `None`: it copies none.
+    Ublk(OwnedFd, Option<usize>),
 }
 
 impl Descriptor {

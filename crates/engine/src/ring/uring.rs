@@ -5,7 +5,7 @@
 //! given to the kernel stay valid for as long as it may use them. [`Uring::finish`] waits for all before anything is freed.
 #![allow(unsafe_code)]
 
-use super::{Completion, FileId, Files, Held, Operation, Outgoing, Token, UblkCommand, Wait, Waker};
+use super::{Completion, FileId, Files, Held, Operation, Outgoing, Token, UblkBytes, UblkCommand, Wait, Waker};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -124,9 +124,12 @@ impl Uring {
         };
         if let Operation::Ublk(command) = &operation {
             // The driver copies into the buffer what it likes to, up to the longest request.
-            let fits =
-                matches!(held.descriptor, super::Descriptor::Ublk(_, longest) if longest <= command.buffer.capacity());
-            assert!(fits, "a place of a ublk queue has a buffer for the longest request");
+            let fits = match (&held.descriptor, &command.bytes) {
+                (super::Descriptor::Ublk(_, Some(longest)), UblkBytes::Copied(buffer)) => *longest <= buffer.capacity(),
+                (super::Descriptor::Ublk(_, None), UblkBytes::Fetched(_)) => true,
+                _ => false,
+            };
+            assert!(fits, "a place of a ublk queue has a buffer for the longest request, where the driver copies");
         }
         held.in_flight += 1;
         let vectors = matches!(operation, Operation::Send(_)).then(|| self.vectors.pop().unwrap_or_else(Vectors::new));
@@ -294,12 +297,12 @@ impl super::Ring {
     /// Takes a ublk device's `/dev/ublkcN`, for [`Operation::Ublk`] on this thread. Only io_uring reaches it.
     ///
     /// # Safety
-    /// The driver copies as many bytes as it was told when the device was added. The device must have been added with a
-    /// longest request of at most `longest` bytes, and without the features that copy nothing or elsewhere (user copy, zero
-    /// copy, registered buffers, batches, shared memory).
-    pub unsafe fn add_ublk(&mut self, device: OwnedFd, longest: usize) -> io::Result<FileId> {
+    /// The driver copies as many bytes as it was told when the device was added. With `copied`, the device must have been
+    /// added with a longest request of at most so many bytes, and without the features that copy nothing or elsewhere (user
+    /// copy, zero copy, registered buffers, batches, shared memory); without it, with user copy and none of the others.
+    pub unsafe fn add_ublk(&mut self, device: OwnedFd, copied: Option<usize>) -> io::Result<FileId> {
         match self.twin {
-            super::Twin::Uring(_) => Ok(self.files.add(super::Descriptor::Ublk(device, longest))),
+            super::Twin::Uring(_) => Ok(self.files.add(super::Descriptor::Ublk(device, copied))),
             super::Twin::Plain(_) => Err(io::Error::new(io::ErrorKind::Unsupported, "ublk needs io_uring")),
         }
     }
@@ -327,14 +330,17 @@ impl Entry {
                 let flags = if *all { libc::MSG_WAITALL } else { 0 };
                 opcode::Recv::new(fd, into.as_mut_ptr(), into.len() as u32).flags(flags).build()
             }
-            Operation::Ublk(UblkCommand { queue, tag, answer, buffer }) => {
+            Operation::Ublk(UblkCommand { queue, tag, answer, bytes }) => {
+                let address = match bytes {
+                    UblkBytes::Copied(buffer) => buffer.data_mut().as_mut_ptr().expose_provenance() as u64,
+                    UblkBytes::Fetched(position) => *position,
+                };
                 let command = if answer.is_some() { UBLK_COMMIT_AND_FETCH } else { UBLK_FETCH };
                 let mut payload = [0; 16];
                 payload[..2].copy_from_slice(&queue.to_ne_bytes());
                 payload[2..4].copy_from_slice(&tag.to_ne_bytes());
                 payload[4..8].copy_from_slice(&answer.unwrap_or(-1).to_ne_bytes());
-                payload[8..]
-                    .copy_from_slice(&(buffer.data_mut().as_mut_ptr().expose_provenance() as u64).to_ne_bytes());
+                payload[8..].copy_from_slice(&address.to_ne_bytes());
                 opcode::UringCmd16::new(fd, command).cmd(payload).build()
             }
             Operation::Send(outgoing) => {

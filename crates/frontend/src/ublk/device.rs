@@ -1,10 +1,13 @@
 //! A ublk device: made, taken back after its process died, ended.
 
-use super::driver::{self, Control, Descriptions, Info, Parameters, State, USER_RECOVERY, USER_RECOVERY_REISSUE};
+use super::driver::{self, Control, Descriptions, Info, State, USER_RECOVERY, USER_RECOVERY_REISSUE, ZONES};
+use super::parameters::{Parameters, Zones};
 use super::queue::Queue;
+use super::zoned::{ZonedQueue, Zoning, ZoningError};
 use inlock_engine::ring::Ring;
 use inlock_engine::store::file::IoMode;
-use inlock_engine::worker::Worker;
+use inlock_engine::worker::{FrontEnd, Worker};
+use inlock_engine::zoned::ZoneLimits;
 use inlock_engine::{BlockingDevice, BufferPool, Device, RequestError};
 use rustix::io::Errno;
 use std::io;
@@ -59,6 +62,29 @@ pub enum UblkError {
         /// Why not.
         source: io::Error,
     },
+    /// The driver knows no zones.
+    #[error("this kernel's ublk has no zoned devices (Linux 6.6)")]
+    NoZones,
+    /// The driver leaves a short zone at the end out, and then misses it.
+    #[error(
+        "ublk takes whole zones only: {len} bytes in zones of {zone_len} leave {} over at the end",
+        len % zone_len
+    )]
+    PartOfZone {
+        /// Bytes of the volume.
+        len: u64,
+        /// Bytes from one zone to the next.
+        zone_len: u64,
+    },
+    /// Sequential zones are written in longer units than the driver's logical blocks can be.
+    #[error("zones that are written in units of {0} bytes: ublk takes {LOGICAL_MAX} at most")]
+    ZoneUnit(usize),
+    /// The device does not say how far its zones are written.
+    #[error("cannot see how far zones are written: {0}")]
+    Report(#[source] RequestError),
+    /// How far they were answered cannot be kept.
+    #[error("cannot keep how far zones are written: {0}")]
+    Keep(#[source] io::Error),
     /// The device is not one that waits for its process.
     #[error("/dev/ublkb{0} does not wait for a process")]
     NotWaiting(u32),
@@ -75,6 +101,8 @@ pub struct UblkDevice {
     info: Info,
     node: PathBuf,
     device: Arc<Device>,
+    /// What another process is left, should this one die.
+    kept: Option<PathBuf>,
     workers: Vec<JoinHandle<io::Result<()>>>,
 }
 
@@ -116,44 +144,61 @@ pub fn remove(number: u32, mark: u64) -> Result<(), UblkError> {
 
 impl UblkDevice {
     /// Makes a block device of `device`. It is there, and answered, when this returns.
-    pub fn start(device: &Arc<Device>, options: &UblkOptions) -> Result<Self, UblkError> {
+    ///
+    /// A device with zones keeps in the file `kept`, which should lie in memory, how far each was answered, for
+    /// [`UblkDevice::recover`]; without it, an append that was under way when the process died may land twice.
+    pub fn start(device: &Arc<Device>, options: &UblkOptions, kept: Option<&Path>) -> Result<Self, UblkError> {
         let mut control = open()?;
         // Kernels before 6.5 cannot say what they can do, and recover all the same.
         let features = control.features().unwrap_or(u64::MAX);
-        let flags = features & (USER_RECOVERY | USER_RECOVERY_REISSUE | driver::UPDATE_SIZE);
-        let added = control.add(options, flags);
-        let added = added.or_else(|_| control.add(options, USER_RECOVERY | USER_RECOVERY_REISSUE));
+        let recovery = USER_RECOVERY | USER_RECOVERY_REISSUE;
+        let parameters = Parameters::of(device, options.longest)?;
+        let added = if parameters.zones.is_some() {
+            if features & ZONES != ZONES {
+                return Err(UblkError::NoZones);
+            }
+            control.add(options, features & recovery | ZONES)
+        } else {
+            let added = control.add(options, features & (recovery | driver::UPDATE_SIZE));
+            added.or_else(|_| control.add(options, recovery))
+        };
         let info = added.map_err(failed("add a device"))?;
-        let started = Self::start_added(&mut control, info, device);
+        let parameters = Parameters { longest: info.longest, ..parameters };
+        let started = Self::start_added(&mut control, info, &parameters, device, kept);
         if started.is_err() {
             let _ = control.delete(info.id);
         }
         started
     }
 
-    fn start_added(control: &mut Control, info: Info, device: &Arc<Device>) -> Result<Self, UblkError> {
-        let granule = device.layout().granule().max(512);
-        let parameters = Parameters {
-            len: device.len(),
-            logical_block: granule.min(LOGICAL_MAX),
-            physical_block: granule,
-            read_only: device.access().read_only,
-            discards: device.access().allow_discards && !device.access().read_only,
-        };
-        control.set_parameters(&info, &parameters).map_err(failed("take the device's parameters"))?;
-        let mut started = Self::with_workers(info, device)?;
+    fn start_added(
+        control: &mut Control,
+        info: Info,
+        parameters: &Parameters,
+        device: &Arc<Device>,
+        kept: Option<&Path>,
+    ) -> Result<Self, UblkError> {
+        control.set_parameters(info.id, parameters).map_err(failed("take the device's parameters"))?;
+        let zoning = parameters.zones.map(|zones| Zoning::new(device, zones.len, info.mark, kept)).transpose()?;
+        if zoning.is_some() != info.is_zoned() {
+            return Err(UblkError::NoZones);
+        }
+        let mut started = Self::with_workers(info, zoning, device, kept)?;
         let id = info.id;
         started.seen(control, |control| control.start(id).map_err(failed("start the device")))
     }
 
     /// Takes back the device with this number and mark, whose process died: what was under way is asked again, and nobody
-    /// has seen an error.
-    pub fn recover(device: &Arc<Device>, number: u32, mark: u64) -> Result<Self, UblkError> {
+    /// has seen an error. `kept` as it was given to [`UblkDevice::start`].
+    pub fn recover(device: &Arc<Device>, number: u32, mark: u64, kept: Option<&Path>) -> Result<Self, UblkError> {
         let mut control = open()?;
         let info = control.info(number).map_err(failed("be asked about the device"))?;
-        if !info.is_ours() || info.mark != mark || has_process(&info) {
+        let limits = device.zone_limits();
+        if !info.is_ours() || info.mark != mark || has_process(&info) || info.is_zoned() != limits.is_some() {
             return Err(UblkError::NotWaiting(number));
         }
+        let most = u64::from(info.queues) * u64::from(info.depth) * u64::from(info.longest);
+        let zoning = limits.map(|limits| Zoning::taken_back(device, limits.zone_len, mark, kept, most)).transpose()?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             match control.start_recovery(number) {
@@ -165,7 +210,7 @@ impl UblkDevice {
                 Err(error) => return Err(failed("take the device back")(error)),
             }
         }
-        let mut started = Self::with_workers(info, device)?;
+        let mut started = Self::with_workers(info, zoning, device, kept)?;
         started.seen(&mut control, |control| control.end_recovery(number).map_err(failed("take the device back")))
     }
 
@@ -184,17 +229,24 @@ impl UblkDevice {
             info: self.info,
             node: self.node.clone(),
             device: Arc::clone(&self.device),
+            kept: self.kept.take(),
             workers: std::mem::take(&mut self.workers),
         })
     }
 
-    fn with_workers(info: Info, device: &Arc<Device>) -> Result<Self, UblkError> {
+    fn with_workers(
+        info: Info,
+        zoning: Option<Zoning>,
+        device: &Arc<Device>,
+        kept: Option<&Path>,
+    ) -> Result<Self, UblkError> {
+        let kept = kept.filter(|_| zoning.is_some()).map(Path::to_owned);
         let queues = driver::open_queues(&info).map_err(failed("open the device's queues"))?;
         let mut workers = Vec::new();
         let mut arm = Vec::new();
         for number in 0..info.queues {
             let queues = queues.try_clone().map_err(UblkError::Worker)?;
-            let (worker, go) = spawn(number, queues, info, Arc::clone(device))?;
+            let (worker, go) = spawn(number, queues, info, zoning.clone(), Arc::clone(device))?;
             workers.push(worker);
             arm.push(go);
         }
@@ -203,7 +255,7 @@ impl UblkDevice {
             let _ = go.send(());
         }
         let node = PathBuf::from(format!("/dev/ublkb{}", info.id));
-        Ok(Self { info, node, device: Arc::clone(device), workers })
+        Ok(Self { info, node, device: Arc::clone(device), kept, workers })
     }
 
     /// `/dev/ublkbN`.
@@ -238,6 +290,9 @@ impl UblkDevice {
         control.stop(self.info.id).map_err(failed("stop the device"))?;
         let ended = self.join();
         let deleted = control.delete(self.info.id).map_err(failed("remove the device"));
+        if let Some(kept) = &self.kept {
+            let _ = std::fs::remove_file(kept);
+        }
         if !self.device.access().read_only && !self.device.is_suspended() {
             BlockingDevice::new(Arc::clone(&self.device)).flush().map_err(UblkError::Flush)?;
         }
@@ -262,37 +317,91 @@ fn spawn(
     number: u16,
     queues: OwnedFd,
     info: Info,
+    zoning: Option<Zoning>,
     device: Arc<Device>,
 ) -> Result<(JoinHandle<io::Result<()>>, mpsc::Sender<()>), UblkError> {
     let (ready, began) = mpsc::channel();
     let (go, going) = mpsc::channel();
     let run = move || {
+        let signals = Signals { ready, going };
         let granule = device.granule();
         let made = Descriptions::map(&queues, number, info.depth).and_then(|descriptions| {
             // The ring belongs to the thread that uses it, so it is made there.
             let mut ring = Ring::new(IoMode::Uring)?;
+            let control = zoning.as_ref().map(|_| queues.try_clone()).transpose()?;
             let file = driver::add_to_ring(&mut ring, queues, &info)?;
-            let queue = Queue::new(file, number, descriptions, info.depth, info.longest as usize, granule);
-            let mut worker = Worker::new(device, ring, BufferPool::new(&[]), queue);
-            // Each place with the store, and its answer on the way.
-            worker.warm_up(2 * usize::from(info.depth))?;
-            Ok(worker)
+            Ok((descriptions, ring, control, file))
         });
-        let mut worker = match made {
-            Ok(worker) => worker,
-            Err(error) => return ready.send(Err(error)).map_err(io::Error::other),
+        let (descriptions, ring, control, file) = match made {
+            Ok(made) => made,
+            Err(error) => return signals.ready.send(Err(error)).map_err(io::Error::other),
         };
-        ready.send(Ok(())).map_err(io::Error::other)?;
-        // An end without a word: another queue could not begin.
-        if going.recv().is_err() {
-            return Ok(());
+        if let Some((zoning, control)) = zoning.zip(control) {
+            let queue = ZonedQueue::new(file, control, number, descriptions, &info, zoning);
+            return serve(device, ring, queue, &info, &signals);
         }
-        worker.run()
+        let queue = Queue::new(file, number, descriptions, info.depth, info.longest as usize, granule);
+        serve(device, ring, queue, &info, &signals)
     };
     let thread = std::thread::Builder::new().name(format!("inlock-queue-{number}")).spawn(run);
     let thread = thread.map_err(UblkError::Worker)?;
     began.recv().map_err(|error| UblkError::Worker(io::Error::other(error)))?.map_err(UblkError::Worker)?;
     Ok((thread, go))
+}
+
+/// How the thread of a queue and who started it find each other.
+struct Signals {
+    ready: mpsc::Sender<io::Result<()>>,
+    going: mpsc::Receiver<()>,
+}
+
+fn serve<F: FrontEnd<Message = ()>>(
+    device: Arc<Device>,
+    ring: Ring,
+    queue: F,
+    info: &Info,
+    signals: &Signals,
+) -> io::Result<()> {
+    let mut worker = Worker::new(device, ring, BufferPool::new(&[]), queue);
+    // Each place with the store, and its answer on the way.
+    let warm = worker.warm_up(2 * usize::from(info.depth));
+    let is_warm = warm.is_ok();
+    signals.ready.send(warm).map_err(io::Error::other)?;
+    // An end without a word: another queue could not begin.
+    if !is_warm || signals.going.recv().is_err() {
+        return Ok(());
+    }
+    worker.run()
+}
+
+impl Parameters {
+    /// What the driver is told of `device`.
+    fn of(device: &Device, longest: u32) -> Result<Self, UblkError> {
+        let granule = device.layout().granule().max(512);
+        let mut parameters = Self {
+            len: device.len(),
+            longest,
+            logical_block: granule.min(LOGICAL_MAX),
+            physical_block: granule,
+            read_only: device.access().read_only,
+            discards: device.access().allow_discards && !device.access().read_only,
+            zones: None,
+        };
+        let Some(ZoneLimits { zone_len, max_open, max_active, write_granularity, .. }) = device.zone_limits() else {
+            return Ok(parameters);
+        };
+        if !parameters.len.is_multiple_of(zone_len) {
+            return Err(UblkError::PartOfZone { len: parameters.len, zone_len });
+        }
+        // Zones are written in logical blocks.
+        let block = granule.max(write_granularity as usize);
+        if block > LOGICAL_MAX {
+            return Err(UblkError::ZoneUnit(block));
+        }
+        (parameters.logical_block, parameters.physical_block) = (block, block);
+        parameters.zones = Some(Zones { len: zone_len, max_open, max_active });
+        Ok(parameters)
+    }
 }
 
 fn open() -> Result<Control, UblkError> {
@@ -301,6 +410,15 @@ fn open() -> Result<Control, UblkError> {
         io::ErrorKind::PermissionDenied => UblkError::NotPermitted(error),
         _ => failed("be reached")(error),
     })
+}
+
+impl From<ZoningError> for UblkError {
+    fn from(error: ZoningError) -> Self {
+        match error {
+            ZoningError::Report(error) => Self::Report(error),
+            ZoningError::Keep(error) => Self::Keep(error),
+        }
+    }
 }
 
 fn failed(what: &'static str) -> impl FnOnce(io::Error) -> UblkError {

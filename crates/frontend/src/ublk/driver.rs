@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::device::UblkOptions;
+use super::parameters::{self, Parameters};
 use inlock_engine::ring::{FileId, Ring};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
@@ -18,10 +19,12 @@ pub(super) const USER_RECOVERY: u64 = 1 << 3;
 pub(super) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
 /// The length can change.
 pub(super) const UPDATE_SIZE: u64 = 1 << 10;
-/// The features with which the driver copies to and from the buffers that it is given, beside those above: how it is told
-/// (1, 6), who may use it (5), when and how it ends (9, 12, 17), who may answer (13, 14), and whether partitions are looked
-/// for (18). Newer drivers set some of them by themselves.
-const COPIED: u64 = 1 << 1
+/// The device has zones, and its process copies requests' bytes: one does not go without the other.
+pub(super) const ZONES: u64 = 1 << 8 | 1 << 7;
+/// The features that do not bear on how bytes come and go: those above, how the driver is told (1, 6), who may use it (5),
+/// when and how it ends (9, 12, 17), who may answer (13, 14), and whether partitions are looked for (18). Newer drivers set
+/// some of them by themselves. With none but these it copies to and from the buffers that it is given.
+const BESIDE: u64 = 1 << 1
     | 1 << 5
     | 1 << 6
     | 1 << 9
@@ -41,17 +44,6 @@ const CONTROL: &str = "/dev/ublk-control";
 
 /// The most places that a queue can have: descriptions of queues lie as far apart in the mapping.
 const DEPTH_MAX: usize = 4096;
-
-/// What a device is told before it starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Parameters {
-    pub len: u64,
-    /// Powers of two: the smallest request, and what is written as a whole.
-    pub logical_block: usize,
-    pub physical_block: usize,
-    pub read_only: bool,
-    pub discards: bool,
-}
 
 /// What a device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,14 +71,23 @@ pub(super) enum State {
 }
 
 impl Info {
-    /// How many bytes the driver may copy for a request, where it copies to buffers at all.
-    fn copies(&self) -> Option<usize> {
-        (self.flags & !COPIED == 0).then_some(self.longest as usize)
+    /// Whether it has zones.
+    pub(super) fn is_zoned(&self) -> bool {
+        self.flags & ZONES == ZONES
+    }
+
+    /// Who copies requests' bytes; `None`: in a way that is not known here.
+    fn copier(&self) -> Option<Copier> {
+        match self.flags & !BESIDE {
+            0 => Some(Copier::Driver(self.longest as usize)),
+            ZONES => Some(Copier::Process),
+            _ => None,
+        }
     }
 
     /// A device that was made by somebody else in another way cannot be taken over.
     pub(super) fn is_ours(&self) -> bool {
-        self.copies().is_some() && self.flags & USER_RECOVERY != 0
+        self.copier().is_some() && self.flags & USER_RECOVERY != 0
     }
 
     fn decode(bytes: &[u8; MEMORY]) -> Self {
@@ -119,10 +120,17 @@ impl Info {
     }
 }
 
-/// Room for the longest structure that a command carries.
-const MEMORY: usize = 128;
+enum Copier {
+    /// The driver, at most so many bytes.
+    Driver(usize),
+    /// Whoever answers the requests, through the device's control side.
+    Process,
+}
 
-fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+/// Room for the longest structure that a command carries.
+pub(super) const MEMORY: usize = 128;
+
+pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
@@ -176,7 +184,8 @@ impl Control {
     /// Adds a device that is not yet to be seen.
     pub(super) fn add(&mut self, options: &UblkOptions, flags: u64) -> io::Result<Info> {
         let UblkOptions { queues, depth, longest, mark } = *options;
-        let wanted = Info { id: NEW, queues, depth, longest, state: State::Dead, pid: 0, mark, flags: flags & COPIED };
+        let wanted =
+            Info { id: NEW, queues, depth, longest, state: State::Dead, pid: 0, mark, flags: flags & (BESIDE | ZONES) };
         let mut memory = wanted.encode();
         self.command(changes(0x04), NEW, 64, 0, &mut memory)?;
         Ok(Info::decode(&memory))
@@ -190,29 +199,8 @@ impl Control {
     }
 
     /// Says what the device is like.
-    pub(super) fn set_parameters(&mut self, info: &Info, parameters: &Parameters) -> io::Result<()> {
-        const READ_ONLY: u32 = 1;
-        const VOLATILE_CACHE: u32 = 1 << 2;
-        const FUA: u32 = 1 << 3;
-        const LEN: u16 = 112;
-        let mut bytes = [0; MEMORY];
-        let physical = parameters.physical_block.trailing_zeros() as u8;
-        put(&mut bytes, 0, &u32::from(LEN).to_ne_bytes());
-        // Basic parameters and those of discards follow.
-        put(&mut bytes, 4, &3u32.to_ne_bytes());
-        let attributes = VOLATILE_CACHE | FUA | if parameters.read_only { READ_ONLY } else { 0 };
-        put(&mut bytes, 8, &attributes.to_ne_bytes());
-        put(&mut bytes, 12, &[parameters.logical_block.trailing_zeros() as u8, physical, physical, physical]);
-        put(&mut bytes, 16, &(info.longest / 512).to_ne_bytes());
-        put(&mut bytes, 24, &(parameters.len / 512).to_ne_bytes());
-        let block = parameters.physical_block as u32;
-        let (sectors, segments) = if parameters.discards { (u32::MAX / 512 / block * block, 1u16) } else { (0, 0) };
-        put(&mut bytes, 40, &block.to_ne_bytes());
-        put(&mut bytes, 44, &block.to_ne_bytes());
-        put(&mut bytes, 48, &sectors.to_ne_bytes());
-        put(&mut bytes, 52, &(info.longest / 512).to_ne_bytes());
-        put(&mut bytes, 56, &segments.to_ne_bytes());
-        self.command(changes(0x08), info.id, LEN, 0, &mut bytes).map(drop)
+    pub(super) fn set_parameters(&mut self, id: u32, parameters: &Parameters) -> io::Result<()> {
+        self.command(changes(0x08), id, parameters::LEN, 0, &mut parameters.encode()).map(drop)
     }
 
     /// Lets the device be seen, when all places of all queues wait for requests; waits for that.
@@ -295,9 +283,12 @@ pub(super) fn open_queues(info: &Info) -> io::Result<OwnedFd> {
 
 /// Gives a device's control side to the ring of one of its queues.
 pub(super) fn add_to_ring(ring: &mut Ring, device: OwnedFd, info: &Info) -> io::Result<FileId> {
-    let longest = info.copies().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
-    // SAFETY: the driver itself has said how long requests are, and that it copies to and from buffers only (`copies`).
-    unsafe { ring.add_ublk(device, longest) }
+    let copied = match info.copier().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))? {
+        Copier::Driver(longest) => Some(longest),
+        Copier::Process => None,
+    };
+    // SAFETY: the driver itself has said who copies, and how long requests are where it does (`copier`).
+    unsafe { ring.add_ublk(device, copied) }
 }
 
 /// A request as the driver describes it.
@@ -306,6 +297,7 @@ pub(super) struct Described {
     pub operation: u8,
     pub durable: bool,
     pub offset: u64,
+    /// In bytes. Of a report of zones: 512 times their number.
     pub len: u64,
 }
 

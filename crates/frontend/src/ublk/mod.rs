@@ -1,9 +1,14 @@
 //! ublk: the volume as a block device whose driver is this process.
 //!
-//! [`driver`] is what the kernel's driver is told and how its memory is read; [`queue`] is the front end of one queue, on a
-//! worker's ring together with the store; [`device`] makes a device, takes one back after its process died, and ends it.
+//! [`driver`] is what the kernel's driver is told and how its memory is read, [`parameters`] what a device is said to be
+//! like; [`queue`] is the front end of one queue, on a worker's ring together with the store, and [`zoned`] the same of a
+//! device with zones, where [`appends`] knows those that come again; [`device`] makes a device, takes one back after its
+//! process died, and ends it.
 //! Source: `Documentation/block/ublk.rst` and `include/uapi/linux/ublk_cmd.h` of Linux.
 
+mod appends;
 pub mod device;
 mod driver;
+mod parameters;
 mod queue;
+mod zoned;

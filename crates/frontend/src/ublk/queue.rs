@@ -7,7 +7,9 @@
 
 use super::driver::{Described, Descriptions};
 use inlock_engine::request::Operation;
-use inlock_engine::ring::{Completion, FileId, Operation as RingOperation, Returned, Token, UblkCommand, Wait};
+use inlock_engine::ring::{
+    Completion, FileId, Operation as RingOperation, Returned, Token, UblkBytes, UblkCommand, Wait,
+};
 use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request};
 use inlock_engine::{Buffer, RequestError, unaligned};
 use rustix::io::Errno;
@@ -86,7 +88,7 @@ impl Queue {
             Ok(len) => bytes_done(len),
             Err(error) => -number_of(error),
         });
-        let command = UblkCommand { queue: self.number, tag, answer, buffer };
+        let command = UblkCommand { queue: self.number, tag, answer, bytes: UblkBytes::Copied(buffer) };
         cx.ring.submit(self.file, RingOperation::Ublk(command), Token(tag.into()));
     }
 
@@ -235,19 +237,19 @@ impl Place {
 }
 
 /// A buffer whose pages are there: a device that others swap to must not ask for memory when it is used.
-fn resident(len: usize) -> Buffer {
+pub(super) fn resident(len: usize) -> Buffer {
     let mut buffer = Buffer::new(len);
     buffer.data_mut().iter_mut().step_by(4096).for_each(|byte| *byte = 1);
     buffer
 }
 
 /// An answer of success. A discard may be longer than an answer can say; of that the driver reads only whether it failed.
-fn bytes_done(len: u64) -> i32 {
+pub(super) fn bytes_done(len: u64) -> i32 {
     i32::try_from(len).unwrap_or(0)
 }
 
 /// The error number that the block layer understands.
-fn number_of(error: RequestError) -> i32 {
+pub(super) fn number_of(error: RequestError) -> i32 {
     let errno = match error {
         RequestError::OutOfRange => Errno::IO,
         error => error.errno(),
