@@ -22,6 +22,7 @@ pub(crate) use command::{
 };
 
 use crate::bench::BenchArgs;
+use crate::commands::zoned::ZonedArgs;
 use crate::control::Name;
 use crate::exit::Problem;
 use crate::options::{self, Options, Verb};
@@ -184,6 +185,10 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
         Verb::Table => {
             let (showkeys, json) = (options.showkeys, options.json);
             Command::Table { source: source_args(&options, word()?)?, showkeys, json }
+        }
+        Verb::Zoned => {
+            let (action, path) = (word()?, word()?);
+            Command::Zoned(ZonedArgs::new(&options, &action.to_string_lossy(), path)?)
         }
     })
 }

@@ -82,6 +82,7 @@ fn run(invocation: &Invocation) -> anyhow::Result<u8> {
         Command::Benchmark(args) => commands::benchmark::run(args)?,
         Command::Bench(args) => return bench::run(args),
         Command::Table { source, showkeys, json } => commands::table::run(source, *showkeys, *json)?,
+        Command::Zoned(args) => commands::zoned::run(args)?,
     }
     Ok(0)
 }

@@ -95,8 +95,8 @@ pub(crate) struct Options {
     /// The IV number of the first sector (plain)
     #[arg(short = 'p', long, value_name = "SECTORS", value_parser = values::count, help_heading = "Volume")]
     pub skip: Option<u64>,
-    /// The size of the volume in sectors of 512 bytes (plain)
-    #[arg(short = 'b', long, value_name = "SECTORS", value_parser = values::count, help_heading = "Volume")]
+    /// The size of the volume (plain) or of all zones (zoned): a number of sectors of 512 bytes, or with a unit, as in 1G
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = values::sectors, help_heading = "Volume")]
     pub size: Option<u64>,
 
     /// PBKDF for the key slot: argon2id, argon2i, pbkdf2
@@ -123,6 +123,25 @@ pub(crate) struct Options {
     /// Subsystem label of the new volume (LUKS2)
     #[arg(long, value_name = "TEXT", help_heading = "Creating")]
     pub subsystem: Option<String>,
+
+    /// From one zone's start to the next
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Zones")]
+    pub zone_size: Option<u64>,
+    /// How much of a sequential zone can be written; all of it unless given
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Zones")]
+    pub capacity: Option<u64>,
+    /// How many zones, from the first on, take writes in any order
+    #[arg(long, value_name = "N", help_heading = "Zones")]
+    pub conventional: Option<u32>,
+    /// How many zones may be open at a time
+    #[arg(long, value_name = "N", help_heading = "Zones")]
+    pub max_open: Option<u32>,
+    /// How many zones may be open or closed at a time
+    #[arg(long, value_name = "N", help_heading = "Zones")]
+    pub max_active: Option<u32>,
+    /// Writes to sequential zones begin and end on multiples of this; 4096 unless given
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Zones")]
+    pub granularity: Option<u64>,
 
     /// Print the LUKS2 metadata as stored
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
@@ -253,11 +272,12 @@ pub(crate) enum Verb {
     Benchmark,
     Bench,
     Table,
+    Zoned,
 }
 
 impl Verb {
     /// Every verb, in the order of the help text.
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 22] = [
         Self::LuksFormat,
         Self::IsLuks,
         Self::LuksUuid,
@@ -279,6 +299,7 @@ impl Verb {
         Self::Benchmark,
         Self::Bench,
         Self::Table,
+        Self::Zoned,
     ];
 
     /// Verbs are case-sensitive, as cryptsetup's are.
@@ -317,6 +338,7 @@ impl Verb {
             Self::Benchmark => "benchmark",
             Self::Bench => "bench",
             Self::Table => "table",
+            Self::Zoned => "zoned",
         }
     }
 
@@ -337,6 +359,7 @@ impl Verb {
             Self::Benchmark => ("", 0, 0),
             Self::Bench => ("cipher|path|latency|compare|all", 1, 1),
             Self::Table => ("<source>", 1, 1),
+            Self::Zoned => ("create|report <file or device>", 2, 2),
         }
     }
 
@@ -364,6 +387,7 @@ impl Verb {
             Self::Benchmark => "measure key derivation and ciphers",
             Self::Bench => "measure cipher kernels, the way of a request, and other servers beside it",
             Self::Table => "print the line that dm-crypt would get for a volume",
+            Self::Zoned => "make a file with zones as a zoned drive has them; show the zones of a file or drive",
         }
     }
 
@@ -405,6 +429,7 @@ impl Verb {
             "offload-threads",
             "insecure",
         ];
+        const ZONES: &[&str] = &["zone-size", "capacity", "conventional", "max-open", "max-active", "granularity"];
         match self {
             Self::LuksFormat => &[KEY, FORMAT, KDF],
             Self::IsLuks | Self::LuksUuid => &[&["type", "header"]],
@@ -423,6 +448,7 @@ impl Verb {
             Self::Benchmark => &[&["cipher", "key-size", "hash", "iter-time"], KDF],
             Self::Bench => &[&["json", "report", "bars", "allow-missing", "quick", "rounds", "slice-ms", "dir"]],
             Self::Table => &[KEY, UNLOCK, PLAIN, &["table", "showkeys", "json"]],
+            Self::Zoned => &[&["json", "size"], ZONES],
         }
     }
 

@@ -60,6 +60,15 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(|| "the size does not fit 64 bits".to_owned())
 }
 
+/// A number of sectors of 512 bytes, or a size with a unit; as sectors.
+pub(crate) fn sectors(text: &str) -> Result<u64, String> {
+    if let Ok(sectors) = count(text) {
+        return Ok(sectors);
+    }
+    let bytes = size(text)?;
+    if bytes.is_multiple_of(512) { Ok(bytes / 512) } else { Err("not a multiple of 512 bytes".to_owned()) }
+}
+
 /// `OFFSET:LENGTH`, `OFFSET:` or `OFFSET`, in sizes.
 pub(crate) fn range(text: &str) -> Result<Range, String> {
     let (offset, len) = text.split_once(':').unwrap_or((text, ""));
@@ -127,6 +136,16 @@ mod tests {
         assert_eq!(count("0x1F"), Ok(31));
         for text in ["", "-1", "+1", "0x", "0x+1", "1K", "4 "] {
             assert!(count(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sectors_are_counted_or_made_of_sizes() {
+        for (text, sectors_of_it) in [("7", 7), ("0x10", 16), ("7S", 7), ("1K", 2), ("1MiB", 2048), ("512KB", 1000)] {
+            assert_eq!(sectors(text), Ok(sectors_of_it), "{text}");
+        }
+        for text in ["", "1KB", "K", "-1", "20000000T"] {
+            assert!(sectors(text).is_err(), "{text}");
         }
     }
 

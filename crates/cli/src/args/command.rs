@@ -9,6 +9,7 @@ use inlock_volume::plain::Plain;
 use inlock_volume::{Hash, KdfKind};
 
 use crate::bench::BenchArgs;
+use crate::commands::zoned::ZonedArgs;
 use crate::control::Name;
 use crate::options::Verb;
 use crate::table::TableArg;
@@ -42,6 +43,7 @@ pub(crate) enum Command {
     Benchmark(BenchmarkArgs),
     Bench(BenchArgs),
     Table { source: SourceArgs, showkeys: bool, json: bool },
+    Zoned(ZonedArgs),
 }
 
 /// Where a LUKS header is.

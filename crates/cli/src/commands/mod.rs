@@ -21,3 +21,4 @@ pub(crate) mod table;
 pub(crate) mod test_passphrase;
 pub(crate) mod top;
 pub(crate) mod umount;
+pub(crate) mod zoned;

@@ -1,0 +1,109 @@
+//! Files with zones: made, shown, refused.
+
+mod harness;
+
+use harness::{Dir, call};
+use serde_json::Value;
+use std::path::Path;
+
+#[test]
+fn a_zoned_file_is_made_and_shown() {
+    let dir = Dir::new();
+    let file = dir.name("disk");
+    let made = ["zoned", "create", file.as_str(), "--zone-size", "1M", "--capacity", "768K", "--conventional", "2"];
+    call(made.into_iter().chain(["--max-open", "3", "--max-active", "4", "--size", "8708K"])).works();
+    let report = call(["zoned", "report", &file]);
+    let text = report.works().text();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 9, "{text}");
+    assert_eq!(
+        lines[1],
+        "  start: 0x000000800, len 0x000800, cap 0x000800, wptr 0x000000 reset:0 non-seq:0, zcond: 0(nw) [type: 1(CONVENTIONAL)]"
+    );
+    assert_eq!(
+        lines[2],
+        "  start: 0x000001000, len 0x000800, cap 0x000600, wptr 0x000000 reset:0 non-seq:0, zcond: 1(em) [type: 2(SEQ_WRITE_REQUIRED)]"
+    );
+    assert!(lines[8].starts_with("  start: 0x000004000, len 0x000408, cap 0x000408, wptr"), "{text}");
+    let json: Value = serde_json::from_str(call(["zoned", "report", "--json", &file]).works().text()).unwrap();
+    assert_eq!(
+        (&json["kind"], &json["zone_length"], &json["zone_count"]),
+        (&"file".into(), &(1 << 20).into(), &9.into())
+    );
+    assert_eq!((&json["max_open"], &json["max_active"]), (&3.into(), &4.into()));
+    assert_eq!(json["write_granularity"], 4096);
+    let zone = &json["zones"][2];
+    assert_eq!((&zone["start"], &zone["write_pointer"]), (&(2 << 20).into(), &(2 << 20).into()));
+    assert_eq!((&zone["type"], &zone["condition"]), (&"sequential-required".into(), &"empty".into()));
+    assert_eq!(json["zones"][0]["write_pointer"], Value::Null);
+}
+
+#[test]
+fn a_zoned_file_takes_the_length_of_an_empty_one() {
+    let dir = Dir::new();
+    let file = dir.image("disk", 4);
+    call(["zoned", "create", &file, "--zone-size", "1M", "--granularity", "512"]).works();
+    let json: Value = serde_json::from_str(call(["zoned", "report", "--json", &file]).works().text()).unwrap();
+    assert_eq!((&json["zone_count"], &json["write_granularity"]), (&4.into(), &512.into()));
+}
+
+#[test]
+fn what_cannot_be_a_zoned_file_is_refused_with_the_numbers() {
+    let dir = Dir::new();
+    let file = dir.name("disk");
+    let create = |options: &[&str]| call(["zoned", "create", file.as_str()].into_iter().chain(options.iter().copied()));
+    for (options, said) in [
+        (&["--size", "8M"][..], "--zone-size is missing"),
+        (&["--zone-size", "1M"], "no length, and none is given"),
+        (&["--zone-size", "1M", "--size", "0"], "The size is zero"),
+        (&["--zone-size", "3M", "--size", "8M"], "a zone length of 3145728 bytes is not a power of two"),
+        (&["--zone-size", "1M", "--size", "8M", "--capacity", "2M"], "a zone capacity of 2097152 bytes"),
+        (&["--zone-size", "1M", "--size", "8M", "--conventional", "8"], "of 8 zones 8 are conventional"),
+        (
+            &["--zone-size", "1M", "--size", "8M", "--max-open", "5", "--max-active", "4"],
+            "5 open zones are more than the 4",
+        ),
+        (&["--zone-size", "1M", "--size", "8M", "--granularity", "1000"], "a write granularity of 1000 bytes"),
+        (&["--zone-size", "1M", "--size", "1K"], "a length of 1024 bytes is not a multiple"),
+        (&["--zone-size", "4K", "--size", "1T"], "268435456 zones are more than the 1048576"),
+        (&["--zone-size", "1M", "--size", "8M", "--json"], "Option --json is not allowed with zoned create"),
+    ] {
+        create(options).fails(1, &[said]);
+        assert!(!Path::new(&file).exists() || std::fs::metadata(&file).unwrap().len() == 0, "{options:?}");
+        assert!(!Path::new(&format!("{file}.zones")).exists(), "{options:?}");
+    }
+    call(["zoned", "report", &file, "--max-open", "1"])
+        .fails(1, &["Option --max-open is not allowed with zoned report"]);
+    call(["zoned", "remake", &file]).fails(1, &["'remake' is neither create nor report"]);
+    let plain = dir.file("plain", &[1; 4096]);
+    call(["zoned", "report", &plain]).fails(1, &["is neither a zoned block device nor a zoned file"]);
+    call(["zoned", "create", &plain, "--zone-size", "4K"]).fails(1, &["holds data"]);
+    create(&["--zone-size", "1M", "--size", "8M"]).works();
+    create(&["--zone-size", "1M", "--size", "8M"]).fails(1, &["holds data"]);
+    std::fs::remove_file(&file).unwrap();
+    create(&["--zone-size", "1M", "--size", "8M"]).fails(5, &["a sidecar is there already"]);
+}
+
+#[test]
+fn a_sidecar_that_is_missing_damaged_or_foreign_is_told() {
+    let dir = Dir::new();
+    let (a, b) = (dir.name("a"), dir.name("b"));
+    for file in [&a, &b] {
+        call(["zoned", "create", file, "--zone-size", "1M", "--size", "8M"]).works();
+    }
+    let sidecar = |file: &str| format!("{file}.zones");
+    let good = std::fs::read(sidecar(&a)).unwrap();
+    let mut bad = good.clone();
+    bad[8192 + 3 * 32 + 16] ^= 1;
+    std::fs::write(sidecar(&a), &bad).unwrap();
+    call(["zoned", "report", &a]).fails(1, &["the record of zone 3 in the first table of promises is wrong"]);
+    std::fs::write(sidecar(&a), &good[..8192]).unwrap();
+    call(["zoned", "report", &a]).fails(1, &["it is 8192 bytes long, where 20480 are due"]);
+    std::fs::copy(sidecar(&b), sidecar(&a)).unwrap();
+    call(["zoned", "report", &a]).fails(1, &["it belongs to another file"]);
+    std::fs::remove_file(sidecar(&a)).unwrap();
+    call(["zoned", "report", &a]).fails(1, &["is missing"]);
+    let shorter = std::fs::OpenOptions::new().write(true).open(&b).unwrap();
+    shorter.set_len(4 << 20).unwrap();
+    call(["zoned", "report", &b]).fails(1, &["the file is 4194304 bytes long, where 8392704 are due"]);
+}
