@@ -2,7 +2,7 @@
 # Everything that has to hold, in one command; ends with one line 'N passed, N failed, N skipped'.
 #
 #   ./test.sh              all stages, as on every push
-#   ./test.sh STAGE...     some of: build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings null disk report soak vm
+#   ./test.sh STAGE...     some of: build fmt tidy clippy shellcheck unit fuzz volumes clients hostile memory endings null disk report vm soak
 #
 # Each stage writes to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so that a suite
 # that silently does less fails; a skip that is not in tests/expected-skips.txt fails too.
@@ -13,7 +13,7 @@ export CI=true LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=0
 # shellcheck source=tests/packages.sh
 . tests/packages.sh
 
-STAGES=(build fmt clippy tidy shellcheck unit fuzz volumes clients hostile memory endings null disk report soak vm)
+STAGES=(build fmt tidy clippy shellcheck unit fuzz volumes clients hostile memory endings null disk report vm soak)
 WANTED=("${@:-all}")
 TARGET=${CARGO_TARGET_DIR:-$PWD/target}
 LOGS=$TARGET/test-logs
@@ -52,6 +52,27 @@ stage() {
         echo "---"
     fi
 }
+
+# begin NAME COMMAND...: begins a stage that has use for what processors the stages after it leave idle. `stage NAME awaited`
+# takes its verdict. One at a time.
+begin() {
+    beside_log=$LOGS/$1.beside
+    wanted "$1" || return 0
+    # A process group of its own, so that all of it can be ended.
+    set -m
+    "${@:2}" > "$beside_log" 2>&1 &
+    beside=$!
+    set +m
+}
+awaited() {
+    local status=0
+    wait "$beside" || status=$?
+    beside=
+    cat "$beside_log"
+    return "$status"
+}
+beside=
+trap '[ -z "$beside" ] || kill -- "-$beside"' EXIT
 
 # A skip nobody expects is a failure: the reasons stand in tests/expected-skips.txt, by how they begin (shell patterns).
 check_skips() {
@@ -117,8 +138,9 @@ export INLOCK_NIST_XTS
 
 stage build "$INLOCK_BIN" --version
 stage fmt cargo fmt --all --check
-stage clippy cargo clippy --quiet --all-targets -- -D warnings
 stage tidy cargo xtask tidy
+begin vm cargo xtask vm
+stage clippy cargo clippy --quiet --all-targets -- -D warnings
 stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/vm/*.sh tests/vm/parts/*.sh .ci/run
 stage unit others
 stage fuzz cargo test --quiet --package inlock-fuzz -- --show-output
@@ -130,8 +152,8 @@ stage endings suite endings
 stage null null_target
 stage disk suite disk
 stage report suite report
+stage vm awaited
 stage soak cargo xtask soak --seconds 10 --stall-seconds 10
-stage vm cargo xtask vm
 if [ "${WANTED[0]}" = all ]; then
     WANTED=(all)
     stage skips check_skips

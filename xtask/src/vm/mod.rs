@@ -14,11 +14,13 @@ mod script;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::{self, File};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use initramfs::Initramfs;
 use kernel::{Flavour, Kernel};
@@ -32,6 +34,10 @@ const CONSOLE_LINES: usize = 60;
 /// How many failures the last lines name, and how much of each: whoever shows the end of a log shows some forty lines.
 const NAMED_FAILURES: usize = 30;
 const NAMED_CHARS: usize = 240;
+/// Machines at a time: one boots, waits or is judged while another computes.
+const MACHINES: usize = 2;
+/// How much longer than a script says it may take, since it has not got the processors for itself.
+const BESIDE_OTHERS: u64 = 3;
 
 /// What the arguments say.
 #[derive(Default)]
@@ -41,6 +47,7 @@ struct Options {
     keep_log: bool,
     full: bool,
     seconds: Option<u64>,
+    jobs: Option<usize>,
 }
 
 /// Runs the tests named in the arguments, or all of them.
@@ -53,38 +60,31 @@ pub(crate) fn run(root: &Path, target: &Path, args: &[String]) -> Result<ExitCod
         }
         return Ok(ExitCode::SUCCESS);
     }
+    let rounds = |script| (0..host::rounds(script, options.full)).map(move |round| (script, round));
+    let wanted = scripts.iter().filter(|script| !options.names.is_empty() || !script.only_named);
+    let wanted: Vec<(&Script, usize)> = wanted.flat_map(rounds).collect();
     let mut kernels = BTreeMap::<Flavour, Kernel>::new();
+    for (script, _) in &wanted {
+        if let Entry::Vacant(place) = kernels.entry(script.flavour) {
+            let kernel = Kernel::provide(&target.join("vm"), script.flavour)?;
+            println!("vm: Linux {}", kernel.release);
+            place.insert(kernel);
+        }
+    }
+    let one = |script: &Script, round| {
+        let folder = if round == 0 { script.name.clone() } else { format!("{}-{round}", script.name) };
+        let folder = target.join("vm/run").join(folder);
+        Run { root, script, kernel: &kernels[&script.flavour], options: &options, round, folder }.timed()
+    };
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     let mut counts = BTreeMap::<String, u64>::new();
     let (mut verdicts, mut named) = (Vec::new(), Vec::new());
-    let rounds = |script| (0..host::rounds(script, options.full)).map(move |round| (script, round));
-    let wanted = scripts.iter().filter(|script| !options.names.is_empty() || !script.only_named);
-    for (script, round) in wanted.flat_map(rounds) {
-        let kernel = match kernels.entry(script.flavour) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => {
-                let kernel = Kernel::provide(&target.join("vm"), script.flavour)?;
-                println!("vm: Linux {}", kernel.release);
-                place.insert(kernel)
-            }
-        };
-        let begin = Instant::now();
-        let run =
-            Run { root, script, kernel, options: &options, round, folder: target.join("vm/run").join(&script.name) };
-        let report = run.whole()?;
-        let failures = report.outcomes.iter().filter(|o| matches!(o, Outcome::Fail(..))).count();
-        let skips = report.outcomes.iter().filter(|o| matches!(o, Outcome::Skip(..))).count();
-        let passes = report.outcomes.len() - failures - skips;
-        let verdict = if failures == 0 { "ok" } else { "FAILED" };
-        let booted = report.booted.map_or(String::new(), |s| format!(", booted in {s} s"));
-        let seconds = begin.elapsed().as_secs_f32();
-        verdicts.push(format!(
-            "vm {}: {verdict}, {passes} passed, {failures} failed, {skips} skipped, {seconds:.0} s{booted}",
-            script.name
-        ));
-        println!("{}", verdicts[verdicts.len() - 1]);
-        named.extend(report.outcomes.iter().filter_map(|outcome| failure(&script.name, outcome)));
+    for ((script, _), (report, verdict)) in wanted.iter().zip(side_by_side(machines(&options, &wanted), &wanted, one)?)
+    {
+        let (passes, failures, skips) = report.sums();
         (passed, failed, skipped) = (passed + passes, failed + failures, skipped + skips);
+        verdicts.push(verdict);
+        named.extend(report.outcomes.iter().filter_map(|outcome| failure(&script.name, outcome)));
         for (name, number) in report.counts {
             *counts.entry(name).or_default() += number;
         }
@@ -104,6 +104,37 @@ pub(crate) fn run(root: &Path, target: &Path, args: &[String]) -> Result<ExitCod
     println!("vm: {skipped} skipped");
     println!("test result: {verdict}. {passed} passed; {failed} failed; 0 ignored");
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// How many machines run at a time. One, where a test measures, or where not all disks would find room at once.
+fn machines(options: &Options, wanted: &[(&Script, usize)]) -> usize {
+    let alone = options.full || wanted.iter().any(|(script, _)| script.only_named);
+    options.jobs.unwrap_or(if alone { 1 } else { MACHINES })
+}
+
+/// What `one` gives for each test, in their order; so many run at a time. After an error no more are begun.
+fn side_by_side<'a, T: Send>(
+    jobs: usize,
+    wanted: &[(&'a Script, usize)],
+    one: impl Fn(&'a Script, usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some((script, round)) = wanted.get(number) else { return anyhow::Ok(done) };
+            let result = one(script, *round).inspect_err(|_| next.store(wanted.len(), Ordering::Relaxed))?;
+            done.push((number, result));
+        }
+    };
+    let done = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+        let ends = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        ends.collect::<Result<Vec<_>>>()
+    })?;
+    let by_number: BTreeMap<usize, T> = done.into_iter().flatten().collect();
+    Ok(by_number.into_values().collect())
 }
 
 /// The line that says what failed in the test `name`; none where nothing did.
@@ -130,6 +161,11 @@ fn parse(args: &[String]) -> Result<Options> {
             "--list" => options.list = true,
             "--keep-log" => options.keep_log = true,
             "--full" => options.full = true,
+            "--jobs" => {
+                let number = args.next().context("--jobs needs a number of machines")?;
+                options.jobs = Some(number.parse().with_context(|| format!("--jobs: '{number}' is no number"))?);
+                ensure!(options.jobs != Some(0), "--jobs needs at least one machine");
+            }
             "--timeout" => {
                 let number = args.next().context("--timeout needs a number of seconds")?;
                 options.seconds = Some(number.parse().with_context(|| format!("--timeout: '{number}' is no number"))?);
@@ -184,6 +220,21 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// The whole run, and the line that sums it up.
+    fn timed(&self) -> Result<(Report, String)> {
+        let begin = Instant::now();
+        let report = self.whole()?;
+        let (passes, failures, skips) = report.sums();
+        let verdict = if failures == 0 { "ok" } else { "FAILED" };
+        let booted = report.booted.map_or(String::new(), |s| format!(", booted in {s} s"));
+        let (name, seconds) = (&self.script.name, begin.elapsed().as_secs_f32());
+        let verdict = format!(
+            "vm {name}: {verdict}, {passes} passed, {failures} failed, {skips} skipped, {seconds:.0} s{booted}"
+        );
+        println!("{verdict}");
+        Ok((report, verdict))
+    }
+
     /// Prepares, runs, judges and prints. An error is the host's; what goes wrong in the guest is in the report.
     fn whole(&self) -> Result<Report> {
         if self.folder.exists() {
@@ -247,7 +298,7 @@ impl Run<'_> {
 
     /// One run of the machine. Whatever is wrong with its end is a failure in the report.
     fn boot(&self, scene: &Scene<'_>) -> Result<Report> {
-        let usual = if self.options.full { 4 * self.script.seconds } else { self.script.seconds };
+        let usual = (if self.options.full { 4 } else { BESIDE_OTHERS }) * self.script.seconds;
         let seconds = self.options.seconds.unwrap_or(usual);
         let machine = Machine {
             kernel: &self.kernel.image,
@@ -285,6 +336,8 @@ impl Run<'_> {
     }
 
     fn print(&self, report: &Report) -> Result<()> {
+        // Machines that run beside this one wait with what they have to say.
+        let _whole = std::io::stdout().lock();
         let name = &self.script.name;
         for note in &report.notes {
             println!("{note}");
@@ -347,11 +400,29 @@ mod tests {
     }
 
     #[test]
+    fn machines_side_by_side_report_in_order_and_stop_after_an_error() {
+        let script = Script::parse("name".into(), "#: about x\n".into()).unwrap();
+        let wanted: Vec<(&Script, usize)> = (0..9).map(|round| (&script, round)).collect();
+        for jobs in [1, 2, 12] {
+            assert_eq!(side_by_side(jobs, &wanted, |_, round| Ok(round)).unwrap(), Vec::from_iter(0..9));
+        }
+        let begun = AtomicUsize::new(0);
+        let one = |_: &Script, round| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            if round == 2 { bail!("the host has no room") } else { Ok(()) }
+        };
+        assert!(side_by_side(1, &wanted, one).is_err());
+        assert_eq!(begun.into_inner(), 3);
+    }
+
+    #[test]
     fn arguments_are_read() {
         let words = ["boot", "--timeout", "7", "--full", "--keep-log"].map(str::to_owned);
         let options = parse(&words).unwrap();
         assert_eq!((options.names, options.seconds), (vec!["boot".to_owned()], Some(7)));
         assert!(options.full && options.keep_log && !options.list);
+        assert_eq!(parse(&["--jobs", "3"].map(str::to_owned)).unwrap().jobs, Some(3));
+        assert!(parse(&["--jobs", "0"].map(str::to_owned)).is_err());
         assert!(parse(&["--timeout".to_owned()]).is_err());
         assert!(parse(&["--what".to_owned()]).is_err());
     }

@@ -37,6 +37,14 @@ impl Report {
         report
     }
 
+    /// How many things passed, failed and were skipped.
+    pub(super) fn sums(&self) -> (usize, usize, usize) {
+        let count = |of: fn(&Outcome) -> bool| self.outcomes.iter().filter(|outcome| of(outcome)).count();
+        let failures = count(|outcome| matches!(outcome, Outcome::Fail(..)));
+        let skips = count(|outcome| matches!(outcome, Outcome::Skip(..)));
+        (self.outcomes.len() - failures - skips, failures, skips)
+    }
+
     fn line(&mut self, line: &str) {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
         let (name, why) = rest.split_once(' ').unwrap_or((rest, ""));

@@ -43,7 +43,7 @@ impl Script {
         Self::parse(name, text)
     }
 
-    fn parse(name: String, text: String) -> Result<Self> {
+    pub(super) fn parse(name: String, text: String) -> Result<Self> {
         let mut script = Self {
             name,
             about: String::new(),
