@@ -21,6 +21,7 @@ pub mod table;
 pub mod unlock;
 pub mod volume;
 mod wipe;
+pub mod zones;
 
 pub use error::{
     CommitError, DataDeviceError, Excerpt, Fault, FormatError, LoadError, LoadWarning, Problem, UnlockError,
@@ -32,3 +33,4 @@ pub use secret::Secret;
 pub use table::{Table, TableError};
 pub use unlock::{ActivationFlags, UnlockOptions, UnlockWarning, Unlocked};
 pub use volume::Volume;
+pub use zones::{ZoneFault, Zones};

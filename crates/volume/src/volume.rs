@@ -6,7 +6,7 @@ use crate::luks1::{self, Luks1};
 use crate::luks2::{self, Luks2};
 use crate::secret::Secret;
 use crate::unlock::{UnlockOptions, Unlocked};
-use inlock_cipher::{SECTOR_SIZE, VolumeKey};
+use inlock_cipher::{SECTOR_SIZE, Segment, VolumeKey};
 use std::fmt;
 
 /// A loaded header. Nothing was unlocked, and loading wrote nothing.
@@ -95,6 +95,14 @@ impl Volume {
         match self {
             Self::Luks1(luks1) => u64::from(luks1.payload_offset()) * SECTOR_SIZE,
             Self::Luks2(luks2) => luks2.data_offset(),
+        }
+    }
+
+    /// The segments as they are served, in order and without gaps: what [`Unlocked::segments`] will be.
+    pub fn segments(&self) -> Result<Vec<Segment>, UnlockError> {
+        match self {
+            Self::Luks1(luks1) => luks1.segments(),
+            Self::Luks2(luks2) => luks2.segments(),
         }
     }
 

@@ -31,7 +31,7 @@ impl Luks1 {
             let slot = &self.keyslots[number as usize];
             let key = self.open_keyslot(device, passphrase, slot, cipher, hash, &options.limits);
             if let Some(key) = attempts.record(key) {
-                return Ok(finish(key, number, self.segments(cipher), Default::default()));
+                return Ok(finish(key, number, self.segments_of(cipher), Default::default()));
             }
         }
         Err(attempts.into_error())
@@ -43,7 +43,12 @@ impl Luks1 {
         if key.len() != self.key_len() || !self.is_volume_key(&key, hash, &options.limits)? {
             return Err(UnlockError::WrongPassphrase);
         }
-        Ok(finish(key, u32::MAX, self.segments(cipher), Default::default()))
+        Ok(finish(key, u32::MAX, self.segments_of(cipher), Default::default()))
+    }
+
+    /// The one segment as it is served, without a key.
+    pub fn segments(&self) -> Result<Vec<Segment>, UnlockError> {
+        self.algorithms().map(|(cipher, _)| self.segments_of(cipher))
     }
 
     /// Cipher and hash, if Inlock has them and they can protect a key of this length.
@@ -90,7 +95,7 @@ impl Luks1 {
         Ok(digest.ct_eq(&self.digest).into())
     }
 
-    fn segments(&self, cipher: CipherSpec) -> Vec<Segment> {
+    fn segments_of(&self, cipher: CipherSpec) -> Vec<Segment> {
         vec![Segment {
             start: Sector(0),
             sectors: None,

@@ -100,6 +100,11 @@ impl FormatOptions {
         self.metadata_len.saturating_mul(2).saturating_add(self.keyslots_len())
     }
 
+    /// The fewest bytes that headers and keyslot areas can take on the header device: those of one keyslot.
+    pub fn least_header_len(&self) -> u64 {
+        self.metadata_len.saturating_mul(2).saturating_add(self.keyslots_len.unwrap_or(self.area_len()))
+    }
+
     /// Where the payload will start on its device, in bytes.
     pub fn data_offset(&self) -> u64 {
         match (self.data_offset, self.detached) {

@@ -53,6 +53,11 @@ impl Luks2 {
         Ok(finish(key, u32::MAX, segments, self.activation_flags()))
     }
 
+    /// The segments as they are served, without a key.
+    pub fn segments(&self) -> Result<Vec<Segment>, UnlockError> {
+        self.to_serve().map(|(segments, _)| segments)
+    }
+
     /// The segments, and the number of the one digest that all encrypted ones are bound to.
     fn to_serve(&self) -> Result<(Vec<Segment>, u32), UnlockError> {
         if let Some(requirement) = self.metadata.config.requirements.first() {

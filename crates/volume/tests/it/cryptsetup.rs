@@ -371,3 +371,22 @@ fn the_data_device_must_hold_the_payload() {
     assert_eq!(load(detached.clone()).check_data_device(false, 1 << 30), Err(DataDeviceError::Detached));
     assert_eq!(load(detached).check_data_device(true, 512), Ok(()));
 }
+
+#[test]
+fn a_luks2_header_is_cut_down_to_one_keyslot_and_no_further() {
+    let options = |len| luks2::FormatOptions {
+        keyslots_len: None,
+        data_offset: Some(len),
+        sector_size: Some(DataUnitSize::SECTOR),
+        ..support::luks2_options()
+    };
+    let least = options(0).least_header_len();
+    let format = |len| {
+        let device = inlock_volume::MemoryDevice::zeroed(least as usize + 4096);
+        luks2::format(&device, options(len), &secret(PASSPHRASE)).map(|_| device)
+    };
+    let unlocked = support::unlock(&format(least).unwrap(), PASSPHRASE).unwrap();
+    assert_eq!(unlocked.segments[0].data_offset.to_bytes(), Some(least));
+    let refused = format(least - 4096).unwrap_err();
+    assert!(matches!(refused, inlock_volume::FormatError::InvalidOption { .. }), "{refused}");
+}

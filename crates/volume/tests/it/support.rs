@@ -60,7 +60,10 @@ pub(crate) fn luks1_image() -> Vec<u8> {
 }
 
 pub(crate) fn unlock(device: &dyn HeaderDevice, passphrase: &[u8]) -> Result<Unlocked, UnlockError> {
-    Volume::load(device).unwrap().unlock(device, &secret(passphrase), &UnlockOptions::new())
+    let volume = Volume::load(device).unwrap();
+    let unlocked = volume.unlock(device, &secret(passphrase), &UnlockOptions::new())?;
+    assert_eq!(volume.segments().unwrap(), unlocked.segments, "told before the key was there");
+    Ok(unlocked)
 }
 
 /// An error's message with all that caused it.
