@@ -14,6 +14,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector};
 use inlock_engine::OffloadOptions;
 use inlock_volume::plain::{Plain, PlainHash};
+use inlock_volume::table::CryptOptions;
 use inlock_volume::{Hash, KdfKind};
 
 pub(crate) use command::{
@@ -116,10 +117,6 @@ fn verb_of(word: &OsStr) -> anyhow::Result<Verb> {
         return Ok(verb);
     }
     Err(match &*name {
-        "refresh" => Problem::refused(
-            format!("Action {name} is about device-mapper devices, which Inlock does not make."),
-            "`inlock serve <source> --nbd unix:PATH` serves a volume until it is told to end",
-        ),
         "luksAddKey" | "luksRemoveKey" | "luksChangeKey" | "luksConvertKey" | "luksKillSlot" | "luksHeaderBackup"
         | "luksHeaderRestore" | "luksErase" | "erase" | "token" | "config" | "convert" | "repair" | "reencrypt" => {
             Problem::refused(
@@ -170,6 +167,7 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
             let name = name_of(&word()?)?;
             Command::Resume(ResumeArgs { name, key: key_args(&options)?, header: options.header })
         }
+        Verb::Refresh => Command::Refresh { name: name_of(&word()?)?, flags: flags_of(&options) },
         Verb::Resize => Command::Resize(name_of(&word()?)?),
         Verb::Close => Command::Close { name: name_of(&word()?)?, deferred: options.deferred },
         Verb::Export => {
@@ -280,7 +278,19 @@ fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> 
     if matches!(kind, Kind::Raw | Kind::Table(_)) && options.key_file.is_some() {
         return not_allowed("key-file");
     }
-    Ok(SourceArgs { image, header: options.header.clone(), kind, key: key_args(options)? })
+    Ok(SourceArgs { image, header: options.header.clone(), kind, key: key_args(options)?, flags: flags_of(options) })
+}
+
+/// What is said about discards and about dm-crypt's threads.
+fn flags_of(options: &Options) -> CryptOptions {
+    CryptOptions {
+        allow_discards: options.allow_discards,
+        same_cpu_crypt: options.same_cpu_crypt,
+        high_priority: options.high_priority,
+        submit_from_crypt_cpus: options.submit_from_crypt_cpus,
+        no_read_workqueue: options.no_read_workqueue,
+        no_write_workqueue: options.no_write_workqueue,
+    }
 }
 
 fn plain_args(options: &Options) -> anyhow::Result<Plain> {
@@ -458,7 +468,6 @@ fn open_args(options: &Options, image: PathBuf, name: Name) -> anyhow::Result<Op
         via: options.via.as_deref().and_then(Via::from_name),
         place,
         read_only: options.read_only,
-        allow_discards: options.allow_discards,
         threads: options.threads,
         metrics: options.metrics.clone(),
     })
@@ -516,7 +525,6 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
         metrics: options.metrics,
         run: options.run,
         read_only: options.read_only,
-        allow_discards: options.allow_discards,
         io,
         threads: options.threads,
         offload,

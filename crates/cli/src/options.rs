@@ -201,6 +201,21 @@ pub(crate) struct Options {
     /// Pass discards on to the device below
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
     pub allow_discards: bool,
+    /// Encrypt on the processor that the request came from (kept for whoever looks, as dm-crypt's others are)
+    #[arg(long = "perf-same_cpu_crypt", action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub same_cpu_crypt: bool,
+    /// Submit writes from where they were encrypted
+    #[arg(long = "perf-submit_from_crypt_cpus", action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub submit_from_crypt_cpus: bool,
+    /// Decrypt where the read ends
+    #[arg(long = "perf-no_read_workqueue", action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub no_read_workqueue: bool,
+    /// Encrypt where the write begins
+    #[arg(long = "perf-no_write_workqueue", action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub no_write_workqueue: bool,
+    /// Encrypt with high priority
+    #[arg(long = "perf-high_priority", action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub high_priority: bool,
     /// How the device below is read and written: auto, uring, sync
     #[arg(long, value_name = "WAY", value_parser = ["auto", "uring", "sync"], help_heading = "Serving")]
     pub io: Option<String>,
@@ -265,6 +280,7 @@ pub(crate) enum Verb {
     Suspend,
     Resume,
     Reload,
+    Refresh,
     Resize,
     Close,
     Export,
@@ -277,7 +293,7 @@ pub(crate) enum Verb {
 
 impl Verb {
     /// Every verb, in the order of the help text.
-    pub(crate) const ALL: [Self; 22] = [
+    pub(crate) const ALL: [Self; 23] = [
         Self::LuksFormat,
         Self::IsLuks,
         Self::LuksUuid,
@@ -292,6 +308,7 @@ impl Verb {
         Self::Suspend,
         Self::Resume,
         Self::Reload,
+        Self::Refresh,
         Self::Resize,
         Self::Close,
         Self::Export,
@@ -331,6 +348,7 @@ impl Verb {
             Self::Suspend => "suspend",
             Self::Resume => "resume",
             Self::Reload => "reload",
+            Self::Refresh => "refresh",
             Self::Resize => "resize",
             Self::Close => "close",
             Self::Export => "export",
@@ -351,7 +369,8 @@ impl Verb {
             Self::Mount => ("<source> <directory>", 2, 2),
             Self::Umount => ("<directory>", 1, 1),
             Self::Serve => ("<source>", 1, 1),
-            Self::Status | Self::Suspend | Self::Resume | Self::Reload | Self::Resize | Self::Close => ("<name>", 1, 1),
+            Self::Status | Self::Suspend | Self::Resume | Self::Reload | Self::Refresh => ("<name>", 1, 1),
+            Self::Resize | Self::Close => ("<name>", 1, 1),
             Self::List => ("", 0, 0),
             Self::Top => ("[<name>...]", 0, usize::MAX),
             Self::Export => ("<image> <output file or ->", 2, 2),
@@ -381,6 +400,7 @@ impl Verb {
             Self::Resize => "make a volume as long as the device below is now",
             Self::Resume => "give the key back, and let requests go on",
             Self::Reload => "put another table (--table) in place of what is served",
+            Self::Refresh => "change the flags of a running volume: to what its header says, and what is given",
             Self::Close => "close an open or served volume when everything is written",
             Self::Export => "decrypt a volume, or a part of it, to a raw image",
             Self::Import => "encrypt a raw image into an existing volume",
@@ -412,6 +432,13 @@ impl Verb {
             "label",
             "subsystem",
         ];
+        const FLAGS: &[&str] = &[
+            "perf-same_cpu_crypt",
+            "perf-submit_from_crypt_cpus",
+            "perf-no_read_workqueue",
+            "perf-no_write_workqueue",
+            "perf-high_priority",
+        ];
         const OPEN: &[&str] = &["via", "read-only", "allow-discards", "foreground", "launched", "threads", "metrics"];
         const SERVE: &[&str] = &[
             "nbd",
@@ -434,21 +461,22 @@ impl Verb {
             Self::LuksFormat => &[KEY, FORMAT, KDF],
             Self::IsLuks | Self::LuksUuid => &[&["type", "header"]],
             Self::LuksDump => &[&["type", "header", "dump-json-metadata"]],
-            Self::Open => &[KEY, UNLOCK, PLAIN, OPEN, &["table", "test-passphrase"]],
-            Self::Mount => &[KEY, UNLOCK, PLAIN, OPEN, &["table", "name", "mount-options"]],
+            Self::Open => &[KEY, UNLOCK, PLAIN, OPEN, FLAGS, &["table", "test-passphrase"]],
+            Self::Mount => &[KEY, UNLOCK, PLAIN, OPEN, FLAGS, &["table", "name", "mount-options"]],
             Self::Umount => &[&["deferred"]],
-            Self::Serve => &[KEY, UNLOCK, PLAIN, SERVE, &["table"]],
+            Self::Serve => &[KEY, UNLOCK, PLAIN, SERVE, FLAGS, &["table"]],
             Self::Status | Self::List => &[&["json"]],
             Self::Top => &[&["json", "once"]],
             Self::Resume => &[KEY, &["tries", "key-slot", "header"]],
             Self::Suspend | Self::Resize => &[],
             Self::Reload => &[&["table"]],
+            Self::Refresh => &[FLAGS, &["allow-discards"]],
             Self::Close => &[&["deferred"]],
             Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, COPY, &["table"]],
             Self::Benchmark => &[&["cipher", "key-size", "hash", "iter-time"], KDF],
             Self::Bench => &[&["json", "report", "bars", "allow-missing", "quick", "rounds", "slice-ms", "dir"]],
-            Self::Table => &[KEY, UNLOCK, PLAIN, &["table", "showkeys", "json"]],
             Self::Zoned => &[&["json", "size"], ZONES],
+            Self::Table => &[KEY, UNLOCK, PLAIN, FLAGS, &["table", "allow-discards", "showkeys", "json"]],
         }
     }
 
@@ -510,11 +538,6 @@ const ONLY_CRYPTSETUPS: &[&str] = &[
     "new-keyfile-offset",
     "new-keyfile-size",
     "new-token-id",
-    "perf-high_priority",
-    "perf-no_read_workqueue",
-    "perf-no_write_workqueue",
-    "perf-same_cpu_crypt",
-    "perf-submit_from_crypt_cpus",
     "persistent",
     "priority",
     "reduce-device-size",

@@ -17,7 +17,7 @@ use inlock_volume::{
 
 use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
 use crate::control::Facts;
-use crate::control::facts::SegmentFacts;
+use crate::control::facts::{SegmentFacts, thread_flags};
 use crate::control::key_check::KeyCheck;
 use crate::daemon::Launcher;
 use crate::device::{self, Access, Device};
@@ -111,8 +111,10 @@ pub(crate) struct About {
     pub segments: Vec<SegmentFacts>,
     /// Knows the key again after it was wiped.
     pub check: Option<KeyCheck>,
-    /// What is said about dm-crypt's threads.
-    pub flags: Vec<String>,
+    /// What the header, or the table, says of discards and of dm-crypt's threads.
+    pub own_flags: CryptOptions,
+    /// The same with what the user says.
+    pub flags: CryptOptions,
     /// What the devices are, under whatever name, in the order of the engine's stores.
     pub devices: Vec<String>,
 }
@@ -123,9 +125,8 @@ pub(crate) struct Opened {
     data: Vec<Device>,
     pub about: About,
     crypt: Crypt,
-    /// Whether the header allows discards.
-    pub allow_discards: bool,
-    options: CryptOptions,
+    /// What the header or the table says, and the user.
+    pub flags: CryptOptions,
     locks: Vec<Lock>,
     /// Go past the kernel's cache of a block device.
     direct: bool,
@@ -178,14 +179,13 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::
 #[inline(never)]
 fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Opened> {
     if let Kind::Table(table) = &args.kind {
-        return open_table(table.take()?, writing);
+        return open_table(table.take()?, &args.flags, writing);
     }
     let data = Device::open(&args.image, if writing { Access::Write } else { Access::Read })?;
     let mut locks = vec![lock::whole_device(&data, if writing { Mode::Exclusive } else { Mode::Shared })?];
     let mut about = About::new(args, &data);
-    let mut options = CryptOptions::default();
-    let (crypt, allow_discards) = match &args.kind {
-        Kind::Raw | Kind::Table(_) => (Crypt::None, false),
+    let crypt = match &args.kind {
+        Kind::Raw | Kind::Table(_) => Crypt::None,
         Kind::Plain(plain) => {
             // Before anything is asked: a size that does not fit is no reason to type a passphrase.
             let segments = plain.segments(data.len).with_context(|| data.path.display().to_string())?;
@@ -193,7 +193,7 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
                 Keys::Asked { stdin_taken } => plain_key(plain, &args.key, ask(args, &data, stdin_taken))?,
                 Keys::Launcher(launcher) => launcher.key()?,
             };
-            (Crypt::Volume(segments, key), false)
+            Crypt::Volume(segments, key)
         }
         Kind::Luks(luks) => {
             let device = header_device(args, &data)?;
@@ -211,9 +211,8 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
                 Keys::Asked { stdin_taken } => header.unlock(&args.key, ask(args, &data, stdin_taken))?,
                 Keys::Launcher(launcher) => header.verify(launcher.key()?)?,
             };
-            options = unlocked.flags.into();
-            about.flags = thread_flags(&options);
-            (Crypt::Volume(unlocked.segments, unlocked.key), unlocked.allow_discards)
+            about.own_flags = unlocked.flags.into();
+            Crypt::Volume(unlocked.segments, unlocked.key)
         }
     };
     if let Crypt::Volume(segments, key) = &crypt {
@@ -221,12 +220,16 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
         // A key that no cipher takes is told of when the device is made.
         about.check = KeyCheck::new(segments, key).ok();
     }
-    Ok(Opened { data: vec![data], about, crypt, allow_discards, options, locks, direct: false })
+    about.flags.add(&about.own_flags);
+    Ok(Opened { data: vec![data], flags: about.flags, about, crypt, locks, direct: false })
 }
 
 /// Opens and takes what the lines of a table are on.
-fn open_table(table: Table, writing: bool) -> anyhow::Result<Opened> {
+fn open_table(table: Table, asked: &CryptOptions, writing: bool) -> anyhow::Result<Opened> {
     let Devices { devices, of_line, locks } = Devices::open(&table, writing)?;
+    let own_flags = table::flags(&table);
+    let mut flags = own_flags;
+    flags.add(asked);
     let about = About {
         kind: "TABLE".to_owned(),
         device: devices.first().map_or_else(PathBuf::new, |device| resolved(&device.path)),
@@ -236,20 +239,11 @@ fn open_table(table: Table, writing: bool) -> anyhow::Result<Opened> {
         segments: facts_of_lines(&table),
         // A key that no cipher takes is told of when the device is made.
         check: KeyCheck::of_table(&table).ok(),
-        flags: thread_flags(&table.options()),
+        own_flags,
+        flags,
         devices: devices.iter().map(Device::identity).collect(),
     };
-    let allow_discards = table::asks_for_discards(&table).unwrap_or(false);
-    let options = table.options();
-    Ok(Opened {
-        data: devices,
-        about,
-        crypt: Crypt::Table(table, of_line),
-        allow_discards,
-        options,
-        locks,
-        direct: false,
-    })
+    Ok(Opened { data: devices, about, crypt: Crypt::Table(table, of_line), flags, locks, direct: false })
 }
 
 fn facts_of_lines(table: &Table) -> Vec<SegmentFacts> {
@@ -296,7 +290,8 @@ pub(crate) fn reload(table: &Table, running: &engine::Device, facts: &mut Facts)
     (facts.header, facts.uuid, facts.hash) = (None, None, None);
     facts.check = KeyCheck::of_table(table).ok();
     facts.segments = facts_of_lines(table);
-    facts.table_flags = thread_flags(&table.options());
+    facts.own_flags = table::flags(table);
+    facts.table_flags = thread_flags(&facts.own_flags);
     Ok(target)
 }
 
@@ -316,7 +311,8 @@ impl About {
             hash,
             segments: Vec::new(),
             check: None,
-            flags: Vec::new(),
+            own_flags: CryptOptions::default(),
+            flags: args.flags,
             devices: vec![data.identity()],
         }
     }
@@ -325,11 +321,6 @@ impl About {
 /// The path that names a device from everywhere.
 fn resolved(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
-}
-
-/// The flags that steer dm-crypt's threads, in the words of its table.
-fn thread_flags(options: &CryptOptions) -> Vec<String> {
-    options.names().into_iter().filter(|name| *name != "allow_discards").map(str::to_owned).collect()
 }
 
 fn header_device(args: &SourceArgs, data: &Device) -> anyhow::Result<Device> {
@@ -456,7 +447,7 @@ impl Opened {
             Crypt::None => (vec![whole()], VolumeKey::zeroed(0)),
         };
         let data = &self.data[0];
-        Table::of_volume(&segments, &key, self.options, &self.about.device.to_string_lossy(), data.len)
+        Table::of_volume(&segments, &key, self.flags, &self.about.device.to_string_lossy(), data.len)
     }
 }
 

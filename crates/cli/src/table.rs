@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
 use inlock_volume::Table;
-use inlock_volume::table::{TableLine, Target};
+use inlock_volume::table::{CryptOptions, TableLine, Target};
 use zeroize::Zeroizing;
 
 use crate::device::{Access, Device};
@@ -157,6 +157,11 @@ pub(crate) fn asks_for_discards(table: &Table) -> Option<bool> {
         _ => None,
     };
     table.lines().iter().filter_map(|line| asks(&line.target)).reduce(|all, asks| all && asks)
+}
+
+/// What a table says of discards and of dm-crypt's threads.
+pub(crate) fn flags(table: &Table) -> CryptOptions {
+    CryptOptions { allow_discards: asks_for_discards(table).unwrap_or(false), ..table.options() }
 }
 
 /// Refuses a table for a volume that is served with discards, or without them, where it says otherwise: those who use the

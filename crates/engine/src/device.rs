@@ -79,7 +79,8 @@ pub struct Device {
     /// Who suspends, resumes or replaces has this. True: nobody may any more.
     orders: Mutex<bool>,
     stores: Vec<Arc<dyn BackingStore>>,
-    access: Access,
+    read_only: bool,
+    allow_discards: AtomicBool,
     locks: UnitLocks,
     /// Where a store is zoned: it is the only one.
     zones: Option<ZoneOrder>,
@@ -133,7 +134,8 @@ impl Device {
             orders: Mutex::default(),
             zones: stores.iter().find(|store| store.zoned().is_some()).map(ZoneOrder::new),
             stores,
-            access: Access { read_only, ..access },
+            read_only,
+            allow_discards: access.allow_discards.into(),
             locks: UnitLocks::default(),
             lost_writes: AtomicBool::new(false),
             stats: Stats::new(StatsLevel::On),
@@ -199,7 +201,12 @@ impl Device {
 
     /// What is allowed.
     pub fn access(&self) -> Access {
-        self.access
+        Access { read_only: self.read_only, allow_discards: self.allow_discards.load(Ordering::Relaxed) }
+    }
+
+    /// Allows discards from now on, or not. Front ends that have told their clients what they may do know nothing of it.
+    pub fn allow_discards(&self, allowed: bool) {
+        self.allow_discards.store(allowed, Ordering::Relaxed);
     }
 
     /// What it has done, and how long that took.
@@ -224,7 +231,7 @@ impl Device {
             return Ok(());
         }
         self.gate.close();
-        if self.access.read_only {
+        if self.read_only {
             return Ok(());
         }
         self.check_flush().and_then(|()| self.flushed(self.sync_stores())).map_err(ControlError::Flush)
@@ -419,6 +426,6 @@ impl Device {
 
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Device({} bytes, {:?})", self.len(), self.access)
+        write!(f, "Device({} bytes, {:?})", self.len(), self.access())
     }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use inlock_cipher::{CipherSpec, DataUnitSize};
 use inlock_engine::OffloadOptions;
 use inlock_volume::plain::Plain;
+use inlock_volume::table::CryptOptions;
 use inlock_volume::{Hash, KdfKind};
 
 use crate::bench::BenchArgs;
@@ -36,6 +37,7 @@ pub(crate) enum Command {
     Suspend(Name),
     Resume(ResumeArgs),
     Reload { name: Name, table: TableArg },
+    Refresh { name: Name, flags: CryptOptions },
     Resize(Name),
     Close { name: Name, deferred: bool },
     Export(CopyArgs),
@@ -88,6 +90,8 @@ pub(crate) struct SourceArgs {
     pub header: Option<PathBuf>,
     pub kind: Kind,
     pub key: KeyArgs,
+    /// On top of what the header or the table says.
+    pub flags: CryptOptions,
 }
 
 /// What kind of volume it is.
@@ -138,7 +142,6 @@ pub(crate) struct OpenArgs {
     pub via: Option<Via>,
     pub place: Place,
     pub read_only: bool,
-    pub allow_discards: bool,
     pub threads: Option<u16>,
     /// Where scrapers connect.
     pub metrics: Option<Listen>,
@@ -166,7 +169,6 @@ pub(crate) struct ServeArgs {
     pub place: Place,
     pub run: Option<OsString>,
     pub read_only: bool,
-    pub allow_discards: bool,
     pub io: Io,
     pub threads: Option<u16>,
     pub offload: OffloadOptions,

@@ -11,6 +11,7 @@ pub(crate) mod luks_format;
 pub(crate) mod luks_uuid;
 pub(crate) mod mount;
 pub(crate) mod open;
+pub(crate) mod refresh;
 pub(crate) mod reload;
 pub(crate) mod resize;
 pub(crate) mod resume;

@@ -36,15 +36,14 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
     let (file, socket, zones) = (claim.files().volume(), claim.files().nbd_socket(), claim.files().zones());
     let waiting = claim.left().and_then(way::waiting);
     let via = way::choose(waiting.map_or(args.via, |(via, _)| Some(via)))?;
-    if args.allow_discards && matches!(via, Via::Loop | Via::Fuse) {
+    if args.source.flags.allow_discards && matches!(via, Via::Loop | Via::Fuse) {
         say(&format!("inlock: warning: discards have no way through --via {}", via.name()));
     }
     daemon::protect();
     let keys = launcher.as_ref().map_or(Keys::Asked { stdin_taken: false }, Keys::Launcher);
     let mut opened = source::open(&args.source, !args.read_only, keys)?;
     let about = opened.about.clone();
-    let allow_discards = args.allow_discards || opened.allow_discards;
-    let access = engine::Access { read_only: args.read_only, allow_discards };
+    let access = engine::Access { read_only: args.read_only, allow_discards: opened.flags.allow_discards };
     if matches!(via, Via::Ublk | Via::Nbd) {
         opened.past_the_cache();
     }
@@ -75,7 +74,7 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
     let way = Way::make(via, &device, &wanted)?;
     // From here on it is taken away again, whatever fails, or its facts stay as long as it does.
     let state = State { way, deferred: false, ended: None, gone: false };
-    let open = Arc::new(Open { state: Mutex::new(state) });
+    let open = Arc::new(Open { discards: access.allow_discards, via, state: Mutex::new(state) });
     let left = Arc::clone(&open);
     claim.leave_if(move || left.state().take_away().is_err());
     let node = open.state().way.node().to_owned();
@@ -109,6 +108,9 @@ fn threads(args: &OpenArgs) -> usize {
 
 /// An open volume.
 struct Open {
+    /// Whether the device was made with them.
+    discards: bool,
+    via: Via,
     state: Mutex<State>,
 }
 
@@ -207,6 +209,23 @@ impl HandedOut for Arc<Open> {
             }
             Err(_) if deferred => Ok(()),
             held => held,
+        }
+    }
+
+    fn check_discards(&self) -> anyhow::Result<()> {
+        match self.via {
+            Via::Loop | Via::Fuse => Err(Problem::refused(
+                format!("Discards have no way through --via {}.", self.via.name()),
+                "--via ublk and --via nbd have one",
+            )),
+            Via::Ublk | Via::Nbd if !self.discards => Err(Problem::refused(
+                format!(
+                    "{} was made without discards, and is told of them but once.",
+                    self.state().way.node().display()
+                ),
+                "close the volume and open it with --allow-discards",
+            )),
+            Via::Ublk | Via::Nbd => Ok(()),
         }
     }
 

@@ -4,6 +4,7 @@
 
 use anyhow::Context;
 use inlock_volume::plain::Plain;
+use inlock_volume::table::CryptOptions;
 use serde_json::json;
 
 use crate::args::{Kind, Luks, ResumeArgs, SourceArgs};
@@ -43,7 +44,8 @@ fn source(args: &ResumeArgs, facts: &Facts) -> anyhow::Result<SourceArgs> {
         return Err(Problem::usage("Option --header is for LUKS volumes."));
     }
     let header = args.header.clone().or_else(|| facts.header.clone());
-    Ok(SourceArgs { image: facts.device.clone(), header, kind, key: args.key.clone() })
+    let flags = CryptOptions::default();
+    Ok(SourceArgs { image: facts.device.clone(), header, kind, key: args.key.clone(), flags })
 }
 
 fn plain(facts: &Facts) -> Option<Plain> {

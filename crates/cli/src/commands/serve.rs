@@ -41,9 +41,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let keys = launcher.as_ref().map_or(Keys::Asked { stdin_taken: false }, Keys::Launcher);
     let opened = source::open(&args.source, !args.read_only, keys)?;
     let options = options(args);
-    let allow_discards = args.allow_discards || opened.allow_discards;
     let about = opened.about.clone();
-    let attached = opened.attach(options.io, engine::Access { read_only: args.read_only, allow_discards })?;
+    let access = engine::Access { read_only: args.read_only, allow_discards: opened.flags.allow_discards };
+    let attached = opened.attach(options.io, access)?;
     // From here on a signal means "drain and end"; before, it just ends.
     let caught = signals::catch()?;
     let server = Server::start(attached.device.clone(), &listen, &options).map_err(cannot_serve)?;

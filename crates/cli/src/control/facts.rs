@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use inlock_engine::Access;
 use inlock_volume::Segment;
+use inlock_volume::table::CryptOptions;
 use serde::{Deserialize, Serialize};
 
 use super::Name;
@@ -47,7 +48,10 @@ pub(crate) struct Facts {
     pub stamp: Option<Stamp>,
     pub read_only: bool,
     pub allow_discards: bool,
-    /// What the table or the header say about dm-crypt's threads.
+    /// What the header, or the table, says by itself; in the process only.
+    #[serde(skip)]
+    pub own_flags: CryptOptions,
+    /// What is said about dm-crypt's threads.
     #[serde(default)]
     pub table_flags: Vec<String>,
     /// Where the cipher runs: a policy of `--offload`.
@@ -144,7 +148,8 @@ impl Facts {
             stamp: None,
             read_only: access.read_only,
             allow_discards: access.allow_discards,
-            table_flags: about.flags,
+            own_flags: about.own_flags,
+            table_flags: thread_flags(&about.flags),
             offload: "none".to_owned(),
             via: String::new(),
             address: None,
@@ -154,6 +159,12 @@ impl Facts {
             ring: String::new(),
             threads: 0,
         }
+    }
+
+    /// Takes note of flags.
+    pub(crate) fn set_flags(&mut self, flags: &CryptOptions) {
+        self.allow_discards = flags.allow_discards;
+        self.table_flags = thread_flags(flags);
     }
 
     /// Whether anything is encrypted.
@@ -276,6 +287,11 @@ impl Status {
         }
         Ok(())
     }
+}
+
+/// The flags that steer dm-crypt's threads, in the words of its table.
+pub(crate) fn thread_flags(options: &CryptOptions) -> Vec<String> {
+    options.names().into_iter().filter(|name| *name != "allow_discards").map(str::to_owned).collect()
 }
 
 fn sectors(number: u64) -> String {

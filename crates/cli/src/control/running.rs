@@ -10,6 +10,7 @@ use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::{ControlError, Device};
 use inlock_volume::Table;
+use inlock_volume::table::CryptOptions;
 use serde_json::{Map, Value, json};
 
 use super::facts::Status;
@@ -30,6 +31,11 @@ pub(crate) type Reply = anyhow::Result<Map<String, Value>>;
 pub(crate) trait HandedOut: Send + Sync {
     /// Refuses to close, as while it is mounted; otherwise begins to, and the process ends soon after.
     fn close(&self, request: &Value) -> anyhow::Result<()>;
+
+    /// Refuses to allow discards where those who use the volume were told, once, that there are none.
+    fn check_discards(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
 
     /// Makes the new length known to whoever uses the volume.
     fn resized(&self, _len: u64) -> anyhow::Result<()> {
@@ -119,6 +125,7 @@ impl Running {
             "suspend" => self.suspend()?,
             "resume" => self.resume(handed)?,
             "reload" => self.reload(handed)?,
+            "refresh" => self.refresh(request)?,
             "resize" => self.resize()?,
             _ => return Err(Problem::usage(format!("The process does not know the command '{command}'."))),
         }
@@ -164,6 +171,23 @@ impl Running {
         *self.facts() = facts;
         let len = self.device.len();
         if len > before { self.handed_out.resized(len) } else { Ok(()) }
+    }
+
+    /// Gives the volume the flags that its header or its table says, and those of the request.
+    fn refresh(&self, request: &Value) -> anyhow::Result<()> {
+        let names = request["flags"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let asked = CryptOptions::named(names.iter().map(|name| name.as_str().unwrap_or_default()));
+        let mut flags = asked.ok_or_else(|| Problem::usage("The process does not know these flags."))?;
+        let mut facts = self.facts().clone();
+        flags.add(&facts.own_flags);
+        if flags.allow_discards && !facts.allow_discards {
+            self.handed_out.check_discards()?;
+        }
+        facts.set_flags(&flags);
+        self.files.publish(&facts)?;
+        self.device.allow_discards(flags.allow_discards);
+        *self.facts() = facts;
+        Ok(())
     }
 
     /// Looks how long the device below is now.

@@ -8,6 +8,7 @@
 use super::connection::{Connection, MAX_HELD, Phase, Skip};
 use super::handshake::Step;
 use super::protocol::{Export, command};
+use super::server;
 use super::transfer::{Transfer, nbd_error};
 use super::transmission::{Command, Head};
 use inlock_engine::ring::{self, Completion, Returned, Token, Wait};
@@ -206,8 +207,17 @@ impl Nbd {
         self.waiting.iter().copied().filter(move |id| transfer(*id).is_some_and(is_write))
     }
 
+    /// What new clients are told: since others were, discards may have been allowed, or not any more.
+    fn export_now(&mut self, cx: &Context<'_>) -> Arc<Export> {
+        let flags = server::discard_flags(self.export.flags, cx.device.access());
+        if flags != self.export.flags {
+            self.export = Arc::new(Export { flags, ..Export::clone(&self.export) });
+        }
+        Arc::clone(&self.export)
+    }
+
     fn negotiate(&mut self, cx: &mut Context<'_>, index: u32) -> Option<bool> {
-        let export = Arc::clone(&self.export);
+        let export = self.export_now(cx);
         let connection = self.connection(index)?;
         if !connection.text.is_empty() || connection.sending {
             return Some(false);

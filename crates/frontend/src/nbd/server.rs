@@ -8,7 +8,7 @@ use inlock_engine::offload::OffloadError;
 use inlock_engine::ring::Ring;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::worker::{Mailbox, Worker};
-use inlock_engine::{BufferPool, Device, Offload, OffloadOptions, RequestError};
+use inlock_engine::{Access, BufferPool, Device, Offload, OffloadOptions, RequestError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
@@ -295,9 +295,7 @@ fn describe(device: &Device, options: &ServerOptions) -> Export {
     let access = device.access();
     let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_DF | CAN_MULTI_CONN | SEND_CACHE;
     flags |= if access.read_only { READ_ONLY } else { SEND_WRITE_ZEROES | SEND_FAST_ZERO };
-    if access.allow_discards && !access.read_only {
-        flags |= SEND_TRIM;
-    }
+    flags = discard_flags(flags, access);
     Export {
         name: options.export_name.clone(),
         description: options.description.clone(),
@@ -305,6 +303,12 @@ fn describe(device: &Device, options: &ServerOptions) -> Export {
         flags,
         preferred_block: (device.layout().granule() as u32).max(4096),
     }
+}
+
+/// `flags` with what is true of discards.
+pub(super) fn discard_flags(flags: u16, access: Access) -> u16 {
+    let trims = access.allow_discards && !access.read_only;
+    if trims { flags | transmission_flag::SEND_TRIM } else { flags & !transmission_flag::SEND_TRIM }
 }
 
 fn bind(listen: &Listen) -> Result<(Socket, Listen), ServerError> {

@@ -51,12 +51,22 @@ impl CryptOptions {
         })
     }
 
+    /// The flags of these names; `None` where one is no flag.
+    pub fn named<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<Self> {
+        let mut options = Self::default();
+        for name in names {
+            *options.flag_mut(name)? = true;
+        }
+        Some(options)
+    }
+
     /// The names of the flags that are set, in the order of the kernel's status line.
     pub fn names(&self) -> Vec<&'static str> {
         self.flags().into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect()
     }
 
-    pub(super) fn add(&mut self, other: &Self) {
+    /// Sets what is set in the other.
+    pub fn add(&mut self, other: &Self) {
         for name in other.names() {
             if let Some(flag) = self.flag_mut(name) {
                 *flag = true;
