@@ -6,7 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use inlock_volume::Zones;
+
 use crate::exit::{Problem, cannot_open};
+use crate::zones;
 
 /// What a device is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +29,8 @@ pub(crate) struct Device {
     pub file: File,
     pub len: u64,
     pub metadata: Metadata,
+    /// Its zones, once [`Device::with_zones`] has looked for some.
+    pub zones: Option<Zones>,
 }
 
 impl Device {
@@ -44,7 +49,14 @@ impl Device {
         let metadata = file.metadata()?;
         check_kind(&path, &metadata)?;
         let len = file.seek(SeekFrom::End(0))?;
-        Ok(Self { path, file, len, metadata })
+        Ok(Self { path, file, len, metadata, zones: None })
+    }
+
+    /// Looks for zones. Where it has some, its length is theirs together: a file with zones has more in it.
+    pub(crate) fn with_zones(mut self) -> anyhow::Result<Self> {
+        self.zones = zones::look(&self)?;
+        self.len = self.zones.map_or(self.len, |zones| zones.len);
+        Ok(self)
     }
 
     /// Whether it is a block device.

@@ -27,6 +27,7 @@ mod table;
 mod terminal;
 mod values;
 mod way;
+mod zones;
 
 use std::process::ExitCode;
 

@@ -25,6 +25,7 @@ use crate::exit::{Problem, cannot_load, cannot_unlock, say};
 use crate::lock::{self, Lock, Mode};
 use crate::secret::{self, Ask};
 use crate::table::{self, Devices};
+use crate::zones;
 
 /// A loaded header and the device it is on.
 pub(crate) struct Header {
@@ -181,7 +182,7 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
     if let Kind::Table(table) = &args.kind {
         return open_table(table.take()?, &args.flags, writing);
     }
-    let data = Device::open(&args.image, if writing { Access::Write } else { Access::Read })?;
+    let data = Device::open(&args.image, if writing { Access::Write } else { Access::Read })?.with_zones()?;
     let mut locks = vec![lock::whole_device(&data, if writing { Mode::Exclusive } else { Mode::Shared })?];
     let mut about = About::new(args, &data);
     let crypt = match &args.kind {
@@ -189,6 +190,7 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
         Kind::Plain(plain) => {
             // Before anything is asked: a size that does not fit is no reason to type a passphrase.
             let segments = plain.segments(data.len).with_context(|| data.path.display().to_string())?;
+            zones::check(&data, &segments, "--offset, --size and --sector-size say where a plain volume lies")?;
             let key = match keys {
                 Keys::Asked { stdin_taken } => plain_key(plain, &args.key, ask(args, &data, stdin_taken))?,
                 Keys::Launcher(launcher) => launcher.key()?,
@@ -204,6 +206,7 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
             }
             let header = Header::load_from(device, *luks, false)?;
             header.volume.check_data_device(detached, data.len).map_err(|error| unfit(error, &data.path))?;
+            check_zones(&header.volume, &data, !detached && writing)?;
             about.kind = format!("LUKS{}", header.volume.version());
             about.uuid = Some(header.volume.uuid().to_owned());
             about.header = detached.then(|| resolved(&header.device.path));
@@ -227,6 +230,9 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
 /// Opens and takes what the lines of a table are on.
 fn open_table(table: Table, asked: &CryptOptions, writing: bool) -> anyhow::Result<Opened> {
     let Devices { devices, of_line, locks } = Devices::open(&table, writing)?;
+    for (line, device) in table.lines().iter().zip(&of_line).filter(|(line, _)| line.device().is_some()) {
+        zones::check(&devices[*device], &[line.segment()], "the lines of a table start and end where zones do")?;
+    }
     let own_flags = table::flags(&table);
     let mut flags = own_flags;
     flags.add(asked);
@@ -280,6 +286,12 @@ pub(crate) fn reload(table: &Table, running: &engine::Device, facts: &mut Facts)
         block.map_or(Ok(()), |block| table::check_blocks(number + 1, line, block))?;
     }
     let segments: Vec<Segment> = table.lines().iter().map(TableLine::segment).collect();
+    if running.zone_limits().is_some() && runs(&facts.segments, running.len()) != runs(&facts_of_lines(table), 0) {
+        return Err(Problem::refused(
+            "The table does not lie on the same zones in the same order, and those who use the volume know its zones.",
+            "close the volume and open it with this table",
+        ));
+    }
     let lines = table.lines().iter().zip(&segments).zip(&of_line);
     let lines: Vec<_> = lines
         .map(|((line, segment), store)| Line { segment, content: content_of(&line.target), store: *store })
@@ -293,6 +305,20 @@ pub(crate) fn reload(table: &Table, running: &engine::Device, facts: &mut Facts)
     facts.own_flags = table::flags(table);
     facts.table_flags = thread_flags(&facts.own_flags);
     Ok(target)
+}
+
+/// Where the sectors of a volume of `len` bytes are stored: for every run its first sector, and its place. Nothing but a run's last
+/// line ends it.
+fn runs(segments: &[SegmentFacts], len: u64) -> Vec<(u64, u64, u64)> {
+    let mut runs: Vec<(u64, u64, u64)> = Vec::new();
+    for segment in segments {
+        let sectors = segment.sectors.unwrap_or((len / 512).saturating_sub(segment.start));
+        match runs.last_mut() {
+            Some((_, place, run)) if place.checked_add(*run) == Some(segment.offset) => *run += sectors,
+            _ => runs.push((segment.start, segment.offset, sectors)),
+        }
+    }
+    runs
 }
 
 impl About {
@@ -327,9 +353,22 @@ fn header_device(args: &SourceArgs, data: &Device) -> anyhow::Result<Device> {
     match &args.header {
         Some(header) => Device::open(header, Access::Read),
         None => {
-            Ok(Device { path: data.path.clone(), file: data.share()?, len: data.len, metadata: data.metadata.clone() })
+            let (path, metadata) = (data.path.clone(), data.metadata.clone());
+            Ok(Device { path, file: data.share()?, len: data.len, metadata, zones: data.zones })
         }
     }
+}
+
+/// Refuses a volume that does not fit the zones below before anybody types a passphrase for it. `rewritten`: so may be its
+/// header, which lies on the same device.
+fn check_zones(volume: &Volume, data: &Device, rewritten: bool) -> anyhow::Result<()> {
+    let Some(zones) = &data.zones else { return Ok(()) };
+    if rewritten {
+        let hint = "--read-only opens it, and so does --header with a copy of the header in a file";
+        zones.check_header(volume.data_offset()).map_err(zones::unfit(&data.path, hint))?;
+    }
+    let segments = volume.segments().map_err(cannot_unlock(&data.path))?;
+    zones::check(data, &segments, "its header knows nothing of these zones: `inlock luksFormat` makes one that does")
 }
 
 fn unfit(error: DataDeviceError, path: &Path) -> anyhow::Error {
@@ -357,6 +396,15 @@ pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
             let header = Header::load_from(header_device(args, &data)?, *luks, true)?;
             Ok(header.unlock(&args.key, ask)?.key)
         }
+    }
+}
+
+/// Whether what the volume lies on has zones that are written in order. Where that cannot be told, opening it tells why.
+pub(crate) fn has_zones(args: &SourceArgs) -> bool {
+    let is_zoned = |device: anyhow::Result<Device>| device.is_ok_and(|device| zones::is_zoned(&device));
+    match &args.kind {
+        Kind::Table(table) => table.any_device(is_zoned),
+        _ => is_zoned(Device::open(&args.image, Access::Read)),
     }
 }
 
@@ -404,6 +452,10 @@ impl Opened {
         let access = engine::Access { read_only: access.read_only || legacy.is_some(), ..access };
         let mut stores: Vec<Arc<dyn engine::BackingStore>> = Vec::with_capacity(self.data.len());
         for data in &self.data {
+            if data.zones.is_some() {
+                stores.push(zones::store(data, access.read_only, mode)?);
+                continue;
+            }
             let file = if self.direct { data.reopen_direct(!access.read_only)? } else { data.share()? };
             let store = FileStore::new(file, access.read_only, mode);
             stores.push(Arc::new(store.with_context(|| format!("cannot use {}", data.path.display()))?));

@@ -58,6 +58,13 @@ impl TableArg {
         table.context("the table was used before")
     }
 
+    /// Whether one of its devices is such a one.
+    pub(crate) fn any_device(&self, is_one: impl Fn(anyhow::Result<Device>) -> bool) -> bool {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = table.iter().flat_map(Table::devices);
+        names.any(|name| is_one(open_device(name, Access::Read)))
+    }
+
     /// Refuses a key in an argument, for a process that has the same arguments as long as the volume is served.
     pub(crate) fn check_for_background(&self) -> anyhow::Result<()> {
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
@@ -98,7 +105,7 @@ impl Devices {
         let mut found = Self { devices: Vec::new(), of_line: Vec::new(), locks: Vec::new() };
         let mut named: Vec<(&str, usize)> = Vec::new();
         for name in table.devices() {
-            let device = open_device(name, access)?;
+            let device = open_device(name, access)?.with_zones()?;
             // One device may have two names; it is taken once.
             let known = found.devices.iter().position(|other| other.identity() == device.identity());
             let index = match known {

@@ -79,8 +79,12 @@ impl Via {
     }
 }
 
-/// The way that was asked for, or the best one there is (`None`).
-pub(crate) fn choose(asked: Option<Via>) -> anyhow::Result<Via> {
+/// The way that was asked for, or the best one there is (`None`). `ordered`: the volume has zones that are written in order, and
+/// shall be written.
+pub(crate) fn choose(asked: Option<Via>, ordered: bool) -> anyhow::Result<Via> {
+    if ordered {
+        return choose_for_zones(asked);
+    }
     let best = Via::ALL.into_iter().find(|via| via.lacks().is_none());
     let Some(asked) = asked else {
         return best.ok_or_else(|| {
@@ -98,6 +102,22 @@ pub(crate) fn choose(asked: Option<Via>) -> anyhow::Result<Via> {
             let serve = "`inlock serve <source> --nbd unix:PATH` needs nothing of the kernel".to_owned();
             Err(Problem::Told(message, Some(hint.unwrap_or(serve)), Status::Wrong).into())
         }
+    }
+}
+
+fn choose_for_zones(asked: Option<Via>) -> anyhow::Result<Via> {
+    let refused = |message| Err(Problem::refused(message, "--read-only hands it out in every way"));
+    if let Some(other) = asked.filter(|via| *via != Via::Ublk) {
+        return refused(format!(
+            "The volume has zones that are written in order, and what --via {} makes has none.",
+            other.name()
+        ));
+    }
+    match Via::Ublk.lacks() {
+        None => Ok(Via::Ublk),
+        Some(lack) => refused(format!(
+            "The volume has zones that are written in order, which takes --via ublk, and that does not work here: {lack}."
+        )),
     }
 }
 

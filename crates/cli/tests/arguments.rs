@@ -96,7 +96,7 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["open", "IMAGE", "name", "--threads", "0"], "--threads takes 1 to 1024"),
     (&["mount", "IMAGE", "/", "--foreground"], "--foreground is not allowed with mount"),
     (&["luksAddKey", "IMAGE"], "Action luksAddKey is not available in this version."),
-    (&["refresh", "name"], "Action refresh is about device-mapper devices"),
+    (&["refresh", "name", "--key-slot", "1"], "Option --key-slot is not allowed with refresh action"),
     (&["bench", "disk"], "'disk' is none of cipher, path"),
 ];
 

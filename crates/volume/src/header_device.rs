@@ -63,6 +63,41 @@ impl HeaderDevice for FileDevice {
     }
 }
 
+/// A device that is only written before a certain byte: behind it lie zones that are written in order, once.
+#[derive(Debug)]
+pub struct BoundedDevice<D> {
+    device: D,
+    end: u64,
+}
+
+impl<D: HeaderDevice> BoundedDevice<D> {
+    /// Lets `device` be written before byte `end`.
+    pub fn new(device: D, end: u64) -> Self {
+        Self { device, end }
+    }
+}
+
+impl<D: HeaderDevice> HeaderDevice for BoundedDevice<D> {
+    fn len(&self) -> io::Result<u64> {
+        self.device.len()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.device.read_exact_at(buf, offset)
+    }
+
+    fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        if offset.checked_add(data.len() as u64).is_some_and(|end| end <= self.end) {
+            return self.device.write_all_at(data, offset);
+        }
+        Err(io::Error::other(format!("byte {offset} lies in a zone that is written in order")))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.device.sync()
+    }
+}
+
 /// A device of fixed length in memory, for tests and fuzzing.
 #[derive(Debug, Default)]
 pub struct MemoryDevice {

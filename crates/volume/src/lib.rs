@@ -26,7 +26,7 @@ pub mod zones;
 pub use error::{
     CommitError, DataDeviceError, Excerpt, Fault, FormatError, LoadError, LoadWarning, Problem, UnlockError,
 };
-pub use header_device::{FileDevice, HeaderDevice, MemoryDevice};
+pub use header_device::{BoundedDevice, FileDevice, HeaderDevice, MemoryDevice};
 pub use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 pub use pbkdf::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest};
 pub use secret::Secret;

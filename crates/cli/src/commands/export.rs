@@ -1,7 +1,8 @@
 //! `export`: decrypts a volume, or a range of it, to a raw image.
 //!
 //! Runs of plaintext zeroes become holes of a regular output file, and holes of an unencrypted source are not even read.
-//! A hole of an encrypted image is not zero, it is whatever it decrypts to, and is copied as that.
+//! A hole of an encrypted image is not zero, it is whatever it decrypts to, and is copied as that. What lies behind the write
+//! pointer of a zone was never written, and is a hole of the output.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use inlock_engine::blocking::BlockingDevice;
 use inlock_engine::store::file::IoMode;
-use inlock_engine::{self as engine};
+use inlock_engine::{self as engine, zoned::Zone};
 
 use crate::args::CopyArgs;
 use crate::copy::{self, CHUNK};
@@ -20,6 +21,7 @@ use crate::exit::Problem;
 use crate::progress::{Progress, Show};
 use crate::source::{self, Keys};
 use crate::terminal;
+use crate::zones;
 
 pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
     check_output(args, batch)?;
@@ -32,21 +34,20 @@ pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
     let show = Show::from_options(batch, args.progress_json, args.progress_secs);
     let mut progress = Progress::start(show, &args.source.image, Some(len), args.other.is_none());
 
+    let holes = Holes::of(&attached.device, start, len)?;
     let mut buffer = vec![0; CHUNK];
     let mut done = 0;
     while done < len {
         let want = (len - done).min(CHUNK as u64);
-        let hole = match attached.device.layout().is_encrypted() {
-            true => None,
-            false => attached.device.run_at(start + done, len - done).ok().filter(|run| run.hole),
-        };
+        let hole = holes.next(start + done, len - done);
         let step = match hole {
-            Some(run) if run.len > 0 => {
-                let step = run.len.min(len - done);
+            Some(hole) => {
+                let step = hole.min(len - done);
                 sink.zeroes(step)?;
                 step
             }
-            _ => {
+            None => {
+                let want = want.min(holes.written_from(start + done));
                 let chunk = &mut buffer[..want as usize];
                 device.read_at(chunk, start + done).with_context(|| {
                     format!("cannot read {want} bytes at {} of {}", start + done, args.source.image.display())
@@ -61,6 +62,35 @@ pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
     sink.finish()?;
     progress.finish();
     Ok(())
+}
+
+/// What of a volume was never written, and is not read: it would decrypt to noise.
+struct Holes<'a> {
+    device: &'a engine::Device,
+    /// Those of a range.
+    zones: Vec<Zone>,
+}
+
+impl<'a> Holes<'a> {
+    fn of(device: &'a engine::Device, start: u64, len: u64) -> anyhow::Result<Self> {
+        Ok(Self { device, zones: zones::report(device, start, start + len)? })
+    }
+
+    /// The length of the hole that starts at `at`, at most `len`, if one does.
+    fn next(&self, at: u64, len: u64) -> Option<u64> {
+        if let Some(zone) = zones::at(&self.zones, at) {
+            return (at >= zones::written_to(zone)).then(|| zone.start + zone.len - at);
+        }
+        if self.device.layout().is_encrypted() {
+            return None;
+        }
+        self.device.run_at(at, len).ok().filter(|run| run.hole && run.len > 0).map(|run| run.len)
+    }
+
+    /// How many bytes from `at` on, which is in no hole, are in none.
+    fn written_from(&self, at: u64) -> u64 {
+        zones::at(&self.zones, at).map_or(u64::MAX, |zone| zones::written_to(zone) - at)
+    }
 }
 
 /// Refuses outputs that would do harm, before a passphrase is asked for.

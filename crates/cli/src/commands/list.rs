@@ -15,12 +15,20 @@ pub(crate) fn run(json: bool) -> anyhow::Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    let columns = ["name", "state", "type", "via", "place", "device"];
+    let columns = ["name", "state", "type", "via", "zones", "place", "device"];
     let mut table = Table::new(&columns.map(str::to_ascii_uppercase).each_ref().map(String::as_str));
     for row in &rows {
-        table.row(columns.iter().map(|column| row[column].as_str().unwrap_or("-").to_owned()).collect());
+        table.row(columns.iter().map(|column| text(&row[column])).collect());
     }
     exit::print(table)
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 /// `None`: it ended just now.
@@ -41,6 +49,6 @@ fn row(files: Files) -> Option<Value> {
     };
     Some(json!({
         "name": facts.name, "state": state, "type": facts.kind, "via": facts.via, "place": facts.place(),
-        "device": facts.device, "pid": facts.pid, "started": facts.started,
+        "device": facts.device, "zones": facts.zoned.map(|zoned| zoned.zones), "pid": facts.pid, "started": facts.started,
     }))
 }

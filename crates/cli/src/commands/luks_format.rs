@@ -7,7 +7,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::Context;
-use inlock_volume::{FileDevice, KdfKind, KdfRequest, Secret, Volume, luks1, luks2};
+use inlock_volume::{
+    BoundedDevice, DataUnitSize, FileDevice, KdfKind, KdfRequest, Secret, Volume, ZoneFault, Zones, luks1, luks2,
+};
 
 use crate::args::{FormatArgs, KeyFile};
 use crate::device::{Access, Device};
@@ -15,15 +17,16 @@ use crate::exit::{Problem, cannot_format, say};
 use crate::lock::{self, Mode};
 use crate::secret::{self, Ask};
 use crate::terminal;
+use crate::zones;
 
 pub(crate) fn run(args: &FormatArgs, batch: bool) -> anyhow::Result<()> {
     let Some(header) = &args.header else {
-        let device = Device::open(&args.image, Access::Create)?;
+        let device = Device::open(&args.image, Access::Create)?.with_zones()?;
         return format(args, batch, &device, None);
     };
-    let data = Device::open(&args.image, Access::Create)?;
+    let data = Device::open(&args.image, Access::Create)?.with_zones()?;
     let created = create_header_file(header)?;
-    let device = Device::open(header, Access::Write)?;
+    let device = Device::open(header, Access::Write)?.with_zones()?;
     if device.identity() == data.identity() {
         return Err(Problem::usage("Option --header names the device itself."));
     }
@@ -38,9 +41,15 @@ pub(crate) fn run(args: &FormatArgs, batch: bool) -> anyhow::Result<()> {
 
 fn format(args: &FormatArgs, batch: bool, device: &Device, data: Option<&Device>) -> anyhow::Result<()> {
     let _whole = lock::whole_device(device, Mode::Exclusive)?;
-    let (header_len, data_offset) = layout(args);
     let holder = data.unwrap_or(device);
-    let unit = args.sector_size.map_or(512, |size| size.bytes() as u64);
+    let place = Place::find(args, device, holder)?;
+    let (header_len, data_offset) = layout(args, place);
+    if let (Some(zones), Some(_)) = (&device.zones, data) {
+        zones
+            .check_header(header_len)
+            .map_err(zones::unfit(&device.path, "another file or device takes the header"))?;
+    }
+    let unit = place.sector_size.map_or(512, |size| size.bytes() as u64);
     let needed = data_offset.saturating_add(unit);
     if holder.len < needed {
         return Err(Problem::TooSmall { path: holder.path.clone(), len: holder.len, needed }.into());
@@ -62,38 +71,93 @@ fn format(args: &FormatArgs, batch: bool, device: &Device, data: Option<&Device>
     if data.is_some() && !device.is_block() && device.len < header_len {
         device.file.set_len(header_len).with_context(|| format!("cannot enlarge {}", device.path.display()))?;
     }
-    write(args, device, data, &given.secret).map_err(cannot_format(&device.path))
+    write(args, place, device, data, &given.secret).map_err(cannot_format(&device.path))
+}
+
+/// Where the data are to be, and in which units.
+#[derive(Clone, Copy)]
+struct Place {
+    /// In sectors; `None`: behind the header, or at 0 where that is elsewhere.
+    offset: Option<u64>,
+    /// `None`: what goes with the length of the device.
+    sector_size: Option<DataUnitSize>,
+}
+
+impl Place {
+    /// What was asked for; on zoned storage, what fits the zones of `holder`, which has the data.
+    fn find(args: &FormatArgs, device: &Device, holder: &Device) -> anyhow::Result<Self> {
+        let asked = Self { offset: args.offset, sector_size: args.sector_size };
+        let Some(zones) = &holder.zones else { return Ok(asked) };
+        let attached = device.identity() == holder.identity();
+        Self::on_zones(args, zones, attached).map_err(|fault| {
+            let hint = match fault {
+                ZoneFault::Header { .. } => "keep the header elsewhere: inlock luksFormat --header FILE DEVICE",
+                ZoneFault::Unit { .. } => "--sector-size takes it",
+                _ => "--offset takes it",
+            };
+            zones::unfit(&holder.path, hint)(fault)
+        })
+    }
+
+    fn on_zones(args: &FormatArgs, zones: &Zones, attached: bool) -> Result<Self, ZoneFault> {
+        let asked = Self { offset: args.offset, sector_size: args.sector_size };
+        let offset = match args.offset.map(|sectors| sectors.saturating_mul(512)) {
+            Some(bytes) => {
+                zones.check_offset(bytes)?;
+                if attached {
+                    zones.check_header(bytes)?;
+                }
+                bytes
+            }
+            None if attached => {
+                let (usual, _) = layout(args, asked);
+                let least = if args.version == 1 { usual } else { luks2_options(args, asked).least_header_len() };
+                zones.place_behind_header(usual, least)?
+            }
+            None => 0,
+        };
+        let most = if args.version == 1 { DataUnitSize::SECTOR } else { DataUnitSize::LUKS_MAX };
+        let sector_size = match args.sector_size {
+            None if zones.len.is_multiple_of(most.bytes() as u64) => zones.largest_unit(most),
+            given => given.unwrap_or(DataUnitSize::SECTOR),
+        };
+        zones.check_unit(sector_size)?;
+        Ok(Self { offset: Some(offset / 512), sector_size: Some(sector_size) })
+    }
 }
 
 fn write(
     args: &FormatArgs,
+    place: Place,
     device: &Device,
     data: Option<&Device>,
     secret: &Secret,
 ) -> Result<(), inlock_volume::FormatError> {
-    let target = FileDevice::new(device.share()?);
+    let target =
+        BoundedDevice::new(FileDevice::new(device.share()?), device.zones.map_or(u64::MAX, |zones| zones.conventional));
     if args.version == 1 {
-        luks1::format(&target, luks1_options(args), secret)?;
+        luks1::format(&target, luks1_options(args, place), secret)?;
     } else {
-        let mut options = luks2_options(args);
-        options.data_len = data.map(|data| data.len);
+        let mut options = luks2_options(args, place);
+        // A zoned file has more in it than its zones.
+        options.data_len = data.or(device.zones.map(|_| device)).map(|data| data.len);
         luks2::format(&target, options, secret)?;
     }
     Ok(())
 }
 
 /// Bytes of the header, and where the data will start.
-fn layout(args: &FormatArgs) -> (u64, u64) {
+fn layout(args: &FormatArgs, place: Place) -> (u64, u64) {
     if args.version == 1 {
-        let options = luks1_options(args);
+        let options = luks1_options(args, place);
         return (options.header_len(), options.data_offset());
     }
-    let options = luks2_options(args);
+    let options = luks2_options(args, place);
     let start = options.data_offset.unwrap_or(if options.detached { 0 } else { options.header_len() });
     (options.header_len(), start)
 }
 
-fn luks1_options(args: &FormatArgs) -> luks1::FormatOptions {
+fn luks1_options(args: &FormatArgs, place: Place) -> luks1::FormatOptions {
     luks1::FormatOptions {
         cipher: args.cipher,
         key_len: args.key_len,
@@ -101,24 +165,24 @@ fn luks1_options(args: &FormatArgs) -> luks1::FormatOptions {
         kdf: kdf_request(args, KdfKind::Pbkdf2),
         uuid: args.uuid.clone(),
         detached: args.header.is_some(),
-        payload_offset: args.offset,
+        payload_offset: place.offset.filter(|sectors| *sectors > 0 || args.offset.is_some()),
         keyslot: args.key.slot.unwrap_or(0),
         volume_key: None,
     }
 }
 
-fn luks2_options(args: &FormatArgs) -> luks2::FormatOptions {
+fn luks2_options(args: &FormatArgs, place: Place) -> luks2::FormatOptions {
     luks2::FormatOptions {
         cipher: args.cipher,
         key_len: args.key_len,
         hash: args.hash,
         kdf: kdf_request(args, KdfKind::Argon2id),
-        sector_size: args.sector_size,
+        sector_size: place.sector_size,
         uuid: args.uuid.clone(),
         label: args.label.clone().unwrap_or_default(),
         subsystem: args.subsystem.clone().unwrap_or_default(),
         detached: args.header.is_some(),
-        data_offset: args.offset.map(|sectors| sectors.saturating_mul(512)),
+        data_offset: place.offset.map(|sectors| sectors.saturating_mul(512)),
         keyslot: args.key.slot.unwrap_or(0),
         ..luks2::FormatOptions::default()
     }

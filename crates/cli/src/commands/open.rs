@@ -35,7 +35,8 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
     let mut claim = Claim::take_over(&args.name)?;
     let (file, socket, zones) = (claim.files().volume(), claim.files().nbd_socket(), claim.files().zones());
     let waiting = claim.left().and_then(way::waiting);
-    let via = way::choose(waiting.map_or(args.via, |(via, _)| Some(via)))?;
+    let ordered = !args.read_only && source::has_zones(&args.source);
+    let via = way::choose(waiting.map_or(args.via, |(via, _)| Some(via)), ordered)?;
     if args.source.flags.allow_discards && matches!(via, Via::Loop | Via::Fuse) {
         say(&format!("inlock: warning: discards have no way through --via {}", via.name()));
     }
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         ring: if matches!(via, Via::Ublk | Via::Nbd) { "io_uring" } else { "plain" }.to_owned(),
         threads: wanted.threads,
         mark: Some(wanted.mark).filter(|_| matches!(via, Via::Ublk | Via::Nbd)),
-        ..Facts::new(claim.name(), about, device.access())
+        ..Facts::new(claim.name(), about, &device)
     };
     if let Some(left) = claim.left() {
         left.check_is_same_volume(&facts)?;

@@ -34,6 +34,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         Place::Background => return daemon::launch(&args.source),
         Place::Launched => Some(Launcher::on_stdin()?),
     };
+    refuse_zones(args)?;
     // A bad address is no reason to type a passphrase first.
     let (listen, _private) = listen(args)?;
     let metrics = args.metrics.as_ref().map(|at| metrics::Listener::bind(at, args.insecure)).transpose()?;
@@ -58,7 +59,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         offload: options.offload.policy.to_string(),
         ring: server.ring_name().to_owned(),
         threads: options.threads,
-        ..Facts::new(claim.name(), about, attached.device.access())
+        ..Facts::new(claim.name(), about, &attached.device)
     };
     let control = match claim {
         None => None,
@@ -89,6 +90,20 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     }
     stopped?;
     ended
+}
+
+/// Zones that are written in order are for those who know of them.
+fn refuse_zones(args: &ServeArgs) -> anyhow::Result<()> {
+    if !args.read_only && source::has_zones(&args.source) {
+        return Err(Problem::refused(
+            format!(
+                "The zones of {} are written in order, and clients of NBD know no zones.",
+                args.source.image.display()
+            ),
+            "--read-only serves it; `inlock open --via ublk` makes it a block device with zones",
+        ));
+    }
+    Ok(())
 }
 
 fn options(args: &ServeArgs) -> ServerOptions {

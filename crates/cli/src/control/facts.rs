@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use inlock_engine::Access;
+use inlock_engine::Device;
 use inlock_volume::Segment;
 use inlock_volume::table::CryptOptions;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use super::figures::{Counters, Spread, Time};
 use super::key_check::{KeyCheck, Stamp};
 use crate::exit::{self, Problem};
 use crate::source::About;
+use crate::zones::ZonedFacts;
 
 /// What is served, from where, by whom. Never a key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,6 +38,9 @@ pub(crate) struct Facts {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<String>,
     pub segments: Vec<SegmentFacts>,
+    /// Its zones, if it has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zoned: Option<ZonedFacts>,
     /// What the devices are, under whatever name; in the process only.
     #[serde(skip)]
     pub devices: Vec<String>,
@@ -132,7 +136,8 @@ pub(crate) struct Status {
 
 impl Facts {
     /// What is known of an opened volume before it is handed out; how, the caller fills in.
-    pub(crate) fn new(name: &Name, about: About, access: Access) -> Self {
+    pub(crate) fn new(name: &Name, about: About, device: &Device) -> Self {
+        let access = device.access();
         Self {
             name: name.to_string(),
             pid: std::process::id(),
@@ -143,6 +148,7 @@ impl Facts {
             uuid: about.uuid,
             hash: about.hash,
             segments: about.segments,
+            zoned: ZonedFacts::of(device),
             devices: about.devices,
             check: about.check,
             stamp: None,
@@ -228,6 +234,9 @@ impl fmt::Display for Status {
             writeln!(f, "  offset:  {}", sectors(first.offset))?;
         }
         writeln!(f, "  size:    {}", sectors(self.sectors))?;
+        if let Some(zoned) = &facts.zoned {
+            writeln!(f, "  zones:   {zoned}")?;
+        }
         if let Some(skipped) = crypt.map(|segment| segment.iv_offset).filter(|sectors| *sectors > 0) {
             writeln!(f, "  skipped: {skipped} [512-byte units]")?;
         }

@@ -1,23 +1,27 @@
 //! `import`: encrypts a raw image into an existing volume.
 //!
 //! An input that is longer than the volume is refused before the first byte where its length is known. Holes of the input
-//! are not read; in the volume they become encrypted zeroes, since a hole there would decrypt to noise.
+//! are not read; in the volume they become encrypted zeroes, since a hole there would decrypt to noise. Zones are written
+//! in order ([`zones`]).
+
+mod zones;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::{Display, Path, PathBuf};
 
 use anyhow::Context;
 use inlock_engine::blocking::BlockingDevice;
 use inlock_engine::store::file::IoMode;
-use inlock_engine::{self as engine};
+use inlock_engine::{self as engine, Buffer};
 
 use crate::args::CopyArgs;
 use crate::copy::{self, CHUNK};
 use crate::exit::Problem;
 use crate::progress::{Progress, Show};
 use crate::source::{self, Keys};
+use zones::ZoneWriter;
 
 pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
     let mut input = Input::open(args)?;
@@ -34,16 +38,26 @@ pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
     let mut progress = Progress::start(show, &args.source.image, input.len, false);
 
     let image = args.source.image.display();
-    let mut buffer = vec![0; CHUNK];
+    let sure = input.len.unwrap_or(0).min(room);
+    let mut zones = ZoneWriter::new(&device, start, room, sure).with_context(|| format!("cannot write {image}"))?;
+    // Where the device below is written past the kernel's cache, it looks at where the bytes are.
+    let mut buffer = Buffer::new(CHUNK);
     let mut done = 0;
     loop {
-        let want = (room - done).min(CHUNK as u64) as usize;
-        let step = match input.next(&mut buffer[..want])? {
-            Piece::End => break,
-            Piece::Hole(len) => device.write_zeroes(start + done, len).map(|()| len),
-            Piece::Data(len) => device.write_at(&buffer[..len], start + done).map(|()| len as u64),
+        let at = start + done;
+        let want = (room - done).min(CHUNK as u64);
+        let step = match &mut zones {
+            Some(zones) if want > 0 => {
+                let want = want.min(zones.room(at)?);
+                let filled = input.fill(&mut buffer.data_mut()[..want as usize])?;
+                let result = zones.write(buffer.data_mut(), filled, at);
+                result.with_context(|| format!("cannot write {image}")).map(|()| filled as u64)?
+            }
+            _ => input.copy_to(&device, &mut buffer.data_mut()[..want as usize], at, &image)?,
         };
-        let step = step.with_context(|| format!("cannot write at {} of {image}", start + done))?;
+        if step == 0 {
+            break;
+        }
         done += step;
         progress.add(step);
     }
@@ -127,6 +141,40 @@ impl Input {
             return Ok(Piece::End);
         }
         self.from.next(buffer).with_context(|| format!("cannot read {}", self.name.display()))
+    }
+
+    /// Writes what comes next, as much as the buffer has room for, at `at`; how much. 0: nothing more.
+    fn copy_to(
+        &mut self,
+        device: &BlockingDevice,
+        buffer: &mut [u8],
+        at: u64,
+        image: &Display<'_>,
+    ) -> anyhow::Result<u64> {
+        let written = match self.next(buffer)? {
+            Piece::End => return Ok(0),
+            Piece::Hole(len) => device.write_zeroes(at, len).map(|()| len),
+            Piece::Data(len) => device.write_at(&buffer[..len], at).map(|()| len as u64),
+        };
+        written.with_context(|| format!("cannot write at {at} of {image}"))
+    }
+
+    /// Fills the buffer, with zeroes for holes, as far as there is anything; how much.
+    fn fill(&mut self, buffer: &mut [u8]) -> anyhow::Result<usize> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let len = match self.next(&mut buffer[filled..])? {
+                Piece::End => break,
+                Piece::Data(len) => len,
+                Piece::Hole(len) => {
+                    let len = len as usize;
+                    buffer[filled..filled + len].fill(0);
+                    len
+                }
+            };
+            filled += len;
+        }
+        Ok(filled)
     }
 
     /// A stream that goes on where the volume ends did not fit.
