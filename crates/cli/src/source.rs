@@ -155,6 +155,9 @@ impl Crypt {
 /// A device for the engine, and the locks that last as long as it is used.
 pub(crate) struct Attached {
     pub device: Arc<engine::Device>,
+    /// As they were opened at first: a block device is this process's alone as long as it has that descriptor, which another
+    /// one, past the cache, does not say.
+    _data: Vec<Device>,
     _locks: Vec<Lock>,
 }
 
@@ -483,7 +486,7 @@ impl Opened {
         if inlock_cipher::memory_lock_failed() {
             say("inlock: warning: keys may be written to swap: their memory cannot be locked (see ulimit -l)");
         }
-        Ok(Attached { device: Arc::new(device), _locks: self.locks })
+        Ok(Attached { device: Arc::new(device), _data: self.data, _locks: self.locks })
     }
 
     /// Those of its devices that are files.

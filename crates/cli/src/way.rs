@@ -262,11 +262,14 @@ impl Way {
     /// Makes a new length of the volume known.
     pub(crate) fn update_len(&self, len: u64) -> anyhow::Result<()> {
         match self {
-            Self::Nbd(..) => Err(Problem::refused(
-                format!("The volume has {len} bytes now, and its NBD device cannot know that."),
-                "close the volume and open it again",
-            )),
-            Self::Ublk(device) => Ok(device.update_len()?),
+            Self::Nbd(_, device) => Ok(device.update_len(len)?),
+            Self::Ublk(device) => device.update_len().map_err(|error| match error {
+                UblkError::CannotResize => Problem::refused(
+                    format!("The volume has {len} bytes now, but {error}."),
+                    "close the volume and open it again; --via nbd and --via loop grow while they are in use",
+                ),
+                error => error.into(),
+            }),
             Self::Fuse(_) => Ok(()),
             Self::Loop(mount, over) => {
                 // Asking for the file's length is what makes the kernel know it.

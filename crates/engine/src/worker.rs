@@ -5,14 +5,14 @@
 //! edges of partial units, encrypt the cover in one call, store write, done. One failing request never holds up or fails
 //! its neighbours.
 
-use crate::buffer::{Buffer, BufferPool};
+use crate::buffer::BufferPool;
 use crate::carrier::{Carried, Carrier};
 use crate::device::Device;
 use crate::gate::{Passage, View};
 use crate::layout::{Kind, Layout};
 use crate::offload::{Ciphered, Direction, Offload};
 use crate::request::{Operation, RequestError};
-use crate::ring::{self, Completion, FileId, Returned, Ring, Token, Wait};
+use crate::ring::{self, Completion, FileId, Returned, Ring, Wait};
 use crate::stats::{OwnShard, Phase, Work};
 use crate::target::{Ciphertext, CryptTarget, Extent};
 use crate::unaligned::{self, Granted, LockId, Purpose};
@@ -29,6 +29,7 @@ mod offloaded;
 mod parts;
 mod store_steps;
 mod suspend;
+mod warm_up;
 pub(crate) mod zoned;
 
 use front_end::Message;
@@ -41,9 +42,6 @@ pub const MAX_REQUESTS_WITHOUT_DATA: usize = 4096;
 
 /// The worker's own tokens have the top bit set; the rest is the index in the in-flight table.
 const OWN: u64 = 1 << 63;
-
-/// What [`Worker::warm_up`] reads: a block of any disk.
-const WARM_UP_LEN: usize = 4096;
 
 /// One thread's loop, a turn at a time.
 pub struct Worker<F: FrontEnd> {
@@ -142,33 +140,6 @@ where
             wait: Wait::No,
             shard,
         }
-    }
-
-    /// Has the kernel make now what it keeps for so many operations at a time on each store, by reading the beginning as
-    /// often: a device that others swap to must not ask for memory when it has to write. Before the first turn. Whether a
-    /// read succeeds is of no interest.
-    pub fn warm_up(&mut self, operations: usize) -> io::Result<()> {
-        self.device.locks().reserve(operations);
-        self.device.zones().inspect(|zones| zones.reserve(operations));
-        self.lock_room += operations;
-        self.ring.reserve(operations);
-        let mut done = VecDeque::with_capacity(operations);
-        for (store, file) in self.device.stores().iter().zip(&self.stores) {
-            let Some(file) = *file else { continue };
-            let len = store.geometry().len.min(WARM_UP_LEN as u64) as usize;
-            for _ in 0..operations {
-                let read = ring::Operation::Read { offset: 0, buffer: Buffer::new(WARM_UP_LEN), range: 0..len };
-                self.ring.submit(file, read, Token(OWN));
-            }
-            let mut left = operations;
-            while left > 0 {
-                if self.ring.turn(Wait::Forever, &mut done)? {
-                    self.ring.waker().wake();
-                }
-                left -= done.drain(..).count();
-            }
-        }
-        Ok(())
     }
 
     /// Where messages for this worker are posted.

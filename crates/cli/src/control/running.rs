@@ -192,9 +192,17 @@ impl Running {
 
     /// Looks how long the device below is now.
     fn resize(&self) -> anyhow::Result<()> {
-        let before = self.device.len();
+        if self.device.is_suspended() {
+            // The kernel may wait for requests that wait for the key, and the key would wait for this command.
+            let name = &self.facts().name;
+            return Err(Problem::refused(
+                format!("Volume {name} is suspended: its length stays."),
+                "`inlock resume` lets it go on",
+            ));
+        }
         let len = self.device.grow()?;
-        if len > before { self.handed_out.resized(len) } else { Ok(()) }
+        // Also where it has not grown: whoever uses it may not have been told the last time.
+        self.handed_out.resized(len)
     }
 
     /// Takes the key, if it was wiped, and lets requests go on.

@@ -209,6 +209,8 @@ struct Held {
     closing: bool,
     /// Whether the kernel knows it by its index.
     registered: bool,
+    /// Whether a discard is a block device's own command, which the kernel is not yet known to lack.
+    discards: bool,
 }
 
 enum Descriptor {
@@ -235,7 +237,8 @@ struct Files {
 
 impl Files {
     fn add(&mut self, descriptor: Descriptor) -> FileId {
-        let held = Some(Held { descriptor, in_flight: 0, closing: false, registered: false });
+        let discards = matches!(&descriptor, Descriptor::Store(store) if store.is_block_device());
+        let held = Some(Held { descriptor, in_flight: 0, closing: false, registered: false, discards });
         let index = match self.slots.iter().position(|(_, h)| h.is_none()) {
             Some(free) => free,
             None => {
@@ -330,6 +333,16 @@ impl Ring {
     pub fn reserve(&mut self, operations: usize) {
         self.operations += operations;
         self.make_room();
+    }
+
+    /// Has the kernel carry out what it cannot begin at once (putting on stable storage, giving back) on one thread of its
+    /// own, one after the other, and not start more: starting one takes memory. For stores whose reads and writes never
+    /// go there.
+    pub(crate) fn limit_helpers(&mut self) -> io::Result<()> {
+        match &mut self.twin {
+            Twin::Uring(uring) => uring.limit_helpers(),
+            Twin::Plain(_) => Ok(()),
+        }
     }
 
     /// How many operations there is room for at a time.

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::{Completion, FileId, Files, Held, Operation, Outgoing, Token, UblkBytes, UblkCommand, Wait, Waker};
+use crate::store::block_device::RING_DISCARD;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -51,6 +52,8 @@ struct Entry {
     token: Token,
     progress: usize,
     vectors: Option<Box<Vectors>>,
+    /// It was handed over as a block device's own command.
+    as_command: bool,
 }
 
 /// What `sendmsg` points to.
@@ -117,6 +120,12 @@ impl Uring {
         }
     }
 
+    /// See [`super::Ring::limit_helpers`].
+    pub(super) fn limit_helpers(&self) -> io::Result<()> {
+        // Those for work that ends, as on files and block devices, and those for work that may never end, as on sockets.
+        self.ring.submitter().register_iowq_max_workers(&mut [1, 1])
+    }
+
     pub(super) fn submit(&mut self, files: &mut Files, file: FileId, operation: Operation, token: Token) {
         let Some(held) = files.get(file) else {
             let returned = operation.into_returned();
@@ -140,7 +149,8 @@ impl Uring {
                 (self.in_flight.len() - 1) as u32
             }
         };
-        self.in_flight[index as usize] = Some(Entry { file, operation, token, progress: 0, vectors });
+        self.in_flight[index as usize] =
+            Some(Entry { file, operation, token, progress: 0, vectors, as_command: false });
         self.push(files, index);
     }
 
@@ -153,6 +163,7 @@ impl Uring {
             true => (entry.file.index as RawFd, squeue::Flags::FIXED_FILE),
             false => (held.descriptor.as_fd().as_raw_fd(), squeue::Flags::empty()),
         };
+        entry.as_command = held.discards && matches!(entry.operation, Operation::Discard { .. });
         let sqe = entry.describe(types::Fd(fd)).flags(flags).user_data(u64::from(index));
         self.push_entry(sqe);
     }
@@ -243,6 +254,14 @@ impl Uring {
             // An answer that was given must not be given twice.
             (_, Operation::Ublk(_)) => false,
             (Err(Errno::INTR | Errno::AGAIN), _) => true,
+            (Err(Errno::OPNOTSUPP), Operation::Discard { .. }) if entry.as_command => {
+                // The device does not discard, or the kernel does not know the command. What it takes for a discard of old
+                // fails in the first case as well, but for a device that clears what it is to forget.
+                if let Some(held) = files.get(entry.file) {
+                    held.discards = false;
+                }
+                true
+            }
             (Ok(0), _) => false,
             (Ok(n), Operation::Send(outgoing)) => {
                 entry.progress += n;
@@ -321,6 +340,11 @@ impl Entry {
                 opcode::Write::new(fd, from.as_ptr(), from.len() as u32).offset(*offset).rw_flags(flags).build()
             }
             Operation::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Operation::Discard { offset, len } if self.as_command => {
+                let mut payload = [0; 16];
+                payload[..8].copy_from_slice(&len.to_ne_bytes());
+                opcode::UringCmd16::new(fd, RING_DISCARD).addr(Some(*offset)).cmd(payload).build()
+            }
             Operation::Discard { offset, len } => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 opcode::Fallocate::new(fd, *len).offset(*offset).mode(mode).build()

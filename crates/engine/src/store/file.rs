@@ -1,6 +1,6 @@
 //! A file or a block device as store.
 
-use super::{BackingStore, Geometry, Run};
+use super::{BackingStore, Geometry, Run, block_device};
 use rustix::fs::{Advice, FallocateFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
@@ -86,6 +86,10 @@ impl BackingStore for FileStore {
         (!self.hidden).then(|| self.file.as_fd())
     }
 
+    fn is_block_device(&self) -> bool {
+        self.block_device
+    }
+
     fn inline_up_to(&self) -> usize {
         if self.in_memory { INLINE_UP_TO } else { 0 }
     }
@@ -110,6 +114,9 @@ impl BackingStore for FileStore {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        if self.block_device {
+            return block_device::discard(self.file.as_fd(), offset, len);
+        }
         rustix::fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
     }
 

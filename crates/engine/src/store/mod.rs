@@ -3,6 +3,7 @@
 //! A store moves bytes and knows nothing of ciphers. Geometry is facts as data. A store that has a descriptor is driven
 //! through the worker's ring; one that has none, or that answers from memory, is called on the worker's own thread.
 
+pub(crate) mod block_device;
 pub mod file;
 pub mod memory;
 pub mod zoned_device;
@@ -78,6 +79,11 @@ pub trait BackingStore: Send + Sync {
     /// The descriptor through which a ring reaches the store; `None`: the worker calls the methods below inline.
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// Whether the descriptor is that of a block device, whose storage a ring gives back in another way than a file's.
+    fn is_block_device(&self) -> bool {
+        false
     }
 
     /// Reads and writes of up to this many bytes are better called inline, although there is a descriptor: the store

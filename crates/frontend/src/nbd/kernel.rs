@@ -89,6 +89,7 @@ pub struct NbdOptions<'a> {
 pub struct NbdDevice {
     index: u32,
     node: PathBuf,
+    identifier: String,
 }
 
 /// Whether this kernel has the driver.
@@ -126,7 +127,6 @@ impl NbdDevice {
             let item = Attributes::default().with(SOCK_FD, &connection.as_raw_fd().cast_unsigned().to_ne_bytes());
             sockets = sockets.with_nested(SOCK_ITEM, &item);
         }
-        let identifier = [options.identifier.as_bytes(), &[0]].concat();
         let mut asked = Attributes::default();
         if let Some(number) = number {
             asked = asked.with(INDEX, &number.to_ne_bytes());
@@ -136,20 +136,21 @@ impl NbdDevice {
             .with(BLOCK_SIZE_BYTES, &(options.block as u64).clamp(512, 4096).to_ne_bytes())
             .with(SERVER_FLAGS, &u64::from(export.flags).to_ne_bytes())
             .with(DEAD_CONN_TIMEOUT, &WAITS_SECS.to_ne_bytes())
-            .with(BACKEND_IDENTIFIER, &identifier)
+            .with(BACKEND_IDENTIFIER, &terminated(options.identifier))
             .with_nested(SOCKETS, &sockets);
         let command = if number.is_some() { RECONFIGURE } else { CONNECT };
         let answer = driver.request(command, VERSION, &asked).map_err(failed("connect a device"))?;
         let index = number.or_else(|| netlink::number(&answer, INDEX));
         let index = index.ok_or_else(|| failed("connect a device")(io::ErrorKind::InvalidData.into()))?;
-        Ok(Self { index, node: PathBuf::from(format!("/dev/nbd{index}")) })
+        Ok(Self { index, node: PathBuf::from(format!("/dev/nbd{index}")), identifier: options.identifier.to_owned() })
     }
 
     /// The device at `node`, attached earlier, as long as it still belongs to `identifier`.
     pub fn find(node: &Path, identifier: &str) -> Option<Self> {
         let index = number_of(node)?;
         let backend = fs::read_to_string(format!("/sys/block/nbd{index}/backend")).ok()?;
-        (backend.trim_end() == identifier).then(|| Self { index, node: node.to_owned() })
+        let found = || Self { index, node: node.to_owned(), identifier: identifier.to_owned() };
+        (backend.trim_end() == identifier).then(found)
     }
 
     /// Its number.
@@ -167,6 +168,17 @@ impl NbdDevice {
         Path::new(&format!("/sys/block/nbd{}/pid", self.index)).exists()
     }
 
+    /// Tells the driver how long the export is now, while it is in use. The driver asks no server; what its answers say is
+    /// up to whoever changed the length there before.
+    pub fn update_len(&self, len: u64) -> Result<(), KernelNbdError> {
+        let asked = Attributes::default()
+            .with(INDEX, &self.index.to_ne_bytes())
+            .with(SIZE_BYTES, &len.to_ne_bytes())
+            // Without it the driver refuses; with it, it refuses where the device has become another volume's.
+            .with(BACKEND_IDENTIFIER, &terminated(&self.identifier));
+        open()?.request(RECONFIGURE, VERSION, &asked).map(drop).map_err(failed("change the device's length"))
+    }
+
     /// Takes it away. Whoever still uses it gets errors: ask before.
     pub fn detach(&self) -> Result<(), KernelNbdError> {
         let asked = Attributes::default().with(INDEX, &self.index.to_ne_bytes());
@@ -176,6 +188,10 @@ impl NbdDevice {
             Err(error) => Err(failed("disconnect the device")(error)),
         }
     }
+}
+
+fn terminated(text: &str) -> Vec<u8> {
+    [text.as_bytes(), &[0]].concat()
 }
 
 fn open() -> Result<Socket, KernelNbdError> {

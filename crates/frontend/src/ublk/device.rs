@@ -85,6 +85,11 @@ pub enum UblkError {
     /// How far they were answered cannot be kept.
     #[error("cannot keep how far zones are written: {0}")]
     Keep(#[source] io::Error),
+    /// The driver of this kernel, or that of the kernel's day on which the device was made, keeps to the first length.
+    #[error(
+        "its ublk device keeps the old length: that takes UBLK_F_UPDATE_SIZE, which this kernel's driver lacks (Linux 6.16)"
+    )]
+    CannotResize,
     /// The device is not one that waits for its process.
     #[error("/dev/ublkb{0} does not wait for a process")]
     NotWaiting(u32),
@@ -273,8 +278,12 @@ impl UblkDevice {
         !self.workers.is_empty() && !self.workers.iter().any(JoinHandle::is_finished)
     }
 
-    /// Makes a new length of the volume known; older kernels cannot.
+    /// Makes a new length of the volume known; drivers before Linux 6.16 cannot ([`UblkError::CannotResize`]).
     pub fn update_len(&self) -> Result<(), UblkError> {
+        if !self.info.can_resize() {
+            // Nothing to be told is no failure.
+            return if self.known_len() == Some(self.device.len()) { Ok(()) } else { Err(UblkError::CannotResize) };
+        }
         open()?.update_len(self.info.id, self.device.len()).map_err(failed("change the device's length"))
     }
 
@@ -297,6 +306,12 @@ impl UblkDevice {
             BlockingDevice::new(Arc::clone(&self.device)).flush().map_err(UblkError::Flush)?;
         }
         ended.and(deleted)
+    }
+
+    /// How long the block layer takes the device to be.
+    fn known_len(&self) -> Option<u64> {
+        let sectors = std::fs::read_to_string(format!("/sys/block/ublkb{}/size", self.info.id)).ok()?;
+        sectors.trim_end().parse::<u64>().ok()?.checked_mul(512)
     }
 
     fn join(&mut self) -> Result<(), UblkError> {

@@ -90,6 +90,11 @@ impl Info {
         self.copier().is_some() && self.flags & USER_RECOVERY != 0
     }
 
+    /// Whether the driver takes another length while the device runs.
+    pub(super) fn can_resize(&self) -> bool {
+        self.flags & UPDATE_SIZE != 0
+    }
+
     fn decode(bytes: &[u8; MEMORY]) -> Self {
         Self {
             queues: u16_at(bytes, 0),

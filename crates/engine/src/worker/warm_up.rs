@@ -1,0 +1,57 @@
+//! What the kernel keeps for a worker's operations, made before the first request needs it.
+//!
+//! A device that others swap to, or whose file system must be written before memory is free, must not ask for memory itself
+//! on the way of a request.
+
+use super::{FrontEnd, OWN, Worker};
+use crate::buffer::Buffer;
+use crate::ring::{self, Token, Wait};
+use crate::store::BackingStore;
+use std::collections::VecDeque;
+use std::io;
+
+/// What is read: a block of any disk.
+const WARM_UP_LEN: usize = 4096;
+
+impl<F: FrontEnd> Worker<F>
+where
+    F::Message: 'static,
+{
+    /// Has the kernel make now what it keeps for so many operations at a time on each store, by reading the beginning as
+    /// often, and by a flush, for which it starts a thread. Before the first turn. Whether they succeed is of no interest.
+    pub fn warm_up(&mut self, operations: usize) -> io::Result<()> {
+        self.device.locks().reserve(operations);
+        self.device.zones().inspect(|zones| zones.reserve(operations));
+        self.lock_room += operations;
+        self.ring.reserve(operations);
+        // The last of the kernel's threads stays when it has nothing to do, and is there when the next operation comes.
+        if self.device.stores().iter().all(|store| is_past_the_cache(&**store)) {
+            self.ring.limit_helpers()?;
+        }
+        let mut done = VecDeque::with_capacity(operations);
+        for (store, file) in self.device.stores().iter().zip(&self.stores) {
+            let Some(file) = *file else { continue };
+            let len = store.geometry().len.min(WARM_UP_LEN as u64) as usize;
+            for _ in 0..operations {
+                let read = ring::Operation::Read { offset: 0, buffer: Buffer::new(WARM_UP_LEN), range: 0..len };
+                self.ring.submit(file, read, Token(OWN));
+            }
+            self.ring.submit(file, ring::Operation::Sync, Token(OWN));
+            let mut left = operations + 1;
+            while left > 0 {
+                if self.ring.turn(Wait::Forever, &mut done)? {
+                    self.ring.waker().wake();
+                }
+                left -= done.drain(..).count();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a store is a block device, read and written past the kernel's cache: the device takes every operation but flushes
+/// and discards without a thread that waits for it.
+fn is_past_the_cache(store: &dyn BackingStore) -> bool {
+    let flags = store.as_fd().and_then(|fd| rustix::fs::fcntl_getfl(fd).ok());
+    store.is_block_device() && flags.is_some_and(|flags| flags.contains(rustix::fs::OFlags::DIRECT))
+}
