@@ -1,9 +1,9 @@
-#: about   a volume as a disk over ublk and over the kernel's NBD: a file system, fio, the daemon killed, suspend, dm-crypt both ways
+#: about   a volume as a disk over ublk and NBD: file systems, fio, the daemon killed, suspend, dm-crypt both ways, discards, growth, errors below
 #: memory  640
 #: cpus    2
 #: seconds 900
-#: modules dm_crypt ublk_drv nbd
-#: tools   inlock cryptsetup mkfs.ext4 e2fsck fio
+#: modules dm_crypt ublk_drv nbd configfs
+#: tools   inlock cryptsetup dmsetup mkfs.ext4 e2fsck resize2fs fio
 #: disk    160M
 # shellcheck shell=dash
 printf secret > /tmp/key
@@ -128,4 +128,90 @@ for via in ublk nbd; do
     dd if=/dev/inlock/vol of=/tmp/read bs=64k count=16 iflag=direct 2> /dev/null
     check "$via-plain-bytes" cmp /tmp/plain /tmp/read
     check "$via-plain-close" inlock close vol
+done
+
+# below DO END: /dev/mapper/below, as long as the first END sectors of /dev/vda; DO is create or, in use, reload.
+below() {
+    dmsetup "$1" below --table "0 $2 linear /dev/vda 0" || return
+    [ "$1" = create ] || dmsetup resume below
+}
+room() { df -k /mnt | awk 'END { print $2 }'; }
+whole=$(cat /sys/block/vda/size)
+for via in nbd ublk; do
+    # Nobody else gets a device that a volume is on.
+    check "$via-below" below create "$((whole / 2))"
+    echo secret | inlock open --type plain /dev/mapper/below vol --via "$via" --threads 2 > /tmp/node
+    if dmsetup create other --table "0 8 linear /dev/mapper/below 0" 2> /tmp/said; then
+        dmsetup remove other
+        fail "$via-alone" "another device was made on the volume's"
+    else
+        check "$via-alone" grep -qi busy /tmp/said
+    fi
+    # A file system that is mounted grows with what is below; where ublk's driver cannot, the error says what is missing.
+    check "$via-grow-mkfs" mkfs.ext4 -q -F /dev/inlock/vol
+    check "$via-grow-mount" mount -t ext4 /dev/inlock/vol /mnt
+    cp -r /tmp/tree /mnt/
+    before=$(room)
+    check "$via-grow-below" below reload "$whole"
+    if [ "$via" = ublk ]; then
+        inlock resize vol 2> /tmp/said
+        check "$via-resize-why" grep -q UBLK_F_UPDATE_SIZE /tmp/said
+    else
+        check "$via-resize" inlock resize vol
+        check "$via-resize2fs" resize2fs "$(cat /tmp/node)"
+        if [ "$(room)" -gt "$((before * 3 / 2))" ]; then ok "$via-grown"; else fail "$via-grown" "$(room) KiB after $before"; fi
+        head -c $((before * 1024)) /dev/zero > /mnt/large
+        check "$via-grow-sync" sync
+        rm /mnt/large
+    fi
+    with_sums "$via-grow-files" /mnt/tree
+    umount /mnt
+    check "$via-grow-fsck" e2fsck -fn /dev/inlock/vol
+
+    # What is below fails: whoever uses the volume sees errors, and the status says so.
+    if inlock status vol | grep -q "device errors"; then fail "$via-no-errors" "errors of nothing"; else ok "$via-no-errors"; fi
+    dmsetup reload below --table "0 $whole error" && dmsetup resume below
+    if dd if=/dev/inlock/vol of=/dev/null bs=4k count=1 skip=100 iflag=direct 2> /dev/null; then
+        fail "$via-error" "a read succeeded"
+    else
+        ok "$via-error"
+    fi
+    inlock status vol > /tmp/said
+    check "$via-error-told" grep -q "device errors: .* read: Input/output error" /tmp/said
+    inlock list
+    below reload "$whole"
+    check "$via-error-over" dd if=/dev/inlock/vol of=/dev/null bs=4k count=1 skip=100 iflag=direct
+    check "$via-grow-close" inlock close vol
+    check "$via-below-gone" dmsetup remove below
+done
+
+# A device that discards, and cannot clear: what is given back arrives there, and nothing where it is not allowed.
+discarded() { awk '{ print $14 }' /sys/block/nullb0/stat; }
+# gives_back NAME SECTORS: 4 MiB of the volume are given back, which the device sees as so many sectors.
+gives_back() {
+    local before
+    before=$(discarded)
+    blkdiscard -o 1048576 -l 4194304 /dev/inlock/vol
+    if [ "$(($(discarded) - before))" -eq "$2" ]; then ok "$1"; else fail "$1" "$(($(discarded) - before)) sectors"; fi
+}
+modprobe null_blk nr_devices=0
+mount -t configfs config /sys/kernel/config
+mkdir /sys/kernel/config/nullb/nullb0
+for fact in size=32 blocksize=4096 memory_backed=1 discard=1 power=1; do
+    echo "${fact#*=}" > "/sys/kernel/config/nullb/nullb0/${fact%=*}" || fail null_blk "no $fact"
+done
+note "null_blk: discards of $(cat /sys/block/nullb0/queue/discard_max_bytes) bytes, clears $(cat /sys/block/nullb0/queue/write_zeroes_max_bytes)"
+for via in ublk nbd; do
+    for allow in --allow-discards ""; do
+        sectors=0
+        [ -z "$allow" ] || sectors=8192
+        # shellcheck disable=SC2086  # an option or none
+        echo secret | inlock open --type plain --sector-size 4096 $allow /dev/nullb0 vol --via "$via" --threads 2 > /tmp/node
+        dd if=/dev/urandom of=/tmp/noise bs=1M count=8 2> /dev/null
+        dd if=/tmp/noise of=/dev/inlock/vol bs=1M oflag=direct 2> /dev/null
+        gives_back "$via-discard${allow:---no}" "$sectors"
+        dd if=/dev/inlock/vol bs=1M count=1 iflag=direct 2> /dev/null | cmp -s -n 1048576 - /tmp/noise
+        check "$via-discard${allow:---no}-rest" [ $? -eq 0 ]
+        inlock close vol
+    done
 done

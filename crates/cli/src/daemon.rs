@@ -5,9 +5,10 @@
 //! over in a pipe. So passphrases and the memory of a key derivation never are in the process that stays. Until it
 //! is [`ready`](Launcher::ready) it has the old one's output, and if it ends before, its exit status is the old one's.
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -37,6 +38,8 @@ pub(crate) fn launch(source: &SourceArgs) -> anyhow::Result<u8> {
         table.check_for_background()?;
     }
     let (ours, theirs) = UnixStream::pair().context("cannot make a socket")?;
+    // What whoever called happens to have open, a pipe that others wait for the end of, is not to live as long as the volume.
+    close_fds::set_fds_cloexec_threadsafe(3, &named(std::env::args_os()));
     let mut command = Command::new("/proc/self/exe");
     command.arg0("inlock").arg(LAUNCHED).args(std::env::args_os().skip(1)).stdin(OwnedFd::from(theirs));
     let mut child = command.spawn().context("cannot start a process in the background")?;
@@ -52,6 +55,15 @@ pub(crate) fn launch(source: &SourceArgs) -> anyhow::Result<u8> {
             Err(error)
         }
     }
+}
+
+/// Descriptors that the command line names as paths: an image, a table.
+fn named(words: impl Iterator<Item = OsString>) -> Vec<RawFd> {
+    let number = |word: &str| {
+        let rest = ["/dev/fd/", "/proc/self/fd/"].iter().find_map(|dir| Some(word.split_once(dir)?.1))?;
+        rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    };
+    words.filter_map(|word| number(&word.to_string_lossy())).collect()
 }
 
 /// `false`: it has ended.
@@ -184,5 +196,17 @@ pub(crate) fn protect() {
     // that was itself swapped out to this device, and a stack grows where a rare branch is taken.
     if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
         say("this process may be swapped out", error.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_are_found_in_words() {
+        let words =
+            ["open", "/dev/fd/7", "--table=/proc/self/fd/12", "/dev/fdx", "/dev/fd/", "/dev/fd/99999999999", "8"];
+        assert_eq!(named(words.into_iter().map(OsString::from)), [7, 12]);
     }
 }

@@ -54,6 +54,8 @@ pub(crate) struct Lock {
     held: Option<File>,
     /// The lock file that the last holder removes.
     own_file: Option<PathBuf>,
+    /// The same lock where others look for it.
+    beside: Option<Box<Lock>>,
 }
 
 impl Drop for Lock {
@@ -76,7 +78,7 @@ pub(crate) fn header(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
     if !device.is_block() {
         let file = device.share()?;
         take(&file, mode, PATIENCE)?.then_some(()).ok_or_else(locked)?;
-        return Ok(Lock { held: Some(file), own_file: None });
+        return Ok(Lock { held: Some(file), own_file: None, beside: None });
     }
     let (major, minor) = device.device_number();
     let dir = Path::new(CRYPTSETUP_LOCKS);
@@ -86,12 +88,7 @@ pub(crate) fn header(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
 
 /// Takes the device for as long as the lock lives: alone to write, together with other readers to read.
 pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
-    let nowhere = Lock { held: None, own_file: None };
-    let lock = match lock_dir() {
-        Some(dir) => take_file(&dir, &dir.join(device.identity()), mode, ENDING)?,
-        None => Some(nowhere),
-    };
-    match lock {
+    match take_everywhere(&lock_dirs(), &device.identity(), mode)? {
         None => {
             let hint = match mode {
                 Mode::Exclusive => "another inlock reads or writes it; end that one first",
@@ -107,24 +104,42 @@ pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Lock> 
     }
 }
 
+/// Takes the lock of this name in each of the directories; `None` where others hold it in one.
+fn take_everywhere(dirs: &[PathBuf], name: &str, mode: Mode) -> anyhow::Result<Option<Lock>> {
+    let mut all = Lock { held: None, own_file: None, beside: None };
+    for dir in dirs {
+        let Some(mut taken) = take_file(dir, &dir.join(name), mode, ENDING)? else { return Ok(None) };
+        // One that holds nothing is of no use beside another.
+        if taken.held.is_some() {
+            taken.beside = all.held.is_some().then(|| Box::new(all));
+            all = taken;
+        }
+    }
+    Ok(Some(all))
+}
+
 /// Takes the lock file at `path`; `None` where others hold it. Where no file can be made, the lock holds nothing.
 fn take_file(dir: &Path, path: &Path, mode: Mode, patience: Duration) -> anyhow::Result<Option<Lock>> {
     let deadline = Instant::now() + patience;
     loop {
-        let Some(file) = open_lock_file(dir, path)? else { return Ok(Some(Lock { held: None, own_file: None })) };
+        let Some(file) = open_lock_file(dir, path)? else {
+            return Ok(Some(Lock { held: None, own_file: None, beside: None }));
+        };
         if !take(&file, mode, deadline.saturating_duration_since(Instant::now()))? {
             return Ok(None);
         }
         // The last holder removes the file; a lock on a removed file is none.
         if same_file(&file, path) {
-            return Ok(Some(Lock { held: Some(file), own_file: Some(path.to_owned()) }));
+            return Ok(Some(Lock { held: Some(file), own_file: Some(path.to_owned()), beside: None }));
         }
     }
 }
 
-/// Root's processes meet in /run; a user's in the user's own runtime directory.
-fn lock_dir() -> Option<PathBuf> {
-    run_dir::candidates().map(|dir| dir.join("locks")).find(|dir| run_dir::usable(dir))
+/// Root's processes meet in /run. A user's meet in the user's runtime directory and in /tmp: not all of them are told of
+/// the first (those of cron are not), and not all of them see the same of the second (services have one of their own).
+fn lock_dirs() -> Vec<PathBuf> {
+    let usable = run_dir::candidates().map(|dir| dir.join("locks")).filter(|dir| run_dir::usable(dir));
+    usable.take(if rustix::process::geteuid().is_root() { 1 } else { usize::MAX }).collect()
 }
 
 /// Takes the lock file at `path`, alone; `None` where another process holds it.
@@ -182,5 +197,28 @@ fn same_file(file: &File, path: &Path) -> bool {
     match (file.metadata(), std::fs::metadata(path)) {
         (Ok(held), Ok(named)) => held.dev() == named.dev() && held.ino() == named.ino(),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_knows_one_directory_less_is_kept_away_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, two] = ["one", "two"].map(|name| dir.path().join(name));
+        let both = take_everywhere(&[one.clone(), two.clone()], "f1.2", Mode::Exclusive).unwrap().unwrap();
+        for known in [&one, &two].map(std::slice::from_ref::<PathBuf>) {
+            assert!(take_everywhere(known, "f1.2", Mode::Shared).unwrap().is_none());
+            assert!(take_everywhere(known, "f1.3", Mode::Shared).unwrap().is_some());
+        }
+        drop(both);
+        assert_eq!(std::fs::read_dir(&one).unwrap().count() + std::fs::read_dir(&two).unwrap().count(), 0);
+        // Where nothing can be made, what can be had is enough.
+        let nowhere = PathBuf::from("/proc/none");
+        let held = take_everywhere(&[one.clone(), nowhere], "f1.2", Mode::Exclusive).unwrap().unwrap();
+        assert!(take_everywhere(&[one], "f1.2", Mode::Shared).unwrap().is_none());
+        drop(held);
     }
 }

@@ -56,6 +56,29 @@ fn a_volume_is_served_when_the_command_returns_and_until_it_is_closed() {
     call_with(SECRET, ["serve", &image, "--run", "true"]).works();
 }
 
+#[test]
+fn what_the_caller_has_open_is_not_kept_open() {
+    let dir = Dir::new();
+    let runs = Run::new();
+    let (image, other) = (dir.image("image", 1), dir.name("other"));
+    dir.file("other", b"of the caller");
+    let mut shell = std::process::Command::new("sh");
+    shell.env("INLOCK_RUN_DIR", runs.path("")).arg("-c");
+    // What the words name is the exception.
+    shell.arg(r#"exec 7<"$2" 8<>"$3"; exec "$1" serve --background --type raw /dev/fd/8 --name data --nbd "unix:$4""#);
+    shell.args(["sh", env!("CARGO_BIN_EXE_inlock"), &other, &image, &runs.socket("nbd")]);
+    run(&mut shell, &[]).works();
+    let pid = runs.json(&["status", "data", "--json"])["pid"].as_i64().expect("as it should");
+    match std::fs::read_dir(format!("/proc/{pid}/fd")) {
+        Ok(open) => {
+            let open: Vec<_> = open.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok()).collect();
+            assert!(!open.contains(&other.into()) && open.contains(&image.into()), "{open:?}");
+        }
+        Err(_) => println!("SKIPPED: only root looks into a process that is not dumpable"),
+    }
+    runs.call(&["close", "data"]).works();
+}
+
 /// Ended, and not yet looked after by whoever adopted it.
 fn is_zombie(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();

@@ -386,9 +386,14 @@ impl Device {
         &self.locks
     }
 
+    /// Whether a flush has failed: of what was written before it, some may be lost, and no flush succeeds any more.
+    pub fn has_lost_writes(&self) -> bool {
+        self.lost_writes.load(Ordering::Acquire)
+    }
+
     /// Whether a flush may still succeed.
     pub(crate) fn check_flush(&self) -> Result<(), RequestError> {
-        if self.lost_writes.load(Ordering::Acquire) { Err(RequestError::Io(Errno::IO)) } else { Ok(()) }
+        if self.has_lost_writes() { Err(RequestError::Io(Errno::IO)) } else { Ok(()) }
     }
 
     /// Takes note of how the store's flush ended.

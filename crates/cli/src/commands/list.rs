@@ -15,7 +15,7 @@ pub(crate) fn run(json: bool) -> anyhow::Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    let columns = ["name", "state", "type", "via", "zones", "place", "device"];
+    let columns = ["name", "state", "type", "via", "zones", "errors", "place", "device"];
     let mut table = Table::new(&columns.map(str::to_ascii_uppercase).each_ref().map(String::as_str));
     for row in &rows {
         table.row(columns.iter().map(|column| text(&row[column])).collect());
@@ -34,11 +34,13 @@ fn text(value: &Value) -> String {
 /// `None`: it ended just now.
 fn row(files: Files) -> Option<Value> {
     let mut facts = files.facts()?;
+    let mut errors = None;
     let state = match Client::find_at(files) {
         Ok(Found::Active(mut client)) => match client.status() {
             Ok(status) => {
                 let state = if status.suspended { "suspended" } else { "active" };
                 facts = status.facts;
+                errors = Some(status.counters.store_errors);
                 state
             }
             Err(_) => "unreachable",
@@ -49,6 +51,6 @@ fn row(files: Files) -> Option<Value> {
     };
     Some(json!({
         "name": facts.name, "state": state, "type": facts.kind, "via": facts.via, "place": facts.place(),
-        "device": facts.device, "zones": facts.zoned.map(|zoned| zoned.zones), "pid": facts.pid, "started": facts.started,
+        "errors": errors, "device": facts.device, "zones": facts.zoned.map(|zoned| zoned.zones), "pid": facts.pid, "started": facts.started,
     }))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,7 +12,7 @@ use inlock_volume::table::CryptOptions;
 use serde::{Deserialize, Serialize};
 
 use super::Name;
-use super::figures::{Counters, Spread, Time};
+use super::figures::{Counters, LastError, Spread, Time};
 use super::key_check::{KeyCheck, Stamp};
 use crate::exit::{self, Problem};
 use crate::source::About;
@@ -129,6 +130,11 @@ pub(crate) struct Status {
     pub suspended: bool,
     /// Whether the key is in the process's memory; a raw volume has none.
     pub key_present: bool,
+    /// A flush has failed: of what was written before, some may be lost, and no flush succeeds any more.
+    #[serde(default)]
+    pub writes_lost: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_store_error: Option<LastError>,
     pub counters: Counters,
     /// Of `total`, `queue`, `store` and `cipher`.
     pub latency_ns: BTreeMap<String, Spread>,
@@ -287,6 +293,20 @@ impl Status {
             counters.discards,
             counters.errors
         )?;
+        if let Some(last) = &self.last_store_error {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+            writeln!(
+                f,
+                "  device errors: {}, the last one {} s ago: {}: {}",
+                counters.store_errors,
+                now.saturating_sub(last.at),
+                last.operation.replace('_', "-"),
+                io::Error::from_raw_os_error(last.errno)
+            )?;
+        }
+        if self.writes_lost {
+            writeln!(f, "  writes lost: a flush failed, and none succeeds until the volume is opened again")?;
+        }
         for name in ["total", "queue", "store", "cipher"] {
             if let Some(spread) = self.latency_ns.get(name).filter(|spread| spread.count > 0) {
                 let times = [spread.p50, spread.p90, spread.p99, spread.p99_9, spread.p99_99].map(Time);

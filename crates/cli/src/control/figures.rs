@@ -18,6 +18,9 @@ pub(crate) struct Counters {
     pub appends: u64,
     pub zone_actions: u64,
     pub errors: u64,
+    /// Those of them for which the device below gave the error.
+    #[serde(default)]
+    pub store_errors: u64,
     pub bytes_read: u64,
     pub bytes_written: u64,
     /// Requests whose cipher work was done by the thread that carried them.
@@ -40,6 +43,7 @@ impl Counters {
             appends: snapshot.appends,
             zone_actions: snapshot.zone_actions,
             errors: snapshot.errors,
+            store_errors: snapshot.store_errors,
             bytes_read: snapshot.bytes_read,
             bytes_written: snapshot.bytes_written,
             inline: snapshot.inline,
@@ -52,6 +56,23 @@ impl Counters {
     /// Data units in a cipher call on the average.
     pub(crate) fn units_per_call(&self) -> f64 {
         self.cipher_units as f64 / self.cipher_calls.max(1) as f64
+    }
+}
+
+/// The last error that the device below gave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LastError {
+    pub errno: i32,
+    /// `read`, `write`, `write_zeroes`, `flush`, `discard`, `prefetch`, `append`, `zone_management`.
+    pub operation: String,
+    /// Seconds since 1970.
+    pub at: u64,
+}
+
+impl LastError {
+    pub(crate) fn of(snapshot: &Snapshot) -> Option<Self> {
+        let last = snapshot.last_store_error?;
+        Some(Self { errno: last.errno.raw_os_error(), operation: last.operation.to_owned(), at: last.at_secs })
     }
 }
 

@@ -169,6 +169,8 @@ pub(crate) fn text(status: &Status, figures: &Snapshot) -> String {
     ];
     text.counter("inlock_io_operations", "", "Requests that succeeded.", "op", &operations);
     text.counter("inlock_io_errors", "", "Requests that failed.", "", &[("", figures.errors)]);
+    let errors = [("", figures.store_errors)];
+    text.counter("inlock_store_errors", "", "Requests for which the device below gave an error.", "", &errors);
     let bytes = [("read", figures.bytes_read), ("write", figures.bytes_written)];
     text.counter("inlock_io_bytes", "bytes", "Bytes that requests moved.", "op", &bytes);
     let places = [("inline", figures.inline), ("offloaded", figures.offloaded)];

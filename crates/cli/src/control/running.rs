@@ -14,7 +14,7 @@ use inlock_volume::table::CryptOptions;
 use serde_json::{Map, Value, json};
 
 use super::facts::Status;
-use super::figures::{Buckets, Counters, Sample, Spread, phases};
+use super::figures::{Buckets, Counters, LastError, Sample, Spread, phases};
 use super::key_check::KeyCheck;
 use super::name::Files;
 use super::{Facts, metrics, pipe};
@@ -85,6 +85,8 @@ impl Running {
             sectors: self.device.len() / 512,
             suspended: self.device.is_suspended(),
             key_present: self.key_present.load(Ordering::Acquire),
+            writes_lost: self.device.has_lost_writes(),
+            last_store_error: LastError::of(&figures),
             counters: Counters::of(&figures),
             latency_ns: phases(&figures)
                 .map(|(name, histogram)| (name.to_owned(), Spread::from(&Buckets::of(histogram))))

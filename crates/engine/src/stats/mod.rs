@@ -5,8 +5,10 @@
 //! many: so a histogram estimates all requests, while the counters are exact. Nothing here allocates after the start.
 
 mod histogram;
+mod store_errors;
 
 pub use histogram::{Bucket, Histogram};
+pub use store_errors::StoreError;
 
 use crate::request::{Operation, RequestError};
 use histogram::Buckets;
@@ -14,6 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use store_errors::StoreErrors;
 use zerocopy::FromZeros;
 
 /// Requests of less than 16 KiB are timed once in so many.
@@ -92,6 +95,7 @@ struct Shard {
 pub struct Stats {
     level: StatsLevel,
     shards: Vec<Shard>,
+    store_errors: StoreErrors,
 }
 
 /// What [`Stats`] held at a moment.
@@ -115,6 +119,10 @@ pub struct Snapshot {
     pub zone_actions: u64,
     /// Requests of any kind that failed.
     pub errors: u64,
+    /// Those of them for which a store gave the error; counted at every [`StatsLevel`].
+    pub store_errors: u64,
+    /// The last of these.
+    pub last_store_error: Option<StoreError>,
     /// Bytes that reads asked for.
     pub bytes_read: u64,
     /// Bytes that writes, appends and write-zeroes asked for.
@@ -142,7 +150,7 @@ impl Stats {
         let shards = if level == StatsLevel::Off { 1 } else { SHARDS };
         // Zeroed pages that nobody has touched take no memory; what a device needs at its start may end the program.
         let shards = Shard::new_vec_zeroed(shards).expect("memory for the counters of a new device");
-        Arc::new(Self { level, shards })
+        Arc::new(Self { level, shards, store_errors: StoreErrors::default() })
     }
 
     /// How much is kept.
@@ -163,6 +171,8 @@ impl Stats {
             appends: sum(Counter::Appends),
             zone_actions: sum(Counter::ZoneActions),
             errors: sum(Counter::Errors),
+            store_errors: self.store_errors.count(),
+            last_store_error: self.store_errors.last(),
             bytes_read: sum(Counter::BytesRead),
             bytes_written: sum(Counter::BytesWritten),
             offloaded: sum(Counter::Offloaded),
@@ -219,6 +229,8 @@ impl Snapshot {
             appends: self.appends.saturating_sub(earlier.appends),
             zone_actions: self.zone_actions.saturating_sub(earlier.zone_actions),
             errors: self.errors.saturating_sub(earlier.errors),
+            store_errors: self.store_errors.saturating_sub(earlier.store_errors),
+            last_store_error: self.last_store_error.filter(|_| self.store_errors > earlier.store_errors),
             bytes_read: self.bytes_read.saturating_sub(earlier.bytes_read),
             bytes_written: self.bytes_written.saturating_sub(earlier.bytes_written),
             inline: self.inline.saturating_sub(earlier.inline),
@@ -356,13 +368,15 @@ impl Timing {
 pub(crate) struct Recorder<'a> {
     level: StatsLevel,
     shard: &'a Shard,
+    store_errors: &'a StoreErrors,
     /// Whether others write there as well.
     shared: bool,
 }
 
 impl<'a> Recorder<'a> {
     fn new(stats: &'a Stats, index: usize) -> Self {
-        Self { level: stats.level, shard: &stats.shards[index], shared: index == SHARED }
+        let (shard, store_errors) = (&stats.shards[index], &stats.store_errors);
+        Self { level: stats.level, shard, store_errors, shared: index == SHARED }
     }
 
     /// The clock of a request of `len` bytes that is accepted now, if it is to be timed.
@@ -406,6 +420,9 @@ impl<'a> Recorder<'a> {
         work: &Work,
         timing: Option<&Timing>,
     ) {
+        if let Err(error) = result {
+            self.store_errors.note(operation, error);
+        }
         if self.level == StatsLevel::Off {
             return;
         }
