@@ -192,12 +192,15 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
         Kind::Raw | Kind::Table(_) => Crypt::None,
         Kind::Plain(plain) => {
             // Before anything is asked: a size that does not fit is no reason to type a passphrase.
-            let segments = plain.segments(data.len).with_context(|| data.path.display().to_string())?;
+            let mut segments = plain.segments(data.len).with_context(|| data.path.display().to_string())?;
             zones::check(&data, &segments, "--offset, --size and --sector-size say where a plain volume lies")?;
             let key = match keys {
                 Keys::Asked { stdin_taken } => plain_key(plain, &args.key, ask(args, &data, stdin_taken))?,
                 Keys::Launcher(launcher) => launcher.key()?,
             };
+            if plain.size.is_none() {
+                segments.iter_mut().for_each(|segment| segment.sectors = open_end(segment, data.len));
+            }
             Crypt::Volume(segments, key)
         }
         Kind::Luks(luks) => {
@@ -228,6 +231,12 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
     }
     about.flags.add(&about.own_flags);
     Ok(Opened { data: vec![data], flags: about.flags, about, crypt, locks, direct: false })
+}
+
+/// The length of a segment that was cut from a device of `len` bytes: none where it goes to the end, with which it then grows.
+fn open_end(segment: &Segment, len: u64) -> Option<u64> {
+    let end = segment.data_offset.0.checked_add(segment.sectors?)?;
+    segment.sectors.filter(|_| end.checked_mul(512) != Some(len))
 }
 
 /// Opens and takes what the lines of a table are on.
