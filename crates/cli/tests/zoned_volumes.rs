@@ -5,7 +5,10 @@ mod harness;
 use harness::control::{Named, Run};
 use harness::{Dir, Ended, FAST, FAST1, allocated, call, call_with, noise};
 use inlock_engine::store::zoned_file::{ZonedFile, ZonedLayout};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -69,6 +72,12 @@ fn a_new_volume_is_placed_where_zones_take_it() {
         let segment = &json["segments"]["0"];
         let found = (segment["offset"].as_str().unwrap().parse(), segment["sector_size"].as_u64());
         assert_eq!(found, (Ok(offset * MIB), Some(unit)), "{name}");
+        if harness::have("cryptsetup") {
+            let key = dir.file("key", b"secret");
+            let words = ["open", "--test-passphrase", "--key-file", &key, &image];
+            let ended = harness::run(std::process::Command::new("cryptsetup").args(words), b"");
+            assert_eq!(ended.code, 0, "{name}: {ended:?}");
+        }
         // It opens, to its end.
         let out = dir.name("out");
         on("export", &image, &out, &[]).works();
@@ -306,4 +315,26 @@ fn a_zoned_file_without_its_sidecar_is_told_and_left_alone() {
     let _reader = Named::start(&run, "data", &["-r", &image]);
     on("export", &image, &dir.name("out"), &[]).works();
     on("import", &dir.file("input", &[1; 512]), &image, &[]).fails(5, &["in use"]);
+}
+
+#[test]
+fn an_import_that_was_killed_goes_on_from_the_pointer() {
+    let dir = Dir::new();
+    let image = zoned(&dir, "image", &ZonedLayout { conventional: 4, ..ZonedLayout::new(24 * MIB, 4 * MIB) });
+    format(&image, &[]).works();
+    let (key, bytes) = (dir.file("key", b"secret"), noise(4 << 20));
+    let mut child = harness::inlock().args(["import", "-", &image, "-d", &key]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    // It waits for more as soon as this is written.
+    pipe.write_all(&bytes[..2 << 20]).unwrap();
+    let begun = Instant::now();
+    while pointers(&image)[4] != Some(2 * MIB) {
+        assert!(begun.elapsed().as_secs() < 60, "{:?}", pointers(&image));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(pointers(&image)[4], Some(2 * MIB));
+    on("import", &dir.file("rest", &bytes[2 << 20..]), &image, &["--range", "2M:"]).works();
+    assert!(on("export", &image, "-", &["--range", "0:4M"]).works().out == bytes);
 }
