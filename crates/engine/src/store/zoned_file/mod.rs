@@ -74,6 +74,8 @@ impl ZonedFile {
         let session = (last.sequence + 1, 1 - place);
         if !read_only {
             let repair = || {
+                // What was read may be in memory only. It is what is left when that which is written now is torn.
+                sidecar.sync()?;
                 for (table, zone) in torn {
                     match table {
                         records::Table::Answered => sidecar.answer(zone, states[zone as usize])?,
@@ -137,6 +139,8 @@ impl ZonedFile {
             return Ok(());
         }
         self.sync()?;
+        // The last word is that all records are whole.
+        self.make_safe()?;
         self.sidecar.write_session(self.session.0 + 1, 1 - self.session.1, true)
     }
 
@@ -256,31 +260,35 @@ impl ZonedFile {
                 }
             }
         }
-        if let Err(error) = self.promise_empty(&empty) {
+        let promised = self.promise_empty(&empty).inspect_err(|_| {
             // The promise may be there nevertheless: what comes next is later.
             let mut states = self.states();
-            for (zone, State { sequence, .. }) in empty {
-                let state = states.get(zone);
-                states.put(zone, State { sequence, ..state });
+            for (zone, State { sequence, .. }) in &empty {
+                let state = states.get(*zone);
+                states.put(*zone, State { sequence: *sequence, ..state });
             }
-            return Err(error);
-        }
+        })?;
         for (zone, state) in empty {
-            self.change(zone, |states| {
-                states.put(zone, state);
-                Ok(None)
-            })?;
+            if promised {
+                self.states().put(zone, state);
+            } else {
+                self.change(zone, |states| {
+                    states.put(zone, state);
+                    Ok(None)
+                })?;
+            }
             // Where the space cannot be given back the bytes stay, and are not seen.
             let _ = self.data.discard(self.layout.range(zone).start, self.layout.capacity_of(zone));
         }
         refused
     }
 
-    fn promise_empty(&self, zones: &[(u32, State)]) -> Result<(), Errno> {
+    /// Promises that zones are empty, if one of them holds bytes that are promised; whether it did.
+    fn promise_empty(&self, zones: &[(u32, State)]) -> Result<bool, Errno> {
         let mut promises = self.promises();
         let holds_bytes = |promises: &[Promise], zone: u32| promises[zone as usize].state.written > 0;
         if !zones.iter().any(|(zone, _)| holds_bytes(&promises, *zone)) {
-            return Ok(());
+            return Ok(false);
         }
         self.check_unbroken()?;
         for (zone, state) in zones {
@@ -292,7 +300,7 @@ impl ZonedFile {
         for (zone, _) in zones {
             promises[*zone as usize].stand();
         }
-        Ok(())
+        Ok(true)
     }
 
     fn check_unbroken(&self) -> Result<(), Errno> {
@@ -361,7 +369,7 @@ impl BackingStore for ZonedFile {
         {
             let states = self.states();
             for (zone, promise) in (0..).zip(promises.iter_mut()) {
-                promise.next = states.get(zone);
+                promise.next = states.get(zone).at_rest();
             }
         }
         // Whatever the pointers say is on stable storage before they are.
@@ -428,10 +436,12 @@ impl ZonedStore for ZonedFile {
             return self.reset(zones, of_all);
         }
         // One zone that refuses does not keep the others from changing.
-        zones.fold(Ok(()), |before, zone| {
+        let mut refused = Ok(());
+        for zone in zones {
             let _turn = self.turn(zone);
-            before.and(self.change(zone, |states| states.act(action, zone)))
-        })
+            refused = refused.and(self.change(zone, |states| states.act(action, zone)));
+        }
+        refused
     }
 }
 

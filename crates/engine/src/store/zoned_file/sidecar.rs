@@ -9,6 +9,7 @@ use super::layout::ZonedLayout;
 use super::records::{self, BLOCK, BadHeader, Identity, RECORD, Record, SESSION, Session, Table};
 use super::states::State;
 use crate::store::{BackingStore, read_all, write_all};
+use crate::zoned::ZoneCondition;
 use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
@@ -167,7 +168,9 @@ impl Loaded {
             let at = zone as usize * RECORD;
             let place = records::record_at(table, zone, layout.zones());
             let record = Record::decode(&tables[table as usize][at..at + RECORD], identity, place)?;
-            record.state.is_possible(layout, zone).then_some(record)
+            // Promises are of zones at rest.
+            let fits = table == Table::Answered || record.state == record.state.at_rest();
+            (fits && record.state.is_possible(layout, zone)).then_some(record)
         };
         let wrong = |table: Table| ZonedFileError::Damaged(Damage::Record { zone, table: table.name() });
         for table in Table::ALL {
@@ -184,8 +187,11 @@ impl Loaded {
             (None, None) => return Err(wrong(Table::PromisedA)),
         };
         let answered = read(Table::Answered).filter(|record| record.boot == *boot).map(|record| record.state);
-        let now = answered.filter(|answered| answered.sequence > state.sequence).unwrap_or(state);
-        self.states.push(now.found_again(self.session.0.boot != *boot));
+        // The same change may stand in both, and the answer knows whether the zone is open.
+        let now = answered.filter(|answered| answered.sequence >= state.sequence).unwrap_or(state);
+        // It made room while its first bytes were on their way, and they did not arrive.
+        let never_begun = now.condition == ZoneCondition::Closed && now.written == 0;
+        self.states.push(if never_begun { now.at_rest() } else { now });
         self.promises.push(Promise { state, table, next: state });
         Ok(())
     }

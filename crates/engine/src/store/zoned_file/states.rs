@@ -46,15 +46,14 @@ impl State {
             }
     }
 
-    /// The state after the zone was found again; `power_off`: after the power was off, when nothing is open.
-    pub(super) fn found_again(self, power_off: bool) -> Self {
+    /// The state in which the zone is after the power was off: nothing is open then.
+    pub(super) fn at_rest(self) -> Self {
         let condition = match self.condition {
-            ZoneCondition::Closed if self.written == 0 => ZoneCondition::Empty,
-            open if power_off && open.is_open() && self.written == 0 => ZoneCondition::Empty,
-            open if power_off && open.is_open() => ZoneCondition::Closed,
-            _ => return self,
+            active if active.is_active() && self.written == 0 => ZoneCondition::Empty,
+            active if active.is_active() => ZoneCondition::Closed,
+            other => other,
         };
-        Self { condition, sequence: self.sequence + 1, ..self }
+        Self { condition, ..self }
     }
 }
 
@@ -68,7 +67,7 @@ pub(super) struct States {
     implicit: u32,
     active: u32,
     /// Where the search begins for a zone that makes room.
-    next_to_close: u32,
+    pub next_to_close: u32,
 }
 
 #[derive(Clone, Copy, Debug)]

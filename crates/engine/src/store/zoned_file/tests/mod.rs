@@ -1,6 +1,10 @@
 //! Tests of zoned files.
 
 mod behaviour;
+mod crash;
+mod damage;
+mod files;
+mod model;
 
 use super::*;
 use crate::store::memory::MemoryStore;
@@ -41,4 +45,26 @@ pub(super) fn zone(file: &ZonedFile, zone: u64) -> Zone {
 pub(super) fn state(file: &ZonedFile, number: u64) -> (ZoneCondition, u64) {
     let zone = zone(file, number);
     (zone.condition, zone.write_pointer.map_or(0, |pointer| pointer - zone.start))
+}
+
+/// Numbers that look random, the same for the same seed.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number: Sebastiano Vigna's SplitMix64.
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `end`.
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
 }
