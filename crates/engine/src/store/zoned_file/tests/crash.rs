@@ -92,7 +92,18 @@ impl Machine {
         }
     }
 
-    /// The same, and loses of the cache what a power cut may lose.
+    /// After how many events it ends, at least `first`: after the last, within any, or where something is about to be safe.
+    fn end_after(&self, first: usize, random: &mut Random) -> usize {
+        let is_sync = |at: &usize| matches!(self.log[*at], Event::Sync { .. });
+        let syncs: Vec<usize> = (first..self.log.len()).filter(is_sync).collect();
+        match random.below(3) {
+            0 => self.log.len(),
+            1 if !syncs.is_empty() => syncs[random.below(syncs.len() as u64) as usize],
+            _ => first + random.below((self.log.len() - first) as u64 + 1) as usize,
+        }
+    }
+
+    /// As [`Machine::kill`], and loses of the cache what a power cut may lose.
     fn cut_power(&mut self, events: usize, random: &mut Random) {
         self.log.truncate(events);
         for disk in 0..2 {
@@ -295,18 +306,7 @@ fn lives(seed: u64, lying: Option<usize>, counts: &mut Counts) -> Result<(), Str
         } else {
             std::mem::forget(file);
         }
-        // The end comes after this life's last operation, within any, or where something is about to be safe.
-        let during = (events() - before) as u64;
-        let syncs: Vec<usize> = {
-            let machine = machine.lock().unwrap();
-            let is_sync = |at: &usize| matches!(machine.log[*at], Event::Sync { .. });
-            (before..machine.log.len()).filter(is_sync).collect()
-        };
-        let end = match random.below(3) {
-            0 => before + during as usize,
-            1 if !syncs.is_empty() => syncs[random.below(syncs.len() as u64) as usize],
-            _ => before + random.below(during + 1) as usize,
-        };
+        let end = machine.lock().unwrap().end_after(before, &mut random);
         let ended = steps.iter().take_while(|step| step.events <= end).count();
         steps.truncate(ended + 1);
         if random.below(2) == 0 {

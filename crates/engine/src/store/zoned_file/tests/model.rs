@@ -184,6 +184,57 @@ impl Run {
     }
 }
 
+/// Does something with a zone, or with all: what the file says, and what the model says.
+fn operate(
+    file: &ZonedFile,
+    model: &mut Model,
+    zone: usize,
+    random: &mut Random,
+) -> (Result<(), Errno>, Result<(), Errno>) {
+    let layout = model.layout;
+    let start = zone as u64 * ZONE;
+    match random.below(20) {
+        0..=9 => {
+            let fill = 1 + random.below(255) as u8;
+            let count = 1 + random.below(5) as usize;
+            let here = model.zones[zone].blocks.len();
+            let at = if random.below(8) == 0 { random.below(14) as usize } else { here };
+            let bytes = vec![fill; count * BLOCK as usize];
+            if zone < layout.conventional as usize {
+                let block = random.below(2 * 16 - 5) as usize;
+                let got = file.write_at(&bytes, block as u64 * BLOCK, false);
+                if got.is_ok() {
+                    model.conventional[block..block + count].fill(fill);
+                }
+                (got.map(drop), got.map(drop))
+            } else {
+                let offset = start + at as u64 * BLOCK;
+                let fits = ((count as u64) * BLOCK).min(layout.range(zone as u32).end.saturating_sub(offset));
+                let got = file.write_at(&bytes, offset, random.below(30) == 0);
+                let expected = if offset >= layout.len {
+                    Err(Errno::NOSPC)
+                } else {
+                    model.write(zone, at, (fits / BLOCK) as usize, fill)
+                };
+                (got.map(drop), expected)
+            }
+        }
+        10..=17 => {
+            let actions = [ZoneAction::Open, ZoneAction::Close, ZoneAction::Finish, ZoneAction::Reset];
+            let action = actions[random.below(4) as usize];
+            let len = layout.range(zone as u32).end - start;
+            (file.manage(action, start, len), model.act(action, zone))
+        }
+        18 if random.below(50) == 0 => {
+            for zone in 0..model.zones.len() {
+                let _ = model.act(ZoneAction::ResetAll, zone);
+            }
+            (file.manage(ZoneAction::ResetAll, 0, 0), Ok(()))
+        }
+        _ => (file.sync(), Ok(())),
+    }
+}
+
 /// Random operations; what the file and the model say of each must be the same, and where storage failed the file
 /// must be as before or as after. How many operations succeeded, and how many calls failed.
 fn compare(seed: u64, operations: u32, every: u32) -> (u32, u32) {
@@ -194,51 +245,9 @@ fn compare(seed: u64, operations: u32, every: u32) -> (u32, u32) {
     let (mut model, mut random, mut succeeded) = (Model::new(layout), Random::new(seed), 0);
     for number in 0..operations {
         let zone = random.below(u64::from(layout.zones())) as usize;
-        let start = zone as u64 * ZONE;
         let before: Vec<_> = model.zones.clone();
         let failures = run.failures.load(Ordering::Relaxed);
-        let (got, expected) = match random.below(20) {
-            0..=9 => {
-                let fill = 1 + random.below(255) as u8;
-                let count = 1 + random.below(5) as usize;
-                let here = before[zone].blocks.len();
-                let at = if random.below(8) == 0 { random.below(14) as usize } else { here };
-                let bytes = vec![fill; count * BLOCK as usize];
-                if zone < layout.conventional as usize {
-                    let block = random.below(2 * 16 - 5) as usize;
-                    let got = file.write_at(&bytes, block as u64 * BLOCK, false);
-                    if got.is_ok() {
-                        model.conventional[block..block + count].fill(fill);
-                    }
-                    (got.map(drop), got.map(drop))
-                } else {
-                    let offset = start + at as u64 * BLOCK;
-                    let fits = ((count as u64) * BLOCK).min(layout.range(zone as u32).end.saturating_sub(offset));
-                    let got = file.write_at(&bytes, offset, random.below(30) == 0);
-                    let expected = if offset >= layout.len {
-                        Err(Errno::NOSPC)
-                    } else if offset >= start + ZONE {
-                        unreachable!("blocks are below the zone's length")
-                    } else {
-                        model.write(zone, at, (fits / BLOCK) as usize, fill)
-                    };
-                    (got.map(drop), expected)
-                }
-            }
-            10..=17 => {
-                let actions = [ZoneAction::Open, ZoneAction::Close, ZoneAction::Finish, ZoneAction::Reset];
-                let action = actions[random.below(4) as usize];
-                let len = layout.range(zone as u32).end - start;
-                (file.manage(action, start, len), model.act(action, zone))
-            }
-            18 if random.below(50) == 0 => {
-                for zone in 0..model.zones.len() {
-                    let _ = model.act(ZoneAction::ResetAll, zone);
-                }
-                (file.manage(ZoneAction::ResetAll, 0, 0), Ok(()))
-            }
-            _ => (file.sync(), Ok(())),
-        };
+        let (got, expected) = operate(&file, &mut model, zone, &mut random);
         let failed = run.failures.load(Ordering::Relaxed) != failures;
         let broken = file.check_unbroken().is_err();
         if !failed && !broken {
