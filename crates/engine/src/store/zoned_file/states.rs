@@ -199,7 +199,8 @@ impl States {
             ZoneCondition::Empty => Ok(None),
             ZoneCondition::NotWritePointer | ZoneCondition::ReadOnly | ZoneCondition::Offline => Err(Errno::IO),
             _ => {
-                let sequence = state.sequence + 1;
+                // Before it is in place the zone may have to make room for another one, which is a change too.
+                let sequence = state.sequence + 2;
                 Ok(Some(State { written: 0, condition: ZoneCondition::Empty, sequence }))
             }
         }
