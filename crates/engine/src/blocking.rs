@@ -203,8 +203,8 @@ impl BlockingDevice {
             Kind::Zero => return Ok(()),
             Kind::Error => return Err(RequestError::Io(Errno::IO)),
         }
-        if let Some(turn) = self.turn_of(extent)? {
-            return self.write_in_turn(target, *extent, plain, turn, account).map(drop);
+        if self.write_in_zone(target, extent, plain, account)? {
+            return Ok(());
         }
         let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent, Purpose::Write));
         account.lap(Phase::Queue);

@@ -149,6 +149,15 @@ impl Device {
         Self { stats: Stats::new(level), ..self }
     }
 
+    /// The same device, whose writes to a zone go as soon as they are encrypted: what shows that the tests of their order see
+    /// when there is none.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_order_in_zones(mut self) -> Self {
+        self.zones.iter_mut().for_each(ZoneOrder::disorder);
+        self
+    }
+
     /// Length in bytes. Grows when a longer table is loaded.
     pub fn len(&self) -> u64 {
         self.len.load(Ordering::Acquire)

@@ -193,7 +193,10 @@ where
             wait = Wait::No;
         }
         self.wait = wait;
-        if let Some(zones) = self.device.zones().filter(|zones| zones.has_held()) {
+        // While requests wait here, those that others wait for may be among them.
+        if self.passage == Passage::Open
+            && let Some(zones) = self.device.zones().filter(|zones| zones.has_held())
+        {
             zones.turned(self.zone_seat);
         }
         self.rewind();
@@ -614,9 +617,9 @@ impl<F: FrontEnd> Drop for Worker<F> {
     fn drop(&mut self) {
         // It may have the target as well, until it has ended.
         self.carrier = None;
-        self.leave_zones();
         // Nothing reaches a store any more once the seat is given up, and nobody waits for ever for what it had locked.
         self.ring.finish();
+        self.leave_zones();
         self.in_flight
             .iter()
             .flatten()

@@ -11,7 +11,7 @@ use crate::store;
 use crate::target::{Ciphertext, CryptTarget, Extent};
 use crate::worker::zoned::{moved, ranges_of};
 use crate::zoned::ZoneAction;
-use crate::zoned::order::{Admission, Settled, TicketId, Waiter, ZoneOrder};
+use crate::zoned::order::{Admission, Manner, Settled, TicketId, Waiter, ZoneOrder};
 use rustix::io::Errno;
 
 impl BlockingDevice {
@@ -20,7 +20,8 @@ impl BlockingDevice {
     ///
     /// # Errors
     ///
-    /// `EIO` where the zone has no room for it or is not sequential, as for a write that is not at the write pointer.
+    /// `EIO` where the zone has no room for it or is not sequential, and where `zone` is not its start; `EINVAL` for what is too
+    /// long or not whole data units.
     pub fn append(&self, zone: u64, from: &[u8]) -> Result<u64, RequestError> {
         let target = &*self.device().pass()?;
         let operation = Operation::Append { durable: false };
@@ -39,20 +40,29 @@ impl BlockingDevice {
         account: &mut Account<'_>,
     ) -> Result<u64, RequestError> {
         let zones = self.device().zones().ok_or(RequestError::Unsupported)?;
-        if !zone.is_multiple_of(zones.limits().zone_len) || from.len() > BufferPool::LARGEST_PIECE {
+        if from.len() > BufferPool::LARGEST_PIECE {
             return Err(RequestError::Io(Errno::INVAL));
         }
         let extent = locate(target, zone, from.len())?;
         if extent.len != from.len() || extent.is_partial() {
             return Err(RequestError::Io(Errno::INVAL));
         }
-        match zones.admit(extent.store_offset, extent.cover_len as u64, true, false, Waiter::Thread)? {
-            Admission::Placed(ticket, position) => {
+        let scratch = self.take_scratch();
+        let (position, len) = (extent.store_offset, extent.cover_len as u64);
+        let placed = match zones.admit(position, len, Manner::Append, false, Waiter::Thread) {
+            Ok(Admission::Placed(ticket, position)) => {
                 let turn = Turn { zones, ticket };
-                let placed = moved(target, &extent, position).inspect_err(|_| turn.give_up())?;
-                self.write_in_turn(target, placed, Some(from), turn, account)
+                moved(target, &extent, position).inspect_err(|_| turn.give_up()).map(|placed| (turn, placed))
             }
-            Admission::Free | Admission::Held(_) => unreachable!("an append is placed or refused"),
+            Ok(Admission::Free | Admission::Held(_)) => unreachable!("an append is placed or refused"),
+            Err(error) => Err(error),
+        };
+        match placed {
+            Ok((turn, placed)) => self.write_in_turn(target, placed, Some(from), turn, scratch, account),
+            Err(error) => {
+                self.give_scratch(scratch);
+                Err(error)
+            }
         }
     }
 
@@ -75,30 +85,54 @@ impl BlockingDevice {
         account.end(managed)
     }
 
+    /// Writes the whole cover of `extent`, zeroes where there is no `plain`, as its zone asks for. False: no order is asked for,
+    /// and nothing was written.
+    pub(super) fn write_in_zone(
+        &self,
+        target: &CryptTarget,
+        extent: &Extent,
+        plain: Option<&[u8]>,
+        account: &mut Account<'_>,
+    ) -> Result<bool, RequestError> {
+        if self.device().zones().is_none() {
+            return Ok(false);
+        }
+        // First the memory: who has it may be waiting in the queue behind whoever waits for it.
+        let scratch = self.take_scratch();
+        match self.turn_of(extent) {
+            Ok(Some(turn)) => self.write_in_turn(target, *extent, plain, turn, scratch, account).map(|_| true),
+            other => {
+                self.give_scratch(scratch);
+                other.map(|_| false)
+            }
+        }
+    }
+
     /// The place of a write in the queue of its zone; `None` where no order is asked for.
-    pub(super) fn turn_of(&self, extent: &Extent) -> Result<Option<Turn<'_>>, RequestError> {
+    fn turn_of(&self, extent: &Extent) -> Result<Option<Turn<'_>>, RequestError> {
         let Some(zones) = self.device().zones() else { return Ok(None) };
         if extent.is_partial() && zones.is_sequential(extent.store_offset, extent.cover_len as u64)? {
             return Err(RequestError::Io(Errno::INVAL));
         }
-        match zones.admit(extent.store_offset, extent.cover_len as u64, false, false, Waiter::Thread)? {
+        match zones.admit(extent.store_offset, extent.cover_len as u64, Manner::Write, false, Waiter::Thread)? {
             Admission::Free => Ok(None),
             Admission::Placed(ticket, _) => Ok(Some(Turn { zones, ticket })),
             Admission::Held(_) => unreachable!("threads do not wait for those before them"),
         }
     }
 
-    /// Encrypts and writes the whole cover of `extent`, zeroes where there is no `plain`; where it was written to.
-    pub(super) fn write_in_turn(
+    /// Encrypts and writes the whole cover of `extent`; where it was written to.
+    fn write_in_turn(
         &self,
         target: &CryptTarget,
         mut extent: Extent,
         plain: Option<&[u8]>,
         turn: Turn<'_>,
+        scratch: Scratch,
         account: &mut Account<'_>,
     ) -> Result<u64, RequestError> {
         account.lap(Phase::Queue);
-        let Scratch { mut buffer, spare } = self.take_scratch();
+        let Scratch { mut buffer, spare } = scratch;
         let mut ciphertext = match plain {
             Some(plain) => target.encrypt_from(&extent, plain, buffer),
             None => {
@@ -148,7 +182,7 @@ fn again(
 }
 
 /// A place in the queue of a zone.
-pub(super) struct Turn<'a> {
+struct Turn<'a> {
     zones: &'a ZoneOrder,
     ticket: TicketId,
 }

@@ -9,6 +9,7 @@ use crate::buffer::{Buffer, BufferPool};
 use crate::request::{Operation, RequestError};
 use crate::target::Extent;
 use crate::unaligned;
+use rustix::io::Errno;
 use std::sync::Arc;
 
 impl<F: FrontEnd> Worker<F>
@@ -26,6 +27,10 @@ where
             flight.extent = Some(new);
             return self.begin(index);
         }
+        if matches!(flight.operation, Operation::Append { .. }) {
+            // It lands in one piece or not at all.
+            return Err(RequestError::Io(Errno::IO));
+        }
         flight.step = Step::Parts;
         flight.progress = 0;
         self.next_part(index)
@@ -39,7 +44,7 @@ where
         let offset = whole.offset + flight.progress as u64;
         let extent = layout.locate(offset, rest.len() as u64, BufferPool::LARGEST_PIECE + 2 * layout.granule())?;
         let mut buffer = Buffer::new(extent.cover_len);
-        if let (Operation::Write { .. }, Some(from)) = (flight.operation, &flight.buffer) {
+        if let Some(from) = flight.buffer.as_ref().filter(|_| flight.operation.writes_data()) {
             buffer.data_mut()[extent.requested()].copy_from_slice(&from.data()[rest][..extent.len]);
         }
         let (id, operation, len) = (flight.id, flight.operation, extent.len as u64);

@@ -12,7 +12,7 @@ use crate::store;
 use crate::target::{Ciphertext, Extent};
 use crate::zoned::ZoneAction;
 use crate::zoned::keeper::{Keeper, Order};
-use crate::zoned::order::{Admission, Settled, Waiter};
+use crate::zoned::order::{Admission, Manner, Settled, Waiter};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,9 @@ use std::sync::Arc;
 /// The place in the device of an append that lands at `position` of its store.
 pub(crate) fn moved(layout: &Layout, extent: &Extent, position: u64) -> Result<Extent, RequestError> {
     let offset = extent.offset - extent.store_offset + position;
-    layout.locate(offset, extent.len as u64, extent.cover_len.max(2 * extent.granule))
+    let placed = layout.locate(offset, extent.len as u64, extent.cover_len.max(2 * extent.granule))?;
+    // Where sectors' numbers start over, a write that is not to be split has no place.
+    if placed.cover_len == extent.cover_len { Ok(placed) } else { Err(RequestError::Io(Errno::IO)) }
 }
 
 /// The stretches of the store that an order to the zones of a range means.
@@ -55,7 +57,14 @@ where
     /// Whether a write was taken on as one to a sequential zone. False: no order is asked for.
     pub(super) fn begin_in_zone(&mut self, index: u32, extent: &Extent) -> Result<bool, RequestError> {
         let device = Arc::clone(&self.device);
-        let append = matches!(self.flight(index).operation, Operation::Append { .. });
+        let flight = self.flight(index);
+        let part = flight.parent.is_some();
+        let manner = match flight.operation {
+            Operation::Append { .. } => Manner::Append,
+            Operation::WriteAgain { .. } => Manner::Again,
+            _ => Manner::Write,
+        };
+        let append = manner == Manner::Append;
         let Some(zones) = device.zones() else {
             return if append { Err(RequestError::Unsupported) } else { Ok(false) };
         };
@@ -63,7 +72,8 @@ where
             return Err(RequestError::Io(Errno::INVAL));
         }
         let waiter = Waiter::Message(Arc::clone(&self.granted), index.into());
-        let admission = zones.admit(extent.store_offset, extent.cover_len as u64, append, true, waiter)?;
+        // A part is not held: it could not be taken back, since it is no request of the front end's.
+        let admission = zones.admit(extent.store_offset, extent.cover_len as u64, manner, !part, waiter)?;
         let flight = self.flight(index);
         match admission {
             Admission::Free => return Ok(false),
@@ -127,7 +137,13 @@ where
         if extent.store_offset == position {
             return Ok(data);
         }
-        let placed = moved(&self.layout, &extent, position)?;
+        let placed = match moved(&self.layout, &extent, position) {
+            Ok(placed) => placed,
+            Err(error) => {
+                self.flight(index).kept = Some(data);
+                return Err(error);
+            }
+        };
         let plain = self.target().decrypt(&extent, data);
         let data = self.target().encrypt(&placed, plain);
         let flight = self.flight(index);
@@ -237,8 +253,7 @@ where
         let device = Arc::clone(&self.device);
         let Some(zones) = device.zones().filter(|zones| zones.has_held()) else { return };
         for index in 0..self.in_flight.len() {
-            let held =
-                self.in_flight[index].as_ref().filter(|flight| flight.step == Step::Held && flight.parent.is_none());
+            let held = self.in_flight[index].as_ref().filter(|flight| flight.step == Step::Held);
             if let Some(ticket) = held.and_then(|flight| flight.ticket)
                 && zones.unhold(ticket)
             {
@@ -249,7 +264,7 @@ where
 }
 
 impl<F: FrontEnd> Worker<F> {
-    /// Gives up what a worker that ends has in the queues.
+    /// Gives up what a worker that ends has in the queues. Nothing of it is with the store any more.
     pub(super) fn leave_zones(&mut self) {
         self.keeper = None;
         let Some(zones) = self.device.zones() else { return };
@@ -263,5 +278,6 @@ impl<F: FrontEnd> Worker<F> {
             }
         }
         zones.leave_seat(self.zone_seat);
+        zones.unreserve(self.lock_room);
     }
 }

@@ -6,7 +6,6 @@ use super::order::ActionId;
 use crate::device::Device;
 use rustix::io::Errno;
 use std::io;
-use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
@@ -51,7 +50,7 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         self.orders = None;
         if let Some(thread) = self.thread.take() {
-            // It catches what an order panics with, so it has nothing to say.
+            // Carrying an order out catches what a store panics with, so it has nothing to say.
             let _ = thread.join();
         }
     }
@@ -61,7 +60,6 @@ impl Order {
     fn carry_out(self) {
         let Self { device, action, to, token } = self;
         let zones = device.zones().expect("orders go to devices with zones");
-        let carried = std::panic::catch_unwind(AssertUnwindSafe(|| zones.carry_out(action)));
-        to.managed(token, carried.unwrap_or(Err(Errno::IO)));
+        to.managed(token, zones.carry_out(action));
     }
 }

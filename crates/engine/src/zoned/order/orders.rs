@@ -1,0 +1,106 @@
+//! Orders to whole zones: each is a ticket in the queue of every zone that it means.
+
+use super::table::{Action, NONE, Ticket, TicketKind, Waiter};
+use super::{ActionId, ZoneOrder};
+use crate::zoned::{Zone, ZoneAction};
+use rustix::io::Errno;
+use std::ops::Range;
+use std::panic::AssertUnwindSafe;
+
+impl ZoneOrder {
+    /// Puts an order to whole zones, which lie in these ranges of the store, into the queues of all of them. True: it is its
+    /// turn; otherwise it is told.
+    pub(crate) fn admit_action(&self, action: ZoneAction, ranges: Vec<Range<u64>>, waiter: Waiter) -> (ActionId, bool) {
+        let mut table = self.table();
+        let free = table.actions.iter().position(Option::is_none);
+        let number = free.unwrap_or_else(|| {
+            table.actions.push(None);
+            table.actions.len() - 1
+        });
+        let zones = ranges.iter().flat_map(|range| self.zones_of(range.start, range.end - range.start));
+        let mut tickets = Vec::new();
+        for zone in zones {
+            let kind = TicketKind::Action(number as u32, action);
+            tickets.push(table.add(Ticket { ready: true, ..Ticket::new(zone as u32, 0, 0, kind, None) }));
+        }
+        let (missing, all) = (tickets.len(), tickets.clone());
+        table.actions[number] = Some(Action { action, ranges, tickets, missing, waiter });
+        for index in all {
+            let zone = table.tickets[index as usize].zone as usize;
+            table.link(index);
+            let start = self.start_of(zone);
+            let state = &mut table.zones[zone];
+            state.pointer = state.after(action, start);
+            if table.zones[zone].head == index {
+                table.tickets[index as usize].granted = true;
+                table.action(number).missing -= 1;
+            }
+        }
+        let now = table.action(number).missing == 0;
+        (ActionId(number as u32), now)
+    }
+
+    /// As [`ZoneOrder::admit_action`], on a thread that waits for its turn.
+    pub(crate) fn admit_action_blocking(&self, action: ZoneAction, ranges: Vec<Range<u64>>) -> ActionId {
+        let (id, now) = self.admit_action(action, ranges, Waiter::Thread);
+        if !now {
+            self.wait(|table| table.actions[id.0 as usize].as_ref().is_none_or(|action| action.missing == 0));
+        }
+        id
+    }
+
+    /// Carries out an order whose turn it is, and lets the writes behind it go on. Blocks.
+    pub(crate) fn carry_out(&self, id: ActionId) -> Result<(), Errno> {
+        let (action, ranges) = {
+            let mut table = self.table();
+            let order = table.action(id.0 as usize);
+            (order.action, order.ranges.clone())
+        };
+        // A store that panics here would leave the zones waiting for ever; one that fails is seen.
+        let managed = std::panic::catch_unwind(AssertUnwindSafe(|| self.manage(action, &ranges)));
+        self.leave_action(id);
+        managed.unwrap_or(Err(Errno::IO))
+    }
+
+    /// An order that was carried out, or is given up, leaves the queues.
+    pub(crate) fn leave_action(&self, id: ActionId) {
+        let mut table = self.table();
+        let order = table.actions[id.0 as usize].take().expect("an order stays until it was carried out");
+        for index in order.tickets {
+            let zone = table.tickets[index as usize].zone as usize;
+            table.zones[zone].known = false;
+            table.unlink(index);
+            if table.zones[zone].head != NONE {
+                // A store that does not answer now fails the next write.
+                let _ = self.ask(&mut table, zone);
+                self.replace(&mut table, zone);
+                table.go(zone, None);
+            }
+        }
+        self.end(table);
+    }
+
+    fn manage(&self, action: ZoneAction, ranges: &[Range<u64>]) -> Result<(), Errno> {
+        let store = self.zoned();
+        if action != ZoneAction::ResetAll {
+            return ranges.iter().try_for_each(|range| store.manage(action, range.start, range.end - range.start));
+        }
+        let len: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        if len == self.store.geometry().len {
+            return store.manage(action, 0, len);
+        }
+        // Other zones of the store are not this device's.
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                let mut zones = [Zone::UNKNOWN; 64];
+                let count = store.report(at, &mut zones)?;
+                for zone in zones[..count].iter().filter(|zone| zone.start < range.end && zone.can_be_reset()) {
+                    store.manage(ZoneAction::Reset, zone.start, zone.len)?;
+                }
+                at = zones[..count].last().map_or(range.end, |zone| zone.start + zone.len);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,231 @@
+//! The table behind [`super::ZoneOrder`]: the queues of the zones, and who is told when the first of one may go.
+//!
+//! Tickets lie in one vector, and queues are lists of indices through it: nothing is allocated for a write.
+
+use super::Manner;
+use crate::ring::Waker;
+use crate::unaligned::Granted;
+use crate::zoned::ZoneAction;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// No ticket.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// Who is told that it is a ticket's turn.
+#[derive(Clone)]
+pub(crate) enum Waiter {
+    /// A worker, by a message.
+    Message(Arc<dyn Granted>, u64),
+    /// A thread that sleeps until something has changed, and looks.
+    Thread,
+}
+
+pub(super) struct Table {
+    pub(super) zones: Vec<State>,
+    pub(super) tickets: Vec<Ticket>,
+    pub(super) free: Vec<u32>,
+    pub(super) held: Vec<u32>,
+    pub(super) actions: Vec<Option<Action>>,
+    pub(super) seats: Vec<(u64, Waker)>,
+    /// How many tickets there is memory for.
+    pub(super) room: usize,
+    /// Somebody of [`Waiter::Thread`] has to look.
+    pub(super) wakes: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct State {
+    /// Whether the store was asked.
+    pub(super) known: bool,
+    pub(super) sequential: bool,
+    /// Where its capacity ends.
+    pub(super) end: u64,
+    /// The store's write pointer; `end` where the zone takes no writes.
+    pub(super) written: u64,
+    /// Where the pointer will be when the queue is done.
+    pub(super) pointer: u64,
+    pub(super) head: u32,
+    pub(super) tail: u32,
+}
+
+pub(super) struct Ticket {
+    pub(super) zone: u32,
+    pub(super) next: u32,
+    pub(super) position: u64,
+    pub(super) len: u64,
+    pub(super) kind: TicketKind,
+    pub(super) ready: bool,
+    pub(super) granted: bool,
+    pub(super) moves: u8,
+    /// Of one that is held: who has had a turn since, and who another.
+    pub(super) turned: [u64; 2],
+    pub(super) waiter: Option<Waiter>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum TicketKind {
+    Data(Manner),
+    Action(u32, ZoneAction),
+}
+
+pub(super) struct Action {
+    pub(super) action: ZoneAction,
+    pub(super) ranges: Vec<Range<u64>>,
+    pub(super) tickets: Vec<u32>,
+    /// Zones whose queues have not come to it.
+    pub(super) missing: usize,
+    pub(super) waiter: Waiter,
+}
+
+impl State {
+    /// Where the pointer is after `action`, if that succeeds.
+    pub(super) fn after(&self, action: ZoneAction, start: u64) -> u64 {
+        match action {
+            ZoneAction::Reset | ZoneAction::ResetAll => start,
+            ZoneAction::Finish => self.end,
+            ZoneAction::Open | ZoneAction::Close => self.pointer,
+        }
+    }
+
+    /// Where the pointer is after a write, if the store takes it.
+    pub(super) fn after_write(&self, manner: Manner, position: u64, len: u64) -> u64 {
+        let end = position + len;
+        let takes = match manner {
+            // The part that is there already is left out.
+            Manner::Again => (position..end).contains(&self.pointer),
+            Manner::Write | Manner::Append => position == self.pointer,
+        };
+        if takes && end <= self.end { end } else { self.pointer }
+    }
+}
+
+impl Ticket {
+    pub(super) fn new(zone: u32, position: u64, len: u64, kind: TicketKind, waiter: Option<Waiter>) -> Self {
+        let (ready, granted, moves, turned) = (false, false, 0, [0; 2]);
+        Self { zone, next: NONE, position, len, kind, ready, granted, moves, turned, waiter }
+    }
+}
+
+impl Table {
+    pub(super) fn new(zones: u32) -> Self {
+        let unknown = State { known: false, sequential: true, end: 0, written: 0, pointer: 0, head: NONE, tail: NONE };
+        Self {
+            zones: vec![unknown; zones as usize],
+            tickets: Vec::new(),
+            free: Vec::new(),
+            held: Vec::new(),
+            actions: Vec::new(),
+            seats: Vec::new(),
+            room: 0,
+            wakes: false,
+        }
+    }
+
+    /// Makes sure that there is memory for `room` tickets.
+    pub(super) fn make_room(&mut self) {
+        let Self { tickets, free, held, room, .. } = self;
+        tickets.reserve(room.saturating_sub(tickets.len()));
+        free.reserve(room.saturating_sub(free.len()));
+        held.reserve(room.saturating_sub(held.len()));
+    }
+
+    pub(super) fn add(&mut self, ticket: Ticket) -> u32 {
+        match self.free.pop() {
+            Some(index) => {
+                self.tickets[index as usize] = ticket;
+                index
+            }
+            None => {
+                self.tickets.push(ticket);
+                (self.tickets.len() - 1) as u32
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, index: u32) {
+        self.tickets[index as usize].waiter = None;
+        self.free.push(index);
+    }
+
+    pub(super) fn link(&mut self, index: u32) {
+        let state = &mut self.zones[self.tickets[index as usize].zone as usize];
+        match std::mem::replace(&mut state.tail, index) {
+            NONE => state.head = index,
+            last => self.tickets[last as usize].next = index,
+        }
+    }
+
+    /// Appends a write to the queue of its zone, which is returned, and moves the pointer on.
+    pub(super) fn link_data(&mut self, index: u32) -> usize {
+        self.link(index);
+        let Ticket { zone, position, len, kind, .. } = self.tickets[index as usize];
+        let state = &mut self.zones[zone as usize];
+        if let TicketKind::Data(manner) = kind {
+            state.pointer = state.after_write(manner, position, len);
+        }
+        zone as usize
+    }
+
+    /// Takes a ticket out of its queue, mostly the first.
+    pub(super) fn unlink(&mut self, index: u32) {
+        let Ticket { zone, next, .. } = self.tickets[index as usize];
+        let state = &mut self.zones[zone as usize];
+        let mut before = NONE;
+        let mut at = state.head;
+        while at != index {
+            assert_ne!(at, NONE, "a ticket is in the queue of its zone");
+            before = at;
+            at = self.tickets[at as usize].next;
+        }
+        match before {
+            NONE => state.head = next,
+            before => self.tickets[before as usize].next = next,
+        }
+        if state.tail == index {
+            state.tail = before;
+        }
+        self.remove(index);
+    }
+
+    /// Gives the first of a zone's queue its turn, if it is ready. A token is returned where `me` is the one to be told.
+    pub(super) fn go(&mut self, zone: usize, me: Option<&Arc<dyn Granted>>) -> Option<u64> {
+        let head = self.zones[zone].head;
+        if head == NONE {
+            return None;
+        }
+        let ticket = &mut self.tickets[head as usize];
+        if !ticket.ready || ticket.granted {
+            return None;
+        }
+        ticket.granted = true;
+        let waiter = match ticket.kind {
+            TicketKind::Action(number, _) => {
+                let action = self.actions[number as usize].as_mut().expect("an order stays until it was carried out");
+                action.missing -= 1;
+                if action.missing > 0 {
+                    return None;
+                }
+                &action.waiter
+            }
+            _ => ticket.waiter.as_ref()?,
+        };
+        match waiter {
+            Waiter::Message(to, token) if me.is_some_and(|me| Arc::ptr_eq(me, to)) => return Some(*token),
+            Waiter::Message(to, token) => to.granted(*token),
+            Waiter::Thread => self.wakes = true,
+        }
+        None
+    }
+
+    pub(super) fn action(&mut self, number: usize) -> &mut Action {
+        self.actions[number].as_mut().expect("an order stays until it was carried out")
+    }
+
+    /// Those whose turns are waited for.
+    pub(super) fn wake_seats(&self) {
+        let waited = self.held.iter().map(|index| self.tickets[*index as usize].turned[1]);
+        let Some(all) = waited.reduce(|all, seen| all & seen) else { return };
+        self.seats.iter().filter(|(seat, _)| all & seat == 0).for_each(|(_, waker)| waker.wake());
+    }
+}
