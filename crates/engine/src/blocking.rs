@@ -24,9 +24,15 @@ pub struct BlockingDevice {
 
 struct Shared {
     device: Arc<Device>,
-    /// Memory for calls that need some; who finds none waits for another call to end.
-    scratch: Mutex<Vec<Scratch>>,
+    scratch: Mutex<Scratches>,
     returned: Condvar,
+}
+
+/// Memory for calls that need some; who finds none waits for another call to end.
+struct Scratches {
+    free: Vec<Scratch>,
+    /// How many calls wait for some.
+    waiting: usize,
 }
 
 /// How many calls have memory at a time.
@@ -45,7 +51,8 @@ impl BlockingDevice {
         device.zones().inspect(|zones| zones.reserve(SCRATCHES));
         let edges = 2 * device.granule();
         let scratch = || Scratch { buffer: Buffer::new(BufferPool::LARGEST_PIECE + edges), spare: Buffer::new(edges) };
-        let scratch = Mutex::new(std::iter::repeat_with(scratch).take(SCRATCHES).collect());
+        let free = std::iter::repeat_with(scratch).take(SCRATCHES).collect();
+        let scratch = Mutex::new(Scratches { free, waiting: 0 });
         Self { shared: Arc::new(Shared { device, scratch, returned: Condvar::new() }) }
     }
 
@@ -272,20 +279,23 @@ impl BlockingDevice {
     }
 
     fn take_scratch(&self) -> Scratch {
-        let mut free = self.shared.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratches = self.shared.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(scratch) = free.pop() {
+            if let Some(scratch) = scratches.free.pop() {
                 return scratch;
             }
-            free = self.shared.returned.wait(free).unwrap_or_else(PoisonError::into_inner);
+            scratches.waiting += 1;
+            scratches = self.shared.returned.wait(scratches).unwrap_or_else(PoisonError::into_inner);
+            scratches.waiting -= 1;
         }
     }
 
     fn give_scratch(&self, scratch: Scratch) {
-        let mut free = self.shared.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        free.push(scratch);
-        let awaited = free.len() == 1;
-        drop(free);
+        let mut scratches = self.shared.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        scratches.free.push(scratch);
+        // Each time: one who was told before may not have come yet.
+        let awaited = scratches.waiting > 0;
+        drop(scratches);
         if awaited {
             self.shared.returned.notify_one();
         }

@@ -544,7 +544,7 @@ where
             }
             _ => {}
         }
-        if step == Step::Write && self.settle(index, outcome.is_ok(), &mut ciphertext).is_none() {
+        if step == Step::Write && !self.settle(index, outcome, &mut ciphertext) {
             return;
         }
         if let Some(data) = ciphertext {

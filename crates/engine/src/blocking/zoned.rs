@@ -159,7 +159,7 @@ impl BlockingDevice {
             let result = store::write_all(store, &ciphertext.bytes()[..extent.cover_len], position);
             match turn.zones.settle(turn.ticket, result.is_ok(), None) {
                 Settled::Again(elsewhere) => position = elsewhere,
-                Settled::Gone(_) => break result.map_err(RequestError::Io),
+                Settled::Gone { .. } => break result.map_err(RequestError::Io),
             }
         };
         account.lap(Phase::Store);

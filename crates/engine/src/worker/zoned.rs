@@ -19,7 +19,8 @@ use std::sync::Arc;
 
 /// The place in the device of an append that lands at `position` of its store.
 pub(crate) fn moved(layout: &Layout, extent: &Extent, position: u64) -> Result<Extent, RequestError> {
-    let offset = extent.offset - extent.store_offset + position;
+    // It may move towards the beginning, and the store begin before the device.
+    let offset = extent.offset.wrapping_add(position.wrapping_sub(extent.store_offset));
     let placed = layout.locate(offset, extent.len as u64, extent.cover_len.max(2 * extent.granule))?;
     // Where sectors' numbers start over, a write that is not to be split has no place.
     if placed.cover_len == extent.cover_len { Ok(placed) } else { Err(RequestError::Io(Errno::IO)) }
@@ -191,16 +192,26 @@ where
         }
     }
 
-    /// Takes note of how a write with a ticket ended. `None`: it goes on at another place, with its data.
-    pub(super) fn settle(&mut self, index: u32, succeeded: bool, data: &mut Option<Ciphertext>) -> Option<()> {
+    /// Takes note of how a write with a ticket ended. False: it goes on.
+    pub(super) fn settle(&mut self, index: u32, outcome: Result<bool, Errno>, data: &mut Option<Ciphertext>) -> bool {
         let device = Arc::clone(&self.device);
-        let Some(ticket) = self.flight(index).ticket else { return Some(()) };
-        let zones = device.zones()?;
-        match zones.settle(ticket, succeeded, Some(&self.granted)) {
-            Settled::Gone(next) => {
-                self.flight(index).ticket = None;
+        let Some(ticket) = self.flight(index).ticket else { return true };
+        let zones = device.zones().expect("tickets are those of zones");
+        match zones.settle(ticket, outcome.is_ok(), Some(&self.granted)) {
+            Settled::Gone { next, landed } => {
+                let flight = self.flight(index);
+                flight.ticket = None;
+                let refused = outcome.err().filter(|_| !landed && flight.operation.durable());
+                if let Some(error) = refused {
+                    // In the wrong place, say, which tells nothing of other writes. Only the store knows of those.
+                    flight.failed = Some(error);
+                    flight.kept = data.take();
+                }
                 self.turns.extend(next.map(|token| token as u32));
-                Some(())
+                if refused.is_some() {
+                    self.store_step(index, Step::Sync);
+                }
+                refused.is_none()
             }
             Settled::Again(position) => {
                 let given = data.take().expect("a write gives its data back");
@@ -208,7 +219,7 @@ where
                     Ok(given) => self.write_now(index, given),
                     Err(error) => self.finish(index, Err(error)),
                 }
-                None
+                false
             }
         }
     }

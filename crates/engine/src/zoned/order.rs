@@ -19,10 +19,10 @@ use crate::store::BackingStore;
 use crate::unaligned::Granted;
 use rustix::io::Errno;
 use std::ops::Range;
-pub(crate) use table::Waiter;
-use table::{NONE, State, Table, Ticket, TicketKind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+pub(crate) use table::Waiter;
+use table::{NONE, State, Table, Ticket, TicketKind};
 
 /// How often an append is placed anew because others write to its zone.
 const MAX_MOVES: u8 = 8;
@@ -62,8 +62,13 @@ pub(crate) enum Admission {
 /// What becomes of a write that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
-    /// It has left the queue. The next one may belong to the same waiter: its token.
-    Gone(Option<u64>),
+    /// It has left the queue.
+    Gone {
+        /// The next one may belong to the same waiter: its token.
+        next: Option<u64>,
+        /// The store has all of it, even if it failed.
+        landed: bool,
+    },
     /// It was placed where the zone's pointer was not, and is to be written here instead.
     Again(u64),
 }
@@ -201,11 +206,16 @@ impl ZoneOrder {
         if zones.len() > 1 || append && position != self.start_of(zone) {
             return Err(REFUSED);
         }
-        let State { pointer, end, .. } = table.zones[zone];
-        let position = if append { pointer } else { position };
-        if append && pointer + len > end {
+        if append && table.zones[zone].is_short_of(len) && table.zones[zone].head == NONE {
+            // Somebody else may have emptied it.
+            self.ask(&mut table, zone)?;
+            self.replace(&mut table, zone);
+        }
+        if append && table.zones[zone].is_short_of(len) {
             return Err(REFUSED);
         }
+        let State { pointer, end, .. } = table.zones[zone];
+        let position = if append { pointer } else { position };
         let ticket = Ticket::new(zone as u32, position, len, TicketKind::Data(manner), Some(waiter));
         let index = table.add(ticket);
         if may_hold && position > pointer && position < end {
@@ -266,8 +276,10 @@ impl ZoneOrder {
         let mut table = self.table();
         let Ticket { zone, position, len, kind, moves, .. } = table.tickets[ticket.0 as usize];
         let zone = zone as usize;
+        let before = table.zones[zone].written;
+        let mut landed = succeeded;
         if succeeded {
-            let before = std::mem::replace(&mut table.zones[zone].written, position + len);
+            table.zones[zone].written = position + len;
             table.unlink(ticket.0);
             if before != position {
                 self.replace(&mut table, zone);
@@ -276,6 +288,7 @@ impl ZoneOrder {
             let known = self.ask(&mut table, zone).is_ok();
             let State { written, end, .. } = table.zones[zone];
             let touched = written >= position && written <= position + len;
+            landed = before == position && written == position + len;
             let append = kind == TicketKind::Data(Manner::Append);
             if append && known && !touched && written + len <= end && moves < MAX_MOVES {
                 let ticket = &mut table.tickets[ticket.0 as usize];
@@ -289,11 +302,11 @@ impl ZoneOrder {
         }
         let next = table.go(zone, me);
         self.end(table);
-        Settled::Gone(next)
+        Settled::Gone { next, landed }
     }
 
     /// The write is given up; it may have been held, in the queue, or with the store, which has answered. The next one's
-    /// token, as [`Settled::Gone`] has it.
+    /// token, if it belongs to the same waiter.
     pub(crate) fn leave(&self, ticket: TicketId, me: Option<&Arc<dyn Granted>>) -> Option<u64> {
         if self.unhold(ticket) {
             return None;

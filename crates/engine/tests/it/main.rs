@@ -13,3 +13,4 @@ mod stacked;
 mod stats;
 mod support;
 mod suspend;
+mod zoned;

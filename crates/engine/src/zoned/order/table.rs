@@ -88,6 +88,11 @@ impl State {
         }
     }
 
+    /// Whether there is no room for another `len` bytes when the queue is done.
+    pub(super) fn is_short_of(&self, len: u64) -> bool {
+        self.pointer + len > self.end
+    }
+
     /// Where the pointer is after a write, if the store takes it.
     pub(super) fn after_write(&self, manner: Manner, position: u64, len: u64) -> u64 {
         let end = position + len;

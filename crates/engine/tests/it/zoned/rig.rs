@@ -1,0 +1,163 @@
+//! What a test of a zoned device needs: stores, a device on them, workers, and somebody else who uses the same store.
+
+use super::memory::{MemoryZones, Shape};
+use super::team::{Answer, Ask, Team};
+pub(crate) use super::trouble::Fault;
+use super::trouble::Trouble;
+use super::{DATA_ZONES, segment};
+use crate::support::key;
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::store::zoned_file::{ZonedFile, ZonedLayout};
+use inlock_engine::zoned::{Zone, ZoneCondition};
+use inlock_engine::{Access, BackingStore, BlockingDevice, Device, Offload, OffloadOptions, OffloadPolicy};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// Which store it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The reference.
+    Memory,
+    /// The engine's zoned file, over memory.
+    File,
+}
+
+pub(crate) const FAULTS: [Fault; 9] = [
+    Fault::Before(Errno::IO),
+    Fault::Short,
+    Fault::Torn(Errno::IO),
+    Fault::Before(Errno::NOSPC),
+    Fault::After(Errno::IO),
+    Fault::Before(Errno::INTR),
+    Fault::Nothing,
+    Fault::Torn(Errno::NOSPC),
+    Fault::Before(Errno::AGAIN),
+];
+
+enum Inner {
+    Memory(Arc<MemoryZones>),
+    File(Arc<ZonedFile>),
+}
+
+pub(crate) struct Rig {
+    inner: Inner,
+    shape: Shape,
+    unit: u32,
+    pub(crate) team: Team,
+    pub(crate) trouble: Arc<Trouble>,
+    pub(crate) device: Arc<Device>,
+    pub(crate) blocking: BlockingDevice,
+}
+
+fn zoned_file(shape: Shape) -> ZonedFile {
+    let layout = ZonedLayout {
+        len: shape.len(),
+        zone_len: shape.zone_len,
+        capacity: shape.capacity,
+        conventional: shape.conventional,
+        max_open: shape.max_open,
+        max_active: shape.max_active,
+        write_granularity: shape.granularity,
+    };
+    let memory = |len: u64| Arc::new(MemoryStore::new(vec![0; len as usize]));
+    let (data, sidecar) = (memory(ZonedFile::data_len(&layout)), memory(ZonedFile::sidecar_len(&layout)));
+    ZonedFile::format(&*data, &*sidecar, &layout).unwrap();
+    ZonedFile::over(data, sidecar, 1).unwrap()
+}
+
+impl Rig {
+    pub(crate) fn new(kind: Kind, shape: Shape, unit: u32, workers: usize) -> Self {
+        Self::with(kind, shape, unit, workers, false, |store| store)
+    }
+
+    /// `offloaded`: a pool does the cipher work, so that requests wait in the queues. `trouble`: what the store is to do from the
+    /// beginning.
+    pub(crate) fn with(
+        kind: Kind,
+        shape: Shape,
+        unit: u32,
+        workers: usize,
+        offloaded: bool,
+        trouble: impl FnOnce(Trouble) -> Trouble,
+    ) -> Self {
+        let inner = match kind {
+            Kind::Memory => Inner::Memory(Arc::new(MemoryZones::new(shape))),
+            Kind::File => Inner::File(Arc::new(zoned_file(shape))),
+        };
+        let trouble = Arc::new(trouble(Trouble::new(inner.store())));
+        let device = open(Arc::clone(&trouble) as _, shape, unit);
+        let options = OffloadOptions { policy: OffloadPolicy::Both, threads: 3 };
+        let pool = if offloaded { Offload::start(&device, &options).unwrap() } else { None };
+        let (team, blocking) = (Team::start(&device, workers, pool.as_ref()), BlockingDevice::new(Arc::clone(&device)));
+        Self { inner, shape, unit, team, trouble, device, blocking }
+    }
+
+    /// The device as it reports its zones.
+    pub(crate) fn report(&self) -> Vec<Zone> {
+        let mut zones = vec![Zone::UNKNOWN; self.shape.zones as usize];
+        let count = self.device.report_zones(0, &mut zones).unwrap();
+        zones.truncate(count);
+        zones
+    }
+
+    /// The store as it reports its zones.
+    pub(crate) fn inner_report(&self) -> Vec<Zone> {
+        let mut zones = vec![Zone::UNKNOWN; self.shape.zones as usize];
+        let count = self.inner.store().zoned().unwrap().report(0, &mut zones).unwrap();
+        assert_eq!(count, zones.len());
+        zones
+    }
+
+    /// A device of somebody else on the same store, which knows nothing of this one and meets no trouble.
+    pub(crate) fn outsider(&self) -> BlockingDevice {
+        BlockingDevice::new(open(self.inner.store(), self.shape, self.unit))
+    }
+
+    /// What the first bytes of one of the store's zones decrypt to.
+    pub(crate) fn plain(&self, zone: usize, len: u64) -> Vec<u8> {
+        let mut bytes = vec![0; len as usize];
+        self.outsider().read_at(&mut bytes, (zone as u64 - u64::from(DATA_ZONES)) * self.shape.zone_len).unwrap();
+        bytes
+    }
+
+    pub(crate) fn retire(&self, zone: usize, condition: ZoneCondition) {
+        match &self.inner {
+            Inner::Memory(store) => store.retire(zone, condition),
+            Inner::File(store) => store.retire(zone as u32, condition).unwrap(),
+        }
+    }
+
+    /// Has all of these begin before one of them can end, in their order where there is one worker; the answers in that order.
+    /// `prepare` is called just before.
+    pub(crate) fn at_once(&self, asks: &[Ask], prepare: impl FnOnce()) -> Vec<Answer> {
+        self.device.suspend().unwrap();
+        prepare();
+        self.team.post_all(asks);
+        self.device.resume().unwrap();
+        self.team.answers(asks.len())
+    }
+
+    /// Suspends the device and lets it go on.
+    pub(crate) fn suspend(&self, wipe: bool) {
+        self.device.suspend().unwrap();
+        if wipe {
+            self.device.wipe_key().unwrap();
+            self.device.set_key(&key()).unwrap();
+        }
+        self.device.resume().unwrap();
+    }
+}
+
+impl Inner {
+    fn store(&self) -> Arc<dyn BackingStore> {
+        match self {
+            Self::Memory(store) => Arc::clone(store) as _,
+            Self::File(store) => Arc::clone(store) as _,
+        }
+    }
+}
+
+fn open(store: Arc<dyn BackingStore>, shape: Shape, unit: u32) -> Arc<Device> {
+    let access = Access { read_only: false, allow_discards: true };
+    Arc::new(Device::new(&[segment(shape.zone_len, unit)], &key(), store, access).unwrap())
+}
