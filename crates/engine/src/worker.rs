@@ -343,39 +343,7 @@ where
             | Operation::Append { .. }
             | Operation::WriteZeroes { .. } => {
                 let extent = extent.expect("a request that moves data comes with a buffer");
-                if operation.durable() {
-                    self.device.check_flush()?;
-                }
-                if extent.generation != self.layout.generation {
-                    return self.relocate(index, &extent);
-                }
-                if operation.modifies() && self.begin_in_zone(index, &extent)? {
-                    return Ok(());
-                }
-                match extent.kind {
-                    Kind::Crypt => {}
-                    Kind::Linear => {
-                        self.locked(index);
-                        return Ok(());
-                    }
-                    Kind::Zero => {
-                        self.read_zeroes(index);
-                        return Ok(());
-                    }
-                    Kind::Error => return Err(RequestError::Io(Errno::IO)),
-                }
-                if let Some(lock) = self.hold_briefly(operation, &extent) {
-                    self.flight(index).lock = Some(lock);
-                    self.locked(index);
-                    return Ok(());
-                }
-                self.flight(index).step = Step::Lock;
-                let purpose = if operation == Operation::Read { Purpose::Read } else { Purpose::Write };
-                let (lock, held) = self.device.locks().lock(&extent, purpose, &self.granted, u64::from(index));
-                self.flight(index).lock = Some(lock);
-                if held {
-                    self.locked(index);
-                }
+                self.begin_transfer(index, operation, &extent)?;
             }
             Operation::Flush => {
                 self.device.check_flush()?;
@@ -401,6 +369,43 @@ where
                 }
                 self.finish(index, Ok(()));
             }
+        }
+        Ok(())
+    }
+
+    fn begin_transfer(&mut self, index: u32, operation: Operation, extent: &Extent) -> Result<(), RequestError> {
+        if operation.durable() {
+            self.device.check_flush()?;
+        }
+        if extent.generation != self.layout.generation {
+            return self.relocate(index, extent);
+        }
+        if operation.modifies() && self.begin_in_zone(index, extent)? {
+            return Ok(());
+        }
+        match extent.kind {
+            Kind::Crypt => {}
+            Kind::Linear => {
+                self.locked(index);
+                return Ok(());
+            }
+            Kind::Zero => {
+                self.read_zeroes(index);
+                return Ok(());
+            }
+            Kind::Error => return Err(RequestError::Io(Errno::IO)),
+        }
+        if let Some(lock) = self.hold_briefly(operation, extent) {
+            self.flight(index).lock = Some(lock);
+            self.locked(index);
+            return Ok(());
+        }
+        self.flight(index).step = Step::Lock;
+        let purpose = if operation == Operation::Read { Purpose::Read } else { Purpose::Write };
+        let (lock, held) = self.device.locks().lock(extent, purpose, &self.granted, u64::from(index));
+        self.flight(index).lock = Some(lock);
+        if held {
+            self.locked(index);
         }
         Ok(())
     }

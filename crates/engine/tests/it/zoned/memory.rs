@@ -207,7 +207,11 @@ impl Zones {
             return Ok(());
         }
         let zones = self.zone_at(offset)..self.zone_at(offset + len);
-        zones.fold(Ok(()), |before, zone| before.and(self.act(action, zone)))
+        let mut first = Ok(());
+        for zone in zones {
+            first = first.and(self.act(action, zone));
+        }
+        first
     }
 }
 
