@@ -5,6 +5,7 @@ mod crash;
 mod damage;
 mod files;
 mod model;
+mod table;
 
 use super::*;
 use crate::store::memory::MemoryStore;
