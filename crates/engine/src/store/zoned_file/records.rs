@@ -16,6 +16,8 @@ pub(super) const BLOCK: u64 = 4096;
 pub(super) const RECORD: usize = 32;
 /// Length of a session.
 pub(super) const SESSION: usize = 32;
+/// No file has seen so many changes: a number that is higher is none of ours, and might overflow.
+pub(super) const SEQUENCE_END: u64 = 1 << 62;
 /// How far the two sessions are apart.
 const SESSION_STRIDE: u64 = 512;
 const SESSIONS_AT: u64 = BLOCK;
@@ -197,8 +199,9 @@ impl Session {
     /// `None`: it is none.
     pub(super) fn decode(bytes: &[u8], identity: &Identity, place: usize) -> Option<Self> {
         let clean = u32_at(bytes, 4);
-        let good = is_sealed(identity, session_at(place), bytes) && clean <= 1;
-        good.then(|| Self { sequence: u64_at(bytes, 8), boot: u64_at(bytes, 16), clean: clean == 1 })
+        let session = Self { sequence: u64_at(bytes, 8), boot: u64_at(bytes, 16), clean: clean == 1 };
+        let good = is_sealed(identity, session_at(place), bytes) && clean <= 1 && session.sequence < SEQUENCE_END;
+        good.then_some(session)
     }
 }
 
@@ -233,6 +236,6 @@ impl Record {
             sequence: u64_at(bytes, 8),
             written: u64_at(bytes, 16),
         };
-        Some(Self { state, boot: u64_at(bytes, 24) })
+        (state.sequence < SEQUENCE_END).then(|| Self { state, boot: u64_at(bytes, 24) })
     }
 }

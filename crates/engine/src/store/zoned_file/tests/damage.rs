@@ -98,18 +98,19 @@ fn what_belongs_to_another_file_is_noticed() {
 fn a_whole_record_that_cannot_be_is_refused() {
     let (data, sidecar) = used();
     let (layout, identity) = records::read_header(&sidecar[..4096]).unwrap();
-    let record = |zone: u32, condition, written| {
+    let record = |zone: u32, condition, written, sequence| {
         let mut bad = sidecar.clone();
         for table in records::Table::ALL {
             let place = records::record_at(table, zone, layout.zones());
-            let state = State { written, condition, sequence: 99 };
+            let state = State { written, condition, sequence };
             let bytes = records::Record { state, boot: 0 }.encode(&identity, place);
             bad[place as usize..][..records::RECORD].copy_from_slice(&bytes);
         }
         open(&data, bad, 1)
     };
     use ZoneCondition::{Closed, Empty, Full, ImplicitOpen, NotWritePointer};
-    record(2, Closed, 4096).unwrap();
+    record(2, Closed, 4096, 99).unwrap();
+    assert!(record(2, Closed, 4096, u64::MAX).is_err());
     for (zone, condition, written) in [
         (0, Empty, 0),
         (0, NotWritePointer, 4096),
@@ -120,7 +121,7 @@ fn a_whole_record_that_cannot_be_is_refused() {
         (2, Full, 13 * BLOCK),
         (2, Full, u64::MAX),
     ] {
-        let error = record(zone, condition, written).err();
+        let error = record(zone, condition, written, 99).err();
         let refused = matches!(error, Some(ZonedFileError::Damaged(Damage::Record { zone: at, .. })) if at == zone);
         assert!(refused, "{zone} {condition:?} {written}: {error:?}");
     }
