@@ -38,6 +38,7 @@ sums() { dd if="$NODE" bs=2M count=13 iflag=direct 2> /dev/null | sha256sum > "$
 check raw shape raw 2
 check under shape under 4
 check control shape control 2 2 3
+check own-report own_report /dev/under
 table raw /dev/raw
 table control /dev/control
 nullb_gone control
@@ -56,6 +57,7 @@ sums /tmp/ours.sum
 check reads-what-dm-crypt-wrote same_words /tmp/dm.sum /tmp/ours.sum
 table inlock "$NODE"
 check report-after-the-table shifted /dev/under
+check own-report-after-the-table own_report /dev/under
 traced under 4096
 check load load 8
 traced_to /tmp/trace

@@ -46,6 +46,12 @@ shifted_but_full() {
     [ -s /tmp/expected.full ] && diff /tmp/expected.full /tmp/report.full
 }
 
+# own_report DEVICE: what Inlock says of a device's zones is what blkzone says; zones without a write pointer have none.
+own_report() {
+    blkzone report "$1" | sed '/zcond:1[35]/s/wptr 0x[0-9a-f]*/wptr 0x000000/' > /tmp/blkzone
+    inlock zoned report "$1" > /tmp/own && [ -s /tmp/own ] && diff /tmp/blkzone /tmp/own
+}
+
 # traced DEVICE KIB: from here on the block layer's events of /dev/DEVICE are kept, in the order in which they happen, so
 # many KiB of them for each processor.
 traced() {
