@@ -2,7 +2,7 @@
 //!
 //! A file gives storage back by punching a hole. On a block device the kernel takes the same call for "write zeroes, and
 //! unmap if you like", which a device that discards may not know, and one that does not discard may; so a discard has a
-//! call of its own there (docs/decisions/0014-discards-of-block-devices.md). Source: `include/uapi/linux/fs.h` and
+//! call of its own there (docs/decisions/0015-discards-of-block-devices.md). Source: `include/uapi/linux/fs.h` and
 //! `include/uapi/linux/blkdev.h` of Linux.
 #![allow(unsafe_code)]
 
