@@ -1,25 +1,35 @@
-#: about   swap on a volume over ublk: 160 MiB of memory, more than that in use, for two minutes
+#: about   swap and a file system on a volume over ublk: 160 MiB of memory, more than that in use, for two minutes
 #: only    named
 #: memory  160
 #: cpus    2
 #: seconds 900
-#: modules ublk_drv
-#: tools   inlock
+#: modules ublk_drv dm_mod
+#: tools   inlock dmsetup mkfs.ext4
 #: disk    320M
 # shellcheck shell=dash
-# What is in the root file system is in memory, and nothing loads a module any more.
-rm -rf /lib/modules
 uptime_secs() { cut -d. -f1 /proc/uptime; }
 field() { awk -v name="$1:" '$1 == name { print $2 }' "$2"; }
 
 # The key is thrown away: swap is for this boot only.
-check open inlock open /dev/vda swap --type plain -c aes-xts-plain64 -s 512 --via ublk --threads 1 \
+check open inlock open /dev/vda swap --type plain -c aes-xts-plain64 -s 512 --via ublk --threads 2 \
     --key-file /dev/urandom --keyfile-size 64
 pid=$(sed -n 's/^ *"pid": *\([0-9]*\),*/\1/p' /run/inlock/swap.json)
-note "$(field MemTotal /proc/meminfo) KiB of memory, $(field VmLck "/proc/$pid/status") KiB of it locked by the daemon"
+note "$(field MemTotal /proc/meminfo) KiB of memory, $(field VmRSS "/proc/$pid/status") KiB of it the daemon's"
 check mkswap mkswap /dev/inlock/swap
 check swapon swapon /dev/inlock/swap
 if inlock close swap 2> /tmp/said; then fail held "swap was closed"; else check held grep -q "used as swap" /tmp/said; fi
+
+# Most of it for swap, and the rest for a file system: its journal has flushes, for which the kernel wants threads.
+check swapoff swapoff /dev/inlock/swap
+sectors=$(($(cat "/sys/block/$(basename "$(readlink /dev/inlock/swap)")/size") - 131072))
+dmsetup create swap --table "0 $sectors linear /dev/inlock/swap 0"
+dmsetup create files --table "0 131072 linear /dev/inlock/swap $sectors"
+mkswap /dev/mapper/swap
+check swapon-part swapon /dev/mapper/swap
+check mkfs mkfs.ext4 -q /dev/mapper/files
+check mount mount -t ext4 /dev/mapper/files /mnt
+# What is in the root file system is in memory, and nothing loads a module any more.
+rm -rf /lib/modules
 
 # Files in memory, all different, more than fit.
 mount -o remount,size=400M /dev/shm
@@ -30,6 +40,16 @@ while [ "$number" -lt 170 ]; do
     number=$((number + 1))
 done
 (cd /dev/shm && md5sum f* > /tmp/sums)
+# A file, flushed each time, as long as there is something to write.
+writer() {
+    local number=0
+    while [ ! -e /tmp/enough ]; do
+        dd if=/vm/test.sh of="/mnt/n$((number % 50))" conv=fsync 2> /dev/null || touch /tmp/bad
+        number=$((number + 1))
+    done
+    echo "$number" > /tmp/written
+}
+writer &
 rounds=0
 end=$(($(uptime_secs) + 120))
 while [ "$(uptime_secs)" -lt "$end" ]; do
@@ -56,6 +76,18 @@ if dmesg | grep -i -E "hung task|blocked for more than|out of memory|I/O error";
 else
     ok kernel
 fi
+touch /tmp/enough
+wait
+note "$(cat /tmp/written) files written and flushed meanwhile"
+if [ "$(cat /tmp/written)" -gt 10 ] && [ ! -e /tmp/bad ]; then ok written; else fail written "$(cat /tmp/written), or errors"; fi
 rm -f /dev/shm/f* /dev/shm/chunk
-check swapoff swapoff /dev/inlock/swap
+umount /mnt
+mount -t ext4 /dev/mapper/files /mnt
+for file in /mnt/n*; do
+    cmp -s "$file" /vm/test.sh || fail files "$file has other bytes"
+done
+umount /mnt
+check swapoff-part swapoff /dev/mapper/swap
+dmsetup remove files
+dmsetup remove swap
 check close inlock close swap

@@ -16,6 +16,9 @@ use crate::exit::{self, Problem};
 /// How long an answer that is there at once may take.
 const SOON: Duration = Duration::from_secs(5);
 
+/// How long a process may take to end after it was killed.
+const ENDING: Duration = Duration::from_secs(1);
+
 /// How long a change may take: requests under way have to end, data has to reach a disk.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -39,6 +42,20 @@ pub(crate) enum Found {
     Inactive,
 }
 
+/// Whether a process that takes no connection is just ending: its lock goes last, some time after its socket.
+fn ends(files: &Files) -> bool {
+    let deadline = Instant::now() + ENDING;
+    loop {
+        if !files.is_alive() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 impl Client {
     /// Connects to the process that holds the name.
     pub(crate) fn find(name: &Name) -> anyhow::Result<Found> {
@@ -53,6 +70,7 @@ impl Client {
         let pid = facts.map_or(0, |facts| facts.pid);
         match socket::connect(&files.socket()) {
             Ok(socket) => Ok(Found::Active(Self { files, socket, pid })),
+            Err(_) if ends(&files) => Ok(files.facts().map_or(Found::Inactive, |facts| Found::Gone(Box::new(facts)))),
             Err(_) => Err(Problem::Unreachable { name: files.name().to_string(), pid }.into()),
         }
     }
