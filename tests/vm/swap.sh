@@ -11,21 +11,17 @@ uptime_secs() { cut -d. -f1 /proc/uptime; }
 field() { awk -v name="$1:" '$1 == name { print $2 }' "$2"; }
 
 # The key is thrown away: swap is for this boot only.
-check open inlock open /dev/vda swap --type plain -c aes-xts-plain64 -s 512 --via ublk --threads 2 \
+check open inlock open /dev/vda swap --type plain -c aes-xts-plain64 -s 512 --via ublk --threads 1 \
     --key-file /dev/urandom --keyfile-size 64
 pid=$(sed -n 's/^ *"pid": *\([0-9]*\),*/\1/p' /run/inlock/swap.json)
 note "$(field MemTotal /proc/meminfo) KiB of memory, $(field VmRSS "/proc/$pid/status") KiB of it the daemon's"
-check mkswap mkswap /dev/inlock/swap
-check swapon swapon /dev/inlock/swap
-if inlock close swap 2> /tmp/said; then fail held "swap was closed"; else check held grep -q "used as swap" /tmp/said; fi
-
-# Most of it for swap, and the rest for a file system: its journal has flushes, for which the kernel wants threads.
-check swapoff swapoff /dev/inlock/swap
+# Most of it for swap, and the rest for a file system: its journal has flushes, for which the kernel wants a thread.
 sectors=$(($(cat "/sys/block/$(basename "$(readlink /dev/inlock/swap)")/size") - 131072))
 dmsetup create swap --table "0 $sectors linear /dev/inlock/swap 0"
 dmsetup create files --table "0 131072 linear /dev/inlock/swap $sectors"
-mkswap /dev/mapper/swap
-check swapon-part swapon /dev/mapper/swap
+check mkswap mkswap /dev/mapper/swap
+check swapon swapon /dev/mapper/swap
+if inlock close swap 2> /tmp/said; then fail held "swap was closed"; else check held grep -q "used by dm-0" /tmp/said; fi
 check mkfs mkfs.ext4 -q /dev/mapper/files
 check mount mount -t ext4 /dev/mapper/files /mnt
 # What is in the root file system is in memory, and nothing loads a module any more.
@@ -87,7 +83,7 @@ for file in /mnt/n*; do
     cmp -s "$file" /vm/test.sh || fail files "$file has other bytes"
 done
 umount /mnt
-check swapoff-part swapoff /dev/mapper/swap
+check swapoff swapoff /dev/mapper/swap
 dmsetup remove files
 dmsetup remove swap
 check close inlock close swap
