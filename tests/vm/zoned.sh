@@ -28,7 +28,7 @@ table() {
 }
 # load SEED: four jobs at depth 32, each with two zones that it writes and reads back.
 load() {
-    fio --name=load --filename="$NODE" --direct=1 --ioengine=io_uring --iodepth=32 --numjobs=4 --offset=4m --size=2z \
+    fio --name=load --filename="$NODE" --direct=1 --ioengine=libaio --iodepth=32 --numjobs=4 --offset=4m --size=2z \
         --offset_increment=2z --zonemode=zbd --rw=randwrite --bsrange=4k-64k --blockalign=4k --max_open_zones=4 \
         --job_max_open_zones=1 --verify=crc32c --verify_fatal=1 --randseed="$1" --group_reporting
 }
@@ -59,6 +59,8 @@ table inlock "$NODE"
 check report-after-the-table shifted /dev/under
 check own-report-after-the-table own_report /dev/under
 traced under 4096
+# Nothing is merged to less than two hundred writes.
+check short-requests short_requests 16
 check load load 8
 traced_to /tmp/trace
 ordered order /tmp/trace 200

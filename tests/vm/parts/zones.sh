@@ -31,17 +31,19 @@ ours_closed() { inlock close vol; }
 theirs() { dmsetup create dm --table "$(line "$1")" && NODE=/dev/mapper/dm; }
 theirs_closed() { dmsetup remove dm; }
 
+# reported OFFSET COUNT DEVICE: so many of its zones, without the write pointers of those that have none: read-only and offline.
+reported() { blkzone report -o "$1" -c "$2" "$3" | sed '/zcond:1[35]/s/wptr 0x[0-9a-f]*/wptr none/'; }
 # shifted DEVICE: NODE's report is the device's, from where the volume begins.
 shifted() {
-    blkzone report -o "$FIRST" -c $((SECTORS / ZONE)) "$1" | xtask zones shifted "$FIRST" > /tmp/expected &&
-        [ -s /tmp/expected ] && blkzone report "$NODE" > /tmp/report && diff /tmp/expected /tmp/report
+    reported "$FIRST" $((SECTORS / ZONE)) "$1" | xtask zones shifted "$FIRST" > /tmp/expected &&
+        [ -s /tmp/expected ] && reported 0 $((SECTORS / ZONE)) "$NODE" > /tmp/report && diff /tmp/expected /tmp/report
 }
-# The same but for the write pointers of zones that have none, which dm-crypt reports otherwise: full, read-only, offline.
+# The same but for the write pointers of full zones, which dm-crypt reports otherwise.
 shifted_but_full() {
     rm -f /tmp/expected /tmp/report
     shifted "$1" > /dev/null
     for file in expected report; do
-        sed '/zcond:1[345]/s/wptr 0x[0-9a-f]*/wptr none/' "/tmp/$file" > "/tmp/$file.full"
+        sed '/zcond:14/s/wptr 0x[0-9a-f]*/wptr none/' "/tmp/$file" > "/tmp/$file.full"
     done
     [ -s /tmp/expected.full ] && diff /tmp/expected.full /tmp/report.full
 }
@@ -52,6 +54,8 @@ own_report() {
     inlock zoned report "$1" > /tmp/own && [ -s /tmp/own ] && diff /tmp/blkzone /tmp/own
 }
 
+# short_requests KIB: NODE is asked for so much at a time, whatever could be merged.
+short_requests() { echo "$1" > "/sys/class/block/$(basename "$NODE")/queue/max_sectors_kb"; }
 # traced DEVICE KIB: from here on the block layer's events of /dev/DEVICE are kept, in the order in which they happen, so
 # many KiB of them for each processor.
 traced() {

@@ -2,7 +2,8 @@
 //! within the zone.
 //!
 //! The trace is the text of `/sys/kernel/tracing/trace` with the block layer's events of one device. Zone actions are
-//! marked `N` there; after one a zone may begin anew.
+//! marked `N` there; after one a zone may begin anew. io_uring first asks for a write that must not wait; one that is longer
+//! than the device's requests is turned away, and comes again from a thread of io_uring's. Both are in the trace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -29,6 +30,8 @@ struct Found {
     restarts: u64,
     /// Where the next write of a zone has to begin.
     next: BTreeMap<u64, u64>,
+    /// Where the last one began, and its sectors.
+    last: BTreeMap<u64, (u64, u64)>,
     /// Zones that may begin anew.
     fresh: BTreeSet<u64>,
     faults: Vec<String>,
@@ -39,8 +42,11 @@ impl Found {
         self.faults[..self.faults.len().min(NAMED)].join("; ")
     }
 
-    fn write(&mut self, sector: u64, sectors: u64, zone_sectors: u64) {
+    fn write(&mut self, sector: u64, sectors: u64, zone_sectors: u64, turned_away: bool) {
         let zone = sector / zone_sectors;
+        if self.last.insert(zone, (sector, sectors)) == Some((sector, sectors)) && turned_away {
+            return;
+        }
         let expected = self.next.get(&zone).copied();
         let anew = sector == zone * zone_sectors && self.fresh.contains(&zone);
         self.writes += 1;
@@ -75,7 +81,7 @@ fn look(text: &str, event: &str, zone_sectors: u64, free_sectors: u64) -> Result
             let all = sectors == 0 && sector == 0;
             found.fresh.extend(zones.into_iter().filter(|z| all || *z == sector / zone_sectors));
         } else if kind.contains('W') && sectors > 0 && sector >= free_sectors {
-            found.write(sector, sectors, zone_sectors);
+            found.write(sector, sectors, zone_sectors, line.trim_start().starts_with("iou-wrk-"));
         }
     }
     Ok(found)
@@ -86,9 +92,14 @@ mod tests {
     use super::*;
 
     fn faults(events: &[&str]) -> (u64, usize) {
+        let events: Vec<_> = events.iter().map(|event| ("fio-12", *event)).collect();
+        faults_of(&events)
+    }
+
+    fn faults_of(events: &[(&str, &str)]) -> (u64, usize) {
         let lines: Vec<String> = events
             .iter()
-            .map(|event| format!("  fio-12  [001] .....  7: block_rq_issue: 252,0 {event} none,0,0 [fio]"))
+            .map(|(task, event)| format!("  {task}  [001] .....  7: block_rq_issue: 252,0 {event} none,0,0 [fio]"))
             .collect();
         let found = look(&lines.join("\n"), "block_rq_issue", 1024, 1024).unwrap();
         (found.writes, found.faults.len())
@@ -102,6 +113,14 @@ mod tests {
         assert_eq!(faults(&["WS 8 () 1024 + 8", "WS 8 () 1024 + 8"]), (2, 1));
         // What lies before the sequential zones is free.
         assert_eq!(faults(&["WS 8 () 512 + 8", "WS 8 () 0 + 8"]), (0, 0));
+    }
+
+    #[test]
+    fn a_write_that_was_turned_away_comes_again() {
+        let (first, again) = (("inlock-queue-0-171", "WS 1024 + 8"), ("iou-wrk-171-172", "WS 1024 + 8"));
+        assert_eq!(faults_of(&[first, again, ("inlock-queue-0-171", "WS 1032 + 8")]), (2, 0));
+        assert_eq!(faults_of(&[first, first]), (2, 1), "twice by the same");
+        assert_eq!(faults_of(&[first, ("inlock-queue-0-171", "WS 1032 + 8"), again]), (3, 1), "too late");
     }
 
     #[test]
