@@ -16,6 +16,16 @@ pub struct Buffer {
     memory: Box<[u8]>,
     base: usize,
     capacity: usize,
+    slot: Option<Slot>,
+}
+
+/// A place among the buffers whose pages a ring has looked up beforehand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    /// Which ring.
+    pub(crate) ring: u32,
+    /// Which of its places.
+    pub(crate) index: u16,
 }
 
 impl Buffer {
@@ -23,7 +33,17 @@ impl Buffer {
     pub fn new(capacity: usize) -> Self {
         let memory = vec![0u8; capacity + HEADROOM + PAGE].into_boxed_slice();
         let base = memory.as_ptr().addr().wrapping_neg() % PAGE;
-        Self { memory, base, capacity }
+        Self { memory, base, capacity, slot: None }
+    }
+
+    /// Where `ring` has registered its data.
+    pub(crate) fn slot_in(&self, ring: u32) -> Option<u16> {
+        self.slot.filter(|slot| slot.ring == ring).map(|slot| slot.index)
+    }
+
+    /// Says where its data is registered. The memory never changes, so this stays true for as long as the buffer lives.
+    pub(crate) fn set_slot(&mut self, slot: Slot) {
+        self.slot = Some(slot);
     }
 
     /// How many bytes of data fit.
@@ -48,14 +68,14 @@ impl Buffer {
         self.base + HEADROOM
     }
 
-    /// The buffer taken apart: its memory, where the aligned part starts, and how many bytes of data fit.
-    pub(crate) fn into_parts(self) -> (Box<[u8]>, usize, usize) {
-        (self.memory, self.base, self.capacity)
+    /// The buffer taken apart: its memory, where the aligned part starts, how many bytes of data fit, and its place in a ring.
+    pub(crate) fn into_parts(self) -> (Box<[u8]>, usize, usize, Option<Slot>) {
+        (self.memory, self.base, self.capacity, self.slot)
     }
 
     /// A buffer put together from what [`Buffer::into_parts`] gave.
-    pub(crate) fn from_parts(memory: Box<[u8]>, base: usize, capacity: usize) -> Self {
-        Self { memory, base, capacity }
+    pub(crate) fn from_parts(memory: Box<[u8]>, base: usize, capacity: usize, slot: Option<Slot>) -> Self {
+        Self { memory, base, capacity, slot }
     }
 
     /// The headroom and the data as one run; the data starts at [`HEADROOM`].
@@ -139,6 +159,11 @@ impl BufferPool {
         if let Some((_, free)) = class {
             free.push(buffer);
         }
+    }
+
+    /// Those that are not out.
+    pub(crate) fn buffers_mut(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        self.classes.iter_mut().flat_map(|(_, free)| free)
     }
 
     /// How many buffers there are, out or not.

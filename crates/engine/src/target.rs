@@ -71,6 +71,11 @@ impl Ciphertext {
         self.0.data()
     }
 
+    /// Where `ring` has registered them.
+    pub(crate) fn slot_in(&self, ring: u32) -> Option<u16> {
+        self.0.slot_in(ring)
+    }
+
     /// The buffer, for reuse.
     pub fn into_buffer(self) -> Buffer {
         self.0

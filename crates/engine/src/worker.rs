@@ -95,7 +95,7 @@ where
     F::Message: 'static,
 {
     /// A worker for `device` on the calling thread.
-    pub fn new(device: Arc<Device>, mut ring: Ring, pool: BufferPool, front: F) -> Self {
+    pub fn new(device: Arc<Device>, mut ring: Ring, mut pool: BufferPool, mut front: F) -> Self {
         let most = pool.len() + MAX_REQUESTS_WITHOUT_DATA;
         ring.reserve(most);
         device.locks().reserve(pool.len());
@@ -103,6 +103,7 @@ where
         device.zones().inspect(|zones| zones.reserve(pool.len()));
         let mailbox = Arc::new(Mailbox::new(ring.waker(), most));
         let stores = device.stores().iter().map(|store| ring.add_store(store)).collect();
+        ring.register_buffers(pool.buffers_mut().chain(front.buffers()));
         let seat = device.gate().join(ring.waker());
         let View { epoch, passage, layout, target } = device.gate().look(seat);
         let shard = OwnShard::new(device.shared_stats());

@@ -5,7 +5,7 @@
 //! come back, and not before; one that is dropped earlier leaks the memory rather than free what somebody writes to.
 #![allow(unsafe_code)]
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Slot};
 use std::ops::Range;
 
 /// Owns a buffer while stretches of its data are lent.
@@ -14,6 +14,7 @@ pub(super) struct Lender {
     memory: *mut [u8],
     base: usize,
     capacity: usize,
+    slot: Option<Slot>,
     /// Where the data starts in the memory.
     data: usize,
     /// Bytes of data that may be lent.
@@ -43,8 +44,8 @@ impl Lender {
     pub(super) fn new(buffer: Buffer, len: usize) -> Self {
         assert!(len <= buffer.capacity(), "no more can be lent than there is");
         let data = buffer.data_start();
-        let (memory, base, capacity) = buffer.into_parts();
-        Self { memory: Box::into_raw(memory), base, capacity, data, len, given: 0, out: 0 }
+        let (memory, base, capacity, slot) = buffer.into_parts();
+        Self { memory: Box::into_raw(memory), base, capacity, slot, data, len, given: 0, out: 0 }
     }
 
     /// Lends the next `len` bytes, or as many as are left; `None`: none are.
@@ -80,7 +81,7 @@ impl Lender {
         // SAFETY: the pointer is that of the box in `new`, it is turned into a box once since `self` is consumed, and no
         // loan is out that could reach the memory.
         let memory = unsafe { Box::from_raw(self.memory) };
-        Some(Buffer::from_parts(memory, self.base, self.capacity))
+        Some(Buffer::from_parts(memory, self.base, self.capacity, self.slot))
     }
 }
 

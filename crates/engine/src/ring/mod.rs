@@ -11,6 +11,7 @@ use crate::buffer::Buffer;
 use crate::store::{BackingStore, file::IoMode};
 use crate::target::Ciphertext;
 use rustix::event::EventfdFlags;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
@@ -211,6 +212,8 @@ struct Held {
     registered: bool,
     /// Whether a discard is a block device's own command, which the kernel is not yet known to lack.
     discards: bool,
+    /// A store that is read and written past the kernel's cache, straight from and to the pages of a buffer.
+    direct: bool,
 }
 
 enum Descriptor {
@@ -229,6 +232,12 @@ impl Descriptor {
     }
 }
 
+/// Whether what goes to a store and comes from it passes the kernel's cache by.
+fn is_direct(store: &dyn BackingStore) -> bool {
+    let flags = store.as_fd().map(rustix::fs::fcntl_getfl);
+    flags.is_some_and(|flags| flags.is_ok_and(|flags| flags.contains(OFlags::DIRECT)))
+}
+
 /// The descriptors of a ring. One that is closed stays until its last operation has come back.
 #[derive(Default)]
 struct Files {
@@ -238,7 +247,8 @@ struct Files {
 impl Files {
     fn add(&mut self, descriptor: Descriptor) -> FileId {
         let discards = matches!(&descriptor, Descriptor::Store(store) if store.is_block_device());
-        let held = Some(Held { descriptor, in_flight: 0, closing: false, registered: false, discards });
+        let direct = matches!(&descriptor, Descriptor::Store(store) if is_direct(&**store));
+        let held = Some(Held { descriptor, in_flight: 0, closing: false, registered: false, discards, direct });
         let index = match self.slots.iter().position(|(_, h)| h.is_none()) {
             Some(free) => free,
             None => {
@@ -376,6 +386,16 @@ impl Ring {
         // Not introduced: the kernel lets go of what a ring holds some time after the process has ended, and until then
         // nobody else gets the store's lock, or the block device for himself.
         Some(self.files.add(Descriptor::Store(Arc::clone(store))))
+    }
+
+    /// Has the kernel look up the pages of these buffers now, instead of for each transfer to or from a store past its cache. Once
+    /// for a ring, when it has its stores. Without such a store nothing happens, and where the kernel does not do it, as for want of
+    /// memory that may be locked, everything goes on as before.
+    pub fn register_buffers<'a>(&mut self, buffers: impl IntoIterator<Item = &'a mut Buffer>) {
+        let direct = self.files.slots.iter().flat_map(|(_, held)| held).any(|held| held.direct);
+        if let (Twin::Uring(uring), true) = (&mut self.twin, direct) {
+            uring.register_buffers(buffers.into_iter().collect());
+        }
     }
 
     /// Makes a new socket known to the kernel, once for all of its operations.

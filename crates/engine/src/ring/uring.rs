@@ -5,13 +5,15 @@
 //! given to the kernel stay valid for as long as it may use them. [`Uring::finish`] waits for all before anything is freed.
 #![allow(unsafe_code)]
 
-use super::{Completion, FileId, Files, Held, Operation, Outgoing, Token, UblkBytes, UblkCommand, Wait, Waker};
+use super::{Buffer, Completion, FileId, Files, Held, Operation, Outgoing, Token, UblkBytes, UblkCommand, Wait, Waker};
+use crate::buffer::Slot;
 use crate::store::block_device::RING_DISCARD;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
@@ -19,6 +21,8 @@ const WAKER: u64 = u64::MAX;
 /// Descriptors that the kernel looks up once instead of for every operation; later ones go without. It takes no more than
 /// the process may open files, so fewer are tried as well.
 const REGISTERED: [u32; 3] = [2048, 1024, 128];
+/// As many buffers as the kernel takes, `IORING_MAX_REG_BUFFERS`.
+const MOST_BUFFERS: usize = 1 << 14;
 
 /// The driver's commands: `_IOWR('u', number, 16 bytes)`. Source: `include/uapi/linux/ublk_cmd.h`.
 const UBLK_FETCH: u32 = ublk_command(0x20);
@@ -44,6 +48,8 @@ pub(super) struct Uring {
     /// How many descriptors can be registered: 0 where the kernel does not do it.
     registered: u32,
     vectors_made: usize,
+    /// Buffers are registered with one ring; in another they are memory like any other.
+    pub(super) number: u32,
 }
 
 struct Entry {
@@ -76,6 +82,7 @@ impl Uring {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is too old"));
         }
+        static RINGS: AtomicU32 = AtomicU32::new(0);
         let registers = |count: &u32| ring.submitter().register_files_sparse(*count).is_ok();
         let registered = REGISTERED.into_iter().find(registers).unwrap_or(0);
         Ok(Self {
@@ -89,6 +96,7 @@ impl Uring {
             waker_armed: false,
             registered,
             vectors_made: 0,
+            number: RINGS.fetch_add(1, Ordering::Relaxed),
         })
     }
 
@@ -96,6 +104,20 @@ impl Uring {
     pub(super) fn register(&mut self, file: FileId, descriptor: BorrowedFd<'_>) -> bool {
         let update = |fd| self.ring.submitter().register_files_update(file.index, &[fd]).is_ok();
         file.index < self.registered && update(descriptor.as_raw_fd())
+    }
+
+    /// Has the kernel look up the pages of these buffers now, and says to each where it did.
+    pub(super) fn register_buffers(&mut self, mut buffers: Vec<&mut Buffer>) {
+        buffers.truncate(MOST_BUFFERS);
+        let part = |data: &mut [u8]| libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() };
+        let parts: Vec<libc::iovec> = buffers.iter_mut().map(|buffer| part(buffer.data_mut())).collect();
+        // SAFETY: the kernel holds the pages itself from here on, and uses them only where an operation names their place; a
+        // buffer that knows its place owns the memory that was registered there, and an operation owns its buffer.
+        if unsafe { self.ring.submitter().register_buffers(&parts) }.is_ok() {
+            for (index, buffer) in (0..).zip(buffers) {
+                buffer.set_slot(Slot { ring: self.number, index });
+            }
+        }
     }
 
     /// Drops a descriptor that nothing uses any more.
@@ -164,7 +186,8 @@ impl Uring {
             false => (held.descriptor.as_fd().as_raw_fd(), squeue::Flags::empty()),
         };
         entry.as_command = held.discards && matches!(entry.operation, Operation::Discard { .. });
-        let sqe = entry.describe(types::Fd(fd)).flags(flags).user_data(u64::from(index));
+        let place = held.direct.then_some(self.number);
+        let sqe = entry.describe(types::Fd(fd), place).flags(flags).user_data(u64::from(index));
         self.push_entry(sqe);
     }
 
@@ -328,16 +351,26 @@ impl super::Ring {
 }
 
 impl Entry {
-    fn describe(&mut self, fd: types::Fd) -> squeue::Entry {
+    /// `registered`: the ring in which a buffer's place is used.
+    fn describe(&mut self, fd: types::Fd, registered: Option<u32>) -> squeue::Entry {
         match &mut self.operation {
             Operation::Read { offset, buffer, range } => {
+                let slot = registered.and_then(|ring| buffer.slot_in(ring));
                 let into = &mut buffer.data_mut()[range.clone()];
-                opcode::Read::new(fd, into.as_mut_ptr(), into.len() as u32).offset(*offset).build()
+                let (start, len) = (into.as_mut_ptr(), into.len() as u32);
+                match slot {
+                    Some(slot) => opcode::ReadFixed::new(fd, start, len, slot).offset(*offset).build(),
+                    None => opcode::Read::new(fd, start, len).offset(*offset).build(),
+                }
             }
             Operation::Write { offset, data, range, durable } => {
                 let from = &data.bytes()[range.clone()];
+                let (start, len) = (from.as_ptr(), from.len() as u32);
                 let flags = if *durable { libc::RWF_DSYNC } else { 0 };
-                opcode::Write::new(fd, from.as_ptr(), from.len() as u32).offset(*offset).rw_flags(flags).build()
+                match registered.and_then(|ring| data.slot_in(ring)) {
+                    Some(slot) => opcode::WriteFixed::new(fd, start, len, slot).offset(*offset).rw_flags(flags).build(),
+                    None => opcode::Write::new(fd, start, len).offset(*offset).rw_flags(flags).build(),
+                }
             }
             Operation::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             Operation::Discard { offset, len } if self.as_command => {

@@ -75,6 +75,10 @@ pub trait FrontEnd {
     /// What other threads send it through [`Mailbox::post`].
     type Message: Send;
 
+    /// Its own buffers, as far as they go to stores: the worker's ring is told of them at the start.
+    fn buffers(&mut self) -> Vec<&mut Buffer> {
+        Vec::new()
+    }
     /// Something was posted.
     fn on_message(&mut self, cx: &mut Context<'_>, message: Self::Message);
     /// One of its own operations has ended.

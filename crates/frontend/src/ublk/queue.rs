@@ -167,6 +167,11 @@ impl Queue {
 impl FrontEnd for Queue {
     type Message = ();
 
+    fn buffers(&mut self) -> Vec<&mut Buffer> {
+        let beside = self.beside.iter_mut().flat_map(|(whole, edges)| [whole, edges]);
+        self.places.iter_mut().filter_map(|place| place.buffer.as_mut()).chain(beside).collect()
+    }
+
     fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
 
     fn on_completion(&mut self, cx: &mut Context<'_>, done: Completion) {

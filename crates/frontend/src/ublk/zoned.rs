@@ -277,6 +277,10 @@ impl ZonedQueue {
 impl FrontEnd for ZonedQueue {
     type Message = ();
 
+    fn buffers(&mut self) -> Vec<&mut Buffer> {
+        self.places.iter_mut().filter_map(|place| place.buffer.as_mut()).collect()
+    }
+
     fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
 
     fn on_completion(&mut self, cx: &mut Context<'_>, done: Completion) {
