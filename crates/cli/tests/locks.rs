@@ -37,15 +37,21 @@ fn a_header_that_others_write_is_waited_for_and_then_busy() {
         return;
     }
     let under = |lock: &str, words: &[&str]| {
-        run(Command::new("flock").args([lock, &image, env!("CARGO_BIN_EXE_inlock")]).args(words), b"secret")
+        let image = words.iter().find(|word| word.contains("/")).expect("an image among the words");
+        run(Command::new("flock").args([lock, image, env!("CARGO_BIN_EXE_inlock")]).args(words), b"secret")
     };
-    under("--exclusive", &["luksUUID", &image]).fails(5, &[IN_USE, "hint: "]);
-    under("--exclusive", &["open", "--test-passphrase", &image]).fails(5, &[IN_USE]);
-    under("--exclusive", &["isLuks", &image]).fails(5, &[IN_USE]);
+    // Each waits for seconds before it gives up: all at a time, on images of their own.
+    let others = ["second", "third", "fourth"].map(|name| dir.luks2(name));
+    let before = others.each_ref().map(|image| std::fs::read(image).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| under("--exclusive", &["luksUUID", &image]).fails(5, &[IN_USE, "hint: "]));
+        scope.spawn(|| under("--exclusive", &["open", "--test-passphrase", &others[0]]).fails(5, &[IN_USE]));
+        scope.spawn(|| under("--exclusive", &["isLuks", &others[1]]).fails(5, &[IN_USE]));
+        let format = [&["luksFormat", "-q", &others[2]][..], &FAST].concat();
+        scope.spawn(move || under("--shared", &format).fails(5, &[IN_USE]));
+    });
+    assert!(others.iter().zip(before).all(|(image, before)| std::fs::read(image).unwrap() == before));
     under("--shared", &["luksUUID", &image]).works();
-    let before = std::fs::read(&image).unwrap();
-    under("--shared", &[&["luksFormat", "-q", &image][..], &FAST].concat()).fails(5, &[IN_USE]);
-    assert_eq!(std::fs::read(&image).unwrap(), before);
 
     // A lock that goes away in time is only a delay.
     let mut holder = Command::new("flock").args(["--exclusive", &image, "sleep", "0.5"]).spawn().unwrap();
