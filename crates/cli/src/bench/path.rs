@@ -198,13 +198,20 @@ fn measure(
     let mut samples = Samples { cases: vec![Vec::new(); drivers.len()], alone: Vec::new() };
     for round in 0..rounds {
         for turn in 0..drivers.len() {
-            let at = (turn + round) % drivers.len();
+            let at = whose_turn(round, turn, drivers.len());
             let outcome = drivers[at].run(Job { end: End::Count(counts[at]), ..job })?;
             samples.cases[at].push(outcome.nanos_each());
         }
         samples.alone.push(alone.run(job, calls));
     }
     Ok(samples)
+}
+
+/// Rounds begin with another case each, and every second one goes the other way about: no case always comes after the same one,
+/// whose traces in the caches would be a part of its figure.
+fn whose_turn(round: usize, turn: usize, cases: usize) -> usize {
+    let step = (turn + round / 2) % cases;
+    if round.is_multiple_of(2) { step } else { cases - 1 - step }
 }
 
 fn report(job: Job, samples: &Samples, results: &mut Results) {
@@ -284,6 +291,20 @@ impl Bars {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn everybody_has_a_turn_each_round_and_nobody_always_the_same_neighbour() {
+        let order = |round| (0..6).map(move |turn| whose_turn(round, turn, 6)).collect::<Vec<usize>>();
+        for round in 0..20 {
+            let mut cases = order(round);
+            cases.sort_unstable();
+            assert_eq!(cases, [0, 1, 2, 3, 4, 5]);
+        }
+        assert_eq!(
+            (order(0), order(1), order(2)),
+            (vec![0, 1, 2, 3, 4, 5], vec![5, 4, 3, 2, 1, 0], vec![1, 2, 3, 4, 5, 0])
+        );
+    }
 
     #[test]
     fn a_path_that_adds_nothing_has_the_share_one_and_a_slow_one_misses_its_bar() {
