@@ -70,6 +70,8 @@ struct Samples {
     rates: Vec<f64>,
     /// Median nanoseconds, a round each.
     latencies: Vec<f64>,
+    /// Bytes a second that the client could move if it never waited, a round each.
+    limits: Vec<f64>,
     cpu_seconds: f64,
     bytes: f64,
 }
@@ -140,10 +142,11 @@ fn one(server: &Server, load: wire::Load, payload: u64, with_fio: bool, into: &m
         let done = Client::connect(&server.socket)?.run(load)?;
         let bytes = done.requests as f64 * load.block as f64;
         let median_latency = percentile(&done.latencies, 0.5) as f64;
-        Seen { bytes, bytes_per_second: bytes / done.elapsed.as_secs_f64(), median_latency }
+        Seen { bytes, bytes_per_second: bytes / done.elapsed.as_secs_f64(), median_latency, busy: None }
     };
     into.rates.push(seen.bytes_per_second);
     into.latencies.push(seen.median_latency);
+    into.limits.extend(seen.busy.filter(|busy| *busy > 0.0).map(|busy| seen.bytes_per_second / busy));
     if let Some((before, after)) = before.zip(server.cpu_seconds()) {
         into.cpu_seconds += after - before;
         into.bytes += seen.bytes;
@@ -191,6 +194,10 @@ fn report(kinds: &[Kind], table: &Table, results: &mut Results) {
             }
             let rate = median(&row[at].rates);
             let against = compared(&|other| ratio(&row[at].rates, &row[other].rates));
+            if load.block == 4 << 10 && !row[at].limits.is_empty() {
+                let limit = median(&row[at].limits) / load.block as f64;
+                results.figures.push(figure("client's limit", limit, "1/s", None));
+            }
             results.figures.push(if load.block == 4 << 10 {
                 figure("operations", rate / load.block as f64, "1/s", against)
             } else {
@@ -272,7 +279,8 @@ mod tests {
     use super::*;
 
     fn samples(rate: f64, latency: f64, cpu_seconds: f64) -> Samples {
-        Samples { rates: vec![rate], latencies: vec![latency], cpu_seconds, bytes: f64::from(1 << 30) }
+        let limits = vec![rate / 0.9];
+        Samples { rates: vec![rate], latencies: vec![latency], limits, cpu_seconds, bytes: f64::from(1 << 30) }
     }
 
     #[test]
@@ -308,6 +316,9 @@ mod tests {
         assert!(decided.iter().all(|bar| bar.met() == Some(false)), "0.8 of raw is too little");
         let mut results = Results::default();
         report(&kinds, &table, &mut results);
-        assert!(results.figures.iter().all(|figure| figure.compared.is_some()));
+        let (limits, others): (Vec<_>, Vec<_>) = results.figures.iter().partition(|f| f.measure == "client's limit");
+        assert!(others.iter().all(|figure| figure.compared.is_some()));
+        assert_eq!(limits.len(), 2 * kinds.len(), "of reads and of writes of 4 KiB");
+        assert!(limits.iter().all(|figure| figure.compared.is_none()));
     }
 }

@@ -15,6 +15,8 @@ pub(crate) struct Seen {
     pub bytes_per_second: f64,
     /// Nanoseconds from asking to the answer.
     pub median_latency: f64,
+    /// The share of the time that the client computed, if that is known.
+    pub busy: Option<f64>,
 }
 
 /// Whether fio is installed with its nbd engine.
@@ -54,6 +56,7 @@ fn seen(text: &str, write: bool) -> anyhow::Result<Seen> {
             .as_f64()
             .or_else(|| side["clat_ns"]["percentile"]["50.000000"].as_f64())
             .context("fio's report has no median")?,
+        busy: job["usr_cpu"].as_f64().zip(job["sys_cpu"].as_f64()).map(|(user, system)| (user + system) / 100.0),
     })
 }
 
@@ -89,12 +92,13 @@ mod tests {
     fn a_report_is_read_and_an_error_in_it_is_one() {
         let report = |error: i64| {
             format!(
-                "fio: a warning\n{{\"jobs\": [{{\"error\": {error}, \"read\": {{\"io_bytes\": 8192, \"bw_bytes\": 4096, \
+                "fio: a warning\n{{\"jobs\": [{{\"error\": {error}, \"usr_cpu\": 30.0, \"sys_cpu\": 62.5, \"read\": {{\"io_bytes\": 8192, \"bw_bytes\": 4096, \
                  \"lat_ns\": {{\"percentile\": {{\"50.000000\": 77}}}}}}}}]}}"
             )
         };
         let found = seen(&report(0), false).unwrap();
         assert_eq!((found.bytes, found.bytes_per_second, found.median_latency), (8192.0, 4096.0, 77.0));
+        assert_eq!(found.busy, Some(0.925));
         assert!(seen(&report(5), false).is_err());
         assert!(seen(&report(0), true).is_err(), "the other side has no figures");
         assert!(seen("nothing", false).is_err());
