@@ -6,6 +6,10 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod allocator;
+#[path = "../it/zoned/memory.rs"]
+#[allow(dead_code)] // The other program uses all of it.
+mod memory;
+mod zoned;
 
 use allocator::Mode;
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};

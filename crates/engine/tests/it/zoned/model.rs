@@ -322,7 +322,7 @@ fn settle(before: Model, after: Model, ask: &Ask, rig: &Rig) -> Model {
                 from == to || (begin..=from).contains(&begin) && to <= begin + data.len() as u64,
                 "{ask:?}: {found:?}"
             );
-            let new = &data[(from - begin.min(from)) as usize..][..(to - from) as usize];
+            let new = if from == to { &[] } else { &data[(from - begin) as usize..][..(to - from) as usize] };
             model.zones.take_over(zone, found);
             model.zones.set_written(zone, to);
             model.put(found.start + from, new);
@@ -351,6 +351,7 @@ fn touched(model: &Model, ask: &Ask) -> std::ops::Range<usize> {
     let shift = u64::from(DATA_ZONES) * model.shape().zone_len;
     match ask {
         Ask::Zones { action: ZoneAction::ResetAll, .. } => DATA_ZONES as usize..model.shape().zones as usize,
+        Ask::Read { .. } | Ask::Flush => 0..0,
         _ => model.zones.zone_at(offset + shift)..model.zones.zone_at(offset + shift + len.max(1) - 1) + 1,
     }
 }
