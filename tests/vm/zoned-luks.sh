@@ -51,7 +51,9 @@ must_fail refresh-discards "was made without discards" inlock refresh vol --allo
 check refresh inlock refresh vol --perf-no_read_workqueue
 inlock status vol > /tmp/status
 check refreshed has 'flags:   no_read_workqueue' /tmp/status
-must_fail reload "does not lie on the same zones" inlock reload vol --table "0 $SECTORS linear /dev/mixed 0"
+key=$(head -c 64 /dev/urandom | xxd -p -c 64)
+line="0 $SECTORS crypt aes-xts-plain64 $key 0 /dev/mixed 0 1 sector_size:4096"
+must_fail reload "does not lie on the same zones" inlock reload vol --table "$line"
 # Who writes waits while the volume is suspended.
 check suspend inlock suspend vol
 put 1 &
