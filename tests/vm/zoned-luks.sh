@@ -6,9 +6,9 @@
 # shellcheck shell=dash
 # shellcheck source=tests/vm/parts/zones.sh
 . /vm/parts/zones.sh
-# `mixed` has four conventional zones, which just hold a header, and twelve that are written in order; `ordered` only such.
+# `mixed` has eight conventional zones, which just hold a header, and twelve that are written in order; `ordered` only such.
 # shellcheck disable=SC2034  # for what parts/zones.sh has
-ZONE=8192 FIRST=32768 SECTORS=$((12 * 8192)) MIB=1048576
+ZONE=4096 FIRST=32768 SECTORS=$((12 * 4096))
 FAST="--pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1"
 printf secret > /tmp/key
 
@@ -24,18 +24,18 @@ opened() {
     inlock open --key-file /tmp/key "$@" "$device" vol --via ublk && NODE=$(readlink -f /dev/inlock/vol)
 }
 # put ZONE: fills a zone of NODE, up to what it can hold.
-put() { head -c $((3 * MIB)) /dev/urandom | dd of="$NODE" bs=256k seek=$(($1 * 16)) iflag=fullblock oflag=direct conv=notrunc 2> /dev/null; }
+put() { head -c 1048576 /dev/urandom | dd of="$NODE" bs=256k seek=$(($1 * 8)) iflag=fullblock oflag=direct conv=notrunc 2> /dev/null; }
 # sums FILE: of what zones 0 to 3 of NODE can hold.
 sums() {
     local zone
     for zone in 0 1 2 3; do
-        dd if="$NODE" bs=256k skip=$((zone * 16)) count=12 iflag=direct 2> /dev/null | sha256sum
+        dd if="$NODE" bs=256k skip=$((zone * 8)) count=4 iflag=direct 2> /dev/null | sha256sum
     done > "$1"
 }
 has() { grep -q -- "$1" "$2" || { cat "$2"; false; }; }
 
-check mixed nullb mixed 4 12 4 3 4 6 4096 || exit 1
-check ordered nullb ordered 0 8 4 4 0 0 512 || exit 1
+check mixed nullb mixed 8 12 2 1 4 6 4096 || exit 1
+check ordered nullb ordered 0 8 2 2 0 0 512 || exit 1
 check format format /dev/mixed
 check placed sh -c "inlock luksDump --dump-json-metadata /dev/mixed | tr -d ' \n' > /tmp/json"
 check offset has '"offset":"16777216","size":"dynamic"' /tmp/json
@@ -45,7 +45,7 @@ check cryptsetup-reads-the-header cryptsetup luksDump /dev/mixed
 check open opened /dev/mixed || exit 1
 check report shifted /dev/mixed
 inlock status vol > /tmp/status
-check status has 'zones:   12 of 4194304 .bytes., 0 conventional, at most 4 open, at most 6 active' /tmp/status
+check status has 'zones:   12 of 2097152 .bytes., 0 conventional, at most 4 open, at most 6 active' /tmp/status
 check put put 0
 must_fail refresh-discards "was made without discards" inlock refresh vol --allow-discards
 check refresh inlock refresh vol --perf-no_read_workqueue
@@ -93,9 +93,9 @@ check imported same_words /tmp/ours.sum /tmp/imported.sum
 check theirs-closed-again cryptsetup close dm
 
 # Nothing of a header is written where it could not be rewritten.
-must_fail no-room "a header takes the first 4194304 bytes, and only the first 0 are in conventional" format /dev/ordered
+must_fail no-room "a header takes the first 2097152 bytes, and only the first 0 are in conventional" format /dev/ordered
 must_fail unit-too-large "4096 bytes do not divide the 512" format --header /tmp/header --sector-size 4096 /dev/ordered
-must_fail offset-inside "start at sector 64, inside a zone of 8192 sectors: 0 or 8192" format --header /tmp/header -o 64 /dev/ordered
+must_fail offset-inside "start at sector 64, inside a zone of 4096 sectors: 0 or 4096" format --header /tmp/header -o 64 /dev/ordered
 check detached format --header /tmp/header /dev/ordered
 blkzone report /dev/ordered | sed 's/zcond:[^[]*//' > /tmp/report
 check untouched sh -c '! grep -v "wptr 0x000000" /tmp/report'
@@ -104,7 +104,7 @@ for via in nbd loop fuse; do
 done
 must_fail serve "clients of NBD know no zones" inlock serve --key-file /tmp/key --header /tmp/header /dev/ordered --nbd unix:/tmp/s
 check open-detached opened /dev/ordered --header /tmp/header
-FIRST=0 SECTORS=65536
+FIRST=0 SECTORS=32768
 check put-detached put 3
 check report-detached shifted /dev/ordered
 check close-detached inlock close vol
