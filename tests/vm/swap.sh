@@ -15,6 +15,28 @@ check open inlock open /dev/vda swap --type plain -c aes-xts-plain64 -s 512 --vi
     --key-file /dev/urandom --keyfile-size 64
 pid=$(sed -n 's/^ *"pid": *\([0-9]*\),*/\1/p' /run/inlock/swap.json)
 note "$(field MemTotal /proc/meminfo) KiB of memory, $(field VmRSS "/proc/$pid/status") KiB of it the daemon's"
+# Memory for a thread of the process, those included that the kernel starts for it, does not wait for devices; and of the latter the
+# queue has one from the start, which is all there will be.
+protected() {
+    local stat
+    for stat in "/proc/$pid/task"/*/stat; do
+        # shellcheck disable=SC2046  # words
+        set -- $(sed 's/.*) //' "$stat")
+        [ "$(($7 & 0x180000))" -eq "$((0x180000))" ] || return
+    done
+    [ "$(cat "/proc/$pid/oom_score_adj")" -eq -1000 ]
+}
+one_helper() {
+    local task queue=none
+    for task in "/proc/$pid/task"/*; do
+        case $(cat "$task/comm") in inlock-queue-*) queue=${task##*/} ;; esac
+    done
+    # It is named after whom it works for.
+    [ "$(cat "/proc/$pid/task"/*/comm | grep -c "^iou-wrk-$queue\$")" -eq 1 ]
+}
+check protected protected
+check helper one_helper
+
 # Most of it for swap, and the rest for a file system: its journal has flushes, for which the kernel wants a thread.
 sectors=$(($(cat "/sys/block/$(basename "$(readlink /dev/inlock/swap)")/size") - 131072))
 dmsetup create swap --table "0 $sectors linear /dev/inlock/swap 0"
@@ -67,6 +89,8 @@ note "$rounds rounds over 170 MiB, $swapped KiB in swap, $((in * 4)) KiB read fr
 if [ "$((out * 4))" -gt 100000 ] && [ "$((in * 4))" -gt 100000 ]; then ok used; else fail used "hardly anything was swapped"; fi
 count swapped_kib "$(((in + out) * 4))"
 check alive inlock status swap
+check still-protected protected
+check still-one-helper one_helper
 if dmesg | grep -i -E "hung task|blocked for more than|out of memory|I/O error"; then
     fail kernel "$(dmesg | grep -i -E "hung task|blocked for more than|out of memory|I/O error" | head -n 2)"
 else
