@@ -13,6 +13,7 @@ use crate::support::Random;
 use inlock_engine::RequestError;
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind};
 use rustix::io::Errno;
+use std::sync::Arc;
 
 const SHAPE: Shape = Shape {
     zone_len: 64 << 10,
@@ -29,14 +30,15 @@ const SHAPE: Shape = Shape {
 struct Model {
     zones: Zones,
     unit: u64,
-    plain: Vec<Vec<u8>>,
+    /// Shared with the model before a step, but for what that changes.
+    plain: Vec<Arc<Vec<u8>>>,
     /// How much of a zone the device believes to be written, since it last asked or wrote.
     belief: Vec<Option<u64>>,
 }
 
 impl Model {
     fn new(shape: Shape, unit: u32) -> Self {
-        let plain = vec![vec![0; shape.zone_len as usize]; shape.zones as usize];
+        let plain = vec![Arc::new(vec![0; shape.zone_len as usize]); shape.zones as usize];
         Self { zones: Zones::new(shape), unit: unit.into(), plain, belief: vec![None; shape.zones as usize] }
     }
 
@@ -72,9 +74,13 @@ impl Model {
     }
 
     fn put(&mut self, position: u64, data: &[u8]) {
-        for (at, byte) in (position..).zip(data) {
-            let zone = self.zones.zone_at(at);
-            self.plain[zone][(at % self.zones.shape.zone_len) as usize] = *byte;
+        let zone_len = self.shape().zone_len;
+        let (mut at, mut rest) = (position, data);
+        while !rest.is_empty() {
+            let (zone, within) = (self.zones.zone_at(at), (at % zone_len) as usize);
+            let (part, others) = rest.split_at(rest.len().min(zone_len as usize - within));
+            Arc::make_mut(&mut self.plain[zone])[within..within + part.len()].copy_from_slice(part);
+            (at, rest) = (at + part.len() as u64, others);
         }
     }
 
@@ -339,7 +345,7 @@ fn settle(before: Model, after: Model, ask: &Ask, rig: &Rig) -> Model {
                 let known = *unit == before.plain[zone][range.clone()] || *unit == after.plain[zone][range];
                 assert!(known, "{ask:?}: a unit of zone {zone} is neither old nor new");
             }
-            model.plain[zone] = now;
+            model.plain[zone] = Arc::new(now);
         }
     }
     model

@@ -47,6 +47,8 @@ pub(crate) struct Rig {
     pub(crate) trouble: Arc<Trouble>,
     pub(crate) device: Arc<Device>,
     pub(crate) blocking: BlockingDevice,
+    /// Somebody else's, who only reads.
+    reader: BlockingDevice,
 }
 
 fn zoned_file(shape: Shape) -> ZonedFile {
@@ -89,7 +91,8 @@ impl Rig {
         let options = OffloadOptions { policy: OffloadPolicy::Both, threads: 3 };
         let pool = if offloaded { Offload::start(&device, &options).unwrap() } else { None };
         let (team, blocking) = (Team::start(&device, workers, pool.as_ref()), BlockingDevice::new(Arc::clone(&device)));
-        Self { inner, shape, unit, team, trouble, device, blocking }
+        let reader = BlockingDevice::new(open(inner.store(), shape, unit));
+        Self { inner, shape, unit, team, trouble, device, blocking, reader }
     }
 
     /// The device as it reports its zones.
@@ -116,7 +119,7 @@ impl Rig {
     /// What the first bytes of one of the store's zones decrypt to.
     pub(crate) fn plain(&self, zone: usize, len: u64) -> Vec<u8> {
         let mut bytes = vec![0; len as usize];
-        self.outsider().read_at(&mut bytes, (zone as u64 - u64::from(DATA_ZONES)) * self.shape.zone_len).unwrap();
+        self.reader.read_at(&mut bytes, (zone as u64 - u64::from(DATA_ZONES)) * self.shape.zone_len).unwrap();
         bytes
     }
 
