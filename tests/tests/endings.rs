@@ -306,8 +306,7 @@ fn a_captive_command_gets_the_uri_and_gives_its_status() -> Result<()> {
 }
 
 /// Writers that note what was acknowledged, until the server goes away.
-fn write_until_gone(socket: &Path, n: u64, noted: &Mutex<BTreeMap<u64, u8>>) -> Result<u64> {
-    let mut connection = Connection::open(socket, PATIENCE, Mode::Simple)?;
+fn write_until_gone(mut connection: Connection, n: u64, noted: &Mutex<BTreeMap<u64, u8>>) -> Result<u64> {
     let mut random = Random::new(n);
     let mut done = 0;
     loop {
@@ -331,16 +330,13 @@ fn write_until_gone(socket: &Path, n: u64, noted: &Mutex<BTreeMap<u64, u8>>) -> 
 fn end_under_load(made: &Made, signal: &str, io: &str, after: Duration) -> Result<u64> {
     let mut server = Server::inlock(made.dir.path(), "load", &made.image, Some(&made.key), &["--io", io])?;
     let noted = Mutex::new(BTreeMap::new());
-    let socket = server.socket().to_owned();
+    // Before the time begins: on a busy machine the end would come first.
+    let open = |_| Connection::open(server.socket(), PATIENCE, Mode::Simple);
+    let connections = (0..4).map(open).collect::<Result<Vec<_>>>()?;
     let (status, acknowledged) = std::thread::scope(|scope| {
-        let writers: Vec<_> = (0..4)
-            .map(|n| {
-                scope.spawn({
-                    let (socket, noted) = (&socket, &noted);
-                    move || write_until_gone(socket, n, noted)
-                })
-            })
-            .collect();
+        let noted = &noted;
+        let begin = |(n, connection)| scope.spawn(move || write_until_gone(connection, n, noted));
+        let writers: Vec<_> = (0..).zip(connections).map(begin).collect();
         std::thread::sleep(after);
         server.signal(signal)?;
         let status = server.wait()?;
