@@ -1,5 +1,4 @@
 #: about   zoned devices through Inlock and dm-crypt: a table of operations and errors, reports, fio, order, both ways, the process killed
-#: only    named
 #: memory  768
 #: cpus    2
 #: seconds 600

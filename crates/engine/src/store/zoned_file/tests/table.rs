@@ -10,8 +10,6 @@ const MIB: u64 = 1 << 20;
 const OF_THE_KERNEL: &[&str] = &[
     "report-none",
     "read-half-a-block",
-    // The kernel forgets where the zone was, until somebody looks.
-    "write-after-a-fault-without-a-look",
     // Both halves are on their way before one fails; a store is given the second one when the first is written.
     "write-across-zones-at-the-end",
     // Writes of zeroes by the device itself.
