@@ -38,7 +38,8 @@ struct Model {
 
 impl Model {
     fn new(shape: Shape, unit: u32) -> Self {
-        let plain = vec![Arc::new(vec![0; shape.zone_len as usize]); shape.zones as usize];
+        let empty = Arc::new(vec![0; shape.zone_len as usize]);
+        let plain = vec![empty; shape.zones as usize];
         Self { zones: Zones::new(shape), unit: unit.into(), plain, belief: vec![None; shape.zones as usize] }
     }
 
