@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -14,7 +15,7 @@ use inlock_tests::report::count;
 use crate::support::{Disk, can_make_disks, harvest, hash};
 
 /// Writes files and syncs every one, until that fails; those that were synced.
-fn write_until_it_fails(dir: &Path, seed: u64) -> BTreeMap<PathBuf, u64> {
+fn write_until_it_fails(dir: &Path, written: &AtomicUsize, seed: u64) -> BTreeMap<PathBuf, u64> {
     let mut random = Random::new(seed);
     let mut durable = BTreeMap::new();
     for number in 0.. {
@@ -30,6 +31,7 @@ fn write_until_it_fails(dir: &Path, seed: u64) -> BTreeMap<PathBuf, u64> {
             break;
         }
         durable.insert(name, hash(&content));
+        written.fetch_add(1, Ordering::Relaxed);
     }
     durable
 }
@@ -49,13 +51,18 @@ fn killed(mkfs: &[&str], fsck: &[&str]) -> Result<()> {
         harvest(&disk.mount_point(), &durable)?;
         let pid = disk.pid()?;
         let dir = disk.mount_point();
+        let synced = AtomicUsize::new(0);
         let written = std::thread::scope(|scope| {
             let writers: Vec<_> = (0..3)
                 .map(|number| {
-                    let dir = &dir;
-                    scope.spawn(move || write_until_it_fails(dir, round as u64 * 10 + number))
+                    let (dir, synced) = (&dir, &synced);
+                    scope.spawn(move || write_until_it_fails(dir, synced, round as u64 * 10 + number))
                 })
                 .collect();
+            // On a busy machine the first may take longer than the rest of the time.
+            while synced.load(Ordering::Relaxed) == 0 && !writers.iter().all(|writer| writer.is_finished()) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             std::thread::sleep(Duration::from_millis(run_ms));
             text(program("kill").arg("-9").arg(pid.to_string()))?;
             let mut all = BTreeMap::new();
