@@ -175,7 +175,14 @@ fn fio_verify(uri: &str) -> Result<Value> {
     let mut fio = program("fio");
     fio.args(["--name=verify", "--ioengine=nbd", "--rw=randwrite", "--iodepth=32", "--numjobs=4", "--thread"]);
     fio.args(["--bsrange=512-64k", "--bs_unaligned=0", "--size=16m", "--offset_increment=16m"]);
-    fio.args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--fsync=64", "--output-format=json"]);
+    fio.args([
+        "--verify=crc32c",
+        "--do_verify=1",
+        "--verify_fatal=1",
+        "--fsync=64",
+        "--verify_state_save=0",
+        "--output-format=json",
+    ]);
     let text = text(fio.arg(format!("--uri={uri}")))?;
     let json = text.find('{').map_or("", |start| &text[start..]);
     serde_json::from_str(json).context("fio's report is not JSON")

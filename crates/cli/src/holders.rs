@@ -55,7 +55,9 @@ pub(crate) fn of_device(node: &Path) -> Vec<Holder> {
     let deadline = Instant::now() + MOMENT;
     loop {
         let found = of_device_now(node);
-        let may_pass = !found.is_empty() && found.iter().all(|holder| matches!(holder, Holder::Process { .. }));
+        // A program that ends, and a file system that lets go a moment after it was unmounted.
+        let passes = |holder: &Holder| matches!(holder, Holder::Process { .. } | Holder::Unknown);
+        let may_pass = !found.is_empty() && found.iter().all(passes);
         if !may_pass || Instant::now() >= deadline {
             return found;
         }
