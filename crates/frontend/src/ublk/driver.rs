@@ -296,6 +296,22 @@ pub(super) fn add_to_ring(ring: &mut Ring, device: OwnedFd, info: &Info) -> io::
     unsafe { ring.add_ublk(device, copied) }
 }
 
+/// The driver's numbers for operations.
+pub(super) mod operation {
+    pub(in super::super) const READ: u8 = 0;
+    pub(in super::super) const WRITE: u8 = 1;
+    pub(in super::super) const FLUSH: u8 = 2;
+    pub(in super::super) const DISCARD: u8 = 3;
+    pub(in super::super) const WRITE_ZEROES: u8 = 5;
+    pub(in super::super) const OPEN: u8 = 10;
+    pub(in super::super) const CLOSE: u8 = 11;
+    pub(in super::super) const FINISH: u8 = 12;
+    pub(in super::super) const APPEND: u8 = 13;
+    pub(in super::super) const RESET_ALL: u8 = 14;
+    pub(in super::super) const RESET: u8 = 15;
+    pub(in super::super) const REPORT: u8 = 18;
+}
+
 /// A request as the driver describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Described {

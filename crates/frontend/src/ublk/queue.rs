@@ -5,6 +5,7 @@
 //! units of one segment (only where units are longer than a page, or tables odd) goes in pieces through two buffers
 //! beside, one such request at a time.
 
+use super::driver::operation::{DISCARD, FLUSH, READ, WRITE, WRITE_ZEROES};
 use super::driver::{Described, Descriptions};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{
@@ -14,13 +15,6 @@ use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request};
 use inlock_engine::{Buffer, RequestError, unaligned};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-
-/// The driver's names for operations.
-const READ: u8 = 0;
-const WRITE: u8 = 1;
-const FLUSH: u8 = 2;
-const DISCARD: u8 = 3;
-const WRITE_ZEROES: u8 = 5;
 
 /// The front end.
 pub(super) struct Queue {

@@ -6,6 +6,7 @@
 //! the answer.
 
 use super::appends::{Answered, Landed, written};
+use super::driver::operation::{APPEND, CLOSE, FINISH, FLUSH, OPEN, READ, REPORT, RESET, RESET_ALL, WRITE};
 use super::driver::{Described, Descriptions, Info};
 use super::queue::{bytes_done, number_of, resident};
 use inlock_engine::request::Operation;
@@ -18,18 +19,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-
-/// The driver's names for operations.
-const READ: u8 = 0;
-const WRITE: u8 = 1;
-const FLUSH: u8 = 2;
-const OPEN: u8 = 10;
-const CLOSE: u8 = 11;
-const FINISH: u8 = 12;
-const APPEND: u8 = 13;
-const RESET_ALL: u8 = 14;
-const RESET: u8 = 15;
-const REPORT: u8 = 18;
 
 /// `struct blk_zone` of `include/uapi/linux/blkzoned.h`.
 const ZONE_LEN: usize = 64;
