@@ -125,6 +125,8 @@ pub struct ZoneLimits {
     pub max_active: u32,
     /// Writes to sequential zones begin and end on multiples of this.
     pub write_granularity: u32,
+    /// Longer writes are cut into several on their way to the drive.
+    pub longest_write: u32,
 }
 
 /// What is done to zones as a whole.

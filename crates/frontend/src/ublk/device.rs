@@ -402,7 +402,9 @@ impl Parameters {
             discards: device.access().allow_discards && !device.access().read_only,
             zones: None,
         };
-        let Some(ZoneLimits { zone_len, max_open, max_active, write_granularity, .. }) = device.zone_limits() else {
+        let Some(ZoneLimits { zone_len, max_open, max_active, write_granularity, longest_write, .. }) =
+            device.zone_limits()
+        else {
             return Ok(parameters);
         };
         if !parameters.len.is_multiple_of(zone_len) {
@@ -414,7 +416,7 @@ impl Parameters {
             return Err(UblkError::ZoneUnit(block));
         }
         (parameters.logical_block, parameters.physical_block) = (block, block);
-        parameters.zones = Some(Zones { len: zone_len, max_open, max_active });
+        parameters.zones = Some(Zones { len: zone_len, max_open, max_active, longest: longest_write });
         Ok(parameters)
     }
 }

@@ -5,6 +5,9 @@ use super::driver::{MEMORY, put};
 /// How long the structure is, with everything that is told here.
 pub(super) const LEN: u16 = 112;
 
+/// The longest logical block is as long as well.
+const PAGE: u32 = 4096;
+
 /// The driver's limit for the bytes of one request, where the device's process copies them.
 const COPIED_BY_PROCESS_MAX: u32 = 1 << 25;
 
@@ -30,6 +33,8 @@ pub(super) struct Zones {
     /// How many may be open, and open or closed, at a time; 0: all.
     pub max_open: u32,
     pub max_active: u32,
+    /// What the store would cut, which costs a thread of the kernel's each time, is not asked for in one piece.
+    pub longest: u32,
 }
 
 impl Parameters {
@@ -61,7 +66,9 @@ impl Parameters {
         };
         // Without those of discards, the block layer writes zeroes where it is asked to, in order, and discards nothing.
         put(&mut bytes, 4, &(BASIC | ZONED).to_ne_bytes());
-        let longest = u64::from(self.longest.min(COPIED_BY_PROCESS_MAX)).min(zones.len) as u32;
+        let longest = u64::from(self.longest.min(zones.longest).min(COPIED_BY_PROCESS_MAX)).min(zones.len) as u32;
+        // The block layer takes no limit below a page.
+        let longest = (longest / PAGE * PAGE).max(PAGE);
         // The driver refuses limits beyond the number of zones, which limit nothing.
         let count = self.len / zones.len;
         let limit = |most: u32| if u64::from(most) > count { 0 } else { most };
@@ -95,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_zoned_device_has_zones_and_no_discards() {
-        let zones = Some(Zones { len: 64 << 20, max_open: 3, max_active: 5 });
+        let zones = Some(Zones { len: 64 << 20, max_open: 3, max_active: 5, longest: u32::MAX });
         let bytes = Parameters { zones, ..PLAIN }.encode();
         assert_eq!([word(&bytes, 4), word(&bytes, 16), word(&bytes, 20)], [1 | 8, 512, (64 << 20) / 512]);
         assert_eq!([76, 80, 84].map(|at| word(&bytes, at)), [3, 5, 512]);
@@ -107,11 +114,20 @@ mod tests {
     #[test]
     fn what_the_driver_would_refuse_is_not_asked() {
         // Fewer zones than may be open, zones shorter than the longest request, a request longer than can be copied.
-        let zones = Some(Zones { len: 128 << 10, max_open: 9, max_active: 8 });
+        let zones = Some(Zones { len: 128 << 10, max_open: 9, max_active: 8, longest: u32::MAX });
         let bytes = Parameters { zones, len: 1 << 20, ..PLAIN }.encode();
         assert_eq!([16, 76, 80, 84].map(|at| word(&bytes, at)), [256, 0, 8, 256]);
-        let zones = Some(Zones { len: 1 << 30, max_open: 0, max_active: 0 });
+        let zones = Some(Zones { len: 1 << 30, max_open: 0, max_active: 0, longest: u32::MAX });
         let bytes = Parameters { zones, longest: 1 << 26, ..PLAIN }.encode();
         assert_eq!([16, 84].map(|at| word(&bytes, at)), [65536, 65536]);
+    }
+
+    #[test]
+    fn the_store_cuts_no_request() {
+        for (limit, longest) in [(64 << 10, 64 << 10), ((127 << 10) + 512, 124 << 10), (512, 4096)] {
+            let zones = Some(Zones { len: 64 << 20, max_open: 0, max_active: 0, longest: limit });
+            let bytes = Parameters { zones, ..PLAIN }.encode();
+            assert_eq!([16, 84].map(|at| word(&bytes, at)), [longest / 512; 2]);
+        }
     }
 }

@@ -77,6 +77,7 @@ impl ZonedDevice {
         let len = file.geometry().len;
         if !limits.zone_len.is_power_of_two()
             || !limits.write_granularity.is_power_of_two()
+            || limits.longest_write < limits.write_granularity
             || len.div_ceil(limits.zone_len) != u64::from(limits.zones)
         {
             return Err(ZonedDeviceError::Limits(limits));
@@ -128,6 +129,7 @@ impl Queue {
             max_open: self.number("max_open_zones")?,
             max_active: self.number("max_active_zones")?,
             write_granularity: self.number("zone_write_granularity")?,
+            longest_write: self.number::<u32>("max_sectors_kb")?.saturating_mul(1024),
         })
     }
 }

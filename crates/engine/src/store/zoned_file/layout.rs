@@ -167,6 +167,7 @@ impl ZonedLayout {
             max_open: self.max_open,
             max_active: self.max_active,
             write_granularity: self.write_granularity,
+            longest_write: u32::MAX,
         }
     }
 }

@@ -34,6 +34,7 @@ impl Shape {
             max_open: self.max_open,
             max_active: self.max_active,
             write_granularity: self.granularity,
+            longest_write: u32::MAX,
         }
     }
 
