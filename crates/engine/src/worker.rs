@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 mod carried;
 mod front_end;
+mod gathered;
 mod in_flight;
 mod offloaded;
 mod parts;
@@ -71,6 +72,8 @@ pub struct Worker<F: FrontEnd> {
     executed: VecDeque<Completion>,
     /// Writes to sequential zones whose turn it is.
     turns: VecDeque<u32>,
+    /// Lists of such that go to the store together.
+    gathers: Vec<Vec<ring::Part>>,
     mailbox: Arc<Mailbox<F::Message>>,
     granted: Arc<dyn Granted>,
     ciphered: Arc<dyn Ciphered>,
@@ -101,6 +104,7 @@ where
         device.locks().reserve(pool.len());
         let zone_seat = device.zones().map_or(0, |zones| zones.join(ring.waker()));
         device.zones().inspect(|zones| zones.reserve(pool.len()));
+        let gathers = gathered::room(&device, &mut ring);
         let mailbox = Arc::new(Mailbox::new(ring.waker(), most));
         let stores = device.stores().iter().map(|store| ring.add_store(store)).collect();
         ring.register_buffers(pool.buffers_mut().chain(front.buffers()));
@@ -128,6 +132,7 @@ where
             parts: VecDeque::new(),
             executed: VecDeque::with_capacity(most),
             turns: VecDeque::with_capacity(most),
+            gathers,
             granted: Arc::clone(&mailbox) as Arc<dyn Granted>,
             ciphered: Arc::clone(&mailbox) as Arc<dyn Ciphered>,
             offload: None,
@@ -505,6 +510,9 @@ where
 
     /// Moves a request on after its store operation.
     fn store_completed(&mut self, done: Completion) {
+        if let Returned::Parts(parts) = done.returned {
+            return self.gathered_written(parts, done.result);
+        }
         let index = done.token.0 as u32;
         let flight = self.flight(index);
         flight.lap(Phase::Store);
@@ -529,7 +537,7 @@ where
             (Returned::Buffer(buffer), Step::Edge(_)) => flight.spare = Some(buffer),
             (Returned::Buffer(buffer), _) => flight.buffer = Some(buffer),
             (Returned::Ciphertext(data), _) => ciphertext = Some(data),
-            (Returned::Nothing | Returned::Outgoing(_), _) => {}
+            (Returned::Nothing | Returned::Outgoing(_) | Returned::Parts(_), _) => {}
         }
         match (outcome, step) {
             (Ok(false), Step::Write) => {
@@ -550,13 +558,18 @@ where
             }
             _ => {}
         }
-        if step == Step::Write && !self.settle(index, outcome, &mut ciphertext) {
-            return;
+        match step {
+            Step::Write => self.written(index, outcome, ciphertext),
+            _ => self.last_step(index, step, outcome.map(|_| ())),
         }
-        if let Some(data) = ciphertext {
-            self.flight(index).buffer = Some(data.into_buffer());
+    }
+
+    /// A write has ended.
+    fn written(&mut self, index: u32, outcome: Result<bool, Errno>, mut data: Option<Ciphertext>) {
+        if self.settle(index, outcome, &mut data) {
+            self.flight(index).buffer = data.map(Ciphertext::into_buffer);
+            self.last_step(index, Step::Write, outcome.map(|_| ()));
         }
-        self.last_step(index, step, outcome.map(|_| ()));
     }
 
     fn last_step(&mut self, index: u32, step: Step, outcome: Result<(), Errno>) {

@@ -14,7 +14,7 @@ use rustix::event::EventfdFlags;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -36,6 +36,26 @@ pub type Outgoing = Vec<(Buffer, Range<usize>)>;
 
 /// The most stretches that one [`Operation::Send`] carries.
 pub const MAX_OUTGOING: usize = 64;
+
+/// A write among several that are one behind the other in the store.
+#[derive(Debug)]
+pub struct Part {
+    /// What is written.
+    pub data: Ciphertext,
+    /// How much of it.
+    pub len: usize,
+    /// Whose it is.
+    pub token: Token,
+}
+
+impl Part {
+    fn bytes(&self) -> &[u8] {
+        &self.data.bytes()[..self.len]
+    }
+}
+
+/// The most parts that one [`Operation::WriteParts`] carries.
+pub const MAX_PARTS: usize = 64;
 
 /// An operation and the memory it needs.
 #[derive(Debug)]
@@ -59,6 +79,13 @@ pub enum Operation {
         range: Range<usize>,
         /// Force unit access.
         durable: bool,
+    },
+    /// Write these one behind the other from byte `offset` of a store. May come back short.
+    WriteParts {
+        /// Position in the store.
+        offset: u64,
+        /// What is written.
+        parts: Vec<Part>,
     },
     /// Put what was written on stable storage.
     Sync,
@@ -118,6 +145,8 @@ pub enum Returned {
     Buffer(Buffer),
     /// The data of a write.
     Ciphertext(Ciphertext),
+    /// The parts of a write.
+    Parts(Vec<Part>),
     /// The stretches of a send.
     Outgoing(Outgoing),
 }
@@ -127,6 +156,7 @@ impl Operation {
     pub(crate) fn transfer_len(&self) -> Option<usize> {
         match self {
             Self::Read { range, .. } | Self::Write { range, .. } => Some(range.len()),
+            Self::WriteParts { parts, .. } => Some(parts.iter().map(|part| part.len).sum()),
             _ => None,
         }
     }
@@ -143,6 +173,11 @@ impl Operation {
             Self::Write { offset, data, range, durable } => {
                 store.write_at(&data.bytes()[range.clone()], *offset, *durable)
             }
+            Self::WriteParts { offset, parts } => {
+                let mut slices = [IoSlice::new(&[]); MAX_PARTS];
+                slices.iter_mut().zip(&*parts).for_each(|(slice, part)| *slice = IoSlice::new(part.bytes()));
+                store.write_vectored_at(&slices[..parts.len().min(MAX_PARTS)], *offset)
+            }
             Self::Sync => store.sync().map(|()| 0),
             Self::Discard { offset, len } => store.discard(*offset, *len).map(|()| 0),
             Self::Receive { .. } | Self::Send(_) | Self::Ublk(_) => Err(Errno::NOTSOCK),
@@ -153,6 +188,7 @@ impl Operation {
         match self {
             Self::Read { buffer, .. } | Self::Receive { buffer, .. } => Returned::Buffer(buffer),
             Self::Write { data, .. } => Returned::Ciphertext(data),
+            Self::WriteParts { parts, .. } => Returned::Parts(parts),
             Self::Sync | Self::Discard { .. } => Returned::Nothing,
             Self::Send(outgoing) => Returned::Outgoing(outgoing),
             Self::Ublk(UblkCommand { bytes: UblkBytes::Copied(buffer), .. }) => Returned::Buffer(buffer),
@@ -304,6 +340,8 @@ pub struct Ring {
     operations: usize,
     /// The same with what sockets may do.
     room: usize,
+    /// Of those on stores, how many of several parts.
+    in_parts: usize,
 }
 
 enum Twin {
@@ -322,7 +360,7 @@ impl Ring {
             IoMode::Uring => uring()?,
             IoMode::Auto => uring().or_else(|_| plain())?,
         };
-        Ok(Self { files: Files::default(), twin, waker, operations: 0, room: 0 })
+        Ok(Self { files: Files::default(), twin, waker, operations: 0, room: 0, in_parts: 0 })
     }
 
     /// `io_uring` or `plain`.
@@ -345,6 +383,12 @@ impl Ring {
         self.make_room();
     }
 
+    /// Makes room for so many [`Operation::WriteParts`] at a time among the others.
+    pub(crate) fn reserve_parts(&mut self, operations: usize) {
+        self.in_parts += operations;
+        self.make_room();
+    }
+
     /// Has the kernel carry out what it cannot begin at once (putting on stable storage, giving back) on one thread of its
     /// own, one after the other, and not start more: starting one takes memory. For stores whose reads and writes never
     /// go there.
@@ -363,7 +407,7 @@ impl Ring {
     fn make_room(&mut self) {
         self.room = self.operations + 2 * self.files.slots.iter().flat_map(|(_, held)| held).count();
         match &mut self.twin {
-            Twin::Uring(uring) => uring.reserve(self.room, self.files.slots.len()),
+            Twin::Uring(uring) => uring.reserve(self.room, self.files.slots.len() + self.in_parts),
             Twin::Plain(plain) => plain.reserve(self.room),
         }
     }

@@ -1,6 +1,6 @@
 //! Both twins: sockets, stores, waking, closing.
 
-use super::{Completion, FileId, IoMode, Operation, Returned, Ring, Token, Twin, Wait};
+use super::{Completion, FileId, IoMode, MAX_PARTS, Operation, Part, Returned, Ring, Token, Twin, Wait};
 use crate::buffer::{Buffer, HEADROOM, Slot};
 use crate::store::BackingStore;
 use crate::store::file::FileStore;
@@ -8,6 +8,7 @@ use crate::target::Ciphertext;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -76,6 +77,39 @@ fn sends_everything_to_a_slow_reader() {
         assert_eq!((done.token, done.result), (Token(7), Ok(3 << 20)));
         let all = reader.join().unwrap();
         assert!(all.chunks(1 << 20).zip(1..).all(|(part, value)| part.iter().all(|b| *b == value)));
+    });
+}
+
+#[test]
+fn parts_are_written_one_behind_the_other() {
+    both(|mut ring| {
+        let part = |value: usize| {
+            let mut buffer = Buffer::new(4096);
+            buffer.data_mut().fill(value as u8);
+            Part { data: Ciphertext::encrypted(buffer), len: 1 + value * 64, token: Token(value as u64) }
+        };
+        let parts = || (0..MAX_PARTS).map(part).collect();
+        let expected: Vec<u8> = (0..MAX_PARTS).flat_map(|value| vec![value as u8; 1 + value * 64]).collect();
+        let file = tempfile::tempfile().unwrap();
+        let store: Arc<dyn BackingStore> =
+            Arc::new(FileStore::new(file.try_clone().unwrap(), false, IoMode::Auto).unwrap());
+        let id = ring.add_store(&store).unwrap();
+        ring.reserve_parts(1);
+        for offset in [0, 12345] {
+            ring.submit(id, Operation::WriteParts { offset, parts: parts() }, Token(9));
+            let done = next(&mut ring);
+            assert_eq!((done.token, done.result), (Token(9), Ok(expected.len())));
+            let Returned::Parts(parts) = done.returned else { panic!("no parts") };
+            assert!(parts.iter().map(|part| part.token.0).eq(0..MAX_PARTS as u64));
+            let mut found = vec![0; expected.len()];
+            file.read_exact_at(&mut found, offset).unwrap();
+            assert!(found == expected);
+        }
+        ring.close(id);
+        ring.submit(id, Operation::WriteParts { offset: 0, parts: parts() }, Token(10));
+        let done = next(&mut ring);
+        assert_eq!(done.result, Err(Errno::BADF));
+        assert!(matches!(done.returned, Returned::Parts(parts) if parts.len() == MAX_PARTS));
     });
 }
 

@@ -5,7 +5,7 @@
 //! given to the kernel stay valid for as long as it may use them. [`Uring::finish`] waits for all before anything is freed.
 #![allow(unsafe_code)]
 
-use super::{Buffer, Completion, FileId, Files, Held, Operation, Outgoing, Token, UblkBytes, UblkCommand, Wait, Waker};
+use super::{Buffer, Completion, FileId, Files, Held, Operation, Token, UblkBytes, UblkCommand, Wait, Waker};
 use crate::buffer::Slot;
 use crate::store::block_device::RING_DISCARD;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -62,7 +62,7 @@ struct Entry {
     as_command: bool,
 }
 
-/// What `sendmsg` points to.
+/// What `sendmsg` and `writev` point to.
 struct Vectors {
     parts: Vec<libc::iovec>,
     message: libc::msghdr,
@@ -128,15 +128,15 @@ impl Uring {
         }
     }
 
-    /// Makes room for so many operations at a time, as many of which as there are sockets may send.
-    pub(super) fn reserve(&mut self, room: usize, sockets: usize) {
+    /// Makes room for so many operations at a time, `scattered` of which are on several stretches of memory.
+    pub(super) fn reserve(&mut self, room: usize, scattered: usize) {
         self.in_flight.reserve(room.saturating_sub(self.in_flight.len()));
         self.free.reserve(room.saturating_sub(self.free.len()));
         self.done.reserve(room.saturating_sub(self.done.len()));
         // One more is the waker's.
         self.backlog.reserve((room + 1).saturating_sub(self.backlog.len()));
-        self.vectors.reserve(sockets.saturating_sub(self.vectors.len()));
-        while self.vectors_made < sockets {
+        self.vectors.reserve(scattered.saturating_sub(self.vectors.len()));
+        while self.vectors_made < scattered {
             self.vectors.push(Vectors::new());
             self.vectors_made += 1;
         }
@@ -163,7 +163,8 @@ impl Uring {
             assert!(fits, "a place of a ublk queue has a buffer for the longest request, where the driver copies");
         }
         held.in_flight += 1;
-        let vectors = matches!(operation, Operation::Send(_)).then(|| self.vectors.pop().unwrap_or_else(Vectors::new));
+        let scattered = matches!(operation, Operation::Send(_) | Operation::WriteParts { .. });
+        let vectors = scattered.then(|| self.vectors.pop().unwrap_or_else(Vectors::new));
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
@@ -372,6 +373,11 @@ impl Entry {
                     None => opcode::Write::new(fd, start, len).offset(*offset).rw_flags(flags).build(),
                 }
             }
+            Operation::WriteParts { offset, parts } => {
+                let vectors = self.vectors.as_mut().expect("a write of several parts is made with its vectors");
+                vectors.point_to(parts.iter().map(|part| part.bytes()), 0);
+                opcode::Writev::new(fd, vectors.parts.as_ptr(), vectors.parts.len() as u32).offset(*offset).build()
+            }
             Operation::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             Operation::Discard { offset, len } if self.as_command => {
                 let mut payload = [0; 16];
@@ -402,7 +408,7 @@ impl Entry {
             }
             Operation::Send(outgoing) => {
                 let vectors = self.vectors.as_mut().expect("a send is made with its vectors");
-                vectors.point_to(outgoing, self.progress);
+                vectors.point_to(outgoing.iter().map(|(buffer, range)| &buffer.frame()[range.clone()]), self.progress);
                 opcode::SendMsg::new(fd, &raw const vectors.message)
                     .flags((libc::MSG_WAITALL | libc::MSG_NOSIGNAL) as u32)
                     .build()
@@ -415,18 +421,17 @@ impl Vectors {
     fn new() -> Box<Self> {
         // SAFETY: all fields of `msghdr` are integers and pointers, for which zero is a value.
         let message = unsafe { std::mem::zeroed() };
-        Box::new(Self { parts: Vec::with_capacity(super::MAX_OUTGOING), message })
+        Box::new(Self { parts: Vec::with_capacity(super::MAX_OUTGOING.max(super::MAX_PARTS)), message })
     }
 
-    fn point_to(&mut self, outgoing: &Outgoing, mut skip: usize) {
+    fn point_to<'a>(&mut self, stretches: impl Iterator<Item = &'a [u8]>, mut skip: usize) {
         self.parts.clear();
-        for (buffer, range) in outgoing {
-            let part = &buffer.frame()[range.clone()];
+        for part in stretches {
             let passed = skip.min(part.len());
             skip -= passed;
             let part = &part[passed..];
             if !part.is_empty() {
-                // `sendmsg` does not write through the pointer.
+                // Neither `sendmsg` nor `writev` writes through the pointer.
                 self.parts.push(libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
             }
         }

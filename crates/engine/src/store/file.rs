@@ -109,6 +109,10 @@ impl BackingStore for FileStore {
         rustix::io::pwritev2(&self.file, &[IoSlice::new(data)], offset, ReadWriteFlags::DSYNC)
     }
 
+    fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        rustix::io::pwritev(&self.file, parts, offset)
+    }
+
     fn sync(&self) -> Result<(), Errno> {
         rustix::fs::fdatasync(&self.file)
     }

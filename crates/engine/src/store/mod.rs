@@ -11,6 +11,7 @@ pub mod zoned_file;
 
 use crate::zoned::ZonedStore;
 use rustix::io::Errno;
+use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 
 /// What is known of a store when it is opened.
@@ -103,6 +104,22 @@ pub trait BackingStore: Send + Sync {
 
     /// Writes at `offset`; the number of bytes written. `durable`: they are on stable storage before this returns.
     fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno>;
+
+    /// Writes these one behind the other from `offset` on; the number of bytes written. A store that has one call for it sees to it
+    /// that they are one write for a drive as well.
+    fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        let mut done = 0;
+        for part in parts {
+            match self.write_at(part, offset + done as u64, false) {
+                Ok(more) if more == part.len() => done += more,
+                Ok(more) => return Ok(done + more),
+                Err(error) if done == 0 => return Err(error),
+                // It shows again when the rest is written.
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
 
     /// Puts everything that was written before on stable storage.
     fn sync(&self) -> Result<(), Errno>;

@@ -107,7 +107,8 @@ where
         flight.kept = Some(data);
         flight.step = Step::Turn;
         let ticket = flight.ticket.expect("only writes with a ticket wait for a turn");
-        if device.zones().is_some_and(|zones| zones.ready(ticket)) {
+        let joins = !flight.operation.durable();
+        if device.zones().is_some_and(|zones| zones.ready(ticket, joins)) {
             self.its_turn(index);
         }
     }
@@ -127,13 +128,18 @@ where
         let again = matches!(flight.operation, Operation::WriteAgain { .. });
         match self.placed_at(index, zones.position(ticket), data) {
             Ok(data) if again => self.write_what_is_missing(index, data),
-            Ok(data) => self.write_now(index, data),
+            Ok(data) => self.write_gathered(index, ticket, data),
             Err(error) => self.finish(index, Err(error)),
         }
     }
 
     /// The data of a write, encrypted for `position`, which it may not have been.
-    fn placed_at(&mut self, index: u32, position: u64, data: Ciphertext) -> Result<Ciphertext, RequestError> {
+    pub(super) fn placed_at(
+        &mut self,
+        index: u32,
+        position: u64,
+        data: Ciphertext,
+    ) -> Result<Ciphertext, RequestError> {
         let extent = self.flight(index).extent.expect("a write has an extent");
         if extent.store_offset == position {
             return Ok(data);
@@ -153,7 +159,7 @@ where
         Ok(data)
     }
 
-    fn write_now(&mut self, index: u32, data: Ciphertext) {
+    pub(super) fn write_now(&mut self, index: u32, data: Ciphertext) {
         let flight = self.flight(index);
         flight.step = Step::Write;
         flight.progress = 0;

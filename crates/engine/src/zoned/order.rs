@@ -1,10 +1,11 @@
 //! The order of writes in sequential zones: one table for all workers and callers of a device.
 //!
 //! A write gets a *ticket* when it begins, and tickets of a zone form a queue. Cipher work goes on in any order; what then
-//! goes to the store is the head of the queue, alone, so the store sees each zone's writes one after the other in the order
-//! in which they were submitted. A write is not judged here: one that is not at the write pointer goes to the store in its
-//! turn, and fails as it would there. An append is placed where the zone's queue will have written to, before it is
-//! encrypted; when a write fails, the pointer is read again, and what was placed behind is placed anew.
+//! goes to the store is the head of the queue, which takes along what is ready behind it (`worker/gathered.rs`), so the store
+//! sees each zone's writes one after the other in the order in which they were submitted. A write is not judged here: one that
+//! is not at the write pointer goes to the store in its turn, and fails as it would there. An append is placed where the
+//! zone's queue will have written to, before it is encrypted; when a write fails, the pointer is read again, and what was placed
+//! behind is placed anew.
 //!
 //! Requests of several front end queues may overtake each other on the way here. A write that is ahead of the pointer is
 //! *held* until each worker has had two turns, in which the ones before it would have come.
@@ -108,6 +109,15 @@ impl ZoneOrder {
         let mut table = self.table();
         let zone = self.zones_of(position, 1).start;
         self.know(&mut table, zone).map_err(RequestError::errno)?;
+        Ok(table.zones[zone].written)
+    }
+
+    /// The same, asked of the store now.
+    pub(crate) fn ask_again(&self, position: u64) -> Result<u64, Errno> {
+        let mut table = self.table();
+        let zone = self.zones_of(position, 1).start;
+        self.ask(&mut table, zone).map_err(RequestError::errno)?;
+        self.replace(&mut table, zone);
         Ok(table.zones[zone].written)
     }
 
@@ -239,11 +249,12 @@ impl ZoneOrder {
         true
     }
 
-    /// The write is encrypted. True: it is its turn; otherwise it is told.
-    pub(crate) fn ready(&self, ticket: TicketId) -> bool {
+    /// The write is encrypted. True: it is its turn; otherwise it is told. `joins`: see [`ZoneOrder::behind`].
+    pub(crate) fn ready(&self, ticket: TicketId, joins: bool) -> bool {
         let mut table = self.table();
         let ticket = &mut table.tickets[ticket.0 as usize];
         ticket.ready = true;
+        ticket.joins = joins && ticket.kind != TicketKind::Data(Manner::Again);
         if self.disordered {
             ticket.granted = true;
             return true;
@@ -261,9 +272,28 @@ impl ZoneOrder {
 
     /// As [`ZoneOrder::ready`], on a thread that waits for its turn.
     pub(crate) fn ready_blocking(&self, ticket: TicketId) {
-        if !self.ready(ticket) {
+        if !self.ready(ticket, false) {
             self.wait(|table| table.tickets[ticket.0 as usize].granted);
         }
+    }
+
+    /// The token of the write behind this one, whose turn it is, if both may go to the store as one write: both join, that one
+    /// is ready and `me` is told of it, has at most `room` bytes, and begins where this one ends. It is its turn as well then.
+    pub(crate) fn behind(&self, ticket: TicketId, room: u64, me: &Arc<dyn Granted>) -> Option<u64> {
+        let mut table = self.table();
+        let Ticket { next, zone, position, len, joins, .. } = table.tickets[ticket.0 as usize];
+        let State { end, .. } = table.zones[zone as usize];
+        let next = table.tickets.get_mut(next as usize).filter(|next| joins && next.joins && !next.granted)?;
+        let Some(Waiter::Message(to, token)) = &next.waiter else { return None };
+        let follows = next.position == position + len && next.len <= room && next.position + next.len <= end;
+        let token = Some(*token).filter(|_| follows && Arc::ptr_eq(me, to))?;
+        next.granted = true;
+        Some(token)
+    }
+
+    /// A write that was to go together with one before it waits for its own turn after all.
+    pub(crate) fn not_yet(&self, ticket: TicketId) {
+        self.table().tickets[ticket.0 as usize].granted = false;
     }
 
     /// Where the write goes, as of now. It stays so once it is its turn.

@@ -12,7 +12,7 @@ use crate::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind, ZoneLimits, ZonedS
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
@@ -122,6 +122,12 @@ impl Queue {
         })
     }
 
+    /// What the block layer never cuts: as many sectors as it may, and no more pages, which lie anywhere, than it may.
+    fn longest(&self) -> Result<u32, ZonedDeviceError> {
+        let (kib, pages): (u32, u32) = (self.number("max_sectors_kb")?, self.number("max_segments")?);
+        Ok(kib.saturating_mul(1024).min(pages.saturating_mul(4096)))
+    }
+
     fn limits(&self) -> Result<ZoneLimits, ZonedDeviceError> {
         Ok(ZoneLimits {
             zone_len: u64::from(self.number::<u32>("chunk_sectors")?) * SECTOR,
@@ -129,7 +135,7 @@ impl Queue {
             max_open: self.number("max_open_zones")?,
             max_active: self.number("max_active_zones")?,
             write_granularity: self.number("zone_write_granularity")?,
-            longest_write: self.number::<u32>("max_sectors_kb")?.saturating_mul(1024),
+            longest_write: self.longest()?,
         })
     }
 }
@@ -151,6 +157,10 @@ impl BackingStore for ZonedDevice {
 
     fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
         self.file.write_at(data, offset, durable)
+    }
+
+    fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        self.file.write_vectored_at(parts, offset)
     }
 
     fn sync(&self) -> Result<(), Errno> {

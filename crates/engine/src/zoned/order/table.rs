@@ -57,6 +57,8 @@ pub(super) struct Ticket {
     pub(super) kind: TicketKind,
     pub(super) ready: bool,
     pub(super) granted: bool,
+    /// It may go to the store together with those before and behind it.
+    pub(super) joins: bool,
     pub(super) moves: u8,
     /// Of one that is held: who has had a turn since, and who another.
     pub(super) turned: [u64; 2],
@@ -107,8 +109,8 @@ impl State {
 
 impl Ticket {
     pub(super) fn new(zone: u32, position: u64, len: u64, kind: TicketKind, waiter: Option<Waiter>) -> Self {
-        let (ready, granted, moves, turned) = (false, false, 0, [0; 2]);
-        Self { zone, next: NONE, position, len, kind, ready, granted, moves, turned, waiter }
+        let (ready, granted, joins, moves, turned) = (false, false, false, 0, [0; 2]);
+        Self { zone, next: NONE, position, len, kind, ready, granted, joins, moves, turned, waiter }
     }
 }
 

@@ -1,11 +1,13 @@
 //! Appends: many of one zone at a time, what a failed one costs the others, and pointers that somebody else has moved.
 
+use super::DATA_ZONES;
 use super::memory::Shape;
 use super::rig::{FAULTS, Kind, Rig};
 use super::team::{Answer, Ask};
-use super::{DATA_ZONES, rig};
+use super::trouble::{Fault, Trouble};
 use crate::support::Random;
 use inlock_engine::RequestError;
+use inlock_engine::ring::MAX_PARTS;
 use inlock_engine::zoned::{ZoneAction, ZoneCondition};
 use rustix::io::Errno;
 use std::collections::HashSet;
@@ -76,31 +78,43 @@ fn many_appends_to_one_zone_land_side_by_side() {
     assert_eq!(rig.report()[0].write_pointer, Some(end));
 }
 
-/// One store operation of many fails, for every one of them: what it belongs to fails, and the others move up.
+/// One store operation of many fails, for every one of them: what the store may have of it fails, one that is part of several is
+/// tried again alone, and the others move up.
 #[test]
 fn a_failed_append_moves_the_others_and_fails_none_of_them() {
-    let (mut failed, mut moved) = (0, 0);
-    for (number, fault) in FAULTS.into_iter().enumerate() {
-        for nth in 1..=12 {
-            let rig = Rig::with(Kind::Memory, SHAPE, 512, 2, true, |store| store);
-            // The zone is known, so that every fault meets a write.
-            rig.blocking.append(0, &named(0, 1)).unwrap();
-            let asks: Vec<_> = (0..24).map(|n| append(0, named(n + 100 * number as u64, 2))).collect();
-            let answers = rig.at_once(&asks, || rig.trouble.fail_once(nth, fault));
-            let place = format!("{fault:?}, operation {nth}");
+    let (mut failed, mut moved, mut several) = (0, 0, 0);
+    let cases = FAULTS.into_iter().flat_map(|fault| (1..=12).map(move |nth| (fault, nth)));
+    for (name, (fault, nth)) in cases.enumerate() {
+        for together in [false, true] {
+            // At most four go to the store at once.
+            let troubled = |store: Trouble| store.logged(64).in_pieces_of(8 * BLOCK as u32);
+            let rig = Rig::with(Kind::Memory, SHAPE, 512, if together { 1 } else { 2 }, !together, troubled);
+            let asks: Vec<_> = (0..48).map(|n| append(0, named(n + 100 * name as u64, 2))).collect();
+            let prepare = || rig.trouble.fail_once(nth, fault);
+            let answers = if together {
+                rig.behind_another(0, &asks, prepare)
+            } else {
+                // The zone is known, so that every fault meets a write.
+                rig.blocking.append(0, &named(0, 1)).unwrap();
+                rig.at_once(&asks, prepare)
+            };
+            let place = format!("{fault:?}, operation {nth}, together: {together}");
             assert_eq!(rig.trouble.struck(), [fault], "{place}");
+            // The first write is not among those that are counted.
+            let requests = rig.trouble.arrivals()[nth as usize].requests;
+            several += usize::from(requests > 1);
+            let (fail, left) = match fault {
+                Fault::Torn(_) => (requests.div_ceil(2), requests as u64 * BLOCK),
+                Fault::After(_) => (requests, 2 * requests as u64 * BLOCK),
+                _ => (usize::from(requests == 1 && !fault.is_transient()), 0),
+            };
             let errors: Vec<_> = answers.iter().filter_map(|answer| answer.as_ref().err()).collect();
-            let expected = if fault.is_transient() { vec![] } else { vec![RequestError::Io(fault.errno())] };
-            assert_eq!(errors, expected.iter().collect::<Vec<_>>(), "{place}");
+            assert_eq!(errors.len(), fail, "{place}, {requests} at once: {errors:?}");
+            assert!(errors.iter().all(|error| **error == RequestError::Io(fault.errno())), "{place}: {errors:?}");
             failed += errors.len();
             let mut all = with_data(&asks, &answers);
             all.sort_unstable_by_key(|(offset, _)| *offset);
             // What a torn one left behind is between two others.
-            let left = match fault {
-                rig::Fault::Torn(_) => BLOCK,
-                rig::Fault::After(_) => 2 * BLOCK,
-                _ => 0,
-            };
             let total = BLOCK + all.len() as u64 * 2 * BLOCK + left;
             assert_eq!(rig.report()[0].write_pointer, Some(total), "{place}");
             let gap = all.iter().zip(1..).filter(|((offset, _), n)| *offset != (2 * n - 1) * BLOCK).count();
@@ -111,7 +125,69 @@ fn a_failed_append_moves_the_others_and_fails_none_of_them() {
         }
     }
     println!("{failed} appends failed, {moved} others landed elsewhere than without the failure, 0 failed with them");
-    assert!(failed > 50 && moved > 50);
+    println!("{several} times it was a write of several");
+    assert!(failed > 100 && moved > 100 && several > 80);
+}
+
+/// What waits for a drive goes to it together, as far as it goes in one piece.
+#[test]
+fn what_waits_goes_together() {
+    for (longest, most) in [(2 * BLOCK, 2), (5 * BLOCK, 5), (1 << 20, MAX_PARTS)] {
+        let rig = Rig::with(Kind::Memory, SHAPE, 512, 1, false, |store| store.logged(512).in_pieces_of(longest as u32));
+        let mut asks: Vec<_> = (0..70).map(|n| append(0, named(n, 1))).collect();
+        // One that has to be on stable storage goes alone.
+        asks.push(Ask::Append { zone: 0, data: named(100, 1), durable: true });
+        // As long as what goes at once, or longer.
+        asks.push(append(0, named(101, 5)));
+        let at = |n: u64| (71 + 1 + 5 + n) * BLOCK;
+        asks.extend((0..30).map(|n| Ask::Write { offset: at(n), data: named(n + 200, 1), durable: false }));
+        // Not where the one before ends: it goes alone, fails alone, and others follow.
+        asks.push(Ask::Write { offset: at(60), data: named(300, 1), durable: false });
+        asks.push(append(0, named(301, 1)));
+        let answers = rig.behind_another(0, &asks, || ());
+        let failed: Vec<_> = (0..).zip(&answers).filter(|(_, answer)| answer.is_err()).map(|(n, _)| n).collect();
+        assert_eq!(failed, [102]);
+        assert_eq!(check_dense(&rig, 0, &mut with_data(&asks, &answers), BLOCK), at(31));
+        let arrivals = rig.trouble.arrivals();
+        let gathered: Vec<_> = arrivals.iter().filter(|arrival| arrival.requests > 1).collect();
+        assert!(gathered.iter().all(|arrival| arrival.len <= longest), "{arrivals:?}");
+        assert_eq!(gathered.iter().map(|arrival| arrival.requests).max(), Some(most));
+        assert_eq!(arrivals.iter().map(|arrival| arrival.requests).sum::<usize>(), asks.len() + 1);
+        let durable = arrivals.iter().find(|arrival| arrival.at == Some(71 * BLOCK));
+        assert_eq!(durable.map(|arrival| arrival.requests), Some(1));
+    }
+}
+
+/// A zone's capacity ends among them: those that fit are written.
+#[test]
+fn what_goes_together_ends_with_the_zone() {
+    let shape = Shape { capacity: 10 * BLOCK, zone_len: 16 * BLOCK, ..SHAPE };
+    let rig = Rig::with(Kind::Memory, shape, 512, 1, false, |store| store.logged(64));
+    let write = |n: u64| Ask::Write { offset: n * BLOCK, data: named(n, 1), durable: false };
+    let asks: Vec<_> = (1..13).map(write).collect();
+    let answers = rig.behind_another(0, &asks, || ());
+    let ended: Vec<_> = answers.iter().map(|answer| answer.is_ok()).collect();
+    assert_eq!(ended, [[true; 9].as_slice(), &[false; 3]].concat());
+    assert_eq!(rig.report()[0].condition, ZoneCondition::Full);
+}
+
+/// A write of several finds that somebody else has written to its zone: all of it goes behind.
+#[test]
+fn appends_that_go_together_find_the_zone_written() {
+    for nth in 1..=6 {
+        let rig =
+            Rig::with(Kind::Memory, SHAPE, 512, 1, false, |store| store.logged(64).in_pieces_of(8 * BLOCK as u32));
+        let asks: Vec<_> = (0..48).map(|n| append(0, named(n, 1))).collect();
+        let answers = rig.behind_another(0, &asks, || rig.trouble.fail_once(nth, Fault::Taken));
+        let taken = rig.trouble.arrivals()[nth as usize];
+        assert_eq!(taken.requests, 8);
+        let mut all = with_data(&asks, &answers);
+        assert_eq!(all.len(), 48, "{answers:?}");
+        all.sort_unstable_by_key(|(offset, _)| *offset);
+        let before = all.iter().filter(|(at, _)| *at < taken.at.unwrap()).count();
+        check_dense(&rig, 0, &mut all[..before], BLOCK);
+        check_dense(&rig, 0, &mut all[before..], taken.at.unwrap() + taken.len);
+    }
 }
 
 fn with_data(asks: &[Ask], answers: &[Answer]) -> Vec<(u64, Vec<u8>)> {
@@ -126,7 +202,7 @@ fn writes_behind_a_failed_one_fail_and_appends_among_them_do_not() {
     rig.blocking.append(0, &named(9, 1)).unwrap();
     let write = |n: u64| Ask::Write { offset: n * BLOCK, data: named(n, 1), durable: false };
     let asks = vec![write(1), write(2), write(3), append(0, named(4, 1)), write(5), append(0, named(6, 1))];
-    let answers = rig.at_once(&asks, || rig.trouble.fail_once(3, rig::Fault::Before(Errno::NOSPC)));
+    let answers = rig.at_once(&asks, || rig.trouble.fail_once(3, Fault::Before(Errno::NOSPC)));
     let results: Vec<_> = answers.iter().map(|a| a.as_ref().map(|d| d.offset).map_err(|e| e.errno())).collect();
     // The third is where the store fails; the append behind it takes its place, and so the fifth is ahead of the pointer.
     let expected = [Ok(BLOCK), Ok(2 * BLOCK), Err(Errno::NOSPC), Ok(3 * BLOCK), Err(Errno::IO), Ok(4 * BLOCK)];

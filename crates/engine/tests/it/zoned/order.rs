@@ -125,7 +125,7 @@ impl Submitter<'_> {
 fn check_order(arrivals: &[Arrival]) -> Result<u64, String> {
     let mut ends = vec![0; SHAPE.zones as usize];
     let mut writes = 0;
-    for (number, Arrival { zone, at, len, overlaps }) in arrivals.iter().enumerate() {
+    for (number, Arrival { zone, at, len, requests, overlaps }) in arrivals.iter().enumerate() {
         let end = &mut ends[*zone as usize];
         match at {
             None => *end = 0,
@@ -133,7 +133,7 @@ fn check_order(arrivals: &[Arrival]) -> Result<u64, String> {
             Some(at) if at != end => return Err(format!("arrival {number} at {at} of zone {zone}, not at {end}")),
             Some(_) => {
                 *end += len;
-                writes += 1;
+                writes += *requests as u64;
             }
         }
     }
@@ -176,6 +176,8 @@ fn run(way: Way, writes: usize) -> Result<(), String> {
     assert_eq!(stats.offloaded > 0, way.offloaded, "the cipher work is where it was put");
     let came = order?;
     verdict?;
+    let gathered = store.arrivals().iter().filter(|arrival| arrival.requests > 1).count();
+    println!("{gathered} times several at once, {way:?}");
     if came == writes as u64 { Ok(()) } else { Err(format!("{came} writes came of {writes}")) }
 }
 

@@ -140,6 +140,24 @@ impl Rig {
         self.team.answers(asks.len())
     }
 
+    /// Has all of these wait, encrypted, while an append of a block to the zone is with the store; there is one worker, without a
+    /// pool. `prepare` is called just before they go on.
+    pub(crate) fn behind_another(&self, zone: u64, asks: &[Ask], prepare: impl FnOnce()) -> Vec<Answer> {
+        self.trouble.hold();
+        std::thread::scope(|scope| {
+            let blocking = &self.blocking;
+            let another = scope.spawn(move || blocking.append(zone, &[7; 4096]));
+            self.trouble.until_held();
+            self.team.post_all(asks);
+            // It is begun after the others, and waits for nobody.
+            self.team.ask(0, Ask::Read { offset: zone, len: 512 }).unwrap();
+            prepare();
+            self.trouble.release();
+            another.join().unwrap().unwrap();
+            self.team.answers(asks.len())
+        })
+    }
+
     /// Suspends the device and lets it go on.
     pub(crate) fn suspend(&self, wipe: bool) {
         self.device.suspend().unwrap();

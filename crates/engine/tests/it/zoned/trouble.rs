@@ -5,7 +5,8 @@ use inlock_engine::BackingStore;
 use inlock_engine::store::Geometry;
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneKind, ZoneLimits, ZonedStore};
 use rustix::io::Errno;
-use std::sync::{Arc, Mutex};
+use std::io::IoSlice;
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// How an operation fails.
@@ -21,6 +22,8 @@ pub(crate) enum Fault {
     After(Errno),
     /// Nothing is done, and no error is reported, as at the end of a file.
     Nothing,
+    /// Somebody else has written there before, as much.
+    Taken,
 }
 
 impl Fault {
@@ -32,7 +35,7 @@ impl Fault {
     pub(crate) fn errno(self) -> Errno {
         match self {
             Self::Before(errno) | Self::Torn(errno) | Self::After(errno) => errno,
-            Self::Short | Self::Nothing => Errno::IO,
+            Self::Short | Self::Nothing | Self::Taken => Errno::IO,
         }
     }
 }
@@ -44,6 +47,8 @@ pub(crate) struct Arrival {
     /// From the start of the zone; `None`: a reset.
     pub(crate) at: Option<u64>,
     pub(crate) len: u64,
+    /// How many came as one.
+    pub(crate) requests: usize,
     /// Another write of the zone had not ended.
     pub(crate) overlaps: bool,
 }
@@ -56,6 +61,20 @@ pub(crate) struct Trouble {
     random: Mutex<Random>,
     log: Option<Mutex<Log>>,
     faults: Mutex<Faults>,
+    /// The longest write that it says it takes in one piece.
+    longest_write: u32,
+    hold: (Mutex<Hold>, Condvar),
+}
+
+/// What becomes of the next write.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Hold {
+    #[default]
+    No,
+    /// It is not answered.
+    Wanted,
+    /// It is done, and waits.
+    Holds,
 }
 
 struct Log {
@@ -79,12 +98,50 @@ impl Trouble {
     pub(crate) fn new(inner: Arc<dyn BackingStore>) -> Self {
         let zone_len = inner.zoned().unwrap().limits().zone_len;
         let (random, faults) = (Mutex::new(Random::new(1)), Mutex::default());
-        Self { inner, zone_len, delays: 0, random, log: None, faults }
+        Self {
+            inner,
+            zone_len,
+            delays: 0,
+            random,
+            log: None,
+            faults,
+            longest_write: u32::MAX,
+            hold: Default::default(),
+        }
     }
 
     /// One write in `one_in` takes longer.
     pub(crate) fn delayed(self, one_in: u64, seed: u64) -> Self {
         Self { delays: one_in, random: Mutex::new(Random::new(seed)), ..self }
+    }
+
+    /// Does not answer the next write until [`Trouble::release`].
+    pub(crate) fn hold(&self) {
+        *self.hold.0.lock().unwrap() = Hold::Wanted;
+    }
+
+    /// Waits until a write is held.
+    pub(crate) fn until_held(&self) {
+        drop(self.hold.1.wait_while(self.hold.0.lock().unwrap(), |hold| *hold != Hold::Holds).unwrap());
+    }
+
+    pub(crate) fn release(&self) {
+        *self.hold.0.lock().unwrap() = Hold::No;
+        self.hold.1.notify_all();
+    }
+
+    fn hold_back(&self) {
+        let mut hold = self.hold.0.lock().unwrap();
+        if *hold == Hold::Wanted {
+            *hold = Hold::Holds;
+            self.hold.1.notify_all();
+            drop(self.hold.1.wait_while(hold, |hold| *hold == Hold::Holds).unwrap());
+        }
+    }
+
+    /// Says that it takes so much in one piece.
+    pub(crate) fn in_pieces_of(self, longest_write: u32) -> Self {
+        Self { longest_write, ..self }
     }
 
     /// Remembers what comes, room for `room` without growing.
@@ -158,12 +215,12 @@ impl Trouble {
         }
     }
 
-    fn arrive(&self, offset: u64, len: u64) {
+    fn arrive(&self, offset: u64, len: u64, requests: usize) {
         let Some(log) = &self.log else { return };
         let mut log = log.lock().unwrap();
         let zone = offset / self.zone_len;
         let overlaps = std::mem::replace(&mut log.busy[zone as usize], true);
-        log.arrivals.push(Arrival { zone, at: Some(offset % self.zone_len), len, overlaps });
+        log.arrivals.push(Arrival { zone, at: Some(offset % self.zone_len), len, requests, overlaps });
     }
 
     fn depart(&self, offset: u64) {
@@ -184,6 +241,15 @@ impl Trouble {
             || reported == Ok(1) && write_pointer == Some(offset) && offset + len <= start + capacity
     }
 
+    fn write_as_one(&self, data: &[u8], offset: u64, durable: bool, requests: usize) -> Result<usize, Errno> {
+        self.arrive(offset, data.len() as u64, requests);
+        self.wait();
+        let written = self.write(data, offset, durable);
+        self.hold_back();
+        self.depart(offset);
+        written
+    }
+
     fn write(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
         let granularity = self.zoned_inner().limits().write_granularity as usize;
         let half = (data.len() / 2).next_multiple_of(granularity).min(data.len());
@@ -196,6 +262,7 @@ impl Trouble {
             Some(Fault::Torn(errno)) => self.inner.write_at(&data[..half], offset, durable).and(Err(errno)),
             Some(Fault::After(errno)) => self.inner.write_at(data, offset, durable).and(Err(errno)),
             Some(Fault::Nothing) => Ok(0),
+            Some(Fault::Taken) => self.inner.write_at(&vec![0x5a; data.len()], offset, false).and(Err(Errno::IO)),
         }
     }
 }
@@ -220,11 +287,13 @@ impl BackingStore for Trouble {
     }
 
     fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
-        self.arrive(offset, data.len() as u64);
-        self.wait();
-        let written = self.write(data, offset, durable);
-        self.depart(offset);
-        written
+        self.write_as_one(data, offset, durable, 1)
+    }
+
+    /// One write, as it is for a drive.
+    fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        let whole: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        self.write_as_one(&whole, offset, false, parts.len())
     }
 
     fn sync(&self) -> Result<(), Errno> {
@@ -245,7 +314,7 @@ impl BackingStore for Trouble {
 
 impl ZonedStore for Trouble {
     fn limits(&self) -> ZoneLimits {
-        self.zoned_inner().limits()
+        ZoneLimits { longest_write: self.longest_write, ..self.zoned_inner().limits() }
     }
 
     fn report(&self, offset: u64, into: &mut [Zone]) -> Result<usize, Errno> {
@@ -257,7 +326,7 @@ impl ZonedStore for Trouble {
 
     fn manage(&self, action: ZoneAction, offset: u64, len: u64) -> Result<(), Errno> {
         if let (Some(log), ZoneAction::Reset) = (&self.log, action) {
-            let arrival = Arrival { zone: offset / self.zone_len, at: None, len: 0, overlaps: false };
+            let arrival = Arrival { zone: offset / self.zone_len, at: None, len: 0, requests: 0, overlaps: false };
             log.lock().unwrap().arrivals.push(arrival);
         }
         match self.strike(|fault| matches!(fault, Fault::Before(_) | Fault::After(_)) && !fault.is_transient()) {
