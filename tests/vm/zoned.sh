@@ -66,12 +66,11 @@ ordered order /tmp/trace 200
 check report-loaded shifted /dev/under
 
 # Killed in the middle: writers wait, and go on when the process is back.
-xtask zones fill "$NODE" /tmp/log 9 9 > /tmp/filled 2>&1 &
+xtask zones fill "$NODE" /tmp/log 9 9 20 "$(ours_pid)" > /tmp/filled 2>&1 &
 filling=$!
-wait_for 60 has_grown /tmp/log 20
-check kill kill -9 "$(ours_pid)"
-if kill -0 "$filling"; then ok killed-in-the-middle; else fail killed-in-the-middle "all was written before"; fi
+check kill wait_for 60 grep killing /tmp/filled
 sleep 1
+if kill -0 "$filling"; then ok killed-in-the-middle; else fail killed-in-the-middle "all was written before"; fi
 check back ours /dev/under || exit 1
 if wait "$filling"; then ok go-on; else fail go-on "$(cat /tmp/filled)"; fi
 check nothing-lost xtask zones filled "$NODE" /tmp/log 9
@@ -80,10 +79,9 @@ check report-back shifted /dev/under
 
 # Killed together with who writes: what was acknowledged is there, and nothing else is.
 rm /tmp/log
-xtask zones fill "$NODE" /tmp/log 11 9 > /tmp/filled 2>&1 &
+xtask zones fill "$NODE" /tmp/log 11 9 20 "$(ours_pid)" self > /tmp/filled 2>&1 &
 filling=$!
-wait_for 60 has_grown /tmp/log 20
-check kill-both kill -9 "$filling" "$(ours_pid)"
+check kill-both wait_for 60 grep killing /tmp/filled
 sleep 1
 check back-again ours /dev/under || exit 1
 wait "$filling"

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal};
 
 use super::aligned::{self, Aligned, BLOCK};
 use super::ioctl::{self, Action, CONVENTIONAL, Zone};
@@ -16,9 +17,39 @@ const THREADS: usize = 4;
 /// The longest write, in blocks.
 const LONGEST: u64 = 32;
 
+/// Processes that are killed in the middle.
+pub(super) struct Kill {
+    /// When so many writes have been acknowledged.
+    after: u64,
+    pids: Vec<Pid>,
+    acknowledged: AtomicU64,
+}
+
+impl Kill {
+    pub(super) fn new(after: u64, pids: &[&str]) -> Result<Self> {
+        let pid = |word: &&str| match *word {
+            "self" => Ok(rustix::process::getpid()),
+            word => word.parse().ok().and_then(Pid::from_raw).with_context(|| format!("'{word}' is no process")),
+        };
+        let pids = pids.iter().map(pid).collect::<Result<_>>()?;
+        Ok(Self { after, pids, acknowledged: AtomicU64::new(0) })
+    }
+
+    /// Another write was acknowledged.
+    fn count(&self) -> Result<()> {
+        if self.acknowledged.fetch_add(1, Ordering::Relaxed) + 1 == self.after {
+            println!("killing after {} writes", self.after);
+            for pid in &self.pids {
+                rustix::process::kill_process(*pid, Signal::KILL)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Resets the sequential zones, then writes `mib` to them. After each write a line `START END`, in bytes, goes to `log`:
 /// the zone's start, and how far it was written.
-pub(super) fn write(device: &str, log: &str, seed: u64, mib: u64) -> Result<()> {
+pub(super) fn write(device: &str, log: &str, seed: u64, mib: u64, kill: Option<Kill>) -> Result<()> {
     let device = aligned::open(Path::new(device), true).with_context(|| format!("cannot open {device}"))?;
     let log = OpenOptions::new().create(true).append(true).open(log).with_context(|| format!("cannot open {log}"))?;
     let zones = writable(&device)?;
@@ -30,8 +61,8 @@ pub(super) fn write(device: &str, log: &str, seed: u64, mib: u64) -> Result<()> 
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
                 let mine: Vec<Zone> = zones.iter().skip(thread).step_by(THREADS).copied().collect();
-                let (device, log, left) = (&device, &log, &left);
-                scope.spawn(move || mine.iter().try_for_each(|zone| fill_zone(device, log, zone, seed, left)))
+                let (device, log, left, kill) = (&device, &log, &left, kill.as_ref());
+                scope.spawn(move || mine.iter().try_for_each(|zone| fill_zone(device, log, zone, seed, left, kill)))
             })
             .collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("a thread that writes does not panic"))
@@ -48,7 +79,14 @@ fn writable(device: &File) -> Result<Vec<Zone>> {
     Ok(zones)
 }
 
-fn fill_zone(device: &File, mut log: &File, zone: &Zone, seed: u64, left: &AtomicU64) -> Result<()> {
+fn fill_zone(
+    device: &File,
+    mut log: &File,
+    zone: &Zone,
+    seed: u64,
+    left: &AtomicU64,
+    kill: Option<&Kill>,
+) -> Result<()> {
     let start = zone.start * 512;
     let capacity = zone.capacity * 512;
     let mut bytes = Aligned::new((LONGEST * BLOCK) as usize);
@@ -68,6 +106,7 @@ fn fill_zone(device: &File, mut log: &File, zone: &Zone, seed: u64, left: &Atomi
         at += len;
         // One call, so that lines of several threads do not mix and none is half written.
         log.write_all(format!("{start} {at}\n").as_bytes())?;
+        kill.map_or(Ok(()), Kill::count)?;
     }
     Ok(())
 }
