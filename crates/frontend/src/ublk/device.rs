@@ -3,10 +3,11 @@
 use super::driver::{self, Control, Descriptions, Info, State, USER_RECOVERY, USER_RECOVERY_REISSUE, ZONES};
 use super::parameters::{Parameters, Zones};
 use super::queue::Queue;
-use super::zoned::{ZonedQueue, Zoning, ZoningError};
+use super::user_copy::UserCopy;
+use super::zoning::{Known, Zoning, ZoningError};
 use inlock_engine::ring::Ring;
 use inlock_engine::store::file::IoMode;
-use inlock_engine::worker::{FrontEnd, Worker};
+use inlock_engine::worker::Worker;
 use inlock_engine::zoned::ZoneLimits;
 use inlock_engine::{BlockingDevice, BufferPool, Device, RequestError};
 use rustix::io::Errno;
@@ -184,7 +185,7 @@ impl UblkDevice {
         kept: Option<&Path>,
     ) -> Result<Self, UblkError> {
         control.set_parameters(info.id, parameters).map_err(failed("take the device's parameters"))?;
-        let zoning = parameters.zones.map(|zones| Zoning::new(device, zones.len, info.mark, kept)).transpose()?;
+        let zoning = parameters.zones.map(|zones| Known::new(device, zones.len, info.mark, kept)).transpose()?;
         if zoning.is_some() != info.is_zoned() {
             return Err(UblkError::NoZones);
         }
@@ -203,7 +204,7 @@ impl UblkDevice {
             return Err(UblkError::NotWaiting(number));
         }
         let most = u64::from(info.queues) * u64::from(info.depth) * u64::from(info.longest);
-        let zoning = limits.map(|limits| Zoning::taken_back(device, limits.zone_len, mark, kept, most)).transpose()?;
+        let zoning = limits.map(|limits| Known::taken_back(device, limits.zone_len, mark, kept, most)).transpose()?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             match control.start_recovery(number) {
@@ -241,7 +242,7 @@ impl UblkDevice {
 
     fn with_workers(
         info: Info,
-        zoning: Option<Zoning>,
+        zoning: Option<Known>,
         device: &Arc<Device>,
         kept: Option<&Path>,
     ) -> Result<Self, UblkError> {
@@ -332,31 +333,26 @@ fn spawn(
     number: u16,
     queues: OwnedFd,
     info: Info,
-    zoning: Option<Zoning>,
+    zoning: Option<Known>,
     device: Arc<Device>,
 ) -> Result<(JoinHandle<io::Result<()>>, mpsc::Sender<()>), UblkError> {
     let (ready, began) = mpsc::channel();
     let (go, going) = mpsc::channel();
     let run = move || {
         let signals = Signals { ready, going };
-        let granule = device.granule();
         let made = Descriptions::map(&queues, number, info.depth).and_then(|descriptions| {
             // The ring belongs to the thread that uses it, so it is made there.
             let mut ring = Ring::new(IoMode::Uring)?;
-            let control = zoning.as_ref().map(|_| queues.try_clone()).transpose()?;
+            let user_copy = if info.is_zoned() { Some(UserCopy::new(queues.try_clone()?, number)) } else { None };
             let file = driver::add_to_ring(&mut ring, queues, &info)?;
-            Ok((descriptions, ring, control, file))
+            let zoning = zoning.map(|known| Zoning::new(known, info.depth));
+            let queue = Queue::new(file, number, descriptions, &info, device.granule(), user_copy, zoning);
+            Ok((ring, queue))
         });
-        let (descriptions, ring, control, file) = match made {
-            Ok(made) => made,
-            Err(error) => return signals.ready.send(Err(error)).map_err(io::Error::other),
-        };
-        if let Some((zoning, control)) = zoning.zip(control) {
-            let queue = ZonedQueue::new(file, control, number, descriptions, &info, zoning);
-            return serve(device, ring, queue, &info, &signals);
+        match made {
+            Ok((ring, queue)) => serve(device, ring, queue, &info, &signals),
+            Err(error) => signals.ready.send(Err(error)).map_err(io::Error::other),
         }
-        let queue = Queue::new(file, number, descriptions, info.depth, info.longest as usize, granule);
-        serve(device, ring, queue, &info, &signals)
     };
     let thread = std::thread::Builder::new().name(format!("inlock-queue-{number}")).spawn(run);
     let thread = thread.map_err(UblkError::Worker)?;
@@ -370,13 +366,7 @@ struct Signals {
     going: mpsc::Receiver<()>,
 }
 
-fn serve<F: FrontEnd<Message = ()>>(
-    device: Arc<Device>,
-    ring: Ring,
-    queue: F,
-    info: &Info,
-    signals: &Signals,
-) -> io::Result<()> {
+fn serve(device: Arc<Device>, ring: Ring, queue: Queue, info: &Info, signals: &Signals) -> io::Result<()> {
     let mut worker = Worker::new(device, ring, BufferPool::new(&[]), queue);
     // Each place with the store, and its answer on the way.
     let warm = worker.warm_up(2 * usize::from(info.depth));

@@ -1,12 +1,15 @@
 //! One queue of a ublk device, as front end of a worker.
 //!
-//! Each place of the queue has a buffer for the longest request. With a write its bytes are in it when the request comes; a read
-//! is read from the store into it and decrypted there; the driver copies from it with the answer. A request that is not whole data
-//! units of one segment (only where units are longer than a page, or tables odd) goes in pieces through two buffers
-//! beside, one such request at a time.
+//! Each place of the queue has a buffer for the longest request. A write's bytes are brought there when it comes, a read's are
+//! read from the store into it, decrypted there and taken away with the answer: by the driver, which has the buffer meanwhile, or
+//! by this side ([`UserCopy`]). In between it is all the same. A request that is not whole data units of one segment (only where
+//! units are longer than a page, or tables odd) goes in pieces through two buffers beside, one such request at a time.
+//! What devices with zones need besides is in [`super::zoning`].
 
-use super::driver::operation::{DISCARD, FLUSH, READ, WRITE, WRITE_ZEROES};
-use super::driver::{Described, Descriptions};
+use super::driver::operation::{APPEND, DISCARD, FLUSH, READ, REPORT, WRITE, WRITE_ZEROES};
+use super::driver::{Described, Descriptions, Info};
+use super::user_copy::UserCopy;
+use super::zoning::{self, Zoning};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{
     Completion, FileId, Operation as RingOperation, Returned, Token, UblkBytes, UblkCommand, Wait,
@@ -21,6 +24,10 @@ pub(super) struct Queue {
     file: FileId,
     number: u16,
     descriptions: Descriptions,
+    /// `None`: the driver copies.
+    user_copy: Option<UserCopy>,
+    /// Of a device with zones.
+    zoning: Option<Zoning>,
     places: Vec<Place>,
     /// Places that wait for requests have been handed to the driver.
     begun: bool,
@@ -36,125 +43,174 @@ struct Place {
     /// `None`: with the driver, or with the worker.
     buffer: Option<Buffer>,
     request: Described,
-    /// Bytes that are done, and of the piece that is under way.
+    /// How much of [`Place::whole`] is done, and is in the piece that is under way.
     done: u64,
     piece: u64,
     /// The second buffer of a piece, where it did not need it.
     spare: Option<Buffer>,
+    /// Where an append has landed.
+    landed: u64,
 }
 
 impl Queue {
-    /// A queue with these descriptions and `depth` places for requests of up to `longest` bytes, on data units of at most
-    /// `granule`.
+    /// The queue `number` of the device that `info` is about, with data units of at most `granule` bytes.
     pub(super) fn new(
         file: FileId,
         number: u16,
         descriptions: Descriptions,
-        depth: u16,
-        longest: usize,
+        info: &Info,
         granule: usize,
+        user_copy: Option<UserCopy>,
+        zoning: Option<Zoning>,
     ) -> Self {
-        let room = longest + 2 * granule;
-        let place = |_| Place {
-            buffer: Some(resident(room)),
-            request: Described { operation: FLUSH, durable: false, offset: 0, len: 0 },
-            done: 0,
-            piece: 0,
-            spare: None,
-        };
+        let room = info.longest as usize + 2 * granule;
+        let request = Described { operation: FLUSH, durable: false, offset: 0, len: 0 };
+        let place = |_| Place { buffer: Some(resident(room)), request, done: 0, piece: 0, spare: None, landed: 0 };
         Self {
             file,
             number,
             descriptions,
-            places: (0..depth).map(place).collect(),
+            user_copy,
+            zoning,
+            places: (0..info.depth).map(place).collect(),
             begun: false,
             ended: 0,
             beside: Some((resident(room), resident(2 * granule))),
-            waiting: VecDeque::with_capacity(depth.into()),
+            waiting: VecDeque::with_capacity(info.depth.into()),
         }
     }
 
-    /// Tells the driver how the last request in a place ended, and lets it put another there.
-    fn answer(&mut self, cx: &mut Context<'_>, tag: u16, result: Option<Result<u64, RequestError>>) {
+    /// Lets the driver put a request in a place, and tells it how the last one there has ended, if there was one.
+    fn give(&mut self, cx: &mut Context<'_>, tag: u16, answer: Option<i32>) {
         let place = &mut self.places[usize::from(tag)];
-        let buffer = place.buffer.take().expect("a request that is answered has given its buffer back");
-        let answer = result.map(|result| match result {
-            Ok(len) => bytes_done(len),
-            Err(error) => -number_of(error),
-        });
-        let command = UblkCommand { queue: self.number, tag, answer, bytes: UblkBytes::Copied(buffer) };
+        let bytes = match self.user_copy {
+            None => {
+                UblkBytes::Copied(place.buffer.take().expect("a request that is answered has given its buffer back"))
+            }
+            Some(_) => UblkBytes::Fetched(place.landed / 512),
+        };
+        let command = UblkCommand { queue: self.number, tag, answer, bytes };
         cx.ring.submit(self.file, RingOperation::Ublk(command), Token(tag.into()));
     }
 
-    /// Begins what is left of the request in a place, or answers it.
-    fn advance(&mut self, cx: &mut Context<'_>, tag: u16) {
+    /// Takes in the request that the driver has put in a place.
+    fn take_in(&mut self, cx: &Context<'_>, tag: u16) -> Result<(), RequestError> {
         let place = &mut self.places[usize::from(tag)];
-        let Described { operation, durable, offset, len } = place.request;
-        let (offset, rest) = (offset.saturating_add(place.done), len - place.done);
-        let request = |operation, len| Request { id: tag.into(), operation, offset, len, data: None, spare: None };
-        match operation {
-            FLUSH => cx.requests.push_back(request(Operation::Flush, 0)),
-            DISCARD if rest > 0 => match cx.layout.place(offset, rest) {
-                Ok(here) => {
-                    place.piece = here.len;
-                    cx.requests.push_back(request(Operation::Discard { durable }, here.len));
-                }
-                Err(error) => self.answer(cx, tag, Some(Err(error))),
-            },
-            READ | WRITE | WRITE_ZEROES if rest > 0 => {
-                let moved = match operation {
-                    READ => Operation::Read,
-                    WRITE => Operation::Write { durable },
-                    _ => Operation::WriteZeroes { durable },
-                };
-                if let Err(error) = self.begin_piece(cx, tag, request(moved, 0), rest) {
-                    self.answer(cx, tag, Some(Err(error)));
-                }
-            }
-            READ | WRITE | WRITE_ZEROES | DISCARD => self.answer(cx, tag, Some(Ok(len))),
-            _ => self.answer(cx, tag, Some(Err(RequestError::Unsupported))),
+        place.request = self.descriptions.request(tag);
+        (place.done, place.landed) = (0, 0);
+        let Described { operation, offset, len, .. } = place.request;
+        if let (REPORT, Some(user_copy)) = (operation, &self.user_copy) {
+            user_copy.hand_over(tag, zoning::report(cx.device, offset, len / 512, place.room())?)?;
+            place.done = place.whole();
         }
+        if !matches!(operation, READ | WRITE | APPEND) {
+            return Ok(());
+        }
+        let bytes = usize::try_from(len).ok().and_then(|len| place.room().get_mut(..len));
+        let bytes = bytes.ok_or(RequestError::Unsupported)?;
+        if let Some(user_copy) = self.user_copy.as_ref().filter(|_| operation != READ) {
+            user_copy.fetch(tag, bytes)?;
+        }
+        let zoning = self.zoning.as_ref().filter(|_| operation == APPEND);
+        if let Some(landed) = zoning.and_then(|zoning| zoning.has_landed(offset, bytes)) {
+            (place.landed, place.done) = (landed, len);
+        }
+        Ok(())
     }
 
-    fn begin_piece(
-        &mut self,
-        cx: &mut Context<'_>,
-        tag: u16,
-        mut request: Request,
-        rest: u64,
-    ) -> Result<(), RequestError> {
+    /// Goes on with a request that has come so far, or answers it.
+    fn go_on(&mut self, cx: &mut Context<'_>, tag: u16, so_far: Result<(), RequestError>) {
+        let done = match so_far.and_then(|()| self.advance(cx, tag)) {
+            Ok(true) => return,
+            Ok(false) => self.hand_over(cx, tag),
+            Err(error) => Err(error),
+        };
+        self.give(cx, tag, Some(done.map_or_else(|error| -number_of(error), bytes_done)));
+    }
+
+    /// Begins what is left of the request in a place; false: nothing is.
+    fn advance(&mut self, cx: &mut Context<'_>, tag: u16) -> Result<bool, RequestError> {
         let place = &mut self.places[usize::from(tag)];
-        let buffer = place.buffer.take().expect("a request that goes on has its buffer");
-        let layout = cx.layout;
-        let located = layout.locate(request.offset, rest, buffer.capacity());
-        let extent = match located {
-            Ok(extent) => extent,
-            Err(error) => {
-                place.buffer = Some(buffer);
-                return Err(error);
+        let Described { operation, durable, offset, len } = place.request;
+        if place.done == place.whole() {
+            return Ok(false);
+        }
+        let (mut offset, mut rest) = (offset.saturating_add(place.done), len - place.done);
+        let operation = match operation {
+            READ => Operation::Read,
+            WRITE if self.zoning.as_ref().is_some_and(|zoning| zoning.comes_again(offset)) => {
+                Operation::WriteAgain { durable }
+            }
+            WRITE => Operation::Write { durable },
+            APPEND => Operation::Append { durable },
+            WRITE_ZEROES => Operation::WriteZeroes { durable },
+            DISCARD => {
+                rest = cx.layout.place(offset, rest)?.len;
+                Operation::Discard { durable }
+            }
+            FLUSH => Operation::Flush,
+            _ => {
+                let zoning = self.zoning.as_ref().ok_or(RequestError::Unsupported)?;
+                let action = zoning::action(operation).ok_or(RequestError::Unsupported)?;
+                (offset, rest) = zoning.range(action, offset, cx.layout.len());
+                Operation::Zones(action)
             }
         };
+        place.piece = if place.in_bytes() { rest } else { 1 };
+        let request = Request { id: tag.into(), operation, offset, len: rest, data: None, spare: None };
+        match operation {
+            Operation::Flush | Operation::Discard { .. } | Operation::Zones(_) => cx.requests.push_back(request),
+            _ => self.begin_piece(cx, tag, request)?,
+        }
+        Ok(true)
+    }
+
+    /// Begins as much of a request that moves data as one buffer carries.
+    fn begin_piece(&mut self, cx: &mut Context<'_>, tag: u16, mut request: Request) -> Result<(), RequestError> {
+        let place = &mut self.places[usize::from(tag)];
+        let buffer = place.buffer.as_mut().expect("a request that goes on has its buffer");
+        let extent = cx.layout.locate(request.offset, request.len, buffer.capacity())?;
         place.piece = extent.len as u64;
+        request.len = place.piece;
         if place.piece == place.request.len && !extent.is_partial() {
-            request.data = Some((extent, buffer));
+            request.data = place.buffer.take().map(|buffer| (extent, buffer));
+        } else if matches!(request.operation, Operation::Append { .. }) {
+            return Err(RequestError::Unsupported);
         } else if let Some((mut piece, spare)) = self.beside.take() {
-            let from = place.done as usize;
-            if matches!(request.operation, Operation::Write { .. }) {
+            if request.operation.writes_data() {
+                let from = place.done as usize;
                 piece.data_mut()[extent.requested()].copy_from_slice(&buffer.data()[from..from + extent.len]);
             }
-            place.buffer = Some(buffer);
             request.data = Some((extent, piece));
             match unaligned::spare_len(&extent) {
                 0 => place.spare = Some(spare),
                 _ => request.spare = Some(spare),
             }
         } else {
-            place.buffer = Some(buffer);
             self.waiting.push_back(tag);
             return Ok(());
         }
         cx.requests.push_back(request);
         Ok(())
+    }
+
+    /// The request in a place is done: brings what it has read to where it belongs, and says how many bytes it was.
+    fn hand_over(&mut self, cx: &Context<'_>, tag: u16) -> Result<u64, RequestError> {
+        let place = &self.places[usize::from(tag)];
+        let Described { operation, len, .. } = place.request;
+        let buffer = place.buffer.as_ref().expect("a request that is done has given its buffer back");
+        if let (READ, Some(user_copy)) = (operation, &self.user_copy) {
+            user_copy.hand_over(tag, &buffer.data()[..len as usize])?;
+        }
+        if let Some(zoning) = &mut self.zoning {
+            zoning.note(&place.request, place.landed, cx.device);
+        }
+        match operation {
+            // At least as many as the driver has made room for.
+            REPORT => Ok(buffer.capacity() as u64),
+            _ if place.in_bytes() => Ok(len),
+            _ => Ok(0),
+        }
     }
 }
 
@@ -170,21 +226,16 @@ impl FrontEnd for Queue {
 
     fn on_completion(&mut self, cx: &mut Context<'_>, done: Completion) {
         let tag = done.token.0 as u16;
-        let place = &mut self.places[usize::from(tag)];
         if let Returned::Buffer(buffer) = done.returned {
-            place.buffer = Some(buffer);
+            self.places[usize::from(tag)].buffer = Some(buffer);
         }
         if done.result != Ok(0) {
             // The device ends, or the driver refuses to go on: either way there will be no request here.
             self.ended += 1;
             return;
         }
-        place.request = self.descriptions.request(tag);
-        place.done = 0;
-        if place.request.operation <= WRITE && place.request.len > place.room() {
-            return self.answer(cx, tag, Some(Err(RequestError::Unsupported)));
-        }
-        self.advance(cx, tag);
+        let taken = self.take_in(cx, tag);
+        self.go_on(cx, tag, taken);
     }
 
     fn on_finished(&mut self, cx: &mut Context<'_>, done: Finished) {
@@ -199,21 +250,21 @@ impl FrontEnd for Queue {
                 }
                 self.beside = done.spare.or(place.spare.take()).map(|spare| (piece, spare));
             }
-            (Some((_, buffer)), none) => *none = Some(buffer),
+            (Some((extent, buffer)), none) => {
+                if place.request.operation == APPEND {
+                    place.landed = extent.offset;
+                }
+                *none = Some(buffer);
+            }
             (None, _) => {}
         }
         place.done += place.piece;
-        let flushed = place.request.operation == FLUSH;
-        match done.result {
-            Ok(()) if flushed => self.answer(cx, tag, Some(Ok(0))),
-            Ok(()) => self.advance(cx, tag),
-            Err(error) => self.answer(cx, tag, Some(Err(error))),
-        }
+        self.go_on(cx, tag, done.result);
         if was_beside
             && self.beside.is_some()
             && let Some(next) = self.waiting.pop_front()
         {
-            self.advance(cx, next);
+            self.go_on(cx, next, Ok(()));
         }
     }
 
@@ -221,34 +272,48 @@ impl FrontEnd for Queue {
         if !self.begun {
             self.begun = true;
             for tag in 0..self.places.len() as u16 {
-                self.answer(cx, tag, None);
+                self.give(cx, tag, None);
             }
             return (Flow::Continue, Wait::No);
+        }
+        if let Some(zoning) = &mut self.zoning {
+            zoning.end_turn(cx.ring);
         }
         if self.ended == self.places.len() { (Flow::Stop, Wait::No) } else { (Flow::Continue, Wait::Forever) }
     }
 }
 
 impl Place {
-    fn room(&self) -> u64 {
-        self.buffer.as_ref().map_or(0, |buffer| buffer.capacity() as u64)
+    /// Where a request's bytes are when it comes.
+    fn room(&mut self) -> &mut [u8] {
+        self.buffer.as_mut().expect("a place has its buffer when a request comes").data_mut()
+    }
+
+    /// Whether its request is done byte by byte, not as a whole.
+    fn in_bytes(&self) -> bool {
+        matches!(self.request.operation, READ | WRITE | APPEND | WRITE_ZEROES | DISCARD)
+    }
+
+    /// What there is to do: bytes, or the one step of a request that has none.
+    fn whole(&self) -> u64 {
+        if self.in_bytes() { self.request.len } else { 1 }
     }
 }
 
 /// A buffer whose pages are there: a device that others swap to must not ask for memory when it is used.
-pub(super) fn resident(len: usize) -> Buffer {
+fn resident(len: usize) -> Buffer {
     let mut buffer = Buffer::new(len);
     buffer.data_mut().iter_mut().step_by(4096).for_each(|byte| *byte = 1);
     buffer
 }
 
 /// An answer of success. A discard may be longer than an answer can say; of that the driver reads only whether it failed.
-pub(super) fn bytes_done(len: u64) -> i32 {
+fn bytes_done(len: u64) -> i32 {
     i32::try_from(len).unwrap_or(0)
 }
 
 /// The error number that the block layer understands.
-pub(super) fn number_of(error: RequestError) -> i32 {
+fn number_of(error: RequestError) -> i32 {
     let errno = match error {
         RequestError::OutOfRange => Errno::IO,
         error => error.errno(),
