@@ -8,6 +8,12 @@ skip() { echo "skip $*" >&3; }                           # skip NAME WHY...
 note() { echo "note $*" >&3; }                           # note TEXT...: shown to the reader
 data() { echo "data $*" >&3; }                           # data KEY TEXT...: for the host part of the test
 count() { echo "count $1 $2" >&3; }                      # count NAME NUMBER: added up for tests/floors.txt
+# Switches the machine off in the midst of whatever it does, without a sync. It starts again with the same disks, as often as
+# `#: boots` says; BOOT has the number.
+cut_off() {
+    echo cut >&3
+    echo b > /proc/sysrq-trigger
+}
 
 # check NAME COMMAND...: ok if the command succeeds; otherwise fail with the end of what it printed.
 check() {

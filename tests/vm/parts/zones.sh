@@ -1,5 +1,6 @@
 # shellcheck shell=dash
 # For tests of zoned storage: devices in memory, volumes on them by Inlock and by dm-crypt, comparisons, logs of the block layer.
+# Where a DEVICE is named it may be a file with zones, but for dm-crypt.
 #
 # A test sets: ZONE, a zone's sectors; FIRST, where a volume begins on the device below, in sectors; SECTORS, how long it is;
 # UNIT, its data unit; KEY, 128 digits.
@@ -32,7 +33,13 @@ theirs() { dmsetup create dm --table "$(line "$1")" && NODE=/dev/mapper/dm; }
 theirs_closed() { dmsetup remove dm; }
 
 # reported OFFSET COUNT DEVICE: so many of its zones, without the write pointers of those that have none: read-only and offline.
-reported() { blkzone report -o "$1" -c "$2" "$3" | sed '/zcond:1[35]/s/wptr 0x[0-9a-f]*/wptr none/'; }
+reported() {
+    if [ -b "$3" ]; then
+        blkzone report -o "$1" -c "$2" "$3"
+    else
+        inlock zoned report "$3" | tail -n "+$(($1 / ZONE + 1))" | head -n "$2"
+    fi | sed '/zcond:1[35]/s/wptr 0x[0-9a-f]*/wptr none/'
+}
 # shifted DEVICE: NODE's report is the device's, from where the volume begins.
 shifted() {
     reported "$FIRST" $((SECTORS / ZONE)) "$1" | xtask zones shifted "$FIRST" > /tmp/expected &&

@@ -18,9 +18,9 @@ pub(super) struct Machine<'a> {
     pub disks: &'a [PathBuf],
     /// Further words for the kernel's command line.
     pub kernel_args: &'a str,
-    /// Where the kernel's console is written.
+    /// The end of which file the kernel's console is written to.
     pub console: &'a Path,
-    /// Where the guest's report is written.
+    /// The same for the guest's report.
     pub report: &'a Path,
     /// After so many seconds the machine is switched off.
     pub seconds: u64,
@@ -49,9 +49,9 @@ impl Machine<'_> {
         command.args(["-m", &self.memory_mib.to_string(), "-smp", &self.cpus.to_string()]);
         command.arg("-kernel").arg(self.kernel).arg("-initrd").arg(self.initramfs);
         command.args(["-append", &format!("{KERNEL_ARGS} {}", self.kernel_args)]);
-        command.args(["-chardev", &format!("file,id=console,path={}", self.console.display())]);
+        command.args(["-chardev", &format!("file,id=console,append=on,path={}", self.console.display())]);
         command.args(["-serial", "chardev:console", "-device", "virtio-serial-pci"]);
-        command.args(["-chardev", &format!("file,id=report,path={}", self.report.display())]);
+        command.args(["-chardev", &format!("file,id=report,append=on,path={}", self.report.display())]);
         command.args(["-device", "virtserialport,chardev=report,name=report"]);
         for (n, disk) in self.disks.iter().enumerate() {
             let drive = format!("if=none,id=disk{n},format=raw,cache=unsafe,discard=unmap,file={}", disk.display());

@@ -19,8 +19,10 @@ pub(super) struct Report {
     pub data: Vec<(String, String)>,
     /// Lines for the person who reads.
     pub notes: Vec<String>,
-    /// Seconds after power-on when the script began; none: it never did.
-    pub booted: Option<f32>,
+    /// Seconds after power-on when the script began, for each time that it did.
+    pub booted: Vec<f32>,
+    /// How often the script cut the machine off.
+    pub cuts: usize,
     /// The script's exit status; none: it did not come to its end.
     pub status: Option<i32>,
     /// Lines that mean nothing: a report that is not understood is not a good one.
@@ -58,7 +60,8 @@ impl Report {
             "count" if why.parse::<u64>().is_ok() => {
                 self.counts.push((name.to_owned(), why.parse().unwrap_or_default()));
             }
-            "booted" if rest.parse::<f32>().is_ok() => self.booted = rest.parse().ok(),
+            "booted" if rest.parse::<f32>().is_ok() => self.booted.extend(rest.parse::<f32>()),
+            "cut" if rest.is_empty() => self.cuts += 1,
             "end" if rest.parse::<i32>().is_ok() => self.status = rest.parse().ok(),
             _ => self.strange.push(line.to_owned()),
         }
@@ -72,9 +75,9 @@ mod tests {
     #[test]
     fn every_kind_of_line_is_read() {
         let report = Report::parse(
-            "booted 3.25\nok one\nfail two it broke\nskip three no such thing\ncount n 12\ndata k some text\nnote a b\nend 0\n",
+            "booted 3.25\ncut\nbooted 3.5\nok one\nfail two it broke\nskip three no such thing\ncount n 12\ndata k some text\nnote a b\nend 0\n",
         );
-        assert_eq!(report.booted, Some(3.25));
+        assert_eq!((&report.booted[..], report.cuts), (&[3.25, 3.5][..], 1));
         assert_eq!(report.outcomes[0], Outcome::Ok("one".into()));
         assert_eq!(report.outcomes[1], Outcome::Fail("two".into(), "it broke".into()));
         assert_eq!(report.outcomes[2], Outcome::Skip("three".into(), "no such thing".into()));
@@ -85,8 +88,8 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_kept_as_such() {
-        let report = Report::parse("ok\nnonsense\ncount n many\nend soon\nen");
-        assert_eq!(report.strange, ["ok", "nonsense", "count n many", "end soon", "en"]);
-        assert_eq!((report.status, report.booted), (None, None));
+        let report = Report::parse("ok\ncut off\nnonsense\ncount n many\nend soon\nen");
+        assert_eq!(report.strange, ["ok", "cut off", "nonsense", "count n many", "end soon", "en"]);
+        assert_eq!((report.status, report.booted.len(), report.cuts), (None, 0, 0));
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Script {
     pub tools: Vec<String>,
     /// Files of the host that are copied to the same path, libraries with theirs.
     pub files: Vec<String>,
+    /// How often the machine is started: each time but the last, the script cuts it off.
+    pub boots: usize,
     /// Sizes of empty disks, in bytes.
     pub disks: Vec<u64>,
     /// The script itself.
@@ -56,6 +58,7 @@ impl Script {
             modules: Vec::new(),
             tools: Vec::new(),
             files: Vec::new(),
+            boots: 1,
             disks: Vec::new(),
             text: String::new(),
         };
@@ -84,9 +87,10 @@ impl Script {
             "modules" => self.modules.extend(words()),
             "tools" => self.tools.extend(words()),
             "files" => self.files.extend(words()),
+            "boots" => self.boots = value.parse()?,
             "disk" => self.disks.push(size(value)?),
             _ => bail!(
-                "there is no such key; there are about, only named, flavour generic, memory, cpus, seconds, kernel, modules, tools, files, disk"
+                "there is no such key; there are about, only named, flavour generic, memory, cpus, seconds, kernel, modules, tools, files, boots, disk"
             ),
         }
         Ok(())
@@ -111,10 +115,10 @@ mod tests {
 
     #[test]
     fn a_head_says_what_is_wanted() {
-        let text = "#: about  a test\n#: memory 256\n#: tools a b\n#: tools c\n#: disk 4M\n#: disk 1G\n#: kernel x=1 y\n#: flavour generic\nok it\n#: cpus 9\n";
+        let text = "#: about  a test\n#: memory 256\n#: tools a b\n#: tools c\n#: disk 4M\n#: disk 1G\n#: kernel x=1 y\n#: boots 3\n#: flavour generic\nok it\n#: cpus 9\n";
         let script = Script::parse("name".into(), text.into()).unwrap();
         assert_eq!((script.about.as_str(), script.memory_mib, script.cpus), ("a test", 256, 2));
-        assert_eq!(script.tools, ["a", "b", "c"]);
+        assert_eq!((script.tools, script.boots), (["a", "b", "c"].map(str::to_owned).to_vec(), 3));
         assert_eq!(script.disks, [4 << 20, 1 << 30]);
         assert_eq!((script.kernel_args.as_str(), script.flavour), ("x=1 y", Flavour::Generic));
     }

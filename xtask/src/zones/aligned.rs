@@ -46,8 +46,22 @@ pub(super) fn is_stamped(bytes: &[u8], place: u64, seed: u64) -> bool {
     words.all(|(n, word)| word == stamped(place + 8 * n as u64, seed).to_le_bytes())
 }
 
+/// The seed, below 2^16, with which [`stamp`] filled the bytes at `place`; none where it did not.
+pub(super) fn seed_of(bytes: &[u8], place: u64) -> Option<u64> {
+    let word = bytes.first_chunk().copied().map(u64::from_le_bytes)?;
+    let seed = (word.wrapping_mul(inverse(FACTOR)) ^ place) >> 48;
+    is_stamped(bytes, place, seed).then_some(seed)
+}
+
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
 fn stamped(place: u64, seed: u64) -> u64 {
-    (place ^ seed << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    (place ^ seed << 48).wrapping_mul(FACTOR)
+}
+
+/// What an odd number is multiplied with to give 1: each of Newton's steps doubles how many bits are right, and three are.
+fn inverse(odd: u64) -> u64 {
+    (0..5).fold(odd, |x, _| x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x))))
 }
 
 /// A device for direct I/O.
@@ -70,5 +84,23 @@ fn whole(done: std::io::Result<usize>, len: usize) -> Result<(), Errno> {
         Ok(n) if n == len => Ok(()),
         Ok(_) => Err(Errno::IO),
         Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stamps_tell_their_seed_and_their_place() {
+        let mut bytes = [0; 512];
+        for (place, seed) in [(0, 0), (4096, 1), (1 << 40, 65535), ((1 << 48) - 512, 7)] {
+            stamp(&mut bytes, place, seed);
+            assert_eq!(seed_of(&bytes, place), Some(seed));
+            assert_eq!(seed_of(&bytes, place ^ 512), None);
+            bytes[511] ^= 1;
+            assert_eq!(seed_of(&bytes, place), None);
+        }
+        assert_eq!(seed_of(&[], 0), None);
     }
 }

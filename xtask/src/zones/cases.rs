@@ -1,7 +1,7 @@
 //! Runs a table of operations on zones, and tells for each what the kernel answered and what became of the zones.
 //!
-//! A line of the table is NAME, a tabulator, STEP; STEP; ..., and what came of it, which is not read here. A step is a verb
-//! with a place and a length: `write s0+1 4`. Places and lengths are sums of: blocks of 4096 bytes (`4`), bytes (`512B`),
+//! A line of the table is NAME, a tabulator, STEP; STEP; ..., and what came of it, which is not read here, nor are lines that
+//! begin with a tabulator. A step is a verb with a place and a length: `write s0+1 4`. Places and lengths are sums of: blocks of 4096 bytes (`4`), bytes (`512B`),
 //! zones (`2z`), the capacity of a zone (`cap`), the first, second, ... sequential (`s0`), conventional (`c0`), read-only
 //! (`ro0`), offline zone (`of0`), the device's end (`end`). Behind `r:` a step has a descriptor for reading only.
 //!
@@ -26,7 +26,7 @@ const LONGEST: u64 = 16 << 20;
 pub(super) fn run(device: &Path, table: &Path) -> Result<()> {
     let table = std::fs::read_to_string(table).with_context(|| format!("cannot read {}", table.display()))?;
     let mut bench = Bench::new(device)?;
-    for (n, line) in table.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).enumerate() {
+    for (n, line) in table.lines().filter(|line| !line.is_empty() && !line.starts_with(['#', '\t'])).enumerate() {
         let mut fields = line.split('\t');
         let (name, steps) = fields.next().zip(fields.next()).with_context(|| format!("not understood: {line}"))?;
         let result = bench.case(n as u64, steps).with_context(|| name.to_owned())?;
@@ -67,7 +67,7 @@ impl Bench {
     /// All sequential zones are empty.
     fn clear(&mut self) -> Result<()> {
         self.written.clear();
-        for zone in ioctl::all_zones(&self.both)?.iter().filter(|zone| is_usable(zone)) {
+        for zone in ioctl::all_zones(&self.both)?.iter().filter(|zone| zone.is_usable()) {
             if zone.letters() != "em" {
                 ioctl::act(&self.both, Action::Reset, zone.start, zone.len).context("cannot reset a zone")?;
             }
@@ -143,7 +143,7 @@ impl Bench {
     fn state(&self) -> Result<String> {
         let (mut state, mut implicit, mut closed) = (String::new(), 0, 0);
         let zones = ioctl::all_zones(&self.both)?;
-        for (n, zone) in zones.iter().filter(|zone| is_usable(zone)).enumerate() {
+        for (n, zone) in zones.iter().filter(|zone| zone.is_usable()).enumerate() {
             let at = zone.write_pointer.wrapping_sub(zone.start) * SECTOR;
             let (blocks, rest) = (at / BLOCK, at % BLOCK);
             let rest = if rest == 0 { String::new() } else { format!("+{rest}B") };
@@ -163,7 +163,7 @@ impl Bench {
         Ok(state)
     }
 
-    /// A place or a length in bytes.
+    /// A place or a length in bytes. No device has a place before its first byte.
     fn sum(&self, word: &str) -> Result<Option<u64>> {
         let mut sum = 0u64;
         for part in word.replace('-', "+-").split('+') {
@@ -173,11 +173,11 @@ impl Bench {
             };
             sum = if minus { sum.wrapping_sub(value) } else { sum.wrapping_add(value) };
         }
-        Ok(Some(sum))
+        Ok(Some(sum).filter(|sum| i64::try_from(*sum).is_ok()))
     }
 
     fn term(&self, term: &str) -> Result<Option<u64>> {
-        let first = self.zones.iter().find(|zone| is_usable(zone)).context("there is no sequential zone")?;
+        let first = self.zones.iter().find(|zone| zone.is_usable()).context("there is no sequential zone")?;
         let last = self.zones.last().context("there is no zone")?;
         let split = term.find(|c: char| c.is_ascii_digit()).unwrap_or(term.len());
         let (name, rest) = term.split_at(split);
@@ -192,18 +192,13 @@ impl Bench {
             ("", "") => Some(number * BLOCK),
             ("cap", "") => Some(first.capacity * SECTOR),
             ("end", "") => Some((last.start + last.len) * SECTOR),
-            ("s", "") => nth(&is_usable),
+            ("s", "") => nth(&Zone::is_usable),
             ("c", "") => nth(&|zone| zone.kind == CONVENTIONAL),
             ("ro", "") => nth(&|zone| zone.letters() == "ro"),
             ("of", "") => nth(&|zone| zone.letters() == "of"),
             _ => bail!("there is no '{term}'"),
         })
     }
-}
-
-/// A sequential zone that can be written.
-fn is_usable(zone: &Zone) -> bool {
-    zone.kind != CONVENTIONAL && !["ro", "of"].contains(&zone.letters())
 }
 
 fn action(verb: &str) -> Option<Action> {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal};
 
 use super::aligned::{self, Aligned, BLOCK};
-use super::ioctl::{self, Action, CONVENTIONAL, Zone};
+use super::ioctl::{self, Action, Zone};
 use super::text;
 
 /// How many zones are written at a time.
@@ -74,7 +74,7 @@ pub(super) fn write(device: &str, log: &str, seed: u64, mib: u64, kill: Option<K
 /// Zones that are written at their pointers, and can be.
 fn writable(device: &File) -> Result<Vec<Zone>> {
     let mut zones = ioctl::all_zones(device)?;
-    zones.retain(|zone| zone.kind != CONVENTIONAL && !["ro", "of"].contains(&zone.letters()));
+    zones.retain(Zone::is_usable);
     ensure!(!zones.is_empty(), "the device has no sequential zones");
     Ok(zones)
 }

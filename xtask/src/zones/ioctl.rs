@@ -49,6 +49,11 @@ impl Zone {
     pub(super) fn letters(&self) -> &'static str {
         CONDITIONS.iter().find(|(number, _)| *number == self.condition).map_or("??", |(_, letters)| letters)
     }
+
+    /// Whether it is a sequential one that can be written.
+    pub(super) fn is_usable(&self) -> bool {
+        self.kind != CONVENTIONAL && !["ro", "of"].contains(&self.letters())
+    }
 }
 
 #[repr(C)]

@@ -6,8 +6,10 @@
 mod aligned;
 mod cases;
 mod fill;
+mod flushed;
 mod ioctl;
 mod order;
+mod retire;
 mod text;
 mod zonefs;
 
@@ -22,6 +24,12 @@ const USAGE: &str = "usage: xtask zones WHAT
                               reset the sequential zones, write MIB to them, several at a time, and write down in LOG what
                               was acknowledged; after so many writes kill these processes ('self': this one)
   filled DEVICE LOG SEED      everything that LOG has is there, and nothing else below the write pointers
+  load DEVICE LOG SEED [CLAIMS]
+                              write, reset and flush without end, with LOG, a device, saying what was flushed; with CLAIMS,
+                              another one, flush nothing and say there that it was
+  flushed DEVICE LOG [CLAIMS] everything that LOG and CLAIMS have is there, and nothing that was not written
+  retire FILE ZONE read-only|offline
+                              take a zone of a zoned file out of use
   order LOG EVENT ZONE_SECTORS FREE_SECTORS
                               the writes of a trace are in order within each zone, but for those of the first sectors
   shifted SECTORS             rewrite `blkzone report` from standard input so many sectors to the front
@@ -38,6 +46,10 @@ pub(crate) fn run(words: &[String]) -> Result<ExitCode> {
             fill::write(device, log, number(seed)?, number(mib)?, Some(kill))?;
         }
         ["filled", device, log, seed] => fill::check(device, log, number(seed)?)?,
+        ["load", device, log, seed] => flushed::load(device, log, number(seed)?, None)?,
+        ["load", device, log, seed, claims] => flushed::load(device, log, number(seed)?, Some(claims))?,
+        ["flushed", device, ref logs @ ..] if !logs.is_empty() => flushed::check(device, logs)?,
+        ["retire", file, zone, condition] => retire::run(Path::new(file), number(zone)?, condition)?,
         ["order", log, event, zone, free] => order::run(Path::new(log), event, number(zone)?, number(free)?)?,
         ["shifted", sectors] => text::shift(number(sectors)?)?,
         ["mkzonefs", device] => zonefs::make(Path::new(device))?,

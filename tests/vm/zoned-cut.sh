@@ -1,0 +1,70 @@
+#: about   a file with zones on ext4 through power cuts: all that was flushed is there, pointers agree, nothing else is read
+#: memory  384
+#: cpus    2
+#: seconds 120
+#: modules ublk_drv
+#: tools   inlock xtask blkzone mkfs.ext4
+#: boots   4
+#: disk    96M
+#: disk    8M
+#: disk    8M
+# shellcheck shell=dash
+# shellcheck source=tests/vm/parts/zones.sh
+. /vm/parts/zones.sh
+# /dev/vda has a file system with the file, /dev/vdb the log of what was flushed, /dev/vdc that of what was said to be and was
+# not. The volume has the file's second conventional zone and all others.
+# shellcheck disable=SC2034  # for what parts/zones.sh has
+ZONE=4096 FIRST=4096 SECTORS=$((13 * 4096)) UNIT=4096
+KEY=$(echo cut | sha512sum | cut -d ' ' -f 1)
+STORE=/mnt/store
+# loading FLUSHES [CLAIMS]: a load runs, and has flushed so often at least. LOADING is its number.
+loading() {
+    # shellcheck disable=SC2086  # no word at all where there is none
+    xtask zones load "$NODE" /dev/vdb "$BOOT" $2 > /tmp/flushes 2> /tmp/said &
+    LOADING=$!
+    wait_for 60 has_grown /tmp/flushes "$1"
+    # At a moment that nobody chose.
+    sleep "0.$(od -A n -t u1 -N 1 /dev/urandom | tr -d ' ')"
+    if kill -0 "$LOADING"; then ok "loading-$BOOT${2:+-unflushed}"; else fail "loading-$BOOT" "$(cat /tmp/said)"; fi
+}
+
+if [ "$BOOT" = 1 ]; then
+    check mkfs mkfs.ext4 -q -F /dev/vda
+    check mount mount -t ext4 /dev/vda /mnt || exit 1
+    check create inlock zoned create $STORE --size 28M --zone-size 2M --capacity 1M --conventional 2 --max-open 4 --max-active 12
+    check open ours $STORE || exit 1
+else
+    check "mount-$BOOT" mount -t ext4 /dev/vda /mnt || exit 1
+    # It can be looked at before anything is put in order, and is found as it was seen.
+    check "look-$BOOT" reported "$FIRST" 13 $STORE
+    cp "/tmp/check.$$" /tmp/looked
+    check "open-$BOOT" ours $STORE || exit 1
+    check "same-$BOOT" sh -c "inlock zoned report $STORE | tail -n 13 | diff /tmp/looked -"
+    check "report-$BOOT" shifted $STORE
+    check "flushed-$BOOT" xtask zones flushed "$NODE" /dev/vdb && count power_cuts 1
+    note "cut $((BOOT - 1)): $(cat "/tmp/check.$$")"
+fi
+case $BOOT in
+    1) loading 40 ;;
+    2) loading 1 ;;
+    3)
+        loading 10
+        kill -9 "$LOADING"
+        wait "$LOADING"
+        loading 20 /dev/vdc
+        ;;
+esac
+[ "$BOOT" = 4 ] || cut_off
+
+# What was not flushed is lost, which is found; and so is what was flushed, once it is lost, or overwritten.
+must_fail unflushed-control "flushed\|other bytes" xtask zones flushed "$NODE" /dev/vdb /dev/vdc
+note "without flushes: $(tail -n 1 /tmp/said)"
+check close ours_closed
+at=$(inlock zoned report $STORE | sed -n '/wptr 0x0*[1-9a-f]/s/.*start: \(0x[0-9a-f]*\),.*/\1/p' | head -n 1)
+check overwrite dd if=/dev/urandom of=$STORE bs=4096 count=1 seek=$((at / 8)) conv=notrunc
+check reopen ours $STORE
+must_fail overwritten-control "other bytes" xtask zones flushed "$NODE" /dev/vdb
+check reset blkzone reset "$NODE"
+must_fail lost-control "it is empty" xtask zones flushed "$NODE" /dev/vdb
+check close-again ours_closed
+umount /mnt

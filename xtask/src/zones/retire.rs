@@ -1,0 +1,19 @@
+//! Zones of a zoned file that fail, as those of a drive do.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use inlock_engine::store::zoned_file::ZonedFile;
+use inlock_engine::zoned::ZoneCondition;
+
+/// Makes a zone of `file` what `condition` says, for good.
+pub(super) fn run(file: &Path, zone: u64, condition: &str) -> Result<()> {
+    let condition = match condition {
+        "read-only" => ZoneCondition::ReadOnly,
+        "offline" => ZoneCondition::Offline,
+        _ => bail!("a zone fails as read-only or offline, not '{condition}'"),
+    };
+    let file = ZonedFile::open(file, false)?;
+    file.retire(u32::try_from(zone)?, condition).with_context(|| format!("cannot retire zone {zone}"))?;
+    Ok(file.close()?)
+}
