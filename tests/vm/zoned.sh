@@ -1,4 +1,4 @@
-#: about   zoned devices through Inlock and dm-crypt: a table of operations and errors, reports, fio, order, both ways, the process killed
+#: about   zoned devices and files of several shapes through Inlock and dm-crypt: a table of operations and errors, reports, fio, order, both ways, the process killed
 #: memory  768
 #: cpus    2
 #: seconds 600
@@ -7,22 +7,44 @@
 # shellcheck shell=dash
 # shellcheck source=tests/vm/parts/zones.sh
 . /vm/parts/zones.sh
-# Devices in memory: `raw`, and `under` which is two conventional zones longer: there a volume begins at its third zone, and
-# then has the same zones as `raw`.
+# Devices in memory: `raw`, and `under` which is two zones longer: there a volume begins at its third zone, and then has
+# the same zones as `raw`. A file with zones, `store`, is as `under`.
 ZONE=4096 FIRST=8192 SECTORS=$((14 * 4096)) UNIT=4096
 KEY=$(head -c 64 /dev/urandom | xxd -p -c 64)
-# shape NAME CONVENTIONAL [CAPACITY OPEN]: with 12 sequential zones, the last two read-only and offline.
-shape() {
-    nullb "$1" "$2" 12 2 "${3:-1}" "${4:-4}" 6 4096 &&
-        echo $((($2 + 10) * ZONE)) > "/sys/kernel/config/nullb/$1/zone_readonly" &&
-        echo $((($2 + 11) * ZONE)) > "/sys/kernel/config/nullb/$1/zone_offline"
+# shaped SHAPE: sets what devices of a shape are like: CONVENTIONAL zones of 14, CAPACITY in MiB, how many may be OPEN and
+# ACTIVE, BLOCK.
+shaped() {
+    SHAPE=$1
+    case $1 in
+        mixed) CONVENTIONAL=2 CAPACITY=1 OPEN=4 ACTIVE=6 BLOCK=4096 ;;
+        plain) CONVENTIONAL=0 CAPACITY=2 OPEN=0 ACTIVE=0 BLOCK=4096 ;;
+        sectors) CONVENTIONAL=2 CAPACITY=1 OPEN=4 ACTIVE=6 BLOCK=512 ;;
+        narrow) CONVENTIONAL=2 CAPACITY=1 OPEN=1 ACTIVE=2 BLOCK=4096 ;;
+    esac
+    UNIT=$BLOCK
+}
+# longer ZONES: how many zones are conventional where so many more are at the front.
+longer() { if [ "$CONVENTIONAL" = 0 ]; then echo 0; else echo $((CONVENTIONAL + $1)); fi; }
+# made NAME ZONES: a device of the shape with so many more zones at the front. The last two are read-only and offline.
+made() {
+    local to=/sys/kernel/config/nullb/$1 first
+    first=$(longer "$2")
+    nullb "$1" "$first" $((14 + $2 - first)) 2 "$CAPACITY" "$OPEN" "$ACTIVE" "$BLOCK" &&
+        echo $((($2 + 12) * ZONE)) > "$to/zone_readonly" && echo $((($2 + 13) * ZONE)) > "$to/zone_offline"
+}
+# made_file FILE ZONES: a file of the shape.
+made_file() {
+    rm -f "$1" "$1.zones"
+    inlock zoned create "$1" --size $((2 * (14 + $2)))M --zone-size 2M --capacity "${CAPACITY}M" --conventional "$(longer "$2")" \
+        --max-open "$OPEN" --max-active "$ACTIVE" --granularity "$BLOCK" &&
+        xtask zones retire "$1" $(($2 + 12)) read-only && xtask zones retire "$1" $(($2 + 13)) offline
 }
 # table COLUMN DEVICE: what became of the cases, for the host.
 table() {
-    if xtask zones cases "$2" /vm/zones.txt > "/tmp/$1.cases" 2> /tmp/said; then
-        sed "s/^/data $1 /" "/tmp/$1.cases" >&3
+    if xtask zones cases "$2" /vm/zones.txt > /tmp/cases 2> /tmp/said; then
+        sed "s,^,data $SHAPE/$1 ," /tmp/cases >&3
     else
-        fail "table-$1" "$(cat /tmp/said)"
+        fail "$SHAPE-table-$1" "$(cat /tmp/said)"
     fi
 }
 # load SEED: four jobs at depth 32, each with two zones that it writes and reads back.
@@ -33,14 +55,42 @@ load() {
 }
 # sums FILE: of all that can be read of the volume.
 sums() { dd if="$NODE" bs=2M count=13 iflag=direct 2> /dev/null | sha256sum > "$1"; }
+# killed NAME STORE: the process of the volume on STORE in the middle of writes; writers wait, and go on when it is back.
+killed() {
+    local filling
+    rm -f /tmp/log
+    xtask zones fill "$NODE" /tmp/log 9 9 20 "$(ours_pid)" > /tmp/filled 2>&1 &
+    filling=$!
+    check "$1-kill" wait_for 60 grep killing /tmp/filled
+    sleep 1
+    if kill -0 "$filling"; then ok "$1-in-the-middle"; else fail "$1-in-the-middle" "all was written before"; fi
+    check "$1-back" ours "$2" || exit 1
+    if wait "$filling"; then ok "$1-go-on"; else fail "$1-go-on" "$(cat /tmp/filled)"; fi
+    check "$1-nothing-lost" xtask zones filled "$NODE" /tmp/log 9
+    must_fail "$1-nothing-lost-control" "other bytes" xtask zones filled "$NODE" /tmp/log 10
+    check "$1-report" shifted "$2"
+}
+# killed_both NAME STORE: together with who writes; what was acknowledged is there, and nothing else is.
+killed_both() {
+    local filling
+    rm -f /tmp/log
+    xtask zones fill "$NODE" /tmp/log 11 9 20 "$(ours_pid)" self > /tmp/filled 2>&1 &
+    filling=$!
+    check "$1-kill" wait_for 60 grep killing /tmp/filled
+    sleep 1
+    check "$1-back" ours "$2" || exit 1
+    wait "$filling"
+    if grep MiB /tmp/filled; then fail "$1-in-the-middle" "all was written before"; else ok "$1-in-the-middle"; fi
+    check "$1-acknowledged" xtask zones filled "$NODE" /tmp/log 11
+    note "$1: $(cat "/tmp/check.$$")"
+    check "$1-report" shifted "$2"
+}
 
-check raw shape raw 2
-check under shape under 4
-check control shape control 2 2 3
+shaped mixed
+check raw made raw 0
+check under made under 2
 check own-report own_report /dev/under
 table raw /dev/raw
-table control /dev/control
-nullb_gone control
 
 check dm-open theirs /dev/under || exit 1
 check dm-report shifted_but_full /dev/under
@@ -64,31 +114,8 @@ check load load 8
 traced_to /tmp/trace
 ordered order /tmp/trace 200
 check report-loaded shifted /dev/under
-
-# Killed in the middle: writers wait, and go on when the process is back.
-xtask zones fill "$NODE" /tmp/log 9 9 20 "$(ours_pid)" > /tmp/filled 2>&1 &
-filling=$!
-check kill wait_for 60 grep killing /tmp/filled
-sleep 1
-if kill -0 "$filling"; then ok killed-in-the-middle; else fail killed-in-the-middle "all was written before"; fi
-check back ours /dev/under || exit 1
-if wait "$filling"; then ok go-on; else fail go-on "$(cat /tmp/filled)"; fi
-check nothing-lost xtask zones filled "$NODE" /tmp/log 9
-must_fail nothing-lost-control "other bytes" xtask zones filled "$NODE" /tmp/log 10
-check report-back shifted /dev/under
-
-# Killed together with who writes: what was acknowledged is there, and nothing else is.
-rm /tmp/log
-xtask zones fill "$NODE" /tmp/log 11 9 20 "$(ours_pid)" self > /tmp/filled 2>&1 &
-filling=$!
-check kill-both wait_for 60 grep killing /tmp/filled
-sleep 1
-check back-again ours /dev/under || exit 1
-wait "$filling"
-if grep MiB /tmp/filled; then fail killed-both-in-the-middle "all was written before"; else ok killed-both-in-the-middle; fi
-check acknowledged xtask zones filled "$NODE" /tmp/log 11
-note "$(cat "/tmp/check.$$")"
-check report-back-again shifted /dev/under
+killed killed /dev/under
+killed_both killed-both /dev/under
 sums /tmp/ours.sum
 check close ours_closed
 check dm-reopen theirs /dev/under
@@ -102,3 +129,51 @@ fio --name=any --filename=/dev/raw --direct=1 --ioengine=io_uring --iodepth=8 --
 traced_to /tmp/trace
 must_fail order-control "out of order" xtask zones order /tmp/trace block_rq_issue "$ZONE" 0
 must_fail report-control "^[-+]" diff /tmp/expected /tmp/report.full
+nullb_gone raw
+nullb_gone under
+
+# The other shapes, and files of all.
+for shape in plain sectors narrow; do
+    shaped "$shape"
+    check "$shape-raw" made raw 0
+    table raw /dev/raw
+    nullb_gone raw
+    check "$shape-under" made under 2
+    check "$shape-dm-open" theirs /dev/under && table dm "$NODE"
+    check "$shape-dm-close" theirs_closed
+    if [ "$shape" = sectors ]; then
+        UNIT=4096
+        must_fail unit-too-large "4096 bytes do not divide the 512" ours /dev/under
+        UNIT=512
+    fi
+    check "$shape-open" ours /dev/under && table inlock "$NODE"
+    check "$shape-report" shifted /dev/under
+    check "$shape-close" ours_closed
+    nullb_gone under
+done
+for shape in plain sectors narrow mixed; do
+    shaped "$shape"
+    check "$shape-file" made_file /tmp/store 2
+    check "$shape-file-open" ours /tmp/store && table file "$NODE"
+    check "$shape-file-report" shifted /tmp/store
+    [ "$shape" = mixed ] || check "$shape-file-close" ours_closed
+done
+check file-load load 12
+check file-report-loaded shifted /tmp/store
+killed file-killed /tmp/store
+killed_both file-killed-both /tmp/store
+sums /tmp/before.sum
+check file-close ours_closed
+check file-open-again ours /tmp/store
+sums /tmp/after.sum
+check file-reads-what-it-wrote same_words /tmp/before.sum /tmp/after.sum
+check file-close-again ours_closed
+
+# The driver counts whole zones: a short one at the end is refused before there is a device.
+check short-file inlock zoned create /tmp/short --size 7M --zone-size 2M
+FIRST=0 SECTORS=$((7 * 2048)) UNIT=4096
+must_fail short-zone "7340032 bytes in zones of 2097152 leave 1048576 over at the end" ours /tmp/short
+must_fail short-zone-no-device "No such file" ls /dev/ublkb0
+SECTORS=$((6 * 2048))
+check short-left-out ours /tmp/short
+check short-close ours_closed

@@ -1,23 +1,32 @@
 //! Holds a table of operations on zones, `tests/table/zones.txt`, against what the guest's devices did.
 //!
-//! The third field of a row is what comes of its steps; it is asked of every device alike: the kernel's own, dm-crypt's,
-//! Inlock's. (Files with zones are held against it by the engine's own tests.) The run's folder gets the file as the
-//! kernel's own device would have it. A device of another shape, `control`, has to differ.
+//! A row says what comes of its steps on a device of the first shape, the lines behind it what is different on other shapes. Of
+//! each shape there is the kernel's own device, which is held against the file, and others that have to do as it does: dm-crypt's,
+//! Inlock's on such a device, Inlock's on a file with zones. The run's folder gets the file as the devices would have it.
 
 use std::collections::BTreeMap;
 use std::fs;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use inlock_tests::process::root;
 
 use super::super::Scene;
 use super::super::report::{Outcome, Report};
 use super::Judge;
 
-/// Devices that do as the table says. The first writes the file.
-const ALIKE: [&str; 3] = ["raw", "dm", "inlock"];
-/// The device that must not, and in how many rows at least.
-const CONTROL: &str = "control";
+/// The shapes, and the devices of each beside the kernel's own. `tests/vm/zoned.sh` says what they are like.
+const SHAPES: [(&str, &[&str]); 4] = [
+    ("mixed", &["dm", "inlock", "file"]),
+    ("plain", &["dm", "inlock", "file"]),
+    ("sectors", &["dm", "inlock", "file"]),
+    ("narrow", &["dm", "inlock", "file"]),
+];
+/// What is said where a device has not got what the steps name.
+const ABSENT: &str = "absent";
+/// The kernel's own device.
+const OWN: &str = "raw";
+/// A shape whose devices must not do what the first one's do, and in how many rows at least.
+const CONTROL: &str = "plain";
 const CONTROL_DIFFERS: usize = 10;
 
 pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
@@ -27,47 +36,137 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
     Ok(Box::new(move |scene, report| judge(&text, scene, report)))
 }
 
-/// Name, steps and result of a row; none: an empty line or a comment.
-fn row(line: &str) -> Option<(&str, &str, &str)> {
-    if line.is_empty() || line.starts_with('#') {
-        return None;
+/// A row with what stands behind it.
+struct Row<'a> {
+    name: &'a str,
+    steps: &'a str,
+    result: &'a str,
+    /// Results elsewhere, by `SHAPE`, or `SHAPE/DEVICE` where one device differs from the others of its shape.
+    elsewhere: BTreeMap<&'a str, &'a str>,
+}
+
+/// A line of the file: of the table, or something else.
+enum Line<'a> {
+    Row(Row<'a>),
+    Text(&'a str),
+}
+
+fn lines(text: &str) -> Result<Vec<Line<'_>>> {
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        if let Some(difference) = line.strip_prefix('\t') {
+            let (place, result) = difference.split_once('\t').with_context(|| format!("not understood: {line}"))?;
+            let known = SHAPES.iter().any(|(shape, others)| {
+                place == *shape || others.iter().any(|device| place == format!("{shape}/{device}"))
+            });
+            ensure!(known && place != SHAPES[0].0, "there is no '{place}'");
+            let Some(Line::Row(row)) = lines.last_mut() else { anyhow::bail!("no row is before: {line}") };
+            row.elsewhere.insert(place, result);
+        } else if line.is_empty() || line.starts_with('#') {
+            lines.push(Line::Text(line));
+        } else {
+            let fields: Vec<&str> = line.split('\t').collect();
+            let [name, steps, result] = fields[..] else { anyhow::bail!("not understood: {line}") };
+            lines.push(Line::Row(Row { name, steps, result, elsewhere: BTreeMap::new() }));
+        }
     }
-    let mut fields = line.splitn(3, '\t');
-    Some((fields.next()?, fields.next().unwrap_or_default(), fields.next().unwrap_or_default()))
+    Ok(lines)
+}
+
+impl Row<'_> {
+    /// What the file says that comes of it; `own` is what the kernel's own device of the shape has done.
+    fn expected<'a>(&'a self, shape: &str, device: &str, own: &'a str) -> &'a str {
+        let elsewhere = |place: &str| self.elsewhere.get(place).copied();
+        if device == OWN {
+            elsewhere(shape).unwrap_or(self.result)
+        } else {
+            elsewhere(&format!("{shape}/{device}")).unwrap_or(own)
+        }
+    }
 }
 
 fn judge(text: &str, scene: &Scene<'_>, report: &mut Report) -> Result<()> {
-    // By device and name of the row.
+    // By device, as SHAPE/DEVICE, and name of the row.
     let said: BTreeMap<(&str, &str), &str> = report
         .data
         .iter()
         .filter_map(|(device, row)| row.split_once('\t').map(|(name, result)| ((device.as_str(), name), result)))
         .collect();
     let (mut right, mut outcomes, mut judged, mut control) = (String::new(), Vec::new(), 0, 0);
-    for line in text.lines() {
-        let Some((name, steps, result)) = row(line) else {
-            right += &format!("{line}\n");
-            continue;
+    for line in lines(text)? {
+        let row = match line {
+            Line::Row(row) => row,
+            Line::Text(text) => {
+                right += &format!("{text}\n");
+                continue;
+            }
         };
-        for device in ALIKE {
-            let given = said.get(&(device, name)).copied().unwrap_or("nothing");
-            judged += 1;
-            let place = format!("{device}:{name}");
-            outcomes.push(if given == result {
-                Outcome::Ok(place)
-            } else {
-                Outcome::Fail(place, format!("the table says '{result}', the device '{given}', of: {steps}"))
-            });
+        let of = |shape: &str, device: &str| {
+            said.get(&(format!("{shape}/{device}").as_str(), row.name)).copied().unwrap_or("nothing")
+        };
+        let first = of(SHAPES[0].0, OWN);
+        right += &format!("{}\t{}\t{first}\n", row.name, row.steps);
+        for (shape, others) in SHAPES {
+            let own = of(shape, OWN);
+            if own != first {
+                right += &format!("\t{shape}\t{own}\n");
+            }
+            for device in std::iter::once(&OWN).chain(others) {
+                let (given, expected) = (of(shape, device), row.expected(shape, device, own));
+                if given != own {
+                    right += &format!("\t{shape}/{device}\t{given}\n");
+                }
+                if given == expected && given == ABSENT {
+                    continue;
+                }
+                judged += 1;
+                let place = format!("{shape}/{device}:{}", row.name);
+                outcomes.push(if given == expected && given != "nothing" {
+                    Outcome::Ok(place)
+                } else {
+                    Outcome::Fail(place, format!("it is '{given}', not '{expected}', of: {}", row.steps))
+                });
+            }
         }
-        right += &format!("{name}\t{steps}\t{}\n", said.get(&(ALIKE[0], name)).unwrap_or(&"nothing"));
-        control += usize::from(said.get(&(CONTROL, name)).is_some_and(|given| *given != result));
+        control += usize::from(of(CONTROL, OWN) != row.result);
     }
     outcomes.push(if control >= CONTROL_DIFFERS {
-        Outcome::Ok(CONTROL.to_owned())
+        Outcome::Ok("control".to_owned())
     } else {
-        Outcome::Fail(CONTROL.to_owned(), format!("a device of another shape differs in {control} rows only"))
+        Outcome::Fail("control".to_owned(), format!("a device of another shape differs in {control} rows only"))
     });
     report.outcomes.extend(outcomes);
     report.counts.push(("zone_cases_judged".to_owned(), judged));
     Ok(fs::write(scene.folder.join("zones.txt"), right)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_belongs_to_the_row_before_it() {
+        let text = "# a table\n\nopen\topen s0 1z\tok |\n\tplain\tEIO |\n\tplain/dm\tok |\nzones\tzones\t14 |\n";
+        let lines = lines(text).unwrap();
+        let [Line::Text("# a table"), Line::Text(""), Line::Row(open), Line::Row(zones)] = &lines[..] else {
+            panic!("not as it was written");
+        };
+        assert_eq!(open.expected("mixed", OWN, "?"), "ok |");
+        assert_eq!(open.expected("plain", OWN, "?"), "EIO |");
+        assert_eq!((open.expected("plain", "dm", "?"), open.expected("plain", "inlock", "?")), ("ok |", "?"));
+        assert_eq!((zones.steps, zones.expected("plain", OWN, "?")), ("zones", "14 |"));
+    }
+
+    #[test]
+    fn what_belongs_nowhere_is_refused() {
+        for text in [
+            "\tplain\tEIO |\n",
+            "a\tb\tc\n\tno-shape\tEIO |\n",
+            "a\tb\tc\n\tplain\n",
+            "a\tb\n",
+            "a\tb\tc\n\tmixed\td\n",
+        ] {
+            assert!(lines(text).is_err(), "{text}");
+        }
+    }
 }

@@ -1,10 +1,18 @@
-//! A zoned file against the table that the kernel, dm-crypt and volumes are held against: `tests/table/zones.txt`. How steps are
-//! written stands in `xtask/src/zones/cases.rs`.
+//! Zoned files against the table that the kernel, dm-crypt and volumes are held against: `tests/table/zones.txt`. How steps are
+//! written stands in `xtask/src/zones/cases.rs`, what the shapes are like in `tests/vm/zoned.sh`.
 
 use super::*;
 
 const TABLE: &str = include_str!("../../../../../../tests/table/zones.txt");
 const MIB: u64 = 1 << 20;
+
+/// Shapes: their names, how many zones are conventional, the capacity, how many may be open and active, bytes a block.
+const SHAPES: [(&str, u32, u64, u32, u32, u32); 4] = [
+    ("mixed", 2, MIB, 4, 6, 4096),
+    ("plain", 0, 2 * MIB, 0, 0, 4096),
+    ("sectors", 2, MIB, 4, 6, 512),
+    ("narrow", 2, MIB, 1, 2, 4096),
+];
 
 /// Cases about what stands between a caller and a device: descriptors, alignment in memory, plugs.
 const OF_THE_KERNEL: &[&str] = &[
@@ -20,7 +28,8 @@ const OF_THE_KERNEL: &[&str] = &[
 struct Bench {
     file: ZonedFile,
     zones: Vec<Zone>,
-    /// What was written, block by block, where that is known.
+    capacity: u64,
+    /// What was written, sector by sector, where that is known.
     written: std::collections::HashMap<u64, u8>,
 }
 
@@ -41,18 +50,15 @@ fn is_usable(zone: &Zone) -> bool {
 }
 
 impl Bench {
-    fn new() -> Self {
-        let layout = ZonedLayout {
-            capacity: MIB,
-            conventional: 2,
-            max_open: 4,
-            max_active: 6,
-            ..ZonedLayout::new(14 * 2 * MIB, 2 * MIB)
-        };
+    fn new(
+        (_, conventional, capacity, max_open, max_active, write_granularity): (&str, u32, u64, u32, u32, u32),
+    ) -> Self {
+        let all = ZonedLayout::new(14 * 2 * MIB, 2 * MIB);
+        let layout = ZonedLayout { capacity, conventional, max_open, max_active, write_granularity, ..all };
         let file = in_memory(&layout);
         file.retire(12, ZoneCondition::ReadOnly).unwrap();
         file.retire(13, ZoneCondition::Offline).unwrap();
-        let mut bench = Self { file, zones: Vec::new(), written: Default::default() };
+        let mut bench = Self { file, zones: Vec::new(), capacity, written: Default::default() };
         bench.zones = bench.report();
         bench
     }
@@ -63,35 +69,37 @@ impl Bench {
         zones
     }
 
-    fn case(&mut self, fill: u8, steps: &str) -> String {
+    /// What comes of the steps; none: the file has not got what they name.
+    fn case(&mut self, fill: u8, steps: &str) -> Option<String> {
         for zone in self.report().iter().filter(|zone| is_usable(zone)) {
             self.file.manage(ZoneAction::Reset, zone.start, zone.len).unwrap();
         }
         self.written.clear();
-        let results: Vec<String> = (fill..).zip(steps.split(';')).map(|(fill, step)| self.step(fill, step)).collect();
-        format!("{} |{}", results.join(" "), self.state())
+        let results: Option<Vec<String>> =
+            (fill..).zip(steps.split(';')).map(|(fill, step)| self.step(fill, step)).collect();
+        Some(format!("{} |{}", results?.join(" "), self.state()))
     }
 
-    fn step(&mut self, fill: u8, step: &str) -> String {
+    fn step(&mut self, fill: u8, step: &str) -> Option<String> {
         let mut words = step.split_whitespace();
         let verb = words.next().unwrap();
-        let numbers: Vec<u64> = words.map(|word| self.sum(word)).collect();
+        let numbers: Vec<u64> = words.map(|word| self.sum(word)).collect::<Option<_>>()?;
         let (place, len) = (numbers.first().copied().unwrap_or(0), numbers.get(1).copied().unwrap_or(0));
         let done = match verb {
-            "zones" => return self.file.limits().zones.to_string(),
-            "zone-len" => return (self.file.limits().zone_len / 512).to_string(),
+            "zones" => return Some(self.file.limits().zones.to_string()),
+            "zone-len" => return Some((self.file.limits().zone_len / 512).to_string()),
             "report" => {
                 let mut zones = vec![Zone::UNKNOWN; (len / BLOCK) as usize];
-                return self.file.report(place, &mut zones).unwrap().to_string();
+                return Some(self.file.report(place, &mut zones).unwrap().to_string());
             }
             "write" => self.write(place, len, fill),
             "read" => {
                 let mut bytes = vec![0; len as usize];
                 let read = crate::store::read_all(&self.file, &mut bytes, place);
-                let known = |(number, block): (u64, &[u8])| {
-                    self.written.get(&number).is_none_or(|fill| block.iter().all(|byte| byte == fill))
+                let known = |(number, sector): (u64, &[u8])| {
+                    self.written.get(&number).is_none_or(|fill| sector.iter().all(|byte| byte == fill))
                 };
-                assert!(read.is_err() || (place / BLOCK..).zip(bytes.chunks(BLOCK as usize)).all(known), "{step}");
+                assert!(read.is_err() || (place / 512..).zip(bytes.chunks(512)).all(known), "{step}");
                 read
             }
             "flush" => self.file.sync(),
@@ -105,19 +113,21 @@ impl Bench {
             }
             _ => panic!("no step is called {verb}"),
         };
-        done.map_or_else(name, |()| "ok".to_owned())
+        Some(done.map_or_else(name, |()| "ok".to_owned()))
     }
 
     fn write(&mut self, place: u64, len: u64, fill: u8) -> Result<(), Errno> {
         crate::store::write_all(&self.file, &vec![fill; len as usize], place)?;
-        self.written.extend((place / BLOCK..(place + len) / BLOCK).map(|block| (block, fill)));
+        self.written.extend((place / 512..(place + len) / 512).map(|sector| (sector, fill)));
         Ok(())
     }
 
     fn state(&self) -> String {
         let (mut state, mut implicit, mut closed) = (String::new(), 0, 0);
         for (number, zone) in self.report().iter().filter(|zone| is_usable(zone)).enumerate() {
-            let blocks = zone.write_pointer.map_or(0, |pointer| (pointer - zone.start) / BLOCK);
+            let at = zone.write_pointer.map_or(0, |pointer| pointer - zone.start);
+            let rest = if at.is_multiple_of(BLOCK) { String::new() } else { format!("+{}B", at % BLOCK) };
+            let blocks = format!("{}{rest}", at / BLOCK);
             match zone.condition {
                 ZoneCondition::Empty => {}
                 ZoneCondition::Full => state += &format!(" s{number}:fu"),
@@ -133,25 +143,28 @@ impl Bench {
         state
     }
 
-    fn sum(&self, word: &str) -> u64 {
-        word.replace('-', "+-").split('+').fold(0, |sum: u64, part| match part.strip_prefix('-') {
-            Some(term) => sum.wrapping_sub(self.term(term)),
-            None => sum.wrapping_add(self.term(part)),
-        })
+    fn sum(&self, word: &str) -> Option<u64> {
+        let sum = word.replace('-', "+-").split('+').try_fold(0, |sum: u64, part| match part.strip_prefix('-') {
+            Some(term) => Some(sum.wrapping_sub(self.term(term)?)),
+            None => Some(sum.wrapping_add(self.term(part)?)),
+        });
+        // No file has a place before its first byte.
+        sum.filter(|sum| i64::try_from(*sum).is_ok())
     }
 
-    fn term(&self, term: &str) -> u64 {
+    fn term(&self, term: &str) -> Option<u64> {
         let split = term.find(|c: char| c.is_ascii_digit()).unwrap_or(term.len());
         let (name, rest) = term.split_at(split);
         let digits = rest.trim_end_matches(['B', 'z']);
         let number: u64 = if digits.is_empty() { 0 } else { digits.parse().unwrap() };
-        let nth = |fits: &dyn Fn(&&Zone) -> bool| self.zones.iter().filter(fits).nth(number as usize).unwrap().start;
+        let nth =
+            |fits: &dyn Fn(&&Zone) -> bool| self.zones.iter().filter(fits).nth(number as usize).map(|zone| zone.start);
         match (name, &rest[digits.len()..]) {
-            ("", "B") => number,
-            ("", "z") => number * 2 * MIB,
-            ("", "") => number * BLOCK,
-            ("cap", "") => MIB,
-            ("end", "") => 28 * MIB,
+            ("", "B") => Some(number),
+            ("", "z") => Some(number * 2 * MIB),
+            ("", "") => Some(number * BLOCK),
+            ("cap", "") => Some(self.capacity),
+            ("end", "") => Some(28 * MIB),
             ("s", "") => nth(&|zone| is_usable(zone)),
             ("c", "") => nth(&|zone| zone.condition == ZoneCondition::NotWritePointer),
             ("ro", "") => nth(&|zone| zone.condition == ZoneCondition::ReadOnly),
@@ -161,22 +174,40 @@ impl Bench {
     }
 }
 
-#[test]
-fn a_file_answers_as_the_kernels_device() {
-    let mut bench = Bench::new();
-    let (mut compared, mut different) = (0, Vec::new());
+/// The rows of the table: name, steps, and what a file of `shape` is to make of them.
+fn rows(shape: &str) -> Vec<[&'static str; 3]> {
+    let mut rows: Vec<[&str; 3]> = Vec::new();
     for line in TABLE.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let fields: Vec<&str> = line.split('\t').collect();
-        let [name, steps, expected] = fields[..] else { panic!("not understood: {line}") };
-        if OF_THE_KERNEL.contains(&name) || steps.contains("r:") {
-            continue;
-        }
-        let got = bench.case(compared % 200 + 1, steps);
-        compared += 1;
-        if got != expected {
-            different.push(format!("{name}: {got}, not {expected}"));
+        match fields[..] {
+            // What stands behind a row is of another shape than the first, or of one device. That of a file comes last.
+            ["", place, result] if place == shape || place.strip_prefix(shape) == Some("/file") => {
+                rows.last_mut().expect("a row comes first")[2] = result;
+            }
+            ["", _, _] => {}
+            [name, steps, result] => rows.push([name, steps, result]),
+            _ => panic!("not understood: {line}"),
         }
     }
-    assert!(different.is_empty(), "{different:#?}");
-    assert!(compared >= 100, "only {compared} cases were compared");
+    rows
+}
+
+#[test]
+fn a_file_answers_as_the_kernels_device() {
+    for shape in SHAPES {
+        let mut bench = Bench::new(shape);
+        let (mut compared, mut different) = (0, Vec::new());
+        for [name, steps, expected] in rows(shape.0) {
+            if OF_THE_KERNEL.contains(&name) || steps.contains("r:") {
+                continue;
+            }
+            let got = bench.case(compared % 200 + 1, steps).unwrap_or("absent".to_owned());
+            compared += 1;
+            if got != expected {
+                different.push(format!("{name}: {got}, not {expected}"));
+            }
+        }
+        assert!(different.is_empty(), "{}: {different:#?}", shape.0);
+        assert!(compared >= 100, "only {compared} cases were compared");
+    }
 }
