@@ -3,8 +3,9 @@
 //! The last is how a zone append is emulated where the position of one has to be known before the next can begin; here they
 //! are placed, and so encrypted, many at a time. Every round measures all ways in turn; the medians are printed as a table.
 //!
-//! `cargo bench -p inlock-engine --bench zone_appends [-- DIRECTORY | BLOCK-DEVICE]`: a file with zones is made in the directory
-//! (a file system in memory, where there is one), or the zones of a host-managed block device are used, **whose content is lost**.
+//! `cargo bench -p inlock-engine --bench zone_appends [-- DIRECTORY | BLOCK-DEVICE [MIB]]`: a file with zones is made in the
+//! directory (a file system in memory, where there is one), or the zones of a host-managed block device are used, **whose content
+//! is lost**. MIB, 128 otherwise: what a measurement appends, which a zone has to have room for.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -25,9 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
-/// What a measurement appends.
-const TOTAL: u64 = 128 << 20;
-const ZONE_LEN: u64 = TOTAL;
+const DEFAULT_TOTAL: u64 = 128 << 20;
 const ZONES: usize = 8;
 const SIZES: [u64; 3] = [4 << 10, 64 << 10, 256 << 10];
 const ROUNDS: usize = 5;
@@ -115,6 +114,8 @@ struct Bench {
     /// The zones that are appended to.
     starts: Vec<u64>,
     workers: usize,
+    /// What a measurement appends.
+    total: u64,
 }
 
 impl Bench {
@@ -131,8 +132,8 @@ impl Bench {
             zoned.report(*start, &mut zone).unwrap();
             found += zone[0].write_pointer.unwrap() - start;
         }
-        assert_eq!(found, TOTAL, "all was appended");
-        TOTAL as f64 / seconds / f64::from(1 << 20)
+        assert_eq!(found, self.total, "all was appended");
+        self.total as f64 / seconds / f64::from(1 << 20)
     }
 
     /// A thread for some of the zones, at most as many as there would be workers.
@@ -145,7 +146,7 @@ impl Bench {
                 scope.spawn(move || {
                     let buffers: Vec<_> = (0..SOURCES).map(|_| filled(len)).collect();
                     go.wait();
-                    for n in 0..TOTAL / starts.len() as u64 / len {
+                    for n in 0..self.total / starts.len() as u64 / len {
                         for start in zones {
                             let bytes = &buffers[n as usize % SOURCES].data()[..len as usize];
                             assert_eq!(self.store.write_at(bytes, start + n * len, false), Ok(bytes.len()));
@@ -188,7 +189,7 @@ impl Bench {
                         under_way: 0,
                         turn: number,
                         len,
-                        left: TOTAL / len / workers as u64,
+                        left: self.total / len / workers as u64,
                         zones: mine,
                     };
                     let ring = Ring::new(IoMode::Auto).unwrap();
@@ -213,10 +214,10 @@ fn filled(len: u64) -> Buffer {
 }
 
 /// A store at `path`, with at least eight zones for appends.
-fn open(path: &Path) -> Arc<dyn BackingStore> {
+fn open(path: &Path, zone_len: u64) -> Arc<dyn BackingStore> {
     if path.is_dir() {
         let file = path.join(format!("inlock-bench-{}.zoned", std::process::id()));
-        ZonedFile::create(&file, &ZonedLayout::new(ZONES as u64 * ZONE_LEN, ZONE_LEN)).unwrap();
+        ZonedFile::create(&file, &ZonedLayout::new(ZONES as u64 * zone_len, zone_len)).unwrap();
         let store = ZonedFile::open(&file, false).unwrap();
         let _ = std::fs::remove_file(&file);
         let _ = std::fs::remove_file(file.with_extension("zoned.zones"));
@@ -228,18 +229,20 @@ fn open(path: &Path) -> Arc<dyn BackingStore> {
 }
 
 fn main() {
-    let given = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).map(PathBuf::from);
+    let mut given = std::env::args().skip(1).filter(|argument| !argument.starts_with('-'));
+    let (path, mib) = (given.next().map(PathBuf::from), given.next().map(|mib| mib.parse::<u64>().unwrap()));
+    let total = mib.map_or(DEFAULT_TOTAL, |mib| mib << 20);
     let memory = Path::new("/dev/shm");
     let elsewhere = || if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-    let store = open(&given.unwrap_or_else(elsewhere));
+    let store = open(&path.unwrap_or_else(elsewhere), total.next_power_of_two());
     let zoned = store.zoned().unwrap();
     let mut zones = vec![Zone::UNKNOWN; zoned.limits().zones as usize];
     let count = zoned.report(0, &mut zones).unwrap();
-    let wanted = |zone: &&Zone| zone.kind == ZoneKind::SequentialRequired && zone.capacity >= TOTAL;
+    let wanted = |zone: &&Zone| zone.kind == ZoneKind::SequentialRequired && zone.capacity >= total;
     let starts: Vec<u64> = zones[..count].iter().filter(wanted).take(ZONES).map(|zone| zone.start).collect();
-    assert_eq!(starts.len(), ZONES, "there are eight sequential zones of at least {} MiB", TOTAL >> 20);
+    assert_eq!(starts.len(), ZONES, "there are eight sequential zones of at least {} MiB", total >> 20);
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(ZONES);
-    let bench = Bench { store, starts, workers };
+    let bench = Bench { store, starts, workers, total };
     println!(
         "Appends, MiB/s, medians of {ROUNDS}; {workers} workers, {DEPTH} appends under way, AES-XTS, units of 4 KiB\n"
     );
