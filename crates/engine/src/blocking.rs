@@ -155,7 +155,9 @@ impl BlockingDevice {
         }
         let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent, Purpose::Read));
         account.lap(Phase::Queue);
-        if !extent.is_partial() {
+        // The caller's memory may begin where he likes, scratch begins where every store takes it.
+        let alignment = self.device().stores()[extent.store as usize].memory_alignment();
+        if !extent.is_partial() && into.as_ptr().addr().is_multiple_of(alignment) {
             read_all(self.device(), extent, into, extent.store_offset)?;
             account.lap(Phase::Store);
             target.decrypt_in_place(extent, 0, into);

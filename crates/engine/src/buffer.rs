@@ -29,6 +29,9 @@ pub(crate) struct Slot {
 }
 
 impl Buffer {
+    /// Its data begins on a multiple of this many bytes.
+    pub const ALIGNMENT: usize = PAGE;
+
     /// A zeroed buffer for `capacity` bytes of data. Pages become resident when they are first touched.
     pub fn new(capacity: usize) -> Self {
         let memory = vec![0u8; capacity + HEADROOM + PAGE].into_boxed_slice();

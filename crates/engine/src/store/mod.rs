@@ -99,6 +99,12 @@ pub trait BackingStore: Send + Sync {
         None
     }
 
+    /// Memory that is read into or written from begins on a multiple of this many bytes: a power of two, at most
+    /// [`crate::Buffer::ALIGNMENT`].
+    fn memory_alignment(&self) -> usize {
+        1
+    }
+
     /// Reads at `offset`; the number of bytes read.
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno>;
 

@@ -4,6 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod crash;
+mod direct;
 mod faults;
 mod grow;
 mod model;

@@ -6,7 +6,7 @@
 //! pointer has landed without an answer ([`Landed`]); an append with these bytes is answered with their place.
 
 use inlock_engine::zoned::Zone;
-use inlock_engine::{BlockingDevice, Buffer, RequestError};
+use inlock_engine::{BlockingDevice, RequestError};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -21,9 +21,6 @@ const WORD: usize = size_of::<u64>();
 
 /// What can be written is a multiple of this.
 const SECTOR: usize = 512;
-
-/// Bytes that are read at a time.
-const AT_A_TIME: usize = 1 << 20;
 
 /// Up to where each zone is answered.
 pub(super) struct Answered {
@@ -112,7 +109,9 @@ impl Landed {
             let start = (*answered).clamp(zone.start, end).max(end.saturating_sub(room));
             if start < end {
                 room -= end - start;
-                found.keep(start, read(device, start..end)?);
+                let mut bytes = vec![0; (end - start) as usize];
+                device.read_at(&mut bytes, start)?;
+                found.keep(start, bytes);
             }
         }
         if *found.count.get_mut() > 0 {
@@ -158,18 +157,6 @@ impl Landed {
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Vec<Stretch>>> {
         self.stretches.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn read(device: &BlockingDevice, range: Range<u64>) -> Result<Vec<u8>, RequestError> {
-    let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-    // Stores past the cache want memory that lies where pages begin.
-    let mut buffer = Buffer::new(bytes.capacity().min(AT_A_TIME));
-    for at in range.clone().step_by(AT_A_TIME) {
-        let piece = &mut buffer.data_mut()[..(range.end - at).min(AT_A_TIME as u64) as usize];
-        device.read_at(piece, at)?;
-        bytes.extend_from_slice(piece);
-    }
-    Ok(bytes)
 }
 
 impl Stretch {

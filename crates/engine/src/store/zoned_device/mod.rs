@@ -151,6 +151,10 @@ impl BackingStore for ZonedDevice {
         self.file.as_fd()
     }
 
+    fn memory_alignment(&self) -> usize {
+        self.file.memory_alignment()
+    }
+
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
         self.file.read_at(data, offset)
     }

@@ -269,16 +269,28 @@ impl Trouble {
 
 const PAUSED: u64 = 1 << 60;
 
+/// Where memory begins, as for a drive past the kernel's cache.
+const ALIGNMENT: usize = 512;
+
+fn check_alignment(data: &[u8]) -> Result<(), Errno> {
+    if data.as_ptr().addr().is_multiple_of(ALIGNMENT) { Ok(()) } else { Err(Errno::INVAL) }
+}
+
 impl BackingStore for Trouble {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 
+    fn memory_alignment(&self) -> usize {
+        ALIGNMENT
+    }
+
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        check_alignment(data)?;
         match self.strike(|fault| !matches!(fault, Fault::Torn(_) | Fault::After(_))) {
             None => self.inner.read_at(data, offset),
             Some(Fault::Short) => {
-                let half = data.len().div_ceil(2);
+                let half = data.len().div_ceil(2).next_multiple_of(ALIGNMENT).min(data.len());
                 self.inner.read_at(&mut data[..half], offset)
             }
             Some(Fault::Nothing) => Ok(0),
@@ -287,11 +299,13 @@ impl BackingStore for Trouble {
     }
 
     fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+        check_alignment(data)?;
         self.write_as_one(data, offset, durable, 1)
     }
 
     /// One write, as it is for a drive.
     fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
+        parts.iter().try_for_each(|part| check_alignment(part))?;
         let whole: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
         self.write_as_one(&whole, offset, false, parts.len())
     }

@@ -1,0 +1,135 @@
+//! Files and block devices past the kernel's cache: who reads and writes a blocking device need not know where memory has to
+//! begin for them.
+
+use crate::support::{Random, key, segment};
+use inlock_cipher::{Sector, Segment};
+use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::{Access, BackingStore, BlockingDevice, Content, Device, Line};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+/// The largest block that a disk has.
+const BLOCK: usize = 4096;
+/// In the encrypted part: more than goes in one piece. What follows is stored as it is.
+const CRYPT: usize = (1 << 20) + 5 * BLOCK;
+const LEN: usize = 2 * CRYPT;
+
+/// Where memory begins, from the start of a page.
+const PLACES: [usize; 6] = [0, 1, 8, 511, 512, 4095];
+
+fn open_direct(path: &Path) -> std::io::Result<File> {
+    let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+    OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
+}
+
+/// `len` bytes that begin `place` bytes behind the start of a page.
+fn memory(of: &mut Vec<u8>, place: usize, len: usize) -> &mut [u8] {
+    of.resize(LEN + 2 * BLOCK, 0);
+    let page = of.as_ptr().addr().wrapping_neg() % BLOCK;
+    &mut of[page + place..][..len]
+}
+
+fn device(file: File) -> Arc<Device> {
+    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Sync).unwrap());
+    let (sectors, block) = ((CRYPT / 512) as u64, (BLOCK / 512) as u64);
+    let crypt = Segment { sectors: Some(sectors), data_offset: Sector(block), ..segment(BLOCK as u32) };
+    let start = Sector(sectors);
+    let linear = Segment { start, data_offset: Sector(sectors + block), cipher: None, ..crypt };
+    let key = key();
+    let lines = [
+        Line { segment: &crypt, content: Content::Crypt(&key), store: 0 },
+        Line { segment: &linear, content: Content::Linear, store: 0 },
+    ];
+    Arc::new(Device::stacked(&lines, vec![store], Access::default()).unwrap())
+}
+
+/// What is written from and read into memory anywhere is what a model holds, and what a reader through the cache finds.
+fn agrees_with_a_model(path: &Path) {
+    let direct = BlockingDevice::new(device(open_direct(path).unwrap()));
+    let mut random = Random::new(5);
+    let mut model = random.bytes(LEN);
+    let mut bytes = Vec::new();
+    for (round, place) in PLACES.into_iter().cycle().take(5 * PLACES.len()).enumerate() {
+        let (offset, len) = match round {
+            0 => (0, LEN),
+            // Any range of what is encrypted, whole blocks of what is not.
+            _ if round % 2 == 0 => {
+                let (offset, len) = random.range(CRYPT as u64, BLOCK as u64);
+                (offset as usize, len as usize)
+            }
+            _ => {
+                let first = random.below((CRYPT / BLOCK) as u64) as usize;
+                let count = 1 + random.below((CRYPT / BLOCK - first) as u64) as usize;
+                (CRYPT + first * BLOCK, count * BLOCK)
+            }
+        };
+        if round > 0 {
+            model[offset..offset + len].copy_from_slice(&random.bytes(len));
+        }
+        let from = memory(&mut bytes, place, len);
+        from.copy_from_slice(&model[offset..offset + len]);
+        direct.write_at(from, offset as u64).unwrap();
+        let into = memory(&mut bytes, PLACES[random.below(6) as usize], len);
+        into.fill(0);
+        direct.read_at(into, offset as u64).unwrap();
+        assert!(*into == model[offset..offset + len], "round {round}: {len} bytes from {offset}, written from {place}");
+    }
+    for place in PLACES {
+        let into = memory(&mut bytes, place, LEN);
+        into.fill(0);
+        direct.read_at(into, 0).unwrap();
+        assert!(*into == model[..], "into memory {place} bytes behind a page");
+    }
+    let cached = BlockingDevice::new(device(File::options().read(true).write(true).open(path).unwrap()));
+    let into = memory(&mut bytes, 0, LEN);
+    cached.read_at(into, 0).unwrap();
+    assert!(*into == model[..], "through the cache");
+}
+
+fn image() -> tempfile::NamedTempFile {
+    let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    image.as_file().set_len((LEN + BLOCK) as u64).unwrap();
+    // A hole can be read into memory anywhere.
+    image.as_file().write_all_at(&[1; BLOCK], 0).unwrap();
+    image.as_file().sync_all().unwrap();
+    image
+}
+
+/// Whether the file is read past the cache, and not into memory that begins anywhere.
+fn insists(path: &Path) -> bool {
+    let mut bytes = Vec::new();
+    let mut reads = |place| open_direct(path)?.read_exact_at(memory(&mut bytes, place, BLOCK), 0);
+    reads(0).is_ok() && reads(1).is_err()
+}
+
+#[test]
+fn memory_may_begin_anywhere_for_a_file_past_the_cache() {
+    let image = image();
+    if !insists(image.path()) {
+        println!("SKIPPED: no direct I/O on the file system of temporary files, or none that asks where memory begins");
+        return;
+    }
+    agrees_with_a_model(image.path());
+}
+
+#[test]
+fn memory_may_begin_anywhere_for_a_block_device_past_the_cache() {
+    struct Loop(String);
+    impl Drop for Loop {
+        fn drop(&mut self) {
+            let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+        }
+    }
+    let image = image();
+    let made = Command::new("losetup").args(["--find", "--show"]).arg(image.path()).output();
+    let Some(made) = made.ok().filter(|made| made.status.success()) else {
+        println!("SKIPPED: no loop device can be made here");
+        return;
+    };
+    let device = Loop(String::from_utf8(made.stdout).unwrap().trim().to_owned());
+    assert!(insists(Path::new(&device.0)), "a block device asks where memory begins");
+    agrees_with_a_model(Path::new(&device.0));
+}
