@@ -7,14 +7,18 @@
 
 # nullb NAME CONVENTIONAL SEQUENTIAL ZONE CAPACITY OPEN ACTIVE BLOCK: /dev/NAME, a zoned device in memory: how many zones of
 # both kinds, their length and how much of it can be written (MiB), how many may be open and active (0: all), bytes a block.
+# What else it is to be follows as NAME=VALUE.
 nullb() {
-    local to=/sys/kernel/config/nullb/$1
+    local to=/sys/kernel/config/nullb/$1 other
     modprobe null_blk nr_devices=0 || return
     grep -q configfs /proc/mounts || mount -t configfs none /sys/kernel/config || return
     mkdir "$to" && echo $((($2 + $3) * $4)) > "$to/size" && echo 1 > "$to/memory_backed" && echo "$8" > "$to/blocksize" &&
         echo 1 > "$to/zoned" && echo "$4" > "$to/zone_size" && echo "$5" > "$to/zone_capacity" &&
-        echo "$2" > "$to/zone_nr_conv" && echo "$6" > "$to/zone_max_open" && echo "$7" > "$to/zone_max_active" &&
-        echo 1 > "$to/power" && [ -b "/dev/$1" ]
+        echo "$2" > "$to/zone_nr_conv" && echo "$6" > "$to/zone_max_open" && echo "$7" > "$to/zone_max_active" && shift 8 || return
+    for other in "$@"; do
+        echo "${other#*=}" > "$to/${other%=*}" || return
+    done
+    echo 1 > "$to/power" && [ -b "/dev/${to##*/}" ]
 }
 # nullb_gone NAME
 nullb_gone() { echo 0 > "/sys/kernel/config/nullb/$1/power" && rmdir "/sys/kernel/config/nullb/$1"; }
@@ -31,6 +35,49 @@ ours_pid() { sed -n 's/^ *"pid": *\([0-9]*\),*/\1/p' /run/inlock/vol.json; }
 ours_closed() { inlock close vol; }
 theirs() { dmsetup create dm --table "$(line "$1")" && NODE=/dev/mapper/dm; }
 theirs_closed() { dmsetup remove dm; }
+
+# namespace NAME DEVICE WAY: SPACE becomes an NVMe namespace that hands on to the device what it is told: an NVMe append
+# becomes one of the block layer, and its position comes back. All zones of the device have to be sequential. By way `loop`
+# commands may overtake each other. By way `tcp` they seldom do: there is one queue, which does not fill, and the bytes of a
+# write come with its command.
+namespace() {
+    local to=/sys/kernel/config/nvmet said
+    grep -q configfs /proc/mounts || mount -t configfs none /sys/kernel/config || return
+    modprobe nvmet && "port_$3" "$to/ports" && mkdir "$to/subsystems/$1" &&
+        echo 1 > "$to/subsystems/$1/attr_allow_any_host" && mkdir "$to/subsystems/$1/namespaces/1" &&
+        printf '%s' "$2" > "$to/subsystems/$1/namespaces/1/device_path" &&
+        echo 1 > "$to/subsystems/$1/namespaces/1/enable" &&
+        ln -s "$to/subsystems/$1" "$to/ports/$PORT/subsystems/$1" || return
+    exec 4<> /dev/nvme-fabrics || return
+    echo "nqn=$1,$REACHED" >&4
+    read -r said <&4
+    exec 4>&-
+    said=${said#instance=}
+    SPACE=/dev/nvme${said%%,*}n1
+    wait_for 10 [ -b "$SPACE" ]
+}
+# port_loop FOLDER, port_tcp FOLDER: PORT is there, and REACHED by these options.
+port_loop() {
+    PORT=1 REACHED=transport=loop
+    [ -d "$1/1" ] || { modprobe nvme-loop && mkdir "$1/1" && echo loop > "$1/1/addr_trtype"; }
+}
+port_tcp() {
+    local option
+    PORT=2 REACHED=transport=tcp,traddr=127.0.0.1,trsvcid=4420,nr_io_queues=1,queue_size=512
+    [ ! -d "$1/2" ] || return 0
+    modprobe nvme-tcp && modprobe nvmet-tcp && mkdir "$1/2" || return
+    for option in trtype=tcp adrfam=ipv4 traddr=127.0.0.1 trsvcid=4420; do
+        echo "${option#*=}" > "$1/2/addr_${option%=*}" || return
+    done
+    echo 1048576 > "$1/2/param_inline_data_size"
+}
+# namespace_gone NAME: the device stays.
+namespace_gone() {
+    local to=/sys/kernel/config/nvmet controller
+    controller=$(grep -lx "$1" /sys/class/nvme/nvme*/subsysnqn) &&
+        echo 1 > "${controller%/*}/delete_controller" && rm "$to"/ports/*/subsystems/"$1" &&
+        echo 0 > "$to/subsystems/$1/namespaces/1/enable" && rmdir "$to/subsystems/$1/namespaces/1" "$to/subsystems/$1"
+}
 
 # reported OFFSET COUNT DEVICE: so many of its zones, without the write pointers of those that have none: read-only and offline.
 reported() {
@@ -63,15 +110,17 @@ own_report() {
 
 # short_requests KIB: NODE is asked for so much at a time, whatever could be merged.
 short_requests() { echo "$1" > "/sys/class/block/$(basename "$NODE")/queue/max_sectors_kb"; }
-# traced DEVICE KIB: from here on the block layer's events of /dev/DEVICE are kept, in the order in which they happen, so
-# many KiB of them for each processor.
+# traced DEVICE KIB [EVENT...]: from here on the block layer's events of /dev/DEVICE are kept, in the order in which they
+# happen, so many KiB of them for each processor; those that tell the order, if none is named.
 traced() {
-    local tracing=/sys/kernel/tracing numbers event
+    local tracing=/sys/kernel/tracing numbers event kib=$2
     [ -e "$tracing/trace" ] || mount -t tracefs tracefs "$tracing" || return
     numbers=$(cat "/sys/class/block/$1/dev") || return
-    echo 0 > "$tracing/tracing_on" && echo "$2" > "$tracing/buffer_size_kb" && echo counter > "$tracing/trace_clock" &&
+    echo 0 > "$tracing/tracing_on" && echo "$kib" > "$tracing/buffer_size_kb" && echo counter > "$tracing/trace_clock" &&
         echo > "$tracing/trace" || return
-    for event in block_bio_queue block_rq_issue; do
+    shift 2
+    [ $# -gt 0 ] || set -- block_bio_queue block_rq_issue
+    for event in "$@"; do
         echo "dev == $((${numbers%:*} << 20 | ${numbers#*:}))" > "$tracing/events/block/$event/filter" &&
             echo 1 > "$tracing/events/block/$event/enable" || return
     done

@@ -38,11 +38,18 @@ impl Flavour {
 }
 
 /// Folders and files of the package's modules that guests are given, by where they lie under `kernel/`.
-const MODULES: [&str; 11] = [
+const MODULES: [&str; 18] = [
     "arch/x86/crypto",
     "crypto",
     "drivers/block",
     "drivers/md",
+    "drivers/nvme/common",
+    "drivers/nvme/host/nvme-core.ko.xz",
+    "drivers/nvme/host/nvme-fabrics.ko.xz",
+    "drivers/nvme/host/nvme-tcp.ko.xz",
+    "drivers/nvme/target/nvme-loop.ko.xz",
+    "drivers/nvme/target/nvmet-tcp.ko.xz",
+    "drivers/nvme/target/nvmet.ko.xz",
     "drivers/scsi/scsi_debug.ko.xz",
     "fs/btrfs",
     "fs/configfs",

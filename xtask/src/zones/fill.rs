@@ -72,7 +72,7 @@ pub(super) fn write(device: &str, log: &str, seed: u64, mib: u64, kill: Option<K
 }
 
 /// Zones that are written at their pointers, and can be.
-fn writable(device: &File) -> Result<Vec<Zone>> {
+pub(super) fn writable(device: &File) -> Result<Vec<Zone>> {
     let mut zones = ioctl::all_zones(device)?;
     zones.retain(Zone::is_usable);
     ensure!(!zones.is_empty(), "the device has no sequential zones");

@@ -4,11 +4,14 @@
 //! that any zoned block device, dm-crypt's and Inlock's alike, is looked at in the same way. Results go to standard output.
 
 mod aligned;
+mod append;
 mod cases;
 mod fill;
 mod flushed;
+mod in_flight;
 mod ioctl;
 mod order;
+mod passthrough;
 mod retire;
 mod text;
 mod zonefs;
@@ -33,6 +36,14 @@ const USAGE: &str = "usage: xtask zones WHAT
   order LOG EVENT ZONE_SECTORS FREE_SECTORS
                               the writes of a trace are in order within each zone, but for those of the first sectors
   shifted SECTORS             rewrite `blkzone report` from standard input so many sectors to the front
+  append DEVICE LOG NAME=NUMBER...
+                              reset zones of an NVMe namespace and append to them, several at a time; LOG, if not -, gets
+                              POSITION LENGTH NUMBER of what landed. seed, first and zones (which), bytes and most (the
+                              lengths), depth, jobs, total (bytes), over (appends beyond a zone's room), verify
+  appended DEVICE LOG SEED    everything that LOG has is there
+  append-refused DEVICE N     what comes of appends to the Nth sequential zone, counted from 0, that have no room
+  in-flight LOG ZONE_SECTORS append|write
+                              how many of them a trace has at a time
   mkzonefs DEVICE             make a zonefs";
 
 /// Runs what the words say.
@@ -51,6 +62,11 @@ pub(crate) fn run(words: &[String]) -> Result<ExitCode> {
         ["flushed", device, ref logs @ ..] if !logs.is_empty() => flushed::check(device, logs)?,
         ["retire", file, zone, condition] => retire::run(Path::new(file), number(zone)?, condition)?,
         ["order", log, event, zone, free] => order::run(Path::new(log), event, number(zone)?, number(free)?)?,
+        ["append", device, "-", ref rest @ ..] => append::run(Path::new(device), None, rest)?,
+        ["append", device, log, ref rest @ ..] => append::run(Path::new(device), Some(log), rest)?,
+        ["appended", device, log, seed] => append::check(Path::new(device), log, number(seed)?)?,
+        ["append-refused", device, zone] => append::refused(Path::new(device), number(zone)?)?,
+        ["in-flight", log, zone, kind] => in_flight::run(Path::new(log), number(zone)?, kind)?,
         ["shifted", sectors] => text::shift(number(sectors)?)?,
         ["mkzonefs", device] => zonefs::make(Path::new(device))?,
         _ => bail!("{USAGE}"),
