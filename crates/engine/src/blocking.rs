@@ -35,8 +35,8 @@ struct Scratches {
     waiting: usize,
 }
 
-/// How many calls have memory at a time.
-const SCRATCHES: usize = 32;
+/// How many calls have memory at a time, unless something else is asked for.
+const CALLS: usize = 32;
 
 /// What one call may need: room for a piece, and for the units at its edges. Pages that are never touched take no memory.
 struct Scratch {
@@ -45,13 +45,20 @@ struct Scratch {
 }
 
 impl BlockingDevice {
-    /// Reads and writes `device`.
+    /// Reads and writes `device`, with memory for 32 calls at a time.
     pub fn new(device: Arc<Device>) -> Self {
+        Self::with_calls(device, CALLS)
+    }
+
+    /// With memory for so many calls at a time, at least one: a little over 1 MiB for each. More calls wait for one of them to
+    /// end.
+    pub fn with_calls(device: Arc<Device>, calls: usize) -> Self {
+        let calls = calls.max(1);
         device.locks().reserve(0);
-        device.zones().inspect(|zones| zones.reserve(SCRATCHES));
+        device.zones().inspect(|zones| zones.reserve(calls));
         let edges = 2 * device.granule();
         let scratch = || Scratch { buffer: Buffer::new(BufferPool::LARGEST_PIECE + edges), spare: Buffer::new(edges) };
-        let free = std::iter::repeat_with(scratch).take(SCRATCHES).collect();
+        let free = std::iter::repeat_with(scratch).take(calls).collect();
         let scratch = Mutex::new(Scratches { free, waiting: 0 });
         Self { shared: Arc::new(Shared { device, scratch, returned: Condvar::new() }) }
     }

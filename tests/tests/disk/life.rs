@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use inlock_tests::image::key_file;
 use inlock_tests::process::{inlock, lossy, output, program, text};
 use inlock_tests::report::count;
@@ -158,4 +158,26 @@ fn a_mounted_file_system_grows_with_its_image() -> Result<()> {
 fn rest(dir: &Path) -> Result<u64> {
     let words = text(program("df").args(["--output=avail", "-B1"]).arg(dir))?;
     Ok(words.split_whitespace().last().unwrap_or_default().parse()?)
+}
+
+/// Root's process is locked into memory, all of it.
+#[test]
+fn a_file_takes_memory_for_the_threads_that_answer_it() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(32 << 20)?;
+    let path = disk.open(&["--via", "fuse", "--threads", "1"])?;
+    // Its thread runs.
+    File::open(&path)?.read_exact_at(&mut [0; 4096], 0)?;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", disk.pid()?))?;
+    disk.close()?;
+    let field = |name: &str| -> Result<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let value = line.and_then(|line| line.split_whitespace().next());
+        Ok(value.with_context(|| format!("no {name} in {status}"))?.parse()?)
+    };
+    println!("{} KiB of its own, {} KiB locked", field("RssAnon:")?, field("VmLck:")?);
+    ensure!(field("RssAnon:")? < 48 << 10, "{status}");
+    Ok(())
 }

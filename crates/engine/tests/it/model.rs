@@ -131,11 +131,17 @@ fn concurrent_partial_writes_lose_nothing() {
 /// Threads with a blocking device each, and a worker beside them, all writing into the same units.
 #[test]
 fn threads_and_a_worker_share_units() {
+    // With memory for all of them, and for one that the others wait for.
+    share_units(32);
+    share_units(1);
+}
+
+fn share_units(calls: usize) {
     const THREADS: u64 = 4;
     let unit = 4096;
     let store = Arc::new(MemoryStore::new(vec![0; DATA_OFFSET + LEN as usize]));
     let device = device(Arc::clone(&store) as _, unit);
-    let blocking = BlockingDevice::new(Arc::clone(&device));
+    let blocking = BlockingDevice::with_calls(Arc::clone(&device), calls);
     blocking.write_zeroes(0, LEN).unwrap();
     // Thread t owns every byte whose index is t modulo 8, in runs of 100 bytes.
     let mine = |t: u64| (0..LEN / 100).filter(move |i| i % (THREADS + 1) == t).map(|i| i * 100);

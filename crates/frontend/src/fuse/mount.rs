@@ -77,9 +77,11 @@ impl FuseMount {
         let mut config = Config::default();
         config.mount_options = mount_options;
         config.acl = SessionACL::Owner;
-        config.n_threads = Some(options.threads.max(1));
+        let threads = options.threads.max(1);
+        config.n_threads = Some(threads);
         config.clone_fd = true;
-        let file = VolumeFile::new(BlockingDevice::new(Arc::clone(device)));
+        // Each thread answers one request at a time.
+        let file = VolumeFile::new(BlockingDevice::with_calls(Arc::clone(device), threads));
         let session = Session::new(file, path, &config).and_then(Session::spawn).map_err(|error| {
             // The empty file that was to be covered is of no use.
             let _ = std::fs::remove_file(path);
@@ -115,7 +117,7 @@ impl FuseMount {
         if self.device.access().read_only || self.device.is_suspended() {
             return Ok(());
         }
-        BlockingDevice::new(Arc::clone(&self.device)).flush().map_err(FuseError::Flush)
+        BlockingDevice::with_calls(Arc::clone(&self.device), 1).flush().map_err(FuseError::Flush)
     }
 }
 

@@ -266,7 +266,7 @@ impl Server {
         self.device.end();
         let outcome = self.workers.finish();
         if !self.device.access().read_only && !self.device.is_suspended() {
-            let device = inlock_engine::BlockingDevice::new(Arc::clone(&self.device));
+            let device = inlock_engine::BlockingDevice::with_calls(Arc::clone(&self.device), 1);
             device.flush().map_err(ServerError::Flush)?;
         }
         outcome

@@ -304,7 +304,7 @@ impl UblkDevice {
             let _ = std::fs::remove_file(kept);
         }
         if !self.device.access().read_only && !self.device.is_suspended() {
-            BlockingDevice::new(Arc::clone(&self.device)).flush().map_err(UblkError::Flush)?;
+            BlockingDevice::with_calls(Arc::clone(&self.device), 1).flush().map_err(UblkError::Flush)?;
         }
         ended.and(deleted)
     }

@@ -64,7 +64,7 @@ impl Known {
         let pointers: Vec<u64> = zones.iter().map(|zone| zone.write_pointer.unwrap_or(0)).collect();
         let left = kept.and_then(|path| Answered::left(path, mark, zones.len()));
         let ends = left.unwrap_or_else(|| zones.iter().map(written).collect());
-        let landed = Landed::find(&BlockingDevice::new(Arc::clone(device)), &zones, &ends, most);
+        let landed = Landed::find(&BlockingDevice::with_calls(Arc::clone(device), 1), &zones, &ends, most);
         let landed = Some(Arc::new(landed.map_err(ZoningError::Report)?));
         let answered = keep(kept, mark, zone_len, &ends)?;
         Ok(Self { zone_len, again: Some(pointers.into()), landed, answered })
