@@ -374,7 +374,8 @@ fn no_ublk(error: UblkError) -> anyhow::Error {
     let hint = match error {
         UblkError::PartOfZone { len, zone_len } => {
             let whole = len / zone_len * zone_len / 512;
-            Some(format!("a plain volume or a table line of {whole} sectors ends with a zone"))
+            let less = format!("a plain volume or a table line of {whole} sectors ends with a zone");
+            Some(format!("{less}; --read-only --via nbd hands out all of it"))
         }
         // Nothing else is a block device with zones.
         UblkError::NoZones | UblkError::ZoneUnit(_) | UblkError::Report(_) | UblkError::Keep(_) => None,
