@@ -17,6 +17,7 @@ use crate::stats::{OwnShard, Phase, Work};
 use crate::target::{Ciphertext, CryptTarget, Extent};
 use crate::unaligned::{self, Granted, LockId, Purpose};
 use crate::zoned::keeper::{Keeper, Managed};
+use crate::zoned::order::Queued;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
@@ -76,6 +77,7 @@ pub struct Worker<F: FrontEnd> {
     gathers: Vec<Vec<ring::Part>>,
     mailbox: Arc<Mailbox<F::Message>>,
     granted: Arc<dyn Granted>,
+    queued: Arc<dyn Queued>,
     ciphered: Arc<dyn Ciphered>,
     /// Who may do the cipher work instead.
     offload: Option<Arc<Offload>>,
@@ -134,6 +136,7 @@ where
             turns: VecDeque::with_capacity(most),
             gathers,
             granted: Arc::clone(&mailbox) as Arc<dyn Granted>,
+            queued: Arc::clone(&mailbox) as Arc<dyn Queued>,
             ciphered: Arc::clone(&mailbox) as Arc<dyn Ciphered>,
             offload: None,
             carried: Arc::clone(&mailbox) as Arc<dyn Carried>,
@@ -244,6 +247,7 @@ where
             match message {
                 None => return,
                 Some(Message::Granted(token)) => self.granted(token as u32),
+                Some(Message::Written(token, data, result)) => self.part_written(token as u32, data, result),
                 Some(Message::Ciphered(token, done)) => self.ciphered(token as u32, done),
                 Some(Message::Carried(token, delivery)) => self.delivered(token as u32, delivery),
                 Some(Message::Managed(token, result)) => self.zones_managed(token as u32, result),
@@ -310,7 +314,6 @@ where
             progress,
             ticket: None,
             action: None,
-            kept: None,
             failed,
             parent,
             timing,
@@ -617,13 +620,12 @@ where
             self.device.locks().unlock(lock);
         }
         if let (Some(ticket), Some(zones)) = (flight.ticket, self.device.zones()) {
-            self.turns.extend(zones.leave(ticket, Some(&self.granted)).map(|token| token as u32));
+            self.turns.extend(zones.leave(ticket, Some(&self.queued)).map(|token| token as u32));
         }
         if flight.parent.is_none() {
             self.shard.recorder().finish(flight.operation, &result, &flight.work, flight.timing.as_ref());
         }
-        let buffer = flight.buffer.or(flight.kept.map(Ciphertext::into_buffer));
-        let data = flight.extent.zip(buffer);
+        let data = flight.extent.zip(flight.buffer);
         let finished = Finished { id: flight.id, result, data, spare: flight.spare };
         match flight.parent {
             None => self.finished.push_back(finished),
@@ -637,7 +639,8 @@ impl<F: FrontEnd> Drop for Worker<F> {
         // It may have the target as well, until it has ended.
         self.carrier = None;
         // Nothing reaches a store any more once the seat is given up, and nobody waits for ever for what it had locked.
-        self.ring.finish();
+        let ended = self.ring.finish();
+        self.give_parts_back(ended);
         self.leave_zones();
         self.in_flight
             .iter()

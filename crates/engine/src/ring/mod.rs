@@ -42,15 +42,15 @@ pub const MAX_OUTGOING: usize = 64;
 pub struct Part {
     /// What is written.
     pub data: Ciphertext,
-    /// How much of it.
-    pub len: usize,
+    /// Which part of it.
+    pub range: Range<usize>,
     /// Whose it is.
     pub token: Token,
 }
 
 impl Part {
     fn bytes(&self) -> &[u8] {
-        &self.data.bytes()[..self.len]
+        &self.data.bytes()[self.range.clone()]
     }
 }
 
@@ -156,7 +156,7 @@ impl Operation {
     pub(crate) fn transfer_len(&self) -> Option<usize> {
         match self {
             Self::Read { range, .. } | Self::Write { range, .. } => Some(range.len()),
-            Self::WriteParts { parts, .. } => Some(parts.iter().map(|part| part.len).sum()),
+            Self::WriteParts { parts, .. } => Some(parts.iter().map(|part| part.range.len()).sum()),
             _ => None,
         }
     }
@@ -485,10 +485,11 @@ impl Ring {
         }
     }
 
-    /// Ends every operation on a socket and waits for those on stores; what they give back is dropped.
-    pub(crate) fn finish(&mut self) {
-        if let Twin::Uring(uring) = &mut self.twin {
-            uring.finish(&mut self.files);
+    /// Ends every operation on a socket and waits for those on stores; what has completed.
+    pub(crate) fn finish(&mut self) -> VecDeque<Completion> {
+        match &mut self.twin {
+            Twin::Uring(uring) => uring.finish(&mut self.files),
+            Twin::Plain(plain) => plain.finish(),
         }
     }
 

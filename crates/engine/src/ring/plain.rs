@@ -104,6 +104,11 @@ impl Plain {
         Ok(woken)
     }
 
+    /// What has completed.
+    pub(super) fn finish(&mut self) -> VecDeque<Completion> {
+        std::mem::take(&mut self.done)
+    }
+
     fn retry(&mut self, files: &mut Files, file: FileId) {
         let mut index = 0;
         for _ in 0..self.waiting.len() {

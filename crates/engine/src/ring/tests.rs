@@ -86,7 +86,7 @@ fn parts_are_written_one_behind_the_other() {
         let part = |value: usize| {
             let mut buffer = Buffer::new(4096);
             buffer.data_mut().fill(value as u8);
-            Part { data: Ciphertext::encrypted(buffer), len: 1 + value * 64, token: Token(value as u64) }
+            Part { data: Ciphertext::encrypted(buffer), range: 0..1 + value * 64, token: Token(value as u64) }
         };
         let parts = || (0..MAX_PARTS).map(part).collect();
         let expected: Vec<u8> = (0..MAX_PARTS).flat_map(|value| vec![value as u8; 1 + value * 64]).collect();

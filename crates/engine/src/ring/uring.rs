@@ -312,7 +312,7 @@ impl Uring {
     }
 
     /// Ends every socket operation and waits until the kernel uses none of the buffers any more.
-    pub(super) fn finish(&mut self, files: &mut Files) {
+    pub(super) fn finish(&mut self, files: &mut Files) -> VecDeque<Completion> {
         for entry in self.in_flight.iter().flatten() {
             if let Some(Held { descriptor: super::Descriptor::Socket(fd), .. }) = files.get(entry.file) {
                 let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
@@ -324,7 +324,7 @@ impl Uring {
             if self.turn(files, Wait::Forever, &mut done).is_err() {
                 // The kernel may still write to these buffers; memory that is never freed is the only safe answer.
                 std::mem::forget(std::mem::take(&mut self.in_flight));
-                return;
+                return done;
             }
         }
         // Now, and not when the kernel gets round to the ring of a process that has ended.
@@ -333,6 +333,7 @@ impl Uring {
             // Only the end of its device ends a ublk command; the kernel drops it with the ring, which is later than this.
             std::mem::forget(std::mem::take(&mut self.in_flight));
         }
+        done
     }
 }
 

@@ -7,9 +7,11 @@ use crate::layout::Layout;
 use crate::offload::{Ciphered, Done};
 use crate::request::{Operation, RequestError};
 use crate::ring::{Completion, Ring, Wait, Waker};
+use crate::target::Ciphertext;
 use crate::target::Extent;
 use crate::unaligned::Granted;
 use crate::zoned::keeper::Managed;
+use crate::zoned::order::Queued;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -102,6 +104,7 @@ pub struct Mailbox<M> {
 pub(super) enum Message<M> {
     Front(M),
     Granted(u64),
+    Written(u64, Ciphertext, Result<(), Errno>),
     Ciphered(u64, Done),
     Carried(u64, Delivery),
     Managed(u64, Result<(), Errno>),
@@ -137,6 +140,16 @@ impl<M> Mailbox<M> {
 impl<M: Send> Granted for Mailbox<M> {
     fn granted(&self, token: u64) {
         self.push(Message::Granted(token));
+    }
+}
+
+impl<M: Send> Queued for Mailbox<M> {
+    fn turn(&self, token: u64) {
+        self.push(Message::Granted(token));
+    }
+
+    fn written(&self, token: u64, data: Ciphertext, result: Result<(), Errno>) {
+        self.push(Message::Written(token, data, result));
     }
 }
 

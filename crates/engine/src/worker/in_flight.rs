@@ -3,7 +3,7 @@
 use crate::buffer::Buffer;
 use crate::request::Operation;
 use crate::stats::{Phase, Timing, Work};
-use crate::target::{Ciphertext, Extent};
+use crate::target::Extent;
 use crate::unaligned::LockId;
 use crate::zoned::order::{ActionId, TicketId};
 use rustix::io::Errno;
@@ -24,8 +24,6 @@ pub(super) struct InFlight {
     pub(super) ticket: Option<TicketId>,
     /// Of an order to zones.
     pub(super) action: Option<ActionId>,
-    /// A write to a sequential zone that waits for its turn.
-    pub(super) kept: Option<Ciphertext>,
     /// The request that this one is a part of; the front end does not know of parts.
     pub(super) parent: Option<u32>,
     /// Bytes of the current store operation that are done; of a flush, stores.

@@ -72,7 +72,7 @@ where
         if extent.is_partial() && zones.is_sequential(extent.store_offset, extent.cover_len as u64)? {
             return Err(RequestError::Io(Errno::INVAL));
         }
-        let waiter = Waiter::Message(Arc::clone(&self.granted), index.into());
+        let waiter = Waiter::Message(Arc::clone(&self.queued), index.into());
         // A part is not held: it could not be taken back, since it is no request of the front end's.
         let admission = zones.admit(extent.store_offset, extent.cover_len as u64, manner, !part, waiter)?;
         let flight = self.flight(index);
@@ -103,13 +103,14 @@ where
     /// The write is encrypted, and goes to the store when it is its turn.
     pub(super) fn await_turn(&mut self, index: u32, data: Ciphertext) {
         let device = Arc::clone(&self.device);
+        let Some(zones) = device.zones() else { return };
         let flight = self.flight(index);
-        flight.kept = Some(data);
         flight.step = Step::Turn;
         let ticket = flight.ticket.expect("only writes with a ticket wait for a turn");
-        let joins = !flight.operation.durable();
-        if device.zones().is_some_and(|zones| zones.ready(ticket, joins)) {
-            self.its_turn(index);
+        let extent = flight.extent.expect("a write has an extent");
+        let joins = !flight.operation.durable() && !matches!(flight.operation, Operation::WriteAgain { .. });
+        if let Some(data) = zones.ready(ticket, extent.store_offset, data, joins) {
+            self.write_in_turn(index, data);
         }
     }
 
@@ -122,9 +123,16 @@ where
             flight.step = Step::Zones;
             return self.order_zones(index, action);
         }
-        flight.lap(Phase::Queue);
         let ticket = flight.ticket.expect("only writes with a ticket wait for a turn");
-        let data = flight.kept.take().expect("kept until it is its turn");
+        self.write_in_turn(index, zones.claim(ticket));
+    }
+
+    fn write_in_turn(&mut self, index: u32, data: Ciphertext) {
+        let device = Arc::clone(&self.device);
+        let Some(zones) = device.zones() else { return };
+        let flight = self.flight(index);
+        flight.lap(Phase::Queue);
+        let ticket = flight.ticket.expect("only writes with a ticket have turns");
         let again = matches!(flight.operation, Operation::WriteAgain { .. });
         match self.placed_at(index, zones.position(ticket), data) {
             Ok(data) if again => self.write_what_is_missing(index, data),
@@ -147,7 +155,7 @@ where
         let placed = match moved(&self.layout, &extent, position) {
             Ok(placed) => placed,
             Err(error) => {
-                self.flight(index).kept = Some(data);
+                self.flight(index).buffer = Some(data.into_buffer());
                 return Err(error);
             }
         };
@@ -182,7 +190,7 @@ where
             Ok((_, false)) | Ok((0, true)) => self.write_now(index, data),
             Ok((there, true)) if there == extent.cover_len => {
                 let flight = self.flight(index);
-                flight.kept = Some(data);
+                flight.buffer = Some(data.into_buffer());
                 if flight.operation.durable() { self.store_step(index, Step::Sync) } else { self.finish(index, Ok(())) }
             }
             Ok((there, true)) => {
@@ -192,7 +200,7 @@ where
                 self.store_write(index, data);
             }
             Err(error) => {
-                self.flight(index).kept = Some(data);
+                self.flight(index).buffer = Some(data.into_buffer());
                 self.finish(index, Err(RequestError::Io(error)));
             }
         }
@@ -203,7 +211,7 @@ where
         let device = Arc::clone(&self.device);
         let Some(ticket) = self.flight(index).ticket else { return true };
         let zones = device.zones().expect("tickets are those of zones");
-        match zones.settle(ticket, outcome.is_ok(), Some(&self.granted)) {
+        match zones.settle(ticket, outcome.is_ok(), Some(&self.queued)) {
             Settled::Gone { next, landed } => {
                 let flight = self.flight(index);
                 flight.ticket = None;
@@ -211,7 +219,7 @@ where
                 if let Some(error) = refused {
                     // In the wrong place, say, which tells nothing of other writes. Only the store knows of those.
                     flight.failed = Some(error);
-                    flight.kept = data.take();
+                    flight.buffer = data.take().map(Ciphertext::into_buffer);
                 }
                 self.turns.extend(next.map(|token| token as u32));
                 if refused.is_some() {
@@ -240,7 +248,7 @@ where
         if self.keeper.is_none() {
             self.keeper = Some(Keeper::start().map_err(RequestError::from)?);
         }
-        let waiter = Waiter::Message(Arc::clone(&self.granted), index.into());
+        let waiter = Waiter::Message(Arc::clone(&self.queued), index.into());
         let (action, now) = zones.admit_action(action, ranges, waiter);
         let flight = self.flight(index);
         flight.action = Some(action);

@@ -10,6 +10,7 @@
 //! Requests of several front end queues may overtake each other on the way here. A write that is ahead of the pointer is
 //! *held* until each worker has had two turns, in which the ones before it would have come.
 
+mod gathered;
 mod orders;
 mod table;
 
@@ -17,13 +18,13 @@ use super::{Zone, ZoneKind, ZoneLimits, ZonedStore};
 use crate::request::RequestError;
 use crate::ring::Waker;
 use crate::store::BackingStore;
-use crate::unaligned::Granted;
+use crate::target::Ciphertext;
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-pub(crate) use table::Waiter;
 use table::{NONE, State, Table, Ticket, TicketKind};
+pub(crate) use table::{Queued, Waiter};
 
 /// How often an append is placed anew because others write to its zone.
 const MAX_MOVES: u8 = 8;
@@ -33,6 +34,13 @@ const SEATS: u32 = 64;
 /// A place in the queue of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TicketId(u32);
+
+impl TicketId {
+    /// The one whose number is the token of a part of a write.
+    pub(crate) fn of(token: u64) -> Self {
+        Self(token as u32)
+    }
+}
 
 /// Orders to zones that wait for their writes, or are carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,12 +257,28 @@ impl ZoneOrder {
         true
     }
 
-    /// The write is encrypted. True: it is its turn; otherwise it is told. `joins`: see [`ZoneOrder::behind`].
-    pub(crate) fn ready(&self, ticket: TicketId, joins: bool) -> bool {
+    /// The write is encrypted, for `position`. It gets its data back if it is its turn; otherwise it is told, and
+    /// [`ZoneOrder::claim`]s them. `joins`: it may go to the store with others.
+    pub(crate) fn ready(&self, ticket: TicketId, position: u64, data: Ciphertext, joins: bool) -> Option<Ciphertext> {
         let mut table = self.table();
+        table.tickets[ticket.0 as usize].joins = joins;
+        if self.first_ready(&mut table, ticket) {
+            return Some(data);
+        }
+        table.tickets[ticket.0 as usize].data = Some((position, data));
+        None
+    }
+
+    /// The data of a write whose turn it is, which waited for it.
+    pub(crate) fn claim(&self, ticket: TicketId) -> Ciphertext {
+        let mut table = self.table();
+        let data = table.tickets[ticket.0 as usize].data.take();
+        data.expect("a write that waits for its turn has its data here").1
+    }
+
+    fn first_ready(&self, table: &mut Table, ticket: TicketId) -> bool {
         let ticket = &mut table.tickets[ticket.0 as usize];
         ticket.ready = true;
-        ticket.joins = joins && ticket.kind != TicketKind::Data(Manner::Again);
         if self.disordered {
             ticket.granted = true;
             return true;
@@ -270,30 +294,12 @@ impl ZoneOrder {
         true
     }
 
-    /// As [`ZoneOrder::ready`], on a thread that waits for its turn.
+    /// The same for a thread, which keeps its data and waits for its turn.
     pub(crate) fn ready_blocking(&self, ticket: TicketId) {
-        if !self.ready(ticket, false) {
+        let now = self.first_ready(&mut self.table(), ticket);
+        if !now {
             self.wait(|table| table.tickets[ticket.0 as usize].granted);
         }
-    }
-
-    /// The token of the write behind this one, whose turn it is, if both may go to the store as one write: both join, that one
-    /// is ready and `me` is told of it, has at most `room` bytes, and begins where this one ends. It is its turn as well then.
-    pub(crate) fn behind(&self, ticket: TicketId, room: u64, me: &Arc<dyn Granted>) -> Option<u64> {
-        let mut table = self.table();
-        let Ticket { next, zone, position, len, joins, .. } = table.tickets[ticket.0 as usize];
-        let State { end, .. } = table.zones[zone as usize];
-        let next = table.tickets.get_mut(next as usize).filter(|next| joins && next.joins && !next.granted)?;
-        let Some(Waiter::Message(to, token)) = &next.waiter else { return None };
-        let follows = next.position == position + len && next.len <= room && next.position + next.len <= end;
-        let token = Some(*token).filter(|_| follows && Arc::ptr_eq(me, to))?;
-        next.granted = true;
-        Some(token)
-    }
-
-    /// A write that was to go together with one before it waits for its own turn after all.
-    pub(crate) fn not_yet(&self, ticket: TicketId) {
-        self.table().tickets[ticket.0 as usize].granted = false;
     }
 
     /// Where the write goes, as of now. It stays so once it is its turn.
@@ -302,7 +308,7 @@ impl ZoneOrder {
     }
 
     /// The write, whose turn it was, has ended.
-    pub(crate) fn settle(&self, ticket: TicketId, succeeded: bool, me: Option<&Arc<dyn Granted>>) -> Settled {
+    pub(crate) fn settle(&self, ticket: TicketId, succeeded: bool, me: Option<&Arc<dyn Queued>>) -> Settled {
         let mut table = self.table();
         let Ticket { zone, position, len, kind, moves, .. } = table.tickets[ticket.0 as usize];
         let zone = zone as usize;
@@ -337,12 +343,17 @@ impl ZoneOrder {
 
     /// The write is given up; it may have been held, in the queue, or with the store, which has answered. The next one's
     /// token, if it belongs to the same waiter.
-    pub(crate) fn leave(&self, ticket: TicketId, me: Option<&Arc<dyn Granted>>) -> Option<u64> {
+    pub(crate) fn leave(&self, ticket: TicketId, me: Option<&Arc<dyn Queued>>) -> Option<u64> {
         if self.unhold(ticket) {
             return None;
         }
         let mut table = self.table();
-        let Ticket { zone, granted, .. } = table.tickets[ticket.0 as usize];
+        let Ticket { zone, granted, lent, .. } = table.tickets[ticket.0 as usize];
+        if lent {
+            // Whoever has its data sees to the rest, and tells nobody.
+            table.tickets[ticket.0 as usize].waiter = None;
+            return None;
+        }
         let zone = zone as usize;
         table.unlink(ticket.0);
         if granted {
@@ -418,7 +429,7 @@ impl ZoneOrder {
         self.held.store(table.held.len(), Ordering::Release);
         table.link_data(index);
         if let Some(Waiter::Message(to, token)) = &table.tickets[index as usize].waiter {
-            to.granted(*token);
+            to.turn(*token);
         }
     }
 

@@ -4,19 +4,29 @@
 
 use super::Manner;
 use crate::ring::Waker;
-use crate::unaligned::Granted;
+use crate::target::Ciphertext;
 use crate::zoned::ZoneAction;
+use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// No ticket.
 pub(super) const NONE: u32 = u32::MAX;
 
+/// Whose tickets wait. It is told while the table is looked at, so it must not ask anything of it before it returns.
+pub(crate) trait Queued: Send + Sync {
+    /// It is the turn of the ticket with `token`.
+    fn turn(&self, token: u64);
+
+    /// The write with `token` went to the store with another's, and has ended like this.
+    fn written(&self, token: u64, data: Ciphertext, result: Result<(), Errno>);
+}
+
 /// Who is told that it is a ticket's turn.
 #[derive(Clone)]
 pub(crate) enum Waiter {
     /// A worker, by a message.
-    Message(Arc<dyn Granted>, u64),
+    Message(Arc<dyn Queued>, u64),
     /// A thread that sleeps until something has changed, and looks.
     Thread,
 }
@@ -59,6 +69,10 @@ pub(super) struct Ticket {
     pub(super) granted: bool,
     /// It may go to the store together with those before and behind it.
     pub(super) joins: bool,
+    /// What it writes, while it waits for its turn, and the position for which that is encrypted.
+    pub(super) data: Option<(u64, Ciphertext)>,
+    /// Whoever has the turn of one before it has its data, and says what becomes of it.
+    pub(super) lent: bool,
     pub(super) moves: u8,
     /// Of one that is held: who has had a turn since, and who another.
     pub(super) turned: [u64; 2],
@@ -109,8 +123,9 @@ impl State {
 
 impl Ticket {
     pub(super) fn new(zone: u32, position: u64, len: u64, kind: TicketKind, waiter: Option<Waiter>) -> Self {
-        let (ready, granted, joins, moves, turned) = (false, false, false, 0, [0; 2]);
-        Self { zone, next: NONE, position, len, kind, ready, granted, joins, moves, turned, waiter }
+        let (ready, granted, joins, lent, moves, turned) = (false, false, false, false, 0, [0; 2]);
+        let (next, data) = (NONE, None);
+        Self { zone, next, position, len, kind, ready, granted, joins, data, lent, moves, turned, waiter }
     }
 }
 
@@ -151,7 +166,8 @@ impl Table {
     }
 
     pub(super) fn remove(&mut self, index: u32) {
-        self.tickets[index as usize].waiter = None;
+        let ticket = &mut self.tickets[index as usize];
+        (ticket.waiter, ticket.data) = (None, None);
         self.free.push(index);
     }
 
@@ -196,7 +212,7 @@ impl Table {
     }
 
     /// Gives the first of a zone's queue its turn, if it is ready. A token is returned where `me` is the one to be told.
-    pub(super) fn go(&mut self, zone: usize, me: Option<&Arc<dyn Granted>>) -> Option<u64> {
+    pub(super) fn go(&mut self, zone: usize, me: Option<&Arc<dyn Queued>>) -> Option<u64> {
         let head = self.zones[zone].head;
         if head == NONE {
             return None;
@@ -219,7 +235,7 @@ impl Table {
         };
         match waiter {
             Waiter::Message(to, token) if me.is_some_and(|me| Arc::ptr_eq(me, to)) => return Some(*token),
-            Waiter::Message(to, token) => to.granted(*token),
+            Waiter::Message(to, token) => to.turn(*token),
             Waiter::Thread => self.wakes = true,
         }
         None

@@ -140,8 +140,8 @@ impl Rig {
         self.team.answers(asks.len())
     }
 
-    /// Has all of these wait, encrypted, while an append of a block to the zone is with the store; there is one worker, without a
-    /// pool. `prepare` is called just before they go on.
+    /// Has all of these wait, encrypted, while an append of a block to the zone is with the store; there is no pool. `prepare` is
+    /// called just before they go on.
     pub(crate) fn behind_another(&self, zone: u64, asks: &[Ask], prepare: impl FnOnce()) -> Vec<Answer> {
         self.trouble.hold();
         std::thread::scope(|scope| {
@@ -150,7 +150,8 @@ impl Rig {
             self.trouble.until_held();
             self.team.post_all(asks);
             // It is begun after the others, and waits for nobody.
-            self.team.ask(0, Ask::Read { offset: zone, len: 512 }).unwrap();
+            let last = Ask::Read { offset: zone, len: 512 };
+            (0..self.team.workers()).for_each(|worker| drop(self.team.ask(worker, last.clone()).unwrap()));
             prepare();
             self.trouble.release();
             another.join().unwrap().unwrap();

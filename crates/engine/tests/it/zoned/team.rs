@@ -214,6 +214,10 @@ impl Team {
         Self { mailboxes, answers, threads }
     }
 
+    pub(crate) fn workers(&self) -> usize {
+        self.mailboxes.len()
+    }
+
     pub(crate) fn post(&self, worker: usize, id: u64, ask: Ask) {
         self.mailboxes[worker].post(Post::Ask(id, ask));
     }
