@@ -3,13 +3,15 @@
 //! The queues of a device share what is known when they begin. Which writes come again their place says, which appends
 //! [`super::appends`]. Each queue takes note of what it answers, for the next process.
 
-use super::appends::{Answered, Landed, written};
+use super::answered::{Answered, Reach};
+use super::appends::Landed;
 use super::driver::Described;
 use super::driver::operation::{APPEND, CLOSE, FINISH, OPEN, RESET, RESET_ALL, WRITE};
 use inlock_engine::ring::Ring;
 use inlock_engine::zoned::{Zone, ZoneAction};
 use inlock_engine::{BlockingDevice, Device, RequestError};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,8 +24,8 @@ const ZONES_AT_A_TIME: usize = 64;
 /// What a queue knows of its device's zones.
 pub(super) struct Zoning {
     known: Known,
-    /// Up to where this turn's writes and appends have got, and whether there was an append.
-    ends: Vec<u64>,
+    /// Where this turn's writes and appends have got, and whether there was an append.
+    wrote: Vec<Range<u64>>,
     appended: bool,
 }
 
@@ -47,8 +49,7 @@ pub(super) enum ZoningError {
 impl Known {
     /// Of a new device with this mark. How far it has come is kept in the file `kept`.
     pub(super) fn new(device: &Device, zone_len: u64, mark: u64, kept: Option<&Path>) -> Result<Self, ZoningError> {
-        let ends: Vec<u64> = zones_of(device)?.iter().map(written).collect();
-        let answered = keep(kept, mark, zone_len, &ends)?;
+        let answered = keep(kept, mark, zone_len, Reach::whole(&zones_of(device)?))?;
         Ok(Self { zone_len, again: None, landed: None, answered })
     }
 
@@ -63,10 +64,10 @@ impl Known {
         let zones = zones_of(device)?;
         let pointers: Vec<u64> = zones.iter().map(|zone| zone.write_pointer.unwrap_or(0)).collect();
         let left = kept.and_then(|path| Answered::left(path, mark, zones.len()));
-        let ends = left.unwrap_or_else(|| zones.iter().map(written).collect());
-        let landed = Landed::find(&BlockingDevice::with_calls(Arc::clone(device), 1), &zones, &ends, most);
+        let reach = left.unwrap_or_else(|| Reach::whole(&zones));
+        let landed = Landed::find(&BlockingDevice::with_calls(Arc::clone(device), 1), &zones, &reach, most);
         let landed = Some(Arc::new(landed.map_err(ZoningError::Report)?));
-        let answered = keep(kept, mark, zone_len, &ends)?;
+        let answered = keep(kept, mark, zone_len, reach)?;
         Ok(Self { zone_len, again: Some(pointers.into()), landed, answered })
     }
 }
@@ -84,15 +85,15 @@ fn zones_of(device: &Device) -> Result<Vec<Zone>, ZoningError> {
     Ok(all)
 }
 
-fn keep(path: Option<&Path>, mark: u64, zone_len: u64, ends: &[u64]) -> Result<Option<Arc<Answered>>, ZoningError> {
-    let answered = path.map(|path| Answered::create(path, mark, zone_len, ends)).transpose();
+fn keep(path: Option<&Path>, mark: u64, zone_len: u64, reach: Reach) -> Result<Option<Arc<Answered>>, ZoningError> {
+    let answered = path.map(|path| Answered::create(path, mark, zone_len, reach)).transpose();
     Ok(answered.map_err(ZoningError::Keep)?.map(Arc::new))
 }
 
 impl Zoning {
     /// Of a queue with `depth` places.
     pub(super) fn new(known: Known, depth: u16) -> Self {
-        Self { known, ends: Vec::with_capacity(depth.into()), appended: false }
+        Self { known, wrote: Vec::with_capacity(depth.into()), appended: false }
     }
 
     /// The range that `action` means, of a device of `len` bytes, where the driver names the zone at `offset`.
@@ -116,10 +117,10 @@ impl Zoning {
     pub(super) fn note(&mut self, request: &Described, landed: u64, device: &Device) {
         let Described { operation, offset, len, .. } = *request;
         let (offset, len) = match operation {
-            WRITE => return self.ends.push(offset + len),
+            WRITE => return self.wrote.push(offset..offset + len),
             APPEND => {
                 self.appended = true;
-                return self.ends.push(landed + len);
+                return self.wrote.push(landed..landed + len);
             }
             RESET | FINISH => (offset, self.known.zone_len),
             RESET_ALL => (0, device.len()),
@@ -141,10 +142,9 @@ impl Zoning {
             // dies.
             ring.kick();
         }
-        for end in self.ends.drain(..) {
-            if let Some(answered) = &self.known.answered {
-                answered.wrote(end);
-            }
+        let wrote = self.wrote.drain(..);
+        if let Some(answered) = self.known.answered.as_ref().filter(|_| wrote.len() > 0) {
+            answered.wrote(wrote);
         }
     }
 }
