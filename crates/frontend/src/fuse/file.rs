@@ -9,10 +9,10 @@ use fuser::{
     LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyOpen, ReplyStatfs, ReplyWrite, Request,
     TimeOrNow, WriteFlags,
 };
-use inlock_engine::{BlockingDevice, RequestError};
+use inlock_engine::{BlockingDevice, Buffer, Device, RequestError};
 use rustix::fs::FallocateFlags;
-use std::cell::RefCell;
 use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// The longest read or write that the kernel is asked to send: what it sends at most without being told otherwise.
@@ -24,20 +24,24 @@ const BACKGROUND: u16 = 64;
 /// Attributes are asked for again each time, so that a volume that has grown shows it.
 const ATTRIBUTES_LAST: Duration = Duration::ZERO;
 
-thread_local! {
-    /// Where a thread's read puts its bytes before the kernel takes them.
-    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
 /// The file.
 pub(super) struct VolumeFile {
     device: BlockingDevice,
     made: SystemTime,
+    /// Where reads put their bytes before the kernel takes them.
+    buffers: Mutex<Vec<Buffer>>,
 }
 
 impl VolumeFile {
-    pub(super) fn new(device: BlockingDevice) -> Self {
-        Self { device, made: SystemTime::now() }
+    /// With memory for so many threads, each of which answers one request at a time.
+    pub(super) fn new(device: &Arc<Device>, threads: usize) -> Self {
+        let device = BlockingDevice::with_calls(Arc::clone(device), threads);
+        let buffers = (0..threads).map(|_| Buffer::new(LARGEST_REQUEST as usize)).collect();
+        Self { device, made: SystemTime::now(), buffers: Mutex::new(buffers) }
+    }
+
+    fn buffers(&self) -> MutexGuard<'_, Vec<Buffer>> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read_only(&self) -> bool {
@@ -162,15 +166,13 @@ impl Filesystem for VolumeFile {
         reply: ReplyData,
     ) {
         let len = self.within(offset, u64::from(size.min(LARGEST_REQUEST))) as usize;
-        SCRATCH.with_borrow_mut(|scratch| {
-            if scratch.len() < len {
-                scratch.resize(len, 0);
-            }
-            match self.device.read_at(&mut scratch[..len], offset) {
-                Ok(()) => reply.data(&scratch[..len]),
-                Err(error) => reply.error(number(error)),
-            }
-        });
+        let Some(mut buffer) = self.buffers().pop() else { return reply.error(Errno::ENOMEM) };
+        let bytes = &mut buffer.data_mut()[..len];
+        match self.device.read_at(bytes, offset) {
+            Ok(()) => reply.data(bytes),
+            Err(error) => reply.error(number(error)),
+        }
+        self.buffers().push(buffer);
     }
 
     fn write(

@@ -80,16 +80,16 @@ impl FuseMount {
         let threads = options.threads.max(1);
         config.n_threads = Some(threads);
         config.clone_fd = true;
-        // Each thread answers one request at a time.
-        let file = VolumeFile::new(BlockingDevice::with_calls(Arc::clone(device), threads));
-        let session = Session::new(file, path, &config).and_then(Session::spawn).map_err(|error| {
-            // The empty file that was to be covered is of no use.
-            let _ = std::fs::remove_file(path);
-            match error.kind() {
-                io::ErrorKind::PermissionDenied => FuseError::NotPermitted(error),
-                _ => failed(error),
-            }
-        })?;
+        let session = Session::new(VolumeFile::new(device, threads), path, &config).and_then(Session::spawn).map_err(
+            |error| {
+                // The empty file that was to be covered is of no use.
+                let _ = std::fs::remove_file(path);
+                match error.kind() {
+                    io::ErrorKind::PermissionDenied => FuseError::NotPermitted(error),
+                    _ => failed(error),
+                }
+            },
+        )?;
         Ok(Self { path: path.to_owned(), device: Arc::clone(device), session: Some(session) })
     }
 
