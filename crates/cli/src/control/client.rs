@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Map, Value, json};
 
 use super::facts::Status;
@@ -101,13 +103,24 @@ impl Client {
         self.ask(request, pipe, PATIENCE)
     }
 
-    /// Has the volume closed, and waits until its process is done with it.
+    /// Has the volume closed, and waits until its process has ended: only then is all that it had open free for others.
     pub(crate) fn close(mut self, request: &Value) -> anyhow::Result<()> {
+        let process = self.process();
         self.command(request, None)?;
         // The end of the process comes right after the answer.
         self.socket.set_read_timeout(Some(SOON))?;
         let _ = self.socket.read(&mut [0]);
+        if let Some(process) = process {
+            let soon = Timespec { tv_sec: SOON.as_secs().cast_signed(), tv_nsec: 0 };
+            let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&soon));
+        }
         Ok(())
+    }
+
+    /// The other end's process. None where the kernel has no descriptors for processes.
+    fn process(&self) -> Option<OwnedFd> {
+        let pid = Pid::from_raw(self.pid.cast_signed()).filter(|_| self.pid != std::process::id())?;
+        pidfd_open(pid, PidfdFlags::empty()).ok()
     }
 
     fn ask(
