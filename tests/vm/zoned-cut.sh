@@ -2,8 +2,9 @@
 #: memory  384
 #: cpus    2
 #: seconds 120
-#: modules ublk_drv
-#: tools   inlock xtask blkzone mkfs.ext4
+#: kernel  nvme_core.multipath=0
+#: modules dm_mod ublk_drv configfs
+#: tools   inlock xtask blkzone dmsetup mkfs.ext4
 #: boots   4
 #: disk    96M
 #: disk    8M
@@ -20,7 +21,7 @@ STORE=/mnt/store
 # loading FLUSHES [CLAIMS]: a load runs, and has flushed so often at least. LOADING is its number.
 loading() {
     # shellcheck disable=SC2086  # no word at all where there is none
-    xtask zones load "$NODE" /dev/vdb "$BOOT" $2 > /tmp/flushes 2> /tmp/said &
+    xtask zones load "$NODE" "$SPACE" /dev/vdb "$BOOT" $2 > /tmp/flushes 2> /tmp/said &
     LOADING=$!
     wait_for 60 has_grown /tmp/flushes "$1"
     # At a moment that nobody chose.
@@ -44,6 +45,12 @@ else
     check "flushed-$BOOT" xtask zones flushed "$NODE" /dev/vdb && count power_cuts 1
     note "cut $((BOOT - 1)): $(cat "/tmp/check.$$")"
 fi
+# Appends come by way of NVMe, which is there for the sequential zones alone.
+if [ "$BOOT" != 4 ]; then
+    check "sequential-$BOOT" dmsetup create sequential --table "0 $((SECTORS - ZONE)) linear $NODE $ZONE"
+    check "space-$BOOT" namespace cut /dev/mapper/sequential loop || exit 1
+    traced "$(basename "$NODE")" 4000 block_bio_queue
+fi
 case $BOOT in
     1) loading 40 ;;
     2) loading 1 ;;
@@ -54,7 +61,12 @@ case $BOOT in
         loading 20 /dev/vdc
         ;;
 esac
-[ "$BOOT" = 4 ] || cut_off
+if [ "$BOOT" != 4 ]; then
+    appends=$(grep -c 'block_bio_queue: [0-9,]* N.* + [1-9]' /sys/kernel/tracing/trace)
+    if [ "$appends" -gt 0 ]; then ok "appends-$BOOT"; else fail "appends-$BOOT" none; fi
+    note "before cut $BOOT: $appends appends"
+    cut_off
+fi
 
 # What was not flushed is lost, which is found; and so is what was flushed, once it is lost, or overwritten.
 must_fail unflushed-control "flushed\|other bytes" xtask zones flushed "$NODE" /dev/vdb /dev/vdc
@@ -67,4 +79,4 @@ must_fail overwritten-control "other bytes" xtask zones flushed "$NODE" /dev/vdb
 check reset blkzone reset "$NODE"
 must_fail lost-control "it is empty" xtask zones flushed "$NODE" /dev/vdb
 check close-again ours_closed
-umount /mnt
+check umount umount /mnt

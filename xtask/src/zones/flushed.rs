@@ -1,7 +1,7 @@
 //! A load that only a power cut ends, and the look afterwards: what was flushed is there, and nothing that was not written.
 //!
-//! Several threads write their zones at the pointers, reset them and begin anew, and write blocks of a conventional zone over and
-//! over. All bytes of a zone between two resets, or of one write of a block, have one seed, its *life*; lives count up. On a
+//! Several threads write their zones at the pointers, or append to them, reset them and begin anew, and write blocks of a
+//! conventional zone over and over. All bytes of a zone between two resets, or of one write of a block, have one seed, its *life*; lives count up. On a
 //! log device stand, each in a sector of its own that is safe before anything else is done: the lives that were going to begin,
 //! and after each flush the lives and ends that it covered.
 
@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::aligned::{self, Aligned, BLOCK};
 use super::ioctl::{self, Action, CONVENTIONAL, Zone};
+use super::passthrough::{Appends, Namespace};
 use super::text;
 
 const THREADS: usize = 4;
@@ -103,26 +104,34 @@ struct Track {
     life: u64,
     at: u64,
     is_free: bool,
+    /// It is appended to.
+    appends: bool,
     /// It was changed after the last flush.
     is_new: bool,
 }
 
-/// Writes until the machine is cut off. With `claims` nothing is flushed and no life is begun, but said there to be flushed.
-pub(super) fn load(device: &str, log: &str, seed: u64, claims: Option<&str>) -> Result<()> {
+/// Writes until the machine is cut off. To half of the zones it appends by `space`, an NVMe namespace of the device's
+/// sequential zones. With `claims` nothing is flushed and no life is begun, but said there to be flushed.
+pub(super) fn load(device: &str, space: &str, log: &str, seed: u64, claims: Option<&str>) -> Result<()> {
     let device = aligned::open(Path::new(device), true).with_context(|| format!("cannot open {device}"))?;
+    let space = Namespace::open(Path::new(space))?;
     let (log, known) = Log::open(log)?;
     let claims = claims.map(Log::open).transpose()?.map(|(claims, _)| claims);
     let tracks = tracks(&device, &known)?;
-    let mut threads: Vec<Writer<'_>> = (0..THREADS as u64)
-        .map(|n| Writer {
+    let space_start = tracks.iter().find(|track| !track.is_free).context("there is no sequential zone")?.start;
+    let mut threads = Vec::new();
+    for n in 0..THREADS as u64 {
+        threads.push(Writer {
             device: &device,
+            appends: Appends::new(&space, 1, (LONGEST * BLOCK) as usize)?,
+            space_start,
             log: &log,
             claims: claims.as_ref(),
             tracks: Vec::new(),
             random: seed << 8 | n,
             bytes: Aligned::new((LONGEST * BLOCK) as usize),
-        })
-        .collect();
+        });
+    }
     for (n, track) in tracks.into_iter().enumerate() {
         threads[n % THREADS].tracks.push(track);
     }
@@ -137,14 +146,16 @@ fn tracks(device: &File, known: &BTreeMap<u64, Known>) -> Result<Vec<Track>> {
     let mut tracks = Vec::new();
     let mut bytes = Aligned::new(BLOCK as usize);
     let zones = ioctl::all_zones(device)?;
-    let mut track = |start, len, capacity, at: u64, is_free| {
+    let mut track = |start, len, capacity, at: u64, is_free: bool| {
         let Known { begun, life, .. } = known.get(&start).copied().unwrap_or_default();
         let mut life = life.max(begun);
         if at > 0 {
             aligned::read(device, bytes.get_mut(), start)?;
             life = aligned::seed_of(bytes.get(), start).unwrap_or(0).max(life);
         }
-        tracks.push(Track { start, len, capacity, life, at, is_free, is_new: false });
+        // A zone of each thread's, then another one's.
+        let appends = !is_free && (tracks.len() / THREADS).is_multiple_of(2);
+        tracks.push(Track { start, len, capacity, life, at, is_free, appends, is_new: false });
         anyhow::Ok(())
     };
     for zone in zones.iter().filter(|zone| zone.is_usable()) {
@@ -166,6 +177,9 @@ fn written(zone: &Zone) -> u64 {
 /// One of the threads that write.
 struct Writer<'a> {
     device: &'a File,
+    appends: Appends<'a>,
+    /// Where on the device the namespace begins.
+    space_start: u64,
     log: &'a Log,
     claims: Option<&'a Log>,
     tracks: Vec<Track>,
@@ -211,12 +225,28 @@ impl Writer<'_> {
         ensure!(track.life < 1 << 16, "there are no more lives");
         let len = (blocks * BLOCK).min(track.capacity - track.at);
         let place = track.start + track.at;
+        (track.at, track.is_new) = (track.at + len, true);
+        if track.appends {
+            let (start, life) = (track.start, track.life);
+            return self.append(start, place, len, life);
+        }
         let part = &mut self.bytes.get_mut()[..len as usize];
         aligned::stamp(part, place, track.life);
         if let Err(errno) = aligned::write(self.device, part, place) {
             bail!("{} at byte {place}", text::name(errno));
         }
-        (track.at, track.is_new) = (track.at + len, true);
+        Ok(())
+    }
+
+    /// Appends to the zone at `start`, where nobody else does: it has to land at `place`.
+    fn append(&mut self, start: u64, place: u64, len: u64, life: u64) -> Result<()> {
+        self.appends.begin(start - self.space_start, len, 0, |part| aligned::stamp(part, place, life))?;
+        for done in self.appends.wait()? {
+            match done.result {
+                Ok(at) => ensure!(at + self.space_start == place, "an append landed at byte {at}, not {place}"),
+                Err(status) => bail!("an append at byte {place}: {status}"),
+            }
+        }
         Ok(())
     }
 
@@ -239,13 +269,14 @@ pub(super) fn check(device: &str, logs: &[&str]) -> Result<()> {
         }
     }
     ensure!(known.values().any(|known| known.end > 0), "nothing was flushed");
-    let (mut flushed, mut stored, mut blocks) = (0, 0, 0);
+    let (mut flushed, mut stored, mut blocks, mut anew) = (0, 0, 0, 0);
     let mut bytes = Aligned::new((LONGEST * BLOCK) as usize);
     let zones = ioctl::all_zones(&device)?;
     for zone in zones.iter().filter(|zone| zone.is_usable()) {
         let start = zone.start * 512;
         let known = known.remove(&start).unwrap_or_default();
-        check_zone(&device, start, written(zone), known, &mut bytes).with_context(|| format!("the zone at {start}"))?;
+        let found = check_zone(&device, start, written(zone), known, &mut bytes);
+        anew += u32::from(found.with_context(|| format!("the zone at {start}"))?);
         (flushed, stored) = (flushed + known.end, stored + written(zone));
     }
     for (place, Known { life, .. }) in known {
@@ -255,15 +286,18 @@ pub(super) fn check(device: &str, logs: &[&str]) -> Result<()> {
         ensure!(found >= life, "the block at {place} is as in life {found}, and {life} was flushed");
         blocks += 1;
     }
-    println!("{flushed} bytes in zones and {blocks} blocks flushed, {stored} bytes there");
+    println!(
+        "{flushed} bytes in zones and {blocks} blocks flushed, {stored} bytes there, {anew} zones begun anew since"
+    );
     Ok(())
 }
 
-fn check_zone(device: &File, start: u64, end: u64, known: Known, bytes: &mut Aligned) -> Result<()> {
+/// Looks at a zone that is written up to `end`; whether it was begun anew after the last flush.
+fn check_zone(device: &File, start: u64, end: u64, known: Known, bytes: &mut Aligned) -> Result<bool> {
     let Known { begun, life, end: flushed } = known;
     if end == 0 {
         ensure!(flushed == 0 || begun > life, "it is empty, and {flushed} bytes were flushed");
-        return Ok(());
+        return Ok(flushed > 0);
     }
     let mut found = None;
     for at in (0..end).step_by((LONGEST * BLOCK) as usize) {
@@ -276,7 +310,7 @@ fn check_zone(device: &File, start: u64, end: u64, known: Known, bytes: &mut Ali
     let found = found.unwrap_or_default();
     ensure!((life..=begun).contains(&found), "it is as in life {found}, not {life} to {begun}");
     ensure!(found > life || end >= flushed, "it ends at {end}, and {flushed} bytes were flushed");
-    Ok(())
+    Ok(found > life && flushed > 0)
 }
 
 #[cfg(test)]
@@ -297,7 +331,7 @@ mod tests {
     }
 
     /// What a check says of a zone of four blocks that holds these lives.
-    fn verdict(lives: &[u64], begun: u64, life: u64, end: u64) -> Result<()> {
+    fn verdict(lives: &[u64], begun: u64, life: u64, end: u64) -> Result<bool> {
         let file = tempfile::tempfile().unwrap();
         for (n, life) in lives.iter().enumerate() {
             let mut block = [0; BLOCK as usize];
@@ -312,15 +346,15 @@ mod tests {
     fn what_a_cut_may_leave_is_right_and_nothing_else() {
         for (lives, begun, life, end) in [
             (&[3, 3][..], 3, 3, 2),
-            // More was written than flushed; a life was begun, or two, and got anywhere.
+            // More was written than flushed; lives were about to begin, and did not; nothing was flushed.
             (&[3, 3, 3], 3, 3, 2),
-            (&[4], 4, 3, 2),
-            (&[5], 5, 3, 2),
             (&[3, 3], 5, 3, 2),
-            (&[], 4, 3, 2),
             (&[], 3, 3, 0),
         ] {
-            verdict(lives, begun, life, end).unwrap();
+            assert!(!verdict(lives, begun, life, end).unwrap(), "{lives:?} {begun} {life} {end}");
+        }
+        for (lives, begun, life, end) in [(&[4][..], 4, 3, 2), (&[5], 5, 3, 2), (&[], 4, 3, 2)] {
+            assert!(verdict(lives, begun, life, end).unwrap(), "{lives:?} {begun} {life} {end}");
         }
         for (lives, begun, life, end) in [
             // Flushed bytes are lost, or whole zones; an old life, one that never began, two at a time.

@@ -27,9 +27,10 @@ const USAGE: &str = "usage: xtask zones WHAT
                               reset the sequential zones, write MIB to them, several at a time, and write down in LOG what
                               was acknowledged; after so many writes kill these processes ('self': this one)
   filled DEVICE LOG SEED      everything that LOG has is there, and nothing else below the write pointers
-  load DEVICE LOG SEED [CLAIMS]
-                              write, reset and flush without end, with LOG, a device, saying what was flushed; with CLAIMS,
-                              another one, flush nothing and say there that it was
+  load DEVICE SPACE LOG SEED [CLAIMS]
+                              write, append by SPACE, an NVMe namespace of the sequential zones, reset and flush without
+                              end, with LOG, a device, saying what was flushed; with CLAIMS, another one, flush nothing and
+                              say there that it was
   flushed DEVICE LOG [CLAIMS] everything that LOG and CLAIMS have is there, and nothing that was not written
   retire FILE ZONE read-only|offline
                               take a zone of a zoned file out of use
@@ -57,8 +58,10 @@ pub(crate) fn run(words: &[String]) -> Result<ExitCode> {
             fill::write(device, log, number(seed)?, number(mib)?, Some(kill))?;
         }
         ["filled", device, log, seed] => fill::check(device, log, number(seed)?)?,
-        ["load", device, log, seed] => flushed::load(device, log, number(seed)?, None)?,
-        ["load", device, log, seed, claims] => flushed::load(device, log, number(seed)?, Some(claims))?,
+        ["load", device, space, log, seed] => flushed::load(device, space, log, number(seed)?, None)?,
+        ["load", device, space, log, seed, claims] => {
+            flushed::load(device, space, log, number(seed)?, Some(claims))?;
+        }
         ["flushed", device, ref logs @ ..] if !logs.is_empty() => flushed::check(device, logs)?,
         ["retire", file, zone, condition] => retire::run(Path::new(file), number(zone)?, condition)?,
         ["order", log, event, zone, free] => order::run(Path::new(log), event, number(zone)?, number(free)?)?,
