@@ -116,6 +116,9 @@ traced() {
     local tracing=/sys/kernel/tracing numbers event kib=$2
     [ -e "$tracing/trace" ] || mount -t tracefs tracefs "$tracing" || return
     numbers=$(cat "/sys/class/block/$1/dev") || return
+    # For the names of tasks the scheduler would be traced, too: its code is changed while it runs, and now and then the emulated
+    # processor stumbles over that. The block layer's events tell the names.
+    echo 0 > "$tracing/options/record-cmd" || return
     echo 0 > "$tracing/tracing_on" && echo "$kib" > "$tracing/buffer_size_kb" && echo counter > "$tracing/trace_clock" &&
         echo > "$tracing/trace" || return
     shift 2
