@@ -174,15 +174,14 @@ where
 
     /// Waits for completions and moves everything they belong to one step on.
     pub fn turn(&mut self) -> io::Result<Flow> {
-        let mut completions = std::mem::take(&mut self.completions);
-        let woken = self.ring.turn(self.wait, &mut completions);
+        let woken = self.ring.turn(self.wait, &mut self.completions);
         if self.device.gate().epoch() != self.epoch {
             self.look();
         }
         if *woken.as_ref().unwrap_or(&false) {
             self.read_mail();
         }
-        while let Some(done) = completions.pop_front() {
+        while let Some(done) = self.completions.pop_front() {
             if done.token.0 & OWN != 0 {
                 self.store_completed(done);
             } else {
@@ -192,8 +191,7 @@ where
             self.drain();
         }
         // Starts over from the front of its memory, which is in the cache; so do the others at the end of a turn.
-        completions.clear();
-        self.completions = completions;
+        self.completions.clear();
         woken?;
         let (front, mut cx) = self.split();
         let (flow, mut wait) = front.end_turn(&mut cx);
@@ -247,7 +245,7 @@ where
             match message {
                 None => return,
                 Some(Message::Granted(token)) => self.granted(token as u32),
-                Some(Message::Written(token, data, result)) => self.part_written(token as u32, data, result),
+                Some(Message::Written(token, written)) => self.part_written(token as u32, written),
                 Some(Message::Ciphered(token, done)) => self.ciphered(token as u32, done),
                 Some(Message::Carried(token, delivery)) => self.delivered(token as u32, delivery),
                 Some(Message::Managed(token, result)) => self.zones_managed(token as u32, result),

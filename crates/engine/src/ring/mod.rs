@@ -18,7 +18,7 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What the caller of an operation wants to be reminded of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +46,8 @@ pub struct Part {
     pub range: Range<usize>,
     /// Whose it is.
     pub token: Token,
+    /// When it was gathered.
+    pub since: Instant,
 }
 
 impl Part {

@@ -11,6 +11,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Instant;
 
 fn both(test: impl Fn(Ring)) {
     for mode in [IoMode::Uring, IoMode::Sync] {
@@ -86,7 +87,12 @@ fn parts_are_written_one_behind_the_other() {
         let part = |value: usize| {
             let mut buffer = Buffer::new(4096);
             buffer.data_mut().fill(value as u8);
-            Part { data: Ciphertext::encrypted(buffer), range: 0..1 + value * 64, token: Token(value as u64) }
+            Part {
+                data: Ciphertext::encrypted(buffer),
+                range: 0..1 + value * 64,
+                token: Token(value as u64),
+                since: Instant::now(),
+            }
         };
         let parts = || (0..MAX_PARTS).map(part).collect();
         let expected: Vec<u8> = (0..MAX_PARTS).flat_map(|value| vec![value as u8; 1 + value * 64]).collect();

@@ -347,10 +347,14 @@ pub(crate) struct Timing {
 impl Timing {
     /// What has passed since the last call went to `phase`.
     pub(crate) fn lap(&mut self, phase: Phase) {
-        let now = Instant::now();
-        let spent = now.duration_since(self.last).as_nanos() as u64;
+        self.lap_until(phase, Instant::now());
+    }
+
+    /// What had passed at `then` since the last call goes to `phase`.
+    pub(crate) fn lap_until(&mut self, phase: Phase, then: Instant) {
+        let spent = then.saturating_duration_since(self.last).as_nanos() as u64;
         *self.spent[phase as usize].get_or_insert(0) += spent;
-        self.last = now;
+        self.last = self.last.max(then);
     }
 
     /// Moves `part` of what went to one phase to another.

@@ -7,11 +7,10 @@ use crate::layout::Layout;
 use crate::offload::{Ciphered, Done};
 use crate::request::{Operation, RequestError};
 use crate::ring::{Completion, Ring, Wait, Waker};
-use crate::target::Ciphertext;
 use crate::target::Extent;
 use crate::unaligned::Granted;
 use crate::zoned::keeper::Managed;
-use crate::zoned::order::Queued;
+use crate::zoned::order::{Queued, Written};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -104,7 +103,7 @@ pub struct Mailbox<M> {
 pub(super) enum Message<M> {
     Front(M),
     Granted(u64),
-    Written(u64, Ciphertext, Result<(), Errno>),
+    Written(u64, Written),
     Ciphered(u64, Done),
     Carried(u64, Delivery),
     Managed(u64, Result<(), Errno>),
@@ -148,8 +147,8 @@ impl<M: Send> Queued for Mailbox<M> {
         self.push(Message::Granted(token));
     }
 
-    fn written(&self, token: u64, data: Ciphertext, result: Result<(), Errno>) {
-        self.push(Message::Written(token, data, result));
+    fn written(&self, token: u64, written: Written) {
+        self.push(Message::Written(token, written));
     }
 }
 

@@ -11,7 +11,7 @@ use crate::ring::{self, Completion, MAX_PARTS, Part, Returned, Ring};
 use crate::stats::Phase;
 use crate::store;
 use crate::target::Ciphertext;
-use crate::zoned::order::TicketId;
+use crate::zoned::order::{Queued, TicketId, Told, Written};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,119 +36,142 @@ where
         let zones = device.zones().expect("tickets are those of zones");
         let Some(mut parts) = self.gathers.pop() else { return self.write_now(index, data) };
         let longest = (zones.limits().longest_write as usize).min(BufferPool::LARGEST_PIECE);
-        match zones.gather(ticket, data, longest, &mut parts) {
+        match zones.gather(ticket, data, longest, &mut parts, &self.queued) {
             Some(data) => {
                 self.gathers.push(parts);
                 self.write_now(index, data);
             }
-            None => self.submit_parts(index, parts),
+            None => self.submit_parts(parts),
         }
     }
 
-    /// Writes these, from where the first is not written; `index` is any number, since its completion names no request.
-    fn submit_parts(&mut self, index: u32, parts: Vec<Part>) {
-        let first = &parts[0];
-        let position = self.device.zones().map_or(0, |zones| zones.position(ticket_of(first)));
-        let offset = position + first.range.start as u64;
-        self.submit(index, ZONED, ring::Operation::WriteParts { offset, parts });
+    /// Whether some are with the store.
+    pub(super) fn has_gathered(&self) -> bool {
+        self.device.zones().is_some() && self.gathers.len() < MAX_GATHERED
     }
 
-    /// Writes that went together have ended. What is there is done. The first of the rest goes on alone, so that an error is its
-    /// own; the others wait for their turns again.
+    /// Writes these, from where the first is not written.
+    fn submit_parts(&mut self, parts: Vec<Part>) {
+        let zones = self.device.zones().expect("only writes in order go together");
+        let offset = zones.position(TicketId::of(parts[0].token)) + parts[0].range.start as u64;
+        self.submit(NO_REQUEST, ZONED, ring::Operation::WriteParts { offset, parts });
+    }
+
+    /// Writes that went together have ended.
     pub(super) fn gathered_written(&mut self, mut parts: Vec<Part>, result: Result<usize, Errno>) {
         let device = Arc::clone(&self.device);
         let zones = device.zones().expect("only writes in order go together");
-        let (mut left, mut whole) = (result.unwrap_or(0), 0);
-        while let Some(part) = parts.get(whole).filter(|part| part.range.len() <= left) {
-            (left, whole) = (left - part.range.len(), whole + 1);
-        }
-        let failed = result.err().map(|error| (error, touched(&device, &parts))).filter(|(_, touched)| *touched > 0);
-        let ended = failed.map_or(whole + 1, |(_, touched)| touched);
-        parts.drain(ended.min(parts.len())..).for_each(|part| zones.wait_again(part));
-        if let Some((error, _)) = failed {
-            while let Some(part) = parts.pop() {
-                self.part_ended(part, Err(error));
+        let queued = Arc::clone(&self.queued);
+        sort_out(&device, &queued, &mut parts, result, |told| self.told(told));
+        match (parts.is_empty(), result) {
+            (true, _) => self.gathers.push(parts),
+            // The store takes no more of it.
+            (false, Ok(0)) => {
+                let part = parts.pop().expect("one is left");
+                zones.part_ended(part, Err(Errno::IO), &queued, |told| self.told(told));
+                self.gathers.push(parts);
             }
-            return self.gathers.push(parts);
+            (false, _) => self.submit_parts(parts),
         }
-        let rest = if parts.len() > whole { parts.pop() } else { None };
-        parts.drain(..).for_each(|part| self.part_ended(part, Ok(())));
-        match rest {
-            Some(mut part) if part.range.start + left > 0 => {
-                part.range.start += left;
-                parts.push(part);
-                return self.submit_parts(0, parts);
-            }
-            Some(part) => self.turns.extend(zones.go_alone(part, &self.queued).map(|token| token as u32)),
-            None => {}
-        }
-        self.gathers.push(parts);
     }
 
-    fn part_ended(&mut self, part: Part, result: Result<(), Errno>) {
-        let device = Arc::clone(&self.device);
-        let zones = device.zones().expect("only writes in order go together");
-        let (mine, next) = zones.part_ended(part, result, Some(&self.queued));
-        if let Some((token, data)) = mine {
-            self.part_written(token as u32, data, result);
+    fn told(&mut self, told: Told) {
+        match told {
+            Told::Turn(token) => self.turns.push_back(token as u32),
+            Told::Written(token, written) => self.part_written(token as u32, written),
         }
-        self.turns.extend(next.map(|token| token as u32));
     }
 
     /// A write of this worker's has ended, which went with others.
-    pub(super) fn part_written(&mut self, index: u32, data: Ciphertext, result: Result<(), Errno>) {
+    pub(super) fn part_written(&mut self, index: u32, written: Written) {
+        let Written { data, result, since } = written;
         let flight = self.flight(index);
-        flight.lap(Phase::Store);
-        (flight.ticket, flight.buffer) = (None, Some(data.into_buffer()));
+        if let Some(timing) = &mut flight.timing {
+            timing.lap_until(Phase::Queue, since);
+            timing.lap(Phase::Store);
+        }
+        let extent = flight.extent.expect("a write has an extent");
+        let lost = || Buffer::new(extent.cover_len);
+        (flight.ticket, flight.buffer) = (None, Some(data.map_or_else(lost, Ciphertext::into_buffer)));
         self.last_step(index, Step::Write, result);
     }
 }
 
 impl<F: FrontEnd> Worker<F> {
-    /// A worker that ends says to others what has become of their writes.
+    /// A worker that ends says to others what has become of their writes. Its own leave their queues afterwards.
     pub(super) fn give_parts_back(&mut self, ended: VecDeque<Completion>) {
         let device = Arc::clone(&self.device);
         let Some(zones) = device.zones() else { return };
         let unseen = self.completions.drain(..).chain(self.executed.drain(..)).chain(ended);
         for Completion { result, returned, .. } in unseen {
-            let Returned::Parts(mut parts) = returned else { continue };
-            let mut left = result.unwrap_or(0);
-            let is_whole = |part: &Part| {
-                let whole = part.range.len() <= left;
-                left = if whole { left - part.range.len() } else { 0 };
-                whole
-            };
-            let whole = parts.iter().map(is_whole).take_while(|whole| *whole).count();
-            let rest = parts.drain(whole..).rev().collect::<Vec<_>>();
-            let ended = parts.into_iter().map(|part| (part, Ok(())));
-            for (part, result) in ended.chain(rest.into_iter().map(|part| (part, Err(Errno::IO)))) {
-                let ticket = ticket_of(&part);
-                let mut flights = self.in_flight.iter_mut().flatten();
-                if let Some(flight) = flights.find(|flight| flight.ticket == Some(ticket)) {
-                    flight.ticket = None;
+            if let Returned::Parts(mut parts) = returned {
+                sort_out(&device, &self.queued, &mut parts, result, drop);
+                for part in parts {
+                    zones.part_ended(part, Err(Errno::IO), &self.queued, drop);
                 }
-                let _ = zones.part_ended(part, result, Some(&self.queued));
             }
         }
+        zones.lender_ends(&self.queued);
     }
 }
 
 /// The device's only store, where it has zones.
 const ZONED: u32 = 0;
+/// Their completion brings the parts, which name their tickets.
+const NO_REQUEST: u32 = u32::MAX;
 
-fn ticket_of(part: &Part) -> TicketId {
-    TicketId::of(part.token.0)
+/// Says of each part what has become of it. Those that are there are done. The first that is not goes on alone, so that an error is
+/// its own, and the others wait for their turns again; but what a write that failed may have left is known of no part that it
+/// has touched, and these fail. What is left in `parts` is one of which some is there, and which is to be written on.
+fn sort_out(
+    device: &Device,
+    me: &Arc<dyn Queued>,
+    parts: &mut Vec<Part>,
+    result: Result<usize, Errno>,
+    mut tell: impl FnMut(Told),
+) {
+    let zones = device.zones().expect("only writes in order go together");
+    let is_begun = parts[0].range.start > 0;
+    match result {
+        Err(Errno::INTR | Errno::AGAIN) if is_begun => {}
+        Err(error) => {
+            let touched = if is_begun { 1 } else { touched(device, parts) };
+            parts.drain(touched.max(1)..).for_each(|part| zones.wait_again(part));
+            match parts.pop() {
+                Some(first) if touched == 0 => zones.go_alone(first, me, tell),
+                last => {
+                    last.into_iter().for_each(|part| zones.part_ended(part, Err(error), me, &mut tell));
+                    while let Some(part) = parts.pop() {
+                        zones.part_ended(part, Err(error), me, &mut tell);
+                    }
+                }
+            }
+        }
+        Ok(mut written) => {
+            let mut whole = 0;
+            while let Some(part) = parts.get(whole).filter(|part| part.range.len() <= written) {
+                (written, whole) = (written - part.range.len(), whole + 1);
+            }
+            parts.drain((whole + 1).min(parts.len())..).for_each(|part| zones.wait_again(part));
+            let rest = if parts.len() > whole { parts.pop() } else { None };
+            parts.drain(..).for_each(|part| zones.part_ended(part, Ok(()), me, &mut tell));
+            match rest {
+                Some(part) if part.range.start + written > 0 => {
+                    let range = part.range.start + written..part.range.end;
+                    parts.push(Part { range, ..part });
+                }
+                Some(part) => zones.go_alone(part, me, tell),
+                None => {}
+            }
+        }
+    }
 }
 
-/// How many parts of a write that failed the store has something of: as little is known of those as of any write that fails on
-/// its way. Blocks: it is rare.
+/// How many parts of a write that failed the store has something of. Blocks: it is rare.
 fn touched(device: &Device, parts: &[Part]) -> usize {
-    let Some(zones) = device.zones() else { return 0 };
+    let zones = device.zones().expect("only writes in order go together");
     let first = &parts[0];
-    if first.range.start > 0 {
-        return 1;
-    }
-    let start = zones.position(ticket_of(first));
+    let start = zones.position(TicketId::of(first.token));
     // A store that does not answer now says so to the first.
     let pointer = zones.ask_again(start).unwrap_or(start);
     let len = (pointer.saturating_sub(start) as usize).min(first.range.len());
@@ -165,15 +188,17 @@ fn touched(device: &Device, parts: &[Part]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::super::front_end::Message;
-    use super::super::{Context, Finished, Flow};
+    use super::super::{Context, Finished, Flow, Request};
     use super::*;
+    use crate::BlockingDevice;
+    use crate::buffer::BufferClass;
     use crate::device::Access;
+    use crate::request::Operation;
     use crate::ring::{Token, Wait};
     use crate::store::file::IoMode;
     use crate::store::memory::MemoryStore;
     use crate::store::zoned_file::{ZonedFile, ZonedLayout};
-    use crate::target::Ciphertext;
-    use crate::zoned::order::{Admission, Manner, Waiter};
+    use crate::zoned::order::{Admission, Manner, Settled, Waiter};
     use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 
     struct Nobody;
@@ -199,44 +224,137 @@ mod tests {
         Arc::new(Device::new(&[segment], &key, store, Access::default()).unwrap())
     }
 
+    fn worker(device: &Arc<Device>) -> Worker<Nobody> {
+        let pool = BufferPool::new(&[BufferClass { capacity: 4096, count: 8 }]);
+        Worker::new(Arc::clone(device), Ring::new(IoMode::Sync).unwrap(), pool, Nobody)
+    }
+
+    fn request(device: &Device, id: u64) -> Request {
+        let extent = device.layout().locate(0, 4096, 1 << 20).unwrap();
+        let data = Some((extent, Buffer::new(4096)));
+        Request { id, operation: Operation::Append { durable: false }, offset: 0, len: 4096, data, spare: None }
+    }
+
+    /// Two workers, and appends of theirs, by turns, that the first has gathered and not written.
+    fn gathered(device: &Arc<Device>, count: u64) -> (Worker<Nobody>, Worker<Nobody>, Vec<Part>) {
+        let zones = device.zones().unwrap();
+        // Somebody who has the turn, so that the others wait.
+        let waiter = || Waiter::Message(Arc::new(Deaf), 0);
+        let Admission::Placed(before, position) = zones.admit(0, 4096, Manner::Append, false, waiter()).unwrap() else {
+            panic!("an append is placed")
+        };
+        let data = zones.ready(before, position, Ciphertext::encrypted(Buffer::new(4096)), false);
+        let (mut one, mut other) = (worker(device), worker(device));
+        for n in 0..count {
+            let to = if n % 2 == 0 { &mut one } else { &mut other };
+            to.requests.push_back(request(device, n));
+            to.drain();
+        }
+        device.stores()[0].write_at(data.unwrap().bytes(), 0, false).unwrap();
+        assert_eq!(zones.settle(before, true, None), Settled::Gone { next: None, landed: true });
+        let Some(Message::Granted(index)) = one.mailbox.next() else { panic!("it is the first one's turn") };
+        let ticket = one.flight(index as u32).ticket.unwrap();
+        let mut parts = one.gathers.pop().unwrap();
+        let data = zones.claim(ticket);
+        assert!(zones.gather(ticket, data, 1 << 20, &mut parts, &one.queued).is_none());
+        assert_eq!(parts.len(), count as usize);
+        (one, other, parts)
+    }
+
+    struct Deaf;
+
+    impl Queued for Deaf {
+        fn turn(&self, _token: u64) {}
+        fn written(&self, _token: u64, _written: Written) {}
+    }
+
+    fn completion(parts: Vec<Part>, result: Result<usize, Errno>) -> VecDeque<Completion> {
+        VecDeque::from([Completion { token: Token(0), result, returned: Returned::Parts(parts) }])
+    }
+
+    fn told(worker: &Worker<Nobody>) -> Option<Result<(), Errno>> {
+        match worker.mailbox.next()? {
+            Message::Written(_, written) => Some(written.result),
+            Message::Granted(_) => None,
+            _ => panic!("nothing else is said"),
+        }
+    }
+
+    fn lands(device: &Device, len: usize) {
+        assert_eq!(device.stores()[0].write_at(&vec![0; len], 4096, false), Ok(len));
+    }
+
+    /// Where the zone takes the next append, which nobody holds up.
+    fn next(device: &Arc<Device>) -> u64 {
+        BlockingDevice::new(Arc::clone(device)).append(0, &[1; 4096]).unwrap()
+    }
+
     #[test]
     fn a_worker_that_ends_says_what_has_become_of_others_writes() {
         let device = device();
-        let zones = device.zones().unwrap();
-        let worker =
-            || Worker::new(Arc::clone(&device), Ring::new(IoMode::Sync).unwrap(), BufferPool::new(&[]), Nobody);
-        let (mut ending, other) = (worker(), worker());
-        let data = || Ciphertext::encrypted(Buffer::new(4096));
-        let mut first = None;
-        for n in 0..4 {
-            // By turns: 0 and 2 are the one's, 1 and 3 the other's.
-            let owner = if n % 2 == 0 { &ending } else { &other };
-            let waiter = Waiter::Message(Arc::clone(&owner.queued), n);
-            let admitted = zones.admit(0, 4096, Manner::Append, false, waiter).unwrap();
-            let Admission::Placed(ticket, position) = admitted else { panic!("an append is placed") };
-            let its_turn = zones.ready(ticket, position, data(), true);
-            assert_eq!(its_turn.is_some(), n == 0);
-            first = first.or(its_turn.map(|data| (ticket, data)));
-        }
-        let (ticket, data) = first.expect("the first goes at once");
-        let mut parts = Vec::new();
-        assert!(zones.gather(ticket, data, 1 << 20, &mut parts).is_none());
-        assert_eq!(parts.len(), 4);
+        let (mut ending, mut other, parts) = gathered(&device, 6);
         // Two have landed, and half of the third.
-        let landed = 2 * 4096 + 2048;
-        assert_eq!(device.stores()[0].write_at(&vec![0; landed], 0, false), Ok(landed));
-        let ended = Completion { token: Token(0), result: Ok(landed), returned: Returned::Parts(parts) };
-        ending.give_parts_back(VecDeque::from([ended]));
-        let told = |message| match message {
-            Some(Message::Written(token, _, result)) => (token, result),
-            _ => panic!("nothing is said of a write"),
-        };
-        assert_eq!(told(other.mailbox.next()), (1, Ok(())));
-        assert_eq!(told(other.mailbox.next()), (3, Err(Errno::IO)));
-        assert!(other.mailbox.next().is_none());
+        lands(&device, 2 * 4096 + 2048);
+        ending.give_parts_back(completion(parts, Ok(2 * 4096 + 2048)));
         drop(ending);
-        // Nobody waits for what was there.
-        let blocking = crate::BlockingDevice::new(Arc::clone(&device));
-        assert_eq!(blocking.append(0, &[1; 4096]).map_err(|error| error.errno()), Ok(landed as u64));
+        assert_eq!(told(&other), Some(Ok(())));
+        // The others are written, at last.
+        other.read_mail();
+        other.drain();
+        assert_eq!(other.in_flight.len() - other.free.len(), 1, "the first is not taken note of here");
+        assert_eq!(next(&device), 4096 + 2 * 4096 + 2048 + 2 * 4096);
+    }
+
+    #[test]
+    fn what_a_worker_loses_fails() {
+        let device = device();
+        let (one, other, parts) = gathered(&device, 4);
+        drop(parts);
+        drop(one);
+        assert_eq!([told(&other), told(&other)], [Some(Err(Errno::IO)); 2]);
+        assert_eq!(next(&device), 4096);
+    }
+
+    #[test]
+    fn a_ticket_that_has_ended_is_nobody_elses() {
+        let device = device();
+        let zones = device.zones().unwrap();
+        let (mut one, other, parts) = gathered(&device, 2);
+        lands(&device, 8192);
+        one.gathered_written(parts, Ok(8192));
+        // The other one has not read its mail. Somebody else appends, and may be given the same place.
+        let waiter = Waiter::Message(Arc::new(Deaf), 7);
+        let Admission::Placed(ticket, position) = zones.admit(0, 4096, Manner::Append, false, waiter).unwrap() else {
+            panic!("an append is placed")
+        };
+        drop(other);
+        assert!(zones.ready(ticket, position, Ciphertext::encrypted(Buffer::new(4096)), true).is_some());
+        assert!(zones.leave(ticket, None).is_none());
+    }
+
+    /// One of which half is there is gone on with, until the store says otherwise.
+    #[test]
+    fn what_is_half_written_is_written_on() {
+        for (result, expected) in [(Ok(0), Some(Err(Errno::IO))), (Err(Errno::NOSPC), Some(Err(Errno::NOSPC)))] {
+            let device = device();
+            let (mut one, other, parts) = gathered(&device, 2);
+            lands(&device, 4096 + 2048);
+            one.gathered_written(parts, Ok(4096 + 2048));
+            let under_way = |one: &mut Worker<Nobody>| match one.executed.pop_back().map(|done| done.returned) {
+                Some(Returned::Parts(parts)) => parts,
+                _ => panic!("the rest is written"),
+            };
+            let mut parts = under_way(&mut one);
+            assert_eq!((parts.len(), parts[0].range.clone()), (1, 2048..4096));
+            assert!(one.has_gathered(), "it is not at rest");
+            for error in [Errno::INTR, Errno::AGAIN] {
+                one.gathered_written(parts, Err(error));
+                assert!(told(&other).is_none());
+                parts = under_way(&mut one);
+            }
+            one.gathered_written(parts, result);
+            assert_eq!(told(&other), expected);
+            assert!(!one.has_gathered() && one.executed.is_empty());
+        }
     }
 }

@@ -29,9 +29,10 @@ where
         self.requests.push_front(Request { id, operation, offset, len, data: extent.zip(buffer), spare });
     }
 
-    /// Says that nothing is in flight as soon as it is so.
+    /// Says that nothing is in flight as soon as it is so, of its own requests and of others' that go with them.
     pub(super) fn rest(&mut self) {
-        if self.in_flight.len() == self.free.len() && self.target.take().is_some() {
+        let idle = self.in_flight.len() == self.free.len() && !self.has_gathered();
+        if idle && self.target.take().is_some() {
             scrub_stack::<SCRUB_TURN>();
             self.device.gate().quiet(self.seat);
         }

@@ -16,15 +16,16 @@ mod table;
 
 use super::{Zone, ZoneKind, ZoneLimits, ZonedStore};
 use crate::request::RequestError;
-use crate::ring::Waker;
+use crate::ring::{Token, Waker};
 use crate::store::BackingStore;
 use crate::target::Ciphertext;
+pub(crate) use gathered::Told;
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use table::{NONE, State, Table, Ticket, TicketKind};
-pub(crate) use table::{Queued, Waiter};
+pub(crate) use table::{Queued, Waiter, Written};
 
 /// How often an append is placed anew because others write to its zone.
 const MAX_MOVES: u8 = 8;
@@ -33,12 +34,20 @@ const SEATS: u32 = 64;
 
 /// A place in the queue of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TicketId(u32);
+pub(crate) struct TicketId {
+    index: u32,
+    generation: u32,
+}
 
 impl TicketId {
-    /// The one whose number is the token of a part of a write.
-    pub(crate) fn of(token: u64) -> Self {
-        Self(token as u32)
+    /// As the token of a part of a write.
+    pub(crate) fn token(self) -> Token {
+        Token(u64::from(self.generation) << 32 | u64::from(self.index))
+    }
+
+    /// The one with this token.
+    pub(crate) fn of(token: Token) -> Self {
+        Self { index: token.0 as u32, generation: (token.0 >> 32) as u32 }
     }
 }
 
@@ -240,20 +249,22 @@ impl ZoneOrder {
             table.held.push(index);
             self.held.store(table.held.len(), Ordering::Release);
             table.wake_seats();
-            return Ok(Admission::Held(TicketId(index)));
+            return Ok(Admission::Held(table.id(index)));
         }
         self.place(&mut table, index);
+        let ticket = table.id(index);
         self.end(table);
-        Ok(Admission::Placed(TicketId(index), position))
+        Ok(Admission::Placed(ticket, position))
     }
 
     /// Takes a held write back, as if it had not come. False: it is held no more, and is told so.
     pub(crate) fn unhold(&self, ticket: TicketId) -> bool {
         let mut table = self.table();
-        let Some(at) = table.held.iter().position(|index| *index == ticket.0) else { return false };
+        let held = table.held.iter().position(|index| *index == ticket.index);
+        let Some(at) = held.filter(|_| !table.has_ended(ticket)) else { return false };
         table.held.remove(at);
         self.held.store(table.held.len(), Ordering::Release);
-        table.remove(ticket.0);
+        table.remove(ticket.index);
         true
     }
 
@@ -261,23 +272,23 @@ impl ZoneOrder {
     /// [`ZoneOrder::claim`]s them. `joins`: it may go to the store with others.
     pub(crate) fn ready(&self, ticket: TicketId, position: u64, data: Ciphertext, joins: bool) -> Option<Ciphertext> {
         let mut table = self.table();
-        table.tickets[ticket.0 as usize].joins = joins;
+        table.ticket(ticket).joins = joins;
         if self.first_ready(&mut table, ticket) {
             return Some(data);
         }
-        table.tickets[ticket.0 as usize].data = Some((position, data));
+        table.ticket(ticket).data = Some((position, data));
         None
     }
 
     /// The data of a write whose turn it is, which waited for it.
     pub(crate) fn claim(&self, ticket: TicketId) -> Ciphertext {
         let mut table = self.table();
-        let data = table.tickets[ticket.0 as usize].data.take();
+        let data = table.ticket(ticket).data.take();
         data.expect("a write that waits for its turn has its data here").1
     }
 
     fn first_ready(&self, table: &mut Table, ticket: TicketId) -> bool {
-        let ticket = &mut table.tickets[ticket.0 as usize];
+        let ticket = table.ticket(ticket);
         ticket.ready = true;
         if self.disordered {
             ticket.granted = true;
@@ -298,25 +309,25 @@ impl ZoneOrder {
     pub(crate) fn ready_blocking(&self, ticket: TicketId) {
         let now = self.first_ready(&mut self.table(), ticket);
         if !now {
-            self.wait(|table| table.tickets[ticket.0 as usize].granted);
+            self.wait(|table| table.tickets[ticket.index as usize].granted);
         }
     }
 
     /// Where the write goes, as of now. It stays so once it is its turn.
     pub(crate) fn position(&self, ticket: TicketId) -> u64 {
-        self.table().tickets[ticket.0 as usize].position
+        self.table().ticket(ticket).position
     }
 
     /// The write, whose turn it was, has ended.
     pub(crate) fn settle(&self, ticket: TicketId, succeeded: bool, me: Option<&Arc<dyn Queued>>) -> Settled {
         let mut table = self.table();
-        let Ticket { zone, position, len, kind, moves, .. } = table.tickets[ticket.0 as usize];
+        let Ticket { zone, position, len, kind, moves, .. } = *table.ticket(ticket);
         let zone = zone as usize;
         let before = table.zones[zone].written;
         let mut landed = succeeded;
         if succeeded {
             table.zones[zone].written = position + len;
-            table.unlink(ticket.0);
+            table.unlink(ticket.index);
             if before != position {
                 self.replace(&mut table, zone);
             }
@@ -327,13 +338,13 @@ impl ZoneOrder {
             landed = before == position && written == position + len;
             let append = kind == TicketKind::Data(Manner::Append);
             if append && known && !touched && written + len <= end && moves < MAX_MOVES {
-                let ticket = &mut table.tickets[ticket.0 as usize];
+                let ticket = table.ticket(ticket);
                 (ticket.position, ticket.moves) = (written, moves + 1);
                 self.replace(&mut table, zone);
                 self.end(table);
                 return Settled::Again(written);
             }
-            table.unlink(ticket.0);
+            table.unlink(ticket.index);
             self.replace(&mut table, zone);
         }
         let next = table.go(zone, me);
@@ -348,14 +359,17 @@ impl ZoneOrder {
             return None;
         }
         let mut table = self.table();
-        let Ticket { zone, granted, lent, .. } = table.tickets[ticket.0 as usize];
-        if lent {
+        if table.has_ended(ticket) {
+            return None;
+        }
+        let Ticket { zone, granted, .. } = *table.ticket(ticket);
+        if table.ticket(ticket).lent.is_some() {
             // Whoever has its data sees to the rest, and tells nobody.
-            table.tickets[ticket.0 as usize].waiter = None;
+            table.ticket(ticket).waiter = None;
             return None;
         }
         let zone = zone as usize;
-        table.unlink(ticket.0);
+        table.unlink(ticket.index);
         if granted {
             // Nobody took note of what the store has of it. One that does not answer now fails the next write.
             let _ = self.ask(&mut table, zone);

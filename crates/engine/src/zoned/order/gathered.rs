@@ -1,69 +1,91 @@
-//! Writes of a zone that go to the store as one: whoever has the turn of the first is lent the data of those behind it.
+//! Writes of a zone that go to the store as one: whoever has the turn of the first is lent the data of those behind it, and
+//! says what becomes of each, from the first on where it has landed and from the last on where it has not.
 
-use super::table::{NONE, Queued, Table, Waiter};
+use super::table::{NONE, Queued, Table, Waiter, Written};
 use super::{TicketId, ZoneOrder};
-use crate::ring::{MAX_PARTS, Part, Token};
+use crate::ring::{MAX_PARTS, Part};
 use crate::target::Ciphertext;
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::time::Instant;
+
+/// What a lender is told of a write of his own.
+pub(crate) enum Told {
+    /// The write with this token has ended.
+    Written(u64, Written),
+    /// It is the turn of the ticket with this token.
+    Turn(u64),
+}
 
 impl ZoneOrder {
-    /// A write whose turn it is, and those behind it that may go to the store with it, into `parts`, which is empty: each is ready,
-    /// begins where the one before ends, and fits into the zone; together they have at most `longest` bytes. Their tokens are the
-    /// tickets'. The data of each are given back by [`ZoneOrder::part_ended`], [`ZoneOrder::wait_again`] or
-    /// [`ZoneOrder::go_alone`]. If there is none behind, the write gets its data back.
+    /// A write whose turn it is, and those behind it that may go to the store with it, into `parts`, which is empty: each is
+    /// ready, begins where the one before ends, and fits into the zone; together they have at most `longest` bytes, and are at most
+    /// [`MAX_PARTS`]. Their tokens are the tickets'. All are lent to `lender` until [`ZoneOrder::part_ended`],
+    /// [`ZoneOrder::wait_again`] or [`ZoneOrder::go_alone`]. If there is none behind, the write gets its data back.
     pub(crate) fn gather(
         &self,
         first: TicketId,
         data: Ciphertext,
         longest: usize,
         parts: &mut Vec<Part>,
+        lender: &Arc<dyn Queued>,
     ) -> Option<Ciphertext> {
         let mut table = self.table();
-        let Table { zones, tickets, .. } = &mut *table;
-        let ticket = &mut tickets[first.0 as usize];
-        if !ticket.joins {
-            return Some(data);
-        }
-        parts.push(Part { data, range: 0..ticket.len as usize, token: Token(first.0.into()) });
-        let zone_end = zones[ticket.zone as usize].end;
-        let (mut next, mut end, mut room) = (ticket.next, ticket.position + ticket.len, longest as u64);
-        room = room.saturating_sub(ticket.len);
-        while next != NONE && parts.len() < MAX_PARTS {
-            let ticket = &mut tickets[next as usize];
-            let joins = ticket.joins && !ticket.granted && ticket.position == end && ticket.len <= room;
-            let placed = |data: &mut (u64, Ciphertext)| data.0 == end;
-            if !joins || end + ticket.len > zone_end {
+        let ticket = table.ticket(first);
+        let (mut next, mut end, joins) = (ticket.next, ticket.position + ticket.len, ticket.joins);
+        let mut room = (longest as u64).saturating_sub(ticket.len);
+        let zone = ticket.zone as usize;
+        let zone_end = table.zones[zone].end;
+        let since = Instant::now();
+        let mut first_data = Some(data);
+        while joins && next != NONE && parts.len() < MAX_PARTS {
+            let token = table.id(next).token();
+            let ticket = &mut table.tickets[next as usize];
+            let follows = ticket.joins && !ticket.granted && ticket.position == end;
+            if !follows || ticket.len > room || end + ticket.len > zone_end {
                 break;
             }
-            let Some((_, data)) = ticket.data.take_if(placed) else { break };
-            (ticket.granted, ticket.lent) = (true, true);
-            parts.push(Part { data, range: 0..ticket.len as usize, token: Token(next.into()) });
-            (end, room) = (end + ticket.len, room - ticket.len);
-            next = ticket.next;
+            // One that was moved is encrypted for another place.
+            let Some((_, data)) = ticket.data.take_if(|(position, _)| *position == end) else { break };
+            (ticket.granted, ticket.lent) = (true, Some(Arc::clone(lender)));
+            (next, end, room) = (ticket.next, end + ticket.len, room - ticket.len);
+            let part = Part { data, range: 0..ticket.len as usize, token, since };
+            if let Some(data) = first_data.take() {
+                let ticket = table.ticket(first);
+                ticket.lent = Some(Arc::clone(lender));
+                let range = 0..ticket.len as usize;
+                parts.push(Part { data, range, token: first.token(), since });
+            }
+            parts.push(part);
         }
-        if parts.len() > 1 {
-            tickets[first.0 as usize].lent = true;
-            return None;
-        }
-        parts.pop().map(|part| part.data)
+        first_data
     }
 
-    /// One of those that went together has ended; one after the other, those that have landed from the first on, those that have not from
-    /// the last on. Its owner is told, or it is `me` and its token is returned with its data. Behind it: the token of the next one whose
-    /// turn it is, if that is mine as well.
+    /// One of those that went together has ended. Its owner is told, if that is not `me`, and so is who has the next turn.
     pub(crate) fn part_ended(
         &self,
         part: Part,
         result: Result<(), Errno>,
-        me: Option<&Arc<dyn Queued>>,
-    ) -> (Option<(u64, Ciphertext)>, Option<u64>) {
+        me: &Arc<dyn Queued>,
+        mut tell: impl FnMut(Told),
+    ) {
+        let Part { data, token, since, .. } = part;
+        let (mine, next) = self.lent_ended(TicketId::of(token), Written { data: Some(data), result, since }, me);
+        let mine = mine.map(|(token, written)| Told::Written(token, written));
+        mine.into_iter().chain(next.map(Told::Turn)).for_each(&mut tell);
+    }
+
+    fn lent_ended(
+        &self,
+        id: TicketId,
+        written: Written,
+        me: &Arc<dyn Queued>,
+    ) -> (Option<(u64, Written)>, Option<u64>) {
         let mut table = self.table();
-        let index = part.token.0 as u32;
-        let ticket = &mut table.tickets[index as usize];
+        let ticket = table.ticket(id);
         let (zone, start, len, waiter) = (ticket.zone as usize, ticket.position, ticket.len, ticket.waiter.take());
-        table.unlink(index);
-        if result.is_ok() {
+        table.unlink(id.index);
+        if written.result.is_ok() {
             let before = std::mem::replace(&mut table.zones[zone].written, start + len);
             if before != start {
                 self.replace(&mut table, zone);
@@ -73,11 +95,11 @@ impl ZoneOrder {
             let _ = self.ask(&mut table, zone);
             self.replace(&mut table, zone);
         }
-        let next = table.go(zone, me);
+        let next = table.go(zone, Some(me));
         let mine = match waiter {
-            Some(Waiter::Message(to, token)) if me.is_some_and(|me| Arc::ptr_eq(me, &to)) => Some((token, part.data)),
+            Some(Waiter::Message(to, token)) if Arc::ptr_eq(me, &to) => Some((token, written)),
             Some(Waiter::Message(to, token)) => {
-                to.written(token, part.data, result);
+                to.written(token, written);
                 None
             }
             // Its owner has ended.
@@ -89,42 +111,49 @@ impl ZoneOrder {
 
     /// One that went with others waits for its own turn after all.
     pub(crate) fn wait_again(&self, part: Part) {
+        self.give_back(part, false);
+    }
+
+    /// One that went with others, and is the first in its queue now, goes alone.
+    pub(crate) fn go_alone(&self, part: Part, me: &Arc<dyn Queued>, mut tell: impl FnMut(Told)) {
+        match self.give_back(part, true) {
+            Some(Waiter::Message(to, token)) if Arc::ptr_eq(me, &to) => tell(Told::Turn(token)),
+            Some(Waiter::Message(to, token)) => to.turn(token),
+            Some(Waiter::Thread) | None => {}
+        }
+    }
+
+    /// The ticket has its data back, `granted` or not; whose it is.
+    fn give_back(&self, part: Part, granted: bool) -> Option<Waiter> {
         let mut table = self.table();
-        let ticket = &mut table.tickets[part.token.0 as usize];
+        let id = TicketId::of(part.token);
+        let ticket = table.ticket(id);
         ticket.data = Some((ticket.position, part.data));
-        (ticket.granted, ticket.lent) = (false, false);
-        if ticket.waiter.is_none() {
-            self.forget(&mut table, part.token.0 as u32);
+        (ticket.granted, ticket.lent) = (granted, None);
+        ticket.joins &= !granted;
+        let waiter = ticket.waiter.clone();
+        if waiter.is_none() {
+            // Its owner has ended.
+            let zone = ticket.zone as usize;
+            table.unlink(id.index);
+            self.replace(&mut table, zone);
+            table.go(zone, None);
         }
         self.end(table);
+        waiter
     }
 
-    /// One that went with others goes alone, now: it is told, or its token is returned if it is `me`.
-    pub(crate) fn go_alone(&self, part: Part, me: &Arc<dyn Queued>) -> Option<u64> {
-        let mut table = self.table();
-        let ticket = &mut table.tickets[part.token.0 as usize];
-        ticket.data = Some((ticket.position, part.data));
-        (ticket.joins, ticket.lent) = (false, false);
-        let mine = match &ticket.waiter {
-            Some(Waiter::Message(to, token)) if Arc::ptr_eq(me, to) => Some(*token),
-            Some(Waiter::Message(to, token)) => {
-                to.turn(*token);
-                None
-            }
-            Some(Waiter::Thread) | None => {
-                self.forget(&mut table, part.token.0 as u32);
-                None
-            }
+    /// Whoever was lent data ends, and has not said what has become of some: it is not known.
+    pub(crate) fn lender_ends(&self, lender: &Arc<dyn Queued>) {
+        let lost = |table: &Table| {
+            let is_lost = |at: &usize| table.tickets[*at].lent.as_ref().is_some_and(|lent| Arc::ptr_eq(lent, lender));
+            let last = (0..table.tickets.len()).filter(is_lost).max_by_key(|at| table.tickets[*at].position);
+            last.map(|at| table.id(at as u32))
         };
-        self.end(table);
-        mine
-    }
-
-    /// A ticket whose owner has ended leaves the queue.
-    fn forget(&self, table: &mut Table, index: u32) {
-        let zone = table.tickets[index as usize].zone as usize;
-        table.unlink(index);
-        self.replace(table, zone);
-        table.go(zone, None);
+        loop {
+            let Some(id) = lost(&self.table()) else { return };
+            let written = Written { data: None, result: Err(Errno::IO), since: Instant::now() };
+            let _ = self.lent_ended(id, written, lender);
+        }
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! Tickets lie in one vector, and queues are lists of indices through it: nothing is allocated for a write.
 
-use super::Manner;
+use super::{Manner, TicketId};
 use crate::ring::Waker;
 use crate::target::Ciphertext;
 use crate::zoned::ZoneAction;
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// No ticket.
 pub(super) const NONE: u32 = u32::MAX;
@@ -18,8 +19,17 @@ pub(crate) trait Queued: Send + Sync {
     /// It is the turn of the ticket with `token`.
     fn turn(&self, token: u64);
 
-    /// The write with `token` went to the store with another's, and has ended like this.
-    fn written(&self, token: u64, data: Ciphertext, result: Result<(), Errno>);
+    /// The write with `token` went to the store with another's.
+    fn written(&self, token: u64, written: Written);
+}
+
+/// What has become of a write that went to the store with others.
+pub(crate) struct Written {
+    /// Its data; `None`: whoever had them has lost them.
+    pub(crate) data: Option<Ciphertext>,
+    pub(crate) result: Result<(), Errno>,
+    /// When it went.
+    pub(crate) since: Instant,
 }
 
 /// Who is told that it is a ticket's turn.
@@ -71,8 +81,10 @@ pub(super) struct Ticket {
     pub(super) joins: bool,
     /// What it writes, while it waits for its turn, and the position for which that is encrypted.
     pub(super) data: Option<(u64, Ciphertext)>,
-    /// Whoever has the turn of one before it has its data, and says what becomes of it.
-    pub(super) lent: bool,
+    /// Who has its data, with others', and says what becomes of it.
+    pub(super) lent: Option<Arc<dyn Queued>>,
+    /// How many tickets have lain here before.
+    pub(super) generation: u32,
     pub(super) moves: u8,
     /// Of one that is held: who has had a turn since, and who another.
     pub(super) turned: [u64; 2],
@@ -123,9 +135,9 @@ impl State {
 
 impl Ticket {
     pub(super) fn new(zone: u32, position: u64, len: u64, kind: TicketKind, waiter: Option<Waiter>) -> Self {
-        let (ready, granted, joins, lent, moves, turned) = (false, false, false, false, 0, [0; 2]);
-        let (next, data) = (NONE, None);
-        Self { zone, next, position, len, kind, ready, granted, joins, data, lent, moves, turned, waiter }
+        let (ready, granted, joins, moves, turned) = (false, false, false, 0, [0; 2]);
+        let (next, data, lent, generation) = (NONE, None, None, 0);
+        Self { zone, next, position, len, kind, ready, granted, joins, data, lent, generation, moves, turned, waiter }
     }
 }
 
@@ -155,7 +167,8 @@ impl Table {
     pub(super) fn add(&mut self, ticket: Ticket) -> u32 {
         match self.free.pop() {
             Some(index) => {
-                self.tickets[index as usize] = ticket;
+                let generation = self.tickets[index as usize].generation;
+                self.tickets[index as usize] = Ticket { generation, ..ticket };
                 index
             }
             None => {
@@ -167,8 +180,25 @@ impl Table {
 
     pub(super) fn remove(&mut self, index: u32) {
         let ticket = &mut self.tickets[index as usize];
-        (ticket.waiter, ticket.data) = (None, None);
+        (ticket.waiter, ticket.data, ticket.lent) = (None, None, None);
+        ticket.generation = ticket.generation.wrapping_add(1);
         self.free.push(index);
+    }
+
+    pub(super) fn id(&self, index: u32) -> TicketId {
+        TicketId { index, generation: self.tickets[index as usize].generation }
+    }
+
+    /// A ticket that its owner has not seen end.
+    pub(super) fn ticket(&mut self, id: TicketId) -> &mut Ticket {
+        let ticket = &mut self.tickets[id.index as usize];
+        assert_eq!(ticket.generation, id.generation, "a ticket is used until it has ended");
+        ticket
+    }
+
+    /// Whether the ticket has ended, which its owner may have to be told yet.
+    pub(super) fn has_ended(&self, id: TicketId) -> bool {
+        self.tickets[id.index as usize].generation != id.generation
     }
 
     pub(super) fn link(&mut self, index: u32) {

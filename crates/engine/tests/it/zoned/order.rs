@@ -178,6 +178,7 @@ fn run(way: Way, writes: usize) -> Result<(), String> {
     verdict?;
     let gathered = store.arrivals().iter().filter(|arrival| arrival.requests > 1).count();
     println!("{gathered} times several at once, {way:?}");
+    assert_eq!(gathered > 0, way.workers > 1 || way.offloaded, "what waits goes together");
     if came == writes as u64 { Ok(()) } else { Err(format!("{came} writes came of {writes}")) }
 }
 
