@@ -104,12 +104,11 @@ check fio-space-gone namespace_gone fio
 
 # Killed in the middle: what was asked for comes again, lands once, and is told where.
 check last-space namespace last "$NODE" loop || exit 1
-xtask zones append "$SPACE" /tmp/log seed=9 zones=4 most=65536 > /tmp/appended 2>&1 &
+xtask zones append "$SPACE" /tmp/log seed=9 zones=4 most=65536 kill="50,$(ours_pid)" > /tmp/appended 2>&1 &
 appending=$!
-wait_for 60 has_grown /tmp/log 50
-check kill kill -9 "$(ours_pid)"
-if kill -0 "$appending"; then ok killed-in-the-middle; else fail killed-in-the-middle "all was appended before"; fi
+check kill wait_for 60 grep killing /tmp/appended
 sleep 0.5
+if kill -0 "$appending"; then ok killed-in-the-middle; else fail killed-in-the-middle "all was appended before"; fi
 check back ours /dev/under || exit 1
 if wait "$appending"; then ok go-on; else fail go-on "$(cat /tmp/appended)"; fi
 note "killed and back: $(tr '\n' ' ' < /tmp/appended)"
@@ -117,10 +116,9 @@ check report-back shifted /dev/under
 
 # Killed together with who appends.
 rm /tmp/log
-xtask zones append "$SPACE" /tmp/log seed=10 zones=8 most=65536 > /tmp/appended 2>&1 &
+xtask zones append "$SPACE" /tmp/log seed=10 zones=8 most=65536 kill="50,$(ours_pid),self" > /tmp/appended 2>&1 &
 appending=$!
-wait_for 60 has_grown /tmp/log 50
-check kill-both kill -9 "$appending" "$(ours_pid)"
+check kill-both wait_for 60 grep killing /tmp/appended
 sleep 0.5
 check back-again ours /dev/under || exit 1
 wait "$appending"

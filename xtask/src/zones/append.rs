@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::aligned::{self, Aligned, BLOCK};
 use super::fill::writable;
 use super::ioctl::{self, Action, Zone};
+use super::kill::Kill;
 use super::passthrough::{Appends, Done, Namespace, Status};
 use super::text;
 
@@ -44,12 +45,18 @@ struct Plan {
     over: u64,
     /// Whether what was written is looked at.
     verify: bool,
+    kill: Option<Kill>,
 }
 
 impl Plan {
     fn parse(words: &[&str]) -> Result<Self> {
         let mut given = BTreeMap::new();
+        let mut kill = None;
         for word in words {
+            if let Some((after, pids)) = word.strip_prefix("kill=").and_then(|word| word.split_once(',')) {
+                kill = Some(Kill::new(after.parse()?, &pids.split(',').collect::<Vec<_>>())?);
+                continue;
+            }
             let (name, number) = word.split_once('=').with_context(|| format!("not NAME=NUMBER: {word}"))?;
             given.insert(name, number.parse::<u64>().with_context(|| format!("not NAME=NUMBER: {word}"))?);
         }
@@ -66,6 +73,7 @@ impl Plan {
             total: take("total", u64::MAX),
             over: take("over", 0),
             verify: take("verify", 1) != 0,
+            kill,
         };
         ensure!(given.is_empty(), "there is no {}", given.into_keys().collect::<Vec<_>>().join(", "));
         let whole = plan.bytes > 0 && plan.bytes.is_multiple_of(BLOCK) && plan.most.is_multiple_of(BLOCK);
@@ -187,6 +195,7 @@ impl Load<'_> {
                             // One call, so that lines of several threads do not mix and none is half written.
                             log.write_all(format!("{at} {len} {id}\n").as_bytes())?;
                         }
+                        self.plan.kill.as_ref().map_or(Ok(()), Kill::count)?;
                     }
                     Err(status) => refused.push(status),
                 }

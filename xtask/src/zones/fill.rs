@@ -6,46 +6,16 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal};
 
 use super::aligned::{self, Aligned, BLOCK};
 use super::ioctl::{self, Action, Zone};
+use super::kill::Kill;
 use super::text;
 
 /// How many zones are written at a time.
 const THREADS: usize = 4;
 /// The longest write, in blocks.
 const LONGEST: u64 = 32;
-
-/// Processes that are killed in the middle.
-pub(super) struct Kill {
-    /// When so many writes have been acknowledged.
-    after: u64,
-    pids: Vec<Pid>,
-    acknowledged: AtomicU64,
-}
-
-impl Kill {
-    pub(super) fn new(after: u64, pids: &[&str]) -> Result<Self> {
-        let pid = |word: &&str| match *word {
-            "self" => Ok(rustix::process::getpid()),
-            word => word.parse().ok().and_then(Pid::from_raw).with_context(|| format!("'{word}' is no process")),
-        };
-        let pids = pids.iter().map(pid).collect::<Result<_>>()?;
-        Ok(Self { after, pids, acknowledged: AtomicU64::new(0) })
-    }
-
-    /// Another write was acknowledged.
-    fn count(&self) -> Result<()> {
-        if self.acknowledged.fetch_add(1, Ordering::Relaxed) + 1 == self.after {
-            println!("killing after {} writes", self.after);
-            for pid in &self.pids {
-                rustix::process::kill_process(*pid, Signal::KILL)?;
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Resets the sequential zones, then writes `mib` to them. After each write a line `START END`, in bytes, goes to `log`:
 /// the zone's start, and how far it was written.

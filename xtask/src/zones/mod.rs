@@ -10,6 +10,7 @@ mod fill;
 mod flushed;
 mod in_flight;
 mod ioctl;
+mod kill;
 mod order;
 mod passthrough;
 mod retire;
@@ -54,7 +55,7 @@ pub(crate) fn run(words: &[String]) -> Result<ExitCode> {
         ["cases", device, file] => cases::run(Path::new(device), Path::new(file))?,
         ["fill", device, log, seed, mib] => fill::write(device, log, number(seed)?, number(mib)?, None)?,
         ["fill", device, log, seed, mib, after, ref pids @ ..] => {
-            let kill = fill::Kill::new(number(after)?, pids)?;
+            let kill = kill::Kill::new(number(after)?, pids)?;
             fill::write(device, log, number(seed)?, number(mib)?, Some(kill))?;
         }
         ["filled", device, log, seed] => fill::check(device, log, number(seed)?)?,
