@@ -198,7 +198,8 @@ fn with_data(asks: &[Ask], answers: &[Answer]) -> Vec<(u64, Vec<u8>)> {
 /// Plain writes behind one that fails do not move: they fail as they would at the drive, and those before are as they were.
 #[test]
 fn writes_behind_a_failed_one_fail_and_appends_among_them_do_not() {
-    let rig = Rig::with(Kind::Memory, SHAPE, 512, 1, true, |store| store);
+    // One by one: a failed write of several is tried again.
+    let rig = Rig::with(Kind::Memory, SHAPE, 512, 1, true, |store| store.in_pieces_of(BLOCK as u32));
     rig.blocking.append(0, &named(9, 1)).unwrap();
     let write = |n: u64| Ask::Write { offset: n * BLOCK, data: named(n, 1), durable: false };
     let asks = vec![write(1), write(2), write(3), append(0, named(4, 1)), write(5), append(0, named(6, 1))];
