@@ -8,10 +8,10 @@ mod plain;
 mod uring;
 
 use crate::buffer::Buffer;
-use crate::store::{BackingStore, file::IoMode};
+use crate::store::BackingStore;
+use crate::store::file::{IoMode, is_direct};
 use crate::target::Ciphertext;
 use rustix::event::EventfdFlags;
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -270,12 +270,6 @@ impl Descriptor {
     }
 }
 
-/// Whether what goes to a store and comes from it passes the kernel's cache by.
-fn is_direct(store: &dyn BackingStore) -> bool {
-    let flags = store.as_fd().map(rustix::fs::fcntl_getfl);
-    flags.is_some_and(|flags| flags.is_ok_and(|flags| flags.contains(OFlags::DIRECT)))
-}
-
 /// The descriptors of a ring. One that is closed stays until its last operation has come back.
 #[derive(Default)]
 struct Files {
@@ -285,7 +279,8 @@ struct Files {
 impl Files {
     fn add(&mut self, descriptor: Descriptor) -> FileId {
         let discards = matches!(&descriptor, Descriptor::Store(store) if store.is_block_device());
-        let direct = matches!(&descriptor, Descriptor::Store(store) if is_direct(&**store));
+        let direct =
+            matches!(descriptor, Descriptor::Store(_)) && is_direct(descriptor.as_fd()).is_ok_and(|direct| direct);
         let held = Some(Held { descriptor, in_flight: 0, closing: false, registered: false, discards, direct });
         let index = match self.slots.iter().position(|(_, h)| h.is_none()) {
             Some(free) => free,

@@ -67,9 +67,14 @@ impl FileStore {
     }
 }
 
+/// Whether what is read and written passes the kernel's cache by.
+pub(crate) fn is_direct(file: impl AsFd) -> Result<bool, Errno> {
+    Ok(rustix::fs::fcntl_getfl(file)?.contains(OFlags::DIRECT))
+}
+
 /// Where memory may begin that a file is read into and written from: anywhere, unless it was opened with `O_DIRECT`.
 fn memory_alignment(file: &File) -> usize {
-    if !rustix::fs::fcntl_getfl(file).is_ok_and(|flags| flags.contains(OFlags::DIRECT)) {
+    if !is_direct(file).is_ok_and(|direct| direct) {
         return 1;
     }
     // Of files since Linux 6.1, of block devices since 6.11; what is not known is 0.

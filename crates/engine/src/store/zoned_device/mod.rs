@@ -6,10 +6,9 @@
 
 mod ioctl;
 
-use super::file::{FileStore, IoMode};
+use super::file::{FileStore, IoMode, is_direct};
 use super::{BackingStore, Geometry, Run};
 use crate::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind, ZoneLimits, ZonedStore};
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -68,8 +67,7 @@ impl ZonedDevice {
         if queue.partition {
             return Err(ZonedDeviceError::Partition);
         }
-        let flags = rustix::fs::fcntl_getfl(&file).map_err(io::Error::from)?;
-        if !read_only && !flags.contains(OFlags::DIRECT) {
+        if !is_direct(&file).map_err(io::Error::from)? && !read_only {
             return Err(ZonedDeviceError::Cached);
         }
         let limits = queue.limits()?;

@@ -36,7 +36,7 @@ impl ZoneOrder {
         let mut room = (longest as u64).saturating_sub(ticket.len);
         let zone = ticket.zone as usize;
         let zone_end = table.zones[zone].end;
-        let since = Instant::now();
+        let mut since = None;
         let mut first_data = Some(data);
         while joins && next != NONE && parts.len() < MAX_PARTS {
             let token = table.id(next).token();
@@ -49,6 +49,7 @@ impl ZoneOrder {
             let Some((_, data)) = ticket.data.take_if(|(position, _)| *position == end) else { break };
             (ticket.granted, ticket.lent) = (true, Some(Arc::clone(lender)));
             (next, end, room) = (ticket.next, end + ticket.len, room - ticket.len);
+            let since = *since.get_or_insert_with(Instant::now);
             let part = Part { data, range: 0..ticket.len as usize, token, since };
             if let Some(data) = first_data.take() {
                 let ticket = table.ticket(first);
