@@ -45,7 +45,7 @@ pub(super) struct Uring {
     done: VecDeque<Completion>,
     /// What the kernel would not take; it goes in when completions have made room.
     backlog: VecDeque<squeue::Entry>,
-    waker: RawFd,
+    waker: Waker,
     waker_armed: bool,
     /// How many descriptors can be registered: 0 where the kernel does not do it.
     registered: u32,
@@ -99,7 +99,7 @@ impl Uring {
             vectors: Vec::new(),
             done: VecDeque::new(),
             backlog: VecDeque::new(),
-            waker: waker.0.as_raw_fd(),
+            waker: waker.clone(),
             waker_armed: false,
             registered,
             vectors_made: 0,
@@ -253,7 +253,8 @@ impl Uring {
 
     pub(super) fn turn(&mut self, files: &mut Files, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
         if !self.waker_armed {
-            let poll = opcode::PollAdd::new(types::Fd(self.waker), libc::POLLIN as u32).build().user_data(WAKER);
+            let poll =
+                opcode::PollAdd::new(types::Fd(self.waker.0.as_raw_fd()), libc::POLLIN as u32).build().user_data(WAKER);
             self.push_entry(poll);
             self.waker_armed = true;
         }
@@ -356,10 +357,15 @@ impl Uring {
         let mut done = VecDeque::new();
         let is_ublk = |entry: &Entry| matches!(entry.operation, Operation::Ublk(_));
         while self.in_flight.iter().flatten().any(|entry| !is_ublk(entry)) {
-            if self.turn(files, Wait::Forever, &mut done).is_err() {
-                // The kernel may still write to these buffers; memory that is never freed is the only safe answer.
-                std::mem::forget(std::mem::take(&mut self.in_flight));
-                return done;
+            match self.turn(files, Wait::Forever, &mut done) {
+                // Read, or the next wait ends at once.
+                Ok(true) => self.waker.clear(),
+                Ok(false) => {}
+                Err(_) => {
+                    // The kernel may still write to these buffers; memory that is never freed is the only safe answer.
+                    std::mem::forget(std::mem::take(&mut self.in_flight));
+                    return done;
+                }
             }
         }
         // Now, and not when the kernel gets round to the ring of a process that has ended.
