@@ -7,38 +7,27 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::device;
+use crate::values::Range;
 
 /// Loop devices stand on loop devices at most this often.
 const DEPTH_MAX: usize = 8;
 
-/// A range in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
-    pub start: u64,
-    /// 0: to the end, whatever that is.
-    pub len: u64,
+/// All bytes of a file.
+pub(crate) const ALL: Range = Range { offset: 0, len: None };
+
+/// The part `inner` of a range. A part that begins behind its end has no bytes, and one is taken for it.
+fn part(outer: Range, inner: Range) -> Range {
+    let room = outer.len.map(|len| len.saturating_sub(inner.offset).max(1));
+    let len = match (room, inner.len) {
+        (None, len) | (len, None) => len,
+        (Some(room), Some(len)) => Some(len.min(room)),
+    };
+    Range { offset: outer.offset.saturating_add(inner.offset), len }
 }
 
-impl Range {
-    /// All bytes of a file.
-    pub(crate) const ALL: Self = Self { start: 0, len: 0 };
-
-    /// The part `inner` of this range. A part that begins behind the end has no bytes, and one is taken for it.
-    fn part(self, inner: Self) -> Self {
-        let start = self.start.saturating_add(inner.start);
-        let room = self.len.saturating_sub(inner.start).max(1);
-        let len = match (self.len, inner.len) {
-            (0, len) => len,
-            (_, 0) => room,
-            (_, len) => len.min(room),
-        };
-        Self { start, len }
-    }
-
-    fn overlaps(self, other: Self) -> bool {
-        let end = |range: Self| if range.len == 0 { u64::MAX } else { range.start.saturating_add(range.len) };
-        self.start < end(other) && other.start < end(self)
-    }
+fn ranges_overlap(one: Range, other: Range) -> bool {
+    let end = |range: Range| range.len.map_or(u64::MAX, |len| range.offset.saturating_add(len));
+    one.offset < end(other) && other.offset < end(one)
 }
 
 /// A range of a file or of a block device.
@@ -55,12 +44,12 @@ pub(crate) struct Extent {
 /// namespace is left out, with what lies below it.
 pub(crate) fn below(device: &Metadata) -> Vec<Extent> {
     let mut found: Vec<Extent> = Vec::new();
-    let (mut metadata, mut range) = (device.clone(), Range::ALL);
+    let (mut metadata, mut range) = (device.clone(), ALL);
     while metadata.file_type().is_block_device() && found.len() < DEPTH_MAX {
         let Some((path, inner)) = backing_file(metadata.rdev()) else { break };
         let Ok(next) = fs::metadata(&path) else { break };
         metadata = next;
-        range = inner.part(range);
+        range = part(inner, range);
         found.push(Extent { path, identity: device::identity(&metadata), range });
     }
     found
@@ -70,11 +59,11 @@ pub(crate) fn below(device: &Metadata) -> Vec<Extent> {
 pub(crate) fn overlap(one: &Path, other: &Path) -> bool {
     let extents = |path: &Path| {
         let metadata = fs::metadata(path).ok()?;
-        let own = Extent { path: path.to_owned(), identity: device::identity(&metadata), range: Range::ALL };
+        let own = Extent { path: path.to_owned(), identity: device::identity(&metadata), range: ALL };
         Some(std::iter::once(own).chain(below(&metadata)).collect::<Vec<_>>())
     };
     let (one, other) = (extents(one).unwrap_or_default(), extents(other).unwrap_or_default());
-    let same = |a: &Extent, b: &Extent| a.identity == b.identity && a.range.overlaps(b.range);
+    let same = |a: &Extent, b: &Extent| a.identity == b.identity && ranges_overlap(a.range, b.range);
     one.iter().any(|a| other.iter().any(|b| same(a, b)))
 }
 
@@ -88,11 +77,12 @@ fn backing_file(number: u64) -> Option<(PathBuf, Range)> {
     let disk = if is_partition { own.join("..") } else { own.to_owned() };
     let mut path = fs::read(disk.join("loop/backing_file")).ok()?;
     path.pop_if(|byte| *byte == b'\n');
-    let all = Range { start: value(disk.join("loop/offset"))?, len: value(disk.join("loop/sizelimit"))? };
+    let limit = value(disk.join("loop/sizelimit"))?;
+    let all = Range { offset: value(disk.join("loop/offset"))?, len: Some(limit).filter(|limit| *limit > 0) };
     let range = match is_partition {
         true => {
             let sectors = |name: &str| Some(value(own.join(name))?.saturating_mul(512));
-            all.part(Range { start: sectors("start")?, len: sectors("size")? })
+            part(all, Range { offset: sectors("start")?, len: Some(sectors("size")?) })
         }
         false => all,
     };
@@ -103,28 +93,37 @@ fn backing_file(number: u64) -> Option<(PathBuf, Range)> {
 mod tests {
     use super::*;
 
+    fn range(offset: u64, len: u64) -> Range {
+        Range { offset, len: Some(len).filter(|len| *len > 0) }
+    }
+
     #[test]
     fn part_of_range_stays_within_it() {
-        let range = |start, len| Range { start, len };
-        for (outer, inner, part) in [
-            (Range::ALL, Range::ALL, Range::ALL),
-            (Range::ALL, range(5, 7), range(5, 7)),
+        for (outer, inner, wanted) in [
+            (ALL, ALL, ALL),
+            (ALL, range(5, 7), range(5, 7)),
             (range(100, 0), range(5, 0), range(105, 0)),
-            (range(100, 50), Range::ALL, range(100, 50)),
+            (range(100, 50), ALL, range(100, 50)),
             (range(100, 50), range(10, 0), range(110, 40)),
             (range(100, 50), range(10, 20), range(110, 20)),
             (range(100, 50), range(10, 90), range(110, 40)),
             (range(100, 50), range(60, 5), range(160, 1)),
         ] {
-            assert_eq!(outer.part(inner), part, "{inner:?} of {outer:?}");
+            assert_eq!(part(outer, inner), wanted, "{inner:?} of {outer:?}");
         }
     }
 
     #[test]
     fn ranges_that_touch_do_not_overlap() {
-        let range = |start, len| Range { start, len };
-        assert!(range(0, 0).overlaps(range(1 << 40, 1)));
-        assert!(range(0, 10).overlaps(range(9, 0)) && range(9, 0).overlaps(range(0, 10)));
-        assert!(!range(0, 10).overlaps(range(10, 0)) && !range(10, 5).overlaps(range(0, 10)));
+        for (one, other, overlap) in [
+            (range(0, 0), range(1 << 40, 1), true),
+            (range(0, 10), range(9, 0), true),
+            (range(0, 10), range(10, 0), false),
+            (range(10, 5), range(0, 10), false),
+            (range(10, 5), range(12, 1), true),
+        ] {
+            assert_eq!(ranges_overlap(one, other), overlap, "{one:?} {other:?}");
+            assert_eq!(ranges_overlap(other, one), overlap, "{one:?} {other:?}");
+        }
     }
 }

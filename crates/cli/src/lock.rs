@@ -18,7 +18,7 @@ use anyhow::Context;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
-use crate::backing::{self, Extent, Range};
+use crate::backing::{self, Extent};
 use crate::device::{self, Device};
 use crate::exit::Problem;
 use crate::run_dir;
@@ -110,7 +110,7 @@ pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Device
     let below = backing::below(&device.metadata);
     let mut names = vec![device.identity()];
     // A name means all of a file, so what is a part of one has no other name.
-    names.extend(below.iter().take_while(|extent| extent.range == Range::ALL).map(|extent| extent.identity.clone()));
+    names.extend(below.iter().take_while(|extent| extent.range == backing::ALL).map(|extent| extent.identity.clone()));
     let dirs = lock_dirs();
     let mut held = Vec::with_capacity(names.len());
     for name in &names {
@@ -119,7 +119,7 @@ pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Device
     let own = device.share().with_context(|| format!("cannot lock {}", device.path.display()))?;
     let below = below.iter().map_while(|extent| Some((open_below(extent, mode)?, extent.range)));
     let mut ranges = Vec::new();
-    for (file, range) in std::iter::once((own, Range::ALL)).chain(below) {
+    for (file, range) in std::iter::once((own, backing::ALL)).chain(below) {
         match range::take(file, range, mode, ENDING)? {
             Attempt::Taken(lock) => ranges.push(lock),
             Attempt::Busy => return Err(in_use().into()),

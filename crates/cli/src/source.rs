@@ -158,8 +158,23 @@ pub(crate) struct Attached {
     pub device: Arc<engine::Device>,
     /// As they were opened at first: a block device is this process's alone as long as it has that descriptor, which another
     /// one, past the cache, does not say.
-    _data: Vec<Device>,
+    data: Vec<Device>,
     _locks: Vec<DeviceLock>,
+}
+
+impl Attached {
+    /// How the use of the volume has ended: never well where writes may be lost, whatever has been told of it before.
+    pub(crate) fn check_writes(&self, ended: anyhow::Result<()>) -> anyhow::Result<()> {
+        if !self.device.has_lost_writes() {
+            return ended;
+        }
+        let path = self.data.first().map_or_else(PathBuf::new, |data| data.path.clone());
+        let lost = Problem::WritesLost { path };
+        Err(match ended {
+            Ok(()) => lost.into(),
+            Err(cause) => cause.context(lost),
+        })
+    }
 }
 
 /// Where the volume key comes from.
@@ -496,7 +511,7 @@ impl Opened {
         if inlock_cipher::memory_lock_failed() {
             say("inlock: warning: keys may be written to swap: their memory cannot be locked (see ulimit -l)");
         }
-        Ok(Attached { device: Arc::new(device), _data: self.data, _locks: self.locks })
+        Ok(Attached { device: Arc::new(device), data: self.data, _locks: self.locks })
     }
 
     /// Those of its devices that are files.

@@ -13,7 +13,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
 use super::Mode;
-use crate::backing::Range;
+use crate::values::Range;
 
 /// Half of what an offset can be: no file system has files as long.
 const BASE: u64 = 1 << 62;
@@ -59,9 +59,9 @@ pub(super) fn take(file: File, range: Range, mode: Mode, patience: Duration) -> 
 
 /// `None`: offsets of this system are too short.
 fn describe(kind: i32, range: Range) -> Option<libc::flock> {
-    let start = BASE.checked_add(range.start)?;
-    // A length that goes past the last offset is refused; 0 goes as far as there is anything.
-    let len = if range.len <= BASE.saturating_sub(range.start).saturating_sub(1) { range.len } else { 0 };
+    let start = BASE.checked_add(range.offset)?;
+    // 0 means as far as there is anything; a length that goes past the last offset would be refused.
+    let len = range.len.filter(|len| *len < BASE.saturating_sub(range.offset)).unwrap_or(0);
     Some(libc::flock {
         l_type: kind.try_into().ok()?,
         l_whence: libc::SEEK_SET.try_into().ok()?,
@@ -86,7 +86,7 @@ mod tests {
 
     fn attempt(path: &std::path::Path, start: u64, len: u64, mode: Mode) -> Attempt {
         let file = File::options().read(true).write(true).open(path).unwrap();
-        take(file, Range { start, len }, mode, Duration::ZERO).unwrap()
+        take(file, Range { offset: start, len: Some(len).filter(|len| *len > 0) }, mode, Duration::ZERO).unwrap()
     }
 
     #[test]
