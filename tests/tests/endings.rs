@@ -49,6 +49,7 @@ const BAD_CALLS: &[Row] = &[
     Row("an address that is none", "serve IMAGE --key-file KEY --nbd pigeon:loft", 1, "pigeon"),
     Row("a way of I/O that is none", "serve IMAGE --key-file KEY --nbd unix:SOCKET --io magic", 1, "magic"),
     Row("a public address without TLS", "serve IMAGE --key-file KEY --nbd tcp:0.0.0.0:0", 1, "insecure"),
+    Row("an address of this machine without TLS", "serve IMAGE --key-file KEY --nbd tcp:localhost:0", 1, "insecure"),
     Row("nowhere to serve", "serve IMAGE --key-file KEY", 1, "nbd"),
     Row(
         "a wrong passphrase",
