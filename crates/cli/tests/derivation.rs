@@ -2,8 +2,9 @@
 
 mod harness;
 
-use harness::{Dir, call_with, inlock};
+use harness::{Dir, FAST1, call_with, inlock};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -33,7 +34,7 @@ fn start(mut command: Command) -> Child {
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
-        println!("SKIPPED: only root can become somebody else");
+        println!("SKIPPED: only root protects its process");
     }
     root
 }
@@ -123,4 +124,17 @@ fn derivation_over_the_limit_of_its_cgroup_is_3_and_not_killed() {
     assert_eq!(status.code(), Some(0), "{status}: {err}");
     let (status, err) = inside(&["open", "--test-passphrase", &new]);
     assert_eq!(status.code(), Some(0), "{status}: {err}");
+}
+
+/// 900 million iterations are within the limit for one block of output; a key of 64 bytes takes four blocks of SHA-1.
+#[test]
+fn pbkdf2_cost_over_the_limit_is_told_at_once() {
+    let dir = Dir::new();
+    let image = dir.image("image", 4);
+    let format = ["luksFormat", "-q", &image, "-h", "sha1", "-s", "512"];
+    call_with(b"secret", format.iter().chain(&FAST1)).works();
+    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    file.write_all_at(&900_000_000_u32.to_be_bytes(), 212).unwrap();
+    let words = ["pbkdf2 iterations times blocks of output 3600000000 is over the limit", "hint: "];
+    call_with(b"secret", ["open", "--test-passphrase", &image]).fails(1, &words);
 }

@@ -267,9 +267,24 @@ fn required_cipher_that_is_another_is_refused_before_the_passphrase() {
     // Of volumes without a header, too.
     let plain = dir.file("plain", &[0; 1 << 16]);
     let with = |more: &[&str]| call_with(b"secret", ["table", &plain].iter().chain(more));
-    with(&["--type", "plain", "--require-cipher", "aes-xts-plain64"]).works();
+    assert_eq!(with(&["--type", "plain", "--require-cipher", "aes-xts-plain64"]).code, 0);
     with(&["--type", "plain", "--require-cipher", "aes-cbc-plain"]).fails(1, &["aes-xts-plain64", "aes-cbc-plain"]);
     with(&["--type", "raw", "--require-cipher", "aes-cbc-plain"]).fails(1, &["stored unencrypted"]);
+    let key = "5c".repeat(32);
+    let line = |more: &str| format!("0 8 zero\n8 8 crypt aes-xts-plain64 {key} 0 {plain} 0\n{more}");
+    let serve = |table: &str| {
+        call([
+            "serve",
+            "--table",
+            &dir.file("table", table.as_bytes()),
+            "--require-cipher",
+            "aes-xts-plain64",
+            "--run",
+            "true",
+        ])
+    };
+    serve(&line("16 8 error\n")).works();
+    serve(&line(&format!("16 8 linear {plain} 8\n"))).fails(1, &["segment 1 is stored unencrypted", "aes-xts-plain64"]);
     // A required cipher that does not encrypt is still not an allowed one.
     change(&image, |json| json["segments"]["0"]["encryption"] = json!("cipher_null-ecb"));
     is_refused(&dir, &image, &require("cipher_null-ecb"), 1, &["--allow-null-cipher"]);
