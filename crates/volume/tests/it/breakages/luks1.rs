@@ -65,6 +65,7 @@ fn broken_luks1_headers() {
         ("cipher of the kernel's notation", |i| i[8..13].copy_from_slice(b"capi:"), Unlock("is not supported (its notation)")),
         ("cipher null", |i| cipher(i, b"cipher_null", b"ecb"), Unlock("its cipher does not encrypt")),
         ("cipher null with a mode", |i| i[8..20].copy_from_slice(b"cipher_null\0"), Unlock("is not supported (its mode)")),
+        ("IV null", |i| cipher(i, b"aes", b"xts-null"), Unlock("segment 0: cipher 'aes-xts-null' has no IV")),
         ("mode unknown", |i| i[40..44].copy_from_slice(b"wtf\0"), Unlock("cipher 'aes-wtf' is not supported")),
         ("hash unknown", |i| i[72..77].copy_from_slice(b"md44\0"), Unlock("hash 'md44' is not supported")),
         ("other hash", |i| i[72..77].copy_from_slice(b"sha1\0"), Unlock("no key available with this passphrase")),
