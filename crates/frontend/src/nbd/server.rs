@@ -1,5 +1,6 @@
 //! Listens for clients and spreads them over workers; stops them in good order.
 
+use super::connection::OWN_BUFFERS;
 use super::front_end::{Message, Nbd};
 
 pub use super::front_end::Limits;
@@ -167,7 +168,7 @@ impl Workers {
     ) -> Result<(), ServerError> {
         let (ready, started) = mpsc::channel();
         let (device, offload) = (Arc::clone(device), pool.clone());
-        let (io, threads) = (options.io, options.threads);
+        let (io, threads, clients) = (options.io, options.threads, options.max_connections);
         let run = move || {
             // The ring belongs to the thread that uses it, so it is made there.
             let ring = match Ring::new(io) {
@@ -175,7 +176,7 @@ impl Workers {
                 Err(error) => return ready.send(Err(error)).map_err(io::Error::other),
             };
             let name = ring.name();
-            let pool = BufferPool::for_worker(device.granule(), threads);
+            let pool = BufferPool::for_worker(device.granule(), threads).with_others(OWN_BUFFERS * clients);
             let mut worker = Worker::new(device, ring, pool, front).with_offload(offload);
             ready.send(Ok((worker.mailbox(), name))).map_err(io::Error::other)?;
             worker.run()

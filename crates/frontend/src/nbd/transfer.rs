@@ -4,7 +4,7 @@
 //! writes go as their payload arrives. Each piece is one request to the worker, with its own buffer. A read that is to be
 //! answered in one chunk and is cut by the layout is gathered in a second buffer, from which it is answered.
 
-use super::connection::{Connection, Intake, MAX_HELD, Part, Phase};
+use super::connection::{Connection, Intake, Part, Phase, QUANTUM, Supply};
 use super::front_end::Nbd;
 use super::handshake::ReplyStyle;
 use super::protocol::{MAX_PAYLOAD, NbdError, STATE_HOLE, STATE_ZERO, command, command_flag};
@@ -13,7 +13,7 @@ use inlock_engine::buffer::HEADROOM;
 use inlock_engine::request::Operation;
 use inlock_engine::unaligned;
 use inlock_engine::worker::{Context, Finished, Request};
-use inlock_engine::{Buffer, BufferPool, Extent, RequestError};
+use inlock_engine::{Buffer, BufferPool, Extent, Layout, RequestError};
 use rustix::io::Errno;
 
 /// A reply with this much data leaves at once, so that the client receives it while the next request is decrypted;
@@ -37,6 +37,35 @@ pub(super) struct Transfer {
     /// Pieces that the worker has.
     pub(super) outstanding: u32,
     pub(super) error: Option<super::protocol::NbdError>,
+}
+
+/// The least lengths of requests for which the pool had no memory. A new request as long waits behind them, or they might
+/// never find any.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocked {
+    /// Of clients that hold nothing, and may take what is reserved.
+    first: u64,
+    /// Of all clients.
+    any: u64,
+}
+
+impl Default for Blocked {
+    fn default() -> Self {
+        Self { first: u64::MAX, any: u64::MAX }
+    }
+}
+
+impl Blocked {
+    fn add(&mut self, first: bool, least: u64) {
+        self.any = self.any.min(least);
+        if first {
+            self.first = self.first.min(least);
+        }
+    }
+
+    fn is_behind(&self, first: bool, len: u64) -> bool {
+        len >= if first { self.first } else { self.any }
+    }
 }
 
 impl Transfer {
@@ -112,21 +141,27 @@ impl Nbd {
 
     /// Begins the next piece of a transfer, or puts it where it waits for memory.
     pub(super) fn begin_piece(&mut self, cx: &mut Context<'_>, id: u32) {
-        // What has begun goes on in any case: memory that others wait for may come back only when it ends.
-        let starving = self.starving;
-        let behind = self.transfers[id as usize].as_ref().is_some_and(|t| t.is_new() && t.command.len >= starving);
-        if behind || !self.try_piece(cx, id) {
-            if let (Some(_), Some(transfer)) = (self.starved(id), &self.transfers[id as usize]) {
-                self.starving = starving.min(transfer.least());
-            }
-            self.waiting.push_back(id);
+        if !self.try_piece(cx, id) {
+            self.wait(id);
         }
+    }
+
+    /// Puts a transfer where its next piece waits.
+    pub(super) fn wait(&mut self, id: u32) {
+        let Some(index) = self.transfers[id as usize].as_ref().map(|t| t.connection) else { return };
+        if let Some(connection) = self.connection(index) {
+            connection.waiting.push_back(id);
+        }
+        self.enqueue(index);
     }
 
     /// False: there is no memory for it now.
     fn try_piece(&mut self, cx: &mut Context<'_>, id: u32) -> bool {
         let Some(transfer) = self.transfers[id as usize].as_mut() else { return true };
         let Some(connection) = self.connections[transfer.connection as usize].as_mut() else { return true };
+        // Of a simple reply in pieces that has begun, the rest needs no memory that waits behind it.
+        let first = connection.held == 0 || connection.long_read == Some(id);
+        let mut supply = Supply { pool: cx.pool, first, now: self.now };
         let command = transfer.command;
         let offset = command.offset + transfer.begun;
         let rest = command.len - transfer.begun;
@@ -147,15 +182,23 @@ impl Nbd {
                     self.finish_transfer(index, id);
                     return true;
                 }
-                let Some((extent, buffer, spare)) = take_buffers(cx, connection, offset, rest, whole, !reads) else {
+                // What has begun goes on in any case: memory that others wait for may come back only when it ends.
+                if connection.is_full() || (transfer.is_new() && self.blocked.is_behind(first, command.len)) {
+                    return false;
+                }
+                let taken = take_buffers(&mut supply, cx.layout, connection, (offset, rest), whole, !reads);
+                let Some((extent, buffer, spare)) = taken else {
+                    self.blocked.add(first, transfer.least());
                     return false;
                 };
+                connection.spend(self.turn, extent.len as u64);
                 transfer.begun += extent.len as u64;
                 if reads && connection.style() == ReplyStyle::Simple {
                     connection.long_read = (!transfer.is_begun()).then_some(id);
                 }
                 if command.kind == command::WRITE {
-                    connection.intake = Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0 });
+                    let begun = self.now;
+                    connection.intake = Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0, begun });
                     return true;
                 }
                 let durable = command.has(command_flag::FUA);
@@ -173,15 +216,23 @@ impl Nbd {
                 let durable = command.has(command_flag::FUA);
                 request.operation = if trims { Operation::Discard { durable } } else { Operation::Prefetch };
                 transfer.begun += here;
+                connection.spend(self.turn, QUANTUM);
             }
             command::BLOCK_STATUS => {
                 let want = MAX_EXTENTS * extent_len(ReplyStyle::Extended);
-                let Some(buffer) = connection.take(cx.pool, want, want) else { return false };
+                let Some(buffer) = connection.take(&mut supply, want, want) else {
+                    self.blocked.add(first, transfer.least());
+                    return false;
+                };
                 transfer.begun = command.len;
+                connection.spend(self.turn, QUANTUM);
                 self.block_status(cx, id, buffer);
                 return true;
             }
-            _ => transfer.begun = command.len,
+            _ => {
+                transfer.begun = command.len;
+                connection.spend(self.turn, QUANTUM);
+            }
         }
         transfer.outstanding += 1;
         cx.requests.push_back(request);
@@ -256,7 +307,7 @@ impl Nbd {
                 if last {
                     self.free_transfer(id);
                 } else {
-                    self.waiting.push_back(id);
+                    self.wait(id);
                 }
                 if long {
                     self.flush(cx, index);
@@ -383,24 +434,21 @@ impl Nbd {
     }
 }
 
-/// A buffer for the first piece of a range, and a spare one if it is a partial write, or a `whole` read that is cut.
+/// A buffer for the first piece of a range (offset and length), and a spare one if it is a partial write, or a `whole` read
+/// that is cut.
 fn take_buffers(
-    cx: &mut Context<'_>,
+    supply: &mut Supply<'_>,
+    layout: &Layout,
     connection: &mut Connection,
-    offset: u64,
-    len: u64,
+    (offset, len): (u64, u64),
     whole: bool,
     writes: bool,
 ) -> Option<(Extent, Buffer, Option<Buffer>)> {
-    if connection.held >= MAX_HELD {
-        return None;
-    }
-    let layout = cx.layout;
     let least = 2 * layout.granule();
     let longest = BufferPool::LARGEST_PIECE.max(least);
     let mut extent = layout.locate(offset, len, longest).ok()?;
     let enough = if whole { extent.cover_len } else { extent.cover_len.min(least) };
-    let buffer = connection.take(cx.pool, extent.cover_len, enough)?;
+    let buffer = connection.take(supply, extent.cover_len, enough)?;
     if buffer.capacity() < extent.cover_len {
         extent = layout.locate(offset, len, buffer.capacity()).ok()?;
     }
@@ -412,10 +460,10 @@ fn take_buffers(
     if spare_len == 0 {
         return Some((extent, buffer, None));
     }
-    match connection.take(cx.pool, spare_len, spare_len) {
+    match connection.take(supply, spare_len, spare_len) {
         Some(spare) => Some((extent, buffer, Some(spare))),
         None => {
-            connection.give(cx.pool, Some(buffer));
+            connection.give(supply.pool, Some(buffer));
             None
         }
     }
