@@ -261,7 +261,10 @@ mod tests {
             greedy.push(buffer.capacity());
         }
         assert_eq!(greedy, [[100; 2].as_slice(), &[10; 15]].concat());
-        assert_eq!([100, 100, 100].map(|want| pool.take(want, 1).map(|b| b.capacity())), [Some(100), Some(10), Some(10)]);
+        assert_eq!(
+            [100, 100, 100].map(|want| pool.take(want, 1).map(|b| b.capacity())),
+            [Some(100), Some(10), Some(10)]
+        );
         assert!(pool.take(1, 1).is_none());
         assert_eq!((pool.another_small().capacity(), pool.len(), pool.outstanding()), (10, 25, 20));
     }

@@ -184,9 +184,8 @@ impl Hostile {
             let mut n = 0;
             while !self.stopped() {
                 let place = |n: u64| ((n * len).checked_rem(AREA + 1 - len).unwrap_or(0), len);
-                let requests = (n..n + depth).flat_map(|n| {
-                    request_bytes(Mode::Structured, flags, kind, n, place(n).0, place(n).1)
-                });
+                let requests = (n..n + depth)
+                    .flat_map(|n| request_bytes(Mode::Structured, flags, kind, n, place(n).0, place(n).1));
                 connection.send_until(&requests.collect::<Vec<u8>>(), || self.stopped())?;
                 n += depth;
             }

@@ -14,6 +14,7 @@ use super::transmission::{Command, Head};
 use inlock_engine::ring::{self, Completion, Returned, Token, Wait};
 use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, MAX_REQUESTS_WITHOUT_DATA};
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -52,6 +53,11 @@ const TURN_QUANTUM: u64 = 8 * QUANTUM;
 
 /// Bytes of replies that the kernel is asked to hold for a client.
 const SEND_BUFFER: usize = 1 << 20;
+
+/// A TCP peer that is silent for so long is probed so often before its connection ends.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 6;
 
 /// What the server's other threads tell a worker's front end.
 #[derive(Debug)]
@@ -117,10 +123,7 @@ impl Nbd {
     }
 
     fn accept(&mut self, cx: &mut Context<'_>, socket: OwnedFd) {
-        // Fails for sockets that are not TCP, which need it not.
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-        // As much as the system allows: a long reply that fits leaves in one go.
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
+        configure(&socket);
         let Ok(file) = cx.ring.add_socket(socket) else {
             self.live.fetch_sub(1, Ordering::Relaxed);
             return;
@@ -167,7 +170,10 @@ impl Nbd {
                 self.negotiate(cx, index)
             } else if !connection.may_begin() || self.waiting_write(index).is_some() {
                 return;
-            } else if self.connections[index as usize].as_ref().is_some_and(|c| c.is_spent(self.turn) || !self.has_room(c)) {
+            } else if self.connections[index as usize]
+                .as_ref()
+                .is_some_and(|c| c.is_spent(self.turn) || !self.has_room(c))
+            {
                 return self.enqueue(index);
             } else {
                 self.next_command(cx, index)
@@ -256,7 +262,8 @@ impl Nbd {
 
     /// The write of a client whose payload has no buffer yet; until it has one, nothing more is read from the client.
     fn waiting_write(&self, index: u32) -> Option<u32> {
-        let is_write = |id: &u32| self.transfers[*id as usize].as_ref().is_some_and(|t| t.command.kind == command::WRITE);
+        let is_write =
+            |id: &u32| self.transfers[*id as usize].as_ref().is_some_and(|t| t.command.kind == command::WRITE);
         self.connections[index as usize].as_ref()?.waiting.iter().copied().find(is_write)
     }
 
@@ -454,7 +461,10 @@ impl Nbd {
             let Some(connection) = self.connection(index) else { continue };
             let slow = connection.in_handshake() && now - connection.opened > limits.handshake;
             // A slow store is not the client's fault: only what it owes itself makes it late.
-            let stalled = connection.owes_since().zip(others).is_some_and(|(owes, (waits, _))| now - owes.max(*waits) > limits.stall);
+            let stalled = connection
+                .owes_since()
+                .zip(others)
+                .is_some_and(|(owes, (waits, _))| now - owes.max(*waits) > limits.stall);
             if slow || stalled || self.drain_until.is_some_and(|until| now > until) {
                 self.kill(cx, index);
             }
@@ -561,6 +571,18 @@ impl Nbd {
             Err(_) => self.kill(cx, index),
         }
     }
+}
+
+/// Sets a client's socket up. What fails is for TCP, and the socket is not.
+fn configure(socket: &OwnedFd) {
+    let _ = sockopt::set_tcp_nodelay(socket, true);
+    // A peer that has vanished would keep its descriptor for ever.
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE);
+    let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL);
+    let _ = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES);
+    // As much as the system allows: a long reply that fits leaves in one go.
+    let _ = sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER);
 }
 
 impl FrontEnd for Nbd {

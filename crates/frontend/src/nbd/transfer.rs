@@ -198,7 +198,8 @@ impl Nbd {
                 }
                 if command.kind == command::WRITE {
                     let begun = self.now;
-                    connection.intake = Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0, begun });
+                    connection.intake =
+                        Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0, begun });
                     return true;
                 }
                 let durable = command.has(command_flag::FUA);
