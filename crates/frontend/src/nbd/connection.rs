@@ -38,6 +38,8 @@ pub(super) struct Supply<'a> {
     pub(super) pool: &'a mut BufferPool,
     /// Whether the client has none yet, or none that comes back before it gets one.
     pub(super) first: bool,
+    /// Whether other clients waited before for what the pool has.
+    pub(super) behind: bool,
     pub(super) now: Instant,
 }
 
@@ -106,6 +108,8 @@ pub(super) struct Connection {
     pub(super) transfers: usize,
     /// Those of them whose next piece waits: for memory, or for its turn.
     pub(super) waiting: VecDeque<u32>,
+    /// The one of them that is a write, whose payload has no buffer yet: until it has, nothing more is read.
+    pub(super) waiting_write: Option<u32>,
     /// Bytes of request buffers that it holds.
     pub(super) held: usize,
     /// How many it may hold.
@@ -149,6 +153,7 @@ impl Connection {
             queued: false,
             transfers: 0,
             waiting: VecDeque::with_capacity(MAX_TRANSFERS),
+            waiting_write: None,
             held: 0,
             most_held: MAX_HELD.min(pool.capacity() / 2),
             own: (0..OWN_BUFFERS).map(|_| pool.another_small()).collect(),
@@ -302,14 +307,18 @@ impl Connection {
         self.parts = parts;
     }
 
-    /// A request buffer for this client. With `first`, which holds where it has none yet, also one that is reserved, and one
-    /// of its own where the pool has none.
-    pub(super) fn take(&mut self, cx: &mut Supply<'_>, want: usize, least: usize) -> Option<Buffer> {
-        let found = if cx.first { cx.pool.take(want, least) } else { cx.pool.take_unreserved(want, least) };
-        if found.as_ref().is_none_or(|buffer| cx.first && buffer.capacity() < want) {
-            self.lacks_memory(cx.now);
+    /// A request buffer for this client. Where that is its first, also one that is reserved, and one of its own where the
+    /// pool has none for it.
+    pub(super) fn take(&mut self, supply: &mut Supply<'_>, want: usize, least: usize) -> Option<Buffer> {
+        let found = match supply {
+            Supply { behind: true, .. } => None,
+            Supply { first: true, pool, .. } => pool.take(want, least),
+            Supply { pool, .. } => pool.take_unreserved(want, least),
+        };
+        if found.as_ref().is_none_or(|buffer| supply.first && buffer.capacity() < want) {
+            self.lacks_memory(supply.now);
         }
-        let own = || self.own.pop_if(|buffer| cx.first && buffer.capacity() >= least);
+        let own = || self.own.pop_if(|buffer| supply.first && buffer.capacity() >= least);
         let buffer = found.or_else(own)?;
         self.held += buffer.capacity();
         Some(buffer)

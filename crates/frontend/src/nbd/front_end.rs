@@ -9,7 +9,7 @@ use super::connection::{Connection, Phase, QUANTUM, Skip};
 use super::handshake::Step;
 use super::protocol::{Export, command};
 use super::server;
-use super::transfer::{Blocked, Transfer, nbd_error};
+use super::transfer::{Attempt, Blocked, Transfer, nbd_error};
 use super::transmission::{Command, Head};
 use inlock_engine::ring::{self, Completion, Returned, Token, Wait};
 use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, MAX_REQUESTS_WITHOUT_DATA};
@@ -82,6 +82,8 @@ pub struct Nbd {
     served: VecDeque<u32>,
     /// What found no memory since the last turn began.
     pub(super) blocked: Blocked,
+    /// FLUSHes and pieces of TRIMs that are under way.
+    pub(super) slow: u32,
     /// Number of the turn.
     pub(super) turn: u64,
     /// Connections that may have something to send, each once.
@@ -112,6 +114,7 @@ impl Nbd {
             queue: VecDeque::new(),
             served: VecDeque::new(),
             blocked: Blocked::default(),
+            slow: 0,
             turn: 1,
             dirty: VecDeque::new(),
             live,
@@ -168,7 +171,7 @@ impl Nbd {
                 self.take_in(cx, index)
             } else if connection.in_handshake() {
                 self.negotiate(cx, index)
-            } else if !connection.may_begin() || self.waiting_write(index).is_some() {
+            } else if !connection.may_begin() || connection.waiting_write.is_some() {
                 return;
             } else if self.connections[index as usize]
                 .as_ref()
@@ -249,22 +252,24 @@ impl Nbd {
     fn serve(&mut self, cx: &mut Context<'_>, index: u32) {
         let turn = self.turn;
         let waiting = self.connection(index).map_or(0, |c| c.waiting.len());
+        let mut no_memory = false;
         for _ in 0..waiting {
-            let Some(connection) = self.connection(index).filter(|c| !c.is_spent(turn)) else { break };
+            let Some(connection) = self.connections[index as usize].as_mut().filter(|c| !c.is_spent(turn)) else {
+                break;
+            };
             let Some(id) = connection.waiting.pop_front() else { break };
-            self.begin_piece(cx, id);
+            let in_vain = |t: &Transfer| t.needs_memory() && connection.long_read != Some(id);
+            if no_memory && self.transfers[id as usize].as_ref().is_some_and(in_vain) {
+                connection.waiting.push_back(id);
+                continue;
+            }
+            connection.waiting_write.take_if(|write| *write == id);
+            no_memory |= self.begin_piece(cx, id) == Attempt::NoMemory;
         }
         self.pump(cx, index);
         if self.connection(index).is_some_and(|c| !c.waiting.is_empty()) {
             self.enqueue(index);
         }
-    }
-
-    /// The write of a client whose payload has no buffer yet; until it has one, nothing more is read from the client.
-    fn waiting_write(&self, index: u32) -> Option<u32> {
-        let is_write =
-            |id: &u32| self.transfers[*id as usize].as_ref().is_some_and(|t| t.command.kind == command::WRITE);
-        self.connections[index as usize].as_ref()?.waiting.iter().copied().find(is_write)
     }
 
     /// What new clients are told: since others were, the device may have grown, and discards may have been allowed, or not
@@ -513,10 +518,9 @@ impl Nbd {
 
     /// Forgets the write whose next piece waits for memory: its payload will not be read.
     fn abandon_waiting_write(&mut self, index: u32) {
-        let Some(id) = self.waiting_write(index) else { return };
-        if let Some(connection) = self.connection(index) {
-            connection.waiting.retain(|waiting| *waiting != id);
-        }
+        let Some(connection) = self.connection(index) else { return };
+        let Some(id) = connection.waiting_write.take() else { return };
+        connection.waiting.retain(|waiting| *waiting != id);
         self.abandon(id);
     }
 
@@ -626,6 +630,7 @@ impl FrontEnd for Nbd {
         let Some(transfer) = self.transfers[id as usize].as_mut() else { return };
         transfer.outstanding -= 1;
         let (index, kind) = (transfer.connection, transfer.command.kind);
+        self.slow -= u32::from(matches!(kind, command::FLUSH | command::TRIM));
         let Some(connection) = self.connections[index as usize].as_mut() else { return };
         if connection.dead {
             connection.give(cx.pool, done.spare);

@@ -25,8 +25,11 @@ const MAX_EXTENTS: usize = 256;
 /// all of it. The reply then covers less, as it may.
 const MAX_RUNS: usize = 4 * MAX_EXTENTS;
 /// Pieces of commands that move no data through buffers. The store works on one while other clients wait.
-const CACHE_PIECE: u64 = 8 << 20;
-const TRIM_PIECE: u64 = 1 << 30;
+const CACHE_PIECE: u64 = 1 << 20;
+const TRIM_PIECE: u64 = 128 << 20;
+/// FLUSHes and pieces of TRIMs that one worker has under way at a time. A file system may carry out nothing else on a file
+/// meanwhile.
+const MAX_SLOW: u32 = 2;
 
 /// A client's request on its way, in one piece or in several.
 pub(super) struct Transfer {
@@ -44,28 +47,39 @@ pub(super) struct Transfer {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocked {
     /// Of clients that hold nothing, and may take what is reserved.
-    first: u64,
+    empty: u64,
     /// Of all clients.
     any: u64,
 }
 
 impl Default for Blocked {
     fn default() -> Self {
-        Self { first: u64::MAX, any: u64::MAX }
+        Self { empty: u64::MAX, any: u64::MAX }
     }
 }
 
 impl Blocked {
-    fn add(&mut self, first: bool, least: u64) {
+    fn add(&mut self, empty: bool, least: u64) {
         self.any = self.any.min(least);
-        if first {
-            self.first = self.first.min(least);
+        if empty {
+            self.empty = self.empty.min(least);
         }
     }
 
-    fn is_behind(&self, first: bool, len: u64) -> bool {
-        len >= if first { self.first } else { self.any }
+    fn is_behind(&self, empty: bool, len: u64) -> bool {
+        len >= if empty { self.empty } else { self.any }
     }
+}
+
+/// What came of the attempt to begin a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// It has begun, or there was nothing to begin any more.
+    Begun,
+    /// There was no buffer of any size for this client.
+    NoMemory,
+    /// It waits for something else.
+    Blocked,
 }
 
 impl Transfer {
@@ -79,10 +93,14 @@ impl Transfer {
         if whole { self.command.len } else { 0 }
     }
 
+    /// Whether it needs a buffer.
+    pub(super) fn needs_memory(&self) -> bool {
+        !matches!(self.command.kind, command::FLUSH | command::TRIM | command::CACHE)
+    }
+
     /// Whether it holds nothing yet and needs memory.
     fn is_new(&self) -> bool {
-        let kind = self.command.kind;
-        self.begun == 0 && !matches!(kind, command::FLUSH | command::TRIM | command::CACHE)
+        self.begun == 0 && self.needs_memory()
     }
 }
 
@@ -136,33 +154,42 @@ impl Nbd {
             }
         };
         self.transfers[id as usize] = Some(transfer);
-        self.begin_piece(cx, id);
+        let _ = self.begin_piece(cx, id);
     }
 
-    /// Begins the next piece of a transfer, or puts it where it waits for memory.
-    pub(super) fn begin_piece(&mut self, cx: &mut Context<'_>, id: u32) {
-        if !self.try_piece(cx, id) {
+    /// Begins the next piece of a transfer, or puts it where it waits.
+    pub(super) fn begin_piece(&mut self, cx: &mut Context<'_>, id: u32) -> Attempt {
+        let attempt = self.try_piece(cx, id);
+        if attempt != Attempt::Begun {
             self.wait(id);
         }
+        attempt
     }
 
     /// Puts a transfer where its next piece waits.
     pub(super) fn wait(&mut self, id: u32) {
-        let Some(index) = self.transfers[id as usize].as_ref().map(|t| t.connection) else { return };
+        let Some((index, kind)) = self.transfers[id as usize].as_ref().map(|t| (t.connection, t.command.kind)) else {
+            return;
+        };
         if let Some(connection) = self.connection(index) {
             connection.waiting.push_back(id);
+            if kind == command::WRITE {
+                connection.waiting_write = Some(id);
+            }
         }
         self.enqueue(index);
     }
 
-    /// False: there is no memory for it now.
-    fn try_piece(&mut self, cx: &mut Context<'_>, id: u32) -> bool {
-        let Some(transfer) = self.transfers[id as usize].as_mut() else { return true };
-        let Some(connection) = self.connections[transfer.connection as usize].as_mut() else { return true };
-        // Of a simple reply in pieces that has begun, the rest needs no memory that waits behind it.
-        let first = connection.held == 0 || connection.long_read == Some(id);
-        let mut supply = Supply { pool: cx.pool, first, now: self.now };
+    fn try_piece(&mut self, cx: &mut Context<'_>, id: u32) -> Attempt {
+        let Some(transfer) = self.transfers[id as usize].as_mut() else { return Attempt::Begun };
+        let Some(connection) = self.connections[transfer.connection as usize].as_mut() else { return Attempt::Begun };
         let command = transfer.command;
+        let empty = connection.held == 0;
+        // The rest of a simple reply that has begun may be what all that the client holds waits for.
+        let first = empty || connection.long_read == Some(id);
+        // What has begun goes on in any case: memory that others wait for may come back only when it ends.
+        let behind = transfer.is_new() && self.blocked.is_behind(empty, command.len);
+        let mut supply = Supply { pool: cx.pool, first, behind, now: self.now };
         let offset = command.offset + transfer.begun;
         let rest = command.len - transfer.begun;
         let mut request =
@@ -174,24 +201,25 @@ impl Nbd {
                 // Replies behind a simple one that is not finished cannot leave; the memory they held would be missing
                 // from it.
                 if reads && connection.long_read.is_some_and(|long| long != id) {
-                    return false;
+                    return Attempt::Blocked;
                 }
                 if whole && rest > BufferPool::LARGEST_PIECE as u64 {
                     transfer.error = Some(NbdError::Overflow);
                     let index = transfer.connection;
                     self.finish_transfer(index, id);
-                    return true;
+                    return Attempt::Begun;
                 }
-                // What has begun goes on in any case: memory that others wait for may come back only when it ends.
-                if connection.is_full() || (transfer.is_new() && self.blocked.is_behind(first, command.len)) {
-                    return false;
+                if connection.is_full() {
+                    return Attempt::NoMemory;
                 }
                 let taken = take_buffers(&mut supply, cx.layout, connection, (offset, rest), whole, !reads);
                 let Some((extent, buffer, spare)) = taken else {
-                    self.blocked.add(first, transfer.least());
-                    return false;
+                    self.blocked.add(empty, transfer.least());
+                    return if whole { Attempt::Blocked } else { Attempt::NoMemory };
                 };
-                connection.spend(self.turn, extent.len as u64);
+                // How long the store takes for a durable write, nobody knows.
+                let durable = command.has(command_flag::FUA);
+                connection.spend(self.turn, if durable && !reads { QUANTUM } else { extent.len as u64 });
                 transfer.begun += extent.len as u64;
                 if reads && connection.style() == ReplyStyle::Simple {
                     connection.long_read = (!transfer.is_begun()).then_some(id);
@@ -200,15 +228,16 @@ impl Nbd {
                     let begun = self.now;
                     connection.intake =
                         Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0, begun });
-                    return true;
+                    return Attempt::Begun;
                 }
-                let durable = command.has(command_flag::FUA);
                 request.operation = if reads { Operation::Read } else { Operation::WriteZeroes { durable } };
                 request.data = Some((extent, buffer));
                 request.spare = spare;
             }
+            command::TRIM | command::FLUSH if self.slow >= MAX_SLOW => return Attempt::Blocked,
             command::TRIM | command::CACHE => {
                 let trims = command.kind == command::TRIM;
+                self.slow += u32::from(trims);
                 let piece = if trims { TRIM_PIECE } else { CACHE_PIECE };
                 // Pieces end on multiples of their length, so that no data unit is cut and kept for it.
                 let here = rest.min(piece - offset % piece);
@@ -222,22 +251,23 @@ impl Nbd {
             command::BLOCK_STATUS => {
                 let want = MAX_EXTENTS * extent_len(ReplyStyle::Extended);
                 let Some(buffer) = connection.take(&mut supply, want, want) else {
-                    self.blocked.add(first, transfer.least());
-                    return false;
+                    self.blocked.add(empty, transfer.least());
+                    return Attempt::NoMemory;
                 };
                 transfer.begun = command.len;
                 connection.spend(self.turn, QUANTUM);
                 self.block_status(cx, id, buffer);
-                return true;
+                return Attempt::Begun;
             }
             _ => {
+                self.slow += 1;
                 transfer.begun = command.len;
                 connection.spend(self.turn, QUANTUM);
             }
         }
         transfer.outstanding += 1;
         cx.requests.push_back(request);
-        true
+        Attempt::Begun
     }
 
     /// Hands a piece of a write whose payload is complete to the worker, and begins the next piece.
@@ -271,7 +301,9 @@ impl Nbd {
         if !transfer.is_begun() {
             // When the server stops, what has not been received yet will not be.
             match self.connection(index).is_some_and(|c| c.reading) {
-                true => self.begin_piece(cx, id),
+                true => {
+                    let _ = self.begin_piece(cx, id);
+                }
                 false => self.abandon(id),
             }
         }

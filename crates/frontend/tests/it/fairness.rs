@@ -2,7 +2,7 @@
 
 use crate::client::*;
 use crate::support::*;
-use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::store::file::FileStore;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, Geometry, Run};
 use inlock_frontend::nbd::server::{Limits, Listen, Server, ServerOptions};
@@ -185,7 +185,7 @@ fn sent_bytes_are_no_excuse_for_replies_that_are_not_taken() {
         let store = Diary::new(40 * MIB);
         let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, short_stall());
         // None has all that it may have, so that the server still reads from each.
-        let mut hostile: Vec<Client> = (0..16).map(|_| paused(&served, Style::Structured, 2, MIB)).collect();
+        let mut hostile: Vec<Client> = (0..30).map(|_| paused(&served, Style::Structured, 3, MIB)).collect();
         store.wait_for_quiet();
         let (over, begun) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
@@ -252,7 +252,9 @@ fn short_request_waits_for_no_more_than_a_turn_of_others() {
                 std::thread::yield_now();
             }
             for client in &mut clients {
-                (0..200).for_each(|_| drop(client.send(kind, 0, 0, 4 * MIB)));
+                (0..200).for_each(|_| {
+                    client.send(kind, 0, 0, 4 * MIB);
+                });
             }
             let read = good.send(READ, 0, FAR, 4096);
             store.hold(false);
