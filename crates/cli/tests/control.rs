@@ -4,6 +4,7 @@ mod harness;
 
 use harness::control::{Named, Run};
 use harness::{Dir, call};
+use inlock_tests::nbd::{Connection, Mode};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -306,4 +307,30 @@ fn full_queue_of_a_stopped_process_is_not_waited_for() {
     kill_process(pid, Signal::CONT).unwrap();
     drop(waiting);
     run.call(&["status", "data"]).works();
+}
+
+#[test]
+fn resize_is_told_to_new_clients_of_every_type() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let open = |server: &Named| Connection::open(server.socket.as_ref(), Duration::from_secs(60), Mode::Simple).unwrap();
+    let plain = dir.image("plain", 4);
+    for (name, words, image) in [
+        ("raw", &["--type", "raw"][..], dir.image("raw", 4)),
+        ("plain", &["--type", "plain", "-c", "aes-xts-plain64", "-s", "512", "--hash", "sha256"], plain),
+        ("luks1", &[], dir.luks1("luks1")),
+        ("luks2", &[], dir.luks2("luks2")),
+    ] {
+        let server = Named::start(&run, name, &[words, &[&image]].concat());
+        let mut before = open(&server);
+        let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+        file.set_len(file.metadata().unwrap().len() + (3 << 20)).unwrap();
+        run.call(&["resize", name]).works();
+        let mut after = open(&server);
+        assert_eq!(after.size, before.size + (3 << 20), "{name}");
+        after.write(before.size + 5000, &[7; 9000]).unwrap();
+        assert_eq!(before.read(before.size + 5000, 9000).unwrap(), [7; 9000], "{name}");
+        run.call(&["close", name]).works();
+        assert_eq!(server.ended(), (Some(0), String::new()));
+    }
 }
