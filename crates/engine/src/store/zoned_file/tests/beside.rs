@@ -165,3 +165,22 @@ fn zone_reset_after_a_sync_that_failed_half_way_keeps_no_old_pointer() {
     assert_eq!(setup.file.write_at(&NEW, FIRST * ZONE, false), Ok(NEW.len()));
     assert_eq!(setup.cut_power(FIRST), Ok(()));
 }
+
+#[test]
+fn zone_reset_holds_off_syncs_until_the_states_have_changed() {
+    let setup = setup(false);
+    let zones = layout().zones();
+    let answers = [FIRST, SECOND].map(|zone| records::record_at(Table::Answered, zone as u32, zones));
+    let (file, seen) = (Arc::downgrade(&setup.file), Arc::new(Mutex::new(Vec::new())));
+    let note = seen.clone();
+    setup.hooked_sidecar.set(move |call| {
+        // At the end, when the file is dropped, it is not to be looked at.
+        if let (Call::Write(at), Some(file)) = (call, file.upgrade()) {
+            let can_sync = file.promises.try_lock().is_ok();
+            note.lock().unwrap().push((at, can_sync));
+        }
+        Ok(())
+    });
+    setup.file.manage(ZoneAction::Reset, FIRST * ZONE, 2 * ZONE).unwrap();
+    assert_eq!(*seen.lock().unwrap(), answers.map(|at| (at, false)));
+}
