@@ -5,14 +5,12 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::process::{Child, Stdio};
-use std::sync::Barrier;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use inlock_tests::image::key_file;
-use inlock_tests::nbd::{Connection, Mode, command, flag};
+use inlock_tests::lost_writes::{Blocks, Client, First, WRITTEN, ask, is_lost, write};
 use inlock_tests::process::{bare, inlock, inlock_path, output, program, text};
 use inlock_tests::report::count;
 use inlock_tests::server::Server;
@@ -20,14 +18,8 @@ use inlock_tests::server::Server;
 use crate::support::can_make_disks;
 use crate::thin::ThinDisk;
 
-const PATIENCE: Duration = Duration::from_secs(120);
-const MIB: usize = 1 << 20;
-/// How many MiB are written, and acknowledged, before the kernel is asked for them.
-const WRITTEN: usize = 8;
-/// Where durable writes go: to lost storage, and to storage that is there.
-const DOOMED_BLOCK: u64 = 9 << 20;
-const KEPT_BLOCK: u64 = ThinDisk::KEPT + (1 << 20);
-const O_DSYNC: i32 = 0o10000;
+const BLOCKS: Blocks = Blocks { lost: 9 << 20, kept: ThinDisk::KEPT + (1 << 20) };
+const FILL: u8 = 0x3c;
 
 /// How clients reach the volume.
 #[derive(Clone, Copy, Debug)]
@@ -35,100 +27,6 @@ enum Front {
     /// Over NBD, with this way of I/O below.
     Nbd(&'static str),
     Fuse,
-}
-
-/// What sees the error of the write-back first.
-#[derive(Clone, Copy, Debug)]
-enum First {
-    Flush,
-    /// Two flushes of each client at a time.
-    FlushesAtOnce,
-    /// A durable write whose own bytes are lost.
-    DurableWrite,
-    /// A durable write whose own bytes are safe, and a flush, of each client at a time.
-    DurableWriteBesideFlush,
-    /// The kernel, long before a flush.
-    WriteBack,
-    /// The kernel, and then two flushes of each client at a time.
-    WriteBackThenFlushesAtOnce,
-    /// The kernel, and then a durable write whose own bytes are safe.
-    WriteBackThenDurableWrite,
-}
-
-const FIRST: [First; 7] = [
-    First::Flush,
-    First::FlushesAtOnce,
-    First::DurableWrite,
-    First::DurableWriteBesideFlush,
-    First::WriteBack,
-    First::WriteBackThenFlushesAtOnce,
-    First::WriteBackThenDurableWrite,
-];
-
-enum Client {
-    Nbd(Box<Connection>),
-    Fuse { file: File, durable: File },
-}
-
-impl Client {
-    /// Writes; whether that succeeded.
-    fn write(&mut self, offset: u64, data: &[u8]) -> Result<bool> {
-        match self {
-            Self::Nbd(connection) => {
-                Ok(connection.call(0, command::WRITE, offset, data.len() as u64, data)?.error == 0)
-            }
-            Self::Fuse { file, .. } => Ok(file.write_all_at(data, offset).is_ok()),
-        }
-    }
-
-    /// Writes a block durably; whether that succeeded.
-    fn write_durably(&mut self, offset: u64) -> Result<bool> {
-        match self {
-            Self::Nbd(connection) => {
-                Ok(connection.call(flag::FUA, command::WRITE, offset, 4096, &[7; 4096])?.error == 0)
-            }
-            Self::Fuse { durable, .. } => Ok(durable.write_all_at(&[7; 4096], offset).is_ok()),
-        }
-    }
-
-    /// Flushes; whether that succeeded.
-    fn flush(&mut self) -> Result<bool> {
-        match self {
-            Self::Nbd(connection) => Ok(connection.call(0, command::FLUSH, 0, 0, &[])?.error == 0),
-            Self::Fuse { file, .. } => Ok(file.sync_data().is_ok()),
-        }
-    }
-
-    /// Flushes, and at the same time flushes once more or writes durably; whether a flush succeeded.
-    fn flush_beside(&mut self, other: u16) -> Result<bool> {
-        match self {
-            Self::Nbd(connection) => {
-                let flush = connection.request(0, command::FLUSH, 0, 0)?;
-                if other == command::FLUSH {
-                    connection.request(0, command::FLUSH, 0, 0)?;
-                } else {
-                    connection.request(flag::FUA, command::WRITE, KEPT_BLOCK, 4096)?;
-                    connection.send(&[7; 4096])?;
-                }
-                let replies = [connection.reply(0)?, connection.reply(0)?];
-                Ok(replies.iter().any(|r| r.error == 0 && (r.cookie == flush || other == command::FLUSH)))
-            }
-            Self::Fuse { file, durable } => {
-                let (file, durable) = (&*file, &*durable);
-                Ok(std::thread::scope(|scope| {
-                    let flush = scope.spawn(|| file.sync_data().is_ok());
-                    let succeeded = if other == command::FLUSH {
-                        file.sync_data().is_ok()
-                    } else {
-                        // That it succeeds says nothing of other writes.
-                        let _ = durable.write_all_at(&[7; 4096], KEPT_BLOCK);
-                        false
-                    };
-                    flush.join().expect("a flush does not panic") || succeeded
-                }))
-            }
-        }
-    }
 }
 
 /// The process that serves the volume.
@@ -161,11 +59,8 @@ impl Process {
 
     fn client(&self) -> Result<Client> {
         match self {
-            Self::Nbd(server) => Ok(Client::Nbd(Box::new(Connection::open(server.socket(), PATIENCE, Mode::Simple)?))),
-            Self::Fuse { path, .. } => Ok(Client::Fuse {
-                file: File::options().read(true).write(true).open(path)?,
-                durable: File::options().write(true).custom_flags(O_DSYNC).open(path)?,
-            }),
+            Self::Nbd(server) => Client::of_socket(server.socket()),
+            Self::Fuse { path, .. } => Client::of_file(Path::new(path), false),
         }
     }
 
@@ -181,75 +76,23 @@ impl Process {
     }
 }
 
-/// All clients do it at the same moment; whether a flush of one succeeded.
-fn at_once(clients: &mut [Client], other: u16) -> Result<bool> {
-    let barrier = Barrier::new(clients.len());
-    std::thread::scope(|scope| {
-        let barrier = &barrier;
-        let begin = move |client: &mut Client| {
-            barrier.wait();
-            client.flush_beside(other)
-        };
-        let threads: Vec<_> = clients.iter_mut().map(|client| scope.spawn(move || begin(client))).collect();
-        threads.into_iter().try_fold(false, |any, thread| Ok(thread.join().expect("a client does not panic")? | any))
-    })
-}
-
-/// What sees the error first; what succeeded that must not.
-fn meet(thin: &ThinDisk, clients: &mut [Client], first: First) -> Result<Vec<&'static str>> {
-    let mut wrong = Vec::new();
-    let mut refused = |what, succeeded: bool| {
-        if succeeded {
-            wrong.push(what);
-        }
-    };
-    if matches!(first, First::WriteBack | First::WriteBackThenFlushesAtOnce | First::WriteBackThenDurableWrite) {
-        thin.write_back()?;
-    }
-    match first {
-        First::Flush | First::WriteBack => {}
-        First::FlushesAtOnce | First::WriteBackThenFlushesAtOnce => {
-            refused("one of the flushes at once", at_once(clients, command::FLUSH)?);
-        }
-        First::DurableWrite => refused("a durable write of lost bytes", clients[0].write_durably(DOOMED_BLOCK)?),
-        First::DurableWriteBesideFlush => {
-            refused("a flush beside a durable write", at_once(clients, command::WRITE)?);
-        }
-        // That it succeeds says nothing of other writes.
-        First::WriteBackThenDurableWrite => drop(clients[0].write_durably(KEPT_BLOCK)?),
-    }
-    for client in clients.iter_mut() {
-        refused("a flush", client.flush()?);
-    }
-    for client in clients.iter_mut() {
-        refused("a durable write after a failed flush", client.write_durably(KEPT_BLOCK)?);
-        refused("a flush after a failed flush", client.flush()?);
-    }
-    Ok(wrong)
-}
-
 /// One way to lose writes: what succeeded over them.
 fn lose(thin: &ThinDisk, front: Front, first: First, connections: usize) -> Result<Vec<&'static str>> {
     thin.exhaust()?;
     let process = Process::start(thin, front)?;
     let mut clients: Vec<_> = (0..connections).map(|_| process.client()).collect::<Result<_>>()?;
-    for number in 0..WRITTEN {
-        let written = clients[number % connections].write((number * MIB) as u64, &[number as u8; MIB])?;
-        ensure!(written, "MiB {number} is refused already");
-    }
-    let mut wrong = meet(thin, &mut clients, first)?;
+    write(&mut clients, FILL)?;
+    let mut wrong = ask(&mut clients, first, BLOCKS, || thin.write_back())?;
     drop(clients);
     if process.end()? {
         wrong.push("the end of the process");
     }
     thin.forget()?;
-    let range = format!("0:{}", WRITTEN * MIB);
+    let range = format!("0:{}M", WRITTEN);
     let mut export = inlock()?;
     export.arg("export").arg(thin.image()).args(["-", "--type", "plain", "--range", &range, "--key-file"]);
     let found = output(export.arg(thin.beside("key")))?.stdout;
-    ensure!(found.len() == WRITTEN * MIB, "{} bytes are exported", found.len());
-    let is_lost = |(number, found): (usize, &[u8])| found.iter().any(|byte| *byte != number as u8);
-    ensure!(found.chunks(MIB).enumerate().any(is_lost), "nothing is lost");
+    ensure!(is_lost(&found, FILL)?, "nothing is lost");
     Ok(wrong)
 }
 
@@ -262,7 +105,7 @@ fn lose_in_every_way(mkfs: &[&str], mib: u64) -> Result<()> {
     key_file(thin.dir(), "key", &[3; 32])?;
     let (mut ways, mut wrong) = (0, Vec::new());
     for front in [Front::Nbd("uring"), Front::Nbd("sync"), Front::Fuse] {
-        for first in FIRST {
+        for first in First::ALL {
             for connections in [1, 4] {
                 let way = format!("{front:?}, {connections} at a time, first seen by {first:?}");
                 let succeeded = lose(&thin, front, first, connections).with_context(|| way.clone())?;
