@@ -12,10 +12,11 @@ use anyhow::{Result, ensure};
 use crate::nbd::{Connection, Mode, command, flag};
 
 const PATIENCE: Duration = Duration::from_secs(120);
-const MIB: usize = 1 << 20;
+/// Bytes of a MiB.
+pub const MIB: usize = 1 << 20;
 const BLOCK: usize = 4096;
-/// How many MiB are written, and acknowledged, before anything is asked for.
-pub const WRITTEN: usize = 8;
+/// In how many pieces the clients write.
+const PIECES: usize = 8;
 const O_DSYNC: i32 = 0o10000;
 const O_DIRECT: i32 = 0o40000;
 
@@ -175,12 +176,12 @@ impl Client {
     }
 }
 
-/// Writes so many MiB of `fill`, each client some of them; all have to be acknowledged.
-pub fn write(clients: &mut [Client], fill: u8) -> Result<()> {
-    let count = clients.len();
-    for number in 0..WRITTEN {
-        let written = clients[number % count].write((number * MIB) as u64, MIB, fill)?;
-        ensure!(written, "MiB {number} is refused already");
+/// Writes so many bytes of `fill` at the volume's start, each client some of them; all have to be acknowledged.
+pub fn write(clients: &mut [Client], len: usize, fill: u8) -> Result<()> {
+    let (count, piece) = (clients.len(), len / PIECES);
+    for number in 0..PIECES {
+        let written = clients[number % count].write((number * piece) as u64, piece, fill)?;
+        ensure!(written, "piece {number} is refused already");
     }
     Ok(())
 }
@@ -237,7 +238,7 @@ pub fn ask(
 }
 
 /// Whether some of what was written is missing from what is found.
-pub fn is_lost(found: &[u8], fill: u8) -> Result<bool> {
-    ensure!(found.len() == WRITTEN * MIB, "{} bytes are found", found.len());
+pub fn is_lost(found: &[u8], len: usize, fill: u8) -> Result<bool> {
+    ensure!(found.len() == len, "{} bytes are found", found.len());
     Ok(found.iter().any(|byte| *byte != fill))
 }

@@ -7,4 +7,6 @@
 #: disk    800M
 # shellcheck shell=dash
 mkdir -p /mnt
+# Nothing is written back but what the test asks for.
+echo 0 > /proc/sys/vm/dirty_writeback_centisecs
 xtask faults some /dev/vda >&3

@@ -10,7 +10,7 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use inlock_tests::image::key_file;
-use inlock_tests::lost_writes::{Blocks, Client, First, WRITTEN, ask, is_lost, write};
+use inlock_tests::lost_writes::{Blocks, Client, First, MIB, ask, is_lost, write};
 use inlock_tests::process::{bare, inlock, inlock_path, output, program, text};
 use inlock_tests::report::count;
 use inlock_tests::server::Server;
@@ -20,6 +20,7 @@ use crate::thin::ThinDisk;
 
 const BLOCKS: Blocks = Blocks { lost: 9 << 20, kept: ThinDisk::KEPT + (1 << 20) };
 const FILL: u8 = 0x3c;
+const WRITTEN: usize = 8 * MIB;
 
 /// How clients reach the volume.
 #[derive(Clone, Copy, Debug)]
@@ -81,18 +82,18 @@ fn lose(thin: &ThinDisk, front: Front, first: First, connections: usize) -> Resu
     thin.exhaust()?;
     let process = Process::start(thin, front)?;
     let mut clients: Vec<_> = (0..connections).map(|_| process.client()).collect::<Result<_>>()?;
-    write(&mut clients, FILL)?;
+    write(&mut clients, WRITTEN, FILL)?;
     let mut wrong = ask(&mut clients, first, BLOCKS, || thin.write_back())?;
     drop(clients);
     if process.end()? {
         wrong.push("the end of the process");
     }
     thin.forget()?;
-    let range = format!("0:{}M", WRITTEN);
+    let range = format!("0:{WRITTEN}");
     let mut export = inlock()?;
     export.arg("export").arg(thin.image()).args(["-", "--type", "plain", "--range", &range, "--key-file"]);
     let found = output(export.arg(thin.beside("key")))?.stdout;
-    ensure!(is_lost(&found, FILL)?, "nothing is lost");
+    ensure!(is_lost(&found, WRITTEN, FILL)?, "nothing is lost");
     Ok(wrong)
 }
 
