@@ -4,6 +4,8 @@
 
 mod killed;
 mod life;
+mod lost_writes;
 mod refusals;
 mod support;
+mod thin;
 mod unprivileged;
