@@ -16,6 +16,8 @@ mod device;
 mod exit;
 mod help;
 mod holders;
+#[cfg(not(all(feature = "fuse", feature = "ublk")))]
+mod left_out;
 mod lock;
 mod options;
 mod progress;
