@@ -70,6 +70,7 @@ const BAD_CALLS: &[Row] = &[
         "one of auto, uring, sync",
     ),
     Row("a public address without TLS", "serve IMAGE --key-file KEY --nbd tcp:0.0.0.0:0", 1, "--insecure"),
+    Row("an address of this machine without TLS", "serve IMAGE --key-file KEY --nbd tcp:localhost:0", 1, "--insecure"),
     Row("nowhere to serve", "serve IMAGE --key-file KEY", 1, "--nbd unix:PATH or --nbd tcp:HOST:PORT"),
     Row(
         "a wrong passphrase",

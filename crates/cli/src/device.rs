@@ -64,14 +64,9 @@ impl Device {
         is_block(&self.metadata)
     }
 
-    /// What makes it the same device under any name: the device number, and for a file the inode too.
+    /// What makes it the same device under any name.
     pub(crate) fn identity(&self) -> String {
-        if self.is_block() {
-            let (major, minor) = self.device_number();
-            format!("b{major}.{minor}")
-        } else {
-            format!("f{}.{}", self.metadata.dev(), self.metadata.ino())
-        }
+        identity(&self.metadata)
     }
 
     /// Major and minor number of a block device.
@@ -106,6 +101,16 @@ pub(crate) fn direct_block(file: BorrowedFd<'_>) -> Option<u64> {
 
 fn block_len(file: BorrowedFd<'_>) -> u32 {
     rustix::fs::ioctl_blksszget(file).unwrap_or(4096)
+}
+
+/// What makes a file or a block device the same under any name: the device number, and for a file the inode too.
+pub(crate) fn identity(metadata: &Metadata) -> String {
+    if is_block(metadata) {
+        let number = metadata.rdev();
+        format!("b{}.{}", rustix::fs::major(number), rustix::fs::minor(number))
+    } else {
+        format!("f{}.{}", metadata.dev(), metadata.ino())
+    }
 }
 
 fn is_block(metadata: &Metadata) -> bool {

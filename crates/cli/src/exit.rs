@@ -76,6 +76,8 @@ pub(crate) enum Problem {
     Unreachable { name: String, pid: u32 },
     #[error("The key is not the one that {name} was opened with.")]
     OtherKey { name: String },
+    #[error("Writes to {} may be lost: a flush failed.", .path.display())]
+    WritesLost { path: PathBuf },
     /// What another process of Inlock said.
     #[error("{0}")]
     Told(String, Option<String>, Status),
@@ -155,6 +157,9 @@ impl Problem {
             Self::Unreachable { pid, .. } => format!("it is process {pid}; it may be stopped, or wait for a disk"),
             Self::OtherKey { .. } => {
                 "the header was replaced, or the passphrase is wrong; the volume stays suspended".to_owned()
+            }
+            Self::WritesLost { .. } => {
+                "check the device, and restore what was written since the last flush that succeeded".to_owned()
             }
             Self::Told(_, hint, _) => return hint.clone(),
             Self::AddressInUse { .. } => "another server listens there, or the path is not a socket".to_owned(),

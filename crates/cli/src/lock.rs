@@ -2,8 +2,10 @@
 //!
 //! Header: `flock` on an image file itself; for a block device on `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup
 //! does. Held while a header is read or written, no longer. Device: one writer, or any number of readers, for as long as a
-//! volume is served or copied; the lock file is named after what the device is, so every name of it means the same lock
-//! (docs/decisions/0003-one-writer-lock.md).
+//! volume is served or copied. That lock lies on the image itself ([`range`]), through loop devices too ([`backing`]), and beside
+//! it in a file that is named after what the device is (docs/decisions/0003 and 0022).
+
+mod range;
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -16,9 +18,11 @@ use anyhow::Context;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
-use crate::device::Device;
+use crate::backing::{self, Extent};
+use crate::device::{self, Device};
 use crate::exit::Problem;
 use crate::run_dir;
+use range::{Attempt, RangeLock};
 
 /// How long another program's work on a header is waited for.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -86,22 +90,56 @@ pub(crate) fn header(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
     take_file(dir, &dir.join(format!("L_{major}:{minor}")), mode, PATIENCE)?.ok_or_else(|| locked().into())
 }
 
-/// Takes the device for as long as the lock lives: alone to write, together with other readers to read.
-pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
-    match take_everywhere(&lock_dirs(), &device.identity(), mode)? {
-        None => {
-            let hint = match mode {
-                Mode::Exclusive => "another inlock reads or writes it; end that one first",
-                Mode::Shared => "another inlock writes to it; end that one first",
-            };
-            Err(Problem::InUse { path: device.path.clone(), hint }.into())
-        }
-        Some(Lock { held: None, .. }) if mode == Mode::Exclusive => Err(Problem::refused(
-            "There is no directory for the lock that keeps a second writer away.",
-            "set XDG_RUNTIME_DIR to a directory of your own",
-        )),
-        Some(lock) => Ok(lock),
+/// The locks on a device, held until dropped.
+#[derive(Debug)]
+pub(crate) struct DeviceLock {
+    _names: Vec<Lock>,
+    _ranges: Vec<RangeLock>,
+}
+
+/// Takes the device for as long as the lock lives: alone to write, together with other readers to read. For an exclusive lock the
+/// device is open for writing.
+pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<DeviceLock> {
+    let in_use = || {
+        let hint = match mode {
+            Mode::Exclusive => "another inlock reads or writes it; end that one first",
+            Mode::Shared => "another inlock writes to it; end that one first",
+        };
+        Problem::InUse { path: device.path.clone(), hint }
+    };
+    let below = backing::below(&device.metadata);
+    let mut names = vec![device.identity()];
+    // A name means all of a file, so what is a part of one has no other name.
+    names.extend(below.iter().take_while(|extent| extent.range == backing::ALL).map(|extent| extent.identity.clone()));
+    let dirs = lock_dirs();
+    let mut held = Vec::with_capacity(names.len());
+    for name in &names {
+        held.push(take_everywhere(&dirs, name, mode)?.ok_or_else(in_use)?);
     }
+    let own = device.share().with_context(|| format!("cannot lock {}", device.path.display()))?;
+    let below = below.iter().map_while(|extent| Some((open_below(extent, mode)?, extent.range)));
+    let mut ranges = Vec::new();
+    for (file, range) in std::iter::once((own, backing::ALL)).chain(below) {
+        match range::take(file, range, mode, ENDING)? {
+            Attempt::Taken(lock) => ranges.push(lock),
+            Attempt::Busy => return Err(in_use().into()),
+            Attempt::Unsupported => {}
+        }
+    }
+    if mode == Mode::Exclusive && ranges.is_empty() && held.iter().all(|lock| lock.held.is_none()) {
+        return Err(Problem::refused(
+            "The image cannot be locked, and there is no directory for a lock that keeps a second writer away.",
+            "set XDG_RUNTIME_DIR to a directory of your own",
+        ));
+    }
+    Ok(DeviceLock { _names: held, _ranges: ranges })
+}
+
+/// Opens what lies below a device, to lock it. `None`: this process may not, or something else has its name by now.
+fn open_below(extent: &Extent, mode: Mode) -> Option<File> {
+    let file = OpenOptions::new().read(true).write(mode == Mode::Exclusive).open(&extent.path).ok()?;
+    let metadata = file.metadata().ok()?;
+    (device::identity(&metadata) == extent.identity).then_some(file)
 }
 
 /// Takes the lock of this name in each of the directories; `None` where others hold it in one.

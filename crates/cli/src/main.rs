@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod backing;
 mod bench;
 mod captive;
 mod commands;
@@ -13,6 +14,7 @@ mod control;
 mod copy;
 mod daemon;
 mod device;
+mod durable;
 mod exit;
 mod help;
 mod holders;
@@ -20,6 +22,7 @@ mod holders;
 mod left_out;
 mod lock;
 mod options;
+mod output;
 mod progress;
 mod run_dir;
 mod secret;
@@ -38,6 +41,7 @@ use exit::{Problem, Status, say};
 
 fn main() -> ExitCode {
     secret::harden();
+    signals::survive_size_limit();
     let invocation = match args::parse(std::env::args_os().skip(1)) {
         Ok(invocation) => invocation,
         Err(error) => return ExitCode::from(exit::report(&error) as u8),

@@ -162,7 +162,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SECS", help_heading = "Output")]
     pub progress_frequency: Option<u64>,
 
-    /// Where the NBD server listens: unix:PATH or tcp:HOST:PORT
+    /// Where the NBD server listens: unix:PATH, or with --insecure tcp:HOST:PORT
     #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Serving")]
     pub nbd: Option<Listen>,
     /// How the volume is handed out: auto, ublk, nbd, loop, fuse
@@ -180,7 +180,7 @@ pub(crate) struct Options {
     /// Name of the export
     #[arg(long, value_name = "NAME", help_heading = "Serving")]
     pub export_name: Option<String>,
-    /// Show figures to scrapers (OpenMetrics) at unix:PATH or tcp:HOST:PORT
+    /// Serve OpenMetrics on unix:PATH or tcp:HOST:PORT (TCP: to every user of this machine)
     #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Serving")]
     pub metrics: Option<Listen>,
     /// Serve in the background, as soon as clients can connect (needs --name)
@@ -228,7 +228,7 @@ pub(crate) struct Options {
     /// Number of threads for that work
     #[arg(long, value_name = "N", help_heading = "Serving")]
     pub offload_threads: Option<u16>,
-    /// Listen on addresses that other machines reach, without TLS
+    /// Allow NBD over TCP, which every user of this machine can connect to, and addresses that other machines reach
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
     pub insecure: bool,
 

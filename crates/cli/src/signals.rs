@@ -27,6 +27,13 @@ struct Handlers {
 
 static HANDLERS: OnceLock<Handlers> = OnceLock::new();
 
+/// Has a write over the limit of file sizes fail with EFBIG, which is told as an error of that write; by default the signal
+/// for it ends the process. Programs that are started from here find the default again, as they would not if it were ignored.
+pub(crate) fn survive_size_limit() {
+    // Where this fails the default stays.
+    let _ = flag::register(Signal::XFSZ.as_raw(), Arc::default());
+}
+
 /// Signals are caught until this is dropped.
 pub(crate) struct Caught {
     handlers: &'static Handlers,

@@ -16,13 +16,14 @@ use inlock_volume::{
 };
 
 use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
+use crate::backing;
 use crate::control::Facts;
 use crate::control::facts::{SegmentFacts, thread_flags};
 use crate::control::key_check::KeyCheck;
 use crate::daemon::Launcher;
 use crate::device::{self, Access, Device};
 use crate::exit::{Problem, cannot_load, cannot_unlock, say};
-use crate::lock::{self, Lock, Mode};
+use crate::lock::{self, DeviceLock, Mode};
 use crate::secret::{self, Ask};
 use crate::table::{self, Devices};
 use crate::zones;
@@ -128,7 +129,7 @@ pub(crate) struct Opened {
     crypt: Crypt,
     /// What the header or the table says, and the user.
     pub flags: CryptOptions,
-    locks: Vec<Lock>,
+    locks: Vec<DeviceLock>,
     /// Go past the kernel's cache of a block device.
     direct: bool,
 }
@@ -157,8 +158,23 @@ pub(crate) struct Attached {
     pub device: Arc<engine::Device>,
     /// As they were opened at first: a block device is this process's alone as long as it has that descriptor, which another
     /// one, past the cache, does not say.
-    _data: Vec<Device>,
-    _locks: Vec<Lock>,
+    data: Vec<Device>,
+    _locks: Vec<DeviceLock>,
+}
+
+impl Attached {
+    /// How the use of the volume has ended: never well where writes may be lost, whatever has been told of it before.
+    pub(crate) fn check_writes(&self, ended: anyhow::Result<()>) -> anyhow::Result<()> {
+        if !self.device.has_lost_writes() {
+            return ended;
+        }
+        let path = self.data.first().map_or_else(PathBuf::new, |data| data.path.clone());
+        let lost = Problem::WritesLost { path };
+        Err(match ended {
+            Ok(()) => lost.into(),
+            Err(cause) => cause.context(lost),
+        })
+    }
 }
 
 /// Where the volume key comes from.
@@ -206,8 +222,8 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
         Kind::Luks(luks) => {
             let device = header_device(args, &data)?;
             let detached = device.identity() != data.identity();
-            if detached {
-                // Nobody shall make a new volume of the header meanwhile.
+            if detached && !backing::overlap(&device.path, &data.path) {
+                // The header is not formatted meanwhile; what lies on the data device is locked already.
                 locks.push(lock::whole_device(&device, Mode::Shared)?);
             }
             let header = Header::load_from(device, *luks, false)?;
@@ -495,7 +511,7 @@ impl Opened {
         if inlock_cipher::memory_lock_failed() {
             say("inlock: warning: keys may be written to swap: their memory cannot be locked (see ulimit -l)");
         }
-        Ok(Attached { device: Arc::new(device), _data: self.data, _locks: self.locks })
+        Ok(Attached { device: Arc::new(device), data: self.data, _locks: self.locks })
     }
 
     /// Those of its devices that are files.

@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 
 use crate::device::{Access, Device};
 use crate::exit::{Problem, cannot_open};
-use crate::lock::{self, Lock, Mode};
+use crate::lock::{self, DeviceLock, Mode};
 
 /// The most bytes that are read from a file; the table itself is checked for less.
 const MAX_FILE: u64 = 2 << 20;
@@ -96,7 +96,7 @@ pub(crate) struct Devices {
     pub devices: Vec<Device>,
     /// For each line, which of them it is on; any where it is on none.
     pub of_line: Vec<usize>,
-    pub locks: Vec<Lock>,
+    pub locks: Vec<DeviceLock>,
 }
 
 impl Devices {

@@ -2,9 +2,12 @@
 //!
 //! Sizes read as cryptsetup reads them: `S` is 512 bytes, `K M G T` and `KiB MiB GiB TiB` count in 1024, `KB MB GB TB` in 1000.
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
-/// A byte range of a volume's plaintext; without a length, to the end.
+use anyhow::Context;
+
+/// A byte range of a volume's plaintext, or of a file; without a length, to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     /// First byte.
@@ -25,6 +28,12 @@ pub(crate) enum Listen {
         /// Port; 0 asks the system for one.
         port: u16,
     },
+}
+
+/// The first address of a host.
+pub(crate) fn resolve(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
+    let mut found = (host, port).to_socket_addrs().with_context(|| format!("cannot find the address of '{host}'"))?;
+    found.next().with_context(|| format!("'{host}' has no address"))
 }
 
 /// A number, decimal or `0x` hexadecimal.

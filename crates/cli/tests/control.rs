@@ -8,6 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::time::Duration;
 
 #[test]
@@ -226,4 +227,83 @@ fn a_run_directory_that_others_can_write_to_is_refused() {
         .args(["serve", "--name", "x", "--type", "raw", &image, "--run", "true"]);
     harness::run(&mut command, b"").fails(1, &["no directory for the state", "XDG_RUNTIME_DIR"]);
     call(["serve", "--name", "a/b", "--type", "raw", &image, "--run", "true"]).fails(1, &["--name", "letters"]);
+}
+
+/// Runs `inlock` in `run`, for a minute at most; status 124: it hung.
+fn call_within_a_minute(run: &Run, input: &[u8], words: &[&str]) -> harness::Ended {
+    let mut command = Command::new("timeout");
+    command.env("INLOCK_RUN_DIR", run.path("")).args(["60", env!("CARGO_BIN_EXE_inlock")]).args(words);
+    harness::run(&mut command, input)
+}
+
+#[test]
+fn handed_descriptor_that_blocks_holds_up_nothing() {
+    if !harness::have("python3") {
+        return;
+    }
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hand_over.py");
+    for kind in ["socket_below_its_low_water_mark", "pipe_that_another_reads", "silent_pipe", "file_in_earnest"] {
+        for command in ["resume", "reload"] {
+            let run = Run::new();
+            let server = Named::start(&run, "data", &[&image]);
+            run.call(&["suspend", "data"]).works();
+            let line = format!("{{\"command\":\"{command}\"}}");
+            let mut python = Command::new("python3");
+            let socket = run.path("data.sock");
+            let answer = harness::run(python.arg(script).arg(&socket).args([&line, kind]), b"");
+            assert!(answer.out.starts_with(b"{\"ok\":false,"), "{kind}, {command}: {answer:?}");
+            call_within_a_minute(&run, b"", &["status", "data"]).works();
+            if command == "resume" {
+                call_within_a_minute(&run, b"secret", &["resume", "data"]).works();
+            }
+            call_within_a_minute(&run, b"", &["close", "data"]).works();
+            assert_eq!(server.ended(), (Some(0), String::new()), "{kind}, {command}");
+        }
+    }
+}
+
+#[test]
+fn silent_clients_do_not_hold_up_the_end() {
+    let dir = Dir::new();
+    for by_signal in [false, true] {
+        let run = Run::new();
+        let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
+        let connect = || UnixStream::connect(run.path("data.sock")).unwrap();
+        let _silent: Vec<_> = (0..8).map(|_| connect()).collect();
+        let mut half = connect();
+        half.write_all(b"{\"command\":\"cl").unwrap();
+        match by_signal {
+            true => kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::TERM).unwrap(),
+            false => drop(call_within_a_minute(&run, b"", &["close", "data"]).works()),
+        }
+        assert_eq!(server.ended(), (Some(0), String::new()));
+    }
+}
+
+#[test]
+fn full_queue_of_a_stopped_process_is_not_waited_for() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
+    let pid = Pid::from_raw(server.pid() as i32).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    let address = rustix::net::SocketAddrUnix::new(run.path("data.sock")).unwrap();
+    let mut waiting = Vec::new();
+    loop {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+        let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+        if connect(&client, &address).is_err() {
+            break;
+        }
+        waiting.push(client);
+    }
+    assert!(waiting.len() > 1);
+    for words in [&["status", "data"][..], &["suspend", "data"]] {
+        call_within_a_minute(&run, b"", words).fails(5, &["does not answer", &server.pid().to_string()]);
+    }
+    kill_process(pid, Signal::CONT).unwrap();
+    drop(waiting);
+    run.call(&["status", "data"]).works();
 }

@@ -2,6 +2,7 @@
 
 mod harness;
 
+use harness::storage::{Loop, Other};
 use harness::{Dir, FAST, call, call_with, have, inlock, run};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +14,11 @@ struct Serving(Child);
 
 impl Serving {
     fn start(image: &str, socket: &str, more: &[&str]) -> Self {
-        let mut command = inlock();
+        Self::start_by(inlock(), image, socket, more)
+    }
+
+    /// As `start`, run by `command`.
+    fn start_by(mut command: Command, image: &str, socket: &str, more: &[&str]) -> Self {
         command.args(["serve", "--type", "raw", image, "--nbd", &format!("unix:{socket}")]).args(more);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
         let mut uri = String::new();
@@ -26,6 +31,19 @@ impl Serving {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
         assert!(self.0.wait().expect("it ends").success());
+    }
+
+    fn kill(mut self) {
+        self.0.kill().expect("it runs");
+        self.0.wait().expect("it ends");
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // A test that fails leaves no server.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -120,9 +138,7 @@ fn a_killed_server_leaves_nothing_locked() {
     let dir = Dir::new();
     let image = dir.image("image", 1);
     let socket = dir.name("socket");
-    let mut serving = Serving::start(&image, &socket, &[]);
-    serving.0.kill().unwrap();
-    serving.0.wait().unwrap();
+    Serving::start(&image, &socket, &[]).kill();
     assert!(std::path::Path::new(&socket).exists(), "a killed server cannot tidy up");
     Serving::start(&image, &socket, &[]).stop();
     assert!(!std::path::Path::new(&socket).exists());
@@ -164,29 +180,9 @@ fn locks_need_a_directory_that_is_ours() {
     import("/nonexistent").works();
 }
 
-/// A loop device that goes away.
-struct Loop(String);
-
-impl Loop {
-    fn over(image: &str) -> Option<Self> {
-        let made = run(Command::new("losetup").args(["--find", "--show", image]), b"");
-        if made.code != 0 {
-            println!("SKIPPED: no loop device can be made here: {}", made.err);
-            return None;
-        }
-        Some(Self(made.text().trim().to_owned()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        run(Command::new("losetup").args(["--detach", &self.0]), b"");
-    }
-}
-
 #[test]
 fn block_devices_are_locked_where_cryptsetup_locks_them() {
-    if !have("losetup") || !have("flock") {
+    if !have("flock") {
         return;
     }
     let dir = Dir::new();
@@ -208,4 +204,150 @@ fn block_devices_are_locked_where_cryptsetup_locks_them() {
     call_with(b"secret", ["serve", &name, "--run", &nested]).fails(5, &[IN_USE]);
     let too_long = dir.image("long", 25);
     call(["import", "--type", "raw", &too_long, &name]).fails(1, &["there is room for 25165824"]);
+}
+
+/// Every command that takes a lock, on `name`, ends with status 5. `by`: who runs it.
+fn all_are_refused(by: &dyn Fn() -> Command, name: &str, dir: &Dir) {
+    let input = dir.name("input");
+    let refused = |words: &[&str]| run(by().args(words), b"secret").fails(5, &[IN_USE]);
+    refused(&["serve", "--type", "raw", name, "--run", "true"]);
+    refused(&["serve", "--type", "raw", name, "--run", "true", "--read-only"]);
+    refused(&["import", "--type", "raw", &input, name]);
+    refused(&["export", "--type", "raw", name, "/dev/null"]);
+    refused(&[&["luksFormat", "-q", name], &FAST[..]].concat());
+}
+
+#[test]
+fn image_and_loop_device_over_it_have_one_writer() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    dir.file("input", b"data");
+    let Some(device) = Loop::over(&image) else { return };
+    let before = std::fs::read(&image).unwrap();
+    for (served, other) in [(&image, &device.0), (&device.0, &image)] {
+        let serving = Serving::start(served, &dir.name("socket"), &[]);
+        all_are_refused(&inlock, other, &dir);
+        serving.stop();
+        let serving = Serving::start(served, &dir.name("socket"), &["--read-only"]);
+        call(["export", "--type", "raw", other, "/dev/null"]).works();
+        call(["import", "--type", "raw", &dir.name("input"), other]).fails(5, &[IN_USE]);
+        serving.stop();
+    }
+    assert!(std::fs::read(&image).unwrap() == before, "something was written");
+    call(["import", "--type", "raw", &dir.name("input"), &device.0]).works();
+}
+
+#[test]
+fn loop_devices_share_an_image_where_they_do_not_overlap() {
+    let dir = Dir::new();
+    let image = dir.image("image", 8);
+    let parts = [("0", "2097152"), ("2097152", "2097152"), ("4194304", "0"), ("1048576", "2097152")];
+    let devices: Vec<_> =
+        parts.iter().map(|(at, len)| Loop::with(&image, &["--offset", at, "--sizelimit", len])).collect();
+    let Some(devices) = devices.into_iter().collect::<Option<Vec<Loop>>>() else { return };
+    let [first, second, rest, across] = &devices[..] else { panic!("four were made") };
+    dir.file("input", b"data");
+    let serving = Serving::start(&first.0, &dir.name("socket"), &[]);
+    for apart in [second, rest] {
+        call(["import", "--type", "raw", &dir.name("input"), &apart.0]).works();
+    }
+    for other in [&across.0, &image] {
+        call(["import", "--type", "raw", &dir.name("input"), other]).fails(5, &[IN_USE]);
+    }
+    serving.stop();
+    // A loop device on a loop device lies where that one does.
+    let Some(upper) = Loop::with(&rest.0, &["--offset", "1048576"]) else { return };
+    let serving = Serving::start(&upper.0, &dir.name("socket"), &[]);
+    call(["import", "--type", "raw", &dir.name("input"), &image]).fails(5, &[IN_USE]);
+    call(["import", "--type", "raw", &dir.name("input"), &across.0]).works();
+    serving.stop();
+}
+
+#[test]
+fn partition_of_loop_device_lies_in_the_image() {
+    let dir = Dir::new();
+    let image = dir.image("image", 8);
+    let Some(device) = Loop::with(&image, &["--partscan"]) else { return };
+    if !have("addpart") {
+        return;
+    }
+    // From the second MiB on, two MiB long.
+    run(Command::new("addpart").args([&device.0, "1", "2048", "4096"]), b"").works();
+    let part = format!("{}p1", device.0);
+    for _ in 0..100 {
+        if std::path::Path::new(&part).exists() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    dir.file("input", b"data");
+    let Some(other) = Loop::with(&image, &["--offset", "3145728"]) else { return };
+    let serving = Serving::start(&part, &dir.name("socket"), &[]);
+    all_are_refused(&inlock, &image, &dir);
+    call(["import", "--type", "raw", &dir.name("input"), &other.0]).works();
+    serving.stop();
+    call(["import", "--type", "raw", &dir.name("input"), &image]).works();
+}
+
+#[test]
+fn users_keep_each_other_away() {
+    let dir = Dir::new();
+    let Some(other) = Other::new(&dir) else { return };
+    let image = dir.image("image", 24);
+    dir.file("input", b"data");
+    Other::open(&image, 0o666);
+    Other::open(dir.name("input"), 0o644);
+    let before = std::fs::read(&image).unwrap();
+    let by_other = || other.inlock();
+    for (server, client) in [(&inlock as &dyn Fn() -> Command, &by_other as &dyn Fn() -> Command), (&by_other, &inlock)]
+    {
+        let socket = dir.name("socket");
+        let serving = Serving::start_by(server(), &image, &socket, &[]);
+        all_are_refused(client, &image, &dir);
+        serving.stop();
+        let serving = Serving::start_by(server(), &image, &socket, &["--read-only"]);
+        run(client().args(["export", "--type", "raw", &image, "/dev/null"]), b"").works();
+        run(client().args(["import", "--type", "raw", &dir.name("input"), &image]), b"").fails(5, &[IN_USE]);
+        // A lock goes with its process, however that ends.
+        serving.kill();
+        std::fs::remove_file(&socket).unwrap();
+    }
+    assert!(std::fs::read(&image).unwrap() == before, "something was written");
+    run(other.inlock().args(["import", "--type", "raw", &dir.name("input"), &image]), b"").works();
+}
+
+#[test]
+fn another_users_loop_device_is_seen() {
+    let dir = Dir::new();
+    let Some(other) = Other::new(&dir) else { return };
+    let image = dir.image("image", 24);
+    dir.file("input", b"data");
+    Other::open(&image, 0o666);
+    Other::open(dir.name("input"), 0o644);
+    let Some(device) = Loop::over(&image) else { return };
+    let serving = Serving::start(&device.0, &dir.name("socket"), &[]);
+    all_are_refused(&|| other.inlock(), &image, &dir);
+    serving.stop();
+    let serving = Serving::start_by(other.inlock(), &image, &dir.name("socket"), &[]);
+    all_are_refused(&inlock, &device.0, &dir);
+    serving.stop();
+}
+
+#[test]
+fn programs_of_others_work_on_an_image_that_is_served() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    if !have("cryptsetup") || !have("qemu-img") {
+        return;
+    }
+    let serving = Serving::start(&image, &dir.name("socket"), &[]);
+    run(Command::new("cryptsetup").args(["luksDump", &image]), b"").works();
+    run(Command::new("cryptsetup").args(["config", &image, "--label", "served"]), b"").works();
+    run(Command::new("qemu-img").args(["info", "--image-opts", &format!("driver=raw,file.filename={image}")]), b"")
+        .works();
+    serving.stop();
+    let copy =
+        run(Command::new("qemu-img").args(["convert", "-f", "raw", "-O", "raw", &image, &dir.name("copy")]), b"");
+    copy.works();
+    assert!(call(["luksDump", &dir.name("copy")]).works().text().contains("served"));
 }

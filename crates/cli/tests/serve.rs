@@ -3,15 +3,22 @@
 mod harness;
 
 use harness::{Dir, call, call_with, have, inlock, noise, run};
+use inlock_tests::nbd::{Connection, Mode};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// Starts a server and reads where it can be reached.
 fn start(words: &[&str]) -> (Child, String) {
-    let mut child =
-        inlock().arg("serve").args(words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    start_by(inlock().arg("serve").args(words))
+}
+
+/// As `start`, by a command of its own.
+fn start_by(command: &mut Command) -> (Child, String) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut uri = String::new();
     BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut uri).expect("text");
     (child, uri.trim_end().to_owned())
@@ -40,8 +47,10 @@ fn a_captive_command_gives_its_status_and_knows_the_server() {
     let wanted = format!("nbd+unix:///it%27s?socket={socket}|nbd:unix:{socket}:exportname=it's|{socket}||it's");
     assert_eq!(text, wanted);
     assert!(!std::path::Path::new(socket).parent().unwrap().exists(), "the private directory stays");
-    let ended =
-        call_with(b"secret", ["serve", &image, "--nbd", "tcp:localhost:0", "--run", "echo \"$uri|$port|$unixsocket\""]);
+    let ended = call_with(
+        b"secret",
+        ["serve", &image, "--insecure", "--nbd", "tcp:localhost:0", "--run", "echo \"$uri|$port|$unixsocket\""],
+    );
     let text = ended.works().text().trim_end();
     let port = text.split('|').nth(1).unwrap();
     assert!(port.parse::<u16>().unwrap() > 0);
@@ -130,10 +139,10 @@ fn addresses_that_are_taken_are_5() {
     let file = dir.file("file", b"precious");
     call(["serve", "--type", "raw", &image, "--nbd", &format!("unix:{file}")]).fails(5, &[&file]);
     assert_eq!(std::fs::read(&file).unwrap(), b"precious");
-    let (child, uri) = start(&["--type", "raw", &image, "--nbd", "tcp:127.0.0.1:0"]);
+    let (child, uri) = start(&["--type", "raw", &image, "--insecure", "--nbd", "tcp:127.0.0.1:0"]);
     let port = uri.trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
     let second = format!("tcp:127.0.0.1:{port}");
-    call(["serve", "--type", "raw", &other, "--nbd", &second]).fails(5, &["is in use."]);
+    call(["serve", "--type", "raw", &other, "--insecure", "--nbd", &second]).fails(5, &["is in use."]);
     assert_eq!(stop(child, Signal::TERM).0, Some(0));
     call(["serve", "--type", "raw", &image, "--nbd", &format!("unix:{}/none/s", dir.name(""))])
         .fails(1, &["cannot listen on", "No such file"]);
@@ -181,4 +190,30 @@ fn keys_are_given_back_to_nobody() {
     // The command gets neither the passphrase's pipe content nor the image's descriptor.
     let ended = run(inlock().args(["serve", &image, "--run", "ls -l /proc/self/fd"]), b"secret\n");
     assert!(!ended.works().text().contains(&image), "{ended:?}");
+}
+
+#[test]
+fn write_over_the_limit_of_file_sizes_fails_alone() {
+    let dir = Dir::new();
+    let image = dir.image("image", 8);
+    for io in ["sync", "uring", "auto"] {
+        let socket = dir.name("socket");
+        // In blocks of 512 bytes: a MiB. The image is longer already.
+        let script = format!(
+            "ulimit -f 2048; exec {} serve --type raw --io {io} {image} --nbd unix:{socket}",
+            env!("CARGO_BIN_EXE_inlock")
+        );
+        let (child, _) = start_by(Command::new("sh").args(["-c", &script]));
+        let mut client = Connection::open(Path::new(&socket), Duration::from_secs(60), Mode::Simple).unwrap();
+        for at in [4 << 20, 6 << 20] {
+            assert!(client.write(at, &[7; 4096]).is_err(), "{io}: a write over the limit succeeds");
+        }
+        client.write(4096, &[8; 4096]).unwrap();
+        assert!(client.read(4096, 4096).unwrap() == [8; 4096]);
+        assert_eq!(stop(child, Signal::TERM), (Some(0), String::new()), "{io}");
+    }
+    // What is started from here has the default again.
+    let ended = call(["serve", "--type", "raw", &image, "--run", "grep SigIgn /proc/self/status"]);
+    let mask = u64::from_str_radix(ended.works().text().trim().rsplit('\t').next().unwrap(), 16).unwrap();
+    assert_eq!(mask >> (rustix::process::Signal::XFSZ.as_raw() - 1) & 1, 0);
 }

@@ -108,11 +108,8 @@ impl BlockingDevice {
     pub fn flush(&self) -> Result<(), RequestError> {
         let _pass = self.device().pass()?;
         let mut account = self.account(Operation::Flush, 0);
-        let result = self.device().check_flush().and_then(|()| {
-            let synced = self.device().sync_stores();
-            account.lap(Phase::Store);
-            self.device().flushed(synced)
-        });
+        let result = self.device().sync_blocking();
+        account.lap(Phase::Store);
         account.end(result)
     }
 

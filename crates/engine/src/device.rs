@@ -3,6 +3,7 @@
 //! A device can be suspended: what is in flight ends, what comes waits, and the keys may be taken out of memory, or the
 //! target replaced by another, before it goes on.
 
+use crate::flush::SyncQueue;
 use crate::gate::{Gate, InUse, Pass, Passage};
 use crate::layout::{Kind, Layout, Place};
 use crate::request::RequestError;
@@ -87,8 +88,7 @@ pub struct Device {
     len: AtomicU64,
     /// The largest data unit that buffers are made for.
     granule: usize,
-    /// Set by the first failed flush: the kernel has dropped the dirty state, so a later success would be a lie.
-    lost_writes: AtomicBool,
+    syncs: SyncQueue,
     stats: Arc<Stats>,
     /// Whether somebody asked how fast the ciphers are.
     measures: AtomicBool,
@@ -137,7 +137,7 @@ impl Device {
             read_only,
             allow_discards: access.allow_discards.into(),
             locks: UnitLocks::default(),
-            lost_writes: AtomicBool::new(false),
+            syncs: SyncQueue::default(),
             stats: Stats::new(StatsLevel::On),
             measures: AtomicBool::new(false),
         }
@@ -233,17 +233,17 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`ControlError::Flush`]: the device is suspended all the same.
+    /// [`ControlError::Flush`]: the device is suspended all the same. So for every later call.
     pub fn suspend(&self) -> Result<(), ControlError> {
         let _orders = self.order()?;
         if self.is_suspended() {
-            return Ok(());
+            return self.check_flush().map_err(ControlError::Flush);
         }
         self.gate.close();
         if self.read_only {
             return Ok(());
         }
-        self.check_flush().and_then(|()| self.flushed(self.sync_stores())).map_err(ControlError::Flush)
+        self.sync_blocking().map_err(ControlError::Flush)
     }
 
     /// Lets requests go on, those that waited first. Refused while there is no key.
@@ -386,9 +386,14 @@ impl Device {
         self.gate.pass()
     }
 
-    /// Puts what was written on stable storage, on every store.
-    pub(crate) fn sync_stores(&self) -> Result<(), Errno> {
-        self.stores.iter().try_for_each(|store| store.sync())
+    /// Puts what was written on stable storage, on every store. Blocks; shares the sync with others that ask for one.
+    pub(crate) fn sync_blocking(&self) -> Result<(), RequestError> {
+        self.syncs.sync_blocking(|| self.stores.iter().try_for_each(|store| store.sync()))
+    }
+
+    /// Whose turn it is to sync the stores.
+    pub(crate) fn syncs(&self) -> &SyncQueue {
+        &self.syncs
     }
 
     pub(crate) fn locks(&self) -> &UnitLocks {
@@ -397,21 +402,12 @@ impl Device {
 
     /// Whether a flush has failed: of what was written before it, some may be lost, and no flush succeeds any more.
     pub fn has_lost_writes(&self) -> bool {
-        self.lost_writes.load(Ordering::Acquire)
+        self.syncs.has_lost_writes()
     }
 
     /// Whether a flush may still succeed.
     pub(crate) fn check_flush(&self) -> Result<(), RequestError> {
-        if self.has_lost_writes() { Err(RequestError::Io(Errno::IO)) } else { Ok(()) }
-    }
-
-    /// Takes note of how the store's flush ended.
-    pub(crate) fn flushed(&self, result: Result<(), Errno>) -> Result<(), RequestError> {
-        if result.is_err() {
-            self.lost_writes.store(true, Ordering::Release);
-        }
-        self.check_flush()?;
-        Ok(result?)
+        self.syncs.check()
     }
 
     /// The run of allocated bytes or hole that starts at `offset`, at most `len` long and not empty. A hole of the store

@@ -7,6 +7,9 @@ pub mod blocking;
 pub mod buffer;
 mod carrier;
 pub mod device;
+#[cfg(feature = "fault-injection")]
+pub mod fault_injection;
+mod flush;
 mod gate;
 pub mod layout;
 pub mod offload;

@@ -31,12 +31,14 @@ mod offloaded;
 mod parts;
 mod store_steps;
 mod suspend;
+mod sync;
 mod warm_up;
 pub(crate) mod zoned;
 
 use front_end::Message;
 pub use front_end::{Context, Finished, Flow, FrontEnd, Mailbox, Request};
 use in_flight::{InFlight, Step};
+use sync::Syncs;
 
 /// Requests without a buffer (flushes, discards and the like) that a front end may have under way at a time. Those with one
 /// are as many as there are buffers, so the tables of a worker never grow.
@@ -91,6 +93,7 @@ pub struct Worker<F: FrontEnd> {
     keeper: Option<Keeper>,
     /// Among those who wait for each other's writes.
     zone_seat: u64,
+    syncs: Syncs,
     wait: Wait,
     shard: OwnShard,
 }
@@ -113,6 +116,7 @@ where
         let seat = device.gate().join(ring.waker());
         let View { epoch, passage, layout, target } = device.gate().look(seat);
         let shard = OwnShard::new(device.shared_stats());
+        let syncs = Syncs::new(device.syncs().join(ring.waker()), most);
         let carrier = carried::carrier_for(&device);
         Self {
             front,
@@ -146,6 +150,7 @@ where
             keeper: None,
             zone_seat,
             mailbox,
+            syncs,
             wait: Wait::No,
             shard,
         }
@@ -180,6 +185,8 @@ where
         }
         if *woken.as_ref().unwrap_or(&false) {
             self.read_mail();
+            self.look_at_syncs();
+            self.drain();
         }
         while let Some(done) = self.completions.pop_front() {
             if done.token.0 & OWN != 0 {
@@ -225,6 +232,7 @@ where
         from_the_front(&mut self.finished);
         from_the_front(&mut self.executed);
         from_the_front(&mut self.turns);
+        from_the_front(&mut self.syncs.waiting);
         // Room for what a client that has just come may add.
         self.completions.reserve(self.ring.room());
     }
@@ -354,7 +362,7 @@ where
             }
             Operation::Flush => {
                 self.device.check_flush()?;
-                self.store_step(index, Step::Sync);
+                self.await_sync(index);
             }
             Operation::Discard { durable } => {
                 if !access.allow_discards {
@@ -514,6 +522,9 @@ where
         if let Returned::Parts(parts) = done.returned {
             return self.gathered_written(parts, done.result);
         }
+        if done.token == sync::TOKEN {
+            return self.store_synced(done.result);
+        }
         let index = done.token.0 as u32;
         let flight = self.flight(index);
         flight.lap(Phase::Store);
@@ -550,13 +561,6 @@ where
             (Ok(false), _) => return self.store_step(index, step),
             (Ok(true), Step::Edge(edge)) => return self.edge_read(index, edge),
             (Ok(true), Step::Discard) => return self.discard(index),
-            (Ok(true), Step::Sync) => {
-                flight.progress += 1;
-                let next = flight.progress;
-                if next < self.stores.len() {
-                    return self.submit(index, next as u32, ring::Operation::Sync);
-                }
-            }
             _ => {}
         }
         match step {
@@ -574,24 +578,10 @@ where
     }
 
     fn last_step(&mut self, index: u32, step: Step, outcome: Result<(), Errno>) {
-        let device = Arc::clone(&self.device);
         let flight = self.flight(index);
         let result = match step {
-            Step::Sync => {
-                let synced = device.flushed(outcome);
-                flight.failed.map_or(synced, |error| Err(RequestError::Io(error)))
-            }
-            // The error of an earlier write's way to the disk shows here once, and would be missing from the next flush.
-            Step::Write if flight.operation.durable() && outcome == Err(Errno::IO) => device.flushed(outcome),
-            // No room: for these bytes, or for earlier ones, whose error would be missing from the next flush just so. Only
-            // the store knows.
-            Step::Write if flight.operation.durable() && matches!(outcome, Err(Errno::NOSPC | Errno::DQUOT)) => {
-                flight.failed = outcome.err();
-                return self.store_step(index, Step::Sync);
-            }
-            Step::Discard if flight.operation.durable() && outcome.is_ok() => {
-                return self.store_step(index, Step::Sync);
-            }
+            Step::Write if flight.operation.durable() => return self.make_durable(index, outcome),
+            Step::Discard if flight.operation.durable() && outcome.is_ok() => return self.await_sync(index),
             Step::Discard => match outcome {
                 Err(Errno::OPNOTSUPP) => Err(RequestError::Unsupported),
                 other => other.map_err(RequestError::Io),
@@ -638,6 +628,7 @@ impl<F: FrontEnd> Drop for Worker<F> {
         self.carrier = None;
         // Nothing reaches a store any more once the seat is given up, and nobody waits for ever for what it had locked.
         let ended = self.ring.finish();
+        self.leave_syncs(&ended);
         self.give_parts_back(ended);
         self.leave_zones();
         self.in_flight

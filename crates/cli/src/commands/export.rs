@@ -4,11 +4,8 @@
 //! A hole of an encrypted image is not zero, it is whatever it decrypts to, and is copied as that. What lies behind the write
 //! pointer of a zone was never written, and is a hole of the output.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::os::unix::fs::FileTypeExt;
 
 use anyhow::Context;
 use inlock_engine::blocking::BlockingDevice;
@@ -16,21 +13,23 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, zoned::Zone};
 
 use crate::args::CopyArgs;
+use crate::backing;
 use crate::copy::{self, CHUNK};
 use crate::exit::Problem;
+use crate::output::Output;
 use crate::progress::{Progress, Show};
 use crate::source::{self, Keys};
 use crate::terminal;
 use crate::zones;
 
 pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
-    check_output(args, batch)?;
+    let mut output = check_output(args, batch)?;
     let opened = source::open(&args.source, false, Keys::Asked { stdin_taken: false })?;
     let access = engine::Access { read_only: true, allow_discards: false };
     let attached = opened.attach(IoMode::Sync, access)?;
     let device = BlockingDevice::new(attached.device.clone());
     let (start, len) = copy::within(args.range, device.len())?;
-    let mut sink = Sink::open(args.other.as_deref(), len)?;
+    output.begin(len)?;
     let show = Show::from_options(batch, args.progress_json, args.progress_secs);
     let mut progress = Progress::start(show, &args.source.image, Some(len), args.other.is_none());
 
@@ -43,7 +42,7 @@ pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
         let step = match hole {
             Some(hole) => {
                 let step = hole.min(len - done);
-                sink.zeroes(step)?;
+                output.zeroes(step)?;
                 step
             }
             None => {
@@ -52,14 +51,14 @@ pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
                 device.read_at(chunk, start + done).with_context(|| {
                     format!("cannot read {want} bytes at {} of {}", start + done, args.source.image.display())
                 })?;
-                sink.write(chunk)?;
+                output.write(chunk)?;
                 want
             }
         };
         done += step;
         progress.add(step);
     }
-    sink.finish()?;
+    output.finish()?;
     progress.finish();
     Ok(())
 }
@@ -93,8 +92,8 @@ impl<'a> Holes<'a> {
     }
 }
 
-/// Refuses outputs that would do harm, before a passphrase is asked for.
-fn check_output(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
+/// Takes the output before a passphrase is asked for, or refuses one that would do harm.
+fn check_output(args: &CopyArgs, batch: bool) -> anyhow::Result<Output> {
     let Some(path) = &args.other else {
         if rustix::termios::isatty(io::stdout()) {
             return Err(Problem::refused(
@@ -102,101 +101,18 @@ fn check_output(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
                 "send it to a file or a program: inlock export ... - | ...",
             ));
         }
-        return Ok(());
+        return Output::take(None);
     };
-    let Ok(out) = std::fs::metadata(path) else { return Ok(()) };
     for input in [Some(&args.source.image), args.source.header.as_ref()].into_iter().flatten() {
-        if std::fs::metadata(input).is_ok_and(|input| input.dev() == out.dev() && input.ino() == out.ino()) {
+        if backing::overlap(input, path) {
             return Err(Problem::usage("The output file is the image itself."));
         }
     }
-    let holds_data = out.file_type().is_block_device() || (out.is_file() && out.len() > 0);
+    let output = Output::take(Some(path))?;
+    let found = std::fs::metadata(path);
+    let holds_data = found.is_ok_and(|out| out.file_type().is_block_device() || (out.is_file() && out.len() > 0));
     if holds_data && !batch && terminal::stdin_is_terminal() {
         terminal::confirm(&format!("This will overwrite data on {} irrevocably.", path.display()))?;
     }
-    Ok(())
-}
-
-/// Where plaintext goes.
-enum Sink {
-    /// A regular file: zeroes are left out.
-    Sparse { file: File, path: PathBuf, at: u64 },
-    /// Anything else takes every byte in order.
-    Stream { out: Box<dyn Write>, name: PathBuf },
-}
-
-impl Sink {
-    fn open(path: Option<&Path>, len: u64) -> anyhow::Result<Self> {
-        let Some(path) = path else {
-            // Not through the library's buffer, which looks for ends of lines.
-            let out = File::from(io::stdout().as_fd().try_clone_to_owned().context("cannot write standard output")?);
-            return Ok(Self::Stream { out: Box::new(out), name: "standard output".into() });
-        };
-        let cannot = || format!("cannot write {}", path.display());
-        // Plaintext is for the owner's eyes; an existing file keeps its own mode.
-        let file =
-            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).with_context(cannot)?;
-        let metadata = file.metadata().with_context(cannot)?;
-        if metadata.is_file() {
-            file.set_len(0).and_then(|()| file.set_len(len)).with_context(cannot)?;
-            return Ok(Self::Sparse { file, path: path.to_owned(), at: 0 });
-        }
-        if metadata.file_type().is_block_device() {
-            let room = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).with_context(cannot)?;
-            rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0)).with_context(cannot)?;
-            if room < len {
-                return Err(Problem::refused(
-                    format!("{} has {room} bytes, and {len} are to be written.", path.display()),
-                    "--range takes a part of the volume",
-                ));
-            }
-        }
-        Ok(Self::Stream { out: Box::new(file), name: path.to_owned() })
-    }
-
-    fn write(&mut self, data: &[u8]) -> anyhow::Result<()> {
-        match self {
-            Self::Sparse { file, path, at } => {
-                for (offset, bytes, zero) in copy::runs(data) {
-                    if !zero {
-                        let place = *at + offset as u64;
-                        file.write_all_at(bytes, place).with_context(|| format!("cannot write {}", path.display()))?;
-                    }
-                }
-                *at += data.len() as u64;
-                Ok(())
-            }
-            Self::Stream { out, name } => out.write_all(data).map_err(|error| closed(error, name)),
-        }
-    }
-
-    fn zeroes(&mut self, mut len: u64) -> anyhow::Result<()> {
-        if let Self::Sparse { at, .. } = self {
-            *at += len;
-            return Ok(());
-        }
-        let zeroes = vec![0; CHUNK];
-        while len > 0 {
-            let step = len.min(CHUNK as u64);
-            self.write(&zeroes[..step as usize])?;
-            len -= step;
-        }
-        Ok(())
-    }
-
-    fn finish(self) -> anyhow::Result<()> {
-        match self {
-            Self::Sparse { file, path, .. } => {
-                file.sync_all().with_context(|| format!("cannot write {}", path.display()))
-            }
-            Self::Stream { mut out, name } => out.flush().map_err(|error| closed(error, &name)),
-        }
-    }
-}
-
-fn closed(error: io::Error, name: &Path) -> anyhow::Error {
-    if error.kind() == io::ErrorKind::BrokenPipe {
-        return Problem::OutputClosed.into();
-    }
-    anyhow::Error::from(error).context(format!("cannot write {}", name.display()))
+    Ok(output)
 }

@@ -13,6 +13,7 @@ use inlock_volume::{
 
 use crate::args::{FormatArgs, KeyFile};
 use crate::device::{Access, Device};
+use crate::durable;
 use crate::exit::{Problem, cannot_format, say};
 use crate::lock::{self, Mode};
 use crate::secret::{self, Ask};
@@ -32,6 +33,7 @@ pub(crate) fn run(args: &FormatArgs, batch: bool) -> anyhow::Result<()> {
     }
     let _data_lock = lock::whole_device(&data, Mode::Exclusive)?;
     let result = format(args, batch, &device, Some(&data));
+    let result = result.and_then(|()| if created { durable::sync_name(&device.file, header) } else { Ok(()) });
     if created && result.is_err() {
         // An empty file that was not there before is of no use to anybody.
         let _ = std::fs::remove_file(header);

@@ -88,7 +88,7 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         launcher.ready(&control.log())?;
     }
     daemon::notify_ready(&format!("{} is {}", args.name, node.display()));
-    let ended = open.wait(&caught);
+    let ended = attached.check_writes(open.wait(&caught));
     daemon::notify_stopping();
     drop((link, attached));
     control.finish(&ended);

@@ -4,7 +4,7 @@
 //! this program ends.
 
 use std::ffi::OsStr;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Child;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::daemon::{self, Launcher};
 use crate::exit::{self, Problem};
 use crate::signals::{self, Caught};
 use crate::source::{self, Keys};
-use crate::values::Listen;
+use crate::values::{Listen, resolve};
 
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let launcher = match args.place {
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         }
     };
     daemon::notify_stopping();
-    let stopped = server.stop().map_err(cannot_serve);
+    let stopped = attached.check_writes(server.stop().map_err(cannot_serve));
     // Whoever asked to close may open the volume again at once.
     drop(attached);
     if let Some(control) = control {
@@ -137,7 +137,11 @@ fn listen(args: &ServeArgs) -> anyhow::Result<(server::Listen, Option<TempDir>)>
     match &args.listen {
         // A process in the background leaves its directory.
         Some(Listen::Unix(path)) => Ok((server::Listen::Unix(std::path::absolute(path)?), None)),
-        Some(Listen::Tcp { host, port }) => Ok((server::Listen::Tcp(resolve(host, *port, args.insecure)?), None)),
+        Some(Listen::Tcp { host, port }) => {
+            let address = resolve(host, *port)?;
+            check_tcp(address, args.insecure)?;
+            Ok((server::Listen::Tcp(address), None))
+        }
         None => {
             let dir =
                 tempfile::Builder::new().prefix("inlock-").tempdir().context("cannot make a private directory")?;
@@ -146,17 +150,17 @@ fn listen(args: &ServeArgs) -> anyhow::Result<(server::Listen, Option<TempDir>)>
     }
 }
 
-/// NBD without TLS shows the plaintext to whoever is on the way, so only this machine's own addresses are taken unasked.
-pub(crate) fn resolve(host: &str, port: u16, insecure: bool) -> anyhow::Result<SocketAddr> {
-    let mut found = (host, port).to_socket_addrs().with_context(|| format!("cannot find the address of '{host}'"))?;
-    let address = found.next().with_context(|| format!("'{host}' has no address"))?;
-    if !address.ip().is_loopback() && !insecure {
-        return Err(Problem::refused(
-            format!("Address {address} can be reached by other machines, and NBD without TLS is not encrypted."),
-            "listen on tcp:localhost:PORT or unix:PATH, or give --insecure",
-        ));
+/// NBD without TLS asks clients for nothing: a TCP address gives the plaintext to everybody who can connect to it, and that is
+/// every account of this machine at least.
+fn check_tcp(address: SocketAddr, insecure: bool) -> anyhow::Result<()> {
+    if insecure {
+        return Ok(());
     }
-    Ok(address)
+    let who = if address.ip().is_loopback() { "Every user of this machine" } else { "Everybody on the network" };
+    Err(Problem::refused(
+        format!("{who} could read and write the volume at {address}, since NBD is served without TLS."),
+        "listen on unix:PATH, which only its owner can connect to, or give --insecure",
+    ))
 }
 
 fn description(args: &ServeArgs) -> String {

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::device::{Access, Device};
 use crate::exit::{self, Problem};
+use crate::lock::{self, Mode};
 use crate::options::Options;
 
 /// A checked `zoned`.
@@ -96,6 +97,11 @@ fn create(path: &Path, mut layout: ZonedLayout) -> anyhow::Result<()> {
             "say how long all zones are together, as in --size 1G",
         ));
     }
+    // One that another process serves is not for zones; one that is missing is made.
+    let _lock = match Device::open(path, Access::Create) {
+        Ok(device) => Some(lock::whole_device(&device, Mode::Exclusive)?),
+        Err(_) => None,
+    };
     ZonedFile::create(path, &layout).map_err(cannot_use(path))
 }
 

@@ -4,7 +4,7 @@
 //! ends. The thread of the control socket does it ([`super::server`]), with the same bounds.
 
 use std::fmt::Write;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use super::facts::Status;
 use super::figures::phases;
 use super::socket;
 use crate::exit::Problem;
-use crate::values::Listen;
+use crate::values::{Listen, resolve};
 
 /// The longest request, in bytes.
 pub(crate) const REQUEST_MAX: usize = 8192;
@@ -62,7 +62,8 @@ impl Listener {
         match at {
             Listen::Unix(path) => Self::bind_unix(&std::path::absolute(path)?),
             Listen::Tcp { host, port } => {
-                let address = resolve(host, *port, insecure)?;
+                let address = resolve(host, *port)?;
+                check_tcp(address, insecure)?;
                 let listener = TcpListener::bind(address).map_err(|error| match error.kind() {
                     std::io::ErrorKind::AddrInUse => Problem::AddressInUse { address: address.to_string() }.into(),
                     _ => anyhow::Error::from(error).context(format!("cannot listen on {address}")),
@@ -87,17 +88,15 @@ impl Listener {
     }
 }
 
-/// Figures tell when a volume is used, and how much; only this machine may ask unasked.
-fn resolve(host: &str, port: u16, insecure: bool) -> anyhow::Result<SocketAddr> {
-    let mut found = (host, port).to_socket_addrs().with_context(|| format!("cannot find the address of '{host}'"))?;
-    let address = found.next().with_context(|| format!("'{host}' has no address"))?;
-    if !address.ip().is_loopback() && !insecure {
-        return Err(Problem::refused(
-            format!("Address {address} can be reached by other machines, and whoever asks there is told."),
-            "listen on tcp:localhost:PORT or unix:PATH, or give --insecure",
-        ));
+/// Figures tell when a volume is used, and how much, and nothing of what is on it: users of this machine may ask for them.
+fn check_tcp(address: SocketAddr, insecure: bool) -> anyhow::Result<()> {
+    if address.ip().is_loopback() || insecure {
+        return Ok(());
     }
-    Ok(address)
+    Err(Problem::refused(
+        format!("Address {address} can be reached by other machines, and whoever asks there is told."),
+        "listen on tcp:localhost:PORT or unix:PATH, or give --insecure",
+    ))
 }
 
 impl Drop for Listener {

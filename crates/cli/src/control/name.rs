@@ -50,6 +50,14 @@ impl std::fmt::Display for Name {
     }
 }
 
+/// When a log is removed with the other files.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Log {
+    Always,
+    IfEmpty,
+    Kept,
+}
+
 /// The files of a name.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
@@ -148,14 +156,15 @@ impl Files {
         write().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Removes what a process leaves behind, but for a log that says something, unless `log`.
-    fn remove(&self, log: bool) {
+    /// Removes what a process leaves behind, and the log as `log` says.
+    fn remove(&self, log: Log) {
         // What is gone already is what was wanted.
         let _ = std::fs::remove_file(self.socket());
         let _ = std::fs::remove_file(self.nbd_socket());
         let _ = std::fs::remove_file(self.zones());
         let _ = std::fs::remove_file(self.path("json"));
-        if log || std::fs::metadata(self.log()).is_ok_and(|metadata| metadata.len() == 0) {
+        let is_empty = || std::fs::metadata(self.log()).is_ok_and(|metadata| metadata.len() == 0);
+        if log == Log::Always || log == Log::IfEmpty && is_empty() {
             let _ = std::fs::remove_file(self.log());
         }
     }
@@ -167,6 +176,8 @@ pub(crate) struct Claim {
     /// What a process that is gone left, and what waits for another one. It stays where this one does not get that far.
     left: Option<Facts>,
     stays: Option<Box<dyn FnOnce() -> bool>>,
+    /// The log is left though nothing is in it yet.
+    keeps_log: bool,
     _lock: Lock,
 }
 
@@ -195,9 +206,9 @@ impl Claim {
             way::clean_up(&gone, &files.volume())?;
         }
         if left.is_none() {
-            files.remove(true);
+            files.remove(Log::Always);
         }
-        Ok(Self { files, left, stays: None, _lock: lock })
+        Ok(Self { files, left, stays: None, keeps_log: false, _lock: lock })
     }
 
     pub(crate) fn name(&self) -> &Name {
@@ -219,6 +230,11 @@ impl Claim {
         self.stays = Some(Box::new(stays));
     }
 
+    /// Has the log left, since the process is yet to write there why it ended.
+    pub(crate) fn keep_log(&mut self) {
+        self.keeps_log = true;
+    }
+
     /// As [`Files::publish`].
     pub(crate) fn publish(&mut self, facts: &Facts) -> anyhow::Result<()> {
         self.files.publish(facts)?;
@@ -231,7 +247,7 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let stays = self.stays.take().is_some_and(|stays| stays());
         if self.left.is_none() && !stays {
-            self.files.remove(false);
+            self.files.remove(if self.keeps_log { Log::Kept } else { Log::IfEmpty });
         }
     }
 }
@@ -267,7 +283,7 @@ mod tests {
         let files = Files::within(dir.path().to_owned(), &Name::new("data").unwrap());
         for stays in [true, false] {
             let lock = lock::alone(&files.path("lock")).unwrap().unwrap();
-            let mut claim = Claim { files: files.clone(), left: None, stays: None, _lock: lock };
+            let mut claim = Claim { files: files.clone(), left: None, stays: None, keeps_log: false, _lock: lock };
             claim.leave_if(move || stays);
             std::fs::write(files.path("json"), "{}").unwrap();
             drop(claim);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use inlock_volume::VolumeKey;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use zeroize::Zeroizing;
@@ -52,8 +53,14 @@ pub(crate) fn read_text(pipe: &OwnedFd, max: usize) -> io::Result<Zeroizing<Vec<
     Ok(room)
 }
 
-/// To the end, or until `room` is full.
+/// To the end, or until `room` is full. It never waits for longer than [`PATIENCE`], whatever was handed over.
 fn read(pipe: &OwnedFd, room: &mut [u8]) -> io::Result<usize> {
+    // Of other descriptors a read may wait although poll calls them readable, and some do not take the flag.
+    if FileType::from_raw_mode(fstat(pipe)?.st_mode) != FileType::Fifo {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "what was handed over is not a pipe"));
+    }
+    // Another process that has this pipe open may take what poll has seen.
+    fcntl_setfl(pipe, fcntl_getfl(pipe)? | OFlags::NONBLOCK)?;
     let deadline = Instant::now() + PATIENCE;
     let mut len = 0;
     while len < room.len() {

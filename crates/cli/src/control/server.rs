@@ -95,6 +95,9 @@ impl Control {
 
     /// Gives the name back, then tells whoever asked to close how the volume has ended.
     pub(crate) fn finish(mut self, outcome: &anyhow::Result<()>) {
+        if let (Err(_), Some(claim)) = (outcome, &mut self.claim) {
+            claim.keep_log();
+        }
         let closers = self.stop();
         let reply = running::line(&match outcome {
             Ok(()) => Ok(Map::new()),

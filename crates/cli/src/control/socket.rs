@@ -6,14 +6,18 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::cmsg_space;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
+
+/// How long a process may be behind with taking connections.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Listens at `path`, which is made, or replaced, when clients can connect, for its owner alone.
 pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
@@ -33,16 +37,25 @@ pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     made.map(|()| socket.into())
 }
 
-/// Connects to a socket, whatever the length of its path.
+/// Connects to a socket, whatever the length of its path. Where the other process takes no more connections, it waits for that
+/// a few seconds.
 pub(crate) fn connect(path: &Path) -> io::Result<UnixStream> {
     let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let (short, _dir) = short_path(dir, path)?;
     if fits(&short) {
-        return UnixStream::connect(short);
+        return connect_to(&short);
     }
     // A name in the directory may be too long even so; the socket itself has a short one.
     let socket = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    UnixStream::connect(name_of(&socket))
+    connect_to(&name_of(&socket))
+}
+
+fn connect_to(path: &Path) -> io::Result<UnixStream> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None)?;
+    Ok(socket.into())
 }
 
 /// `path`, or where it is too long for an address, the same file through a descriptor of its directory.

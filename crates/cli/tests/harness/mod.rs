@@ -4,6 +4,7 @@
 
 pub(crate) mod control;
 pub(crate) mod memory;
+pub(crate) mod storage;
 
 use std::ffi::OsStr;
 use std::io::Write;

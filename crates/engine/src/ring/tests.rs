@@ -2,16 +2,18 @@
 
 use super::{Completion, FileId, IoMode, MAX_PARTS, Operation, Part, Returned, Ring, Token, Twin, Wait};
 use crate::buffer::{Buffer, HEADROOM, Slot};
-use crate::store::BackingStore;
 use crate::store::file::FileStore;
+use crate::store::{BackingStore, Geometry};
 use crate::target::Ciphertext;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 fn both(test: impl Fn(Ring)) {
     for mode in [IoMode::Uring, IoMode::Sync] {
@@ -148,17 +150,70 @@ fn another_thread_wakes_a_ring() {
 }
 
 #[test]
-fn dropped_ring_has_ended_what_was_in_flight_on_sockets() {
+fn dropping_a_ring_ends_what_its_sockets_do_first() {
     both(|mut ring| {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let file = ring.add_socket(theirs.into()).unwrap();
         ring.submit(file, receive(0..4096, true), Token(1));
         ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
         drop(ring);
-        // The kernel has no operation left that could still take bytes into the buffer, which is free now.
         ours.set_nonblocking(true).unwrap();
-        assert_eq!(ours.read(&mut [0]).unwrap(), 0, "the end was sent before");
+        assert_eq!(ours.read(&mut [0]).unwrap(), 0, "the peer sees the end");
         assert_eq!(ours.write(b"late").unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+    });
+}
+
+/// A store that is as slow as the test likes: a read ends when something is written into the pipe.
+struct Pipe(std::fs::File);
+
+impl BackingStore for Pipe {
+    fn geometry(&self) -> Geometry {
+        Geometry { len: 4096, read_only: true }
+    }
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+    fn read_at(&self, _data: &mut [u8], _offset: u64) -> Result<usize, Errno> {
+        Err(Errno::SPIPE)
+    }
+    fn write_at(&self, _data: &[u8], _offset: u64, _durable: bool) -> Result<usize, Errno> {
+        Err(Errno::SPIPE)
+    }
+    fn sync(&self) -> Result<(), Errno> {
+        Err(Errno::SPIPE)
+    }
+    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
+        Err(Errno::SPIPE)
+    }
+}
+
+#[test]
+fn dropping_a_ring_waits_for_its_stores_without_spinning() {
+    let (slow, into) = std::io::pipe().unwrap();
+    let store: Arc<dyn BackingStore> = Arc::new(Pipe(OwnedFd::from(slow).into()));
+    let mut ring = Ring::new(IoMode::Uring).unwrap();
+    let file = ring.add_store(&store).unwrap();
+    ring.submit(file, Operation::Read { offset: 0, buffer: Buffer::new(4096), range: 0..4096 }, Token(1));
+    ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
+    // As a message does that comes too late to be read.
+    ring.waker().wake();
+    let answered = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut into = into;
+            std::thread::sleep(Duration::from_millis(500));
+            answered.store(true, Ordering::SeqCst);
+            into.write_all(&[7; 4096]).unwrap();
+        });
+        let cpu_time = || {
+            let spent = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32)
+        };
+        let before = cpu_time();
+        drop(ring);
+        let spent = cpu_time() - before;
+        assert!(answered.load(Ordering::SeqCst), "the kernel still used the buffer");
+        assert!(spent < Duration::from_millis(100), "waiting took {spent:?} of processor time");
     });
 }
 

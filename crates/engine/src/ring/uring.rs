@@ -7,6 +7,8 @@
 
 use super::{Buffer, Completion, FileId, Files, Held, Operation, Token, UblkBytes, UblkCommand, Wait, Waker};
 use crate::buffer::Slot;
+#[cfg(feature = "fault-injection")]
+use crate::fault_injection::{Call, Fault, decide};
 use crate::store::block_device::RING_DISCARD;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
@@ -43,13 +45,16 @@ pub(super) struct Uring {
     done: VecDeque<Completion>,
     /// What the kernel would not take; it goes in when completions have made room.
     backlog: VecDeque<squeue::Entry>,
-    waker: RawFd,
+    waker: Waker,
     waker_armed: bool,
     /// How many descriptors can be registered: 0 where the kernel does not do it.
     registered: u32,
     vectors_made: usize,
     /// Buffers are registered with one ring; in another they are memory like any other.
     pub(super) number: u32,
+    /// Completions that are held back, and for how many turns.
+    #[cfg(feature = "fault-injection")]
+    late: Vec<(u32, u32, i32)>,
 }
 
 struct Entry {
@@ -60,6 +65,8 @@ struct Entry {
     vectors: Option<Box<Vectors>>,
     /// It was handed over as a block device's own command.
     as_command: bool,
+    #[cfg(feature = "fault-injection")]
+    fault: Option<Fault>,
 }
 
 /// What `sendmsg` and `writev` point to.
@@ -92,11 +99,13 @@ impl Uring {
             vectors: Vec::new(),
             done: VecDeque::new(),
             backlog: VecDeque::new(),
-            waker: waker.0.as_raw_fd(),
+            waker: waker.clone(),
             waker_armed: false,
             registered,
             vectors_made: 0,
             number: RINGS.fetch_add(1, Ordering::Relaxed),
+            #[cfg(feature = "fault-injection")]
+            late: Vec::with_capacity(1024),
         })
     }
 
@@ -172,8 +181,16 @@ impl Uring {
                 (self.in_flight.len() - 1) as u32
             }
         };
-        self.in_flight[index as usize] =
-            Some(Entry { file, operation, token, progress: 0, vectors, as_command: false });
+        self.in_flight[index as usize] = Some(Entry {
+            file,
+            operation,
+            token,
+            progress: 0,
+            vectors,
+            as_command: false,
+            #[cfg(feature = "fault-injection")]
+            fault: None,
+        });
         self.push(files, index);
     }
 
@@ -188,7 +205,14 @@ impl Uring {
         };
         entry.as_command = held.discards && matches!(entry.operation, Operation::Discard { .. });
         let place = held.direct.then_some(self.number);
+        #[cfg(feature = "fault-injection")]
+        entry.inject(held);
         let sqe = entry.describe(types::Fd(fd), place).flags(flags).user_data(u64::from(index));
+        #[cfg(feature = "fault-injection")]
+        let sqe = match entry.fault {
+            Some(Fault::Errno(_) | Fault::Nothing) => opcode::Nop::new().build().user_data(u64::from(index)),
+            _ => sqe,
+        };
         self.push_entry(sqe);
     }
 
@@ -229,12 +253,15 @@ impl Uring {
 
     pub(super) fn turn(&mut self, files: &mut Files, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
         if !self.waker_armed {
-            let poll = opcode::PollAdd::new(types::Fd(self.waker), libc::POLLIN as u32).build().user_data(WAKER);
+            let poll =
+                opcode::PollAdd::new(types::Fd(self.waker.0.as_raw_fd()), libc::POLLIN as u32).build().user_data(WAKER);
             self.push_entry(poll);
             self.waker_armed = true;
         }
         // What is left behind may be what the wait would be for.
         let waiting = self.push_backlog() && self.done.is_empty();
+        #[cfg(feature = "fault-injection")]
+        let waiting = waiting && self.late.is_empty();
         let entered = match wait {
             Wait::Forever if waiting => self.ring.submit_and_wait(1).map(|_| ()),
             Wait::Until(limit) if waiting => {
@@ -260,6 +287,8 @@ impl Uring {
                 self.complete(files, completed.user_data() as u32, completed.result());
             }
         }
+        #[cfg(feature = "fault-injection")]
+        self.complete_late(files);
         done.append(&mut self.done);
         Ok(woken)
     }
@@ -270,13 +299,20 @@ impl Uring {
 
     fn complete(&mut self, files: &mut Files, index: u32, result: i32) {
         let entry = self.in_flight[index as usize].as_mut().expect("a completion belongs to an entry in the table");
+        #[cfg(feature = "fault-injection")]
+        let result = match entry.fault.take() {
+            Some(Fault::Delay(turns)) => return self.late.push((turns, index, result)),
+            Some(Fault::Errno(errno) | Fault::LateErrno(errno)) => -errno.raw_os_error(),
+            Some(Fault::Nothing) => 0,
+            Some(Fault::Short) | None => result,
+        };
         let result = match result {
             0.. => Ok(result as usize),
             _ => Err(Errno::from_raw_os_error(-result)),
         };
         let again = match (&result, &entry.operation) {
-            // An answer that was given must not be given twice.
-            (_, Operation::Ublk(_)) => false,
+            // An answer that was given must not be given twice. An error of a sync may have taken a lost write's with it.
+            (_, Operation::Ublk(_) | Operation::Sync) => false,
             (Err(Errno::INTR | Errno::AGAIN), _) => true,
             (Err(Errno::OPNOTSUPP), Operation::Discard { .. }) if entry.as_command => {
                 // The device does not discard, or the kernel does not know the command. What it takes for a discard of old
@@ -321,10 +357,15 @@ impl Uring {
         let mut done = VecDeque::new();
         let is_ublk = |entry: &Entry| matches!(entry.operation, Operation::Ublk(_));
         while self.in_flight.iter().flatten().any(|entry| !is_ublk(entry)) {
-            if self.turn(files, Wait::Forever, &mut done).is_err() {
-                // The kernel may still write to these buffers; memory that is never freed is the only safe answer.
-                std::mem::forget(std::mem::take(&mut self.in_flight));
-                return done;
+            match self.turn(files, Wait::Forever, &mut done) {
+                // Read, or the next wait ends at once.
+                Ok(true) => self.waker.clear(),
+                Ok(false) => {}
+                Err(_) => {
+                    // The kernel may still write to these buffers; memory that is never freed is the only safe answer.
+                    std::mem::forget(std::mem::take(&mut self.in_flight));
+                    return done;
+                }
             }
         }
         // Now, and not when the kernel gets round to the ring of a process that has ended.
@@ -348,6 +389,39 @@ impl super::Ring {
         match self.twin {
             super::Twin::Uring(_) => Ok(self.files.add(super::Descriptor::Ublk(device, copied))),
             super::Twin::Plain(_) => Err(io::Error::new(io::ErrorKind::Unsupported, "ublk needs io_uring")),
+        }
+    }
+}
+
+#[cfg(feature = "fault-injection")]
+impl Uring {
+    /// Completes what was held back for long enough.
+    fn complete_late(&mut self, files: &mut Files) {
+        self.late.iter_mut().for_each(|(turns, ..)| *turns = turns.saturating_sub(1));
+        while let Some(due) = self.late.iter().position(|(turns, ..)| *turns == 0) {
+            let (_, index, result) = self.late.remove(due);
+            self.complete(files, index, result);
+        }
+    }
+}
+
+#[cfg(feature = "fault-injection")]
+impl Entry {
+    /// Asks what becomes of an operation on a store, and makes it shorter where that is the answer.
+    fn inject(&mut self, held: &Held) {
+        let call = match &self.operation {
+            Operation::Read { .. } => Call::Read,
+            Operation::Write { durable, .. } => Call::Write { durable: *durable },
+            Operation::WriteParts { .. } => Call::Write { durable: false },
+            Operation::Sync => Call::Sync,
+            Operation::Discard { .. } => Call::Discard,
+            _ => return,
+        };
+        self.fault = decide(held.descriptor.as_fd().as_raw_fd(), call);
+        if let (Some(Fault::Short), Operation::Read { range, .. } | Operation::Write { range, .. }) =
+            (self.fault, &mut self.operation)
+        {
+            range.end = range.start + range.len().div_ceil(2);
         }
     }
 }
@@ -377,6 +451,10 @@ impl Entry {
             Operation::WriteParts { offset, parts } => {
                 let vectors = self.vectors.as_mut().expect("a write of several parts is made with its vectors");
                 vectors.point_to(parts.iter().map(|part| part.bytes()), 0);
+                #[cfg(feature = "fault-injection")]
+                if self.fault == Some(Fault::Short) {
+                    vectors.parts.truncate(vectors.parts.len().div_ceil(2));
+                }
                 opcode::Writev::new(fd, vectors.parts.as_ptr(), vectors.parts.len() as u32).offset(*offset).build()
             }
             Operation::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),

@@ -40,6 +40,8 @@ pub struct FileStore {
     /// No descriptor is shown: everything is called inline.
     hidden: bool,
     in_memory: bool,
+    /// A block device that is read and written past the kernel's cache.
+    direct_device: bool,
     memory_alignment: usize,
 }
 
@@ -57,8 +59,10 @@ impl FileStore {
         // The node of a block device is in a file system of memory, the device is not.
         let in_memory = mode == IoMode::Auto && !block_device && lives_in_memory(&file);
         let hidden = mode == IoMode::Sync;
+        let direct_device = block_device && is_direct(&file).is_ok_and(|direct| direct);
         let memory_alignment = memory_alignment(&file);
-        Ok(Self { file, len: AtomicU64::new(len), read_only, block_device, hidden, in_memory, memory_alignment })
+        let len = AtomicU64::new(len);
+        Ok(Self { file, len, read_only, block_device, hidden, in_memory, direct_device, memory_alignment })
     }
 
     /// The file.
@@ -121,6 +125,11 @@ impl BackingStore for FileStore {
 
     fn memory_alignment(&self) -> usize {
         self.memory_alignment
+    }
+
+    /// Through the page cache, and on any file system, `RWF_DSYNC` is a sync that reports what became of other writes.
+    fn has_native_fua(&self) -> bool {
+        self.direct_device
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {

@@ -105,10 +105,17 @@ pub trait BackingStore: Send + Sync {
         1
     }
 
+    /// Whether a durable write reports nothing but its own failure, as with a disk's FUA. Elsewhere the engine writes and
+    /// then syncs, since one durable write could be told of an error of another one, which then succeeds.
+    fn has_native_fua(&self) -> bool {
+        false
+    }
+
     /// Reads at `offset`; the number of bytes read.
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno>;
 
-    /// Writes at `offset`; the number of bytes written. `durable`: they are on stable storage before this returns.
+    /// Writes at `offset`; the number of bytes written. `durable`, only with [`BackingStore::has_native_fua`]: they are on
+    /// stable storage before this returns.
     fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno>;
 
     /// Writes these one behind the other from `offset` on; the number of bytes written. A store that has one call for it sees to it
@@ -127,7 +134,8 @@ pub trait BackingStore: Send + Sync {
         Ok(done)
     }
 
-    /// Puts everything that was written before on stable storage.
+    /// Puts everything that was written before on stable storage. The engine never calls it twice at a time, and not again
+    /// after it has failed.
     fn sync(&self) -> Result<(), Errno>;
 
     /// Gives storage back. The bytes' content is undefined afterwards.

@@ -26,7 +26,7 @@ pub(super) struct InFlight {
     pub(super) action: Option<ActionId>,
     /// The request that this one is a part of; the front end does not know of parts.
     pub(super) parent: Option<u32>,
-    /// Bytes of the current store operation that are done; of a flush, stores.
+    /// Bytes of the current store operation that are done.
     pub(super) progress: usize,
     /// Why it fails, while the store is asked whether earlier writes are lost as well.
     pub(super) failed: Option<Errno>,
@@ -81,6 +81,7 @@ pub(super) enum Step {
     /// In the hands of the carrier.
     Carried,
     Write,
+    /// It waits for a sync of the stores.
     Sync,
     Discard,
     /// Carried out in parts, one after the other.

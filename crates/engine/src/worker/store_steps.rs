@@ -18,9 +18,6 @@ where
         flight.step = step;
         flight.progress = 0;
         match step {
-            // A table of lines that store nothing.
-            Step::Sync if self.stores.is_empty() => self.last_step(index, step, Ok(())),
-            Step::Sync => self.submit(index, 0, ring::Operation::Sync),
             Step::Discard => self.discard(index),
             _ => self.store_read(index),
         }
@@ -70,19 +67,24 @@ where
         let flight = self.flight(index);
         let extent = flight.extent.expect("a write has an extent");
         let (progress, durable) = (flight.progress, flight.operation.durable());
+        let durable = durable && self.device.stores()[extent.store as usize].has_native_fua();
         let offset = extent.store_offset + progress as u64;
         let range = progress..extent.cover_len;
         self.submit(index, extent.store, ring::Operation::Write { offset, data, range, durable });
     }
 
     pub(super) fn submit(&mut self, index: u32, store: u32, operation: ring::Operation) {
+        self.submit_as(Token(OWN | u64::from(index)), store, operation);
+    }
+
+    pub(super) fn submit_as(&mut self, token: Token, store: u32, operation: ring::Operation) {
         let short = operation.transfer_len().is_some_and(|len| self.is_inline(store, len));
         let called = &self.device.stores()[store as usize];
         match self.stores[store as usize].filter(|_| !short) {
-            Some(file) => self.ring.submit(file, operation, Token(OWN | u64::from(index))),
+            Some(file) => self.ring.submit(file, operation, token),
             None => {
                 let (result, returned) = operation.execute(&**called);
-                self.executed.push_back(Completion { token: Token(OWN | u64::from(index)), result, returned });
+                self.executed.push_back(Completion { token, result, returned });
             }
         }
     }

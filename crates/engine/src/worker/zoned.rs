@@ -191,7 +191,7 @@ where
             Ok((there, true)) if there == extent.cover_len => {
                 let flight = self.flight(index);
                 flight.buffer = Some(data.into_buffer());
-                if flight.operation.durable() { self.store_step(index, Step::Sync) } else { self.finish(index, Ok(())) }
+                if flight.operation.durable() { self.await_sync(index) } else { self.finish(index, Ok(())) }
             }
             Ok((there, true)) => {
                 let flight = self.flight(index);
@@ -223,7 +223,7 @@ where
                 }
                 self.turns.extend(next.map(|token| token as u32));
                 if refused.is_some() {
-                    self.store_step(index, Step::Sync);
+                    self.await_sync(index);
                 }
                 refused.is_none()
             }

@@ -2,22 +2,16 @@
 
 use crate::scripted::{self, Ask};
 use crate::support::{DATA_OFFSET, Random, device, image_of, independent_plaintext};
-use inlock_engine::store::file::IoMode;
+use inlock_engine::fault_injection::{Call, Fault, Injection, Injector, around, inject};
+use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, Geometry};
 use inlock_engine::{BlockingDevice, RequestError};
 use rustix::io::Errno;
-use std::sync::Arc;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Fault {
-    Errno(Errno),
-    /// Only the first half is transferred.
-    Short,
-    /// Nothing is transferred, as at the end of a file.
-    Nothing,
-}
+use std::sync::{Arc, Mutex};
 
 const FAULTS: [Fault; 6] = [
     Fault::Errno(Errno::IO),
@@ -28,37 +22,78 @@ const FAULTS: [Fault; 6] = [
     Fault::Nothing,
 ];
 
-impl Fault {
-    /// Whether the request goes on as if nothing had been.
-    fn is_transient(self) -> bool {
-        matches!(self, Self::Errno(Errno::INTR | Errno::AGAIN) | Self::Short)
+/// Completions that a ring may see besides: a transfer that was made and is reported as failed, one that is late.
+const OF_RINGS: [Fault; 3] = [Fault::LateErrno(Errno::IO), Fault::LateErrno(Errno::NOSPC), Fault::Delay(3)];
+
+/// Whether the request goes on as if nothing had happened.
+fn is_transient(fault: Fault, call: Call) -> bool {
+    match fault {
+        // A sync is asked once: it may have taken the error with it.
+        Fault::Errno(_) | Fault::LateErrno(_) | Fault::Nothing if call == Call::Sync => fault == Fault::Nothing,
+        Fault::Errno(Errno::INTR | Errno::AGAIN) | Fault::Short | Fault::Delay(_) => true,
+        Fault::Nothing => call == Call::Discard,
+        _ => false,
     }
 }
 
-/// Fails one operation, by number.
-struct FaultStore {
-    inner: MemoryStore,
+/// Fails one operation, by number, whether it is a plain call or goes through the ring.
+struct Nth {
     count: AtomicU64,
     nth: u64,
     fault: Fault,
+    struck: Mutex<Option<Call>>,
+}
+
+impl Injector for Nth {
+    fn decide(&self, call: Call) -> Option<Fault> {
+        let strikes = self.count.fetch_add(1, Ordering::Relaxed) + 1 == self.nth;
+        if strikes {
+            *self.struck.lock().unwrap() = Some(call);
+        }
+        strikes.then_some(self.fault)
+    }
+}
+
+/// Where the ciphertext is, and how it is reached.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Below {
+    Memory,
+    /// A real file, through a real ring.
+    Uring,
+}
+
+/// A store whose operations can fail.
+struct FaultStore {
+    inner: Arc<dyn BackingStore>,
+    contents: Box<dyn Fn() -> Vec<u8> + Send + Sync>,
+    faults: Arc<Nth>,
+    /// Before the file, which `inner` has.
+    _injection: Option<Injection>,
 }
 
 impl FaultStore {
     fn new(image: Vec<u8>, nth: u64, fault: Fault) -> Self {
-        Self { inner: MemoryStore::new(image), count: AtomicU64::new(0), nth, fault }
+        Self::on(Below::Memory, image, nth, fault)
     }
 
-    fn strikes(&self) -> bool {
-        self.count.fetch_add(1, Ordering::Relaxed) + 1 == self.nth
-    }
-
-    fn transfer(&self, len: usize, call: impl FnOnce(usize) -> Result<usize, Errno>) -> Result<usize, Errno> {
-        match self.fault {
-            _ if !self.strikes() => call(len),
-            Fault::Errno(errno) => Err(errno),
-            Fault::Short => call(len.div_ceil(2)),
-            Fault::Nothing => Ok(0),
+    fn on(below: Below, image: Vec<u8>, nth: u64, fault: Fault) -> Self {
+        let faults = Arc::new(Nth { count: AtomicU64::new(0), nth, fault, struck: Mutex::default() });
+        if below == Below::Memory {
+            let memory = Arc::new(MemoryStore::new(image));
+            let contents = Arc::clone(&memory);
+            return Self { inner: memory, contents: Box::new(move || contents.contents()), faults, _injection: None };
         }
+        let named = crate::support::file_in_memory();
+        std::fs::write(named.path(), image).unwrap();
+        let file = File::options().read(true).write(true).open(named.path()).unwrap();
+        let inner = Arc::new(FileStore::new(file, false, IoMode::Uring).unwrap());
+        let injection = inject(inner.file().as_fd(), Arc::clone(&faults) as _);
+        let contents = Box::new(move || std::fs::read(named.path()).unwrap());
+        Self { inner, contents, faults, _injection: Some(injection) }
+    }
+
+    fn struck(&self) -> Option<Call> {
+        *self.faults.struck.lock().unwrap()
     }
 }
 
@@ -66,81 +101,122 @@ impl BackingStore for FaultStore {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
+    fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.as_fd()
+    }
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.transfer(data.len(), |len| self.inner.read_at(&mut data[..len], offset))
+        let len = data.len();
+        around(&*self.faults, Call::Read, len, |len| self.inner.read_at(&mut data[..len], offset))
     }
     fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
-        self.transfer(data.len(), |len| self.inner.write_at(&data[..len], offset, durable))
+        let write = |len: usize| self.inner.write_at(&data[..len], offset, durable);
+        around(&*self.faults, Call::Write { durable }, data.len(), write)
     }
     fn sync(&self) -> Result<(), Errno> {
-        self.transfer(0, |_| Ok(0)).map(|_| ())
+        around(&*self.faults, Call::Sync, 0, |_| self.inner.sync().map(|()| 0)).map(|_| ())
     }
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.transfer(0, |_| self.inner.discard(offset, len).map(|()| 0)).map(|_| ())
+        around(&*self.faults, Call::Discard, 0, |_| self.inner.discard(offset, len).map(|()| 0)).map(|_| ())
     }
 }
 
 const LEN: usize = 32 << 10;
 
-fn script(random: &mut Random) -> Vec<Ask> {
+fn script(random: &mut Random, below: Below) -> Vec<Ask> {
     let mut asks = Vec::new();
     for _ in 0..24 {
         let (offset, len) = random.range(LEN as u64, 4096);
-        asks.push(match random.below(4) {
+        let durable = below == Below::Uring && random.below(4) == 0;
+        asks.push(match random.below(if below == Below::Uring { 6 } else { 4 }) {
             0 => Ask::Read { offset, len },
             1 => Ask::Zeroes { offset, len },
-            _ => Ask::Write { offset, data: random.bytes(len as usize), durable: false },
+            4 => Ask::Flush,
+            5 => Ask::Discard { offset, len: 1 },
+            _ => Ask::Write { offset, data: random.bytes(len as usize), durable },
         });
     }
     asks
 }
 
-/// Carries out `ask` on the model if it succeeded. A write that failed has changed nothing: the store refused it.
-fn apply(model: &mut [u8], ask: &Ask, succeeded: bool) {
+fn apply(model: &mut [u8], ask: &Ask) {
     match ask {
-        Ask::Write { offset, data, .. } if succeeded => {
-            model[*offset as usize..][..data.len()].copy_from_slice(data);
-        }
-        Ask::Zeroes { offset, len } if succeeded => model[*offset as usize..][..*len as usize].fill(0),
+        Ask::Write { offset, data, .. } => model[*offset as usize..][..data.len()].copy_from_slice(data),
+        Ask::Zeroes { offset, len } => model[*offset as usize..][..*len as usize].fill(0),
         _ => {}
     }
 }
 
+fn is_durable(ask: &Ask) -> bool {
+    matches!(ask, Ask::Flush | Ask::Write { durable: true, .. })
+}
+
+/// Whether `answers` and the image that is found are those of a device on which the requests that failed were carried out
+/// (`landed`) or were not.
+fn agrees(mut model: Vec<u8>, script: &[Ask], answers: &[scripted::Answer], found: &[u8], landed: bool) -> bool {
+    let right = script.iter().zip(answers).all(|(ask, answer)| {
+        if answer.is_ok() || landed {
+            apply(&mut model, ask);
+        }
+        match (ask, answer) {
+            (Ask::Read { offset, len }, Ok(bytes)) => *bytes == model[*offset as usize..][..*len as usize],
+            _ => true,
+        }
+    });
+    right && found == model
+}
+
 /// One run with one fault; `None` when the script has fewer operations than that.
-fn strike(unit: u32, seed: u64, nth: u64, fault: Fault, blocking: bool) -> Option<()> {
+fn strike(below: Below, unit: u32, seed: u64, nth: u64, fault: Fault, blocking: bool) -> Option<()> {
     let mut random = Random::new(seed);
-    let mut model = random.bytes(LEN);
-    let store = Arc::new(FaultStore::new(image_of(&model, unit), nth, fault));
+    let model = random.bytes(LEN);
+    let store = Arc::new(FaultStore::on(below, image_of(&model, unit), nth, fault));
     let device = device(Arc::clone(&store) as _, unit);
-    let script = script(&mut random);
+    let script = script(&mut random, below);
+    let mode = if below == Below::Uring { IoMode::Uring } else { IoMode::Auto };
     let answers = if blocking {
         run_blocking(&BlockingDevice::new(Arc::clone(&device)), &script)
     } else {
-        scripted::run(&device, IoMode::Auto, 1, script.clone())
+        scripted::run(&device, mode, 1, script.clone())
     };
-    if store.count.load(Ordering::Relaxed) < nth {
-        return None;
+    let call = store.struck()?;
+    let place = format!("unit {unit} seed {seed} operation {nth}, {call:?}: {fault:?}");
+    let first = answers.iter().position(Result::is_err);
+    assert_eq!(first.is_none(), is_transient(fault, call), "{place}: {first:?} failed first");
+    for (index, error) in answers.iter().enumerate().filter_map(|(i, answer)| Some((i, answer.as_ref().err()?))) {
+        let expected = match fault {
+            // Nothing is durable any more from then on.
+            _ if call == Call::Sync => Errno::IO,
+            Fault::Errno(errno) | Fault::LateErrno(errno) => errno,
+            _ => Errno::IO,
+        };
+        assert_eq!(*error, RequestError::Io(expected), "{place}");
+        let may_fail = Some(index) == first || call == Call::Sync && is_durable(&script[index]);
+        assert!(may_fail, "{place}: request {index} failed as well");
     }
-    let place = format!("unit {unit} seed {seed} operation {nth} {fault:?}");
-    let failed = answers.iter().filter(|a| a.is_err()).count();
-    assert_eq!(failed, usize::from(!fault.is_transient()), "{place}: requests that failed");
-    for (ask, answer) in script.iter().zip(&answers) {
-        match answer {
-            Ok(bytes) => {
-                apply(&mut model, ask, true);
-                if let Ask::Read { offset, len } = ask {
-                    assert!(*bytes == model[*offset as usize..][..*len as usize], "{place}: a wrong read");
-                }
-            }
-            Err(error) => {
-                let expected = if let Fault::Errno(errno) = fault { errno } else { Errno::IO };
-                assert_eq!(*error, RequestError::Io(expected), "{place}");
-            }
-        }
+    if let (Some(first), Call::Sync) = (first, call) {
+        let later = script.iter().zip(&answers).skip(first);
+        assert!(later.filter(|(ask, _)| is_durable(ask)).all(|(_, answer)| answer.is_err()), "{place}: a later flush");
     }
-    let found = independent_plaintext(&store.inner.contents(), unit);
-    assert!(found == model, "{place}: the image differs from the model");
+    let found = independent_plaintext(&(store.contents)(), unit);
+    let late = matches!(fault, Fault::LateErrno(_));
+    // A write whose sync failed has been made, and may be lost.
+    let landed = late || call == Call::Sync;
+    assert!(
+        agrees(model.clone(), &script, &answers, &found, false)
+            || landed && agrees(model, &script, &answers, &found, true)
+            || landed && later_refusals_change_nothing(&script, &answers, &found, seed),
+        "{place}: reads or the image differ from the model"
+    );
     Some(())
+}
+
+/// As [`agrees`], where the first failed request was carried out and those that were refused after it were not.
+fn later_refusals_change_nothing(script: &[Ask], answers: &[scripted::Answer], found: &[u8], seed: u64) -> bool {
+    let mut answers = answers.to_vec();
+    if let Some(first) = answers.iter_mut().find(|answer| answer.is_err()) {
+        *first = Ok(Vec::new());
+    }
+    agrees(Random::new(seed).bytes(LEN), script, &answers, found, false)
 }
 
 pub(crate) fn run_blocking(device: &BlockingDevice, script: &[Ask]) -> Vec<scripted::Answer> {
@@ -152,34 +228,46 @@ pub(crate) fn run_blocking(device: &BlockingDevice, script: &[Ask]) -> Vec<scrip
         Ask::Write { offset, data, .. } => device.write_at(data, *offset).map(|()| Vec::new()),
         Ask::Zeroes { offset, len } => device.write_zeroes(*offset, *len).map(|()| Vec::new()),
         Ask::Flush => device.flush().map(|()| Vec::new()),
-        Ask::Discard { offset, len } => device.discard(*offset, *len).map(|()| Vec::new()),
+        Ask::Discard { offset, len } | Ask::DurableDiscard { offset, len } => {
+            device.discard(*offset, *len).map(|()| Vec::new())
+        }
     };
     script.iter().map(one).collect()
 }
 
-fn fail_every_operation(seeds: u64, blocking: bool) -> usize {
-    let mut faults = 0;
+fn fail_every_operation(below: Below, faults: &[Fault], seeds: u64, blocking: bool) -> usize {
+    let mut count = 0;
     for unit in [512, 4096] {
         for seed in 1..=seeds {
-            for fault in FAULTS {
-                faults += (1..).take_while(|nth| strike(unit, seed, *nth, fault, blocking).is_some()).count();
+            for fault in faults {
+                let strikes = |nth: &u64| strike(below, unit, seed, *nth, *fault, blocking).is_some();
+                count += (1..).take_while(strikes).count();
             }
         }
     }
-    faults
+    count
 }
 
 #[test]
 fn every_operation_fails_once() {
-    let faults = fail_every_operation(8, false) + fail_every_operation(8, true);
+    let memory = |blocking| fail_every_operation(Below::Memory, &FAULTS, 8, blocking);
+    let faults = memory(false) + memory(true);
     println!("{faults} faults injected, 0 wrong answers");
     assert!(faults >= 3000, "only {faults} faults were injected");
 }
 
 #[test]
+fn every_operation_of_a_ring_fails_once() {
+    let ring = |faults| fail_every_operation(Below::Uring, faults, 2, false);
+    let faults = ring(&FAULTS) + ring(&OF_RINGS);
+    println!("{faults} faults injected into io_uring, 0 wrong answers");
+    assert!(faults >= 1200, "only {faults} faults were injected");
+}
+
+#[test]
 fn every_operation_fails_once_with_a_pool() {
     scripted::offloaded(|| {
-        let faults = fail_every_operation(3, false);
+        let faults = fail_every_operation(Below::Memory, &FAULTS, 3, false);
         println!("{faults} faults injected with a pool, 0 wrong answers");
         assert!(faults >= 500, "only {faults} faults were injected");
     });
@@ -189,7 +277,7 @@ fn every_operation_fails_once_with_a_pool() {
 fn every_operation_fails_once_with_a_carrier() {
     // One strip a request: a write that fails half-way has a test of its own.
     scripted::carried(LEN, || {
-        let faults = fail_every_operation(3, false);
+        let faults = fail_every_operation(Below::Memory, &FAULTS, 3, false);
         println!("{faults} faults injected with a carrier, 0 wrong answers");
         assert!(faults >= 500, "only {faults} faults were injected");
     });
@@ -202,22 +290,43 @@ fn a_changed_neighbour_is_seen() {
     let mut image = image_of(&model, 512);
     image[DATA_OFFSET + 512] ^= 1;
     assert!(independent_plaintext(&image, 512) != model);
-    apply(&mut model, &Ask::Zeroes { offset: 0, len: 1 }, true);
+    apply(&mut model, &Ask::Zeroes { offset: 0, len: 1 });
     assert_eq!(model[0], 0);
 }
 
 #[test]
 fn one_failing_request_does_not_fail_its_neighbours() {
+    fail_one_of_many(Below::Memory, Fault::Errno(Errno::IO));
+}
+
+#[test]
+fn one_failing_request_in_a_ring_does_not_fail_its_neighbours() {
+    for fault in [Fault::Errno(Errno::IO), Fault::Nothing] {
+        fail_one_of_many(Below::Uring, fault);
+    }
+}
+
+#[test]
+fn late_and_short_completions_of_a_ring_among_others_fail_nothing() {
+    for fault in [Fault::Delay(1), Fault::Delay(9), Fault::Short, Fault::Errno(Errno::AGAIN)] {
+        fail_one_of_many(Below::Uring, fault);
+    }
+}
+
+fn fail_one_of_many(below: Below, fault: Fault) {
+    let mode = if below == Below::Uring { IoMode::Uring } else { IoMode::Auto };
     for nth in 1..40 {
-        let store = Arc::new(FaultStore::new(vec![0; DATA_OFFSET + LEN], nth, Fault::Errno(Errno::IO)));
+        let store = Arc::new(FaultStore::on(below, vec![0; DATA_OFFSET + LEN], nth, fault));
         let device = device(Arc::clone(&store) as _, 512);
         let write = |i: u64| Ask::Write { offset: i * 300, data: vec![i as u8; 300], durable: false };
-        let answers = scripted::run(&device, IoMode::Auto, 16, (0..100).map(write).collect());
-        assert_eq!(answers.iter().filter(|a| a.is_err()).count(), 1, "operation {nth}");
-        let plain = independent_plaintext(&store.inner.contents(), 512);
+        let answers = scripted::run(&device, mode, 16, (0..100).map(write).collect());
+        let failed = answers.iter().filter(|a| a.is_err()).count();
+        let call = store.struck().unwrap();
+        assert_eq!(failed, usize::from(!is_transient(fault, call)), "operation {nth}, {call:?}: {fault:?}");
+        let plain = independent_plaintext(&(store.contents)(), 512);
         for (i, answer) in answers.iter().enumerate() {
             let now = &plain[i * 300..][..300];
-            assert_eq!(answer.is_ok(), now.iter().all(|b| *b == i as u8), "operation {nth} write {i}");
+            assert_eq!(answer.is_ok(), now.iter().all(|b| *b == i as u8), "operation {nth} write {i}: {fault:?}");
         }
     }
 }
@@ -253,7 +362,7 @@ fn a_carried_write_that_fails_half_way_leaves_whole_units() {
         let new = 700..(700 + data.len()).min(end.max(700));
         let len = new.len();
         expected[new].copy_from_slice(&data[..len]);
-        assert!(independent_plaintext(&store.inner.contents(), 512) == expected, "strip {failing}");
+        assert!(independent_plaintext(&(store.contents)(), 512) == expected, "strip {failing}");
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod crash;
 mod direct;
+mod durability;
 mod faults;
 mod grow;
 mod model;

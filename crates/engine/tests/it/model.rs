@@ -40,7 +40,7 @@ fn model_answers(model: &mut [u8], script: &[Ask]) -> Vec<Vec<u8>> {
             model[range(*offset, *len)].fill(0);
             None
         }
-        Ask::Flush | Ask::Discard { .. } => None,
+        Ask::Flush | Ask::Discard { .. } | Ask::DurableDiscard { .. } => None,
     };
     script.iter().map(answer).map(Option::unwrap_or_default).collect()
 }

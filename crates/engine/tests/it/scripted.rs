@@ -18,6 +18,7 @@ pub(crate) enum Ask {
     Zeroes { offset: u64, len: u64 },
     Flush,
     Discard { offset: u64, len: u64 },
+    DurableDiscard { offset: u64, len: u64 },
 }
 
 /// How one request ended; a read with its bytes.
@@ -48,6 +49,7 @@ impl Scripted {
                 Ask::Zeroes { offset, len } => (Operation::WriteZeroes { durable: false }, *offset, *len),
                 Ask::Flush => (Operation::Flush, 0, 0),
                 Ask::Discard { offset, len } => (Operation::Discard { durable: false }, *offset, *len),
+                Ask::DurableDiscard { offset, len } => (Operation::Discard { durable: true }, *offset, *len),
             };
             let mut request = Request { id, operation, offset, len, data: None, spare: None };
             if matches!(ask, Ask::Read { .. } | Ask::Write { .. } | Ask::Zeroes { .. }) {

@@ -91,3 +91,10 @@ pub(crate) fn image_of(plain: &[u8], unit: u32) -> Vec<u8> {
     device.write_at(plain, 0).expect("memory does not fail");
     store.contents()
 }
+
+/// A new file, on a file system in memory where there is one: to a ring it is a file like any other.
+pub(crate) fn file_in_memory() -> tempfile::NamedTempFile {
+    let memory = std::path::Path::new("/dev/shm");
+    let named = if memory.is_dir() { tempfile::NamedTempFile::new_in(memory) } else { tempfile::NamedTempFile::new() };
+    named.expect("a temporary file")
+}

@@ -8,8 +8,8 @@ mod zones;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
-use std::path::{Display, Path, PathBuf};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Display, PathBuf};
 
 use anyhow::Context;
 use inlock_engine::blocking::BlockingDevice;
@@ -17,6 +17,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, Buffer};
 
 use crate::args::CopyArgs;
+use crate::backing;
 use crate::copy::{self, CHUNK};
 use crate::exit::Problem;
 use crate::progress::{Progress, Show};
@@ -103,7 +104,7 @@ impl Input {
         let mut file = File::open(path).with_context(cannot)?;
         let metadata = file.metadata().with_context(cannot)?;
         for image in [Some(&args.source.image), args.source.header.as_ref()].into_iter().flatten() {
-            if same(path, image) {
+            if backing::overlap(path, image) {
                 return Err(Problem::usage("The input file is the image itself."));
             }
         }
@@ -189,13 +190,6 @@ impl Input {
                 "make the image longer, or cut the input",
             )),
         }
-    }
-}
-
-fn same(one: &Path, other: &Path) -> bool {
-    match (std::fs::metadata(one), std::fs::metadata(other)) {
-        (Ok(one), Ok(other)) => one.dev() == other.dev() && one.ino() == other.ino(),
-        _ => false,
     }
 }
 

@@ -153,6 +153,10 @@ impl BackingStore for ZonedDevice {
         self.file.memory_alignment()
     }
 
+    fn has_native_fua(&self) -> bool {
+        self.file.has_native_fua()
+    }
+
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
         self.file.read_at(data, offset)
     }

@@ -1,0 +1,132 @@
+//! Writes that were acknowledged and may be lost: whatever ends the volume says so, and not with status 0.
+
+mod harness;
+
+use harness::control::{Named, Run};
+use harness::storage::Thin;
+use harness::{Dir, noise};
+use inlock_tests::nbd::{Connection, Mode};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const LOST: &str = "may be lost: a flush failed.";
+
+/// Writes more than the storage has room for; all of it is acknowledged.
+fn write_too_much(socket: &str) {
+    let mut client = Connection::open(Path::new(socket), PATIENCE, Mode::Simple).expect("it is served");
+    for piece in 0..24 {
+        client.write(piece << 20, &noise(1 << 20)).expect("the page cache takes it");
+    }
+}
+
+/// Suspends the volume, which says what `status` then shows.
+fn suspend(run: &Run) {
+    run.call(&["suspend", "data"]).fails(1, &["writes may be lost"]);
+    assert_eq!(run.json(&["status", "data", "--json"])["writes_lost"], true);
+    assert!(run.call(&["status", "data"]).works().text().contains("  writes lost: "));
+}
+
+fn signal(pid: u32) {
+    kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::TERM).expect("it runs");
+}
+
+#[test]
+fn end_of_suspended_server_tells_of_lost_writes() {
+    for io in ["uring", "sync"] {
+        for (by_signal, resumed) in [(false, false), (true, false), (false, true)] {
+            let (dir, run) = (Dir::new(), Run::new());
+            let Some(thin) = Thin::new(&dir, 64, 8) else { return };
+            let server = Named::start(&run, "data", &["--type", "raw", "--io", io, &thin.device.0]);
+            write_too_much(&server.socket);
+            suspend(&run);
+            if resumed {
+                run.call(&["resume", "data"]).works();
+            }
+            match by_signal {
+                true => signal(server.pid()),
+                false => run.call(&["close", "data"]).fails(1, &[]),
+            }
+            let (code, said) = server.ended();
+            assert_eq!(code, Some(1), "{said}");
+            assert!(said.contains(LOST) || (resumed && said.contains("final flush failed")), "{said}");
+        }
+    }
+}
+
+#[test]
+fn close_of_suspended_volume_names_device_and_loss() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let Some(thin) = Thin::new(&dir, 64, 8) else { return };
+    let server = Named::start(&run, "data", &["--type", "raw", &thin.device.0]);
+    write_too_much(&server.socket);
+    suspend(&run);
+    run.call(&["close", "data"]).fails(1, &[LOST, &thin.device.0, "hint: "]);
+    assert_eq!(server.ended().0, Some(1));
+    assert_eq!(run.left(), [] as [String; 0]);
+}
+
+#[test]
+fn captive_command_does_not_hide_lost_writes() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let Some(thin) = Thin::new(&dir, 64, 8) else { return };
+    let inlock = env!("CARGO_BIN_EXE_inlock");
+    let script = format!(
+        "dd if=/dev/zero bs=1M count=24 2>/dev/null | tr '\\0' x > {0}/x && \
+        nbdcopy {0}/x \"$uri\"; {inlock} suspend data; true",
+        dir.name(".")
+    );
+    if !harness::have("nbdcopy") {
+        return;
+    }
+    let ended = run.call(&["serve", "--name", "data", "--type", "raw", &thin.device.0, "--run", &script]);
+    ended.fails(1, &["suspended, but writes may be lost", LOST]);
+}
+
+#[test]
+fn log_of_background_server_tells_of_lost_writes() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let Some(thin) = Thin::new(&dir, 64, 8) else { return };
+    let socket = run.socket("nbd");
+    let address = format!("unix:{socket}");
+    run.call(&["serve", "--background", "--name", "data", "--type", "raw", &thin.device.0, "--nbd", &address]).works();
+    write_too_much(&socket);
+    suspend(&run);
+    let pid = run.json(&["status", "data", "--json"])["pid"].as_u64().unwrap();
+    signal(pid as u32);
+    let begun = std::time::Instant::now();
+    let log = || std::fs::read_to_string(run.path("data.log")).unwrap_or_default();
+    while !log().contains(LOST) {
+        assert!(begun.elapsed() < PATIENCE, "the log says {:?}", log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn close_of_file_tells_of_lost_writes() {
+    let run = Run::new();
+    if std::fs::File::open("/dev/fuse").is_err() {
+        println!("SKIPPED: nothing can be mounted with FUSE here");
+        return;
+    }
+    for suspended in [true, false] {
+        let dir = Dir::new();
+        let Some(thin) = Thin::new(&dir, 64, 8) else { return };
+        let file = run.call(&["open", "--type", "raw", "--via", "fuse", &thin.device.0, "data"]);
+        let path = file.works().text().trim().to_owned();
+        let mut volume = std::fs::File::options().write(true).open(path).unwrap();
+        for _ in 0..24 {
+            // Some of it may be refused already, by a file system that is out of room.
+            let _ = volume.write_all(&noise(1 << 20));
+        }
+        let synced = if suspended { Ok(()) } else { volume.sync_all() };
+        drop(volume);
+        match suspended {
+            true => suspend(&run),
+            false => assert!(synced.is_err(), "a sync succeeds over lost writes"),
+        }
+        run.call(&["close", "data"]).fails(1, &[LOST]);
+    }
+}

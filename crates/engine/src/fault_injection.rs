@@ -1,0 +1,100 @@
+//! Faults for tests: an operation on a store's file descriptor that goes through io_uring fails, is cut short or is late. A
+//! test's own store puts the same faults around plain calls with [`around`].
+//!
+//! Only with the feature `fault-injection`, which no shipped program has.
+
+use rustix::io::Errno;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// What the kernel is asked to do with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Read.
+    Read,
+    /// Write; durable: with `RWF_DSYNC`.
+    Write {
+        /// Force unit access.
+        durable: bool,
+    },
+    /// `fdatasync`.
+    Sync,
+    /// Punch a hole, or discard.
+    Discard,
+}
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails, and nothing was done.
+    Errno(Errno),
+    /// It is carried out, and reported as failed.
+    LateErrno(Errno),
+    /// The first half is transferred. A call that transfers nothing is carried out.
+    Short,
+    /// Nothing is transferred, as at the end of a file.
+    Nothing,
+    /// It is carried out, and its completion is held back for so many turns of the ring. A plain call is carried out.
+    Delay(u32),
+}
+
+/// Decides what becomes of each call on a file.
+pub trait Injector: Send + Sync {
+    /// `None`: the call is carried out.
+    fn decide(&self, call: Call) -> Option<Fault>;
+}
+
+impl<F: Fn(Call) -> Option<Fault> + Send + Sync> Injector for F {
+    fn decide(&self, call: Call) -> Option<Fault> {
+        self(call)
+    }
+}
+
+static INJECTORS: RwLock<Vec<(RawFd, Arc<dyn Injector>)>> = RwLock::new(Vec::new());
+
+/// Keeps an injector at work on a file descriptor. Drop it before the file.
+#[derive(Debug)]
+pub struct Injection(RawFd);
+
+/// Has `injector` decide about each operation on `file`, in the rings of all threads, until the result is dropped.
+pub fn inject(file: BorrowedFd<'_>, injector: Arc<dyn Injector>) -> Injection {
+    let fd = file.as_raw_fd();
+    INJECTORS.write().unwrap_or_else(PoisonError::into_inner).push((fd, injector));
+    Injection(fd)
+}
+
+impl Drop for Injection {
+    fn drop(&mut self) {
+        INJECTORS.write().unwrap_or_else(PoisonError::into_inner).retain(|(fd, _)| *fd != self.0);
+    }
+}
+
+/// What becomes of a call on `fd`.
+pub(crate) fn decide(fd: RawFd, call: Call) -> Option<Fault> {
+    let injectors = INJECTORS.read().unwrap_or_else(PoisonError::into_inner);
+    let (_, injector) = injectors.iter().find(|(other, _)| *other == fd)?;
+    let injector = Arc::clone(injector);
+    // It may block, as a slow disk does, while other files go on.
+    drop(injectors);
+    injector.decide(call)
+}
+
+/// Carries out a plain call of `len` bytes, unless `injector` decides otherwise. `carry_out` is given the number of bytes.
+///
+/// # Errors
+///
+/// Those of `carry_out`, and those that are injected.
+pub fn around(
+    injector: &dyn Injector,
+    call: Call,
+    len: usize,
+    carry_out: impl FnOnce(usize) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    match injector.decide(call) {
+        None | Some(Fault::Delay(_)) => carry_out(len),
+        Some(Fault::Errno(errno)) => Err(errno),
+        Some(Fault::LateErrno(errno)) => carry_out(len).and(Err(errno)),
+        Some(Fault::Short) => carry_out(len.div_ceil(2)),
+        Some(Fault::Nothing) => Ok(0),
+    }
+}

@@ -1,0 +1,176 @@
+//! One sync of a device's stores at a time, for all of its users.
+//!
+//! The kernel reports an error of write-back once for each open file description. Of two syncs at once one would be told
+//! and the other would succeed, so there is only ever one. A request that arrives while a sync runs waits for the next
+//! one, which covers every write answered until it begins, and shares it with all others that wait. A failed sync is noted
+//! before the next one can begin, and no flush succeeds from then on.
+
+use crate::request::RequestError;
+use crate::ring::Waker;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// The number of a sync. A request that waits for one is answered when a sync of this number or a later one has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SyncNumber(u64);
+
+/// What a request for a sync leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The caller syncs the stores now, and calls [`SyncQueue::end`] with the result.
+    Lead,
+    /// Another user does. The caller is woken when that sync has ended.
+    Wait,
+    /// The sync has ended.
+    Done,
+}
+
+#[derive(Default)]
+pub(crate) struct SyncQueue {
+    state: Mutex<State>,
+    stopped: Condvar,
+    /// Set by the first failed sync: the kernel has dropped the dirty state, so a later success would be a lie.
+    lost_writes: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    running: bool,
+    begun: u64,
+    ended: u64,
+    workers: Vec<Member>,
+    next_member: u64,
+}
+
+/// A worker.
+struct Member {
+    id: u64,
+    waker: Waker,
+    /// Requests of it wait.
+    waits: bool,
+}
+
+impl SyncQueue {
+    /// A worker that may wait, and is then woken by `waker`.
+    pub(crate) fn join(&self, waker: Waker) -> u64 {
+        let mut state = self.state();
+        let id = state.next_member;
+        state.next_member += 1;
+        state.workers.push(Member { id, waker, waits: false });
+        id
+    }
+
+    /// The worker has ended. `leading`: the sync that it led, and how far it got; an error where that is not known.
+    pub(crate) fn leave(&self, member: u64, leading: Option<Result<(), Errno>>) {
+        match leading {
+            Some(Ok(())) => self.give_up(),
+            Some(error) => self.end(error),
+            None => {}
+        }
+        self.state().workers.retain(|worker| worker.id != member);
+    }
+
+    /// A worker's request for a sync that begins after now.
+    pub(crate) fn request(&self, member: u64) -> (SyncNumber, Turn) {
+        let mut state = self.state();
+        let number = SyncNumber(state.begun + 1);
+        (number, state.take_turn(Some(member)))
+    }
+
+    /// What a worker that was woken does for requests that wait for `number`.
+    pub(crate) fn look(&self, member: u64, number: SyncNumber) -> Turn {
+        let mut state = self.state();
+        if state.ended >= number.0 { Turn::Done } else { state.take_turn(Some(member)) }
+    }
+
+    /// Takes part in a sync that begins after now. Blocks until it has ended.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` after a failed sync, this one or an earlier one.
+    pub(crate) fn sync_blocking(&self, sync: impl FnOnce() -> Result<(), Errno>) -> Result<(), RequestError> {
+        self.check()?;
+        let mut state = self.state();
+        let number = state.begun + 1;
+        while state.running && state.ended < number {
+            state = self.stopped.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let leads = state.ended < number && state.take_turn(None) == Turn::Lead;
+        drop(state);
+        if leads {
+            // A store that panics has synced nothing.
+            let mut leader = Leader { queue: self, result: Err(Errno::IO) };
+            leader.result = sync();
+        }
+        self.check()
+    }
+
+    /// The sync of the caller has ended.
+    pub(crate) fn end(&self, result: Result<(), Errno>) {
+        let mut state = self.state();
+        if result.is_err() {
+            self.note_lost_writes();
+        }
+        state.ended = state.begun;
+        self.wake(state);
+    }
+
+    /// The caller does not finish its sync: of its own requests nothing is left, those of others go on.
+    fn give_up(&self) {
+        self.wake(self.state());
+    }
+
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        state.running = false;
+        for worker in state.workers.iter_mut().filter(|worker| worker.waits) {
+            worker.waits = false;
+            worker.waker.wake();
+        }
+        drop(state);
+        self.stopped.notify_all();
+    }
+
+    /// From now on nothing that promises stable storage succeeds.
+    pub(crate) fn note_lost_writes(&self) {
+        self.lost_writes.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_lost_writes(&self) -> bool {
+        self.lost_writes.load(Ordering::Acquire)
+    }
+
+    /// Whether a flush may still succeed.
+    pub(crate) fn check(&self) -> Result<(), RequestError> {
+        if self.has_lost_writes() { Err(RequestError::Io(Errno::IO)) } else { Ok(()) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends a sync when it is dropped.
+struct Leader<'a> {
+    queue: &'a SyncQueue,
+    result: Result<(), Errno>,
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        self.queue.end(self.result);
+    }
+}
+
+impl State {
+    fn take_turn(&mut self, member: Option<u64>) -> Turn {
+        if !self.running {
+            self.running = true;
+            self.begun += 1;
+            return Turn::Lead;
+        }
+        let waiting = self.workers.iter_mut().find(|worker| Some(worker.id) == member);
+        waiting.into_iter().for_each(|worker| worker.waits = true);
+        Turn::Wait
+    }
+}
