@@ -37,20 +37,41 @@ fn luks2() -> Result<Made> {
 struct Row(&'static str, &'static str, i32, &'static str);
 
 const BAD_CALLS: &[Row] = &[
-    Row("no words at all", "", 1, "inlock"),
-    Row("an unknown action", "mount IMAGE", 1, "mount"),
-    Row("an unknown option", "serve IMAGE --sideways", 1, "--sideways"),
-    Row("an option of another action", "isLuks IMAGE --pbkdf argon2id", 1, "pbkdf"),
-    Row("too few words", "export IMAGE", 1, ""),
-    Row("too many words", "luksUUID IMAGE IMAGE", 1, ""),
-    Row("a number that is none", "luksFormat -q IMAGE --key-file KEY --iter-time soon", 1, "soon"),
-    Row("a range that is none", "export IMAGE OUT --key-file KEY --range twelve", 1, "twelve"),
-    Row("a range past the end", "export IMAGE OUT --key-file KEY --range 0:99999999999", 1, ""),
-    Row("an address that is none", "serve IMAGE --key-file KEY --nbd pigeon:loft", 1, "pigeon"),
-    Row("a way of I/O that is none", "serve IMAGE --key-file KEY --nbd unix:SOCKET --io magic", 1, "magic"),
-    Row("a public address without TLS", "serve IMAGE --key-file KEY --nbd tcp:0.0.0.0:0", 1, "insecure"),
-    Row("an address of this machine without TLS", "serve IMAGE --key-file KEY --nbd tcp:localhost:0", 1, "insecure"),
-    Row("nowhere to serve", "serve IMAGE --key-file KEY", 1, "nbd"),
+    Row("no words at all", "", 1, "Argument <action> missing."),
+    Row("an unknown action", "frobnicate IMAGE", 1, "Unknown action 'frobnicate'."),
+    Row("an unknown option", "serve IMAGE --sideways", 1, "--sideways: unknown option"),
+    Row(
+        "an option of another action",
+        "isLuks IMAGE --pbkdf argon2id",
+        1,
+        "Option --pbkdf is not allowed with isLuks action.",
+    ),
+    Row("too few words", "export IMAGE", 1, "export: requires <image> <output file or -> as arguments"),
+    Row("a directory that is not given", "mount IMAGE", 1, "mount: requires <source> <directory> as arguments"),
+    Row("too many words", "luksUUID IMAGE IMAGE", 1, "luksUUID: unexpected argument"),
+    Row("a number that is none", "luksFormat -q IMAGE --key-file KEY --iter-time soon", 1, "invalid value 'soon'"),
+    Row("a range that is none", "export IMAGE OUT --key-file KEY --range twelve", 1, "invalid value 'twelve'"),
+    Row(
+        "a range past the end",
+        "export IMAGE OUT --key-file KEY --range 0:99999999999",
+        1,
+        "The range does not lie within the volume, which has 8388608 bytes.",
+    ),
+    Row(
+        "an address that is none",
+        "serve IMAGE --key-file KEY --nbd pigeon:loft",
+        1,
+        "neither unix:PATH nor tcp:HOST:PORT",
+    ),
+    Row(
+        "a way of I/O that is none",
+        "serve IMAGE --key-file KEY --nbd unix:SOCKET --io magic",
+        1,
+        "one of auto, uring, sync",
+    ),
+    Row("a public address without TLS", "serve IMAGE --key-file KEY --nbd tcp:0.0.0.0:0", 1, "--insecure"),
+    Row("an address of this machine without TLS", "serve IMAGE --key-file KEY --nbd tcp:localhost:0", 1, "--insecure"),
+    Row("nowhere to serve", "serve IMAGE --key-file KEY", 1, "--nbd unix:PATH or --nbd tcp:HOST:PORT"),
     Row(
         "a wrong passphrase",
         "serve IMAGE --key-file WRONG --nbd unix:SOCKET",
@@ -69,44 +90,84 @@ const BAD_CALLS: &[Row] = &[
         2,
         "No key available with this passphrase.",
     ),
-    Row("an empty key file", "export IMAGE OUT --key-file EMPTY", 2, ""),
+    Row("an empty key file", "export IMAGE OUT --key-file EMPTY", 2, "No key available with this passphrase."),
     Row("a key slot that is not active", "export IMAGE OUT --key-file KEY --key-slot 3", 1, "Keyslot 3 is not active"),
-    Row("a key file that is missing", "export IMAGE OUT --key-file MISSING", 1, "missing"),
+    Row("a key file that is missing", "export IMAGE OUT --key-file MISSING", 1, "Failed to open key file"),
     Row("an image that is missing", "serve MISSING --key-file KEY --nbd unix:SOCKET", 4, "does not exist"),
     Row("an image that is missing, for luksDump", "luksDump MISSING", 4, "does not exist"),
     Row("an image that is missing, for luksFormat", "luksFormat -q MISSING --key-file KEY", 4, "does not exist"),
-    Row("an image that is a folder", "luksDump FOLDER", 4, ""),
+    Row("an image that is a folder", "luksDump FOLDER", 4, "is neither a regular file nor a block device."),
     Row("a header that is missing", "export IMAGE OUT --key-file KEY --header MISSING", 4, "does not exist"),
     Row("an image without LUKS", "serve RAW --key-file KEY --nbd unix:SOCKET", 1, "is not a valid LUKS device."),
     Row("an image without LUKS, for luksDump", "luksDump RAW", 1, "is not a valid LUKS device."),
     Row("an image without LUKS, for luksUUID", "luksUUID RAW", 1, "is not a valid LUKS device."),
-    Row("LUKS2 where LUKS1 is asked for", "luksDump --type luks1 IMAGE", 1, ""),
-    Row("an image cut inside its header", "export SHORT OUT --key-file KEY", 1, ""),
-    Row("both header copies damaged", "export BROKEN OUT --key-file KEY", 1, ""),
-    Row("an unknown requirement", "serve REQUIRES --key-file KEY --nbd unix:SOCKET", 1, "requirement"),
-    Row("an image too small for a header", "luksFormat -q SMALL --key-file KEY", 1, "too small"),
-    Row("a cipher nobody knows", "luksFormat -q OTHER --key-file KEY --cipher rot13-ecb-null", 1, "rot13"),
-    Row("a key size XTS does not have", "luksFormat -q OTHER --key-file KEY --key-size 300", 1, "key size"),
-    Row("a data unit LUKS does not have", "luksFormat -q OTHER --key-file KEY --sector-size 8192", 1, "sector size"),
+    Row("LUKS2 where LUKS1 is asked for", "luksDump --type luks1 IMAGE", 1, "its header is LUKS2"),
+    Row(
+        "an image cut inside its header",
+        "export SHORT OUT --key-file KEY",
+        1,
+        "LUKS2 header ends at byte 16384, but the device has only 10000",
+    ),
+    Row("both header copies damaged", "export BROKEN OUT --key-file KEY", 1, "checksum does not match"),
+    Row("an unknown requirement", "serve REQUIRES --key-file KEY --nbd unix:SOCKET", 1, "telepathy"),
+    Row("an image too small for a header", "luksFormat -q SMALL --key-file KEY", 1, "is too small"),
+    Row(
+        "a cipher nobody knows",
+        "luksFormat -q OTHER --key-file KEY --cipher rot13-ecb-null",
+        1,
+        "unsupported cipher 'rot13'",
+    ),
+    Row("a key size XTS does not have", "luksFormat -q OTHER --key-file KEY --key-size 300", 1, "Key size must be"),
+    Row(
+        "a data unit LUKS does not have",
+        "luksFormat -q OTHER --key-file KEY --sector-size 8192",
+        1,
+        "Unsupported encryption sector size",
+    ),
     Row(
         "a data unit that is no power of two",
         "luksFormat -q OTHER --key-file KEY --sector-size 1000",
         1,
-        "sector size",
+        "Unsupported encryption sector size",
     ),
-    Row("a hash nobody knows", "luksFormat -q OTHER --key-file KEY --hash md99", 1, "md99"),
-    Row("a UUID that is none", "luksFormat -q OTHER --key-file KEY --uuid 1234", 1, "UUID"),
-    Row("a label that is too long", "luksFormat -q OTHER --key-file KEY --label LONG", 1, "label"),
-    Row("a label for LUKS1", "luksFormat -q OTHER --type luks1 --key-file KEY --label x", 1, "label"),
-    Row("Argon2 for LUKS1", "luksFormat -q OTHER --type luks1 --key-file KEY --pbkdf argon2id", 1, ""),
+    Row("a hash nobody knows", "luksFormat -q OTHER --key-file KEY --hash md99", 1, "Hash 'md99' is not available."),
+    Row("a UUID that is none", "luksFormat -q OTHER --key-file KEY --uuid 1234", 1, "Option --uuid: not a UUID."),
+    Row(
+        "a label that is too long",
+        "luksFormat -q OTHER --key-file KEY --label LONG",
+        1,
+        "Option --label takes at most 47 bytes.",
+    ),
+    Row(
+        "a label for LUKS1",
+        "luksFormat -q OTHER --type luks1 --key-file KEY --label x",
+        1,
+        "Options --label and --subsystem are supported only for LUKS2 volumes.",
+    ),
+    Row(
+        "Argon2 for LUKS1",
+        "luksFormat -q OTHER --type luks1 --key-file KEY --pbkdf argon2id",
+        1,
+        "LUKS1 has no other PBKDF than pbkdf2.",
+    ),
     Row(
         "too few iterations",
         "luksFormat -q OTHER --key-file KEY --pbkdf pbkdf2 --pbkdf-force-iterations 10",
         1,
-        "iterations",
+        "iterations 10 is less than the minimum of 1000",
     ),
-    Row("too much Argon2 memory", "luksFormat -q OTHER --key-file KEY --pbkdf-memory 99999999", 1, "memory"),
-    Row("a type nobody knows", "luksFormat -q OTHER --type luks9 --key-file KEY", 1, "luks9"),
+    Row(
+        "too much Argon2 memory",
+        "luksFormat -q OTHER --key-file KEY --pbkdf-memory 99999999",
+        1,
+        "99999999 is over the limit of",
+    ),
+    Row(
+        "a type nobody knows",
+        "luksFormat -q OTHER --type luks9 --key-file KEY",
+        1,
+        "Unrecognized metadata device type luks9.",
+    ),
 ];
 
 /// The same volume, with its header changed by a function and its checksum made good by cryptsetup's own rules.
@@ -190,12 +251,14 @@ fn bad_input_ends_with_the_right_status_and_a_reason() -> Result<()> {
     let before = fs::read(&made.image)?;
     let mut failures = Vec::new();
     for Row(what, words, status, message) in BAD_CALLS {
+        // What every message has, and what is only an echo of the call, tells no failure from another one.
+        let vague =
+            "inlock: hint: `inlock --help` lists actions and options".contains(message) || words.contains(message);
+        ensure!(!vague, "{what}: any message would do");
         let output = call(words, &paths)?;
         let said = lossy(&output.stderr);
-        let quiet = said.trim().is_empty();
         let panicked = said.contains("panicked") || said.contains("RUST_BACKTRACE");
-        let told = said.to_lowercase().contains(&message.to_lowercase());
-        if output.status.code() != Some(*status) || quiet || panicked || !told {
+        if output.status.code() != Some(*status) || panicked || !said.contains(message) {
             failures
                 .push(format!("{what} (inlock {words}): {}, wanted {status} and '{message}': {said}", output.status));
         }
@@ -203,7 +266,7 @@ fn bad_input_ends_with_the_right_status_and_a_reason() -> Result<()> {
     count("bad_calls", BAD_CALLS.len());
     ensure!(failures.is_empty(), "{} of {}:\n{}", failures.len(), BAD_CALLS.len(), failures.join("\n"));
     ensure!(fs::read(&made.image)? == before, "a refused call has changed the volume");
-    ensure!(!paths["OUT"].exists() || fs::metadata(&paths["OUT"])?.len() == 0, "a refused export left data behind");
+    ensure!(!paths["OUT"].exists(), "a refused export left a file behind");
     ensure!(fs::read(&paths["OTHER"])?.iter().all(|b| *b == 0), "a refused luksFormat has written to the image");
     Ok(())
 }
@@ -236,14 +299,17 @@ fn a_passphrase_comes_from_standard_input_without_its_newline() -> Result<()> {
         (&["--key-file=-"], "endings", 0),
         (&["--key-file=-"], "endings\n", 2),
         (&[], "wrong\n", 2),
-        (&[], "", 2),
+        (&[], "", 1),
     ] {
         let mut command = inlock()?;
         command.args(["export", "--range", "0:512"]).args(args).arg(&made.image).arg(&out);
         let ended = output_with_input(&mut command, input.as_bytes())?;
-        // An empty answer may be called no passphrase (1) or a wrong one (2).
-        let right = ended.status.code() == Some(status) || (input.is_empty() && ended.status.code() == Some(1));
-        ensure!(right, "{args:?} with {input:?}: {}, {}", ended.status, lossy(&ended.stderr));
+        ensure!(
+            ended.status.code() == Some(status),
+            "{args:?} with {input:?}: {}, {}",
+            ended.status,
+            lossy(&ended.stderr)
+        );
     }
     Ok(())
 }

@@ -5,8 +5,13 @@
 //! `ci` runs what a push runs. Nothing here is shipped.
 
 mod bench_record;
+mod cross;
+mod dependencies;
 mod faults;
+mod features;
 mod fuzz;
+mod metadata;
+mod mutants;
 mod soak;
 mod tidy;
 mod vm;
@@ -19,7 +24,12 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage: cargo xtask CHORE
   tidy                                   check crate arrows, unsafe, lengths, head comments, words
+  features                               clippy over each crate with no feature, each alone, and all
+  dependencies                           no dependency needs a newer Rust; cargo deny check
+  cross [TARGET...]                      type-check for other processors: aarch64, and one of 32 bits
   fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each unless told
+  mutants [--shard K/N] [GROUP...] [REGEX...]
+                                         change the code of volume, engine and nbd in small ways and see tests fail
   bench-record [ARGUMENT...]             run `inlock bench all` and write its figures to benches/record
   soak [--minutes N | --seconds N] [--connections N] [--stall-seconds N] [--dir DIR]
                                          64 connections, mixed sizes, 5 minutes: no error, no stall, no growth
@@ -47,6 +57,10 @@ fn run() -> Result<ExitCode> {
     match chore.as_deref() {
         Some("tidy") => tidy::run(&root),
         Some("fuzz") => fuzz::run(&root, &rest),
+        Some("mutants") => mutants::run(&root, &rest),
+        Some("features") => features::run(&root),
+        Some("dependencies") => dependencies::run(&root),
+        Some("cross") => cross::run(&root, &rest),
         Some("bench-record") => bench_record::run(&root, &rest),
         Some("soak") => soak::run(&rest),
         Some("vm") => vm::run(&root, &target_dir(&root), &rest),
@@ -63,6 +77,12 @@ fn run() -> Result<ExitCode> {
         Some(other) => bail!("unknown chore '{other}'\n{USAGE}"),
         None => bail!("no chore given\n{USAGE}"),
     }
+}
+
+/// The words of [`USAGE`] that `cargo xtask` takes.
+fn chores() -> Vec<&'static str> {
+    let lines = USAGE.lines().filter_map(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with(' '));
+    lines.filter_map(|line| line.split(' ').next()).collect()
 }
 
 /// Cargo's build folder, wherever it was told to be.

@@ -18,6 +18,8 @@ mod durable;
 mod exit;
 mod help;
 mod holders;
+#[cfg(not(all(feature = "fuse", feature = "ublk")))]
+mod left_out;
 mod lock;
 mod options;
 mod output;

@@ -9,16 +9,24 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use inlock_engine::Device;
-use inlock_frontend::fuse::loop_device::{self, LoopDevice};
-use inlock_frontend::fuse::mount::{self, FuseError, FuseMount, FuseOptions};
+#[cfg(feature = "fuse")]
+use inlock_frontend::fuse;
 use inlock_frontend::nbd::kernel::{self as nbd, KernelNbdError, NbdDevice, NbdOptions};
 use inlock_frontend::nbd::server::{Listen, Server, ServerOptions};
-use inlock_frontend::ublk::device::{self as ublk, UblkDevice, UblkError, UblkOptions};
+#[cfg(feature = "ublk")]
+use inlock_frontend::ublk::device as ublk;
 use rustix::fs::{Access, access};
 
+use self::fuse::loop_device::{self, LoopDevice};
+use self::fuse::mount::{self, FuseError, FuseMount, FuseOptions};
+use self::ublk::{UblkDevice, UblkError, UblkOptions};
 use crate::control::Facts;
 use crate::exit::{Problem, Status, say};
 use crate::holders::{self, Holder};
+#[cfg(not(feature = "fuse"))]
+use crate::left_out::fuse;
+#[cfg(not(feature = "ublk"))]
+use crate::left_out::ublk;
 
 /// How a volume is handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +67,10 @@ impl Via {
             Err(rustix::io::Errno::NOENT) => Some("/dev/fuse is missing (modprobe fuse)".to_owned()),
             Err(error) => Some(format!("/dev/fuse cannot be opened: {error}")),
         };
+        let without = |feature: &str| Some(format!("inlock was built without the feature '{feature}'"));
         match self {
+            Self::Fuse | Self::Loop if !cfg!(feature = "fuse") => without("fuse"),
+            Self::Ublk if !cfg!(feature = "ublk") => without("ublk"),
             Self::Fuse => fuse(),
             Self::Ublk if !ublk::is_available() => Some("/dev/ublk-control is missing (modprobe ublk_drv)".to_owned()),
             Self::Ublk => match access("/dev/ublk-control", Access::READ_OK | Access::WRITE_OK) {

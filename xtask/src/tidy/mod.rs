@@ -1,9 +1,11 @@
 //! `cargo xtask tidy`: the layout rules as checks that fail.
 //!
 //! Crate arrows, the list of files that may hold `unsafe`, file and function lengths, module head comments, words and
-//! machine paths that have no place here. Each rule is a pure function of text, so its tests can show it a bad sample.
+//! machine paths that have no place here, tests that docs/semantics.md names. Each rule is a pure function of text, so its
+//! tests can show it a bad sample.
 
 mod arrows;
+mod promises;
 mod rules;
 mod scan;
 
@@ -29,17 +31,26 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
     let mut used = BTreeSet::new();
     let mut with_unsafe = BTreeSet::new();
     let mut rust_files = 0;
+    let mut tests = BTreeSet::new();
+    let mut names = BTreeSet::new();
+    let mut programs = Vec::new();
     for path in &files {
         let name =
             path.strip_prefix(root).context("a listed file lies outside the tree")?.to_string_lossy().into_owned();
         let text = read(path)?;
         findings.extend(rules::words(&name, &text));
         findings.extend(rules::file_name(&name));
+        names.insert(name.clone());
+        // What these rules are tested with is no test and no count.
+        if (name.ends_with(".rs") || name.ends_with(".sh")) && !name.starts_with("xtask/src/tidy/") {
+            programs.push(text.clone());
+        }
         if !name.ends_with(".rs") {
             continue;
         }
         rust_files += 1;
         let code = scan::code_only(&text);
+        tests.extend(promises::test_names(&code));
         findings.extend(rules::head_comment(&name, &text));
         findings.extend(rules::lengths(&name, &text, &code, &exceptions, &mut used));
         if scan::has_word(&code, "unsafe") {
@@ -49,6 +60,8 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
     }
     findings.extend(rules::unsafe_matches(&listed, &with_unsafe));
     findings.extend(exceptions.stale(&used));
+    findings.extend(promises::unknown_tests(&read(&root.join(promises::PROMISES))?, &tests, &names, &crate::chores()));
+    findings.extend(promises::unknown_floors(&read(&root.join(promises::FLOORS))?, &programs));
     findings.sort();
     for finding in &findings {
         println!("tidy: {finding}");

@@ -159,6 +159,7 @@ fn dropping_a_ring_ends_what_its_sockets_do_first() {
         drop(ring);
         ours.set_nonblocking(true).unwrap();
         assert_eq!(ours.read(&mut [0]).unwrap(), 0, "the peer sees the end");
+        assert_eq!(ours.write(b"late").unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
     });
 }
 
@@ -214,6 +215,31 @@ fn dropping_a_ring_waits_for_its_stores_without_spinning() {
         assert!(answered.load(Ordering::SeqCst), "the kernel still used the buffer");
         assert!(spent < Duration::from_millis(100), "waiting took {spent:?} of processor time");
     });
+}
+
+#[test]
+fn finish_waits_until_the_kernel_has_given_back_every_buffer() {
+    let mut ring = Ring::new(IoMode::Uring).unwrap();
+    let (_ours, theirs) = UnixStream::pair().unwrap();
+    let socket = ring.add_socket(theirs.into()).unwrap();
+    ring.submit(socket, receive(0..4096, true), Token(0));
+    let image = tempfile::tempfile().unwrap();
+    image.write_all_at(&[7; 64 * 4096], 0).unwrap();
+    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(image, false, IoMode::Uring).unwrap());
+    let file = ring.add_store(&store).unwrap();
+    for number in 0..64 {
+        let operation = Operation::Read { offset: number * 4096, buffer: Buffer::new(4096), range: 0..4096 };
+        ring.submit(file, operation, Token(1 + number));
+    }
+    ring.kick();
+    let mut done: Vec<Completion> = ring.finish().into();
+    done.sort_by_key(|one| one.token.0);
+    assert!(done.iter().map(|one| one.token.0).eq(0..65), "{} of 65 came back", done.len());
+    for one in done {
+        let Returned::Buffer(buffer) = one.returned else { panic!("no buffer") };
+        let expected = if one.token.0 == 0 { (Ok(0), 0) } else { (Ok(4096), 7) };
+        assert_eq!((one.result, buffer.data()[4095]), expected, "operation {}", one.token.0);
+    }
 }
 
 #[test]

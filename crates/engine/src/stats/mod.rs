@@ -557,8 +557,27 @@ mod tests {
             let share = histogram.count() as f64 / n as f64;
             assert!((0.8..1.2).contains(&share), "the times stand for {share} of the requests");
         }
-        assert_eq!(s.since(&s), Snapshot { ..s.since(&s) });
-        assert_eq!(s.since(&s).reads, 0);
+        let counters = |of: Snapshot| {
+            let [queue, store, cipher, total] = [(); 4].map(|()| Histogram::default());
+            Snapshot { queue, store, cipher, total, ..of }
+        };
+        let nothing = s.since(&s);
+        let histograms = [&nothing.queue, &nothing.store, &nothing.cipher, &nothing.total];
+        assert!(histograms.iter().all(|histogram| histogram.count() == 0));
+        assert_eq!(counters(nothing), Snapshot::default());
+        for _ in 0..3 {
+            let work = Work { len: 4096, cipher_calls: 1, cipher_units: 8, offloaded: false };
+            shard.recorder().finish(Operation::Read, &OK, &work, None);
+        }
+        let three = Snapshot {
+            reads: 3,
+            bytes_read: 3 * 4096,
+            inline: 3,
+            cipher_calls: 3,
+            cipher_units: 24,
+            ..Snapshot::default()
+        };
+        assert_eq!(counters(stats.snapshot().since(&s)), three);
     }
 
     #[test]

@@ -208,11 +208,9 @@ fn block_status_covers_the_range_or_its_start() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("image");
     for io in rings() {
-        let file = std::fs::File::create_new(&path).expect("a new file");
+        let mut new = std::fs::File::options();
+        let file = new.read(true).write(true).create_new(true).open(&path).expect("a new file");
         file.set_len(store_len(LEN)).expect("a sparse file");
-        let store = inlock_engine::store::file::FileStore::new(file, false, io).expect("a regular file");
-        let file = std::fs::File::options().read(true).write(true).open(&path).expect("the file is there");
-        drop(store);
         let store = inlock_engine::store::file::FileStore::new(file, false, io).expect("a regular file");
         let served = Served::new(device(std::sync::Arc::new(store), 4096, ANYTHING_GOES), io, 1);
         for style in [Style::Structured, Style::Extended] {

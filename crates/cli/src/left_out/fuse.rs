@@ -1,0 +1,101 @@
+//! `inlock_frontend::fuse`, left out.
+
+/// Loop devices over FUSE files.
+pub(crate) mod loop_device {
+    use std::path::Path;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("inlock was built without the feature 'fuse'")]
+    pub(crate) struct LoopError;
+
+    pub(crate) enum LoopDevice {}
+
+    pub(crate) fn is_available() -> bool {
+        false
+    }
+
+    impl LoopDevice {
+        pub(crate) fn attach(_file: &Path, _block: usize, _read_only: bool) -> Result<Self, LoopError> {
+            Err(LoopError)
+        }
+
+        /// A device of a process with the feature is left to a command with the feature.
+        pub(crate) fn find(_node: &Path, _file: &Path) -> Option<Self> {
+            None
+        }
+
+        pub(crate) fn node(&self) -> &Path {
+            match *self {}
+        }
+
+        pub(crate) fn is_attached(&self) -> bool {
+            match *self {}
+        }
+
+        pub(crate) fn detach(&mut self) -> Result<bool, LoopError> {
+            match *self {}
+        }
+
+        pub(crate) fn update_len(&self) -> Result<(), LoopError> {
+            match *self {}
+        }
+    }
+}
+
+/// FUSE files.
+pub(crate) mod mount {
+    use std::io;
+    use std::os::unix::fs::MetadataExt;
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
+
+    use inlock_engine::Device;
+
+    /// Read only by a build with the feature.
+    #[expect(dead_code, reason = "no file is made with these options")]
+    pub(crate) struct FuseOptions {
+        pub name: String,
+        pub threads: usize,
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[expect(dead_code, reason = "only a mount fails in the other ways")]
+    pub(crate) enum FuseError {
+        #[error("inlock was built without the feature 'fuse'")]
+        NoFuse,
+        #[error("{0}")]
+        NotPermitted(io::Error),
+        #[error("{} is in use", .0.display())]
+        Busy(PathBuf),
+    }
+
+    pub(crate) enum FuseMount {}
+
+    /// Refuses where a file is mounted, which a build with the feature did. One whose server is gone has no metadata.
+    pub(crate) fn unmount(path: &Path) -> Result<(), FuseError> {
+        let directory = path.parent().and_then(|directory| directory.metadata().ok()).map(|found| found.dev());
+        match path.metadata() {
+            Ok(found) if Some(found.dev()) == directory => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            _ => Err(FuseError::NoFuse),
+        }
+    }
+
+    impl FuseMount {
+        pub(crate) fn start(_: &Arc<Device>, _path: &Path, _: &FuseOptions) -> Result<Self, FuseError> {
+            Err(FuseError::NoFuse)
+        }
+
+        pub(crate) fn path(&self) -> &Path {
+            match *self {}
+        }
+
+        pub(crate) fn is_mounted(&self) -> bool {
+            match *self {}
+        }
+
+        pub(crate) fn stop(&mut self) -> Result<(), FuseError> {
+            match *self {}
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `cargo xtask dependencies`: no dependency asks for a newer Rust than the workspace, and `cargo deny check` passes.
+//!
+//! The advisories are a repository that is fetched from the network. Without a copy of it the other checks are made, and
+//! the advisories are skipped, which is printed. So is all of cargo-deny where it is not installed.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use inlock_tests::process::{lossy, output, program};
+use inlock_tests::report::skipped;
+use serde_json::Value;
+
+use crate::metadata::metadata;
+
+/// Runs both.
+pub(crate) fn run(root: &Path) -> Result<ExitCode> {
+    let newer = newer_than_workspace(&metadata(root, &["--all-features"])?)?;
+    for finding in &newer {
+        println!("dependencies: {finding}");
+    }
+    let denied = !deny(root)?;
+    Ok(if newer.is_empty() && !denied { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Dependencies of the workspace's members that name a newer Rust than the oldest that a member names.
+fn newer_than_workspace(metadata: &Value) -> Result<Vec<String>> {
+    let packages = metadata["packages"].as_array().context("cargo lists no packages")?;
+    let named = |package: &Value| package["rust_version"].as_str().map(version);
+    // Packages of the workspace come from no registry.
+    let own = packages.iter().filter(|package| package["source"].is_null()).filter_map(named).min();
+    let own = own.context("no package of the workspace names a rust-version")?;
+    let newer = packages.iter().filter(|package| named(package).is_some_and(|theirs| theirs > own));
+    let show = |package: &Value| {
+        let text = |key: &str| package[key].as_str().unwrap_or_default().to_owned();
+        let own = own.map(|number| number.to_string()).join(".");
+        format!(
+            "{} {} needs Rust {}, and the workspace promises {own}",
+            text("name"),
+            text("version"),
+            text("rust_version")
+        )
+    };
+    Ok(newer.map(show).collect())
+}
+
+/// `1.89` and `1.89.0` are the same.
+fn version(text: &str) -> [u32; 3] {
+    let mut numbers = text.split('.').map(|part| part.parse().unwrap_or(0));
+    [(); 3].map(|()| numbers.next().unwrap_or(0))
+}
+
+/// Runs cargo-deny by deny.toml; `false`: something is denied.
+fn deny(root: &Path) -> Result<bool> {
+    let checked = |what: &[&str]| {
+        let mut command = program("cargo-deny");
+        output(command.current_dir(root).args(["--color=never", "--log-level=error", "check"]).args(what))
+    };
+    let Ok(present) = output(program("cargo-deny").arg("--version")) else { return Ok(true) };
+    if !present.status.success() {
+        skipped("cargo-deny is not installed");
+        return Ok(true);
+    }
+    let rest = checked(&["bans", "licenses", "sources"])?;
+    print!("{}{}", lossy(&rest.stdout), lossy(&rest.stderr));
+    let advisories = checked(&["advisories"])?;
+    let said = lossy(&advisories.stderr);
+    if said.contains("failed to fetch advisory database") {
+        skipped("the advisories on dependencies cannot be fetched here");
+        return Ok(rest.status.success());
+    }
+    print!("{}{said}", lossy(&advisories.stdout));
+    Ok(rest.status.success() && advisories.status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn dependency_that_needs_a_newer_rust_is_reported() {
+        let with = |theirs: &str| {
+            let found = newer_than_workspace(&json!({"packages": [
+                {"name": "inlock-a", "version": "0.1.0", "source": null, "rust_version": "1.89"},
+                {"name": "b", "version": "2.0.0", "source": "registry", "rust_version": theirs},
+                {"name": "c", "version": "1.0.0", "source": "registry", "rust_version": null},
+            ]}));
+            found.unwrap()
+        };
+        assert_eq!(with("1.89.0"), Vec::<String>::new());
+        assert_eq!(with("1.9"), Vec::<String>::new());
+        assert_eq!(with("1.89.1"), ["b 2.0.0 needs Rust 1.89.1, and the workspace promises 1.89.0"]);
+        assert_eq!(with("1.100").len(), 1);
+    }
+}

@@ -1,0 +1,69 @@
+//! `cargo xtask features`: clippy over each crate with no feature, with each feature alone, and with all.
+//!
+//! A default build has every feature, so that code under one feature that uses another builds there and nowhere else.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::metadata::metadata;
+
+/// Not in a default build: their features build other implementations from source, for minutes.
+const LEFT_OUT: [&str; 1] = ["inlock-benches"];
+
+/// Runs all of them, and fails if any does.
+pub(crate) fn run(root: &Path) -> Result<ExitCode> {
+    let combinations = combinations(&metadata(root, &["--no-deps"])?)?;
+    let mut failed = 0;
+    for (package, features) in &combinations {
+        let mut command = Command::new(env!("CARGO"));
+        command.current_dir(root).args(["clippy", "--quiet", "--all-targets", "--package", package]);
+        command.args(["--no-default-features", "--features", features, "--", "-D", "warnings"]);
+        let passed = command.status().context("cannot run cargo")?.success();
+        println!("features: {package} with [{features}]: {}", if passed { "ok" } else { "FAILED" });
+        failed += usize::from(!passed);
+    }
+    println!("COUNT feature_combinations {}", combinations.len() - failed);
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Each crate of the workspace that has features, with what to pass to `--features`.
+fn combinations(metadata: &Value) -> Result<Vec<(String, String)>> {
+    let mut found = Vec::new();
+    for package in metadata["packages"].as_array().context("cargo lists no packages")? {
+        let name = package["name"].as_str().context("a package has no name")?;
+        let features = package["features"].as_object().context("a package has no features")?;
+        let features: Vec<&str> = features.keys().map(String::as_str).filter(|feature| *feature != "default").collect();
+        if features.is_empty() || LEFT_OUT.contains(&name) {
+            continue;
+        }
+        let mut sets = vec![String::new()];
+        sets.extend(features.iter().map(|feature| (*feature).to_owned()));
+        if features.len() > 1 {
+            sets.push(features.join(","));
+        }
+        found.extend(sets.into_iter().map(|set| (name.to_owned(), set)));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn each_feature_is_built_alone_with_none_and_with_all() {
+        let metadata = json!({"packages": [
+            {"name": "inlock-a", "features": {"default": ["x"], "x": [], "y": []}},
+            {"name": "inlock-b", "features": {}},
+            {"name": "inlock-c", "features": {"z": []}},
+            {"name": "inlock-benches", "features": {"slow": []}},
+        ]});
+        let found = combinations(&metadata).unwrap();
+        let short: Vec<String> = found.iter().map(|(name, set)| format!("{}:{set}", &name[7..])).collect();
+        assert_eq!(short, ["a:", "a:x", "a:y", "a:x,y", "c:", "c:z"]);
+    }
+}

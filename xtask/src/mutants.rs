@@ -1,0 +1,305 @@
+//! `cargo xtask mutants`: cargo-mutants over the code that promises are kept by, and its survivors against docs/mutants.md.
+//!
+//! Mutants are made in a copy of the tree under `target/mutants`, with a build directory of its own, so that the tree can
+//! be worked on meanwhile. A run that was interrupted goes on where it ended: mutants that were caught are not tried again
+//! until `target/mutants/results` is removed. Names are compared without lines and columns, which move.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+use inlock_tests::process::{output, program, text};
+
+use crate::target_dir;
+
+/// Where the survivors that no test can tell from the code are listed, each with the reason.
+const EXPLAINED: &str = "docs/mutants.md";
+/// How many of a hundred mutants may survive without a reason.
+const UNEXPLAINED_PERCENT: usize = 3;
+
+/// Code that is mutated together and judged by the same tests.
+struct Group {
+    name: &'static str,
+    package: &'static str,
+    files: &'static [&'static str],
+    /// What follows `cargo test --package PACKAGE`.
+    tests: &'static [&'static str],
+}
+
+const GROUPS: [Group; 3] = [
+    Group {
+        name: "volume",
+        package: "inlock-volume",
+        files: &[
+            "crates/volume/src/**/unlock.rs",
+            "crates/volume/src/**/validate.rs",
+            "crates/volume/src/**/commit.rs",
+        ],
+        tests: &["--lib", "--test", "it"],
+    },
+    Group {
+        name: "engine",
+        package: "inlock-engine",
+        files: &[
+            "crates/engine/src/worker.rs",
+            "crates/engine/src/worker/*.rs",
+            "crates/engine/src/ring/*.rs",
+            "crates/engine/src/unaligned.rs",
+            "crates/engine/src/device.rs",
+            "crates/engine/src/gate.rs",
+            "crates/engine/src/zoned/order.rs",
+            "crates/engine/src/zoned/order/*.rs",
+        ],
+        tests: &["--lib", "--test", "it"],
+    },
+    Group {
+        name: "nbd",
+        package: "inlock-frontend",
+        files: &["crates/frontend/src/nbd/*.rs"],
+        tests: &["--lib", "--test", "it"],
+    },
+];
+
+/// What the command line asks for.
+#[derive(Debug, Default, PartialEq)]
+struct Wanted {
+    groups: Vec<&'static str>,
+    /// `K/N`: every N-th mutant, beginning with number K.
+    shard: Option<String>,
+    /// Regular expressions; a mutant whose name none of them fits is left out.
+    filters: Vec<String>,
+}
+
+impl Wanted {
+    fn parse(args: &[String]) -> Result<Self> {
+        let mut wanted = Self::default();
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            match arg.as_str() {
+                "--shard" => wanted.shard = Some(args.next().context("--shard needs K/N")?.clone()),
+                option if option.starts_with('-') => bail!("'{option}' is no option of mutants"),
+                word => match GROUPS.iter().find(|group| group.name == word) {
+                    Some(group) => wanted.groups.push(group.name),
+                    None => wanted.filters.push(word.to_owned()),
+                },
+            }
+        }
+        if wanted.groups.is_empty() {
+            wanted.groups.extend(GROUPS.iter().map(|group| group.name));
+        }
+        Ok(wanted)
+    }
+}
+
+/// Runs the mutants of the groups named in the arguments, or all, and judges who survived.
+pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
+    let wanted = Wanted::parse(args)?;
+    let place = target_dir(root).join("mutants");
+    let copy = place.join("tree");
+    copy_tree(root, &copy)?;
+    let mut verdict = Verdict::default();
+    for group in GROUPS.iter().filter(|group| wanted.groups.contains(&group.name)) {
+        let results = place.join("results").join(group.name);
+        fs::create_dir_all(&results)?;
+        mutate(&copy, &place, &results, group, &wanted)?;
+        verdict.add(&results.join("mutants.out"))?;
+    }
+    let explained = explained(&fs::read_to_string(root.join(EXPLAINED)).with_context(|| format!("no {EXPLAINED}"))?);
+    Ok(verdict.report(&explained))
+}
+
+/// Makes `copy` hold the files that version control knows, as they are now, and what else it built there.
+fn copy_tree(root: &Path, copy: &Path) -> Result<()> {
+    let listed = text(program("git").arg("-C").arg(root).args([
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]))?;
+    let names: BTreeSet<&str> = listed.split('\0').filter(|name| root.join(name).is_file()).collect();
+    ensure!(names.contains("Cargo.toml"), "version control lists no Cargo.toml");
+    for name in &names {
+        let (from, to) = (root.join(name), copy.join(name));
+        let bytes = fs::read(&from)?;
+        // What has not changed keeps its time, so that it is not built again.
+        if fs::read(&to).ok().as_ref() != Some(&bytes) {
+            fs::create_dir_all(to.parent().context("a file lies in no directory")?)?;
+            fs::write(&to, bytes)?;
+            fs::set_permissions(&to, fs::metadata(&from)?.permissions())?;
+        }
+    }
+    remove_others(copy, copy, &names)
+}
+
+/// Removes files below `directory` that are not listed, relative to `copy`.
+fn remove_others(copy: &Path, directory: &Path, names: &BTreeSet<&str>) -> Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            remove_others(copy, &path, names)?;
+        } else if !path.strip_prefix(copy)?.to_str().is_some_and(|name| names.contains(name)) {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs cargo-mutants over one group; what it found lies under `results` afterwards.
+fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wanted) -> Result<()> {
+    let mut command = Command::new("cargo");
+    command.args([
+        "mutants",
+        "--in-place",
+        "--iterate",
+        "--no-shuffle",
+        "--colors=never",
+        "--caught",
+        "--line-col=true",
+    ]);
+    command.arg("--dir").arg(copy).arg("--output").arg(results);
+    command.args(["--package", group.package, "--test-package", group.package]);
+    // A mutant that makes a test wait for ever is caught by the wait. Unmutated, the tests take minutes on a busy machine.
+    command.args(["--minimum-test-timeout", "120", "--timeout-multiplier", "3"]);
+    command.args(["--exclude-re", "<impl .*Debug for"]);
+    // It ends at the first test that fails, which saves half of the time.
+    if output(program("cargo-nextest").arg("--version")).is_ok_and(|found| found.status.success()) {
+        command.arg("--test-tool=nextest");
+    }
+    for file in group.files {
+        command.args(["--file", file]);
+    }
+    for filter in &wanted.filters {
+        command.args(["--re", filter]);
+    }
+    if let Some(shard) = &wanted.shard {
+        command.args(["--sharding=round-robin", "--shard", shard]);
+    }
+    command.arg("--").args(group.tests);
+    command.env("CARGO_TARGET_DIR", place.join("build"));
+    let status = command.status().context("cannot run cargo-mutants: cargo install --locked cargo-mutants")?;
+    match status.code() {
+        // All caught; some missed; some timed out: the lists say which.
+        Some(0 | 2 | 3) => Ok(()),
+        _ => bail!("cargo-mutants over {} ended with {status}", group.name),
+    }
+}
+
+/// What became of the mutants.
+#[derive(Debug, Default)]
+struct Verdict {
+    caught: BTreeSet<String>,
+    survived: BTreeSet<String>,
+}
+
+impl Verdict {
+    fn add(&mut self, out: &Path) -> Result<()> {
+        // A mutant that makes a test hang is noticed as surely as one that makes it fail.
+        for list in ["caught.txt", "timeout.txt", "previously_caught.txt"] {
+            self.caught.extend(lines(&out.join(list))?);
+        }
+        self.survived.extend(lines(&out.join("missed.txt"))?);
+        Ok(())
+    }
+
+    /// Prints who survived without a reason, and reasons for mutants that are caught.
+    fn report(&self, explained: &BTreeMap<String, String>) -> ExitCode {
+        let unexplained: Vec<_> = self.survived.iter().filter(|name| !explained.contains_key(&bare(name))).collect();
+        for name in &unexplained {
+            println!("mutants: survived: {name}");
+        }
+        let caught: BTreeSet<String> = self.caught.iter().map(|name| bare(name)).collect();
+        let survived: BTreeSet<String> = self.survived.iter().map(|name| bare(name)).collect();
+        let stale: Vec<_> =
+            explained.keys().filter(|name| caught.contains(*name) && !survived.contains(*name)).collect();
+        for name in &stale {
+            println!("mutants: {EXPLAINED} excuses one that is caught: {name}");
+        }
+        let all = self.caught.len() + self.survived.len();
+        println!(
+            "mutants: {all} tried, {} caught, {} survived, {} of them without a reason",
+            self.caught.len(),
+            self.survived.len(),
+            unexplained.len()
+        );
+        let few = unexplained.len() * 100 <= all * UNEXPLAINED_PERCENT;
+        if all > 0 && few && stale.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+/// The lines of a list that may not be there.
+fn lines(path: &PathBuf) -> Result<Vec<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+/// A mutant's name without line and column: `FILE: what was changed`.
+fn bare(name: &str) -> String {
+    let mut parts = name.splitn(4, ':');
+    match (parts.next(), parts.next(), parts.next(), parts.next()) {
+        (Some(file), Some(_), Some(_), Some(change)) => format!("{file}:{change}"),
+        _ => name.to_owned(),
+    }
+}
+
+/// The rows of the table: a mutant's name without line and column, in backticks, and the reason why no test can see it.
+fn explained(markdown: &str) -> BTreeMap<String, String> {
+    let rows = markdown.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
+    let reason =
+        |(name, rest): (&str, &str)| (name.replace("\\|", "|"), rest.trim().trim_end_matches('|').trim().to_owned());
+    rows.map(reason).filter(|(_, reason)| !reason.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_without_line_and_column_stays_the_same_when_code_moves() {
+        let name = "crates/volume/src/luks2/commit.rs:33:9: replace Luks2::commit -> Result<(), E> with Ok(())";
+        assert_eq!(bare(name), "crates/volume/src/luks2/commit.rs: replace Luks2::commit -> Result<(), E> with Ok(())");
+        assert_eq!(bare(name), bare(&name.replace("33:9", "40:1")));
+        assert_eq!(bare("no place"), "no place");
+    }
+
+    #[test]
+    fn row_without_a_reason_excuses_nothing() {
+        let table =
+            "| mutant | why |\n|---|---|\n| `a.rs: replace \\|\\| with &&` | both are true |\n| `b.rs: x` | |\n";
+        let found = explained(table);
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["a.rs: replace || with &&"]);
+    }
+
+    #[test]
+    fn verdict_counts_survivors_without_a_reason() {
+        let name = |n: usize| format!("a.rs:{n}:1: replace f{n}");
+        let verdict = |survivors: usize| Verdict {
+            caught: (survivors..100).map(name).collect(),
+            survived: (0..survivors).map(name).collect(),
+        };
+        let none = BTreeMap::new();
+        let passes = |survivors: usize, explained: &BTreeMap<String, String>| {
+            format!("{:?}", verdict(survivors).report(explained)) == format!("{:?}", ExitCode::SUCCESS)
+        };
+        assert!(passes(3, &none));
+        assert!(!passes(4, &none));
+        assert!(passes(4, &BTreeMap::from([("a.rs: replace f0".to_owned(), "the same".to_owned())])));
+        assert!(!passes(3, &BTreeMap::from([("a.rs: replace f99".to_owned(), "stale".to_owned())])), "a stale reason");
+        assert!(!format!("{:?}", Verdict::default().report(&none)).contains("(0)"), "nothing tried is no success");
+    }
+
+    #[test]
+    fn arguments_name_groups_and_filters() {
+        let parse = |words: &[&str]| Wanted::parse(&words.iter().map(|w| w.to_string()).collect::<Vec<_>>());
+        assert_eq!(parse(&[]).unwrap().groups, ["volume", "engine", "nbd"]);
+        let wanted = parse(&["nbd", "--shard", "1/4", "netlink"]).unwrap();
+        assert_eq!((wanted.groups, wanted.filters), (vec!["nbd"], vec!["netlink".to_owned()]));
+        assert_eq!(wanted.shard.as_deref(), Some("1/4"));
+        assert!(parse(&["--fast"]).is_err());
+    }
+}
