@@ -124,7 +124,8 @@ impl Devices {
     }
 }
 
-/// Checks that the lines of a table are what the user allows and requires. Those that store nothing have no cipher to be required.
+/// Checks that the lines of a table are what the user allows and requires. Those that store nothing have no cipher to
+/// be required.
 pub(crate) fn check_policy(table: &Table, policy: &HeaderPolicy) -> anyhow::Result<()> {
     let stored = table.lines().iter().filter(|line| line.device().is_some());
     policy.check_ciphers(stored.map(|line| line.segment().cipher)).map_err(against_policy("The table".to_owned()))

@@ -1,4 +1,5 @@
-//! What a volume may be, whatever its header says: who can write an image can write its header, which has no key of its own.
+//! What a volume may be, whatever its header says: who can write an image can write its header, which has no key of its
+//! own.
 
 mod harness;
 
@@ -89,8 +90,8 @@ fn stored(image: &str, at: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// CVE-2025-59054 is of this class: the header of a volume says that its data are not encrypted, and the right passphrase
-/// opens it all the same.
+/// CVE-2025-59054 is of this class: the header of a volume says that its data are not encrypted, and the right
+/// passphrase opens it all the same.
 #[test]
 fn cve_2025_59054_null_cipher_of_a_segment_is_refused() {
     let dir = Dir::new();
@@ -108,8 +109,8 @@ fn cve_2025_59054_null_cipher_of_a_segment_is_refused() {
     is_refused(&dir, &image, &[], 1, &["is not supported"]);
 }
 
-/// CVE-2025-58356 is of this class: key material that is not encrypted, so that any passphrase gives a key that the attacker
-/// knows. No flag allows it.
+/// CVE-2025-58356 is of this class: key material that is not encrypted, so that any passphrase gives a key that the
+/// attacker knows. No flag allows it.
 #[test]
 fn cve_2025_58356_null_cipher_of_a_keyslot_is_refused_with_every_flag() {
     let dir = Dir::new();

@@ -1,9 +1,10 @@
 //! What a volume may be, whatever its header says.
 //!
-//! The checksum of a LUKS header has no key, so a header says how the volume is encrypted, but not who wrote it. A writer to the
-//! image can leave keyslots and digests as they are and change a segment: the right passphrase still opens the volume,
-//! and what is written from then on is stored in the clear. [`HeaderPolicy`] refuses what encrypts nothing, or without an IV,
-//! and pins what the caller knows of the volume. It is held against the header before any key is derived.
+//! The checksum of a LUKS header has no key, so a header says how the volume is encrypted, but not who wrote it. A
+//! writer to the image can leave keyslots and digests as they are and change a segment: the right passphrase still
+//! opens the volume, and what is written from then on is stored in the clear. [`HeaderPolicy`] refuses what encrypts
+//! nothing, or without an IV, and pins what the caller knows of the volume. It is held against the header before any
+//! key is derived.
 
 use crate::error::Excerpt;
 use inlock_cipher::{Cipher, CipherSpec, IvMode, Segment};
@@ -96,8 +97,8 @@ impl HeaderPolicy {
         self.check_ciphers(segments.iter().map(|segment| segment.cipher))
     }
 
-    /// Checks what the caller says of a volume without a header: the ciphers of its segments, or of a table's lines, `None` where
-    /// they are stored unencrypted.
+    /// Checks what the caller says of a volume without a header: the ciphers of its segments, or of a table's lines,
+    /// `None` where they are stored unencrypted.
     ///
     /// # Errors
     ///
@@ -128,8 +129,8 @@ impl HeaderPolicy {
     }
 }
 
-/// The cipher of segments whose IV mode is `plain`, with numbers of 32 bits, where they are together so long that numbers come again.
-/// All have one key; `device_len` is in bytes.
+/// The cipher of segments whose IV mode is `plain`, with numbers of 32 bits, where they are together so long that
+/// numbers come again. All have one key; `device_len` is in bytes.
 pub fn plain_iv_repeats(segments: &[Segment], device_len: u64) -> Option<CipherSpec> {
     let plain = |segment: &&Segment| segment.cipher.is_some_and(|cipher| cipher.iv == IvMode::Plain);
     let numbers = segments.iter().filter(plain).map(|segment| {

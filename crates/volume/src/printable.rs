@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Write};
 
-/// A text with everything escaped that a terminal may take for a command, as `\u009b`: control characters (C0, DEL, C1), and
-/// those that change the direction of writing. Printing texts from headers and about them goes through this.
+/// A text with everything escaped that a terminal may take for a command, as `\u009b`: control characters (C0, DEL,
+/// C1), and those that change the direction of writing. Printing texts from headers and about them goes through this.
 #[derive(Clone, Copy, Debug)]
 pub struct Printable<'a> {
     text: &'a str,
@@ -17,8 +17,8 @@ impl<'a> Printable<'a> {
         Self { text, keeps_layout: false }
     }
 
-    /// A text whose ends of lines and tabs are kept. The escapes are those of JSON strings, so that JSON, which has none of these
-    /// characters elsewhere, stays the same value.
+    /// A text whose ends of lines and tabs are kept. The escapes are those of JSON strings, so that JSON, which has
+    /// none of these characters elsewhere, stays the same value.
     pub fn with_layout(text: &'a str) -> Self {
         Self { text, keeps_layout: true }
     }

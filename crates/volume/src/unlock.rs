@@ -101,7 +101,8 @@ impl fmt::Display for UnlockWarning {
 /// A keyslot that cannot be tried must not hide one that opens; but where none opens, its error says more than that the
 /// passphrase is wrong, for the passphrase may have been that keyslot's.
 ///
-/// All derivations together have limits too ([`KdfLimits`]), so that many keyslots of some cost are no way around those of one.
+/// All derivations together have limits too ([`KdfLimits`]), so that many keyslots of some cost are no way around those
+/// of one.
 pub(crate) struct Attempts<'a> {
     limits: &'a KdfLimits,
     spent: KdfWork,

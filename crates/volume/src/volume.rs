@@ -30,8 +30,8 @@ impl Volume {
         }
     }
 
-    /// Checks that the volume is what `policy` allows and requires, as unlocking it does before it derives a key: to be asked before
-    /// anybody is asked for a passphrase.
+    /// Checks that the volume is what `policy` allows and requires, as unlocking it does before it derives a key: to be
+    /// asked before anybody is asked for a passphrase.
     ///
     /// # Errors
     ///

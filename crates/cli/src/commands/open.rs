@@ -42,7 +42,6 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
     }
     let keys = launcher.as_ref().map_or(Keys::Asked { stdin_taken: false }, Keys::Launcher);
     let mut opened = source::open(&args.source, !args.read_only, keys)?;
-    // Not before: the memory of a key derivation, a gigabyte and more, is neither to be locked nor beyond the OOM killer's reach.
     daemon::protect();
     let about = opened.about.clone();
     let access = engine::Access { read_only: args.read_only, allow_discards: opened.flags.allow_discards };

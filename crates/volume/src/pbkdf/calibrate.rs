@@ -16,8 +16,8 @@ pub struct KdfRequest {
     pub iter_time_ms: u32,
     /// No measurement: this many iterations or passes (`--pbkdf-force-iterations`).
     pub forced_iterations: Option<u32>,
-    /// The most memory in KiB (`--pbkdf-memory`); `None`: 1 GiB. Never more than half of the machine's or its cgroup's, nor than
-    /// is available.
+    /// The most memory in KiB (`--pbkdf-memory`); `None`: 1 GiB. Never more than half of the machine's or its cgroup's,
+    /// nor than is available.
     pub memory_kib: Option<u32>,
     /// The most lanes (`--pbkdf-parallel`); `None`: 4. Never more than there are CPUs.
     pub lanes: Option<u32>,

@@ -48,8 +48,8 @@ pub(crate) struct KdfWork {
 }
 
 impl KdfWork {
-    /// The work of a keyslot and of the digest of its key, each with the length of what it gives. Where `limits` refuse the keyslot,
-    /// neither is ever computed.
+    /// The work of a keyslot and of the digest of its key, each with the length of what it gives. Where `limits` refuse
+    /// the keyslot, neither is ever computed.
     pub(crate) fn of_keyslot(keyslot: (&Kdf, usize), digest: (&Kdf, usize), limits: &KdfLimits) -> Self {
         match keyslot.0.check(keyslot.1, limits) {
             Ok(()) => Self::of(keyslot).plus(Self::of(digest)),

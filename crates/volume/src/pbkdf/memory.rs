@@ -1,7 +1,8 @@
-//! How much memory there is for a key derivation: what the machine has available, and what the cgroups of this process leave.
+//! How much memory there is for a key derivation: what the machine has available, and what the cgroups of this process
+//! leave.
 //!
-//! A cgroup's limit holds for all below it, so every one up to the root counts. A process over it is killed, which a derivation must
-//! not come to.
+//! A cgroup's limit holds for all below it, so every one up to the root counts. A process over it is killed, which a
+//! derivation must not come to.
 
 use std::fs;
 use std::path::{Path, PathBuf};

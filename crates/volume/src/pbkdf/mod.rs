@@ -1,8 +1,8 @@
 //! Passphrase to key: PBKDF2 (RFC 8018), Argon2i and Argon2id (RFC 9106, version 1.3).
 //!
 //! Costs come from a header that an attacker may have written, so each is held against [`KdfLimits`] before anything is
-//! allocated or computed, and Argon2's memory against what is available. It is taken from the system as one block, wiped and given
-//! back after each use.
+//! allocated or computed, and Argon2's memory against what is available. It is taken from the system as one block,
+//! wiped and given back after each use.
 
 mod calibrate;
 mod hash;

@@ -28,8 +28,8 @@ fn pbkdf2_request() -> KdfRequest {
     crate::support::cheap(inlock_volume::KdfKind::Pbkdf2)
 }
 
-/// A LUKS1 volume of these keyslots, all with the same key, of which the last opens with the passphrase. 1000 iterations for each and for
-/// the digest.
+/// A LUKS1 volume of these keyslots, all with the same key, of which the last opens with the passphrase. 1000
+/// iterations for each and for the digest.
 fn luks1_volume(key_len: usize, hash: Hash, active: std::ops::Range<u32>) -> MemoryDevice {
     let device = MemoryDevice::zeroed((4 << 20) + 4096);
     let options = luks1::FormatOptions { key_len, hash, keyslot: active.end - 1, ..luks1_options() };
@@ -129,7 +129,8 @@ fn argon2_keyslots_over_the_limit_of_all_are_named() {
     assert!(matches!(&refused, UnlockError::TooCostlyTogether(slots) if *slots == [3]), "{refused:?}");
 }
 
-/// A digest that is refused, or too costly, is no reason to derive a key first; nor is a keyslot that is refused one to leave out others.
+/// A digest that is refused, or too costly, is no reason to derive a key first; nor is a keyslot that is refused one to
+/// leave out others.
 #[test]
 fn refused_costs_are_not_paid_and_hide_nothing() {
     let device = luks1_volume(32, Hash::Sha256, 0..2);
@@ -142,7 +143,8 @@ fn refused_costs_are_not_paid_and_hide_nothing() {
     assert!(chain(&refused).contains("pbkdf2 iterations 4294967295 is over the limit"), "{refused:?}");
 }
 
-/// What cryptsetup makes on a machine that hashes 10 million times a second and is told to take 20 seconds for each keyslot.
+/// What cryptsetup makes on a machine that hashes 10 million times a second and is told to take 20 seconds for each
+/// keyslot.
 #[test]
 fn costs_of_a_fast_machine_are_within_the_limits() {
     let limits = KdfLimits::default();

@@ -40,9 +40,7 @@ fn every_bit_flip_of_a_luks1_header_opens_or_is_refused() {
 #[rustfmt::skip] // one breakage a row
 fn broken_luks1_headers() {
     type Luks1Row = (&'static str, fn(&mut Vec<u8>), Verdict);
-    fn put(image: &mut [u8], at: usize, value: u32) {
-        image[at..at + 4].copy_from_slice(&value.to_be_bytes());
-    }
+    fn put(image: &mut [u8], at: usize, value: u32) { image[at..at + 4].copy_from_slice(&value.to_be_bytes()); }
     fn cipher(image: &mut [u8], name: &[u8], mode: &[u8]) {
         image[8..72].fill(0);
         image[8..8 + name.len()].copy_from_slice(name);
