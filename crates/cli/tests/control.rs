@@ -147,12 +147,24 @@ fn who_is_not_there_is_inactive() {
     }
 }
 
+/// Stops a process. Its threads go on for a moment when the signal was sent.
+fn stop_all_threads(pid: u32) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+    let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    while !std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(is_stopped) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_process_that_does_not_answer_is_named() {
     let dir = Dir::new();
     let run = Run::new();
     let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
-    kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::STOP).unwrap();
+    stop_all_threads(server.pid());
     run.call(&["status", "data"]).fails(5, &["does not answer", &server.pid().to_string()]);
     kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::CONT).unwrap();
     run.call(&["status", "data"]).works();
@@ -287,8 +299,7 @@ fn full_queue_of_a_stopped_process_is_not_waited_for() {
     let dir = Dir::new();
     let run = Run::new();
     let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
-    let pid = Pid::from_raw(server.pid() as i32).unwrap();
-    kill_process(pid, Signal::STOP).unwrap();
+    stop_all_threads(server.pid());
     let address = rustix::net::SocketAddrUnix::new(run.path("data.sock")).unwrap();
     let mut waiting = Vec::new();
     loop {
@@ -303,7 +314,7 @@ fn full_queue_of_a_stopped_process_is_not_waited_for() {
     for words in [&["status", "data"][..], &["suspend", "data"]] {
         call_within_a_minute(&run, b"", words).fails(5, &["does not answer", &server.pid().to_string()]);
     }
-    kill_process(pid, Signal::CONT).unwrap();
+    kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::CONT).unwrap();
     drop(waiting);
     run.call(&["status", "data"]).works();
 }

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(120);
-const LOST: &str = "may be lost: a flush failed.";
+const LOST: &str = "may be lost: a flush failed";
 
 /// Writes more than the storage has room for; all of it is acknowledged.
 fn write_too_much(socket: &str) {
@@ -73,8 +73,11 @@ fn captive_command_does_not_hide_lost_writes() {
     let (dir, run) = (Dir::new(), Run::new());
     let Some(thin) = Thin::new(&dir, 64, 8) else { return };
     let inlock = env!("CARGO_BIN_EXE_inlock");
-    let script = format!("dd if=/dev/zero bs=1M count=24 2>/dev/null | tr '\\0' x > {0}/x && \
-        nbdcopy {0}/x \"$uri\"; {inlock} suspend data; true", dir.name("."));
+    let script = format!(
+        "dd if=/dev/zero bs=1M count=24 2>/dev/null | tr '\\0' x > {0}/x && \
+        nbdcopy {0}/x \"$uri\"; {inlock} suspend data; true",
+        dir.name(".")
+    );
     if !harness::have("nbdcopy") {
         return;
     }
