@@ -153,6 +153,7 @@ fn own_description(device: &Device, mode: Mode) -> io::Result<File> {
 fn flock_locks_ranges(file: &File) -> bool {
     const MAGICS: [u32; 4] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42];
     // The type of `f_type` differs between architectures, its lowest 32 bits do not.
+    #[allow(clippy::unnecessary_cast)]
     rustix::fs::fstatfs(file).is_ok_and(|system| MAGICS.contains(&(system.f_type as u32)))
 }
 

@@ -248,6 +248,16 @@ fn call_within_a_minute(run: &Run, input: &[u8], words: &[&str]) -> harness::End
     harness::run(&mut command, input)
 }
 
+/// Hands a descriptor of a kind, or of a file, over with a command, which is refused.
+fn hand_over(run: &Run, command: &str, kind: &str) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hand_over.py");
+    let line = format!("{{\"command\":\"{command}\"}}");
+    let mut python = Command::new("python3");
+    let answer = harness::run(python.arg(script).arg(run.path("data.sock")).args([&line, kind]), b"");
+    assert!(answer.out.starts_with(b"{\"ok\":false,"), "{kind}, {command}: {answer:?}");
+    call_within_a_minute(run, b"", &["status", "data"]).works();
+}
+
 #[test]
 fn handed_descriptor_that_blocks_holds_up_nothing() {
     if !harness::have("python3") {
@@ -255,25 +265,37 @@ fn handed_descriptor_that_blocks_holds_up_nothing() {
     }
     let dir = Dir::new();
     let image = dir.luks2("image");
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hand_over.py");
-    for kind in ["socket_below_its_low_water_mark", "pipe_that_another_reads", "silent_pipe", "file_in_earnest"] {
-        for command in ["resume", "reload"] {
-            let run = Run::new();
-            let server = Named::start(&run, "data", &[&image]);
-            run.call(&["suspend", "data"]).works();
-            let line = format!("{{\"command\":\"{command}\"}}");
-            let mut python = Command::new("python3");
-            let socket = run.path("data.sock");
-            let answer = harness::run(python.arg(script).arg(&socket).args([&line, kind]), b"");
-            assert!(answer.out.starts_with(b"{\"ok\":false,"), "{kind}, {command}: {answer:?}");
-            call_within_a_minute(&run, b"", &["status", "data"]).works();
-            if command == "resume" {
-                call_within_a_minute(&run, b"secret", &["resume", "data"]).works();
-            }
-            call_within_a_minute(&run, b"", &["close", "data"]).works();
-            assert_eq!(server.ended(), (Some(0), String::new()), "{kind}, {command}");
-        }
+    for kind in ["socket_below_its_low_water_mark", "pipe_that_others_read", "silent_pipe", "/dev/zero"] {
+        let run = Run::new();
+        let server = Named::start(&run, "data", &[&image]);
+        run.call(&["suspend", "data"]).works();
+        hand_over(&run, "reload", kind);
+        hand_over(&run, "resume", kind);
+        call_within_a_minute(&run, b"secret", &["resume", "data"]).works();
+        call_within_a_minute(&run, b"", &["close", "data"]).works();
+        assert_eq!(server.ended(), (Some(0), String::new()), "{kind}");
     }
+}
+
+#[test]
+fn handed_file_of_the_suspended_volume_is_not_read() {
+    if !harness::have("python3") {
+        return;
+    }
+    if std::fs::File::open("/dev/fuse").is_err() {
+        println!("SKIPPED: nothing can be mounted with FUSE here");
+        return;
+    }
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = dir.luks2("image");
+    let opened = run.call_with(b"secret", &["open", "--via", "fuse", &image, "data"]);
+    let file = opened.works().text().trim().to_owned();
+    run.call(&["suspend", "data"]).works();
+    // A read of it waits for the volume to be resumed.
+    hand_over(&run, "resume", &file);
+    call_within_a_minute(&run, b"secret", &["resume", "data"]).works();
+    call_within_a_minute(&run, b"", &["close", "data"]).works();
 }
 
 #[test]
