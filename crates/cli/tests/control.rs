@@ -233,7 +233,8 @@ fn a_run_directory_that_others_can_write_to_is_refused() {
 fn resize_is_told_to_new_clients_of_every_type() {
     let dir = Dir::new();
     let run = Run::new();
-    let open = |server: &Named| Connection::open(server.socket.as_ref(), Duration::from_secs(60), Mode::Simple).unwrap();
+    let open =
+        |server: &Named| Connection::open(server.socket.as_ref(), Duration::from_secs(60), Mode::Simple).unwrap();
     let plain = dir.image("plain", 4);
     for (name, words, image) in [
         ("raw", &["--type", "raw"][..], dir.image("raw", 4)),
