@@ -346,7 +346,8 @@ fn full_queue_of_a_stopped_process_is_not_waited_for() {
 fn resize_is_told_to_new_clients_of_every_type() {
     let dir = Dir::new();
     let run = Run::new();
-    let open = |server: &Named| Connection::open(server.socket.as_ref(), Duration::from_secs(60), Mode::Simple).unwrap();
+    let open =
+        |server: &Named| Connection::open(server.socket.as_ref(), Duration::from_secs(60), Mode::Simple).unwrap();
     let plain = dir.image("plain", 4);
     for (name, words, image) in [
         ("raw", &["--type", "raw"][..], dir.image("raw", 4)),

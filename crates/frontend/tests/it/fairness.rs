@@ -117,7 +117,7 @@ fn paused(served: &Served, style: Style, reads: u64, len: u64) -> Client {
 /// Requests of every kind, each answered.
 fn short_work(served: &Served, style: Style) {
     let mut client = Client::open(served.path(), style);
-    for n in 0..10 {
+    for n in 0..3 {
         let at = 33 * MIB + n * 10_000;
         assert_eq!(client.write(0, at, &pattern(n, 4096)), 0);
         assert_eq!(client.read(at, 4096), pattern(n, 4096));
@@ -135,11 +135,11 @@ fn short_work(served: &Served, style: Style) {
 #[test]
 fn client_without_memory_is_served_while_others_hold_the_pool() {
     for io in rings() {
-        for len in [4096, 65_536, MIB] {
+        // Once more requests than a worker carries, and always for more memory than it has.
+        for (clients, reads, len) in [(20, 300, 4096), (12, 60, 65_536), (12, 20, MIB)] {
             let store = Diary::new(40 * MIB);
             let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, no_limits());
-            // More requests than a worker carries, for more memory than it has.
-            let held: Vec<Client> = (0..20).map(|n| paused(&served, STYLES[n % 3], 300, len)).collect();
+            let held: Vec<Client> = (0..clients).map(|n| paused(&served, STYLES[n % 3], reads, len)).collect();
             store.wait_for_quiet();
             for style in STYLES {
                 short_work(&served, style);
