@@ -5,8 +5,14 @@ use inlock_volume::table::{ShowKeys, Table};
 /// Any bytes as a table: it is read or refused, an error names no more than the words of its line, and what was read is
 /// printed so that it reads back the same.
 pub fn table(data: &[u8]) {
-    let Ok(text) = std::str::from_utf8(data) else { return };
-    match Table::parse(text) {
+    if let Ok(text) = std::str::from_utf8(data) {
+        check_table(Table::parse(text));
+    }
+}
+
+/// What reading gave keeps the promises.
+pub(crate) fn check_table<E: std::fmt::Display>(read: Result<Table, E>) {
+    match read {
         Err(error) => assert!(error.to_string().len() < 1000, "an error of bounded length"),
         Ok(table) => {
             let printed = table.to_text(ShowKeys::Yes);

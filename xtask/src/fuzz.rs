@@ -12,7 +12,17 @@ use anyhow::{Context, Result, bail};
 use crate::target_dir;
 
 /// The targets, named as their programs and corpus folders are.
-const TARGETS: [&str; 5] = ["luks1_header", "luks2_header", "luks2_json", "nbd_wire", "table"];
+const TARGETS: [&str; 9] = [
+    "control_lines",
+    "luks1_header",
+    "luks2_header",
+    "luks2_json",
+    "nbd_wire",
+    "netlink_answer",
+    "table",
+    "table_pipe",
+    "zoned_sidecar",
+];
 
 /// What libFuzzer needs in the code it watches.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::facts::Status;
 use super::figures::Sample;
+use super::line::{self, Answer};
 use super::name::Files;
 use super::{Facts, Name, socket};
 use crate::exit::{self, Problem};
@@ -134,16 +135,12 @@ impl Client {
         self.socket.set_write_timeout(Some(SOON))?;
         let sent = socket::send(&self.socket, &line, pipe);
         let answer = sent.and_then(|()| self.receive(patience)).map_err(|error| self.explain(error))?;
-        let Value::Object(mut answer) = serde_json::from_slice(&answer)? else {
-            anyhow::bail!("the process of {} gave no object", self.files.name());
-        };
-        match answer.remove("ok") {
-            Some(Value::Bool(true)) => Ok(answer),
-            _ => {
-                let text = |key| answer.get(key).and_then(Value::as_str).map(str::to_owned);
-                let status = exit::Status::from_number(answer.get("exit").and_then(Value::as_u64).unwrap_or(1));
-                Err(Problem::Told(text("error").unwrap_or_default(), text("hint"), status).into())
+        match line::answer(&answer)? {
+            Some(Answer::Done(fields)) => Ok(fields),
+            Some(Answer::Failed(message, hint, status)) => {
+                Err(Problem::Told(message, hint, exit::Status::from_number(status)).into())
             }
+            None => anyhow::bail!("the process of {} gave no object", self.files.name()),
         }
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod client;
 pub(crate) mod facts;
 pub(crate) mod figures;
 pub(crate) mod key_check;
+pub(crate) mod line;
 pub(crate) mod metrics;
 pub(crate) mod name;
 pub(crate) mod pipe;
@@ -22,6 +23,3 @@ pub(crate) use name::{Claim, Name};
 pub(crate) use running::Running;
 pub(crate) use server::Control;
 pub(crate) use table::Table;
-
-/// The longest line that a client may send, in bytes.
-pub(crate) const LINE_MAX: usize = 4096;

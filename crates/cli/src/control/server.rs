@@ -20,8 +20,9 @@ use rustix::net::SocketFlags;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::line::{self, LINE_MAX, Lines};
 use super::running::{self, Reply, Running};
-use super::{Claim, LINE_MAX, metrics, socket};
+use super::{Claim, metrics, socket};
 use crate::exit::Problem;
 
 /// Clients at a time.
@@ -149,7 +150,7 @@ enum Speech {
 struct Client {
     socket: OwnedFd,
     speech: Speech,
-    input: Vec<u8>,
+    input: Lines,
     /// What came with the line that is being received.
     handed: Option<OwnedFd>,
     output: Vec<u8>,
@@ -175,7 +176,7 @@ impl Client {
         match socket::receive(&self.socket, &mut room) {
             Ok((0, _)) => false,
             Ok((len, handed)) => {
-                self.input.extend_from_slice(&room[..len]);
+                self.input.push(&room[..len]);
                 self.handed = handed.or(self.handed.take());
                 true
             }
@@ -192,13 +193,6 @@ impl Client {
             }
             Err(error) => matches!(error, Errno::AGAIN | Errno::INTR),
         }
-    }
-
-    /// The next line, if there is a whole one.
-    fn line(&mut self) -> Option<Vec<u8>> {
-        let end = self.input.iter().position(|byte| *byte == b'\n')?;
-        let rest = self.input.split_off(end + 1);
-        Some(std::mem::replace(&mut self.input, rest))
     }
 }
 
@@ -273,7 +267,7 @@ impl Server {
         let client = Client {
             socket,
             speech,
-            input: Vec::new(),
+            input: Lines::default(),
             handed: None,
             output: Vec::new(),
             waiting: false,
@@ -307,7 +301,7 @@ impl Server {
     /// Answers a scraper when its request is complete.
     fn scrape(&mut self, number: u64) {
         let Some(client) = self.clients.get_mut(&number).filter(|client| !client.last) else { return };
-        if let Some(answer) = metrics::answer(&client.input, || self.running.metrics()) {
+        if let Some(answer) = metrics::answer(client.input.bytes(), || self.running.metrics()) {
             client.last = true;
             client.output = answer;
             if !client.send() {
@@ -326,8 +320,8 @@ impl Server {
             if client.waiting || !client.output.is_empty() {
                 return;
             }
-            let Some(line) = client.line() else {
-                if client.input.len() > LINE_MAX {
+            let Some(line) = client.input.next() else {
+                if client.input.is_too_long() {
                     client.last = true;
                     client.output =
                         running::line(&Err(Problem::usage(format!("A line has at most {LINE_MAX} bytes."))));
@@ -348,12 +342,9 @@ impl Server {
 
     /// Answers a line, or begins what takes a while.
     fn command(&mut self, number: u64, line: &[u8], handed: Option<OwnedFd>) -> Option<Reply> {
-        let request: Value = match serde_json::from_slice(line) {
-            Ok(request) => request,
-            Err(error) => return Some(Err(Problem::usage(format!("The line is not JSON: {error}")))),
-        };
-        let Some(command) = request["command"].as_str().map(str::to_owned) else {
-            return Some(Err(Problem::usage("The line is not an object with a 'command'.")));
+        let (command, request) = match line::request(line) {
+            Ok(asked) => asked,
+            Err(message) => return Some(Err(Problem::usage(message))),
         };
         match &*command {
             "status" => return Some(fields(&self.running.status())),

@@ -47,7 +47,7 @@ impl Attributes {
 }
 
 /// The value of the first attribute of a kind.
-fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+pub(super) fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     while let [l0, l1, k0, k1, ..] = *attributes {
         let len = usize::from(u16::from_ne_bytes([l0, l1]));
         let value = attributes.get(4..len)?;
@@ -74,12 +74,13 @@ fn message(kind: u16, command: u8, version: u8, attributes: &Attributes) -> Vec<
 
 /// What a datagram from the kernel holds: attributes of an answer, and the acknowledgement.
 #[derive(Default)]
-struct Answer {
-    attributes: Option<Vec<u8>>,
-    acknowledged: Option<Result<(), Errno>>,
+pub(super) struct Answer {
+    pub attributes: Option<Vec<u8>>,
+    pub acknowledged: Option<Result<(), Errno>>,
 }
 
-fn read_answer(mut datagram: &[u8], answer: &mut Answer) -> io::Result<()> {
+/// Reads a datagram into `answer`; what is broken, or cut off, is an error.
+pub(super) fn read_answer(mut datagram: &[u8], answer: &mut Answer) -> io::Result<()> {
     let broken = || io::Error::new(io::ErrorKind::InvalidData, "a netlink message is broken");
     while datagram.len() >= HEADER {
         let word = |at: usize| u16::from_ne_bytes([datagram[at], datagram[at + 1]]);
@@ -89,7 +90,9 @@ fn read_answer(mut datagram: &[u8], answer: &mut Answer) -> io::Result<()> {
             let number = body.get(..4).and_then(|bytes| bytes.try_into().ok()).ok_or_else(broken)?;
             answer.acknowledged = Some(match i32::from_ne_bytes(number) {
                 0 => Ok(()),
-                number => Err(Errno::from_raw_os_error(number.wrapping_neg())),
+                number @ -4095..0 => Err(Errno::from_raw_os_error(-number)),
+                // The kernel has no other error numbers.
+                _ => return Err(broken()),
             });
         } else {
             answer.attributes = Some(body.get(GENERIC_HEADER..).ok_or_else(broken)?.to_vec());
@@ -182,6 +185,10 @@ mod tests {
             assert!(read_answer(&cut, &mut Answer::default()).is_err());
         }
         assert!(read_answer(&ack[..HEADER], &mut Answer::default()).is_err());
+        for number in [1, -4096, i32::MIN] {
+            ack[HEADER..HEADER + 4].copy_from_slice(&number.to_ne_bytes());
+            assert!(read_answer(&ack, &mut Answer::default()).is_err(), "{number} is no error number");
+        }
     }
 
     #[test]
