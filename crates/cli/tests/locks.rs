@@ -242,7 +242,8 @@ fn loop_devices_share_an_image_where_they_do_not_overlap() {
     let dir = Dir::new();
     let image = dir.image("image", 8);
     let parts = [("0", "2097152"), ("2097152", "2097152"), ("4194304", "0"), ("1048576", "2097152")];
-    let devices: Vec<_> = parts.iter().map(|(at, len)| Loop::with(&image, &["--offset", at, "--sizelimit", len])).collect();
+    let devices: Vec<_> =
+        parts.iter().map(|(at, len)| Loop::with(&image, &["--offset", at, "--sizelimit", len])).collect();
     let Some(devices) = devices.into_iter().collect::<Option<Vec<Loop>>>() else { return };
     let [first, second, rest, across] = &devices[..] else { panic!("four were made") };
     dir.file("input", b"data");
@@ -298,7 +299,8 @@ fn users_keep_each_other_away() {
     Other::open(dir.name("input"), 0o644);
     let before = std::fs::read(&image).unwrap();
     let by_other = || other.inlock();
-    for (server, client) in [(&inlock as &dyn Fn() -> Command, &by_other as &dyn Fn() -> Command), (&by_other, &inlock)] {
+    for (server, client) in [(&inlock as &dyn Fn() -> Command, &by_other as &dyn Fn() -> Command), (&by_other, &inlock)]
+    {
         let socket = dir.name("socket");
         let serving = Serving::start_by(server(), &image, &socket, &[]);
         all_are_refused(client, &image, &dir);
@@ -341,9 +343,11 @@ fn programs_of_others_work_on_an_image_that_is_served() {
     let serving = Serving::start(&image, &dir.name("socket"), &[]);
     run(Command::new("cryptsetup").args(["luksDump", &image]), b"").works();
     run(Command::new("cryptsetup").args(["config", &image, "--label", "served"]), b"").works();
-    run(Command::new("qemu-img").args(["info", "--image-opts", &format!("driver=raw,file.filename={image}")]), b"").works();
+    run(Command::new("qemu-img").args(["info", "--image-opts", &format!("driver=raw,file.filename={image}")]), b"")
+        .works();
     serving.stop();
-    let copy = run(Command::new("qemu-img").args(["convert", "-f", "raw", "-O", "raw", &image, &dir.name("copy")]), b"");
+    let copy =
+        run(Command::new("qemu-img").args(["convert", "-f", "raw", "-O", "raw", &image, &dir.name("copy")]), b"");
     copy.works();
     assert!(call(["luksDump", &dir.name("copy")]).works().text().contains("served"));
 }

@@ -73,8 +73,11 @@ fn captive_command_does_not_hide_lost_writes() {
     let (dir, run) = (Dir::new(), Run::new());
     let Some(thin) = Thin::new(&dir, 64, 8) else { return };
     let inlock = env!("CARGO_BIN_EXE_inlock");
-    let script = format!("dd if=/dev/zero bs=1M count=24 2>/dev/null | tr '\\0' x > {0}/x && \
-        nbdcopy {0}/x \"$uri\"; {inlock} suspend data; true", dir.name("."));
+    let script = format!(
+        "dd if=/dev/zero bs=1M count=24 2>/dev/null | tr '\\0' x > {0}/x && \
+        nbdcopy {0}/x \"$uri\"; {inlock} suspend data; true",
+        dir.name(".")
+    );
     if !harness::have("nbdcopy") {
         return;
     }

@@ -171,7 +171,8 @@ fn new_file_and_its_directory_are_synced() {
     // A link leads to where the file is made.
     std::os::unix::fs::symlink(root.join("out/real"), dir.path("link")).unwrap();
     let (source, data) = (dir.file("source", &noise(8192)), dir.image("data", 4));
-    let (out, link, header, zones) = (dir.name("out/new"), dir.name("link"), dir.name("headers/new"), dir.name("zones/new"));
+    let (out, link, header, zones) =
+        (dir.name("out/new"), dir.name("link"), dir.name("headers/new"), dir.name("zones/new"));
     let export = ["export", "--type", "raw", &source];
     let format = [&["luksFormat", "-q", "--header", &header, &data][..], &FAST].concat();
     for (words, file, directory) in [
@@ -203,7 +204,8 @@ fn zoned_file_is_not_made_of_what_a_server_has() {
 fn export_over_the_limit_of_file_sizes_fails_and_is_not_killed() {
     let dir = Dir::new();
     let source = dir.file("source", &noise(1 << 20));
-    let script = format!("ulimit -f 100; exec {} export --type raw {source} {}", env!("CARGO_BIN_EXE_inlock"), dir.name("out"));
+    let script =
+        format!("ulimit -f 100; exec {} export --type raw {source} {}", env!("CARGO_BIN_EXE_inlock"), dir.name("out"));
     run(Command::new("sh").args(["-c", &script]), b"").fails(1, &["File too large"]);
     let _ = call_with(b"", ["--version"]).works();
 }

@@ -47,8 +47,10 @@ fn a_captive_command_gives_its_status_and_knows_the_server() {
     let wanted = format!("nbd+unix:///it%27s?socket={socket}|nbd:unix:{socket}:exportname=it's|{socket}||it's");
     assert_eq!(text, wanted);
     assert!(!std::path::Path::new(socket).parent().unwrap().exists(), "the private directory stays");
-    let ended =
-        call_with(b"secret", ["serve", &image, "--insecure", "--nbd", "tcp:localhost:0", "--run", "echo \"$uri|$port|$unixsocket\""]);
+    let ended = call_with(
+        b"secret",
+        ["serve", &image, "--insecure", "--nbd", "tcp:localhost:0", "--run", "echo \"$uri|$port|$unixsocket\""],
+    );
     let text = ended.works().text().trim_end();
     let port = text.split('|').nth(1).unwrap();
     assert!(port.parse::<u16>().unwrap() > 0);
