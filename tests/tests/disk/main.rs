@@ -2,6 +2,7 @@
 //!
 //! Block devices need root, FUSE and loop devices; where those are missing, the tests say that they are skipped.
 
+mod full;
 mod killed;
 mod life;
 mod lost_writes;

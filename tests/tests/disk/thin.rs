@@ -91,11 +91,7 @@ impl ThinDisk {
             punch.args(["--punch-hole", "--offset", &start.to_string(), "--length", &(end - start).to_string()]);
             text(punch.arg(self.store()))?;
         }
-        let mut filler = File::create(filler)?;
-        for len in [64 << 10, BLOCK] {
-            while fits(filler.write(&vec![1; len]))? {}
-        }
-        drop(filler);
+        fill(&mut File::create(filler)?)?;
         self.mount()
     }
 
@@ -120,12 +116,13 @@ impl Drop for ThinDisk {
     }
 }
 
-fn fits(written: std::io::Result<usize>) -> Result<bool> {
-    match written {
-        Ok(_) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::StorageFull => Ok(false),
-        Err(error) => Err(error).context("cannot fill the pool"),
+/// Writes until the file system is full.
+pub(crate) fn fill(filler: &mut File) -> Result<()> {
+    for len in [64 << 10, BLOCK] {
+        let written = std::iter::repeat_with(|| filler.write(&vec![1; len])).find_map(Result::err).context("no end")?;
+        ensure!(written.kind() == ErrorKind::StorageFull, "cannot fill the file system: {written}");
     }
+    Ok(())
 }
 
 /// The ranges of a file that hold nothing but doomed blocks.
