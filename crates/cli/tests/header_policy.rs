@@ -1,6 +1,9 @@
 //! What a volume may be, whatever its header says: who can write an image can write its header, which has no key of its
 //! own.
 
+// The lint spares test functions, but not what they share.
+#![allow(clippy::unwrap_used)]
+
 mod harness;
 
 use harness::control::{Named, Run};
