@@ -1,4 +1,4 @@
-//! What a key derivation does with the memory of the machine.
+//! Key derivations and the memory of the machine.
 
 // The lint spares test functions, but not what they share.
 #![allow(clippy::unwrap_used)]
