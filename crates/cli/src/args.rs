@@ -285,7 +285,7 @@ fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> 
     Ok(SourceArgs { image, header, kind, key, flags: flags_of(options), policy: policy_of(options) })
 }
 
-/// What a volume may be.
+/// The policy that a volume is held against.
 fn policy_of(options: &Options) -> HeaderPolicy {
     let mut policy = HeaderPolicy::new();
     policy.allow_null_cipher = options.allow_null_cipher;

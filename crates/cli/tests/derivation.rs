@@ -1,4 +1,7 @@
-//! What a key derivation does with the memory of the machine.
+//! Key derivations and the memory of the machine.
+
+// The lint spares test functions, but not what they share.
+#![allow(clippy::unwrap_used)]
 
 mod harness;
 
@@ -72,7 +75,7 @@ struct Cgroup(PathBuf);
 impl Cgroup {
     fn new(limit: u64) -> Option<Self> {
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
-        let path = |controller: &str| own.lines().find_map(|line| line.splitn(2, ':').nth(1)?.strip_prefix(controller));
+        let path = |controller: &str| own.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(controller));
         let name = format!("inlock-test-{}", std::process::id());
         let inside = |root: &str, path: &str| Path::new(root).join(path.trim_start_matches('/'));
         // Version 2 gives a group with processes no limits to hand on, so it is made beside.

@@ -1,16 +1,15 @@
-//! What a volume may be, whatever its header says.
+//! The policy that a volume is held against, independent of its header.
 //!
 //! The checksum of a LUKS header has no key, so a header says how the volume is encrypted, but not who wrote it. A
 //! writer to the image can leave keyslots and digests as they are and change a segment: the right passphrase still
-//! opens the volume, and what is written from then on is stored in the clear. [`HeaderPolicy`] refuses what encrypts
-//! nothing, or without an IV, and pins what the caller knows of the volume. It is held against the header before any
-//! key is derived.
+//! opens the volume, and what is written from then on is stored in the clear. [`HeaderPolicy`] refuses ciphers
+//! that encrypt nothing or have no IV, and pins cipher and UUID. It is held against the header before a key is derived.
 
 use crate::error::Excerpt;
 use inlock_cipher::{Cipher, CipherSpec, IvMode, Segment};
 use std::fmt;
 
-/// What a volume may be. The default allows nothing that is out of the ordinary, and pins nothing.
+/// Exceptions that a volume may make, and the values that it must have. The default allows and pins nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeaderPolicy {
@@ -26,7 +25,7 @@ pub struct HeaderPolicy {
     pub expected_uuid: Option<String>,
 }
 
-/// A volume is not what it may be. Nothing was derived from the passphrase.
+/// A volume violates its policy. Nothing was derived from the passphrase.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
@@ -73,12 +72,12 @@ pub enum PolicyError {
 }
 
 impl HeaderPolicy {
-    /// Nothing out of the ordinary, and nothing pinned.
+    /// Returns the default: no exception is allowed, and nothing is pinned.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Checks what a LUKS header says.
+    /// Checks UUID and segments of a LUKS header.
     ///
     /// # Errors
     ///
@@ -97,8 +96,8 @@ impl HeaderPolicy {
         self.check_ciphers(segments.iter().map(|segment| segment.cipher))
     }
 
-    /// Checks what the caller says of a volume without a header: the ciphers of its segments, or of a table's lines,
-    /// `None` where they are stored unencrypted.
+    /// Checks a volume without a header: the ciphers of its segments, or of a table's lines; `None` where they are
+    /// stored unencrypted.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Texts from a header for people to read. Whoever wrote the header must not steer the reader's terminal.
+//! Texts from a header for people to read. The author of a header must not steer the reader's terminal.
 
 use std::fmt::{self, Write};
 

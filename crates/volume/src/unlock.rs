@@ -15,7 +15,7 @@ pub struct UnlockOptions {
     pub keyslot: Option<u32>,
     /// The most that key derivations may cost.
     pub limits: KdfLimits,
-    /// What the volume may be.
+    /// The policy that the header is held against.
     pub policy: HeaderPolicy,
 }
 
@@ -37,7 +37,7 @@ impl UnlockOptions {
         self
     }
 
-    /// Another policy than the default.
+    /// Takes another policy than the default.
     pub fn with_policy(mut self, policy: HeaderPolicy) -> Self {
         self.policy = policy;
         self

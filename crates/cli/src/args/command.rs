@@ -92,7 +92,7 @@ pub(crate) struct SourceArgs {
     pub key: KeyArgs,
     /// On top of what the header or the table says.
     pub flags: CryptOptions,
-    /// What it may be.
+    /// The policy that it is held against.
     pub policy: HeaderPolicy,
 }
 
@@ -123,7 +123,7 @@ pub(crate) struct FormatArgs {
     pub label: Option<String>,
     pub subsystem: Option<String>,
     pub kdf: KdfArgs,
-    /// What it may be.
+    /// The policy that it is held against.
     pub policy: HeaderPolicy,
 }
 

@@ -43,7 +43,8 @@ pub struct FormatOptions {
     pub keyslot: u32,
     /// The volume key (`--volume-key-file`); `None`: a random one.
     pub volume_key: Option<VolumeKey>,
-    /// What the volume may be. A null cipher, which its keyslots would have too, is refused in any case.
+    /// The policy that the new volume is held against. A null cipher, which its keyslots would have too, is refused in
+    /// any case.
     pub policy: HeaderPolicy,
 }
 

@@ -69,7 +69,7 @@ pub struct FormatOptions {
     pub keyslot: u32,
     /// The volume key (`--volume-key-file`); `None`: a random one.
     pub volume_key: Option<VolumeKey>,
-    /// What the volume may be.
+    /// The policy that the new volume is held against.
     pub policy: HeaderPolicy,
 }
 

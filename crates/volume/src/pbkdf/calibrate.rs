@@ -17,7 +17,7 @@ pub struct KdfRequest {
     /// No measurement: this many iterations or passes (`--pbkdf-force-iterations`).
     pub forced_iterations: Option<u32>,
     /// The most memory in KiB (`--pbkdf-memory`); `None`: 1 GiB. Never more than half of the machine's or its cgroup's,
-    /// nor than is available.
+    /// nor than three quarters of what is available.
     pub memory_kib: Option<u32>,
     /// The most lanes (`--pbkdf-parallel`); `None`: 4. Never more than there are CPUs.
     pub lanes: Option<u32>,
@@ -122,11 +122,12 @@ fn scaled(cost: Argon2Cost, ratio: f64, max_kib: u32) -> Argon2Cost {
     Argon2Cost { time, memory_kib, lanes: cost.lanes }
 }
 
-/// Half of the memory, and no more than is available; on a small machine without swap, half of what is available.
+/// Half of the memory, and three quarters of what is available, since others take memory meanwhile; on a small machine
+/// without swap, half of what is available.
 fn usable_memory_kib(memory: SystemMemory) -> u32 {
     let small = memory.total_kib < 4 << 20 && memory.swap_kib == 0;
     let half = if small { memory.available_kib.min(memory.total_kib) / 2 } else { memory.total_kib / 2 };
-    u32::try_from(half.min(memory.available_kib).min(KdfLimits::MAX_MEMORY_KIB)).unwrap_or(u32::MAX)
+    u32::try_from(half.min(memory.available_kib / 4 * 3).min(KdfLimits::MAX_MEMORY_KIB)).unwrap_or(u32::MAX)
 }
 
 /// How many PBKDF2 iterations take `target` for a key of `key_len` bytes; at least 1000.
@@ -184,9 +185,9 @@ mod tests {
     fn a_small_machine_without_swap_keeps_half_of_what_is_available() {
         let memory = |total_kib, available_kib, swap_kib| SystemMemory { total_kib, available_kib, swap_kib };
         assert_eq!(usable_memory_kib(memory(2 << 20, 1 << 20, 0)), 1 << 19);
-        assert_eq!(usable_memory_kib(memory(2 << 20, 1 << 20, 1)), 1 << 20);
+        assert_eq!(usable_memory_kib(memory(2 << 20, 1 << 20, 1)), 3 << 18);
         assert_eq!(usable_memory_kib(memory(64 << 20, 60 << 20, 0)), 4 << 20);
-        assert_eq!(usable_memory_kib(memory(64 << 20, 1 << 20, 0)), 1 << 20, "the rest is in use");
+        assert_eq!(usable_memory_kib(memory(64 << 20, 1 << 20, 0)), 3 << 18, "the rest is in use");
     }
 
     #[test]

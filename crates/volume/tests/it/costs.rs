@@ -1,4 +1,4 @@
-//! What a header may make its opener compute: of one keyslot, of all of them, and of the digest.
+//! Costs that a header asks for: of one keyslot, of all of them, and of the digest.
 
 use crate::support::{PASSPHRASE, chain, luks1_options, luks2_options, secret};
 use inlock_volume::luks2::Luks2;
