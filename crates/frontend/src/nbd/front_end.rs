@@ -82,8 +82,8 @@ pub struct Nbd {
     served: VecDeque<u32>,
     /// What found no memory since the last turn began.
     pub(super) blocked: Blocked,
-    /// FLUSHes and pieces of TRIMs that are under way.
-    pub(super) slow: u32,
+    /// Pieces of TRIMs that are under way.
+    pub(super) trims: u32,
     /// Number of the turn.
     pub(super) turn: u64,
     /// Connections that may have something to send, each once.
@@ -114,7 +114,7 @@ impl Nbd {
             queue: VecDeque::new(),
             served: VecDeque::new(),
             blocked: Blocked::default(),
-            slow: 0,
+            trims: 0,
             turn: 1,
             dirty: VecDeque::new(),
             live,
@@ -630,7 +630,7 @@ impl FrontEnd for Nbd {
         let Some(transfer) = self.transfers[id as usize].as_mut() else { return };
         transfer.outstanding -= 1;
         let (index, kind) = (transfer.connection, transfer.command.kind);
-        self.slow -= u32::from(matches!(kind, command::FLUSH | command::TRIM));
+        self.trims -= u32::from(kind == command::TRIM);
         let Some(connection) = self.connections[index as usize].as_mut() else { return };
         if connection.dead {
             connection.give(cx.pool, done.spare);

@@ -27,9 +27,8 @@ const MAX_RUNS: usize = 4 * MAX_EXTENTS;
 /// Pieces of commands that move no data through buffers. The store works on one while other clients wait.
 const CACHE_PIECE: u64 = 1 << 20;
 const TRIM_PIECE: u64 = 128 << 20;
-/// FLUSHes and pieces of TRIMs that one worker has under way at a time. A file system may carry out nothing else on a file
-/// meanwhile.
-const MAX_SLOW: u32 = 2;
+/// Pieces of TRIMs that one worker has under way at a time. A file system may carry out no write to the file meanwhile.
+const MAX_TRIMS: u32 = 1;
 
 /// A client's request on its way, in one piece or in several.
 pub(super) struct Transfer {
@@ -217,7 +216,7 @@ impl Nbd {
                     self.blocked.add(empty, transfer.least());
                     return if whole { Attempt::Blocked } else { Attempt::NoMemory };
                 };
-                // How long the store takes for a durable write, nobody knows.
+                // A durable write may take the store as long as a flush.
                 let durable = command.has(command_flag::FUA);
                 connection.spend(self.turn, if durable && !reads { QUANTUM } else { extent.len as u64 });
                 transfer.begun += extent.len as u64;
@@ -234,10 +233,10 @@ impl Nbd {
                 request.data = Some((extent, buffer));
                 request.spare = spare;
             }
-            command::TRIM | command::FLUSH if self.slow >= MAX_SLOW => return Attempt::Blocked,
+            command::TRIM if self.trims >= MAX_TRIMS => return Attempt::Blocked,
             command::TRIM | command::CACHE => {
                 let trims = command.kind == command::TRIM;
-                self.slow += u32::from(trims);
+                self.trims += u32::from(trims);
                 let piece = if trims { TRIM_PIECE } else { CACHE_PIECE };
                 // Pieces end on multiples of their length, so that no data unit is cut and kept for it.
                 let here = rest.min(piece - offset % piece);
@@ -260,7 +259,6 @@ impl Nbd {
                 return Attempt::Begun;
             }
             _ => {
-                self.slow += 1;
                 transfer.begun = command.len;
                 connection.spend(self.turn, QUANTUM);
             }
