@@ -1,11 +1,12 @@
 //! Repository chores, run as `cargo xtask CHORE`.
 //!
 //! `tidy` holds the layout rules as failing checks, `fuzz` runs libFuzzer over the targets of `fuzz/`, `bench-record`
-//! measures and keeps the figures, `soak` serves many connections for minutes, `vm` runs the tests that need a real kernel,
+//! measures and keeps the figures, `miri` interprets tests of `unsafe` code, `soak` serves many connections for minutes, `vm` runs the tests that need a real kernel,
 //! `ci` runs what a push runs. Nothing here is shipped.
 
 mod bench_record;
 mod fuzz;
+mod miri;
 mod soak;
 mod tidy;
 mod vm;
@@ -19,6 +20,7 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "usage: cargo xtask CHORE
   tidy                                   check crate arrows, unsafe, lengths, head comments, words
   fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each unless told
+  miri                                   run the tests of `unsafe` code that Miri can interpret
   bench-record [ARGUMENT...]             run `inlock bench all` and write its figures to benches/record
   soak [--minutes N | --seconds N] [--connections N] [--stall-seconds N] [--dir DIR]
                                          64 connections, mixed sizes, 5 minutes: no error, no stall, no growth
@@ -46,6 +48,7 @@ fn run() -> Result<ExitCode> {
         Some("tidy") => tidy::run(&root),
         Some("fuzz") => fuzz::run(&root, &rest),
         Some("bench-record") => bench_record::run(&root, &rest),
+        Some("miri") => miri::run(&root),
         Some("soak") => soak::run(&rest),
         Some("vm") => vm::run(&root, &target_dir(&root), &rest),
         Some("zones") => zones::run(&rest),
