@@ -89,7 +89,10 @@ pub(crate) mod target {
 
     impl Drop for CryptTarget {
         fn drop(&mut self) {
-            self.change_keys();
+            // After a failure loom has no thread to ask.
+            if !std::thread::panicking() {
+                self.change_keys();
+            }
         }
     }
 }
@@ -109,8 +112,7 @@ pub(crate) mod request {
 
 /// A worker's waker: a counter that can be waited for, as an event descriptor is.
 pub(crate) mod ring {
-    use super::sync::Condvar;
-    use loom::sync::Mutex;
+    use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
     use std::sync::Arc;
 
     #[derive(Clone, Default)]
@@ -125,17 +127,21 @@ pub(crate) mod ring {
     impl Waker {
         /// Ends the current or the next wait.
         pub(crate) fn wake(&self) {
-            *self.0.count.lock().unwrap() += 1;
+            *self.count() += 1;
             self.0.readable.notify_all();
         }
 
         /// Waits until there was a wake since the last [`Waker::clear`].
         pub(crate) fn wait(&self) {
-            drop(self.0.readable.wait_while(self.0.count.lock().unwrap(), |count| *count == 0).unwrap());
+            drop(self.0.readable.wait_while(self.count(), |count| *count == 0));
         }
 
         pub(crate) fn clear(&self) {
-            *self.0.count.lock().unwrap() = 0;
+            *self.count() = 0;
+        }
+
+        fn count(&self) -> MutexGuard<'_, u64> {
+            self.0.count.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
 }

@@ -6,7 +6,12 @@
 //! allows. A model fails if its threads all wait (a lost wake-up), if two of them access a [`loom::cell::UnsafeCell`] at a
 //! time or without an order between them (no exclusion), or if an assertion does.
 
-#[allow(dead_code)]
+#![cfg_attr(not(test), allow(dead_code))]
+// loom runs all threads of a model on one, and its cells are not `Sync`.
+#![allow(clippy::arc_with_non_send_sync)]
+
+// To clippy, loom's `Arc` is like any other type.
+#[allow(clippy::map_clone, dead_code)]
 #[path = "../../crates/engine/src/gate.rs"]
 mod gate;
 #[allow(dead_code, unreachable_pub)]

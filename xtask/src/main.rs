@@ -1,7 +1,7 @@
 //! Repository chores, run as `cargo xtask CHORE`.
 //!
 //! `tidy` holds the layout rules as failing checks, `fuzz` runs libFuzzer over the targets of `fuzz/`, `bench-record`
-//! measures and keeps the figures, `soak` serves many connections for minutes, `vm` runs the tests that need a real kernel,
+//! measures and keeps the figures, `miri` interprets tests of `unsafe` code, `soak` serves many connections for minutes, `vm` runs the tests that need a real kernel,
 //! `ci` runs what a push runs. Nothing here is shipped.
 
 mod bench_record;
@@ -11,6 +11,7 @@ mod faults;
 mod features;
 mod fuzz;
 mod metadata;
+mod miri;
 mod mutants;
 mod soak;
 mod tidy;
@@ -30,6 +31,7 @@ const USAGE: &str = "usage: cargo xtask CHORE
   fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each unless told
   mutants [--shard K/N] [GROUP...] [REGEX...]
                                          change the code of volume, engine and nbd in small ways and see tests fail
+  miri                                   run the tests of `unsafe` code that Miri can interpret
   bench-record [ARGUMENT...]             run `inlock bench all` and write its figures to benches/record
   soak [--minutes N | --seconds N] [--connections N] [--stall-seconds N] [--dir DIR]
                                          64 connections, mixed sizes, 5 minutes: no error, no stall, no growth
@@ -62,6 +64,7 @@ fn run() -> Result<ExitCode> {
         Some("dependencies") => dependencies::run(&root),
         Some("cross") => cross::run(&root, &rest),
         Some("bench-record") => bench_record::run(&root, &rest),
+        Some("miri") => miri::run(&root),
         Some("soak") => soak::run(&rest),
         Some("vm") => vm::run(&root, &target_dir(&root), &rest),
         Some("zones") => zones::run(&rest),

@@ -258,7 +258,8 @@ fn take_alone(mut target: Arc<CryptTarget>, patience: Duration) -> Result<CryptT
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 

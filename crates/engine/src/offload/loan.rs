@@ -45,6 +45,8 @@ impl Lender {
         assert!(len <= buffer.capacity(), "no more can be lent than there is");
         let data = buffer.data_start();
         let (memory, base, capacity, slot) = buffer.into_parts();
+        // The pointers of loans are made from these numbers; other modules of the crate can set them.
+        assert!(data.checked_add(len).is_some_and(|end| end <= memory.len()), "a buffer's data lies in its memory");
         Self { memory: Box::into_raw(memory), base, capacity, slot, data, len, given: 0, out: 0 }
     }
 
@@ -56,7 +58,7 @@ impl Lender {
         }
         self.given = range.end;
         self.out += 1;
-        // SAFETY: `data + len` lies within the memory: `Buffer::data_start` and the assertion in `new`.
+        // SAFETY: `data + len` lies within the memory: the assertions in `new`.
         let start = unsafe { self.memory.cast::<u8>().add(self.data + range.start) };
         Some(Loan { start, range, memory: self.memory.cast() })
     }
@@ -131,6 +133,13 @@ mod tests {
         let mut loan = lender.lend(100).unwrap();
         assert!(lender.into_buffer().is_none());
         loan.bytes().fill(1);
+    }
+
+    #[test]
+    #[should_panic(expected = "lies in its memory")]
+    fn data_outside_of_the_buffer_s_memory_is_not_lent() {
+        let (memory, base, _, slot) = Buffer::new(4096).into_parts();
+        Lender::new(Buffer::from_parts(memory, base, 1 << 20, slot), 1 << 20);
     }
 
     #[test]
