@@ -6,6 +6,7 @@
 mod breakages;
 mod crash_states;
 mod cryptsetup;
+mod keyslots;
 mod support;
 mod table;
 mod vectors;
