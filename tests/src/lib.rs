@@ -5,6 +5,7 @@
 //! libnbd's tools, fio); a program that is missing is an error, never a silent pass.
 
 pub mod image;
+pub mod lost_writes;
 pub mod nbd;
 pub mod oracle;
 pub mod process;

@@ -281,6 +281,31 @@ impl Connection {
         self.stream.write_all(bytes).context("cannot send")
     }
 
+    /// Sends bytes as they are, each wait at most as long as the patience; ends early, without an error, as soon as `stop`
+    /// says so.
+    pub fn send_until(&mut self, mut bytes: &[u8], stop: impl Fn() -> bool) -> Result<()> {
+        while !bytes.is_empty() && !stop() {
+            match self.stream.write(bytes) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).context("cannot send"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits so long from now on.
+    pub fn set_patience(&mut self, patience: Duration) -> Result<()> {
+        self.stream.set_read_timeout(Some(patience))?;
+        Ok(self.stream.set_write_timeout(Some(patience))?)
+    }
+
+    /// Takes what is there, looks at none of it, and gives the number of bytes; 0: the server has closed.
+    pub fn discard(&mut self) -> std::io::Result<usize> {
+        let mut bytes = [0; 1 << 16];
+        self.stream.read(&mut bytes)
+    }
+
     /// Reads exactly so many bytes.
     pub fn receive(&mut self, len: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len];

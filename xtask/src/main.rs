@@ -7,6 +7,7 @@
 mod bench_record;
 mod cross;
 mod dependencies;
+mod faults;
 mod features;
 mod fuzz;
 mod metadata;
@@ -35,6 +36,7 @@ const USAGE: &str = "usage: cargo xtask CHORE
   vm [--list] [--keep-log] [--full] [--timeout SECONDS] [TEST...]
                                          boot a kernel under QEMU and run the tests of tests/vm in it
   zones WHAT                             what guests of `vm` do to zoned devices
+  faults WHAT DISK                       what guests of `vm` do to storage that loses writes
   ci                                     what a push runs: ./test.sh";
 
 fn main() -> ExitCode {
@@ -63,6 +65,7 @@ fn run() -> Result<ExitCode> {
         Some("soak") => soak::run(&rest),
         Some("vm") => vm::run(&root, &target_dir(&root), &rest),
         Some("zones") => zones::run(&rest),
+        Some("faults") => faults::run(&rest),
         Some("ci") => {
             let status = Command::new(root.join("test.sh")).args(rest).status().context("cannot run test.sh")?;
             Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

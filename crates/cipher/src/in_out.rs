@@ -49,8 +49,9 @@ impl<'a> InOut<'a> {
         }
     }
 
-    /// Where to read and where to write, for kernels: equal in place.
-    pub(crate) fn as_ptrs(&mut self) -> (*const u8, *mut u8) {
+    /// Where to read and where to write, for kernels: equal in place. Valid for `'a`: the references are given up for them.
+    #[inline(always)]
+    pub(crate) fn into_ptrs(self) -> (*const u8, *mut u8) {
         match self {
             Self::InPlace(data) => {
                 let data = data.as_mut_ptr();

@@ -15,7 +15,7 @@ use inlock_cipher::{CipherSpec, DataUnitSize, Sector};
 use inlock_engine::OffloadOptions;
 use inlock_volume::plain::{Plain, PlainHash};
 use inlock_volume::table::CryptOptions;
-use inlock_volume::{Hash, KdfKind};
+use inlock_volume::{Hash, HeaderPolicy, KdfKind};
 
 pub(crate) use command::{
     BenchmarkArgs, Command, CopyArgs, FormatArgs, HeaderArgs, Io, KdfArgs, KeyArgs, KeyFile, Kind, Luks, MountArgs,
@@ -161,7 +161,7 @@ fn build(verb: Verb, options: Options, words: Vec<OsString>) -> anyhow::Result<C
         Verb::Reload => {
             let name = name_of(&word()?)?;
             let table = options.table.as_deref().ok_or_else(|| Problem::usage("reload: --table is missing"))?;
-            Command::Reload { name, table: TableArg::parse(table)? }
+            Command::Reload { name, table: TableArg::parse(table)?, policy: policy_of(&options) }
         }
         Verb::Resume => {
             let name = name_of(&word()?)?;
@@ -274,11 +274,26 @@ fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> 
         if options.key_slot.is_some() {
             return not_allowed("key-slot");
         }
+        if options.expect_uuid.is_some() {
+            return not_allowed("expect-uuid");
+        }
     }
     if matches!(kind, Kind::Raw | Kind::Table(_)) && options.key_file.is_some() {
         return not_allowed("key-file");
     }
-    Ok(SourceArgs { image, header: options.header.clone(), kind, key: key_args(options)?, flags: flags_of(options) })
+    let (header, key) = (options.header.clone(), key_args(options)?);
+    Ok(SourceArgs { image, header, kind, key, flags: flags_of(options), policy: policy_of(options) })
+}
+
+/// What a volume may be.
+fn policy_of(options: &Options) -> HeaderPolicy {
+    let mut policy = HeaderPolicy::new();
+    policy.allow_null_cipher = options.allow_null_cipher;
+    policy.allow_null_iv = options.allow_null_iv;
+    policy.allow_linear_segment = options.allow_linear_segment;
+    policy.required_ciphers = options.require_cipher.clone().map_or_else(Vec::new, |ciphers| ciphers.0);
+    policy.expected_uuid.clone_from(&options.expect_uuid);
+    policy
 }
 
 /// What is said about discards and about dm-crypt's threads.
@@ -409,6 +424,7 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
     if version == 1 && kdf.kind.is_some_and(|kind| kind != KdfKind::Pbkdf2) {
         return Err(Problem::usage("LUKS1 has no other PBKDF than pbkdf2."));
     }
+    let policy = policy_of(&options);
     Ok(FormatArgs {
         image,
         version,
@@ -423,6 +439,7 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
         uuid: options.uuid,
         label: options.label,
         subsystem: options.subsystem,
+        policy,
     })
 }
 

@@ -174,8 +174,9 @@ pub(crate) fn notify_stopping() {
 }
 
 /// For a process behind a block device, which the kernel may wait for when it frees memory: it is not to be killed for
-/// memory, not to be swapped out, and its allocations are not to wait for devices. Before threads are started, since they
-/// inherit it. Needs root; without, the device works as long as there is memory.
+/// memory, not to be swapped out, and its allocations are not to wait for devices. After the key is derived, whose
+/// memory, a gigabyte and more, is neither to be locked nor out of the OOM killer's reach; before threads are started,
+/// since they inherit it. Needs root; without, the device works as long as there is memory.
 pub(crate) fn protect() {
     if !rustix::process::geteuid().is_root() {
         return;

@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use inlock_volume::{FormatError, KdfError, LoadError, UnlockError};
+use inlock_volume::{FormatError, KdfError, LoadError, PolicyError, Printable, UnlockError};
 
 /// An exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +54,8 @@ pub(crate) enum Problem {
     NotADevice { path: PathBuf },
     #[error("Device {} is not a valid LUKS device.", .path.display())]
     NotLuks { path: PathBuf, found: Option<u32> },
+    #[error("{what} is refused: {error}.")]
+    AgainstPolicy { what: String, error: PolicyError },
     #[error("No key available with this passphrase.")]
     NoKey,
     #[error("Device {} is in use (locked by another process).", .path.display())]
@@ -121,6 +123,7 @@ impl Problem {
             Self::NoKey | Self::OtherKey { .. } => Status::Permission,
             Self::NoDevice { .. } | Self::NotADevice { .. } => Status::Device,
             Self::Inactive { .. } | Self::Gone { .. } => Status::Device,
+            Self::AgainstPolicy { error: PolicyError::OtherUuid { .. }, .. } => Status::Device,
             Self::HeaderLocked { .. } | Self::InUse { .. } | Self::AddressInUse { .. } => Status::Busy,
             Self::NameInUse { .. } | Self::Held { .. } | Self::Unreachable { .. } => Status::Busy,
             Self::Told(_, _, status) | Self::Silent(status) => *status,
@@ -150,6 +153,7 @@ impl Problem {
                 format!("it has {len} bytes, at least {needed} are needed: truncate -s SIZE {}", path.display())
             }
             Self::NameInUse { pid: Some(pid), .. } => format!("process {pid} serves it; `inlock list` shows all"),
+            Self::AgainstPolicy { error, .. } => return hint_of_policy(error).map(ToOwned::to_owned),
             Self::Held { .. } => "end that first; `inlock close --deferred` closes it when that has ended".to_owned(),
             Self::Inactive { .. } => "`inlock list` shows what is".to_owned(),
             Self::Gone { name } => format!("`inlock close {name}` cleans up what it left behind"),
@@ -175,7 +179,7 @@ pub(crate) fn status_of(error: &anyhow::Error) -> Status {
         return problem.status();
     }
     for cause in error.chain() {
-        if matches!(cause.downcast_ref(), Some(KdfError::OutOfMemory { .. })) {
+        if matches!(cause.downcast_ref(), Some(KdfError::OutOfMemory { .. } | KdfError::MemoryNotAvailable { .. })) {
             return Status::Memory;
         }
         if let Some(status) = cause.downcast_ref::<io::Error>().and_then(status_of_io) {
@@ -219,6 +223,7 @@ fn hint_of_volume(cause: &(dyn std::error::Error + 'static)) -> Option<&'static 
     if let Some(error) = cause.downcast_ref::<UnlockError>() {
         return match error {
             UnlockError::Requirement(_) => Some("finish or undo with cryptsetup what the header says is under way"),
+            UnlockError::TooCostlyTogether(_) => Some("--key-slot tries one key slot alone"),
             UnlockError::UnsupportedCipher { .. }
             | UnlockError::UnsupportedHash { .. }
             | UnlockError::UnsupportedType { .. } => Some("cryptsetup or a newer version of Inlock may know it"),
@@ -227,9 +232,33 @@ fn hint_of_volume(cause: &(dyn std::error::Error + 'static)) -> Option<&'static 
     }
     match cause.downcast_ref::<KdfError>() {
         Some(KdfError::Limit { .. }) => Some("the key slot was made for a larger machine, or by an attacker"),
-        Some(KdfError::OutOfMemory { .. }) => Some("free some memory, or make a key slot with less --pbkdf-memory"),
+        Some(KdfError::OutOfMemory { .. } | KdfError::MemoryNotAvailable { .. }) => {
+            Some("free some memory or raise the cgroup's limit, or make a key slot with less --pbkdf-memory")
+        }
         _ => None,
     }
+}
+
+fn hint_of_policy(error: &PolicyError) -> Option<&'static str> {
+    match error {
+        PolicyError::NullCipher { .. } => Some("--allow-null-cipher takes it; what is written then is not encrypted"),
+        PolicyError::NullIv { .. } => Some("--allow-null-iv takes it"),
+        PolicyError::LinearSegment { .. } => {
+            Some("--allow-linear-segment takes it; what is written there then is not encrypted")
+        }
+        PolicyError::OtherCipher { .. } => {
+            Some("--require-cipher names the cipher; its header was changed, or it is another volume")
+        }
+        PolicyError::OtherUuid { .. } => {
+            Some("--expect-uuid names the UUID; its header was changed, or it is another volume")
+        }
+        _ => None,
+    }
+}
+
+/// A volume that is not what the user allows or requires; `what` begins the sentence.
+pub(crate) fn against_policy(what: String) -> impl FnOnce(PolicyError) -> anyhow::Error {
+    move |error| Problem::AgainstPolicy { what, error }.into()
 }
 
 /// What cryptsetup says where a header cannot be loaded; `path` is where it was looked for.
@@ -250,6 +279,7 @@ pub(crate) fn cannot_unlock(path: &Path) -> impl FnOnce(UnlockError) -> anyhow::
             "No usable keyslot is available.",
             "all key slots were erased; only a backup of the header can open the volume",
         ),
+        UnlockError::Policy(error) => against_policy(format!("Device {}", path.display()))(error),
         UnlockError::KeyslotInactive(slot) => {
             Problem::refused(format!("Keyslot {slot} is not active."), "`inlock luksDump` lists the key slots")
         }
@@ -262,6 +292,7 @@ pub(crate) fn cannot_format(path: &Path) -> impl FnOnce(FormatError) -> anyhow::
     let path = path.to_owned();
     move |error| match error {
         FormatError::DeviceTooSmall { needed, len } => Problem::TooSmall { path, len, needed }.into(),
+        FormatError::Policy(error) => against_policy("The new volume".to_owned())(error),
         FormatError::InvalidOption { option, reason } => Problem::usage(format!("Option --{option}: {reason}.")),
         error => anyhow::Error::from(error).context(format!("cannot create a volume on {}", path.display())),
     }
@@ -304,9 +335,9 @@ fn without_number(text: &str) -> &str {
     }
 }
 
-/// One line on standard error; where that is closed there is nobody to tell.
+/// One line on standard error, without anything that steers a terminal; where that is closed there is nobody to tell.
 pub(crate) fn say(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", Printable::with_layout(line));
 }
 
 /// A result on standard output.

@@ -9,6 +9,7 @@ mod range;
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -116,7 +117,7 @@ pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Device
     for name in &names {
         held.push(take_everywhere(&dirs, name, mode)?.ok_or_else(in_use)?);
     }
-    let own = device.share().with_context(|| format!("cannot lock {}", device.path.display()))?;
+    let own = own_description(device, mode).with_context(|| format!("cannot lock {}", device.path.display()))?;
     let below = below.iter().map_while(|extent| Some((open_below(extent, mode)?, extent.range)));
     let mut ranges = Vec::new();
     for (file, range) in std::iter::once((own, backing::ALL)).chain(below) {
@@ -133,6 +134,27 @@ pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Device
         ));
     }
     Ok(DeviceLock { _names: held, _ranges: ranges })
+}
+
+/// Opens the device once more for its lock: the kernel may keep a description that a ring has open for a while after the process
+/// has ended.
+fn own_description(device: &Device, mode: Mode) -> io::Result<File> {
+    if flock_locks_ranges(&device.file) {
+        // There the lock of the header would be another owner's.
+        return device.share();
+    }
+    let path = format!("/proc/self/fd/{}", device.file.as_raw_fd());
+    let alone = mode == Mode::Exclusive;
+    // A descriptor that was inherited may be all that this process may have of the file.
+    OpenOptions::new().read(!alone).write(alone).open(path).or_else(|_| device.share())
+}
+
+/// Whether the file system carries out `flock` by locking all of a file's range at its server, as NFS and SMB do.
+fn flock_locks_ranges(file: &File) -> bool {
+    const MAGICS: [u32; 4] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42];
+    // The type of `f_type` differs between architectures, its lowest 32 bits do not.
+    #[allow(clippy::unnecessary_cast)]
+    rustix::fs::fstatfs(file).is_ok_and(|system| MAGICS.contains(&(system.f_type as u32)))
 }
 
 /// Opens what lies below a device, to lock it. `None`: this process may not, or something else has its name by now.

@@ -77,7 +77,7 @@ fn run(invocation: &Invocation) -> anyhow::Result<u8> {
         Command::List { json } => commands::list::run(*json)?,
         Command::Top { names, once, json } => commands::top::run(names, *once, *json)?,
         Command::Suspend(name) => commands::suspend::run(name)?,
-        Command::Reload { name, table } => commands::reload::run(name, table)?,
+        Command::Reload { name, table, policy } => commands::reload::run(name, table, policy)?,
         Command::Refresh { name, flags } => commands::refresh::run(name, flags)?,
         Command::Resume(args) => commands::resume::run(args)?,
         Command::Open(args) => return commands::open::run(args),

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 
 use crate::control::Name;
-use crate::values::{self, Listen, Range};
+use crate::values::{self, Ciphers, Listen, Range};
 
 /// All options, and the positional words: the first is the verb.
 #[derive(Parser, Debug)]
@@ -98,6 +98,22 @@ pub(crate) struct Options {
     /// The size of the volume (plain) or of all zones (zoned): a number of sectors of 512 bytes, or with a unit, as in 1G
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = values::sectors, help_heading = "Volume")]
     pub size: Option<u64>,
+
+    /// Open a volume, or a table, whose cipher does not encrypt
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
+    pub allow_null_cipher: bool,
+    /// Open a LUKS volume whose cipher has no IV
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
+    pub allow_null_iv: bool,
+    /// Open a LUKS volume that is stored unencrypted in part
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
+    pub allow_linear_segment: bool,
+    /// Refuse a volume with another cipher than these
+    #[arg(long, value_name = "SPEC[,SPEC]", value_parser = values::ciphers, help_heading = "Header policy")]
+    pub require_cipher: Option<Ciphers>,
+    /// Refuse a LUKS volume with another UUID
+    #[arg(long, value_name = "UUID", value_parser = values::uuid, help_heading = "Header policy")]
+    pub expect_uuid: Option<String>,
 
     /// PBKDF for the key slot: argon2id, argon2i, pbkdf2
     #[arg(long, value_name = "KDF", help_heading = "Creating")]
@@ -417,6 +433,8 @@ impl Verb {
         const UNLOCK: &[&str] = &["tries", "key-slot", "type", "header"];
         const PLAIN: &[&str] =
             &["cipher", "key-size", "hash", "sector-size", "iv-large-sectors", "spdk-tweak", "offset", "skip", "size"];
+        const POLICY: &[&str] =
+            &["allow-null-cipher", "allow-null-iv", "allow-linear-segment", "require-cipher", "expect-uuid"];
         const COPY: &[&str] = &["range", "progress-json", "progress-frequency"];
         const KDF: &[&str] = &["pbkdf", "iter-time", "pbkdf-force-iterations", "pbkdf-memory", "pbkdf-parallel"];
         const FORMAT: &[&str] = &[
@@ -458,25 +476,25 @@ impl Verb {
         ];
         const ZONES: &[&str] = &["zone-size", "capacity", "conventional", "max-open", "max-active", "granularity"];
         match self {
-            Self::LuksFormat => &[KEY, FORMAT, KDF],
+            Self::LuksFormat => &[KEY, FORMAT, KDF, &["allow-null-cipher", "allow-null-iv"]],
             Self::IsLuks | Self::LuksUuid => &[&["type", "header"]],
             Self::LuksDump => &[&["type", "header", "dump-json-metadata"]],
-            Self::Open => &[KEY, UNLOCK, PLAIN, OPEN, FLAGS, &["table", "test-passphrase"]],
-            Self::Mount => &[KEY, UNLOCK, PLAIN, OPEN, FLAGS, &["table", "name", "mount-options"]],
+            Self::Open => &[KEY, UNLOCK, PLAIN, POLICY, OPEN, FLAGS, &["table", "test-passphrase"]],
+            Self::Mount => &[KEY, UNLOCK, PLAIN, POLICY, OPEN, FLAGS, &["table", "name", "mount-options"]],
             Self::Umount => &[&["deferred"]],
-            Self::Serve => &[KEY, UNLOCK, PLAIN, SERVE, FLAGS, &["table"]],
+            Self::Serve => &[KEY, UNLOCK, PLAIN, POLICY, SERVE, FLAGS, &["table"]],
             Self::Status | Self::List => &[&["json"]],
             Self::Top => &[&["json", "once"]],
             Self::Resume => &[KEY, &["tries", "key-slot", "header"]],
             Self::Suspend | Self::Resize => &[],
-            Self::Reload => &[&["table"]],
+            Self::Reload => &[&["table", "allow-null-cipher", "require-cipher"]],
             Self::Refresh => &[FLAGS, &["allow-discards"]],
             Self::Close => &[&["deferred"]],
-            Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, COPY, &["table"]],
+            Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, POLICY, COPY, &["table"]],
             Self::Benchmark => &[&["cipher", "key-size", "hash", "iter-time"], KDF],
             Self::Bench => &[&["json", "report", "bars", "allow-missing", "quick", "rounds", "slice-ms", "dir"]],
             Self::Zoned => &[&["json", "size"], ZONES],
-            Self::Table => &[KEY, UNLOCK, PLAIN, FLAGS, &["table", "allow-discards", "showkeys", "json"]],
+            Self::Table => &[KEY, UNLOCK, PLAIN, POLICY, FLAGS, &["table", "allow-discards", "showkeys", "json"]],
         }
     }
 

@@ -12,7 +12,8 @@ use inlock_engine::{self as engine, Content, CryptTarget, Line, TargetError};
 use inlock_volume::plain::Plain;
 use inlock_volume::table::{CryptOptions, TableLine, Target};
 use inlock_volume::{
-    CipherSpec, DataDeviceError, DataUnitSize, FileDevice, Segment, Table, UnlockOptions, Volume, VolumeKey,
+    CipherSpec, DataDeviceError, DataUnitSize, FileDevice, HeaderPolicy, Segment, Table, UnlockOptions, Volume,
+    VolumeKey, plain_iv_repeats,
 };
 
 use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
@@ -22,7 +23,7 @@ use crate::control::facts::{SegmentFacts, thread_flags};
 use crate::control::key_check::KeyCheck;
 use crate::daemon::Launcher;
 use crate::device::{self, Access, Device};
-use crate::exit::{Problem, cannot_load, cannot_unlock, say};
+use crate::exit::{Problem, against_policy, cannot_load, cannot_unlock, say};
 use crate::lock::{self, DeviceLock, Mode};
 use crate::secret::{self, Ask};
 use crate::table::{self, Devices};
@@ -63,10 +64,20 @@ impl Header {
         Ok(Self { device, volume })
     }
 
+    /// Checks that the volume is what the user allows and requires, before anything is asked.
+    pub(crate) fn check(&self, policy: &HeaderPolicy) -> anyhow::Result<()> {
+        self.volume.check_policy(policy).map_err(cannot_unlock(&self.device.path))
+    }
+
     /// Asks for passphrases until one opens the volume, as often as the options allow.
-    pub(crate) fn unlock(&self, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<inlock_volume::Unlocked> {
+    pub(crate) fn unlock(
+        &self,
+        key: &KeyArgs,
+        policy: &HeaderPolicy,
+        ask: Ask<'_>,
+    ) -> anyhow::Result<inlock_volume::Unlocked> {
         let device = FileDevice::new(self.device.share()?);
-        let options = UnlockOptions::new().with_keyslot(key.slot);
+        let options = UnlockOptions::new().with_keyslot(key.slot).with_policy(policy.clone());
         let tries = if secret::prompts(key, ask) { key.tries } else { 1 };
         for left in (0..tries).rev() {
             let given = secret::read(key, ask, None)?;
@@ -93,9 +104,10 @@ impl Header {
 
 impl Header {
     /// Takes a volume key that was derived elsewhere, once more verified.
-    fn verify(&self, key: VolumeKey) -> anyhow::Result<inlock_volume::Unlocked> {
+    fn verify(&self, key: VolumeKey, policy: &HeaderPolicy) -> anyhow::Result<inlock_volume::Unlocked> {
         let _lock = lock::header(&self.device, Mode::Shared)?;
-        self.volume.unlock_with_volume_key(key, &UnlockOptions::new()).map_err(cannot_unlock(&self.device.path))
+        let options = UnlockOptions::new().with_policy(policy.clone());
+        self.volume.unlock_with_volume_key(key, &options).map_err(cannot_unlock(&self.device.path))
     }
 }
 
@@ -199,14 +211,18 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::
 #[inline(never)]
 fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Opened> {
     if let Kind::Table(table) = &args.kind {
-        return open_table(table.take()?, &args.flags, writing);
+        return open_table(table.take()?, args, writing);
     }
     let data = Device::open(&args.image, if writing { Access::Write } else { Access::Read })?.with_zones()?;
     let mut locks = vec![lock::whole_device(&data, if writing { Mode::Exclusive } else { Mode::Shared })?];
     let mut about = About::new(args, &data);
     let crypt = match &args.kind {
-        Kind::Raw | Kind::Table(_) => Crypt::None,
+        Kind::Raw | Kind::Table(_) => {
+            args.policy.check_ciphers([None]).map_err(against_policy(named(&data)))?;
+            Crypt::None
+        }
         Kind::Plain(plain) => {
+            args.policy.check_ciphers([Some(plain.cipher)]).map_err(against_policy(named(&data)))?;
             // Before anything is asked: a size that does not fit is no reason to type a passphrase.
             let mut segments = plain.segments(data.len).with_context(|| data.path.display().to_string())?;
             zones::check(&data, &segments, "--offset, --size and --sector-size say where a plain volume lies")?;
@@ -227,26 +243,43 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
                 locks.push(lock::whole_device(&device, Mode::Shared)?);
             }
             let header = Header::load_from(device, *luks, false)?;
+            header.check(&args.policy)?;
             header.volume.check_data_device(detached, data.len).map_err(|error| unfit(error, &data.path))?;
             check_zones(&header.volume, &data, !detached && writing)?;
             about.kind = format!("LUKS{}", header.volume.version());
             about.uuid = Some(header.volume.uuid().to_owned());
             about.header = detached.then(|| resolved(&header.device.path));
             let unlocked = match keys {
-                Keys::Asked { stdin_taken } => header.unlock(&args.key, ask(args, &data, stdin_taken))?,
-                Keys::Launcher(launcher) => header.verify(launcher.key()?)?,
+                Keys::Asked { stdin_taken } => header.unlock(&args.key, &args.policy, ask(args, &data, stdin_taken))?,
+                Keys::Launcher(launcher) => header.verify(launcher.key()?, &args.policy)?,
             };
             about.own_flags = unlocked.flags.into();
             Crypt::Volume(unlocked.segments, unlocked.key)
         }
     };
     if let Crypt::Volume(segments, key) = &crypt {
+        warn_of_repeated_ivs(segments, &data);
         about.segments = segments.iter().map(|segment| SegmentFacts::of(segment, key.len())).collect();
         // A key that no cipher takes is told of when the device is made.
         about.check = KeyCheck::new(segments, key).ok();
     }
     about.flags.add(&about.own_flags);
     Ok(Opened { data: vec![data], flags: about.flags, about, crypt, locks, direct: false })
+}
+
+/// The device, as a sentence begins with it.
+fn named(device: &Device) -> String {
+    format!("Device {}", device.path.display())
+}
+
+/// Tells of a volume that is longer than its IVs reach. It opens as it always did: the data are there.
+fn warn_of_repeated_ivs(segments: &[Segment], data: &Device) {
+    if let Some(cipher) = plain_iv_repeats(segments, data.len) {
+        let path = data.path.display();
+        say(&format!(
+            "inlock: warning: {path}: the IVs of {cipher} have 32 bits and repeat in a volume of this length"
+        ));
+    }
 }
 
 /// The length of a segment that was cut from a device of `len` bytes: none where it goes to the end, with which it then grows.
@@ -256,14 +289,19 @@ fn open_end(segment: &Segment, len: u64) -> Option<u64> {
 }
 
 /// Opens and takes what the lines of a table are on.
-fn open_table(table: Table, asked: &CryptOptions, writing: bool) -> anyhow::Result<Opened> {
+fn open_table(table: Table, args: &SourceArgs, writing: bool) -> anyhow::Result<Opened> {
+    table::check_policy(&table, &args.policy)?;
     let Devices { devices, of_line, locks } = Devices::open(&table, writing)?;
     for (line, device) in table.lines().iter().zip(&of_line).filter(|(line, _)| line.device().is_some()) {
         zones::check(&devices[*device], &[line.segment()], "the lines of a table start and end where zones do")?;
     }
+    for (number, device) in devices.iter().enumerate() {
+        let lines = table.lines().iter().zip(&of_line).filter(|(line, at)| **at == number && line.device().is_some());
+        warn_of_repeated_ivs(&lines.map(|(line, _)| line.segment()).collect::<Vec<_>>(), device);
+    }
     let own_flags = table::flags(&table);
     let mut flags = own_flags;
-    flags.add(asked);
+    flags.add(&args.flags);
     let about = About {
         kind: "TABLE".to_owned(),
         device: devices.first().map_or_else(PathBuf::new, |device| resolved(&device.path)),
@@ -422,7 +460,8 @@ pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
         Kind::Luks(luks) => {
             // Its warnings were told by the other process.
             let header = Header::load_from(header_device(args, &data)?, *luks, true)?;
-            Ok(header.unlock(&args.key, ask)?.key)
+            header.check(&args.policy)?;
+            Ok(header.unlock(&args.key, &args.policy, ask)?.key)
         }
     }
 }

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
-use inlock_volume::Table;
 use inlock_volume::table::{CryptOptions, TableLine, Target};
+use inlock_volume::{HeaderPolicy, Table};
 use zeroize::Zeroizing;
 
 use crate::device::{Access, Device};
-use crate::exit::{Problem, cannot_open};
+use crate::exit::{Problem, against_policy, cannot_open};
 use crate::lock::{self, DeviceLock, Mode};
 
 /// The most bytes that are read from a file; the table itself is checked for less.
@@ -122,6 +122,13 @@ impl Devices {
         found.of_line = table.lines().iter().map(|line| line.device().map_or(0, index)).collect();
         Ok(found)
     }
+}
+
+/// Checks that the lines of a table are what the user allows and requires. Those that store nothing have no cipher to
+/// be required.
+pub(crate) fn check_policy(table: &Table, policy: &HeaderPolicy) -> anyhow::Result<()> {
+    let stored = table.lines().iter().filter(|line| line.device().is_some());
+    policy.check_ciphers(stored.map(|line| line.segment().cipher)).map_err(against_policy("The table".to_owned()))
 }
 
 /// For each line of a table, which of the devices with these identities it is on; any where it is on none.

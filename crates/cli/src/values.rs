@@ -6,6 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use anyhow::Context;
+use inlock_cipher::CipherSpec;
 
 /// A byte range of a volume's plaintext, or of a file; without a length, to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,40 @@ pub(crate) enum Listen {
 pub(crate) fn resolve(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
     let mut found = (host, port).to_socket_addrs().with_context(|| format!("cannot find the address of '{host}'"))?;
     found.next().with_context(|| format!("'{host}' has no address"))
+}
+
+/// Cipher specifications.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ciphers(pub Vec<CipherSpec>);
+
+/// Cipher specifications between commas, which some have inside: `xchacha12,aes-adiantum-plain64,aes-xts-plain64`.
+pub(crate) fn ciphers(text: &str) -> Result<Ciphers, String> {
+    let mut ciphers = Vec::new();
+    let mut first_error = None;
+    let mut word = String::new();
+    for part in text.split(',') {
+        word += part;
+        match word.parse::<CipherSpec>() {
+            Ok(cipher) => {
+                ciphers.push(cipher);
+                word.clear();
+                first_error = None;
+            }
+            Err(error) => {
+                first_error.get_or_insert(error);
+                word.push(',');
+            }
+        }
+    }
+    match first_error {
+        Some(error) => Err(error.to_string()),
+        None => Ok(Ciphers(ciphers)),
+    }
+}
+
+/// A UUID as a header may have it: some text.
+pub(crate) fn uuid(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("empty".to_owned()) } else { Ok(text.to_owned()) }
 }
 
 /// A number, decimal or `0x` hexadecimal.

@@ -4,6 +4,7 @@ mod harness;
 
 use harness::control::{Named, Run};
 use harness::{Dir, call};
+use inlock_tests::nbd::{Connection, Mode};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -147,12 +148,24 @@ fn who_is_not_there_is_inactive() {
     }
 }
 
+/// Stops a process. Its threads go on for a moment when the signal was sent.
+fn stop_all_threads(pid: u32) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+    let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    while !std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(is_stopped) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn a_process_that_does_not_answer_is_named() {
     let dir = Dir::new();
     let run = Run::new();
     let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
-    kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::STOP).unwrap();
+    stop_all_threads(server.pid());
     run.call(&["status", "data"]).fails(5, &["does not answer", &server.pid().to_string()]);
     kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::CONT).unwrap();
     run.call(&["status", "data"]).works();
@@ -236,6 +249,16 @@ fn call_within_a_minute(run: &Run, input: &[u8], words: &[&str]) -> harness::End
     harness::run(&mut command, input)
 }
 
+/// Hands a descriptor of a kind, or of a file, over with a command, which is refused.
+fn hand_over(run: &Run, command: &str, kind: &str) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hand_over.py");
+    let line = format!("{{\"command\":\"{command}\"}}");
+    let mut python = Command::new("python3");
+    let answer = harness::run(python.arg(script).arg(run.path("data.sock")).args([&line, kind]), b"");
+    assert!(answer.out.starts_with(b"{\"ok\":false,"), "{kind}, {command}: {answer:?}");
+    call_within_a_minute(run, b"", &["status", "data"]).works();
+}
+
 #[test]
 fn handed_descriptor_that_blocks_holds_up_nothing() {
     if !harness::have("python3") {
@@ -243,25 +266,37 @@ fn handed_descriptor_that_blocks_holds_up_nothing() {
     }
     let dir = Dir::new();
     let image = dir.luks2("image");
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hand_over.py");
-    for kind in ["socket_below_its_low_water_mark", "pipe_that_another_reads", "silent_pipe", "file_in_earnest"] {
-        for command in ["resume", "reload"] {
-            let run = Run::new();
-            let server = Named::start(&run, "data", &[&image]);
-            run.call(&["suspend", "data"]).works();
-            let line = format!("{{\"command\":\"{command}\"}}");
-            let mut python = Command::new("python3");
-            let socket = run.path("data.sock");
-            let answer = harness::run(python.arg(script).arg(&socket).args([&line, kind]), b"");
-            assert!(answer.out.starts_with(b"{\"ok\":false,"), "{kind}, {command}: {answer:?}");
-            call_within_a_minute(&run, b"", &["status", "data"]).works();
-            if command == "resume" {
-                call_within_a_minute(&run, b"secret", &["resume", "data"]).works();
-            }
-            call_within_a_minute(&run, b"", &["close", "data"]).works();
-            assert_eq!(server.ended(), (Some(0), String::new()), "{kind}, {command}");
-        }
+    for kind in ["socket_below_its_low_water_mark", "pipe_that_others_read", "silent_pipe", "/dev/zero"] {
+        let run = Run::new();
+        let server = Named::start(&run, "data", &[&image]);
+        run.call(&["suspend", "data"]).works();
+        hand_over(&run, "reload", kind);
+        hand_over(&run, "resume", kind);
+        call_within_a_minute(&run, b"secret", &["resume", "data"]).works();
+        call_within_a_minute(&run, b"", &["close", "data"]).works();
+        assert_eq!(server.ended(), (Some(0), String::new()), "{kind}");
     }
+}
+
+#[test]
+fn handed_file_of_the_suspended_volume_is_not_read() {
+    if !harness::have("python3") {
+        return;
+    }
+    if std::fs::File::open("/dev/fuse").is_err() {
+        println!("SKIPPED: nothing can be mounted with FUSE here");
+        return;
+    }
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = dir.luks2("image");
+    let opened = run.call_with(b"secret", &["open", "--via", "fuse", &image, "data"]);
+    let file = opened.works().text().trim().to_owned();
+    run.call(&["suspend", "data"]).works();
+    // A read of it waits for the volume to be resumed.
+    hand_over(&run, "resume", &file);
+    call_within_a_minute(&run, b"secret", &["resume", "data"]).works();
+    call_within_a_minute(&run, b"", &["close", "data"]).works();
 }
 
 #[test]
@@ -287,8 +322,7 @@ fn full_queue_of_a_stopped_process_is_not_waited_for() {
     let dir = Dir::new();
     let run = Run::new();
     let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
-    let pid = Pid::from_raw(server.pid() as i32).unwrap();
-    kill_process(pid, Signal::STOP).unwrap();
+    stop_all_threads(server.pid());
     let address = rustix::net::SocketAddrUnix::new(run.path("data.sock")).unwrap();
     let mut waiting = Vec::new();
     loop {
@@ -303,7 +337,34 @@ fn full_queue_of_a_stopped_process_is_not_waited_for() {
     for words in [&["status", "data"][..], &["suspend", "data"]] {
         call_within_a_minute(&run, b"", words).fails(5, &["does not answer", &server.pid().to_string()]);
     }
-    kill_process(pid, Signal::CONT).unwrap();
+    kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::CONT).unwrap();
     drop(waiting);
     run.call(&["status", "data"]).works();
+}
+
+#[test]
+fn resize_is_told_to_new_clients_of_every_type() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let open =
+        |server: &Named| Connection::open(server.socket.as_ref(), Duration::from_secs(60), Mode::Simple).unwrap();
+    let plain = dir.image("plain", 4);
+    for (name, words, image) in [
+        ("raw", &["--type", "raw"][..], dir.image("raw", 4)),
+        ("plain", &["--type", "plain", "-c", "aes-xts-plain64", "-s", "512", "--hash", "sha256"], plain),
+        ("luks1", &[], dir.luks1("luks1")),
+        ("luks2", &[], dir.luks2("luks2")),
+    ] {
+        let server = Named::start(&run, name, &[words, &[&image]].concat());
+        let mut before = open(&server);
+        let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+        file.set_len(file.metadata().unwrap().len() + (3 << 20)).unwrap();
+        run.call(&["resize", name]).works();
+        let mut after = open(&server);
+        assert_eq!(after.size, before.size + (3 << 20), "{name}");
+        after.write(before.size + 5000, &[7; 9000]).unwrap();
+        assert_eq!(before.read(before.size + 5000, 9000).unwrap(), [7; 9000], "{name}");
+        run.call(&["close", name]).works();
+        assert_eq!(server.ended(), (Some(0), String::new()));
+    }
 }

@@ -1,13 +1,15 @@
 """Sends a line with a descriptor to a control socket, and prints the answer: SOCKET LINE KIND.
 
-KIND says what is handed over. A descriptor that poll(2) calls readable and that read(2) waits on all the same is what the
+KIND, a function here or a path, says what is handed over. A descriptor that poll(2) calls readable and that read(2) waits on all the same is what the
 other end must not wait for.
 """
 
 import os
 import socket
+import subprocess
 import sys
 import threading
+import time
 
 path, line, kind = sys.argv[1:]
 held = []
@@ -22,14 +24,15 @@ def socket_below_its_low_water_mark():
     return theirs.fileno()
 
 
-def pipe_that_another_reads():
+def pipe_that_others_read():
+    # The more wait in a read, the longer is whoever waits beside them without a byte.
     reader, writer = os.pipe()
-    thief = threading.Thread(target=lambda: [os.read(reader, 1) for _ in range(1 << 30)], daemon=True)
-    thief.start()
+    for _ in range(16):
+        subprocess.Popen(["cat"], stdin=reader, stdout=subprocess.DEVNULL)
 
     def write():
-        for _ in range(20):
-            threading.Event().wait(0.02)
+        for _ in range(100):
+            time.sleep(0.01)
             os.write(writer, b"x")
 
     threading.Thread(target=write, daemon=True).start()
@@ -43,11 +46,10 @@ def silent_pipe():
     return reader
 
 
-def file_in_earnest():
-    return os.open("/dev/zero", os.O_RDONLY)
-
-
-descriptor = globals()[kind]()
+if kind.startswith("/"):
+    descriptor = os.open(kind, os.O_RDONLY)
+else:
+    descriptor = globals()[kind]()
 client = socket.socket(socket.AF_UNIX)
 client.settimeout(60)
 client.connect(path)

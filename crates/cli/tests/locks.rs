@@ -280,6 +280,10 @@ fn partition_of_loop_device_lies_in_the_image() {
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
+    if !std::path::Path::new(&part).exists() {
+        println!("SKIPPED: no loop device can be made here that has nodes for its partitions");
+        return;
+    }
     dir.file("input", b"data");
     let Some(other) = Loop::with(&image, &["--offset", "3145728"]) else { return };
     let serving = Serving::start(&part, &dir.name("socket"), &[]);

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(120);
-const LOST: &str = "may be lost: a flush failed.";
+const LOST: &str = "may be lost: a flush failed";
 
 /// Writes more than the storage has room for; all of it is acknowledged.
 fn write_too_much(socket: &str) {

@@ -115,10 +115,15 @@ pub struct BufferClass {
     pub count: usize,
 }
 
+/// Of each class of a pool, one buffer in so many is reserved, and at least one: see [`BufferPool::take_unreserved`].
+const RESERVED: usize = 8;
+
 /// A worker's buffers, made at the start.
 pub struct BufferPool {
     /// In ascending order of capacity.
     classes: Vec<(BufferClass, Vec<Buffer>)>,
+    /// Buffers that come from [`BufferPool::another_small`].
+    others: usize,
 }
 
 impl BufferPool {
@@ -141,19 +146,51 @@ impl BufferPool {
         let mut classes = classes.to_vec();
         classes.sort_by_key(|c| c.capacity);
         let filled = |c: &BufferClass| (*c, (0..c.count).map(|_| Buffer::new(c.capacity)).collect());
-        Self { classes: classes.iter().map(filled).collect() }
+        Self { classes: classes.iter().map(filled).collect(), others: 0 }
+    }
+
+    /// The same pool, whose owner makes room for the requests of so many buffers of [`BufferPool::another_small`].
+    #[must_use]
+    pub fn with_others(self, others: usize) -> Self {
+        Self { others, ..self }
+    }
+
+    /// A new buffer of the smallest class, which the pool does not count among its own. It serves a client that finds the
+    /// pool empty. Buffers of a class are alike: another one of the same capacity may take its place.
+    pub fn another_small(&self) -> Buffer {
+        Buffer::new(self.smallest())
+    }
+
+    /// Bytes of data in a buffer of the smallest class.
+    pub fn smallest(&self) -> usize {
+        self.classes.first().map_or(0, |(c, _)| c.capacity)
+    }
+
+    /// Bytes of data in all buffers of the pool.
+    pub fn capacity(&self) -> usize {
+        self.classes.iter().map(|(c, _)| c.capacity * c.count).sum()
     }
 
     /// A buffer for `want` bytes of data: the smallest that fits, else a larger one, else the largest smaller one that is
     /// left and holds `least` bytes. `None`: nothing is left; ask again when a buffer came back.
     pub fn take(&mut self, want: usize, least: usize) -> Option<Buffer> {
+        self.take_leaving(want, least, |_| 0)
+    }
+
+    /// As [`BufferPool::take`], for a client that has a buffer already: the last buffers of each class are left to those
+    /// that have none.
+    pub fn take_unreserved(&mut self, want: usize, least: usize) -> Option<Buffer> {
+        self.take_leaving(want, least, |class| (class.count / RESERVED).max(1))
+    }
+
+    fn take_leaving(&mut self, want: usize, least: usize, left: fn(&BufferClass) -> usize) -> Option<Buffer> {
+        let pop = |(class, free): &mut (BufferClass, Vec<Buffer>)| {
+            if free.len() > left(class) { free.pop() } else { None }
+        };
         let fits = self.classes.partition_point(|(c, _)| c.capacity < want);
         let (smaller, larger) = self.classes.split_at_mut(fits);
-        let ample = larger.iter_mut().find_map(|(_, free)| free.pop());
-        ample.or_else(|| {
-            let enough = smaller.iter_mut().rev().filter(|(c, _)| c.capacity >= least);
-            enough.map(|(_, free)| free).find_map(Vec::pop)
-        })
+        let ample = larger.iter_mut().find_map(pop);
+        ample.or_else(|| smaller.iter_mut().rev().filter(|(c, _)| c.capacity >= least).find_map(pop))
     }
 
     /// Gives a buffer back.
@@ -169,9 +206,9 @@ impl BufferPool {
         self.classes.iter_mut().flat_map(|(_, free)| free)
     }
 
-    /// How many buffers there are, out or not.
+    /// How many buffers there may be, out or not, with those of [`BufferPool::with_others`].
     pub fn len(&self) -> usize {
-        self.classes.iter().map(|(c, _)| c.count).sum()
+        self.classes.iter().map(|(c, _)| c.count).sum::<usize>() + self.others
     }
 
     /// Whether there are none.
@@ -213,5 +250,22 @@ mod tests {
         pool.give(b);
         assert_eq!(pool.take(1, 1).map(|b| b.capacity()), Some(10));
         assert_eq!(pool.take(1, 1).map(|b| b.capacity()), Some(100));
+    }
+
+    #[test]
+    fn reserved_buffers_of_every_class_are_left_to_who_has_none() {
+        let class = |capacity, count| BufferClass { capacity, count };
+        let mut pool = BufferPool::new(&[class(10, 17), class(100, 3)]).with_others(5);
+        let mut greedy = Vec::new();
+        while let Some(buffer) = pool.take_unreserved(100, 1) {
+            greedy.push(buffer.capacity());
+        }
+        assert_eq!(greedy, [[100; 2].as_slice(), &[10; 15]].concat());
+        assert_eq!(
+            [100, 100, 100].map(|want| pool.take(want, 1).map(|b| b.capacity())),
+            [Some(100), Some(10), Some(10)]
+        );
+        assert!(pool.take(1, 1).is_none());
+        assert_eq!((pool.another_small().capacity(), pool.len(), pool.outstanding()), (10, 25, 20));
     }
 }

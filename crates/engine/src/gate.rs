@@ -3,16 +3,17 @@
 //! Workers look at one number a turn, [`Gate::epoch`], and only where it has changed at anything else; each has a seat
 //! here and says when nothing of it is in flight. Callers of [`crate::BlockingDevice`] hold a pass for the length of a
 //! call. While the gate is closed nobody but the gate has the target, so that dropping it wipes its keys.
+//!
+//! Model-checked: the package `inlock-models` compiles this file with loom's primitives.
 
 use crate::layout::Layout;
 use crate::request::RequestError;
 use crate::ring::Waker;
+use crate::sync::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, PoisonError, RwLock, RwLockReadGuard, sleep};
 use crate::target::CryptTarget;
 use inlock_cipher::scrub_stack;
 use rustix::io::Errno;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 /// Whether requests go through.
@@ -253,11 +254,11 @@ fn take_alone(mut target: Arc<CryptTarget>, patience: Duration) -> Result<CryptT
             Err(shared) if start.elapsed() >= patience => return Err(shared),
             Err(shared) => shared,
         };
-        std::thread::sleep(Duration::from_millis(1));
+        sleep(Duration::from_millis(1));
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

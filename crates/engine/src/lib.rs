@@ -17,6 +17,7 @@ pub mod request;
 pub mod ring;
 pub mod stats;
 pub mod store;
+mod sync;
 pub mod target;
 pub mod unaligned;
 pub mod worker;

@@ -6,9 +6,10 @@
 //! read and write of an encrypted device holds the lock of its cover: exclusive where a write reads first, else shared.
 //! A read that fails makes the write fail, with nothing written.
 
+mod locks;
+
 use crate::target::{CryptTarget, Extent};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+pub use locks::{Granted, LockId, Purpose, UnitLocks};
 
 /// A data unit at an edge of the cover that has to be read before a partial write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,214 +61,6 @@ pub fn keep_surroundings(target: &CryptTarget, extent: &Extent, spare: &mut [u8]
     }
 }
 
-/// Who is told that a lock it waited for is now held. It is told while the locks are looked at, so it must not ask for
-/// any or give one up before it returns.
-pub trait Granted: Send + Sync {
-    /// The lock that was asked for with `token` is held.
-    fn granted(&self, token: u64);
-}
-
-/// What a lock is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// Its holder reads.
-    Read,
-    /// Its holder writes.
-    Write,
-}
-
-/// A lock that is held or waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LockId(u64);
-
-impl LockId {
-    /// Not one of the table: [`UnitLocks::hold_briefly`].
-    const BRIEF: Self = Self(u64::MAX);
-}
-
-/// Locks over stretches of the stores, first come, first served. Shared by all workers of a device.
-#[derive(Default)]
-pub struct UnitLocks {
-    table: Mutex<Table>,
-    /// How many hold everything briefly; counted in [`EXCLUSIVE`], the exclusive claims of the table.
-    brief: AtomicU64,
-    /// A thread that waits has got its lock, or there is room for another.
-    changed: Condvar,
-}
-
-/// What an exclusive claim adds to [`UnitLocks::brief`].
-const EXCLUSIVE: u64 = 1 << 32;
-
-/// Threads that have or wait for locks at a time; more wait until there is room in the table.
-const MAX_THREADS: usize = 256;
-
-#[derive(Default)]
-struct Table {
-    /// In order of arrival. There is always room: for workers it was made when they began, for threads it is limited.
-    claims: Vec<Claim>,
-    /// Claims of threads.
-    threads: usize,
-    /// How many claims of workers there may be.
-    room: usize,
-    next: u64,
-}
-
-struct Claim {
-    id: u64,
-    store: u32,
-    start: u64,
-    end: u64,
-    exclusive: bool,
-    of_thread: bool,
-    /// `None`: the lock is held.
-    waiter: Option<Waiter>,
-}
-
-enum Waiter {
-    Message(Arc<dyn Granted>, u64),
-    /// It sleeps until something has changed, and looks.
-    Thread,
-}
-
-impl Claim {
-    fn conflicts(&self, other: &Claim) -> bool {
-        let overlap = self.start < other.end && other.start < self.end && self.store == other.store;
-        (self.exclusive || other.exclusive) && overlap
-    }
-
-    /// Whether somebody holds everything, if that is in the way. Who ends that looks at the claims once more.
-    fn is_held_up(&self, brief: &AtomicU64) -> bool {
-        self.exclusive && !brief.load(Ordering::Acquire).is_multiple_of(EXCLUSIVE)
-    }
-}
-
-impl UnitLocks {
-    /// Makes room for `more` locks at a time, so that asking for them allocates nothing.
-    pub fn reserve(&self, more: usize) {
-        let mut table = self.table();
-        let room = table.room + more;
-        let len = table.claims.len();
-        table.claims.reserve((room + MAX_THREADS).saturating_sub(len));
-        table.room = room;
-    }
-
-    /// Gives back what [`UnitLocks::reserve`] made.
-    pub fn unreserve(&self, less: usize) {
-        self.table().room -= less;
-    }
-
-    /// The shared lock of every unit, for a request that this thread carries to its end without waiting for anything: one
-    /// atomic step where the table takes two locks. `None`: somebody has or wants units for himself, ask for those that
-    /// are needed.
-    pub fn hold_briefly(&self) -> Option<LockId> {
-        if self.brief.fetch_add(1, Ordering::AcqRel) < EXCLUSIVE {
-            return Some(LockId::BRIEF);
-        }
-        self.end_brief();
-        None
-    }
-
-    fn end_brief(&self) {
-        let before = self.brief.fetch_sub(1, Ordering::AcqRel);
-        // The last of them lets the exclusive ones go on. None can have come since the first of those.
-        if before > EXCLUSIVE && before % EXCLUSIVE == 1 {
-            self.grant(self.table(), 0, None);
-        }
-    }
-
-    /// Asks for the lock over the cover of `extent`: exclusive for a write of partial units. True: it is held. False:
-    /// `waiter` is called with `token`, from whichever thread gives up the last lock in the way.
-    pub fn lock(&self, extent: &Extent, purpose: Purpose, waiter: &Arc<dyn Granted>, token: u64) -> (LockId, bool) {
-        let mut table = self.table();
-        let waiter = || Waiter::Message(Arc::clone(waiter), token);
-        table.claim(&self.brief, extent, purpose, false, waiter)
-    }
-
-    /// As [`UnitLocks::lock`]; the calling thread waits until the lock is held.
-    pub fn lock_blocking(&self, extent: &Extent, purpose: Purpose) -> LockId {
-        let wait = |table, condition: fn(&Table, LockId) -> bool, id| {
-            self.changed.wait_while(table, |table| condition(table, id)).unwrap_or_else(PoisonError::into_inner)
-        };
-        let mut table = wait(self.table(), |table, _| table.threads >= MAX_THREADS, LockId(0));
-        table.threads += 1;
-        let (id, held) = table.claim(&self.brief, extent, purpose, true, || Waiter::Thread);
-        if !held {
-            let waits = |table: &Table, id: LockId| table.claims.iter().any(|c| c.id == id.0 && c.waiter.is_some());
-            drop(wait(table, waits, id));
-        }
-        id
-    }
-
-    /// Gives up a lock that is held or waited for.
-    pub fn unlock(&self, lock: LockId) {
-        if lock == LockId::BRIEF {
-            return self.end_brief();
-        }
-        let mut table = self.table();
-        let Some(index) = table.claims.iter().position(|c| c.id == lock.0) else { return };
-        let gone = table.claims.remove(index);
-        if gone.exclusive {
-            self.brief.fetch_sub(EXCLUSIVE, Ordering::AcqRel);
-        }
-        self.grant(table, index, Some(gone));
-    }
-
-    /// Gives the claims from `index` on their locks whose way is free now that `gone` is gone, or that nobody holds
-    /// everything any more.
-    fn grant(&self, mut table: MutexGuard<'_, Table>, index: usize, gone: Option<Claim>) {
-        let of_thread = gone.as_ref().is_some_and(|g| g.of_thread);
-        let mut wakes = of_thread && table.threads == MAX_THREADS;
-        table.threads -= usize::from(of_thread);
-        for later in index..table.claims.len() {
-            let (earlier, rest) = table.claims.split_at_mut(later);
-            let claim = &mut rest[0];
-            let concerned = claim.waiter.is_some() && gone.as_ref().is_none_or(|g| g.conflicts(claim));
-            if concerned && !claim.is_held_up(&self.brief) && !earlier.iter().any(|e| e.conflicts(claim)) {
-                match claim.waiter.take() {
-                    Some(Waiter::Message(waiter, token)) => waiter.granted(token),
-                    Some(Waiter::Thread) | None => wakes = true,
-                }
-            }
-        }
-        drop(table);
-        if wakes {
-            self.changed.notify_all();
-        }
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Table {
-    fn claim(
-        &mut self,
-        brief: &AtomicU64,
-        extent: &Extent,
-        purpose: Purpose,
-        of_thread: bool,
-        waiter: impl FnOnce() -> Waiter,
-    ) -> (LockId, bool) {
-        let id = self.next;
-        self.next += 1;
-        let start = extent.store_offset;
-        let end = start + extent.cover_len as u64;
-        let exclusive = purpose == Purpose::Write && extent.is_partial();
-        let mut claim = Claim { id, store: extent.store, start, end, exclusive, of_thread, waiter: None };
-        if exclusive {
-            // From here on nobody gets everything.
-            brief.fetch_add(EXCLUSIVE, Ordering::AcqRel);
-        }
-        let held = !claim.is_held_up(brief) && !self.claims.iter().any(|earlier| earlier.conflicts(&claim));
-        if !held {
-            claim.waiter = Some(waiter());
-        }
-        self.claims.push(claim);
-        (LockId(id), held)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,14 +69,6 @@ mod tests {
     fn target() -> CryptTarget {
         let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::SECTOR);
         CryptTarget::new(&[segment], &VolumeKey::new(&[3; 64]), 4096).unwrap()
-    }
-
-    #[derive(Default)]
-    struct Log(Mutex<Vec<u64>>);
-    impl Granted for Log {
-        fn granted(&self, token: u64) {
-            self.0.lock().unwrap().push(token);
-        }
     }
 
     #[test]
@@ -325,65 +110,5 @@ mod tests {
                 assert_eq!(cover, expected, "{len} bytes at {offset}");
             }
         }
-    }
-
-    #[test]
-    fn who_holds_everything_briefly_is_waited_for_and_not_joined() {
-        let target = target();
-        let extent = |offset, len| target.layout().locate(offset, len, 4096).unwrap();
-        let log = Arc::new(Log::default());
-        let waiter: Arc<dyn Granted> = Arc::clone(&log) as _;
-        let locks = UnitLocks::default();
-        let (one, two) = (locks.hold_briefly().unwrap(), locks.hold_briefly().unwrap());
-        let (whole, held) = locks.lock(&extent(0, 512), Purpose::Write, &waiter, 1);
-        assert!(held, "what is shared goes beside it");
-        let (partial, held) = locks.lock(&extent(513, 5), Purpose::Write, &waiter, 2);
-        assert!(!held);
-        assert_eq!(locks.hold_briefly(), None, "nobody overtakes a waiting write");
-        let (late, held) = locks.lock(&extent(1025, 5), Purpose::Write, &waiter, 3);
-        assert!(!held);
-        locks.unlock(one);
-        assert_eq!(*log.0.lock().unwrap(), []);
-        locks.unlock(two);
-        assert_eq!(*log.0.lock().unwrap(), [2, 3]);
-        locks.unlock(partial);
-        assert_eq!(locks.hold_briefly(), None);
-        locks.unlock(late);
-        locks.unlock(whole);
-        let again = locks.hold_briefly().unwrap();
-        locks.unlock(again);
-        assert_eq!(locks.brief.load(Ordering::Relaxed), 0);
-    }
-
-    #[test]
-    fn locks_are_granted_in_order_and_shared_ones_together() {
-        let target = target();
-        let extent = |offset, len| target.locate(offset, len, 4096).unwrap();
-        let log = Arc::new(Log::default());
-        let waiter: Arc<dyn Granted> = Arc::clone(&log) as _;
-        let locks = UnitLocks::default();
-        let (whole_a, held) = locks.lock(&extent(0, 512), Purpose::Write, &waiter, 1);
-        assert!(held);
-        let (whole_b, held) = locks.lock(&extent(0, 1024), Purpose::Write, &waiter, 2);
-        assert!(held, "two writes of whole units do not wait for each other");
-        let (partial, held) = locks.lock(&extent(1, 5), Purpose::Write, &waiter, 3);
-        assert!(!held);
-        let (elsewhere, held) = locks.lock(&extent(2049, 5), Purpose::Write, &waiter, 4);
-        assert!(held, "another unit is free");
-        let (reader, held) = locks.lock(&extent(2048, 4), Purpose::Read, &waiter, 6);
-        assert!(!held, "nobody reads a unit that is being patched");
-        let (late, held) = locks.lock(&extent(0, 512), Purpose::Write, &waiter, 5);
-        assert!(!held, "nobody overtakes a waiting write");
-        locks.unlock(whole_a);
-        assert_eq!(*log.0.lock().unwrap(), []);
-        locks.unlock(whole_b);
-        assert_eq!(*log.0.lock().unwrap(), [3]);
-        locks.unlock(elsewhere);
-        assert_eq!(*log.0.lock().unwrap(), [3, 6]);
-        locks.unlock(reader);
-        locks.unlock(partial);
-        assert_eq!(*log.0.lock().unwrap(), [3, 6, 5]);
-        locks.unlock(late);
-        assert!(locks.table().claims.is_empty());
     }
 }

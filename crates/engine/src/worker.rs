@@ -27,6 +27,7 @@ mod carried;
 mod front_end;
 mod gathered;
 mod in_flight;
+mod mailbox;
 mod offloaded;
 mod parts;
 mod store_steps;

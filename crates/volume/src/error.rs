@@ -4,7 +4,9 @@
 //! `LUKS2 header: keyslots/3/area: offset 4096 overlaps the header`. Texts taken from a header are cut and escaped before
 //! they get here ([`Excerpt`]), so that printing an error is always safe. No error holds a secret.
 
+use crate::header_policy::PolicyError;
 use crate::pbkdf::KdfError;
+use crate::printable::Printable;
 use inlock_cipher::CipherError;
 use std::fmt;
 use std::io;
@@ -133,6 +135,15 @@ pub enum UnlockError {
         /// Which keyslot.
         keyslot: u32,
     },
+    /// The volume is not what [`UnlockOptions::policy`](crate::UnlockOptions::policy) allows, or requires.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// No keyslot that was tried opens with this passphrase, and these were not tried.
+    #[error(
+        "{} cannot be tried: all together cost more than the limit, and no other opens with this passphrase",
+        Keyslots(.0)
+    )]
+    TooCostlyTogether(Vec<u32>),
     /// The cipher does not take the key.
     #[error("cipher key")]
     Cipher(#[from] CipherError),
@@ -189,6 +200,9 @@ pub enum FormatError {
         /// Why.
         reason: &'static str,
     },
+    /// The volume would not be what its policy allows.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// Both halves of an XTS key given by the caller are the same.
     #[error("both halves of the XTS volume key are the same")]
     EqualXtsKeyHalves,
@@ -500,7 +514,25 @@ impl Problem {
     }
 }
 
-/// A short, printable excerpt of a text from a header: at most 48 characters, control characters escaped.
+/// `keyslot 3`, `keyslots 3 and 4`.
+struct Keyslots<'a>(&'a [u32]);
+
+impl fmt::Display for Keyslots<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.len() == 1 { "keyslot" } else { "keyslots" })?;
+        for (at, number) in self.0.iter().enumerate() {
+            let before = match at {
+                0 => " ",
+                at if at + 1 == self.0.len() => " and ",
+                _ => ", ",
+            };
+            write!(f, "{before}{number}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A short, printable excerpt of a text from a header: at most 48 characters, escaped as by [`Printable`].
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Excerpt(Box<str>);
 
@@ -509,8 +541,9 @@ impl Excerpt {
 
     /// Cuts and escapes `text`.
     pub fn new(text: &str) -> Self {
-        let mut short: String = text.chars().take(Self::MAX_CHARS).flat_map(char::escape_debug).collect();
-        if text.chars().nth(Self::MAX_CHARS).is_some() {
+        let end = text.char_indices().nth(Self::MAX_CHARS).map_or(text.len(), |(end, _)| end);
+        let mut short = Printable::new(&text[..end]).to_string();
+        if end < text.len() {
             short.push_str("...");
         }
         Self(short.into())

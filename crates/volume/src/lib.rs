@@ -10,12 +10,14 @@
 pub mod af;
 pub mod error;
 pub mod header_device;
+pub mod header_policy;
 mod key_material;
 pub mod luks1;
 pub mod luks2;
 mod luks_cipher;
 pub mod pbkdf;
 pub mod plain;
+mod printable;
 pub mod secret;
 pub mod table;
 pub mod unlock;
@@ -27,8 +29,10 @@ pub use error::{
     CommitError, DataDeviceError, Excerpt, Fault, FormatError, LoadError, LoadWarning, Problem, UnlockError,
 };
 pub use header_device::{BoundedDevice, FileDevice, HeaderDevice, MemoryDevice};
+pub use header_policy::{HeaderPolicy, PolicyError, plain_iv_repeats};
 pub use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 pub use pbkdf::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest};
+pub use printable::Printable;
 pub use secret::Secret;
 pub use table::{Table, TableError};
 pub use unlock::{ActivationFlags, UnlockOptions, UnlockWarning, Unlocked};

@@ -13,6 +13,12 @@ pub(crate) fn parse(name: &str) -> Result<CipherSpec, &'static str> {
     name.parse().map_err(|error: inlock_cipher::InvalidCipherSpec| error.part)
 }
 
+/// Checks that a cipher may protect new key material.
+pub(crate) fn check_new_keyslot(option: &'static str, cipher: &CipherSpec) -> Result<(), FormatError> {
+    let reason = "it does not encrypt";
+    if cipher.cipher == Cipher::Null { Err(FormatError::InvalidOption { option, reason }) } else { Ok(()) }
+}
+
 /// Checks what `option` asks a new header's payload or keyslots to be encrypted with.
 pub(crate) fn check_new(
     option: &'static str,
@@ -21,9 +27,6 @@ pub(crate) fn check_new(
     unit: DataUnitSize,
 ) -> Result<(), FormatError> {
     let invalid = |reason| Err(FormatError::InvalidOption { option, reason });
-    if cipher.cipher == Cipher::Null {
-        return invalid("it does not encrypt");
-    }
     if cipher.cipher.is_legacy() {
         return invalid("its blocks of 8 bytes are too short for a new volume");
     }

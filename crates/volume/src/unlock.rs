@@ -1,7 +1,8 @@
 //! What unlocking takes and gives, whatever the format.
 
 use crate::error::{FormatError, UnlockError};
-use crate::pbkdf::{KdfLimits, random_bytes};
+use crate::header_policy::HeaderPolicy;
+use crate::pbkdf::{KdfLimits, KdfWork, random_bytes};
 use inlock_cipher::xts::has_equal_halves;
 use inlock_cipher::{CipherError, CipherSpec, Segment, VolumeKey};
 use std::fmt;
@@ -12,8 +13,10 @@ use std::fmt;
 pub struct UnlockOptions {
     /// Only this keyslot; `None`: all that are active, in the order of their priority.
     pub keyslot: Option<u32>,
-    /// The most that a key derivation may cost.
+    /// The most that key derivations may cost.
     pub limits: KdfLimits,
+    /// What the volume may be.
+    pub policy: HeaderPolicy,
 }
 
 impl UnlockOptions {
@@ -31,6 +34,12 @@ impl UnlockOptions {
     /// Other limits for key derivations.
     pub fn with_limits(mut self, limits: KdfLimits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Another policy than the default.
+    pub fn with_policy(mut self, policy: HeaderPolicy) -> Self {
+        self.policy = policy;
         self
     }
 }
@@ -91,14 +100,32 @@ impl fmt::Display for UnlockWarning {
 ///
 /// A keyslot that cannot be tried must not hide one that opens; but where none opens, its error says more than that the
 /// passphrase is wrong, for the passphrase may have been that keyslot's.
-pub(crate) struct Attempts {
+///
+/// All derivations together have limits too ([`KdfLimits`]), so that many keyslots of some cost are no way around those
+/// of one.
+pub(crate) struct Attempts<'a> {
+    limits: &'a KdfLimits,
+    spent: KdfWork,
     tried: bool,
     first_error: Option<UnlockError>,
+    too_costly: Vec<u32>,
 }
 
-impl Attempts {
-    pub(crate) fn new() -> Self {
-        Self { tried: false, first_error: None }
+impl<'a> Attempts<'a> {
+    pub(crate) fn new(limits: &'a KdfLimits) -> Self {
+        Self { limits, spent: KdfWork::default(), tried: false, first_error: None, too_costly: Vec::new() }
+    }
+
+    /// Whether keyslot `number` may be tried, whose derivation and digest take `work`.
+    pub(crate) fn affords(&mut self, number: u32, work: KdfWork) -> bool {
+        let spent = self.spent.plus(work);
+        let fits = spent.fits(self.limits);
+        if fits {
+            self.spent = spent;
+        } else {
+            self.too_costly.push(number);
+        }
+        fits
     }
 
     /// Notes the outcome of one keyslot; gives the key if it opened.
@@ -114,6 +141,9 @@ impl Attempts {
     }
 
     pub(crate) fn into_error(self) -> UnlockError {
+        if !self.too_costly.is_empty() {
+            return UnlockError::TooCostlyTogether(self.too_costly);
+        }
         match (self.first_error, self.tried) {
             (Some(error), _) => error,
             (None, true) => UnlockError::WrongPassphrase,

@@ -2,6 +2,7 @@
 
 use crate::error::{DataDeviceError, LoadError, LoadWarning, UnlockError};
 use crate::header_device::HeaderDevice;
+use crate::header_policy::HeaderPolicy;
 use crate::luks1::{self, Luks1};
 use crate::luks2::{self, Luks2};
 use crate::secret::Secret;
@@ -27,6 +28,16 @@ impl Volume {
             true => Luks1::load(device).map(|luks1| Self::Luks1(Box::new(luks1))),
             false => Luks2::load(device).map(|luks2| Self::Luks2(Box::new(luks2))),
         }
+    }
+
+    /// Checks that the volume is what `policy` allows and requires, as unlocking it does before it derives a key: to be
+    /// asked before anybody is asked for a passphrase.
+    ///
+    /// # Errors
+    ///
+    /// Says what of the volume is refused, or that it cannot be served in any case.
+    pub fn check_policy(&self, policy: &HeaderPolicy) -> Result<(), UnlockError> {
+        Ok(policy.check_header(self.uuid(), &self.segments()?)?)
     }
 
     /// Looks for a keyslot that `passphrase` opens, and verifies the key in it.

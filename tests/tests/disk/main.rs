@@ -2,8 +2,11 @@
 //!
 //! Block devices need root, FUSE and loop devices; where those are missing, the tests say that they are skipped.
 
+mod full;
 mod killed;
 mod life;
+mod lost_writes;
 mod refusals;
 mod support;
+mod thin;
 mod unprivileged;

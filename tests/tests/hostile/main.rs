@@ -5,6 +5,7 @@
 //! a server that says yes to everything, where most of them have to fail.
 
 mod handshake;
+mod starving;
 mod streams;
 mod transmission;
 mod yes_server;
@@ -23,7 +24,7 @@ use inlock_tests::server::Server;
 /// The plaintext size of the export under attack.
 const SIZE: u64 = 64 << 20;
 /// Where the good client works; no case and no mutated stream of the fixed seeds reaches there.
-const GOOD_AREA: u64 = 60 << 20;
+pub(crate) const GOOD_AREA: u64 = 60 << 20;
 const GOOD_AREA_LEN: u64 = 1 << 20;
 /// How many KiB the server may keep after an attack, above what it had before.
 const KEPT_KIB: u64 = 32 << 10;
@@ -56,13 +57,13 @@ fn cases() -> impl Iterator<Item = &'static Case> {
     handshake::CASES.iter().chain(transmission::CASES)
 }
 
-struct Served {
-    server: Server,
+pub(crate) struct Served {
+    pub(crate) server: Server,
     image: PathBuf,
     _dir: tempfile::TempDir,
 }
 
-fn serve(more: &[&str]) -> Result<Served> {
+pub(crate) fn serve(more: &[&str]) -> Result<Served> {
     let dir = tempfile::tempdir()?;
     let key = key_file(dir.path(), "key", b"hostile")?;
     let image = dir.path().join("volume.img");

@@ -38,7 +38,7 @@ impl Flavour {
 }
 
 /// Folders and files of the package's modules that guests are given, by where they lie under `kernel/`.
-const MODULES: [&str; 18] = [
+const MODULES: [&str; 19] = [
     "arch/x86/crypto",
     "crypto",
     "drivers/block",
@@ -54,6 +54,7 @@ const MODULES: [&str; 18] = [
     "fs/btrfs",
     "fs/configfs",
     "fs/f2fs",
+    "fs/fuse",
     "fs/xfs",
     "fs/zonefs",
     "lib",

@@ -3,6 +3,7 @@
 //! A kernel is chosen once a key, by [`XtsKernel::best`], and remembered with the proof that its instructions exist. A new
 //! kernel is a file, a variant here and an arm in each `match`; the shared runner in `testing` then compares it by itself.
 
+mod job;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)] // Vector instructions, behind proof tokens.
 mod x86_64;
@@ -16,6 +17,8 @@ use crate::modes::{AnyMode, new_chain};
 use crate::sector_cipher::assert_whole_units;
 use crate::spec::KeyParts;
 use crate::{ChainMode, Cipher, CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, SectorCipher};
+use job::IV_MARGIN;
+pub(crate) use job::{CbcJob, XtsJob};
 #[cfg(target_arch = "x86_64")]
 use x86_64::{AesNiKernel, Vaes256Kernel, Vaes512Kernel};
 
@@ -111,61 +114,6 @@ struct Xts {
     ivs: IvGenerator,
 }
 
-/// What one call asks of a kernel: up to [`IvGenerator::MAX_BATCH`] units. The pointers are valid for `units * unit_len`
-/// bytes while the job lives, and equal (in place) or without overlap.
-pub(crate) struct XtsJob<'a> {
-    pub(crate) keys: &'a XtsKeys,
-    /// The units' IVs, rounded up to whole vectors, and [`IV_MARGIN`] in all. The kernel makes tweaks of them.
-    pub(crate) ivs: &'a mut [Block],
-    pub(crate) src: *const u8,
-    pub(crate) dst: *mut u8,
-    pub(crate) units: usize,
-    pub(crate) unit_len: usize,
-    _data: InOut<'a>,
-}
-
-/// How many more IVs than units a job has room for: a vector's, and one that is read ahead and not used.
-const IV_MARGIN: usize = 4;
-
-impl<'a> XtsJob<'a> {
-    /// Fills `ivs` for `data`, which is whole units, fewer by [`IV_MARGIN`] than `ivs` has room for.
-    #[inline(always)]
-    fn new(cipher: &'a Xts, number: u64, ivs: &'a mut [Block], mut data: InOut<'a>) -> Self {
-        let units = data.len() >> cipher.unit.log2();
-        assert!(units + IV_MARGIN <= ivs.len());
-        cipher.ivs.fill(number, &mut ivs[..units.next_multiple_of(IV_MARGIN)]);
-        let (src, dst) = data.as_ptrs();
-        Self { keys: &cipher.keys, ivs, src, dst, units, unit_len: cipher.unit.bytes(), _data: data }
-    }
-}
-
-/// As [`XtsJob`], for CBC.
-pub(crate) struct CbcJob<'a> {
-    pub(crate) keys: &'a Schedule,
-    pub(crate) ivs: &'a IvGenerator,
-    pub(crate) first: IvNumber,
-    pub(crate) src: *const u8,
-    pub(crate) dst: *mut u8,
-    pub(crate) units: usize,
-    pub(crate) unit_len: usize,
-    _data: InOut<'a>,
-}
-
-impl<'a> CbcJob<'a> {
-    /// Panics where `data` is not a positive number of whole units.
-    pub(crate) fn new(
-        keys: &'a Schedule,
-        ivs: &'a IvGenerator,
-        unit: DataUnitSize,
-        first: IvNumber,
-        mut data: InOut<'a>,
-    ) -> Self {
-        let units = assert_whole_units(unit, &data);
-        let (src, dst) = data.as_ptrs();
-        Self { keys, ivs, first, src, dst, units, unit_len: unit.bytes(), _data: data }
-    }
-}
-
 impl Xts {
     #[inline(always)]
     fn run(&self, first: IvNumber, data: InOut<'_>, encrypt: bool) {
@@ -183,8 +131,8 @@ impl Xts {
         let (mut number, mut left) = (first.0, data);
         while !left.is_empty() {
             let (batch, rest) = left.split_at(batch_len);
-            let mut job = XtsJob::new(self, number, &mut ivs, batch);
-            number = self.ivs.advance(number, job.units);
+            let mut job = XtsJob::new(&self.keys, &self.ivs, self.unit, IvNumber(number), &mut ivs, batch);
+            number = self.ivs.advance(number, job.units());
             left = rest;
             #[cfg(target_arch = "x86_64")]
             match self.kernel {
@@ -194,7 +142,7 @@ impl Xts {
                 XtsKernel::Portable => unreachable!("the portable kernel has a type of its own"),
             }
             #[cfg(not(target_arch = "x86_64"))]
-            unreachable!("no kernel but the portable one on this architecture: {} {encrypt}", job.units);
+            unreachable!("no kernel but the portable one on this architecture: {} {encrypt}", job.units());
         }
     }
 }
@@ -227,7 +175,7 @@ pub(crate) fn cbc_decrypt(kernel: XtsKernel, job: &CbcJob<'_>) {
         XtsKernel::Portable => unreachable!("the portable kernel has a type of its own"),
     }
     #[cfg(not(target_arch = "x86_64"))]
-    unreachable!("no kernel but the portable one on this architecture: {kernel:?} {:?}", job.first);
+    unreachable!("no kernel but the portable one on this architecture: {kernel:?} {}", job.units());
 }
 
 /// CBC encryption: chains are one block wide, so every kernel of the processor's is the AES-NI one.
@@ -235,7 +183,7 @@ pub(crate) fn cbc_encrypt(_: XtsKernel, job: &CbcJob<'_>) {
     #[cfg(target_arch = "x86_64")]
     AesNiKernel::cbc_encrypt(isa::AesNi::detect().expect("every kernel of the processor's implies AES-NI"), job);
     #[cfg(not(target_arch = "x86_64"))]
-    unreachable!("no kernel but the portable one on this architecture: {:?}", job.first);
+    unreachable!("no kernel but the portable one on this architecture: {}", job.units());
 }
 
 /// Encrypts each block for itself, on a kernel of the processor's.

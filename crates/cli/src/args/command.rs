@@ -7,7 +7,7 @@ use inlock_cipher::{CipherSpec, DataUnitSize};
 use inlock_engine::OffloadOptions;
 use inlock_volume::plain::Plain;
 use inlock_volume::table::CryptOptions;
-use inlock_volume::{Hash, KdfKind};
+use inlock_volume::{Hash, HeaderPolicy, KdfKind};
 
 use crate::bench::BenchArgs;
 use crate::commands::zoned::ZonedArgs;
@@ -36,7 +36,7 @@ pub(crate) enum Command {
     Top { names: Vec<Name>, once: bool, json: bool },
     Suspend(Name),
     Resume(ResumeArgs),
-    Reload { name: Name, table: TableArg },
+    Reload { name: Name, table: TableArg, policy: HeaderPolicy },
     Refresh { name: Name, flags: CryptOptions },
     Resize(Name),
     Close { name: Name, deferred: bool },
@@ -92,6 +92,8 @@ pub(crate) struct SourceArgs {
     pub key: KeyArgs,
     /// On top of what the header or the table says.
     pub flags: CryptOptions,
+    /// What it may be.
+    pub policy: HeaderPolicy,
 }
 
 /// What kind of volume it is.
@@ -121,6 +123,8 @@ pub(crate) struct FormatArgs {
     pub label: Option<String>,
     pub subsystem: Option<String>,
     pub kdf: KdfArgs,
+    /// What it may be.
+    pub policy: HeaderPolicy,
 }
 
 /// The cost of a key slot.

@@ -1,5 +1,7 @@
 //! `luksDump`: prints the header, or LUKS2's metadata as stored.
 
+use inlock_volume::Printable;
+
 use crate::args::HeaderArgs;
 use crate::exit::{self, Problem};
 use crate::source::Header;
@@ -13,7 +15,7 @@ pub(crate) fn run(args: &HeaderArgs, json: bool) -> anyhow::Result<()> {
                 "`inlock luksDump` without --dump-json-metadata prints it",
             )
         })?;
-        return exit::print(format_args!("{}\n", metadata.trim_end_matches('\n')));
+        return exit::print(format_args!("{}\n", Printable::with_layout(metadata.trim_end_matches('\n'))));
     }
     let device = header.device.path.display().to_string();
     let text = header.volume.dump(&device).to_string();

@@ -170,6 +170,7 @@ fn luks1_options(args: &FormatArgs, place: Place) -> luks1::FormatOptions {
         payload_offset: place.offset.filter(|sectors| *sectors > 0 || args.offset.is_some()),
         keyslot: args.key.slot.unwrap_or(0),
         volume_key: None,
+        policy: args.policy.clone(),
     }
 }
 
@@ -186,6 +187,7 @@ fn luks2_options(args: &FormatArgs, place: Place) -> luks2::FormatOptions {
         detached: args.header.is_some(),
         data_offset: place.offset.map(|sectors| sectors.saturating_mul(512)),
         keyslot: args.key.slot.unwrap_or(0),
+        policy: args.policy.clone(),
         ..luks2::FormatOptions::default()
     }
 }

@@ -40,9 +40,9 @@ pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
     if args.source.flags.allow_discards && matches!(via, Via::Loop | Via::Fuse) {
         say(&format!("inlock: warning: discards have no way through --via {}", via.name()));
     }
-    daemon::protect();
     let keys = launcher.as_ref().map_or(Keys::Asked { stdin_taken: false }, Keys::Launcher);
     let mut opened = source::open(&args.source, !args.read_only, keys)?;
+    daemon::protect();
     let about = opened.about.clone();
     let access = engine::Access { read_only: args.read_only, allow_discards: opened.flags.allow_discards };
     if matches!(via, Via::Ublk | Via::Nbd) {

@@ -3,6 +3,7 @@
 //! The user is asked, and the key derived and verified, here; the process that serves gets the volume key and nothing else.
 
 use anyhow::Context;
+use inlock_volume::HeaderPolicy;
 use inlock_volume::plain::Plain;
 use inlock_volume::table::CryptOptions;
 use serde_json::json;
@@ -45,7 +46,10 @@ fn source(args: &ResumeArgs, facts: &Facts) -> anyhow::Result<SourceArgs> {
     }
     let header = args.header.clone().or_else(|| facts.header.clone());
     let flags = CryptOptions::default();
-    Ok(SourceArgs { image: facts.device.clone(), header, kind, key: args.key.clone(), flags })
+    // What is served stays what it was when it was opened, whatever the header says by now; only the key comes from it.
+    let mut policy = HeaderPolicy::new();
+    (policy.allow_null_cipher, policy.allow_null_iv, policy.allow_linear_segment) = (true, true, true);
+    Ok(SourceArgs { image: facts.device.clone(), header, kind, key: args.key.clone(), flags, policy })
 }
 
 fn plain(facts: &Facts) -> Option<Plain> {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use inlock_engine as engine;
 use inlock_engine::store::file::IoMode;
+use inlock_frontend::nbd::descriptors;
 use inlock_frontend::nbd::server::{self, Server, ServerError, ServerOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -42,6 +43,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let keys = launcher.as_ref().map_or(Keys::Asked { stdin_taken: false }, Keys::Launcher);
     let opened = source::open(&args.source, !args.read_only, keys)?;
     let options = options(args);
+    descriptors::raise_limit(options.max_connections);
     let about = opened.about.clone();
     let access = engine::Access { read_only: args.read_only, allow_discards: opened.flags.allow_discards };
     let attached = opened.attach(options.io, access)?;

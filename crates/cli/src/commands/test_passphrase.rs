@@ -11,6 +11,7 @@ pub(crate) fn run(args: &SourceArgs) -> anyhow::Result<()> {
     };
     let at = HeaderArgs { image: args.image.clone(), header: args.header.clone(), luks };
     let header = Header::load(&at, false)?;
+    header.check(&args.policy)?;
     let ask = Ask { device: &args.image, verify: args.key.verify, stdin_taken: false };
-    header.unlock(&args.key, ask).map(drop)
+    header.unlock(&args.key, &args.policy, ask).map(drop)
 }

@@ -4,7 +4,7 @@ use super::{Ended, inlock, run};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// A run directory that goes away.
 pub(crate) struct Run {
@@ -74,8 +74,18 @@ pub(crate) struct Named {
 impl Named {
     /// Serves what `words` say, with `secret` for a passphrase, and waits until clients may come.
     pub(crate) fn start(run: &Run, name: &str, words: &[&str]) -> Self {
+        Self::start_by(inlock(), run, name, words)
+    }
+
+    /// The same under a soft and a hard limit of descriptors. Needs prlimit.
+    pub(crate) fn start_with_descriptors(limits: (u64, u64), run: &Run, name: &str, words: &[&str]) -> Self {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nofile={}:{}", limits.0, limits.1)).arg(env!("CARGO_BIN_EXE_inlock"));
+        Self::start_by(command, run, name, words)
+    }
+
+    fn start_by(mut command: Command, run: &Run, name: &str, words: &[&str]) -> Self {
         let socket = run.socket(&format!("{}.nbd", &name[..name.len().min(8)]));
-        let mut command = inlock();
         command.env("INLOCK_RUN_DIR", &run.dir).args(["serve", "--name", name, "--nbd", &format!("unix:{socket}")]);
         command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");

@@ -1,5 +1,6 @@
 //! What a front end is to a worker: who asks, in what terms, and how other threads reach it.
 
+use super::mailbox::MessageQueue;
 use crate::buffer::{Buffer, BufferPool};
 use crate::carrier::{Carried, Delivery};
 use crate::device::Device;
@@ -13,7 +14,6 @@ use crate::zoned::keeper::Managed;
 use crate::zoned::order::{Queued, Written};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 
 /// A request and the memory it needs; the front end made both.
 #[derive(Debug)]
@@ -96,8 +96,7 @@ const FRONT_MESSAGES: usize = 1024;
 
 /// How other threads reach a worker.
 pub struct Mailbox<M> {
-    messages: Mutex<VecDeque<Message<M>>>,
-    waker: Waker,
+    messages: MessageQueue<Message<M>>,
 }
 
 pub(super) enum Message<M> {
@@ -112,7 +111,7 @@ pub(super) enum Message<M> {
 impl<M> Mailbox<M> {
     /// With room for `most` messages about requests, and some of the front end's.
     pub(super) fn new(waker: Waker, most: usize) -> Self {
-        Self { messages: Mutex::new(VecDeque::with_capacity(most + FRONT_MESSAGES)), waker }
+        Self { messages: MessageQueue::new(waker, most + FRONT_MESSAGES) }
     }
 
     /// Sends the front end a message and wakes the worker.
@@ -121,18 +120,11 @@ impl<M> Mailbox<M> {
     }
 
     pub(super) fn next(&self) -> Option<Message<M>> {
-        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = messages.pop_front();
-        if messages.is_empty() {
-            // The next one lies at the front of the memory again, which is in the cache.
-            messages.clear();
-        }
-        next
+        self.messages.next()
     }
 
     fn push(&self, message: Message<M>) {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push_back(message);
-        self.waker.wake();
+        self.messages.push(message);
     }
 }
 

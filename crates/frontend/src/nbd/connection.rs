@@ -7,7 +7,7 @@ use inlock_engine::ring::{FileId, MAX_OUTGOING, Outgoing};
 use inlock_engine::{Buffer, BufferPool, Extent};
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes received in one gulp: many small requests at once.
 const INPUT_LEN: usize = 64 << 10;
@@ -17,10 +17,31 @@ const STAGING_LEN: usize = 16 << 10;
 const MAX_TEXT: usize = 8 << 10;
 /// Requests of one client at a time; more wait in its socket.
 const MAX_TRANSFERS: usize = 256;
-/// Bytes of request buffers that one client may hold; more waits.
-pub(super) const MAX_HELD: usize = 8 << 20;
-/// Bytes that leave in one send.
-const MAX_SEND: usize = 4 << 20;
+/// Bytes of request buffers that one client may hold, and never more than half of the pool; more waits.
+const MAX_HELD: usize = 4 << 20;
+/// Bytes that leave in one send, which ends when all of them have left: so a client that takes its replies slowly shows
+/// that it does.
+const MAX_SEND: usize = 1 << 20;
+/// What one client may begin in a turn, as bytes that are moved. What it asks beyond that is begun in later turns, between
+/// which other clients have theirs.
+pub(super) const QUANTUM: u64 = 1 << 20;
+/// What beginning a request costs at least.
+const LEAST_COST: u64 = 16 << 10;
+/// Buffers of its own: one for a request, and one for the edges of a partial write.
+pub(super) const OWN_BUFFERS: usize = 2;
+
+/// How long after it had to do without a buffer a client still counts as one that waits for memory.
+const HUNGER_LASTS: Duration = Duration::from_secs(1);
+
+/// Where a request's buffers come from.
+pub(super) struct Supply<'a> {
+    pub(super) pool: &'a mut BufferPool,
+    /// Whether the client has none yet, or none that comes back before it gets one.
+    pub(super) first: bool,
+    /// Whether other clients waited before for what the pool has.
+    pub(super) behind: bool,
+    pub(super) now: Instant,
+}
 
 pub(super) enum Phase {
     Handshake(Handshake),
@@ -45,6 +66,7 @@ pub(super) struct Intake {
     pub(super) spare: Option<Buffer>,
     /// Bytes of [`Extent::requested`] that are there.
     pub(super) filled: usize,
+    pub(super) begun: Instant,
 }
 
 /// Payload that is thrown away, and the answer when it is gone.
@@ -81,16 +103,30 @@ pub(super) struct Connection {
     parts: Outgoing,
     /// Whether it is among those that may have something to send.
     pub(super) dirty: bool,
-    /// Whether it is among those that wait until their worker carries less.
-    pub(super) paused: bool,
+    /// Whether it is among those that have something to begin.
+    pub(super) queued: bool,
     pub(super) transfers: usize,
+    /// Those of them whose next piece waits: for memory, or for its turn.
+    pub(super) waiting: VecDeque<u32>,
+    /// The one of them that is a write, whose payload has no buffer yet: until it has, nothing more is read.
+    pub(super) waiting_write: Option<u32>,
+    /// Bytes of request buffers that it holds.
     pub(super) held: usize,
+    /// How many it may hold.
+    most_held: usize,
+    /// Buffers that no other client can take, for when the pool has none.
+    own: Vec<Buffer>,
+    /// What it has begun, as bytes that are moved, in the turn of that number.
+    spent: (u64, u64),
+    /// From when to when the pool had no buffer that it needed.
+    hungry: Option<(Instant, Instant)>,
     pub(super) opened: Instant,
-    pub(super) active: Instant,
+    /// When the send that is in the ring began.
+    sending_since: Instant,
 }
 
 impl Connection {
-    pub(super) fn new(file: FileId, now: Instant) -> Self {
+    pub(super) fn new(file: FileId, now: Instant, pool: &BufferPool) -> Self {
         let mut text = Vec::with_capacity(MAX_TEXT + MAX_TRANSFERS * Head::MAX_LEN);
         let handshake = Handshake::new(&mut text);
         Self {
@@ -114,11 +150,17 @@ impl Connection {
             staged: false,
             parts: Vec::with_capacity(MAX_OUTGOING),
             dirty: false,
-            paused: false,
+            queued: false,
             transfers: 0,
+            waiting: VecDeque::with_capacity(MAX_TRANSFERS),
+            waiting_write: None,
             held: 0,
+            most_held: MAX_HELD.min(pool.capacity() / 2),
+            own: (0..OWN_BUFFERS).map(|_| pool.another_small()).collect(),
+            spent: (0, 0),
+            hungry: None,
             opened: now,
-            active: now,
+            sending_since: now,
         }
     }
 
@@ -135,7 +177,45 @@ impl Connection {
 
     /// Whether another request may be read now.
     pub(super) fn may_begin(&self) -> bool {
-        self.transfers < MAX_TRANSFERS && self.held < MAX_HELD && self.text.len() < MAX_TEXT
+        self.transfers < MAX_TRANSFERS && !self.is_full() && self.text.len() < MAX_TEXT
+    }
+
+    /// Whether it holds all memory that it may.
+    pub(super) fn is_full(&self) -> bool {
+        self.held >= self.most_held
+    }
+
+    /// Whether it has begun as much in this turn as it may.
+    pub(super) fn is_spent(&self, turn: u64) -> bool {
+        self.spent.0 == turn && self.spent.1 >= QUANTUM
+    }
+
+    /// Takes note of `cost` that was begun in this turn.
+    pub(super) fn spend(&mut self, turn: u64, cost: u64) {
+        let before = if self.spent.0 == turn { self.spent.1 } else { 0 };
+        self.spent = (turn, before + cost.max(LEAST_COST));
+    }
+
+    /// What it has begun in this turn.
+    pub(super) fn spent_in(&self, turn: u64) -> u64 {
+        if self.spent.0 == turn { self.spent.1 } else { 0 }
+    }
+
+    /// Since when it has lacked a buffer that the pool did not have, if it still does.
+    pub(super) fn hungry_since(&self, now: Instant) -> Option<Instant> {
+        self.hungry.filter(|(_, last)| now - *last <= HUNGER_LASTS).map(|(since, _)| since)
+    }
+
+    fn lacks_memory(&mut self, now: Instant) {
+        self.hungry = Some((self.hungry_since(now).unwrap_or(now), now));
+    }
+
+    /// Since when it owes what frees the memory that it holds: taking replies, or the rest of a payload. Nothing else that
+    /// it sends or takes counts.
+    pub(super) fn owes_since(&self) -> Option<Instant> {
+        let replies = self.sending.then_some(self.sending_since);
+        let payload = self.intake.as_ref().map(|intake| intake.begun);
+        replies.into_iter().chain(payload).min().filter(|_| self.held > 0)
     }
 
     /// What was received and not yet read.
@@ -172,7 +252,7 @@ impl Connection {
 
     /// Collects what can leave now. Replies without data go together, in front; a simple reply in several pieces is
     /// not interrupted.
-    pub(super) fn next_send(&mut self) -> Option<Outgoing> {
+    pub(super) fn next_send(&mut self, now: Instant) -> Option<Outgoing> {
         let mut parts = std::mem::take(&mut self.parts);
         let mut bytes = 0;
         let text_first = self.text_after == 0;
@@ -210,6 +290,8 @@ impl Connection {
             self.parts = parts;
             return None;
         }
+        self.sending = true;
+        self.sending_since = now;
         Some(parts)
     }
 
@@ -219,23 +301,36 @@ impl Connection {
             if std::mem::take(&mut self.staged) {
                 self.staging = Some(buffer);
             } else {
-                self.held -= buffer.capacity();
-                pool.give(buffer);
+                self.give(pool, Some(buffer));
             }
         }
         self.parts = parts;
     }
 
-    /// A request buffer for this client.
-    pub(super) fn take(&mut self, pool: &mut BufferPool, want: usize, least: usize) -> Option<Buffer> {
-        let buffer = pool.take(want, least)?;
+    /// A request buffer for this client. Where that is its first, also one that is reserved, and one of its own where the
+    /// pool has none for it.
+    pub(super) fn take(&mut self, supply: &mut Supply<'_>, want: usize, least: usize) -> Option<Buffer> {
+        let found = match supply {
+            Supply { behind: true, .. } => None,
+            Supply { first: true, pool, .. } => pool.take(want, least),
+            Supply { pool, .. } => pool.take_unreserved(want, least),
+        };
+        if found.as_ref().is_none_or(|buffer| supply.first && buffer.capacity() < want) {
+            self.lacks_memory(supply.now);
+        }
+        let own = || self.own.pop_if(|buffer| supply.first && buffer.capacity() >= least);
+        let buffer = found.or_else(own)?;
         self.held += buffer.capacity();
         Some(buffer)
     }
 
+    /// Takes a buffer back: in place of one of its own, or for the pool.
     pub(super) fn give(&mut self, pool: &mut BufferPool, buffer: Option<Buffer>) {
-        if let Some(buffer) = buffer {
-            self.held -= buffer.capacity();
+        let Some(buffer) = buffer else { return };
+        self.held -= buffer.capacity();
+        if self.own.len() < OWN_BUFFERS && buffer.capacity() == pool.smallest() {
+            self.own.push(buffer);
+        } else {
             pool.give(buffer);
         }
     }

@@ -2,18 +2,19 @@
 //!
 //! Requests of one client run at once and are answered in the order they finish. A request longer than a
 //! buffer is carried in pieces, so memory stays what the pool was made with: when it is used up,
-//! requests wait, and a client that holds buffers without moving for [`Limits::stall`] is dropped in favour of those that
-//! wait.
+//! requests wait, and a client that does not free the buffers it holds for [`Limits::stall`] is dropped in favour of those
+//! that wait. No client takes the worker's time from the others: in a turn each begins a [`QUANTUM`] of work.
 
-use super::connection::{Connection, MAX_HELD, Phase, Skip};
+use super::connection::{Connection, Phase, QUANTUM, Skip};
 use super::handshake::Step;
 use super::protocol::{Export, command};
 use super::server;
-use super::transfer::{Transfer, nbd_error};
+use super::transfer::{Attempt, Blocked, Transfer, nbd_error};
 use super::transmission::{Command, Head};
 use inlock_engine::ring::{self, Completion, Returned, Token, Wait};
 use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, MAX_REQUESTS_WITHOUT_DATA};
 use rustix::io::Errno;
+use rustix::net::sockopt;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ use std::time::{Duration, Instant};
 pub struct Limits {
     /// How long a client may take over its handshake.
     pub handshake: Duration,
-    /// How long a client may hold buffers that others wait for without sending or taking a byte.
+    /// How long a client may hold buffers that others wait for without taking the replies, or sending the piece of a
+    /// payload, that they are for.
     pub stall: Duration,
     /// How long clients may take to receive their last replies when the server stops.
     pub drain: Duration,
@@ -43,9 +45,19 @@ const SCAN: Duration = Duration::from_millis(500);
 
 /// Requests that one worker carries at a time, of all its clients together; more wait in their sockets.
 const MAX_TRANSFERS: usize = MAX_REQUESTS_WITHOUT_DATA;
+/// How many of them are reserved for clients that have none.
+const RESERVED_TRANSFERS: usize = 1024;
+
+/// What clients that have more to begin than their [`QUANTUM`] begin in a turn, all together.
+const TURN_QUANTUM: u64 = 8 * QUANTUM;
 
 /// Bytes of replies that the kernel is asked to hold for a client.
 const SEND_BUFFER: usize = 1 << 20;
+
+/// A TCP peer that is silent for so long is probed so often before its connection ends.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 6;
 
 /// What the server's other threads tell a worker's front end.
 #[derive(Debug)]
@@ -63,20 +75,24 @@ pub struct Nbd {
     pub(super) connections: Vec<Option<Connection>>,
     pub(super) transfers: Vec<Option<Transfer>>,
     pub(super) free_transfers: Vec<u32>,
-    /// Transfers whose next piece waits: for memory, or for its turn.
-    pub(super) waiting: VecDeque<u32>,
-    /// The least length of a request for which one of them found no memory: what is new and as long then waits behind
-    /// it, or it might never find any.
-    pub(super) starving: u64,
+    /// Connections with something to begin, each once: pieces that wait, or requests that are not read yet. Those that have
+    /// waited longest are in front.
+    queue: VecDeque<u32>,
+    /// Those of the queue that have begun something in this turn.
+    served: VecDeque<u32>,
+    /// What found no memory since the last turn began.
+    pub(super) blocked: Blocked,
+    /// FLUSHes and pieces of TRIMs that are under way.
+    pub(super) slow: u32,
+    /// Number of the turn.
+    pub(super) turn: u64,
     /// Connections that may have something to send, each once.
     dirty: VecDeque<u32>,
-    /// Connections that have asked for more while this worker carried as much as it can.
-    paused: VecDeque<u32>,
     /// Connections of all workers; the server's limit counts them.
     live: Arc<AtomicUsize>,
     /// Connections whose handshake is not finished.
     handshakes: usize,
-    now: Instant,
+    pub(super) now: Instant,
     next_scan: Instant,
     drain_until: Option<Instant>,
 }
@@ -95,10 +111,12 @@ impl Nbd {
             connections: Vec::new(),
             transfers: Vec::with_capacity(MAX_TRANSFERS),
             free_transfers: Vec::with_capacity(MAX_TRANSFERS),
-            waiting: VecDeque::with_capacity(MAX_TRANSFERS),
-            starving: u64::MAX,
+            queue: VecDeque::new(),
+            served: VecDeque::new(),
+            blocked: Blocked::default(),
+            slow: 0,
+            turn: 1,
             dirty: VecDeque::new(),
-            paused: VecDeque::new(),
             live,
             handshakes: 0,
             now,
@@ -108,15 +126,12 @@ impl Nbd {
     }
 
     fn accept(&mut self, cx: &mut Context<'_>, socket: OwnedFd) {
-        // Fails for sockets that are not TCP, which need it not.
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-        // As much as the system allows: a long reply that fits leaves in one go.
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
+        configure(&socket);
         let Ok(file) = cx.ring.add_socket(socket) else {
             self.live.fetch_sub(1, Ordering::Relaxed);
             return;
         };
-        let connection = Some(Connection::new(file, self.now));
+        let connection = Some(Connection::new(file, self.now, cx.pool));
         let index = match self.connections.iter().position(Option::is_none) {
             Some(index) => index,
             None => {
@@ -127,8 +142,9 @@ impl Nbd {
         self.connections[index] = connection;
         // A place may be taken by the next client while the one before is still in a queue.
         let most = 2 * self.connections.len();
-        self.dirty.reserve(most.saturating_sub(self.dirty.len()));
-        self.paused.reserve(most.saturating_sub(self.paused.len()));
+        for queue in [&mut self.dirty, &mut self.queue, &mut self.served] {
+            queue.reserve(most.saturating_sub(queue.len()));
+        }
         self.handshakes += 1;
         if self.drain_until.is_some() {
             self.kill(cx, index as u32);
@@ -155,10 +171,13 @@ impl Nbd {
                 self.take_in(cx, index)
             } else if connection.in_handshake() {
                 self.negotiate(cx, index)
-            } else if !connection.may_begin() || self.waiting_writes(index).next().is_some() {
+            } else if !connection.may_begin() || connection.waiting_write.is_some() {
                 return;
-            } else if self.free_transfers.is_empty() && self.transfers.len() >= MAX_TRANSFERS {
-                return self.pause(index);
+            } else if self.connections[index as usize]
+                .as_ref()
+                .is_some_and(|c| c.is_spent(self.turn) || !self.has_room(c))
+            {
+                return self.enqueue(index);
             } else {
                 self.next_command(cx, index)
             };
@@ -179,39 +198,87 @@ impl Nbd {
         }
     }
 
-    /// Lets a connection go on when the worker carries less.
-    fn pause(&mut self, index: u32) {
-        if let Some(connection) = self.connections[index as usize].as_mut().filter(|c| !c.paused) {
-            connection.paused = true;
-            self.paused.push_back(index);
+    /// Puts a connection where it waits for its turn.
+    pub(super) fn enqueue(&mut self, index: u32) {
+        if let Some(connection) = self.connections[index as usize].as_mut().filter(|c| !c.queued && !c.dead) {
+            connection.queued = true;
+            self.queue.push_back(index);
         }
     }
 
-    fn unpause(&mut self, cx: &mut Context<'_>) {
-        for _ in 0..self.paused.len() {
-            if self.free_transfers.is_empty() {
-                return;
+    /// Whether the worker can carry one more request, and of this client.
+    fn has_room(&self, connection: &Connection) -> bool {
+        let room = MAX_TRANSFERS - (self.transfers.len() - self.free_transfers.len());
+        room > if connection.transfers == 0 { 0 } else { RESERVED_TRANSFERS }
+    }
+
+    /// Lets the connections of the queue begin what they have to, in turn, as much as one turn of the worker takes. True:
+    /// some have more to begin that waits for nothing but the next turn.
+    fn serve_queue(&mut self, cx: &mut Context<'_>) -> bool {
+        self.blocked = Blocked::default();
+        let mut ready = false;
+        let mut spent = 0;
+        for _ in 0..self.queue.len() {
+            if spent >= TURN_QUANTUM {
+                ready = true;
+                break;
             }
-            let Some(index) = self.paused.pop_front() else { return };
-            if let Some(connection) = &mut self.connections[index as usize] {
-                connection.paused = false;
+            let Some(index) = self.queue.pop_front() else { break };
+            let before = self.begin_turn_of(index);
+            self.serve(cx, index);
+            let Some(connection) = self.connections[index as usize].as_ref() else { continue };
+            let begun = connection.spent_in(self.turn) - before;
+            spent += begun;
+            ready |= connection.queued && connection.is_spent(self.turn);
+            // Whoever found no memory keeps the place in front.
+            if begun > 0 && connection.queued {
+                self.queue.pop_back();
+                self.served.push_back(index);
             }
-            self.pump(cx, index);
+        }
+        self.queue.append(&mut self.served);
+        ready
+    }
+
+    /// Takes a connection from the queue; what it has begun in this turn before.
+    fn begin_turn_of(&mut self, index: u32) -> u64 {
+        let turn = self.turn;
+        let Some(connection) = self.connections[index as usize].as_mut() else { return 0 };
+        connection.queued = false;
+        connection.spent_in(turn)
+    }
+
+    /// Begins the pieces of a connection that wait, each at most once, and then what it asks for next.
+    fn serve(&mut self, cx: &mut Context<'_>, index: u32) {
+        let turn = self.turn;
+        let waiting = self.connection(index).map_or(0, |c| c.waiting.len());
+        let mut no_memory = false;
+        for _ in 0..waiting {
+            let Some(connection) = self.connections[index as usize].as_mut().filter(|c| !c.is_spent(turn)) else {
+                break;
+            };
+            let Some(id) = connection.waiting.pop_front() else { break };
+            let in_vain = |t: &Transfer| t.needs_memory() && connection.long_read != Some(id);
+            if no_memory && self.transfers[id as usize].as_ref().is_some_and(in_vain) {
+                connection.waiting.push_back(id);
+                continue;
+            }
+            connection.waiting_write.take_if(|write| *write == id);
+            no_memory |= self.begin_piece(cx, id) == Attempt::NoMemory;
+        }
+        self.pump(cx, index);
+        if self.connection(index).is_some_and(|c| !c.waiting.is_empty()) {
+            self.enqueue(index);
         }
     }
 
-    /// Writes of a client whose payload has no buffer yet; until it has one, nothing more is read from the client.
-    fn waiting_writes(&self, index: u32) -> impl Iterator<Item = u32> {
-        let is_write = move |t: &Transfer| t.connection == index && t.command.kind == command::WRITE;
-        let transfer = |id: u32| self.transfers[id as usize].as_ref();
-        self.waiting.iter().copied().filter(move |id| transfer(*id).is_some_and(is_write))
-    }
-
-    /// What new clients are told: since others were, discards may have been allowed, or not any more.
+    /// What new clients are told: since others were, the device may have grown, and discards may have been allowed, or not
+    /// any more.
     fn export_now(&mut self, cx: &Context<'_>) -> Arc<Export> {
         let flags = server::discard_flags(self.export.flags, cx.device.access());
-        if flags != self.export.flags {
-            self.export = Arc::new(Export { flags, ..Export::clone(&self.export) });
+        let size = cx.device.len();
+        if (size, flags) != (self.export.size, self.export.flags) {
+            self.export = Arc::new(Export { size, flags, ..Export::clone(&self.export) });
         }
         Arc::clone(&self.export)
     }
@@ -350,10 +417,13 @@ impl Nbd {
             connection.give(cx.pool, spare);
             connection.give(cx.pool, buffer);
         }
+        connection.waiting.clear();
+        if std::mem::take(&mut connection.queued) {
+            self.queue.retain(|queued| *queued != index);
+        }
         for id in 0..self.transfers.len() as u32 {
             let idle = self.transfers[id as usize].as_ref();
             if idle.is_some_and(|t| t.connection == index && t.outstanding == 0) {
-                self.waiting.retain(|w| *w != id);
                 self.free_transfer(id);
             }
         }
@@ -380,38 +450,48 @@ impl Nbd {
         if connection.sending {
             return;
         }
-        if let Some(outgoing) = connection.next_send() {
-            connection.sending = true;
-            connection.active = now;
+        if let Some(outgoing) = connection.next_send(now) {
             cx.ring.submit(connection.file, ring::Operation::Send(outgoing), Token(SEND | u64::from(index)));
         }
         self.close_if_settled(cx, index);
     }
 
-    /// The connection of a transfer that waits for memory which its own client does not hold.
-    pub(super) fn starved(&self, id: u32) -> Option<u32> {
-        let index = self.transfers.get(id as usize)?.as_ref()?.connection;
-        let connection = self.connections[index as usize].as_ref()?;
-        let its_turn = connection.long_read.is_none_or(|long| long == id);
-        (its_turn && connection.held < MAX_HELD).then_some(index)
-    }
-
     /// Drops clients that are over a limit.
     fn scan(&mut self, cx: &mut Context<'_>) {
         let (now, limits) = (self.now, self.limits);
+        let hungry = self.hungry_since(now);
         for index in 0..self.connections.len() as u32 {
+            // Nobody waits for memory that the client itself holds, and all do while the device is suspended.
+            let others = hungry.iter().flatten().find(|(_, hungry)| *hungry != index).filter(|_| !cx.suspended);
             let Some(connection) = self.connection(index) else { continue };
             let slow = connection.in_handshake() && now - connection.opened > limits.handshake;
-            // Only who keeps the server waiting is late; a slow store is not the client's fault.
-            let owes = connection.sending || connection.intake.is_some();
-            let late = owes && connection.held > 0 && now - connection.active > limits.stall;
-            let hungry = |waiting: &u32| self.starved(*waiting).is_some_and(|hungry| hungry != index);
-            // Nor is it late when nothing gets on because the device is suspended.
-            let stalled = late && !cx.suspended && self.waiting.iter().any(hungry);
+            // A slow store is not the client's fault: only what it owes itself makes it late.
+            let stalled = connection
+                .owes_since()
+                .zip(others)
+                .is_some_and(|(owes, (waits, _))| now - owes.max(*waits) > limits.stall);
             if slow || stalled || self.drain_until.is_some_and(|until| now > until) {
                 self.kill(cx, index);
             }
         }
+    }
+
+    /// The two clients that have waited for memory longest, and since when.
+    fn hungry_since(&self, now: Instant) -> [Option<(Instant, u32)>; 2] {
+        let mut longest = [None; 2];
+        for (index, connection) in (0..).zip(&self.connections) {
+            let since = connection.as_ref().filter(|c| !c.dead).and_then(|c| c.hungry_since(now));
+            if let Some(since) = since {
+                let found = Some((since, index));
+                let earlier = |than: Option<(Instant, u32)>| than.is_none_or(|(other, _)| since < other);
+                if earlier(longest[0]) {
+                    longest = [found, longest[0]];
+                } else if earlier(longest[1]) {
+                    longest[1] = found;
+                }
+            }
+        }
+        longest
     }
 
     fn drain(&mut self, cx: &mut Context<'_>) {
@@ -431,19 +511,17 @@ impl Nbd {
                 self.abandon(intake.transfer);
             }
             cx.ring.stop_receiving(file);
-            self.abandon_waiting_writes(index);
+            self.abandon_waiting_write(index);
             self.close_if_settled(cx, index);
         }
     }
 
     /// Forgets the write whose next piece waits for memory: its payload will not be read.
-    fn abandon_waiting_writes(&mut self, index: u32) {
-        loop {
-            let next = self.waiting_writes(index).next();
-            let Some(id) = next else { return };
-            self.waiting.retain(|w| *w != id);
-            self.abandon(id);
-        }
+    fn abandon_waiting_write(&mut self, index: u32) {
+        let Some(connection) = self.connection(index) else { return };
+        let Some(id) = connection.waiting_write.take() else { return };
+        connection.waiting.retain(|waiting| *waiting != id);
+        self.abandon(id);
     }
 
     /// The client has closed its side, or the server has: nothing more is read from it.
@@ -456,14 +534,13 @@ impl Nbd {
             connection.give(cx.pool, intake.spare);
             self.abandon(intake.transfer);
         }
-        self.abandon_waiting_writes(index);
+        self.abandon_waiting_write(index);
         self.close_if_settled(cx, index);
     }
 
     fn received(&mut self, cx: &mut Context<'_>, index: u32, payload: bool, done: Completion) {
         let Some(connection) = self.connections[index as usize].as_mut() else { return };
         connection.receiving = false;
-        connection.active = self.now;
         let Returned::Buffer(buffer) = done.returned else { return };
         if !payload {
             connection.input = Some(buffer);
@@ -500,6 +577,18 @@ impl Nbd {
     }
 }
 
+/// Sets a client's socket up. What fails is for TCP, and the socket is not.
+fn configure(socket: &OwnedFd) {
+    let _ = sockopt::set_tcp_nodelay(socket, true);
+    // A peer that has vanished would keep its descriptor for ever.
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE);
+    let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL);
+    let _ = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES);
+    // As much as the system allows: a long reply that fits leaves in one go.
+    let _ = sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER);
+}
+
 impl FrontEnd for Nbd {
     type Message = Message;
 
@@ -521,7 +610,6 @@ impl FrontEnd for Nbd {
             _ => {
                 let Some(connection) = self.connections[index as usize].as_mut() else { return };
                 connection.sending = false;
-                connection.active = self.now;
                 if let Returned::Outgoing(parts) = done.returned {
                     connection.sent(cx.pool, parts);
                 }
@@ -542,6 +630,7 @@ impl FrontEnd for Nbd {
         let Some(transfer) = self.transfers[id as usize].as_mut() else { return };
         transfer.outstanding -= 1;
         let (index, kind) = (transfer.connection, transfer.command.kind);
+        self.slow -= u32::from(matches!(kind, command::FLUSH | command::TRIM));
         let Some(connection) = self.connections[index as usize].as_mut() else { return };
         if connection.dead {
             connection.give(cx.pool, done.spare);
@@ -565,37 +654,32 @@ impl FrontEnd for Nbd {
                 self.finish_transfer(index, id);
             } else if !over && kind != command::WRITE {
                 // Its next piece waits for the next turn, so that a long request does not keep others waiting.
-                self.waiting.push_back(id);
+                self.wait(id);
             }
         }
         self.pump(cx, index);
     }
 
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait) {
-        self.starving = u64::MAX;
-        for _ in 0..self.waiting.len() {
-            let Some(id) = self.waiting.pop_front() else { break };
-            let index = self.transfers[id as usize].as_ref().map(|t| t.connection);
-            self.begin_piece(cx, id);
-            if let Some(index) = index {
-                self.pump(cx, index);
-            }
-        }
-        self.unpause(cx);
+        let ready = self.serve_queue(cx);
         while let Some(index) = self.dirty.pop_front() {
             if let Some(connection) = &mut self.connections[index as usize] {
                 connection.dirty = false;
             }
             self.flush(cx, index);
         }
+        self.turn += 1;
         self.now = Instant::now();
         let mut wait = Wait::Forever;
-        if self.handshakes > 0 || !self.waiting.is_empty() || self.drain_until.is_some() {
-            if self.now >= self.next_scan {
-                self.scan(cx);
-                self.next_scan = self.now + SCAN;
-            }
+        if self.now >= self.next_scan {
+            self.scan(cx);
+            self.next_scan = self.now + SCAN;
+        }
+        if self.handshakes > 0 || !self.queue.is_empty() || self.drain_until.is_some() {
             wait = Wait::Until(self.next_scan - self.now);
+        }
+        if ready {
+            wait = Wait::No;
         }
         let stopped = self.drain_until.is_some() && self.connections.iter().all(Option::is_none);
         (if stopped { Flow::Stop } else { Flow::Continue }, wait)

@@ -5,6 +5,7 @@
 //! with its extended headers as in the branch `extension-ext-header`.
 
 mod connection;
+pub mod descriptors;
 pub mod front_end;
 pub mod handshake;
 pub mod kernel;

@@ -1,5 +1,7 @@
 //! Listens for clients and spreads them over workers; stops them in good order.
 
+use super::connection::OWN_BUFFERS;
+use super::descriptors;
 use super::front_end::{Message, Nbd};
 
 pub use super::front_end::Limits;
@@ -9,7 +11,7 @@ use inlock_engine::ring::Ring;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::worker::{Mailbox, Worker};
 use inlock_engine::{Access, BufferPool, Device, Offload, OffloadOptions, RequestError};
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -21,10 +23,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// Clients that have connected and are not yet accepted; the rest wait in `connect`.
 const BACKLOG: i32 = 4096;
+
+/// How long no client is accepted after one could not be.
+const ACCEPT_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Where clients connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +61,7 @@ pub struct ServerOptions {
     pub offload: OffloadOptions,
     /// How workers talk to the kernel.
     pub io: IoMode,
-    /// Clients at a time; more are hung up on.
+    /// Clients at a time; more are hung up on. Fewer where the process may not open as many descriptors.
     pub max_connections: usize,
     /// How long clients may keep others waiting.
     pub limits: Limits,
@@ -167,7 +171,7 @@ impl Workers {
     ) -> Result<(), ServerError> {
         let (ready, started) = mpsc::channel();
         let (device, offload) = (Arc::clone(device), pool.clone());
-        let (io, threads) = (options.io, options.threads);
+        let (io, threads, clients) = (options.io, options.threads, options.max_connections);
         let run = move || {
             // The ring belongs to the thread that uses it, so it is made there.
             let ring = match Ring::new(io) {
@@ -175,7 +179,7 @@ impl Workers {
                 Err(error) => return ready.send(Err(error)).map_err(io::Error::other),
             };
             let name = ring.name();
-            let pool = BufferPool::for_worker(device.granule(), threads);
+            let pool = BufferPool::for_worker(device.granule(), threads).with_others(OWN_BUFFERS * clients);
             let mut worker = Worker::new(device, ring, pool, front).with_offload(offload);
             ready.send(Ok((worker.mailbox(), name))).map_err(io::Error::other)?;
             worker.run()
@@ -229,7 +233,7 @@ impl Server {
         }
         let accept = {
             let (stopping, mailboxes) = (Arc::clone(&stopping), workers.mailboxes.clone());
-            let limit = options.max_connections;
+            let limit = options.max_connections.min(descriptors::left_for_clients());
             move || accept_clients(&socket, &wake_read, &stopping, &mailboxes, &live, limit)
         };
         let acceptor = std::thread::Builder::new().name("inlock-accept".into()).spawn(accept);
@@ -377,8 +381,10 @@ fn accept_clients(
                 mailboxes[next % mailboxes.len()].post(Message::Accept(client));
                 next += 1;
             }
-            // Out of descriptors, or the client was gone before it was accepted: the next may fare better.
-            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            // The client was gone before it was accepted.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            // Out of descriptors or memory: the client waits, and there may be some again.
+            Err(_) => drop(rustix::event::poll(&mut [PollFd::new(wake, PollFlags::IN)], Some(&ACCEPT_AGAIN))),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! writes go as their payload arrives. Each piece is one request to the worker, with its own buffer. A read that is to be
 //! answered in one chunk and is cut by the layout is gathered in a second buffer, from which it is answered.
 
-use super::connection::{Connection, Intake, MAX_HELD, Part, Phase};
+use super::connection::{Connection, Intake, Part, Phase, QUANTUM, Supply};
 use super::front_end::Nbd;
 use super::handshake::ReplyStyle;
 use super::protocol::{MAX_PAYLOAD, NbdError, STATE_HOLE, STATE_ZERO, command, command_flag};
@@ -13,7 +13,7 @@ use inlock_engine::buffer::HEADROOM;
 use inlock_engine::request::Operation;
 use inlock_engine::unaligned;
 use inlock_engine::worker::{Context, Finished, Request};
-use inlock_engine::{Buffer, BufferPool, Extent, RequestError};
+use inlock_engine::{Buffer, BufferPool, Extent, Layout, RequestError};
 use rustix::io::Errno;
 
 /// A reply with this much data leaves at once, so that the client receives it while the next request is decrypted;
@@ -25,8 +25,11 @@ const MAX_EXTENTS: usize = 256;
 /// all of it. The reply then covers less, as it may.
 const MAX_RUNS: usize = 4 * MAX_EXTENTS;
 /// Pieces of commands that move no data through buffers. The store works on one while other clients wait.
-const CACHE_PIECE: u64 = 8 << 20;
-const TRIM_PIECE: u64 = 1 << 30;
+const CACHE_PIECE: u64 = 1 << 20;
+const TRIM_PIECE: u64 = 128 << 20;
+/// FLUSHes and pieces of TRIMs that one worker has under way at a time. A file system may carry out nothing else on a file
+/// meanwhile.
+const MAX_SLOW: u32 = 2;
 
 /// A client's request on its way, in one piece or in several.
 pub(super) struct Transfer {
@@ -37,6 +40,46 @@ pub(super) struct Transfer {
     /// Pieces that the worker has.
     pub(super) outstanding: u32,
     pub(super) error: Option<super::protocol::NbdError>,
+}
+
+/// The least lengths of requests for which the pool had no memory. A new request as long waits behind them, or they might
+/// never find any.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocked {
+    /// Of clients that hold nothing, and may take what is reserved.
+    empty: u64,
+    /// Of all clients.
+    any: u64,
+}
+
+impl Default for Blocked {
+    fn default() -> Self {
+        Self { empty: u64::MAX, any: u64::MAX }
+    }
+}
+
+impl Blocked {
+    fn add(&mut self, empty: bool, least: u64) {
+        self.any = self.any.min(least);
+        if empty {
+            self.empty = self.empty.min(least);
+        }
+    }
+
+    fn is_behind(&self, empty: bool, len: u64) -> bool {
+        len >= if empty { self.empty } else { self.any }
+    }
+}
+
+/// What came of the attempt to begin a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// It has begun, or there was nothing to begin any more.
+    Begun,
+    /// There was no buffer of any size for this client.
+    NoMemory,
+    /// It waits for something else.
+    Blocked,
 }
 
 impl Transfer {
@@ -50,10 +93,14 @@ impl Transfer {
         if whole { self.command.len } else { 0 }
     }
 
+    /// Whether it needs a buffer.
+    pub(super) fn needs_memory(&self) -> bool {
+        !matches!(self.command.kind, command::FLUSH | command::TRIM | command::CACHE)
+    }
+
     /// Whether it holds nothing yet and needs memory.
     fn is_new(&self) -> bool {
-        let kind = self.command.kind;
-        self.begun == 0 && !matches!(kind, command::FLUSH | command::TRIM | command::CACHE)
+        self.begun == 0 && self.needs_memory()
     }
 }
 
@@ -107,27 +154,42 @@ impl Nbd {
             }
         };
         self.transfers[id as usize] = Some(transfer);
-        self.begin_piece(cx, id);
+        let _ = self.begin_piece(cx, id);
     }
 
-    /// Begins the next piece of a transfer, or puts it where it waits for memory.
-    pub(super) fn begin_piece(&mut self, cx: &mut Context<'_>, id: u32) {
-        // What has begun goes on in any case: memory that others wait for may come back only when it ends.
-        let starving = self.starving;
-        let behind = self.transfers[id as usize].as_ref().is_some_and(|t| t.is_new() && t.command.len >= starving);
-        if behind || !self.try_piece(cx, id) {
-            if let (Some(_), Some(transfer)) = (self.starved(id), &self.transfers[id as usize]) {
-                self.starving = starving.min(transfer.least());
-            }
-            self.waiting.push_back(id);
+    /// Begins the next piece of a transfer, or puts it where it waits.
+    pub(super) fn begin_piece(&mut self, cx: &mut Context<'_>, id: u32) -> Attempt {
+        let attempt = self.try_piece(cx, id);
+        if attempt != Attempt::Begun {
+            self.wait(id);
         }
+        attempt
     }
 
-    /// False: there is no memory for it now.
-    fn try_piece(&mut self, cx: &mut Context<'_>, id: u32) -> bool {
-        let Some(transfer) = self.transfers[id as usize].as_mut() else { return true };
-        let Some(connection) = self.connections[transfer.connection as usize].as_mut() else { return true };
+    /// Puts a transfer where its next piece waits.
+    pub(super) fn wait(&mut self, id: u32) {
+        let Some((index, kind)) = self.transfers[id as usize].as_ref().map(|t| (t.connection, t.command.kind)) else {
+            return;
+        };
+        if let Some(connection) = self.connection(index) {
+            connection.waiting.push_back(id);
+            if kind == command::WRITE {
+                connection.waiting_write = Some(id);
+            }
+        }
+        self.enqueue(index);
+    }
+
+    fn try_piece(&mut self, cx: &mut Context<'_>, id: u32) -> Attempt {
+        let Some(transfer) = self.transfers[id as usize].as_mut() else { return Attempt::Begun };
+        let Some(connection) = self.connections[transfer.connection as usize].as_mut() else { return Attempt::Begun };
         let command = transfer.command;
+        let empty = connection.held == 0;
+        // The rest of a simple reply that has begun may be what all that the client holds waits for.
+        let first = empty || connection.long_read == Some(id);
+        // What has begun goes on in any case: memory that others wait for may come back only when it ends.
+        let behind = transfer.is_new() && self.blocked.is_behind(empty, command.len);
+        let mut supply = Supply { pool: cx.pool, first, behind, now: self.now };
         let offset = command.offset + transfer.begun;
         let rest = command.len - transfer.begun;
         let mut request =
@@ -139,32 +201,43 @@ impl Nbd {
                 // Replies behind a simple one that is not finished cannot leave; the memory they held would be missing
                 // from it.
                 if reads && connection.long_read.is_some_and(|long| long != id) {
-                    return false;
+                    return Attempt::Blocked;
                 }
                 if whole && rest > BufferPool::LARGEST_PIECE as u64 {
                     transfer.error = Some(NbdError::Overflow);
                     let index = transfer.connection;
                     self.finish_transfer(index, id);
-                    return true;
+                    return Attempt::Begun;
                 }
-                let Some((extent, buffer, spare)) = take_buffers(cx, connection, offset, rest, whole, !reads) else {
-                    return false;
+                if connection.is_full() {
+                    return Attempt::NoMemory;
+                }
+                let taken = take_buffers(&mut supply, cx.layout, connection, (offset, rest), whole, !reads);
+                let Some((extent, buffer, spare)) = taken else {
+                    self.blocked.add(empty, transfer.least());
+                    return if whole { Attempt::Blocked } else { Attempt::NoMemory };
                 };
+                // How long the store takes for a durable write, nobody knows.
+                let durable = command.has(command_flag::FUA);
+                connection.spend(self.turn, if durable && !reads { QUANTUM } else { extent.len as u64 });
                 transfer.begun += extent.len as u64;
                 if reads && connection.style() == ReplyStyle::Simple {
                     connection.long_read = (!transfer.is_begun()).then_some(id);
                 }
                 if command.kind == command::WRITE {
-                    connection.intake = Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0 });
-                    return true;
+                    let begun = self.now;
+                    connection.intake =
+                        Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0, begun });
+                    return Attempt::Begun;
                 }
-                let durable = command.has(command_flag::FUA);
                 request.operation = if reads { Operation::Read } else { Operation::WriteZeroes { durable } };
                 request.data = Some((extent, buffer));
                 request.spare = spare;
             }
+            command::TRIM | command::FLUSH if self.slow >= MAX_SLOW => return Attempt::Blocked,
             command::TRIM | command::CACHE => {
                 let trims = command.kind == command::TRIM;
+                self.slow += u32::from(trims);
                 let piece = if trims { TRIM_PIECE } else { CACHE_PIECE };
                 // Pieces end on multiples of their length, so that no data unit is cut and kept for it.
                 let here = rest.min(piece - offset % piece);
@@ -173,19 +246,28 @@ impl Nbd {
                 let durable = command.has(command_flag::FUA);
                 request.operation = if trims { Operation::Discard { durable } } else { Operation::Prefetch };
                 transfer.begun += here;
+                connection.spend(self.turn, QUANTUM);
             }
             command::BLOCK_STATUS => {
                 let want = MAX_EXTENTS * extent_len(ReplyStyle::Extended);
-                let Some(buffer) = connection.take(cx.pool, want, want) else { return false };
+                let Some(buffer) = connection.take(&mut supply, want, want) else {
+                    self.blocked.add(empty, transfer.least());
+                    return Attempt::NoMemory;
+                };
                 transfer.begun = command.len;
+                connection.spend(self.turn, QUANTUM);
                 self.block_status(cx, id, buffer);
-                return true;
+                return Attempt::Begun;
             }
-            _ => transfer.begun = command.len,
+            _ => {
+                self.slow += 1;
+                transfer.begun = command.len;
+                connection.spend(self.turn, QUANTUM);
+            }
         }
         transfer.outstanding += 1;
         cx.requests.push_back(request);
-        true
+        Attempt::Begun
     }
 
     /// Hands a piece of a write whose payload is complete to the worker, and begins the next piece.
@@ -219,7 +301,9 @@ impl Nbd {
         if !transfer.is_begun() {
             // When the server stops, what has not been received yet will not be.
             match self.connection(index).is_some_and(|c| c.reading) {
-                true => self.begin_piece(cx, id),
+                true => {
+                    let _ = self.begin_piece(cx, id);
+                }
                 false => self.abandon(id),
             }
         }
@@ -256,7 +340,7 @@ impl Nbd {
                 if last {
                     self.free_transfer(id);
                 } else {
-                    self.waiting.push_back(id);
+                    self.wait(id);
                 }
                 if long {
                     self.flush(cx, index);
@@ -383,24 +467,21 @@ impl Nbd {
     }
 }
 
-/// A buffer for the first piece of a range, and a spare one if it is a partial write, or a `whole` read that is cut.
+/// A buffer for the first piece of a range (offset and length), and a spare one if it is a partial write, or a `whole` read
+/// that is cut.
 fn take_buffers(
-    cx: &mut Context<'_>,
+    supply: &mut Supply<'_>,
+    layout: &Layout,
     connection: &mut Connection,
-    offset: u64,
-    len: u64,
+    (offset, len): (u64, u64),
     whole: bool,
     writes: bool,
 ) -> Option<(Extent, Buffer, Option<Buffer>)> {
-    if connection.held >= MAX_HELD {
-        return None;
-    }
-    let layout = cx.layout;
     let least = 2 * layout.granule();
     let longest = BufferPool::LARGEST_PIECE.max(least);
     let mut extent = layout.locate(offset, len, longest).ok()?;
     let enough = if whole { extent.cover_len } else { extent.cover_len.min(least) };
-    let buffer = connection.take(cx.pool, extent.cover_len, enough)?;
+    let buffer = connection.take(supply, extent.cover_len, enough)?;
     if buffer.capacity() < extent.cover_len {
         extent = layout.locate(offset, len, buffer.capacity()).ok()?;
     }
@@ -412,10 +493,10 @@ fn take_buffers(
     if spare_len == 0 {
         return Some((extent, buffer, None));
     }
-    match connection.take(cx.pool, spare_len, spare_len) {
+    match connection.take(supply, spare_len, spare_len) {
         Some(spare) => Some((extent, buffer, Some(spare))),
         None => {
-            connection.give(cx.pool, Some(buffer));
+            connection.give(supply.pool, Some(buffer));
             None
         }
     }

@@ -1,17 +1,16 @@
 //! What ublk's driver is told through `/dev/ublk-control`, and the requests that it describes in shared memory.
 //!
-//! The only file of the front ends with `unsafe`: commands carry addresses, and descriptions are memory of the kernel's.
+//! The file has `unsafe` for the descriptions, which are memory of the kernel's.
 #![allow(unsafe_code)]
 
+use super::command::{self, Command, Commands, MEMORY, put};
 use super::device::UblkOptions;
 use super::parameters::{self, Parameters};
 use inlock_engine::ring::{FileId, Ring};
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 /// A device waits for its process to come back when it has died.
 pub(super) const USER_RECOVERY: u64 = 1 << 3;
@@ -132,13 +131,6 @@ enum Copier {
     Process,
 }
 
-/// Room for the longest structure that a command carries.
-pub(super) const MEMORY: usize = 128;
-
-pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
-    bytes[at..at + value.len()].copy_from_slice(value);
-}
-
 fn bytes_at<const N: usize>(bytes: &[u8; MEMORY], at: usize) -> [u8; N] {
     let mut value = [0; N];
     value.copy_from_slice(&bytes[at..at + N]);
@@ -168,15 +160,14 @@ const fn changes(number: u32) -> u32 {
 
 /// The driver's control.
 pub(super) struct Control {
-    ring: IoUring<squeue::Entry128, cqueue::Entry>,
-    file: File,
+    commands: Commands,
 }
 
 impl Control {
     /// Opens the control device.
     pub(super) fn open() -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(CONTROL)?;
-        Ok(Self { ring: IoUring::builder().build(4)?, file })
+        Ok(Self { commands: Commands::new(file, command::new_ring)? })
     }
 
     /// What this kernel's driver can do.
@@ -242,37 +233,8 @@ impl Control {
         self.command(command, id, 0, data, &mut [0; MEMORY]).map(drop)
     }
 
-    /// Carries out one command, with `len` bytes of `memory`, and waits for its end.
     fn command(&mut self, command: u32, id: u32, len: u16, data: u64, memory: &mut [u8; MEMORY]) -> io::Result<i32> {
-        #[repr(align(8))]
-        struct Shared([u8; MEMORY]);
-        let mut shared = Box::new(Shared(*memory));
-        let address = if len > 0 { (&raw mut shared.0).expose_provenance() as u64 } else { 0 };
-        let mut payload = [0; 80];
-        put(&mut payload, 0, &id.to_ne_bytes());
-        // No queue is meant.
-        put(&mut payload, 4, &u16::MAX.to_ne_bytes());
-        put(&mut payload, 6, &len.to_ne_bytes());
-        put(&mut payload, 8, &address.to_ne_bytes());
-        put(&mut payload, 16, &data.to_ne_bytes());
-        let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), command).cmd(payload).build();
-        // SAFETY: the command's memory is the box, which is freed below when the command has ended, and else never.
-        unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
-        loop {
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    std::mem::forget(shared);
-                    return Err(error);
-                }
-            }
-            if let Some(done) = self.ring.completion().next() {
-                *memory = shared.0;
-                let result = done.result();
-                return if result < 0 { Err(Errno::from_raw_os_error(-result).into()) } else { Ok(result) };
-            }
-        }
+        self.commands.run(&Command { number: command, id, len, data }, memory)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What ublk's driver is told of a device before it starts: `struct ublk_params` of `include/uapi/linux/ublk_cmd.h`.
 
-use super::driver::{MEMORY, put};
+use super::command::{MEMORY, put};
 
 /// How long the structure is, with everything that is told here.
 pub(super) const LEN: u16 = 112;

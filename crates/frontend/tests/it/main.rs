@@ -2,6 +2,7 @@
 
 mod client;
 mod commands;
+mod fairness;
 #[cfg(feature = "fuse")]
 mod fuse;
 mod handshake;

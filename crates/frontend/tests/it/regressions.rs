@@ -60,7 +60,7 @@ fn an_error_does_not_overtake_the_data_before_it() {
         let store = MoodyStore::new(40 * MIB);
         let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
         let mut client = Client::open(served.path(), style);
-        store.set(Mood { bad_reads: Some((6 * MIB..7 * MIB, Errno::IO)), ..Mood::default() });
+        store.set(Mood { bad_reads: Some((3 * MIB..4 * MIB, Errno::IO)), ..Mood::default() });
         let failing = client.send(READ, 0, 0, 16 * MIB);
         // Nothing is taken from the socket until the read has failed.
         wait_until(|| store.failed.load(Ordering::SeqCst) > 0);

@@ -8,6 +8,7 @@ use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, KEYSLO
 use super::{Luks1, STRIPES, validate};
 use crate::error::FormatError;
 use crate::header_device::HeaderDevice;
+use crate::header_policy::HeaderPolicy;
 use crate::key_material::{KeyMaterial, material_len};
 use crate::luks_cipher;
 use crate::pbkdf::{Hash, Kdf, KdfKind, KdfLimits, KdfRequest, random_bytes};
@@ -42,6 +43,8 @@ pub struct FormatOptions {
     pub keyslot: u32,
     /// The volume key (`--volume-key-file`); `None`: a random one.
     pub volume_key: Option<VolumeKey>,
+    /// What the volume may be. A null cipher, which its keyslots would have too, is refused in any case.
+    pub policy: HeaderPolicy,
 }
 
 impl Default for FormatOptions {
@@ -57,6 +60,7 @@ impl Default for FormatOptions {
             payload_offset: None,
             keyslot: 0,
             volume_key: None,
+            policy: HeaderPolicy::new(),
         }
     }
 }
@@ -113,6 +117,8 @@ impl FormatOptions {
 /// Writes a new LUKS1 header with one keyslot, which `passphrase` opens. Whatever the device held is lost.
 pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Volume, FormatError> {
     options.check(device.len()?)?;
+    luks_cipher::check_new_keyslot("cipher", &options.cipher)?;
+    options.policy.check_new(options.cipher)?;
     luks_cipher::check_new("cipher", &options.cipher, options.key_len, DataUnitSize::SECTOR)?;
     let key = new_volume_key(&options.cipher, options.key_len, options.volume_key.as_ref())?;
     let kdf = KdfRequest { hash: options.hash, ..options.kdf }.resolve(options.key_len)?;

@@ -5,7 +5,7 @@ use crate::error::{Excerpt, UnlockError};
 use crate::header_device::HeaderDevice;
 use crate::key_material::KeyMaterial;
 use crate::luks_cipher;
-use crate::pbkdf::{Hash, Kdf, KdfLimits};
+use crate::pbkdf::{Hash, Kdf, KdfLimits, KdfWork};
 use crate::secret::Secret;
 use crate::unlock::{Attempts, UnlockOptions, Unlocked, finish};
 use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
@@ -21,17 +21,26 @@ impl Luks1 {
         options: &UnlockOptions,
     ) -> Result<Unlocked, UnlockError> {
         let (cipher, hash) = self.algorithms()?;
+        let segments = self.segments_of(cipher);
+        options.policy.check_header(self.uuid(), &segments)?;
+        let digest = self.digest_kdf(hash);
+        digest.check(self.digest.len(), &options.limits)?;
         let keyslots = match options.keyslot {
             Some(number) if self.active_keyslots().contains(&number) => vec![number],
             Some(number) => return Err(UnlockError::KeyslotInactive(number)),
             None => self.active_keyslots(),
         };
-        let mut attempts = Attempts::new();
+        let mut attempts = Attempts::new(&options.limits);
         for number in keyslots {
             let slot = &self.keyslots[number as usize];
+            let kdf = Kdf::Pbkdf2 { hash, iterations: slot.iterations };
+            let digest = (&digest, self.digest.len());
+            if !attempts.affords(number, KdfWork::of_keyslot((&kdf, self.key_len()), digest, &options.limits)) {
+                continue;
+            }
             let key = self.open_keyslot(device, passphrase, slot, cipher, hash, &options.limits);
             if let Some(key) = attempts.record(key) {
-                return Ok(finish(key, number, self.segments_of(cipher), Default::default()));
+                return Ok(finish(key, number, segments, Default::default()));
             }
         }
         Err(attempts.into_error())
@@ -40,6 +49,7 @@ impl Luks1 {
     /// Takes a volume key that the caller has, after verifying it.
     pub fn unlock_with_volume_key(&self, key: VolumeKey, options: &UnlockOptions) -> Result<Unlocked, UnlockError> {
         let (cipher, hash) = self.algorithms()?;
+        options.policy.check_header(self.uuid(), &self.segments_of(cipher))?;
         if key.len() != self.key_len() || !self.is_volume_key(&key, hash, &options.limits)? {
             return Err(UnlockError::WrongPassphrase);
         }
@@ -90,9 +100,12 @@ impl Luks1 {
 
     fn is_volume_key(&self, key: &VolumeKey, hash: Hash, limits: &KdfLimits) -> Result<bool, UnlockError> {
         let mut digest = Zeroizing::new([0; 20]);
-        let kdf = Kdf::Pbkdf2 { hash, iterations: self.digest_iterations };
-        kdf.derive(key.as_bytes(), &self.digest_salt, &mut *digest, limits)?;
+        self.digest_kdf(hash).derive(key.as_bytes(), &self.digest_salt, &mut *digest, limits)?;
         Ok(digest.ct_eq(&self.digest).into())
+    }
+
+    fn digest_kdf(&self, hash: Hash) -> Kdf {
+        Kdf::Pbkdf2 { hash, iterations: self.digest_iterations }
     }
 
     fn segments_of(&self, cipher: CipherSpec) -> Vec<Segment> {

@@ -31,8 +31,15 @@ pub(super) fn parse(
     })
 }
 
-/// Whether `key` is the key of digest `number`. A digest that cannot be computed is an error, never a yes.
-pub(super) fn verify(number: u32, digest: &Digest, key: &VolumeKey, limits: &KdfLimits) -> Result<bool, UnlockError> {
+/// Digest `number` and what computes it. One that cannot be computed is an error, never a yes.
+pub(super) struct Computable<'a> {
+    pub(super) kdf: Kdf,
+    salt: &'a [u8],
+    expected: &'a [u8],
+}
+
+/// What computes digest `number`.
+pub(super) fn computable(number: u32, digest: &Digest) -> Result<Computable<'_>, UnlockError> {
     let refuse = |reason| UnlockError::DigestNotComputable { digest: number, reason };
     let DigestKind::Pbkdf2 { hash, iterations, salt, digest } = &digest.kind else {
         return Err(refuse("its type is not supported"));
@@ -42,8 +49,19 @@ pub(super) fn verify(number: u32, digest: &Digest, key: &VolumeKey, limits: &Kdf
     if digest.len() != hash.len() {
         return Err(refuse("it does not have the length of its hash"));
     }
-    let mut computed = Zeroizing::new(vec![0; digest.len()]);
-    let kdf = Kdf::Pbkdf2 { hash, iterations: *iterations };
-    kdf.derive(key.as_bytes(), salt, &mut computed, limits)?;
-    Ok(computed.ct_eq(digest).into())
+    Ok(Computable { kdf: Kdf::Pbkdf2 { hash, iterations: *iterations }, salt, expected: digest })
+}
+
+impl Computable<'_> {
+    /// Length in bytes.
+    pub(super) fn len(&self) -> usize {
+        self.expected.len()
+    }
+
+    /// Whether it is the digest of `key`.
+    pub(super) fn verify(&self, key: &VolumeKey, limits: &KdfLimits) -> Result<bool, UnlockError> {
+        let mut computed = Zeroizing::new(vec![0; self.len()]);
+        self.kdf.derive(key.as_bytes(), self.salt, &mut computed, limits)?;
+        Ok(computed.ct_eq(self.expected).into())
+    }
 }

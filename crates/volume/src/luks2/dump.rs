@@ -6,6 +6,7 @@ use super::metadata::{
 };
 use crate::luks1::dump::Hex;
 use crate::pbkdf::Argon2Cost;
+use crate::printable::Printable;
 use std::fmt::{self, Formatter};
 
 /// Writes the header.
@@ -16,9 +17,9 @@ pub(crate) fn write(luks2: &Luks2, f: &mut Formatter<'_>) -> fmt::Result {
     writeln!(f, "Epoch:         \t{}", header.seqid)?;
     writeln!(f, "Metadata area: \t{} [bytes]", header.hdr_size)?;
     writeln!(f, "Keyslots area: \t{} [bytes]", metadata.config.keyslots_size)?;
-    writeln!(f, "UUID:          \t{}", luks2.uuid())?;
-    writeln!(f, "Label:         \t{}", luks2.label().unwrap_or("(no label)"))?;
-    writeln!(f, "Subsystem:     \t{}", luks2.subsystem().unwrap_or("(no subsystem)"))?;
+    writeln!(f, "UUID:          \t{}", Printable::new(luks2.uuid()))?;
+    writeln!(f, "Label:         \t{}", Printable::new(luks2.label().unwrap_or("(no label)")))?;
+    writeln!(f, "Subsystem:     \t{}", Printable::new(luks2.subsystem().unwrap_or("(no subsystem)")))?;
     write_config(&metadata.config, f)?;
     writeln!(f, "Data segments:")?;
     for (number, segment) in metadata.segments.iter().filter(|(_, segment)| !segment.is_backup()) {
@@ -32,10 +33,10 @@ pub(crate) fn write(luks2: &Luks2, f: &mut Formatter<'_>) -> fmt::Result {
     }
     writeln!(f, "Tokens:")?;
     for (number, token) in &metadata.tokens {
-        writeln!(f, "  {number}: {}", Printable(&token.kind))?;
+        writeln!(f, "  {number}: {}", Printable::new(&token.kind))?;
         let description = luks2.map["tokens"][number.to_string()]["key_description"].as_str();
         if let ("luks2-keyring", Some(description)) = (token.kind.as_str(), description) {
-            writeln!(f, "\tKey description: {}", Printable(description))?;
+            writeln!(f, "\tKey description: {}", Printable::new(description))?;
         }
         token.keyslots.iter().try_for_each(|keyslot| writeln!(f, "\tKeyslot:    {keyslot}"))?;
     }
@@ -48,13 +49,13 @@ fn write_config(config: &Config, f: &mut Formatter<'_>) -> fmt::Result {
     match config.flags.is_empty() {
         true => writeln!(f, "(no flags)")?,
         false => {
-            config.flags.iter().try_for_each(|flag| write!(f, "{} ", Printable(flag)))?;
+            config.flags.iter().try_for_each(|flag| write!(f, "{} ", Printable::new(flag)))?;
             writeln!(f)?;
         }
     }
     if !config.requirements.is_empty() {
         write!(f, "Requirements:\t")?;
-        config.requirements.iter().try_for_each(|requirement| write!(f, "{} ", Printable(requirement)))?;
+        config.requirements.iter().try_for_each(|requirement| write!(f, "{} ", Printable::new(requirement)))?;
         writeln!(f)?;
     }
     writeln!(f)
@@ -66,22 +67,22 @@ fn write_segment(number: u32, segment: &Segment, f: &mut Formatter<'_>) -> fmt::
         SegmentKind::Linear => "linear",
         SegmentKind::Other(name) => name,
     };
-    writeln!(f, "  {number}: {}", Printable(kind))?;
+    writeln!(f, "  {number}: {}", Printable::new(kind))?;
     writeln!(f, "\toffset: {} [bytes]", segment.offset)?;
     match segment.size {
         None => writeln!(f, "\tlength: (whole device)")?,
         Some(size) => writeln!(f, "\tlength: {size} [bytes]")?,
     }
     if let SegmentKind::Crypt(CryptSegment { cipher, sector_size, integrity, .. }) = &segment.kind {
-        writeln!(f, "\tcipher: {}", Printable(cipher))?;
+        writeln!(f, "\tcipher: {}", Printable::new(cipher))?;
         writeln!(f, "\tsector: {sector_size} [bytes]")?;
         if let Some(integrity) = integrity {
-            writeln!(f, "\tintegrity: {}", Printable(integrity))?;
+            writeln!(f, "\tintegrity: {}", Printable::new(integrity))?;
         }
     }
     if !segment.flags.is_empty() {
         write!(f, "\tflags : ")?;
-        let flags: Vec<_> = segment.flags.iter().map(|flag| Printable(flag).to_string()).collect();
+        let flags: Vec<_> = segment.flags.iter().map(|flag| Printable::new(flag).to_string()).collect();
         writeln!(f, "{}", flags.join(", "))?;
     }
     Ok(())
@@ -98,7 +99,7 @@ fn write_keyslot(
         KeyslotKind::Other(name) => name,
     };
     let unbound = if digest.is_none_or(|(_, digest)| digest.segments.is_empty()) { " (unbound)" } else { "" };
-    writeln!(f, "  {number}: {}{unbound}", Printable(kind))?;
+    writeln!(f, "  {number}: {}{unbound}", Printable::new(kind))?;
     writeln!(f, "\tKey:        {} bits", u64::from(keyslot.key_len) * 8)?;
     let priority = match keyslot.priority {
         0 => "ignored",
@@ -118,7 +119,7 @@ fn write_keyslot(
 }
 
 fn write_passphrase_keyslot(slot: &PassphraseKeyslot, f: &mut Formatter<'_>) -> fmt::Result {
-    writeln!(f, "\tCipher:     {}", Printable(&slot.area_cipher))?;
+    writeln!(f, "\tCipher:     {}", Printable::new(&slot.area_cipher))?;
     writeln!(f, "\tCipher key: {} bits", u64::from(slot.area_key_len) * 8)?;
     let argon2 = |name, cost: &Argon2Cost, f: &mut Formatter<'_>| {
         writeln!(f, "\tPBKDF:      {name}")?;
@@ -129,24 +130,24 @@ fn write_passphrase_keyslot(slot: &PassphraseKeyslot, f: &mut Formatter<'_>) -> 
     match &slot.kdf {
         KeyslotKdf::Pbkdf2 { hash, iterations } => {
             writeln!(f, "\tPBKDF:      pbkdf2")?;
-            writeln!(f, "\tHash:       {}", Printable(hash))?;
+            writeln!(f, "\tHash:       {}", Printable::new(hash))?;
             writeln!(f, "\tIterations: {iterations}")?;
         }
         KeyslotKdf::Argon2i(cost) => argon2("argon2i", cost, f)?,
         KeyslotKdf::Argon2id(cost) => argon2("argon2id", cost, f)?,
-        KeyslotKdf::Other(name) => writeln!(f, "\tPBKDF:      {}", Printable(name))?,
+        KeyslotKdf::Other(name) => writeln!(f, "\tPBKDF:      {}", Printable::new(name))?,
     }
     write_bytes("Salt:       ", &slot.salt, f)?;
     writeln!(f, "\tAF stripes: {}", slot.stripes)?;
-    writeln!(f, "\tAF hash:    {}", Printable(&slot.af_hash))
+    writeln!(f, "\tAF hash:    {}", Printable::new(&slot.af_hash))
 }
 
 fn write_digest(number: u32, digest: &Digest, f: &mut Formatter<'_>) -> fmt::Result {
     match &digest.kind {
-        DigestKind::Other(name) => writeln!(f, "  {number}: {}", Printable(name)),
+        DigestKind::Other(name) => writeln!(f, "  {number}: {}", Printable::new(name)),
         DigestKind::Pbkdf2 { hash, iterations, salt, digest } => {
             writeln!(f, "  {number}: pbkdf2")?;
-            writeln!(f, "\tHash:       {}", Printable(hash))?;
+            writeln!(f, "\tHash:       {}", Printable::new(hash))?;
             writeln!(f, "\tIterations: {iterations}")?;
             write_bytes("Salt:       ", salt, f)?;
             write_bytes("Digest:     ", digest, f)
@@ -160,16 +161,4 @@ fn write_bytes(name: &str, bytes: &[u8], f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "\t{}{}", if row == 0 { name } else { "            " }, Hex(bytes))?;
     }
     Ok(())
-}
-
-/// A text from the header, with control characters escaped: it must not steer the user's terminal.
-struct Printable<'a>(&'a str);
-
-impl fmt::Display for Printable<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        use fmt::Write;
-        self.0
-            .chars()
-            .try_for_each(|c| if c.is_control() { write!(f, "{}", c.escape_debug()) } else { f.write_char(c) })
-    }
 }

@@ -11,6 +11,7 @@ use super::validate::{self, MAX_OBJECTS};
 use super::{HEADER, Luks2};
 use crate::error::FormatError;
 use crate::header_device::HeaderDevice;
+use crate::header_policy::HeaderPolicy;
 use crate::key_material::{KeyMaterial, material_len};
 use crate::luks_cipher;
 use crate::luks1;
@@ -21,7 +22,7 @@ use crate::volume::Volume;
 use crate::wipe::{fill_random, wipe_old_headers};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use inlock_cipher::{CipherSpec, DataUnitSize, VolumeKey};
+use inlock_cipher::{Cipher, CipherSpec, DataUnitSize, VolumeKey};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 use zeroize::Zeroizing;
@@ -43,7 +44,7 @@ pub struct FormatOptions {
     /// Costs of the keyslot; [`FormatOptions::hash`] is PBKDF2's hash.
     pub kdf: KdfRequest,
     /// Cipher of the keyslot's area and its key's length in bytes (`--keyslot-cipher`, `--keyslot-key-size`); `None`:
-    /// as the payload.
+    /// as the payload, or cryptsetup's default where that does not encrypt.
     pub keyslot_cipher: Option<(CipherSpec, usize)>,
     /// Bytes of a data unit, to 4096 (`--sector-size`); `None`: 4096 where the data device's length is a multiple.
     pub sector_size: Option<DataUnitSize>,
@@ -68,6 +69,8 @@ pub struct FormatOptions {
     pub keyslot: u32,
     /// The volume key (`--volume-key-file`); `None`: a random one.
     pub volume_key: Option<VolumeKey>,
+    /// What the volume may be.
+    pub policy: HeaderPolicy,
 }
 
 impl Default for FormatOptions {
@@ -90,6 +93,7 @@ impl Default for FormatOptions {
             keyslots_len: None,
             keyslot: 0,
             volume_key: None,
+            policy: HeaderPolicy::new(),
         }
     }
 }
@@ -125,7 +129,11 @@ impl FormatOptions {
     }
 
     fn keyslot_cipher(&self) -> (CipherSpec, usize) {
-        self.keyslot_cipher.unwrap_or((self.cipher, self.key_len))
+        let of_payload = match self.cipher.cipher {
+            Cipher::Null => (CipherSpec::AES_XTS_PLAIN64, 64),
+            _ => (self.cipher, self.key_len),
+        };
+        self.keyslot_cipher.unwrap_or(of_payload)
     }
 
     /// Bytes of the keyslot's area.
@@ -176,7 +184,9 @@ impl FormatOptions {
         if data_len.is_some_and(|len| !len.is_multiple_of(sector_size.bytes() as u64)) {
             return invalid("sector-size", "the device is not a whole number of such sectors");
         }
+        self.policy.check_new(self.cipher)?;
         let (cipher, key_len) = self.keyslot_cipher();
+        luks_cipher::check_new_keyslot("keyslot-cipher", &cipher)?;
         luks_cipher::check_new("cipher", &self.cipher, self.key_len, sector_size)?;
         luks_cipher::check_new("keyslot-cipher", &cipher, key_len, DataUnitSize::SECTOR)
     }

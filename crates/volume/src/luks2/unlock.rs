@@ -5,7 +5,7 @@ use super::{Luks2, digest, segment};
 use crate::error::{Excerpt, UnlockError};
 use crate::header_device::HeaderDevice;
 use crate::key_material::KeyMaterial;
-use crate::pbkdf::{Hash, Kdf, KdfLimits};
+use crate::pbkdf::{Hash, Kdf, KdfLimits, KdfWork};
 use crate::secret::Secret;
 use crate::unlock::{ActivationFlags, Attempts, UnlockOptions, Unlocked, finish};
 use inlock_cipher::{Cipher, CipherError, Segment, VolumeKey};
@@ -22,7 +22,10 @@ impl Luks2 {
         options: &UnlockOptions,
     ) -> Result<Unlocked, UnlockError> {
         let (segments, digest_number) = self.to_serve()?;
+        options.policy.check_header(self.uuid(), &segments)?;
         let bound = &self.metadata.digests[&digest_number];
+        let digest = digest::computable(digest_number, bound)?;
+        digest.kdf.check(digest.len(), &options.limits)?;
         let keyslots = match options.keyslot {
             Some(number) if !self.metadata.keyslots.contains_key(&number) => {
                 return Err(UnlockError::KeyslotInactive(number));
@@ -31,11 +34,17 @@ impl Luks2 {
             Some(number) => vec![number],
             None => by_priority(&self.metadata, &bound.keyslots),
         };
-        let mut attempts = Attempts::new();
+        let mut attempts = Attempts::new(&options.limits);
         for number in keyslots {
+            let work = self.derivation(number).map_or_else(KdfWork::default, |(kdf, len)| {
+                KdfWork::of_keyslot((&kdf, len), (&digest.kdf, digest.len()), &options.limits)
+            });
+            if !attempts.affords(number, work) {
+                continue;
+            }
             let key = self
                 .open_keyslot(device, passphrase, number, &segments, &options.limits)
-                .and_then(|key| Ok(digest::verify(digest_number, bound, &key, &options.limits)?.then_some(key)));
+                .and_then(|key| Ok(digest.verify(&key, &options.limits)?.then_some(key)));
             if let Some(key) = attempts.record(key) {
                 return Ok(finish(key, number, segments, self.activation_flags()));
             }
@@ -46,8 +55,9 @@ impl Luks2 {
     /// Takes a volume key that the caller has, after verifying it.
     pub fn unlock_with_volume_key(&self, key: VolumeKey, options: &UnlockOptions) -> Result<Unlocked, UnlockError> {
         let (segments, number) = self.to_serve()?;
+        options.policy.check_header(self.uuid(), &segments)?;
         let fits = check_key_len(&segments, key.len()).is_ok();
-        if !fits || !digest::verify(number, &self.metadata.digests[&number], &key, &options.limits)? {
+        if !fits || !digest::computable(number, &self.metadata.digests[&number])?.verify(&key, &options.limits)? {
             return Err(UnlockError::WrongPassphrase);
         }
         Ok(finish(key, u32::MAX, segments, self.activation_flags()))
@@ -81,6 +91,14 @@ impl Luks2 {
         }
         let none = UnlockError::Segment { segment: 0, reason: "there is no encrypted segment" };
         Ok((segments, digest_of_all.ok_or(none)?))
+    }
+
+    /// A keyslot's key derivation and the length of what it gives, where it is one that Inlock has.
+    fn derivation(&self, number: u32) -> Option<(Kdf, usize)> {
+        match &self.metadata.keyslots[&number].kind {
+            KeyslotKind::Luks2(slot) => Some((key_derivation(&slot.kdf).ok()?, slot.area_key_len as usize)),
+            KeyslotKind::Other(_) => None,
+        }
     }
 
     /// The key in a keyslot, not verified.

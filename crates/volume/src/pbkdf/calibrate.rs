@@ -1,6 +1,6 @@
 //! Costs for a new keyslot: forced, or measured so that unlocking takes a wanted time, by cryptsetup's rules.
 
-use super::limits::SystemMemory;
+use super::memory::SystemMemory;
 use super::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, at_least, at_most};
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
@@ -16,7 +16,8 @@ pub struct KdfRequest {
     pub iter_time_ms: u32,
     /// No measurement: this many iterations or passes (`--pbkdf-force-iterations`).
     pub forced_iterations: Option<u32>,
-    /// The most memory in KiB (`--pbkdf-memory`); `None`: 1 GiB. Never more than half of the machine's.
+    /// The most memory in KiB (`--pbkdf-memory`); `None`: 1 GiB. Never more than half of the machine's or its cgroup's,
+    /// nor than is available.
     pub memory_kib: Option<u32>,
     /// The most lanes (`--pbkdf-parallel`); `None`: 4. Never more than there are CPUs.
     pub lanes: Option<u32>,
@@ -121,11 +122,11 @@ fn scaled(cost: Argon2Cost, ratio: f64, max_kib: u32) -> Argon2Cost {
     Argon2Cost { time, memory_kib, lanes: cost.lanes }
 }
 
-/// Half of the memory; on a small machine without swap, half of what is available.
+/// Half of the memory, and no more than is available; on a small machine without swap, half of what is available.
 fn usable_memory_kib(memory: SystemMemory) -> u32 {
     let small = memory.total_kib < 4 << 20 && memory.swap_kib == 0;
     let half = if small { memory.available_kib.min(memory.total_kib) / 2 } else { memory.total_kib / 2 };
-    u32::try_from(half.min(KdfLimits::MAX_MEMORY_KIB)).unwrap_or(u32::MAX)
+    u32::try_from(half.min(memory.available_kib).min(KdfLimits::MAX_MEMORY_KIB)).unwrap_or(u32::MAX)
 }
 
 /// How many PBKDF2 iterations take `target` for a key of `key_len` bytes; at least 1000.
@@ -139,7 +140,8 @@ pub(crate) fn pbkdf2_iterations(hash: Hash, key_len: usize, target: Duration) ->
         iterations *= 2;
     };
     let wanted = f64::from(iterations) * target.as_secs_f64() / took.as_secs_f64().max(1e-9);
-    Ok((wanted as u32).clamp(KdfRequest::MIN_ITERATIONS, KdfLimits::default().pbkdf2_iterations))
+    let most = KdfLimits::default().pbkdf2_iterations / hash.pbkdf2_blocks(key_len);
+    Ok((wanted as u32).clamp(KdfRequest::MIN_ITERATIONS, u32::try_from(most).unwrap_or(u32::MAX)))
 }
 
 fn measure(kdf: &Kdf, key_len: usize) -> Result<Duration, KdfError> {
@@ -183,7 +185,8 @@ mod tests {
         let memory = |total_kib, available_kib, swap_kib| SystemMemory { total_kib, available_kib, swap_kib };
         assert_eq!(usable_memory_kib(memory(2 << 20, 1 << 20, 0)), 1 << 19);
         assert_eq!(usable_memory_kib(memory(2 << 20, 1 << 20, 1)), 1 << 20);
-        assert_eq!(usable_memory_kib(memory(64 << 20, 1 << 20, 0)), 4 << 20);
+        assert_eq!(usable_memory_kib(memory(64 << 20, 60 << 20, 0)), 4 << 20);
+        assert_eq!(usable_memory_kib(memory(64 << 20, 1 << 20, 0)), 1 << 20, "the rest is in use");
     }
 
     #[test]

@@ -69,6 +69,11 @@ impl Hash {
         }
     }
 
+    /// Blocks of output that PBKDF2 computes for a key of `key_len` bytes, each with all iterations.
+    pub(super) fn pbkdf2_blocks(self, key_len: usize) -> u64 {
+        key_len.div_ceil(self.len()).max(1) as u64
+    }
+
     /// PBKDF2 with HMAC over this hash; `iterations` is at least 1.
     pub(super) fn pbkdf2(self, passphrase: &[u8], salt: &[u8], iterations: u32, key: &mut [u8]) {
         match self {

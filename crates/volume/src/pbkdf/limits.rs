@@ -1,20 +1,24 @@
-//! How much a key derivation may cost, whatever a header says.
+//! How much key derivations may cost, whatever a header says.
 
-use std::fs;
+use super::{Argon2Cost, Kdf};
 
-/// The most that one key derivation may cost. A header that asks for more is refused by name.
+/// The most that key derivations may cost. A header that asks for more is refused by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KdfLimits {
-    /// Argon2 memory in KiB. Default: 4 GiB, but never more than half of the machine's memory.
+    /// Argon2 memory in KiB. Default: 4 GiB. Whatever is set here, no more is taken than is available.
     pub memory_kib: u64,
     /// Argon2 time cost. Default: 10 000 passes.
     pub argon2_time: u32,
     /// Argon2 memory in KiB times time cost. Default: 2^30, a thousand passes over 1 GiB.
     pub argon2_work_kib: u64,
+    /// The same, of all keyslots that are tried. Default: four times as much.
+    pub argon2_total_work_kib: u64,
     /// Argon2 lanes. Default: 16 (cryptsetup makes at most 4).
     pub argon2_lanes: u32,
-    /// PBKDF2 iterations. Default: 10^9, minutes of computing.
-    pub pbkdf2_iterations: u32,
+    /// PBKDF2 iterations times blocks of output. Default: 10^9, minutes of computing.
+    pub pbkdf2_iterations: u64,
+    /// The same, of all keyslots that are tried with their digests. Default: four times as much.
+    pub pbkdf2_total_iterations: u64,
 }
 
 impl KdfLimits {
@@ -25,54 +29,56 @@ impl KdfLimits {
 impl Default for KdfLimits {
     fn default() -> Self {
         Self {
-            memory_kib: Self::MAX_MEMORY_KIB.min(SystemMemory::read().total_kib / 2),
+            memory_kib: Self::MAX_MEMORY_KIB,
             argon2_time: 10_000,
             argon2_work_kib: 1 << 30,
+            argon2_total_work_kib: 1 << 32,
             argon2_lanes: 16,
             pbkdf2_iterations: 1_000_000_000,
+            pbkdf2_total_iterations: 4_000_000_000,
         }
     }
 }
 
-/// The machine's memory in KiB.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SystemMemory {
-    pub(super) total_kib: u64,
-    pub(super) available_kib: u64,
-    pub(super) swap_kib: u64,
+/// What several derivations cost together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KdfWork {
+    argon2_kib: u64,
+    pbkdf2_iterations: u64,
 }
 
-impl SystemMemory {
-    /// What the system says; where it says nothing, 2 GiB, so that the limit is the 1 GiB of a default volume.
-    pub(super) fn read() -> Self {
-        Self::parse(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
+impl KdfWork {
+    /// The work of a keyslot and of the digest of its key, each with the length of what it gives. Where `limits` refuse
+    /// the keyslot, neither is ever computed.
+    pub(crate) fn of_keyslot(keyslot: (&Kdf, usize), digest: (&Kdf, usize), limits: &KdfLimits) -> Self {
+        match keyslot.0.check(keyslot.1, limits) {
+            Ok(()) => Self::of(keyslot).plus(Self::of(digest)),
+            Err(_) => Self::default(),
+        }
     }
 
-    fn parse(meminfo: &str) -> Self {
-        let field = |name: &str| {
-            let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-            line.trim_start_matches(':').trim().strip_suffix("kB")?.trim().parse().ok()
-        };
-        let total_kib = field("MemTotal").unwrap_or(2 << 20);
+    fn of((kdf, key_len): (&Kdf, usize)) -> Self {
+        match *kdf {
+            Kdf::Pbkdf2 { hash, iterations } => {
+                let pbkdf2_iterations = u64::from(iterations).saturating_mul(hash.pbkdf2_blocks(key_len));
+                Self { argon2_kib: 0, pbkdf2_iterations }
+            }
+            Kdf::Argon2i(Argon2Cost { time, memory_kib, .. }) | Kdf::Argon2id(Argon2Cost { time, memory_kib, .. }) => {
+                Self { argon2_kib: u64::from(time) * u64::from(memory_kib), pbkdf2_iterations: 0 }
+            }
+        }
+    }
+
+    /// Both together.
+    pub(crate) fn plus(self, other: Self) -> Self {
         Self {
-            total_kib,
-            available_kib: field("MemAvailable").unwrap_or(total_kib),
-            swap_kib: field("SwapTotal").unwrap_or(0),
+            argon2_kib: self.argon2_kib.saturating_add(other.argon2_kib),
+            pbkdf2_iterations: self.pbkdf2_iterations.saturating_add(other.pbkdf2_iterations),
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn meminfo_is_read_and_its_absence_is_bounded() {
-        let text = "MemTotal:       16384 kB\nMemFree:  1 kB\nMemAvailable:    8192 kB\nSwapTotal:     4 kB\n";
-        let memory = SystemMemory::parse(text);
-        assert_eq!((memory.total_kib, memory.available_kib, memory.swap_kib), (16384, 8192, 4));
-        assert_eq!(SystemMemory::parse("").total_kib, 2 << 20);
-        assert_eq!(SystemMemory::parse("MemTotal: 99999999999999999999999 kB").total_kib, 2 << 20);
-        assert!(KdfLimits::default().memory_kib <= KdfLimits::MAX_MEMORY_KIB);
+    /// Whether `limits` allow it for one unlocking.
+    pub(crate) fn fits(self, limits: &KdfLimits) -> bool {
+        self.argon2_kib <= limits.argon2_total_work_kib && self.pbkdf2_iterations <= limits.pbkdf2_total_iterations
     }
 }

@@ -1,18 +1,22 @@
 //! Passphrase to key: PBKDF2 (RFC 8018), Argon2i and Argon2id (RFC 9106, version 1.3).
 //!
 //! Costs come from a header that an attacker may have written, so each is held against [`KdfLimits`] before anything is
-//! allocated or computed. Argon2's memory is taken from the system as one block, wiped and given back after each use.
+//! allocated or computed, and Argon2's memory against what is available. It is taken from the system as one block,
+//! wiped and given back after each use.
 
 mod calibrate;
 mod hash;
 mod limits;
+mod memory;
 
 pub use calibrate::KdfRequest;
 pub(crate) use calibrate::pbkdf2_iterations;
 pub use hash::{Hash, UnknownHash};
 pub use limits::KdfLimits;
+pub(crate) use limits::KdfWork;
 
 use argon2::{Algorithm, Argon2, Block, Params, Version};
+use memory::SystemMemory;
 use std::fmt;
 use zeroize::{Zeroize, Zeroizing};
 
@@ -101,6 +105,14 @@ pub enum KdfError {
         /// The least that is allowed.
         min: u64,
     },
+    /// Less memory is available, to the machine or to the process's cgroup. Nothing was allocated.
+    #[error("argon2 takes {memory_kib} KiB of memory, and only {available_kib} KiB are available")]
+    MemoryNotAvailable {
+        /// The memory cost, in KiB.
+        memory_kib: u32,
+        /// What is available, in KiB.
+        available_kib: u64,
+    },
     /// The system has no memory for it.
     #[error("no memory for an argon2 memory cost of {memory_kib} KiB")]
     OutOfMemory {
@@ -130,7 +142,7 @@ impl Kdf {
 
     /// Fills `key` from `passphrase` and `salt`, unless a cost is over `limits`.
     pub fn derive(&self, passphrase: &[u8], salt: &[u8], key: &mut [u8], limits: &KdfLimits) -> Result<(), KdfError> {
-        self.check(limits)?;
+        self.check(key.len(), limits)?;
         match *self {
             Self::Pbkdf2 { hash, iterations } => hash.pbkdf2(passphrase, salt, iterations, key),
             Self::Argon2i(cost) => argon2(Algorithm::Argon2i, cost, passphrase, salt, key)?,
@@ -139,12 +151,14 @@ impl Kdf {
         Ok(())
     }
 
-    /// Holds the costs against the algorithm's minimum and `limits`.
-    pub fn check(&self, limits: &KdfLimits) -> Result<(), KdfError> {
+    /// Holds the costs of a key of `key_len` bytes against the algorithm's minimum and `limits`.
+    pub fn check(&self, key_len: usize, limits: &KdfLimits) -> Result<(), KdfError> {
         match *self {
-            Self::Pbkdf2 { iterations, .. } => {
+            Self::Pbkdf2 { hash, iterations } => {
                 at_least("pbkdf2 iterations", iterations.into(), 1)?;
-                at_most("pbkdf2 iterations", iterations.into(), limits.pbkdf2_iterations.into())
+                at_most("pbkdf2 iterations", iterations.into(), limits.pbkdf2_iterations)?;
+                let all = u64::from(iterations).saturating_mul(hash.pbkdf2_blocks(key_len));
+                at_most("pbkdf2 iterations times blocks of output", all, limits.pbkdf2_iterations)
             }
             Self::Argon2i(cost) | Self::Argon2id(cost) => {
                 at_least("argon2 time cost", cost.time.into(), 1)?;
@@ -176,6 +190,10 @@ fn argon2(alg: Algorithm, cost: Argon2Cost, passphrase: &[u8], salt: &[u8], key:
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(cpus.min(cost.lanes as usize)).build();
     let pool = pool.map_err(|_| KdfError::NoThreads { lanes: cost.lanes })?;
+    let available_kib = SystemMemory::read().available_kib;
+    if u64::from(cost.memory_kib) > available_kib {
+        return Err(KdfError::MemoryNotAvailable { memory_kib: cost.memory_kib, available_kib });
+    }
     let no_memory = KdfError::OutOfMemory { memory_kib: cost.memory_kib };
     let mut memory = Argon2Memory::new(params.block_count()).ok_or(no_memory)?;
     let argon2 = Argon2::new(alg, Version::V0x13, params);

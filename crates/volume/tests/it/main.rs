@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod breakages;
+mod costs;
 mod crash_states;
 mod cryptsetup;
 mod keyslots;

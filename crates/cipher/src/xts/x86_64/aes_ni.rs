@@ -156,7 +156,7 @@ impl AesNiKernel {
     pub(crate) fn cbc_encrypt(_: isa::AesNi, job: &CbcJob<'_>) {
         // SAFETY: the token proves the instructions; `CbcJob::new` made and checked the pointers.
         unsafe {
-            match job.keys.rounds {
+            match job.keys().rounds {
                 10 => cbc_encrypt::<10>(job),
                 12 => cbc_encrypt::<12>(job),
                 14 => cbc_encrypt::<14>(job),

@@ -10,7 +10,7 @@
 
 use crate::aes::{Block, RoundKeys};
 use crate::iv::IvGenerator;
-use crate::xts::{CbcJob, XtsJob};
+use crate::xts::{CbcJob, XtsJob, XtsKeys};
 use std::arch::x86_64::{__m128i, _mm_set_epi64x};
 use std::mem::MaybeUninit;
 
@@ -243,12 +243,12 @@ struct LastKeys([MaybeUninit<[u8; 64 * IN_FLIGHT]>; 2]);
 /// registers enough, its data is loaded, so that its first round follows the last round of this row.
 ///
 /// # Safety
-/// The instructions of `V` are there; `job` says the truth about its pointers; a unit is a multiple of 512 bytes.
+/// The instructions of `V` are there; `job` comes from its constructor.
 #[inline(always)]
 pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(job: &mut XtsJob<'_>) {
     let row_len = 16 * V::BLOCKS * IN_FLIGHT;
-    let rows_in_unit = job.unit_len / row_len;
-    let (mut src, mut dst) = (job.src, job.dst);
+    let (units, rows_in_unit) = (job.units(), job.unit_len() / row_len);
+    let (mut src, mut dst) = (job.src(), job.dst());
     let mut last_keys = LastKeys([MaybeUninit::uninit(); 2]);
     // Opaque, so that the compiler does not move the table to registers that it then has to spill.
     let mut now = std::hint::black_box(last_keys.0.as_mut_ptr().cast::<u8>());
@@ -257,20 +257,19 @@ pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>
     // table has two rows.
     unsafe {
         let mut then = now.add(row_len);
-        encrypt_whole_vectors::<V, ROUNDS>(
-            &job.keys.tweak.encrypt,
-            &mut job.ivs[..job.units.next_multiple_of(V::BLOCKS)],
-        );
-        let keys = Keys::<V, ROUNDS>::new(if ENCRYPT { &job.keys.data.encrypt } else { &job.keys.data.decrypt });
+        let XtsKeys { data, tweak } = job.keys();
+        let ivs = job.ivs();
+        encrypt_whole_vectors::<V, ROUNDS>(&tweak.encrypt, &mut ivs[..units.next_multiple_of(V::BLOCKS)]);
+        let keys = Keys::<V, ROUNDS>::new(if ENCRYPT { &data.encrypt } else { &data.decrypt });
         let whitening = keys.get::<0>().xor(keys.get::<ROUNDS>());
-        let mut rows = Rows::<V>::new(job.ivs.as_ptr(), rows_in_unit);
+        let mut rows = Rows::<V>::new(ivs.as_ptr(), rows_in_unit);
         each!(I => {
             let tweak = rows.tweak::<I>();
             tweak.xor(keys.get::<ROUNDS>()).store(now.add(I * 16 * V::BLOCKS));
         });
         let mut states = start_row(whitening, now, src);
         each_round!(@ R if R <= V::AHEAD { ahead_round::<V, ROUNDS, ENCRYPT, R>(&keys, &mut states) }, 1 2 3 4);
-        for _ in 1..job.units * rows_in_unit {
+        for _ in 1..units * rows_in_unit {
             rows.advance();
             src = src.add(row_len);
             let ahead = row::<V, ROUNDS, ENCRYPT, false>(&keys, states, &mut rows, then, src, (now, dst));
@@ -464,18 +463,18 @@ pub(super) unsafe fn encrypt_blocks<V: AesVector, const ROUNDS: usize>(keys: &Ro
 #[inline(always)]
 pub(super) unsafe fn cbc_decrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob<'_>) {
     let len = 16 * V::BLOCKS;
-    let groups = job.unit_len / (IN_FLIGHT * len);
+    let (units, unit_len) = (job.units(), job.unit_len());
+    let groups = unit_len / (IN_FLIGHT * len);
     let mut ivs = [[0; 16]; IvGenerator::MAX_BATCH];
     // SAFETY: instructions are the caller's promise; each access is inside the unit that `src` and `dst` point to.
     unsafe {
-        let keys = Keys::<V, ROUNDS>::new(&job.keys.decrypt);
-        for unit in 0..job.units {
+        let keys = Keys::<V, ROUNDS>::new(&job.keys().decrypt);
+        for unit in 0..units {
             let in_batch = unit % IvGenerator::MAX_BATCH;
             if in_batch == 0 {
-                let count = (job.units - unit).min(IvGenerator::MAX_BATCH);
-                job.ivs.fill(job.ivs.advance(job.first.0, unit), &mut ivs[..count]);
+                job.fill_ivs(unit, &mut ivs[..(units - unit).min(IvGenerator::MAX_BATCH)]);
             }
-            let (src, dst) = (job.src.add(unit * job.unit_len), job.dst.add(unit * job.unit_len));
+            let (src, dst) = (job.src().add(unit * unit_len), job.dst().add(unit * unit_len));
             // What the first vector of the unit is chained to: the IV, and all its blocks but the last.
             let mut start: [Block; 4] = [ivs[in_batch]; 4];
             std::ptr::copy_nonoverlapping(src, start.as_mut_ptr().cast::<u8>().add(16), len - 16);
@@ -512,15 +511,16 @@ pub(super) unsafe fn cbc_encrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
     let mut unit = 0;
     // SAFETY: instructions are the caller's promise; each access is inside its unit.
     unsafe {
-        let keys = Keys::<V, ROUNDS>::new(&job.keys.encrypt);
-        while unit < job.units {
-            let units = (job.units - unit).min(IN_FLIGHT);
-            job.ivs.fill(job.ivs.advance(job.first.0, unit), &mut ivs[..units]);
-            let at = unit * job.unit_len;
+        let keys = Keys::<V, ROUNDS>::new(&job.keys().encrypt);
+        while unit < job.units() {
+            let units = (job.units() - unit).min(IN_FLIGHT);
+            job.fill_ivs(unit, &mut ivs[..units]);
+            let at = unit * job.unit_len();
+            let (src, dst) = (job.src().add(at), job.dst().add(at));
             if units == IN_FLIGHT {
-                cbc_encrypt_side_by_side::<V, ROUNDS>(&keys, &ivs, job.src.add(at), job.dst.add(at), job.unit_len);
+                cbc_encrypt_side_by_side::<V, ROUNDS>(&keys, &ivs, src, dst, job.unit_len());
             } else {
-                cbc_encrypt_few::<V, ROUNDS>(&keys, &ivs[..units], job.src.add(at), job.dst.add(at), job.unit_len);
+                cbc_encrypt_few::<V, ROUNDS>(&keys, &ivs[..units], src, dst, job.unit_len());
             }
             unit += units;
         }

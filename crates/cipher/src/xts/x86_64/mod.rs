@@ -21,10 +21,10 @@ macro_rules! entry_points {
         impl $kernel {
             /// XTS over every unit of `job`.
             pub(crate) fn xts(_: $token, job: &mut XtsJob<'_>, encrypt: bool) {
-                // SAFETY: the token proves the instructions; the one maker of an `XtsJob` takes the
-                // pointers from slices whose length it has checked, and which it holds meanwhile.
+                // SAFETY: the token proves the instructions; the one constructor of an `XtsJob` takes the pointers
+                // from slices whose lengths it has checked, and which the job borrows; its fields are private.
                 unsafe {
-                    match (job.keys.data.rounds, encrypt) {
+                    match (job.keys().data.rounds, encrypt) {
                         (10, true) => xts::<10, true>(job),
                         (10, false) => xts::<10, false>(job),
                         (14, true) => xts::<14, true>(job),
@@ -38,7 +38,7 @@ macro_rules! entry_points {
             pub(crate) fn cbc_decrypt(_: $token, job: &CbcJob<'_>) {
                 // SAFETY: as in `xts`, by `CbcJob::new`.
                 unsafe {
-                    match job.keys.rounds {
+                    match job.keys().rounds {
                         10 => cbc_decrypt::<10>(job),
                         12 => cbc_decrypt::<12>(job),
                         14 => cbc_decrypt::<14>(job),

@@ -260,41 +260,49 @@ impl ZonedFile {
                 }
             }
         }
-        let promised = self.promise_empty(&empty).inspect_err(|_| {
-            // The promise may be there nevertheless: what comes next is later.
-            let mut states = self.states();
-            for (zone, State { sequence, .. }) in &empty {
-                let state = states.get(*zone);
-                states.put(*zone, State { sequence: *sequence, ..state });
-            }
-        })?;
-        for (zone, state) in empty {
-            if promised {
-                self.states().put(zone, state);
-            } else {
-                self.change(zone, |states| {
-                    states.put(zone, state);
-                    Ok(None)
-                })?;
-            }
+        self.make_empty(&empty)?;
+        for (zone, _) in empty {
             // Where the space cannot be given back the bytes stay, and are not seen.
             let _ = self.data.discard(self.layout.range(zone).start, self.layout.capacity_of(zone));
         }
         refused
     }
 
-    /// Promises that zones are empty, if one of them holds bytes that are promised; whether it did.
-    fn promise_empty(&self, zones: &[(u32, State)]) -> Result<bool, Errno> {
+    /// Puts the states of zones that a reset empties in place. No sync begins before it is done: one that saw an old pointer would
+    /// promise it over what is written to the zone next.
+    fn make_empty(&self, empty: &[(u32, State)]) -> Result<(), Errno> {
         let mut promises = self.promises();
-        let holds_bytes = |promises: &[Promise], zone: u32| promises[zone as usize].state.written > 0;
-        if !zones.iter().any(|(zone, _)| holds_bytes(&promises, *zone)) {
+        let promised = self.promise_empty(&mut promises, empty).inspect_err(|_| {
+            // The promise may be there nevertheless: what comes next is later.
+            let mut states = self.states();
+            for (zone, State { sequence, .. }) in empty {
+                let state = states.get(*zone);
+                states.put(*zone, State { sequence: *sequence, ..state });
+            }
+        })?;
+        for (zone, state) in empty {
+            if promised {
+                self.states().put(*zone, *state);
+            } else {
+                self.change(*zone, |states| {
+                    states.put(*zone, *state);
+                    Ok(None)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Promises that zones are empty, if one of them holds bytes that are promised; whether it did.
+    fn promise_empty(&self, promises: &mut [Promise], zones: &[(u32, State)]) -> Result<bool, Errno> {
+        if !zones.iter().any(|(zone, _)| promises[*zone as usize].may_hold_bytes()) {
             return Ok(false);
         }
         self.check_unbroken()?;
         for (zone, state) in zones {
             let promise = &mut promises[*zone as usize];
+            self.sidecar.promise(promise.table.other(), *zone, *state)?;
             promise.next = *state;
-            self.sidecar.promise(promise.table.other(), *zone, promise.next)?;
         }
         self.make_safe()?;
         for (zone, _) in zones {
@@ -314,6 +322,11 @@ impl ZonedFile {
 }
 
 impl Promise {
+    /// Whether a power cut may find bytes promised. A sync that failed may have written the next promise.
+    fn may_hold_bytes(&self) -> bool {
+        self.state.written > 0 || self.next.written > 0
+    }
+
     /// The next one is safe.
     fn stand(&mut self) {
         if self.state != self.next {

@@ -40,9 +40,7 @@ fn every_bit_flip_of_a_luks1_header_opens_or_is_refused() {
 #[rustfmt::skip] // one breakage a row
 fn broken_luks1_headers() {
     type Luks1Row = (&'static str, fn(&mut Vec<u8>), Verdict);
-    fn put(image: &mut [u8], at: usize, value: u32) {
-        image[at..at + 4].copy_from_slice(&value.to_be_bytes());
-    }
+    fn put(image: &mut [u8], at: usize, value: u32) { image[at..at + 4].copy_from_slice(&value.to_be_bytes()); }
     fn cipher(image: &mut [u8], name: &[u8], mode: &[u8]) {
         image[8..72].fill(0);
         image[8..8 + name.len()].copy_from_slice(name);
@@ -65,6 +63,7 @@ fn broken_luks1_headers() {
         ("cipher of the kernel's notation", |i| i[8..13].copy_from_slice(b"capi:"), Unlock("is not supported (its notation)")),
         ("cipher null", |i| cipher(i, b"cipher_null", b"ecb"), Unlock("its cipher does not encrypt")),
         ("cipher null with a mode", |i| i[8..20].copy_from_slice(b"cipher_null\0"), Unlock("is not supported (its mode)")),
+        ("IV null", |i| cipher(i, b"aes", b"xts-null"), Unlock("segment 0: cipher 'aes-xts-null' has no IV")),
         ("mode unknown", |i| i[40..44].copy_from_slice(b"wtf\0"), Unlock("cipher 'aes-wtf' is not supported")),
         ("hash unknown", |i| i[72..77].copy_from_slice(b"md44\0"), Unlock("hash 'md44' is not supported")),
         ("other hash", |i| i[72..77].copy_from_slice(b"sha1\0"), Unlock("no key available with this passphrase")),

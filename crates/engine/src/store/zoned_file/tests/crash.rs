@@ -2,10 +2,14 @@
 //!
 //! A machine has two disks (data and sidecar) behind a cache. A kill leaves the cache; a power cut leaves of each sector any of its
 //! versions since the last sync, or a mixture of two. A file is used at random through several lives on such a machine, and what each
-//! life finds must be what the last one may have left.
+//! life finds must be what the last one may have left. In half of the lives another thread syncs the file all the while.
 
 use super::*;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::mpsc;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 
 const SECTOR: usize = 512;
 const TINY_ZONE: u64 = 8 * SECTOR as u64;
@@ -36,6 +40,28 @@ struct Machine {
     log: Vec<Event>,
     /// A disk whose syncs do nothing: the negative control.
     lying: Option<usize>,
+    /// Another thread that syncs the file.
+    beside: Option<Beside>,
+}
+
+/// A thread that syncs the file whenever it is asked to, as seen by the thread that uses the file.
+struct Beside {
+    user: ThreadId,
+    ask: mpsc::Sender<u64>,
+    asked: u64,
+    done: Arc<AtomicU64>,
+    random: Random,
+}
+
+impl Beside {
+    /// Asks for a sync, now and then; its number.
+    fn ask(&mut self, one_in: u64) -> Option<u64> {
+        if std::thread::current().id() != self.user || self.random.below(one_in) != 0 {
+            return None;
+        }
+        self.asked += 1;
+        self.ask.send(self.asked).ok().map(|()| self.asked)
+    }
 }
 
 struct Disk {
@@ -46,6 +72,23 @@ struct Disk {
 impl Disk {
     fn machine(&self) -> MutexGuard<'_, Machine> {
         self.machine.lock().unwrap()
+    }
+
+    /// Has the other thread begin a sync, now and then.
+    fn begin_sync_beside(&self) {
+        self.machine().beside.as_mut().and_then(|beside| beside.ask(64));
+    }
+
+    /// Has the other thread sync, now and then, and waits for the end of that. Where the sync waits for the caller in turn there
+    /// is nothing to wait for.
+    fn sync_beside(&self) {
+        let asked = self.machine().beside.as_mut().and_then(|beside| Some((beside.ask(2)?, beside.done.clone())));
+        let begun = Instant::now();
+        while asked.as_ref().is_some_and(|(number, done)| done.load(Ordering::Acquire) < *number)
+            && begun.elapsed() < Duration::from_millis(20)
+        {
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -61,6 +104,7 @@ impl BackingStore for Disk {
     }
 
     fn write_at(&self, data: &[u8], offset: u64, _durable: bool) -> Result<usize, Errno> {
+        self.begin_sync_beside();
         let mut machine = self.machine();
         machine.cache[self.number][offset as usize..][..data.len()].copy_from_slice(data);
         machine.log.push(Event::Write { disk: self.number, offset: offset as usize, bytes: data.to_vec() });
@@ -68,6 +112,7 @@ impl BackingStore for Disk {
     }
 
     fn sync(&self) -> Result<(), Errno> {
+        self.begin_sync_beside();
         let mut machine = self.machine();
         if machine.lying != Some(self.number) {
             machine.log.push(Event::Sync { disk: self.number });
@@ -76,6 +121,7 @@ impl BackingStore for Disk {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.sync_beside();
         self.write_at(&vec![0; len as usize], offset, false).map(drop)
     }
 }
@@ -92,13 +138,18 @@ impl Machine {
         }
     }
 
-    /// After how many events it ends, at least `first`: after the last, within any, or where something is about to be safe.
-    fn end_after(&self, first: usize, random: &mut Random) -> usize {
+    /// After how many events it ends, at least `first`: after the last, within any, where something is about to be safe, or
+    /// where a sync has just ended.
+    fn end_after(&self, first: usize, steps: &[Step], random: &mut Random) -> usize {
         let is_sync = |at: &usize| matches!(self.log[*at], Event::Sync { .. });
         let syncs: Vec<usize> = (first..self.log.len()).filter(is_sync).collect();
-        match random.below(3) {
+        let ended: Vec<usize> = steps.iter().filter_map(|step| step.safe_from).filter(|at| *at >= first).collect();
+        let kind = random.below(4);
+        let mut one_of = |ends: &[usize]| ends[random.below(ends.len() as u64) as usize];
+        match kind {
             0 => self.log.len(),
-            1 if !syncs.is_empty() => syncs[random.below(syncs.len() as u64) as usize],
+            1 if !syncs.is_empty() => one_of(&syncs),
+            2 if !ended.is_empty() => one_of(&ended),
             _ => first + random.below((self.log.len() - first) as u64 + 1) as usize,
         }
     }
@@ -206,8 +257,8 @@ struct Step {
     /// How many events there were then.
     events: usize,
     content: Content,
-    /// Whether it promised everything.
-    synced: bool,
+    /// How many events there were when a sync had ended that promised all of it.
+    safe_from: Option<usize>,
 }
 
 /// Whether `found` is what one of `allowed` says, zone by zone.
@@ -228,7 +279,7 @@ fn check(found: &Content, allowed: &[Content]) -> Result<(), String> {
 }
 
 /// Does something, well or badly. Whether it promised everything.
-fn operate(file: &ZonedFile, random: &mut Random, tag: &mut u64) -> bool {
+fn operate(file: &ZonedFile, random: &mut Random, tag: &mut u64, beside: bool) -> bool {
     let zone = random.below(ZONES as u64);
     let start = zone * TINY_ZONE;
     let state = file.states().get(zone as u32);
@@ -239,12 +290,16 @@ fn operate(file: &ZonedFile, random: &mut Random, tag: &mut u64) -> bool {
             let at = if zone == CONVENTIONAL as u64 { random.below(5) * SECTOR as u64 } else { state.written };
             let fill = |sector: u64| (*tag << 8 | sector).to_le_bytes().repeat(SECTOR / 8);
             let bytes: Vec<u8> = (0..sectors).flat_map(fill).collect();
-            let durable = random.below(8) == 0 && zone != CONVENTIONAL as u64;
+            let durable = !beside && random.below(8) == 0 && zone != CONVENTIONAL as u64;
             file.write_at(&bytes, start + at, durable).is_ok() && durable
         }
         9..=13 => {
             let actions = [ZoneAction::Open, ZoneAction::Close, ZoneAction::Finish, ZoneAction::Reset];
-            let _ = file.manage(actions[random.below(4) as usize], start, TINY_ZONE);
+            // Beside syncs it is resets that count.
+            let kinds = if beside { 16 } else { 4 };
+            let action = actions[random.below(kinds).min(3) as usize];
+            let zones = if action == ZoneAction::Reset { 1 + random.below(ZONES as u64 - zone) } else { 1 };
+            let _ = file.manage(action, start, zones * TINY_ZONE);
             false
         }
         14 if random.below(8) == 0 => {
@@ -255,6 +310,8 @@ fn operate(file: &ZonedFile, random: &mut Random, tag: &mut u64) -> bool {
             let _ = file.retire(zone as u32, ZoneCondition::ReadOnly);
             false
         }
+        // Others sync.
+        _ if beside => false,
         _ => file.sync().is_ok(),
     }
 }
@@ -269,15 +326,84 @@ struct Counts {
     torn: u32,
     /// Zones that a power cut took back.
     rolled_back: u32,
+    /// Syncs of another thread.
+    beside: usize,
 }
 
-/// Uses a file through some lives.
-fn lives(seed: u64, lying: Option<usize>, counts: &mut Counts) -> Result<(), String> {
+/// A sync of another thread that has ended.
+struct SyncBeside {
+    /// How many steps had ended before it began: it promises the last of them.
+    steps: usize,
+    /// How many events there were when it had ended.
+    events: usize,
+}
+
+/// Does up to 24 things; what was true after each.
+fn live(
+    file: &ZonedFile,
+    machine: &Mutex<Machine>,
+    steps: &mut Vec<Step>,
+    random: &mut Random,
+    tag: &mut u64,
+    ended: Option<&AtomicUsize>,
+) -> Result<(), String> {
+    for _ in 0..random.below(25) {
+        let synced = operate(file, random, tag, ended.is_some());
+        let content = content(file)?;
+        let events = machine.lock().unwrap().log.len();
+        steps.push(Step { events, content, safe_from: synced.then_some(events) });
+        if let Some(ended) = ended {
+            ended.store(steps.len(), Ordering::Release);
+        }
+    }
+    Ok(())
+}
+
+/// The same while another thread syncs the file. What it promised is marked in the steps.
+fn live_beside_syncs(
+    file: &ZonedFile,
+    machine: &Mutex<Machine>,
+    steps: &mut Vec<Step>,
+    random: &mut Random,
+    tag: &mut u64,
+    counts: &mut Counts,
+) -> Result<(), String> {
+    let (ended, done, (ask, asked)) = (AtomicUsize::new(steps.len()), Arc::default(), mpsc::channel());
+    let sync_when_asked = |done: &AtomicU64| {
+        let mut syncs = Vec::new();
+        for number in asked {
+            let steps = ended.load(Ordering::Acquire);
+            file.sync().unwrap();
+            syncs.push(SyncBeside { steps, events: machine.lock().unwrap().log.len() });
+            done.store(number, Ordering::Release);
+        }
+        syncs
+    };
+    let (user, seed) = (std::thread::current().id(), random.next());
+    machine.lock().unwrap().beside =
+        Some(Beside { user, ask, asked: 0, done: Arc::clone(&done), random: Random::new(seed) });
+    let (result, syncs) = std::thread::scope(|scope| {
+        let syncing = scope.spawn(|| sync_when_asked(&done));
+        let result = live(file, machine, steps, random, tag, Some(&ended));
+        machine.lock().unwrap().beside = None;
+        (result, syncing.join().unwrap())
+    });
+    counts.beside += syncs.len();
+    for SyncBeside { steps: ended, events } in syncs {
+        let safe_from = &mut steps[ended - 1].safe_from;
+        *safe_from = Some(safe_from.map_or(events, |earlier: usize| earlier.min(events)));
+    }
+    result
+}
+
+/// Uses a file through some lives. `beside`: while another thread syncs it.
+fn lives(seed: u64, beside: bool, lying: Option<usize>, counts: &mut Counts) -> Result<(), String> {
     let mut random = Random::new(seed);
     let (mut boot, mut tag) = (1, 0);
     let (data, sidecar) = stores(&tiny());
     let disks = [data.contents(), sidecar.contents()];
-    let machine = Arc::new(Mutex::new(Machine { cache: disks.clone(), disks, log: Vec::new(), lying }));
+    let machine = Machine { cache: disks.clone(), disks, log: Vec::new(), lying, beside: None };
+    let machine = Arc::new(Mutex::new(machine));
     let disk = |number| Arc::new(Disk { machine: machine.clone(), number });
     let events = || machine.lock().unwrap().log.len();
     let mut steps: Vec<Step> = Vec::new();
@@ -293,20 +419,22 @@ fn lives(seed: u64, lying: Option<usize>, counts: &mut Counts) -> Result<(), Str
             check(&found, &allowed).map_err(|e| format!("life {life}: {e}"))?;
         }
         // After a power cut, as at first, all that is there is safe.
-        steps.push(Step { events: before, content: found, synced: steps.is_empty() });
-        for _ in 0..random.below(25) {
-            let synced = operate(&file, &mut random, &mut tag);
-            steps.push(Step { events: events(), content: content(&file)?, synced });
+        let safe_from = steps.is_empty().then_some(before);
+        steps.push(Step { events: before, content: found, safe_from });
+        if beside {
+            live_beside_syncs(&file, &machine, &mut steps, &mut random, &mut tag, counts)?;
+        } else {
+            live(&file, &machine, &mut steps, &mut random, &mut tag, None)?;
         }
         if random.below(4) == 0 {
             counts.closes += 1;
             let content = content(&file)?;
             file.close().map_err(|e| e.to_string())?;
-            steps.push(Step { events: events(), content, synced: true });
+            steps.push(Step { events: events(), content, safe_from: Some(events()) });
         } else {
             std::mem::forget(file);
         }
-        let end = machine.lock().unwrap().end_after(before, &mut random);
+        let end = machine.lock().unwrap().end_after(before, &steps, &mut random);
         let ended = steps.iter().take_while(|step| step.events <= end).count();
         steps.truncate(ended + 1);
         if random.below(2) == 0 {
@@ -314,10 +442,13 @@ fn lives(seed: u64, lying: Option<usize>, counts: &mut Counts) -> Result<(), Str
             machine.lock().unwrap().kill(end);
             allowed = steps[ended - 1..].iter().map(|step| step.content.clone()).collect();
             steps.truncate(ended);
+            // A sync that ended later did not come to that.
+            steps.iter_mut().for_each(|step| step.safe_from = step.safe_from.filter(|events| *events <= end));
         } else {
             counts.cuts += 1;
             let last = steps[ended - 1].content.clone();
-            let synced = steps[..ended].iter().rposition(|step| step.synced).expect("the first step is safe");
+            let is_safe = |step: &Step| step.safe_from.is_some_and(|events| events <= end);
+            let synced = steps[..ended].iter().rposition(is_safe).expect("the first step is safe");
             let may_be = steps[synced..].iter().map(|step| step.content.iter().map(after_power_off).collect());
             allowed = may_be.collect();
             machine.lock().unwrap().cut_power(end, &mut random);
@@ -337,17 +468,23 @@ fn lives(seed: u64, lying: Option<usize>, counts: &mut Counts) -> Result<(), Str
 fn every_life_finds_what_the_last_one_may_have_left() {
     let mut counts = Counts::default();
     for seed in 0..600 {
-        lives(seed, None, &mut counts).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        lives(seed, false, None, &mut counts).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
     println!("{counts:?}");
     assert!(counts.kills > 1000 && counts.cuts > 1000 && counts.closes > 500, "{counts:?}");
     assert!(counts.torn > 10 && counts.rolled_back > 1000, "{counts:?}");
+    let mut counts = Counts::default();
+    for seed in 0..600 {
+        lives(seed, true, None, &mut counts).unwrap_or_else(|error| panic!("seed {seed}, with syncs beside: {error}"));
+    }
+    println!("with syncs beside: {counts:?}");
+    assert!(counts.kills > 1000 && counts.cuts > 1000 && counts.beside > 2000, "{counts:?}");
 }
 
 #[test]
 fn disks_that_lie_are_noticed() {
     for lying in [0, 1] {
-        let noticed = (0..300).any(|seed| lives(seed, Some(lying), &mut Counts::default()).is_err());
+        let noticed = (0..300).any(|seed| lives(seed, false, Some(lying), &mut Counts::default()).is_err());
         assert!(noticed, "nothing is lost though disk {lying} never syncs");
     }
 }

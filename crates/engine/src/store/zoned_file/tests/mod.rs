@@ -1,6 +1,7 @@
 //! Tests of zoned files.
 
 mod behaviour;
+mod beside;
 mod crash;
 mod damage;
 mod files;

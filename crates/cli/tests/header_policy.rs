@@ -1,0 +1,412 @@
+//! What a volume may be, whatever its header says: who can write an image can write its header, which has no key of its
+//! own.
+
+mod harness;
+
+use harness::control::{Named, Run};
+use harness::{Dir, Ended, FAST, FAST1, call, call_with, inlock, run};
+use inlock_volume::Hash;
+use inlock_volume::luks2::binary_header::{BLOCK_LEN, write_checksum};
+use serde_json::{Value, json};
+use std::os::unix::fs::FileExt;
+
+const HDR: usize = 16384;
+const UUID: &str = "01234567-89ab-4cde-8f01-23456789abcd";
+/// Every flag that makes an exception.
+const ALL: [&str; 3] = ["--allow-null-cipher", "--allow-null-iv", "--allow-linear-segment"];
+
+/// Changes the JSON text of both copies of a LUKS2 header, as one who can write the image does: checksums are right.
+fn rewrite(image: &str, change: impl Fn(String) -> Vec<u8>) {
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(image).unwrap();
+    for at in [0, HDR as u64] {
+        let mut copy = vec![0; HDR];
+        file.read_exact_at(&mut copy, at).unwrap();
+        let (block, area) = copy.split_at_mut(BLOCK_LEN);
+        let end = area.iter().position(|byte| *byte == 0).unwrap();
+        let text = change(String::from_utf8(area[..end].to_vec()).unwrap());
+        area.fill(0);
+        area[..text.len()].copy_from_slice(&text);
+        write_checksum(block.try_into().unwrap(), area, Hash::Sha256);
+        file.write_all_at(&copy, at).unwrap();
+    }
+}
+
+fn change(image: &str, change: impl Fn(&mut Value)) {
+    rewrite(image, |text| {
+        let mut value = serde_json::from_str(&text).unwrap();
+        change(&mut value);
+        value.to_string().into_bytes()
+    });
+}
+
+/// Opens `image` with every action that does, and `more`.
+fn each_action(dir: &Dir, image: &str, secret: &[u8], more: &[&str]) -> Vec<Ended> {
+    let (out, input) = (dir.name("out"), dir.file("input", b"plaintext"));
+    let actions: [&[&str]; 5] = [
+        &["open", "--test-passphrase", image],
+        &["serve", image, "--run", "true"],
+        &["table", image],
+        &["export", image, &out],
+        &["import", &input, image],
+    ];
+    actions.iter().map(|words| call_with(secret, words.iter().chain(more))).collect()
+}
+
+/// The same through a process in the background, which has its own look at the header.
+fn in_the_background(dir: &Dir, image: &str, secret: &[u8], more: &[&str]) -> Ended {
+    let at = format!("unix:{}", dir.name("nbd"));
+    let call = |words: &[&str]| run(inlock().env("INLOCK_RUN_DIR", dir.path("run")).args(words), secret);
+    let ended = call(&[&["serve", image, "--name", "vol", "--background", "--nbd", &at], more].concat());
+    if ended.code == 0 {
+        call(&["close", "vol"]).works();
+    }
+    ended
+}
+
+/// Checks that nothing opens `image`, with words of each in the error, and that nothing is asked before.
+#[track_caller]
+fn is_refused(dir: &Dir, image: &str, more: &[&str], code: i32, words: &[&str]) {
+    for secret in [b"secret".as_slice(), b""] {
+        each_action(dir, image, secret, more).iter().for_each(|ended| ended.fails(code, words));
+        in_the_background(dir, image, secret, more).fails(code, words);
+    }
+    assert!(!dir.path("out").exists(), "plaintext was written");
+}
+
+/// As many of the volume's bytes as were imported.
+#[track_caller]
+fn imports_and_exports(dir: &Dir, image: &str, more: &[&str]) -> Vec<u8> {
+    let (out, input) = (dir.name("out"), dir.file("input", b"plaintext"));
+    call_with(b"secret", ["import", "-q", &input, image].iter().chain(more)).works();
+    call_with(b"secret", ["export", "-q", image, &out, "--range", "0:9"].iter().chain(more)).works();
+    let bytes = std::fs::read(&out).unwrap();
+    std::fs::remove_file(out).unwrap();
+    bytes
+}
+
+fn stored(image: &str, at: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    std::fs::File::open(image).unwrap().read_exact_at(&mut bytes, at).unwrap();
+    bytes
+}
+
+/// CVE-2025-59054 is of this class: the header of a volume says that its data are not encrypted, and the right
+/// passphrase opens it all the same.
+#[test]
+fn cve_2025_59054_null_cipher_of_a_segment_is_refused() {
+    let dir = Dir::new();
+    for cipher in ["cipher_null-ecb", "cipher_null-ecb-null"] {
+        let image = dir.luks2("image");
+        change(&image, |json| json["segments"]["0"]["encryption"] = json!(cipher));
+        let words = [&*image, "segment 0", "does not encrypt", "--allow-null-cipher"];
+        is_refused(&dir, &image, &[], 1, &words);
+        is_refused(&dir, &image, &ALL[1..], 1, &words);
+        assert_eq!(imports_and_exports(&dir, &image, &ALL[..1]), b"plaintext");
+        assert_eq!(stored(&image, 16 << 20, 9), b"plaintext", "it was meant, and is as it was");
+    }
+    let image = dir.luks2("image");
+    change(&image, |json| json["segments"]["0"]["encryption"] = json!("capi:ecb(cipher_null)-null"));
+    is_refused(&dir, &image, &[], 1, &["is not supported"]);
+}
+
+/// CVE-2025-58356 is of this class: key material that is not encrypted, so that any passphrase gives a key that the
+/// attacker knows. No flag allows it.
+#[test]
+fn cve_2025_58356_null_cipher_of_a_keyslot_is_refused_with_every_flag() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    change(&image, |json| json["keyslots"]["0"]["area"]["encryption"] = json!("cipher_null-ecb"));
+    for more in [&[][..], &ALL] {
+        for ended in each_action(&dir, &image, b"any passphrase", more) {
+            ended.fails(1, &["keyslot 0", "does not encrypt"]);
+        }
+    }
+    // The keyslots of LUKS1 have the cipher of its data.
+    let image = dir.luks1("image");
+    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    file.write_all_at(&[&b"cipher_null"[..], &[0; 21], b"ecb", &[0; 29]].concat(), 8).unwrap();
+    for more in [&[][..], &ALL] {
+        each_action(&dir, &image, b"any", more).iter().for_each(|ended| ended.fails(1, &["does not encrypt"]));
+    }
+}
+
+#[test]
+fn linear_segment_is_refused_without_its_flag() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    // The encrypted segment shrinks to one data unit; what follows is in the clear.
+    change(&image, |json| {
+        let encrypted = &mut json["segments"]["0"];
+        encrypted["size"] = json!("4096");
+        let offset = encrypted["offset"].as_str().unwrap().parse::<u64>().unwrap() + 4096;
+        json["segments"]["1"] = json!({"type": "linear", "offset": offset.to_string(), "size": "dynamic"});
+    });
+    let words = ["segment 1", "stored unencrypted", "--allow-linear-segment"];
+    is_refused(&dir, &image, &[], 1, &words);
+    is_refused(&dir, &image, &ALL[..2], 1, &words);
+    assert_eq!(imports_and_exports(&dir, &image, &ALL[2..]), b"plaintext");
+    // A pinned cipher is that of all that is stored.
+    let pinned = ["--allow-linear-segment", "--require-cipher", "aes-xts-plain64"];
+    is_refused(&dir, &image, &pinned, 1, &["segment 1", "aes-xts-plain64"]);
+}
+
+#[test]
+fn null_iv_is_refused_without_its_flag() {
+    let dir = Dir::new();
+    for (cipher, bits, version) in [
+        ("aes-xts-null", "512", "luks2"),
+        ("aes-cbc-null", "256", "luks2"),
+        ("aes-ecb", "256", "luks2"),
+        ("xchacha12,aes-adiantum-null", "256", "luks2"),
+        ("aes-cbc-null", "256", "luks1"),
+    ] {
+        let image = dir.image("image", 24);
+        let costs: &[&str] = if version == "luks1" { &FAST1 } else { &FAST };
+        let format = ["luksFormat", "-q", "--type", version, "-c", cipher, "-s", bits, &image];
+        let ended = call_with(b"secret", format.iter().chain(costs));
+        ended.fails(1, &[cipher, "--allow-null-iv"]);
+        assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 0), "something was written");
+        call_with(b"secret", format.iter().chain(costs).chain(&["--allow-null-iv"])).works();
+        let words = ["segment 0", cipher, "equal data units", "--allow-null-iv"];
+        is_refused(&dir, &image, &[], 1, &words);
+        is_refused(&dir, &image, &[ALL[0], ALL[2]], 1, &words);
+        assert_eq!(imports_and_exports(&dir, &image, &ALL[1..2]), b"plaintext");
+    }
+}
+
+#[test]
+fn null_cipher_of_a_plain_volume_or_a_table_is_refused_without_its_flag() {
+    let dir = Dir::new();
+    let image = dir.file("image", &[0x5a; 1 << 16]);
+    let other = dir.file("other", &[0x5a; 1 << 16]);
+    let line = |image: &str, cipher: &str| format!("0 128 crypt {cipher} - 0 {image} 0");
+    let (table, capi) = (line(&image, "cipher_null-ecb"), line(&image, "capi:ecb(cipher_null)-null"));
+    let second = dir.file("table", format!("0 8 zero\n8 120 crypt cipher_null-ecb - 0 {image} 0\n").as_bytes());
+    let sources: [&[&str]; 5] = [
+        &[&image, "--type", "plain", "--cipher", "cipher_null-ecb"],
+        &[&image, "--type", "plain", "--cipher", "capi:ecb(cipher_null)-null"],
+        &["--table", &table],
+        &["--table", &capi],
+        &["--table", &second],
+    ];
+    for source in sources {
+        let serve = ["serve", "--run", "true"];
+        let words = ["does not encrypt", "--allow-null-cipher"];
+        for secret in [b"secret".as_slice(), b""] {
+            call_with(secret, serve.iter().chain(source)).fails(1, &words);
+            call_with(secret, serve.iter().chain(source).chain(&ALL[1..])).fails(1, &words);
+        }
+        call_with(b"secret", serve.iter().chain(source).chain(&ALL[..1])).works();
+    }
+    // A table for a running volume, too.
+    let run = Run::new();
+    let key = "5c".repeat(32);
+    let encrypted = format!("0 128 crypt aes-xts-plain64 {key} 0 {other} 0");
+    let named = Named::start(&run, "vol", &["--table", &encrypted]);
+    let null = line(&other, "cipher_null-ecb");
+    run.call(&["reload", "vol", "--table", &null]).fails(1, &["does not encrypt", "--allow-null-cipher"]);
+    run.call(&["suspend", "vol"]).works();
+    run.call(&["reload", "vol", "--table", &null, "--allow-null-cipher"]).works();
+    run.call(&["close", "vol"]).works();
+    assert_eq!(named.ended().0, Some(0));
+}
+
+#[test]
+fn null_cipher_of_a_new_volume_is_refused_without_its_flag() {
+    let dir = Dir::new();
+    let image = dir.image("image", 24);
+    let format = ["luksFormat", "-q", "-c", "cipher_null-ecb", &image];
+    let format = |more: &[&str]| call_with(b"secret", format.iter().chain(&FAST).chain(more));
+    format(&[]).fails(1, &["does not encrypt", "--allow-null-cipher"]);
+    format(&["--allow-null-iv"]).fails(1, &["does not encrypt", "--allow-null-cipher"]);
+    // LUKS1 would have its keyslots in the clear.
+    let format1 = ["luksFormat", "-q", "-c", "cipher_null-ecb", &image, "--allow-null-cipher"];
+    call_with(b"secret", format1.iter().chain(&FAST1)).fails(1, &["does not encrypt"]);
+    assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 0), "something was written");
+    format(&["--allow-null-cipher"]).works();
+    let dump = call(["luksDump", &image]);
+    assert!(dump.works().text().contains("cipher: cipher_null-ecb"), "{dump:?}");
+    assert!(dump.text().contains("Cipher:     aes-xts-plain64"), "the keyslot is encrypted: {dump:?}");
+    is_refused(&dir, &image, &[], 1, &["does not encrypt"]);
+    assert_eq!(imports_and_exports(&dir, &image, &ALL[..1]), b"plaintext");
+    call_with(b"wrong", ["open", "--test-passphrase", &image, ALL[0]]).fails(2, &["No key available"]);
+}
+
+#[test]
+fn suspended_null_cipher_volume_resumes() {
+    let (dir, run) = (Dir::new(), Run::new());
+    let image = dir.luks2("image");
+    change(&image, |json| json["segments"]["0"]["encryption"] = json!("cipher_null-ecb"));
+    let named = Named::start(&run, "vol", &[&image, "--allow-null-cipher"]);
+    run.call(&["suspend", "vol"]).works();
+    run.call_with(b"secret", &["resume", "vol"]).works();
+    run.call(&["close", "vol"]).works();
+    assert_eq!(named.ended().0, Some(0));
+}
+
+#[test]
+fn required_cipher_that_is_another_is_refused_before_the_passphrase() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let require = |list: &'static str| ["--require-cipher", list];
+    for list in ["aes-cbc-essiv:sha256", "aes-xts-plain", "xchacha12,aes-adiantum-plain64,serpent-xts-plain64"] {
+        is_refused(&dir, &image, &require(list), 1, &["segment 0", "aes-xts-plain64", list]);
+    }
+    for list in [
+        "aes-xts-plain64",
+        "capi:xts(aes)-plain64",
+        "xchacha12,aes-adiantum-plain64,aes-xts-plain64",
+        "aes-xts-plain64,capi:essiv(cbc(aes),sha256)-plain64",
+    ] {
+        assert_eq!(imports_and_exports(&dir, &image, &require(list)), b"plaintext", "{list}");
+    }
+    for (list, word) in
+        [("", "cipher"), ("aes-xts", "IV mode"), ("aes-xts-plain64,", "cipher"), ("x,aes-xts-plain64", "'x'")]
+    {
+        call_with(b"secret", ["table", &image, "--require-cipher", list]).fails(1, &["--require-cipher", word]);
+    }
+    // Of volumes without a header, too.
+    let plain = dir.file("plain", &[0; 1 << 16]);
+    let with = |more: &[&str]| call_with(b"secret", ["table", &plain].iter().chain(more));
+    assert_eq!(with(&["--type", "plain", "--require-cipher", "aes-xts-plain64"]).code, 0);
+    with(&["--type", "plain", "--require-cipher", "aes-cbc-plain"]).fails(1, &["aes-xts-plain64", "aes-cbc-plain"]);
+    with(&["--type", "raw", "--require-cipher", "aes-cbc-plain"]).fails(1, &["stored unencrypted"]);
+    let key = "5c".repeat(32);
+    let line = |more: &str| format!("0 8 zero\n8 8 crypt aes-xts-plain64 {key} 0 {plain} 0\n{more}");
+    let serve = |table: &str| {
+        call([
+            "serve",
+            "--table",
+            &dir.file("table", table.as_bytes()),
+            "--require-cipher",
+            "aes-xts-plain64",
+            "--run",
+            "true",
+        ])
+    };
+    serve(&line("16 8 error\n")).works();
+    serve(&line(&format!("16 8 linear {plain} 8\n"))).fails(1, &["segment 1 is stored unencrypted", "aes-xts-plain64"]);
+    // A required cipher that does not encrypt is still not an allowed one.
+    change(&image, |json| json["segments"]["0"]["encryption"] = json!("cipher_null-ecb"));
+    is_refused(&dir, &image, &require("cipher_null-ecb"), 1, &["--allow-null-cipher"]);
+}
+
+#[test]
+fn expected_uuid_that_is_another_is_refused_before_the_passphrase() {
+    let dir = Dir::new();
+    for version in ["luks1", "luks2"] {
+        let image = dir.image("image", 24);
+        let costs: &[&str] = if version == "luks1" { &FAST1 } else { &FAST };
+        let format = ["luksFormat", "-q", "--type", version, "--uuid", UUID, &image];
+        call_with(b"secret", format.iter().chain(costs)).works();
+        let other = "ffffffff-89ab-4cde-8f01-23456789abcd";
+        is_refused(&dir, &image, &["--expect-uuid", other], 4, &[UUID, other, &image]);
+        for same in [UUID.to_owned(), UUID.to_uppercase()] {
+            assert_eq!(imports_and_exports(&dir, &image, &["--expect-uuid", &same]), b"plaintext");
+        }
+    }
+    let plain = dir.file("plain", &[0; 1 << 16]);
+    call(["table", "--type", "plain", &plain, "--expect-uuid", UUID]).fails(1, &["--expect-uuid", "type plain"]);
+    call(["table", &plain, "--expect-uuid="]).fails(1, &["--expect-uuid"]);
+}
+
+/// 2 TiB of sectors, and one more.
+#[test]
+fn plain_iv_that_wraps_is_warned_of_and_opens() {
+    let dir = Dir::new();
+    let image = dir.image("image", 0);
+    let plain = ["--type", "plain", "--cipher", "aes-cbc-plain", "--run", "true"];
+    let serve = |more: &[&str]| call_with(b"secret", ["serve", &image].iter().chain(&plain).chain(more));
+    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    if file.set_len((1 << 41) + 4096).is_err() {
+        println!("SKIPPED: no file of 2 TiB on the file system of temporary files");
+        return;
+    }
+    let warned = serve(&[]);
+    assert_eq!(warned.code, 0, "{warned:?}");
+    assert!(warned.err.contains("warning") && warned.err.contains("aes-cbc-plain"), "{warned:?}");
+    serve(&["--size", "4294967296"]).works();
+    serve(&["--size", "4294967296", "--offset", "8"]).works();
+    assert!(!serve(&["--size", "4294967304"]).err.is_empty());
+    // Data units of 4096 bytes have fewer numbers where they are counted as such.
+    serve(&["--sector-size", "4096", "--iv-large-sectors"]).works();
+    assert!(!serve(&["--sector-size", "4096"]).err.is_empty());
+    let plain64 = ["serve", &image, "--type", "plain", "--cipher", "aes-cbc-plain64", "--run", "true"];
+    call_with(b"secret", plain64).works();
+    // A header, whose segment goes to the end of the device.
+    let format = ["luksFormat", "-q", "-c", "aes-cbc-plain", "-s", "256", &image];
+    file.set_len((1 << 41) + (16 << 20)).unwrap();
+    call_with(b"secret", format.iter().chain(&FAST)).works();
+    call_with(b"secret", ["serve", &image, "--run", "true"]).works();
+    file.set_len((1 << 41) + (16 << 20) + 4096).unwrap();
+    let warned = call_with(b"secret", ["serve", &image, "--run", "true"]);
+    assert!(warned.code == 0 && warned.err.contains("warning"), "{warned:?}");
+    assert_eq!(warned.err.lines().count(), 1, "{warned:?}");
+}
+
+/// Nothing that steers a terminal: no control characters but those that lay out text.
+#[track_caller]
+fn is_printable(ended: &Ended) {
+    for text in [ended.text(), &ended.err] {
+        let bad = text.chars().find(|c| c.is_control() && !"\n\t".contains(*c));
+        assert_eq!(bad, None, "{ended:?}");
+    }
+}
+
+#[test]
+fn control_characters_of_a_header_never_reach_the_terminal() {
+    let dir = Dir::new();
+    // DEL, CSI as one character, an escape as JSON has it, a reversal of the direction of writing.
+    let evil = "\u{7f}\u{9b}31m\u{85}\u{90}\\u001b[2J\\u009b\u{202e}x";
+    for place in
+        ["\"luks2\"", "\"crypt\"", "\"raw\"", "\"argon2id\"", "\"pbkdf2\"", "\"sha256\"", "\"aes-xts-plain64\""]
+    {
+        let image = dir.luks2("image");
+        rewrite(&image, |text| {
+            assert!(text.contains(place), "{place}");
+            text.replacen(place, &format!("\"{evil}\""), 1).into_bytes()
+        });
+        let dump = call(["luksDump", &image]);
+        let json = call(["luksDump", "--dump-json-metadata", &image]);
+        let more = [call(["luksUUID", &image]), call_with(b"secret", ["open", "--test-passphrase", &image])];
+        [&dump, &json].into_iter().chain(&more).for_each(is_printable);
+        assert_ne!(more[1].code, 0, "{place} can be anything");
+    }
+    let image = dir.luks2("image");
+    rewrite(&image, |text| {
+        let tokens = format!("\"tokens\":{{\"0\":{{\"type\":\"{evil}\",\"keyslots\":[]}}}}");
+        text.replace("\"tokens\":{}", &tokens)
+            .replacen("\"config\":{", &format!("\"config\":{{\"flags\":[\"{evil}\"],"), 1)
+            .into_bytes()
+    });
+    let dump = call(["luksDump", &image]);
+    is_printable(dump.works());
+    assert!(dump.text().matches("31m").count() == 2, "flag and token are there: {dump:?}");
+    let json = call(["luksDump", "--dump-json-metadata", &image]);
+    is_printable(json.works());
+    let value: Value = serde_json::from_str(json.text()).unwrap();
+    assert_eq!(
+        value["tokens"]["0"]["type"],
+        serde_json::from_str::<Value>(&format!("\"{evil}\"")).unwrap(),
+        "the same value"
+    );
+    // Labels and UUIDs are texts without such characters, or the header is refused, in words without them.
+    for (at, len) in [(24, 48), (208, 48), (168, 40)] {
+        let image = dir.luks2("image");
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&image).unwrap();
+        for copy in [0, HDR as u64] {
+            let mut header = vec![0; HDR];
+            file.read_exact_at(&mut header, copy).unwrap();
+            let (block, area) = header.split_at_mut(BLOCK_LEN);
+            block[at..at + len].fill(0);
+            block[at..at + 6].copy_from_slice("\u{9b}\u{7f}x\u{1b}\u{8}".as_bytes());
+            write_checksum(block.try_into().unwrap(), area, Hash::Sha256);
+            file.write_all_at(&header, copy).unwrap();
+        }
+        for action in ["luksUUID", "luksDump", "table"] {
+            let ended = call([action, &image]);
+            ended.fails(1, &["is not a zero-terminated text"]);
+            is_printable(&ended);
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! What one client may take of its worker: memory, requests, and time. Counted in what the store sees, not by a clock.
+
+use crate::client::*;
+use crate::support::*;
+use inlock_engine::store::file::FileStore;
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::store::{BackingStore, Geometry, Run};
+use inlock_frontend::nbd::server::{Limits, Listen, Server, ServerOptions};
+use rustix::io::Errno;
+use std::io::{ErrorKind, Read, Write};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+/// No client is dropped while a test runs, for whatever it holds.
+fn no_limits() -> Limits {
+    let limit = Duration::from_secs(3600);
+    Limits { handshake: limit, stall: limit, drain: Duration::from_millis(100) }
+}
+
+/// What a [`Diary`] was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entry {
+    Read(u64),
+    Write(u64),
+    Sync,
+    Discard,
+    Prefetch,
+    Run,
+}
+
+/// A store that writes down what it is asked for, and holds up the worker that writes while it is told to.
+struct Diary {
+    inner: MemoryStore,
+    entries: Mutex<Vec<Entry>>,
+    held: Mutex<bool>,
+    changed: Condvar,
+    waits: AtomicBool,
+}
+
+impl Diary {
+    fn new(len: u64) -> Arc<Self> {
+        Arc::new(Self {
+            inner: MemoryStore::new(vec![0; store_len(len) as usize]),
+            entries: Mutex::default(),
+            held: Mutex::default(),
+            changed: Condvar::new(),
+            waits: AtomicBool::new(false),
+        })
+    }
+
+    fn note(&self, entry: Entry) {
+        self.entries.lock().expect("no test panics with it").push(entry);
+    }
+
+    fn entries(&self) -> Vec<Entry> {
+        self.entries.lock().expect("no test panics with it").clone()
+    }
+
+    fn hold(&self, held: bool) {
+        *self.held.lock().expect("no test panics with it") = held;
+        self.changed.notify_all();
+    }
+
+    /// Until nothing has been asked for a while.
+    fn wait_for_quiet(&self) {
+        let mut before = usize::MAX;
+        while before != self.entries().len() {
+            before = self.entries().len();
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    }
+}
+
+impl BackingStore for Diary {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.note(Entry::Read(offset - store_len(0)));
+        self.inner.read_at(data, offset)
+    }
+    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+        let held = self.held.lock().expect("no test panics with it");
+        self.waits.store(*held, Ordering::SeqCst);
+        drop(self.changed.wait_while(held, |held| *held).expect("no test panics with it"));
+        self.note(Entry::Write(offset - store_len(0)));
+        self.inner.write_at(data, offset, durable)
+    }
+    fn sync(&self) -> Result<(), Errno> {
+        self.note(Entry::Sync);
+        Ok(())
+    }
+    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
+        self.note(Entry::Discard);
+        Ok(())
+    }
+    fn prefetch(&self, _offset: u64, _len: u64) {
+        self.note(Entry::Prefetch);
+    }
+    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
+        self.note(Entry::Run);
+        Ok(Run { offset, len: len.min(4096), hole: false })
+    }
+}
+
+/// A client that has asked for so many reads of `len` bytes and takes no reply.
+fn paused(served: &Served, style: Style, reads: u64, len: u64) -> Client {
+    let mut client = Client::open(served.path(), style);
+    let requests: Vec<u8> = (0..reads).flat_map(|n| client.header(READ, 0, (n * len) % (32 * MIB), len).0).collect();
+    // The server may stop reading first.
+    client.stream.set_nonblocking(true).expect("a socket can be told");
+    let _ = client.stream.write(&requests);
+    client
+}
+
+/// Requests of every kind, each answered.
+fn short_work(served: &Served, style: Style) {
+    let mut client = Client::open(served.path(), style);
+    for n in 0..3 {
+        let at = 33 * MIB + n * 10_000;
+        assert_eq!(client.write(0, at, &pattern(n, 4096)), 0);
+        assert_eq!(client.read(at, 4096), pattern(n, 4096));
+        assert_eq!(client.call(WRITE_ZEROES, 0, at + 5, 5000).error, 0);
+        assert_eq!(client.call(FLUSH, 0, 0, 0).error, 0);
+        assert_eq!(client.write(0, at, &pattern(n + 1, 300_000)), 0);
+        assert_eq!(client.read(at, 300_000), pattern(n + 1, 300_000));
+    }
+    if style != Style::Simple {
+        assert!(!client.call(BLOCK_STATUS, 0, 0, MIB).extents.is_empty());
+    }
+    client.disconnect();
+}
+
+#[test]
+fn client_without_memory_is_served_while_others_hold_the_pool() {
+    for io in rings() {
+        // Once more requests than a worker carries, and always for more memory than it has.
+        for (clients, reads, len) in [(20, 300, 4096), (12, 60, 65_536), (12, 20, MIB)] {
+            let store = Diary::new(40 * MIB);
+            let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, no_limits());
+            let held: Vec<Client> = (0..clients).map(|n| paused(&served, STYLES[n % 3], reads, len)).collect();
+            store.wait_for_quiet();
+            for style in STYLES {
+                short_work(&served, style);
+            }
+            drop(held);
+        }
+    }
+}
+
+#[test]
+fn client_without_memory_finds_reserved_memory_for_a_long_chunk() {
+    for io in rings() {
+        let store = Diary::new(40 * MIB);
+        let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, no_limits());
+        // Each takes its share, and together they want more than there is.
+        let held: Vec<Client> = (0..5).map(|_| paused(&served, Style::Structured, 300, MIB)).collect();
+        store.wait_for_quiet();
+        let mut client = Client::open(served.path(), Style::Structured);
+        assert_eq!(client.call(READ, DF, 0, MIB).pieces, 1);
+        drop(held);
+    }
+}
+
+/// How many of `clients` the server has hung up on.
+fn hung_up(clients: &mut [Client]) -> usize {
+    let mut count = 0;
+    for client in clients {
+        client.stream.set_nonblocking(false).expect("a socket can be told");
+        client.stream.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");
+        let end = client.stream.read_to_end(&mut Vec::new());
+        count += usize::from(!end.is_err_and(|e| e.kind() == ErrorKind::WouldBlock));
+    }
+    count
+}
+
+fn short_stall() -> Limits {
+    Limits { stall: Duration::from_millis(400), ..no_limits() }
+}
+
+#[test]
+fn sent_bytes_are_no_excuse_for_replies_that_are_not_taken() {
+    for io in rings() {
+        let store = Diary::new(40 * MIB);
+        let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, short_stall());
+        // None has all that it may have, so that the server still reads from each.
+        let mut hostile: Vec<Client> = (0..30).map(|_| paused(&served, Style::Structured, 3, MIB)).collect();
+        store.wait_for_quiet();
+        let (over, begun) = (AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            let mut streams: Vec<_> = hostile.iter().map(|h| h.stream.try_clone().expect("a descriptor")).collect();
+            let (over, begun) = (&over, &begun);
+            scope.spawn(move || {
+                // A request, byte by byte, which takes longer than the test.
+                let header = [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0].into_iter().chain(std::iter::repeat(0));
+                for byte in header.take_while(|_| !over.load(Ordering::SeqCst)).take(27) {
+                    streams.iter_mut().for_each(|stream| drop(stream.write(&[byte])));
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            });
+            let mut client = Client::open(served.path(), Style::Structured);
+            // More at a time than what is reserved.
+            let reads: Vec<u64> = (0..6).map(|n| client.send(READ, DF, n * MIB, MIB)).collect();
+            reads.into_iter().for_each(|read| assert_eq!(client.wait(read).error, 0));
+            assert!(begun.load(Ordering::SeqCst) < 27, "{io:?}: as long as bytes came nobody was dropped");
+            over.store(true, Ordering::SeqCst);
+        });
+        assert!(hung_up(&mut hostile) > 0, "{io:?}: then where did the memory come from?");
+    }
+}
+
+#[test]
+fn payload_that_stops_is_dropped_in_favour_of_who_waits() {
+    for io in rings() {
+        let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_stall());
+        let mut hostile: Vec<Client> = (0..26)
+            .map(|_| {
+                let mut client = Client::open(served.path(), Style::Simple);
+                let (header, _) = client.header(WRITE, 0, 0, 32 * MIB);
+                client.stream.write_all(&[header, vec![1; 200_000]].concat()).expect("the server reads");
+                client
+            })
+            .collect();
+        let mut client = Client::open(served.path(), Style::Structured);
+        assert_eq!(client.call(READ, DF, 0, MIB).error, 0);
+        assert!(hung_up(&mut hostile) > 0, "{io:?}: then where did the memory come from?");
+    }
+}
+
+/// How much of the greedy clients' work comes before a request that arrives with it.
+#[test]
+fn short_request_waits_for_no_more_than_a_turn_of_others() {
+    const GREEDY: usize = 10;
+    const FAR: u64 = 39 * MIB;
+    for io in rings() {
+        for (kind, entry, most) in [
+            (FLUSH, Entry::Sync, 1),
+            (CACHE, Entry::Prefetch, 1),
+            (TRIM, Entry::Discard, 1),
+            // As many as one reply looks at.
+            (BLOCK_STATUS, Entry::Run, 1024),
+        ] {
+            let store = Diary::new(40 * MIB);
+            let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+            let mut clients: Vec<Client> = (0..GREEDY).map(|_| Client::open(served.path(), Style::Extended)).collect();
+            let [mut busy, mut good] = [(); 2].map(|()| Client::open(served.path(), Style::Simple));
+            store.hold(true);
+            let write = busy.send_write(0, 0, &[1; 4096]);
+            while !store.waits.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            for client in &mut clients {
+                (0..200).for_each(|_| {
+                    client.send(kind, 0, 0, 4 * MIB);
+                });
+            }
+            let read = good.send(READ, 0, FAR, 4096);
+            store.hold(false);
+            assert_eq!(good.wait(read).error, 0);
+            let entries = store.entries();
+            let place = entries.iter().position(|e| *e == Entry::Read(FAR)).expect("it was read");
+            let before = entries[..place].iter().filter(|e| **e == entry).count();
+            // The turn in which all of it arrives, and the one after.
+            assert!(before <= 2 * GREEDY * most, "{io:?}, {entry:?}: {before} before the read of another client");
+            assert_eq!(busy.wait(write).error, 0);
+            while clients.iter().any(|client| client.under_way() > 0) {
+                clients.iter_mut().filter(|client| client.under_way() > 0).for_each(Client::receive);
+            }
+        }
+    }
+}
+
+/// The pieces of a durable write are durable one by one; the answer tells the first failure.
+#[test]
+fn long_durable_write_tells_the_failure_of_every_piece() {
+    for (io, style) in rings().into_iter().flat_map(|io| STYLES.map(|style| (io, style))) {
+        let bytes = pattern(1, 4 * MIB);
+        for piece in 0..4 {
+            let store = MoodyStore::new(8 * MIB);
+            let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+            let mut client = Client::open(served.path(), style);
+            let bad = piece * MIB + 8192;
+            store.set(Mood { bad_writes: Some((bad..bad + 1, Errno::NOSPC)), ..Mood::default() });
+            assert_eq!(client.write(FUA, 0, &bytes), ENOSPC, "{io:?}, {style:?}, piece {piece}");
+            store.set(Mood::default());
+            assert_eq!(client.write(FUA, 0, &bytes), 0);
+            assert_eq!(client.call(WRITE_ZEROES, FUA, 0, 4 * MIB).error, 0);
+        }
+    }
+}
+
+#[test]
+fn new_client_is_told_the_new_size_after_growth() {
+    for io in rings() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file().set_len(store_len(MIB)).expect("a sparse file");
+        let store = FileStore::new(file.reopen().expect("it is there"), false, io).expect("a regular file");
+        let served = Served::new(device(Arc::new(store), 4096, ANYTHING_GOES), io, 2);
+        let mut old = Client::open(served.path(), Style::Structured);
+        assert_eq!(old.size, MIB);
+        assert_eq!(old.call(READ, 0, MIB, 4096).error, EINVAL);
+        file.as_file().set_len(store_len(3 * MIB)).expect("a longer file");
+        assert_eq!(served.device.grow().expect("it has grown"), 3 * MIB);
+        // As many as there are workers, and one more.
+        for style in STYLES {
+            let mut new = Client::open(served.path(), style);
+            assert_eq!(new.size, 3 * MIB, "{io:?}, {style:?}");
+            assert_eq!(new.write(0, 3 * MIB - 4096, &pattern(3, 4096)), 0);
+            new.disconnect();
+        }
+        assert_eq!(old.size, MIB);
+        assert_eq!(old.read(3 * MIB - 4096, 4096), pattern(3, 4096), "what is there is there for all");
+    }
+}
+
+/// The kernel's table of TCP sockets shows which timer runs for each: of the server's ends, the one of keep-alive.
+#[test]
+fn tcp_clients_are_probed_while_they_are_silent() {
+    let device = device(memory(MIB), 4096, ANYTHING_GOES);
+    let listen = Listen::Tcp(([127, 0, 0, 1], 0).into());
+    let server = Server::start(device, &listen, &ServerOptions::default()).expect("a free port");
+    let Listen::Tcp(address) = server.listen().clone() else { panic!("it listens on TCP") };
+    let mut client = std::net::TcpStream::connect(address).expect("the server listens");
+    client.read_exact(&mut [0; 18]).expect("a greeting");
+    let local = format!(":{:04X}", address.port());
+    let table = || std::fs::read_to_string("/proc/self/net/tcp").expect("the kernel's table");
+    let timer = || {
+        let line = table().lines().map(|line| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).find(
+            // Established.
+            |fields| fields[1].ends_with(&local) && fields[3] == "01",
+        );
+        line.expect("the server's end")[5].clone()
+    };
+    // While the greeting is not acknowledged, another timer runs.
+    let mut shown = timer();
+    for _ in 0..100 {
+        if shown.starts_with("02:") {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        shown = timer();
+    }
+    let (kind, when) = shown.split_once(':').expect("a timer and when it runs out");
+    let when = u64::from_str_radix(when, 16).expect("ticks");
+    assert!(kind == "02" && when <= 60 * 100, "{shown}");
+    server.stop().expect("a good end");
+}

@@ -1,0 +1,141 @@
+//! What the engine's files find around them here.
+
+/// As the engine's module of this name, with loom's primitives.
+pub(crate) mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+    pub(crate) use loom::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+    use std::sync::LockResult;
+    pub(crate) use std::sync::PoisonError;
+    use std::time::Duration;
+
+    /// loom's, with the standard library's loop around `wait`.
+    #[derive(Default)]
+    pub(crate) struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Self::default()
+        }
+
+        pub(crate) fn wait_while<'a, T>(
+            &self,
+            mut guard: MutexGuard<'a, T>,
+            mut condition: impl FnMut(&mut T) -> bool,
+        ) -> LockResult<MutexGuard<'a, T>> {
+            while condition(&mut guard) {
+                guard = self.0.wait(guard)?;
+            }
+            Ok(guard)
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+
+    /// Lets other threads go on.
+    pub(crate) fn sleep(_: Duration) {
+        loom::thread::yield_now();
+    }
+}
+
+/// As much of the engine's module as locks use.
+pub(crate) mod target {
+    use super::layout::Layout;
+    use super::sync::Arc;
+    use loom::cell::UnsafeCell;
+
+    /// Data units of four bytes.
+    pub(crate) struct Extent {
+        pub(crate) store: u32,
+        pub(crate) store_offset: u64,
+        pub(crate) cover_len: usize,
+        pub(crate) is_partial: bool,
+    }
+
+    impl Extent {
+        pub(crate) fn is_partial(&self) -> bool {
+            self.is_partial
+        }
+    }
+
+    /// A target whose uses loom watches.
+    pub(crate) struct CryptTarget {
+        layout: Arc<Layout>,
+        keys: UnsafeCell<()>,
+    }
+
+    impl CryptTarget {
+        pub(crate) fn new() -> Self {
+            Self { layout: Arc::new(Layout), keys: UnsafeCell::new(()) }
+        }
+
+        pub(crate) fn layout(&self) -> &Arc<Layout> {
+            &self.layout
+        }
+
+        pub(crate) fn measure(&self) {}
+
+        /// Uses the keys, beside others that do.
+        pub(crate) fn use_keys(&self) {
+            self.keys.with(|_| ());
+        }
+
+        /// Changes the keys, which no other thread may use.
+        pub(crate) fn change_keys(&self) {
+            self.keys.with_mut(|_| ());
+        }
+    }
+
+    impl Drop for CryptTarget {
+        fn drop(&mut self) {
+            self.change_keys();
+        }
+    }
+}
+
+/// As much of the engine's module as the gate uses.
+pub(crate) mod layout {
+    pub(crate) struct Layout;
+}
+
+/// As much of the engine's module as the gate uses.
+pub(crate) mod request {
+    #[derive(Debug, PartialEq, Eq)]
+    pub(crate) enum RequestError {
+        Io(rustix::io::Errno),
+    }
+}
+
+/// A worker's waker: a counter that can be waited for, as an event descriptor is.
+pub(crate) mod ring {
+    use super::sync::Condvar;
+    use loom::sync::Mutex;
+    use std::sync::Arc;
+
+    #[derive(Clone, Default)]
+    pub(crate) struct Waker(Arc<Event>);
+
+    #[derive(Default)]
+    struct Event {
+        count: Mutex<u64>,
+        readable: Condvar,
+    }
+
+    impl Waker {
+        /// Ends the current or the next wait.
+        pub(crate) fn wake(&self) {
+            *self.0.count.lock().unwrap() += 1;
+            self.0.readable.notify_all();
+        }
+
+        /// Waits until there was a wake since the last [`Waker::clear`].
+        pub(crate) fn wait(&self) {
+            drop(self.0.readable.wait_while(self.0.count.lock().unwrap(), |count| *count == 0).unwrap());
+        }
+
+        pub(crate) fn clear(&self) {
+            *self.0.count.lock().unwrap() = 0;
+        }
+    }
+}

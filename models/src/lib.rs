@@ -1,0 +1,23 @@
+//! The engine's locks, gate and mailbox in every order of their threads' steps.
+//!
+//! The files of the engine are compiled here a second time, as they stand, with loom's primitives in [`sync`] and with as
+//! much of the modules around them as they use. A model is a test that runs a few threads on them: loom repeats it for
+//! every order in which the threads' steps can take effect, each atomic operation with every value that its memory ordering
+//! allows. A model fails if its threads all wait (a lost wake-up), if two of them access a [`loom::cell::UnsafeCell`] at a
+//! time or without an order between them (no exclusion), or if an assertion does.
+
+#[allow(dead_code)]
+#[path = "../../crates/engine/src/gate.rs"]
+mod gate;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../crates/engine/src/unaligned/locks.rs"]
+mod locks;
+#[allow(dead_code)]
+#[path = "../../crates/engine/src/worker/mailbox.rs"]
+mod mailbox;
+
+mod around;
+use around::{layout, request, ring, sync, target};
+
+#[cfg(test)]
+mod tests;

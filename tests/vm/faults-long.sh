@@ -1,0 +1,14 @@
+#: about   each way to lose writes on each storage, and what several ask at a time again and again: an hour or so
+#: only    named
+#: memory  640
+#: cpus    2
+#: seconds 7200
+#: modules dm_mod dm_flakey dm_thin_pool ublk_drv nbd fuse xfs
+#: tools   inlock xtask dmsetup mkfs.ext4 mkfs.xfs
+#: disk    800M
+# shellcheck shell=dash
+mkdir -p /mnt
+# Nothing is written back but what the test asks for.
+echo 0 > /proc/sys/vm/dirty_writeback_centisecs
+xtask faults all /dev/vda >&3
+xtask faults race /dev/vda >&3
