@@ -2,7 +2,7 @@
 # Everything that has to hold, in one command; ends with one line 'N passed, N failed, N skipped'.
 #
 #   ./test.sh              all stages, as on every push
-#   ./test.sh STAGE...     some of: build fmt tidy clippy shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak
+#   ./test.sh STAGE...     some of: build fmt tidy clippy features dependencies cross doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak
 #
 # Each stage writes to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so that a suite
 # that silently does less fails; a skip that is not in tests/expected-skips.txt fails too.
@@ -13,7 +13,7 @@ export CI=true LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=0
 # shellcheck source=tests/packages.sh
 . tests/packages.sh
 
-STAGES=(build fmt tidy clippy shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak)
+STAGES=(build fmt tidy clippy features dependencies cross doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak)
 WANTED=("${@:-all}")
 TARGET=${CARGO_TARGET_DIR:-$PWD/target}
 LOGS=$TARGET/test-logs
@@ -44,7 +44,7 @@ stage() {
     passed=$((passed + good)) failed=$((failed + bad)) skipped=$((skipped + left))
     local verdict=ok
     [ "$bad" -gt 0 ] && verdict=FAILED
-    printf '%-7s %-11s %5d passed %3d failed %3d skipped  %4d s\n' "$verdict" "$name" "$good" "$bad" "$left" $((SECONDS - begin))
+    printf '%-7s %-12s %5d passed %3d failed %3d skipped  %4d s\n' "$verdict" "$name" "$good" "$bad" "$left" $((SECONDS - begin))
     if [ "$bad" -gt 0 ]; then
         echo "--- the end of $log:"
         head -n -40 "$log" | grep -E '^(error|warning: unused|tidy:|test .*FAILED|Error: |thread .* panicked)|panicked at' | head -40
@@ -113,6 +113,9 @@ others() {
         cargo test --quiet --package inlock-tests --doc
 }
 
+# A link in the documentation that leads nowhere is a warning, and a failure here.
+documentation() { RUSTDOCFLAGS=-Dwarnings cargo doc --quiet --no-deps --workspace --exclude inlock-benches; }
+
 # 4 GiB of zeroes through a target that encrypts nothing are 4 GiB of zeroes.
 null_target() {
     local image=$LOGS/null.img raw through
@@ -141,6 +144,10 @@ stage fmt cargo fmt --all --check
 stage tidy cargo xtask tidy
 begin vm cargo xtask vm
 stage clippy cargo clippy --quiet --all-targets -- -D warnings
+stage features cargo xtask features
+stage dependencies cargo xtask dependencies
+stage cross cargo xtask cross
+stage doc documentation
 stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/vm/*.sh tests/vm/parts/*.sh .ci/run
 stage unit others
 stage models cargo test --quiet --package inlock-models -- --show-output

@@ -1,6 +1,6 @@
 //! Every option of the command line, once: all of them may stand before or after the verb, as cryptsetup's may.
 //!
-//! There are no clap subcommands. One flat table is parsed, and [`allowed`] says afterwards which verb takes what, so that
+//! There are no clap subcommands. One flat table is parsed, and `allowed` says afterwards which verb takes what, so that
 //! `inlock -q --key-file k luksFormat disk.img` and `inlock luksFormat disk.img -q --key-file k` are the same command.
 //! `-h` is `--hash` as in cryptsetup; help is `-?` or `--help`.
 

@@ -1,7 +1,7 @@
 //! Cipher specifications: what dm-crypt calls `aes-xts-plain64`, in parts.
 //!
-//! This file has the parts, how they are written, and which keys and data units they take; [`parse`] reads both of dm-crypt's
-//! notations; [`combine`] says which parts go together, once, for reading, for making ciphers, and for [`known_specs`].
+//! This file has the parts, how they are written, and which keys and data units they take; `parse` reads both of dm-crypt's
+//! notations; `combine` says which parts go together, once, for reading, for making ciphers, and for [`known_specs`].
 
 mod combine;
 mod parse;

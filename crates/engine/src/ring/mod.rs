@@ -1,6 +1,6 @@
 //! How a worker talks to the kernel: operations go in, completions come out.
 //!
-//! Two twins behind one face: [`uring`] submits everything that one turn collected with one system call, [`plain`] does
+//! Two twins behind one face: `uring` submits everything that one turn collected with one system call, `plain` does
 //! the same with ordinary calls where io_uring is forbidden. An operation owns its buffers until its completion hands
 //! them back, so that nothing can touch or free memory that the kernel is using. A ring belongs to one thread.
 

@@ -7,6 +7,7 @@ mod breakages;
 mod costs;
 mod crash_states;
 mod cryptsetup;
+mod keyslots;
 mod support;
 mod table;
 mod vectors;

@@ -1,0 +1,58 @@
+//! Which keyslot opens a volume, and which volume key is taken for its own.
+
+use crate::support::{PASSPHRASE, luks1_image, luks2_image, secret, unlock};
+use inlock_volume::{MemoryDevice, UnlockError, UnlockOptions, UnlockWarning, Volume, VolumeKey};
+
+fn images() -> [(u32, MemoryDevice); 2] {
+    [(1, MemoryDevice::new(luks1_image())), (2, MemoryDevice::new(luks2_image()))]
+}
+
+#[test]
+fn named_keyslot_opens_and_an_inactive_one_is_refused() {
+    for (version, device) in images() {
+        let volume = Volume::load(&device).unwrap();
+        assert_eq!(volume.version(), version);
+        let with = |number| {
+            let options = UnlockOptions::new().with_keyslot(Some(number));
+            volume.unlock(&device, &secret(PASSPHRASE), &options).map(|unlocked| unlocked.keyslot)
+        };
+        assert_eq!(with(0).unwrap(), 0, "LUKS{version}");
+        for inactive in [1, 7] {
+            let refused = with(inactive);
+            assert!(
+                matches!(refused, Err(UnlockError::KeyslotInactive(number)) if number == inactive),
+                "LUKS{version}: {refused:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn volume_key_that_the_digest_does_not_confirm_is_refused() {
+    for (version, device) in images() {
+        let volume = Volume::load(&device).unwrap();
+        let unlocked = unlock(&device, PASSPHRASE).unwrap();
+        let right = unlocked.key.as_bytes();
+        let with = |bytes: &[u8]| volume.unlock_with_volume_key(VolumeKey::new(bytes), &UnlockOptions::new());
+        let opened = with(right).unwrap();
+        assert_eq!((opened.key.as_bytes(), &opened.segments), (right, &unlocked.segments), "LUKS{version}");
+        let mut other = right.to_vec();
+        other[0] ^= 1;
+        let longer = [right, &[0]].concat();
+        // PBKDF2 pads its password with zeroes, so that the digest alone would take the longer key.
+        for wrong in [&other[..], &longer, &right[..right.len() - 1], &[]] {
+            let refused = with(wrong).map(|unlocked| unlocked.keyslot);
+            assert!(
+                matches!(refused, Err(UnlockError::WrongPassphrase)),
+                "LUKS{version}, {} bytes: {refused:?}",
+                wrong.len()
+            );
+        }
+    }
+}
+
+#[test]
+fn warning_of_equal_halves_says_what_is_equal() {
+    let said = UnlockWarning::EqualXtsKeyHalves.to_string();
+    assert_eq!(said, "both halves of the XTS volume key are the same");
+}
