@@ -2,7 +2,7 @@
 
 /// As the engine's module of this name, with loom's primitives.
 pub(crate) mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     pub(crate) use loom::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
     use std::sync::LockResult;
     pub(crate) use std::sync::PoisonError;

@@ -1,4 +1,4 @@
-//! The engine's locks, gate and mailbox in every order of their threads' steps.
+//! The engine's locks, gate, queue of syncs and mailbox in every order of their threads' steps.
 //!
 //! The files of the engine are compiled here a second time, as they stand, with loom's primitives in [`sync`] and with as
 //! much of the modules around them as they use. A model is a test that runs a few threads on them: loom repeats it for
@@ -11,6 +11,9 @@
 #![allow(clippy::arc_with_non_send_sync)]
 
 // To clippy, loom's `Arc` is like any other type.
+#[allow(dead_code)]
+#[path = "../../crates/engine/src/flush.rs"]
+mod flush;
 #[allow(clippy::map_clone, dead_code)]
 #[path = "../../crates/engine/src/gate.rs"]
 mod gate;

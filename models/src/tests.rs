@@ -1,5 +1,6 @@
 //! The models.
 
+mod flush;
 mod gate;
 mod locks;
 mod mailbox;

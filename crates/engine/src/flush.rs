@@ -7,9 +7,8 @@
 
 use crate::request::RequestError;
 use crate::ring::Waker;
+use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, PoisonError};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The number of a sync. A request that waits for one is answered when a sync of this number or a later one has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,11 +90,10 @@ impl SyncQueue {
     /// `EIO` after a failed sync, this one or an earlier one.
     pub(crate) fn sync_blocking(&self, sync: impl FnOnce() -> Result<(), Errno>) -> Result<(), RequestError> {
         self.check()?;
-        let mut state = self.state();
+        let state = self.state();
         let number = state.begun + 1;
-        while state.running && state.ended < number {
-            state = self.stopped.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        let runs = |state: &mut State| state.running && state.ended < number;
+        let mut state = self.stopped.wait_while(state, runs).unwrap_or_else(PoisonError::into_inner);
         let leads = state.ended < number && state.take_turn(None) == Turn::Lead;
         drop(state);
         if leads {
