@@ -91,7 +91,7 @@ impl Other {
         if !have("setpriv") {
             return None;
         }
-        Self::open(&dir.name(""), 0o777);
+        Self::open(dir.name(""), 0o777);
         let program = dir.name("inlock-of-another");
         std::fs::copy(env!("CARGO_BIN_EXE_inlock"), &program).expect("writable");
         Some(Self { program })
