@@ -40,8 +40,8 @@ pub(crate) struct Extent {
     pub range: Range,
 }
 
-/// What lies below a device, the nearest first: nothing below a regular file. What cannot be found in this process's mount
-/// namespace is left out, with what lies below it.
+/// What lies below a device, the nearest first: nothing below a regular file. What cannot be found in this process's
+/// mount namespace is left out, with what lies below it.
 pub(crate) fn below(device: &Metadata) -> Vec<Extent> {
     let mut found: Vec<Extent> = Vec::new();
     let (mut metadata, mut range) = (device.clone(), ALL);

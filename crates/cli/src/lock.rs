@@ -2,8 +2,8 @@
 //!
 //! Header: `flock` on an image file itself; for a block device on `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup
 //! does. Held while a header is read or written, no longer. Device: one writer, or any number of readers, for as long as a
-//! volume is served or copied. That lock lies on the image itself ([`range`]), through loop devices too ([`backing`]), and beside
-//! it in a file that is named after what the device is (docs/decisions/0003 and 0022).
+//! volume is served or copied. That lock lies on the image itself ([`range`]), through loop devices too ([`backing`]),
+//! and beside it in a file that is named after what the device is (docs/decisions/0003 and 0022).
 
 mod range;
 
@@ -98,8 +98,8 @@ pub(crate) struct DeviceLock {
     _ranges: Vec<RangeLock>,
 }
 
-/// Takes the device for as long as the lock lives: alone to write, together with other readers to read. For an exclusive lock the
-/// device is open for writing.
+/// Takes the device for as long as the lock lives: alone to write, together with other readers to read. For an
+/// exclusive lock the device is open for writing.
 pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<DeviceLock> {
     let in_use = || {
         let hint = match mode {
@@ -136,8 +136,8 @@ pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Device
     Ok(DeviceLock { _names: held, _ranges: ranges })
 }
 
-/// Opens the device once more for its lock: the kernel may keep a description that a ring has open for a while after the process
-/// has ended.
+/// Opens the device once more for its lock: the kernel may keep a description that a ring has open for a while after
+/// the process has ended.
 fn own_description(device: &Device, mode: Mode) -> io::Result<File> {
     if flock_locks_ranges(&device.file) {
         // There the lock of the header would be another owner's.

@@ -1,7 +1,8 @@
 //! Where `export` writes to: a file, a block device, or a stream.
 //!
-//! A file or block device that exists is taken before a passphrase is asked for: a block device exclusively, and both with the
-//! locks of a volume. Nothing of it changes before [`Output::begin`]. [`Output::finish`] returns when all is on stable storage.
+//! A file or block device that exists is taken before a passphrase is asked for: a block device exclusively, and both
+//! with the locks of a volume. Nothing of it changes before [`Output::begin`]. [`Output::finish`] returns when all is
+//! on stable storage.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

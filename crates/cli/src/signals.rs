@@ -27,8 +27,9 @@ struct Handlers {
 
 static HANDLERS: OnceLock<Handlers> = OnceLock::new();
 
-/// Has a write over the limit of file sizes fail with EFBIG, which is told as an error of that write; by default the signal
-/// for it ends the process. Programs that are started from here find the default again, as they would not if it were ignored.
+/// Has a write over the limit of file sizes fail with EFBIG, which is told as an error of that write; by default the
+/// signal for it ends the process. Programs that are started from here find the default again, as they would not if it
+/// were ignored.
 pub(crate) fn survive_size_limit() {
     // Where this fails the default stays.
     let _ = flag::register(Signal::XFSZ.as_raw(), Arc::default());

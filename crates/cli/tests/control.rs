@@ -150,12 +150,12 @@ fn who_is_not_there_is_inactive() {
 
 /// Stops a process. Its threads go on for a moment when the signal was sent.
 fn stop_all_threads(pid: u32) {
-    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::STOP).unwrap();
+    kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::STOP).expect("it runs");
     let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
-        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+        let stat = std::fs::read_to_string(task.expect("readable").path().join("stat")).expect("readable");
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     };
-    while !std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(is_stopped) {
+    while !std::fs::read_dir(format!("/proc/{pid}/task")).expect("readable").all(is_stopped) {
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -1,4 +1,5 @@
-//! What `export` and the commands that make files write to: on stable storage before success is told, and taken from others.
+//! What `export` and the commands that make files write to: on stable storage before success is told, and taken from
+//! others.
 
 mod harness;
 
@@ -153,7 +154,7 @@ fn syncs(dir: &Dir, words: &[&str]) -> Vec<String> {
     let mut command = Command::new("strace");
     command.args(["-f", "-y", "-q", "-e", calls, "-e", "signal=none", "-o", &log]);
     run(command.arg(env!("CARGO_BIN_EXE_inlock")).args(words), b"secret").works();
-    let text = std::fs::read_to_string(&log).unwrap();
+    let text = std::fs::read_to_string(&log).expect("strace writes it");
     let of = |line: &str| Some(line.split_once('<')?.1.rsplit_once('>')?.0.to_owned());
     text.lines().filter(|line| line.ends_with(" = 0")).filter_map(of).collect()
 }

@@ -152,8 +152,8 @@ fn listen(args: &ServeArgs) -> anyhow::Result<(server::Listen, Option<TempDir>)>
     }
 }
 
-/// NBD without TLS asks clients for nothing: a TCP address gives the plaintext to everybody who can connect to it, and that is
-/// every account of this machine at least.
+/// NBD without TLS asks clients for nothing: a TCP address gives the plaintext to everybody who can connect to it, and
+/// that is every account of this machine at least.
 fn check_tcp(address: SocketAddr, insecure: bool) -> anyhow::Result<()> {
     if insecure {
         return Ok(());

@@ -88,7 +88,8 @@ impl Listener {
     }
 }
 
-/// Figures tell when a volume is used, and how much, and nothing of what is on it: users of this machine may ask for them.
+/// Figures tell when a volume is used, and how much, and nothing of what is on it: users of this machine may ask for
+/// them.
 fn check_tcp(address: SocketAddr, insecure: bool) -> anyhow::Result<()> {
     if address.ip().is_loopback() || insecure {
         return Ok(());

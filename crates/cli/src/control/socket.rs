@@ -37,8 +37,8 @@ pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     made.map(|()| socket.into())
 }
 
-/// Connects to a socket, whatever the length of its path. Where the other process takes no more connections, it waits for that
-/// a few seconds.
+/// Connects to a socket, whatever the length of its path. Where the other process takes no more connections, it waits
+/// for that a few seconds.
 pub(crate) fn connect(path: &Path) -> io::Result<UnixStream> {
     let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let (short, _dir) = short_path(dir, path)?;

@@ -1,7 +1,7 @@
 //! Locks on an image itself, which the processes of every user see: one open file description lock for a range of it.
 //!
-//! They lie beyond any byte that a file can have, byte `BASE + n` for byte `n`, since other programs lock bytes at the start of
-//! images for purposes of their own. The kernel gives a lock back with the last descriptor of the description.
+//! They lie beyond any byte that a file can have, byte `BASE + n` for byte `n`, since other programs lock bytes at the
+//! start of images for purposes of their own. The kernel gives a lock back with the last descriptor of the description.
 
 use std::fs::File;
 use std::thread;

@@ -37,7 +37,8 @@ impl Drop for Loop {
 pub(crate) struct Mounted(String);
 
 impl Mounted {
-    /// Mounts a new tmpfs with room for so many MiB on `dir`, which is made. `None`, with the reason: that is not allowed.
+    /// Mounts a new tmpfs with room for so many MiB on `dir`, which is made. `None`, with the reason: that is not
+    /// allowed.
     pub(crate) fn tmpfs(dir: &str, mib: u64) -> Option<Self> {
         std::fs::create_dir(dir).expect("writable");
         Self::new(&["-t", "tmpfs", "-o", &format!("size={mib}m,mode=755"), "tmpfs", dir])
@@ -60,8 +61,8 @@ impl Drop for Mounted {
     }
 }
 
-/// A block device that promises more than there is: a sparse file of `promised` MiB on a tmpfs of `real` MiB. What does not
-/// fit is found out when it is written back, not when it is written.
+/// A block device that promises more than there is: a sparse file of `promised` MiB on a tmpfs of `real` MiB. What does
+/// not fit is found out when it is written back, not when it is written.
 pub(crate) struct Thin {
     // Dropped in this order.
     pub(crate) device: Loop,
