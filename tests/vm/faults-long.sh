@@ -1,4 +1,4 @@
-#: about   each way to lose writes on each storage, and what several ask at a time again and again: an hour or so
+#: about   each way to lose writes on each storage, and what several ask at a time again and again
 #: only    named
 #: memory  640
 #: cpus    2
