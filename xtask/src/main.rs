@@ -9,6 +9,7 @@ mod cross;
 mod dependencies;
 mod faults;
 mod features;
+mod floors;
 mod fuzz;
 mod metadata;
 mod miri;
@@ -27,6 +28,7 @@ const USAGE: &str = "usage: cargo xtask CHORE
   tidy                                   check crate arrows, unsafe, lengths, head comments, words
   features                               clippy over each crate with no feature, each alone, and all
   dependencies                           no dependency needs a newer Rust; cargo deny check
+  floors                                 raise tests/floors.txt to the last full run's counts minus 5 %
   cross [TARGET...]                      type-check for other processors: aarch64, and one of 32 bits
   fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each unless told
   mutants [--shard K/N] [GROUP...] [REGEX...]
@@ -61,6 +63,7 @@ fn run() -> Result<ExitCode> {
         Some("fuzz") => fuzz::run(&root, &rest),
         Some("mutants") => mutants::run(&root, &rest),
         Some("features") => features::run(&root),
+        Some("floors") => floors::run(&root),
         Some("dependencies") => dependencies::run(&root),
         Some("cross") => cross::run(&root, &rest),
         Some("bench-record") => bench_record::run(&root, &rest),

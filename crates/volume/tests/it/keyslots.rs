@@ -1,6 +1,6 @@
 //! Which keyslot opens a volume, and which volume key is taken for its own.
 
-use crate::support::{PASSPHRASE, luks1_image, luks2_image, secret, unlock};
+use crate::support::{PASSPHRASE, chain, luks1_image, luks2_image, secret, unlock};
 use inlock_volume::{MemoryDevice, UnlockError, UnlockOptions, UnlockWarning, Volume, VolumeKey};
 
 fn images() -> [(u32, MemoryDevice); 2] {
@@ -55,4 +55,16 @@ fn volume_key_that_the_digest_does_not_confirm_is_refused() {
 fn warning_of_equal_halves_says_what_is_equal() {
     let said = UnlockWarning::EqualXtsKeyHalves.to_string();
     assert_eq!(said, "both halves of the XTS volume key are the same");
+}
+
+#[test]
+fn luks1_key_has_at_most_512_bytes() {
+    let with = |key_len: u32| {
+        let mut image = luks1_image();
+        image[108..112].copy_from_slice(&key_len.to_be_bytes());
+        Volume::load(&MemoryDevice::new(image)).map_or_else(|error| chain(&error), |_| String::new())
+    };
+    assert!(with(513).contains("key bytes"), "{}", with(513));
+    // Its areas overlap then, which is another fault.
+    assert!(!with(512).contains("key bytes"), "{}", with(512));
 }
