@@ -181,58 +181,15 @@ impl Nbd {
 
     fn try_piece(&mut self, cx: &mut Context<'_>, id: u32) -> Attempt {
         let Some(transfer) = self.transfers[id as usize].as_mut() else { return Attempt::Begun };
+        if transfer.needs_memory() {
+            return self.try_with_memory(cx, id);
+        }
         let Some(connection) = self.connections[transfer.connection as usize].as_mut() else { return Attempt::Begun };
         let command = transfer.command;
-        let empty = connection.held == 0;
-        // The rest of a simple reply that has begun may be what all that the client holds waits for.
-        let first = empty || connection.long_read == Some(id);
-        // What has begun goes on in any case: memory that others wait for may come back only when it ends.
-        let behind = transfer.is_new() && self.blocked.is_behind(empty, command.len);
-        let mut supply = Supply { pool: cx.pool, first, behind, now: self.now };
         let offset = command.offset + transfer.begun;
         let rest = command.len - transfer.begun;
-        let mut request =
-            Request { id: id.into(), operation: Operation::Flush, offset, len: rest, data: None, spare: None };
-        match command.kind {
-            command::READ | command::WRITE | command::WRITE_ZEROES => {
-                let reads = command.kind == command::READ;
-                let whole = command.has(command_flag::DF) && reads;
-                // Replies behind a simple one that is not finished cannot leave; the memory they held would be missing
-                // from it.
-                if reads && connection.long_read.is_some_and(|long| long != id) {
-                    return Attempt::Blocked;
-                }
-                if whole && rest > BufferPool::LARGEST_PIECE as u64 {
-                    transfer.error = Some(NbdError::Overflow);
-                    let index = transfer.connection;
-                    self.finish_transfer(index, id);
-                    return Attempt::Begun;
-                }
-                if connection.is_full() {
-                    return Attempt::NoMemory;
-                }
-                let taken = take_buffers(&mut supply, cx.layout, connection, (offset, rest), whole, !reads);
-                let Some((extent, buffer, spare)) = taken else {
-                    self.blocked.add(empty, transfer.least());
-                    return if whole { Attempt::Blocked } else { Attempt::NoMemory };
-                };
-                // A durable write may take the store as long as a flush.
-                let durable = command.has(command_flag::FUA);
-                connection.spend(self.turn, if durable && !reads { QUANTUM } else { extent.len as u64 });
-                transfer.begun += extent.len as u64;
-                if reads && connection.style() == ReplyStyle::Simple {
-                    connection.long_read = (!transfer.is_begun()).then_some(id);
-                }
-                if command.kind == command::WRITE {
-                    let begun = self.now;
-                    connection.intake =
-                        Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0, begun });
-                    return Attempt::Begun;
-                }
-                request.operation = if reads { Operation::Read } else { Operation::WriteZeroes { durable } };
-                request.data = Some((extent, buffer));
-                request.spare = spare;
-            }
+        let durable = command.has(command_flag::FUA);
+        let (operation, len) = match command.kind {
             command::TRIM if self.trims >= MAX_TRIMS => return Attempt::Blocked,
             command::TRIM | command::CACHE => {
                 let trims = command.kind == command::TRIM;
@@ -241,30 +198,76 @@ impl Nbd {
                 // Pieces end on multiples of their length, so that no data unit is cut and kept for it.
                 let here = rest.min(piece - offset % piece);
                 let here = cx.layout.place(offset, here).map_or(here, |p| p.len);
-                request.len = here;
-                let durable = command.has(command_flag::FUA);
-                request.operation = if trims { Operation::Discard { durable } } else { Operation::Prefetch };
-                transfer.begun += here;
-                connection.spend(self.turn, QUANTUM);
+                (if trims { Operation::Discard { durable } } else { Operation::Prefetch }, here)
             }
-            command::BLOCK_STATUS => {
-                let want = MAX_EXTENTS * extent_len(ReplyStyle::Extended);
-                let Some(buffer) = connection.take(&mut supply, want, want) else {
-                    self.blocked.add(empty, transfer.least());
-                    return Attempt::NoMemory;
-                };
-                transfer.begun = command.len;
-                connection.spend(self.turn, QUANTUM);
-                self.block_status(cx, id, buffer);
-                return Attempt::Begun;
-            }
-            _ => {
-                transfer.begun = command.len;
-                connection.spend(self.turn, QUANTUM);
-            }
-        }
+            _ => (Operation::Flush, rest),
+        };
+        transfer.begun += len;
+        connection.spend(self.turn, QUANTUM);
         transfer.outstanding += 1;
-        cx.requests.push_back(request);
+        cx.requests.push_back(Request { id: id.into(), operation, offset, len, data: None, spare: None });
+        Attempt::Begun
+    }
+
+    /// Begins the next piece of a transfer that needs a buffer.
+    fn try_with_memory(&mut self, cx: &mut Context<'_>, id: u32) -> Attempt {
+        let Some(transfer) = self.transfers[id as usize].as_mut() else { return Attempt::Begun };
+        let Some(connection) = self.connections[transfer.connection as usize].as_mut() else { return Attempt::Begun };
+        let command = transfer.command;
+        let empty = connection.held == 0;
+        // The rest of a simple reply that has begun may be what all that the client holds waits for.
+        let first = empty || connection.long_read == Some(id);
+        // What has begun goes on in any case: memory that others wait for may come back only when it ends.
+        let behind = transfer.is_new() && self.blocked.is_behind(empty, command.len);
+        let mut supply = Supply { pool: cx.pool, first, behind, now: self.now };
+        if command.kind == command::BLOCK_STATUS {
+            let want = MAX_EXTENTS * extent_len(ReplyStyle::Extended);
+            let Some(buffer) = connection.take(&mut supply, want, want) else {
+                self.blocked.add(empty, transfer.least());
+                return Attempt::NoMemory;
+            };
+            transfer.begun = command.len;
+            connection.spend(self.turn, QUANTUM);
+            self.block_status(cx, id, buffer);
+            return Attempt::Begun;
+        }
+        let (offset, rest) = (command.offset + transfer.begun, command.len - transfer.begun);
+        let reads = command.kind == command::READ;
+        let whole = command.has(command_flag::DF) && reads;
+        // Replies behind a simple one that is not finished cannot leave; the memory they held would be missing from it.
+        if reads && connection.long_read.is_some_and(|long| long != id) {
+            return Attempt::Blocked;
+        }
+        if whole && rest > BufferPool::LARGEST_PIECE as u64 {
+            transfer.error = Some(NbdError::Overflow);
+            let index = transfer.connection;
+            self.finish_transfer(index, id);
+            return Attempt::Begun;
+        }
+        if connection.is_full() {
+            return Attempt::NoMemory;
+        }
+        let taken = take_buffers(&mut supply, cx.layout, connection, (offset, rest), whole, !reads);
+        let Some((extent, buffer, spare)) = taken else {
+            self.blocked.add(empty, transfer.least());
+            return if whole { Attempt::Blocked } else { Attempt::NoMemory };
+        };
+        // A durable write may take the store as long as a flush.
+        let durable = command.has(command_flag::FUA);
+        connection.spend(self.turn, if durable && !reads { QUANTUM } else { extent.len as u64 });
+        transfer.begun += extent.len as u64;
+        if reads && connection.style() == ReplyStyle::Simple {
+            connection.long_read = (!transfer.is_begun()).then_some(id);
+        }
+        if command.kind == command::WRITE {
+            let begun = self.now;
+            connection.intake = Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0, begun });
+            return Attempt::Begun;
+        }
+        let operation = if reads { Operation::Read } else { Operation::WriteZeroes { durable } };
+        let data = Some((extent, buffer));
+        transfer.outstanding += 1;
+        cx.requests.push_back(Request { id: id.into(), operation, offset, len: rest, data, spare });
         Attempt::Begun
     }
 
