@@ -223,14 +223,14 @@ mod tests {
 
     fn target() -> CryptTarget {
         let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::SECTOR);
-        CryptTarget::new(&[segment], &VolumeKey::new(&[3; 64]), 4096).unwrap()
+        CryptTarget::new(&[segment], &VolumeKey::new(&[3; 64]), 4096).expect("the segment fits")
     }
 
     #[derive(Default)]
     struct Log(Mutex<Vec<u64>>);
     impl Granted for Log {
         fn granted(&self, token: u64) {
-            self.0.lock().unwrap().push(token);
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(token);
         }
     }
 
