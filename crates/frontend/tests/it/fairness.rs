@@ -136,7 +136,7 @@ fn short_work(served: &Served, style: Style) {
 fn client_without_memory_is_served_while_others_hold_the_pool() {
     for io in rings() {
         // Once more requests than a worker carries, and always for more memory than it has.
-        for (clients, reads, len) in [(20, 1200, 4096), (12, 100, 65_536), (12, 20, MIB)] {
+        for (clients, reads, len) in [(40, 1200, 4096), (12, 100, 65_536), (12, 20, MIB)] {
             let store = Diary::new(40 * MIB);
             let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, no_limits());
             let held: Vec<Client> = (0..clients).map(|n| paused(&served, STYLES[n % 3], reads, len)).collect();
