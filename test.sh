@@ -2,7 +2,7 @@
 # Everything that has to hold, in one command; ends with one line 'N passed, N failed, N skipped'.
 #
 #   ./test.sh              all stages, as on every push
-#   ./test.sh STAGE...     some of: build fmt tidy clippy features dependencies cross doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak
+#   ./test.sh STAGE...     some of: build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak
 #
 # Each stage writes to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so that a suite
 # that silently does less fails; a skip that is not in tests/expected-skips.txt fails too.
@@ -13,7 +13,7 @@ export CI=true LC_ALL=C CARGO_TERM_COLOR=never RUST_BACKTRACE=0
 # shellcheck source=tests/packages.sh
 . tests/packages.sh
 
-STAGES=(build fmt tidy clippy features dependencies cross doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak)
+STAGES=(build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak)
 WANTED=("${@:-all}")
 TARGET=${CARGO_TARGET_DIR:-$PWD/target}
 LOGS=$TARGET/test-logs
@@ -146,7 +146,6 @@ begin vm cargo xtask vm
 stage clippy cargo clippy --quiet --all-targets -- -D warnings
 stage features cargo xtask features
 stage dependencies cargo xtask dependencies
-stage cross cargo xtask cross
 stage doc documentation
 stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/vm/*.sh tests/vm/parts/*.sh .ci/run
 stage unit others

@@ -1,4 +1,4 @@
-//! `cargo xtask features`: clippy over each crate with no feature, with each feature alone, and with all.
+//! `cargo xtask features`: builds each crate with no feature, with each feature alone, and with all. `--tests`: its tests, too.
 //!
 //! A default build has every feature, so that code under one feature that uses another builds there and nowhere else.
 
@@ -14,12 +14,14 @@ use crate::metadata::metadata;
 const LEFT_OUT: [&str; 1] = ["inlock-benches"];
 
 /// Runs all of them, and fails if any does.
-pub(crate) fn run(root: &Path) -> Result<ExitCode> {
+pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
+    let with_tests = args.iter().any(|word| word == "--tests");
     let combinations = combinations(&metadata(root, &["--no-deps"])?)?;
     let mut failed = 0;
     for (package, features) in &combinations {
         let mut command = Command::new(env!("CARGO"));
-        command.current_dir(root).args(["clippy", "--quiet", "--all-targets", "--package", package]);
+        command.current_dir(root).args(["clippy", "--quiet", "--package", package]);
+        command.args(if with_tests { &["--all-targets"][..] } else { &[] });
         command.args(["--no-default-features", "--features", features, "--", "-D", "warnings"]);
         let passed = command.status().context("cannot run cargo")?.success();
         println!("features: {package} with [{features}]: {}", if passed { "ok" } else { "FAILED" });

@@ -26,7 +26,7 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage: cargo xtask CHORE
   tidy                                   check crate arrows, unsafe, lengths, head comments, words
-  features                               clippy over each crate with no feature, each alone, and all
+  features [--tests]                     clippy over each crate with no feature, each alone, and all
   dependencies                           no dependency needs a newer Rust; cargo deny check
   floors                                 raise tests/floors.txt to the last full run's counts minus 5 %
   cross [TARGET...]                      type-check for other processors: aarch64, and one of 32 bits
@@ -62,7 +62,7 @@ fn run() -> Result<ExitCode> {
         Some("tidy") => tidy::run(&root),
         Some("fuzz") => fuzz::run(&root, &rest),
         Some("mutants") => mutants::run(&root, &rest),
-        Some("features") => features::run(&root),
+        Some("features") => features::run(&root, &rest),
         Some("floors") => floors::run(&root),
         Some("dependencies") => dependencies::run(&root),
         Some("cross") => cross::run(&root, &rest),
