@@ -3,7 +3,7 @@
 //! Requests of one client run at once and are answered in the order they finish. A request longer than a
 //! buffer is carried in pieces, so memory stays what the pool was made with: when it is used up,
 //! requests wait, and a client that does not free the buffers it holds for [`Limits::stall`] is dropped in favour of those
-//! that wait. No client takes the worker's time from the others: in a turn each begins a [`QUANTUM`] of work.
+//! that wait. No client takes the worker's time from the others: in a turn each begins a `QUANTUM` of work.
 
 use super::connection::{Connection, Phase, QUANTUM, Skip};
 use super::handshake::Step;
