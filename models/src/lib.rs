@@ -1,6 +1,6 @@
 //! The engine's locks, gate, queue of syncs and mailbox in every order of their threads' steps.
 //!
-//! The files of the engine are compiled here a second time, as they stand, with loom's primitives in [`sync`] and with as
+//! The files of the engine are compiled here a second time, as they stand, with loom's primitives in `sync` and with as
 //! much of the modules around them as they use. A model is a test that runs a few threads on them: loom repeats it for
 //! every order in which the threads' steps can take effect, each atomic operation with every value that its memory ordering
 //! allows. A model fails if its threads all wait (a lost wake-up), if two of them access a [`loom::cell::UnsafeCell`] at a
