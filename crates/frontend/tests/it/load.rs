@@ -174,10 +174,16 @@ fn a_flush_covers_what_other_connections_were_told() {
             }
         }
         assert_eq!(store.syncs.load(Ordering::SeqCst), 19);
-        assert_eq!(store.durable_writes.load(Ordering::SeqCst), 0);
+        assert_eq!(flusher.write(FUA, 1, &[1]), 0);
+        assert_eq!(flusher.call(WRITE_ZEROES, FUA, 0, 4096).error, 0);
+        assert_eq!(store.durable_writes.load(Ordering::SeqCst), 0, "each was written");
+        assert_eq!(store.syncs.load(Ordering::SeqCst), 21, "and then synced");
+        assert_eq!(store.synced_writes.load(Ordering::SeqCst), store.writes.load(Ordering::SeqCst));
+        store.native_fua.store(true, Ordering::SeqCst);
         assert_eq!(flusher.write(FUA, 1, &[1]), 0);
         assert_eq!(flusher.call(WRITE_ZEROES, FUA, 0, 4096).error, 0);
         assert_eq!(store.durable_writes.load(Ordering::SeqCst), 2);
+        assert_eq!(store.syncs.load(Ordering::SeqCst), 21);
     }
 }
 

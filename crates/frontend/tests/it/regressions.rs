@@ -386,11 +386,12 @@ fn a_durable_trim_is_synced_before_its_answer() {
     assert_eq!(client.call(TRIM, 0, 0, MIB).error, 0);
 }
 
-/// A full disk fails the request. It fails later flushes too only if bytes were lost that others were told of.
+/// A full disk with FUA of its own fails the request. It fails later flushes too only if bytes were lost that others were told of.
 #[test]
 fn a_durable_write_without_room_asks_whether_others_are_lost() {
     for (errno, lost) in [Errno::NOSPC, Errno::DQUOT].into_iter().flat_map(|e| [(e, false), (e, true)]) {
         let store = MoodyStore::new(MIB);
+        store.native_fua.store(true, Ordering::SeqCst);
         let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
         let mut client = Client::open(served.path(), Style::Simple);
         let bad_sync = lost.then_some(Errno::IO);
@@ -402,6 +403,20 @@ fn a_durable_write_without_room_asks_whether_others_are_lost() {
         assert_eq!(client.call(FLUSH, 0, 0, 0).error, if lost { EIO } else { 0 }, "{errno:?}, lost: {lost}");
         assert_eq!(client.write(FUA, 0, &[1; 4096]), if lost { EIO } else { 0 });
     }
+}
+
+/// Elsewhere a FUA write is a write and a sync: one that is refused tells nothing of other writes.
+#[test]
+fn durable_write_that_is_refused_is_not_synced() {
+    let store = MoodyStore::new(MIB);
+    let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
+    let mut client = Client::open(served.path(), Style::Simple);
+    store.set(Mood { bad_writes: Some((0..4096, Errno::IO)), ..Mood::default() });
+    assert_eq!(client.write(FUA, 0, &[1; 4096]), EIO);
+    assert_eq!(store.syncs.load(Ordering::SeqCst), 0);
+    store.set(Mood::default());
+    assert_eq!(client.write(FUA, 0, &[1; 4096]), 0);
+    assert_eq!((store.syncs.load(Ordering::SeqCst), client.call(FLUSH, 0, 0, 0).error), (1, 0));
 }
 
 /// Whoever may connect reads the plaintext.

@@ -9,7 +9,7 @@ use inlock_frontend::nbd::server::{Limits, Listen, Server, ServerError, ServerOp
 use rustix::io::Errno;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -149,6 +149,7 @@ pub(crate) struct MoodyStore {
     pub(crate) syncs: AtomicU64,
     /// How many writes had ended when the last sync began.
     pub(crate) synced_writes: AtomicU64,
+    pub(crate) native_fua: AtomicBool,
 }
 
 impl MoodyStore {
@@ -163,6 +164,7 @@ impl MoodyStore {
             durable_writes: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             synced_writes: AtomicU64::new(0),
+            native_fua: AtomicBool::new(false),
         })
     }
 
@@ -185,6 +187,10 @@ impl MoodyStore {
 impl BackingStore for MoodyStore {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
+    }
+
+    fn has_native_fua(&self) -> bool {
+        self.native_fua.load(Ordering::SeqCst)
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {

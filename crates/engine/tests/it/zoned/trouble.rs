@@ -285,6 +285,11 @@ impl BackingStore for Trouble {
         ALIGNMENT
     }
 
+    /// As drives have it, which report a write that landed and could not be made durable.
+    fn has_native_fua(&self) -> bool {
+        true
+    }
+
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
         check_alignment(data)?;
         match self.strike(|fault| !matches!(fault, Fault::Torn(_) | Fault::After(_))) {
