@@ -293,14 +293,20 @@ fn partition_of_loop_device_lies_in_the_image() {
     call(["import", "--type", "raw", &dir.name("input"), &image]).works();
 }
 
-#[test]
-fn users_keep_each_other_away() {
-    let dir = Dir::new();
-    let Some(other) = Other::new(&dir) else { return };
+/// An image that every user may write to, and an input for it that every user may read.
+fn image_for_all_users(dir: &Dir) -> String {
     let image = dir.image("image", 24);
     dir.file("input", b"data");
     Other::open(&image, 0o666);
     Other::open(dir.name("input"), 0o644);
+    image
+}
+
+#[test]
+fn users_keep_each_other_away() {
+    let dir = Dir::new();
+    let Some(other) = Other::new(&dir) else { return };
+    let image = image_for_all_users(&dir);
     let before = std::fs::read(&image).unwrap();
     let by_other = || other.inlock();
     for (server, client) in [(&inlock as &dyn Fn() -> Command, &by_other as &dyn Fn() -> Command), (&by_other, &inlock)]
@@ -324,10 +330,7 @@ fn users_keep_each_other_away() {
 fn another_users_loop_device_is_seen() {
     let dir = Dir::new();
     let Some(other) = Other::new(&dir) else { return };
-    let image = dir.image("image", 24);
-    dir.file("input", b"data");
-    Other::open(&image, 0o666);
-    Other::open(dir.name("input"), 0o644);
+    let image = image_for_all_users(&dir);
     let Some(device) = Loop::over(&image) else { return };
     let serving = Serving::start(&device.0, &dir.name("socket"), &[]);
     all_are_refused(&|| other.inlock(), &image, &dir);
