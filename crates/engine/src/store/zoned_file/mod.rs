@@ -18,7 +18,7 @@ mod tests;
 pub use error::{Damage, Mismatch, ZonedFileError};
 pub use layout::{LayoutError, ZonedLayout};
 
-use super::{BackingStore, Geometry, Run};
+use super::{BackingStore, BlockStatus, Geometry};
 use crate::zoned::{Zone, ZoneAction, ZoneCondition, ZoneLimits, ZonedStore};
 use rustix::io::Errno;
 use sidecar::{Loaded, Promise, Sidecar};
@@ -410,13 +410,15 @@ impl BackingStore for ZonedFile {
         Some(self)
     }
 
-    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         let len = len.min(usize::MAX as u64);
-        let Some((part, zone)) = self.part(offset, len as usize) else { return Ok(Run { offset, len, hole: false }) };
-        let Some(zone) = zone else { return self.data.run_at(offset, part as u64) };
+        let Some((part, zone)) = self.part(offset, len as usize) else {
+            return Ok(BlockStatus { offset, len, hole: false });
+        };
+        let Some(zone) = zone else { return self.data.block_status(offset, part as u64) };
         let pointer = self.layout.range(zone).start + self.states().get(zone).written;
         let (len, hole) = (part as u64, offset >= pointer);
-        Ok(Run { offset, len: if hole { len } else { len.min(pointer - offset) }, hole })
+        Ok(BlockStatus { offset, len: if hole { len } else { len.min(pointer - offset) }, hole })
     }
 }
 
