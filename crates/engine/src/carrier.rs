@@ -7,6 +7,7 @@
 
 use crate::buffer::Buffer;
 use crate::crypt_mapping::{CryptMapping, MappedRange};
+use crate::events::{Event, ReplyTo};
 use crate::freeze::SCRUB_CALL;
 use crate::store::{self, BackingStore};
 use inlock_cipher::scrub_stack;
@@ -32,26 +33,7 @@ pub(crate) struct Load {
     /// Room for the aligned range, and for a write its plaintext.
     pub(crate) buffer: Buffer,
     pub(crate) writes: bool,
-    /// Who is told when it is done, and the name of the piece there.
-    pub(crate) to: Arc<dyn Carried>,
-    pub(crate) token: u64,
-}
-
-/// Who is told that a load is done.
-pub(crate) trait Carried: Send + Sync {
-    /// The load with `token` is done.
-    fn carried(&self, token: u64, delivery: Delivery);
-}
-
-/// What a carrier gives back.
-#[derive(Debug)]
-pub(crate) struct Delivery {
-    /// After a read the plaintext of the aligned range, unless it failed.
-    pub(crate) buffer: Buffer,
-    pub(crate) result: Result<(), Errno>,
-    /// Cipher calls, and the time that they took.
-    pub(crate) calls: u32,
-    pub(crate) cipher: Duration,
+    pub(crate) reply: ReplyTo,
 }
 
 /// A thread that carries loads, one after the other.
@@ -127,10 +109,10 @@ impl Shared {
             // A bug that ends this thread would leave every later request unanswered; one that fails is seen.
             let result = std::panic::catch_unwind(carry).unwrap_or(Err(Errno::IO));
             scrub_stack::<SCRUB_CALL>();
-            let Load { buffer, to, token, target, .. } = load;
+            let Load { buffer, reply, target, .. } = load;
             // Before the worker hears of it: it may then say that nobody has the target any more.
             drop(target);
-            to.carried(token, Delivery { buffer, result, calls, cipher });
+            reply.post(Event::Copied { buffer, result, calls, cipher });
         }
     }
 

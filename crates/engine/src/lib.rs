@@ -8,12 +8,14 @@ pub mod buffer;
 mod carrier;
 pub mod crypt_mapping;
 pub mod device;
+mod events;
 #[cfg(feature = "fault-injection")]
 pub mod fault_injection;
 mod flush;
 mod freeze;
 pub mod locks;
 pub mod mapping;
+mod message_queue;
 pub mod offload;
 pub mod request;
 pub mod ring;

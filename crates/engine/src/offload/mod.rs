@@ -10,6 +10,7 @@ mod loan;
 use crate::buffer::Buffer;
 use crate::crypt_mapping::{Ciphertext, CryptMapping, MappedRange};
 use crate::device::Device;
+use crate::events::{Crypted, Event, ReplyTo};
 use crate::freeze::SCRUB_CALL;
 use crate::request::Operation;
 use inlock_cipher::scrub_stack;
@@ -117,28 +118,6 @@ pub struct Offload {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Who is told that the pool is done.
-pub(crate) trait Ciphered: Send + Sync {
-    /// The work that was given with `token` is done.
-    fn ciphered(&self, token: u64, done: Done);
-}
-
-/// What the pool gives back.
-#[derive(Debug)]
-pub(crate) struct Done {
-    pub(crate) data: Data,
-    /// How many cipher calls it was done in.
-    pub(crate) calls: u32,
-}
-
-#[derive(Debug)]
-pub(crate) enum Data {
-    Decrypted(Buffer),
-    Encrypted(Ciphertext),
-    /// The cipher panicked, and what is in the buffer is neither the one nor the other.
-    Poisoned(Buffer),
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Encrypt,
@@ -170,8 +149,7 @@ struct Job {
     part_len: usize,
     calls: u32,
     poisoned: bool,
-    to: Arc<dyn Ciphered>,
-    token: u64,
+    reply: ReplyTo,
 }
 
 /// A part of a job in the hands of a thread.
@@ -261,8 +239,7 @@ impl Offload {
         mapped: &MappedRange,
         direction: Direction,
         buffer: Buffer,
-        to: &Arc<dyn Ciphered>,
-        token: u64,
+        reply: ReplyTo,
     ) -> Result<(), Buffer> {
         let mut state = self.shared.state();
         if state.stopping {
@@ -278,8 +255,7 @@ impl Offload {
             part_len: part_len.next_multiple_of(mapped.unit_len),
             calls: 0,
             poisoned: false,
-            to: Arc::clone(to),
-            token,
+            reply,
         };
         let many = mapped.aligned_len > job.part_len;
         state.jobs[index] = Some(job);
@@ -353,11 +329,11 @@ impl Shared {
         drop(job.target);
         let buffer = job.lender.into_buffer().expect("a job is over when nothing of it is out");
         let data = match job.direction {
-            _ if job.poisoned => Data::Poisoned(buffer),
-            Direction::Encrypt => Data::Encrypted(Ciphertext::encrypted(buffer)),
-            Direction::Decrypt => Data::Decrypted(buffer),
+            _ if job.poisoned => Crypted::Poisoned(buffer),
+            Direction::Encrypt => Crypted::Encrypted(Ciphertext::encrypted(buffer)),
+            Direction::Decrypt => Crypted::Decrypted(buffer),
         };
-        job.to.ciphered(job.token, Done { data, calls: job.calls });
+        job.reply.post(Event::Crypted { data, calls: job.calls });
     }
 }
 
@@ -393,6 +369,7 @@ impl State {
 mod tests {
     use super::*;
     use crate::device::Access;
+    use crate::events::{EventQueue, RequestId};
     use crate::store::memory::MemoryStore;
     use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 
@@ -407,31 +384,31 @@ mod tests {
         device.freeze().view(worker_id).target.unwrap()
     }
 
-    #[derive(Default)]
-    struct Told(Mutex<Vec<(u64, u32)>>);
-    impl Ciphered for Told {
-        fn ciphered(&self, token: u64, done: Done) {
-            assert!(matches!(done.data, Data::Encrypted(_)));
-            self.0.lock().unwrap().push((token, done.calls));
-        }
+    fn next(events: &EventQueue) -> Option<(u32, u32)> {
+        let (request, event) = events.next()?;
+        let Event::Crypted { data: Crypted::Encrypted(_), calls } = event else { panic!("it was to be encrypted") };
+        Some((request.index, calls))
     }
 
     #[test]
     fn what_has_no_room_comes_back_and_all_else_is_done_once() {
         let device = device();
         let pool = Offload::without_threads(&OffloadOptions { policy: OffloadPolicy::Both, threads: 4 });
-        let told = Arc::new(Told::default());
-        let to: Arc<dyn Ciphered> = Arc::clone(&told) as _;
+        let events = Arc::new(EventQueue::new(crate::ring::Ring::new(Default::default()).unwrap().waker(), 0));
         let mapped = device.mapping().locate(0, 40_960, 1 << 20).unwrap();
         let target = target_of(&device);
-        let post = |token| pool.post(&target, &mapped, Direction::Encrypt, Buffer::new(40_960), &to, token);
-        assert!((0..MAX_JOBS as u64).all(|token| post(token).is_ok()));
+        let post = |index| {
+            let reply = ReplyTo::new(&events, RequestId { index, generation: 0 });
+            pool.post(&target, &mapped, Direction::Encrypt, Buffer::new(40_960), reply)
+        };
+        assert!((0..MAX_JOBS as u32).all(|token| post(token).is_ok()));
         assert_eq!(post(1000).unwrap_err().capacity(), 40_960, "a full pool gives the buffer back");
         pool.close();
         assert!(post(1001).is_err(), "a closed pool takes nothing");
         pool.shared.work();
         // 40 KiB in parts of at least 16.
-        assert_eq!(*told.0.lock().unwrap(), (0..MAX_JOBS as u64).map(|t| (t, 3)).collect::<Vec<_>>());
+        let told: Vec<_> = std::iter::from_fn(|| next(&events)).collect();
+        assert_eq!(told, (0..MAX_JOBS as u32).map(|index| (index, 3)).collect::<Vec<_>>());
         assert_eq!(pool.shared.state().free.len(), MAX_JOBS);
     }
 

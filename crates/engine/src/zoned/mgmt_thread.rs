@@ -4,42 +4,35 @@
 
 use super::queue::ZoneMgmtId;
 use crate::device::Device;
-use rustix::io::Errno;
+use crate::events::{Event, ReplyTo};
 use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// Who is told that an order was carried out.
-pub(crate) trait Managed: Send + Sync {
-    /// How the order with `token` ended.
-    fn managed(&self, token: u64, result: Result<(), Errno>);
-}
-
 /// An order whose turn it is.
-pub(crate) struct Order {
+pub(crate) struct ZoneMgmtJob {
     pub(crate) device: Arc<Device>,
     pub(crate) action: ZoneMgmtId,
-    pub(crate) to: Arc<dyn Managed>,
-    pub(crate) token: u64,
+    pub(crate) reply: ReplyTo,
 }
 
 /// A thread that carries orders out, one after the other.
 pub(crate) struct ZoneMgmtThread {
-    orders: Option<mpsc::Sender<Order>>,
+    orders: Option<mpsc::Sender<ZoneMgmtJob>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl ZoneMgmtThread {
     /// Starts the thread.
     pub(crate) fn start() -> io::Result<Self> {
-        let (orders, received) = mpsc::channel::<Order>();
-        let work = move || received.into_iter().for_each(Order::carry_out);
+        let (orders, received) = mpsc::channel::<ZoneMgmtJob>();
+        let work = move || received.into_iter().for_each(ZoneMgmtJob::carry_out);
         let thread = std::thread::Builder::new().name("inlock-zones".into()).spawn(work)?;
         Ok(Self { orders: Some(orders), thread: Some(thread) })
     }
 
     /// Takes `order`.
-    pub(crate) fn post(&self, order: Order) {
+    pub(crate) fn post(&self, order: ZoneMgmtJob) {
         let orders = self.orders.as_ref().expect("the channel is open until this is dropped");
         // The thread ends only after the channel, whatever an order does.
         orders.send(order).expect("the thread receives until the channel is closed");
@@ -56,10 +49,10 @@ impl Drop for ZoneMgmtThread {
     }
 }
 
-impl Order {
+impl ZoneMgmtJob {
     fn carry_out(self) {
-        let Self { device, action, to, token } = self;
+        let Self { device, action, reply } = self;
         let zones = device.zones().expect("orders go to devices with zones");
-        to.managed(token, zones.carry_out(action));
+        reply.post(Event::ZonesManaged(zones.carry_out(action)));
     }
 }
