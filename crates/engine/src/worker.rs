@@ -14,16 +14,16 @@
 //! One failing request never holds up or fails its neighbours.
 
 use crate::buffer::BufferPool;
-use crate::carrier::{Carrier, STRIP};
 use crate::crypt_mapping::CryptMapping;
 use crate::device::Device;
 use crate::events::{Event, EventQueue, RequestId};
 use crate::freeze::{FreezeState, View};
+use crate::helpers::copy::{CHUNK, CopyThread};
+use crate::helpers::crypt::Offload;
+use crate::helpers::zone_mgmt::ZoneMgmtThread;
 use crate::mapping::Mapping;
-use crate::offload::Offload;
 use crate::ring::{Completion, FileId, Ring, Wait, WriteSegment};
 use crate::stats::OwnShard;
-use crate::zoned::mgmt_thread::ZoneMgmtThread;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ struct Helpers {
     /// Cipher threads, shared by the workers of a volume.
     crypt: Option<Arc<Offload>>,
     /// The thread that copies long transfers of stores in memory.
-    copy: Option<Carrier>,
+    copy: Option<CopyThread>,
     /// How long they are, instead of what the store says.
     copy_min_len: Option<usize>,
     /// The thread that manages zones, from the first such request on.
@@ -126,7 +126,7 @@ impl<F: Frontend> Worker<F> {
         let View { epoch, freeze_state, mapping, target } = device.freeze().view(worker_id);
         let copies = device.stores().iter().any(|store| store.carried_from().is_some());
         // A copy thread that cannot be started is done without.
-        let copy = if copies { Carrier::start(STRIP).ok() } else { None };
+        let copy = if copies { CopyThread::start(CHUNK).ok() } else { None };
         Self {
             front,
             requests: VecDeque::with_capacity(capacity),
@@ -166,8 +166,8 @@ impl<F: Frontend> Worker<F> {
 
     /// The same worker, which has transfers of at least `min_len` bytes copied in chunks of `chunk` bytes, whatever its
     /// stores say: for tests and measurements.
-    pub fn with_carrier(mut self, min_len: usize, chunk: usize) -> io::Result<Self> {
-        self.helpers.copy = Some(Carrier::start(chunk)?);
+    pub fn with_copy_thread(mut self, min_len: usize, chunk: usize) -> io::Result<Self> {
+        self.helpers.copy = Some(CopyThread::start(chunk)?);
         self.helpers.copy_min_len = Some(min_len);
         Ok(self)
     }

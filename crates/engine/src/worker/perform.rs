@@ -7,8 +7,9 @@ use super::{ENGINE, Finished, Frontend, Worker};
 use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
 use crate::events::{Event, ReplyTo, RequestId};
+use crate::helpers::copy::CopyJob;
+use crate::helpers::crypt::Direction;
 use crate::locks::Purpose;
-use crate::offload::Direction;
 use crate::ring::{self, Completion, Returned, Token};
 use crate::stats::Phase;
 use std::ops::Range;
@@ -148,14 +149,13 @@ impl<F: Frontend> Worker<F> {
     }
 
     fn post_copy(&mut self, id: RequestId, writes: bool, buffer: Buffer) -> Option<Event> {
-        let mapped = self.table.transfer(id)?.range;
+        let range = self.table.transfer(id)?.range;
         let (Some(copy), Some(crypt)) = (&self.helpers.copy, &self.volume.crypt) else {
             return Some(Event::Refused(buffer));
         };
-        let (target, store) = (Arc::clone(crypt), Arc::clone(&self.volume.device.stores()[mapped.store as usize]));
-        let load =
-            crate::carrier::Load { target, store, mapped, buffer, writes, reply: ReplyTo::new(&self.events, id) };
-        copy.post(load).err().map(|load| Event::Refused(load.buffer))
+        let (crypt, store) = (Arc::clone(crypt), Arc::clone(&self.volume.device.stores()[range.store as usize]));
+        let job = CopyJob { crypt, store, range, buffer, writes, reply: ReplyTo::new(&self.events, id) };
+        copy.post(job).err().map(|job| Event::Refused(job.buffer))
     }
 
     /// The event of an operation of the ring that has ended.

@@ -9,12 +9,12 @@ use super::{Frontend, Request, Worker};
 use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
 use crate::events::{Event, ReplyTo, RequestId};
+use crate::helpers::zone_mgmt::{ZoneMgmtJob, ZoneMgmtThread};
 use crate::mapping::{MappedRange, Mapping};
 use crate::request::{Operation, RequestError};
 use crate::store;
 use crate::worker::transfer::{Hold, State};
 use crate::zoned::ZoneAction;
-use crate::zoned::mgmt_thread::{ZoneMgmtJob, ZoneMgmtThread};
 use crate::zoned::queue::{Enqueued, Waiter, WriteKind, WriteOutcome, ZoneMgmtId};
 use rustix::io::Errno;
 use std::ops::Range;
@@ -198,7 +198,7 @@ impl<F: Frontend> Worker<F> {
         let Body::ZoneMgmt(mgmt) = &self.table.get(request)?.body else { return None };
         let (device, reply) = (Arc::clone(&self.volume.device), ReplyTo::new(&self.events, request));
         let thread = self.helpers.zone_mgmt.as_ref()?;
-        thread.post(ZoneMgmtJob { device, action: mgmt.id, reply });
+        thread.post(ZoneMgmtJob { device, id: mgmt.id, reply });
         None
     }
 

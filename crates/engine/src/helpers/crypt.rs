@@ -5,20 +5,15 @@
 //! boundaries into as many parts as there are threads, and the worker gets a message when the last part is done. It never
 //! waits for the pool: when the pool has no room the worker does the work itself. Nothing is allocated for a request.
 
-mod loan;
-
+use super::loan::{Lender, Loan};
+use super::{JobQueue, Threads};
 use crate::buffer::Buffer;
 use crate::crypt_mapping::{Ciphertext, CryptMapping, MappedRange};
 use crate::device::Device;
 use crate::events::{Crypted, Event, ReplyTo};
-use crate::freeze::SCRUB_CALL;
 use crate::request::Operation;
-use inlock_cipher::scrub_stack;
-use loan::{Lender, Loan};
 use std::collections::VecDeque;
-use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Which requests are given to the pool.
@@ -33,7 +28,7 @@ pub enum OffloadPolicy {
     Writes,
     /// All that move data.
     Both,
-    /// Those whose cipher work takes longer than [`AUTO_THRESHOLD`], when a thread of the pool has nothing to do.
+    /// Those whose cipher work takes longer than 250 µs, when a thread of the pool has nothing to do.
     Auto,
 }
 
@@ -48,7 +43,7 @@ const POLICIES: [(OffloadPolicy, &str); 5] = [
 
 /// With [`OffloadPolicy::Auto`], shorter cipher work than this stays where it is: the way to another thread and back
 /// costs some tens of microseconds.
-pub const AUTO_THRESHOLD: Duration = Duration::from_micros(250);
+const AUTO_THRESHOLD: Duration = Duration::from_micros(250);
 
 /// A policy of another name than `none`, `reads`, `writes`, `both` or `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -106,16 +101,16 @@ pub enum OffloadError {
     Spawn(#[source] std::io::Error),
 }
 
-/// Requests that the pool has at a time. Who comes when it is full does the work himself.
+/// Jobs that the pool has at a time.
 const MAX_JOBS: usize = 256;
-/// No part is shorter than this, or waking a thread would take longer than its work.
-const LEAST_PART: usize = 16 << 10;
+/// Length of the shortest part, or waking a thread would take longer than its work.
+const MIN_PART_LEN: usize = 16 << 10;
 
 /// A pool of threads for cipher work.
 pub struct Offload {
     policy: OffloadPolicy,
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    count: usize,
+    threads: Threads<Jobs>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,26 +119,17 @@ pub(crate) enum Direction {
     Decrypt,
 }
 
-struct Shared {
-    state: Mutex<State>,
-    /// There is work, or nothing will come any more.
-    changed: Condvar,
-    threads: usize,
-}
-
-struct State {
-    jobs: Vec<Option<Job>>,
+/// The jobs of a pool, in a table: nothing is allocated for one.
+struct Jobs {
+    table: Vec<Option<Job>>,
     free: Vec<usize>,
     /// Jobs of which parts are left to be handed out, first come, first served.
     queue: VecDeque<usize>,
-    /// Threads that wait for work.
-    idle: usize,
-    stopping: bool,
 }
 
 struct Job {
-    target: Arc<CryptMapping>,
-    mapped: MappedRange,
+    crypt: Arc<CryptMapping>,
+    range: MappedRange,
     direction: Direction,
     lender: Lender,
     part_len: usize,
@@ -152,18 +138,22 @@ struct Job {
     reply: ReplyTo,
 }
 
-/// A part of a job in the hands of a thread.
-struct Task {
+/// A part of a job, with a thread.
+struct Part {
     job: usize,
-    target: Arc<CryptMapping>,
-    mapped: MappedRange,
+    crypt: Arc<CryptMapping>,
+    range: MappedRange,
     direction: Direction,
     loan: Loan,
 }
 
 impl Offload {
-    /// Starts the pool that `options` ask for, which is none where the policy is `none`. `device` is the one that it
-    /// will work for: `auto` measures its ciphers.
+    /// Starts the pool that `options` ask for; `None` if the policy is `none`. `device` is the one that it will work for:
+    /// `auto` measures its ciphers.
+    ///
+    /// # Errors
+    ///
+    /// No threads or too many, and a thread that cannot be started.
     pub fn start(device: &Device, options: &OffloadOptions) -> Result<Option<Arc<Self>>, OffloadError> {
         if !(1..=OffloadOptions::MAX_THREADS).contains(&options.threads) {
             return Err(OffloadError::Threads { given: options.threads });
@@ -174,26 +164,9 @@ impl Offload {
         if options.policy == OffloadPolicy::Auto {
             device.measure_ciphers();
         }
-        let mut pool = Self::without_threads(options);
-        for number in 0..options.threads {
-            let shared = Arc::clone(&pool.shared);
-            let thread = std::thread::Builder::new().name(format!("inlock-cipher-{number}"));
-            // What was started so far ends when the pool is dropped.
-            pool.threads.push(thread.spawn(move || shared.work()).map_err(OffloadError::Spawn)?);
-        }
-        Ok(Some(Arc::new(pool)))
-    }
-
-    fn without_threads(options: &OffloadOptions) -> Self {
-        let state = State {
-            jobs: std::iter::repeat_with(|| None).take(MAX_JOBS).collect(),
-            free: (0..MAX_JOBS).collect(),
-            queue: VecDeque::with_capacity(MAX_JOBS),
-            idle: 0,
-            stopping: false,
-        };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), threads: options.threads });
-        Self { policy: options.policy, shared, threads: Vec::with_capacity(options.threads) }
+        let names = (0..options.threads).map(|number| format!("inlock-crypt-{number}"));
+        let threads = Threads::start(Jobs::new(), names).map_err(OffloadError::Spawn)?;
+        Ok(Some(Arc::new(Self { policy: options.policy, count: options.threads, threads })))
     }
 
     /// Which requests it is given.
@@ -203,18 +176,17 @@ impl Offload {
 
     /// How many threads it has.
     pub fn threads(&self) -> usize {
-        self.shared.threads
+        self.count
     }
 
-    /// Takes no more work. What it has is finished; whoever comes from now on does the work himself.
+    /// Takes no more work. What it has is finished; workers do later work inline.
     pub fn close(&self) {
-        self.shared.state().stopping = true;
-        self.shared.changed.notify_all();
+        self.threads.close();
     }
 
-    /// Whether the policy gives the cipher work of this piece of a request to the pool.
-    pub(crate) fn wants(&self, operation: Operation, target: &CryptMapping, mapped: &MappedRange) -> bool {
-        if mapped.unit_len == 1 {
+    /// Whether the policy gives the cipher work of this range to the pool.
+    pub(crate) fn wants(&self, operation: Operation, crypt: &CryptMapping, range: &MappedRange) -> bool {
+        if range.unit_len == 1 {
             return false;
         }
         match self.policy {
@@ -222,61 +194,36 @@ impl Offload {
             OffloadPolicy::Reads => !operation.modifies(),
             OffloadPolicy::Writes => operation.modifies(),
             OffloadPolicy::Both => true,
-            OffloadPolicy::Auto => target.cipher_time(mapped) > AUTO_THRESHOLD && self.has_idle_thread(),
+            OffloadPolicy::Auto => crypt.cipher_time(range) > AUTO_THRESHOLD && self.threads.has_idle(),
         }
     }
 
-    fn has_idle_thread(&self) -> bool {
-        let state = self.shared.state();
-        state.idle > 0 && state.queue.is_empty()
-    }
-
-    /// Gives the cipher work on the aligned range of `mapped` to the pool; `to` is told when it is done. The buffer comes back at
-    /// once where there is no room.
+    /// Queues the cipher work on the aligned range; the request gets an [`Event::Crypted`]. Returns the buffer if there is
+    /// no room.
     pub(crate) fn post(
         &self,
-        target: &Arc<CryptMapping>,
-        mapped: &MappedRange,
+        crypt: &Arc<CryptMapping>,
+        range: &MappedRange,
         direction: Direction,
         buffer: Buffer,
         reply: ReplyTo,
     ) -> Result<(), Buffer> {
-        let mut state = self.shared.state();
-        if state.stopping {
-            return Err(buffer);
-        }
-        let Some(index) = state.free.pop() else { return Err(buffer) };
-        let part_len = mapped.aligned_len.div_ceil(self.shared.threads).max(LEAST_PART);
-        let job = Job {
-            target: Arc::clone(target),
-            mapped: *mapped,
-            direction,
-            lender: Lender::new(buffer, mapped.aligned_len),
-            part_len: part_len.next_multiple_of(mapped.unit_len),
-            calls: 0,
-            poisoned: false,
-            reply,
-        };
-        let many = mapped.aligned_len > job.part_len;
-        state.jobs[index] = Some(job);
-        state.queue.push_back(index);
-        drop(state);
-        if many {
-            self.shared.changed.notify_all();
-        } else {
-            self.shared.changed.notify_one();
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Offload {
-    fn drop(&mut self) {
-        self.close();
-        for thread in self.threads.drain(..) {
-            // A thread catches what its work throws.
-            let _ = thread.join();
-        }
+        let part_len = range.aligned_len.div_ceil(self.count).max(MIN_PART_LEN).next_multiple_of(range.unit_len);
+        self.threads.post(buffer, |jobs, buffer| {
+            let Some(index) = jobs.free.pop() else { return Err(buffer) };
+            jobs.table[index] = Some(Job {
+                crypt: Arc::clone(crypt),
+                range: *range,
+                direction,
+                lender: Lender::new(buffer, range.aligned_len),
+                part_len,
+                calls: 0,
+                poisoned: false,
+                reply,
+            });
+            jobs.queue.push_back(index);
+            Ok(range.aligned_len.div_ceil(part_len))
+        })
     }
 }
 
@@ -286,82 +233,65 @@ impl std::fmt::Debug for Offload {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What a thread of the pool does, until there is nothing left and nothing comes any more.
-    fn work(&self) {
-        while let Some(mut task) = self.next() {
-            let range = task.loan.range();
-            let (target, bytes) = (&task.target, task.loan.bytes());
-            // Whatever happens here, somebody waits for the buffer.
-            let ended = std::panic::catch_unwind(AssertUnwindSafe(|| match task.direction {
-                Direction::Encrypt => target.encrypt_in_place(&task.mapped, range.start, bytes),
-                Direction::Decrypt => target.decrypt_in_place(&task.mapped, range.start, bytes),
-            }));
-            scrub_stack::<SCRUB_CALL>();
-            self.returned(task, ended.is_err());
+impl Jobs {
+    fn new() -> Self {
+        Self {
+            table: std::iter::repeat_with(|| None).take(MAX_JOBS).collect(),
+            free: (0..MAX_JOBS).collect(),
+            queue: VecDeque::with_capacity(MAX_JOBS),
         }
-    }
-
-    fn next(&self) -> Option<Task> {
-        let mut state = self.state();
-        loop {
-            if let Some(task) = state.hand_out() {
-                return Some(task);
-            }
-            if state.stopping {
-                return None;
-            }
-            state.idle += 1;
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.idle -= 1;
-        }
-    }
-
-    fn returned(&self, task: Task, poisoned: bool) {
-        let Task { job, loan, target, .. } = task;
-        // Whoever is told that a request is over may count on nobody having its target.
-        drop(target);
-        let Some(job) = self.state().take_back(job, loan, poisoned) else { return };
-        drop(job.target);
-        let buffer = job.lender.into_buffer().expect("a job is over when nothing of it is out");
-        let data = match job.direction {
-            _ if job.poisoned => Crypted::Poisoned(buffer),
-            Direction::Encrypt => Crypted::Encrypted(Ciphertext::encrypted(buffer)),
-            Direction::Decrypt => Crypted::Decrypted(buffer),
-        };
-        job.reply.post(Event::Crypted { data, calls: job.calls });
     }
 }
 
-impl State {
+impl JobQueue for Jobs {
+    type Task = Part;
+    type Done = Job;
+
     /// The next part of the oldest job.
-    fn hand_out(&mut self) -> Option<Task> {
+    fn next(&mut self) -> Option<Part> {
         let index = *self.queue.front()?;
-        let job = self.jobs[index].as_mut().expect("a job in the queue is in the table");
+        let job = self.table[index].as_mut().expect("a job in the queue is in the table");
         let loan = job.lender.lend(job.part_len).expect("a job in the queue has parts left");
         job.calls += 1;
         if job.lender.is_exhausted() {
             self.queue.pop_front();
         }
-        let (target, mapped, direction) = (Arc::clone(&job.target), job.mapped, job.direction);
-        Some(Task { job: index, target, mapped, direction, loan })
+        let (crypt, range, direction) = (Arc::clone(&job.crypt), job.range, job.direction);
+        Some(Part { job: index, crypt, range, direction, loan })
     }
 
-    /// Takes a part back. `Some`: it was the last, and the job is over.
-    fn take_back(&mut self, index: usize, loan: Loan, poisoned: bool) -> Option<Job> {
-        let slot = &mut self.jobs[index];
+    fn run(part: &mut Part) {
+        let at = part.loan.range().start;
+        match part.direction {
+            Direction::Encrypt => part.crypt.encrypt_in_place(&part.range, at, part.loan.bytes()),
+            Direction::Decrypt => part.crypt.decrypt_in_place(&part.range, at, part.loan.bytes()),
+        }
+    }
+
+    fn take_back(&mut self, part: Part, panicked: bool) -> Option<Job> {
+        let Part { job: index, loan, crypt, .. } = part;
+        drop(crypt);
+        let slot = &mut self.table[index];
         let job = slot.as_mut().expect("a job stays in the table until its last part is back");
-        job.poisoned |= poisoned;
+        job.poisoned |= panicked;
         if !job.lender.take_back(loan) || !job.lender.is_exhausted() {
             return None;
         }
         let job = slot.take();
         self.free.push(index);
         job
+    }
+
+    fn complete(job: Job) {
+        let Job { crypt, direction, lender, calls, poisoned, reply, .. } = job;
+        drop(crypt);
+        let buffer = lender.into_buffer().expect("a job is done when no part of it is out");
+        let data = match direction {
+            _ if poisoned => Crypted::Poisoned(buffer),
+            Direction::Encrypt => Crypted::Encrypted(Ciphertext::encrypted(buffer)),
+            Direction::Decrypt => Crypted::Decrypted(buffer),
+        };
+        reply.post(Event::Crypted { data, calls });
     }
 }
 
@@ -379,6 +309,10 @@ mod tests {
         Arc::new(Device::new(&[segment], &VolumeKey::new(&[3; 64]), store, Access::default()).unwrap())
     }
 
+    fn without_threads(policy: OffloadPolicy, count: usize) -> Offload {
+        Offload { policy, count, threads: Threads::without_threads(Jobs::new()) }
+    }
+
     fn target_of(device: &Device) -> Arc<CryptMapping> {
         let worker_id = device.freeze().join(crate::ring::Ring::new(Default::default()).unwrap().waker());
         device.freeze().view(worker_id).target.unwrap()
@@ -391,9 +325,9 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_comes_back_and_all_else_is_done_once() {
+    fn job_without_room_is_refused_and_others_are_done_once() {
         let device = device();
-        let pool = Offload::without_threads(&OffloadOptions { policy: OffloadPolicy::Both, threads: 4 });
+        let pool = without_threads(OffloadPolicy::Both, 4);
         let events = Arc::new(EventQueue::new(crate::ring::Ring::new(Default::default()).unwrap().waker(), 0));
         let mapped = device.mapping().locate(0, 40_960, 1 << 20).unwrap();
         let target = target_of(&device);
@@ -405,26 +339,26 @@ mod tests {
         assert_eq!(post(1000).unwrap_err().capacity(), 40_960, "a full pool gives the buffer back");
         pool.close();
         assert!(post(1001).is_err(), "a closed pool takes nothing");
-        pool.shared.work();
+        pool.threads.shared.work();
         // 40 KiB in parts of at least 16.
         let told: Vec<_> = std::iter::from_fn(|| next(&events)).collect();
         assert_eq!(told, (0..MAX_JOBS as u32).map(|index| (index, 3)).collect::<Vec<_>>());
-        assert_eq!(pool.shared.state().free.len(), MAX_JOBS);
+        assert_eq!(pool.threads.shared.state().queue.free.len(), MAX_JOBS);
     }
 
     #[test]
-    fn auto_moves_what_takes_long_while_somebody_is_idle() {
+    fn auto_wants_long_work_while_a_thread_is_idle() {
         let device = device();
         let target = &*target_of(&device);
         let mapped = target.locate(0, 1 << 20, 2 << 20).unwrap();
         assert_eq!(target.cipher_time(&mapped), Duration::ZERO, "not measured");
         target.measure();
         assert!(target.cipher_time(&mapped) > Duration::from_micros(10));
-        let pool = Offload::without_threads(&OffloadOptions { policy: OffloadPolicy::Auto, threads: 1 });
+        let pool = without_threads(OffloadPolicy::Auto, 1);
         let short = target.locate(0, 512, 2 << 20).unwrap();
         let slow = |mapped: &MappedRange| target.cipher_time(mapped) > AUTO_THRESHOLD;
         assert!(!pool.wants(Operation::Read, target, &mapped), "nobody is idle");
-        pool.shared.state().idle = 1;
+        pool.threads.shared.state().idle = 1;
         assert_eq!(pool.wants(Operation::Read, target, &mapped), slow(&mapped));
         assert!(!slow(&short) && !pool.wants(Operation::Read, target, &short));
     }
