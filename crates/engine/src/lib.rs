@@ -33,4 +33,4 @@ pub use helpers::crypt::{Offload, OffloadError, OffloadOptions, OffloadPolicy};
 pub use mapping::{Kind, Mapping};
 pub use request::{ByteRange, RequestError};
 pub use stats::{Stats, StatsLevel};
-pub use store::{BackingStore, Geometry};
+pub use store::{BackingStore, BlockStatus, Geometry, StoreProfile};

@@ -4,6 +4,7 @@
 //! turn of the first of them, those behind it that are ready go with it, as one write of several buffers. So small appends to
 //! one zone are as many a second as the drive takes bytes, and not as it takes turns.
 
+use super::path;
 use super::transfer::Hold;
 use super::{ENGINE, Frontend, Worker};
 use crate::buffer::{Buffer, BufferPool};
@@ -54,7 +55,7 @@ impl<F: Frontend> Worker<F> {
         let operation = ring::Operation::Writev { offset, segments };
         let len = operation.transfer_len().unwrap_or(0);
         let store = &self.volume.device.stores()[ZONED];
-        match self.volume.files[ZONED].filter(|_| len > store.inline_up_to()) {
+        match self.volume.files[ZONED].filter(|_| len > path::inline_max_len(&store.profile())) {
             Some(file) => self.ring.submit(file, operation, NO_REQUEST),
             None => {
                 let (result, returned) = operation.execute(&**store);
