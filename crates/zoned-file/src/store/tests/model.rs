@@ -153,7 +153,7 @@ fn observe(file: &ZonedFile, zone: usize, known: &ModelZone, whole: bool) -> Mod
         return ModelZone { blocks: known.blocks.clone(), condition };
     }
     let mut bytes = vec![0xee; zone.len as usize];
-    crate::store::read_all(file, &mut bytes, zone.start).unwrap();
+    read_all(file, &mut bytes, zone.start).unwrap();
     let (blocks, beyond) = bytes.split_at(written as usize);
     assert!(beyond == vec![0; beyond.len()], "bytes beyond the pointer");
     let blocks = blocks.chunks(BLOCK as usize).map(|block| {
@@ -353,7 +353,7 @@ fn zones_are_written_from_many_threads() {
     for zone in 1..9 {
         assert_eq!(state(&file, zone).1, 12 * BLOCK);
         let mut bytes = vec![0; 12 * BLOCK as usize];
-        crate::store::read_all(&file, &mut bytes, zone * ZONE).unwrap();
+        read_all(&file, &mut bytes, zone * ZONE).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 19 + zone as u8));
     }
 }

@@ -110,7 +110,7 @@ impl Setup {
         let file = ZonedFile::over(copy(&self.data), copy(&self.sidecar), BOOTS[1]).map_err(|e| e.to_string())?;
         let (condition, written) = state(&file, zone_number);
         let mut bytes = vec![0; written as usize];
-        crate::store::read_all(&file, &mut bytes, zone_number * ZONE).unwrap();
+        read_all(&file, &mut bytes, zone_number * ZONE).unwrap();
         let is_new = NEW.starts_with(&bytes);
         if is_new { Ok(()) } else { Err(format!("{condition:?} with {written} bytes, the first {:#x}", bytes[0])) }
     }

@@ -3,7 +3,7 @@
 
 use super::*;
 
-const TABLE: &str = include_str!("../../../../../../tests/table/zones.txt");
+const TABLE: &str = include_str!("../../../../../tests/table/zones.txt");
 const MIB: u64 = 1 << 20;
 
 /// Shapes: their names, how many zones are conventional, the capacity, how many may be open and active, bytes a block.
@@ -95,7 +95,7 @@ impl Bench {
             "write" => self.write(place, len, fill),
             "read" => {
                 let mut bytes = vec![0; len as usize];
-                let read = crate::store::read_all(&self.file, &mut bytes, place);
+                let read = read_all(&self.file, &mut bytes, place);
                 let known = |(number, sector): (u64, &[u8])| {
                     self.written.get(&number).is_none_or(|fill| sector.iter().all(|byte| byte == fill))
                 };
@@ -117,7 +117,7 @@ impl Bench {
     }
 
     fn write(&mut self, place: u64, len: u64, fill: u8) -> Result<(), Errno> {
-        crate::store::write_all(&self.file, &vec![fill; len as usize], place)?;
+        write_all(&self.file, &vec![fill; len as usize], place)?;
         self.written.extend((place / 512..(place + len) / 512).map(|sector| (sector, fill)));
         Ok(())
     }

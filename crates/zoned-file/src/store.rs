@@ -1,28 +1,17 @@
-//! A zoned store in a plain file, with its write pointers and conditions in a sidecar beside it.
-//!
-//! For tests, and for machines without a zoned drive. It behaves as a host-managed drive does, with its limits, and refuses what
-//! a drive refuses with the same error numbers. What was answered outlives the process; what was answered before a
-//! [`BackingStore::sync`] that succeeded outlives a power cut. Bytes beyond a zone's write pointer read as zeroes. No descriptor
-//! is shown: everything goes through the calls here, which move the pointers. The format, and why it survives: see
-//! `docs/formats/zoned-file.md`.
+//! Zoned storage over two backing stores: one for the data, one for the sidecar.
 
-mod error;
-mod files;
-mod layout;
-mod records;
-mod sidecar;
-mod states;
 #[cfg(test)]
 mod tests;
 
-pub use error::{Damage, Mismatch, ZonedFileError};
-pub use layout::{LayoutError, ZonedLayout};
-
-use super::{BackingStore, Geometry, Run};
-use crate::zoned::{Zone, ZoneAction, ZoneCondition, ZoneLimits, ZonedStore};
+use crate::error::ZonedFileError;
+use crate::layout::ZonedLayout;
+use crate::sidecar::{self, Loaded, Promise, Sidecar};
+use crate::states::{State, States};
+use crate::{mark, records};
+use inlock_engine::BackingStore;
+use inlock_engine::store::{Geometry, Run};
+use inlock_engine::zoned::{Zone, ZoneAction, ZoneCondition, ZoneLimits, ZonedStore};
 use rustix::io::Errno;
-use sidecar::{Loaded, Promise, Sidecar};
-use states::{State, States};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,7 +42,7 @@ impl ZonedFile {
         sidecar: &dyn BackingStore,
         layout: &ZonedLayout,
     ) -> Result<(), ZonedFileError> {
-        files::format(data, sidecar, layout, 0)
+        mark::format(data, sidecar, layout, 0)
     }
 
     /// Opens two stores that were laid out. `boot` is the number of the start of the system in whose memory writes live until they
@@ -65,7 +54,7 @@ impl ZonedFile {
     ) -> Result<Self, ZonedFileError> {
         let read_only = data.geometry().read_only;
         let loaded = sidecar::load(sidecar, boot)?;
-        files::check_mark(&*data, &loaded.sidecar.layout, &loaded.sidecar.identity)?;
+        mark::check(&*data, &loaded.sidecar.layout, &loaded.sidecar.identity)?;
         Self::start(data, loaded, read_only)
     }
 
@@ -104,7 +93,7 @@ impl ZonedFile {
 
     /// How long the data's store has to be for a layout.
     pub fn data_len(layout: &ZonedLayout) -> u64 {
-        layout.len + records::BLOCK
+        records::data_len(layout)
     }
 
     /// How long the sidecar's store has to be for a layout.

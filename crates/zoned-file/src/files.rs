@@ -1,59 +1,18 @@
 //! Zoned files by name: making them, finding the sidecar of one, taking it for one process.
 
-use super::ZonedFile;
-use super::error::{Mismatch, ZonedFileError};
-use super::layout::ZonedLayout;
-use super::records::{self, BLOCK, Identity};
-use super::sidecar::{self, failed};
-use crate::store::file::{FileStore, IoMode};
-use crate::store::{BackingStore, read_all, write_all};
-use crate::zoned::{Zone, ZoneLimits, ZonedStore};
+use crate::error::ZonedFileError;
+use crate::layout::ZonedLayout;
+use crate::mark;
+use crate::sidecar::failed;
+use crate::store::ZonedFile;
+use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::zoned::{Zone, ZoneLimits, ZonedStore};
 use rustix::fs::{FlockOperation, SeekFrom};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Lays zones out on two stores.
-pub(super) fn format(
-    data: &dyn BackingStore,
-    sidecar: &dyn BackingStore,
-    layout: &ZonedLayout,
-    boot: u64,
-) -> Result<(), ZonedFileError> {
-    layout.check()?;
-    let mut identity = Identity::default();
-    getrandom::fill(&mut identity).map_err(ZonedFileError::Random)?;
-    write_all(data, &records::mark(layout, &identity), layout.len).map_err(failed)?;
-    data.sync().map_err(failed)?;
-    sidecar::write_new(sidecar, layout, &identity, boot).map_err(failed)
-}
-
-/// Whether a data file is the one that its sidecar is for.
-pub(super) fn check_mark(
-    data: &dyn BackingStore,
-    layout: &ZonedLayout,
-    identity: &Identity,
-) -> Result<(), ZonedFileError> {
-    let (len, expected) = (data.geometry().len, ZonedFile::data_len(layout));
-    if len != expected {
-        return Err(ZonedFileError::Foreign(Mismatch::Len { len, expected }));
-    }
-    match mark_of(data).map_err(failed)? {
-        None => Err(ZonedFileError::Foreign(Mismatch::Unmarked)),
-        Some(of) if of != *identity => Err(ZonedFileError::Foreign(Mismatch::Identity)),
-        Some(_) => Ok(()),
-    }
-}
-
-/// The identity at the end of a data file.
-fn mark_of(data: &dyn BackingStore) -> Result<Option<Identity>, Errno> {
-    let Some(at) = data.geometry().len.checked_sub(BLOCK) else { return Ok(None) };
-    let mut block = vec![0; BLOCK as usize];
-    read_all(data, &mut block, at)?;
-    Ok(records::read_mark(&block, at))
-}
 
 impl ZonedFile {
     /// Makes a zoned file: `path`, which must not exist or be a file that holds nothing, and its sidecar beside it.
@@ -83,7 +42,7 @@ impl ZonedFile {
             .and_then(|()| {
                 let data = FileStore::new(data, false, IoMode::Sync).map_err(at)?;
                 let sidecar = FileStore::new(sidecar, false, IoMode::Sync).map_err(beside)?;
-                format(&data, &sidecar, layout, boot)
+                mark::format(&data, &sidecar, layout, boot)
             })
             .and_then(|()| sync_directory(&sidecar_path).map_err(beside));
         if made.is_err() {
@@ -121,8 +80,8 @@ impl ZonedFile {
                 other => break other?,
             }
         };
-        let states = file.states();
-        let zones = (0..file.layout.zones()).map(|zone| states.report(zone)).collect();
+        let mut zones = vec![Zone::UNKNOWN; file.layout().zones() as usize];
+        file.report(0, &mut zones).map_err(failed)?;
         Ok((file.limits(), zones))
     }
 
@@ -131,14 +90,14 @@ impl ZonedFile {
         let has_sidecar = || sidecar_path(path).is_ok_and(|sidecar| sidecar.exists());
         let has_mark = || {
             let store = FileStore::new(File::open(path).ok()?, true, IoMode::Sync).ok()?;
-            mark_of(&store).ok()?
+            mark::read(&store).ok()?
         };
         path.is_file() && (has_sidecar() || has_mark().is_some())
     }
 }
 
 /// The name of the sidecar of a file, under whatever name that is known.
-pub(super) fn sidecar_path(data: &Path) -> io::Result<PathBuf> {
+pub(crate) fn sidecar_path(data: &Path) -> io::Result<PathBuf> {
     let mut name = std::fs::canonicalize(data)?.into_os_string();
     name.push(".zones");
     Ok(name.into())

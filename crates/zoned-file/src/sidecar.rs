@@ -4,19 +4,19 @@
 //! what was answered last, which counts as long as the system was not started anew. Where a power cut may have
 //! torn a record the other promise stands; where it cannot have, a torn record is damage.
 
-use super::error::{Damage, ZonedFileError};
-use super::layout::ZonedLayout;
-use super::records::{self, BLOCK, BadHeader, Identity, RECORD, Record, SESSION, Session, Table};
-use super::states::State;
-use crate::store::{BackingStore, read_all, write_all};
-use crate::zoned::ZoneCondition;
+use crate::error::{Damage, ZonedFileError};
+use crate::layout::ZonedLayout;
+use crate::records::{self, BLOCK, BadHeader, Identity, RECORD, Record, SESSION, Session, Table};
+use crate::states::State;
+use inlock_engine::store::{BackingStore, read_all, write_all};
+use inlock_engine::zoned::ZoneCondition;
 use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The open sidecar of a file.
-pub(super) struct Sidecar {
+pub(crate) struct Sidecar {
     store: Arc<dyn BackingStore>,
     pub layout: ZonedLayout,
     pub identity: Identity,
@@ -25,7 +25,7 @@ pub(super) struct Sidecar {
 }
 
 /// What a sidecar says.
-pub(super) struct Loaded {
+pub(crate) struct Loaded {
     pub sidecar: Sidecar,
     /// What every zone is like now.
     pub states: Vec<State>,
@@ -39,7 +39,7 @@ pub(super) struct Loaded {
 
 /// What is promised of a zone.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Promise {
+pub(crate) struct Promise {
     /// The promise that stands.
     pub state: State,
     /// Where it is written.
@@ -49,12 +49,12 @@ pub(super) struct Promise {
 }
 
 /// An error of a system call on a file that the caller knows.
-pub(super) fn failed(source: Errno) -> ZonedFileError {
+pub(crate) fn failed(source: Errno) -> ZonedFileError {
     ZonedFileError::Io { path: PathBuf::new(), source: io::Error::from(source) }
 }
 
 /// Writes a new sidecar whose zones are as new, and puts it on stable storage.
-pub(super) fn write_new(
+pub(crate) fn write_new(
     store: &dyn BackingStore,
     layout: &ZonedLayout,
     identity: &Identity,
@@ -83,7 +83,7 @@ pub(super) fn write_new(
 }
 
 /// Reads the header.
-pub(super) fn read_header(store: &dyn BackingStore) -> Result<(ZonedLayout, Identity), ZonedFileError> {
+pub(crate) fn read_header(store: &dyn BackingStore) -> Result<(ZonedLayout, Identity), ZonedFileError> {
     let len = store.geometry().len;
     let damaged = |damage| ZonedFileError::Damaged(damage);
     if len < BLOCK {
@@ -107,7 +107,7 @@ pub(super) fn read_header(store: &dyn BackingStore) -> Result<(ZonedLayout, Iden
 }
 
 /// Reads a sidecar back. `boot` is the number of the system's start.
-pub(super) fn load(store: Arc<dyn BackingStore>, boot: u64) -> Result<Loaded, ZonedFileError> {
+pub(crate) fn load(store: Arc<dyn BackingStore>, boot: u64) -> Result<Loaded, ZonedFileError> {
     let (layout, identity) = read_header(&*store)?;
     let session = load_session(&*store, &identity, boot)?;
     // Only a power cut tears records.
@@ -199,12 +199,12 @@ impl Loaded {
 
 impl Sidecar {
     /// Writes what was answered.
-    pub(super) fn answer(&self, zone: u32, state: State) -> Result<(), Errno> {
+    pub(crate) fn answer(&self, zone: u32, state: State) -> Result<(), Errno> {
         self.write(Table::Answered, zone, Record { state, boot: self.boot })
     }
 
     /// Writes what is promised; it is safe after [`Sidecar::sync`].
-    pub(super) fn promise(&self, table: Table, zone: u32, state: State) -> Result<(), Errno> {
+    pub(crate) fn promise(&self, table: Table, zone: u32, state: State) -> Result<(), Errno> {
         self.write(table, zone, Record { state, boot: 0 })
     }
 
@@ -214,14 +214,14 @@ impl Sidecar {
     }
 
     /// Begins or ends a session in one of the two places.
-    pub(super) fn write_session(&self, sequence: u64, place: usize, clean: bool) -> Result<(), Errno> {
+    pub(crate) fn write_session(&self, sequence: u64, place: usize, clean: bool) -> Result<(), Errno> {
         let session = Session { sequence, boot: self.boot, clean };
         write_all(&*self.store, &session.encode(&self.identity, place), records::session_at(place))?;
         self.sync()
     }
 
     /// Puts all records on stable storage.
-    pub(super) fn sync(&self) -> Result<(), Errno> {
+    pub(crate) fn sync(&self) -> Result<(), Errno> {
         self.store.sync()
     }
 }

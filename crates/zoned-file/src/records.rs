@@ -3,21 +3,21 @@
 //! See `docs/formats/zoned-file.md`. Every piece carries a CRC-32C that covers the file's identity and its own place too, so that
 //! what was moved, or belongs to another file, is not taken for good.
 
-use super::layout::ZonedLayout;
-use super::states::State;
-use crate::zoned::ZoneCondition;
+use crate::layout::{LayoutError, ZonedLayout};
+use crate::states::State;
+use inlock_engine::zoned::ZoneCondition;
 
 /// What ties a data file and its sidecar together: random.
-pub(super) type Identity = [u8; 16];
+pub(crate) type Identity = [u8; 16];
 
 /// Length of the header, of the room for sessions, and of the mark at the end of the data file.
-pub(super) const BLOCK: u64 = 4096;
+pub(crate) const BLOCK: u64 = 4096;
 /// Length of a record of a zone.
-pub(super) const RECORD: usize = 32;
+pub(crate) const RECORD: usize = 32;
 /// Length of a session.
-pub(super) const SESSION: usize = 32;
+pub(crate) const SESSION: usize = 32;
 /// No file has seen so many changes: a number that is higher is none of ours, and might overflow.
-pub(super) const SEQUENCE_END: u64 = 1 << 62;
+pub(crate) const SEQUENCE_END: u64 = 1 << 62;
 /// How far the two sessions are apart.
 const SESSION_STRIDE: u64 = 512;
 const SESSIONS_AT: u64 = BLOCK;
@@ -29,7 +29,7 @@ const VERSION: u32 = 1;
 
 /// The tables of a sidecar, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Table {
+pub(crate) enum Table {
     /// What survives a power cut, once.
     PromisedA,
     /// And again: written in turn with the first.
@@ -39,15 +39,15 @@ pub(super) enum Table {
 }
 
 impl Table {
-    pub(super) const ALL: [Self; 3] = [Self::PromisedA, Self::PromisedB, Self::Answered];
+    pub(crate) const ALL: [Self; 3] = [Self::PromisedA, Self::PromisedB, Self::Answered];
 
     /// The table of promises that is not this one.
-    pub(super) fn other(self) -> Self {
+    pub(crate) fn other(self) -> Self {
         if self == Self::PromisedA { Self::PromisedB } else { Self::PromisedA }
     }
 
     /// What messages call it.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::PromisedA => "the first table of promises",
             Self::PromisedB => "the second table of promises",
@@ -56,28 +56,33 @@ impl Table {
     }
 }
 
+/// Length of the data file of a layout.
+pub(crate) fn data_len(layout: &ZonedLayout) -> u64 {
+    layout.len + BLOCK
+}
+
 /// Length of a table of so many zones.
-pub(super) fn table_len(zones: u32) -> u64 {
+pub(crate) fn table_len(zones: u32) -> u64 {
     (u64::from(zones) * RECORD as u64).next_multiple_of(BLOCK)
 }
 
 /// Length of the sidecar of so many zones.
-pub(super) fn sidecar_len(zones: u32) -> u64 {
+pub(crate) fn sidecar_len(zones: u32) -> u64 {
     TABLES_AT + table_len(zones) * Table::ALL.len() as u64
 }
 
 /// Where a table begins.
-pub(super) fn table_at(table: Table, zones: u32) -> u64 {
+pub(crate) fn table_at(table: Table, zones: u32) -> u64 {
     TABLES_AT + table as u64 * table_len(zones)
 }
 
 /// Where the record of a zone is.
-pub(super) fn record_at(table: Table, zone: u32, zones: u32) -> u64 {
+pub(crate) fn record_at(table: Table, zone: u32, zones: u32) -> u64 {
     table_at(table, zones) + u64::from(zone) * RECORD as u64
 }
 
 /// Where a session is: there are two places.
-pub(super) fn session_at(place: usize) -> u64 {
+pub(crate) fn session_at(place: usize) -> u64 {
     SESSIONS_AT + place as u64 * SESSION_STRIDE
 }
 
@@ -110,15 +115,15 @@ fn is_sealed(identity: &Identity, place: u64, bytes: &[u8]) -> bool {
 
 /// Why a header is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BadHeader {
+pub(crate) enum BadHeader {
     Magic,
     Version(u32),
     Checksum,
-    Layout(super::layout::LayoutError),
+    Layout(LayoutError),
 }
 
 /// The first block of a sidecar.
-pub(super) fn header(layout: &ZonedLayout, identity: &Identity) -> Vec<u8> {
+pub(crate) fn header(layout: &ZonedLayout, identity: &Identity) -> Vec<u8> {
     let mut block = vec![0; BLOCK as usize];
     put(&mut block, 4, &VERSION.to_le_bytes());
     put(&mut block, 8, HEADER_MAGIC);
@@ -135,7 +140,7 @@ pub(super) fn header(layout: &ZonedLayout, identity: &Identity) -> Vec<u8> {
 }
 
 /// Reads the first block of a sidecar.
-pub(super) fn read_header(block: &[u8]) -> Result<(ZonedLayout, Identity), BadHeader> {
+pub(crate) fn read_header(block: &[u8]) -> Result<(ZonedLayout, Identity), BadHeader> {
     if &block[8..16] != HEADER_MAGIC {
         return Err(BadHeader::Magic);
     }
@@ -161,7 +166,7 @@ pub(super) fn read_header(block: &[u8]) -> Result<(ZonedLayout, Identity), BadHe
 }
 
 /// What stands behind the zones in the data file.
-pub(super) fn mark(layout: &ZonedLayout, identity: &Identity) -> Vec<u8> {
+pub(crate) fn mark(layout: &ZonedLayout, identity: &Identity) -> Vec<u8> {
     let mut block = vec![0; BLOCK as usize];
     put(&mut block, 8, MARK_MAGIC);
     put(&mut block, 16, identity);
@@ -170,14 +175,14 @@ pub(super) fn mark(layout: &ZonedLayout, identity: &Identity) -> Vec<u8> {
 }
 
 /// Whether a block is the mark at the end of some data file whose zones are `len` bytes long, and of which.
-pub(super) fn read_mark(block: &[u8], len: u64) -> Option<Identity> {
+pub(crate) fn read_mark(block: &[u8], len: u64) -> Option<Identity> {
     let identity = block[16..32].try_into().expect("the slice has sixteen bytes");
     (&block[8..16] == MARK_MAGIC && is_sealed(&identity, len, block)).then_some(identity)
 }
 
 /// Who had the file open for writing last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Session {
+pub(crate) struct Session {
     /// Grows with every session.
     pub sequence: u64,
     /// Of the system's start.
@@ -187,7 +192,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn encode(&self, identity: &Identity, place: usize) -> [u8; SESSION] {
+    pub(crate) fn encode(&self, identity: &Identity, place: usize) -> [u8; SESSION] {
         let mut bytes = [0; SESSION];
         put(&mut bytes, 4, &u32::from(self.clean).to_le_bytes());
         put(&mut bytes, 8, &self.sequence.to_le_bytes());
@@ -197,7 +202,7 @@ impl Session {
     }
 
     /// `None`: it is none.
-    pub(super) fn decode(bytes: &[u8], identity: &Identity, place: usize) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8], identity: &Identity, place: usize) -> Option<Self> {
         let clean = u32_at(bytes, 4);
         let session = Self { sequence: u64_at(bytes, 8), boot: u64_at(bytes, 16), clean: clean == 1 };
         let good = is_sealed(identity, session_at(place), bytes) && clean <= 1 && session.sequence < SEQUENCE_END;
@@ -207,7 +212,7 @@ impl Session {
 
 /// The record of a zone in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(crate) struct Record {
     /// What it says.
     pub state: State,
     /// The start of the system whose memory it lives in; 0 in tables of promises.
@@ -216,7 +221,7 @@ pub(super) struct Record {
 
 impl Record {
     /// Its bytes for their place in a sidecar.
-    pub(super) fn encode(&self, identity: &Identity, place: u64) -> [u8; RECORD] {
+    pub(crate) fn encode(&self, identity: &Identity, place: u64) -> [u8; RECORD] {
         let mut bytes = [0; RECORD];
         bytes[4] = self.state.condition.number();
         put(&mut bytes, 8, &self.state.sequence.to_le_bytes());
@@ -227,7 +232,7 @@ impl Record {
     }
 
     /// `None`: it is none.
-    pub(super) fn decode(bytes: &[u8], identity: &Identity, place: u64) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8], identity: &Identity, place: u64) -> Option<Self> {
         if !is_sealed(identity, place, bytes) || bytes[5..8] != [0; 3] {
             return None;
         }

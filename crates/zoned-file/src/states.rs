@@ -3,13 +3,13 @@
 //! The conditions and their changes are those of the zoned block device standards. Where the limit of open zones is reached,
 //! a zone that was opened by a write makes room; the zones take turns at that.
 
-use super::layout::ZonedLayout;
-use crate::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind};
+use crate::layout::ZonedLayout;
+use inlock_engine::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind};
 use rustix::io::Errno;
 
 /// What is remembered of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct State {
+pub(crate) struct State {
     /// How many bytes are written, from the start of the zone.
     pub written: u64,
     /// Its condition.
@@ -20,7 +20,7 @@ pub(super) struct State {
 
 impl State {
     /// A zone that was never used.
-    pub(super) fn new(layout: &ZonedLayout, zone: u32) -> Self {
+    pub(crate) fn new(layout: &ZonedLayout, zone: u32) -> Self {
         let condition = match layout.kind(zone) {
             ZoneKind::Conventional => ZoneCondition::NotWritePointer,
             _ => ZoneCondition::Empty,
@@ -29,7 +29,7 @@ impl State {
     }
 
     /// Whether a zone of `layout` can be in this state.
-    pub(super) fn is_possible(&self, layout: &ZonedLayout, zone: u32) -> bool {
+    pub(crate) fn is_possible(&self, layout: &ZonedLayout, zone: u32) -> bool {
         if layout.kind(zone) == ZoneKind::Conventional {
             return self.condition == ZoneCondition::NotWritePointer && self.written == 0;
         }
@@ -47,7 +47,7 @@ impl State {
     }
 
     /// The state in which the zone is after the power was off: nothing is open then.
-    pub(super) fn at_rest(self) -> Self {
+    pub(crate) fn at_rest(self) -> Self {
         let condition = match self.condition {
             active if active.is_active() && self.written == 0 => ZoneCondition::Empty,
             active if active.is_active() => ZoneCondition::Closed,
@@ -59,7 +59,7 @@ impl State {
 
 /// The states of all zones.
 #[derive(Debug)]
-pub(super) struct States {
+pub(crate) struct States {
     layout: ZonedLayout,
     zones: Vec<Entry>,
     /// How many are open, how many of those because of a write, and how many are open or closed.
@@ -78,7 +78,7 @@ struct Entry {
 }
 
 impl States {
-    pub(super) fn new(layout: ZonedLayout, states: impl Iterator<Item = State>) -> Self {
+    pub(crate) fn new(layout: ZonedLayout, states: impl Iterator<Item = State>) -> Self {
         let zones: Vec<_> = states.map(|state| Entry { state, writing: false }).collect();
         let mut this = Self { layout, zones, open: 0, implicit: 0, active: 0, next_to_close: layout.conventional };
         for zone in 0..this.zones.len() {
@@ -88,12 +88,12 @@ impl States {
     }
 
     /// What is remembered of a zone.
-    pub(super) fn get(&self, zone: u32) -> State {
+    pub(crate) fn get(&self, zone: u32) -> State {
         self.zones[zone as usize].state
     }
 
     /// Puts a state in place, as it is.
-    pub(super) fn put(&mut self, zone: u32, state: State) {
+    pub(crate) fn put(&mut self, zone: u32, state: State) {
         self.count(self.get(zone).condition, -1);
         self.zones[zone as usize].state = state;
         self.count(state.condition, 1);
@@ -116,7 +116,7 @@ impl States {
     }
 
     /// A zone as it is reported.
-    pub(super) fn report(&self, zone: u32) -> Zone {
+    pub(crate) fn report(&self, zone: u32) -> Zone {
         let range = self.layout.range(zone);
         let State { written, condition, .. } = self.get(zone);
         let write_pointer = match condition {
@@ -136,7 +136,7 @@ impl States {
 
     /// A write of `len` bytes at `at`, counted from the start of the zone, is about to begin: opens the zone. The zone that was
     /// closed for that, if any. [`States::end_write`] must follow.
-    pub(super) fn begin_write(&mut self, zone: u32, at: u64, len: u64) -> Result<Option<u32>, Errno> {
+    pub(crate) fn begin_write(&mut self, zone: u32, at: u64, len: u64) -> Result<Option<u32>, Errno> {
         let state = self.get(zone);
         let takes_writes = state.condition.is_active() || state.condition == ZoneCondition::Empty;
         if !takes_writes || at != state.written || len > self.layout.capacity_of(zone) - state.written {
@@ -152,7 +152,7 @@ impl States {
     }
 
     /// The write has ended, with `len` bytes written: moves the pointer.
-    pub(super) fn end_write(&mut self, zone: u32, len: u64) {
+    pub(crate) fn end_write(&mut self, zone: u32, len: u64) {
         self.zones[zone as usize].writing = false;
         let mut state = self.get(zone);
         state.written += len;
@@ -167,7 +167,7 @@ impl States {
     }
 
     /// Opens, closes or finishes a zone. The zone that was closed for that, if any.
-    pub(super) fn act(&mut self, action: ZoneAction, zone: u32) -> Result<Option<u32>, Errno> {
+    pub(crate) fn act(&mut self, action: ZoneAction, zone: u32) -> Result<Option<u32>, Errno> {
         use ZoneCondition::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen};
         let state = self.get(zone);
         let mut closed = None;
@@ -193,7 +193,7 @@ impl States {
     }
 
     /// The state that a reset leads to; `None`: the zone is empty as it is.
-    pub(super) fn reset(&self, zone: u32) -> Result<Option<State>, Errno> {
+    pub(crate) fn reset(&self, zone: u32) -> Result<Option<State>, Errno> {
         let state = self.get(zone);
         match state.condition {
             ZoneCondition::Empty => Ok(None),
@@ -207,7 +207,7 @@ impl States {
     }
 
     /// Takes a zone out of use.
-    pub(super) fn retire(&mut self, zone: u32, condition: ZoneCondition) -> Result<(), Errno> {
+    pub(crate) fn retire(&mut self, zone: u32, condition: ZoneCondition) -> Result<(), Errno> {
         let retired = matches!(condition, ZoneCondition::ReadOnly | ZoneCondition::Offline);
         if !retired || self.layout.kind(zone) == ZoneKind::Conventional {
             return Err(Errno::INVAL);

@@ -1,6 +1,6 @@
 //! Why a zoned file cannot be made or opened.
 
-use super::layout::LayoutError;
+use crate::layout::LayoutError;
 use std::io;
 use std::path::PathBuf;
 

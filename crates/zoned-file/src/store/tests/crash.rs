@@ -222,8 +222,7 @@ fn content(file: &ZonedFile) -> Result<Content, String> {
         let State { written, condition, .. } = file.states().get(zone as u32);
         let mut bytes = vec![0xee; TINY_ZONE as usize];
         if condition != ZoneCondition::Offline {
-            crate::store::read_all(file, &mut bytes, zone as u64 * TINY_ZONE)
-                .map_err(|e| format!("zone {zone}: {e}"))?;
+            read_all(file, &mut bytes, zone as u64 * TINY_ZONE).map_err(|e| format!("zone {zone}: {e}"))?;
         }
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes[..8].try_into().unwrap());
         let (below, beyond) = bytes.split_at(if zone == CONVENTIONAL { bytes.len() } else { written as usize });

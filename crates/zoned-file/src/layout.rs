@@ -1,6 +1,6 @@
 //! What a zoned file is made of: how many zones of which kind, and how much of them may be in use.
 
-use crate::zoned::{ZoneKind, ZoneLimits};
+use inlock_engine::zoned::{ZoneKind, ZoneLimits};
 use std::ops::Range;
 
 /// How the zones of a zoned file lie. The conventional ones come first; the last zone may be shorter than the others.
@@ -150,17 +150,17 @@ impl ZonedLayout {
     }
 
     /// The zone that holds byte `offset`, which is one of the file's.
-    pub(super) fn zone_of(&self, offset: u64) -> u32 {
+    pub(crate) fn zone_of(&self, offset: u64) -> u32 {
         debug_assert!(offset < self.len);
         (offset / self.zone_len) as u32
     }
 
     /// Where the conventional zones end.
-    pub(super) fn conventional_end(&self) -> u64 {
+    pub(crate) fn conventional_end(&self) -> u64 {
         u64::from(self.conventional) * self.zone_len
     }
 
-    pub(super) fn limits(&self) -> ZoneLimits {
+    pub(crate) fn limits(&self) -> ZoneLimits {
         ZoneLimits {
             zone_len: self.zone_len,
             zones: self.zones(),

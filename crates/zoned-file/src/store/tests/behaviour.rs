@@ -9,7 +9,7 @@ fn write(file: &ZonedFile, offset: u64, blocks: u64, fill: u8) -> Result<usize, 
 
 fn read(file: &ZonedFile, offset: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0xaa; len as usize];
-    crate::store::read_all(file, &mut bytes, offset).unwrap();
+    read_all(file, &mut bytes, offset).unwrap();
     bytes
 }
 

@@ -9,8 +9,10 @@ mod model;
 mod table;
 
 use super::*;
-use crate::store::memory::MemoryStore;
-use crate::zoned::ZoneKind;
+use crate::{Damage, Mismatch};
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::store::{read_all, write_all};
+use inlock_engine::zoned::ZoneKind;
 
 /// Writes in these blocks.
 pub(super) const BLOCK: u64 = 4096;
