@@ -1,9 +1,8 @@
-//! `cipher_null`: nothing but the copy. For comparison and tests; never for keyslots.
+//! `cipher_null`: copies the data. For comparisons and tests; never for keyslots.
 
-use crate::sector_cipher::assert_whole_units;
 use crate::{DataUnitSize, InOut, IvNumber, SectorCipher};
 
-/// Leaves data as it is.
+/// The null cipher.
 pub(crate) struct Null {
     pub(crate) unit: DataUnitSize,
 }
@@ -14,7 +13,7 @@ impl SectorCipher for Null {
     }
 
     fn encrypt(&self, _: IvNumber, data: InOut<'_>) {
-        assert_whole_units(self.unit, &data);
+        data.assert_whole_units(self.unit);
         data.into_in_place();
     }
 

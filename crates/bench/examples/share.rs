@@ -1,10 +1,11 @@
-//! Prints each kernel's share of the processor's limit: `share [KERNEL [KEY_BITS [TURNS]]]`.
+//! Prints each kernel's share of the CPU's limit: `share [KERNEL [KEY_BITS [SLICES]]]`.
 
-use inlock_cipher::{CipherSpec, bench};
+use inlock_bench::kernels;
+use inlock_cipher::CipherSpec;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let mut plan = bench::Plan::full(CipherSpec::AES_XTS_PLAIN64)?;
+    let mut plan = kernels::Plan::full(CipherSpec::AES_XTS_PLAIN64)?;
     if let Some(name) = arguments.first().filter(|name| *name != "all") {
         plan.kernels.retain(|kernel| kernel.name() == name);
     }
@@ -12,10 +13,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         plan.key_bits = vec![bits.parse()?];
     }
     if let Some(turns) = arguments.get(2) {
-        plan.turns = turns.parse()?;
+        plan.slices = turns.parse()?;
     }
     plan.request_sizes = vec![4 << 10, 256 << 10];
-    bench::run(&plan, |row| {
+    kernels::run(&plan, |row| {
         println!(
             "{:9} AES-{} {} unit {:5} request {:6}  {:6.2} GB/s  limit {:6.2}  share {:.3}",
             row.kernel,

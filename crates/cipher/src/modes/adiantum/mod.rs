@@ -9,11 +9,10 @@ mod poly1305;
 #[cfg(test)]
 mod tests;
 
+use super::Chain;
 use crate::Cipher;
-use crate::aes::Block;
-use crate::block_cipher::{BlockCipher, new_block_cipher};
+use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
 use crate::locked::LockedBox;
-use crate::modes::Chain;
 use chacha20::cipher::StreamCipher;
 use chacha20::{KeyIvInit, XChaCha12, XChaCha20};
 use zeroize::Zeroizing;

@@ -1,6 +1,5 @@
 //! Several keys that take turns: the low bits of a unit's first sector choose (dm-crypt's `aes:64-...`, loop-AES).
 
-use crate::sector_cipher::assert_whole_units;
 use crate::{DataUnitSize, InOut, IvNumber, SectorCipher};
 
 /// One cipher a key, a power of two of them.
@@ -24,7 +23,7 @@ impl KeysInTurn {
     }
 
     fn for_each_run(&self, first: IvNumber, data: InOut<'_>, run: impl Fn(&dyn SectorCipher, IvNumber, InOut<'_>)) {
-        let units = assert_whole_units(self.unit, &data);
+        let units = data.assert_whole_units(self.unit);
         // Either every unit has the next key, or the units skip whole rounds and all have the same.
         let same_key = self.unit.sectors().is_multiple_of(self.ciphers.len() as u64);
         let run_len = if same_key { units * self.unit.bytes() } else { self.unit.bytes() };

@@ -1,12 +1,23 @@
 //! The one interface between a request and a cipher: many data units a call.
 
+mod aes_cbc;
+mod aes_xts;
+mod any_mode;
+mod in_turn;
+mod layers;
+mod null;
+
+use crate::aes::AesKernel;
 use crate::iv::{IvGenerator, IvKeys};
-use crate::layers::{Layered, elephant::Elephant, in_turn::KeysInTurn, lmk::Lmk, tcw::Tcw};
-use crate::modes::{AnyMode, new_chain};
-use crate::null::Null;
+use crate::modes::new_chain;
 use crate::spec::{ChainMode, Cipher, CipherSpec, IvMode};
-use crate::xts::XtsKernel;
-use crate::{DataUnitSize, InOut, IvNumber, cbc, xts};
+use crate::{CipherError, DataUnitSize, InOut, IvNumber};
+#[cfg(test)]
+pub(crate) use aes_xts::new as new_aes_xts;
+use any_mode::AnyMode;
+use in_turn::KeysInTurn;
+use layers::{Elephant, Layered, Lmk, Tcw};
+use null::Null;
 
 /// A length-keeping cipher over runs of whole data units. One call a request; it cannot fail.
 ///
@@ -35,47 +46,8 @@ pub trait SectorCipher: Send + Sync {
     }
     /// The name of the kernel in use: `vaes512`, `vaes256`, `aesni`, `portable`, or `none` where nothing is encrypted.
     fn kernel(&self) -> &'static str {
-        XtsKernel::Portable.name()
+        AesKernel::Portable.name()
     }
-}
-
-/// A key or a specification that no cipher can be made from.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CipherError {
-    /// The specification does not take a key of this length.
-    #[error("{spec} does not take a key of {} bits", len * 8)]
-    KeyLength {
-        /// The specification.
-        spec: CipherSpec,
-        /// Length of the key, in bytes.
-        len: usize,
-    },
-    /// The specification combines parts that do not go together.
-    #[error("{0} is not supported")]
-    Unsupported(CipherSpec),
-    /// The specification is defined for other data units.
-    #[error("{spec} takes data units of 512 bytes only, not {}", unit.bytes())]
-    Unit {
-        /// The specification.
-        spec: CipherSpec,
-        /// Size of a data unit.
-        unit: DataUnitSize,
-    },
-    /// The environment variable `INLOCK_CPU` has a value that names no instruction set.
-    #[error("INLOCK_CPU is '{value}', not one of portable, aesni, vaes256, vaes512")]
-    UnknownCpuLimit {
-        /// What it said (its first 64 characters).
-        value: String,
-    },
-    /// The data of a call is not a positive number of whole data units.
-    #[error("{len} bytes are not a positive number of data units of {} bytes", unit.bytes())]
-    DataLength {
-        /// Length of the data, in bytes.
-        len: usize,
-        /// Size of a data unit.
-        unit: DataUnitSize,
-    },
 }
 
 /// Makes the cipher for `spec` under `key`. `large_iv`: the IV number grows by 1 a unit, not by the unit's sectors.
@@ -87,12 +59,12 @@ pub fn new_sector_cipher(
     unit: DataUnitSize,
     large_iv: bool,
 ) -> Result<Box<dyn SectorCipher>, CipherError> {
-    new_sector_cipher_on(XtsKernel::best()?, spec, key, unit, large_iv)
+    new_sector_cipher_on(AesKernel::best()?, spec, key, unit, large_iv)
 }
 
 /// As [`new_sector_cipher`], on a kernel of the caller's choice: for tests and benchmarks.
 pub fn new_sector_cipher_on(
-    kernel: XtsKernel,
+    kernel: AesKernel,
     spec: &CipherSpec,
     key: &[u8],
     unit: DataUnitSize,
@@ -124,7 +96,7 @@ pub fn new_sector_cipher_on(
 }
 
 fn with_one_key(
-    kernel: XtsKernel,
+    kernel: AesKernel,
     spec: &CipherSpec,
     keys: &IvKeys<'_>,
     unit: DataUnitSize,
@@ -133,8 +105,8 @@ fn with_one_key(
     let ivs = || IvGenerator::new(spec, keys, unit, large_iv, kernel);
     Ok(match (spec.cipher, spec.mode) {
         (Cipher::Null, _) => Box::new(Null { unit }),
-        (Cipher::Aes, ChainMode::Xts) => xts::new(kernel, keys.own, unit, ivs()),
-        (Cipher::Aes, ChainMode::Cbc) => cbc::new(kernel, keys.own, unit, ivs()),
+        (Cipher::Aes, ChainMode::Xts) => aes_xts::new(kernel, keys.own, unit, ivs()),
+        (Cipher::Aes, ChainMode::Cbc) => aes_cbc::new(kernel, keys.own, unit, ivs()),
         (cipher, mode) => {
             let chain = new_chain(cipher, mode, keys.own).ok_or(CipherError::Unsupported(*spec))?;
             Box::new(AnyMode::new(chain, unit, ivs()))
@@ -143,20 +115,9 @@ fn with_one_key(
 }
 
 /// Checks data that comes from outside before it is given to a cipher, whose own answer to a wrong length is a panic.
-pub fn check_data_len(unit: DataUnitSize, len: usize) -> Result<(), CipherError> {
+pub(crate) fn check_data_len(unit: DataUnitSize, len: usize) -> Result<(), CipherError> {
     if len == 0 || !len.is_multiple_of(unit.bytes()) {
         return Err(CipherError::DataLength { len, unit });
     }
     Ok(())
-}
-
-/// The assertion that every cipher makes once a call. Gives back the number of units.
-pub(crate) fn assert_whole_units(unit: DataUnitSize, data: &InOut<'_>) -> usize {
-    let len = data.len();
-    assert!(len != 0 && len & (unit.bytes() - 1) == 0, "the data of a cipher call is not whole data units");
-    if let InOut::Copy { src, dst } = data {
-        // Both variants' fields are public: kernels trust the lengths.
-        assert_eq!(src.len(), dst.len(), "source and destination differ in length");
-    }
-    len >> unit.log2()
 }

@@ -4,15 +4,9 @@
 //! time on every target. Decryption keys are those of the equivalent inverse cipher (section 5.3.5), which is what
 //! the processor's instructions want.
 
-use crate::Cipher;
-use crate::block_cipher::{BlockCipher, new_block_cipher};
-use crate::locked::LockedBox;
-use crate::xts::{self, XtsKernel};
+use crate::block_cipher::Block;
 use ::aes::hazmat;
 use zeroize::Zeroize;
-
-/// One AES block.
-pub(crate) type Block = [u8; 16];
 
 /// The most round keys that a schedule has: AES-256's 14 rounds, and the key before the first.
 pub(crate) const MAX_ROUND_KEYS: usize = 15;
@@ -75,31 +69,10 @@ impl Schedule {
     }
 }
 
-/// An AES key, expanded for a kernel, that encrypts blocks each for itself: what ESSIV wants.
-pub(crate) enum AesKey {
-    Portable(Box<dyn BlockCipher>),
-    Kernel(XtsKernel, LockedBox<Schedule>),
-}
-
-impl AesKey {
-    /// Expands `key`, which has 16, 24 or 32 bytes.
-    pub(crate) fn new(kernel: XtsKernel, key: &[u8]) -> Self {
-        if kernel == XtsKernel::Portable {
-            let cipher = new_block_cipher(Cipher::Aes, key);
-            return Self::Portable(cipher.expect("an AES key has 16, 24 or 32 bytes"));
-        }
-        let mut schedule = LockedBox::new(Schedule::EMPTY);
-        schedule.expand(key);
-        Self::Kernel(kernel, schedule)
-    }
-
-    /// Encrypts each block for itself.
-    pub(crate) fn encrypt_blocks(&self, blocks: &mut [Block]) {
-        match self {
-            Self::Portable(cipher) => cipher.encrypt_blocks(blocks.as_flattened_mut()),
-            Self::Kernel(kernel, schedule) => xts::encrypt_blocks(*kernel, schedule, blocks),
-        }
-    }
+/// The schedules of both halves of an XTS key.
+pub(crate) struct XtsKeys {
+    pub(crate) data: Schedule,
+    pub(crate) tweak: Schedule,
 }
 
 /// The S-box on four bytes. Four equal columns make a round's row shift do nothing, and its column mix is undone.

@@ -4,11 +4,9 @@
 //! slices whose lengths they check, and the job holds the borrows of those slices for as long as it lives. It holds them as
 //! [`PhantomData`]: a mutable reference that moves with the job would claim the bytes that the pointers refer to.
 
-use super::XtsKeys;
-use crate::aes::{Block, Schedule};
-use crate::iv::IvGenerator;
-use crate::sector_cipher::assert_whole_units;
-use crate::{DataUnitSize, InOut, IvNumber};
+use super::schedule::{Schedule, XtsKeys};
+use crate::block_cipher::Block;
+use crate::{DataUnitSize, InOut};
 use std::marker::PhantomData;
 
 /// Whole data units in memory, read at `src` and written at `dst`: the same memory, or without overlap.
@@ -24,7 +22,7 @@ impl<'a> Units<'a> {
     /// Panics if `data` is not a positive number of whole units.
     #[inline(always)]
     fn new(unit: DataUnitSize, data: InOut<'a>) -> Self {
-        let count = assert_whole_units(unit, &data);
+        let count = data.assert_whole_units(unit);
         let (src, dst) = data.into_ptrs();
         Self { src, dst, count, unit_len: unit.bytes(), _data: PhantomData }
     }
@@ -59,7 +57,16 @@ macro_rules! accessors_of_units {
     };
 }
 
-/// One call of an XTS kernel: up to [`IvGenerator::MAX_BATCH`] units.
+/// Maximum number of units whose IVs a kernel takes at a time.
+pub(crate) const MAX_BATCH: usize = 64;
+
+/// Source of the IVs of a CBC job.
+pub(crate) trait IvSource {
+    /// Writes the IVs of the units from number `unit` on, at most [`MAX_BATCH`].
+    fn fill(&self, unit: usize, ivs: &mut [Block]);
+}
+
+/// One call of an XTS kernel: up to [`MAX_BATCH`] units.
 pub(crate) struct XtsJob<'a> {
     keys: &'a XtsKeys,
     ivs: &'a mut [Block],
@@ -67,25 +74,25 @@ pub(crate) struct XtsJob<'a> {
 }
 
 /// How many more IVs than units a job has room for: a vector's, and one that is read ahead and not used.
-pub(super) const IV_MARGIN: usize = 4;
+pub(crate) const IV_MARGIN: usize = 4;
 
 impl<'a> XtsJob<'a> {
-    /// Fills `ivs` for `data`, of which the first unit has the IV number `first`.
+    /// A job over `data`. `fill` writes the IVs of its units to the start of `ivs`, rounded up to whole vectors.
     ///
     /// # Panics
+    ///
     /// If `data` is not a positive number of whole units, or `ivs` has no room for [`IV_MARGIN`] more.
     #[inline(always)]
-    pub(super) fn new(
+    pub(crate) fn new(
         keys: &'a XtsKeys,
-        generator: &IvGenerator,
         unit: DataUnitSize,
-        first: IvNumber,
         ivs: &'a mut [Block],
         data: InOut<'a>,
+        fill: impl FnOnce(&mut [Block]),
     ) -> Self {
         let units = Units::new(unit, data);
         assert!(units.count + IV_MARGIN <= ivs.len());
-        generator.fill(first.0, &mut ivs[..units.count.next_multiple_of(IV_MARGIN)]);
+        fill(&mut ivs[..units.count.next_multiple_of(IV_MARGIN)]);
         Self { keys, ivs, units }
     }
 
@@ -108,22 +115,15 @@ impl<'a> XtsJob<'a> {
 /// One call of a CBC kernel.
 pub(crate) struct CbcJob<'a> {
     keys: &'a Schedule,
-    ivs: &'a IvGenerator,
-    first: IvNumber,
+    ivs: &'a dyn IvSource,
     units: Units<'a>,
 }
 
 impl<'a> CbcJob<'a> {
     /// # Panics
     /// If `data` is not a positive number of whole units.
-    pub(crate) fn new(
-        keys: &'a Schedule,
-        ivs: &'a IvGenerator,
-        unit: DataUnitSize,
-        first: IvNumber,
-        data: InOut<'a>,
-    ) -> Self {
-        Self { keys, ivs, first, units: Units::new(unit, data) }
+    pub(crate) fn new(keys: &'a Schedule, ivs: &'a dyn IvSource, unit: DataUnitSize, data: InOut<'a>) -> Self {
+        Self { keys, ivs, units: Units::new(unit, data) }
     }
 
     accessors_of_units!();
@@ -137,26 +137,25 @@ impl<'a> CbcJob<'a> {
     /// Writes the IVs of the units from number `unit` on.
     #[inline(always)]
     pub(crate) fn fill_ivs(&self, unit: usize, ivs: &mut [Block]) {
-        self.ivs.fill(self.ivs.advance(self.first.0, unit), ivs);
+        self.ivs.fill(unit, ivs);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::iv::IvKeys;
-    use crate::{CipherSpec, XtsKernel};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     static KEYS: XtsKeys = XtsKeys { data: Schedule::EMPTY, tweak: Schedule::EMPTY };
 
-    fn generator() -> IvGenerator {
-        let keys = IvKeys { own: &[], first: &[], extra: &[] };
-        IvGenerator::new(&CipherSpec::AES_XTS_PLAIN64, &keys, DataUnitSize::SECTOR, false, XtsKernel::Portable)
+    struct NoIvs;
+
+    impl IvSource for NoIvs {
+        fn fill(&self, _: usize, _: &mut [Block]) {}
     }
 
     fn job<'a>(ivs: &'a mut [Block], data: InOut<'a>) -> XtsJob<'a> {
-        XtsJob::new(&KEYS, &generator(), DataUnitSize::SECTOR, IvNumber(0), ivs, data)
+        XtsJob::new(&KEYS, DataUnitSize::SECTOR, ivs, data, |_| ())
     }
 
     /// What a kernel does with the pointers, as far as borrows are concerned. The assertion is Miri's.
@@ -170,14 +169,14 @@ mod tests {
 
     #[test]
     fn pointers_of_a_moved_job_reach_every_unit() {
-        let (generator, schedule) = (generator(), Schedule::EMPTY);
+        let schedule = Schedule::EMPTY;
         let (mut ivs, mut bytes, mut copy) = ([[0; 16]; 8], [5; 1024], [0; 1024]);
         let xts = Box::new(job(&mut ivs, InOut::InPlace(&mut bytes)));
         assert_eq!((xts.units(), xts.unit_len()), (2, 512));
         add_one(xts.src(), xts.dst(), 1024);
         let xts = Box::new(job(&mut ivs, InOut::copy(&bytes, &mut copy)));
         add_one(xts.src(), xts.dst(), 1024);
-        let cbc = CbcJob::new(&schedule, &generator, DataUnitSize::SECTOR, IvNumber(0), InOut::InPlace(&mut copy));
+        let cbc = CbcJob::new(&schedule, &NoIvs, DataUnitSize::SECTOR, InOut::InPlace(&mut copy));
         let cbc = Box::new(cbc);
         add_one(cbc.src(), cbc.dst(), 1024);
         assert_eq!((bytes, copy), ([6; 1024], [8; 1024]));

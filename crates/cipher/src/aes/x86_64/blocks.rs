@@ -8,9 +8,9 @@
 //! Everything is `inline(always)` into an entry point that enables the instructions (see `entry_points`); nothing here
 //! branches on or indexes by key or data. Powers of x are those of IEEE 1619, section 5.2: little-endian, modulus 0x87.
 
-use crate::aes::{Block, RoundKeys};
-use crate::iv::IvGenerator;
-use crate::xts::{CbcJob, XtsJob, XtsKeys};
+use crate::aes::job::{CbcJob, MAX_BATCH, XtsJob};
+use crate::aes::schedule::{RoundKeys, XtsKeys};
+use crate::block_cipher::Block;
 use std::arch::x86_64::{__m128i, _mm_set_epi64x};
 use std::mem::MaybeUninit;
 
@@ -465,14 +465,14 @@ pub(super) unsafe fn cbc_decrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
     let len = 16 * V::BLOCKS;
     let (units, unit_len) = (job.units(), job.unit_len());
     let groups = unit_len / (IN_FLIGHT * len);
-    let mut ivs = [[0; 16]; IvGenerator::MAX_BATCH];
+    let mut ivs = [[0; 16]; MAX_BATCH];
     // SAFETY: instructions are the caller's promise; each access is inside the unit that `src` and `dst` point to.
     unsafe {
         let keys = Keys::<V, ROUNDS>::new(&job.keys().decrypt);
         for unit in 0..units {
-            let in_batch = unit % IvGenerator::MAX_BATCH;
+            let in_batch = unit % MAX_BATCH;
             if in_batch == 0 {
-                job.fill_ivs(unit, &mut ivs[..(units - unit).min(IvGenerator::MAX_BATCH)]);
+                job.fill_ivs(unit, &mut ivs[..(units - unit).min(MAX_BATCH)]);
             }
             let (src, dst) = (job.src().add(unit * unit_len), job.dst().add(unit * unit_len));
             // What the first vector of the unit is chained to: the IV, and all its blocks but the last.

@@ -12,8 +12,9 @@ mod vaes_512;
 macro_rules! entry_points {
     ($kernel:ident, $token:ty, $vector:ty, $features:literal) => {
         use super::blocks;
-        use crate::aes::{Block, Schedule};
-        use crate::xts::{CbcJob, XtsJob};
+        use crate::aes::job::{CbcJob, XtsJob};
+        use crate::aes::schedule::Schedule;
+        use crate::block_cipher::Block;
 
         /// The entry points of this kernel.
         pub(crate) struct $kernel;

@@ -1,12 +1,15 @@
-//! What stands round a sector cipher: keys that take turns, and IV modes that look at the data or change it.
+//! IV modes that depend on the data or change it, as layers around a sector cipher.
 //!
-//! Each layer is a sector cipher over another one, which it calls once a call (keys that take turns: once a run of units with the
-//! same key). Layers work in place; with a separate destination they copy first, so the source stays as it is.
+//! A layer is a sector cipher over another one, which it calls once for each call. Layers work in place; with a separate
+//! destination they copy first, so the source stays unchanged.
 
-pub(crate) mod elephant;
-pub(crate) mod in_turn;
-pub(crate) mod lmk;
-pub(crate) mod tcw;
+mod elephant;
+mod lmk;
+mod tcw;
+
+pub(super) use elephant::Elephant;
+pub(super) use lmk::Lmk;
+pub(super) use tcw::Tcw;
 
 use crate::{DataUnitSize, InOut, IvNumber, SectorCipher};
 
@@ -48,7 +51,7 @@ impl<L: Layer> SectorCipher for Layered<L> {
     }
 
     fn encrypt(&self, first: IvNumber, data: InOut<'_>) {
-        crate::sector_cipher::assert_whole_units(self.unit(), &data);
+        data.assert_whole_units(self.unit());
         let data = data.into_in_place();
         if L::AROUND_PLAINTEXT {
             self.each(first, data, |number, unit| self.layer.apply(number, unit));
@@ -60,7 +63,7 @@ impl<L: Layer> SectorCipher for Layered<L> {
     }
 
     fn decrypt(&self, first: IvNumber, data: InOut<'_>) {
-        crate::sector_cipher::assert_whole_units(self.unit(), &data);
+        data.assert_whole_units(self.unit());
         let data = data.into_in_place();
         if !L::AROUND_PLAINTEXT {
             self.each(first, data, |number, unit| self.layer.undo(number, unit));
