@@ -40,38 +40,38 @@ pub(crate) mod sync {
 }
 
 /// As much of the engine's module as locks use.
-pub(crate) mod target {
-    use super::layout::Layout;
+pub(crate) mod crypt_mapping {
+    use super::mapping::Mapping;
     use super::sync::Arc;
     use loom::cell::UnsafeCell;
 
     /// Data units of four bytes.
-    pub(crate) struct Extent {
+    pub(crate) struct MappedRange {
         pub(crate) store: u32,
         pub(crate) store_offset: u64,
-        pub(crate) cover_len: usize,
+        pub(crate) aligned_len: usize,
         pub(crate) is_partial: bool,
     }
 
-    impl Extent {
+    impl MappedRange {
         pub(crate) fn is_partial(&self) -> bool {
             self.is_partial
         }
     }
 
     /// A target whose uses loom watches.
-    pub(crate) struct CryptTarget {
-        layout: Arc<Layout>,
+    pub(crate) struct CryptMapping {
+        mapping: Arc<Mapping>,
         keys: UnsafeCell<()>,
     }
 
-    impl CryptTarget {
+    impl CryptMapping {
         pub(crate) fn new() -> Self {
-            Self { layout: Arc::new(Layout), keys: UnsafeCell::new(()) }
+            Self { mapping: Arc::new(Mapping), keys: UnsafeCell::new(()) }
         }
 
-        pub(crate) fn layout(&self) -> &Arc<Layout> {
-            &self.layout
+        pub(crate) fn mapping(&self) -> &Arc<Mapping> {
+            &self.mapping
         }
 
         pub(crate) fn measure(&self) {}
@@ -87,7 +87,7 @@ pub(crate) mod target {
         }
     }
 
-    impl Drop for CryptTarget {
+    impl Drop for CryptMapping {
         fn drop(&mut self) {
             // After a failure loom has no thread to ask.
             if !std::thread::panicking() {
@@ -97,12 +97,12 @@ pub(crate) mod target {
     }
 }
 
-/// As much of the engine's module as the gate uses.
-pub(crate) mod layout {
-    pub(crate) struct Layout;
+/// As much of the engine's module as the freeze uses.
+pub(crate) mod mapping {
+    pub(crate) struct Mapping;
 }
 
-/// As much of the engine's module as the gate uses.
+/// As much of the engine's module as the freeze uses.
 pub(crate) mod request {
     #[derive(Debug, PartialEq, Eq)]
     pub(crate) enum RequestError {

@@ -1,4 +1,4 @@
-//! The engine's locks, gate, queue of syncs and mailbox in every order of their threads' steps.
+//! The engine's locks, freeze, queue of syncs and mailbox in every order of their threads' steps.
 //!
 //! The files of the engine are compiled here a second time, as they stand, with loom's primitives in `sync` and with as
 //! much of the modules around them as they use. A model is a test that runs a few threads on them: loom repeats it for
@@ -15,17 +15,17 @@
 #[path = "../../crates/engine/src/flush.rs"]
 mod flush;
 #[allow(clippy::map_clone, dead_code)]
-#[path = "../../crates/engine/src/gate.rs"]
-mod gate;
+#[path = "../../crates/engine/src/freeze.rs"]
+mod freeze;
 #[allow(dead_code, unreachable_pub)]
-#[path = "../../crates/engine/src/unaligned/locks.rs"]
+#[path = "../../crates/engine/src/locks.rs"]
 mod locks;
 #[allow(dead_code)]
 #[path = "../../crates/engine/src/worker/mailbox.rs"]
 mod mailbox;
 
 mod around;
-use around::{layout, request, ring, sync, target};
+use around::{crypt_mapping, mapping, request, ring, sync};
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! The models.
 
 mod flush;
-mod gate;
+mod freeze;
 mod locks;
 mod mailbox;
 

@@ -11,7 +11,7 @@ use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::store::file::IoMode;
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Mailbox, Request, Worker};
+use inlock_engine::worker::{Context, Finished, Flow, Frontend, Mailbox, Request, Worker};
 use inlock_engine::{Device, Offload, RequestError};
 
 /// End of a job.
@@ -142,7 +142,7 @@ impl Running {
         let (block, now) = (self.job.block, if self.job.watch { Instant::now() } else { self.began });
         while !self.over && !self.free.is_empty() {
             let offset = self.offset(cx.device.len() / block as u64);
-            let extent = cx.layout.locate(offset, block as u64, 64 << 20)?;
+            let mapped = cx.mapping.locate(offset, block as u64, 64 << 20)?;
             let Some(buffer) = cx.pool.take(block, block) else { break };
             let Some(id) = self.free.pop() else { break };
             self.submitted[id as usize] = now;
@@ -151,7 +151,7 @@ impl Running {
                 operation,
                 offset,
                 len: block as u64,
-                data: Some((extent, buffer)),
+                data: Some((mapped, buffer)),
                 spare: None,
             });
             self.in_flight += 1;
@@ -162,7 +162,7 @@ impl Running {
     }
 }
 
-impl FrontEnd for Scripted {
+impl Frontend for Scripted {
     type Message = Job;
 
     fn on_message(&mut self, _cx: &mut Context<'_>, job: Job) {

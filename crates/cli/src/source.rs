@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::store::file::{FileStore, IoMode};
-use inlock_engine::{self as engine, Content, CryptTarget, Line, TargetError};
+use inlock_engine::{self as engine, Content, CryptMapping, TargetError};
 use inlock_volume::plain::Plain;
 use inlock_volume::table::{CryptOptions, TableLine, Target};
 use inlock_volume::{
@@ -334,7 +334,7 @@ fn facts_of_lines(table: &Table) -> Vec<SegmentFacts> {
 
 /// What a table makes of a running volume: the target for its device, and what is to be said of it. `devices` are the
 /// identities of those that the volume was opened on, in their order; the table lies on no others.
-pub(crate) fn reload(table: &Table, running: &engine::Device, facts: &mut Facts) -> anyhow::Result<CryptTarget> {
+pub(crate) fn reload(table: &Table, running: &engine::Device, facts: &mut Facts) -> anyhow::Result<CryptMapping> {
     let of_line = table::on_devices(table, &facts.devices)?;
     let is_legacy = |line: &TableLine| match &line.target {
         Target::Crypt(crypt) => crypt.cipher.cipher.is_legacy(),
@@ -360,10 +360,10 @@ pub(crate) fn reload(table: &Table, running: &engine::Device, facts: &mut Facts)
     }
     let lines = table.lines().iter().zip(&segments).zip(&of_line);
     let lines: Vec<_> = lines
-        .map(|((line, segment), store)| Line { segment, content: content_of(&line.target), store: *store })
+        .map(|((line, segment), store)| engine::Target { segment, content: content_of(&line.target), store: *store })
         .collect();
     let lens: Vec<u64> = running.stores().iter().map(|store| store.geometry().len).collect();
-    let target = CryptTarget::stacked(&lines, &lens)?;
+    let target = CryptMapping::stacked(&lines, &lens)?;
     facts.kind = "TABLE".to_owned();
     (facts.header, facts.uuid, facts.hash) = (None, None, None);
     facts.check = KeyCheck::of_table(table).ok();
@@ -538,8 +538,10 @@ impl Opened {
                 lines.map(|(line, store)| (line.segment(), content_of(&line.target), *store)).collect()
             }
         };
-        let lines: Vec<_> =
-            lines.iter().map(|(segment, content, store)| Line { segment, content: *content, store: *store }).collect();
+        let lines: Vec<_> = lines
+            .iter()
+            .map(|(segment, content, store)| engine::Target { segment, content: *content, store: *store })
+            .collect();
         let device = engine::Device::stacked(&lines, stores, access)
             .map_err(|error| cannot_attach(error, &self.about.device))?;
         drop(lines);

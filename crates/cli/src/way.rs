@@ -182,7 +182,7 @@ impl Way {
         if via == Via::Fuse {
             return Ok(Self::Fuse(mount));
         }
-        let unit = device.layout().granule();
+        let unit = device.mapping().unit_len();
         match LoopDevice::attach(wanted.file, unit, device.access().read_only) {
             Ok(over) => Ok(Self::Loop(mount, over)),
             Err(error) => {
@@ -198,7 +198,7 @@ impl Way {
         let server = Server::start(Arc::clone(device), &listen, &options)?;
         let options = NbdOptions {
             export: "",
-            block: device.layout().granule(),
+            block: device.mapping().unit_len(),
             connections: wanted.threads,
             identifier: &identifier(wanted.name, wanted.mark),
         };

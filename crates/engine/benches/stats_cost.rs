@@ -11,7 +11,7 @@ use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request, Worker};
+use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::{Access, BlockingDevice, Device, StatsLevel};
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,13 +33,13 @@ fn offset(n: u64) -> u64 {
     n.wrapping_mul(0x9e37_79b9_7f4a_7c15) % (LEN / BLOCK) * BLOCK
 }
 
-/// A front end that reads, `DEPTH` requests at a time.
+/// A frontend that reads, `DEPTH` requests at a time.
 struct Reads {
     left: u64,
     free: u64,
 }
 
-impl FrontEnd for Reads {
+impl Frontend for Reads {
     type Message = ();
 
     fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
@@ -57,9 +57,9 @@ impl FrontEnd for Reads {
             self.left -= 1;
             self.free -= 1;
             let offset = offset(self.left);
-            let extent = cx.layout.locate(offset, BLOCK, 1 << 20).unwrap();
-            let buffer = cx.pool.take(extent.cover_len, extent.cover_len).unwrap();
-            let data = Some((extent, buffer));
+            let mapped = cx.mapping.locate(offset, BLOCK, 1 << 20).unwrap();
+            let buffer = cx.pool.take(mapped.aligned_len, mapped.aligned_len).unwrap();
+            let data = Some((mapped, buffer));
             cx.requests.push_back(Request { id: 0, operation: Operation::Read, offset, len: BLOCK, data, spare: None });
         }
         (if self.left == 0 && self.free == DEPTH { Flow::Stop } else { Flow::Continue }, Wait::No)

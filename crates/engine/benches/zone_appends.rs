@@ -15,7 +15,7 @@ use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::zoned_device::ZonedDevice;
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request, Worker};
+use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneKind};
 use inlock_engine::{Access, BackingStore, Device, Offload, OffloadOptions, OffloadPolicy};
 use inlock_zoned_file::{ZonedFile, ZonedLayout};
@@ -54,7 +54,7 @@ const WAYS: [Way; 6] = [
     Way { name: "serialised, pool", encrypted: true, serialised: true, offloaded: true, ..RAW },
 ];
 
-/// A front end that appends to its zones by turns.
+/// A frontend that appends to its zones by turns.
 struct Appends {
     zones: Vec<u64>,
     busy: Vec<usize>,
@@ -67,7 +67,7 @@ struct Appends {
     left: u64,
 }
 
-impl FrontEnd for Appends {
+impl Frontend for Appends {
     type Message = ();
 
     fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
@@ -100,10 +100,10 @@ impl Appends {
             self.under_way += 1;
             self.busy[index] += 1;
             let (offset, len) = (self.zones[index], self.len);
-            let extent = cx.layout.locate(offset, len, 2 << 20).unwrap();
-            let buffer = cx.pool.take(extent.cover_len, extent.cover_len).unwrap();
+            let mapped = cx.mapping.locate(offset, len, 2 << 20).unwrap();
+            let buffer = cx.pool.take(mapped.aligned_len, mapped.aligned_len).unwrap();
             let operation = Operation::Append { durable: false };
-            let data = Some((extent, buffer));
+            let data = Some((mapped, buffer));
             cx.requests.push_back(Request { id: index as u64, operation, offset, len, data, spare: None });
         }
     }

@@ -4,13 +4,14 @@
 //! threads may use one `BlockingDevice` at a time. While the device is suspended calls wait.
 
 use crate::buffer::{Buffer, BufferPool};
+use crate::crypt_mapping::{CryptMapping, MappedRange};
 use crate::device::Device;
-use crate::layout::Kind;
+use crate::locks::{LockId, Purpose};
+use crate::mapping::Kind;
 use crate::request::{Operation, RequestError};
+use crate::rmw;
 use crate::stats::{Account, Phase};
 use crate::store;
-use crate::target::{CryptTarget, Extent};
-use crate::unaligned::{self, LockId, Purpose};
 use rustix::io::Errno;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -56,7 +57,7 @@ impl BlockingDevice {
         let calls = calls.max(1);
         device.locks().reserve(0);
         device.zones().inspect(|zones| zones.reserve(calls));
-        let edges = 2 * device.granule();
+        let edges = 2 * device.unit_len();
         let scratch = || Scratch { buffer: Buffer::new(BufferPool::LARGEST_PIECE + edges), spare: Buffer::new(edges) };
         let free = std::iter::repeat_with(scratch).take(calls).collect();
         let scratch = Mutex::new(Scratches { free, waiting: 0 });
@@ -80,15 +81,15 @@ impl BlockingDevice {
 
     /// Fills `into` with the bytes from `offset`. The whole range lies within the device, or nothing is read.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), RequestError> {
-        let target = &*self.device().pass()?;
+        let target = &*self.device().enter()?;
         self.permit(target, Operation::Read, offset, into.len() as u64)?;
         let mut done = 0;
         while done < into.len() {
-            let extent = locate(target, offset + done as u64, into.len() - done)?;
-            let part = &mut into[done..done + extent.len];
-            done += extent.len;
-            let mut account = self.account(Operation::Read, extent.len as u64);
-            let result = self.read_extent(target, &extent, part, &mut account);
+            let mapped = locate(target, offset + done as u64, into.len() - done)?;
+            let part = &mut into[done..done + mapped.len];
+            done += mapped.len;
+            let mut account = self.account(Operation::Read, mapped.len as u64);
+            let result = self.read_extent(target, &mapped, part, &mut account);
             account.end(result)?;
         }
         Ok(())
@@ -106,7 +107,7 @@ impl BlockingDevice {
 
     /// Puts every write that has returned on stable storage. After a flush has failed, none succeeds any more.
     pub fn flush(&self) -> Result<(), RequestError> {
-        let _pass = self.device().pass()?;
+        let _pass = self.device().enter()?;
         let mut account = self.account(Operation::Flush, 0);
         let result = self.device().sync_blocking();
         account.lap(Phase::Store);
@@ -115,7 +116,7 @@ impl BlockingDevice {
 
     /// Gives the storage of whole data units back; refused unless the device allows it.
     pub fn discard(&self, offset: u64, len: u64) -> Result<(), RequestError> {
-        let target = &*self.device().pass()?;
+        let target = &*self.device().enter()?;
         let operation = Operation::Discard { durable: false };
         self.permit(target, operation, 0, 0)?;
         let mut account = self.account(operation, len);
@@ -124,7 +125,7 @@ impl BlockingDevice {
         account.end(result)
     }
 
-    fn discard_all(&self, target: &CryptTarget, offset: u64, len: u64) -> Result<(), RequestError> {
+    fn discard_all(&self, target: &CryptMapping, offset: u64, len: u64) -> Result<(), RequestError> {
         let device = self.device();
         let mut done = 0;
         while done < len {
@@ -144,12 +145,12 @@ impl BlockingDevice {
 
     fn read_extent(
         &self,
-        target: &CryptTarget,
-        extent: &Extent,
+        target: &CryptMapping,
+        mapped: &MappedRange,
         into: &mut [u8],
         account: &mut Account<'_>,
     ) -> Result<(), RequestError> {
-        match extent.kind {
+        match mapped.kind {
             Kind::Crypt | Kind::Linear => {}
             Kind::Zero => {
                 into.fill(0);
@@ -157,25 +158,25 @@ impl BlockingDevice {
             }
             Kind::Error => return Err(RequestError::Io(Errno::IO)),
         }
-        let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent, Purpose::Read));
+        let _lock = (mapped.unit_len > 1).then(|| Locked::new(self.device(), mapped, Purpose::Read));
         account.lap(Phase::Queue);
         // The caller's memory may begin where he likes, scratch begins where every store takes it.
-        let alignment = self.device().stores()[extent.store as usize].memory_alignment();
-        if !extent.is_partial() && into.as_ptr().addr().is_multiple_of(alignment) {
-            read_all(self.device(), extent, into, extent.store_offset)?;
+        let alignment = self.device().stores()[mapped.store as usize].memory_alignment();
+        if !mapped.is_partial() && into.as_ptr().addr().is_multiple_of(alignment) {
+            read_all(self.device(), mapped, into, mapped.store_offset)?;
             account.lap(Phase::Store);
-            target.decrypt_in_place(extent, 0, into);
-            account.ciphered(1, extent.cover_len, extent.granule);
+            target.decrypt_in_place(mapped, 0, into);
+            account.ciphered(1, mapped.aligned_len, mapped.unit_len);
             return Ok(());
         }
         let mut scratch = self.take_scratch();
-        let cover = &mut scratch.buffer.data_mut()[..extent.cover_len];
-        let result = read_all(self.device(), extent, cover, extent.store_offset);
+        let cover = &mut scratch.buffer.data_mut()[..mapped.aligned_len];
+        let result = read_all(self.device(), mapped, cover, mapped.store_offset);
         account.lap(Phase::Store);
         if result.is_ok() {
-            target.decrypt_in_place(extent, 0, cover);
-            account.ciphered(1, extent.cover_len, extent.granule);
-            into.copy_from_slice(&cover[extent.requested()]);
+            target.decrypt_in_place(mapped, 0, cover);
+            account.ciphered(1, mapped.aligned_len, mapped.unit_len);
+            into.copy_from_slice(&cover[mapped.requested()]);
         }
         self.give_scratch(scratch);
         result
@@ -184,7 +185,7 @@ impl BlockingDevice {
     fn write(&self, offset: u64, len: u64, from: Option<&[u8]>) -> Result<(), RequestError> {
         let durable = false;
         let operation = if from.is_some() { Operation::Write { durable } } else { Operation::WriteZeroes { durable } };
-        let target = &*self.device().pass()?;
+        let target = &*self.device().enter()?;
         self.permit(target, operation, offset, len)?;
         if let Some(zones) = self.device().zones().filter(|_| len > 0)
             && zones.crosses(target.place(offset, len)?.store_offset, len)?
@@ -194,77 +195,77 @@ impl BlockingDevice {
         let mut done = 0;
         while done < len {
             let rest = usize::try_from(len - done).unwrap_or(usize::MAX);
-            let extent = locate(target, offset + done, rest)?;
-            let plain = from.map(|f| &f[done as usize..done as usize + extent.len]);
-            let mut account = self.account(operation, extent.len as u64);
-            let result = self.write_extent(target, &extent, plain, &mut account);
+            let mapped = locate(target, offset + done, rest)?;
+            let plain = from.map(|f| &f[done as usize..done as usize + mapped.len]);
+            let mut account = self.account(operation, mapped.len as u64);
+            let result = self.write_extent(target, &mapped, plain, &mut account);
             account.end(result)?;
-            done += extent.len as u64;
+            done += mapped.len as u64;
         }
         Ok(())
     }
 
     fn write_extent(
         &self,
-        target: &CryptTarget,
-        extent: &Extent,
+        target: &CryptMapping,
+        mapped: &MappedRange,
         plain: Option<&[u8]>,
         account: &mut Account<'_>,
     ) -> Result<(), RequestError> {
-        match extent.kind {
+        match mapped.kind {
             Kind::Crypt | Kind::Linear => {}
             Kind::Zero => return Ok(()),
             Kind::Error => return Err(RequestError::Io(Errno::IO)),
         }
-        if self.write_in_zone(target, extent, plain, account)? {
+        if self.write_in_zone(target, mapped, plain, account)? {
             return Ok(());
         }
-        let _lock = (extent.granule > 1).then(|| Locked::new(self.device(), extent, Purpose::Write));
+        let _lock = (mapped.unit_len > 1).then(|| Locked::new(self.device(), mapped, Purpose::Write));
         account.lap(Phase::Queue);
         let Scratch { mut buffer, mut spare } = self.take_scratch();
-        let whole = plain.filter(|_| !extent.is_partial());
+        let whole = plain.filter(|_| !mapped.is_partial());
         if whole.is_none() {
-            let into = &mut buffer.data_mut()[extent.requested()];
+            let into = &mut buffer.data_mut()[mapped.requested()];
             match plain {
                 Some(plain) => into.copy_from_slice(plain),
                 None => into.fill(0),
             }
-            if let Err(error) = self.keep_surroundings(target, extent, &mut buffer, &mut spare, account) {
+            if let Err(error) = self.merge_edges(target, mapped, &mut buffer, &mut spare, account) {
                 self.give_scratch(Scratch { buffer, spare });
                 return Err(error);
             }
         }
         let ciphertext = match whole {
-            Some(plain) => target.encrypt_from(extent, plain, buffer),
-            None => target.encrypt(extent, buffer),
+            Some(plain) => target.encrypt_from(mapped, plain, buffer),
+            None => target.encrypt(mapped, buffer),
         };
-        account.ciphered(1, extent.cover_len, extent.granule);
-        let result = write_all(self.device(), extent, &ciphertext.bytes()[..extent.cover_len], extent.store_offset);
+        account.ciphered(1, mapped.aligned_len, mapped.unit_len);
+        let result = write_all(self.device(), mapped, &ciphertext.bytes()[..mapped.aligned_len], mapped.store_offset);
         account.lap(Phase::Store);
         self.give_scratch(Scratch { buffer: ciphertext.into_buffer(), spare });
         result
     }
 
-    fn keep_surroundings(
+    fn merge_edges(
         &self,
-        target: &CryptTarget,
-        extent: &Extent,
+        target: &CryptMapping,
+        mapped: &MappedRange,
         buffer: &mut Buffer,
         spare: &mut Buffer,
         account: &mut Account<'_>,
     ) -> Result<(), RequestError> {
-        if !extent.is_partial() {
+        if !mapped.is_partial() {
             return Ok(());
         }
         let mut edges = 0;
-        for edge in unaligned::edges(extent).into_iter().flatten() {
+        for edge in rmw::edges(mapped).into_iter().flatten() {
             edges += 1;
             let unit = &mut spare.data_mut()[edge.spare_offset..edge.spare_offset + edge.len];
-            read_all(self.device(), extent, unit, edge.store_offset)?;
+            read_all(self.device(), mapped, unit, edge.store_offset)?;
         }
         account.lap(Phase::Store);
-        unaligned::keep_surroundings(target, extent, spare.data_mut(), buffer.data_mut());
-        account.ciphered(edges, edges * extent.granule, extent.granule);
+        rmw::merge_edges(target, mapped, spare.data_mut(), buffer.data_mut());
+        account.ciphered(edges, edges * mapped.unit_len, mapped.unit_len);
         Ok(())
     }
 
@@ -273,7 +274,7 @@ impl BlockingDevice {
     }
 
     /// Counts what it refuses.
-    fn permit(&self, target: &CryptTarget, operation: Operation, offset: u64, len: u64) -> Result<(), RequestError> {
+    fn permit(&self, target: &CryptMapping, operation: Operation, offset: u64, len: u64) -> Result<(), RequestError> {
         let access = self.device().access();
         let refused = match operation {
             _ if operation.modifies() && access.read_only => RequestError::ReadOnly,
@@ -308,27 +309,27 @@ impl BlockingDevice {
     }
 }
 
-fn locate(target: &CryptTarget, offset: u64, len: usize) -> Result<Extent, RequestError> {
-    target.locate(offset, len as u64, BufferPool::LARGEST_PIECE + 2 * target.granule())
+fn locate(target: &CryptMapping, offset: u64, len: usize) -> Result<MappedRange, RequestError> {
+    target.locate(offset, len as u64, BufferPool::LARGEST_PIECE + 2 * target.unit_len())
 }
 
-fn read_all(device: &Device, extent: &Extent, into: &mut [u8], offset: u64) -> Result<(), RequestError> {
-    Ok(store::read_all(&*device.stores()[extent.store as usize], into, offset)?)
+fn read_all(device: &Device, mapped: &MappedRange, into: &mut [u8], offset: u64) -> Result<(), RequestError> {
+    Ok(store::read_all(&*device.stores()[mapped.store as usize], into, offset)?)
 }
 
-fn write_all(device: &Device, extent: &Extent, from: &[u8], offset: u64) -> Result<(), RequestError> {
-    Ok(store::write_all(&*device.stores()[extent.store as usize], from, offset)?)
+fn write_all(device: &Device, mapped: &MappedRange, from: &[u8], offset: u64) -> Result<(), RequestError> {
+    Ok(store::write_all(&*device.stores()[mapped.store as usize], from, offset)?)
 }
 
-/// The lock of a cover, held until dropped.
+/// The lock of a aligned range, held until dropped.
 struct Locked<'a> {
     device: &'a Device,
     id: LockId,
 }
 
 impl<'a> Locked<'a> {
-    fn new(device: &'a Device, extent: &Extent, purpose: Purpose) -> Self {
-        Self { device, id: device.locks().lock_blocking(extent, purpose) }
+    fn new(device: &'a Device, mapped: &MappedRange, purpose: Purpose) -> Self {
+        Self { device, id: device.locks().lock_blocking(mapped, purpose) }
     }
 }
 

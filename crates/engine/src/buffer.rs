@@ -1,7 +1,7 @@
 //! Request buffers and the pool they come from.
 //!
 //! A buffer is page-aligned memory for one request's data units, with room in front for a reply header, so that header
-//! and data leave in one piece. It has one owner at a time: a front end, the in-flight table or the ring. A worker makes
+//! and data leave in one piece. It has one owner at a time: a frontend, the in-flight table or the ring. A worker makes
 //! its pool at the start; afterwards buffers only move. When a class is empty the request is carried in smaller pieces,
 //! and when all are empty it waits: memory never grows with what clients ask.
 
@@ -130,9 +130,9 @@ impl BufferPool {
     /// Largest stretch of a request that is carried in one piece, in bytes.
     pub const LARGEST_PIECE: usize = 1 << 20;
 
-    /// A pool for data units of `granule` bytes, for one of `workers` workers.
-    pub fn for_worker(granule: usize, workers: usize) -> Self {
-        let edges = 2 * granule;
+    /// A pool for data units of `unit_len` bytes, for one of `workers` workers.
+    pub fn for_worker(unit_len: usize, workers: usize) -> Self {
+        let edges = 2 * unit_len;
         let share = |total: usize, least: usize| (total / workers.max(1)).max(least);
         Self::new(&[
             BufferClass { capacity: 4096 + edges, count: share(256, 64) },

@@ -6,9 +6,9 @@
 //! and sends meanwhile. Nothing is allocated for a request; when the carrier has enough, the worker goes by the ring.
 
 use crate::buffer::Buffer;
-use crate::gate::SCRUB_CALL;
+use crate::crypt_mapping::{CryptMapping, MappedRange};
+use crate::freeze::SCRUB_CALL;
 use crate::store::{self, BackingStore};
-use crate::target::{CryptTarget, Extent};
 use inlock_cipher::scrub_stack;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -26,10 +26,10 @@ const MAX_LOADS: usize = 64;
 
 /// A piece of a request, with the whole data units that it moves.
 pub(crate) struct Load {
-    pub(crate) target: Arc<CryptTarget>,
+    pub(crate) target: Arc<CryptMapping>,
     pub(crate) store: Arc<dyn BackingStore>,
-    pub(crate) extent: Extent,
-    /// Room for the cover, and for a write its plaintext.
+    pub(crate) mapped: MappedRange,
+    /// Room for the aligned range, and for a write its plaintext.
     pub(crate) buffer: Buffer,
     pub(crate) writes: bool,
     /// Who is told when it is done, and the name of the piece there.
@@ -46,7 +46,7 @@ pub(crate) trait Carried: Send + Sync {
 /// What a carrier gives back.
 #[derive(Debug)]
 pub(crate) struct Delivery {
-    /// After a read the plaintext of the cover, unless it failed.
+    /// After a read the plaintext of the aligned range, unless it failed.
     pub(crate) buffer: Buffer,
     pub(crate) result: Result<(), Errno>,
     /// Cipher calls, and the time that they took.
@@ -152,20 +152,20 @@ impl Shared {
 
 impl Load {
     fn carry(&mut self, strip: usize, calls: &mut u32, cipher: &mut Duration) -> Result<(), Errno> {
-        let Self { target, store, extent, buffer, writes, .. } = self;
-        let strip_len = strip.next_multiple_of(extent.granule);
-        let encrypted = extent.granule > 1;
-        for (number, strip) in buffer.data_mut()[..extent.cover_len].chunks_mut(strip_len).enumerate() {
+        let Self { target, store, mapped, buffer, writes, .. } = self;
+        let strip_len = strip.next_multiple_of(mapped.unit_len);
+        let encrypted = mapped.unit_len > 1;
+        for (number, strip) in buffer.data_mut()[..mapped.aligned_len].chunks_mut(strip_len).enumerate() {
             let at = number * strip_len;
-            let offset = extent.store_offset + at as u64;
+            let offset = mapped.store_offset + at as u64;
             if !*writes {
                 store::read_all(&**store, strip, offset)?;
             }
             let started = Instant::now();
             if *writes {
-                target.encrypt_in_place(extent, at, strip);
+                target.encrypt_in_place(mapped, at, strip);
             } else {
-                target.decrypt_in_place(extent, at, strip);
+                target.decrypt_in_place(mapped, at, strip);
             }
             if encrypted {
                 *calls += 1;

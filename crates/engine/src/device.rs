@@ -3,15 +3,15 @@
 //! A device can be suspended: what is in flight ends, what comes waits, and the keys may be taken out of memory, or the
 //! target replaced by another, before it goes on.
 
+use crate::crypt_mapping::{CryptMapping, Target, TargetError};
 use crate::flush::SyncQueue;
-use crate::gate::{Gate, InUse, Pass, Passage};
-use crate::layout::{Kind, Layout, Place};
+use crate::freeze::{Freeze, FreezeState, InUse, UsageGuard};
+use crate::locks::UnitLocks;
+use crate::mapping::{Kind, Mapping, Place};
 use crate::request::RequestError;
 use crate::stats::{Stats, StatsLevel};
-use crate::store::{BackingStore, Run};
-use crate::target::{CryptTarget, Line, TargetError};
-use crate::unaligned::UnitLocks;
-use crate::zoned::order::ZoneOrder;
+use crate::store::{BackingStore, BlockStatus};
+use crate::zoned::queue::ZoneWriteQueues;
 use crate::zoned::{self, Zone, ZoneLimits};
 use inlock_cipher::{DataUnitSize, Segment, VolumeKey};
 use rustix::io::Errno;
@@ -28,7 +28,7 @@ pub struct Access {
 }
 
 /// Buffers are made for data units of this size at least, so that a table of small ones can be replaced by any LUKS volume's.
-const LEAST_GRANULE: usize = DataUnitSize::LUKS_MAX.bytes();
+const MIN_UNIT_LEN: usize = DataUnitSize::LUKS_MAX.bytes();
 
 /// An order to a device that it cannot follow. Nothing has changed, unless it says otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -76,7 +76,7 @@ pub enum ControlError {
 
 /// A target on its stores. Immutable but for its locks, its counters, the mark of a failed flush, and what it is told while suspended.
 pub struct Device {
-    gate: Gate,
+    freeze: Freeze,
     /// Who suspends, resumes or replaces has this. True: nobody may any more.
     orders: Mutex<bool>,
     stores: Vec<Arc<dyn BackingStore>>,
@@ -84,10 +84,10 @@ pub struct Device {
     allow_discards: AtomicBool,
     locks: UnitLocks,
     /// Where a store is zoned: it is the only one.
-    zones: Option<ZoneOrder>,
+    zones: Option<ZoneWriteQueues>,
     len: AtomicU64,
     /// The largest data unit that buffers are made for.
-    granule: usize,
+    unit_len: usize,
     syncs: SyncQueue,
     stats: Arc<Stats>,
     /// Whether somebody asked how fast the ciphers are.
@@ -102,37 +102,37 @@ impl Device {
         store: Arc<dyn BackingStore>,
         access: Access,
     ) -> Result<Self, TargetError> {
-        let target = CryptTarget::new(segments, key, store.geometry().len)?;
+        let target = CryptMapping::new(segments, key, store.geometry().len)?;
         let stores = vec![store];
-        zoned::check_layout(target.layout(), &stores)?;
+        zoned::check_layout(target.mapping(), &stores)?;
         Ok(Self::with_target(target, stores, access))
     }
 
     /// The device that `lines` describe on `stores`. Read-only if one of the stores is.
     pub fn stacked(
-        lines: &[Line<'_>],
+        lines: &[Target<'_>],
         stores: Vec<Arc<dyn BackingStore>>,
         access: Access,
     ) -> Result<Self, TargetError> {
         let lens: Vec<u64> = stores.iter().map(|store| store.geometry().len).collect();
-        let target = CryptTarget::stacked(lines, &lens)?;
-        zoned::check_layout(target.layout(), &stores)?;
+        let target = CryptMapping::stacked(lines, &lens)?;
+        zoned::check_layout(target.mapping(), &stores)?;
         Ok(Self::with_target(target, stores, access))
     }
 
     /// The store as it is, without a cipher.
     pub fn raw(store: Arc<dyn BackingStore>, access: Access) -> Self {
-        Self::with_target(CryptTarget::raw(store.geometry().len), vec![store], access)
+        Self::with_target(CryptMapping::raw(store.geometry().len), vec![store], access)
     }
 
-    fn with_target(target: CryptTarget, stores: Vec<Arc<dyn BackingStore>>, access: Access) -> Self {
+    fn with_target(target: CryptMapping, stores: Vec<Arc<dyn BackingStore>>, access: Access) -> Self {
         let read_only = access.read_only || stores.iter().any(|store| store.geometry().read_only);
         Self {
             len: AtomicU64::new(target.len()),
-            granule: target.granule().max(LEAST_GRANULE),
-            gate: Gate::new(target),
+            unit_len: target.unit_len().max(MIN_UNIT_LEN),
+            freeze: Freeze::new(target),
             orders: Mutex::default(),
-            zones: stores.iter().find(|store| store.zoned().is_some()).map(ZoneOrder::new),
+            zones: stores.iter().find(|store| store.zoned().is_some()).map(ZoneWriteQueues::new),
             stores,
             read_only,
             allow_discards: access.allow_discards.into(),
@@ -153,8 +153,8 @@ impl Device {
     /// when there is none.
     #[doc(hidden)]
     #[must_use]
-    pub fn without_order_in_zones(mut self) -> Self {
-        self.zones.iter_mut().for_each(ZoneOrder::disorder);
+    pub fn without_zone_write_queues(mut self) -> Self {
+        self.zones.iter_mut().for_each(ZoneWriteQueues::bypass);
         self
     }
 
@@ -168,14 +168,14 @@ impl Device {
         self.len() == 0
     }
 
-    /// Where data units lie, as it stands now. Front ends use their worker's ([`crate::worker::Context::layout`]).
-    pub fn layout(&self) -> Arc<Layout> {
-        self.gate.layout()
+    /// Where data units lie, as it stands now. Frontends use their worker's ([`crate::worker::Context::mapping`]).
+    pub fn mapping(&self) -> Arc<Mapping> {
+        self.freeze.mapping()
     }
 
     /// What is true of the device's zones; `None` where it has none.
     pub fn zone_limits(&self) -> Option<ZoneLimits> {
-        zoned::limits_of(&self.layout(), &self.stores)
+        zoned::limits_of(&self.mapping(), &self.stores)
     }
 
     /// Reports the device's zones from the one that holds byte `offset`, as many as there are and `into` has room for; how
@@ -185,11 +185,11 @@ impl Device {
     ///
     /// [`RequestError::Unsupported`]: the device has no zones.
     pub fn report_zones(&self, offset: u64, into: &mut [Zone]) -> Result<usize, RequestError> {
-        zoned::report(&self.layout(), &self.stores, offset, into)
+        zoned::report(&self.mapping(), &self.stores, offset, into)
     }
 
     /// Keeps the order of writes in sequential zones.
-    pub(crate) fn zones(&self) -> Option<&ZoneOrder> {
+    pub(crate) fn zones(&self) -> Option<&ZoneWriteQueues> {
         self.zones.as_ref()
     }
 
@@ -204,8 +204,8 @@ impl Device {
     }
 
     /// The largest data unit in bytes that buffers have to be made for: of this table, and of one that may replace it.
-    pub fn granule(&self) -> usize {
-        self.granule
+    pub fn unit_len(&self) -> usize {
+        self.unit_len
     }
 
     /// What is allowed.
@@ -213,7 +213,7 @@ impl Device {
         Access { read_only: self.read_only, allow_discards: self.allow_discards.load(Ordering::Relaxed) }
     }
 
-    /// Allows discards from now on, or not. Front ends that have told their clients what they may do know nothing of it.
+    /// Allows discards from now on, or not. Frontends that have told their clients what they may do know nothing of it.
     pub fn allow_discards(&self, allowed: bool) {
         self.allow_discards.store(allowed, Ordering::Relaxed);
     }
@@ -239,7 +239,7 @@ impl Device {
         if self.is_suspended() {
             return self.check_flush().map_err(ControlError::Flush);
         }
-        self.gate.close();
+        self.freeze.freeze();
         if self.read_only {
             return Ok(());
         }
@@ -249,18 +249,18 @@ impl Device {
     /// Lets requests go on, those that waited first. Refused while there is no key.
     pub fn resume(&self) -> Result<(), ControlError> {
         let _orders = self.order()?;
-        if !self.is_suspended() || self.gate.open() { Ok(()) } else { Err(ControlError::NoKey) }
+        if !self.is_suspended() || self.freeze.unfreeze() { Ok(()) } else { Err(ControlError::NoKey) }
     }
 
     /// Whether requests wait.
     pub fn is_suspended(&self) -> bool {
-        self.gate.passage() != Passage::Open
+        self.freeze.freeze_state() != FreezeState::Running
     }
 
     /// Takes the keys out of memory, with all that was computed from them. The device is suspended.
     pub fn wipe_key(&self) -> Result<(), ControlError> {
         let _orders = self.order_while_suspended()?;
-        self.gate.replace(None).map_err(|InUse| ControlError::InUse)
+        self.freeze.replace(None).map_err(|InUse| ControlError::InUse)
     }
 
     /// The device goes on under `key`, which is as long as the one it was opened with. The device is suspended; it may
@@ -273,33 +273,33 @@ impl Device {
     /// the order of their first use. None where nothing is encrypted.
     pub fn set_keys(&self, keys: &[&VolumeKey]) -> Result<(), ControlError> {
         let _orders = self.order_while_suspended()?;
-        let target = CryptTarget::with_keys(&self.gate.layout(), keys)?;
+        let target = CryptMapping::with_keys(&self.freeze.mapping(), keys)?;
         self.put(target);
         Ok(())
     }
 
     /// The device goes on as `target`, which lies on the same stores. Requests that wait are carried out as the new
     /// table says. A device that is not suspended is, for as long as this takes.
-    pub fn reload(&self, target: CryptTarget) -> Result<(), ControlError> {
+    pub fn reload(&self, target: CryptMapping) -> Result<(), ControlError> {
         let _orders = self.order()?;
         let (len, current) = (target.len(), self.len());
         if len < current {
             return Err(ControlError::Shorter { len, current });
         }
-        if target.granule() > self.granule {
-            return Err(ControlError::LargerUnit { unit: target.granule(), most: self.granule });
+        if target.unit_len() > self.unit_len {
+            return Err(ControlError::LargerUnit { unit: target.unit_len(), most: self.unit_len });
         }
         self.check_stores(&target)?;
-        zoned::check_layout(target.layout(), &self.stores)?;
-        let target = target.of_generation(self.layout().generation.wrapping_add(1));
+        zoned::check_layout(target.mapping(), &self.stores)?;
+        let target = target.of_generation(self.mapping().generation.wrapping_add(1));
         let suspended = self.is_suspended();
         if !suspended {
-            self.gate.close();
+            self.freeze.freeze();
         }
         self.put(target);
         self.len.store(len, Ordering::Release);
         if !suspended {
-            self.gate.open();
+            self.freeze.unfreeze();
         }
         Ok(())
     }
@@ -309,18 +309,18 @@ impl Device {
     /// for as long as this takes.
     pub fn grow(&self) -> Result<u64, ControlError> {
         let _orders = self.order()?;
-        let len = |store: &Arc<dyn BackingStore>| store.measure_len();
+        let len = |store: &Arc<dyn BackingStore>| store.revalidate_len();
         let lens = self.stores.iter().map(len).collect::<Result<Vec<_>, _>>();
         let lens = lens.map_err(|error| ControlError::Store(RequestError::Io(error)))?;
-        let generation = self.layout().generation.wrapping_add(1);
+        let generation = self.mapping().generation.wrapping_add(1);
         let suspended = self.is_suspended();
         if !suspended {
-            self.gate.close();
+            self.freeze.freeze();
         }
-        let changed = self.gate.change(|target| target.grown(&lens).of_generation(generation));
-        self.len.fetch_max(self.layout().len, Ordering::AcqRel);
+        let changed = self.freeze.change(|target| target.grown(&lens).of_generation(generation));
+        self.len.fetch_max(self.mapping().len, Ordering::AcqRel);
         if !suspended {
-            self.gate.open();
+            self.freeze.unfreeze();
         }
         match changed {
             Ok(true) => Ok(self.len()),
@@ -335,7 +335,7 @@ impl Device {
         let mut ended = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         *ended = true;
         if self.is_suspended() {
-            self.gate.end();
+            self.freeze.end();
         }
     }
 
@@ -343,21 +343,21 @@ impl Device {
     pub(crate) fn measure_ciphers(&self) {
         let _orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         self.measures.store(true, Ordering::Relaxed);
-        self.gate.measure();
+        self.freeze.measure();
     }
 
     /// Puts `target` in place of the one there is, if any.
-    fn put(&self, target: CryptTarget) {
+    fn put(&self, target: CryptMapping) {
         if self.measures.load(Ordering::Relaxed) {
             target.measure();
         }
         // Who still has the old one wipes it when done; nobody gets it any more.
-        let _ = self.gate.replace(Some(target));
+        let _ = self.freeze.replace(Some(target));
     }
 
-    fn check_stores(&self, target: &CryptTarget) -> Result<(), TargetError> {
-        let stored = |p: &&crate::layout::Part| matches!(p.kind, Kind::Crypt | Kind::Linear);
-        for (index, part) in target.layout().parts.iter().enumerate().filter(|(_, p)| stored(p)) {
+    fn check_stores(&self, target: &CryptMapping) -> Result<(), TargetError> {
+        let stored = |p: &&crate::mapping::MappedTarget| matches!(p.kind, Kind::Crypt | Kind::Linear);
+        for (index, part) in target.mapping().targets.iter().enumerate().filter(|(_, p)| stored(p)) {
             let store = self.stores.get(part.store as usize).ok_or(TargetError::NoStore(index))?;
             let (needed, store_len) = (part.store_end(), store.geometry().len);
             if needed > store_len {
@@ -377,13 +377,13 @@ impl Device {
         if self.is_suspended() { Ok(orders) } else { Err(ControlError::NotSuspended) }
     }
 
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.gate
+    pub(crate) fn freeze(&self) -> &Freeze {
+        &self.freeze
     }
 
     /// The target for a call on this thread, which waits while the device is suspended.
-    pub(crate) fn pass(&self) -> Result<Pass<'_>, RequestError> {
-        self.gate.pass()
+    pub(crate) fn enter(&self) -> Result<UsageGuard<'_>, RequestError> {
+        self.freeze.enter()
     }
 
     /// Puts what was written on stable storage, on every store. Blocks; shares the sync with others that ask for one.
@@ -412,25 +412,27 @@ impl Device {
 
     /// The run of allocated bytes or hole that starts at `offset`, at most `len` long and not empty. A hole of the store
     /// is reported as a hole; what an encrypted one reads as is nobody's business but the cipher's, and never zero.
-    pub fn run_at(&self, offset: u64, len: u64) -> Result<Run, RequestError> {
-        let place = self.layout().place(offset, len)?;
-        let granule = place.granule as u64;
+    pub fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, RequestError> {
+        let place = self.mapping().place(offset, len)?;
+        let unit_len = place.unit_len as u64;
         let run = match place.kind {
-            Kind::Crypt | Kind::Linear => self.stores[place.store as usize].run_at(place.store_offset, place.len)?,
+            Kind::Crypt | Kind::Linear => {
+                self.stores[place.store as usize].block_status(place.store_offset, place.len)?
+            }
             // What a hole reads as is zeroes, and nothing is stored.
-            Kind::Zero => Run { offset, len: place.len, hole: true },
+            Kind::Zero => BlockStatus { offset, len: place.len, hole: true },
             Kind::Error => return Err(RequestError::Io(Errno::IO)),
         };
         // Holes shrink to whole data units, data grows to them: a unit that is stored in part is not a hole. Units are
         // counted from the segment's start, since the data area need not start on a multiple of the unit.
         let start = place.within;
         let end = start + run.len.clamp(1, place.len);
-        let (hole, end) = match end / granule * granule {
-            whole if run.hole && whole > start && start.is_multiple_of(granule) => (true, whole),
-            _ => (false, end.next_multiple_of(granule).min(start + place.len)),
+        let (hole, end) = match end / unit_len * unit_len {
+            whole if run.hole && whole > start && start.is_multiple_of(unit_len) => (true, whole),
+            _ => (false, end.next_multiple_of(unit_len).min(start + place.len)),
         };
         // A hole may end with the segment, whose last unit is whole.
-        Ok(Run { offset, len: end - start, hole })
+        Ok(BlockStatus { offset, len: end - start, hole })
     }
 }
 

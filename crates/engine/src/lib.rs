@@ -1,7 +1,7 @@
 //! A request's way through: locate, encrypt or decrypt in one call, store.
 //!
-//! The engine knows no LUKS. It is given segments and a key, makes a [`CryptTarget`] of them, and carries requests between
-//! a front end and a store: on the thread that has the request, without a queue in between.
+//! The engine knows no LUKS. It is given segments and a key, makes a [`CryptMapping`] of them, and carries requests between
+//! a frontend and a store: on the thread that has the request, without a queue in between.
 
 // Unit tests share a store with the tests in `tests/`.
 #[cfg(test)]
@@ -14,29 +14,30 @@ mod zoned_memory;
 pub mod blocking;
 pub mod buffer;
 mod carrier;
+pub mod crypt_mapping;
 pub mod device;
 #[cfg(feature = "fault-injection")]
 pub mod fault_injection;
 mod flush;
-mod gate;
-pub mod layout;
+mod freeze;
+pub mod locks;
+pub mod mapping;
 pub mod offload;
 pub mod request;
 pub mod ring;
+pub mod rmw;
 pub mod stats;
 pub mod store;
 mod sync;
-pub mod target;
-pub mod unaligned;
 pub mod worker;
 pub mod zoned;
 
 pub use blocking::BlockingDevice;
 pub use buffer::{Buffer, BufferPool};
+pub use crypt_mapping::{Content, CryptMapping, MappedRange, Target, TargetError};
 pub use device::{Access, ControlError, Device};
-pub use layout::{Kind, Layout};
+pub use mapping::{Kind, Mapping};
 pub use offload::{Offload, OffloadOptions, OffloadPolicy};
 pub use request::{ByteRange, RequestError};
 pub use stats::{Stats, StatsLevel};
 pub use store::{BackingStore, Geometry};
-pub use target::{Content, CryptTarget, Extent, Line, TargetError};

@@ -1,4 +1,4 @@
-//! What a front end asks of a device, and how it can fail.
+//! What a frontend asks of a device, and how it can fail.
 
 use crate::zoned::ZoneAction;
 use rustix::io::Errno;
@@ -36,12 +36,12 @@ pub enum Operation {
     },
     /// The same, when it may have been carried out before by a process that died: in a sequential zone, what is stored
     /// already is compared with what would be written, and is no error where it is that.
-    WriteAgain {
+    WriteReissued {
         /// Force unit access.
         durable: bool,
     },
     /// Encrypt the request's buffer for the place where the zone's write pointer is, and write it there. The range begins
-    /// where the zone does; where it landed is the offset of the [`crate::Extent`] that comes back.
+    /// where the zone does; where it landed is the offset of the [`crate::MappedRange`] that comes back.
     Append {
         /// Force unit access.
         durable: bool,
@@ -67,11 +67,11 @@ pub enum Operation {
 impl Operation {
     /// Whether the answer promises that the change is on stable storage.
     pub fn durable(self) -> bool {
-        use Operation::{Append, Discard, Write, WriteAgain, WriteZeroes};
+        use Operation::{Append, Discard, Write, WriteReissued, WriteZeroes};
         matches!(
             self,
             Write { durable: true }
-                | WriteAgain { durable: true }
+                | WriteReissued { durable: true }
                 | Append { durable: true }
                 | WriteZeroes { durable: true }
                 | Discard { durable: true }
@@ -80,7 +80,7 @@ impl Operation {
 
     /// Whether the operation brings bytes that are written.
     pub fn writes_data(self) -> bool {
-        matches!(self, Self::Write { .. } | Self::WriteAgain { .. } | Self::Append { .. })
+        matches!(self, Self::Write { .. } | Self::WriteReissued { .. } | Self::Append { .. })
     }
 
     /// Whether the operation changes what the device holds.

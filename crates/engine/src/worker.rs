@@ -1,47 +1,48 @@
-//! The worker: carries requests between a front end and a store, on one thread, over one ring.
+//! The worker: carries requests between a frontend and a store, on one thread, over one ring.
 //!
 //! A turn submits what the last one collected, waits for completions, and moves every request they belong to one step
-//! on. A read is: lock the cover, store read, decrypt the cover in one call, done. A write is: lock the cover, read the
-//! edges of partial units, encrypt the cover in one call, store write, done. One failing request never holds up or fails
+//! on. A read is: lock the aligned range, store read, decrypt the aligned range in one call, done. A write is: lock the aligned range, read the
+//! edges of partial units, encrypt the aligned range in one call, store write, done. One failing request never holds up or fails
 //! its neighbours.
 
 use crate::buffer::BufferPool;
 use crate::carrier::{Carried, Carrier};
+use crate::crypt_mapping::{Ciphertext, CryptMapping, MappedRange};
 use crate::device::Device;
-use crate::gate::{Passage, View};
-use crate::layout::{Kind, Layout};
+use crate::freeze::{FreezeState, View};
+use crate::locks::{Granted, LockId, Purpose};
+use crate::mapping::{Kind, Mapping};
 use crate::offload::{Ciphered, Direction, Offload};
 use crate::request::{Operation, RequestError};
 use crate::ring::{self, Completion, FileId, Returned, Ring, Wait};
+use crate::rmw;
 use crate::stats::{OwnShard, Phase, Work};
-use crate::target::{Ciphertext, CryptTarget, Extent};
-use crate::unaligned::{self, Granted, LockId, Purpose};
-use crate::zoned::keeper::{Keeper, Managed};
-use crate::zoned::order::Queued;
+use crate::zoned::mgmt_thread::{Managed, ZoneMgmtThread};
+use crate::zoned::queue::Queued;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
 mod carried;
-mod front_end;
-mod gathered;
+mod frontend;
 mod in_flight;
 mod mailbox;
+mod merge;
 mod offloaded;
-mod parts;
+mod remap;
 mod store_steps;
 mod suspend;
 mod sync;
 mod warm_up;
 pub(crate) mod zoned;
 
-use front_end::Message;
-pub use front_end::{Context, Finished, Flow, FrontEnd, Mailbox, Request};
+use frontend::Message;
+pub use frontend::{Context, Finished, Flow, Frontend, Mailbox, Request};
 use in_flight::{InFlight, Step};
 use sync::Syncs;
 
-/// Requests without a buffer (flushes, discards and the like) that a front end may have under way at a time. Those with one
+/// Requests without a buffer (flushes, discards and the like) that a frontend may have under way at a time. Those with one
 /// are as many as there are buffers, so the tables of a worker never grow.
 pub const MAX_REQUESTS_WITHOUT_DATA: usize = 4096;
 
@@ -49,16 +50,16 @@ pub const MAX_REQUESTS_WITHOUT_DATA: usize = 4096;
 const OWN: u64 = 1 << 63;
 
 /// One thread's loop, a turn at a time.
-pub struct Worker<F: FrontEnd> {
+pub struct Worker<F: Frontend> {
     front: F,
     device: Arc<Device>,
-    layout: Arc<Layout>,
+    mapping: Arc<Mapping>,
     /// `None`: the device is suspended, and nothing is in flight.
-    target: Option<Arc<CryptTarget>>,
-    passage: Passage,
-    /// Of the gate when it was last looked at.
+    target: Option<Arc<CryptMapping>>,
+    freeze_state: FreezeState,
+    /// Of the freeze when it was last looked at.
     epoch: u64,
-    seat: u64,
+    worker_id: u64,
     ring: Ring,
     /// Those of the device, as the ring knows them; `None` where a store has no descriptor.
     stores: Vec<Option<FileId>>,
@@ -77,7 +78,7 @@ pub struct Worker<F: FrontEnd> {
     /// Writes to sequential zones whose turn it is.
     turns: VecDeque<u32>,
     /// Lists of such that go to the store together.
-    gathers: Vec<Vec<ring::Part>>,
+    gathers: Vec<Vec<ring::WriteSegment>>,
     mailbox: Arc<Mailbox<F::Message>>,
     granted: Arc<dyn Granted>,
     queued: Arc<dyn Queued>,
@@ -91,15 +92,15 @@ pub struct Worker<F: FrontEnd> {
     carried_from: Option<usize>,
     managed: Arc<dyn Managed>,
     /// Who gives orders to zones, from the first on.
-    keeper: Option<Keeper>,
+    mgmt_thread: Option<ZoneMgmtThread>,
     /// Among those who wait for each other's writes.
-    zone_seat: u64,
+    zone_worker: u64,
     syncs: Syncs,
     wait: Wait,
     shard: OwnShard,
 }
 
-impl<F: FrontEnd> Worker<F>
+impl<F: Frontend> Worker<F>
 where
     F::Message: 'static,
 {
@@ -108,25 +109,25 @@ where
         let most = pool.len() + MAX_REQUESTS_WITHOUT_DATA;
         ring.reserve(most);
         device.locks().reserve(pool.len());
-        let zone_seat = device.zones().map_or(0, |zones| zones.join(ring.waker()));
+        let zone_worker = device.zones().map_or(0, |zones| zones.join(ring.waker()));
         device.zones().inspect(|zones| zones.reserve(pool.len()));
-        let gathers = gathered::room(&device, &mut ring);
+        let gathers = merge::room(&device, &mut ring);
         let mailbox = Arc::new(Mailbox::new(ring.waker(), most));
         let stores = device.stores().iter().map(|store| ring.add_store(store)).collect();
         ring.register_buffers(pool.buffers_mut().chain(front.buffers()));
-        let seat = device.gate().join(ring.waker());
-        let View { epoch, passage, layout, target } = device.gate().look(seat);
+        let worker_id = device.freeze().join(ring.waker());
+        let View { epoch, freeze_state, mapping, target } = device.freeze().view(worker_id);
         let shard = OwnShard::new(device.shared_stats());
         let syncs = Syncs::new(device.syncs().join(ring.waker()), most);
         let carrier = carried::carrier_for(&device);
         Self {
             front,
             device,
-            layout,
+            mapping,
             target,
-            passage,
+            freeze_state,
             epoch,
-            seat,
+            worker_id,
             ring,
             stores,
             lock_room: pool.len(),
@@ -148,8 +149,8 @@ where
             carrier,
             carried_from: None,
             managed: Arc::clone(&mailbox) as Arc<dyn Managed>,
-            keeper: None,
-            zone_seat,
+            mgmt_thread: None,
+            zone_worker,
             mailbox,
             syncs,
             wait: Wait::No,
@@ -162,7 +163,7 @@ where
         Arc::clone(&self.mailbox)
     }
 
-    /// The front end.
+    /// The frontend.
     pub fn front(&self) -> &F {
         &self.front
     }
@@ -172,7 +173,7 @@ where
         self.pool.outstanding()
     }
 
-    /// Turns until the front end says that nothing is left to do.
+    /// Turns until the frontend says that nothing is left to do.
     pub fn run(&mut self) -> io::Result<()> {
         while self.turn()? == Flow::Continue {}
         Ok(())
@@ -181,7 +182,7 @@ where
     /// Waits for completions and moves everything they belong to one step on.
     pub fn turn(&mut self) -> io::Result<Flow> {
         let woken = self.ring.turn(self.wait, &mut self.completions);
-        if self.device.gate().epoch() != self.epoch {
+        if self.device.freeze().epoch() != self.epoch {
             self.look();
         }
         if *woken.as_ref().unwrap_or(&false) {
@@ -203,19 +204,19 @@ where
         woken?;
         let (front, mut cx) = self.split();
         let (flow, mut wait) = front.end_turn(&mut cx);
-        // What the front end asked for at the turn's end may have ended already, and it has not yet seen to that.
+        // What the frontend asked for at the turn's end may have ended already, and it has not yet seen to that.
         if self.drain() {
             wait = Wait::No;
         }
         self.wait = wait;
         // While requests wait here, those that others wait for may be among them.
-        if self.passage == Passage::Open
-            && let Some(zones) = self.device.zones().filter(|zones| zones.has_held())
+        if self.freeze_state == FreezeState::Running
+            && let Some(zones) = self.device.zones().filter(|zones| zones.has_deferred())
         {
-            zones.turned(self.zone_seat);
+            zones.turned(self.zone_worker);
         }
         self.rewind();
-        if self.passage != Passage::Open {
+        if self.freeze_state != FreezeState::Running {
             self.rest();
         }
         Ok(flow)
@@ -238,14 +239,14 @@ where
         self.completions.reserve(self.ring.room());
     }
 
-    fn target(&self) -> &CryptTarget {
+    fn target(&self) -> &CryptMapping {
         self.target.as_deref().expect("the target is here while anything is in flight")
     }
 
     fn split(&mut self) -> (&mut F, Context<'_>) {
-        let suspended = self.passage == Passage::Closed;
-        let Self { front, ring, pool, device, layout, requests, .. } = self;
-        (front, Context { ring, pool, device, layout, suspended, requests })
+        let suspended = self.freeze_state == FreezeState::Frozen;
+        let Self { front, ring, pool, device, mapping, requests, .. } = self;
+        (front, Context { ring, pool, device, mapping, suspended, requests })
     }
 
     fn read_mail(&mut self) {
@@ -267,7 +268,7 @@ where
         }
     }
 
-    /// Starts what the front end has asked for and tells it what has ended, until neither is left. False: there was
+    /// Starts what the frontend has asked for and tells it what has ended, until neither is left. False: there was
     /// nothing to do.
     fn drain(&mut self) -> bool {
         let mut worked = false;
@@ -281,7 +282,7 @@ where
                 self.its_turn(index);
             } else if let Some((parent, part)) = self.parts.pop_front() {
                 self.part_finished(parent, part);
-            } else if self.passage != Passage::Closed
+            } else if self.freeze_state != FreezeState::Frozen
                 && let Some(request) = self.requests.pop_front()
             {
                 self.start(request);
@@ -293,7 +294,7 @@ where
     }
 
     fn start(&mut self, request: Request) {
-        if self.passage == Passage::Ended {
+        if self.freeze_state == FreezeState::Ended {
             let Request { id, data, spare, .. } = request;
             let result = Err(RequestError::Io(Errno::SHUTDOWN));
             return self.finished.push_back(Finished { id, result, data, spare });
@@ -303,9 +304,9 @@ where
 
     fn start_part(&mut self, request: Request, parent: Option<u32>) {
         let Request { id, operation, offset, len, data, spare } = request;
-        let (extent, buffer) = data.map_or((None, None), |(e, b)| (Some(e), Some(b)));
+        let (mapped, buffer) = data.map_or((None, None), |(e, b)| (Some(e), Some(b)));
         let (step, lock, failed, progress) = (Step::Start, None, None, 0);
-        let work = Work { len: extent.map_or(len, |e: Extent| e.len as u64), ..Work::default() };
+        let work = Work { len: mapped.map_or(len, |e: MappedRange| e.len as u64), ..Work::default() };
         // A part is counted with what it is a part of.
         let timing = if parent.is_none() { self.shard.recorder().accept(operation, work.len) } else { None };
         let flight = InFlight {
@@ -314,12 +315,12 @@ where
             offset,
             len,
             step,
-            extent,
+            mapped,
             buffer,
             spare,
             lock,
             progress,
-            ticket: None,
+            write: None,
             action: None,
             failed,
             parent,
@@ -346,7 +347,7 @@ where
     fn begin(&mut self, index: u32) -> Result<(), RequestError> {
         let access = self.device.access();
         let flight = self.flight(index);
-        let (operation, extent) = (flight.operation, flight.extent);
+        let (operation, mapped) = (flight.operation, flight.mapped);
         let (offset, len) = (flight.offset, flight.len);
         if operation.modifies() && access.read_only {
             return Err(RequestError::ReadOnly);
@@ -355,11 +356,11 @@ where
             Operation::Zones(action) => self.begin_order(index, action)?,
             Operation::Read
             | Operation::Write { .. }
-            | Operation::WriteAgain { .. }
+            | Operation::WriteReissued { .. }
             | Operation::Append { .. }
             | Operation::WriteZeroes { .. } => {
-                let extent = extent.expect("a request that moves data comes with a buffer");
-                self.begin_transfer(index, operation, &extent)?;
+                let mapped = mapped.expect("a request that moves data comes with a buffer");
+                self.begin_transfer(index, operation, &mapped)?;
             }
             Operation::Flush => {
                 self.device.check_flush()?;
@@ -372,14 +373,14 @@ where
                 if durable {
                     self.device.check_flush()?;
                 }
-                let place = self.layout.place(offset, len)?;
+                let place = self.mapping.place(offset, len)?;
                 if self.device.is_sequential(&place)? {
                     return Err(RequestError::Unsupported);
                 }
                 self.store_step(index, Step::Discard);
             }
             Operation::Prefetch => {
-                let place = self.layout.place(offset, len)?;
+                let place = self.mapping.place(offset, len)?;
                 if matches!(place.kind, Kind::Crypt | Kind::Linear) {
                     self.device.stores()[place.store as usize].prefetch(place.store_offset, place.len);
                 }
@@ -389,17 +390,17 @@ where
         Ok(())
     }
 
-    fn begin_transfer(&mut self, index: u32, operation: Operation, extent: &Extent) -> Result<(), RequestError> {
+    fn begin_transfer(&mut self, index: u32, operation: Operation, mapped: &MappedRange) -> Result<(), RequestError> {
         if operation.durable() {
             self.device.check_flush()?;
         }
-        if extent.generation != self.layout.generation {
-            return self.relocate(index, extent);
+        if mapped.generation != self.mapping.generation {
+            return self.relocate(index, mapped);
         }
-        if operation.modifies() && self.begin_in_zone(index, extent)? {
+        if operation.modifies() && self.begin_in_zone(index, mapped)? {
             return Ok(());
         }
-        match extent.kind {
+        match mapped.kind {
             Kind::Crypt => {}
             Kind::Linear => {
                 self.locked(index);
@@ -411,14 +412,14 @@ where
             }
             Kind::Error => return Err(RequestError::Io(Errno::IO)),
         }
-        if let Some(lock) = self.hold_briefly(operation, extent) {
+        if let Some(lock) = self.try_lock_all_shared(operation, mapped) {
             self.flight(index).lock = Some(lock);
             self.locked(index);
             return Ok(());
         }
         self.flight(index).step = Step::Lock;
         let purpose = if operation == Operation::Read { Purpose::Read } else { Purpose::Write };
-        let (lock, held) = self.device.locks().lock(extent, purpose, &self.granted, u64::from(index));
+        let (lock, held) = self.device.locks().lock(mapped, purpose, &self.granted, u64::from(index));
         self.flight(index).lock = Some(lock);
         if held {
             self.locked(index);
@@ -427,10 +428,10 @@ where
     }
 
     /// The lock for a request that ends on this thread before anything is waited for.
-    fn hold_briefly(&self, operation: Operation, extent: &Extent) -> Option<LockId> {
-        let here = self.is_inline(extent.store, extent.cover_len) && self.offload.is_none();
-        let whole = operation == Operation::Read || !extent.is_partial();
-        if here && whole { self.device.locks().hold_briefly() } else { None }
+    fn try_lock_all_shared(&self, operation: Operation, mapped: &MappedRange) -> Option<LockId> {
+        let here = self.is_inline(mapped.store, mapped.aligned_len) && self.offload.is_none();
+        let whole = operation == Operation::Read || !mapped.is_partial();
+        if here && whole { self.device.locks().try_lock_all_shared() } else { None }
     }
 
     /// Whether a transfer of `len` bytes is a call of this thread.
@@ -441,8 +442,8 @@ where
     /// Ends a request to a segment that reads as zeroes.
     fn read_zeroes(&mut self, index: u32) {
         let flight = self.flight(index);
-        if let (Operation::Read, Some(extent), Some(buffer)) = (flight.operation, flight.extent, &mut flight.buffer) {
-            buffer.data_mut()[extent.requested()].fill(0);
+        if let (Operation::Read, Some(mapped), Some(buffer)) = (flight.operation, flight.mapped, &mut flight.buffer) {
+            buffer.data_mut()[mapped.requested()].fill(0);
         }
         self.finish(index, Ok(()));
     }
@@ -459,17 +460,17 @@ where
 
     fn locked(&mut self, index: u32) {
         let flight = self.flight(index);
-        let extent = flight.extent.expect("only requests that move data lock");
+        let mapped = flight.mapped.expect("only requests that move data lock");
         flight.lap(Phase::Queue);
         if flight.operation == Operation::Read {
             let buffer = flight.buffer.take().expect("a read has a buffer");
-            if let Some(buffer) = self.carry(index, &extent, buffer) {
+            if let Some(buffer) = self.carry(index, &mapped, buffer) {
                 self.flight(index).buffer = Some(buffer);
                 self.store_step(index, Step::Read);
             }
             return;
         }
-        match unaligned::edges(&extent) {
+        match rmw::edges(&mapped) {
             [Some(_), _] => self.store_step(index, Step::Edge(0)),
             [None, Some(_)] => self.store_step(index, Step::Edge(1)),
             [None, None] => self.encrypt_and_write(index),
@@ -478,39 +479,39 @@ where
 
     fn edge_read(&mut self, index: u32, edge: usize) {
         let flight = self.flight(index);
-        let extent = flight.extent.expect("only writes have edges");
-        if edge == 0 && unaligned::edges(&extent)[1].is_some() {
+        let mapped = flight.mapped.expect("only writes have edges");
+        if edge == 0 && rmw::edges(&mapped)[1].is_some() {
             return self.store_step(index, Step::Edge(1));
         }
         let buffers = flight.spare.take().zip(flight.buffer.take());
         let (mut spare, mut buffer) = buffers.expect("a partial write comes with both buffers");
-        unaligned::keep_surroundings(self.target(), &extent, spare.data_mut(), buffer.data_mut());
+        rmw::merge_edges(self.target(), &mapped, spare.data_mut(), buffer.data_mut());
         let flight = self.flight(index);
         (flight.spare, flight.buffer) = (Some(spare), Some(buffer));
-        let edges = unaligned::edges(&extent).iter().flatten().count();
-        flight.ciphered(edges as u32, edges * extent.granule);
+        let edges = rmw::edges(&mapped).iter().flatten().count();
+        flight.ciphered(edges as u32, edges * mapped.unit_len);
         self.encrypt_and_write(index);
     }
 
     fn encrypt_and_write(&mut self, index: u32) {
         let flight = self.flight(index);
-        let extent = flight.extent.expect("a write has an extent");
+        let mapped = flight.mapped.expect("a write has an mapped");
         let mut buffer = flight.buffer.take().expect("a write has a buffer");
         if matches!(flight.operation, Operation::WriteZeroes { .. }) {
-            buffer.data_mut()[extent.requested()].fill(0);
+            buffer.data_mut()[mapped.requested()].fill(0);
         }
-        let in_order = self.flight(index).ticket.is_some();
-        let buffer = if in_order { Some(buffer) } else { self.carry(index, &extent, buffer) };
+        let in_order = self.flight(index).write.is_some();
+        let buffer = if in_order { Some(buffer) } else { self.carry(index, &mapped, buffer) };
         let Some(buffer) = buffer else { return };
-        let Some(buffer) = self.keep(index, &extent, Direction::Encrypt, buffer) else { return };
-        let ciphertext = self.target().encrypt(&extent, buffer);
-        self.flight(index).ciphered(1, extent.cover_len);
+        let Some(buffer) = self.keep(index, &mapped, Direction::Encrypt, buffer) else { return };
+        let ciphertext = self.target().encrypt(&mapped, buffer);
+        self.flight(index).ciphered(1, mapped.aligned_len);
         self.write_whole(index, ciphertext);
     }
 
     fn write_whole(&mut self, index: u32, data: Ciphertext) {
         let flight = self.flight(index);
-        if flight.ticket.is_some() {
+        if flight.write.is_some() {
             return self.await_turn(index, data);
         }
         flight.step = Step::Write;
@@ -520,7 +521,7 @@ where
 
     /// Moves a request on after its store operation.
     fn store_completed(&mut self, done: Completion) {
-        if let Returned::Parts(parts) = done.returned {
+        if let Returned::Segments(parts) = done.returned {
             return self.gathered_written(parts, done.result);
         }
         if done.token == sync::TOKEN {
@@ -530,9 +531,9 @@ where
         let flight = self.flight(index);
         flight.lap(Phase::Store);
         let step = flight.step;
-        let wanted = match (step, flight.extent) {
-            (Step::Edge(_), Some(extent)) => extent.granule,
-            (Step::Read | Step::Write, Some(extent)) => extent.cover_len,
+        let wanted = match (step, flight.mapped) {
+            (Step::Edge(_), Some(mapped)) => mapped.unit_len,
+            (Step::Read | Step::Write, Some(mapped)) => mapped.aligned_len,
             _ => 0,
         };
         let outcome = match done.result {
@@ -550,7 +551,7 @@ where
             (Returned::Buffer(buffer), Step::Edge(_)) => flight.spare = Some(buffer),
             (Returned::Buffer(buffer), _) => flight.buffer = Some(buffer),
             (Returned::Ciphertext(data), _) => ciphertext = Some(data),
-            (Returned::Nothing | Returned::Outgoing(_) | Returned::Parts(_), _) => {}
+            (Returned::Nothing | Returned::Outgoing(_) | Returned::Segments(_), _) => {}
         }
         match (outcome, step) {
             (Ok(false), Step::Write) => {
@@ -572,7 +573,7 @@ where
 
     /// A write has ended.
     fn written(&mut self, index: u32, outcome: Result<bool, Errno>, mut data: Option<Ciphertext>) {
-        if self.settle(index, outcome, &mut data) {
+        if self.complete_write(index, outcome, &mut data) {
             self.flight(index).buffer = data.map(Ciphertext::into_buffer);
             self.last_step(index, Step::Write, outcome.map(|_| ()));
         }
@@ -591,13 +592,13 @@ where
         };
         if step == Step::Read
             && result.is_ok()
-            && let (Some(extent), Some(buffer)) = (flight.extent, flight.buffer.take())
+            && let (Some(mapped), Some(buffer)) = (flight.mapped, flight.buffer.take())
         {
-            let Some(buffer) = self.keep(index, &extent, Direction::Decrypt, buffer) else { return };
-            let buffer = self.target().decrypt(&extent, Ciphertext::from_store(buffer));
+            let Some(buffer) = self.keep(index, &mapped, Direction::Decrypt, buffer) else { return };
+            let buffer = self.target().decrypt(&mapped, Ciphertext::from_store(buffer));
             let flight = self.flight(index);
             flight.buffer = Some(buffer);
-            flight.ciphered(1, extent.cover_len);
+            flight.ciphered(1, mapped.aligned_len);
         }
         self.finish(index, result);
     }
@@ -608,13 +609,13 @@ where
         if let Some(lock) = flight.lock {
             self.device.locks().unlock(lock);
         }
-        if let (Some(ticket), Some(zones)) = (flight.ticket, self.device.zones()) {
-            self.turns.extend(zones.leave(ticket, Some(&self.queued)).map(|token| token as u32));
+        if let (Some(write), Some(zones)) = (flight.write, self.device.zones()) {
+            self.turns.extend(zones.leave(write, Some(&self.queued)).map(|token| token as u32));
         }
         if flight.parent.is_none() {
             self.shard.recorder().finish(flight.operation, &result, &flight.work, flight.timing.as_ref());
         }
-        let data = flight.extent.zip(flight.buffer);
+        let data = flight.mapped.zip(flight.buffer);
         let finished = Finished { id: flight.id, result, data, spare: flight.spare };
         match flight.parent {
             None => self.finished.push_back(finished),
@@ -623,11 +624,11 @@ where
     }
 }
 
-impl<F: FrontEnd> Drop for Worker<F> {
+impl<F: Frontend> Drop for Worker<F> {
     fn drop(&mut self) {
         // It may have the target as well, until it has ended.
         self.carrier = None;
-        // Nothing reaches a store any more once the seat is given up, and nobody waits for ever for what it had locked.
+        // Nothing reaches a store any more once the worker_id is given up, and nobody waits for ever for what it had locked.
         let ended = self.ring.finish();
         self.leave_syncs(&ended);
         self.give_parts_back(ended);
@@ -639,6 +640,6 @@ impl<F: FrontEnd> Drop for Worker<F> {
             .for_each(|lock| self.device.locks().unlock(lock));
         self.target = None;
         self.device.locks().unreserve(self.lock_room);
-        self.device.gate().leave(self.seat);
+        self.device.freeze().leave(self.worker_id);
     }
 }

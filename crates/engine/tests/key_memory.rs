@@ -9,7 +9,7 @@ use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::store::{file::IoMode, memory::MemoryStore};
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request, Worker};
+use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::{Access, BlockingDevice, Device};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -147,7 +147,7 @@ struct Idle {
     wrote: mpsc::Sender<()>,
 }
 
-impl FrontEnd for Idle {
+impl Frontend for Idle {
     type Message = ();
 
     fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {
@@ -160,8 +160,8 @@ impl FrontEnd for Idle {
     }
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait) {
         if !std::mem::replace(&mut self.asked, true) {
-            let extent = cx.layout.locate(0, 4096, usize::MAX / 2).unwrap();
-            let data = Some((extent, cx.pool.take(4096, 4096).unwrap()));
+            let mapped = cx.mapping.locate(0, 4096, usize::MAX / 2).unwrap();
+            let data = Some((mapped, cx.pool.take(4096, 4096).unwrap()));
             let operation = Operation::Write { durable: false };
             cx.requests.push_back(Request { id: 0, operation, offset: 0, len: 4096, data, spare: None });
         }

@@ -9,7 +9,7 @@ use crate::sidecar::{self, Loaded, Promise, Sidecar};
 use crate::states::{State, States};
 use crate::{mark, records};
 use inlock_engine::BackingStore;
-use inlock_engine::store::{Geometry, Run};
+use inlock_engine::store::{BlockStatus, Geometry};
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneCondition, ZoneLimits, ZonedStore};
 use rustix::io::Errno;
 use std::ops::RangeInclusive;
@@ -399,13 +399,15 @@ impl BackingStore for ZonedFile {
         Some(self)
     }
 
-    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         let len = len.min(usize::MAX as u64);
-        let Some((part, zone)) = self.part(offset, len as usize) else { return Ok(Run { offset, len, hole: false }) };
-        let Some(zone) = zone else { return self.data.run_at(offset, part as u64) };
+        let Some((part, zone)) = self.part(offset, len as usize) else {
+            return Ok(BlockStatus { offset, len, hole: false });
+        };
+        let Some(zone) = zone else { return self.data.block_status(offset, part as u64) };
         let pointer = self.layout.range(zone).start + self.states().get(zone).written;
         let (len, hole) = (part as u64, offset >= pointer);
-        Ok(Run { offset, len: if hole { len } else { len.min(pointer - offset) }, hole })
+        Ok(BlockStatus { offset, len: if hole { len } else { len.min(pointer - offset) }, hole })
     }
 }
 

@@ -1,16 +1,16 @@
 //! Locks of data units: threads that read and write one unit, which loom watches.
 
 use super::{in_every_order, in_orders_with};
+use crate::crypt_mapping::MappedRange;
 use crate::locks::{Granted, LockId, Purpose, UnitLocks};
 use crate::ring::Waker;
-use crate::target::Extent;
 use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
 use loom::thread;
 use std::sync::Arc;
 
-const WHOLE: Extent = Extent { store: 0, store_offset: 0, cover_len: 4, is_partial: false };
-const PARTIAL: Extent = Extent { is_partial: true, ..WHOLE };
+const WHOLE: MappedRange = MappedRange { store: 0, store_offset: 0, aligned_len: 4, is_partial: false };
+const PARTIAL: MappedRange = MappedRange { is_partial: true, ..WHOLE };
 
 #[derive(Default)]
 struct Scene {
@@ -21,7 +21,7 @@ struct Scene {
 impl Scene {
     /// Reads the unit as a thread does that carries its request to the end without waiting.
     fn read_briefly(&self) {
-        let brief = self.locks.hold_briefly();
+        let brief = self.locks.try_lock_all_shared();
         let lock = brief.unwrap_or_else(|| self.locks.lock_blocking(&WHOLE, Purpose::Read));
         self.unit.with(|_| ());
         self.locks.unlock(lock);
@@ -29,7 +29,7 @@ impl Scene {
 
     /// Reads the unit if that needs no lock of the table.
     fn try_to_read_briefly(&self) {
-        if let Some(lock) = self.locks.hold_briefly() {
+        if let Some(lock) = self.locks.try_lock_all_shared() {
             self.unit.with(|_| ());
             self.locks.unlock(lock);
         }
@@ -70,7 +70,7 @@ impl Scene {
 
     /// Everything was given up: the fast path is open again.
     fn assert_is_free(&self) {
-        let lock = self.locks.hold_briefly().expect("no lock is held or waited for");
+        let lock = self.locks.try_lock_all_shared().expect("no lock is held or waited for");
         self.locks.unlock(lock);
     }
 }
@@ -160,7 +160,7 @@ fn locks_are_granted_in_order_of_arrival() {
         let giving_up = {
             let scene = Arc::clone(&scene);
             thread::spawn(move || {
-                assert!(scene.locks.hold_briefly().is_none(), "no reader overtakes the second write");
+                assert!(scene.locks.try_lock_all_shared().is_none(), "no reader overtakes the second write");
                 scene.unit.with_mut(|_| ());
                 scene.locks.unlock(first);
             })

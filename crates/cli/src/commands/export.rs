@@ -80,10 +80,10 @@ impl<'a> Holes<'a> {
         if let Some(zone) = zones::at(&self.zones, at) {
             return (at >= zones::written_to(zone)).then(|| zone.start + zone.len - at);
         }
-        if self.device.layout().is_encrypted() {
+        if self.device.mapping().is_encrypted() {
             return None;
         }
-        self.device.run_at(at, len).ok().filter(|run| run.hole && run.len > 0).map(|run| run.len)
+        self.device.block_status(at, len).ok().filter(|run| run.hole && run.len > 0).map(|run| run.len)
     }
 
     /// How many bytes from `at` on, which is in no hole, are in none.

@@ -5,13 +5,13 @@
 
 use super::{BlockingDevice, Scratch, locate};
 use crate::buffer::BufferPool;
+use crate::crypt_mapping::{Ciphertext, CryptMapping, MappedRange};
 use crate::request::{Operation, RequestError};
 use crate::stats::{Account, Phase};
 use crate::store;
-use crate::target::{Ciphertext, CryptTarget, Extent};
 use crate::worker::zoned::{moved, ranges_of};
 use crate::zoned::ZoneAction;
-use crate::zoned::order::{Admission, Manner, Settled, TicketId, Waiter, ZoneOrder};
+use crate::zoned::queue::{Enqueued, Waiter, WriteId, WriteKind, WriteOutcome, ZoneWriteQueues};
 use rustix::io::Errno;
 
 impl BlockingDevice {
@@ -23,7 +23,7 @@ impl BlockingDevice {
     /// `EIO` where the zone has no room for it or is not sequential, and where `zone` is not its start; `EINVAL` for what is too
     /// long or not whole data units.
     pub fn append(&self, zone: u64, from: &[u8]) -> Result<u64, RequestError> {
-        let target = &*self.device().pass()?;
+        let target = &*self.device().enter()?;
         let operation = Operation::Append { durable: false };
         self.permit(target, operation, zone, from.len() as u64)?;
         let mut account = self.account(operation, from.len() as u64);
@@ -34,7 +34,7 @@ impl BlockingDevice {
 
     fn append_in(
         &self,
-        target: &CryptTarget,
+        target: &CryptMapping,
         zone: u64,
         from: &[u8],
         account: &mut Account<'_>,
@@ -43,18 +43,18 @@ impl BlockingDevice {
         if from.len() > BufferPool::LARGEST_PIECE {
             return Err(RequestError::Io(Errno::INVAL));
         }
-        let extent = locate(target, zone, from.len())?;
-        if extent.len != from.len() || extent.is_partial() {
+        let mapped = locate(target, zone, from.len())?;
+        if mapped.len != from.len() || mapped.is_partial() {
             return Err(RequestError::Io(Errno::INVAL));
         }
         let scratch = self.take_scratch();
-        let (position, len) = (extent.store_offset, extent.cover_len as u64);
-        let placed = match zones.admit(position, len, Manner::Append, false, Waiter::Thread) {
-            Ok(Admission::Placed(ticket, position)) => {
-                let turn = Turn { zones, ticket };
-                moved(target, &extent, position).inspect_err(|_| turn.give_up()).map(|placed| (turn, placed))
+        let (position, len) = (mapped.store_offset, mapped.aligned_len as u64);
+        let placed = match zones.enqueue(position, len, WriteKind::Append, false, Waiter::Thread) {
+            Ok(Enqueued::Placed(write, position)) => {
+                let turn = Turn { zones, write };
+                moved(target, &mapped, position).inspect_err(|_| turn.give_up()).map(|placed| (turn, placed))
             }
-            Ok(Admission::Free | Admission::Held(_)) => unreachable!("an append is placed or refused"),
+            Ok(Enqueued::Free | Enqueued::Deferred(_)) => unreachable!("an append is placed or refused"),
             Err(error) => Err(error),
         };
         match placed {
@@ -72,25 +72,25 @@ impl BlockingDevice {
     ///
     /// `EINVAL` for a range that is not whole zones, and those of the store.
     pub fn manage_zones(&self, action: ZoneAction, offset: u64, len: u64) -> Result<(), RequestError> {
-        let target = &*self.device().pass()?;
+        let target = &*self.device().enter()?;
         let operation = Operation::Zones(action);
         self.permit(target, operation, 0, 0)?;
         let mut account = self.account(operation, 0);
         let managed = self.device().zones().ok_or(RequestError::Unsupported).and_then(|zones| {
             let ranges = ranges_of(target, action, zones.limits().zone_len, offset, len)?;
-            let order = zones.admit_action_blocking(action, ranges);
+            let order = zones.enqueue_mgmt_blocking(action, ranges);
             Ok(zones.carry_out(order)?)
         });
         account.lap(Phase::Store);
         account.end(managed)
     }
 
-    /// Writes the whole cover of `extent`, zeroes where there is no `plain`, as its zone asks for. False: no order is asked for,
+    /// Writes the whole aligned range of `mapped`, zeroes where there is no `plain`, as its zone asks for. False: no order is asked for,
     /// and nothing was written.
     pub(super) fn write_in_zone(
         &self,
-        target: &CryptTarget,
-        extent: &Extent,
+        target: &CryptMapping,
+        mapped: &MappedRange,
         plain: Option<&[u8]>,
         account: &mut Account<'_>,
     ) -> Result<bool, RequestError> {
@@ -99,8 +99,8 @@ impl BlockingDevice {
         }
         // First the memory: who has it may be waiting in the queue behind whoever waits for it.
         let scratch = self.take_scratch();
-        match self.turn_of(extent) {
-            Ok(Some(turn)) => self.write_in_turn(target, *extent, plain, turn, scratch, account).map(|_| true),
+        match self.turn_of(mapped) {
+            Ok(Some(turn)) => self.write_in_turn(target, *mapped, plain, turn, scratch, account).map(|_| true),
             other => {
                 self.give_scratch(scratch);
                 other.map(|_| false)
@@ -109,23 +109,23 @@ impl BlockingDevice {
     }
 
     /// The place of a write in the queue of its zone; `None` where no order is asked for.
-    fn turn_of(&self, extent: &Extent) -> Result<Option<Turn<'_>>, RequestError> {
+    fn turn_of(&self, mapped: &MappedRange) -> Result<Option<Turn<'_>>, RequestError> {
         let Some(zones) = self.device().zones() else { return Ok(None) };
-        if extent.is_partial() && zones.is_sequential(extent.store_offset, extent.cover_len as u64)? {
+        if mapped.is_partial() && zones.is_sequential(mapped.store_offset, mapped.aligned_len as u64)? {
             return Err(RequestError::Io(Errno::INVAL));
         }
-        match zones.admit(extent.store_offset, extent.cover_len as u64, Manner::Write, false, Waiter::Thread)? {
-            Admission::Free => Ok(None),
-            Admission::Placed(ticket, _) => Ok(Some(Turn { zones, ticket })),
-            Admission::Held(_) => unreachable!("threads do not wait for those before them"),
+        match zones.enqueue(mapped.store_offset, mapped.aligned_len as u64, WriteKind::Data, false, Waiter::Thread)? {
+            Enqueued::Free => Ok(None),
+            Enqueued::Placed(write, _) => Ok(Some(Turn { zones, write })),
+            Enqueued::Deferred(_) => unreachable!("threads do not wait for those before them"),
         }
     }
 
-    /// Encrypts and writes the whole cover of `extent`; where it was written to.
+    /// Encrypts and writes the whole aligned range of `mapped`; where it was written to.
     fn write_in_turn(
         &self,
-        target: &CryptTarget,
-        mut extent: Extent,
+        target: &CryptMapping,
+        mut mapped: MappedRange,
         plain: Option<&[u8]>,
         turn: Turn<'_>,
         scratch: Scratch,
@@ -134,18 +134,18 @@ impl BlockingDevice {
         account.lap(Phase::Queue);
         let Scratch { mut buffer, spare } = scratch;
         let mut ciphertext = match plain {
-            Some(plain) => target.encrypt_from(&extent, plain, buffer),
+            Some(plain) => target.encrypt_from(&mapped, plain, buffer),
             None => {
-                buffer.data_mut()[..extent.cover_len].fill(0);
-                target.encrypt(&extent, buffer)
+                buffer.data_mut()[..mapped.aligned_len].fill(0);
+                target.encrypt(&mapped, buffer)
             }
         };
-        account.ciphered(1, extent.cover_len, extent.granule);
-        turn.zones.ready_blocking(turn.ticket);
-        let mut position = turn.zones.position(turn.ticket);
+        account.ciphered(1, mapped.aligned_len, mapped.unit_len);
+        turn.zones.ready_blocking(turn.write);
+        let mut position = turn.zones.position(turn.write);
         let written = loop {
-            if position != extent.store_offset {
-                (extent, ciphertext) = match again(target, &extent, position, ciphertext) {
+            if position != mapped.store_offset {
+                (mapped, ciphertext) = match again(target, &mapped, position, ciphertext) {
                     Ok(placed) => placed,
                     Err((error, data)) => {
                         turn.give_up();
@@ -153,42 +153,42 @@ impl BlockingDevice {
                         break Err(error);
                     }
                 };
-                account.ciphered(2, 2 * extent.cover_len, extent.granule);
+                account.ciphered(2, 2 * mapped.aligned_len, mapped.unit_len);
             }
-            let store = &*self.device().stores()[extent.store as usize];
-            let result = store::write_all(store, &ciphertext.bytes()[..extent.cover_len], position);
-            match turn.zones.settle(turn.ticket, result.is_ok(), None) {
-                Settled::Again(elsewhere) => position = elsewhere,
-                Settled::Gone { .. } => break result.map_err(RequestError::Io),
+            let store = &*self.device().stores()[mapped.store as usize];
+            let result = store::write_all(store, &ciphertext.bytes()[..mapped.aligned_len], position);
+            match turn.zones.complete_write(turn.write, result.is_ok(), None) {
+                WriteOutcome::Reassigned(elsewhere) => position = elsewhere,
+                WriteOutcome::Left { .. } => break result.map_err(RequestError::Io),
             }
         };
         account.lap(Phase::Store);
         self.give_scratch(Scratch { buffer: ciphertext.into_buffer(), spare });
-        written.map(|()| extent.offset)
+        written.map(|()| mapped.offset)
     }
 }
 
 /// The same data, encrypted for another place.
 fn again(
-    target: &CryptTarget,
-    extent: &Extent,
+    target: &CryptMapping,
+    mapped: &MappedRange,
     position: u64,
     data: Ciphertext,
-) -> Result<(Extent, Ciphertext), (RequestError, Ciphertext)> {
-    match moved(target, extent, position) {
-        Ok(placed) => Ok((placed, target.encrypt(&placed, target.decrypt(extent, data)))),
+) -> Result<(MappedRange, Ciphertext), (RequestError, Ciphertext)> {
+    match moved(target, mapped, position) {
+        Ok(placed) => Ok((placed, target.encrypt(&placed, target.decrypt(mapped, data)))),
         Err(error) => Err((error, data)),
     }
 }
 
 /// A place in the queue of a zone.
 struct Turn<'a> {
-    zones: &'a ZoneOrder,
-    ticket: TicketId,
+    zones: &'a ZoneWriteQueues,
+    write: WriteId,
 }
 
 impl Turn<'_> {
     fn give_up(&self) {
-        let _ = self.zones.leave(self.ticket, None);
+        let _ = self.zones.leave(self.write, None);
     }
 }

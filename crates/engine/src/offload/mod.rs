@@ -8,10 +8,10 @@
 mod loan;
 
 use crate::buffer::Buffer;
+use crate::crypt_mapping::{Ciphertext, CryptMapping, MappedRange};
 use crate::device::Device;
-use crate::gate::SCRUB_CALL;
+use crate::freeze::SCRUB_CALL;
 use crate::request::Operation;
-use crate::target::{Ciphertext, CryptTarget, Extent};
 use inlock_cipher::scrub_stack;
 use loan::{Lender, Loan};
 use std::collections::VecDeque;
@@ -136,7 +136,7 @@ pub(crate) enum Data {
     Decrypted(Buffer),
     Encrypted(Ciphertext),
     /// The cipher panicked, and what is in the buffer is neither the one nor the other.
-    Spoilt(Buffer),
+    Poisoned(Buffer),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,13 +163,13 @@ struct State {
 }
 
 struct Job {
-    target: Arc<CryptTarget>,
-    extent: Extent,
+    target: Arc<CryptMapping>,
+    mapped: MappedRange,
     direction: Direction,
     lender: Lender,
     part_len: usize,
     calls: u32,
-    spoilt: bool,
+    poisoned: bool,
     to: Arc<dyn Ciphered>,
     token: u64,
 }
@@ -177,8 +177,8 @@ struct Job {
 /// A part of a job in the hands of a thread.
 struct Task {
     job: usize,
-    target: Arc<CryptTarget>,
-    extent: Extent,
+    target: Arc<CryptMapping>,
+    mapped: MappedRange,
     direction: Direction,
     loan: Loan,
 }
@@ -235,8 +235,8 @@ impl Offload {
     }
 
     /// Whether the policy gives the cipher work of this piece of a request to the pool.
-    pub(crate) fn wants(&self, operation: Operation, target: &CryptTarget, extent: &Extent) -> bool {
-        if extent.granule == 1 {
+    pub(crate) fn wants(&self, operation: Operation, target: &CryptMapping, mapped: &MappedRange) -> bool {
+        if mapped.unit_len == 1 {
             return false;
         }
         match self.policy {
@@ -244,7 +244,7 @@ impl Offload {
             OffloadPolicy::Reads => !operation.modifies(),
             OffloadPolicy::Writes => operation.modifies(),
             OffloadPolicy::Both => true,
-            OffloadPolicy::Auto => target.cipher_time(extent) > AUTO_THRESHOLD && self.has_idle_thread(),
+            OffloadPolicy::Auto => target.cipher_time(mapped) > AUTO_THRESHOLD && self.has_idle_thread(),
         }
     }
 
@@ -253,12 +253,12 @@ impl Offload {
         state.idle > 0 && state.queue.is_empty()
     }
 
-    /// Gives the cipher work on the cover of `extent` to the pool; `to` is told when it is done. The buffer comes back at
+    /// Gives the cipher work on the aligned range of `mapped` to the pool; `to` is told when it is done. The buffer comes back at
     /// once where there is no room.
     pub(crate) fn post(
         &self,
-        target: &Arc<CryptTarget>,
-        extent: &Extent,
+        target: &Arc<CryptMapping>,
+        mapped: &MappedRange,
         direction: Direction,
         buffer: Buffer,
         to: &Arc<dyn Ciphered>,
@@ -269,19 +269,19 @@ impl Offload {
             return Err(buffer);
         }
         let Some(index) = state.free.pop() else { return Err(buffer) };
-        let part_len = extent.cover_len.div_ceil(self.shared.threads).max(LEAST_PART);
+        let part_len = mapped.aligned_len.div_ceil(self.shared.threads).max(LEAST_PART);
         let job = Job {
             target: Arc::clone(target),
-            extent: *extent,
+            mapped: *mapped,
             direction,
-            lender: Lender::new(buffer, extent.cover_len),
-            part_len: part_len.next_multiple_of(extent.granule),
+            lender: Lender::new(buffer, mapped.aligned_len),
+            part_len: part_len.next_multiple_of(mapped.unit_len),
             calls: 0,
-            spoilt: false,
+            poisoned: false,
             to: Arc::clone(to),
             token,
         };
-        let many = extent.cover_len > job.part_len;
+        let many = mapped.aligned_len > job.part_len;
         state.jobs[index] = Some(job);
         state.queue.push_back(index);
         drop(state);
@@ -322,8 +322,8 @@ impl Shared {
             let (target, bytes) = (&task.target, task.loan.bytes());
             // Whatever happens here, somebody waits for the buffer.
             let ended = std::panic::catch_unwind(AssertUnwindSafe(|| match task.direction {
-                Direction::Encrypt => target.encrypt_in_place(&task.extent, range.start, bytes),
-                Direction::Decrypt => target.decrypt_in_place(&task.extent, range.start, bytes),
+                Direction::Encrypt => target.encrypt_in_place(&task.mapped, range.start, bytes),
+                Direction::Decrypt => target.decrypt_in_place(&task.mapped, range.start, bytes),
             }));
             scrub_stack::<SCRUB_CALL>();
             self.returned(task, ended.is_err());
@@ -345,15 +345,15 @@ impl Shared {
         }
     }
 
-    fn returned(&self, task: Task, spoilt: bool) {
+    fn returned(&self, task: Task, poisoned: bool) {
         let Task { job, loan, target, .. } = task;
         // Whoever is told that a request is over may count on nobody having its target.
         drop(target);
-        let Some(job) = self.state().take_back(job, loan, spoilt) else { return };
+        let Some(job) = self.state().take_back(job, loan, poisoned) else { return };
         drop(job.target);
         let buffer = job.lender.into_buffer().expect("a job is over when nothing of it is out");
         let data = match job.direction {
-            _ if job.spoilt => Data::Spoilt(buffer),
+            _ if job.poisoned => Data::Poisoned(buffer),
             Direction::Encrypt => Data::Encrypted(Ciphertext::encrypted(buffer)),
             Direction::Decrypt => Data::Decrypted(buffer),
         };
@@ -371,15 +371,15 @@ impl State {
         if job.lender.is_exhausted() {
             self.queue.pop_front();
         }
-        let (target, extent, direction) = (Arc::clone(&job.target), job.extent, job.direction);
-        Some(Task { job: index, target, extent, direction, loan })
+        let (target, mapped, direction) = (Arc::clone(&job.target), job.mapped, job.direction);
+        Some(Task { job: index, target, mapped, direction, loan })
     }
 
     /// Takes a part back. `Some`: it was the last, and the job is over.
-    fn take_back(&mut self, index: usize, loan: Loan, spoilt: bool) -> Option<Job> {
+    fn take_back(&mut self, index: usize, loan: Loan, poisoned: bool) -> Option<Job> {
         let slot = &mut self.jobs[index];
         let job = slot.as_mut().expect("a job stays in the table until its last part is back");
-        job.spoilt |= spoilt;
+        job.poisoned |= poisoned;
         if !job.lender.take_back(loan) || !job.lender.is_exhausted() {
             return None;
         }
@@ -402,9 +402,9 @@ mod tests {
         Arc::new(Device::new(&[segment], &VolumeKey::new(&[3; 64]), store, Access::default()).unwrap())
     }
 
-    fn target_of(device: &Device) -> Arc<CryptTarget> {
-        let seat = device.gate().join(crate::ring::Ring::new(Default::default()).unwrap().waker());
-        device.gate().look(seat).target.unwrap()
+    fn target_of(device: &Device) -> Arc<CryptMapping> {
+        let worker_id = device.freeze().join(crate::ring::Ring::new(Default::default()).unwrap().waker());
+        device.freeze().view(worker_id).target.unwrap()
     }
 
     #[derive(Default)]
@@ -422,9 +422,9 @@ mod tests {
         let pool = Offload::without_threads(&OffloadOptions { policy: OffloadPolicy::Both, threads: 4 });
         let told = Arc::new(Told::default());
         let to: Arc<dyn Ciphered> = Arc::clone(&told) as _;
-        let extent = device.layout().locate(0, 40_960, 1 << 20).unwrap();
+        let mapped = device.mapping().locate(0, 40_960, 1 << 20).unwrap();
         let target = target_of(&device);
-        let post = |token| pool.post(&target, &extent, Direction::Encrypt, Buffer::new(40_960), &to, token);
+        let post = |token| pool.post(&target, &mapped, Direction::Encrypt, Buffer::new(40_960), &to, token);
         assert!((0..MAX_JOBS as u64).all(|token| post(token).is_ok()));
         assert_eq!(post(1000).unwrap_err().capacity(), 40_960, "a full pool gives the buffer back");
         pool.close();
@@ -439,16 +439,16 @@ mod tests {
     fn auto_moves_what_takes_long_while_somebody_is_idle() {
         let device = device();
         let target = &*target_of(&device);
-        let extent = target.locate(0, 1 << 20, 2 << 20).unwrap();
-        assert_eq!(target.cipher_time(&extent), Duration::ZERO, "not measured");
+        let mapped = target.locate(0, 1 << 20, 2 << 20).unwrap();
+        assert_eq!(target.cipher_time(&mapped), Duration::ZERO, "not measured");
         target.measure();
-        assert!(target.cipher_time(&extent) > Duration::from_micros(10));
+        assert!(target.cipher_time(&mapped) > Duration::from_micros(10));
         let pool = Offload::without_threads(&OffloadOptions { policy: OffloadPolicy::Auto, threads: 1 });
         let short = target.locate(0, 512, 2 << 20).unwrap();
-        let slow = |extent: &Extent| target.cipher_time(extent) > AUTO_THRESHOLD;
-        assert!(!pool.wants(Operation::Read, target, &extent), "nobody is idle");
+        let slow = |mapped: &MappedRange| target.cipher_time(mapped) > AUTO_THRESHOLD;
+        assert!(!pool.wants(Operation::Read, target, &mapped), "nobody is idle");
         pool.shared.state().idle = 1;
-        assert_eq!(pool.wants(Operation::Read, target, &extent), slow(&extent));
+        assert_eq!(pool.wants(Operation::Read, target, &mapped), slow(&mapped));
         assert!(!slow(&short) && !pool.wants(Operation::Read, target, &short));
     }
 }

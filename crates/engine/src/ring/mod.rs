@@ -4,13 +4,13 @@
 //! the same with ordinary calls where io_uring is forbidden. An operation owns its buffers until its completion hands
 //! them back, so that nothing can touch or free memory that the kernel is using. A ring belongs to one thread.
 
-mod plain;
+mod sync;
 mod uring;
 
 use crate::buffer::Buffer;
+use crate::crypt_mapping::Ciphertext;
 use crate::store::BackingStore;
 use crate::store::file::{IoMode, is_direct};
-use crate::target::Ciphertext;
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -39,10 +39,10 @@ pub const MAX_OUTGOING: usize = 64;
 
 /// A write among several that are one behind the other in the store.
 #[derive(Debug)]
-pub struct Part {
+pub struct WriteSegment {
     /// What is written.
     pub data: Ciphertext,
-    /// Which part of it.
+    /// Which segment of it.
     pub range: Range<usize>,
     /// Whose it is.
     pub token: Token,
@@ -50,14 +50,14 @@ pub struct Part {
     pub since: Instant,
 }
 
-impl Part {
+impl WriteSegment {
     fn bytes(&self) -> &[u8] {
         &self.data.bytes()[self.range.clone()]
     }
 }
 
-/// The most parts that one [`Operation::WriteParts`] carries.
-pub const MAX_PARTS: usize = 64;
+/// The most segments that one [`Operation::Writev`] carries.
+pub const MAX_WRITE_SEGMENTS: usize = 64;
 
 /// An operation and the memory it needs.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub enum Operation {
         offset: u64,
         /// Where the bytes go.
         buffer: Buffer,
-        /// Which part of the data.
+        /// Which segment of the data.
         range: Range<usize>,
     },
     /// Write `range` of the ciphertext at byte `offset` of a store. May come back short.
@@ -77,17 +77,17 @@ pub enum Operation {
         offset: u64,
         /// What is written.
         data: Ciphertext,
-        /// Which part of it.
+        /// Which segment of it.
         range: Range<usize>,
         /// Force unit access.
         durable: bool,
     },
     /// Write these one behind the other from byte `offset` of a store. May come back short.
-    WriteParts {
+    Writev {
         /// Position in the store.
         offset: u64,
         /// What is written.
-        parts: Vec<Part>,
+        segments: Vec<WriteSegment>,
     },
     /// Put what was written on stable storage.
     Sync,
@@ -102,7 +102,7 @@ pub enum Operation {
     Receive {
         /// Where the bytes go.
         buffer: Buffer,
-        /// Which part of the data.
+        /// Which segment of the data.
         range: Range<usize>,
         /// Whether to go on until the range is full.
         all: bool,
@@ -147,8 +147,8 @@ pub enum Returned {
     Buffer(Buffer),
     /// The data of a write.
     Ciphertext(Ciphertext),
-    /// The parts of a write.
-    Parts(Vec<Part>),
+    /// The segments of a write.
+    Segments(Vec<WriteSegment>),
     /// The stretches of a send.
     Outgoing(Outgoing),
 }
@@ -158,7 +158,7 @@ impl Operation {
     pub(crate) fn transfer_len(&self) -> Option<usize> {
         match self {
             Self::Read { range, .. } | Self::Write { range, .. } => Some(range.len()),
-            Self::WriteParts { parts, .. } => Some(parts.iter().map(|part| part.range.len()).sum()),
+            Self::Writev { segments, .. } => Some(segments.iter().map(|segment| segment.range.len()).sum()),
             _ => None,
         }
     }
@@ -175,10 +175,10 @@ impl Operation {
             Self::Write { offset, data, range, durable } => {
                 store.write_at(&data.bytes()[range.clone()], *offset, *durable)
             }
-            Self::WriteParts { offset, parts } => {
-                let mut slices = [IoSlice::new(&[]); MAX_PARTS];
-                slices.iter_mut().zip(&*parts).for_each(|(slice, part)| *slice = IoSlice::new(part.bytes()));
-                store.write_vectored_at(&slices[..parts.len().min(MAX_PARTS)], *offset)
+            Self::Writev { offset, segments } => {
+                let mut slices = [IoSlice::new(&[]); MAX_WRITE_SEGMENTS];
+                slices.iter_mut().zip(&*segments).for_each(|(slice, segment)| *slice = IoSlice::new(segment.bytes()));
+                store.write_vectored_at(&slices[..segments.len().min(MAX_WRITE_SEGMENTS)], *offset)
             }
             Self::Sync => store.sync().map(|()| 0),
             Self::Discard { offset, len } => store.discard(*offset, *len).map(|()| 0),
@@ -190,7 +190,7 @@ impl Operation {
         match self {
             Self::Read { buffer, .. } | Self::Receive { buffer, .. } => Returned::Buffer(buffer),
             Self::Write { data, .. } => Returned::Ciphertext(data),
-            Self::WriteParts { parts, .. } => Returned::Parts(parts),
+            Self::Writev { segments, .. } => Returned::Segments(segments),
             Self::Sync | Self::Discard { .. } => Returned::Nothing,
             Self::Send(outgoing) => Returned::Outgoing(outgoing),
             Self::Ublk(UblkCommand { bytes: UblkBytes::Copied(buffer), .. }) => Returned::Buffer(buffer),
@@ -331,40 +331,40 @@ impl Files {
 /// The face of both twins.
 pub struct Ring {
     files: Files,
-    twin: Twin,
+    backend: Backend,
     waker: Waker,
     /// On stores, at a time.
     operations: usize,
     /// The same with what sockets may do.
     room: usize,
-    /// Of those on stores, how many of several parts.
-    in_parts: usize,
+    /// Of those on stores, how many of several segments.
+    writev: usize,
 }
 
-enum Twin {
+enum Backend {
     Uring(Box<uring::Uring>),
-    Plain(plain::Plain),
+    Sync(sync::SyncRing),
 }
 
 impl Ring {
     /// A ring for the calling thread. `Auto` takes io_uring if the kernel allows it, `Uring` insists.
     pub fn new(mode: IoMode) -> io::Result<Self> {
         let waker = Waker::new()?;
-        let plain = || plain::Plain::new(&waker).map(Twin::Plain);
-        let uring = || uring::Uring::new(&waker).map(|u| Twin::Uring(Box::new(u)));
-        let twin = match mode {
+        let plain = || sync::SyncRing::new(&waker).map(Backend::Sync);
+        let uring = || uring::Uring::new(&waker).map(|u| Backend::Uring(Box::new(u)));
+        let backend = match mode {
             IoMode::Sync => plain()?,
             IoMode::Uring => uring()?,
             IoMode::Auto => uring().or_else(|_| plain())?,
         };
-        Ok(Self { files: Files::default(), twin, waker, operations: 0, room: 0, in_parts: 0 })
+        Ok(Self { files: Files::default(), backend, waker, operations: 0, room: 0, writev: 0 })
     }
 
     /// `io_uring` or `plain`.
     pub fn name(&self) -> &'static str {
-        match self.twin {
-            Twin::Uring(_) => "io_uring",
-            Twin::Plain(_) => "plain",
+        match self.backend {
+            Backend::Uring(_) => "io_uring",
+            Backend::Sync(_) => "plain",
         }
     }
 
@@ -380,19 +380,19 @@ impl Ring {
         self.make_room();
     }
 
-    /// Makes room for so many [`Operation::WriteParts`] at a time among the others.
-    pub(crate) fn reserve_parts(&mut self, operations: usize) {
-        self.in_parts += operations;
+    /// Makes room for so many [`Operation::Writev`] at a time among the others.
+    pub(crate) fn reserve_writev(&mut self, operations: usize) {
+        self.writev += operations;
         self.make_room();
     }
 
     /// Has the kernel carry out what it cannot begin at once (putting on stable storage, giving back) on one thread of its
     /// own, one after the other, and not start more: starting one takes memory. For stores whose reads and writes never
     /// go there.
-    pub(crate) fn limit_helpers(&mut self) -> io::Result<()> {
-        match &mut self.twin {
-            Twin::Uring(uring) => uring.limit_helpers(),
-            Twin::Plain(_) => Ok(()),
+    pub(crate) fn set_iowq_max_workers(&mut self) -> io::Result<()> {
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.set_iowq_max_workers(),
+            Backend::Sync(_) => Ok(()),
         }
     }
 
@@ -403,18 +403,18 @@ impl Ring {
 
     fn make_room(&mut self) {
         self.room = self.operations + 2 * self.files.slots.iter().flat_map(|(_, held)| held).count();
-        match &mut self.twin {
-            Twin::Uring(uring) => uring.reserve(self.room, self.files.slots.len() + self.in_parts),
-            Twin::Plain(plain) => plain.reserve(self.room),
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.reserve(self.room, self.files.slots.len() + self.writev),
+            Backend::Sync(plain) => plain.reserve(self.room),
         }
     }
 
     /// Takes a connected stream socket.
     pub fn add_socket(&mut self, socket: OwnedFd) -> io::Result<FileId> {
-        rustix::io::ioctl_fionbio(&socket, matches!(self.twin, Twin::Plain(_)))?;
+        rustix::io::ioctl_fionbio(&socket, matches!(self.backend, Backend::Sync(_)))?;
         let file = self.files.add(Descriptor::Socket(socket));
         self.make_room();
-        if let Err(error) = self.introduce(file) {
+        if let Err(error) = self.register_socket(file) {
             drop(self.files.close(file));
             return Err(error);
         }
@@ -434,29 +434,29 @@ impl Ring {
     /// memory that may be locked, everything goes on as before.
     pub fn register_buffers<'a>(&mut self, buffers: impl IntoIterator<Item = &'a mut Buffer>) {
         let direct = self.files.slots.iter().flat_map(|(_, held)| held).any(|held| held.direct);
-        if let (Twin::Uring(uring), true) = (&mut self.twin, direct) {
+        if let (Backend::Uring(uring), true) = (&mut self.backend, direct) {
             uring.register_buffers(buffers.into_iter().collect());
         }
     }
 
     /// Makes a new socket known to the kernel, once for all of its operations.
-    fn introduce(&mut self, file: FileId) -> io::Result<()> {
+    fn register_socket(&mut self, file: FileId) -> io::Result<()> {
         let Some(held) = self.files.get(file) else { return Ok(()) };
-        match &mut self.twin {
-            Twin::Uring(uring) => held.registered = uring.register(file, held.descriptor.as_fd()),
-            Twin::Plain(plain) => plain.watch(file, held.descriptor.as_fd())?,
+        match &mut self.backend {
+            Backend::Uring(uring) => held.registered = uring.register(file, held.descriptor.as_fd()),
+            Backend::Sync(plain) => plain.watch(file, held.descriptor.as_fd())?,
         }
         Ok(())
     }
 
     /// Ends what is under way on `file`; its operations still complete, then the descriptor is closed.
     pub fn close(&mut self, file: FileId) {
-        if let Twin::Plain(plain) = &mut self.twin {
-            plain.forget(file);
+        if let Backend::Sync(plain) = &mut self.backend {
+            plain.deregister(file);
         }
         let idle = self.files.close(file);
-        if let (Some(held), Twin::Uring(uring)) = (idle, &mut self.twin) {
-            uring.forget(file, held);
+        if let (Some(held), Backend::Uring(uring)) = (idle, &mut self.backend) {
+            uring.deregister(file, held);
         }
     }
 
@@ -469,33 +469,33 @@ impl Ring {
 
     /// Starts an operation. On a file that was closed it completes with `BADF`.
     pub fn submit(&mut self, file: FileId, operation: Operation, token: Token) {
-        match &mut self.twin {
-            Twin::Uring(uring) => uring.submit(&mut self.files, file, operation, token),
-            Twin::Plain(plain) => plain.submit(&mut self.files, file, operation, token),
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.submit(&mut self.files, file, operation, token),
+            Backend::Sync(plain) => plain.submit(&mut self.files, file, operation, token),
         }
     }
 
     /// Starts what was collected now instead of at the next turn.
-    pub fn kick(&mut self) {
-        if let Twin::Uring(uring) = &mut self.twin {
-            uring.kick();
+    pub fn submit_now(&mut self) {
+        if let Backend::Uring(uring) = &mut self.backend {
+            uring.submit_now();
         }
     }
 
     /// Ends every operation on a socket and waits for those on stores; what has completed.
     pub(crate) fn finish(&mut self) -> VecDeque<Completion> {
-        match &mut self.twin {
-            Twin::Uring(uring) => uring.finish(&mut self.files),
-            Twin::Plain(plain) => plain.finish(),
+        match &mut self.backend {
+            Backend::Uring(uring) => uring.finish(&mut self.files),
+            Backend::Sync(plain) => plain.finish(),
         }
     }
 
     /// Submits what was collected, waits as `wait` says, and appends what has completed to `done`.
     /// True: the ring was woken.
     pub fn turn(&mut self, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
-        let woken = match &mut self.twin {
-            Twin::Uring(uring) => uring.turn(&mut self.files, wait, done)?,
-            Twin::Plain(plain) => plain.turn(&mut self.files, wait, done)?,
+        let woken = match &mut self.backend {
+            Backend::Uring(uring) => uring.turn(&mut self.files, wait, done)?,
+            Backend::Sync(plain) => plain.turn(&mut self.files, wait, done)?,
         };
         if woken {
             self.waker.clear();

@@ -1,10 +1,12 @@
 //! Both twins: sockets, stores, waking, closing.
 
-use super::{Completion, FileId, IoMode, MAX_PARTS, Operation, Part, Returned, Ring, Token, Twin, Wait};
+use super::{
+    Backend, Completion, FileId, IoMode, MAX_WRITE_SEGMENTS, Operation, Returned, Ring, Token, Wait, WriteSegment,
+};
 use crate::buffer::{Buffer, HEADROOM, Slot};
+use crate::crypt_mapping::Ciphertext;
 use crate::store::file::FileStore;
 use crate::store::{BackingStore, Geometry};
-use crate::target::Ciphertext;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -65,12 +67,12 @@ fn sends_everything_to_a_slow_reader() {
     both(|mut ring| {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let file = ring.add_socket(theirs.into()).unwrap();
-        let part = |value: u8| {
+        let segment = |value: u8| {
             let mut buffer = Buffer::new(1 << 20);
             buffer.data_mut().fill(value);
             (buffer, HEADROOM..HEADROOM + (1 << 20))
         };
-        ring.submit(file, Operation::Send(vec![part(1), part(2), part(3)]), Token(7));
+        ring.submit(file, Operation::Send(vec![segment(1), segment(2), segment(3)]), Token(7));
         let reader = std::thread::spawn(move || {
             let mut all = vec![0; 3 << 20];
             ours.read_exact(&mut all).unwrap();
@@ -79,45 +81,45 @@ fn sends_everything_to_a_slow_reader() {
         let done = next(&mut ring);
         assert_eq!((done.token, done.result), (Token(7), Ok(3 << 20)));
         let all = reader.join().unwrap();
-        assert!(all.chunks(1 << 20).zip(1..).all(|(part, value)| part.iter().all(|b| *b == value)));
+        assert!(all.chunks(1 << 20).zip(1..).all(|(segment, value)| segment.iter().all(|b| *b == value)));
     });
 }
 
 #[test]
 fn parts_are_written_one_behind_the_other() {
     both(|mut ring| {
-        let part = |value: usize| {
+        let segment = |value: usize| {
             let mut buffer = Buffer::new(4096);
             buffer.data_mut().fill(value as u8);
-            Part {
+            WriteSegment {
                 data: Ciphertext::encrypted(buffer),
                 range: 0..1 + value * 64,
                 token: Token(value as u64),
                 since: Instant::now(),
             }
         };
-        let parts = || (0..MAX_PARTS).map(part).collect();
-        let expected: Vec<u8> = (0..MAX_PARTS).flat_map(|value| vec![value as u8; 1 + value * 64]).collect();
+        let segments = || (0..MAX_WRITE_SEGMENTS).map(segment).collect();
+        let expected: Vec<u8> = (0..MAX_WRITE_SEGMENTS).flat_map(|value| vec![value as u8; 1 + value * 64]).collect();
         let file = tempfile::tempfile().unwrap();
         let store: Arc<dyn BackingStore> =
             Arc::new(FileStore::new(file.try_clone().unwrap(), false, IoMode::Auto).unwrap());
         let id = ring.add_store(&store).unwrap();
-        ring.reserve_parts(1);
+        ring.reserve_writev(1);
         for offset in [0, 12345] {
-            ring.submit(id, Operation::WriteParts { offset, parts: parts() }, Token(9));
+            ring.submit(id, Operation::Writev { offset, segments: segments() }, Token(9));
             let done = next(&mut ring);
             assert_eq!((done.token, done.result), (Token(9), Ok(expected.len())));
-            let Returned::Parts(parts) = done.returned else { panic!("no parts") };
-            assert!(parts.iter().map(|part| part.token.0).eq(0..MAX_PARTS as u64));
+            let Returned::Segments(segments) = done.returned else { panic!("no segments") };
+            assert!(segments.iter().map(|segment| segment.token.0).eq(0..MAX_WRITE_SEGMENTS as u64));
             let mut found = vec![0; expected.len()];
             file.read_exact_at(&mut found, offset).unwrap();
             assert!(found == expected);
         }
         ring.close(id);
-        ring.submit(id, Operation::WriteParts { offset: 0, parts: parts() }, Token(10));
+        ring.submit(id, Operation::Writev { offset: 0, segments: segments() }, Token(10));
         let done = next(&mut ring);
         assert_eq!(done.result, Err(Errno::BADF));
-        assert!(matches!(done.returned, Returned::Parts(parts) if parts.len() == MAX_PARTS));
+        assert!(matches!(done.returned, Returned::Segments(segments) if segments.len() == MAX_WRITE_SEGMENTS));
     });
 }
 
@@ -231,7 +233,7 @@ fn finish_waits_until_the_kernel_has_given_back_every_buffer() {
         let operation = Operation::Read { offset: number * 4096, buffer: Buffer::new(4096), range: 0..4096 };
         ring.submit(file, operation, Token(1 + number));
     }
-    ring.kick();
+    ring.submit_now();
     let mut done: Vec<Completion> = ring.finish().into();
     done.sort_by_key(|one| one.token.0);
     assert!(done.iter().map(|one| one.token.0).eq(0..65), "{} of 65 came back", done.len());
@@ -276,7 +278,7 @@ fn direct(file: &std::fs::File) -> (Ring, FileId) {
 }
 
 fn number(ring: &Ring) -> u32 {
-    let Twin::Uring(uring) = &ring.twin else { panic!("another ring was asked for") };
+    let Backend::Uring(uring) = &ring.backend else { panic!("another ring was asked for") };
     uring.number
 }
 

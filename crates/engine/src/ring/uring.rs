@@ -71,7 +71,7 @@ struct Entry {
 
 /// What `sendmsg` and `writev` point to.
 struct Vectors {
-    parts: Vec<libc::iovec>,
+    segments: Vec<libc::iovec>,
     message: libc::msghdr,
 }
 
@@ -118,11 +118,11 @@ impl Uring {
     /// Has the kernel look up the pages of these buffers now, and says to each where it did.
     pub(super) fn register_buffers(&mut self, mut buffers: Vec<&mut Buffer>) {
         buffers.truncate(MOST_BUFFERS);
-        let part = |data: &mut [u8]| libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() };
-        let parts: Vec<libc::iovec> = buffers.iter_mut().map(|buffer| part(buffer.data_mut())).collect();
+        let segment = |data: &mut [u8]| libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() };
+        let segments: Vec<libc::iovec> = buffers.iter_mut().map(|buffer| segment(buffer.data_mut())).collect();
         // SAFETY: the kernel holds the pages itself from here on, and uses them only where an operation names their place; a
         // buffer that knows its place owns the memory that was registered there, and an operation owns its buffer.
-        if unsafe { self.ring.submitter().register_buffers(&parts) }.is_ok() {
+        if unsafe { self.ring.submitter().register_buffers(&segments) }.is_ok() {
             for (index, buffer) in (0..).zip(buffers) {
                 buffer.set_slot(Slot { ring: self.number, index });
             }
@@ -130,7 +130,7 @@ impl Uring {
     }
 
     /// Drops a descriptor that nothing uses any more.
-    pub(super) fn forget(&mut self, file: FileId, held: Held) {
+    pub(super) fn deregister(&mut self, file: FileId, held: Held) {
         if held.registered {
             // Where this fails the place is overwritten by the next descriptor, or dropped with the ring.
             let _ = self.ring.submitter().register_files_update(file.index, &[-1]);
@@ -151,8 +151,8 @@ impl Uring {
         }
     }
 
-    /// See [`super::Ring::limit_helpers`].
-    pub(super) fn limit_helpers(&self) -> io::Result<()> {
+    /// See [`super::Ring::set_iowq_max_workers`].
+    pub(super) fn set_iowq_max_workers(&self) -> io::Result<()> {
         // Those for work that ends, as on files and block devices, and those for work that may never end, as on sockets.
         self.ring.submitter().register_iowq_max_workers(&mut [1, 1])
     }
@@ -172,7 +172,7 @@ impl Uring {
             assert!(fits, "a place of a ublk queue has a buffer for the longest request, where the driver copies");
         }
         held.in_flight += 1;
-        let scattered = matches!(operation, Operation::Send(_) | Operation::WriteParts { .. });
+        let scattered = matches!(operation, Operation::Send(_) | Operation::Writev { .. });
         let vectors = scattered.then(|| self.vectors.pop().unwrap_or_else(Vectors::new));
         let index = match self.free.pop() {
             Some(index) => index,
@@ -246,7 +246,7 @@ impl Uring {
         true
     }
 
-    pub(super) fn kick(&mut self) {
+    pub(super) fn submit_now(&mut self) {
         // An error shows again, and is reported, in `turn`.
         let _ = self.ring.submit();
     }
@@ -316,7 +316,7 @@ impl Uring {
             (Err(Errno::INTR | Errno::AGAIN), _) => true,
             (Err(Errno::OPNOTSUPP), Operation::Discard { .. }) if entry.as_command => {
                 // The device does not discard, or the kernel does not know the command. What it takes for a discard of old
-                // fails in the first case as well, but for a device that clears what it is to forget.
+                // fails in the first case as well, but for a device that clears what it is to deregister.
                 if let Some(held) = files.get(entry.file) {
                     held.discards = false;
                 }
@@ -343,7 +343,7 @@ impl Uring {
         let returned = entry.operation.into_returned();
         self.done.push_back(Completion { token: entry.token, result, returned });
         if let Some(held) = files.release(entry.file) {
-            self.forget(entry.file, held);
+            self.deregister(entry.file, held);
         }
     }
 
@@ -386,9 +386,9 @@ impl super::Ring {
     /// added with a longest request of at most so many bytes, and without the features that copy nothing or elsewhere (user
     /// copy, zero copy, registered buffers, batches, shared memory); without it, with user copy and none of the others.
     pub unsafe fn add_ublk(&mut self, device: OwnedFd, copied: Option<usize>) -> io::Result<FileId> {
-        match self.twin {
-            super::Twin::Uring(_) => Ok(self.files.add(super::Descriptor::Ublk(device, copied))),
-            super::Twin::Plain(_) => Err(io::Error::new(io::ErrorKind::Unsupported, "ublk needs io_uring")),
+        match self.backend {
+            super::Backend::Uring(_) => Ok(self.files.add(super::Descriptor::Ublk(device, copied))),
+            super::Backend::Sync(_) => Err(io::Error::new(io::ErrorKind::Unsupported, "ublk needs io_uring")),
         }
     }
 }
@@ -412,7 +412,7 @@ impl Entry {
         let call = match &self.operation {
             Operation::Read { .. } => Call::Read,
             Operation::Write { durable, .. } => Call::Write { durable: *durable },
-            Operation::WriteParts { .. } => Call::Write { durable: false },
+            Operation::Writev { .. } => Call::Write { durable: false },
             Operation::Sync => Call::Sync,
             Operation::Discard { .. } => Call::Discard,
             _ => return,
@@ -448,14 +448,16 @@ impl Entry {
                     None => opcode::Write::new(fd, start, len).offset(*offset).rw_flags(flags).build(),
                 }
             }
-            Operation::WriteParts { offset, parts } => {
-                let vectors = self.vectors.as_mut().expect("a write of several parts is made with its vectors");
-                vectors.point_to(parts.iter().map(|part| part.bytes()), 0);
+            Operation::Writev { offset, segments } => {
+                let vectors = self.vectors.as_mut().expect("a write of several segments is made with its vectors");
+                vectors.point_to(segments.iter().map(|segment| segment.bytes()), 0);
                 #[cfg(feature = "fault-injection")]
                 if self.fault == Some(Fault::Short) {
-                    vectors.parts.truncate(vectors.parts.len().div_ceil(2));
+                    vectors.segments.truncate(vectors.segments.len().div_ceil(2));
                 }
-                opcode::Writev::new(fd, vectors.parts.as_ptr(), vectors.parts.len() as u32).offset(*offset).build()
+                opcode::Writev::new(fd, vectors.segments.as_ptr(), vectors.segments.len() as u32)
+                    .offset(*offset)
+                    .build()
             }
             Operation::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             Operation::Discard { offset, len } if self.as_command => {
@@ -500,21 +502,22 @@ impl Vectors {
     fn new() -> Box<Self> {
         // SAFETY: all fields of `msghdr` are integers and pointers, for which zero is a value.
         let message = unsafe { std::mem::zeroed() };
-        Box::new(Self { parts: Vec::with_capacity(super::MAX_OUTGOING.max(super::MAX_PARTS)), message })
+        Box::new(Self { segments: Vec::with_capacity(super::MAX_OUTGOING.max(super::MAX_WRITE_SEGMENTS)), message })
     }
 
     fn point_to<'a>(&mut self, stretches: impl Iterator<Item = &'a [u8]>, mut skip: usize) {
-        self.parts.clear();
-        for part in stretches {
-            let passed = skip.min(part.len());
+        self.segments.clear();
+        for segment in stretches {
+            let passed = skip.min(segment.len());
             skip -= passed;
-            let part = &part[passed..];
-            if !part.is_empty() {
+            let segment = &segment[passed..];
+            if !segment.is_empty() {
                 // Neither `sendmsg` nor `writev` writes through the pointer.
-                self.parts.push(libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+                self.segments
+                    .push(libc::iovec { iov_base: segment.as_ptr().cast_mut().cast(), iov_len: segment.len() });
             }
         }
-        self.message.msg_iov = self.parts.as_mut_ptr();
-        self.message.msg_iovlen = self.parts.len() as _;
+        self.message.msg_iov = self.segments.as_mut_ptr();
+        self.message.msg_iovlen = self.segments.len() as _;
     }
 }

@@ -452,7 +452,7 @@ impl<'a> Recorder<'a> {
     fn count(&self, operation: Operation, work: &Work) {
         let (requests, bytes) = match operation {
             Operation::Read => (Counter::Reads, Some(Counter::BytesRead)),
-            Operation::Write { .. } | Operation::WriteAgain { .. } => (Counter::Writes, Some(Counter::BytesWritten)),
+            Operation::Write { .. } | Operation::WriteReissued { .. } => (Counter::Writes, Some(Counter::BytesWritten)),
             Operation::Append { .. } => (Counter::Appends, Some(Counter::BytesWritten)),
             Operation::Zones(_) => (Counter::ZoneActions, None),
             Operation::WriteZeroes { .. } => (Counter::WriteZeroes, Some(Counter::BytesWritten)),
@@ -504,12 +504,12 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Takes note of cipher calls over `bytes` of data units of `granule` bytes; of none where those are of one byte,
+    /// Takes note of cipher calls over `bytes` of data units of `unit_len` bytes; of none where those are of one byte,
     /// since nothing is encrypted there.
-    pub(crate) fn ciphered(&mut self, calls: usize, bytes: usize, granule: usize) {
-        if granule > 1 {
+    pub(crate) fn ciphered(&mut self, calls: usize, bytes: usize, unit_len: usize) {
+        if unit_len > 1 {
             self.work.cipher_calls += calls as u32;
-            self.work.cipher_units += (bytes / granule) as u32;
+            self.work.cipher_units += (bytes / unit_len) as u32;
             self.lap(Phase::Cipher);
         }
     }

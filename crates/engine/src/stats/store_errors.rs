@@ -33,7 +33,7 @@ impl StoreErrors {
         let RequestError::Io(errno) = error else { return };
         let operation = match operation {
             Operation::Read => 0,
-            Operation::Write { .. } | Operation::WriteAgain { .. } => 1,
+            Operation::Write { .. } | Operation::WriteReissued { .. } => 1,
             Operation::WriteZeroes { .. } => 2,
             Operation::Flush => 3,
             Operation::Discard { .. } => 4,

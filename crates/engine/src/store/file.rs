@@ -1,6 +1,6 @@
 //! A file or a block device as store.
 
-use super::{BackingStore, Geometry, Run, block_device};
+use super::{BackingStore, BlockStatus, Geometry, block_device};
 use crate::buffer::Buffer;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -101,7 +101,7 @@ impl BackingStore for FileStore {
         Geometry { len: self.len.load(Ordering::Acquire), read_only: self.read_only }
     }
 
-    fn measure_len(&self) -> Result<u64, Errno> {
+    fn revalidate_len(&self) -> Result<u64, Errno> {
         let len = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
         self.len.store(len, Ordering::Release);
         Ok(len)
@@ -163,20 +163,20 @@ impl BackingStore for FileStore {
         let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(len), Advice::WillNeed);
     }
 
-    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
-        let all_data = Run { offset, len, hole: false };
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        let all_data = BlockStatus { offset, len, hole: false };
         if self.block_device {
             return Ok(all_data);
         }
         let end = offset.saturating_add(len);
         match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
             // No data up to the end of the file.
-            Err(Errno::NXIO) => Ok(Run { offset, len, hole: true }),
+            Err(Errno::NXIO) => Ok(BlockStatus { offset, len, hole: true }),
             Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(all_data),
             Err(error) => Err(error),
-            Ok(data) if data > offset => Ok(Run { offset, len: data.min(end) - offset, hole: true }),
+            Ok(data) if data > offset => Ok(BlockStatus { offset, len: data.min(end) - offset, hole: true }),
             Ok(_) => match rustix::fs::seek(&self.file, SeekFrom::Hole(offset)) {
-                Ok(hole) if hole > offset => Ok(Run { offset, len: hole.min(end) - offset, hole: false }),
+                Ok(hole) if hole > offset => Ok(BlockStatus { offset, len: hole.min(end) - offset, hole: false }),
                 // The file changed between the two calls; "allocated" is the answer that promises nothing.
                 Ok(_) | Err(Errno::NXIO) => Ok(all_data),
                 Err(error) => Err(error),

@@ -24,7 +24,7 @@ pub struct Geometry {
 
 /// A run of a store that is allocated or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct BlockStatus {
     /// First byte.
     pub offset: u64,
     /// How many bytes.
@@ -72,7 +72,7 @@ pub trait BackingStore: Send + Sync {
     fn geometry(&self) -> Geometry;
 
     /// Looks how long the store is now, which [`BackingStore::geometry`] says from then on.
-    fn measure_len(&self) -> Result<u64, Errno> {
+    fn revalidate_len(&self) -> Result<u64, Errno> {
         Ok(self.geometry().len)
     }
 
@@ -151,7 +151,7 @@ pub trait BackingStore: Send + Sync {
 
     /// The run of allocated bytes or hole that starts at `offset`, at most `len` long. A store that cannot tell says
     /// that everything is allocated.
-    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
-        Ok(Run { offset, len, hole: false })
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        Ok(BlockStatus { offset, len, hole: false })
     }
 }

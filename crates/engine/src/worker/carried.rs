@@ -1,11 +1,11 @@
 //! Requests whose copy and cipher work a carrier does: handed over here, and taken on from here when it is done.
 
-use super::{FrontEnd, Step, Worker};
+use super::{Frontend, Step, Worker};
 use crate::buffer::Buffer;
 use crate::carrier::{Carrier, Delivery, Load, STRIP};
+use crate::crypt_mapping::MappedRange;
 use crate::device::Device;
 use crate::request::{Operation, RequestError};
-use crate::target::Extent;
 use std::io;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) fn carrier_for(device: &Device) -> Option<Carrier> {
     if wanted { Carrier::start(STRIP).ok() } else { None }
 }
 
-impl<F: FrontEnd> Worker<F>
+impl<F: Frontend> Worker<F>
 where
     F::Message: 'static,
 {
@@ -27,21 +27,21 @@ where
         Ok(self)
     }
 
-    /// Gives the cover of a read, or of a write whose edges are filled in, to the carrier. `Some`: it goes the usual way.
-    pub(super) fn carry(&mut self, index: u32, extent: &Extent, buffer: Buffer) -> Option<Buffer> {
+    /// Gives the aligned range of a read, or of a write whose edges are filled in, to the carrier. `Some`: it goes the usual way.
+    pub(super) fn carry(&mut self, index: u32, mapped: &MappedRange, buffer: Buffer) -> Option<Buffer> {
         let (Some(carrier), Some(target)) = (&self.carrier, &self.target) else { return Some(buffer) };
-        let store = &self.device.stores()[extent.store as usize];
+        let store = &self.device.stores()[mapped.store as usize];
         let operation = self.in_flight[index as usize].as_ref().map(|f| f.operation)?;
         // Durable writes go by the ring, which knows what their errors mean.
-        let long = self.carried_from.or(store.carried_from()).is_some_and(|from| extent.cover_len >= from)
+        let long = self.carried_from.or(store.carried_from()).is_some_and(|from| mapped.aligned_len >= from)
             && !operation.durable();
-        if !long || self.offload.as_ref().is_some_and(|pool| pool.wants(operation, target, extent)) {
+        if !long || self.offload.as_ref().is_some_and(|pool| pool.wants(operation, target, mapped)) {
             return Some(buffer);
         }
         let writes = operation != Operation::Read;
         let (target, store) = (Arc::clone(target), Arc::clone(store));
         let load =
-            Load { target, store, extent: *extent, buffer, writes, to: Arc::clone(&self.carried), token: index.into() };
+            Load { target, store, mapped: *mapped, buffer, writes, to: Arc::clone(&self.carried), token: index.into() };
         if let Err(load) = carrier.post(load) {
             return Some(load.buffer);
         }

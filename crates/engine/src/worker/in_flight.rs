@@ -1,11 +1,11 @@
 //! A request on its way through a worker: which step it is at, what it holds, and the account of what it did.
 
 use crate::buffer::Buffer;
+use crate::crypt_mapping::MappedRange;
+use crate::locks::LockId;
 use crate::request::Operation;
 use crate::stats::{Phase, Timing, Work};
-use crate::target::Extent;
-use crate::unaligned::LockId;
-use crate::zoned::order::{ActionId, TicketId};
+use crate::zoned::queue::{WriteId, ZoneMgmtId};
 use rustix::io::Errno;
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ pub(super) struct InFlight {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) step: Step,
-    pub(super) extent: Option<Extent>,
+    pub(super) mapped: Option<MappedRange>,
     pub(super) buffer: Option<Buffer>,
     pub(super) spare: Option<Buffer>,
     pub(super) lock: Option<LockId>,
     /// Of a write to a sequential zone.
-    pub(super) ticket: Option<TicketId>,
+    pub(super) write: Option<WriteId>,
     /// Of an order to zones.
-    pub(super) action: Option<ActionId>,
-    /// The request that this one is a part of; the front end does not know of parts.
+    pub(super) action: Option<ZoneMgmtId>,
+    /// The request that this one is a part of; the frontend does not know of parts.
     pub(super) parent: Option<u32>,
     /// Bytes of the current store operation that are done.
     pub(super) progress: usize,
@@ -43,11 +43,11 @@ impl InFlight {
 
     /// Takes note of a transfer whose copy and cipher work were done together, `cipher` of the time for the latter.
     pub(super) fn carried(&mut self, calls: u32, cipher: Duration) {
-        let Some(extent) = self.extent else { return };
+        let Some(mapped) = self.mapped else { return };
         self.lap(Phase::Store);
         if calls > 0 {
             self.work.cipher_calls += calls;
-            self.work.cipher_units += (extent.cover_len / extent.granule) as u32;
+            self.work.cipher_units += (mapped.aligned_len / mapped.unit_len) as u32;
             if let Some(timing) = &mut self.timing {
                 timing.shift(Phase::Store, Phase::Cipher, cipher);
             }
@@ -56,9 +56,9 @@ impl InFlight {
 
     /// Takes note of cipher calls over `bytes` of its data units, and of the time they took.
     pub(super) fn ciphered(&mut self, calls: u32, bytes: usize) {
-        let Some(extent) = self.extent.filter(|e| e.granule > 1) else { return };
+        let Some(mapped) = self.mapped.filter(|e| e.unit_len > 1) else { return };
         self.work.cipher_calls += calls;
-        self.work.cipher_units += (bytes / extent.granule) as u32;
+        self.work.cipher_units += (bytes / mapped.unit_len) as u32;
         self.lap(Phase::Cipher);
     }
 }
@@ -74,7 +74,7 @@ pub(super) enum Step {
     Held,
     /// A write to a sequential zone, or an order to zones: it waits for its turn.
     Turn,
-    /// An order to zones, in the hands of the keeper.
+    /// An order to zones, in the hands of the mgmt_thread.
     Zones,
     /// In the hands of the cipher pool.
     Cipher,

@@ -1,14 +1,14 @@
 //! What a step of a request asks of its store, through the ring or, where the store answers from memory, by a call.
 
-use super::{FrontEnd, OWN, Step, Worker};
-use crate::layout::Kind;
+use super::{Frontend, OWN, Step, Worker};
+use crate::crypt_mapping::Ciphertext;
+use crate::mapping::Kind;
 use crate::request::RequestError;
 use crate::ring::{self, Completion, Token};
-use crate::target::Ciphertext;
-use crate::unaligned;
+use crate::rmw;
 use rustix::io::Errno;
 
-impl<F: FrontEnd> Worker<F>
+impl<F: Frontend> Worker<F>
 where
     F::Message: 'static,
 {
@@ -32,7 +32,7 @@ where
             if len == 0 {
                 return self.last_step(index, Step::Discard, Ok(()));
             }
-            let located = self.layout.discardable(offset, len);
+            let located = self.mapping.discardable(offset, len);
             let (range, place) = located.expect("checked when the request began");
             self.flight(index).progress += place.len as usize;
             match place.kind {
@@ -49,28 +49,28 @@ where
     /// Reads what the current step still needs.
     pub(super) fn store_read(&mut self, index: u32) {
         let flight = self.flight(index);
-        let extent = flight.extent.expect("a read has an extent");
+        let mapped = flight.mapped.expect("a read has an mapped");
         let (offset, range, buffer) = match flight.step {
             Step::Edge(edge) => {
-                let edge = unaligned::edges(&extent)[edge].expect("only edges that exist are read");
+                let edge = rmw::edges(&mapped)[edge].expect("only edges that exist are read");
                 (edge.store_offset, edge.spare_offset..edge.spare_offset + edge.len, flight.spare.take())
             }
-            _ => (extent.store_offset, 0..extent.cover_len, flight.buffer.take()),
+            _ => (mapped.store_offset, 0..mapped.aligned_len, flight.buffer.take()),
         };
         let progress = flight.progress;
         let buffer = buffer.expect("the buffer is here between store operations");
         let range = range.start + progress..range.end;
-        self.submit(index, extent.store, ring::Operation::Read { offset: offset + progress as u64, buffer, range });
+        self.submit(index, mapped.store, ring::Operation::Read { offset: offset + progress as u64, buffer, range });
     }
 
     pub(super) fn store_write(&mut self, index: u32, data: Ciphertext) {
         let flight = self.flight(index);
-        let extent = flight.extent.expect("a write has an extent");
+        let mapped = flight.mapped.expect("a write has an mapped");
         let (progress, durable) = (flight.progress, flight.operation.durable());
-        let durable = durable && self.device.stores()[extent.store as usize].has_native_fua();
-        let offset = extent.store_offset + progress as u64;
-        let range = progress..extent.cover_len;
-        self.submit(index, extent.store, ring::Operation::Write { offset, data, range, durable });
+        let durable = durable && self.device.stores()[mapped.store as usize].has_native_fua();
+        let offset = mapped.store_offset + progress as u64;
+        let range = progress..mapped.aligned_len;
+        self.submit(index, mapped.store, ring::Operation::Write { offset, data, range, durable });
     }
 
     pub(super) fn submit(&mut self, index: u32, store: u32, operation: ring::Operation) {

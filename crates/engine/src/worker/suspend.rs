@@ -1,22 +1,22 @@
-//! A worker at the gate of its device: it looks when something has changed, and says when it has nothing in flight.
+//! A worker at the freeze of its device: it looks when something has changed, and says when it has nothing in flight.
 
-use super::{FrontEnd, InFlight, Request, Worker};
-use crate::gate::{Passage, SCRUB_TURN, View};
+use super::{Frontend, InFlight, Request, Worker};
+use crate::freeze::{FreezeState, SCRUB_TURN, View};
 use inlock_cipher::scrub_stack;
 
-impl<F: FrontEnd> Worker<F>
+impl<F: Frontend> Worker<F>
 where
     F::Message: 'static,
 {
     /// The device was suspended, or goes on.
     pub(super) fn look(&mut self) {
-        let View { epoch, passage, layout, target } = self.device.gate().look(self.seat);
-        (self.epoch, self.passage, self.layout) = (epoch, passage, layout);
+        let View { epoch, freeze_state, mapping, target } = self.device.freeze().view(self.worker_id);
+        (self.epoch, self.freeze_state, self.mapping) = (epoch, freeze_state, mapping);
         if target.is_some() {
             self.target = target;
         }
-        if passage != Passage::Open {
-            self.take_held_back();
+        if freeze_state != FreezeState::Running {
+            self.take_back_deferred();
         }
         self.drain();
     }
@@ -25,8 +25,8 @@ where
     pub(super) fn put_back(&mut self, index: u32) {
         let flight = self.in_flight[index as usize].take().expect("a request stays in the table until it is finished");
         self.free.push(index);
-        let InFlight { id, operation, offset, len, extent, buffer, spare, .. } = flight;
-        self.requests.push_front(Request { id, operation, offset, len, data: extent.zip(buffer), spare });
+        let InFlight { id, operation, offset, len, mapped, buffer, spare, .. } = flight;
+        self.requests.push_front(Request { id, operation, offset, len, data: mapped.zip(buffer), spare });
     }
 
     /// Says that nothing is in flight as soon as it is so, of its own requests and of others' that go with them.
@@ -34,7 +34,7 @@ where
         let idle = self.in_flight.len() == self.free.len() && !self.has_gathered();
         if idle && self.target.take().is_some() {
             scrub_stack::<SCRUB_TURN>();
-            self.device.gate().quiet(self.seat);
+            self.device.freeze().set_idle(self.worker_id);
         }
     }
 }

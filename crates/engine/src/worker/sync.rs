@@ -1,7 +1,7 @@
 //! Requests that promise stable storage: they wait for a sync of the stores, which one of all workers carries out at a time
 //! ([`crate::flush`]).
 
-use super::{FrontEnd, OWN, Step, Worker};
+use super::{Frontend, OWN, Step, Worker};
 use crate::flush::{SyncNumber, Turn};
 use crate::request::RequestError;
 use crate::ring::{self, Completion, Token};
@@ -28,7 +28,7 @@ impl Syncs {
     }
 }
 
-impl<F: FrontEnd> Worker<F>
+impl<F: Frontend> Worker<F>
 where
     F::Message: 'static,
 {
@@ -49,9 +49,9 @@ where
     /// Ends a durable write whose bytes are written, or were refused.
     pub(super) fn make_durable(&mut self, index: u32, outcome: Result<(), Errno>) {
         let flight = self.flight(index);
-        let extent = flight.extent.expect("a write has an extent");
+        let mapped = flight.mapped.expect("a write has an mapped");
         let lock = flight.lock.take();
-        let native = self.device.stores()[extent.store as usize].has_native_fua();
+        let native = self.device.stores()[mapped.store as usize].has_native_fua();
         // The bytes are in the store: a sync holds up nobody who wants to read them.
         lock.into_iter().for_each(|lock| self.device.locks().unlock(lock));
         match outcome {
@@ -115,7 +115,7 @@ where
     }
 }
 
-impl<F: FrontEnd> Worker<F> {
+impl<F: Frontend> Worker<F> {
     /// Gives up the sync that a worker that ends has begun. `ended`: the last completions of its ring.
     pub(super) fn leave_syncs<'a>(&mut self, ended: impl IntoIterator<Item = &'a Completion>) {
         let leading = self.syncs.store.take().map(|_| {

@@ -3,7 +3,7 @@
 //! A device that others swap to, or whose file system must be written before memory is free, must not ask for memory itself
 //! on the way of a request.
 
-use super::{FrontEnd, OWN, Worker};
+use super::{Frontend, OWN, Worker};
 use crate::buffer::Buffer;
 use crate::ring::{self, Token, Wait};
 use crate::store::BackingStore;
@@ -13,7 +13,7 @@ use std::io;
 /// What is read: a block of any disk.
 const WARM_UP_LEN: usize = 4096;
 
-impl<F: FrontEnd> Worker<F>
+impl<F: Frontend> Worker<F>
 where
     F::Message: 'static,
 {
@@ -26,7 +26,7 @@ where
         self.ring.reserve(operations);
         // The last of the kernel's threads stays when it has nothing to do, and is there when the next operation comes.
         if self.device.stores().iter().all(|store| is_past_the_cache(&**store)) {
-            self.ring.limit_helpers()?;
+            self.ring.set_iowq_max_workers()?;
         }
         let mut done = VecDeque::with_capacity(operations);
         for (store, file) in self.device.stores().iter().zip(&self.stores) {

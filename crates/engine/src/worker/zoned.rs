@@ -1,92 +1,92 @@
 //! Writes to sequential zones, appends and orders to zones, on their way through a worker.
 //!
 //! Such a write takes no lock of units: it has none in part, and its place in the zone's queue keeps others away. It is
-//! encrypted as soon as its position is known, and written when it is its turn ([`crate::zoned::order`]).
+//! encrypted as soon as its position is known, and written when it is its turn ([`crate::zoned::queue`]).
 
-use super::{FrontEnd, Step, Worker};
+use super::{Frontend, Step, Worker};
 use crate::buffer::Buffer;
-use crate::layout::Layout;
+use crate::crypt_mapping::{Ciphertext, MappedRange};
+use crate::mapping::Mapping;
 use crate::request::{Operation, RequestError};
 use crate::stats::Phase;
 use crate::store;
-use crate::target::{Ciphertext, Extent};
 use crate::zoned::ZoneAction;
-use crate::zoned::keeper::{Keeper, Order};
-use crate::zoned::order::{Admission, Manner, Settled, Waiter};
+use crate::zoned::mgmt_thread::{Order, ZoneMgmtThread};
+use crate::zoned::queue::{Enqueued, Waiter, WriteKind, WriteOutcome};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// The place in the device of an append that lands at `position` of its store.
-pub(crate) fn moved(layout: &Layout, extent: &Extent, position: u64) -> Result<Extent, RequestError> {
+pub(crate) fn moved(mapping: &Mapping, mapped: &MappedRange, position: u64) -> Result<MappedRange, RequestError> {
     // It may move towards the beginning, and the store begin before the device.
-    let offset = extent.offset.wrapping_add(position.wrapping_sub(extent.store_offset));
-    let placed = layout.locate(offset, extent.len as u64, extent.cover_len.max(2 * extent.granule))?;
+    let offset = mapped.offset.wrapping_add(position.wrapping_sub(mapped.store_offset));
+    let placed = mapping.locate(offset, mapped.len as u64, mapped.aligned_len.max(2 * mapped.unit_len))?;
     // Where sectors' numbers start over, a write that is not to be split has no place.
-    if placed.cover_len == extent.cover_len { Ok(placed) } else { Err(RequestError::Io(Errno::IO)) }
+    if placed.aligned_len == mapped.aligned_len { Ok(placed) } else { Err(RequestError::Io(Errno::IO)) }
 }
 
 /// The stretches of the store that an order to the zones of a range means.
 pub(crate) fn ranges_of(
-    layout: &Layout,
+    mapping: &Mapping,
     action: ZoneAction,
     zone_len: u64,
     offset: u64,
     len: u64,
 ) -> Result<Vec<Range<u64>>, RequestError> {
     let whole = action == ZoneAction::ResetAll;
-    let (offset, len) = if whole { (0, layout.len) } else { (offset, len) };
-    let end = offset.checked_add(len).filter(|end| *end <= layout.len).ok_or(RequestError::OutOfRange)?;
+    let (offset, len) = if whole { (0, mapping.len) } else { (offset, len) };
+    let end = offset.checked_add(len).filter(|end| *end <= mapping.len).ok_or(RequestError::OutOfRange)?;
     let at_border = |position: u64| position.is_multiple_of(zone_len);
-    if !at_border(offset) || !(at_border(end) || end == layout.len) || len == 0 {
+    if !at_border(offset) || !(at_border(end) || end == mapping.len) || len == 0 {
         return Err(RequestError::Io(Errno::INVAL));
     }
     let mut ranges = Vec::new();
     let mut at = offset;
     while at < end {
-        let place = layout.place(at, end - at)?;
+        let place = mapping.place(at, end - at)?;
         ranges.push(place.store_offset..place.store_offset + place.len);
         at += place.len;
     }
     Ok(ranges)
 }
 
-impl<F: FrontEnd> Worker<F>
+impl<F: Frontend> Worker<F>
 where
     F::Message: 'static,
 {
     /// Whether a write was taken on as one to a sequential zone. False: no order is asked for.
-    pub(super) fn begin_in_zone(&mut self, index: u32, extent: &Extent) -> Result<bool, RequestError> {
+    pub(super) fn begin_in_zone(&mut self, index: u32, mapped: &MappedRange) -> Result<bool, RequestError> {
         let device = Arc::clone(&self.device);
         let flight = self.flight(index);
         let part = flight.parent.is_some();
-        let manner = match flight.operation {
-            Operation::Append { .. } => Manner::Append,
-            Operation::WriteAgain { .. } => Manner::Again,
-            _ => Manner::Write,
+        let kind_of_write = match flight.operation {
+            Operation::Append { .. } => WriteKind::Append,
+            Operation::WriteReissued { .. } => WriteKind::Reissued,
+            _ => WriteKind::Data,
         };
-        let append = manner == Manner::Append;
+        let append = kind_of_write == WriteKind::Append;
         let Some(zones) = device.zones() else {
             return if append { Err(RequestError::Unsupported) } else { Ok(false) };
         };
-        if extent.is_partial() && zones.is_sequential(extent.store_offset, extent.cover_len as u64)? {
+        if mapped.is_partial() && zones.is_sequential(mapped.store_offset, mapped.aligned_len as u64)? {
             return Err(RequestError::Io(Errno::INVAL));
         }
         let waiter = Waiter::Message(Arc::clone(&self.queued), index.into());
-        // A part is not held: it could not be taken back, since it is no request of the front end's.
-        let admission = zones.admit(extent.store_offset, extent.cover_len as u64, manner, !part, waiter)?;
+        // A part is not held: it could not be taken back, since it is no request of the frontend's.
+        let enqueued = zones.enqueue(mapped.store_offset, mapped.aligned_len as u64, kind_of_write, !part, waiter)?;
         let flight = self.flight(index);
-        match admission {
-            Admission::Free => return Ok(false),
-            Admission::Held(ticket) => {
-                flight.ticket = Some(ticket);
+        match enqueued {
+            Enqueued::Free => return Ok(false),
+            Enqueued::Deferred(write) => {
+                flight.write = Some(write);
                 flight.step = Step::Held;
             }
-            Admission::Placed(ticket, position) => {
-                flight.ticket = Some(ticket);
+            Enqueued::Placed(write, position) => {
+                flight.write = Some(write);
                 if append {
-                    let placed = moved(&self.layout, extent, position)?;
-                    self.flight(index).extent = Some(placed);
+                    let placed = moved(&self.mapping, mapped, position)?;
+                    self.flight(index).mapped = Some(placed);
                 }
                 self.in_its_zone(index);
             }
@@ -106,10 +106,10 @@ where
         let Some(zones) = device.zones() else { return };
         let flight = self.flight(index);
         flight.step = Step::Turn;
-        let ticket = flight.ticket.expect("only writes with a ticket wait for a turn");
-        let extent = flight.extent.expect("a write has an extent");
-        let joins = !flight.operation.durable() && !matches!(flight.operation, Operation::WriteAgain { .. });
-        if let Some(data) = zones.ready(ticket, extent.store_offset, data, joins) {
+        let write = flight.write.expect("only writes with a write wait for a turn");
+        let mapped = flight.mapped.expect("a write has an mapped");
+        let can_merge = !flight.operation.durable() && !matches!(flight.operation, Operation::WriteReissued { .. });
+        if let Some(data) = zones.ready(write, mapped.store_offset, data, can_merge) {
             self.write_in_turn(index, data);
         }
     }
@@ -123,8 +123,8 @@ where
             flight.step = Step::Zones;
             return self.order_zones(index, action);
         }
-        let ticket = flight.ticket.expect("only writes with a ticket wait for a turn");
-        self.write_in_turn(index, zones.claim(ticket));
+        let write = flight.write.expect("only writes with a write wait for a turn");
+        self.write_in_turn(index, zones.take_data(write));
     }
 
     fn write_in_turn(&mut self, index: u32, data: Ciphertext) {
@@ -132,38 +132,33 @@ where
         let Some(zones) = device.zones() else { return };
         let flight = self.flight(index);
         flight.lap(Phase::Queue);
-        let ticket = flight.ticket.expect("only writes with a ticket have turns");
-        let again = matches!(flight.operation, Operation::WriteAgain { .. });
-        match self.placed_at(index, zones.position(ticket), data) {
+        let write = flight.write.expect("only writes with a write have turns");
+        let again = matches!(flight.operation, Operation::WriteReissued { .. });
+        match self.reassign(index, zones.position(write), data) {
             Ok(data) if again => self.write_what_is_missing(index, data),
-            Ok(data) => self.write_gathered(index, ticket, data),
+            Ok(data) => self.write_gathered(index, write, data),
             Err(error) => self.finish(index, Err(error)),
         }
     }
 
     /// The data of a write, encrypted for `position`, which it may not have been.
-    pub(super) fn placed_at(
-        &mut self,
-        index: u32,
-        position: u64,
-        data: Ciphertext,
-    ) -> Result<Ciphertext, RequestError> {
-        let extent = self.flight(index).extent.expect("a write has an extent");
-        if extent.store_offset == position {
+    pub(super) fn reassign(&mut self, index: u32, position: u64, data: Ciphertext) -> Result<Ciphertext, RequestError> {
+        let mapped = self.flight(index).mapped.expect("a write has an mapped");
+        if mapped.store_offset == position {
             return Ok(data);
         }
-        let placed = match moved(&self.layout, &extent, position) {
+        let placed = match moved(&self.mapping, &mapped, position) {
             Ok(placed) => placed,
             Err(error) => {
                 self.flight(index).buffer = Some(data.into_buffer());
                 return Err(error);
             }
         };
-        let plain = self.target().decrypt(&extent, data);
+        let plain = self.target().decrypt(&mapped, data);
         let data = self.target().encrypt(&placed, plain);
         let flight = self.flight(index);
-        flight.extent = Some(placed);
-        flight.ciphered(2, 2 * extent.cover_len);
+        flight.mapped = Some(placed);
+        flight.ciphered(2, 2 * mapped.aligned_len);
         Ok(data)
     }
 
@@ -176,19 +171,19 @@ where
 
     /// Writes what a process that died has not written; what it has must be the same. Blocks: it is rare.
     fn write_what_is_missing(&mut self, index: u32, data: Ciphertext) {
-        let extent = self.flight(index).extent.expect("a write has an extent");
-        let store = Arc::clone(&self.device.stores()[extent.store as usize]);
-        let written = self.device.zones().map_or(Ok(0), |zones| zones.written(extent.store_offset));
-        let there = written.map(|w| (w.saturating_sub(extent.store_offset) as usize).min(extent.cover_len));
-        let mut stored = Buffer::new(extent.cover_len);
+        let mapped = self.flight(index).mapped.expect("a write has an mapped");
+        let store = Arc::clone(&self.device.stores()[mapped.store as usize]);
+        let written = self.device.zones().map_or(Ok(0), |zones| zones.written(mapped.store_offset));
+        let there = written.map(|w| (w.saturating_sub(mapped.store_offset) as usize).min(mapped.aligned_len));
+        let mut stored = Buffer::new(mapped.aligned_len);
         let same = there.and_then(|there| {
-            store::read_all(&*store, &mut stored.data_mut()[..there], extent.store_offset)?;
+            store::read_all(&*store, &mut stored.data_mut()[..there], mapped.store_offset)?;
             Ok((there, stored.data()[..there] == data.bytes()[..there]))
         });
         match same {
             // The drive says what is wrong.
             Ok((_, false)) | Ok((0, true)) => self.write_now(index, data),
-            Ok((there, true)) if there == extent.cover_len => {
+            Ok((there, true)) if there == mapped.aligned_len => {
                 let flight = self.flight(index);
                 flight.buffer = Some(data.into_buffer());
                 if flight.operation.durable() { self.await_sync(index) } else { self.finish(index, Ok(())) }
@@ -206,15 +201,20 @@ where
         }
     }
 
-    /// Takes note of how a write with a ticket ended. False: it goes on.
-    pub(super) fn settle(&mut self, index: u32, outcome: Result<bool, Errno>, data: &mut Option<Ciphertext>) -> bool {
+    /// Takes note of how a write with a write ended. False: it goes on.
+    pub(super) fn complete_write(
+        &mut self,
+        index: u32,
+        outcome: Result<bool, Errno>,
+        data: &mut Option<Ciphertext>,
+    ) -> bool {
         let device = Arc::clone(&self.device);
-        let Some(ticket) = self.flight(index).ticket else { return true };
-        let zones = device.zones().expect("tickets are those of zones");
-        match zones.settle(ticket, outcome.is_ok(), Some(&self.queued)) {
-            Settled::Gone { next, landed } => {
+        let Some(write) = self.flight(index).write else { return true };
+        let zones = device.zones().expect("entries are those of zones");
+        match zones.complete_write(write, outcome.is_ok(), Some(&self.queued)) {
+            WriteOutcome::Left { next, landed } => {
                 let flight = self.flight(index);
-                flight.ticket = None;
+                flight.write = None;
                 let refused = outcome.err().filter(|_| !landed && flight.operation.durable());
                 if let Some(error) = refused {
                     // In the wrong place, say, which tells nothing of other writes. Only the store knows of those.
@@ -227,9 +227,9 @@ where
                 }
                 refused.is_none()
             }
-            Settled::Again(position) => {
+            WriteOutcome::Reassigned(position) => {
                 let given = data.take().expect("a write gives its data back");
-                match self.placed_at(index, position, given) {
+                match self.reassign(index, position, given) {
                     Ok(given) => self.write_now(index, given),
                     Err(error) => self.finish(index, Err(error)),
                 }
@@ -244,12 +244,12 @@ where
         let zones = device.zones().ok_or(RequestError::Unsupported)?;
         let flight = self.flight(index);
         let (offset, len) = (flight.offset, flight.len);
-        let ranges = ranges_of(&self.layout, action, zones.limits().zone_len, offset, len)?;
-        if self.keeper.is_none() {
-            self.keeper = Some(Keeper::start().map_err(RequestError::from)?);
+        let ranges = ranges_of(&self.mapping, action, zones.limits().zone_len, offset, len)?;
+        if self.mgmt_thread.is_none() {
+            self.mgmt_thread = Some(ZoneMgmtThread::start().map_err(RequestError::from)?);
         }
         let waiter = Waiter::Message(Arc::clone(&self.queued), index.into());
-        let (action, now) = zones.admit_action(action, ranges, waiter);
+        let (action, now) = zones.enqueue_mgmt(action, ranges, waiter);
         let flight = self.flight(index);
         flight.action = Some(action);
         flight.step = Step::Turn;
@@ -259,10 +259,10 @@ where
         Ok(())
     }
 
-    fn order_zones(&mut self, index: u32, action: crate::zoned::order::ActionId) {
+    fn order_zones(&mut self, index: u32, action: crate::zoned::queue::ZoneMgmtId) {
         let (device, to) = (Arc::clone(&self.device), Arc::clone(&self.managed));
-        let keeper = self.keeper.as_ref().expect("started before the order was queued");
-        keeper.post(Order { device, action, to, token: index.into() });
+        let mgmt_thread = self.mgmt_thread.as_ref().expect("started before the order was queued");
+        mgmt_thread.post(Order { device, action, to, token: index.into() });
     }
 
     /// An order was carried out.
@@ -274,13 +274,13 @@ where
     }
 
     /// Takes back the writes that wait for those before them: these wait as well now.
-    pub(super) fn take_held_back(&mut self) {
+    pub(super) fn take_back_deferred(&mut self) {
         let device = Arc::clone(&self.device);
-        let Some(zones) = device.zones().filter(|zones| zones.has_held()) else { return };
+        let Some(zones) = device.zones().filter(|zones| zones.has_deferred()) else { return };
         for index in 0..self.in_flight.len() {
             let held = self.in_flight[index].as_ref().filter(|flight| flight.step == Step::Held);
-            if let Some(ticket) = held.and_then(|flight| flight.ticket)
-                && zones.unhold(ticket)
+            if let Some(write) = held.and_then(|flight| flight.write)
+                && zones.take_back(write)
             {
                 self.put_back(index as u32);
             }
@@ -288,21 +288,21 @@ where
     }
 }
 
-impl<F: FrontEnd> Worker<F> {
+impl<F: Frontend> Worker<F> {
     /// Gives up what a worker that ends has in the queues. Nothing of it is with the store any more.
     pub(super) fn leave_zones(&mut self) {
-        self.keeper = None;
+        self.mgmt_thread = None;
         let Some(zones) = self.device.zones() else { return };
         for flight in self.in_flight.iter_mut().flatten() {
-            if let Some(ticket) = flight.ticket.take() {
-                let _ = zones.leave(ticket, None);
+            if let Some(write) = flight.write.take() {
+                let _ = zones.leave(write, None);
             }
-            // One that the keeper had is done.
+            // One that the mgmt_thread had is done.
             if let Some(action) = flight.action.take().filter(|_| flight.step == Step::Turn) {
-                zones.leave_action(action);
+                zones.leave_mgmt(action);
             }
         }
-        zones.leave_seat(self.zone_seat);
+        zones.leave_worker(self.zone_worker);
         zones.unreserve(self.lock_room);
     }
 }

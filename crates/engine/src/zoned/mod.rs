@@ -4,13 +4,13 @@
 //! `include/uapi/linux/blkzoned.h`. All positions and lengths are bytes. A store that is zoned says so by
 //! [`crate::BackingStore::zoned`]; where a device lies on one, its zones are the store's, shifted by the data offset.
 
-pub(crate) mod keeper;
-pub(crate) mod order;
+pub(crate) mod mgmt_thread;
+pub(crate) mod queue;
 
-use crate::layout::{Kind, Layout};
+use crate::crypt_mapping::TargetError;
+use crate::mapping::{Kind, Mapping};
 use crate::request::RequestError;
 use crate::store::BackingStore;
-use crate::target::TargetError;
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -195,20 +195,20 @@ fn zoned_store(stores: &[Arc<dyn BackingStore>]) -> Option<&dyn ZonedStore> {
 }
 
 /// On a zoned store, every segment lies there, begins and ends where zones do, and has data units that no write cuts.
-pub(crate) fn check_layout(layout: &Layout, stores: &[Arc<dyn BackingStore>]) -> Result<(), TargetError> {
+pub(crate) fn check_layout(mapping: &Mapping, stores: &[Arc<dyn BackingStore>]) -> Result<(), TargetError> {
     let Some(zones) = zoned_store(stores) else { return Ok(()) };
     let ZoneLimits { zone_len, write_granularity: granularity, .. } = zones.limits();
-    for (index, part) in layout.parts.iter().enumerate() {
+    for (index, part) in mapping.targets.iter().enumerate() {
         let store = stores.get(part.store as usize).filter(|store| store.zoned().is_some());
         let stored = matches!(part.kind, Kind::Crypt | Kind::Linear);
         let store = store.filter(|_| stored && stores.len() == 1).ok_or(TargetError::NotZoned(index))?;
         let (start, end) = (part.store_offset, part.store_end());
         let at_border = |position: u64| position.is_multiple_of(zone_len);
-        let ends = at_border(end) || end == store.geometry().len && index + 1 == layout.parts.len();
+        let ends = at_border(end) || end == store.geometry().len && index + 1 == mapping.targets.len();
         if !at_border(part.start) || !at_border(start) || !ends {
             return Err(TargetError::CutsZone { index, start, end, zone_len });
         }
-        let unit = part.granule();
+        let unit = part.unit_len();
         if !(granularity as usize).is_multiple_of(unit) {
             return Err(TargetError::ZoneUnit { unit, granularity });
         }
@@ -216,15 +216,15 @@ pub(crate) fn check_layout(layout: &Layout, stores: &[Arc<dyn BackingStore>]) ->
     Ok(())
 }
 
-/// What is true of the zones of a device with this layout.
-pub(crate) fn limits_of(layout: &Layout, stores: &[Arc<dyn BackingStore>]) -> Option<ZoneLimits> {
+/// What is true of the zones of a device with this mapping.
+pub(crate) fn limits_of(mapping: &Mapping, stores: &[Arc<dyn BackingStore>]) -> Option<ZoneLimits> {
     let limits = zoned_store(stores)?.limits();
-    Some(ZoneLimits { zones: layout.len.div_ceil(limits.zone_len) as u32, ..limits })
+    Some(ZoneLimits { zones: mapping.len.div_ceil(limits.zone_len) as u32, ..limits })
 }
 
-/// Reports the zones of a device with this layout.
+/// Reports the zones of a device with this mapping.
 pub(crate) fn report(
-    layout: &Layout,
+    mapping: &Mapping,
     stores: &[Arc<dyn BackingStore>],
     offset: u64,
     into: &mut [Zone],
@@ -233,8 +233,8 @@ pub(crate) fn report(
     let zone_len = store.limits().zone_len;
     let mut at = offset / zone_len * zone_len;
     let mut count = 0;
-    while at < layout.len && count < into.len() {
-        let place = layout.place(at, layout.len - at)?;
+    while at < mapping.len && count < into.len() {
+        let place = mapping.place(at, mapping.len - at)?;
         let most = into.len().min(count + place.len.div_ceil(zone_len) as usize);
         let reported = store.report(place.store_offset, &mut into[count..most])?;
         if reported == 0 {

@@ -4,7 +4,7 @@
 use crate::support::{Random, key, segment};
 use inlock_cipher::{Sector, Segment};
 use inlock_engine::store::file::{FileStore, IoMode};
-use inlock_engine::{Access, BackingStore, BlockingDevice, Content, Device, Line};
+use inlock_engine::{Access, BackingStore, BlockingDevice, Content, Device, Target};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -40,8 +40,8 @@ fn device(file: File) -> Arc<Device> {
     let linear = Segment { start, data_offset: Sector(sectors + block), cipher: None, ..crypt };
     let key = key();
     let lines = [
-        Line { segment: &crypt, content: Content::Crypt(&key), store: 0 },
-        Line { segment: &linear, content: Content::Linear, store: 0 },
+        Target { segment: &crypt, content: Content::Crypt(&key), store: 0 },
+        Target { segment: &linear, content: Content::Linear, store: 0 },
     ];
     Arc::new(Device::stacked(&lines, vec![store], Access::default()).unwrap())
 }

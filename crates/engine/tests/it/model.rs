@@ -242,7 +242,7 @@ fn holes_are_reported_as_holes_of_whole_units() {
     let (_named, store) = file(DATA_OFFSET + (64 << 10), IoMode::Auto);
     let device = device(store, 4096);
     let blocking = BlockingDevice::new(Arc::clone(&device));
-    let run = |offset, len| device.run_at(offset, len).map(|r| (r.len, r.hole)).unwrap();
+    let run = |offset, len| device.block_status(offset, len).map(|r| (r.len, r.hole)).unwrap();
     let before = run(0, 64 << 10);
     blocking.write_at(&[1; 4096], 8192).unwrap();
     blocking.flush().unwrap();

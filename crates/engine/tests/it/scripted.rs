@@ -1,11 +1,11 @@
-//! A front end that asks what a script says, many requests at a time, and keeps the answers.
+//! A frontend that asks what a script says, many requests at a time, and keeps the answers.
 
 use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
+use inlock_engine::rmw;
 use inlock_engine::store::file::IoMode;
-use inlock_engine::unaligned;
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request, Worker};
+use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::{Device, Offload, OffloadOptions, OffloadPolicy, RequestError};
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -53,31 +53,32 @@ impl Scripted {
             };
             let mut request = Request { id, operation, offset, len, data: None, spare: None };
             if matches!(ask, Ask::Read { .. } | Ask::Write { .. } | Ask::Zeroes { .. }) {
-                let extent = match cx.layout.locate(offset, len, usize::MAX / 2) {
-                    Ok(extent) => extent,
+                let mapped = match cx.mapping.locate(offset, len, usize::MAX / 2) {
+                    Ok(mapped) => mapped,
                     Err(error) => {
                         self.in_flight -= 1;
                         self.answers[id as usize] = Some(Err(error));
                         continue;
                     }
                 };
-                assert_eq!(extent.len as u64, len, "the script stays within one segment");
-                let mut buffer = cx.pool.take(extent.cover_len, extent.cover_len).expect("the pool is large enough");
+                assert_eq!(mapped.len as u64, len, "the script stays within one segment");
+                let mut buffer =
+                    cx.pool.take(mapped.aligned_len, mapped.aligned_len).expect("the pool is large enough");
                 // What was in a buffer before must never reach the store.
                 buffer.data_mut().fill(0xdd);
                 if let Ask::Write { data, .. } = &ask {
-                    buffer.data_mut()[extent.requested()].copy_from_slice(data);
+                    buffer.data_mut()[mapped.requested()].copy_from_slice(data);
                 }
-                let spare_len = if operation.modifies() { unaligned::spare_len(&extent) } else { 0 };
+                let spare_len = if operation.modifies() { rmw::spare_len(&mapped) } else { 0 };
                 request.spare = (spare_len > 0).then(|| cx.pool.take(spare_len, spare_len).expect("large enough"));
-                request.data = Some((extent, buffer));
+                request.data = Some((mapped, buffer));
             }
             cx.requests.push_back(request);
         }
     }
 }
 
-impl FrontEnd for Scripted {
+impl Frontend for Scripted {
     type Message = ();
 
     fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
@@ -86,8 +87,8 @@ impl FrontEnd for Scripted {
     fn on_finished(&mut self, cx: &mut Context<'_>, done: Finished) {
         self.in_flight -= 1;
         let mut bytes = Vec::new();
-        if let Some((extent, buffer)) = done.data {
-            bytes = buffer.data()[extent.requested()].to_vec();
+        if let Some((mapped, buffer)) = done.data {
+            bytes = buffer.data()[mapped.requested()].to_vec();
             cx.pool.give(buffer);
         }
         if let Some(spare) = done.spare {
@@ -177,7 +178,7 @@ fn carry_out(
     acknowledged: Box<dyn FnMut(u64)>,
     offload: Option<Arc<Offload>>,
 ) -> Vec<Answer> {
-    let capacity = MAX_LEN as usize + 2 * device.granule();
+    let capacity = MAX_LEN as usize + 2 * device.unit_len();
     let pool = BufferPool::new(&[BufferClass { capacity, count: 2 * depth }]);
     let answers = script.iter().map(|_| None).collect();
     let script = script.into_iter().enumerate().map(|(i, a)| (i as u64, a)).collect();

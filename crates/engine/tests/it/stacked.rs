@@ -4,7 +4,7 @@ use crate::scripted::{self, Ask};
 use crate::support::{Random, key};
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use inlock_engine::store::{BackingStore, Geometry, file::IoMode, memory::MemoryStore};
-use inlock_engine::{Access, BlockingDevice, Content, CryptTarget, Device, Line, RequestError, TargetError};
+use inlock_engine::{Access, BlockingDevice, Content, CryptMapping, Device, RequestError, Target, TargetError};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,10 +37,10 @@ fn stack() -> Stack {
     let keys = [key(), VolumeKey::new(&[0x3c; 64])];
     let stores = [Arc::new(MemoryStore::new(vec![0xff; 128 * 512])), Arc::new(MemoryStore::new(vec![0xff; 128 * 512]))];
     let lines = [
-        Line { segment: &segments[0], content: Content::Crypt(&keys[0]), store: 0 },
-        Line { segment: &segments[1], content: Content::Linear, store: 1 },
-        Line { segment: &segments[2], content: Content::Zero, store: 9 },
-        Line { segment: &segments[3], content: Content::Crypt(&keys[1]), store: 1 },
+        Target { segment: &segments[0], content: Content::Crypt(&keys[0]), store: 0 },
+        Target { segment: &segments[1], content: Content::Linear, store: 1 },
+        Target { segment: &segments[2], content: Content::Zero, store: 9 },
+        Target { segment: &segments[3], content: Content::Crypt(&keys[1]), store: 1 },
     ];
     let shared = stores.iter().map(|s| Arc::clone(s) as Arc<dyn BackingStore>).collect();
     let access = Access { read_only: false, allow_discards: true };
@@ -130,7 +130,7 @@ fn a_discard_and_a_run_keep_to_whole_units_of_each_line() {
         assert!(stack.stores[1].contents()[3 * 512..38 * 512].iter().all(|b| *b == 0));
         assert!(stack.stores[1].contents()[40 * 512..104 * 512].iter().all(|b| *b == 0));
     }
-    let run = stack.device.run_at(100 * 512, 95 * 512).unwrap();
+    let run = stack.device.block_status(100 * 512, 95 * 512).unwrap();
     assert_eq!((run.len, run.hole), (31 * 512, true), "what reads as zeroes is a hole, up to its border");
 }
 
@@ -139,8 +139,8 @@ fn an_error_line_fails_everything_and_its_neighbours_nothing() {
     let segments = [segment(0, 8, 0, 512), segment(8, 8, 0, 512)];
     let key = key();
     let lines = [
-        Line { segment: &segments[0], content: Content::Crypt(&key), store: 0 },
-        Line { segment: &segments[1], content: Content::Error, store: 0 },
+        Target { segment: &segments[0], content: Content::Crypt(&key), store: 0 },
+        Target { segment: &segments[1], content: Content::Error, store: 0 },
     ];
     let store = Arc::new(MemoryStore::new(vec![0; 8 * 512]));
     let access = Access { read_only: false, allow_discards: true };
@@ -169,8 +169,8 @@ fn lines_that_do_not_fit_are_refused() {
     let (a, b) = (segment(0, 8, 0, 512), segment(8, 8, 0, 512));
     let open = Segment { sectors: None, ..a };
     let no_cipher = Segment { cipher: None, ..a };
-    let try_lines = |lines: &[Line<'_>]| CryptTarget::stacked(lines, &[4096, 2048]).map(|t| t.len());
-    let line = |segment, content, store| Line { segment, content, store };
+    let try_lines = |lines: &[Target<'_>]| CryptMapping::stacked(lines, &[4096, 2048]).map(|t| t.len());
+    let line = |segment, content, store| Target { segment, content, store };
     assert_eq!(try_lines(&[line(&a, Content::Crypt(&key), 0), line(&b, Content::Error, 7)]).unwrap(), 8192);
     assert!(matches!(try_lines(&[line(&a, Content::Crypt(&key), 1)]), Err(TargetError::BeyondStore { .. })));
     assert!(matches!(try_lines(&[line(&a, Content::Linear, 2)]), Err(TargetError::NoStore(0))));
@@ -210,8 +210,8 @@ fn a_flush_reaches_every_store_and_fails_with_any() {
                 [Arc::new(Flushed(AtomicUsize::new(0), false)), Arc::new(Flushed(AtomicUsize::new(0), failing))];
             let shared = stores.iter().map(|s| Arc::clone(s) as Arc<dyn BackingStore>).collect();
             let lines = [
-                Line { segment: &a, content: Content::Linear, store: 0 },
-                Line { segment: &b, content: Content::Linear, store: 1 },
+                Target { segment: &a, content: Content::Linear, store: 0 },
+                Target { segment: &b, content: Content::Linear, store: 1 },
             ];
             let device = Arc::new(Device::stacked(&lines, shared, Access::default()).unwrap());
             let flush = || match worker {
@@ -230,8 +230,8 @@ fn a_flush_reaches_every_store_and_fails_with_any() {
 fn a_table_that_stores_nothing_needs_no_store() {
     let (zero, error) = (segment(0, 8, 0, 512), segment(8, 8, 0, 512));
     let lines = [
-        Line { segment: &zero, content: Content::Zero, store: 0 },
-        Line { segment: &error, content: Content::Error, store: 0 },
+        Target { segment: &zero, content: Content::Zero, store: 0 },
+        Target { segment: &error, content: Content::Error, store: 0 },
     ];
     let access = Access { read_only: false, allow_discards: true };
     let device = Arc::new(Device::stacked(&lines, Vec::new(), access).unwrap());

@@ -7,12 +7,12 @@ use inlock_cipher::{Segment, VolumeKey};
 use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
+use inlock_engine::rmw;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::store::{BackingStore, Geometry, memory::MemoryStore};
-use inlock_engine::unaligned;
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request, Worker};
+use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::{
-    Access, BlockingDevice, Content, ControlError, CryptTarget, Device, Line, RequestError, TargetError,
+    Access, BlockingDevice, Content, ControlError, CryptMapping, Device, RequestError, Target, TargetError,
 };
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -197,15 +197,15 @@ fn orders_that_cannot_be_followed_are_refused() {
     let mut bytes = [7; 512];
     blocking.read_at(&mut bytes, 0).unwrap();
     assert_ne!(bytes, [7; 512], "another key reads something else");
-    let target = |segment: &Segment, len| CryptTarget::new(&[*segment], &other, len).unwrap();
+    let target = |segment: &Segment, len| CryptMapping::new(&[*segment], &other, len).unwrap();
     assert!(matches!(device.reload(target(&segment(0, 8, 0, 512), 8192)), Err(ControlError::Shorter { .. })));
     let long = target(&segment(0, 32, 0, 512), 16384);
     let refused = device.reload(long);
     assert!(matches!(refused, Err(ControlError::Target(TargetError::BeyondStore { .. }))));
-    let big = CryptTarget::new(&[segment(0, 16, 0, 8192)], &other, 8192).unwrap();
+    let big = CryptMapping::new(&[segment(0, 16, 0, 8192)], &other, 8192).unwrap();
     assert!(matches!(device.reload(big), Err(ControlError::LargerUnit { unit: 8192, most: 4096 })));
     let line = segment(0, 16, 0, 512);
-    let elsewhere = CryptTarget::stacked(&[Line { segment: &line, content: Content::Linear, store: 1 }], &[0, 8192]);
+    let elsewhere = CryptMapping::stacked(&[Target { segment: &line, content: Content::Linear, store: 1 }], &[0, 8192]);
     let refused = device.reload(elsewhere.unwrap());
     assert!(matches!(refused, Err(ControlError::Target(TargetError::NoStore(0)))));
     assert!(!device.is_suspended());
@@ -242,7 +242,7 @@ struct Hasty {
     asked: bool,
 }
 
-impl FrontEnd for Hasty {
+impl Frontend for Hasty {
     type Message = ();
 
     fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
@@ -251,15 +251,15 @@ impl FrontEnd for Hasty {
         unreachable!("it does not stay for the answer");
     }
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait) {
-        let extent = cx.layout.locate(100, 8, 4096).unwrap();
-        let [buffer, spare] = [extent.cover_len, unaligned::spare_len(&extent)].map(|len| cx.pool.take(len, len));
+        let mapped = cx.mapping.locate(100, 8, 4096).unwrap();
+        let [buffer, spare] = [mapped.aligned_len, rmw::spare_len(&mapped)].map(|len| cx.pool.take(len, len));
         let operation = Operation::Write { durable: false };
         cx.requests.push_back(Request {
             id: 0,
             operation,
             offset: 100,
             len: 8,
-            data: buffer.map(|b| (extent, b)),
+            data: buffer.map(|b| (mapped, b)),
             spare,
         });
         self.asked = true;
@@ -267,7 +267,7 @@ impl FrontEnd for Hasty {
     }
 }
 
-/// As where its ring or its front end fails.
+/// As where its ring or its frontend fails.
 #[test]
 fn a_worker_that_ends_early_leaves_nothing_locked_or_under_way() {
     for mode in [IoMode::Auto, IoMode::Sync] {
@@ -297,7 +297,7 @@ struct Late {
     expected: usize,
 }
 
-impl FrontEnd for Late {
+impl Frontend for Late {
     type Message = ();
 
     fn on_message(&mut self, cx: &mut Context<'_>, (): ()) {
@@ -305,7 +305,7 @@ impl FrontEnd for Late {
     }
     fn on_completion(&mut self, _cx: &mut Context<'_>, _done: Completion) {}
     fn on_finished(&mut self, _cx: &mut Context<'_>, done: Finished) {
-        let bytes = done.data.map(|(extent, buffer)| buffer.data()[extent.requested()].to_vec()).unwrap_or_default();
+        let bytes = done.data.map(|(mapped, buffer)| buffer.data()[mapped.requested()].to_vec()).unwrap_or_default();
         self.answers.push((done.id, done.result.map(|()| bytes)));
     }
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait) {
@@ -316,17 +316,17 @@ impl FrontEnd for Late {
                 Ask::Zeroes { offset, len } => (Operation::WriteZeroes { durable: false }, *offset, *len),
                 _ => unreachable!("only what moves data"),
             };
-            let extent = cx.layout.locate(offset, len, usize::MAX / 2).unwrap();
-            assert_eq!(extent.len as u64, len);
-            let mut buffer = cx.pool.take(extent.cover_len, extent.cover_len).unwrap();
+            let mapped = cx.mapping.locate(offset, len, usize::MAX / 2).unwrap();
+            assert_eq!(mapped.len as u64, len);
+            let mut buffer = cx.pool.take(mapped.aligned_len, mapped.aligned_len).unwrap();
             buffer.data_mut().fill(0xdd);
             if let Ask::Write { data, .. } = &ask {
-                buffer.data_mut()[extent.requested()].copy_from_slice(data);
+                buffer.data_mut()[mapped.requested()].copy_from_slice(data);
             }
-            let spare_len = if operation.modifies() { unaligned::spare_len(&extent) } else { 0 };
+            let spare_len = if operation.modifies() { rmw::spare_len(&mapped) } else { 0 };
             let spare = (spare_len > 0).then(|| cx.pool.take(spare_len, spare_len).unwrap());
             let id = id as u64;
-            self.ready.push(Request { id, operation, offset, len, data: Some((extent, buffer)), spare });
+            self.ready.push(Request { id, operation, offset, len, data: Some((mapped, buffer)), spare });
         }
         let _ = self.located.send(());
         let over = self.answers.len() == self.expected;
@@ -375,8 +375,8 @@ fn requests_from_before_a_reload_are_carried_out_as_the_new_table_says() {
             _ => Content::Crypt(&other),
         };
         let lines: Vec<_> =
-            lines.iter().enumerate().map(|(at, segment)| Line { segment, content: content(at), store: 0 }).collect();
-        let target = || CryptTarget::stacked(&lines, &[256 << 10]).unwrap();
+            lines.iter().enumerate().map(|(at, segment)| Target { segment, content: content(at), store: 0 }).collect();
+        let target = || CryptMapping::stacked(&lines, &[256 << 10]).unwrap();
         let reload = |device: &Device| {
             if suspended {
                 device.suspend().unwrap();
@@ -422,7 +422,7 @@ fn requests_from_before_a_reload_are_carried_out_as_the_new_table_says() {
             across(&device, vec![Ask::Read { offset: 12_300, len: 5 }], |device| device.reload(target()).unwrap());
         assert_eq!(back, [Ok(model[12_300..12_305].to_vec())]);
         let linear = segment(0, 160, 0, 512);
-        let linear = [Line { segment: &linear, content: Content::Linear, store: 0 }];
+        let linear = [Target { segment: &linear, content: Content::Linear, store: 0 }];
         let whole = Arc::new(Device::stacked(&linear, vec![Arc::clone(&store) as _], Access::default()).unwrap());
         let answers = across(&whole, asks, |device| device.reload(target()).unwrap());
         assert!(answers[0].as_ref().unwrap() == &model[..40_000]);

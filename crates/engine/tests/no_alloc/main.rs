@@ -16,9 +16,9 @@ use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
+use inlock_engine::rmw;
 use inlock_engine::store::file::{FileStore, IoMode};
-use inlock_engine::unaligned;
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request, Worker};
+use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::{Access, BlockingDevice, Device, Offload, OffloadOptions, OffloadPolicy};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 
@@ -97,7 +97,7 @@ impl Slot {
     }
 }
 
-/// A front end that makes its requests up.
+/// A frontend that makes its requests up.
 struct Busy {
     slots: Vec<Slot>,
     idle: Vec<usize>,
@@ -106,7 +106,7 @@ struct Busy {
     asked: Vec<(Operation, u64, u64)>,
 }
 
-impl FrontEnd for Busy {
+impl Frontend for Busy {
     type Message = ();
 
     fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
@@ -116,9 +116,9 @@ impl FrontEnd for Busy {
         let index = done.id as usize;
         done.result.expect("nothing fails here");
         let (operation, offset, len) = self.asked[index];
-        if let Some((extent, buffer)) = done.data {
+        if let Some((mapped, buffer)) = done.data {
             let expected = self.slots[index].part(offset, len);
-            assert!(operation != Operation::Read || buffer.data()[extent.requested()] == *expected, "a wrong read");
+            assert!(operation != Operation::Read || buffer.data()[mapped.requested()] == *expected, "a wrong read");
             cx.pool.give(buffer);
         }
         if let Some(spare) = done.spare {
@@ -137,12 +137,12 @@ impl FrontEnd for Busy {
             self.asked[index] = (operation, offset, len);
             let mut request = Request { id: index as u64, operation, offset, len, data: None, spare: None };
             if matches!(operation, Operation::Read | Operation::Write { .. } | Operation::WriteZeroes { .. }) {
-                let extent = cx.layout.locate(offset, len, usize::MAX / 2).expect("within the device");
-                let mut buffer = cx.pool.take(extent.cover_len, extent.cover_len).expect("enough for all slots");
-                slot.apply(operation, offset, len, &mut buffer.data_mut()[extent.requested()]);
-                let spare = if operation.modifies() { unaligned::spare_len(&extent) } else { 0 };
+                let mapped = cx.mapping.locate(offset, len, usize::MAX / 2).expect("within the device");
+                let mut buffer = cx.pool.take(mapped.aligned_len, mapped.aligned_len).expect("enough for all slots");
+                slot.apply(operation, offset, len, &mut buffer.data_mut()[mapped.requested()]);
+                let spare = if operation.modifies() { rmw::spare_len(&mapped) } else { 0 };
                 request.spare = (spare > 0).then(|| cx.pool.take(spare, spare).expect("enough for all slots"));
-                request.data = Some((extent, buffer));
+                request.data = Some((mapped, buffer));
             }
             cx.requests.push_back(request);
         }
@@ -159,9 +159,9 @@ fn run_worker(
     pool: Option<Arc<Offload>>,
     go: &Barrier,
 ) {
-    let capacity = SLOT_LEN as usize + 2 * device.granule();
+    let capacity = SLOT_LEN as usize + 2 * device.unit_len();
     let buffers =
-        [BufferClass { capacity, count: SLOTS }, BufferClass { capacity: 2 * device.granule(), count: 2 * SLOTS }];
+        [BufferClass { capacity, count: SLOTS }, BufferClass { capacity: 2 * device.unit_len(), count: 2 * SLOTS }];
     let front = Busy {
         slots: (0..SLOTS).map(|slot| Slot::new(number * SLOTS + slot)).collect(),
         idle: (0..SLOTS).collect(),

@@ -7,7 +7,7 @@ use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::store::file::IoMode;
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request, Worker};
+use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::zoned::Zone;
 use inlock_engine::{Access, BlockingDevice, Device, Offload, OffloadOptions, OffloadPolicy};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,7 @@ impl Busy<'_> {
     }
 }
 
-impl FrontEnd for Busy<'_> {
+impl Frontend for Busy<'_> {
     type Message = ();
 
     fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
@@ -75,9 +75,9 @@ impl FrontEnd for Busy<'_> {
             let operation =
                 if append { Operation::Append { durable: false } } else { Operation::Write { durable: false } };
             let offset = if append { start } else { start + end };
-            let extent = cx.layout.locate(offset, len, usize::MAX / 2).expect("within the device");
-            let buffer = cx.pool.take(extent.cover_len, extent.cover_len).expect("enough for all slots");
-            cx.requests.push_back(Request { id: 0, operation, offset, len, data: Some((extent, buffer)), spare: None });
+            let mapped = cx.mapping.locate(offset, len, usize::MAX / 2).expect("within the device");
+            let buffer = cx.pool.take(mapped.aligned_len, mapped.aligned_len).expect("enough for all slots");
+            cx.requests.push_back(Request { id: 0, operation, offset, len, data: Some((mapped, buffer)), spare: None });
         }
         let over = self.left == 0 && self.under_way == 0;
         (if over { Flow::Stop } else { Flow::Continue }, Wait::Forever)

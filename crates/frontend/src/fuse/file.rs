@@ -64,7 +64,7 @@ impl VolumeFile {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
             rdev: 0,
-            blksize: u32::try_from(self.device.device().layout().granule()).unwrap_or(4096).max(4096),
+            blksize: u32::try_from(self.device.device().mapping().unit_len()).unwrap_or(4096).max(4096),
             flags: 0,
         }
     }

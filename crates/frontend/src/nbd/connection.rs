@@ -4,7 +4,7 @@ use super::handshake::{Handshake, ReplyStyle};
 use super::transmission::Head;
 use inlock_engine::buffer::HEADROOM;
 use inlock_engine::ring::{FileId, MAX_OUTGOING, Outgoing};
-use inlock_engine::{Buffer, BufferPool, Extent};
+use inlock_engine::{Buffer, BufferPool, MappedRange};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -60,11 +60,11 @@ pub(super) struct Part {
 /// A write whose payload is arriving.
 pub(super) struct Intake {
     pub(super) transfer: u32,
-    pub(super) extent: Extent,
+    pub(super) mapped: MappedRange,
     /// `None` while the ring receives into it.
     pub(super) buffer: Option<Buffer>,
     pub(super) spare: Option<Buffer>,
-    /// Bytes of [`Extent::requested`] that are there.
+    /// Bytes of [`MappedRange::requested`] that are there.
     pub(super) filled: usize,
     pub(super) begun: Instant,
 }

@@ -1,12 +1,12 @@
 //! The NBD server: fixed newstyle handshake, structured replies, extended headers, `base:allocation`.
 //!
-//! [`handshake`] and [`transmission`] are the codec: bytes in, bytes out, no I/O. [`front_end`] runs connections on a
+//! [`handshake`] and [`transmission`] are the codec: bytes in, bytes out, no I/O. [`frontend`] runs connections on a
 //! worker's ring, `transfer` carries their commands out; [`server`] listens, and spreads connections over workers. Source: the NBD project's `doc/proto.md`,
 //! with its extended headers as in the branch `extension-ext-header`.
 
 mod connection;
 pub mod descriptors;
-pub mod front_end;
+pub mod frontend;
 pub mod handshake;
 pub mod kernel;
 mod netlink;

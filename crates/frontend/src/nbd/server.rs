@@ -2,9 +2,9 @@
 
 use super::connection::OWN_BUFFERS;
 use super::descriptors;
-use super::front_end::{Message, Nbd};
+use super::frontend::{Message, Nbd};
 
-pub use super::front_end::Limits;
+pub use super::frontend::Limits;
 use super::protocol::{Export, transmission_flag};
 use inlock_engine::offload::OffloadError;
 use inlock_engine::ring::Ring;
@@ -179,7 +179,7 @@ impl Workers {
                 Err(error) => return ready.send(Err(error)).map_err(io::Error::other),
             };
             let name = ring.name();
-            let pool = BufferPool::for_worker(device.granule(), threads).with_others(OWN_BUFFERS * clients);
+            let pool = BufferPool::for_worker(device.unit_len(), threads).with_others(OWN_BUFFERS * clients);
             let mut worker = Worker::new(device, ring, pool, front).with_offload(offload);
             ready.send(Ok((worker.mailbox(), name))).map_err(io::Error::other)?;
             worker.run()
@@ -305,7 +305,7 @@ fn describe(device: &Device, options: &ServerOptions) -> Export {
         description: options.description.clone(),
         size: device.len(),
         flags,
-        preferred_block: (device.layout().granule() as u32).max(4096),
+        preferred_block: (device.mapping().unit_len() as u32).max(4096),
     }
 }
 

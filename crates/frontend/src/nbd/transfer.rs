@@ -2,24 +2,24 @@
 //!
 //! A transfer is one command of one client. Reads go one piece after the other, so that a simple reply stays in order;
 //! writes go as their payload arrives. Each piece is one request to the worker, with its own buffer. A read that is to be
-//! answered in one chunk and is cut by the layout is gathered in a second buffer, from which it is answered.
+//! answered in one chunk and is cut by the mapping is gathered in a second buffer, from which it is answered.
 
 use super::connection::{Connection, Intake, Part, Phase, QUANTUM, Supply};
-use super::front_end::Nbd;
+use super::frontend::Nbd;
 use super::handshake::ReplyStyle;
 use super::protocol::{MAX_PAYLOAD, NbdError, STATE_HOLE, STATE_ZERO, command, command_flag};
 use super::transmission::{Command, Head, extent_len, put_extent};
 use inlock_engine::buffer::HEADROOM;
 use inlock_engine::request::Operation;
-use inlock_engine::unaligned;
+use inlock_engine::rmw;
 use inlock_engine::worker::{Context, Finished, Request};
-use inlock_engine::{Buffer, BufferPool, Extent, Layout, RequestError};
+use inlock_engine::{Buffer, BufferPool, MappedRange, Mapping, RequestError};
 use rustix::io::Errno;
 
 /// A reply with this much data leaves at once, so that the client receives it while the next request is decrypted;
 /// shorter ones leave together at the end of a turn.
 const LONG_REPLY: usize = 128 << 10;
-/// The most extents in one block status reply.
+/// The most mapped_ranges in one block status reply.
 const MAX_EXTENTS: usize = 256;
 /// How many runs a store is asked for on behalf of one block status: a scattered file must not make a single request walk
 /// all of it. The reply then covers less, as it may.
@@ -197,7 +197,7 @@ impl Nbd {
                 let piece = if trims { TRIM_PIECE } else { CACHE_PIECE };
                 // Pieces end on multiples of their length, so that no data unit is cut and kept for it.
                 let here = rest.min(piece - offset % piece);
-                let here = cx.layout.place(offset, here).map_or(here, |p| p.len);
+                let here = cx.mapping.place(offset, here).map_or(here, |p| p.len);
                 (if trims { Operation::Discard { durable } } else { Operation::Prefetch }, here)
             }
             _ => (Operation::Flush, rest),
@@ -247,25 +247,25 @@ impl Nbd {
         if connection.is_full() {
             return Attempt::NoMemory;
         }
-        let taken = take_buffers(&mut supply, cx.layout, connection, (offset, rest), whole, !reads);
-        let Some((extent, buffer, spare)) = taken else {
+        let taken = take_buffers(&mut supply, cx.mapping, connection, (offset, rest), whole, !reads);
+        let Some((mapped, buffer, spare)) = taken else {
             self.blocked.add(empty, transfer.least());
             return if whole { Attempt::Blocked } else { Attempt::NoMemory };
         };
         // A durable write may take the store as long as a flush.
         let durable = command.has(command_flag::FUA);
-        connection.spend(self.turn, if durable && !reads { QUANTUM } else { extent.len as u64 });
-        transfer.begun += extent.len as u64;
+        connection.spend(self.turn, if durable && !reads { QUANTUM } else { mapped.len as u64 });
+        transfer.begun += mapped.len as u64;
         if reads && connection.style() == ReplyStyle::Simple {
             connection.long_read = (!transfer.is_begun()).then_some(id);
         }
         if command.kind == command::WRITE {
             let begun = self.now;
-            connection.intake = Some(Intake { transfer: id, extent, buffer: Some(buffer), spare, filled: 0, begun });
+            connection.intake = Some(Intake { transfer: id, mapped, buffer: Some(buffer), spare, filled: 0, begun });
             return Attempt::Begun;
         }
         let operation = if reads { Operation::Read } else { Operation::WriteZeroes { durable } };
-        let data = Some((extent, buffer));
+        let data = Some((mapped, buffer));
         transfer.outstanding += 1;
         cx.requests.push_back(Request { id: id.into(), operation, offset, len: rest, data, spare });
         Attempt::Begun
@@ -274,7 +274,7 @@ impl Nbd {
     /// Hands a piece of a write whose payload is complete to the worker, and begins the next piece.
     pub(super) fn begin_write(&mut self, cx: &mut Context<'_>, index: u32) {
         let Some(connection) = self.connection(index) else { return };
-        let Some(Intake { transfer: id, extent, buffer, spare, .. }) = connection.intake.take() else { return };
+        let Some(Intake { transfer: id, mapped, buffer, spare, .. }) = connection.intake.take() else { return };
         let Some(transfer) = self.transfers[id as usize].as_mut() else { return };
         if transfer.error.is_some() {
             // An earlier piece has failed; the rest of the payload is only read to stay in step.
@@ -295,7 +295,7 @@ impl Nbd {
                 operation,
                 offset: 0,
                 len: 0,
-                data: Some((extent, buffer)),
+                data: Some((mapped, buffer)),
                 spare,
             });
         }
@@ -315,13 +315,13 @@ impl Nbd {
         let Some(connection) = self.connections[index as usize].as_mut() else { return };
         let style = connection.style();
         let command = transfer.command;
-        let Some((extent, mut buffer)) = done.data else { return };
-        let mut here = extent.requested();
-        let mut offset = command.offset + transfer.begun - extent.len as u64;
+        let Some((mapped, mut buffer)) = done.data else { return };
+        let mut here = mapped.requested();
+        let mut offset = command.offset + transfer.begun - mapped.len as u64;
         if let Some(mut whole) = done.spare {
             if done.result.is_ok() {
                 let at = (offset - command.offset) as usize;
-                whole.data_mut()[at..at + extent.len].copy_from_slice(&buffer.data()[here]);
+                whole.data_mut()[at..at + mapped.len].copy_from_slice(&buffer.data()[here]);
                 if !transfer.is_begun() {
                     return self.gather(cx, id, buffer, whole);
                 }
@@ -345,7 +345,7 @@ impl Nbd {
                 }
                 if long {
                     self.flush(cx, index);
-                    cx.ring.kick();
+                    cx.ring.submit_now();
                 } else {
                     self.mark(index);
                 }
@@ -369,16 +369,16 @@ impl Nbd {
     fn gather(&mut self, cx: &mut Context<'_>, id: u32, buffer: Buffer, whole: Buffer) {
         let Some(transfer) = self.transfers[id as usize].as_mut() else { return };
         let (offset, rest) = (transfer.command.offset + transfer.begun, transfer.command.len - transfer.begun);
-        let located = cx.layout.locate(offset, rest, buffer.capacity());
-        let extent = located.expect("a device never gets shorter, and the read lies in it");
-        transfer.begun += extent.len as u64;
+        let located = cx.mapping.locate(offset, rest, buffer.capacity());
+        let mapped = located.expect("a device never gets shorter, and the read lies in it");
+        transfer.begun += mapped.len as u64;
         transfer.outstanding += 1;
         cx.requests.push_back(Request {
             id: id.into(),
             operation: Operation::Read,
             offset,
-            len: extent.len as u64,
-            data: Some((extent, buffer)),
+            len: mapped.len as u64,
+            data: Some((mapped, buffer)),
             spare: Some(whole),
         });
     }
@@ -390,9 +390,9 @@ impl Nbd {
         let style = connection.style();
         let command = transfer.command;
         let most = if command.has(command_flag::REQ_ONE) { 1 } else { MAX_EXTENTS };
-        let hole_flags = if cx.layout.is_encrypted() { STATE_HOLE } else { STATE_HOLE | STATE_ZERO };
+        let hole_flags = if cx.mapping.is_encrypted() { STATE_HOLE } else { STATE_HOLE | STATE_ZERO };
         let size = extent_len(style);
-        // The last extent, which the next run may make longer.
+        // The last mapped, which the next run may make longer.
         let mut last: Option<(u64, u32)> = None;
         let mut count = 0;
         let mut at = command.offset;
@@ -401,7 +401,7 @@ impl Nbd {
         while at < end && runs < MAX_RUNS {
             runs += 1;
             let longest = if style == ReplyStyle::Extended { u64::MAX } else { u64::from(u32::MAX - 0xffff) };
-            match cx.device.run_at(at, (end - at).min(longest)) {
+            match cx.device.block_status(at, (end - at).min(longest)) {
                 Ok(run) => {
                     let flags = if run.hole { hole_flags } else { 0 };
                     match &mut last {
@@ -472,30 +472,30 @@ impl Nbd {
 /// that is cut.
 fn take_buffers(
     supply: &mut Supply<'_>,
-    layout: &Layout,
+    mapping: &Mapping,
     connection: &mut Connection,
     (offset, len): (u64, u64),
     whole: bool,
     writes: bool,
-) -> Option<(Extent, Buffer, Option<Buffer>)> {
-    let least = 2 * layout.granule();
+) -> Option<(MappedRange, Buffer, Option<Buffer>)> {
+    let least = 2 * mapping.unit_len();
     let longest = BufferPool::LARGEST_PIECE.max(least);
-    let mut extent = layout.locate(offset, len, longest).ok()?;
-    let enough = if whole { extent.cover_len } else { extent.cover_len.min(least) };
-    let buffer = connection.take(supply, extent.cover_len, enough)?;
-    if buffer.capacity() < extent.cover_len {
-        extent = layout.locate(offset, len, buffer.capacity()).ok()?;
+    let mut mapped = mapping.locate(offset, len, longest).ok()?;
+    let enough = if whole { mapped.aligned_len } else { mapped.aligned_len.min(least) };
+    let buffer = connection.take(supply, mapped.aligned_len, enough)?;
+    if buffer.capacity() < mapped.aligned_len {
+        mapped = mapping.locate(offset, len, buffer.capacity()).ok()?;
     }
     let spare_len = match writes {
-        true => unaligned::spare_len(&extent),
-        false if whole && (extent.len as u64) < len => len as usize,
+        true => rmw::spare_len(&mapped),
+        false if whole && (mapped.len as u64) < len => len as usize,
         false => 0,
     };
     if spare_len == 0 {
-        return Some((extent, buffer, None));
+        return Some((mapped, buffer, None));
     }
     match connection.take(supply, spare_len, spare_len) {
-        Some(spare) => Some((extent, buffer, Some(spare))),
+        Some(spare) => Some((mapped, buffer, Some(spare))),
         None => {
             connection.give(supply.pool, Some(buffer));
             None

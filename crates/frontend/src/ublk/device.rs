@@ -346,7 +346,7 @@ fn spawn(
             let user_copy = if info.is_zoned() { Some(UserCopy::new(queues.try_clone()?, number)) } else { None };
             let file = driver::add_to_ring(&mut ring, queues, &info)?;
             let zoning = zoning.map(|known| Zoning::new(known, info.depth));
-            let queue = Queue::new(file, number, descriptions, &info, device.granule(), user_copy, zoning);
+            let queue = Queue::new(file, number, descriptions, &info, device.unit_len(), user_copy, zoning);
             Ok((ring, queue))
         });
         match made {
@@ -382,12 +382,12 @@ fn serve(device: Arc<Device>, ring: Ring, queue: Queue, info: &Info, signals: &S
 impl Parameters {
     /// What the driver is told of `device`.
     fn of(device: &Device, longest: u32) -> Result<Self, UblkError> {
-        let granule = device.layout().granule().max(512);
+        let unit_len = device.mapping().unit_len().max(512);
         let mut parameters = Self {
             len: device.len(),
             longest,
-            logical_block: granule.min(LOGICAL_MAX),
-            physical_block: granule,
+            logical_block: unit_len.min(LOGICAL_MAX),
+            physical_block: unit_len,
             read_only: device.access().read_only,
             discards: device.access().allow_discards && !device.access().read_only,
             zones: None,
@@ -401,7 +401,7 @@ impl Parameters {
             return Err(UblkError::PartOfZone { len: parameters.len, zone_len });
         }
         // Zones are written in logical blocks.
-        let block = granule.max(write_granularity as usize);
+        let block = unit_len.max(write_granularity as usize);
         if block > LOGICAL_MAX {
             return Err(UblkError::ZoneUnit(block));
         }

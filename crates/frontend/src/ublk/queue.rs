@@ -1,4 +1,4 @@
-//! One queue of a ublk device, as front end of a worker.
+//! One queue of a ublk device, as frontend of a worker.
 //!
 //! Each place of the queue has a buffer for the longest request. A write's bytes are brought there when it comes, a read's are
 //! read from the store into it, decrypted there and taken away with the answer: by the driver, which has the buffer meanwhile, or
@@ -14,12 +14,12 @@ use inlock_engine::request::Operation;
 use inlock_engine::ring::{
     Completion, FileId, Operation as RingOperation, Returned, Token, UblkBytes, UblkCommand, Wait,
 };
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Request};
-use inlock_engine::{Buffer, RequestError, unaligned};
+use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request};
+use inlock_engine::{Buffer, RequestError, rmw};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
-/// The front end.
+/// The frontend.
 pub(super) struct Queue {
     file: FileId,
     number: u16,
@@ -53,17 +53,17 @@ struct Place {
 }
 
 impl Queue {
-    /// The queue `number` of the device that `info` is about, with data units of at most `granule` bytes.
+    /// The queue `number` of the device that `info` is about, with data units of at most `unit_len` bytes.
     pub(super) fn new(
         file: FileId,
         number: u16,
         descriptions: Descriptions,
         info: &Info,
-        granule: usize,
+        unit_len: usize,
         user_copy: Option<UserCopy>,
         zoning: Option<Zoning>,
     ) -> Self {
-        let room = info.longest as usize + 2 * granule;
+        let room = info.longest as usize + 2 * unit_len;
         let request = Described { operation: FLUSH, durable: false, offset: 0, len: 0 };
         let place = |_| Place { buffer: Some(resident(room)), request, done: 0, piece: 0, spare: None, landed: 0 };
         Self {
@@ -75,7 +75,7 @@ impl Queue {
             places: (0..info.depth).map(place).collect(),
             begun: false,
             ended: 0,
-            beside: Some((resident(room), resident(2 * granule))),
+            beside: Some((resident(room), resident(2 * unit_len))),
             waiting: VecDeque::with_capacity(info.depth.into()),
         }
     }
@@ -139,20 +139,20 @@ impl Queue {
         let operation = match operation {
             READ => Operation::Read,
             WRITE if self.zoning.as_ref().is_some_and(|zoning| zoning.comes_again(offset)) => {
-                Operation::WriteAgain { durable }
+                Operation::WriteReissued { durable }
             }
             WRITE => Operation::Write { durable },
             APPEND => Operation::Append { durable },
             WRITE_ZEROES => Operation::WriteZeroes { durable },
             DISCARD => {
-                rest = cx.layout.place(offset, rest)?.len;
+                rest = cx.mapping.place(offset, rest)?.len;
                 Operation::Discard { durable }
             }
             FLUSH => Operation::Flush,
             _ => {
                 let zoning = self.zoning.as_ref().ok_or(RequestError::Unsupported)?;
                 let action = zoning::action(operation).ok_or(RequestError::Unsupported)?;
-                (offset, rest) = zoning.range(action, offset, cx.layout.len());
+                (offset, rest) = zoning.range(action, offset, cx.mapping.len());
                 Operation::Zones(action)
             }
         };
@@ -169,20 +169,20 @@ impl Queue {
     fn begin_piece(&mut self, cx: &mut Context<'_>, tag: u16, mut request: Request) -> Result<(), RequestError> {
         let place = &mut self.places[usize::from(tag)];
         let buffer = place.buffer.as_mut().expect("a request that goes on has its buffer");
-        let extent = cx.layout.locate(request.offset, request.len, buffer.capacity())?;
-        place.piece = extent.len as u64;
+        let mapped = cx.mapping.locate(request.offset, request.len, buffer.capacity())?;
+        place.piece = mapped.len as u64;
         request.len = place.piece;
-        if place.piece == place.request.len && !extent.is_partial() {
-            request.data = place.buffer.take().map(|buffer| (extent, buffer));
+        if place.piece == place.request.len && !mapped.is_partial() {
+            request.data = place.buffer.take().map(|buffer| (mapped, buffer));
         } else if matches!(request.operation, Operation::Append { .. }) {
             return Err(RequestError::Unsupported);
         } else if let Some((mut piece, spare)) = self.beside.take() {
             if request.operation.writes_data() {
                 let from = place.done as usize;
-                piece.data_mut()[extent.requested()].copy_from_slice(&buffer.data()[from..from + extent.len]);
+                piece.data_mut()[mapped.requested()].copy_from_slice(&buffer.data()[from..from + mapped.len]);
             }
-            request.data = Some((extent, piece));
-            match unaligned::spare_len(&extent) {
+            request.data = Some((mapped, piece));
+            match rmw::spare_len(&mapped) {
                 0 => place.spare = Some(spare),
                 _ => request.spare = Some(spare),
             }
@@ -214,7 +214,7 @@ impl Queue {
     }
 }
 
-impl FrontEnd for Queue {
+impl Frontend for Queue {
     type Message = ();
 
     fn buffers(&mut self) -> Vec<&mut Buffer> {
@@ -243,16 +243,16 @@ impl FrontEnd for Queue {
         let place = &mut self.places[usize::from(tag)];
         let was_beside = place.buffer.is_some() && done.data.is_some();
         match (done.data, &mut place.buffer) {
-            (Some((extent, piece)), Some(buffer)) => {
+            (Some((mapped, piece)), Some(buffer)) => {
                 let from = place.done as usize;
                 if place.request.operation == READ && done.result.is_ok() {
-                    buffer.data_mut()[from..from + extent.len].copy_from_slice(&piece.data()[extent.requested()]);
+                    buffer.data_mut()[from..from + mapped.len].copy_from_slice(&piece.data()[mapped.requested()]);
                 }
                 self.beside = done.spare.or(place.spare.take()).map(|spare| (piece, spare));
             }
-            (Some((extent, buffer)), none) => {
+            (Some((mapped, buffer)), none) => {
                 if place.request.operation == APPEND {
-                    place.landed = extent.offset;
+                    place.landed = mapped.offset;
                 }
                 *none = Some(buffer);
             }

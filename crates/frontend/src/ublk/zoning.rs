@@ -140,7 +140,7 @@ impl Zoning {
         if std::mem::take(&mut self.appended) {
             // Answered first, or an append would be carried out twice that is noted here and not answered when the process
             // dies.
-            ring.kick();
+            ring.submit_now();
         }
         let wrote = self.wrote.drain(..);
         if let Some(answered) = self.known.answered.as_ref().filter(|_| wrote.len() > 0) {

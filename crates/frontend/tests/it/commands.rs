@@ -3,7 +3,7 @@
 use crate::client::*;
 use crate::support::*;
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
-use inlock_engine::{Access, Content, Device, Line};
+use inlock_engine::{Access, Content, Device, Target};
 use std::io::Write;
 use std::sync::Arc;
 
@@ -177,8 +177,8 @@ fn a_read_in_one_chunk_crosses_lines() {
         Some(_) => Content::Crypt(&key),
         None => Content::Linear,
     };
-    let lines: Vec<Line<'_>> =
-        segments.iter().map(|segment| Line { segment, content: content(segment), store: 0 }).collect();
+    let lines: Vec<Target<'_>> =
+        segments.iter().map(|segment| Target { segment, content: content(segment), store: 0 }).collect();
     for io in rings() {
         let device = Device::stacked(&lines, vec![memory(len)], ANYTHING_GOES).expect("the lines fit");
         let served = Served::new(Arc::new(device), io, 1);
@@ -217,11 +217,17 @@ fn block_status_covers_the_range_or_its_start() {
             let mut client = Client::open(served.path(), style);
             assert_eq!(client.write(0, MIB, &pattern(1, 65_536)), 0);
             let answer = client.call(BLOCK_STATUS, 0, 0, LEN);
-            assert_eq!(answer.extents.iter().map(|e| e.0).sum::<u64>(), LEN);
-            assert!(answer.extents.iter().all(|e| e.0 > 0 && matches!(e.1, 0 | 1)), "a hole never reads as zeroes");
-            assert!(answer.extents.windows(2).all(|w| w[0].1 != w[1].1), "neighbours that are alike are one extent");
+            assert_eq!(answer.mapped_ranges.iter().map(|e| e.0).sum::<u64>(), LEN);
+            assert!(
+                answer.mapped_ranges.iter().all(|e| e.0 > 0 && matches!(e.1, 0 | 1)),
+                "a hole never reads as zeroes"
+            );
+            assert!(
+                answer.mapped_ranges.windows(2).all(|w| w[0].1 != w[1].1),
+                "neighbours that are alike are one mapped"
+            );
             let at = answer
-                .extents
+                .mapped_ranges
                 .iter()
                 .scan(0, |end, e| {
                     *end += e.0;
@@ -230,9 +236,9 @@ fn block_status_covers_the_range_or_its_start() {
                 .find(|e| e.0 > MIB);
             assert_eq!(at.map(|e| e.1), Some(0), "what was written is allocated");
             let one = client.call(BLOCK_STATUS, REQ_ONE, 0, LEN);
-            assert_eq!(one.extents, answer.extents[..1]);
+            assert_eq!(one.mapped_ranges, answer.mapped_ranges[..1]);
             let byte = client.call(BLOCK_STATUS, 0, MIB + 5, 1);
-            assert_eq!(byte.extents, [(1, 0)]);
+            assert_eq!(byte.mapped_ranges, [(1, 0)]);
         }
         drop(served);
         std::fs::remove_file(&path).expect("it is there");

@@ -4,7 +4,7 @@ use crate::client::*;
 use crate::support::*;
 use inlock_engine::store::file::FileStore;
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::store::{BackingStore, Geometry, Run};
+use inlock_engine::store::{BackingStore, BlockStatus, Geometry};
 use inlock_frontend::nbd::server::{Limits, Listen, Server, ServerOptions};
 use rustix::io::Errno;
 use std::io::{ErrorKind, Read, Write};
@@ -98,9 +98,9 @@ impl BackingStore for Diary {
     fn prefetch(&self, _offset: u64, _len: u64) {
         self.note(Entry::Prefetch);
     }
-    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         self.note(Entry::Run);
-        Ok(Run { offset, len: len.min(4096), hole: false })
+        Ok(BlockStatus { offset, len: len.min(4096), hole: false })
     }
 }
 
@@ -127,7 +127,7 @@ fn short_work(served: &Served, style: Style) {
         assert_eq!(client.read(at, 300_000), pattern(n + 1, 300_000));
     }
     if style != Style::Simple {
-        assert!(!client.call(BLOCK_STATUS, 0, 0, MIB).extents.is_empty());
+        assert!(!client.call(BLOCK_STATUS, 0, 0, MIB).mapped_ranges.is_empty());
     }
     client.disconnect();
 }

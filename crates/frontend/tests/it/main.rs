@@ -1,4 +1,4 @@
-//! Front ends in this process: the NBD server, spoken to byte by byte, and the file that FUSE shows.
+//! Frontends in this process: the NBD server, spoken to byte by byte, and the file that FUSE shows.
 
 mod client;
 mod commands;

@@ -4,7 +4,7 @@ use crate::client::*;
 use crate::support::*;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::store::{BackingStore, Geometry, Run};
+use inlock_engine::store::{BackingStore, BlockStatus, Geometry};
 use inlock_frontend::nbd::server::Limits;
 use rustix::io::Errno;
 use std::io::{Read, Write};
@@ -328,9 +328,9 @@ impl BackingStore for Endless {
     fn prefetch(&self, _offset: u64, len: u64) {
         self.prefetches.lock().expect("no test panics with it").push(len);
     }
-    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         self.runs.fetch_add(1, Ordering::SeqCst);
-        Ok(Run { offset, len: len.min(4096), hole: false })
+        Ok(BlockStatus { offset, len: len.min(4096), hole: false })
     }
 }
 
@@ -349,7 +349,7 @@ fn a_block_status_does_not_walk_a_scattered_file() {
         let answer = client.call(BLOCK_STATUS, flags, 4096, 7 * TIB);
         let asked = store.runs.load(Ordering::SeqCst) - before;
         assert!((1..=1024).contains(&asked), "{asked} runs were looked at for one request");
-        assert_eq!(answer.extents, [(asked as u64 * 4096, 0)], "what was looked at is told");
+        assert_eq!(answer.mapped_ranges, [(asked as u64 * 4096, 0)], "what was looked at is told");
     }
 }
 

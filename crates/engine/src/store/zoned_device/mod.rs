@@ -7,7 +7,7 @@
 mod ioctl;
 
 use super::file::{FileStore, IoMode, is_direct};
-use super::{BackingStore, Geometry, Run};
+use super::{BackingStore, BlockStatus, Geometry};
 use crate::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind, ZoneLimits, ZonedStore};
 use rustix::io::Errno;
 use std::fs::File;
@@ -181,8 +181,8 @@ impl BackingStore for ZonedDevice {
         Some(self)
     }
 
-    fn run_at(&self, offset: u64, len: u64) -> Result<Run, Errno> {
-        self.file.run_at(offset, len)
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        self.file.block_status(offset, len)
     }
 }
 

@@ -7,7 +7,7 @@ use super::team::{Answer, Ask};
 use super::trouble::{Fault, Trouble};
 use crate::support::Random;
 use inlock_engine::RequestError;
-use inlock_engine::ring::MAX_PARTS;
+use inlock_engine::ring::MAX_WRITE_SEGMENTS;
 use inlock_engine::zoned::{ZoneAction, ZoneCondition};
 use rustix::io::Errno;
 use std::collections::HashSet;
@@ -132,7 +132,7 @@ fn a_failed_append_moves_the_others_and_fails_none_of_them() {
 /// What waits for a drive goes to it together, as far as it goes in one piece.
 #[test]
 fn what_waits_goes_together() {
-    for (longest, most) in [(2 * BLOCK, 2), (5 * BLOCK, 5), (1 << 20, MAX_PARTS)] {
+    for (longest, most) in [(2 * BLOCK, 2), (5 * BLOCK, 5), (1 << 20, MAX_WRITE_SEGMENTS)] {
         let rig = Rig::with(Kind::Memory, SHAPE, 512, 1, false, |store| store.logged(512).in_pieces_of(longest as u32));
         let mut asks: Vec<_> = (0..70).map(|n| append(0, named(n, 1))).collect();
         // One that has to be on stable storage goes alone.
@@ -281,7 +281,7 @@ fn more_callers_than_there_is_memory_for_get_through() {
     assert_eq!((positions.len(), landed.iter().max()), (320, Some(&(319 * BLOCK))));
 }
 
-/// As where its ring or its front end fails: what it had in the queues does not keep others waiting.
+/// As where its ring or its frontend fails: what it had in the queues does not keep others waiting.
 #[test]
 fn a_worker_that_ends_leaves_the_queues_to_the_others() {
     let rig = Rig::with(Kind::Memory, SHAPE, 512, 1, false, |store| store.delayed(2, 4));

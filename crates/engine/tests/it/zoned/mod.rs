@@ -4,7 +4,7 @@ mod again;
 mod appends;
 mod memory;
 mod model;
-mod order;
+mod queue;
 mod rig;
 mod team;
 mod trouble;

@@ -304,7 +304,7 @@ fn agree(model: &Model, ask: &Ask, found: &Answer, expected: &Answer) -> bool {
 }
 
 /// After a step that met a fault: what it left behind is one of the things it may leave behind.
-fn settle(before: Model, after: Model, ask: &Ask, rig: &Rig) -> Model {
+fn complete_write(before: Model, after: Model, ask: &Ask, rig: &Rig) -> Model {
     let (zones, shape) = (rig.inner_report(), before.shape());
     let shift = u64::from(DATA_ZONES) * shape.zone_len;
     let (offset, len) = ask.range();
@@ -408,7 +408,7 @@ impl Run {
                 let known = struck.iter().any(|fault| fault.errno() == error) || error == Errno::IO || same;
                 assert!(known, "{ask:?} through {through}: {error}; met {struck:?}");
                 let after = std::mem::replace(&mut self.model, before.clone());
-                self.model = settle(before, after, &ask, &self.rig);
+                self.model = complete_write(before, after, &ask, &self.rig);
             }
         }
         self.note_what_is_sure(&ask, fault.is_some());

@@ -52,7 +52,7 @@ pub(crate) struct Rig {
 }
 
 fn zoned_file(shape: Shape) -> ZonedFile {
-    let layout = ZonedLayout {
+    let mapping = ZonedLayout {
         len: shape.len(),
         zone_len: shape.zone_len,
         capacity: shape.capacity,
@@ -62,8 +62,8 @@ fn zoned_file(shape: Shape) -> ZonedFile {
         write_granularity: shape.granularity,
     };
     let memory = |len: u64| Arc::new(MemoryStore::new(vec![0; len as usize]));
-    let (data, sidecar) = (memory(ZonedFile::data_len(&layout)), memory(ZonedFile::sidecar_len(&layout)));
-    ZonedFile::format(&*data, &*sidecar, &layout).unwrap();
+    let (data, sidecar) = (memory(ZonedFile::data_len(&mapping)), memory(ZonedFile::sidecar_len(&mapping)));
+    ZonedFile::format(&*data, &*sidecar, &mapping).unwrap();
     ZonedFile::over(data, sidecar, 1).unwrap()
 }
 

@@ -3,9 +3,9 @@
 use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
+use inlock_engine::rmw;
 use inlock_engine::store::file::IoMode;
-use inlock_engine::unaligned;
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, Mailbox, Request, Worker};
+use inlock_engine::worker::{Context, Finished, Flow, Frontend, Mailbox, Request, Worker};
 use inlock_engine::zoned::ZoneAction;
 use inlock_engine::{BlockingDevice, Device, Offload, RequestError};
 use std::sync::{Arc, mpsc};
@@ -56,7 +56,7 @@ impl Ask {
         match *self {
             Self::Read { .. } => Operation::Read,
             Self::Write { durable, .. } => Operation::Write { durable },
-            Self::Again { durable, .. } => Operation::WriteAgain { durable },
+            Self::Again { durable, .. } => Operation::WriteReissued { durable },
             Self::Zeroes { .. } => Operation::WriteZeroes { durable: false },
             Self::Append { durable, .. } => Operation::Append { durable },
             Self::Zones { action, .. } => Operation::Zones(action),
@@ -119,7 +119,7 @@ enum Post {
     Abandon,
 }
 
-/// A front end that asks for what is posted to it.
+/// A frontend that asks for what is posted to it.
 struct Desk {
     answers: mpsc::Sender<(u64, Answer)>,
     stopped: bool,
@@ -131,24 +131,24 @@ impl Desk {
         let (operation, (offset, len)) = (ask.operation(), ask.range());
         let mut request = Request { id, operation, offset, len, data: None, spare: None };
         if ask.moves_data() {
-            let extent = cx.layout.locate(offset, len, usize::MAX / 2)?;
-            assert_eq!(extent.len as u64, len, "tests stay within one segment");
-            let mut buffer = cx.pool.take(extent.cover_len, extent.cover_len).expect("the pool is large enough");
+            let mapped = cx.mapping.locate(offset, len, usize::MAX / 2)?;
+            assert_eq!(mapped.len as u64, len, "tests stay within one segment");
+            let mut buffer = cx.pool.take(mapped.aligned_len, mapped.aligned_len).expect("the pool is large enough");
             // What was in a buffer before must never reach the store.
             buffer.data_mut().fill(0xdd);
             if let Some(data) = ask.data() {
-                buffer.data_mut()[extent.requested()].copy_from_slice(data);
+                buffer.data_mut()[mapped.requested()].copy_from_slice(data);
             }
-            let spare = if operation.modifies() { unaligned::spare_len(&extent) } else { 0 };
+            let spare = if operation.modifies() { rmw::spare_len(&mapped) } else { 0 };
             request.spare = (spare > 0).then(|| cx.pool.take(spare, spare).expect("large enough"));
-            request.data = Some((extent, buffer));
+            request.data = Some((mapped, buffer));
         }
         cx.requests.push_back(request);
         Ok(())
     }
 }
 
-impl FrontEnd for Desk {
+impl Frontend for Desk {
     type Message = Post;
 
     fn on_message(&mut self, cx: &mut Context<'_>, message: Self::Message) {
@@ -167,9 +167,9 @@ impl FrontEnd for Desk {
 
     fn on_finished(&mut self, cx: &mut Context<'_>, done: Finished) {
         let mut answer = Done::default();
-        if let Some((extent, buffer)) = done.data {
-            answer.offset = extent.offset;
-            answer.bytes = buffer.data()[extent.requested()].to_vec();
+        if let Some((mapped, buffer)) = done.data {
+            answer.offset = mapped.offset;
+            answer.bytes = buffer.data()[mapped.requested()].to_vec();
             cx.pool.give(buffer);
         }
         if let Some(spare) = done.spare {
@@ -199,7 +199,7 @@ impl Team {
             let (device, offload, answers) = (Arc::clone(device), offload.cloned(), tell.clone());
             let (ready, mailbox) = mpsc::channel();
             threads.push(std::thread::spawn(move || {
-                let capacity = MAX_LEN + 2 * device.granule();
+                let capacity = MAX_LEN + 2 * device.unit_len();
                 let pool = BufferPool::new(&[BufferClass { capacity, count: 2 * MAX_DEPTH }]);
                 let ring = Ring::new(IoMode::Auto).expect("a ring");
                 let desk = Desk { answers, stopped: false, abandoned: false };

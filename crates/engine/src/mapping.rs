@@ -1,7 +1,7 @@
-//! The layout of a target: which segment and which data units a range covers, and where they are stored.
+//! The mapping of a target: which segment and which data units a range covers, and where they are stored.
 //!
-//! A target without its keys, so a front end may cut requests to pieces while the keys are out of memory. Nothing in it
-//! changes after it was made. A device whose table is replaced gets a layout of the next generation; an extent remembers
+//! A target without its keys, so a frontend may cut requests to pieces while the keys are out of memory. Nothing in it
+//! changes after it was made. A device whose table is replaced gets a mapping of the next generation; an mapped remembers
 //! the generation it was located in, so that nobody mistakes it for one of another table.
 
 use crate::request::RequestError;
@@ -9,15 +9,15 @@ use inlock_cipher::{CipherSpec, DataUnitSize, IvNumber, SECTOR_SIZE};
 
 /// The segments of a target.
 #[derive(Clone, Debug)]
-pub struct Layout {
-    pub(crate) parts: Vec<Part>,
+pub struct Mapping {
+    pub(crate) targets: Vec<MappedTarget>,
     pub(crate) len: u64,
     pub(crate) generation: u32,
 }
 
 /// One segment, in bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct MappedTarget {
     pub(crate) start: u64,
     pub(crate) len: u64,
     pub(crate) store: u32,
@@ -56,47 +56,47 @@ pub enum Kind {
 
 /// Where one piece of a request lies: the requested bytes and the whole data units around them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    pub(crate) part: u32,
+pub struct MappedRange {
+    pub(crate) target: u32,
     pub(crate) generation: u32,
     pub(crate) first: IvNumber,
     /// Where the requested bytes start in the device.
     pub offset: u64,
     /// What the segment does with the bytes.
     pub kind: Kind,
-    /// Which store holds the cover.
+    /// Which store holds the aligned range.
     pub store: u32,
-    /// Where the cover starts in the store, in bytes.
+    /// Where the aligned range starts in the store, in bytes.
     pub store_offset: u64,
-    /// Length of the cover in bytes: whole data units.
-    pub cover_len: usize,
-    /// Bytes of the cover before the requested ones.
-    pub skip: usize,
+    /// Length of the aligned range in bytes: whole data units.
+    pub aligned_len: usize,
+    /// Bytes of the aligned range before the requested ones.
+    pub head_len: usize,
     /// How many bytes were requested.
     pub len: usize,
     /// Bytes in a data unit (1 where there is no cipher).
-    pub granule: usize,
+    pub unit_len: usize,
 }
 
-impl Extent {
-    /// Whether only part of the first data unit is requested.
-    pub fn partial_head(&self) -> bool {
-        self.skip != 0
+impl MappedRange {
+    /// Whether only target of the first data unit is requested.
+    pub fn has_partial_head(&self) -> bool {
+        self.head_len != 0
     }
 
-    /// Whether only part of the last data unit is requested.
-    pub fn partial_tail(&self) -> bool {
-        self.skip + self.len != self.cover_len
+    /// Whether only target of the last data unit is requested.
+    pub fn has_partial_tail(&self) -> bool {
+        self.head_len + self.len != self.aligned_len
     }
 
-    /// Whether a write of this extent has to read first.
+    /// Whether a write of this mapped has to read first.
     pub fn is_partial(&self) -> bool {
-        self.partial_head() || self.partial_tail()
+        self.has_partial_head() || self.has_partial_tail()
     }
 
-    /// The requested bytes within the cover.
+    /// The requested bytes within the aligned range.
     pub fn requested(&self) -> std::ops::Range<usize> {
-        self.skip..self.skip + self.len
+        self.head_len..self.head_len + self.len
     }
 }
 
@@ -114,10 +114,10 @@ pub struct Place {
     /// How many bytes.
     pub len: u64,
     /// Bytes in a data unit (1 where there is no cipher).
-    pub granule: usize,
+    pub unit_len: usize,
 }
 
-impl Layout {
+impl Mapping {
     /// Length of the device in bytes.
     pub fn len(&self) -> u64 {
         self.len
@@ -128,67 +128,67 @@ impl Layout {
         self.len == 0
     }
 
-    /// Whether any part of the device is encrypted.
+    /// Whether any target of the device is encrypted.
     pub fn is_encrypted(&self) -> bool {
-        self.parts.iter().any(|p| p.kind == Kind::Crypt)
+        self.targets.iter().any(|p| p.kind == Kind::Crypt)
     }
 
     /// The largest data unit in bytes, 1 where nothing is encrypted.
-    pub fn granule(&self) -> usize {
-        self.parts.iter().map(Part::granule).max().unwrap_or(1)
+    pub fn unit_len(&self) -> usize {
+        self.targets.iter().map(MappedTarget::unit_len).max().unwrap_or(1)
     }
 
     /// How many keys the target was made with.
     pub fn keys(&self) -> usize {
-        self.parts.iter().filter_map(|p| p.crypt.as_ref()).map(|c| c.key + 1).max().unwrap_or(0)
+        self.targets.iter().filter_map(|p| p.crypt.as_ref()).map(|c| c.key + 1).max().unwrap_or(0)
     }
 
-    /// Where the first `len` bytes from `offset` lie, or as many of them as one segment holds and `max_cover` bytes of
-    /// whole data units can carry. `max_cover` is at least two data units. An empty range has no place.
-    pub fn locate(&self, offset: u64, len: u64, max_cover: usize) -> Result<Extent, RequestError> {
-        let index = self.part_at(offset, len)?;
-        let part = &self.parts[index];
-        let granule = part.granule();
-        assert!(max_cover >= 2 * granule, "a buffer that cannot hold two data units");
-        let within = offset - part.start;
-        let skip = (within % granule as u64) as usize;
-        let cover_start = within - skip as u64;
-        let number = (cover_start / SECTOR_SIZE).wrapping_add(part.iv_offset);
-        let mut longest = (max_cover / granule * granule) as u64;
-        if part.large_iv {
+    /// Where the first `len` bytes from `offset` lie, or as many of them as one segment holds and `max_aligned_len` bytes of
+    /// whole data units can carry. `max_aligned_len` is at least two data units. An empty range has no place.
+    pub fn locate(&self, offset: u64, len: u64, max_aligned_len: usize) -> Result<MappedRange, RequestError> {
+        let index = self.target_at(offset, len)?;
+        let target = &self.targets[index];
+        let unit_len = target.unit_len();
+        assert!(max_aligned_len >= 2 * unit_len, "a buffer that cannot hold two data units");
+        let within = offset - target.start;
+        let head_len = (within % unit_len as u64) as usize;
+        let aligned_start = within - head_len as u64;
+        let number = (aligned_start / SECTOR_SIZE).wrapping_add(target.iv_offset);
+        let mut longest = (max_aligned_len / unit_len * unit_len) as u64;
+        if target.large_iv {
             // The sectors' number starts over at 2^64, and that of data units with it, which is earlier than a cipher call
             // would let it: so none goes across.
-            let units = ((u64::MAX - number) / part.unit.sectors()).saturating_add(1);
-            longest = longest.min(units.saturating_mul(granule as u64));
+            let units = ((u64::MAX - number) / target.unit.sectors()).saturating_add(1);
+            longest = longest.min(units.saturating_mul(unit_len as u64));
         }
-        let len = len.min(part.len - within).min(longest - skip as u64) as usize;
-        let shift = if part.large_iv { part.unit.log2() - 9 } else { 0 };
-        Ok(Extent {
-            part: index as u32,
+        let len = len.min(target.len - within).min(longest - head_len as u64) as usize;
+        let shift = if target.large_iv { target.unit.log2() - 9 } else { 0 };
+        Ok(MappedRange {
+            target: index as u32,
             generation: self.generation,
             first: IvNumber(number >> shift),
             offset,
-            kind: part.kind,
-            store: part.store,
-            store_offset: part.store_offset + cover_start,
-            cover_len: (skip + len).next_multiple_of(granule),
-            skip,
+            kind: target.kind,
+            store: target.store,
+            store_offset: target.store_offset + aligned_start,
+            aligned_len: (head_len + len).next_multiple_of(unit_len),
+            head_len,
             len,
-            granule,
+            unit_len,
         })
     }
 
-    /// Where the first bytes of a range lie, without a cover: for what moves no data.
+    /// Where the first bytes of a range lie, without a aligned range: for what moves no data.
     pub fn place(&self, offset: u64, len: u64) -> Result<Place, RequestError> {
-        let part = &self.parts[self.part_at(offset, len)?];
-        let within = offset - part.start;
+        let target = &self.targets[self.target_at(offset, len)?];
+        let within = offset - target.start;
         Ok(Place {
-            kind: part.kind,
-            store: part.store,
-            store_offset: part.store_offset + within,
+            kind: target.kind,
+            store: target.store,
+            store_offset: target.store_offset + within,
             within,
-            len: len.min(part.len - within),
-            granule: part.granule(),
+            len: len.min(target.len - within),
+            unit_len: target.unit_len(),
         })
     }
 
@@ -196,25 +196,25 @@ impl Layout {
     /// since a unit that is only touched keeps its content. The bytes may be none.
     pub fn discardable(&self, offset: u64, len: u64) -> Result<(std::ops::Range<u64>, Place), RequestError> {
         let place = self.place(offset, len)?;
-        let granule = place.granule as u64;
+        let unit_len = place.unit_len as u64;
         // The data area starts on a sector, not always on a multiple of the unit: count from the segment's start.
-        let start = place.store_offset - place.within + place.within.next_multiple_of(granule);
-        let end = place.store_offset - place.within + (place.within + place.len) / granule * granule;
+        let start = place.store_offset - place.within + place.within.next_multiple_of(unit_len);
+        let end = place.store_offset - place.within + (place.within + place.len) / unit_len * unit_len;
         Ok((start..end.max(start), place))
     }
 
     /// The segment of the first byte of a range that lies within the device.
-    fn part_at(&self, offset: u64, len: u64) -> Result<usize, RequestError> {
+    fn target_at(&self, offset: u64, len: u64) -> Result<usize, RequestError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len && len > 0 => {}
             _ => return Err(RequestError::OutOfRange),
         }
-        Ok(self.parts.partition_point(|p| p.start + p.len <= offset))
+        Ok(self.targets.partition_point(|p| p.start + p.len <= offset))
     }
 }
 
-impl Part {
-    pub(crate) fn granule(&self) -> usize {
+impl MappedTarget {
+    pub(crate) fn unit_len(&self) -> usize {
         if self.kind == Kind::Crypt { self.unit.bytes() } else { 1 }
     }
 

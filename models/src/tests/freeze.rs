@@ -1,24 +1,24 @@
-//! The gate: a controller that closes it, callers with passes, workers with seats. loom watches who uses the target.
+//! The freeze: a controller that closes it, callers with usage, workers with workers. loom watches who uses the target.
 
 use super::{in_every_order, in_orders_with};
-use crate::gate::{Gate, Passage};
+use crate::crypt_mapping::CryptMapping;
+use crate::freeze::{Freeze, FreezeState};
 use crate::ring::Waker;
-use crate::target::CryptTarget;
 use loom::cell::UnsafeCell;
 use loom::thread;
 use std::sync::Arc;
 
 struct Scene {
-    gate: Gate,
-    /// Used by calls and changed while the gate is closed.
+    freeze: Freeze,
+    /// Used by calls and changed while the freeze is closed.
     table: UnsafeCell<()>,
     waker: Waker,
 }
 
 impl Scene {
     fn new() -> Arc<Self> {
-        let gate = Gate::new(CryptTarget::new());
-        Arc::new(Self { gate, table: UnsafeCell::new(()), waker: Waker::default() })
+        let freeze = Freeze::new(CryptMapping::new());
+        Arc::new(Self { freeze, table: UnsafeCell::new(()), waker: Waker::default() })
     }
 
     fn spawn(self: &Arc<Self>, act: impl FnOnce(&Self) + Send + 'static) -> thread::JoinHandle<()> {
@@ -28,7 +28,7 @@ impl Scene {
 
     /// A call on a thread that blocks. False: the device was given up.
     fn call(&self) -> bool {
-        let Ok(pass) = self.gate.pass() else { return false };
+        let Ok(pass) = self.freeze.enter() else { return false };
         self.table.with(|_| ());
         pass.use_keys();
         true
@@ -36,49 +36,49 @@ impl Scene {
 
     /// Turns of a worker, as `Worker::turn` and `Worker::rest` have them, until the device is given up.
     fn work(&self) {
-        let seat = self.gate.join(self.waker.clone());
-        let mut view = self.gate.look(seat);
+        let worker = self.freeze.join(self.waker.clone());
+        let mut view = self.freeze.view(worker);
         let mut target = view.target.take();
         loop {
             if let Some(target) = &target {
                 self.table.with(|_| ());
                 target.use_keys();
             }
-            if view.passage != Passage::Open && target.take().is_some() {
-                self.gate.quiet(seat);
+            if view.freeze_state != FreezeState::Running && target.take().is_some() {
+                self.freeze.set_idle(worker);
             }
-            if view.passage == Passage::Ended {
+            if view.freeze_state == FreezeState::Ended {
                 break;
             }
             self.waker.wait();
             self.waker.clear();
-            if self.gate.epoch() != view.epoch {
-                view = self.gate.look(seat);
+            if self.freeze.epoch() != view.epoch {
+                view = self.freeze.view(worker);
                 target = view.target.take().or(target);
             }
         }
-        self.gate.leave(seat);
+        self.freeze.leave(worker);
     }
 
-    /// A worker that uses its target once and ends, be the gate open or not.
+    /// A worker that uses its target once and ends, be the freeze open or not.
     fn work_and_leave(&self) {
-        let seat = self.gate.join(self.waker.clone());
-        if let Some(target) = self.gate.look(seat).target {
+        let worker = self.freeze.join(self.waker.clone());
+        if let Some(target) = self.freeze.view(worker).target {
             self.table.with(|_| ());
             target.use_keys();
         }
-        self.gate.leave(seat);
+        self.freeze.leave(worker);
     }
 
-    /// Closes the gate. No other thread uses what is behind it then.
-    fn close(&self) {
-        self.gate.close();
+    /// Closes the freeze. No other thread uses what is behind it then.
+    fn freeze(&self) {
+        self.freeze.freeze();
         self.table.with_mut(|_| ());
     }
 
-    /// Changes the target of the closed gate.
+    /// Changes the target of the closed freeze.
     fn change(&self) {
-        let changed = self.gate.change(|target| {
+        let changed = self.freeze.change(|target| {
             target.change_keys();
             target
         });
@@ -91,9 +91,9 @@ fn close_waits_for_the_pass_and_open_wakes_the_next() {
     in_every_order(|| {
         let scene = Scene::new();
         let caller = scene.spawn(|scene| assert!(scene.call()));
-        scene.close();
+        scene.freeze();
         scene.change();
-        assert!(scene.gate.open());
+        assert!(scene.freeze.unfreeze());
         caller.join().unwrap();
     });
 }
@@ -103,8 +103,8 @@ fn caller_goes_through_again_after_every_opening() {
     in_every_order(|| {
         let scene = Scene::new();
         let caller = scene.spawn(|scene| assert!(scene.call() && scene.call()));
-        scene.close();
-        assert!(scene.gate.open());
+        scene.freeze();
+        assert!(scene.freeze.unfreeze());
         caller.join().unwrap();
     });
 }
@@ -114,8 +114,8 @@ fn two_callers_are_both_waited_for_and_woken() {
     in_every_order(|| {
         let scene = Scene::new();
         let callers = [scene.spawn(|scene| assert!(scene.call())), scene.spawn(|scene| assert!(scene.call()))];
-        scene.close();
-        assert!(scene.gate.open());
+        scene.freeze();
+        assert!(scene.freeze.unfreeze());
         callers.into_iter().for_each(|caller| caller.join().unwrap());
     });
 }
@@ -124,9 +124,9 @@ fn two_callers_are_both_waited_for_and_woken() {
 fn end_wakes_the_caller_which_fails() {
     in_every_order(|| {
         let scene = Scene::new();
-        scene.close();
+        scene.freeze();
         let caller = scene.spawn(|scene| assert!(!scene.call()));
-        scene.gate.end();
+        scene.freeze.end();
         caller.join().unwrap();
     });
 }
@@ -136,11 +136,11 @@ fn no_pass_is_given_after_the_key_was_wiped() {
     in_every_order(|| {
         let scene = Scene::new();
         let caller = scene.spawn(|scene| _ = scene.call());
-        scene.close();
-        assert_eq!(scene.gate.replace(None), Ok(()));
-        assert!(!scene.gate.open(), "there is no target");
+        scene.freeze();
+        assert_eq!(scene.freeze.replace(None), Ok(()));
+        assert!(!scene.freeze.unfreeze(), "there is no target");
         scene.table.with_mut(|_| ());
-        scene.gate.end();
+        scene.freeze.end();
         caller.join().unwrap();
     });
 }
@@ -150,9 +150,9 @@ fn close_waits_for_the_worker_and_end_wakes_it() {
     in_every_order(|| {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work);
-        scene.close();
+        scene.freeze();
         scene.change();
-        scene.gate.end();
+        scene.freeze.end();
         worker.join().unwrap();
     });
 }
@@ -162,11 +162,11 @@ fn worker_goes_on_after_opening_and_is_waited_for_again() {
     in_orders_with(4, || {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work);
-        scene.close();
-        assert!(scene.gate.open());
-        scene.close();
-        assert_eq!(scene.gate.replace(None), Ok(()));
-        scene.gate.end();
+        scene.freeze();
+        assert!(scene.freeze.unfreeze());
+        scene.freeze();
+        assert_eq!(scene.freeze.replace(None), Ok(()));
+        scene.freeze.end();
         worker.join().unwrap();
     });
 }
@@ -177,8 +177,8 @@ fn close_waits_for_worker_and_caller() {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work_and_leave);
         let caller = scene.spawn(|scene| assert!(scene.call()));
-        scene.close();
-        assert!(scene.gate.open());
+        scene.freeze();
+        assert!(scene.freeze.unfreeze());
         worker.join().unwrap();
         caller.join().unwrap();
     });
@@ -189,7 +189,7 @@ fn worker_that_leaves_is_not_waited_for() {
     in_every_order(|| {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work_and_leave);
-        scene.close();
+        scene.freeze();
         scene.change();
         worker.join().unwrap();
     });

@@ -4,14 +4,14 @@
 //! turn of the first of them, those behind it that are ready go with it, as one write of several buffers. So small appends to
 //! one zone are as many a second as the drive takes bytes, and not as it takes turns.
 
-use super::{FrontEnd, Step, Worker};
+use super::{Frontend, Step, Worker};
 use crate::buffer::{Buffer, BufferPool};
+use crate::crypt_mapping::Ciphertext;
 use crate::device::Device;
-use crate::ring::{self, Completion, MAX_PARTS, Part, Returned, Ring};
+use crate::ring::{self, Completion, MAX_WRITE_SEGMENTS, Returned, Ring, WriteSegment};
 use crate::stats::Phase;
 use crate::store;
-use crate::target::Ciphertext;
-use crate::zoned::order::{Queued, TicketId, Told, Written};
+use crate::zoned::queue::{Queued, Told, WriteId, Written};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,28 +20,28 @@ use std::sync::Arc;
 const MAX_GATHERED: usize = 16;
 
 /// Room for them, for a device that has zones.
-pub(super) fn room(device: &Device, ring: &mut Ring) -> Vec<Vec<Part>> {
+pub(super) fn room(device: &Device, ring: &mut Ring) -> Vec<Vec<WriteSegment>> {
     let count = if device.zones().is_some() { MAX_GATHERED } else { 0 };
-    ring.reserve_parts(count);
-    (0..count).map(|_| Vec::with_capacity(MAX_PARTS)).collect()
+    ring.reserve_writev(count);
+    (0..count).map(|_| Vec::with_capacity(MAX_WRITE_SEGMENTS)).collect()
 }
 
-impl<F: FrontEnd> Worker<F>
+impl<F: Frontend> Worker<F>
 where
     F::Message: 'static,
 {
     /// Writes what it is the turn of, and with it what is behind it and ready, be it this worker's or another's.
-    pub(super) fn write_gathered(&mut self, index: u32, ticket: TicketId, data: Ciphertext) {
+    pub(super) fn write_gathered(&mut self, index: u32, write: WriteId, data: Ciphertext) {
         let device = Arc::clone(&self.device);
-        let zones = device.zones().expect("tickets are those of zones");
-        let Some(mut parts) = self.gathers.pop() else { return self.write_now(index, data) };
+        let zones = device.zones().expect("entries are those of zones");
+        let Some(mut segments) = self.gathers.pop() else { return self.write_now(index, data) };
         let longest = (zones.limits().longest_write as usize).min(BufferPool::LARGEST_PIECE);
-        match zones.gather(ticket, data, longest, &mut parts, &self.queued) {
+        match zones.gather(write, data, longest, &mut segments, &self.queued) {
             Some(data) => {
-                self.gathers.push(parts);
+                self.gathers.push(segments);
                 self.write_now(index, data);
             }
-            None => self.submit_parts(parts),
+            None => self.submit_parts(segments),
         }
     }
 
@@ -51,27 +51,27 @@ where
     }
 
     /// Writes these, from where the first is not written.
-    fn submit_parts(&mut self, parts: Vec<Part>) {
+    fn submit_parts(&mut self, segments: Vec<WriteSegment>) {
         let zones = self.device.zones().expect("only writes in order go together");
-        let offset = zones.position(TicketId::of(parts[0].token)) + parts[0].range.start as u64;
-        self.submit(NO_REQUEST, ZONED, ring::Operation::WriteParts { offset, parts });
+        let offset = zones.position(WriteId::of(segments[0].token)) + segments[0].range.start as u64;
+        self.submit(NO_REQUEST, ZONED, ring::Operation::Writev { offset, segments });
     }
 
     /// Writes that went together have ended.
-    pub(super) fn gathered_written(&mut self, mut parts: Vec<Part>, result: Result<usize, Errno>) {
+    pub(super) fn gathered_written(&mut self, mut segments: Vec<WriteSegment>, result: Result<usize, Errno>) {
         let device = Arc::clone(&self.device);
         let zones = device.zones().expect("only writes in order go together");
         let queued = Arc::clone(&self.queued);
-        sort_out(&device, &queued, &mut parts, result, |told| self.told(told));
-        match (parts.is_empty(), result) {
-            (true, _) => self.gathers.push(parts),
+        sort_out(&device, &queued, &mut segments, result, |told| self.told(told));
+        match (segments.is_empty(), result) {
+            (true, _) => self.gathers.push(segments),
             // The store takes no more of it.
             (false, Ok(0)) => {
-                let part = parts.pop().expect("one is left");
-                zones.part_ended(part, Err(Errno::IO), &queued, |told| self.told(told));
-                self.gathers.push(parts);
+                let segment = segments.pop().expect("one is left");
+                zones.part_ended(segment, Err(Errno::IO), &queued, |told| self.told(told));
+                self.gathers.push(segments);
             }
-            (false, _) => self.submit_parts(parts),
+            (false, _) => self.submit_parts(segments),
         }
     }
 
@@ -90,24 +90,24 @@ where
             timing.lap_until(Phase::Queue, since);
             timing.lap(Phase::Store);
         }
-        let extent = flight.extent.expect("a write has an extent");
-        let lost = || Buffer::new(extent.cover_len);
-        (flight.ticket, flight.buffer) = (None, Some(data.map_or_else(lost, Ciphertext::into_buffer)));
+        let mapped = flight.mapped.expect("a write has an mapped");
+        let lost = || Buffer::new(mapped.aligned_len);
+        (flight.write, flight.buffer) = (None, Some(data.map_or_else(lost, Ciphertext::into_buffer)));
         self.last_step(index, Step::Write, result);
     }
 }
 
-impl<F: FrontEnd> Worker<F> {
+impl<F: Frontend> Worker<F> {
     /// A worker that ends says to others what has become of their writes. Its own leave their queues afterwards.
     pub(super) fn give_parts_back(&mut self, ended: VecDeque<Completion>) {
         let device = Arc::clone(&self.device);
         let Some(zones) = device.zones() else { return };
         let unseen = self.completions.drain(..).chain(self.executed.drain(..)).chain(ended);
         for Completion { result, returned, .. } in unseen {
-            if let Returned::Parts(mut parts) = returned {
-                sort_out(&device, &self.queued, &mut parts, result, drop);
-                for part in parts {
-                    zones.part_ended(part, Err(Errno::IO), &self.queued, drop);
+            if let Returned::Segments(mut segments) = returned {
+                sort_out(&device, &self.queued, &mut segments, result, drop);
+                for segment in segments {
+                    zones.part_ended(segment, Err(Errno::IO), &self.queued, drop);
                 }
             }
         }
@@ -117,61 +117,61 @@ impl<F: FrontEnd> Worker<F> {
 
 /// The device's only store, where it has zones.
 const ZONED: u32 = 0;
-/// Their completion brings the parts, which name their tickets.
+/// Their completion brings the segments, which name their entries.
 const NO_REQUEST: u32 = u32::MAX;
 
-/// Says of each part what has become of it. Those that are there are done. The first that is not goes on alone, so that an error is
-/// its own, and the others wait for their turns again; but what a write that failed may have left is known of no part that it
-/// has touched, and these fail. What is left in `parts` is one of which some is there, and which is to be written on.
+/// Says of each segment what has become of it. Those that are there are done. The first that is not goes on alone, so that an error is
+/// its own, and the others wait for their turns again; but what a write that failed may have left is known of no segment that it
+/// has touched, and these fail. What is left in `segments` is one of which some is there, and which is to be written on.
 fn sort_out(
     device: &Device,
     me: &Arc<dyn Queued>,
-    parts: &mut Vec<Part>,
+    segments: &mut Vec<WriteSegment>,
     result: Result<usize, Errno>,
     mut tell: impl FnMut(Told),
 ) {
     let zones = device.zones().expect("only writes in order go together");
-    let is_begun = parts[0].range.start > 0;
+    let is_begun = segments[0].range.start > 0;
     match result {
         Err(Errno::INTR | Errno::AGAIN) if is_begun => {}
         Err(error) => {
-            let touched = if is_begun { 1 } else { touched(device, parts) };
-            parts.drain(touched.max(1)..).for_each(|part| zones.wait_again(part));
-            match parts.pop() {
+            let touched = if is_begun { 1 } else { touched(device, segments) };
+            segments.drain(touched.max(1)..).for_each(|segment| zones.wait_again(segment));
+            match segments.pop() {
                 Some(first) if touched == 0 => zones.go_alone(first, me, tell),
                 last => {
-                    last.into_iter().for_each(|part| zones.part_ended(part, Err(error), me, &mut tell));
-                    while let Some(part) = parts.pop() {
-                        zones.part_ended(part, Err(error), me, &mut tell);
+                    last.into_iter().for_each(|segment| zones.part_ended(segment, Err(error), me, &mut tell));
+                    while let Some(segment) = segments.pop() {
+                        zones.part_ended(segment, Err(error), me, &mut tell);
                     }
                 }
             }
         }
         Ok(mut written) => {
             let mut whole = 0;
-            while let Some(part) = parts.get(whole).filter(|part| part.range.len() <= written) {
-                (written, whole) = (written - part.range.len(), whole + 1);
+            while let Some(segment) = segments.get(whole).filter(|segment| segment.range.len() <= written) {
+                (written, whole) = (written - segment.range.len(), whole + 1);
             }
-            parts.drain((whole + 1).min(parts.len())..).for_each(|part| zones.wait_again(part));
-            let rest = if parts.len() > whole { parts.pop() } else { None };
-            parts.drain(..).for_each(|part| zones.part_ended(part, Ok(()), me, &mut tell));
+            segments.drain((whole + 1).min(segments.len())..).for_each(|segment| zones.wait_again(segment));
+            let rest = if segments.len() > whole { segments.pop() } else { None };
+            segments.drain(..).for_each(|segment| zones.part_ended(segment, Ok(()), me, &mut tell));
             match rest {
-                Some(part) if part.range.start + written > 0 => {
-                    let range = part.range.start + written..part.range.end;
-                    parts.push(Part { range, ..part });
+                Some(segment) if segment.range.start + written > 0 => {
+                    let range = segment.range.start + written..segment.range.end;
+                    segments.push(WriteSegment { range, ..segment });
                 }
-                Some(part) => zones.go_alone(part, me, tell),
+                Some(segment) => zones.go_alone(segment, me, tell),
                 None => {}
             }
         }
     }
 }
 
-/// How many parts of a write that failed the store has something of. Blocks: it is rare.
-fn touched(device: &Device, parts: &[Part]) -> usize {
+/// How many segments of a write that failed the store has something of. Blocks: it is rare.
+fn touched(device: &Device, segments: &[WriteSegment]) -> usize {
     let zones = device.zones().expect("only writes in order go together");
-    let first = &parts[0];
-    let start = zones.position(TicketId::of(first.token));
+    let first = &segments[0];
+    let start = zones.position(WriteId::of(first.token));
     // A store that does not answer now says so to the first.
     let pointer = zones.ask_again(start).unwrap_or(start);
     let len = (pointer.saturating_sub(start) as usize).min(first.range.len());
@@ -181,13 +181,14 @@ fn touched(device: &Device, parts: &[Part]) -> usize {
         // Somebody else's.
         return 0;
     }
-    let starts = parts.iter().scan(start, |end, part| Some(std::mem::replace(end, *end + part.range.len() as u64)));
+    let starts =
+        segments.iter().scan(start, |end, segment| Some(std::mem::replace(end, *end + segment.range.len() as u64)));
     starts.take_while(|start| *start < pointer).count()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::front_end::Message;
+    use super::super::frontend::Message;
     use super::super::{Context, Finished, Flow, Request};
     use super::*;
     use crate::BlockingDevice;
@@ -196,13 +197,13 @@ mod tests {
     use crate::request::Operation;
     use crate::ring::{Token, Wait};
     use crate::store::file::IoMode;
-    use crate::zoned::order::{Admission, Manner, Settled, Waiter};
+    use crate::zoned::queue::{Enqueued, Waiter, WriteKind, WriteOutcome};
     use crate::zoned_memory::{MemoryZones, Shape};
     use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 
     struct Nobody;
 
-    impl FrontEnd for Nobody {
+    impl Frontend for Nobody {
         type Message = ();
         fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
         fn on_completion(&mut self, _cx: &mut Context<'_>, _done: Completion) {}
@@ -234,17 +235,18 @@ mod tests {
     }
 
     fn request(device: &Device, id: u64) -> Request {
-        let extent = device.layout().locate(0, 4096, 1 << 20).unwrap();
-        let data = Some((extent, Buffer::new(4096)));
+        let mapped = device.mapping().locate(0, 4096, 1 << 20).unwrap();
+        let data = Some((mapped, Buffer::new(4096)));
         Request { id, operation: Operation::Append { durable: false }, offset: 0, len: 4096, data, spare: None }
     }
 
     /// Two workers, and appends of theirs, by turns, that the first has gathered and not written.
-    fn gathered(device: &Arc<Device>, count: u64) -> (Worker<Nobody>, Worker<Nobody>, Vec<Part>) {
+    fn gathered(device: &Arc<Device>, count: u64) -> (Worker<Nobody>, Worker<Nobody>, Vec<WriteSegment>) {
         let zones = device.zones().unwrap();
         // Somebody who has the turn, so that the others wait.
         let waiter = || Waiter::Message(Arc::new(Deaf), 0);
-        let Admission::Placed(before, position) = zones.admit(0, 4096, Manner::Append, false, waiter()).unwrap() else {
+        let Enqueued::Placed(before, position) = zones.enqueue(0, 4096, WriteKind::Append, false, waiter()).unwrap()
+        else {
             panic!("an append is placed")
         };
         let data = zones.ready(before, position, Ciphertext::encrypted(Buffer::new(4096)), false);
@@ -255,14 +257,14 @@ mod tests {
             to.drain();
         }
         device.stores()[0].write_at(data.unwrap().bytes(), 0, false).unwrap();
-        assert_eq!(zones.settle(before, true, None), Settled::Gone { next: None, landed: true });
+        assert_eq!(zones.complete_write(before, true, None), WriteOutcome::Left { next: None, landed: true });
         let Some(Message::Granted(index)) = one.mailbox.next() else { panic!("it is the first one's turn") };
-        let ticket = one.flight(index as u32).ticket.unwrap();
-        let mut parts = one.gathers.pop().unwrap();
-        let data = zones.claim(ticket);
-        assert!(zones.gather(ticket, data, 1 << 20, &mut parts, &one.queued).is_none());
-        assert_eq!(parts.len(), count as usize);
-        (one, other, parts)
+        let write = one.flight(index as u32).write.unwrap();
+        let mut segments = one.gathers.pop().unwrap();
+        let data = zones.take_data(write);
+        assert!(zones.gather(write, data, 1 << 20, &mut segments, &one.queued).is_none());
+        assert_eq!(segments.len(), count as usize);
+        (one, other, segments)
     }
 
     struct Deaf;
@@ -272,8 +274,8 @@ mod tests {
         fn written(&self, _token: u64, _written: Written) {}
     }
 
-    fn completion(parts: Vec<Part>, result: Result<usize, Errno>) -> VecDeque<Completion> {
-        VecDeque::from([Completion { token: Token(0), result, returned: Returned::Parts(parts) }])
+    fn completion(segments: Vec<WriteSegment>, result: Result<usize, Errno>) -> VecDeque<Completion> {
+        VecDeque::from([Completion { token: Token(0), result, returned: Returned::Segments(segments) }])
     }
 
     fn told(worker: &Worker<Nobody>) -> Option<Result<(), Errno>> {
@@ -296,10 +298,10 @@ mod tests {
     #[test]
     fn a_worker_that_ends_says_what_has_become_of_others_writes() {
         let device = device();
-        let (mut ending, mut other, parts) = gathered(&device, 6);
+        let (mut ending, mut other, segments) = gathered(&device, 6);
         // Two have landed, and half of the third.
         lands(&device, 2 * 4096 + 2048);
-        ending.give_parts_back(completion(parts, Ok(2 * 4096 + 2048)));
+        ending.give_parts_back(completion(segments, Ok(2 * 4096 + 2048)));
         drop(ending);
         assert_eq!(told(&other), Some(Ok(())));
         // The others are written, at last.
@@ -312,8 +314,8 @@ mod tests {
     #[test]
     fn what_a_worker_loses_fails() {
         let device = device();
-        let (one, other, parts) = gathered(&device, 4);
-        drop(parts);
+        let (one, other, segments) = gathered(&device, 4);
+        drop(segments);
         drop(one);
         assert_eq!([told(&other), told(&other)], [Some(Err(Errno::IO)); 2]);
         assert_eq!(next(&device), 4096);
@@ -323,17 +325,18 @@ mod tests {
     fn a_ticket_that_has_ended_is_nobody_elses() {
         let device = device();
         let zones = device.zones().unwrap();
-        let (mut one, other, parts) = gathered(&device, 2);
+        let (mut one, other, segments) = gathered(&device, 2);
         lands(&device, 8192);
-        one.gathered_written(parts, Ok(8192));
+        one.gathered_written(segments, Ok(8192));
         // The other one has not read its mail. Somebody else appends, and may be given the same place.
         let waiter = Waiter::Message(Arc::new(Deaf), 7);
-        let Admission::Placed(ticket, position) = zones.admit(0, 4096, Manner::Append, false, waiter).unwrap() else {
+        let Enqueued::Placed(write, position) = zones.enqueue(0, 4096, WriteKind::Append, false, waiter).unwrap()
+        else {
             panic!("an append is placed")
         };
         drop(other);
-        assert!(zones.ready(ticket, position, Ciphertext::encrypted(Buffer::new(4096)), true).is_some());
-        assert!(zones.leave(ticket, None).is_none());
+        assert!(zones.ready(write, position, Ciphertext::encrypted(Buffer::new(4096)), true).is_some());
+        assert!(zones.leave(write, None).is_none());
     }
 
     /// One of which half is there is gone on with, until the store says otherwise.
@@ -341,22 +344,22 @@ mod tests {
     fn what_is_half_written_is_written_on() {
         for (result, expected) in [(Ok(0), Some(Err(Errno::IO))), (Err(Errno::NOSPC), Some(Err(Errno::NOSPC)))] {
             let device = device();
-            let (mut one, other, parts) = gathered(&device, 2);
+            let (mut one, other, segments) = gathered(&device, 2);
             lands(&device, 4096 + 2048);
-            one.gathered_written(parts, Ok(4096 + 2048));
+            one.gathered_written(segments, Ok(4096 + 2048));
             let under_way = |one: &mut Worker<Nobody>| match one.executed.pop_back().map(|done| done.returned) {
-                Some(Returned::Parts(parts)) => parts,
+                Some(Returned::Segments(segments)) => segments,
                 _ => panic!("the rest is written"),
             };
-            let mut parts = under_way(&mut one);
-            assert_eq!((parts.len(), parts[0].range.clone()), (1, 2048..4096));
+            let mut segments = under_way(&mut one);
+            assert_eq!((segments.len(), segments[0].range.clone()), (1, 2048..4096));
             assert!(one.has_gathered(), "it is not at rest");
             for error in [Errno::INTR, Errno::AGAIN] {
-                one.gathered_written(parts, Err(error));
+                one.gathered_written(segments, Err(error));
                 assert!(told(&other).is_none());
-                parts = under_way(&mut one);
+                segments = under_way(&mut one);
             }
-            one.gathered_written(parts, result);
+            one.gathered_written(segments, result);
             assert_eq!(told(&other), expected);
             assert!(!one.has_gathered() && one.executed.is_empty());
         }

@@ -1,16 +1,21 @@
-//! Orders to whole zones: each is a ticket in the queue of every zone that it means.
+//! Orders to whole zones: each is a write in the queue of every zone that it means.
 
-use super::table::{Action, NONE, Ticket, TicketKind, Waiter};
-use super::{ActionId, ZoneOrder};
+use super::table::{Action, NONE, QueuedKind, QueuedWrite, Waiter};
+use super::{ZoneMgmtId, ZoneWriteQueues};
 use crate::zoned::{Zone, ZoneAction};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 
-impl ZoneOrder {
+impl ZoneWriteQueues {
     /// Puts an order to whole zones, which lie in these ranges of the store, into the queues of all of them. True: it is its
     /// turn; otherwise it is told.
-    pub(crate) fn admit_action(&self, action: ZoneAction, ranges: Vec<Range<u64>>, waiter: Waiter) -> (ActionId, bool) {
+    pub(crate) fn enqueue_mgmt(
+        &self,
+        action: ZoneAction,
+        ranges: Vec<Range<u64>>,
+        waiter: Waiter,
+    ) -> (ZoneMgmtId, bool) {
         let mut table = self.table();
         let free = table.actions.iter().position(Option::is_none);
         let number = free.unwrap_or_else(|| {
@@ -18,31 +23,31 @@ impl ZoneOrder {
             table.actions.len() - 1
         });
         let zones = ranges.iter().flat_map(|range| self.zones_of(range.start, range.end - range.start));
-        let mut tickets = Vec::new();
+        let mut entries = Vec::new();
         for zone in zones {
-            let kind = TicketKind::Action(number as u32, action);
-            tickets.push(table.add(Ticket { ready: true, ..Ticket::new(zone as u32, 0, 0, kind, None) }));
+            let kind = QueuedKind::Action(number as u32, action);
+            entries.push(table.add(QueuedWrite { ready: true, ..QueuedWrite::new(zone as u32, 0, 0, kind, None) }));
         }
-        let (missing, all) = (tickets.len(), tickets.clone());
-        table.actions[number] = Some(Action { action, ranges, tickets, missing, waiter });
+        let (missing, all) = (entries.len(), entries.clone());
+        table.actions[number] = Some(Action { action, ranges, entries, missing, waiter });
         for index in all {
-            let zone = table.tickets[index as usize].zone as usize;
+            let zone = table.entries[index as usize].zone as usize;
             table.link(index);
             let start = self.start_of(zone);
             let state = &mut table.zones[zone];
             state.pointer = state.after(action, start);
             if table.zones[zone].head == index {
-                table.tickets[index as usize].granted = true;
+                table.entries[index as usize].granted = true;
                 table.action(number).missing -= 1;
             }
         }
         let now = table.action(number).missing == 0;
-        (ActionId(number as u32), now)
+        (ZoneMgmtId(number as u32), now)
     }
 
-    /// As [`ZoneOrder::admit_action`], on a thread that waits for its turn.
-    pub(crate) fn admit_action_blocking(&self, action: ZoneAction, ranges: Vec<Range<u64>>) -> ActionId {
-        let (id, now) = self.admit_action(action, ranges, Waiter::Thread);
+    /// As [`ZoneWriteQueues::enqueue_mgmt`], on a thread that waits for its turn.
+    pub(crate) fn enqueue_mgmt_blocking(&self, action: ZoneAction, ranges: Vec<Range<u64>>) -> ZoneMgmtId {
+        let (id, now) = self.enqueue_mgmt(action, ranges, Waiter::Thread);
         if !now {
             self.wait(|table| table.actions[id.0 as usize].as_ref().is_none_or(|action| action.missing == 0));
         }
@@ -50,7 +55,7 @@ impl ZoneOrder {
     }
 
     /// Carries out an order whose turn it is, and lets the writes behind it go on. Blocks.
-    pub(crate) fn carry_out(&self, id: ActionId) -> Result<(), Errno> {
+    pub(crate) fn carry_out(&self, id: ZoneMgmtId) -> Result<(), Errno> {
         let (action, ranges) = {
             let mut table = self.table();
             let order = table.action(id.0 as usize);
@@ -58,16 +63,16 @@ impl ZoneOrder {
         };
         // A store that panics here would leave the zones waiting for ever; one that fails is seen.
         let managed = std::panic::catch_unwind(AssertUnwindSafe(|| self.manage(action, &ranges)));
-        self.leave_action(id);
+        self.leave_mgmt(id);
         managed.unwrap_or(Err(Errno::IO))
     }
 
     /// An order that was carried out, or is given up, leaves the queues.
-    pub(crate) fn leave_action(&self, id: ActionId) {
+    pub(crate) fn leave_mgmt(&self, id: ZoneMgmtId) {
         let mut table = self.table();
         let order = table.actions[id.0 as usize].take().expect("an order stays until it was carried out");
-        for index in order.tickets {
-            let zone = table.tickets[index as usize].zone as usize;
+        for index in order.entries {
+            let zone = table.entries[index as usize].zone as usize;
             table.zones[zone].known = false;
             table.unlink(index);
             if table.zones[zone].head != NONE {

@@ -1,24 +1,24 @@
-//! What a front end is to a worker: who asks, in what terms, and how other threads reach it.
+//! What a frontend is to a worker: who asks, in what terms, and how other threads reach it.
 
 use super::mailbox::MessageQueue;
 use crate::buffer::{Buffer, BufferPool};
 use crate::carrier::{Carried, Delivery};
+use crate::crypt_mapping::MappedRange;
 use crate::device::Device;
-use crate::layout::Layout;
+use crate::locks::Granted;
+use crate::mapping::Mapping;
 use crate::offload::{Ciphered, Done};
 use crate::request::{Operation, RequestError};
 use crate::ring::{Completion, Ring, Wait, Waker};
-use crate::target::Extent;
-use crate::unaligned::Granted;
-use crate::zoned::keeper::Managed;
-use crate::zoned::order::{Queued, Written};
+use crate::zoned::mgmt_thread::Managed;
+use crate::zoned::queue::{Queued, Written};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
-/// A request and the memory it needs; the front end made both.
+/// A request and the memory it needs; the frontend made both.
 #[derive(Debug)]
 pub struct Request {
-    /// The front end's name for it.
+    /// The frontend's name for it.
     pub id: u64,
     /// What is asked.
     pub operation: Operation,
@@ -26,22 +26,22 @@ pub struct Request {
     pub offset: u64,
     /// How many bytes.
     pub len: u64,
-    /// For operations that move data: where that lies ([`crate::Layout::locate`]), and a buffer that holds the cover,
-    /// with a write's bytes at [`Extent::requested`].
-    pub data: Option<(Extent, Buffer)>,
-    /// For writes with partial units: room for [`crate::unaligned::spare_len`] bytes. Otherwise it comes back as it is.
+    /// For operations that move data: where that lies ([`crate::Mapping::locate`]), and a buffer that holds the aligned range,
+    /// with a write's bytes at [`MappedRange::requested`].
+    pub data: Option<(MappedRange, Buffer)>,
+    /// For writes with partial units: room for [`crate::rmw::spare_len`] bytes. Otherwise it comes back as it is.
     pub spare: Option<Buffer>,
 }
 
-/// A request that has ended, with its memory. A read's bytes are at [`Extent::requested`].
+/// A request that has ended, with its memory. A read's bytes are at [`MappedRange::requested`].
 #[derive(Debug)]
 pub struct Finished {
-    /// The front end's name for it.
+    /// The frontend's name for it.
     pub id: u64,
     /// How it ended.
     pub result: Result<(), RequestError>,
     /// What [`Request::data`] was.
-    pub data: Option<(Extent, Buffer)>,
+    pub data: Option<(MappedRange, Buffer)>,
     /// What [`Request::spare`] was.
     pub spare: Option<Buffer>,
 }
@@ -51,11 +51,11 @@ pub struct Finished {
 pub enum Flow {
     /// There may be more.
     Continue,
-    /// The front end is finished.
+    /// The frontend is finished.
     Stop,
 }
 
-/// What a front end may use while it is called.
+/// What a frontend may use while it is called.
 pub struct Context<'a> {
     /// Where its own operations go. Tokens with the top bit set are the worker's.
     pub ring: &'a mut Ring,
@@ -64,15 +64,15 @@ pub struct Context<'a> {
     /// The device that is served.
     pub device: &'a Device,
     /// Where its data units lie, as the worker sees it.
-    pub layout: &'a Layout,
+    pub mapping: &'a Mapping,
     /// Whether requests wait because the device is suspended.
     pub suspended: bool,
     /// Requests that the worker is to carry out.
     pub requests: &'a mut VecDeque<Request>,
 }
 
-/// Who asks. One front end, one thread, one ring.
-pub trait FrontEnd {
+/// Who asks. One frontend, one thread, one ring.
+pub trait Frontend {
     /// What other threads send it through [`Mailbox::post`].
     type Message: Send;
 
@@ -91,7 +91,7 @@ pub trait FrontEnd {
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait);
 }
 
-/// Messages of a front end that have room; who posts more at a time may have to allocate it.
+/// Messages of a frontend that have room; who posts more at a time may have to allocate it.
 const FRONT_MESSAGES: usize = 1024;
 
 /// How other threads reach a worker.
@@ -109,12 +109,12 @@ pub(super) enum Message<M> {
 }
 
 impl<M> Mailbox<M> {
-    /// With room for `most` messages about requests, and some of the front end's.
+    /// With room for `most` messages about requests, and some of the frontend's.
     pub(super) fn new(waker: Waker, most: usize) -> Self {
         Self { messages: MessageQueue::new(waker, most + FRONT_MESSAGES) }
     }
 
-    /// Sends the front end a message and wakes the worker.
+    /// Sends the frontend a message and wakes the worker.
     pub fn post(&self, message: M) {
         self.push(Message::Front(message));
     }

@@ -1,45 +1,45 @@
 //! The order of writes in sequential zones: one table for all workers and callers of a device.
 //!
-//! A write gets a *ticket* when it begins, and tickets of a zone form a queue. Cipher work goes on in any order; what then
+//! A write gets a *write* when it begins, and entries of a zone form a queue. Cipher work goes on in any order; what then
 //! goes to the store is the head of the queue, which takes along what is ready behind it (`worker/gathered.rs`), so the store
 //! sees each zone's writes one after the other in the order in which they were submitted. A write is not judged here: one that
 //! is not at the write pointer goes to the store in its turn, and fails as it would there. An append is placed where the
 //! zone's queue will have written to, before it is encrypted; when a write fails, the pointer is read again, and what was placed
 //! behind is placed anew.
 //!
-//! Requests of several front end queues may overtake each other on the way here. A write that is ahead of the pointer is
+//! Requests of several frontend queues may overtake each other on the way here. A write that is ahead of the pointer is
 //! *held* until each worker has had two turns, in which the ones before it would have come.
 
-mod gathered;
-mod orders;
+mod merge;
+mod mgmt;
 mod table;
 
 use super::{Zone, ZoneKind, ZoneLimits, ZonedStore};
+use crate::crypt_mapping::Ciphertext;
 use crate::request::RequestError;
 use crate::ring::{Token, Waker};
 use crate::store::BackingStore;
-use crate::target::Ciphertext;
-pub(crate) use gathered::Told;
+pub(crate) use merge::Told;
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use table::{NONE, State, Table, Ticket, TicketKind};
+use table::{NONE, QueuedKind, QueuedWrite, State, Table};
 pub(crate) use table::{Queued, Waiter, Written};
 
 /// How often an append is placed anew because others write to its zone.
-const MAX_MOVES: u8 = 8;
+const MAX_REASSIGNMENTS: u8 = 8;
 /// Workers that are told apart; later ones share the last bit, and may end a wait early.
-const SEATS: u32 = 64;
+const WORKERS: u32 = 64;
 
 /// A place in the queue of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TicketId {
+pub(crate) struct WriteId {
     index: u32,
     generation: u32,
 }
 
-impl TicketId {
+impl WriteId {
     /// As the token of a part of a write.
     pub(crate) fn token(self) -> Token {
         Token(u64::from(self.generation) << 32 | u64::from(self.index))
@@ -53,67 +53,67 @@ impl TicketId {
 
 /// Orders to zones that wait for their writes, or are carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ActionId(u32);
+pub(crate) struct ZoneMgmtId(u32);
 
 /// How a write says where it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum WriteKind {
     /// At its position, which is where the pointer will be.
-    Write,
+    Data,
     /// The same, but some or all of it may be there already.
-    Again,
+    Reissued,
     /// Wherever the zone's queue ends.
     Append,
 }
 
 /// What a write finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
+pub(crate) enum Enqueued {
     /// No order is asked for.
     Free,
     /// It is in its zone's queue, and goes to this position of the store.
-    Placed(TicketId, u64),
+    Placed(WriteId, u64),
     /// It waits for those before it; it will be told when it may begin.
-    Held(TicketId),
+    Deferred(WriteId),
 }
 
 /// What becomes of a write that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Settled {
+pub(crate) enum WriteOutcome {
     /// It has left the queue.
-    Gone {
+    Left {
         /// The next one may belong to the same waiter: its token.
         next: Option<u64>,
         /// The store has all of it, even if it failed.
         landed: bool,
     },
     /// It was placed where the zone's pointer was not, and is to be written here instead.
-    Again(u64),
+    Reassigned(u64),
 }
 
 /// The queues of a store's zones.
-pub(crate) struct ZoneOrder {
+pub(crate) struct ZoneWriteQueues {
     store: Arc<dyn BackingStore>,
     limits: ZoneLimits,
     table: Mutex<Table>,
     changed: Condvar,
     /// Writes that are ahead of their zone's pointer.
     held: AtomicUsize,
-    /// Nobody waits for his turn: [`ZoneOrder::disorder`].
-    disordered: bool,
+    /// Nobody waits for his turn: [`ZoneWriteQueues::bypass`].
+    bypassed: bool,
 }
 
-impl ZoneOrder {
+impl ZoneWriteQueues {
     /// For a store that has zones.
     pub(crate) fn new(store: &Arc<dyn BackingStore>) -> Self {
         let limits = store.zoned().expect("only made for stores that have zones").limits();
         let (table, changed, held) = (Mutex::new(Table::new(limits.zones)), Condvar::new(), AtomicUsize::new(0));
-        Self { store: Arc::clone(store), limits, table, changed, held, disordered: false }
+        Self { store: Arc::clone(store), limits, table, changed, held, bypassed: false }
     }
 
     /// Lets every write go as soon as it is encrypted: the negative control of the tests of the order.
-    pub(crate) fn disorder(&mut self) {
-        self.disordered = true;
+    pub(crate) fn bypass(&mut self) {
+        self.bypassed = true;
     }
 
     /// What is true of all zones of the store.
@@ -155,7 +155,7 @@ impl ZoneOrder {
         Ok(self.zones_of(position, len).len() > 1 && self.is_sequential(position, len)?)
     }
 
-    /// Makes room for `more` tickets at a time.
+    /// Makes room for `more` entries at a time.
     pub(crate) fn reserve(&self, more: usize) {
         let mut table = self.table();
         table.room += more;
@@ -167,40 +167,40 @@ impl ZoneOrder {
         self.table().room -= room;
     }
 
-    /// A worker that `waker` wakes; its seat.
+    /// A worker that `waker` wakes; its worker.
     pub(crate) fn join(&self, waker: Waker) -> u64 {
         let mut table = self.table();
-        let taken = |bit: u32| table.seats.iter().any(|(seat, _)| *seat == 1 << bit);
-        let seat = 1 << (0..SEATS - 1).find(|bit| !taken(*bit)).unwrap_or(SEATS - 1);
-        table.seats.push((seat, waker));
-        seat
+        let taken = |bit: u32| table.workers.iter().any(|(worker, _)| *worker == 1 << bit);
+        let worker = 1 << (0..WORKERS - 1).find(|bit| !taken(*bit)).unwrap_or(WORKERS - 1);
+        table.workers.push((worker, waker));
+        worker
     }
 
     /// A worker has ended.
-    pub(crate) fn leave_seat(&self, seat: u64) {
+    pub(crate) fn leave_worker(&self, worker: u64) {
         let mut table = self.table();
-        if let Some(index) = table.seats.iter().position(|(s, _)| *s == seat) {
-            table.seats.remove(index);
+        if let Some(index) = table.workers.iter().position(|(s, _)| *s == worker) {
+            table.workers.remove(index);
         }
         self.expire(&mut table);
         self.end(table);
     }
 
-    /// Whether some are held, so that [`ZoneOrder::turned`] has to be called.
-    pub(crate) fn has_held(&self) -> bool {
+    /// Whether some are held, so that [`ZoneWriteQueues::turned`] has to be called.
+    pub(crate) fn has_deferred(&self) -> bool {
         self.held.load(Ordering::Acquire) > 0
     }
 
     /// A worker has come to the end of a turn.
-    pub(crate) fn turned(&self, seat: u64) {
+    pub(crate) fn turned(&self, worker: u64) {
         let mut table = self.table();
-        let Table { held, tickets, .. } = &mut *table;
+        let Table { held, entries, .. } = &mut *table;
         for index in held.iter() {
-            let [first, second] = &mut tickets[*index as usize].turned;
-            if *first & seat == 0 { *first |= seat } else { *second |= seat }
+            let [first, second] = &mut entries[*index as usize].turned;
+            if *first & worker == 0 { *first |= worker } else { *second |= worker }
         }
         self.expire(&mut table);
-        table.wake_seats();
+        table.wake_workers();
         self.end(table);
     }
 
@@ -211,23 +211,23 @@ impl ZoneOrder {
     ///
     /// `EIO` for a write across the end of a zone, and for an append that does not fit, does not name a zone by its start, or
     /// is not to a sequential one.
-    pub(crate) fn admit(
+    pub(crate) fn enqueue(
         &self,
         position: u64,
         len: u64,
-        manner: Manner,
+        kind_of_write: WriteKind,
         may_hold: bool,
         waiter: Waiter,
-    ) -> Result<Admission, RequestError> {
+    ) -> Result<Enqueued, RequestError> {
         const REFUSED: RequestError = RequestError::Io(Errno::IO);
-        let append = manner == Manner::Append;
+        let append = kind_of_write == WriteKind::Append;
         let mut table = self.table();
         let zones = self.zones_of(position, len);
         for zone in zones.clone() {
             self.know(&mut table, zone)?;
         }
         if !zones.clone().any(|zone| table.zones[zone].sequential) {
-            return if append { Err(REFUSED) } else { Ok(Admission::Free) };
+            return if append { Err(REFUSED) } else { Ok(Enqueued::Free) };
         }
         let zone = zones.start;
         if zones.len() > 1 || append && position != self.start_of(zone) {
@@ -243,60 +243,60 @@ impl ZoneOrder {
         }
         let State { pointer, end, .. } = table.zones[zone];
         let position = if append { pointer } else { position };
-        let ticket = Ticket::new(zone as u32, position, len, TicketKind::Data(manner), Some(waiter));
-        let index = table.add(ticket);
+        let write = QueuedWrite::new(zone as u32, position, len, QueuedKind::Data(kind_of_write), Some(waiter));
+        let index = table.add(write);
         if may_hold && position > pointer && position < end {
             table.held.push(index);
             self.held.store(table.held.len(), Ordering::Release);
-            table.wake_seats();
-            return Ok(Admission::Held(table.id(index)));
+            table.wake_workers();
+            return Ok(Enqueued::Deferred(table.id(index)));
         }
         self.place(&mut table, index);
-        let ticket = table.id(index);
+        let write = table.id(index);
         self.end(table);
-        Ok(Admission::Placed(ticket, position))
+        Ok(Enqueued::Placed(write, position))
     }
 
     /// Takes a held write back, as if it had not come. False: it is held no more, and is told so.
-    pub(crate) fn unhold(&self, ticket: TicketId) -> bool {
+    pub(crate) fn take_back(&self, write: WriteId) -> bool {
         let mut table = self.table();
-        let held = table.held.iter().position(|index| *index == ticket.index);
-        let Some(at) = held.filter(|_| !table.has_ended(ticket)) else { return false };
+        let held = table.held.iter().position(|index| *index == write.index);
+        let Some(at) = held.filter(|_| !table.has_ended(write)) else { return false };
         table.held.remove(at);
         self.held.store(table.held.len(), Ordering::Release);
-        table.remove(ticket.index);
+        table.remove(write.index);
         true
     }
 
     /// The write is encrypted, for `position`. It gets its data back if it is its turn; otherwise it is told, and
-    /// [`ZoneOrder::claim`]s them. `joins`: it may go to the store with others.
-    pub(crate) fn ready(&self, ticket: TicketId, position: u64, data: Ciphertext, joins: bool) -> Option<Ciphertext> {
+    /// [`ZoneWriteQueues::take_data`]s them. `can_merge`: it may go to the store with others.
+    pub(crate) fn ready(&self, write: WriteId, position: u64, data: Ciphertext, can_merge: bool) -> Option<Ciphertext> {
         let mut table = self.table();
-        table.ticket(ticket).joins = joins;
-        if self.first_ready(&mut table, ticket) {
+        table.write(write).can_merge = can_merge;
+        if self.first_ready(&mut table, write) {
             return Some(data);
         }
-        table.ticket(ticket).data = Some((position, data));
+        table.write(write).data = Some((position, data));
         None
     }
 
     /// The data of a write whose turn it is, which waited for it.
-    pub(crate) fn claim(&self, ticket: TicketId) -> Ciphertext {
+    pub(crate) fn take_data(&self, write: WriteId) -> Ciphertext {
         let mut table = self.table();
-        let data = table.ticket(ticket).data.take();
+        let data = table.write(write).data.take();
         data.expect("a write that waits for its turn has its data here").1
     }
 
-    fn first_ready(&self, table: &mut Table, ticket: TicketId) -> bool {
-        let ticket = table.ticket(ticket);
-        ticket.ready = true;
-        if self.disordered {
-            ticket.granted = true;
+    fn first_ready(&self, table: &mut Table, write: WriteId) -> bool {
+        let write = table.write(write);
+        write.ready = true;
+        if self.bypassed {
+            write.granted = true;
             return true;
         }
-        let zone = ticket.zone as usize;
+        let zone = write.zone as usize;
         let State { head, .. } = table.zones[zone];
-        let first = &mut table.tickets[head as usize];
+        let first = &mut table.entries[head as usize];
         if !first.ready || first.granted {
             return false;
         }
@@ -306,28 +306,28 @@ impl ZoneOrder {
     }
 
     /// The same for a thread, which keeps its data and waits for its turn.
-    pub(crate) fn ready_blocking(&self, ticket: TicketId) {
-        let now = self.first_ready(&mut self.table(), ticket);
+    pub(crate) fn ready_blocking(&self, write: WriteId) {
+        let now = self.first_ready(&mut self.table(), write);
         if !now {
-            self.wait(|table| table.tickets[ticket.index as usize].granted);
+            self.wait(|table| table.entries[write.index as usize].granted);
         }
     }
 
     /// Where the write goes, as of now. It stays so once it is its turn.
-    pub(crate) fn position(&self, ticket: TicketId) -> u64 {
-        self.table().ticket(ticket).position
+    pub(crate) fn position(&self, write: WriteId) -> u64 {
+        self.table().write(write).position
     }
 
     /// The write, whose turn it was, has ended.
-    pub(crate) fn settle(&self, ticket: TicketId, succeeded: bool, me: Option<&Arc<dyn Queued>>) -> Settled {
+    pub(crate) fn complete_write(&self, write: WriteId, succeeded: bool, me: Option<&Arc<dyn Queued>>) -> WriteOutcome {
         let mut table = self.table();
-        let Ticket { zone, position, len, kind, moves, .. } = *table.ticket(ticket);
+        let QueuedWrite { zone, position, len, kind, moves, .. } = *table.write(write);
         let zone = zone as usize;
         let before = table.zones[zone].written;
         let mut landed = succeeded;
         if succeeded {
             table.zones[zone].written = position + len;
-            table.unlink(ticket.index);
+            table.unlink(write.index);
             if before != position {
                 self.replace(&mut table, zone);
             }
@@ -336,40 +336,40 @@ impl ZoneOrder {
             let State { written, end, .. } = table.zones[zone];
             let touched = written >= position && written <= position + len;
             landed = before == position && written == position + len;
-            let append = kind == TicketKind::Data(Manner::Append);
-            if append && known && !touched && written + len <= end && moves < MAX_MOVES {
-                let ticket = table.ticket(ticket);
-                (ticket.position, ticket.moves) = (written, moves + 1);
+            let append = kind == QueuedKind::Data(WriteKind::Append);
+            if append && known && !touched && written + len <= end && moves < MAX_REASSIGNMENTS {
+                let write = table.write(write);
+                (write.position, write.moves) = (written, moves + 1);
                 self.replace(&mut table, zone);
                 self.end(table);
-                return Settled::Again(written);
+                return WriteOutcome::Reassigned(written);
             }
-            table.unlink(ticket.index);
+            table.unlink(write.index);
             self.replace(&mut table, zone);
         }
         let next = table.go(zone, me);
         self.end(table);
-        Settled::Gone { next, landed }
+        WriteOutcome::Left { next, landed }
     }
 
     /// The write is given up; it may have been held, in the queue, or with the store, which has answered. The next one's
     /// token, if it belongs to the same waiter.
-    pub(crate) fn leave(&self, ticket: TicketId, me: Option<&Arc<dyn Queued>>) -> Option<u64> {
-        if self.unhold(ticket) {
+    pub(crate) fn leave(&self, write: WriteId, me: Option<&Arc<dyn Queued>>) -> Option<u64> {
+        if self.take_back(write) {
             return None;
         }
         let mut table = self.table();
-        if table.has_ended(ticket) {
+        if table.has_ended(write) {
             return None;
         }
-        let Ticket { zone, granted, .. } = *table.ticket(ticket);
-        if table.ticket(ticket).lent.is_some() {
+        let QueuedWrite { zone, granted, .. } = *table.write(write);
+        if table.write(write).lent.is_some() {
             // Whoever has its data sees to the rest, and tells nobody.
-            table.ticket(ticket).waiter = None;
+            table.write(write).waiter = None;
             return None;
         }
         let zone = zone as usize;
-        table.unlink(ticket.index);
+        table.unlink(write.index);
         if granted {
             // Nobody took note of what the store has of it. One that does not answer now fails the next write.
             let _ = self.ask(&mut table, zone);
@@ -418,7 +418,7 @@ impl ZoneOrder {
         Ok(())
     }
 
-    /// Appends a ticket to its zone's queue, and lets those that were held for it follow.
+    /// Appends a write to its zone's queue, and lets those that were held for it follow.
     fn place(&self, table: &mut Table, index: u32) {
         let zone = table.link_data(index);
         self.follow(table, zone);
@@ -429,33 +429,33 @@ impl ZoneOrder {
         loop {
             let pointer = table.zones[zone].pointer;
             let fits = |index: &u32| {
-                let ticket = &table.tickets[*index as usize];
-                ticket.zone as usize == zone && ticket.position == pointer
+                let write = &table.entries[*index as usize];
+                write.zone as usize == zone && write.position == pointer
             };
             let Some(at) = table.held.iter().position(fits) else { return };
-            self.admit_held(table, at);
+            self.enqueue_deferred(table, at);
         }
     }
 
     /// Puts the held write at `at` of the list into its queue, and tells it.
-    fn admit_held(&self, table: &mut Table, at: usize) {
+    fn enqueue_deferred(&self, table: &mut Table, at: usize) {
         let index = table.held.remove(at);
         self.held.store(table.held.len(), Ordering::Release);
         table.link_data(index);
-        if let Some(Waiter::Message(to, token)) = &table.tickets[index as usize].waiter {
+        if let Some(Waiter::Message(to, token)) = &table.entries[index as usize].waiter {
             to.turn(*token);
         }
     }
 
     /// Those that were held long enough go where they want to, and fail.
     fn expire(&self, table: &mut Table) {
-        let seats = table.seats.iter().fold(0, |all, (seat, _)| all | seat);
+        let workers = table.workers.iter().fold(0, |all, (worker, _)| all | worker);
         let is_over = |table: &Table, at: usize| {
-            let [_, second] = table.tickets[table.held[at] as usize].turned;
-            second & seats == seats
+            let [_, second] = table.entries[table.held[at] as usize].turned;
+            second & workers == workers
         };
         while let Some(at) = (0..table.held.len()).find(|at| is_over(table, *at)) {
-            self.admit_held(table, at);
+            self.enqueue_deferred(table, at);
         }
     }
 
@@ -465,17 +465,17 @@ impl ZoneOrder {
         let mut state = table.zones[zone];
         state.pointer = state.written;
         while at != NONE {
-            let ticket = &mut table.tickets[at as usize];
-            state.pointer = match ticket.kind {
-                TicketKind::Action(_, action) => state.after(action, start),
-                TicketKind::Data(manner) => {
-                    if manner == Manner::Append && !ticket.granted {
-                        ticket.position = state.pointer;
+            let write = &mut table.entries[at as usize];
+            state.pointer = match write.kind {
+                QueuedKind::Action(_, action) => state.after(action, start),
+                QueuedKind::Data(kind_of_write) => {
+                    if kind_of_write == WriteKind::Append && !write.granted {
+                        write.position = state.pointer;
                     }
-                    state.after_write(manner, ticket.position, ticket.len)
+                    state.after_write(kind_of_write, write.position, write.len)
                 }
             };
-            at = ticket.next;
+            at = write.next;
         }
         table.zones[zone].pointer = state.pointer;
         self.follow(table, zone);

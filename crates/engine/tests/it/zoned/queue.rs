@@ -149,7 +149,7 @@ fn run(way: Way, writes: usize) -> Result<(), String> {
     let open = |store| Device::new(&segments, &key(), store, Access::default()).unwrap();
     let mut device = open(Arc::clone(&store) as _);
     if !way.ordered {
-        device = device.without_order_in_zones();
+        device = device.without_zone_write_queues();
     }
     let device = Arc::new(device);
     let reader = BlockingDevice::new(Arc::new(open(inner)));
@@ -182,7 +182,7 @@ fn run(way: Way, writes: usize) -> Result<(), String> {
     if came == writes as u64 { Ok(()) } else { Err(format!("{came} writes came of {writes}")) }
 }
 
-/// `cargo test --release -p inlock-engine --test it zoned::order` submits a million in each way.
+/// `cargo test --release -p inlock-engine --test it zoned::queue` submits a million in each way.
 #[test]
 fn writes_come_in_the_order_of_their_submission() {
     let writes = if cfg!(debug_assertions) { 5000 } else { 1_000_000 };

@@ -2,9 +2,9 @@
 //! says what becomes of each, from the first on where it has landed and from the last on where it has not.
 
 use super::table::{NONE, Queued, Table, Waiter, Written};
-use super::{TicketId, ZoneOrder};
-use crate::ring::{MAX_PARTS, Part};
-use crate::target::Ciphertext;
+use super::{WriteId, ZoneWriteQueues};
+use crate::crypt_mapping::Ciphertext;
+use crate::ring::{MAX_WRITE_SEGMENTS, WriteSegment};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,51 +13,51 @@ use std::time::Instant;
 pub(crate) enum Told {
     /// The write with this token has ended.
     Written(u64, Written),
-    /// It is the turn of the ticket with this token.
+    /// It is the turn of the write with this token.
     Turn(u64),
 }
 
-impl ZoneOrder {
-    /// A write whose turn it is, and those behind it that may go to the store with it, into `parts`, which is empty: each is
+impl ZoneWriteQueues {
+    /// A write whose turn it is, and those behind it that may go to the store with it, into `segments`, which is empty: each is
     /// ready, begins where the one before ends, and fits into the zone; together they have at most `longest` bytes, and are at most
-    /// [`MAX_PARTS`]. Their tokens are the tickets'. All are lent to `lender` until [`ZoneOrder::part_ended`],
-    /// [`ZoneOrder::wait_again`] or [`ZoneOrder::go_alone`]. If there is none behind, the write gets its data back.
+    /// [`MAX_WRITE_SEGMENTS`]. Their tokens are the entries'. All are lent to `lender` until [`ZoneWriteQueues::part_ended`],
+    /// [`ZoneWriteQueues::wait_again`] or [`ZoneWriteQueues::go_alone`]. If there is none behind, the write gets its data back.
     pub(crate) fn gather(
         &self,
-        first: TicketId,
+        first: WriteId,
         data: Ciphertext,
         longest: usize,
-        parts: &mut Vec<Part>,
+        segments: &mut Vec<WriteSegment>,
         lender: &Arc<dyn Queued>,
     ) -> Option<Ciphertext> {
         let mut table = self.table();
-        let ticket = table.ticket(first);
-        let (mut next, mut end, joins) = (ticket.next, ticket.position + ticket.len, ticket.joins);
-        let mut room = (longest as u64).saturating_sub(ticket.len);
-        let zone = ticket.zone as usize;
+        let write = table.write(first);
+        let (mut next, mut end, can_merge) = (write.next, write.position + write.len, write.can_merge);
+        let mut room = (longest as u64).saturating_sub(write.len);
+        let zone = write.zone as usize;
         let zone_end = table.zones[zone].end;
         let mut since = None;
         let mut first_data = Some(data);
-        while joins && next != NONE && parts.len() < MAX_PARTS {
+        while can_merge && next != NONE && segments.len() < MAX_WRITE_SEGMENTS {
             let token = table.id(next).token();
-            let ticket = &mut table.tickets[next as usize];
-            let follows = ticket.joins && !ticket.granted && ticket.position == end;
-            if !follows || ticket.len > room || end + ticket.len > zone_end {
+            let write = &mut table.entries[next as usize];
+            let follows = write.can_merge && !write.granted && write.position == end;
+            if !follows || write.len > room || end + write.len > zone_end {
                 break;
             }
             // One that was moved is encrypted for another place.
-            let Some((_, data)) = ticket.data.take_if(|(position, _)| *position == end) else { break };
-            (ticket.granted, ticket.lent) = (true, Some(Arc::clone(lender)));
-            (next, end, room) = (ticket.next, end + ticket.len, room - ticket.len);
+            let Some((_, data)) = write.data.take_if(|(position, _)| *position == end) else { break };
+            (write.granted, write.lent) = (true, Some(Arc::clone(lender)));
+            (next, end, room) = (write.next, end + write.len, room - write.len);
             let since = *since.get_or_insert_with(Instant::now);
-            let part = Part { data, range: 0..ticket.len as usize, token, since };
+            let segment = WriteSegment { data, range: 0..write.len as usize, token, since };
             if let Some(data) = first_data.take() {
-                let ticket = table.ticket(first);
-                ticket.lent = Some(Arc::clone(lender));
-                let range = 0..ticket.len as usize;
-                parts.push(Part { data, range, token: first.token(), since });
+                let write = table.write(first);
+                write.lent = Some(Arc::clone(lender));
+                let range = 0..write.len as usize;
+                segments.push(WriteSegment { data, range, token: first.token(), since });
             }
-            parts.push(part);
+            segments.push(segment);
         }
         first_data
     }
@@ -65,26 +65,21 @@ impl ZoneOrder {
     /// One of those that went together has ended. Its owner is told, if that is not `me`, and so is who has the next turn.
     pub(crate) fn part_ended(
         &self,
-        part: Part,
+        segment: WriteSegment,
         result: Result<(), Errno>,
         me: &Arc<dyn Queued>,
         mut tell: impl FnMut(Told),
     ) {
-        let Part { data, token, since, .. } = part;
-        let (mine, next) = self.lent_ended(TicketId::of(token), Written { data: Some(data), result, since }, me);
+        let WriteSegment { data, token, since, .. } = segment;
+        let (mine, next) = self.lent_ended(WriteId::of(token), Written { data: Some(data), result, since }, me);
         let mine = mine.map(|(token, written)| Told::Written(token, written));
         mine.into_iter().chain(next.map(Told::Turn)).for_each(&mut tell);
     }
 
-    fn lent_ended(
-        &self,
-        id: TicketId,
-        written: Written,
-        me: &Arc<dyn Queued>,
-    ) -> (Option<(u64, Written)>, Option<u64>) {
+    fn lent_ended(&self, id: WriteId, written: Written, me: &Arc<dyn Queued>) -> (Option<(u64, Written)>, Option<u64>) {
         let mut table = self.table();
-        let ticket = table.ticket(id);
-        let (zone, start, len, waiter) = (ticket.zone as usize, ticket.position, ticket.len, ticket.waiter.take());
+        let write = table.write(id);
+        let (zone, start, len, waiter) = (write.zone as usize, write.position, write.len, write.waiter.take());
         table.unlink(id.index);
         if written.result.is_ok() {
             let before = std::mem::replace(&mut table.zones[zone].written, start + len);
@@ -111,31 +106,31 @@ impl ZoneOrder {
     }
 
     /// One that went with others waits for its own turn after all.
-    pub(crate) fn wait_again(&self, part: Part) {
-        self.give_back(part, false);
+    pub(crate) fn wait_again(&self, segment: WriteSegment) {
+        self.give_back(segment, false);
     }
 
     /// One that went with others, and is the first in its queue now, goes alone.
-    pub(crate) fn go_alone(&self, part: Part, me: &Arc<dyn Queued>, mut tell: impl FnMut(Told)) {
-        match self.give_back(part, true) {
+    pub(crate) fn go_alone(&self, segment: WriteSegment, me: &Arc<dyn Queued>, mut tell: impl FnMut(Told)) {
+        match self.give_back(segment, true) {
             Some(Waiter::Message(to, token)) if Arc::ptr_eq(me, &to) => tell(Told::Turn(token)),
             Some(Waiter::Message(to, token)) => to.turn(token),
             Some(Waiter::Thread) | None => {}
         }
     }
 
-    /// The ticket has its data back, `granted` or not; whose it is.
-    fn give_back(&self, part: Part, granted: bool) -> Option<Waiter> {
+    /// The write has its data back, `granted` or not; whose it is.
+    fn give_back(&self, segment: WriteSegment, granted: bool) -> Option<Waiter> {
         let mut table = self.table();
-        let id = TicketId::of(part.token);
-        let ticket = table.ticket(id);
-        ticket.data = Some((ticket.position, part.data));
-        (ticket.granted, ticket.lent) = (granted, None);
-        ticket.joins &= !granted;
-        let waiter = ticket.waiter.clone();
+        let id = WriteId::of(segment.token);
+        let write = table.write(id);
+        write.data = Some((write.position, segment.data));
+        (write.granted, write.lent) = (granted, None);
+        write.can_merge &= !granted;
+        let waiter = write.waiter.clone();
         if waiter.is_none() {
             // Its owner has ended.
-            let zone = ticket.zone as usize;
+            let zone = write.zone as usize;
             table.unlink(id.index);
             self.replace(&mut table, zone);
             table.go(zone, None);
@@ -147,8 +142,8 @@ impl ZoneOrder {
     /// Whoever was lent data ends, and has not said what has become of some: it is not known.
     pub(crate) fn lender_ends(&self, lender: &Arc<dyn Queued>) {
         let lost = |table: &Table| {
-            let is_lost = |at: &usize| table.tickets[*at].lent.as_ref().is_some_and(|lent| Arc::ptr_eq(lent, lender));
-            let last = (0..table.tickets.len()).filter(is_lost).max_by_key(|at| table.tickets[*at].position);
+            let is_lost = |at: &usize| table.entries[*at].lent.as_ref().is_some_and(|lent| Arc::ptr_eq(lent, lender));
+            let last = (0..table.entries.len()).filter(is_lost).max_by_key(|at| table.entries[*at].position);
             last.map(|at| table.id(at as u32))
         };
         loop {

@@ -1,22 +1,22 @@
-//! The table behind [`super::ZoneOrder`]: the queues of the zones, and who is told when the first of one may go.
+//! The table behind [`super::ZoneWriteQueues`]: the queues of the zones, and who is told when the first of one may go.
 //!
 //! Tickets lie in one vector, and queues are lists of indices through it: nothing is allocated for a write.
 
-use super::{Manner, TicketId};
+use super::{WriteId, WriteKind};
+use crate::crypt_mapping::Ciphertext;
 use crate::ring::Waker;
-use crate::target::Ciphertext;
 use crate::zoned::ZoneAction;
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// No ticket.
+/// No write.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Whose tickets wait. It is told while the table is looked at, so it must not ask anything of it before it returns.
+/// Whose entries wait. It is told while the table is looked at, so it must not ask anything of it before it returns.
 pub(crate) trait Queued: Send + Sync {
-    /// It is the turn of the ticket with `token`.
+    /// It is the turn of the write with `token`.
     fn turn(&self, token: u64);
 
     /// The write with `token` went to the store with another's.
@@ -32,7 +32,7 @@ pub(crate) struct Written {
     pub(crate) since: Instant,
 }
 
-/// Who is told that it is a ticket's turn.
+/// Who is told that it is a write's turn.
 #[derive(Clone)]
 pub(crate) enum Waiter {
     /// A worker, by a message.
@@ -43,12 +43,12 @@ pub(crate) enum Waiter {
 
 pub(super) struct Table {
     pub(super) zones: Vec<State>,
-    pub(super) tickets: Vec<Ticket>,
+    pub(super) entries: Vec<QueuedWrite>,
     pub(super) free: Vec<u32>,
     pub(super) held: Vec<u32>,
     pub(super) actions: Vec<Option<Action>>,
-    pub(super) seats: Vec<(u64, Waker)>,
-    /// How many tickets there is memory for.
+    pub(super) workers: Vec<(u64, Waker)>,
+    /// How many entries there is memory for.
     pub(super) room: usize,
     /// Somebody of [`Waiter::Thread`] has to look.
     pub(super) wakes: bool,
@@ -69,21 +69,21 @@ pub(super) struct State {
     pub(super) tail: u32,
 }
 
-pub(super) struct Ticket {
+pub(super) struct QueuedWrite {
     pub(super) zone: u32,
     pub(super) next: u32,
     pub(super) position: u64,
     pub(super) len: u64,
-    pub(super) kind: TicketKind,
+    pub(super) kind: QueuedKind,
     pub(super) ready: bool,
     pub(super) granted: bool,
     /// It may go to the store together with those before and behind it.
-    pub(super) joins: bool,
+    pub(super) can_merge: bool,
     /// What it writes, while it waits for its turn, and the position for which that is encrypted.
     pub(super) data: Option<(u64, Ciphertext)>,
     /// Who has its data, with others', and says what becomes of it.
     pub(super) lent: Option<Arc<dyn Queued>>,
-    /// How many tickets have lain here before.
+    /// How many entries have lain here before.
     pub(super) generation: u32,
     pub(super) moves: u8,
     /// Of one that is held: who has had a turn since, and who another.
@@ -92,15 +92,15 @@ pub(super) struct Ticket {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum TicketKind {
-    Data(Manner),
+pub(super) enum QueuedKind {
+    Data(WriteKind),
     Action(u32, ZoneAction),
 }
 
 pub(super) struct Action {
     pub(super) action: ZoneAction,
     pub(super) ranges: Vec<Range<u64>>,
-    pub(super) tickets: Vec<u32>,
+    pub(super) entries: Vec<u32>,
     /// Zones whose queues have not come to it.
     pub(super) missing: usize,
     pub(super) waiter: Waiter,
@@ -122,22 +122,37 @@ impl State {
     }
 
     /// Where the pointer is after a write, if the store takes it.
-    pub(super) fn after_write(&self, manner: Manner, position: u64, len: u64) -> u64 {
+    pub(super) fn after_write(&self, kind_of_write: WriteKind, position: u64, len: u64) -> u64 {
         let end = position + len;
-        let takes = match manner {
+        let takes = match kind_of_write {
             // The part that is there already is left out.
-            Manner::Again => (position..end).contains(&self.pointer),
-            Manner::Write | Manner::Append => position == self.pointer,
+            WriteKind::Reissued => (position..end).contains(&self.pointer),
+            WriteKind::Data | WriteKind::Append => position == self.pointer,
         };
         if takes && end <= self.end { end } else { self.pointer }
     }
 }
 
-impl Ticket {
-    pub(super) fn new(zone: u32, position: u64, len: u64, kind: TicketKind, waiter: Option<Waiter>) -> Self {
-        let (ready, granted, joins, moves, turned) = (false, false, false, 0, [0; 2]);
+impl QueuedWrite {
+    pub(super) fn new(zone: u32, position: u64, len: u64, kind: QueuedKind, waiter: Option<Waiter>) -> Self {
+        let (ready, granted, can_merge, moves, turned) = (false, false, false, 0, [0; 2]);
         let (next, data, lent, generation) = (NONE, None, None, 0);
-        Self { zone, next, position, len, kind, ready, granted, joins, data, lent, generation, moves, turned, waiter }
+        Self {
+            zone,
+            next,
+            position,
+            len,
+            kind,
+            ready,
+            granted,
+            can_merge,
+            data,
+            lent,
+            generation,
+            moves,
+            turned,
+            waiter,
+        }
     }
 }
 
@@ -146,94 +161,94 @@ impl Table {
         let unknown = State { known: false, sequential: true, end: 0, written: 0, pointer: 0, head: NONE, tail: NONE };
         Self {
             zones: vec![unknown; zones as usize],
-            tickets: Vec::new(),
+            entries: Vec::new(),
             free: Vec::new(),
             held: Vec::new(),
             actions: Vec::new(),
-            seats: Vec::new(),
+            workers: Vec::new(),
             room: 0,
             wakes: false,
         }
     }
 
-    /// Makes sure that there is memory for `room` tickets.
+    /// Makes sure that there is memory for `room` entries.
     pub(super) fn make_room(&mut self) {
-        let Self { tickets, free, held, room, .. } = self;
-        tickets.reserve(room.saturating_sub(tickets.len()));
+        let Self { entries, free, held, room, .. } = self;
+        entries.reserve(room.saturating_sub(entries.len()));
         free.reserve(room.saturating_sub(free.len()));
         held.reserve(room.saturating_sub(held.len()));
     }
 
-    pub(super) fn add(&mut self, ticket: Ticket) -> u32 {
+    pub(super) fn add(&mut self, write: QueuedWrite) -> u32 {
         match self.free.pop() {
             Some(index) => {
-                let generation = self.tickets[index as usize].generation;
-                self.tickets[index as usize] = Ticket { generation, ..ticket };
+                let generation = self.entries[index as usize].generation;
+                self.entries[index as usize] = QueuedWrite { generation, ..write };
                 index
             }
             None => {
-                self.tickets.push(ticket);
-                (self.tickets.len() - 1) as u32
+                self.entries.push(write);
+                (self.entries.len() - 1) as u32
             }
         }
     }
 
     pub(super) fn remove(&mut self, index: u32) {
-        let ticket = &mut self.tickets[index as usize];
-        (ticket.waiter, ticket.data, ticket.lent) = (None, None, None);
-        ticket.generation = ticket.generation.wrapping_add(1);
+        let write = &mut self.entries[index as usize];
+        (write.waiter, write.data, write.lent) = (None, None, None);
+        write.generation = write.generation.wrapping_add(1);
         self.free.push(index);
     }
 
-    pub(super) fn id(&self, index: u32) -> TicketId {
-        TicketId { index, generation: self.tickets[index as usize].generation }
+    pub(super) fn id(&self, index: u32) -> WriteId {
+        WriteId { index, generation: self.entries[index as usize].generation }
     }
 
-    /// A ticket that its owner has not seen end.
-    pub(super) fn ticket(&mut self, id: TicketId) -> &mut Ticket {
-        let ticket = &mut self.tickets[id.index as usize];
-        assert_eq!(ticket.generation, id.generation, "a ticket is used until it has ended");
-        ticket
+    /// A write that its owner has not seen end.
+    pub(super) fn write(&mut self, id: WriteId) -> &mut QueuedWrite {
+        let write = &mut self.entries[id.index as usize];
+        assert_eq!(write.generation, id.generation, "a write is used until it has ended");
+        write
     }
 
-    /// Whether the ticket has ended, which its owner may have to be told yet.
-    pub(super) fn has_ended(&self, id: TicketId) -> bool {
-        self.tickets[id.index as usize].generation != id.generation
+    /// Whether the write has ended, which its owner may have to be told yet.
+    pub(super) fn has_ended(&self, id: WriteId) -> bool {
+        self.entries[id.index as usize].generation != id.generation
     }
 
     pub(super) fn link(&mut self, index: u32) {
-        let state = &mut self.zones[self.tickets[index as usize].zone as usize];
+        let state = &mut self.zones[self.entries[index as usize].zone as usize];
         match std::mem::replace(&mut state.tail, index) {
             NONE => state.head = index,
-            last => self.tickets[last as usize].next = index,
+            last => self.entries[last as usize].next = index,
         }
     }
 
     /// Appends a write to the queue of its zone, which is returned, and moves the pointer on.
     pub(super) fn link_data(&mut self, index: u32) -> usize {
         self.link(index);
-        let Ticket { zone, position, len, kind, .. } = self.tickets[index as usize];
+        let QueuedWrite { zone, position, len, kind, .. } = self.entries[index as usize];
         let state = &mut self.zones[zone as usize];
-        if let TicketKind::Data(manner) = kind {
-            state.pointer = state.after_write(manner, position, len);
+        if let QueuedKind::Data(kind_of_write) = kind {
+            state.pointer = state.after_write(kind_of_write, position, len);
         }
         zone as usize
     }
 
-    /// Takes a ticket out of its queue, mostly the first.
+    /// Takes a write out of its queue, mostly the first.
     pub(super) fn unlink(&mut self, index: u32) {
-        let Ticket { zone, next, .. } = self.tickets[index as usize];
+        let QueuedWrite { zone, next, .. } = self.entries[index as usize];
         let state = &mut self.zones[zone as usize];
         let mut before = NONE;
         let mut at = state.head;
         while at != index {
-            assert_ne!(at, NONE, "a ticket is in the queue of its zone");
+            assert_ne!(at, NONE, "a write is in the queue of its zone");
             before = at;
-            at = self.tickets[at as usize].next;
+            at = self.entries[at as usize].next;
         }
         match before {
             NONE => state.head = next,
-            before => self.tickets[before as usize].next = next,
+            before => self.entries[before as usize].next = next,
         }
         if state.tail == index {
             state.tail = before;
@@ -247,13 +262,13 @@ impl Table {
         if head == NONE {
             return None;
         }
-        let ticket = &mut self.tickets[head as usize];
-        if !ticket.ready || ticket.granted {
+        let write = &mut self.entries[head as usize];
+        if !write.ready || write.granted {
             return None;
         }
-        ticket.granted = true;
-        let waiter = match ticket.kind {
-            TicketKind::Action(number, _) => {
+        write.granted = true;
+        let waiter = match write.kind {
+            QueuedKind::Action(number, _) => {
                 let action = self.actions[number as usize].as_mut().expect("an order stays until it was carried out");
                 action.missing -= 1;
                 if action.missing > 0 {
@@ -261,7 +276,7 @@ impl Table {
                 }
                 &action.waiter
             }
-            _ => ticket.waiter.as_ref()?,
+            _ => write.waiter.as_ref()?,
         };
         match waiter {
             Waiter::Message(to, token) if me.is_some_and(|me| Arc::ptr_eq(me, to)) => return Some(*token),
@@ -276,9 +291,9 @@ impl Table {
     }
 
     /// Those whose turns are waited for.
-    pub(super) fn wake_seats(&self) {
-        let waited = self.held.iter().map(|index| self.tickets[*index as usize].turned[1]);
+    pub(super) fn wake_workers(&self) {
+        let waited = self.held.iter().map(|index| self.entries[*index as usize].turned[1]);
         let Some(all) = waited.reduce(|all, seen| all & seen) else { return };
-        self.seats.iter().filter(|(seat, _)| all & seat == 0).for_each(|(_, waker)| waker.wake());
+        self.workers.iter().filter(|(worker, _)| all & worker == 0).for_each(|(_, waker)| waker.wake());
     }
 }

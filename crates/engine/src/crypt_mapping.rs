@@ -6,8 +6,8 @@
 //! request.
 
 use crate::buffer::Buffer;
-use crate::gate::{SCRUB_CALL, SCRUB_TURN};
-use crate::layout::{Crypt, Kind, Layout, Part};
+use crate::freeze::{SCRUB_CALL, SCRUB_TURN};
+use crate::mapping::{Crypt, Kind, MappedTarget, Mapping};
 use inlock_cipher::{
     CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, SectorCipher, Segment, VolumeKey, new_sector_cipher,
     scrub_stack,
@@ -16,12 +16,12 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-pub use crate::layout::{Extent, Place};
+pub use crate::mapping::{MappedRange, Place};
 
-/// A layout with its ciphers.
-pub struct CryptTarget {
-    layout: Arc<Layout>,
-    /// As many as the layout has parts; `None` where nothing is encrypted.
+/// A mapping with its ciphers.
+pub struct CryptMapping {
+    mapping: Arc<Mapping>,
+    /// As many as the mapping has parts; `None` where nothing is encrypted.
     ciphers: Vec<Option<Box<dyn SectorCipher>>>,
     /// What each costs on this processor, in picoseconds a byte; unset before they were measured.
     costs: OnceLock<Vec<u64>>,
@@ -42,7 +42,7 @@ pub enum Content<'a> {
 
 /// One line of a table.
 #[derive(Clone, Copy, Debug)]
-pub struct Line<'a> {
+pub struct Target<'a> {
     /// Where it starts, how long it is, and what its data units are.
     pub segment: &'a Segment,
     /// What it does with its bytes.
@@ -61,7 +61,7 @@ impl Ciphertext {
         Self(buffer)
     }
 
-    /// Marks a buffer every data unit of whose cover went through [`CryptTarget::encrypt_in_place`].
+    /// Marks a buffer every data unit of whose cover went through [`CryptMapping::encrypt_in_place`].
     pub(crate) fn encrypted(buffer: Buffer) -> Self {
         Self(buffer)
     }
@@ -177,24 +177,24 @@ pub enum TargetError {
     },
 }
 
-impl CryptTarget {
+impl CryptMapping {
     /// A target over `segments` under one `key`, on a store of `store_len` bytes.
     pub fn new(segments: &[Segment], key: &VolumeKey, store_len: u64) -> Result<Self, TargetError> {
         let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(key) } else { Content::Linear };
-        let lines: Vec<Line<'_>> =
-            segments.iter().map(|segment| Line { segment, content: content(segment), store: 0 }).collect();
+        let lines: Vec<Target<'_>> =
+            segments.iter().map(|segment| Target { segment, content: content(segment), store: 0 }).collect();
         Self::stacked(&lines, &[store_len])
     }
 
     /// A target of several lines, in order and without gaps, over stores of these lengths. Everything is checked here,
-    /// so that [`Layout::locate`] only compares with the length.
-    pub fn stacked(lines: &[Line<'_>], store_lens: &[u64]) -> Result<Self, TargetError> {
+    /// so that [`Mapping::locate`] only compares with the length.
+    pub fn stacked(lines: &[Target<'_>], store_lens: &[u64]) -> Result<Self, TargetError> {
         let mut parts = Vec::with_capacity(lines.len());
         let mut ciphers = Vec::with_capacity(lines.len());
         let mut keys: Vec<&VolumeKey> = Vec::new();
         let mut next = 0;
         for (index, line) in lines.iter().enumerate() {
-            let mut part = new_part(index, line, store_lens)?;
+            let mut part = map_target(index, line, store_lens)?;
             if part.start != next {
                 return Err(TargetError::Gap(index));
             }
@@ -214,22 +214,22 @@ impl CryptTarget {
                 }
                 _ => None,
             });
-            if !part.len.is_multiple_of(part.granule() as u64) {
-                return Err(TargetError::UnitLength { len: part.len, unit: part.granule() });
+            if !part.len.is_multiple_of(part.unit_len() as u64) {
+                return Err(TargetError::UnitLength { len: part.len, unit: part.unit_len() });
             }
             parts.push(part);
         }
         if parts.is_empty() {
             return Err(TargetError::Gap(0));
         }
-        let layout = Arc::new(Layout { parts, len: next, generation: 0 });
+        let mapping = Arc::new(Mapping { targets: parts, len: next, generation: 0 });
         scrub_stack::<SCRUB_TURN>();
-        Ok(Self { layout, ciphers, costs: OnceLock::new() })
+        Ok(Self { mapping, ciphers, costs: OnceLock::new() })
     }
 
     /// A target that stores everything as it is (`--type raw`).
     pub fn raw(len: u64) -> Self {
-        let part = Part {
+        let part = MappedTarget {
             start: 0,
             len,
             store: 0,
@@ -241,17 +241,17 @@ impl CryptTarget {
             kind: Kind::Linear,
             crypt: None,
         };
-        let layout = Arc::new(Layout { parts: vec![part], len, generation: 0 });
-        Self { layout, ciphers: vec![None], costs: OnceLock::new() }
+        let mapping = Arc::new(Mapping { targets: vec![part], len, generation: 0 });
+        Self { mapping, ciphers: vec![None], costs: OnceLock::new() }
     }
 
-    /// The same layout under other keys, one for each that the target was made with and as long as that one.
-    pub(crate) fn with_keys(layout: &Arc<Layout>, keys: &[&VolumeKey]) -> Result<Self, TargetError> {
-        if keys.len() != layout.keys() {
-            return Err(TargetError::KeyCount { given: keys.len(), expected: layout.keys() });
+    /// The same mapping under other keys, one for each that the target was made with and as long as that one.
+    pub(crate) fn with_keys(mapping: &Arc<Mapping>, keys: &[&VolumeKey]) -> Result<Self, TargetError> {
+        if keys.len() != mapping.keys() {
+            return Err(TargetError::KeyCount { given: keys.len(), expected: mapping.keys() });
         }
-        let mut ciphers = Vec::with_capacity(layout.parts.len());
-        for part in &layout.parts {
+        let mut ciphers = Vec::with_capacity(mapping.targets.len());
+        for part in &mapping.targets {
             ciphers.push(match &part.crypt {
                 None => None,
                 Some(crypt) => {
@@ -264,104 +264,104 @@ impl CryptTarget {
             });
         }
         scrub_stack::<SCRUB_TURN>();
-        Ok(Self { layout: Arc::clone(layout), ciphers, costs: OnceLock::new() })
+        Ok(Self { mapping: Arc::clone(mapping), ciphers, costs: OnceLock::new() })
     }
 
     /// The target on stores that have grown: a last segment without an end goes as far as whole data units do.
     pub(crate) fn grown(mut self, store_lens: &[u64]) -> Self {
-        let layout = Arc::make_mut(&mut self.layout);
-        if let Some(last) = layout.parts.last_mut().filter(|part| part.open_end)
+        let mapping = Arc::make_mut(&mut self.mapping);
+        if let Some(last) = mapping.targets.last_mut().filter(|part| part.open_end)
             && let Some(store_len) = store_lens.get(last.store as usize)
         {
             let room = store_len.saturating_sub(last.store_offset);
-            last.len = last.len.max(room / last.granule() as u64 * last.granule() as u64);
-            layout.len = last.start.saturating_add(last.len);
+            last.len = last.len.max(room / last.unit_len() as u64 * last.unit_len() as u64);
+            mapping.len = last.start.saturating_add(last.len);
         }
         self
     }
 
     /// The target as the one of this generation.
     pub(crate) fn of_generation(mut self, generation: u32) -> Self {
-        Arc::make_mut(&mut self.layout).generation = generation;
+        Arc::make_mut(&mut self.mapping).generation = generation;
         self
     }
 
-    /// Finds out how fast the ciphers are on this processor, for [`CryptTarget::cipher_time`].
+    /// Finds out how fast the ciphers are on this processor, for [`CryptMapping::cipher_time`].
     pub(crate) fn measure(&self) {
         let cost = |cipher: &Option<Box<dyn SectorCipher>>| cipher.as_deref().map_or(0, picoseconds_per_byte);
         self.costs.get_or_init(|| self.ciphers.iter().map(cost).collect());
         scrub_stack::<SCRUB_CALL>();
     }
 
-    /// About how long one thread takes over the cipher work of `extent`; zero where that was not measured.
-    pub(crate) fn cipher_time(&self, extent: &Extent) -> Duration {
-        let cost = self.costs.get().map_or(0, |costs| costs[extent.part as usize]);
-        Duration::from_nanos((extent.cover_len as u64).saturating_mul(cost) / 1000)
+    /// About how long one thread takes over the cipher work of `mapped`; zero where that was not measured.
+    pub(crate) fn cipher_time(&self, mapped: &MappedRange) -> Duration {
+        let cost = self.costs.get().map_or(0, |costs| costs[mapped.target as usize]);
+        Duration::from_nanos((mapped.aligned_len as u64).saturating_mul(cost) / 1000)
     }
 
     /// The target without its ciphers.
-    pub fn layout(&self) -> &Arc<Layout> {
-        &self.layout
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
     }
 
-    /// Encrypts the whole cover in place: one cipher call.
-    pub fn encrypt(&self, extent: &Extent, mut buffer: Buffer) -> Ciphertext {
-        if let Some(cipher) = self.cipher(extent) {
-            cipher.encrypt(extent.first, InOut::InPlace(&mut buffer.data_mut()[..extent.cover_len]));
+    /// Encrypts the whole aligned range in place: one cipher call.
+    pub fn encrypt(&self, mapped: &MappedRange, mut buffer: Buffer) -> Ciphertext {
+        if let Some(cipher) = self.cipher(mapped) {
+            cipher.encrypt(mapped.first, InOut::InPlace(&mut buffer.data_mut()[..mapped.aligned_len]));
         }
         Ciphertext(buffer)
     }
 
     /// Encrypts a whole number of data units from `plain` into `buffer`; the cipher pass is the copy.
-    pub fn encrypt_from(&self, extent: &Extent, plain: &[u8], mut buffer: Buffer) -> Ciphertext {
-        let into = &mut buffer.data_mut()[..extent.cover_len];
-        match self.cipher(extent) {
-            Some(cipher) => cipher.encrypt(extent.first, InOut::copy(plain, into)),
+    pub fn encrypt_from(&self, mapped: &MappedRange, plain: &[u8], mut buffer: Buffer) -> Ciphertext {
+        let into = &mut buffer.data_mut()[..mapped.aligned_len];
+        match self.cipher(mapped) {
+            Some(cipher) => cipher.encrypt(mapped.first, InOut::copy(plain, into)),
             None => into.copy_from_slice(plain),
         }
         Ciphertext(buffer)
     }
 
-    /// Decrypts the whole cover in place: one cipher call.
-    pub fn decrypt(&self, extent: &Extent, from: Ciphertext) -> Buffer {
+    /// Decrypts the whole aligned range in place: one cipher call.
+    pub fn decrypt(&self, mapped: &MappedRange, from: Ciphertext) -> Buffer {
         let mut buffer = from.0;
-        self.decrypt_in_place(extent, 0, &mut buffer.data_mut()[..extent.cover_len]);
+        self.decrypt_in_place(mapped, 0, &mut buffer.data_mut()[..mapped.aligned_len]);
         buffer
     }
 
-    /// Decrypts data units that start `byte` bytes into the cover of `extent`, in place.
-    pub(crate) fn decrypt_in_place(&self, extent: &Extent, byte: usize, data: &mut [u8]) {
-        if let Some(cipher) = self.cipher(extent) {
-            cipher.decrypt(self.iv_number(extent, byte), InOut::InPlace(data));
+    /// Decrypts data units that start `byte` bytes into the aligned range of `mapped`, in place.
+    pub(crate) fn decrypt_in_place(&self, mapped: &MappedRange, byte: usize, data: &mut [u8]) {
+        if let Some(cipher) = self.cipher(mapped) {
+            cipher.decrypt(self.iv_number(mapped, byte), InOut::InPlace(data));
         }
     }
 
-    /// Encrypts data units that start `byte` bytes into the cover of `extent`, in place.
-    pub(crate) fn encrypt_in_place(&self, extent: &Extent, byte: usize, data: &mut [u8]) {
-        if let Some(cipher) = self.cipher(extent) {
-            cipher.encrypt(self.iv_number(extent, byte), InOut::InPlace(data));
+    /// Encrypts data units that start `byte` bytes into the aligned range of `mapped`, in place.
+    pub(crate) fn encrypt_in_place(&self, mapped: &MappedRange, byte: usize, data: &mut [u8]) {
+        if let Some(cipher) = self.cipher(mapped) {
+            cipher.encrypt(self.iv_number(mapped, byte), InOut::InPlace(data));
         }
     }
 
-    /// Of the data unit that starts `byte` bytes into the cover of `extent`.
-    fn iv_number(&self, extent: &Extent, byte: usize) -> IvNumber {
-        let part = &self.layout.parts[extent.part as usize];
+    /// Of the data unit that starts `byte` bytes into the aligned range of `mapped`.
+    fn iv_number(&self, mapped: &MappedRange, byte: usize) -> IvNumber {
+        let part = &self.mapping.targets[mapped.target as usize];
         let step = if part.large_iv { 1 } else { part.unit.sectors() };
-        let units = (byte / extent.granule) as u64;
-        IvNumber(extent.first.0.wrapping_add(units.wrapping_mul(step)))
+        let units = (byte / mapped.unit_len) as u64;
+        IvNumber(mapped.first.0.wrapping_add(units.wrapping_mul(step)))
     }
 
-    fn cipher(&self, extent: &Extent) -> Option<&dyn SectorCipher> {
-        assert_eq!(extent.generation, self.layout.generation, "an extent of another table");
-        self.ciphers[extent.part as usize].as_deref()
+    fn cipher(&self, mapped: &MappedRange) -> Option<&dyn SectorCipher> {
+        assert_eq!(mapped.generation, self.mapping.generation, "an mapped of another table");
+        self.ciphers[mapped.target as usize].as_deref()
     }
 }
 
-impl Deref for CryptTarget {
-    type Target = Layout;
+impl Deref for CryptMapping {
+    type Target = Mapping;
 
-    fn deref(&self) -> &Layout {
-        &self.layout
+    fn deref(&self) -> &Mapping {
+        &self.mapping
     }
 }
 
@@ -379,8 +379,8 @@ fn picoseconds_per_byte(cipher: &dyn SectorCipher) -> u64 {
     best.as_nanos() as u64 * 1000 / LEN as u64
 }
 
-fn new_part(index: usize, line: &Line<'_>, store_lens: &[u64]) -> Result<Part, TargetError> {
-    let Line { segment, content, store } = line;
+fn map_target(index: usize, line: &Target<'_>, store_lens: &[u64]) -> Result<MappedTarget, TargetError> {
+    let Target { segment, content, store } = line;
     let bytes = |sectors: u64| sectors.checked_mul(SECTOR_SIZE).ok_or(TargetError::Overflow(index));
     let kind = match content {
         Content::Crypt(_) => Kind::Crypt,
@@ -407,7 +407,7 @@ fn new_part(index: usize, line: &Line<'_>, store_lens: &[u64]) -> Result<Part, T
     if stored && needed > store_len {
         return Err(TargetError::BeyondStore { index, needed, store_len });
     }
-    Ok(Part {
+    Ok(MappedTarget {
         start: bytes(segment.start.0)?,
         len,
         store: if stored { *store as u32 } else { 0 },
@@ -442,17 +442,17 @@ mod tests {
     #[test]
     fn a_cover_is_the_whole_units_around_the_bytes() {
         let key = VolumeKey::new(&[7; 64]);
-        let target = CryptTarget::new(&[segment(0, None, 16, 4096)], &key, 8192 + 65536).unwrap();
+        let target = CryptMapping::new(&[segment(0, None, 16, 4096)], &key, 8192 + 65536).unwrap();
         assert_eq!(target.len(), 65536);
         let e = target.locate(5000, 10, 1 << 20).unwrap();
-        assert_eq!((e.store_offset, e.cover_len, e.skip, e.len), (8192 + 4096, 4096, 904, 10));
+        assert_eq!((e.store_offset, e.aligned_len, e.head_len, e.len), (8192 + 4096, 4096, 904, 10));
         assert_eq!(e.first, IvNumber(16), "sector 8 of the segment plus an IV offset of 8");
         let e = target.locate(4095, 2, 1 << 20).unwrap();
-        assert_eq!((e.cover_len, e.skip), (8192, 4095));
+        assert_eq!((e.aligned_len, e.head_len), (8192, 4095));
         let e = target.locate(0, 65536, 8192).unwrap();
-        assert_eq!((e.cover_len, e.len, e.is_partial()), (8192, 8192, false));
+        assert_eq!((e.aligned_len, e.len, e.is_partial()), (8192, 8192, false));
         let e = target.locate(1, 65535, 8192).unwrap();
-        assert_eq!((e.cover_len, e.len), (8192, 8191));
+        assert_eq!((e.aligned_len, e.len), (8192, 8191));
         for (offset, len) in [(65536, 1), (0, 65537), (u64::MAX, 2), (0, 0), (65535, 2)] {
             assert_eq!(target.locate(offset, len, 1 << 20), Err(RequestError::OutOfRange), "{offset}+{len}");
         }
@@ -462,7 +462,7 @@ mod tests {
     fn large_ivs_start_over_where_the_sectors_number_does() {
         let key = VolumeKey::new(&[7; 64]);
         let large = Segment { iv_offset: Sector(u64::MAX - 15), large_iv: true, ..segment(0, None, 0, 4096) };
-        let target = CryptTarget::new(&[large], &key, 65536).unwrap();
+        let target = CryptMapping::new(&[large], &key, 65536).unwrap();
         let places = [(0, 8192), (8192, 8192), (100, 8092), (4096, 4096), (8000, 192)].map(|(offset, longest)| {
             let e = target.locate(offset, 16384, 1 << 20).unwrap();
             assert!(offset >= 8192 || e.len == longest, "from {offset}: {}", e.len);
@@ -476,17 +476,17 @@ mod tests {
     fn a_range_over_two_segments_is_cut_at_the_border() {
         let key = VolumeKey::new(&[7; 64]);
         let linear = Segment { cipher: None, ..segment(0, Some(8), 0, 512) };
-        let target = CryptTarget::new(&[linear, segment(8, None, 100, 512)], &key, 512 * 108).unwrap();
+        let target = CryptMapping::new(&[linear, segment(8, None, 100, 512)], &key, 512 * 108).unwrap();
         let e = target.locate(4000, 200, 1 << 20).unwrap();
-        assert_eq!((e.len, e.granule, e.store_offset), (96, 1, 4000));
+        assert_eq!((e.len, e.unit_len, e.store_offset), (96, 1, 4000));
         let e = target.locate(4096, 104, 1 << 20).unwrap();
-        assert_eq!((e.len, e.granule, e.store_offset, e.cover_len), (104, 512, 51200, 512));
+        assert_eq!((e.len, e.unit_len, e.store_offset, e.aligned_len), (104, 512, 51200, 512));
     }
 
     #[test]
     fn segments_that_do_not_fit_are_refused() {
         let key = VolumeKey::new(&[7; 64]);
-        let new = |s: &[Segment], len| CryptTarget::new(s, &key, len).map(|t| t.len());
+        let new = |s: &[Segment], len| CryptMapping::new(s, &key, len).map(|t| t.len());
         assert!(matches!(new(&[], 4096), Err(TargetError::Gap(0))));
         assert!(matches!(new(&[segment(1, None, 0, 512)], 4096), Err(TargetError::Gap(0))));
         assert!(matches!(new(&[segment(0, None, 8, 512)], 4096), Err(TargetError::Empty { .. })));

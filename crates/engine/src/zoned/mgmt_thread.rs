@@ -1,8 +1,8 @@
-//! The keeper of a worker's zones: a thread that gives orders to zones, which a drive may take long to follow.
+//! The mgmt_thread of a worker's zones: a thread that gives orders to zones, which a drive may take long to follow.
 //!
 //! It is started by the first order. Who asked is told when the order has been carried out, and the writes behind it go on.
 
-use super::order::ActionId;
+use super::queue::ZoneMgmtId;
 use crate::device::Device;
 use rustix::io::Errno;
 use std::io;
@@ -18,18 +18,18 @@ pub(crate) trait Managed: Send + Sync {
 /// An order whose turn it is.
 pub(crate) struct Order {
     pub(crate) device: Arc<Device>,
-    pub(crate) action: ActionId,
+    pub(crate) action: ZoneMgmtId,
     pub(crate) to: Arc<dyn Managed>,
     pub(crate) token: u64,
 }
 
 /// A thread that carries orders out, one after the other.
-pub(crate) struct Keeper {
+pub(crate) struct ZoneMgmtThread {
     orders: Option<mpsc::Sender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Keeper {
+impl ZoneMgmtThread {
     /// Starts the thread.
     pub(crate) fn start() -> io::Result<Self> {
         let (orders, received) = mpsc::channel::<Order>();
@@ -46,7 +46,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for ZoneMgmtThread {
     fn drop(&mut self) {
         self.orders = None;
         if let Some(thread) = self.thread.take() {

@@ -12,7 +12,7 @@ use super::server;
 use super::transfer::{Attempt, Blocked, Transfer, nbd_error};
 use super::transmission::{Command, Head};
 use inlock_engine::ring::{self, Completion, Returned, Token, Wait};
-use inlock_engine::worker::{Context, Finished, Flow, FrontEnd, MAX_REQUESTS_WITHOUT_DATA};
+use inlock_engine::worker::{Context, Finished, Flow, Frontend, MAX_REQUESTS_WITHOUT_DATA};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::collections::VecDeque;
@@ -59,7 +59,7 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 6;
 
-/// What the server's other threads tell a worker's front end.
+/// What the server's other threads tell a worker's frontend.
 #[derive(Debug)]
 pub enum Message {
     /// A client has connected.
@@ -68,7 +68,7 @@ pub enum Message {
     Drain,
 }
 
-/// The NBD front end of one worker.
+/// The NBD frontend of one worker.
 pub struct Nbd {
     export: Arc<Export>,
     limits: Limits,
@@ -102,7 +102,7 @@ const PAYLOAD: u64 = 2 << 32;
 const SEND: u64 = 3 << 32;
 
 impl Nbd {
-    /// A front end for `export`. `live` counts the connections of all workers.
+    /// A frontend for `export`. `live` counts the connections of all workers.
     pub fn new(export: Arc<Export>, live: Arc<AtomicUsize>, limits: Limits) -> Self {
         let now = Instant::now();
         Self {
@@ -333,12 +333,12 @@ impl Nbd {
         let connection = self.connection(index)?;
         let intake = connection.intake.as_mut()?;
         let buffer = intake.buffer.as_mut()?;
-        let into = &mut buffer.data_mut()[intake.extent.requested()][intake.filled..];
+        let into = &mut buffer.data_mut()[intake.mapped.requested()][intake.filled..];
         let input = connection.input.as_ref().map_or(&[][..], |i| &i.data()[connection.unread.clone()]);
         let len = into.len().min(input.len());
         into[..len].copy_from_slice(&input[..len]);
         intake.filled += len;
-        let full = intake.filled == intake.extent.len;
+        let full = intake.filled == intake.mapped.len;
         connection.consume(len);
         if full {
             self.begin_write(cx, index);
@@ -356,7 +356,7 @@ impl Nbd {
         if let Some(intake) = &mut connection.intake
             && let Some(buffer) = intake.buffer.take()
         {
-            let requested = intake.extent.requested();
+            let requested = intake.mapped.requested();
             let range = requested.start + intake.filled..requested.end;
             connection.receiving = true;
             let operation = ring::Operation::Receive { buffer, range, all: true };
@@ -558,7 +558,7 @@ impl Nbd {
             Ok(n) if payload => {
                 let full = connection.intake.as_mut().is_some_and(|intake| {
                     intake.filled += n;
-                    intake.filled == intake.extent.len
+                    intake.filled == intake.mapped.len
                 });
                 if full {
                     self.begin_write(cx, index);
@@ -589,7 +589,7 @@ fn configure(socket: &OwnedFd) {
     let _ = sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER);
 }
 
-impl FrontEnd for Nbd {
+impl Frontend for Nbd {
     type Message = Message;
 
     fn on_message(&mut self, cx: &mut Context<'_>, message: Message) {

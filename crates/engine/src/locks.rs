@@ -2,8 +2,8 @@
 //!
 //! Model-checked: the package `inlock-models` compiles this file with loom's primitives.
 
+use crate::crypt_mapping::MappedRange;
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, PoisonError};
-use crate::target::Extent;
 use std::sync::Arc;
 
 /// Who is told that a lock it waited for is now held. It is told while the locks are looked at, so it must not ask for
@@ -27,8 +27,8 @@ pub enum Purpose {
 pub struct LockId(u64);
 
 impl LockId {
-    /// Not one of the table: [`UnitLocks::hold_briefly`].
-    const BRIEF: Self = Self(u64::MAX);
+    /// Not one of the table: [`UnitLocks::try_lock_all_shared`].
+    const ALL_SHARED: Self = Self(u64::MAX);
 }
 
 /// Locks over stretches of the stores, first come, first served. Shared by all workers of a device.
@@ -36,12 +36,12 @@ impl LockId {
 pub struct UnitLocks {
     table: Mutex<Table>,
     /// How many hold everything briefly; counted in [`EXCLUSIVE`], the exclusive claims of the table.
-    brief: AtomicU64,
+    all_shared: AtomicU64,
     /// A thread that waits has got its lock, or there is room for another.
     changed: Condvar,
 }
 
-/// What an exclusive claim adds to [`UnitLocks::brief`].
+/// What an exclusive claim adds to [`UnitLocks::all_shared`].
 const EXCLUSIVE: u64 = 1 << 32;
 
 /// Threads that have or wait for locks at a time; more wait until there is room in the table.
@@ -82,8 +82,8 @@ impl Claim {
     }
 
     /// Whether somebody holds everything, if that is in the way. Who ends that looks at the claims once more.
-    fn is_held_up(&self, brief: &AtomicU64) -> bool {
-        self.exclusive && !brief.load(Ordering::Acquire).is_multiple_of(EXCLUSIVE)
+    fn is_held_up(&self, all_shared: &AtomicU64) -> bool {
+        self.exclusive && !all_shared.load(Ordering::Acquire).is_multiple_of(EXCLUSIVE)
     }
 }
 
@@ -105,38 +105,44 @@ impl UnitLocks {
     /// The shared lock of every unit, for a request that this thread carries to its end without waiting for anything: one
     /// atomic step where the table takes two locks. `None`: somebody has or wants units for himself, ask for those that
     /// are needed.
-    pub fn hold_briefly(&self) -> Option<LockId> {
-        if self.brief.fetch_add(1, Ordering::AcqRel) < EXCLUSIVE {
-            return Some(LockId::BRIEF);
+    pub fn try_lock_all_shared(&self) -> Option<LockId> {
+        if self.all_shared.fetch_add(1, Ordering::AcqRel) < EXCLUSIVE {
+            return Some(LockId::ALL_SHARED);
         }
-        self.end_brief();
+        self.unlock_all_shared();
         None
     }
 
-    fn end_brief(&self) {
-        let before = self.brief.fetch_sub(1, Ordering::AcqRel);
+    fn unlock_all_shared(&self) {
+        let before = self.all_shared.fetch_sub(1, Ordering::AcqRel);
         // The last of them lets the exclusive ones go on. None can have come since the first of those.
         if before > EXCLUSIVE && before % EXCLUSIVE == 1 {
             self.grant(self.table(), 0, None);
         }
     }
 
-    /// Asks for the lock over the cover of `extent`: exclusive for a write of partial units. True: it is held. False:
+    /// Asks for the lock over the aligned range of `mapped`: exclusive for a write of partial units. True: it is held. False:
     /// `waiter` is called with `token`, from whichever thread gives up the last lock in the way.
-    pub fn lock(&self, extent: &Extent, purpose: Purpose, waiter: &Arc<dyn Granted>, token: u64) -> (LockId, bool) {
+    pub fn lock(
+        &self,
+        mapped: &MappedRange,
+        purpose: Purpose,
+        waiter: &Arc<dyn Granted>,
+        token: u64,
+    ) -> (LockId, bool) {
         let mut table = self.table();
         let waiter = || Waiter::Message(Arc::clone(waiter), token);
-        table.claim(&self.brief, extent, purpose, false, waiter)
+        table.acquire(&self.all_shared, mapped, purpose, false, waiter)
     }
 
     /// As [`UnitLocks::lock`]; the calling thread waits until the lock is held.
-    pub fn lock_blocking(&self, extent: &Extent, purpose: Purpose) -> LockId {
+    pub fn lock_blocking(&self, mapped: &MappedRange, purpose: Purpose) -> LockId {
         let wait = |table, condition: fn(&Table, LockId) -> bool, id| {
             self.changed.wait_while(table, |table| condition(table, id)).unwrap_or_else(PoisonError::into_inner)
         };
         let mut table = wait(self.table(), |table, _| table.threads >= MAX_THREADS, LockId(0));
         table.threads += 1;
-        let (id, held) = table.claim(&self.brief, extent, purpose, true, || Waiter::Thread);
+        let (id, held) = table.acquire(&self.all_shared, mapped, purpose, true, || Waiter::Thread);
         if !held {
             let waits = |table: &Table, id: LockId| table.claims.iter().any(|c| c.id == id.0 && c.waiter.is_some());
             drop(wait(table, waits, id));
@@ -146,14 +152,14 @@ impl UnitLocks {
 
     /// Gives up a lock that is held or waited for.
     pub fn unlock(&self, lock: LockId) {
-        if lock == LockId::BRIEF {
-            return self.end_brief();
+        if lock == LockId::ALL_SHARED {
+            return self.unlock_all_shared();
         }
         let mut table = self.table();
         let Some(index) = table.claims.iter().position(|c| c.id == lock.0) else { return };
         let gone = table.claims.remove(index);
         if gone.exclusive {
-            self.brief.fetch_sub(EXCLUSIVE, Ordering::AcqRel);
+            self.all_shared.fetch_sub(EXCLUSIVE, Ordering::AcqRel);
         }
         self.grant(table, index, Some(gone));
     }
@@ -168,7 +174,7 @@ impl UnitLocks {
             let (earlier, rest) = table.claims.split_at_mut(later);
             let claim = &mut rest[0];
             let concerned = claim.waiter.is_some() && gone.as_ref().is_none_or(|g| g.conflicts(claim));
-            if concerned && !claim.is_held_up(&self.brief) && !earlier.iter().any(|e| e.conflicts(claim)) {
+            if concerned && !claim.is_held_up(&self.all_shared) && !earlier.iter().any(|e| e.conflicts(claim)) {
                 match claim.waiter.take() {
                     Some(Waiter::Message(waiter, token)) => waiter.granted(token),
                     Some(Waiter::Thread) | None => wakes = true,
@@ -187,25 +193,25 @@ impl UnitLocks {
 }
 
 impl Table {
-    fn claim(
+    fn acquire(
         &mut self,
-        brief: &AtomicU64,
-        extent: &Extent,
+        all_shared: &AtomicU64,
+        mapped: &MappedRange,
         purpose: Purpose,
         of_thread: bool,
         waiter: impl FnOnce() -> Waiter,
     ) -> (LockId, bool) {
         let id = self.next;
         self.next += 1;
-        let start = extent.store_offset;
-        let end = start + extent.cover_len as u64;
-        let exclusive = purpose == Purpose::Write && extent.is_partial();
-        let mut claim = Claim { id, store: extent.store, start, end, exclusive, of_thread, waiter: None };
+        let start = mapped.store_offset;
+        let end = start + mapped.aligned_len as u64;
+        let exclusive = purpose == Purpose::Write && mapped.is_partial();
+        let mut claim = Claim { id, store: mapped.store, start, end, exclusive, of_thread, waiter: None };
         if exclusive {
             // From here on nobody gets everything.
-            brief.fetch_add(EXCLUSIVE, Ordering::AcqRel);
+            all_shared.fetch_add(EXCLUSIVE, Ordering::AcqRel);
         }
-        let held = !claim.is_held_up(brief) && !self.claims.iter().any(|earlier| earlier.conflicts(&claim));
+        let held = !claim.is_held_up(all_shared) && !self.claims.iter().any(|earlier| earlier.conflicts(&claim));
         if !held {
             claim.waiter = Some(waiter());
         }
@@ -218,12 +224,12 @@ impl Table {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::target::CryptTarget;
+    use crate::crypt_mapping::CryptMapping;
     use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 
-    fn target() -> CryptTarget {
+    fn target() -> CryptMapping {
         let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::SECTOR);
-        CryptTarget::new(&[segment], &VolumeKey::new(&[3; 64]), 4096).expect("the segment fits")
+        CryptMapping::new(&[segment], &VolumeKey::new(&[3; 64]), 4096).expect("the segment fits")
     }
 
     #[derive(Default)]
@@ -237,49 +243,49 @@ mod tests {
     #[test]
     fn who_holds_everything_briefly_is_waited_for_and_not_joined() {
         let target = target();
-        let extent = |offset, len| target.layout().locate(offset, len, 4096).unwrap();
+        let mapped = |offset, len| target.mapping().locate(offset, len, 4096).unwrap();
         let log = Arc::new(Log::default());
         let waiter: Arc<dyn Granted> = Arc::clone(&log) as _;
         let locks = UnitLocks::default();
-        let (one, two) = (locks.hold_briefly().unwrap(), locks.hold_briefly().unwrap());
-        let (whole, held) = locks.lock(&extent(0, 512), Purpose::Write, &waiter, 1);
+        let (one, two) = (locks.try_lock_all_shared().unwrap(), locks.try_lock_all_shared().unwrap());
+        let (whole, held) = locks.lock(&mapped(0, 512), Purpose::Write, &waiter, 1);
         assert!(held, "what is shared goes beside it");
-        let (partial, held) = locks.lock(&extent(513, 5), Purpose::Write, &waiter, 2);
+        let (partial, held) = locks.lock(&mapped(513, 5), Purpose::Write, &waiter, 2);
         assert!(!held);
-        assert_eq!(locks.hold_briefly(), None, "nobody overtakes a waiting write");
-        let (late, held) = locks.lock(&extent(1025, 5), Purpose::Write, &waiter, 3);
+        assert_eq!(locks.try_lock_all_shared(), None, "nobody overtakes a waiting write");
+        let (late, held) = locks.lock(&mapped(1025, 5), Purpose::Write, &waiter, 3);
         assert!(!held);
         locks.unlock(one);
         assert_eq!(*log.0.lock().unwrap(), []);
         locks.unlock(two);
         assert_eq!(*log.0.lock().unwrap(), [2, 3]);
         locks.unlock(partial);
-        assert_eq!(locks.hold_briefly(), None);
+        assert_eq!(locks.try_lock_all_shared(), None);
         locks.unlock(late);
         locks.unlock(whole);
-        let again = locks.hold_briefly().unwrap();
+        let again = locks.try_lock_all_shared().unwrap();
         locks.unlock(again);
-        assert_eq!(locks.brief.load(Ordering::Relaxed), 0);
+        assert_eq!(locks.all_shared.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn locks_are_granted_in_order_and_shared_ones_together() {
         let target = target();
-        let extent = |offset, len| target.locate(offset, len, 4096).unwrap();
+        let mapped = |offset, len| target.locate(offset, len, 4096).unwrap();
         let log = Arc::new(Log::default());
         let waiter: Arc<dyn Granted> = Arc::clone(&log) as _;
         let locks = UnitLocks::default();
-        let (whole_a, held) = locks.lock(&extent(0, 512), Purpose::Write, &waiter, 1);
+        let (whole_a, held) = locks.lock(&mapped(0, 512), Purpose::Write, &waiter, 1);
         assert!(held);
-        let (whole_b, held) = locks.lock(&extent(0, 1024), Purpose::Write, &waiter, 2);
+        let (whole_b, held) = locks.lock(&mapped(0, 1024), Purpose::Write, &waiter, 2);
         assert!(held, "two writes of whole units do not wait for each other");
-        let (partial, held) = locks.lock(&extent(1, 5), Purpose::Write, &waiter, 3);
+        let (partial, held) = locks.lock(&mapped(1, 5), Purpose::Write, &waiter, 3);
         assert!(!held);
-        let (elsewhere, held) = locks.lock(&extent(2049, 5), Purpose::Write, &waiter, 4);
+        let (elsewhere, held) = locks.lock(&mapped(2049, 5), Purpose::Write, &waiter, 4);
         assert!(held, "another unit is free");
-        let (reader, held) = locks.lock(&extent(2048, 4), Purpose::Read, &waiter, 6);
+        let (reader, held) = locks.lock(&mapped(2048, 4), Purpose::Read, &waiter, 6);
         assert!(!held, "nobody reads a unit that is being patched");
-        let (late, held) = locks.lock(&extent(0, 512), Purpose::Write, &waiter, 5);
+        let (late, held) = locks.lock(&mapped(0, 512), Purpose::Write, &waiter, 5);
         assert!(!held, "nobody overtakes a waiting write");
         locks.unlock(whole_a);
         assert_eq!(*log.0.lock().unwrap(), []);

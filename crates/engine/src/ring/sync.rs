@@ -1,4 +1,4 @@
-//! The twin of io_uring by plain system calls: epoll for sockets, pread and pwrite for stores.
+//! The backend of io_uring by plain system calls: epoll for sockets, pread and pwrite for stores.
 //!
 //! An operation is tried when it is submitted. A socket that is not ready keeps it until epoll says otherwise.
 
@@ -11,7 +11,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// A ring without io_uring.
-pub(super) struct Plain {
+pub(super) struct SyncRing {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
     done: VecDeque<Completion>,
@@ -31,7 +31,7 @@ const WAKER: u64 = u64::MAX;
 /// How many sockets are heard of in one call.
 const EVENTS: usize = 64;
 
-impl Plain {
+impl SyncRing {
     pub(super) fn new(waker: &Waker) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*waker.0, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
@@ -52,7 +52,7 @@ impl Plain {
     }
 
     /// Completes whatever waits for a file that is being closed.
-    pub(super) fn forget(&mut self, file: FileId) {
+    pub(super) fn deregister(&mut self, file: FileId) {
         for waiting in &mut self.waiting {
             if waiting.file == file {
                 // Tried once more in the next turn, on a socket that was shut down.
@@ -158,14 +158,14 @@ fn on_socket(fd: &OwnedFd, waiting: &mut Waiting) -> Result<usize, Errno> {
             }
             Operation::Send(outgoing) => {
                 let mut skip = waiting.progress;
-                let mut parts = [IoSlice::new(&[]); MAX_OUTGOING];
+                let mut segments = [IoSlice::new(&[]); MAX_OUTGOING];
                 let mut count = 0;
                 for (buffer, range) in outgoing.iter() {
-                    let part = &buffer.frame()[range.clone()];
-                    let passed = skip.min(part.len());
+                    let segment = &buffer.frame()[range.clone()];
+                    let passed = skip.min(segment.len());
                     skip -= passed;
-                    if passed < part.len() {
-                        parts[count] = IoSlice::new(&part[passed..]);
+                    if passed < segment.len() {
+                        segments[count] = IoSlice::new(&segment[passed..]);
                         count += 1;
                     }
                 }
@@ -173,7 +173,7 @@ fn on_socket(fd: &OwnedFd, waiting: &mut Waiting) -> Result<usize, Errno> {
                     return Ok(waiting.progress);
                 }
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                rustix::net::sendmsg(fd, &parts[..count], &mut SendAncillaryBuffer::default(), flags)
+                rustix::net::sendmsg(fd, &segments[..count], &mut SendAncillaryBuffer::default(), flags)
                     .map(|sent| waiting.progress += sent)
             }
             _ => return Err(Errno::INVAL),
