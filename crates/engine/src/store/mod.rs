@@ -7,7 +7,6 @@ pub(crate) mod block_device;
 pub mod file;
 pub mod memory;
 pub mod zoned_device;
-pub mod zoned_file;
 
 use crate::zoned::ZonedStore;
 use rustix::io::Errno;
@@ -58,7 +57,7 @@ pub struct BlockStatus {
 }
 
 /// Reads all of `into`; the end of the store is an error, never zeroes.
-pub(crate) fn read_all(store: &dyn BackingStore, mut into: &mut [u8], mut offset: u64) -> Result<(), Errno> {
+pub fn read_all(store: &dyn BackingStore, mut into: &mut [u8], mut offset: u64) -> Result<(), Errno> {
     while !into.is_empty() {
         match store.read_at(into, offset) {
             Ok(0) => return Err(Errno::IO),
@@ -74,7 +73,7 @@ pub(crate) fn read_all(store: &dyn BackingStore, mut into: &mut [u8], mut offset
 }
 
 /// Writes all of `from`.
-pub(crate) fn write_all(store: &dyn BackingStore, mut from: &[u8], mut offset: u64) -> Result<(), Errno> {
+pub fn write_all(store: &dyn BackingStore, mut from: &[u8], mut offset: u64) -> Result<(), Errno> {
     while !from.is_empty() {
         match store.write_at(from, offset, false) {
             Ok(0) => return Err(Errno::IO),
