@@ -268,8 +268,8 @@ where
         }
     }
 
-    /// Starts what the frontend has asked for and tells it what has ended, until neither is left. False: there was
-    /// nothing to do.
+    /// Starts what the frontend has asked for and tells it what has ended, then lets it process input, until nothing is left.
+    /// False: there was nothing to do.
     fn drain(&mut self) -> bool {
         let mut worked = false;
         loop {
@@ -287,7 +287,10 @@ where
             {
                 self.start(request);
             } else {
-                return worked;
+                let (front, mut cx) = self.split();
+                if !front.process(&mut cx) {
+                    return worked;
+                }
             }
             worked = true;
         }
