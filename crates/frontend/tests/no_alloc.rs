@@ -66,7 +66,7 @@ fn busy_client(client: &mut Client, number: u64, rounds: u64) -> u64 {
         asked += 300 + 1 + 300 + 2 + 3 + 3;
         if STYLES[number as usize % 3] != Style::Simple {
             let status = client.call(BLOCK_STATUS, 0, start, SHARE);
-            assert!(status.error == 0 && !status.mapped_ranges.is_empty());
+            assert!(status.error == 0 && !status.extents.is_empty());
             asked += 1;
         }
     }

@@ -52,8 +52,8 @@ pub(crate) struct Answer {
     pub(crate) error: u32,
     /// What was read.
     pub(crate) data: Vec<u8>,
-    /// Length and flags of each mapped of `base:allocation`.
-    pub(crate) mapped_ranges: Vec<(u64, u64)>,
+    /// Length and flags of each extent of `base:allocation`.
+    pub(crate) extents: Vec<(u64, u64)>,
     /// How many chunks carried data.
     pub(crate) pieces: usize,
 }
@@ -296,13 +296,13 @@ impl Client {
                 assert_eq!(kind == 6, extended);
                 assert_eq!(be32(&payload), 1, "the context's number");
                 let (start, size) = if extended { (8, 16) } else { (4, 8) };
-                let mapped_ranges = payload[start..].chunks_exact(size).map(|e| match extended {
+                let extents = payload[start..].chunks_exact(size).map(|e| match extended {
                     true => (be64(e), be64(&e[8..])),
                     false => (be32(e).into(), be32(&e[4..]).into()),
                 });
-                asked.answer.mapped_ranges = mapped_ranges.collect();
+                asked.answer.extents = extents.collect();
                 if extended {
-                    assert_eq!(be32(&payload[4..]) as usize, asked.answer.mapped_ranges.len());
+                    assert_eq!(be32(&payload[4..]) as usize, asked.answer.extents.len());
                 }
             }
             0x8001 => {

@@ -217,17 +217,11 @@ fn block_status_covers_the_range_or_its_start() {
             let mut client = Client::open(served.path(), style);
             assert_eq!(client.write(0, MIB, &pattern(1, 65_536)), 0);
             let answer = client.call(BLOCK_STATUS, 0, 0, LEN);
-            assert_eq!(answer.mapped_ranges.iter().map(|e| e.0).sum::<u64>(), LEN);
-            assert!(
-                answer.mapped_ranges.iter().all(|e| e.0 > 0 && matches!(e.1, 0 | 1)),
-                "a hole never reads as zeroes"
-            );
-            assert!(
-                answer.mapped_ranges.windows(2).all(|w| w[0].1 != w[1].1),
-                "neighbours that are alike are one mapped"
-            );
+            assert_eq!(answer.extents.iter().map(|e| e.0).sum::<u64>(), LEN);
+            assert!(answer.extents.iter().all(|e| e.0 > 0 && matches!(e.1, 0 | 1)), "a hole never reads as zeroes");
+            assert!(answer.extents.windows(2).all(|w| w[0].1 != w[1].1), "neighbours that are alike are one extent");
             let at = answer
-                .mapped_ranges
+                .extents
                 .iter()
                 .scan(0, |end, e| {
                     *end += e.0;
@@ -236,9 +230,9 @@ fn block_status_covers_the_range_or_its_start() {
                 .find(|e| e.0 > MIB);
             assert_eq!(at.map(|e| e.1), Some(0), "what was written is allocated");
             let one = client.call(BLOCK_STATUS, REQ_ONE, 0, LEN);
-            assert_eq!(one.mapped_ranges, answer.mapped_ranges[..1]);
+            assert_eq!(one.extents, answer.extents[..1]);
             let byte = client.call(BLOCK_STATUS, 0, MIB + 5, 1);
-            assert_eq!(byte.mapped_ranges, [(1, 0)]);
+            assert_eq!(byte.extents, [(1, 0)]);
         }
         drop(served);
         std::fs::remove_file(&path).expect("it is there");

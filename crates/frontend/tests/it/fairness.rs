@@ -127,7 +127,7 @@ fn short_work(served: &Served, style: Style) {
         assert_eq!(client.read(at, 300_000), pattern(n + 1, 300_000));
     }
     if style != Style::Simple {
-        assert!(!client.call(BLOCK_STATUS, 0, 0, MIB).mapped_ranges.is_empty());
+        assert!(!client.call(BLOCK_STATUS, 0, 0, MIB).extents.is_empty());
     }
     client.disconnect();
 }

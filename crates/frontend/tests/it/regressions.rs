@@ -349,7 +349,7 @@ fn a_block_status_does_not_walk_a_scattered_file() {
         let answer = client.call(BLOCK_STATUS, flags, 4096, 7 * TIB);
         let asked = store.runs.load(Ordering::SeqCst) - before;
         assert!((1..=1024).contains(&asked), "{asked} runs were looked at for one request");
-        assert_eq!(answer.mapped_ranges, [(asked as u64 * 4096, 0)], "what was looked at is told");
+        assert_eq!(answer.extents, [(asked as u64 * 4096, 0)], "what was looked at is told");
     }
 }
 
