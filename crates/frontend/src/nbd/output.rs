@@ -241,11 +241,11 @@ mod tests {
         let (mut output, mut memory) = (Output::new(), Memory::new(pool));
         queue_reply(&mut output);
         let parts = output.next_send(Instant::now()).unwrap();
-        queue_reply(&mut output);
+        queue_chunk(&mut output, 1, 1, false);
         assert!(output.next_send(Instant::now()).is_none());
         assert!(!output.is_settled());
         output.on_sent(parts, &mut memory, pool);
-        assert_eq!(sent(&mut output), [0x67]);
+        assert_eq!(sent(&mut output), [1]);
     }
 
     #[test]

@@ -278,9 +278,9 @@ fn header_without_payload_begins_request_and_reads_next() {
 #[test]
 fn header_in_part_is_completed_by_next_receive() {
     let mut fixture = Fixture::in_transmission();
-    let read = header(command::READ, 0, 512);
+    let read = header(command::READ, 4096, 512);
     // What is unread moves to the front of the inbox.
-    fixture.put(&[read.as_slice(), &read[..20]].concat());
+    fixture.put(&[header(command::WRITE_ZEROES, 0, 1).as_slice(), &read[..20]].concat());
     assert!(matches!(fixture.step(), Next::Again));
     let Next::Receive(receive) = fixture.step() else { panic!("the rest is not here") };
     assert_eq!((receive.range.clone(), receive.target), (20..INBOX_LEN, Target::Inbox));
@@ -288,6 +288,7 @@ fn header_in_part_is_completed_by_next_receive() {
     fixture.complete(receive, &read[20..]);
     assert!(matches!(fixture.step(), Next::Again));
     assert_eq!((fixture.state(), fixture.requests.len()), (State::Header, 2));
+    assert_eq!((fixture.requests[1].operation, fixture.requests[1].offset), (Operation::Read, 4096));
 }
 
 #[test]
@@ -372,6 +373,10 @@ fn header_after_quantum_waits_for_next_turn() {
     fixture.turn += 1;
     assert!(matches!(fixture.process(), Next::Queue));
     assert_eq!(fixture.requests.len(), 2);
+    fixture.turn += 1;
+    let Next::Receive(_in_ring) = fixture.process() else { panic!("there is no more input") };
+    fixture.session.spent = (fixture.turn, QUANTUM);
+    assert!(matches!(fixture.process(), Next::Wait), "without input no turn is needed");
 }
 
 #[test]
@@ -434,13 +439,17 @@ fn payload_with_more_pieces_without_memory_awaits_buffer() {
 #[test]
 fn payload_after_failed_piece_is_read_and_not_written() {
     let mut fixture = Fixture::in_transmission();
-    let write = with_payload(command::WRITE, 0, 2 * PIECE);
-    let (first, rest) = write.split_at(28 + PIECE as usize);
-    fixture.put(first);
+    let write = with_payload(command::WRITE, 0, 3 * PIECE);
+    let mut pieces = write[28..].chunks(PIECE as usize);
+    fixture.put(&write[..28 + PIECE as usize]);
+    pieces.next();
     let Next::Receive(receive) = fixture.process() else { panic!("the second piece is not here") };
     fixture.finish(Err(RequestError::Io(Errno::NOSPC)));
     assert!(!fixture.session.output.has_queued(), "the payload is not over");
-    fixture.complete(receive, rest);
+    fixture.complete(receive, pieces.next().unwrap());
+    let Next::Receive(receive) = fixture.process() else { panic!("the third piece is not here") };
+    assert!(!fixture.session.output.has_queued(), "nor after the second piece");
+    fixture.complete(receive, pieces.next().unwrap());
     assert!(matches!(fixture.step(), Next::Again));
     assert_eq!((fixture.state(), fixture.requests.len()), (State::Header, 0));
     assert_eq!(fixture.send(), reply(28));
@@ -477,6 +486,33 @@ fn payload_that_returns_short_abandons_write() {
     assert_eq!((fixture.state(), fixture.requests.len()), (State::Closed, 0));
     fixture.assert_holds_nothing();
     assert!(fixture.session.is_finished());
+}
+
+#[test]
+fn stream_that_ends_closes_input() {
+    for state in [State::Header, State::Skip] {
+        let (mut fixture, _) = bring_to(state);
+        let Next::Receive(receive) = fixture.process() else { panic!("there is no more input") };
+        fixture.complete(receive, &[]);
+        assert_eq!(fixture.state(), State::Closed);
+        assert!(fixture.session.is_finished() && fixture.session.is_idle());
+    }
+}
+
+#[test]
+fn client_owes_only_while_session_holds_memory() {
+    let mut fixture = Fixture::in_transmission();
+    fixture.put(&[header(command::READ, 0, 100), header(command::FLUSH, 0, 0)].concat());
+    assert!(matches!(fixture.process(), Next::Queue));
+    let flush = fixture.requests.pop_back();
+    fixture.finish(Ok(()));
+    fixture.requests.extend(flush);
+    let data = fixture.session.output.next_send(Instant::now()).unwrap();
+    assert!(fixture.session.owes_since().is_some(), "the data of a read");
+    fixture.session.on_sent(data, &mut fixture.pool);
+    fixture.finish(Ok(()));
+    let small_reply = fixture.session.output.next_send(Instant::now());
+    assert!(small_reply.is_some() && fixture.session.owes_since().is_none());
 }
 
 /// Brings a session into a state; a receive that is in the ring then.
