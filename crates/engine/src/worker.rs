@@ -270,8 +270,8 @@ impl<F: Frontend> Worker<F> {
         }
     }
 
-    /// Starts what the frontend has asked for and tells it what has ended, until neither is left. False: there was
-    /// nothing to do.
+    /// Starts what the frontend has asked for and tells it what has ended, then lets it process input, until nothing is
+    /// left. False: there was nothing to do.
     fn run_queue(&mut self) -> bool {
         let mut worked = false;
         loop {
@@ -286,7 +286,10 @@ impl<F: Frontend> Worker<F> {
                 let origin = Origin::Frontend(request.id);
                 self.start(request, origin);
             } else {
-                return worked;
+                let (front, mut cx) = self.split();
+                if !front.process(&mut cx) {
+                    return worked;
+                }
             }
             worked = true;
         }
