@@ -1,4 +1,5 @@
-//! Promises that are easily broken by a change that looks harmless: order, time, and requests that are long, short or in bits.
+//! Promises that are easily broken by a change that looks harmless: order, time, and requests that are long, short or
+//! in bits.
 
 use crate::client::*;
 use crate::support::*;
@@ -386,7 +387,8 @@ fn a_durable_trim_is_synced_before_its_answer() {
     assert_eq!(client.call(TRIM, 0, 0, MIB).error, 0);
 }
 
-/// A full disk with FUA of its own fails the request. It fails later flushes too only if bytes were lost that others were told of.
+/// A full disk with FUA of its own fails the request. It fails later flushes too only if bytes were lost that others
+/// were told of.
 #[test]
 fn a_durable_write_without_room_asks_whether_others_are_lost() {
     for (errno, lost) in [Errno::NOSPC, Errno::DQUOT].into_iter().flat_map(|e| [(e, false), (e, true)]) {
