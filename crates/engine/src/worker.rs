@@ -124,7 +124,7 @@ impl<F: Frontend> Worker<F> {
         ring.register_buffers(pool.buffers_mut().chain(front.buffers()));
         let worker_id = device.freeze().join(ring.waker());
         let View { epoch, freeze_state, mapping, target } = device.freeze().view(worker_id);
-        let copies = device.stores().iter().any(|store| store.carried_from().is_some());
+        let copies = device.stores().iter().any(|store| store.profile().in_memory);
         // A copy thread that cannot be started is done without.
         let copy = if copies { CopyThread::start(CHUNK).ok() } else { None };
         Self {
