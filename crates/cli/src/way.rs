@@ -17,7 +17,7 @@ use inlock_frontend::nbd::server::{Listen, Server, ServerOptions};
 use inlock_frontend::ublk::device as ublk;
 use rustix::fs::{Access, access};
 
-use self::fuse::loop_device::{self, LoopDevice};
+use self::fuse::loop_device::{self, LoopDevice, LoopOptions};
 use self::fuse::mount::{self, FuseError, FuseMount, FuseOptions};
 use self::ublk::{UblkDevice, UblkError, UblkOptions};
 use crate::control::Facts;
@@ -183,7 +183,7 @@ impl Way {
             return Ok(Self::Fuse(mount));
         }
         let unit = device.mapping().unit_len();
-        match LoopDevice::attach(wanted.file, unit, device.access().read_only) {
+        match LoopDevice::attach(wanted.file, &LoopOptions { block: unit, read_only: device.access().read_only }) {
             Ok(over) => Ok(Self::Loop(mount, over)),
             Err(error) => {
                 let _ = mount.stop();
