@@ -1,4 +1,4 @@
-//! What the engine's files find around them here.
+//! Substitutes for the parts of the engine that the model-checked files use.
 
 /// As the engine's module of this name, with loom's primitives.
 pub(crate) mod sync {
@@ -78,7 +78,7 @@ pub(crate) mod crypt_mapping {
 
         pub(crate) fn measure(&self) {}
 
-        /// Uses the keys, beside others that do.
+        /// Uses the keys, as other users may do at the same time.
         pub(crate) fn use_keys(&self) {
             self.keys.with(|_| ());
         }

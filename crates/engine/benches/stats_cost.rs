@@ -93,7 +93,7 @@ fn compare(name: &str, mut batch: impl FnMut(usize) -> f64) {
     let mut ratios = Vec::new();
     let mut without = Vec::new();
     for round in 0..ROUNDS {
-        // Whoever goes second may find a warmer cache.
+        // The second batch may find a warmer cache.
         let first = round % 2;
         let (a, b) = (batch(first), batch(1 - first));
         let (off, on) = if first == 0 { (a, b) } else { (b, a) };

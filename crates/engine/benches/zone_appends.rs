@@ -30,7 +30,7 @@ const DEFAULT_TOTAL: u64 = 128 << 20;
 const ZONES: usize = 8;
 const SIZES: [u64; 3] = [4 << 10, 64 << 10, 256 << 10];
 const ROUNDS: usize = 5;
-/// Appends under way at a time, over all workers.
+/// Appends in flight over all workers.
 const DEPTH: usize = 32;
 /// Pages in memory for what is written, so that nothing is gained by writing the same all the time.
 const SOURCES: usize = 64;
@@ -54,11 +54,11 @@ const WAYS: [Way; 6] = [
     Way { name: "serialised, pool", encrypted: true, serialised: true, offloaded: true, ..RAW },
 ];
 
-/// A frontend that appends to its zones by turns.
+/// Frontend that appends to its zones in turn.
 struct Appends {
     zones: Vec<u64>,
     busy: Vec<usize>,
-    /// How many appends of a zone, and how many in all, are under way at a time.
+    /// Number of appends in flight per zone, and in total.
     of_a_zone: usize,
     depth: usize,
     under_way: usize,
@@ -114,12 +114,12 @@ struct Bench {
     /// The zones that are appended to.
     starts: Vec<u64>,
     workers: usize,
-    /// What a measurement appends.
+    /// Bytes that a measurement appends.
     total: u64,
 }
 
 impl Bench {
-    /// MiB a second.
+    /// Returns MiB per second.
     fn measure(&self, way: Way, zones: usize, len: u64) -> f64 {
         let zoned = self.store.zoned().unwrap();
         let zone_len = zoned.limits().zone_len;
@@ -168,7 +168,7 @@ impl Bench {
         let device = Arc::new(Device::new(&[segment], &key, Arc::clone(&self.store), Access::default()).unwrap());
         let options = OffloadOptions { policy: OffloadPolicy::Writes, threads: self.workers };
         let pool = if way.offloaded { Offload::start(&device, &options).unwrap() } else { None };
-        // Where one append of a zone at a time is under way, several workers for it would be in each other's way.
+        // With one append of a zone in flight at a time, several workers would slow each other down.
         let most = if way.serialised { starts.len() } else { DEPTH };
         let workers = if way.all_workers { self.workers.min(most) } else { 1 };
         let go = Barrier::new(workers + 1);

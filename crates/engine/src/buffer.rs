@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_buffers_of_every_class_are_left_to_who_has_none() {
+    fn reserved_buffers_of_every_class_are_left_to_clients_without_any() {
         let class = |capacity, count| BufferClass { capacity, count };
         let mut pool = BufferPool::new(&[class(10, 17), class(100, 3)]).with_others(5);
         let mut greedy = Vec::new();

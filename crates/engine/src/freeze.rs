@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_the_target_of_a_closed_gate_is_waited_for() {
+    fn other_user_of_frozen_mapping_is_waited_for() {
         let freeze = Freeze::new(CryptMapping::raw(4096));
         freeze.freeze();
         let user = freeze.state().target.clone();
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_a_target_is_not_waited_for_for_ever() {
+    fn wait_for_other_user_of_frozen_mapping_times_out() {
         let target = Arc::new(CryptMapping::raw(4096));
         let user = Arc::clone(&target);
         let kept = take_alone(target, Duration::from_millis(5));

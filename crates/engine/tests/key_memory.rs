@@ -16,7 +16,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, mpsc};
 
-/// What is looked for is only kept in this disguise, or it would be found where it is kept.
+/// Mask of the needles, which are only kept masked, so that the search does not find the needles themselves.
 const MASK: u8 = 0xa5;
 
 fn key_byte(at: usize) -> u8 {
@@ -108,7 +108,7 @@ struct Found {
     pages: usize,
 }
 
-/// Looks for the needles in all of this process's memory but for `skip`, where it looks through what it has read.
+/// Searches all memory of this process for the needles. Skips `window`, into which it reads them.
 fn search(needles: &[Vec<u8>], window: &mut [u8]) -> Found {
     let own = window.as_ptr().addr() as u64..window.as_ptr().addr() as u64 + window.len() as u64;
     let memory = File::open("/proc/self/mem").unwrap();
@@ -219,7 +219,7 @@ fn the_key_is_gone_from_memory_while_suspended() {
     device.wipe_key().unwrap();
     let wiped = search(&needles, &mut window);
     assert_eq!((wiped.protected.len(), wiped.pages), (0, 0), "{wiped:?}");
-    // An unoptimised build passes every vector register through the stack; nobody can promise anything of that.
+    // An unoptimised build passes every vector register through the stack, where copies of the key may remain.
     if !cfg!(debug_assertions) {
         assert!(wiped.elsewhere.is_empty(), "{wiped:?}");
     }

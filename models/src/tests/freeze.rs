@@ -87,7 +87,7 @@ impl Scene {
 }
 
 #[test]
-fn close_waits_for_the_pass_and_open_wakes_the_next() {
+fn freeze_waits_for_the_call_and_unfreeze_wakes_the_next() {
     in_every_order(|| {
         let scene = Scene::new();
         let caller = scene.spawn(|scene| assert!(scene.call()));

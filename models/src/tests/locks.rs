@@ -114,32 +114,32 @@ fn run(acts: &[Act]) {
 }
 
 #[test]
-fn partial_write_excludes_brief_read() {
+fn partial_write_excludes_all_shared_read() {
     beside_each_other(&[Scene::write_blocking, Scene::read_briefly]);
 }
 
 #[test]
-fn partial_write_excludes_two_brief_reads() {
+fn partial_write_excludes_two_all_shared_reads() {
     beside_each_other(&[Scene::write_blocking, Scene::try_to_read_briefly, Scene::try_to_read_briefly]);
 }
 
 #[test]
-fn partial_write_excludes_read_and_brief_read() {
+fn partial_write_excludes_read_and_all_shared_read() {
     beside_each_other(&[Scene::write_blocking, Scene::read, Scene::try_to_read_briefly]);
 }
 
 #[test]
-fn partial_writes_exclude_each_other_and_brief_read() {
+fn partial_writes_exclude_each_other_and_all_shared_read() {
     beside_each_other(&[Scene::write_blocking, Scene::write_blocking, Scene::try_to_read_briefly]);
 }
 
 #[test]
-fn partial_write_of_a_worker_excludes_brief_read() {
+fn partial_write_of_a_worker_excludes_all_shared_read() {
     beside_each_other(&[Scene::write_when_told, Scene::try_to_read_briefly]);
 }
 
 #[test]
-fn partial_write_of_a_worker_excludes_two_brief_reads() {
+fn partial_write_of_a_worker_excludes_two_all_shared_reads() {
     in_orders_with(4, || run(&[Scene::write_when_told, Scene::try_to_read_briefly, Scene::try_to_read_briefly]));
 }
 

@@ -124,7 +124,7 @@ fn parts_are_written_one_behind_the_other() {
 }
 
 #[test]
-fn closing_ends_what_is_under_way() {
+fn closing_a_socket_ends_its_operations() {
     both(|mut ring| {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let file = ring.add_socket(theirs.into()).unwrap();
@@ -215,7 +215,7 @@ fn dropping_a_ring_waits_for_its_stores_without_spinning() {
         drop(ring);
         let spent = cpu_time() - before;
         assert!(answered.load(Ordering::SeqCst), "the kernel still used the buffer");
-        assert!(spent < Duration::from_millis(100), "waiting took {spent:?} of processor time");
+        assert!(spent < Duration::from_millis(100), "waiting took {spent:?} of CPU time");
     });
 }
 

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stretches_cover_the_data_once_and_end_up_in_the_buffer() {
+    fn loans_cover_the_data_once_and_end_up_in_the_buffer() {
         let mut buffer = Buffer::new(10_000);
         buffer.data_mut().fill(7);
         let mut lender = Lender::new(buffer, 9000);

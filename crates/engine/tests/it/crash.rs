@@ -21,15 +21,15 @@ enum Event {
         durable: bool,
     },
     Flush,
-    /// The client was told that the next request of the script is done.
+    /// The client has received the completion of the script's next request.
     Acknowledged,
 }
 
-/// Keeps a log of what reached it.
+/// Store that logs its operations.
 struct RecordingStore {
     inner: MemoryStore,
     log: Arc<Mutex<Vec<Event>>>,
-    /// The fault of the negative control: flushes are answered and not carried out.
+    /// Fault of the negative control: flushes complete without being carried out.
     swallow_flushes: bool,
 }
 
@@ -109,7 +109,7 @@ impl History {
         image
     }
 
-    /// Blocks of `plain` that show neither what was last promised nor anything asked for since.
+    /// Returns the blocks of `plain` that show neither the last promised data nor data written since.
     fn violations(&self, cut: usize, plain: &[u8]) -> usize {
         let mut current = self.before.clone();
         let mut allowed: Vec<Vec<u128>> = blocks(&current).map(|b| vec![b]).collect();
@@ -123,7 +123,7 @@ impl History {
             let durable = matches!(ask, Ask::Write { durable: true, .. });
             write(&mut current, &mut allowed, ask, durable);
         }
-        // The request under way at the cut may have changed what it touches, or not.
+        // The request in flight at the cut may have changed its range, or not.
         if let Some(ask) = self.script.get(acknowledged) {
             write(&mut current, &mut allowed, ask, false);
         }
@@ -172,7 +172,7 @@ fn cuts(seeds: std::ops::Range<u64>, swallow_flushes: bool) -> (usize, usize) {
 }
 
 #[test]
-fn what_a_flush_or_fua_covered_survives_a_power_cut() {
+fn flushed_and_fua_writes_survive_a_power_cut() {
     let (states, violations) = cuts(1..24, false);
     println!("{states} states, {violations} violations");
     assert_eq!(violations, 0, "of {states} states");
@@ -180,7 +180,7 @@ fn what_a_flush_or_fua_covered_survives_a_power_cut() {
 }
 
 #[test]
-fn what_a_flush_covered_survives_a_power_cut_with_a_pool() {
+fn flushed_writes_survive_a_power_cut_with_a_pool() {
     scripted::offloaded(|| {
         let (states, violations) = cuts(1..6, false);
         println!("{states} states with a pool, {violations} violations");
@@ -198,10 +198,10 @@ fn a_swallowed_flush_is_caught() {
 }
 
 #[test]
-fn what_a_flush_covered_survives_a_power_cut_with_a_carrier() {
+fn flushed_writes_survive_a_power_cut_with_a_copy_thread() {
     scripted::carried(1024, || {
         let (states, violations) = cuts(1..6, false);
-        println!("{states} states with a carrier, {violations} violations");
+        println!("{states} states with a copy thread, {violations} violations");
         assert!(states >= 400 && violations == 0, "{violations} violations in {states} states");
     });
 }

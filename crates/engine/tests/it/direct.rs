@@ -1,5 +1,4 @@
-//! Files and block devices past the kernel's cache: who reads and writes a blocking device need not know where memory has to
-//! begin for them.
+//! Files and block devices with direct I/O: callers of a blocking device need not align their memory.
 
 use crate::support::{Random, key, segment};
 use inlock_cipher::{Sector, Segment};
@@ -11,13 +10,13 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-/// The largest block that a disk has.
+/// Largest block of a disk in bytes.
 const BLOCK: usize = 4096;
 /// In the encrypted part: more than goes in one piece. What follows is stored as it is.
 const CRYPT: usize = (1 << 20) + 5 * BLOCK;
 const LEN: usize = 2 * CRYPT;
 
-/// Where memory begins, from the start of a page.
+/// Offsets of memory from the start of a page.
 const PLACES: [usize; 6] = [0, 1, 8, 511, 512, 4095];
 
 fn open_direct(path: &Path) -> std::io::Result<File> {
@@ -25,7 +24,7 @@ fn open_direct(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
 }
 
-/// `len` bytes that begin `place` bytes behind the start of a page.
+/// Returns `len` bytes that begin `place` bytes after the start of a page.
 fn memory(of: &mut Vec<u8>, place: usize, len: usize) -> &mut [u8] {
     of.resize(LEN + 2 * BLOCK, 0);
     let page = of.as_ptr().addr().wrapping_neg() % BLOCK;
@@ -46,7 +45,7 @@ fn device(file: File) -> Arc<Device> {
     Arc::new(Device::stacked(&lines, vec![store], Access::default()).unwrap())
 }
 
-/// What is written from and read into memory anywhere is what a model holds, and what a reader through the cache finds.
+/// Compares unaligned reads and writes with a model and with a reader through the page cache.
 fn agrees_with_a_model(path: &Path) {
     let direct = BlockingDevice::new(device(open_direct(path).unwrap()));
     let mut random = Random::new(5);
@@ -98,7 +97,7 @@ fn image() -> tempfile::NamedTempFile {
     image
 }
 
-/// Whether the file is read past the cache, and not into memory that begins anywhere.
+/// Returns whether the file has direct I/O and refuses unaligned memory.
 fn insists(path: &Path) -> bool {
     let mut bytes = Vec::new();
     let mut reads = |place| open_direct(path)?.read_exact_at(memory(&mut bytes, place, BLOCK), 0);
@@ -106,7 +105,7 @@ fn insists(path: &Path) -> bool {
 }
 
 #[test]
-fn memory_may_begin_anywhere_for_a_file_past_the_cache() {
+fn unaligned_memory_works_for_a_file_with_direct_io() {
     let image = image();
     if !insists(image.path()) {
         println!("SKIPPED: no direct I/O on the file system of temporary files, or none that asks where memory begins");
@@ -116,7 +115,7 @@ fn memory_may_begin_anywhere_for_a_file_past_the_cache() {
 }
 
 #[test]
-fn memory_may_begin_anywhere_for_a_block_device_past_the_cache() {
+fn unaligned_memory_works_for_a_block_device_with_direct_io() {
     struct Loop(String);
     impl Drop for Loop {
         fn drop(&mut self) {

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 const LEN: u64 = 64 << 10;
 
-/// What file systems and block devices report when a write is lost: XFS, ext4, quotas, NFS, multipath, thin storage, integrity,
-/// and two that elsewhere mean "again".
+/// Errors that file systems and block devices report for a lost write: XFS, ext4, quotas, NFS, multipath, thin storage,
+/// integrity, and two that elsewhere mean "again".
 const ERRORS: [Errno; 14] = [
     Errno::IO,
     Errno::NOSPC,
@@ -36,11 +36,11 @@ const ERRORS: [Errno; 14] = [
     Errno::INTR,
 ];
 
-/// An error of write-back that was not reported yet.
+/// Write-back error that was not reported yet.
 #[derive(Default)]
 struct WriteBack {
     unreported: Mutex<Option<Errno>>,
-    /// A sync takes so long.
+    /// Duration of a sync.
     takes: Duration,
 }
 
@@ -123,7 +123,7 @@ fn write(offset: u64, durable: bool) -> Ask {
     Ask::Write { offset, data: vec![7; 4096], durable }
 }
 
-/// What is asked first after the loss.
+/// First request after the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum First {
     Flush,
@@ -131,7 +131,7 @@ enum First {
     DurableTrim,
 }
 
-/// Everything that promises stable storage, each twice.
+/// Requests that promise stable storage, each twice.
 fn promises(through: Through, first: First, client: u64) -> Vec<Ask> {
     if through == Through::Blocking {
         // It has no FUA writes.

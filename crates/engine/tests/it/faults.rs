@@ -22,7 +22,7 @@ const FAULTS: [Fault; 6] = [
     Fault::Nothing,
 ];
 
-/// Completions that a ring may see besides: a transfer that was made and is reported as failed, one that is late.
+/// Completions that only a ring has: a transfer that was made and is reported as failed, and a late one.
 const OF_RINGS: [Fault; 3] = [Fault::LateErrno(Errno::IO), Fault::LateErrno(Errno::NOSPC), Fault::Delay(3)];
 
 /// Whether the request goes on as if nothing had happened.
@@ -54,7 +54,7 @@ impl Injector for Nth {
     }
 }
 
-/// Where the ciphertext is, and how it is reached.
+/// Place of the ciphertext, and the way to access it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Below {
     Memory,
@@ -184,7 +184,7 @@ fn strike(below: Below, unit: u32, seed: u64, nth: u64, fault: Fault, blocking: 
     assert_eq!(first.is_none(), is_transient(fault, call), "{place}: {first:?} failed first");
     for (index, error) in answers.iter().enumerate().filter_map(|(i, answer)| Some((i, answer.as_ref().err()?))) {
         let expected = match fault {
-            // Nothing is durable any more from then on.
+            // From then on nothing is durable.
             _ if call == Call::Sync => Errno::IO,
             Fault::Errno(errno) | Fault::LateErrno(errno) => errno,
             _ => Errno::IO,
@@ -274,11 +274,11 @@ fn every_operation_fails_once_with_a_pool() {
 }
 
 #[test]
-fn every_operation_fails_once_with_a_carrier() {
+fn every_operation_fails_once_with_a_copy_thread() {
     // One strip a request: a write that fails half-way has a test of its own.
     scripted::carried(LEN, || {
         let faults = fail_every_operation(Below::Memory, &FAULTS, 3, false);
-        println!("{faults} faults injected with a carrier, 0 wrong answers");
+        println!("{faults} faults injected with a copy thread, 0 wrong answers");
         assert!(faults >= 500, "only {faults} faults were injected");
     });
 }
@@ -337,7 +337,7 @@ fn one_failing_request_does_not_fail_its_neighbours_with_a_pool() {
 }
 
 #[test]
-fn one_failing_request_does_not_fail_its_neighbours_with_a_carrier() {
+fn one_failing_request_does_not_fail_its_neighbours_with_a_copy_thread() {
     scripted::carried(LEN, one_failing_request_does_not_fail_its_neighbours);
 }
 

@@ -27,7 +27,7 @@ fn script(random: &mut Random, unit: u32, steps: usize) -> Vec<Ask> {
     (0..steps).map(step).collect()
 }
 
-/// What the answers to a script must be if its requests are carried out one after the other.
+/// Applies the script to the model, one request after the other, and returns the expected answers.
 fn model_answers(model: &mut [u8], script: &[Ask]) -> Vec<Vec<u8>> {
     let range = |offset: u64, len: u64| offset as usize..(offset + len) as usize;
     let answer = |ask: &Ask| match ask {
@@ -128,7 +128,7 @@ fn concurrent_partial_writes_lose_nothing() {
     }
 }
 
-/// Threads with a blocking device each, and a worker beside them, all writing into the same units.
+/// Threads with a blocking device each and a worker write to the same units concurrently.
 #[test]
 fn threads_and_a_worker_share_units() {
     // With memory for all of them, and for one that the others wait for.
@@ -200,7 +200,7 @@ fn the_blocking_device_agrees_with_the_model() {
 }
 
 #[test]
-fn what_is_not_allowed_changes_nothing() {
+fn refused_requests_change_nothing() {
     let before = image_of(&Random::new(9).bytes(8192), 512);
     let store = Arc::new(MemoryStore::new(before.clone()));
     let shared: Arc<dyn BackingStore> = Arc::clone(&store) as _;
@@ -271,7 +271,7 @@ fn a_pool_gives_the_same_bytes() {
 }
 
 #[test]
-fn a_carrier_gives_the_same_bytes() {
+fn copy_thread_gives_the_same_bytes() {
     scripted::carried(1024, || {
         one_by_one_in_memory();
         one_by_one_on_a_file_through_both_rings();
@@ -308,7 +308,7 @@ impl BackingStore for HalfwayStore {
     }
 }
 
-/// With CBC a change of the first block turns the rest of a half-written unit into noise; nobody may see that.
+/// With CBC, a change of the first block garbles the rest of a half-written unit; no reader may see that.
 #[test]
 fn bytes_that_nobody_writes_do_not_change_while_others_of_their_unit_do() {
     for through_worker in [false, true] {

@@ -48,7 +48,7 @@ fn stack() -> Stack {
     Stack { device, stores, segments, keys }
 }
 
-/// What a line of the stack reads as, when it is opened alone.
+/// Reads a line of the stack through a device of that line alone.
 fn alone(stack: &Stack, line: usize, store: usize, key: &VolumeKey) -> Vec<u8> {
     let segment = Segment { start: Sector(0), ..stack.segments[line] };
     let store = Arc::clone(&stack.stores[store]) as _;

@@ -1,4 +1,4 @@
-//! What a device says that it has done is what was asked of it.
+//! The statistics of a device match the requests made.
 
 use crate::scripted::{self, Ask};
 use crate::support::{DATA_OFFSET, key, segment};

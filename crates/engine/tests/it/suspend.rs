@@ -136,7 +136,7 @@ fn requests_wait_while_suspended_and_none_is_lost() {
 }
 
 #[test]
-fn what_comes_while_suspended_is_answered_after_it() {
+fn requests_during_suspend_complete_after_resume() {
     let store = Counted::new(4 * SHARE as usize);
     let device = device_on(&store);
     device.suspend().unwrap();
@@ -230,7 +230,8 @@ fn a_device_that_is_given_up_fails_what_waits() {
         assert_eq!(blocking.join().unwrap(), Err(shutdown));
     });
     assert!(matches!(device.resume(), Err(ControlError::Ended)));
-    // Only a suspended device is given up. Another goes on to its end: suspended now, it would hold up whoever stops it.
+    // Only a suspended device is given up. A running one continues to its end, and refuses to be suspended, because
+    // that would block the thread that stops it.
     let device = device_on(&store);
     device.end();
     assert!(matches!(device.suspend(), Err(ControlError::Ended)));
@@ -269,11 +270,11 @@ impl Frontend for Hasty {
 
 /// As where its ring or its frontend fails.
 #[test]
-fn a_worker_that_ends_early_leaves_nothing_locked_or_under_way() {
+fn worker_that_ends_early_leaves_nothing_locked_or_in_flight() {
     for mode in [IoMode::Auto, IoMode::Sync] {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        // Through the ring, whatever the file lies on.
+        // Through the ring, on any file system.
         let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Uring).unwrap());
         let device = Arc::new(Device::new(&[whole(8192)], &key(), store, Access::default()).unwrap());
         let pool = BufferPool::new(&[BufferClass { capacity: 4096, count: 4 }]);

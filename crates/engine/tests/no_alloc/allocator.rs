@@ -8,7 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
 
-/// What is done about an allocation of a watched thread.
+/// Reaction to an allocation of a watched thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// It is counted.
@@ -59,7 +59,7 @@ fn threads() -> Vec<(i32, bool)> {
     stats.filter_map(thread).collect()
 }
 
-/// Watches nobody any more. Gives back how many allocations there were.
+/// Stops watching. Returns the number of allocations.
 pub(crate) fn unwatch() -> u64 {
     MODE.store(0, Ordering::SeqCst);
     WATCHED.iter().for_each(|thread| thread.store(0, Ordering::Relaxed));
@@ -86,7 +86,8 @@ struct Watching;
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-// SAFETY: everything is the system allocator's, but for null pointers, which say that there is no memory.
+// SAFETY: all calls go to the system allocator, except those that return a null pointer, which means that there is no
+// memory.
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are the system allocator's.

@@ -22,7 +22,7 @@ use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::{Access, BlockingDevice, Device, Offload, OffloadOptions, OffloadPolicy};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 
-/// Requests that a worker has under way.
+/// Number of requests that a worker has in flight.
 const SLOTS: usize = 48;
 /// Bytes of a slot: borders lie within data units.
 const SLOT_LEN: u64 = 50_000;
@@ -43,7 +43,7 @@ impl Random {
     }
 }
 
-/// A stretch of the device that one thread has to itself, and what it holds.
+/// Range of the device that one thread has to itself, and its content.
 struct Slot {
     start: u64,
     model: Vec<u8>,
@@ -225,7 +225,7 @@ fn device(mode: IoMode) -> Arc<Device> {
     device
 }
 
-/// The others wait at the barrier for whoever panics: that ends all of them.
+/// Exits the process on a panic, because the other threads would wait at the barrier forever.
 fn or_exit(work: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
         std::process::exit(101);
@@ -258,8 +258,8 @@ fn carry_out(io: IoMode, policy: OffloadPolicy, requests: usize, mode: Mode) -> 
             start(format!("inlock-worker-c{number}")).spawn_scoped(scope, work).unwrap();
         }
         go.wait();
-        let carriers = if io == IoMode::Auto { WORKERS } else { 0 };
-        let threads = WORKERS + CALLERS + carriers + pool.as_ref().map_or(0, |p| p.threads());
+        let copy_threads = if io == IoMode::Auto { WORKERS } else { 0 };
+        let threads = WORKERS + CALLERS + copy_threads + pool.as_ref().map_or(0, |p| p.threads());
         allocator::watch(mode, threads);
         go.wait();
         go.wait();

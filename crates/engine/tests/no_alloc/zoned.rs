@@ -1,4 +1,5 @@
-//! The same for zones: writes in order, writes that overtake each other between two workers, and appends of everybody.
+//! Zoned requests without allocations: writes in order, writes that overtake each other between two workers, and
+//! appends of all workers.
 
 use super::memory::{MemoryZones, Shape};
 use super::{Mode, allocator, alone, or_exit};
@@ -26,7 +27,7 @@ const WORKERS: usize = 2;
 const CALLERS: usize = 2;
 const SLOTS: usize = 32;
 const LONGEST: u64 = 4096;
-/// The zones after one for each worker: one that both write, one that everybody appends to.
+/// Zones after one per worker: one that both write, one to which all append.
 const SHARED: usize = WORKERS;
 const APPENDED: usize = WORKERS + 1;
 

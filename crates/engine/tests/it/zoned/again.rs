@@ -1,4 +1,4 @@
-//! Writes that come again after a crash: what has landed is no error, and is compared; the rest is written.
+//! Reissued writes after a crash: present data is compared and is no error, and the rest is written.
 
 use super::memory::Shape;
 use super::rig::{Kind, Rig};
@@ -34,7 +34,7 @@ fn again(offset: u64, data: Vec<u8>, durable: bool) -> Ask {
 const EIO: RequestError = RequestError::Io(Errno::IO);
 
 #[test]
-fn what_has_landed_is_compared_and_the_rest_is_written() {
+fn reissued_write_compares_present_data_and_writes_the_rest() {
     for kind in [Kind::Memory, Kind::File] {
         for durable in [false, true] {
             // How much of the two blocks is there, in units of 512 bytes.
@@ -58,7 +58,7 @@ fn what_has_landed_is_compared_and_the_rest_is_written() {
 }
 
 #[test]
-fn other_bytes_than_those_that_are_there_are_refused_as_the_drive_does() {
+fn reissued_write_of_other_data_is_refused_as_by_the_drive() {
     for landed in [1, 5, 16] {
         let rig = Rig::new(Kind::File, SHAPE, 512, 1);
         let (there, new) = (data(1, 2), data(2, 2));
@@ -76,7 +76,7 @@ fn other_bytes_than_those_that_are_there_are_refused_as_the_drive_does() {
 }
 
 #[test]
-fn one_beyond_the_pointer_is_refused_and_one_in_a_conventional_zone_is_a_write() {
+fn reissued_write_beyond_the_pointer_is_refused() {
     let rig = Rig::new(Kind::Memory, SHAPE, 512, 2);
     assert_eq!(rig.team.ask(0, again(ZONE + BLOCK, data(1, 1), false)), Err(EIO));
     for name in 1..3 {

@@ -1,4 +1,4 @@
-//! Appends: many of one zone at a time, what a failed one costs the others, and pointers that somebody else has moved.
+//! Appends: many of one zone at a time, the effect of a failed one on others, and pointers moved by another user.
 
 use super::DATA_ZONES;
 use super::memory::Shape;
@@ -129,9 +129,9 @@ fn a_failed_append_moves_the_others_and_fails_none_of_them() {
     assert!(failed > 200 && moved > 200 && several > 180);
 }
 
-/// What waits for a drive goes to it together, as far as it goes in one piece.
+/// Waiting writes are merged, up to the longest write of the store.
 #[test]
-fn what_waits_goes_together() {
+fn waiting_writes_are_merged() {
     for (longest, most) in [(2 * BLOCK, 2), (5 * BLOCK, 5), (1 << 20, MAX_WRITE_SEGMENTS)] {
         let rig = Rig::with(Kind::Memory, SHAPE, 512, 1, false, |store| store.logged(512).in_pieces_of(longest as u32));
         let mut asks: Vec<_> = (0..70).map(|n| append(0, named(n, 1))).collect();
@@ -160,7 +160,7 @@ fn what_waits_goes_together() {
 
 /// A zone's capacity ends among them: those that fit are written.
 #[test]
-fn what_goes_together_ends_with_the_zone() {
+fn merged_write_ends_with_the_zone() {
     let shape = Shape { capacity: 10 * BLOCK, zone_len: 16 * BLOCK, ..SHAPE };
     let rig = Rig::with(Kind::Memory, shape, 512, 1, false, |store| store.logged(64));
     let write = |n: u64| Ask::Write { offset: n * BLOCK, data: named(n, 1), durable: false };
@@ -171,7 +171,7 @@ fn what_goes_together_ends_with_the_zone() {
     assert_eq!(rig.report()[0].condition, ZoneCondition::Full);
 }
 
-/// A write of several finds that somebody else has written to its zone: all of it goes behind.
+/// A merged write finds that another user has written to its zone: it is reassigned as a whole.
 #[test]
 fn appends_that_go_together_find_the_zone_written() {
     for nth in 1..=6 {

@@ -43,7 +43,7 @@ impl Shape {
     }
 }
 
-/// What all zones are in, without their bytes.
+/// State of all zones, without their bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Zones {
     pub(crate) shape: Shape,
@@ -82,7 +82,7 @@ impl Zones {
         self.states[zone] = (reported.condition, written);
     }
 
-    /// What a drive or a tool does to a zone, beyond the commands.
+    /// Changes a zone's condition as a drive or a tool may do outside the commands.
     pub(crate) fn retire(&mut self, zone: usize, condition: ZoneCondition) {
         self.states[zone].0 = condition;
     }
@@ -233,7 +233,7 @@ impl MemoryZones {
         self.zones.lock().unwrap().retire(zone, condition);
     }
 
-    /// The bytes of a zone, whatever its state.
+    /// Returns the bytes of a zone in any condition.
     #[allow(dead_code)] // Not every program that has this store looks at them.
     pub(crate) fn zone_bytes(&self, zone: usize) -> Vec<u8> {
         self.bytes[zone].lock().unwrap().clone()

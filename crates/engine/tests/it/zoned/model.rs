@@ -25,12 +25,12 @@ const SHAPE: Shape = Shape {
     granularity: 4096,
 };
 
-/// What the device should be, in the store's positions.
+/// Expected state of the device, in positions of the store.
 #[derive(Clone)]
 struct Model {
     zones: Zones,
     unit: u64,
-    /// Shared with the model before a step, but for what that changes.
+    /// Shared with the model before a step, except for the zones that the step changes.
     plain: Vec<Arc<Vec<u8>>>,
     /// How much of a zone the device believes to be written, since it last asked or wrote.
     belief: Vec<Option<u64>>,
@@ -51,7 +51,7 @@ impl Model {
         zone >= self.shape().conventional as usize
     }
 
-    /// What a report says is written: all of it where nothing can be.
+    /// Returns the reported number of written bytes: all of them for a zone without a write pointer.
     fn reported(&self, zone: usize) -> u64 {
         let Zone { start, capacity, write_pointer, .. } = self.zones.report(zone);
         write_pointer.map_or(capacity, |pointer| (pointer - start).min(capacity))
@@ -85,7 +85,7 @@ impl Model {
         }
     }
 
-    /// What the device answers, if no fault is met. `at`: in the store.
+    /// Returns the device's answer if no fault occurs. `at`: position in the store.
     fn ask(&mut self, ask: &Ask) -> Answer {
         let (offset, len) = ask.range();
         let shift = u64::from(DATA_ZONES) * self.shape().zone_len;
@@ -430,7 +430,7 @@ impl Run {
         }
     }
 
-    /// Somebody else uses the store.
+    /// Lets another user write to the store.
     fn elsewhere(&mut self) {
         let first = u64::from(SHAPE.conventional);
         let zone = first + self.random.below(u64::from(SHAPE.zones) - first);

@@ -32,7 +32,7 @@ struct Way {
     ordered: bool,
 }
 
-/// A sequential zone as whoever writes to it sees it.
+/// Sequential zone as seen by its writers.
 #[derive(Clone, Copy, Default)]
 struct Target {
     written: u64,
@@ -41,7 +41,7 @@ struct Target {
     emptied: bool,
 }
 
-/// What a zone holds from `at` on, the how many-th time it is filled.
+/// Fills `into` with the content of a zone from `at`, for the given generation of its data.
 fn content(zone: u64, generation: u64, at: u64, into: &mut [u8]) {
     for (index, bytes) in into.chunks_exact_mut(8).enumerate() {
         let word = (at / 8 + index as u64) ^ zone << 56 ^ generation << 32;
@@ -54,7 +54,7 @@ struct Submitter<'a> {
     way: Way,
     random: Random,
     targets: Vec<Target>,
-    /// How much each worker has under way.
+    /// Number of writes that each worker has in flight.
     loads: Vec<usize>,
     turn: usize,
 }

@@ -47,7 +47,7 @@ pub(crate) struct Rig {
     pub(crate) trouble: Arc<Trouble>,
     pub(crate) device: Arc<Device>,
     pub(crate) blocking: BlockingDevice,
-    /// Somebody else's, who only reads.
+    /// Blocking device of another user, which only reads.
     reader: BlockingDevice,
 }
 
@@ -111,12 +111,12 @@ impl Rig {
         zones
     }
 
-    /// A device of somebody else on the same store, which knows nothing of this one and meets no trouble.
+    /// Returns a device of another user on the same store, which is unaware of this one and meets no faults.
     pub(crate) fn outsider(&self) -> BlockingDevice {
         BlockingDevice::new(open(self.inner.store(), self.shape, self.unit))
     }
 
-    /// What the first bytes of one of the store's zones decrypt to.
+    /// Returns the decrypted first bytes of one of the store's zones.
     pub(crate) fn plain(&self, zone: usize, len: u64) -> Vec<u8> {
         let mut bytes = vec![0; len as usize];
         self.reader.read_at(&mut bytes, (zone as u64 - u64::from(DATA_ZONES)) * self.shape.zone_len).unwrap();
@@ -149,7 +149,7 @@ impl Rig {
             let another = scope.spawn(move || blocking.append(zone, &[7; 4096]));
             self.trouble.until_held();
             self.team.post_all(asks);
-            // It is begun after the others, and waits for nobody.
+            // It begins after the others, and waits for none.
             let last = Ask::Read { offset: zone, len: 512 };
             (0..self.team.workers()).for_each(|worker| drop(self.team.ask(worker, last.clone()).unwrap()));
             prepare();

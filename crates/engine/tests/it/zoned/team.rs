@@ -24,7 +24,7 @@ pub(crate) enum Ask {
     Flush,
 }
 
-/// What was read, or where what was written has landed.
+/// Data read, or position of the data written.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) offset: u64,
@@ -35,7 +35,7 @@ pub(crate) type Answer = Result<Done, RequestError>;
 
 /// The longest request.
 pub(crate) const MAX_LEN: usize = 64 << 10;
-/// The most that a worker has under way.
+/// Maximum number of requests that a worker has in flight.
 const MAX_DEPTH: usize = 64;
 
 impl std::fmt::Debug for Ask {
@@ -89,7 +89,7 @@ impl Ask {
         self.data().is_some() || matches!(self, Self::Read { .. } | Self::Zeroes { .. })
     }
 
-    /// The same by a call.
+    /// Makes the same request with a blocking call.
     pub(crate) fn call(&self, device: &BlockingDevice) -> Answer {
         let (offset, len) = self.range();
         let done = |()| Done { offset, bytes: Vec::new() };
@@ -175,7 +175,7 @@ impl Frontend for Desk {
         if let Some(spare) = done.spare {
             cx.pool.give(spare);
         }
-        // Who does not listen any more has failed.
+        // An error means that the receiver has failed.
         let _ = self.answers.send((done.id, done.result.map(|()| answer)));
     }
 
@@ -232,7 +232,7 @@ impl Team {
         }
     }
 
-    /// What comes of one request, where no other is under way.
+    /// Returns the answer to one request, with no other in flight.
     pub(crate) fn ask(&self, worker: usize, ask: Ask) -> Answer {
         self.post(worker, 0, ask);
         self.next().1
@@ -255,7 +255,7 @@ impl Team {
 }
 
 impl Team {
-    /// Ends the workers, whatever they have under way.
+    /// Ends the workers with their requests in flight.
     pub(crate) fn abandon(self) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.post(Post::Abandon));
         drop(self);

@@ -22,7 +22,7 @@ pub(crate) enum Fault {
     After(Errno),
     /// Nothing is done, and no error is reported, as at the end of a file.
     Nothing,
-    /// Somebody else has written there before, as much.
+    /// Another user has written as much there before.
     Taken,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Trouble {
     hold: (Mutex<Hold>, Condvar),
 }
 
-/// What becomes of the next write.
+/// Effect of the fault on the next write.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Hold {
     #[default]
@@ -176,7 +176,7 @@ impl Trouble {
         }
     }
 
-    /// What has failed since this was last asked.
+    /// Returns the faults since the last call.
     pub(crate) fn struck(&self) -> Vec<Fault> {
         std::mem::take(&mut self.faults.lock().unwrap().struck)
     }
@@ -269,7 +269,7 @@ impl Trouble {
 
 const PAUSED: u64 = 1 << 60;
 
-/// Where memory begins, as for a drive past the kernel's cache.
+/// Alignment of memory, as for a drive with direct I/O.
 const ALIGNMENT: usize = 512;
 
 fn check_alignment(data: &[u8]) -> Result<(), Errno> {
