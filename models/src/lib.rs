@@ -2,9 +2,9 @@
 //!
 //! The files of the engine are compiled here a second time, as they stand, with loom's primitives in `sync` and with as
 //! much of the modules around them as they use. A model is a test that runs a few threads on them: loom repeats it for
-//! every order in which the threads' steps can take effect, each atomic operation with every value that its memory ordering
-//! allows. A model fails if its threads all wait (a lost wake-up), if two of them access a [`loom::cell::UnsafeCell`] at a
-//! time or without an order between them (no exclusion), or if an assertion does.
+//! every order in which the threads' steps can take effect, each atomic operation with every value that its memory
+//! ordering allows. A model fails if its threads all wait (a lost wake-up), if two of them access a
+//! [`loom::cell::UnsafeCell`] at a time or without an order between them (no exclusion), or if an assertion does.
 
 #![cfg_attr(not(test), allow(dead_code))]
 // loom runs all threads of a model on one, and its cells are not `Sync`.

@@ -1,4 +1,4 @@
-//! What keeping counters costs: requests of 4 KiB in memory, with and without, batches of both in turn.
+//! Cost of keeping counters: requests of 4 KiB in memory, with and without, batches of both in turn.
 //!
 //! Every batch is compared with the one before it, so that what else the machine does falls on both; the median of the
 //! ratios is printed. Nothing shorter than this is ever asked, so the share is at its largest here.

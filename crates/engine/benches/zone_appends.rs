@@ -1,11 +1,13 @@
-//! How fast appends are: to one zone and to eight, on the raw store, on ours, and on ours with one append of a zone at a time.
+//! How fast appends are: to one zone and to eight, on the raw store, on ours, and on ours with one append of a zone at
+//! a time.
 //!
-//! The last is how a zone append is emulated where the position of one has to be known before the next can begin; here they
-//! are placed, and so encrypted, many at a time. Every round measures all ways in turn; the medians are printed as a table.
+//! The last is how a zone append is emulated where the position of one has to be known before the next can begin; here
+//! they are placed, and so encrypted, many at a time. Every round measures all ways in turn; the medians are printed as
+//! a table.
 //!
-//! `cargo bench -p inlock-engine --bench zone_appends [-- DIRECTORY | BLOCK-DEVICE [MIB]]`: a file with zones is made in the
-//! directory (a file system in memory, where there is one), or the zones of a host-managed block device are used, **whose content
-//! is lost**. MIB, 128 otherwise: what a measurement appends, which a zone has to have room for.
+//! `cargo bench -p inlock-engine --bench zone_appends [-- DIRECTORY | BLOCK-DEVICE [MIB]]`: a file with zones is made
+//! in the directory (a file system in memory, where there is one), or the zones of a host-managed block device are
+//! used, **whose content is lost**. MIB, 128 otherwise: what a measurement appends, which a zone has to have room for.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -244,7 +246,7 @@ fn main() {
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(ZONES);
     let bench = Bench { store, starts, workers, total };
     println!(
-        "Appends, MiB/s, medians of {ROUNDS}; {workers} workers, {DEPTH} appends under way, AES-XTS, units of 4 KiB\n"
+        "Appends, MiB/s, medians of {ROUNDS}; {workers} workers, {DEPTH} appends in flight, AES-XTS, units of 4 KiB\n"
     );
     let names: Vec<_> = WAYS.iter().map(|way| way.name).collect();
     println!("| zones | bytes | {} | best of ours : raw | best : best serialised |", names.join(" | "));

@@ -100,7 +100,8 @@ impl ReplyTo {
         Self { queue: Arc::clone(queue), request }
     }
 
-    /// Posts the event and wakes the worker. Takes the queue's lock for a moment, so callers may hold locks of their own.
+    /// Posts the event and wakes the worker. Takes the queue's lock for a moment, so callers may hold locks of their
+    /// own.
     pub(crate) fn post(&self, event: Event) {
         self.queue.push((self.request, event));
     }

@@ -1,5 +1,5 @@
-//! Faults for tests: an operation on a store's file descriptor that goes through io_uring fails, is cut short or is late. A
-//! test's own store puts the same faults around plain calls with [`around`].
+//! Faults for tests: an operation on a store's file descriptor that goes through io_uring fails, is cut short or is
+//! late. A test's own store puts the same faults around plain calls with [`around`].
 //!
 //! Only with the feature `fault-injection`, which no shipped program has.
 
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// What the kernel is asked to do with a file.
+/// Operation on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// Read.
@@ -23,7 +23,7 @@ pub enum Call {
     Discard,
 }
 
-/// What becomes of a call.
+/// Fault of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// It fails, and nothing was done.
@@ -69,7 +69,7 @@ impl Drop for Injection {
     }
 }
 
-/// What becomes of a call on `fd`.
+/// Returns the fault of a call on `fd`, if any.
 pub(crate) fn decide(fd: RawFd, call: Call) -> Option<Fault> {
     let injectors = INJECTORS.read().unwrap_or_else(PoisonError::into_inner);
     let (_, injector) = injectors.iter().find(|(other, _)| *other == fd)?;
@@ -79,11 +79,12 @@ pub(crate) fn decide(fd: RawFd, call: Call) -> Option<Fault> {
     injector.decide(call)
 }
 
-/// Carries out a plain call of `len` bytes, unless `injector` decides otherwise. `carry_out` is given the number of bytes.
+/// Carries out a plain call of `len` bytes, unless `injector` decides otherwise. `carry_out` is given the number of
+/// bytes.
 ///
 /// # Errors
 ///
-/// Those of `carry_out`, and those that are injected.
+/// The errors of `carry_out`, and the injected ones.
 pub fn around(
     injector: &dyn Injector,
     call: Call,

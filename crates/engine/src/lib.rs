@@ -1,17 +1,18 @@
-//! Engine of Inlock: maps, encrypts and carries out the requests of a volume. It does not parse LUKS headers; the caller
-//! passes segments and keys.
+//! Engine of Inlock: maps, encrypts and carries out the requests of a volume. It does not parse LUKS headers; the
+//! caller passes segments and keys.
 //!
-//! A program needs a [`BackingStore`] that holds the ciphertext ([`store::file::FileStore`] for files and block devices,
-//! [`store::memory::MemoryStore`] for tests) and a [`Device`], which combines segments, key and store. There are two ways
-//! to use a device, also at the same time:
+//! A program needs a [`BackingStore`] that holds the ciphertext ([`store::file::FileStore`] for files and block
+//! devices, [`store::memory::MemoryStore`] for tests) and a [`Device`], which combines segments, key and store. There
+//! are two ways to use a device, also at the same time:
 //!
 //! - [`BlockingDevice`] has `read_at`, `write_at` and `flush`. Calls run on the calling thread and block until they are
 //!   complete. Any number of threads may share one; it starts none.
-//! - [`worker::Worker`] serves a [`worker::Frontend`], such as an NBD server. Each worker is an event loop on one thread,
-//!   with a [`ring::Ring`] and a [`BufferPool`] of its own. It encrypts between two steps, on the same thread; cipher and
-//!   copy threads are optional. Workers share a device, and keep requests to the same data units in order.
+//! - [`worker::Worker`] serves a [`worker::Frontend`], such as an NBD server. Each worker is an event loop on one
+//!   thread, with a [`ring::Ring`] and a [`BufferPool`] of its own. It encrypts between two steps, on the same thread;
+//!   cipher and copy threads are optional. Workers share a device, and keep requests to the same data units in order.
 //!
-//! A write is on stable storage after the next flush, or at its completion with FUA. Only ciphertext reaches a store.
+//! A write is on stable storage after the next flush, or at its completion with FUA. Plaintext of an
+//! encrypted segment never reaches a store.
 //!
 //! ```
 //! use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};

@@ -127,7 +127,7 @@ pub enum ZoneAction {
     Open,
     /// Close: the zone no longer counts as open.
     Close,
-    /// Finish: the zone becomes full, whatever is written.
+    /// Finish: the zone becomes full, even if it is not written to its end.
     Finish,
     /// Reset: the zone becomes empty.
     Reset,

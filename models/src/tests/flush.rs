@@ -1,5 +1,5 @@
-//! The queue of syncs: workers and threads that write, and then ask for stable storage. A disk that is synced by two at a
-//! time fails the model, and reports a lost write to one sync only, as the kernel does.
+//! The queue of syncs: workers and threads that write, and then ask for stable storage. A disk that is synced by two at
+//! a time fails the model, and reports a lost write to one sync only, as the kernel does.
 
 use super::in_every_order;
 use crate::flush::{SyncQueue, Turn};

@@ -230,8 +230,8 @@ impl Uring {
     }
 
     fn try_push(&mut self, sqe: &squeue::Entry) -> bool {
-        // SAFETY: the entry's pointers refer to buffers that `in_flight` owns until the completion is seen (module head),
-        // or to no memory at all (the waker's poll).
+        // SAFETY: the entry's pointers refer to buffers that `in_flight` owns until the completion is seen (module
+        // head), or to no memory at all (the waker's poll).
         unsafe { self.ring.submission().push(sqe) }.is_ok()
     }
 
@@ -507,9 +507,9 @@ impl Vectors {
         Box::new(Self { segments: Vec::with_capacity(super::MAX_OUTGOING.max(super::MAX_WRITE_SEGMENTS)), message })
     }
 
-    fn point_to<'a>(&mut self, stretches: impl Iterator<Item = &'a [u8]>, mut skip: usize) {
+    fn point_to<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>, mut skip: usize) {
         self.segments.clear();
-        for segment in stretches {
+        for segment in parts {
             let passed = skip.min(segment.len());
             skip -= passed;
             let segment = &segment[passed..];

@@ -1,9 +1,9 @@
-//! Long transfers of a store that lives in memory: copy and cipher in one pass, on a thread beside the worker.
+//! Long transfers of a store that lives in memory: copy and cipher in one pass, on a thread of its own.
 //!
-//! Such a store never waits for a disk; a transfer is a copy, which some CPU has to make. The kernel's own threads would
-//! make it as well, but of the whole range, and the cipher would then fetch all of it from a far cache again. The copy
-//! thread goes chunk by chunk, so that every data unit is encrypted or decrypted while it is near. The worker receives and
-//! sends meanwhile. Nothing is allocated for a request.
+//! Such a store never waits for a disk; a transfer is a copy, which some CPU has to make. The kernel's own threads
+//! would make it as well, but of the whole range, and the cipher would then fetch all of it from a far cache again. The
+//! copy thread goes chunk by chunk, so that every data unit is encrypted or decrypted while it is near. The worker
+//! receives and sends meanwhile. Nothing is allocated for a request.
 
 use super::{JobQueue, Threads};
 use crate::buffer::Buffer;

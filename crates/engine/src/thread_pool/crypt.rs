@@ -198,8 +198,8 @@ impl Offload {
         }
     }
 
-    /// Queues the cipher work on the aligned range; the request gets an [`Event::Crypted`]. Returns the buffer if there is
-    /// no room.
+    /// Queues the cipher work on the aligned range; the request gets an [`Event::Crypted`]. Returns the buffer if there
+    /// is no room.
     pub(crate) fn post(
         &self,
         crypt: &Arc<CryptMapping>,

@@ -80,8 +80,8 @@ impl Lender {
         if self.out > 0 {
             return None;
         }
-        // SAFETY: the pointer is that of the box in `new`, it is turned into a box once since `self` is consumed, and no
-        // loan is out that could reach the memory.
+        // SAFETY: the pointer is that of the box in `new`, it is turned into a box once since `self` is consumed, and
+        // no loan is out that could reach the memory.
         let memory = unsafe { Box::from_raw(self.memory) };
         Some(Buffer::from_parts(memory, self.base, self.capacity, self.slot))
     }

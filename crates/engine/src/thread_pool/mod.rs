@@ -1,9 +1,10 @@
 //! Helper threads: cipher work, long copies and zone management that a worker does not do itself.
 //!
-//! A kind of job has a queue and threads of its own, so that a zone management operation, which a drive may take long over,
-//! delays no copy. All kinds have the loop in this file: take a task, run it, catch a panic, overwrite what the cipher may
-//! have left on the stack, take the task back, and post the event of the job's request once no key is held for it. A worker
-//! never waits for a helper. A queue that is full or closed refuses the job, and the worker does the work inline.
+//! A kind of job has a queue and threads of its own, so that a zone management operation, which a drive may take long
+//! over, delays no copy. All kinds have the loop in this file: take a task, run it, catch a panic, overwrite what the
+//! cipher may have left on the stack, take the task back, and post the event of the job's request once no key is held
+//! for it. A worker never waits for a helper. A queue that is full or closed refuses the job, and the worker does the
+//! work inline.
 
 pub(crate) mod copy;
 pub(crate) mod crypt;

@@ -1,8 +1,8 @@
 //! A read or a write: its states, and the step from one to the next.
 //!
-//! [`Transfer::step`] takes what has happened and returns what is to be done. It does the cipher work that is done inline;
-//! it does no I/O, takes no lock and knows neither ring nor queue, so it is tested without them. A buffer is either in the
-//! state, or with the ring, the zone write queue or a helper thread whose event returns it.
+//! [`Transfer::step`] takes what has happened and returns what is to be done. It does the cipher work that is done
+//! inline; it does no I/O, takes no lock and knows neither ring nor queue, so it is tested without them. A buffer is
+//! either in the state, or with the ring, the zone write queue or a helper thread whose event returns it.
 
 use super::account::Account;
 use super::action::{Action, Ending, Hold};

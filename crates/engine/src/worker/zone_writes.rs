@@ -1,7 +1,7 @@
 //! Writes to sequential zones, appends and zone management in a worker.
 //!
-//! Such a write takes no lock of units: it has whole ones only, and its place in the zone's queue keeps others away. It is
-//! encrypted as soon as its position is known, and written when it is dispatched ([`crate::zone_queue`]).
+//! Such a write takes no lock of units: it has whole ones only, and its place in the zone's queue keeps others away. It
+//! is encrypted as soon as its position is known, and written when it is dispatched ([`crate::zone_queue`]).
 
 use super::action::Hold;
 use super::state::{Body, Origin};
@@ -32,8 +32,8 @@ pub(super) enum ZonePlace {
 }
 
 impl<F: Frontend> Worker<F> {
-    /// Puts a write to a sequential zone into the zone's queue. `is_child`: a child request is not deferred, since it could
-    /// not be taken back.
+    /// Puts a write to a sequential zone into the zone's queue. `is_child`: a child request is not deferred, since it
+    /// could not be taken back.
     pub(super) fn enqueue(
         &mut self,
         request: RequestId,

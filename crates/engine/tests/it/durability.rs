@@ -1,7 +1,8 @@
 //! Acknowledged writes that the kernel loses later: no flush and no FUA write may succeed from then on.
 //!
-//! The kernel reports an error of write-back once for each open file description, to the sync or the `RWF_DSYNC` write that
-//! asks first. `WriteBack` does the same; the writes themselves succeed, as they do when they only reach the page cache.
+//! The kernel reports an error of write-back once for each open file description, to the sync or the `RWF_DSYNC` write
+//! that asks first. `WriteBack` does the same; the writes themselves succeed, as they do when they only reach the page
+//! cache.
 
 use crate::scripted::{self, Answer, Ask};
 use crate::support::{DATA_OFFSET, device, file_in_memory};

@@ -150,8 +150,8 @@ fn is_durable(ask: &Ask) -> bool {
     matches!(ask, Ask::Flush | Ask::Write { durable: true, .. })
 }
 
-/// Whether `answers` and the image that is found are those of a device on which the requests that failed were carried out
-/// (`landed`) or were not.
+/// Whether `answers` and the image that is found are those of a device on which the requests that failed were carried
+/// out (`landed`) or were not.
 fn agrees(mut model: Vec<u8>, script: &[Ask], answers: &[scripted::Answer], found: &[u8], landed: bool) -> bool {
     let right = script.iter().zip(answers).all(|(ask, answer)| {
         if answer.is_ok() || landed {
@@ -341,7 +341,7 @@ fn one_failing_request_does_not_fail_its_neighbours_with_a_copy_thread() {
     scripted::carried(LEN, one_failing_request_does_not_fail_its_neighbours);
 }
 
-/// What a failed write leaves behind is whole data units, old or new, and none outside of it.
+/// A failed write leaves whole data units, old or new, and changes none outside its range.
 #[test]
 fn a_carried_write_that_fails_half_way_leaves_whole_units() {
     for failing in 0..10 {

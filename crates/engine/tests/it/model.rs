@@ -62,7 +62,8 @@ fn check_one_by_one(store: &Arc<dyn BackingStore>, mode: IoMode, unit: u32, seed
 }
 
 fn file(len: usize, mode: IoMode) -> (tempfile::NamedTempFile, Arc<dyn BackingStore>) {
-    // With `Auto`, where there is one, on a file system in memory: short requests are then called inline, long ones not.
+    // With `Auto`, where there is one, on a file system in memory: short requests are then called inline, long ones
+    // not.
     let memory = std::path::Path::new("/dev/shm");
     let dir = if mode == IoMode::Auto && memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
     let named = tempfile::NamedTempFile::new_in(dir).unwrap();

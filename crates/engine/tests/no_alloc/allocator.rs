@@ -1,7 +1,7 @@
 //! An allocator that counts, or refuses, what threads of the data path ask for.
 //!
-//! Those are the threads whose names begin as in [`NAMES`] when [`watch`] is called. All others go on undisturbed: a test
-//! may allocate what it likes.
+//! It watches the threads whose names begin as in [`NAMES`] when [`watch`] is called. All others go on undisturbed: a
+//! test may allocate what it likes.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -28,8 +28,8 @@ thread_local! {
     static THREAD: Cell<i32> = const { Cell::new(0) };
 }
 
-/// Watches the threads that there are from now on, as soon as they are `least` and all wait for something to do: one that
-/// has only just started still allocates on its own behalf.
+/// Watches the threads that there are from now on, as soon as they are `least` and all wait for something to do: one
+/// that has only just started still allocates on its own behalf.
 pub(crate) fn watch(mode: Mode, least: usize) {
     for _ in 0..10_000 {
         let threads = threads();

@@ -1,7 +1,8 @@
 //! Nothing is allocated for a request, and everything goes on where there is no memory to be had.
 //!
-//! Two workers and two callers of a blocking device share one device. Each slot of each has bytes of its own, with borders
-//! inside data units, so that requests of different threads meet in the locks; what is read is compared with a model.
+//! Two workers and two callers of a blocking device share one device. Each slot of each has bytes of its own, with
+//! borders inside data units, so that requests of different threads meet in the locks; what is read is compared with a
+//! model.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 

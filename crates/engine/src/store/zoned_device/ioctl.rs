@@ -1,4 +1,5 @@
-//! The kernel's calls on zoned block devices, as `include/uapi/linux/blkzoned.h` has them. Counts are sectors of 512 bytes.
+//! The kernel's calls on zoned block devices, as `include/uapi/linux/blkzoned.h` has them. Counts are sectors of 512
+//! bytes.
 
 #![allow(unsafe_code)]
 
@@ -26,7 +27,7 @@ pub(super) struct BlkZone {
     _reserved_too: [u8; 24],
 }
 
-/// What a report begins with.
+/// Header of a report.
 #[repr(C)]
 struct ReportHeader {
     sector: u64,

@@ -78,8 +78,8 @@ fn many_appends_to_one_zone_land_side_by_side() {
     assert_eq!(rig.report()[0].write_pointer, Some(end));
 }
 
-/// One store operation of many fails, for every one of them: what the store may have of it fails, one that is part of several is
-/// tried again alone, and the others move up.
+/// One store operation of many fails, for every one of them: what the store may have of it fails, one that is part of
+/// several is tried again alone, and the others move up.
 #[test]
 fn a_failed_append_moves_the_others_and_fails_none_of_them() {
     let (mut failed, mut moved, mut several) = (0, 0, 0);
@@ -195,7 +195,8 @@ fn with_data(asks: &[Ask], answers: &[Answer]) -> Vec<(u64, Vec<u8>)> {
     ended_well.map(|(done, data)| (done.offset, data.to_vec())).collect()
 }
 
-/// Plain writes behind one that fails do not move: they fail as they would at the drive, and those before are as they were.
+/// Plain writes behind one that fails do not move: they fail as they would at the drive, and those before are as they
+/// were.
 #[test]
 fn writes_behind_a_failed_one_fail_and_appends_among_them_do_not() {
     // One by one: a failed write of several is tried again.
@@ -205,7 +206,8 @@ fn writes_behind_a_failed_one_fail_and_appends_among_them_do_not() {
     let asks = vec![write(1), write(2), write(3), append(0, named(4, 1)), write(5), append(0, named(6, 1))];
     let answers = rig.at_once(&asks, || rig.trouble.fail_once(3, Fault::Before(Errno::NOSPC)));
     let results: Vec<_> = answers.iter().map(|a| a.as_ref().map(|d| d.offset).map_err(|e| e.errno())).collect();
-    // The third is where the store fails; the append behind it takes its place, and so the fifth is ahead of the pointer.
+    // The third is where the store fails; the append behind it takes its place, and so the fifth is ahead of the
+    // pointer.
     let expected = [Ok(BLOCK), Ok(2 * BLOCK), Err(Errno::NOSPC), Ok(3 * BLOCK), Err(Errno::IO), Ok(4 * BLOCK)];
     assert_eq!(results, expected);
     let mut landed = vec![(3 * BLOCK, named(4, 1)), (4 * BLOCK, named(6, 1))];

@@ -1,8 +1,8 @@
 //! Zoned storage in memory, after the zoned block device standards: the reference that tests compare with.
 //!
 //! It shares no code with the stores of the engine. Zones of one length, the first ones conventional, the rest with a
-//! capacity; limits of open and active zones, where a zone that a write has opened makes room. Bytes beyond a write pointer
-//! read as zeroes.
+//! capacity; limits of open and active zones, where a zone that a write has opened makes room. Bytes beyond a write
+//! pointer read as zeroes.
 
 use inlock_engine::BackingStore;
 use inlock_engine::store::Geometry;

@@ -1,8 +1,8 @@
 //! A device on zoned storage agrees with a model of the standard, step by step, while store operations fail.
 //!
-//! Each step is one request, through one of two workers or by a blocking call: the answer, its position and its error number
-//! are compared, then the report of all zones, and every so often all that was acknowledged. After a step that met a fault, the
-//! zones are as before it or as after it, or hold the beginning of what was written.
+//! Each step is one request, through one of two workers or by a blocking call: the answer, its position and its error
+//! number are compared, then the report of all zones, and every so often all that was acknowledged. After a step that
+//! met a fault, the zones are as before it or as after it, or hold the beginning of what was written.
 
 use super::DATA_ZONES;
 use super::memory::{Shape, Zones};

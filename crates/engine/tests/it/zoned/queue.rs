@@ -1,8 +1,9 @@
-//! Writes reach the store in the order in which they were submitted, zone by zone, whatever overtakes what on the way.
+//! Writes reach the store in the order in which they were submitted, zone by zone, even if requests overtake each other
+//! before.
 //!
-//! Requests go to the workers' queues by turns, so that those of one zone overtake each other; lengths differ by a factor of
-//! 32, and with them the time that the cipher takes; the store takes longer over some writes. What came at the store is checked
-//! afterwards, and so is what every zone holds before it is emptied again.
+//! Requests go to the workers' queues by turns, so that those of one zone overtake each other; lengths differ by a
+//! factor of 32, and with them the time that the cipher takes; the store takes longer over some writes. What came at
+//! the store is checked afterwards, and so is what every zone holds before it is emptied again.
 
 use super::memory::{MemoryZones, Shape};
 use super::team::{Ask, Team};

@@ -1,4 +1,4 @@
-//! What a test of a zoned device needs: stores, a device on them, workers, and somebody else who uses the same store.
+//! Fixture for tests of zoned devices: stores, a device on them, workers, and another user of the same store.
 
 use super::memory::{MemoryZones, Shape};
 use super::team::{Answer, Ask, Team};
@@ -72,8 +72,8 @@ impl Rig {
         Self::with(kind, shape, unit, workers, false, |store| store)
     }
 
-    /// `offloaded`: a pool does the cipher work, so that requests wait in the queues. `trouble`: what the store is to do from the
-    /// beginning.
+    /// `offloaded`: a pool does the cipher work, so that requests wait in the queues. `trouble`: what the store is to
+    /// do from the beginning.
     pub(crate) fn with(
         kind: Kind,
         shape: Shape,
@@ -130,8 +130,8 @@ impl Rig {
         }
     }
 
-    /// Has all of these begin before one of them can end, in their order where there is one worker; the answers in that order.
-    /// `prepare` is called just before.
+    /// Has all of these begin before one of them can end, in their order where there is one worker; the answers in that
+    /// order. `prepare` is called just before.
     pub(crate) fn at_once(&self, asks: &[Ask], prepare: impl FnOnce()) -> Vec<Answer> {
         self.device.suspend().unwrap();
         prepare();
@@ -140,8 +140,8 @@ impl Rig {
         self.team.answers(asks.len())
     }
 
-    /// Has all of these wait, encrypted, while an append of a block to the zone is with the store; there is no pool. `prepare` is
-    /// called just before they go on.
+    /// Has all of these wait, encrypted, while an append of a block to the zone is with the store; there is no pool.
+    /// `prepare` is called just before they go on.
     pub(crate) fn behind_another(&self, zone: u64, asks: &[Ask], prepare: impl FnOnce()) -> Vec<Answer> {
         self.trouble.hold();
         std::thread::scope(|scope| {
