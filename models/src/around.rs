@@ -59,6 +59,8 @@ pub(crate) mod crypt_mapping {
         }
     }
 
+    pub(crate) const CALL_STACK: usize = 8 << 10;
+
     /// A target whose uses loom watches.
     pub(crate) struct CryptMapping {
         mapping: Arc<Mapping>,
@@ -93,6 +95,25 @@ pub(crate) mod crypt_mapping {
             if !std::thread::panicking() {
                 self.change_keys();
             }
+        }
+    }
+}
+
+/// As much of the engine's module as locks use: an event goes to a closure.
+pub(crate) mod events {
+    pub(crate) enum Event {
+        Locked,
+    }
+
+    pub(crate) struct ReplyTo(Box<dyn Fn(Event)>);
+
+    impl ReplyTo {
+        pub(crate) fn new(reply: impl Fn(Event) + 'static) -> Self {
+            Self(Box::new(reply))
+        }
+
+        pub(crate) fn post(&self, event: Event) {
+            (self.0)(event);
         }
     }
 }

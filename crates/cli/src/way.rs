@@ -17,7 +17,7 @@ use inlock_frontend::nbd::server::{Listen, Server, ServerOptions};
 use inlock_frontend::ublk::device as ublk;
 use rustix::fs::{Access, access};
 
-use self::fuse::loop_device::{self, LoopDevice};
+use self::fuse::loop_device::{self, LoopDevice, LoopOptions};
 use self::fuse::mount::{self, FuseError, FuseMount, FuseOptions};
 use self::ublk::{UblkDevice, UblkError, UblkOptions};
 use crate::control::Facts;
@@ -168,7 +168,7 @@ impl Way {
             let made = match wanted.waiting {
                 Some(number) => UblkDevice::recover(device, number, wanted.mark.into(), Some(wanted.zones)),
                 None => {
-                    let options = UblkOptions { queues, mark: wanted.mark.into(), ..UblkOptions::default() };
+                    let options = UblkOptions { queues, device_cookie: wanted.mark.into(), ..UblkOptions::default() };
                     UblkDevice::start(device, &options, Some(wanted.zones))
                 }
             };
@@ -183,7 +183,7 @@ impl Way {
             return Ok(Self::Fuse(mount));
         }
         let unit = device.mapping().unit_len();
-        match LoopDevice::attach(wanted.file, unit, device.access().read_only) {
+        match LoopDevice::attach(wanted.file, &LoopOptions { block: unit, read_only: device.access().read_only }) {
             Ok(over) => Ok(Self::Loop(mount, over)),
             Err(error) => {
                 let _ = mount.stop();
@@ -309,7 +309,7 @@ pub(crate) fn waiting(left: &Facts) -> Option<(Via, u32)> {
     let (node, mark) = (left.node.as_deref()?, left.mark?);
     match Via::from_name(&left.via)? {
         Via::Ublk => {
-            let number = ublk::number_of(node).filter(|number| ublk::is_waiting(*number, mark.into()))?;
+            let number = ublk::number_of(node).filter(|number| ublk::is_awaiting_recovery(*number, mark.into()))?;
             Some((Via::Ublk, number))
         }
         Via::Nbd => {
@@ -349,7 +349,9 @@ fn clean_up_device(left: &Facts, file: &Path) -> anyhow::Result<()> {
     if let Some(node) = node.filter(|_| left.via == Via::Ublk.name()) {
         // Otherwise it is gone, or another process has made another one under its number.
         let found = ublk::number_of(node).zip(left.mark.map(u64::from));
-        let Some((number, mark)) = found.filter(|(number, mark)| ublk::is_left(*number, *mark)) else { return Ok(()) };
+        let Some((number, mark)) = found.filter(|(number, mark)| ublk::is_abandoned(*number, *mark)) else {
+            return Ok(());
+        };
         let users = holders::of_device(node);
         if !users.is_empty() {
             return Err(held(node, &users).into());
@@ -389,7 +391,7 @@ fn no_ublk(error: UblkError) -> anyhow::Error {
             Some(format!("{less}; --read-only --via nbd hands out all of it"))
         }
         // Nothing else is a block device with zones.
-        UblkError::NoZones | UblkError::ZoneUnit(_) | UblkError::Report(_) | UblkError::Keep(_) => None,
+        UblkError::NoZones | UblkError::ZoneUnit(_) | UblkError::Report(_) | UblkError::Log(_) => None,
         _ => Some("--via loop needs FUSE and loop devices only".to_owned()),
     };
     Problem::Told(error.to_string(), hint, status).into()

@@ -13,23 +13,26 @@ mod zoned_memory;
 
 pub mod blocking;
 pub mod buffer;
-mod carrier;
 pub mod crypt_mapping;
 pub mod device;
+mod events;
 #[cfg(feature = "fault-injection")]
 pub mod fault_injection;
 mod flush;
 mod freeze;
 pub mod locks;
 pub mod mapping;
-pub mod offload;
+mod message_queue;
 pub mod request;
 pub mod ring;
 pub mod rmw;
 pub mod stats;
 pub mod store;
 mod sync;
+mod thread_pool;
 pub mod worker;
+mod zone_mapping;
+mod zone_queue;
 pub mod zoned;
 
 pub use blocking::BlockingDevice;
@@ -37,7 +40,7 @@ pub use buffer::{Buffer, BufferPool};
 pub use crypt_mapping::{Content, CryptMapping, MappedRange, Target, TargetError};
 pub use device::{Access, ControlError, Device};
 pub use mapping::{Kind, Mapping};
-pub use offload::{Offload, OffloadOptions, OffloadPolicy};
 pub use request::{ByteRange, RequestError};
 pub use stats::{Stats, StatsLevel};
-pub use store::{BackingStore, Geometry};
+pub use store::{BackingStore, BlockStatus, Geometry, StoreProfile};
+pub use thread_pool::crypt::{Offload, OffloadError, OffloadOptions, OffloadPolicy};
