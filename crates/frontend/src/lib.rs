@@ -7,10 +7,11 @@
 //! | `ublk` | a block device, `/dev/ublkbN`, with zones if the store has them | root, Linux 6.0, the `ublk_drv` driver |
 //! | `fuse` | a regular file, and with its `loop_device` a block device, `/dev/loopN` | `/dev/fuse`; root for the latter |
 //!
-//! All are used in the same way: `start` returns when requests are served, on threads of the frontend; `stop` answers the
-//! requests that were read and puts everything that was written on stable storage. Several frontends may serve one device.
-//! Clients of the NBD server are not trusted: what they may send, hold and delay is bounded ([`nbd::server::Limits`]).
-//! Clients read the plaintext; a unix socket is its owner's alone, and TCP is neither encrypted nor authenticated.
+//! All are used in the same way: `start` returns when requests are served, on threads of the frontend; `stop` answers
+//! the requests that were read and puts everything that was written on stable storage. Several frontends may serve one
+//! device. Clients of the NBD server are not trusted: what they may send, hold and delay is bounded
+//! ([`nbd::server::Limits`]). Clients read the plaintext; a unix socket is its owner's alone, and TCP is neither
+//! encrypted nor authenticated.
 //!
 //! A server of an encrypted volume in memory:
 //!

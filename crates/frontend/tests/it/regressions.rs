@@ -195,9 +195,9 @@ fn long_write_zeroes_lets_other_requests_through() {
                 }
             });
             zeroing.wait(zeroes);
-            let beside = reads.load(Ordering::SeqCst);
+            let count = reads.load(Ordering::SeqCst);
             over.store(true, Ordering::SeqCst);
-            assert!(beside > 4, "{io:?}: {beside} reads of another client beside the zeroes");
+            assert!(count > 4, "{io:?}: {count} reads of another client during the zeroes");
         });
     }
 }
@@ -224,7 +224,7 @@ fn write_that_arrives_while_server_stops_does_not_hang() {
         std::thread::sleep(Duration::from_millis(300));
         store.set(Faults::default());
         assert_eq!(held.wait(write).error, 0);
-        // The client is disconnected, in whatever way.
+        // The client is disconnected, with or without an error.
         assert_disconnected(&mut late.connection.stream);
         stopping.join().expect("no panic").expect("a good end");
     }
@@ -424,7 +424,7 @@ fn fua_write_that_fails_is_not_synced() {
 /// Clients read the plaintext.
 #[test]
 fn socket_is_its_owners_and_replaces_that_of_dead_server() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a new socket"));
     let served = Served::at(&path, device(memory(MIB), 4096, READ_WRITE_DISCARD), IoMode::Sync, 1, Limits::default());
