@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 /// How long clients may keep others waiting. Checked every half second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Maximum duration of a handshake.
     pub handshake: Duration,
