@@ -168,7 +168,8 @@ impl Way {
             let made = match wanted.waiting {
                 Some(number) => UblkDevice::recover(device, number, wanted.mark.into(), Some(wanted.zones)),
                 None => {
-                    let options = UblkOptions { queues, device_cookie: wanted.mark.into(), ..UblkOptions::default() };
+                    let mut options = UblkOptions::default();
+                    (options.queues, options.device_cookie) = (queues, wanted.mark.into());
                     UblkDevice::start(device, &options, Some(wanted.zones))
                 }
             };
@@ -194,7 +195,8 @@ impl Way {
 
     fn make_nbd(device: &Arc<Device>, wanted: &Wanted<'_>) -> anyhow::Result<Self> {
         let listen = Listen::Unix(wanted.socket.to_owned());
-        let options = ServerOptions { threads: wanted.threads, ..ServerOptions::default() };
+        let mut options = ServerOptions::default();
+        options.threads = wanted.threads;
         let server = Server::start(Arc::clone(device), &listen, &options)?;
         let options = NbdOptions {
             export: "",

@@ -109,19 +109,17 @@ fn refuse_zones(args: &ServeArgs) -> anyhow::Result<()> {
 }
 
 fn options(args: &ServeArgs) -> ServerOptions {
-    let defaults = ServerOptions::default();
-    ServerOptions {
-        export_name: args.export_name.clone(),
-        description: description(args),
-        threads: args.threads.map_or(defaults.threads, usize::from),
-        offload: args.offload,
-        io: match args.io {
-            Io::Auto => IoMode::Auto,
-            Io::Uring => IoMode::Uring,
-            Io::Sync => IoMode::Sync,
-        },
-        ..defaults
-    }
+    let mut options = ServerOptions::default();
+    options.export_name = args.export_name.clone();
+    options.description = description(args);
+    options.threads = args.threads.map_or(options.threads, usize::from);
+    options.offload = args.offload;
+    options.io = match args.io {
+        Io::Auto => IoMode::Auto,
+        Io::Uring => IoMode::Uring,
+        Io::Sync => IoMode::Sync,
+    };
+    options
 }
 
 /// What runs until a signal comes ends as if one had come.
