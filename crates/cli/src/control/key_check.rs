@@ -91,7 +91,7 @@ impl Stamp {
 /// Adds what `key` makes of zeroes in a segment.
 fn answer(segment: &Segment, key: &VolumeKey, answers: &mut Vec<u8>) -> Result<(), CipherError> {
     let Some(spec) = &segment.cipher else { return Ok(()) };
-    let cipher = new_sector_cipher(spec, key.as_bytes(), segment.unit, segment.large_iv)?;
+    let cipher = new_sector_cipher(spec, key.as_bytes(), segment.unit, segment.large_iv.into())?;
     let step = if segment.large_iv { 1 } else { segment.unit.sectors() };
     let mut unit = vec![0; segment.unit.bytes()];
     for number in 0..UNITS {
