@@ -10,9 +10,6 @@ mod aws_lc;
 mod contest;
 mod peers;
 mod picture;
-#[allow(dead_code)] // One file draws the pictures of the guide and the page of `inlock bench`, which needs more of it.
-#[path = "../../crates/cli/src/bench/plot.rs"]
-mod plot;
 mod table;
 
 use inlock_cipher::bench::Limit;

@@ -1,6 +1,6 @@
 //! The results as a picture: throughput over the size of a data unit, one line for each implementation.
 
-use crate::plot::{Axis, Line, LinePlot, standalone};
+use inlock_bench::plot::{Axis, Line, LinePlot, standalone};
 use serde_json::Value;
 use std::error::Error;
 

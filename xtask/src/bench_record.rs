@@ -19,7 +19,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let date = first_line(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
     let file = |suffix: &str| -> PathBuf { folder.join(format!("{date}-bench.{suffix}")) };
     let output = Command::new(&inlock)
-        .args(["bench", "all", "--bars", "--json", "--report"])
+        .args(["bench", "all", "--check", "--json", "--report"])
         .arg(file("html"))
         .args(args)
         .stderr(Stdio::inherit())
@@ -30,7 +30,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     };
     let commit = first_line(Command::new("git").current_dir(root).args(["rev-parse", "--short", "HEAD"]))
         .unwrap_or_else(|_| "unknown".to_owned());
-    let command = format!("inlock bench all --bars --json --report FILE {}", args.join(" "));
+    let command = format!("inlock bench all --check --json --report FILE {}", args.join(" "));
     fs::write(file("json"), &output.stdout)?;
     fs::write(file("md"), markdown(&told, &date, &commit, command.trim_end()))?;
     println!("written to benches/record/{date}-bench.json, .html and .md");

@@ -251,10 +251,10 @@ pub(crate) struct Options {
     /// Also write the results as a page
     #[arg(long, value_name = "FILE.html", help_heading = "Measuring")]
     pub report: Option<PathBuf>,
-    /// Fail when a bar is missed or was not measured
-    #[arg(long, action = ArgAction::SetTrue, help_heading = "Measuring")]
-    pub bars: bool,
-    /// With --bars: do not fail when a bar was not measured
+    /// Exit with status 1 unless all thresholds are met
+    #[arg(long, alias = "bars", action = ArgAction::SetTrue, help_heading = "Measuring")]
+    pub check: bool,
+    /// With --check: accept thresholds that were not measured
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Measuring")]
     pub allow_missing: bool,
     /// Measure for seconds instead of minutes
@@ -492,7 +492,7 @@ impl Verb {
             Self::Close => &[&["deferred"]],
             Self::Export | Self::Import => &[KEY, UNLOCK, PLAIN, POLICY, COPY, &["table"]],
             Self::Benchmark => &[&["cipher", "key-size", "hash", "iter-time"], KDF],
-            Self::Bench => &[&["json", "report", "bars", "allow-missing", "quick", "rounds", "slice-ms", "dir"]],
+            Self::Bench => &[&["json", "report", "check", "allow-missing", "quick", "rounds", "slice-ms", "dir"]],
             Self::Zoned => &[&["json", "size"], ZONES],
             Self::Table => &[KEY, UNLOCK, PLAIN, POLICY, FLAGS, &["table", "allow-discards", "showkeys", "json"]],
         }

@@ -1,8 +1,7 @@
-//! The two ends of an NBD connection that the benchmarks bring along: a client that keeps a queue full, and a server that
-//! answers without touching data.
+//! An NBD client that keeps its queue full, and a null server, which answers without touching data.
 //!
-//! What the second one reaches is the client's ceiling: no server is faster, whatever it does. Both speak the fixed
-//! newstyle handshake with GO and simple replies, and nothing else.
+//! The rate of the null server is the most that the client can do: no server can be faster. Both implement only the
+//! fixed newstyle handshake with GO, and simple replies.
 
 use std::io::{self, BufReader, IoSlice, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -27,9 +26,10 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISCONNECT: u16 = 2;
 
-/// The most that one request may carry.
-const LONGEST: usize = 32 << 20;
-const GULP: usize = 256 << 10;
+/// Maximum length of a request.
+const MAX_REQUEST: usize = 32 << 20;
+/// Size of the input buffers.
+const INPUT: usize = 256 << 10;
 
 fn be16(bytes: &[u8]) -> u16 {
     u16::from_be_bytes([bytes[0], bytes[1]])
@@ -47,7 +47,7 @@ fn broken(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
 
-/// What a client is to do.
+/// A load for a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub write: bool,
@@ -57,7 +57,7 @@ pub(crate) struct Load {
     pub time: Duration,
 }
 
-/// What a client did.
+/// Results of a client.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
     pub requests: u64,
@@ -87,7 +87,7 @@ impl Client {
         hello.extend(OPTION_MAGIC.to_be_bytes());
         hello.extend(OPTION_GO.to_be_bytes());
         hello.extend(6u32.to_be_bytes());
-        // An empty name, and no wishes.
+        // An empty name and no information requests.
         hello.extend([0; 6]);
         stream.write_all(&hello)?;
         let mut size = 0;
@@ -105,7 +105,7 @@ impl Client {
         }
     }
 
-    /// Keeps the queue full for the load's time, then empties it.
+    /// Keeps the queue full for the time of the load, then waits for the rest of the replies.
     pub(crate) fn run(&mut self, load: Load) -> io::Result<Done> {
         let blocks = self.size / load.block as u64;
         if blocks == 0 {
@@ -114,16 +114,16 @@ impl Client {
         let mut state = Sender { load, blocks, next: 0, random: 0x9e37_79b9_7f4a_7c15, out: Vec::new() };
         let payload = vec![0x5a; load.block];
         let mut into = vec![0; load.block];
-        let mut reader = BufReader::with_capacity(GULP, self.stream.try_clone()?);
+        let mut reader = BufReader::with_capacity(INPUT, self.stream.try_clone()?);
         let began = Instant::now();
-        let mut asked = vec![began; load.depth];
+        let mut submitted = vec![began; load.depth];
         let mut done = Done::default();
         for number in 0..load.depth {
-            state.ask(number as u64, &payload);
+            state.submit(number as u64, &payload);
         }
         let mut in_flight = load.depth;
         while in_flight > 0 {
-            // What is asked goes out when nothing more is here to be read.
+            // Requests are sent once all received replies are processed.
             if reader.buffer().len() < 16 {
                 self.stream.write_all(&state.out)?;
                 state.out.clear();
@@ -132,18 +132,18 @@ impl Client {
             reader.read_exact(&mut head)?;
             let number = be64(&head[8..]);
             if be32(&head) != REPLY_MAGIC || be32(&head[4..]) != 0 || number >= load.depth as u64 {
-                return Err(broken("the server answers with an error, or another reply than was asked for"));
+                return Err(broken("the server replied with an error, or to no request"));
             }
             if !load.write {
                 reader.read_exact(&mut into)?;
             }
             let now = Instant::now();
-            let place = &mut asked[number as usize];
-            done.latencies.push(now.duration_since(*place).as_nanos() as u64);
+            let since = &mut submitted[number as usize];
+            done.latencies.push(now.duration_since(*since).as_nanos() as u64);
             done.requests += 1;
-            *place = now;
+            *since = now;
             if now.duration_since(began) < load.time {
-                state.ask(number, &payload);
+                state.submit(number, &payload);
             } else {
                 in_flight -= 1;
             }
@@ -178,12 +178,12 @@ impl Drop for Client {
     fn drop(&mut self) {
         let mut out = Vec::new();
         request(&mut out, DISCONNECT, 0, 0, 0);
-        // A server that is gone needs no good-bye.
+        // Fails if the server has closed the connection.
         let _ = self.stream.write_all(&out);
     }
 }
 
-/// The requests that are yet to be sent.
+/// Requests that are not sent yet.
 struct Sender {
     load: Load,
     blocks: u64,
@@ -193,7 +193,7 @@ struct Sender {
 }
 
 impl Sender {
-    fn ask(&mut self, number: u64, payload: &[u8]) {
+    fn submit(&mut self, number: u64, payload: &[u8]) {
         if self.load.random {
             self.random ^= self.random << 13;
             self.random ^= self.random >> 7;
@@ -219,27 +219,27 @@ fn request(out: &mut Vec<u8>, command: u16, number: u64, offset: u64, len: u32) 
     out.extend(len.to_be_bytes());
 }
 
-/// Serves an export of `size` bytes on `socket`, on threads of its own, for as long as the process lives: reads are
-/// answered with whatever lies in one buffer, writes are received and forgotten.
-pub(crate) fn serve_nothing(socket: &Path, size: u64) -> io::Result<()> {
+/// Serves an export of `size` bytes on `socket` in threads of its own until the process ends. Reads return the bytes of
+/// one buffer, writes are received and dropped.
+pub(crate) fn serve_null(socket: &Path, size: u64) -> io::Result<()> {
     let listener = UnixListener::bind(socket)?;
     let accept = move || {
         while let Ok((stream, _)) = listener.accept() {
-            // A client that goes away in the middle is none of this server's business.
+            // An error means that the client has disconnected.
             std::thread::spawn(move || serve_one(stream, size).is_ok());
         }
     };
-    std::thread::Builder::new().name("does-nothing".into()).spawn(accept)?;
+    std::thread::Builder::new().name("null-server".into()).spawn(accept)?;
     Ok(())
 }
 
 fn serve_one(mut stream: UnixStream, size: u64) -> io::Result<()> {
-    if !shake_hands(&mut stream, size)? {
+    if !handshake(&mut stream, size)? {
         return Ok(());
     }
-    let data = vec![0x5a; LONGEST];
-    let mut input = vec![0; GULP];
-    let mut forgotten = vec![0; 1 << 20];
+    let data = vec![0x5a; MAX_REQUEST];
+    let mut input = vec![0; INPUT];
+    let mut dropped = vec![0; 1 << 20];
     let mut have = 0;
     loop {
         let got = stream.read(&mut input[have..])?;
@@ -248,12 +248,12 @@ fn serve_one(mut stream: UnixStream, size: u64) -> io::Result<()> {
         }
         have += got;
         let mut at = 0;
-        // The head of each reply, and how much data follows it.
+        // Header of each reply, and length of the data after it.
         let mut replies: Vec<([u8; 16], usize)> = Vec::new();
         while have - at >= 28 {
             let head = &input[at..at + 28];
             let (command, len) = (be16(&head[6..]), be32(&head[24..]) as usize);
-            if be32(head) != REQUEST_MAGIC || len > LONGEST {
+            if be32(head) != REQUEST_MAGIC || len > MAX_REQUEST {
                 return Err(broken("not a request"));
             }
             let mut reply = [0; 16];
@@ -267,8 +267,8 @@ fn serve_one(mut stream: UnixStream, size: u64) -> io::Result<()> {
                     at += here;
                     let mut rest = len - here;
                     while rest > 0 {
-                        let part = rest.min(forgotten.len());
-                        let got = stream.read(&mut forgotten[..part])?;
+                        let part = rest.min(dropped.len());
+                        let got = stream.read(&mut dropped[..part])?;
                         if got == 0 {
                             return Ok(());
                         }
@@ -303,9 +303,9 @@ fn send_all(stream: &mut UnixStream, mut slices: &mut [IoSlice<'_>]) -> io::Resu
     Ok(())
 }
 
-/// The server's side of the handshake. False: the client left.
-fn shake_hands(stream: &mut UnixStream, size: u64) -> io::Result<bool> {
-    /// The flags word is valid; flush is understood.
+/// The server side of the handshake. Returns false if the client aborts it.
+fn handshake(stream: &mut UnixStream, size: u64) -> io::Result<bool> {
+    /// Flags are valid; flush is supported.
     const FLAGS: u16 = 1 | 4;
     let mut greeting = SERVER_MAGIC.to_be_bytes().to_vec();
     greeting.extend(OPTION_MAGIC.to_be_bytes());
@@ -358,10 +358,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn client_and_server_understand_each_other() {
+    fn client_of_the_null_server_completes_every_load() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
-        serve_nothing(&socket, 8 << 20).unwrap();
+        serve_null(&socket, 8 << 20).unwrap();
         let mut client = Client::connect(&socket).unwrap();
         assert_eq!(client.size, 8 << 20);
         client.fill().unwrap();
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_none_is_an_error() {
+    fn client_of_another_protocol_fails() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
         let listener = UnixListener::bind(&socket).unwrap();

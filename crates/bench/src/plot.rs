@@ -1,12 +1,12 @@
-//! Plots as SVG: lines over an axis, and bars in parts. Used by the page of `inlock bench` and for the pictures of the guide.
+//! Plots as SVG: lines over an axis, and stacked bars. For the page of `inlock bench` and the pictures of the guide.
 //!
 //! Colours are classes, so that one style sheet ([`STYLE`]) makes them readable in light and in dark. Every plot has a
-//! title, every point and bar a name, and every plot can also be told as a table.
+//! title and a table with the same content, every point and bar has a name.
 
 use std::fmt::Write as _;
 
-/// The colours and the lines; `s0` to `s9` are the series'.
-pub(crate) const STYLE: &str = "\
+/// Style sheet of all plots; `s0` to `s9` and `f0` to `f9` are the colours of the series.
+pub const STYLE: &str = "\
 .plot{--paper:#fff;--ink:#1f2430;--soft:#5b6472;--grid:#e4e7ec;--s0:#c1121f;--s1:#1d4ed8;--s2:#15803d;--s3:#b45309;\
 --s4:#7c3aed;--s5:#0e7490;--s6:#64748b;--s7:#be185d;--s8:#8a8f98;--s9:#444b57;\
 font-family:system-ui,'DejaVu Sans',Verdana,sans-serif;font-size:13px}\n\
@@ -22,26 +22,33 @@ font-family:system-ui,'DejaVu Sans',Verdana,sans-serif;font-size:13px}\n\
 .plot .f0{fill:var(--s0)}.plot .f1{fill:var(--s1)}.plot .f2{fill:var(--s2)}.plot .f3{fill:var(--s3)}.plot .f4{fill:var(--s4)}\
 .plot .f5{fill:var(--s5)}.plot .f6{fill:var(--s6)}.plot .f7{fill:var(--s7)}.plot .f8{fill:var(--s8)}.plot .f9{fill:var(--s9)}\n";
 
-/// How an axis maps its values.
+/// Scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scale {
+pub enum Scale {
+    /// Equal differences have equal distances.
     Linear,
+    /// Equal ratios have equal distances.
     Log,
 }
 
-/// An axis with the places that are named on it.
+/// An axis.
 #[derive(Clone, Debug)]
-pub(crate) struct Axis {
+pub struct Axis {
+    /// Quantity and unit.
     pub label: String,
+    /// Scale.
     pub scale: Scale,
+    /// Marked values with their names.
     pub ticks: Vec<(f64, String)>,
+    /// Value at the low end.
     pub low: f64,
+    /// Value at the high end.
     pub high: f64,
 }
 
 impl Axis {
-    /// From zero to a little more than `most`.
-    pub(crate) fn from_zero(label: &str, most: f64) -> Self {
+    /// A linear axis from zero to at least `most`.
+    pub fn from_zero(label: &str, most: f64) -> Self {
         let step = nice_step(most / 5.0);
         let count = (most / step).ceil().max(1.0);
         // As many digits as the step has: 2.5 has one.
@@ -56,22 +63,22 @@ impl Axis {
         }
     }
 
-    /// Values that are named one by one, at equal ratios.
-    pub(crate) fn named(label: &str, ticks: Vec<(f64, String)>) -> Self {
+    /// A logarithmic axis with these ticks.
+    pub fn named(label: &str, ticks: Vec<(f64, String)>) -> Self {
         let low = ticks.first().map_or(1.0, |tick| tick.0);
         let high = ticks.last().map_or(2.0, |tick| tick.0);
         Self { label: label.to_owned(), scale: Scale::Log, ticks, low, high }
     }
 
-    /// Whole powers of ten around these values.
-    pub(crate) fn decades(label: &str, least: f64, most: f64, name: impl Fn(f64) -> String) -> Self {
+    /// A logarithmic axis over the powers of ten around these values.
+    pub fn decades(label: &str, least: f64, most: f64, name: impl Fn(f64) -> String) -> Self {
         let (low, high) = (least.max(1e-12).log10().floor() as i32, most.max(1e-12).log10().ceil() as i32);
         let high = high.max(low + 1);
         let ticks = (low..=high).map(|power| 10f64.powi(power)).map(|value| (value, name(value))).collect();
         Self { label: label.to_owned(), scale: Scale::Log, ticks, low: 10f64.powi(low), high: 10f64.powi(high) }
     }
 
-    /// Where a value lies: 0 at the low end, 1 at the high one.
+    /// Position of a value: 0 at the low end, 1 at the high one.
     fn share(&self, value: f64) -> f64 {
         match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -92,27 +99,33 @@ fn nice_step(least: f64) -> f64 {
 
 /// A line with its name at its right end.
 #[derive(Clone, Debug)]
-pub(crate) struct Line {
+pub struct Line {
+    /// Name.
     pub label: String,
-    /// Which colour, 0 to 9.
+    /// Colour, 0 to 9.
     pub color: usize,
-    /// `""`, or more classes: `dash`, `dots`, `bold`.
+    /// `""`, or further classes: `dash`, `dots`, `bold`.
     pub look: &'static str,
+    /// Points in ascending order of x.
     pub points: Vec<(f64, f64)>,
 }
 
 /// Lines over an axis.
 #[derive(Clone, Debug)]
-pub(crate) struct LinePlot {
+pub struct LinePlot {
     /// Unique on its page.
     pub id: String,
+    /// Title.
     pub title: String,
+    /// Horizontal axis.
     pub x: Axis,
+    /// Vertical axis.
     pub y: Axis,
+    /// Lines.
     pub lines: Vec<Line>,
     /// Width and height.
     pub size: (f64, f64),
-    /// Room for the names at the right.
+    /// Width of the names on the right.
     pub names: f64,
 }
 
@@ -120,8 +133,8 @@ pub(crate) struct LinePlot {
 const NAME_STEP: f64 = 17.0;
 
 impl LinePlot {
-    /// As an `svg` element.
-    pub(crate) fn svg(&self) -> String {
+    /// Returns the plot as an `svg` element.
+    pub fn svg(&self) -> String {
         let (width, height) = self.size;
         let area = Area { left: 62.0, top: 44.0, right: width - self.names, bottom: height - 52.0 };
         let mut text = open(&self.id, &self.title, self.size);
@@ -186,7 +199,7 @@ impl LinePlot {
         }
     }
 
-    /// Each line's name at its end; names that would overlap are moved apart.
+    /// Writes the name of each line at its end. Names that would overlap are moved apart.
     fn names(&self, text: &mut String, area: &Area) {
         let end = |line: &Line| line.points.last().map_or(area.bottom, |point| self.place(area, *point).1);
         let mut ends: Vec<(f64, &Line)> = self.lines.iter().map(|line| (end(line), line)).collect();
@@ -212,8 +225,8 @@ impl LinePlot {
         tick.map_or_else(|| short(value), |tick| tick.1.clone())
     }
 
-    /// The same as the rows of a table; the first is its head.
-    pub(crate) fn table(&self) -> Vec<Vec<String>> {
+    /// Returns the content as rows of a table, the first with the headings.
+    pub fn table(&self) -> Vec<Vec<String>> {
         let mut values: Vec<f64> = self.lines.iter().flat_map(|line| line.points.iter().map(|point| point.0)).collect();
         values.sort_by(f64::total_cmp);
         values.dedup();
@@ -245,7 +258,7 @@ fn spread(places: &mut [f64], step: f64, low: f64, high: f64) {
                 places[at] += lack / 2.0;
             }
         }
-        // More names than fit are allowed over the ends.
+        // If there is no room for all names, some lie beyond the ends.
         if places.len() as f64 * step < high - low {
             places.iter_mut().for_each(|place| *place = place.clamp(low, high));
         }
@@ -254,28 +267,33 @@ fn spread(places: &mut [f64], step: f64, low: f64, high: f64) {
 
 /// One bar, in parts.
 #[derive(Clone, Debug)]
-pub(crate) struct Bar {
+pub struct Bar {
+    /// Name.
     pub label: String,
-    /// As many as the plot has parts.
+    /// Values, one for each part of the plot.
     pub parts: Vec<f64>,
-    /// What stands behind the bar besides its sum.
+    /// Text after the sum.
     pub note: String,
-    /// The colour of a plot with one part.
+    /// Colour, if the plot has only one part.
     pub color: usize,
 }
 
-/// Bars that lie.
+/// Horizontal bars.
 #[derive(Clone, Debug)]
-pub(crate) struct BarPlot {
+pub struct BarPlot {
     /// Unique on its page.
     pub id: String,
+    /// Title.
     pub title: String,
+    /// Unit of the values.
     pub unit: String,
-    /// Names and colours of the parts; one part needs no name.
+    /// Names and colours of the parts; a single part needs no name.
     pub parts: Vec<(String, usize)>,
+    /// Bars.
     pub bars: Vec<Bar>,
+    /// Width.
     pub width: f64,
-    /// Room for the names at the left, and for the notes at the right.
+    /// Widths of the names on the left and of the notes on the right.
     pub names: (f64, f64),
 }
 
@@ -283,8 +301,8 @@ const BAR_STEP: f64 = 27.0;
 const BAR_HEIGHT: f64 = 17.0;
 
 impl BarPlot {
-    /// As an `svg` element.
-    pub(crate) fn svg(&self) -> String {
+    /// Returns the plot as an `svg` element.
+    pub fn svg(&self) -> String {
         let legend = if self.parts.len() > 1 { 22.0 } else { 0.0 };
         let area = Area {
             left: self.names.0,
@@ -355,8 +373,8 @@ impl BarPlot {
         }
     }
 
-    /// The same as the rows of a table; the first is its head.
-    pub(crate) fn table(&self) -> Vec<Vec<String>> {
+    /// Returns the content as rows of a table, the first with the headings.
+    pub fn table(&self) -> Vec<Vec<String>> {
         let mut head = vec![String::new()];
         if self.parts.len() > 1 {
             head.extend(self.parts.iter().map(|(name, _)| name.clone()));
@@ -388,15 +406,14 @@ fn push(text: &mut String, piece: std::fmt::Arguments<'_>) {
     let _ = writeln!(text, "{piece}");
 }
 
-/// An `svg` element as a file of its own.
-#[allow(dead_code, reason = "the pictures of the guide are made by another crate that has this file too")]
-pub(crate) fn standalone(svg: &str) -> String {
+/// Makes an SVG file of an `svg` element.
+pub fn standalone(svg: &str) -> String {
     let opened = svg.replacen("<svg ", "<svg xmlns=\"http://www.w3.org/2000/svg\" ", 1);
     opened.replacen(">\n", &format!(">\n<style>\n{STYLE}</style>\n"), 1)
 }
 
-/// A number with three digits that count.
-pub(crate) fn short(value: f64) -> String {
+/// A number with three significant digits.
+pub fn short(value: f64) -> String {
     match value.abs() {
         x if x >= 99.95 => format!("{value:.0}"),
         x if x >= 9.995 => format!("{value:.1}"),
@@ -407,7 +424,7 @@ pub(crate) fn short(value: f64) -> String {
 }
 
 /// Text for HTML and SVG.
-pub(crate) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
@@ -432,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_have_round_ticks_and_hold_what_is_drawn() {
+    fn axis_of_any_range_has_round_ticks() {
         let names = |axis: &Axis| axis.ticks.iter().map(|tick| tick.1.clone()).collect::<Vec<_>>();
         assert_eq!(names(&Axis::from_zero("", 9.3)), ["0", "2", "4", "6", "8", "10"]);
         assert_eq!(names(&Axis::from_zero("", 0.42)), ["0.0", "0.1", "0.2", "0.3", "0.4", "0.5"]);
@@ -444,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn names_at_the_same_height_are_moved_apart() {
+    fn names_at_the_same_height_are_spread() {
         let mut places = [50.0, 50.0, 51.0];
         spread(&mut places, 10.0, 0.0, 100.0);
         assert!(places.windows(2).all(|two| two[1] - two[0] > 9.9), "{places:?}");
@@ -454,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plot_names_everything_and_is_a_table_too() {
+    fn line_plot_has_names_and_a_table() {
         let plot = plot(vec![line("a & b", &[(1.0, 2.0), (4.0, 9.3)]), line("c", &[(4.0, 1.0)])]);
         let svg = plot.svg();
         assert!(svg.contains("A &lt;title&gt;") && svg.contains("a &amp; b, four: 9.30"), "{svg}");
@@ -464,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_are_as_long_as_their_parts() {
+    fn bars_have_the_lengths_of_their_parts() {
         let bar = Bar { label: "x".to_owned(), parts: vec![1.0, 3.0], note: String::new(), color: 0 };
         let plot = BarPlot {
             id: "b".to_owned(),

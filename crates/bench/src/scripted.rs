@@ -1,8 +1,7 @@
-//! A front end without a client: it asks what a job says, so many requests at a time, and counts.
+//! A frontend without a client: submits the requests of a job, so many in flight, and counts completions.
 //!
-//! It drives the same worker, ring and device as the servers do. All requests of a turn are asked for at the turn's end, as
-//! a front end does whose clients' commands arrive through the ring; so a turn is paid once for as many requests as the
-//! queue is deep.
+//! It drives the same worker, ring and device as the servers do. It submits at the end of a turn, like a frontend whose
+//! clients' commands arrive through the ring, so one turn serves as many requests as the queue is deep.
 
 use std::io;
 use std::sync::Arc;
@@ -15,53 +14,53 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::worker::{Context, Finished, Flow, Frontend, Mailbox, Request, Worker};
 use inlock_engine::{Device, Offload, RequestError};
 
-/// When a job ends.
+/// End of a job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
-    /// After so many requests.
+    /// After this number of requests.
     Count(u64),
     /// After this time.
     Time(Duration),
 }
 
-/// What to ask.
+/// A load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     /// Write, or read.
     pub write: bool,
-    /// Bytes a request; offsets are multiples of it.
+    /// Bytes of a request; offsets are multiples of it.
     pub block: usize,
-    /// Requests under way at a time.
+    /// Requests in flight.
     pub depth: usize,
     pub end: End,
-    /// Whether to note how long each request takes.
+    /// Whether to record the latency of each request.
     pub watch: bool,
 }
 
-/// What came of it.
+/// Results of a job.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub requests: u64,
     pub elapsed: Duration,
-    /// Nanoseconds of each request, where they were watched.
+    /// Nanoseconds of each request, if recorded.
     pub latencies: Vec<u64>,
 }
 
 impl Outcome {
-    /// Nanoseconds a request, on average.
+    /// Returns the mean time of a request in nanoseconds, of all requests in flight together.
     pub(crate) fn nanos_each(&self) -> f64 {
         self.elapsed.as_nanos() as f64 / self.requests as f64
     }
 }
 
-/// A worker with its scripted front end, on the calling thread.
+/// A worker with a scripted frontend, on the calling thread.
 pub(crate) struct Driver {
     worker: Worker<Scripted>,
     mailbox: Arc<Mailbox<Job>>,
 }
 
 impl Driver {
-    /// A driver for `device`, for jobs of these block sizes and at most this depth.
+    /// Makes a driver of `device` for jobs of these block sizes and at most this depth.
     pub(crate) fn new(
         device: &Arc<Device>,
         pool: Option<Arc<Offload>>,
@@ -76,7 +75,7 @@ impl Driver {
         Ok(Self { worker, mailbox })
     }
 
-    /// Does a job to its end.
+    /// Runs a job to its end.
     pub(crate) fn run(&mut self, job: Job) -> anyhow::Result<Outcome> {
         self.mailbox.post(job);
         self.worker.run()?;
@@ -84,7 +83,7 @@ impl Driver {
         Ok(outcome.unwrap_or(Err(RequestError::Io(rustix::io::Errno::CANCELED)))?)
     }
 
-    /// How many requests take about `time`.
+    /// Returns the number of requests that take about `time`.
     pub(crate) fn count_for(&mut self, job: Job, time: Duration) -> anyhow::Result<u64> {
         let outcome = self.run(Job { end: End::Time(time / 4), ..job })?;
         Ok(((time.as_nanos() as f64 / outcome.nanos_each()) as u64).max(1))
@@ -103,8 +102,9 @@ struct Running {
     random: u64,
     in_flight: usize,
     issued: u64,
-    /// When the request of each number below the depth was asked for; the others' numbers are free.
-    asked: Vec<Instant>,
+    /// Submission time of the request of each id below the depth.
+    submitted: Vec<Instant>,
+    /// Ids of no request.
     free: Vec<u64>,
     over: bool,
     failed: Option<RequestError>,
@@ -121,7 +121,7 @@ impl Running {
             random: 0x9e37_79b9_7f4a_7c15,
             in_flight: 0,
             issued: 0,
-            asked: vec![now; job.depth],
+            submitted: vec![now; job.depth],
             free: (0..job.depth as u64).collect(),
             over: false,
             failed: None,
@@ -130,14 +130,14 @@ impl Running {
     }
 
     fn offset(&mut self, blocks: u64) -> u64 {
-        // xorshift64: no worse than any other for choosing blocks.
+        // xorshift64 is good enough to choose blocks.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         self.random % blocks * self.job.block as u64
     }
 
-    fn ask(&mut self, cx: &mut Context<'_>) -> Result<(), RequestError> {
+    fn submit(&mut self, cx: &mut Context<'_>) -> Result<(), RequestError> {
         let operation = if self.job.write { Operation::Write { durable: false } } else { Operation::Read };
         let (block, now) = (self.job.block, if self.job.watch { Instant::now() } else { self.began });
         while !self.over && !self.free.is_empty() {
@@ -145,7 +145,7 @@ impl Running {
             let mapped = cx.mapping.locate(offset, block as u64, 64 << 20)?;
             let Some(buffer) = cx.pool.take(block, block) else { break };
             let Some(id) = self.free.pop() else { break };
-            self.asked[id as usize] = now;
+            self.submitted[id as usize] = now;
             cx.requests.push_back(Request {
                 id,
                 operation,
@@ -177,7 +177,7 @@ impl Frontend for Scripted {
         }
         let Some(running) = &mut self.job else { return };
         if running.job.watch {
-            running.outcome.latencies.push(running.asked[done.id as usize].elapsed().as_nanos() as u64);
+            running.outcome.latencies.push(running.submitted[done.id as usize].elapsed().as_nanos() as u64);
         }
         running.free.push(done.id);
         running.in_flight -= 1;
@@ -189,12 +189,12 @@ impl Frontend for Scripted {
     }
 
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait) {
-        // Between two jobs there is nothing to wait for but the next one's message.
+        // Between two jobs, only the message with the next one can arrive.
         let Some(running) = &mut self.job else { return (Flow::Continue, Wait::Forever) };
         if let End::Time(time) = running.job.end {
             running.over |= running.began.elapsed() >= time;
         }
-        if let Err(error) = running.ask(cx) {
+        if let Err(error) = running.submit(cx) {
             running.failed = Some(error);
             running.over = true;
         }
@@ -215,7 +215,7 @@ mod tests {
     use inlock_engine::store::memory::MemoryStore;
 
     #[test]
-    fn a_job_asks_as_often_as_it_says_and_another_may_follow() {
+    fn job_of_a_count_makes_that_many_requests() {
         let device = Arc::new(Device::raw(Arc::new(MemoryStore::new(vec![0; 1 << 20])), Access::default()));
         let mut driver = Driver::new(&device, None, &[4096, 65536], 8).unwrap();
         let job = Job { write: true, block: 4096, depth: 8, end: End::Count(1000), watch: true };
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_fails_ends_the_job_with_its_error() {
+    fn job_with_a_failing_write_ends_with_its_error() {
         let read_only = Access { read_only: true, allow_discards: false };
         let device = Arc::new(Device::raw(Arc::new(MemoryStore::new(vec![0; 1 << 20])), read_only));
         let mut driver = Driver::new(&device, None, &[4096], 4).unwrap();

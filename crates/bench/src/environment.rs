@@ -1,10 +1,10 @@
-//! What a figure means little without: the processor, the kernel, the versions of what is compared.
+//! Environment of a run: CPU, kernel, file system, versions of the programs.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Names and values, in the order they are shown.
+/// Names and values, in display order.
 pub(crate) fn describe(dir: &Path, programs: &[&str]) -> Vec<(String, String)> {
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     let flags = info("/proc/cpuinfo", "flags").or_else(|| info("/proc/cpuinfo", "Features")).unwrap_or_default();
@@ -15,7 +15,7 @@ pub(crate) fn describe(dir: &Path, programs: &[&str]) -> Vec<(String, String)> {
     let mut rows = vec![
         ("date", date()),
         ("inlock", env!("CARGO_PKG_VERSION").to_owned()),
-        ("processor", processor()),
+        ("processor", cpu_model()),
         ("usable processors", cpus.to_string()),
         ("processor flags", present.join(" ")),
         ("cipher kernels", kernels.join(" ")),
@@ -29,12 +29,12 @@ pub(crate) fn describe(dir: &Path, programs: &[&str]) -> Vec<(String, String)> {
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// What the system calls the processor.
-pub(crate) fn processor() -> String {
+/// Model name of the CPU.
+pub(crate) fn cpu_model() -> String {
     info("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// The first line that a program says about its version; `None` where it cannot be run.
+/// First line of `PROGRAM --version`; `None` if it cannot be run.
 pub(crate) fn version(program: &str) -> Option<String> {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -47,7 +47,7 @@ fn info(file: &str, field: &str) -> Option<String> {
     Some(value.trim().to_owned())
 }
 
-/// The type of the file system that a folder lies on.
+/// Type of the file system of a directory.
 fn file_system(dir: &Path) -> String {
     let Ok(dir) = dir.canonicalize() else { return "unknown".to_owned() };
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -59,14 +59,14 @@ fn file_system(dir: &Path) -> String {
     found.map_or_else(|| "unknown".to_owned(), |(_, kind)| kind.to_owned())
 }
 
-/// Today, in UTC, as `2026-11-21`.
+/// Today in UTC, as `2026-11-21`.
 fn date() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let (year, month, day) = civil(now.as_secs() / 86400);
     format!("{year:04}-{month:02}-{day:02}")
 }
 
-/// The date of a day since 1970-01-01, in the Gregorian calendar.
+/// Date of a day since 1970-01-01 in the Gregorian calendar.
 fn civil(mut day: u64) -> (u64, u64, u64) {
     let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let mut year = 1970;
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_have_their_dates() {
+    fn civil_of_a_day_is_its_date() {
         assert_eq!(civil(0), (1970, 1, 1));
         assert_eq!(civil(11016), (2000, 2, 29));
         assert_eq!(civil(20778), (2026, 11, 21));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_names_the_machine() {
+    fn environment_names_kernel_and_cipher_kernels() {
         let rows = describe(Path::new("/"), &["a-program-that-is-not-there"]);
         let value = |name: &str| rows.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone());
         assert!(value("kernel").is_some_and(|text| !text.is_empty()));

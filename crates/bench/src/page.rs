@@ -1,9 +1,10 @@
-//! The results as one page that needs nothing but itself: plots, a table under each, the bars, the environment.
+//! The results as one self-contained HTML page: thresholds, plots with a table under each, the environment.
 
-use super::compare::LOADS;
-use super::figures::{Figure, Results, size_text};
-use super::plot::{Axis, Bar, BarPlot, Line, LinePlot, STYLE, escaped};
-use super::{cpu, latency, path};
+use crate::compare::LOADS;
+use crate::plot::{Axis, Bar, BarPlot, Line, LinePlot, STYLE, escaped};
+use crate::results::{Measurement, Results};
+use crate::tables::size_text;
+use crate::{cpu, latency, path};
 
 const PANEL: f64 = 520.0;
 
@@ -22,7 +23,7 @@ th:first-child,td:first-child{padding-left:0;text-align:left}th{font-weight:600}
 summary{color:var(--soft);cursor:pointer;font-size:.85rem;padding:.2rem .4rem}details table{font-size:.85rem;margin:.3rem .4rem}\n\
 .yes{color:var(--good);font-weight:600}.NO{color:var(--bad);font-weight:600}\n";
 
-/// The whole page.
+/// Returns the page.
 pub(crate) fn html(results: &Results, environment: &[(String, String)]) -> String {
     let fact = |name: &str| environment.iter().find(|(n, _)| n == name).map_or("", |(_, value)| value.as_str());
     let mut text = format!(
@@ -37,7 +38,7 @@ pub(crate) fn html(results: &Results, environment: &[(String, String)]) -> Strin
         escaped(fact("kernel")),
         escaped(fact("date")),
     );
-    text += &bars(results);
+    text += &thresholds(results);
     text += &compare_sections(results);
     text += &path_sections(results);
     text += &latency_section(results);
@@ -54,27 +55,27 @@ pub(crate) fn html(results: &Results, environment: &[(String, String)]) -> Strin
     text + "</section>\n</body>\n</html>\n"
 }
 
-fn bars(results: &Results) -> String {
-    if results.bars.is_empty() {
+fn thresholds(results: &Results) -> String {
+    if results.thresholds.is_empty() {
         return String::new();
     }
-    let met = results.bars.iter().filter(|bar| bar.met() == Some(true)).count();
-    let mut text = format!("<section><h2>Bars</h2>\n<p>{met} of {} are met.</p>\n<table>\n", results.bars.len());
-    text += "<tr><th>what</th><th>bar</th><th>figure</th><th>met</th></tr>\n";
-    for bar in &results.bars {
+    let (met, all) = (results.verdict().met, results.thresholds.len());
+    let mut text = format!("<section><h2>Thresholds</h2>\n<p>{met} of {all} met.</p>\n<table>\n");
+    text += "<tr><th>ratio</th><th>threshold</th><th>measured</th><th>met</th></tr>\n";
+    for threshold in &results.thresholds {
         text += &format!(
             "<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"{}\">{}</td></tr>\n",
-            escaped(&bar.what),
-            bar.limit_text(),
-            bar.figure_text(),
-            bar.verdict().replace(' ', "-"),
-            bar.verdict()
+            escaped(&threshold.what),
+            threshold.limit_text(),
+            threshold.ratio_text(),
+            threshold.met_text().replace(' ', "-"),
+            threshold.met_text()
         );
     }
     text + "</table></section>\n"
 }
 
-/// A section with its plots side by side; nothing where there is no plot.
+/// A section with its plots side by side; nothing if there is no plot.
 fn section(title: &str, words: &str, panels: &[String]) -> String {
     if panels.is_empty() {
         return String::new();
@@ -92,14 +93,14 @@ fn panel(svg: &str, table: &[Vec<String>]) -> String {
     text + "</table></details></figure>\n"
 }
 
-/// Colours of the cases: encrypted red, raw blue, nothing done in between green; offloaded ones are dashed.
+/// Colours of the cases: encrypted red, raw blue, null cipher green. Offloaded cases are dashed.
 fn color(case: &str) -> usize {
     match case {
         _ if case.starts_with("aes") || case == "Inlock LUKS2" => 0,
         _ if case.starts_with("raw") || case == "Inlock raw" => 1,
         _ if case.starts_with("null") => 2,
         _ if case.ends_with(" luks") => 3,
-        "does nothing" => 8,
+        "null server" => 8,
         _ => 6,
     }
 }
@@ -112,17 +113,17 @@ fn most(lines: &[Line]) -> f64 {
     lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max)
 }
 
-/// One line for each case among `figures`, in their order.
-fn lines<'a>(figures: &[&'a Figure], point: impl Fn(&'a Figure) -> (f64, f64)) -> Vec<Line> {
+/// One line for each case of `rows`, in their order.
+fn lines<'a>(rows: &[&'a Measurement], point: impl Fn(&'a Measurement) -> (f64, f64)) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
-    for figure in figures {
-        let point = point(figure);
-        match lines.iter_mut().find(|line| line.label == figure.case) {
+    for row in rows {
+        let point = point(row);
+        match lines.iter_mut().find(|line| line.label == row.case) {
             Some(line) => line.points.push(point),
             None => lines.push(Line {
-                label: figure.case.clone(),
-                color: color(&figure.case),
-                look: look(&figure.case),
+                label: row.case.clone(),
+                color: color(&row.case),
+                look: look(&row.case),
                 points: vec![point],
             }),
         }
@@ -133,7 +134,7 @@ fn lines<'a>(figures: &[&'a Figure], point: impl Fn(&'a Figure) -> (f64, f64)) -
 fn path_sections(results: &Results) -> String {
     let of = |write: bool| {
         let operation = path::operation(write);
-        let wanted = move |f: &&Figure| {
+        let wanted = move |f: &&Measurement| {
             f.measure == "operations" && f.operation == operation && f.case != path::ALONE && f.case != path::UNCOUNTED
         };
         results.of("path").filter(wanted)
@@ -141,11 +142,11 @@ fn path_sections(results: &Results) -> String {
     let (mut sizes, mut depths) = (Vec::new(), Vec::new());
     for write in [false, true] {
         let (operation, id) = (path::operation(write), if write { "write" } else { "read" });
-        let figures: Vec<&Figure> = of(write).filter(|f| f.queue_depth == 4).collect();
-        if figures.is_empty() {
+        let rows: Vec<&Measurement> = of(write).filter(|f| f.queue_depth == 4).collect();
+        if rows.is_empty() {
             continue;
         }
-        let lines_of = lines(&figures, |f| (f.block_size as f64, f.figure * f.block_size as f64 / f64::from(1 << 30)));
+        let lines_of = lines(&rows, |f| (f.block_size as f64, f.value * f.block_size as f64 / f64::from(1 << 30)));
         let ticks = path::BLOCKS.iter().map(|block| (*block as f64, size_text(*block as u64))).collect();
         let plot = LinePlot {
             id: format!("size-{id}"),
@@ -157,28 +158,27 @@ fn path_sections(results: &Results) -> String {
             names: 150.0,
         };
         sizes.push(panel(&plot.svg(), &plot.table()));
-        let figures: Vec<&Figure> = of(write).filter(|f| f.block_size == 4 << 10).collect();
-        let lines_of = lines(&figures, |f| (f.queue_depth as f64, f.figure / 1e3));
+        let rows: Vec<&Measurement> = of(write).filter(|f| f.block_size == 4 << 10).collect();
+        let lines_of = lines(&rows, |f| (f.queue_depth as f64, f.value / 1e3));
         let ticks = path::DEPTHS.iter().map(|depth| (*depth as f64, depth.to_string())).collect();
         let plot = LinePlot {
             id: format!("depth-{id}"),
             title: format!("4 KiB {operation}"),
-            x: Axis::named("requests under way at a time", ticks),
-            y: Axis::from_zero("thousand operations a second", most(&lines_of)),
+            x: Axis::named("queue depth", ticks),
+            y: Axis::from_zero("thousand IOPS", most(&lines_of)),
             lines: lines_of,
             size: (PANEL, 320.0),
             names: 150.0,
         };
         depths.push(panel(&plot.svg(), &plot.table()));
     }
-    let through = "The way of a request through one worker, without a client, on a file in memory. A null cipher that costs \
-                   nothing lies on the raw line; encrypted, the distance to it is the cipher's own time.";
-    let over = "Requests of 4 KiB. A turn of the worker is paid once for all requests that are under way.";
-    let cpu = "Where the processor time of one request over NBD goes: the front end (protocol, sockets, the worker), the \
-               cipher, the store.";
+    let through = "I/O path: one worker, no client, tmpfs. The distance of the null cipher to raw is the overhead of the path, \
+                   the distance of the encrypted line that of path and cipher.";
+    let over = "Requests of 4 KiB. One turn of the worker serves all requests in flight.";
+    let cpu = "CPU time of one request over NBD: the frontend (protocol, sockets, the worker), the cipher, the store.";
     section("Throughput over request size", through, &sizes)
-        + &section("Operations over queue depth", over, &depths)
-        + &section("Processor time of a request", cpu, &cpu_panels(results))
+        + &section("IOPS over queue depth", over, &depths)
+        + &section("CPU time of a request", cpu, &cpu_panels(results))
 }
 
 /// The colours of the parts of [`cpu::PARTS`].
@@ -189,11 +189,11 @@ fn cpu_panels(results: &Results) -> Vec<String> {
         cpu::PARTS.iter().zip(PART_COLORS).map(|(name, color)| ((*name).to_owned(), color)).collect();
     let mut panels = Vec::new();
     for block in path::BLOCKS {
-        let figures: Vec<&Figure> =
+        let rows: Vec<&Measurement> =
             results.of("path").filter(|f| f.block_size == block as u64 && cpu::PARTS.contains(&f.measure)).collect();
         let mut bars: Vec<Bar> = Vec::new();
-        for figure in &figures {
-            let label = format!("{}, {}", figure.case, figure.operation.trim_start_matches("random "));
+        for row in &rows {
+            let label = format!("{}, {}", row.case, row.operation.trim_start_matches("random "));
             let at = match bars.iter().position(|bar| bar.label == label) {
                 Some(at) => at,
                 None => {
@@ -201,8 +201,8 @@ fn cpu_panels(results: &Results) -> Vec<String> {
                     bars.len() - 1
                 }
             };
-            if let Some(part) = cpu::PARTS.iter().position(|name| figure.measure == *name) {
-                bars[at].parts[part] = figure.figure / 1e3;
+            if let Some(part) = cpu::PARTS.iter().position(|name| row.measure == *name) {
+                bars[at].parts[part] = row.value / 1e3;
             }
         }
         if bars.is_empty() {
@@ -236,14 +236,14 @@ fn latency_section(results: &Results) -> String {
     for write in [false, true] {
         for depth in latency::DEPTHS {
             let operation = path::operation(write);
-            let wanted = |f: &&Figure| f.operation == operation && f.queue_depth == depth;
-            let figures: Vec<&Figure> = results.of("latency").filter(wanted).collect();
-            if figures.is_empty() {
+            let wanted = |f: &&Measurement| f.operation == operation && f.queue_depth == depth;
+            let rows: Vec<&Measurement> = results.of("latency").filter(wanted).collect();
+            if rows.is_empty() {
                 continue;
             }
-            // The percentiles stand at equal distances.
+            // The percentiles are at equal distances.
             let rank = |name: &str| latency::PERCENTILES.iter().position(|(n, _)| *n == name).unwrap_or(0);
-            let mut lines_of = lines(&figures, |f| (2f64.powi(rank(f.measure) as i32), f.figure));
+            let mut lines_of = lines(&rows, |f| (2f64.powi(rank(f.measure) as i32), f.value));
             for line in &mut lines_of {
                 line.color = match (line.label.contains("busy"), line.label.contains("offloaded")) {
                     (false, false) => 1,
@@ -258,8 +258,8 @@ fn latency_section(results: &Results) -> String {
             let plot = LinePlot {
                 id: format!("latency-{}-{depth}", if write { "write" } else { "read" }),
                 title: format!("4 KiB {operation}, depth {depth}"),
-                x: Axis::named("share of requests that took no longer", ticks.collect()),
-                y: Axis::decades("from asking to the answer, ns", least, most(&lines_of), nanos_name),
+                x: Axis::named("percentile", ticks.collect()),
+                y: Axis::decades("completion latency, ns", least, most(&lines_of), nanos_name),
                 lines: lines_of,
                 size: (PANEL, 320.0),
                 names: 150.0,
@@ -267,8 +267,8 @@ fn latency_section(results: &Results) -> String {
             panels.push(panel(&plot.svg(), &plot.table()));
         }
     }
-    let words = "AES-256-XTS in process, one worker. Busy: as many other threads as processors do nothing but compute. A \
-                 request that is handed to another thread waits until that thread has its turn.";
+    let words = "AES-256-XTS in process, one worker. Busy: as many other threads as CPUs compute all the time. An offloaded \
+                 request waits until the scheduler runs the other thread.";
     section("Latency", words, &panels)
 }
 
@@ -276,96 +276,99 @@ fn compare_sections(results: &Results) -> String {
     let mut panels = [Vec::new(), Vec::new(), Vec::new()];
     for load in LOADS {
         let operation = load.operation();
-        let wanted =
-            |f: &&Figure| f.operation == operation && f.block_size == load.block as u64 && f.queue_depth == load.depth;
+        let wanted = |f: &&Measurement| {
+            f.operation == operation && f.block_size == load.block as u64 && f.queue_depth == load.depth
+        };
         for (measure, unit, scale, section) in [
-            ("operations", "thousand operations a second", 1e-3, 0),
+            ("operations", "thousand IOPS", 1e-3, 0),
             ("throughput", "GiB/s", 1.0 / 1024.0, 0),
             ("median latency", "\u{b5}s", 1e-3, 1),
-            ("processor time", "processor seconds for each GiB", 1.0, 2),
+            ("processor time", "CPU seconds per GiB", 1.0, 2),
         ] {
-            let figures: Vec<&Figure> = results.of("compare").filter(wanted).filter(|f| f.measure == measure).collect();
-            if figures.is_empty() {
+            let rows: Vec<&Measurement> =
+                results.of("compare").filter(wanted).filter(|f| f.measure == measure).collect();
+            if rows.is_empty() {
                 continue;
             }
-            let own = figures.iter().find(|f| f.case == "Inlock LUKS2").map(|f| f.figure);
-            let bar = |figure: &&Figure| Bar {
-                label: figure.case.clone(),
-                parts: vec![figure.figure * scale],
+            let own = rows.iter().find(|f| f.case == "Inlock LUKS2").map(|f| f.value);
+            let bar = |row: &&Measurement| Bar {
+                label: row.case.clone(),
+                parts: vec![row.value * scale],
                 note: own
-                    .filter(|_| figure.case != "Inlock LUKS2")
-                    .map_or_else(String::new, |own| format!("\u{d7}{:.2}", figure.figure / own)),
-                color: color(&figure.case),
+                    .filter(|_| row.case != "Inlock LUKS2")
+                    .map_or_else(String::new, |own| format!("\u{d7}{:.2}", row.value / own)),
+                color: color(&row.case),
             };
             let plot = BarPlot {
                 id: format!("{}-{}", measure.replace(' ', "-"), load.name().replace([' ', ','], "-")),
                 title: load.name(),
                 unit: unit.to_owned(),
                 parts: vec![(String::new(), 0)],
-                bars: figures.iter().map(bar).collect(),
+                bars: rows.iter().map(bar).collect(),
                 width: PANEL,
                 names: (110.0, 110.0),
             };
             panels[section].push(panel(&plot.svg(), &plot.table()));
         }
     }
-    let beside = "NBD servers over a unix socket, one connection, one after the other in turns. Longer is faster; \
-                  \u{d7} is the factor to Inlock LUKS2. Red and brown \
-                  encrypt, blue and grey do not. \u{201c}Does nothing\u{201d} answers without touching data: it shows \
-                  what the client can do.";
-    let time = "Median time from asking to the answer, one request at a time. Shorter is faster.";
-    let work = "What the server itself takes, user and system, for each GiB that is moved. Shorter is better.";
-    section("Throughput beside other servers", beside, &panels[0])
-        + &section("Latency beside other servers", time, &panels[1])
-        + &section("Processor time beside other servers", work, &panels[2])
+    let beside = "NBD servers over a unix socket, one connection, interleaved. Longer is faster; \
+                  \u{d7} is the ratio to Inlock LUKS2. Red and brown \
+                  encrypt, blue and grey do not. The null server answers without touching data: it shows \
+                  the limit of the client.";
+    let time = "Median completion latency at queue depth 1. Shorter is faster.";
+    let work = "CPU time of the server, user and system, per GiB of data. Shorter is better.";
+    section("Throughput of NBD servers", beside, &panels[0])
+        + &section("Latency of NBD servers", time, &panels[1])
+        + &section("CPU time of NBD servers", work, &panels[2])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn figure(
+    fn measurement(
         bench: &'static str,
         case: &str,
         operation: &str,
         block: u64,
         depth: usize,
         measure: &'static str,
-    ) -> Figure {
-        Figure {
+    ) -> Measurement {
+        Measurement {
             bench,
             case: case.to_owned(),
             operation: operation.to_owned(),
             block_size: block,
             queue_depth: depth,
             measure,
-            figure: 1000.0,
+            value: 1000.0,
             unit: "",
             compared: None,
         }
     }
 
     #[test]
-    fn a_page_has_a_plot_and_a_table_for_everything_that_was_measured() {
-        let mut figures = Vec::new();
+    fn page_of_all_benches_has_plots_with_tables() {
+        let mut measurements = Vec::new();
         for operation in ["random read", "random write"] {
             for block in path::BLOCKS {
-                figures.extend(
-                    path::DEPTHS.map(|depth| figure("path", "raw", operation, block as u64, depth, "operations")),
+                measurements.extend(
+                    path::DEPTHS.map(|depth| measurement("path", "raw", operation, block as u64, depth, "operations")),
                 );
-                figures.extend(cpu::PARTS.map(|part| figure("path", "raw", operation, block as u64, 4, part)));
+                measurements
+                    .extend(cpu::PARTS.map(|part| measurement("path", "raw", operation, block as u64, 4, part)));
             }
             for depth in latency::DEPTHS {
-                figures.extend(
+                measurements.extend(
                     latency::PERCENTILES
-                        .map(|(name, _)| figure("latency", "aes-xts inline, idle", operation, 4096, depth, name)),
+                        .map(|(name, _)| measurement("latency", "aes-xts inline, idle", operation, 4096, depth, name)),
                 );
             }
         }
-        figures.push(figure("compare", "Inlock LUKS2", "random read", 4096, 16, "operations"));
-        figures.push(figure("compare", "nbdkit file", "random read", 4096, 1, "median latency"));
-        figures.push(figure("compare", "nbdkit file", "sequential read", 1 << 20, 4, "processor time"));
-        let results = Results { figures, ..Results::default() };
+        measurements.push(measurement("compare", "Inlock LUKS2", "random read", 4096, 16, "operations"));
+        measurements.push(measurement("compare", "nbdkit file", "random read", 4096, 1, "median latency"));
+        measurements.push(measurement("compare", "nbdkit file", "sequential read", 1 << 20, 4, "processor time"));
+        let results = Results { measurements, ..Results::default() };
         let page = html(&results, &[("date".to_owned(), "<today>".to_owned())]);
         let plots = page.matches("<svg ").count();
         assert_eq!(plots, 2 + 2 + 3 + 4 + 3, "{page}");
@@ -375,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_has_no_section() {
+    fn page_without_results_has_no_plot() {
         let page = html(&Results::default(), &[]);
         assert!(!page.contains("<svg") && page.contains("Environment"), "{page}");
     }

@@ -1,7 +1,7 @@
-//! The servers that `bench compare` puts beside each other.
+//! The servers of `bench compare`.
 //!
-//! Each has an image of the same payload on the same file system, and its own unix socket. The LUKS images are made by
-//! Inlock, with the same cipher and key length for all. A server ends when its value is dropped.
+//! Each has an image of the same length on the same file system, and its own unix socket. Inlock creates the LUKS
+//! images, all with the same cipher and key length. Dropping a server ends it.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use super::{environment, wire};
+use crate::{environment, wire};
 
-/// What is measured, in the order of the tables.
+/// The servers, in the order of the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     InlockLuks2,
@@ -22,8 +22,8 @@ pub(crate) enum Kind {
     QemuRaw,
     NbdkitLuks,
     QemuLuks,
-    /// Answers without touching data: what the client can do.
-    Nothing,
+    /// Answers without touching data: the most that the client can do.
+    Null,
 }
 
 impl Kind {
@@ -34,10 +34,10 @@ impl Kind {
         Self::QemuRaw,
         Self::NbdkitLuks,
         Self::QemuLuks,
-        Self::Nothing,
+        Self::Null,
     ];
 
-    /// What it is called in tables and plots.
+    /// Name in tables and plots.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::InlockLuks2 => "Inlock LUKS2",
@@ -46,16 +46,16 @@ impl Kind {
             Self::QemuRaw => "qemu-nbd raw",
             Self::NbdkitLuks => "nbdkit luks",
             Self::QemuLuks => "qemu-nbd luks",
-            Self::Nothing => "does nothing",
+            Self::Null => "null server",
         }
     }
 
-    /// The program that has to be installed.
+    /// Program that has to be installed.
     fn program(self) -> Option<&'static str> {
         match self {
             Self::NbdkitFile | Self::NbdkitLuks => Some("nbdkit"),
             Self::QemuRaw | Self::QemuLuks => Some("qemu-nbd"),
-            Self::InlockLuks2 | Self::InlockRaw | Self::Nothing => None,
+            Self::InlockLuks2 | Self::InlockRaw | Self::Null => None,
         }
     }
 
@@ -72,26 +72,29 @@ impl Kind {
     }
 }
 
+/// Time for a server to accept its first connection.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// A running server.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub kind: Kind,
     pub socket: PathBuf,
-    /// How it was started, without the folder's name.
+    /// Command line, without the name of the directory.
     pub command_line: String,
-    /// `None`: it lives in this process.
+    /// `None`: a thread of this process.
     child: Option<Child>,
 }
 
 impl Server {
-    /// Makes the image, starts the server and waits until it takes connections. `None`: it is not installed.
+    /// Creates the image, starts the server and waits until it accepts connections. `None`: it is not installed.
     pub(crate) fn start(kind: Kind, dir: &Path, payload: u64) -> anyhow::Result<Option<Self>> {
         if kind.program().is_some_and(|program| environment::version(program).is_none()) {
             return Ok(None);
         }
         let socket = dir.join(format!("{}.sock", kind.stem()));
-        if kind == Kind::Nothing {
-            wire::serve_nothing(&socket, payload).context("cannot start the server that does nothing")?;
+        if kind == Kind::Null {
+            wire::serve_null(&socket, payload).context("cannot start the null server")?;
             return Ok(Some(Self { kind, socket, command_line: "(in this process)".to_owned(), child: None }));
         }
         let image = dir.join(format!("{}.img", kind.stem()));
@@ -110,10 +113,10 @@ impl Server {
     }
 
     fn wait_until_ready(&mut self, log: &Path) -> anyhow::Result<()> {
-        let patience = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + START_TIMEOUT;
         while UnixStream::connect(&self.socket).is_err() {
             let ended = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
-            if ended.is_some() || Instant::now() > patience {
+            if ended.is_some() || Instant::now() > deadline {
                 let log = fs::read_to_string(log).unwrap_or_default();
                 bail!("{} does not serve: {}", self.kind.name(), log.trim());
             }
@@ -122,17 +125,17 @@ impl Server {
         Ok(())
     }
 
-    /// Seconds of processor time it took so far, user and system. `None` where it cannot be told from this process's.
+    /// CPU time so far in seconds, user and system. `None` for a server in this process.
     pub(crate) fn cpu_seconds(&self) -> Option<f64> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.as_ref()?.id())).ok()?;
         cpu_ticks(&stat).map(|ticks| ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
     }
 }
 
-/// Fields 14 and 15 of /proc/PID/stat; the name before them may hold spaces.
+/// Sum of fields 14 and 15 of /proc/PID/stat. The name before them may contain spaces.
 fn cpu_ticks(stat: &str) -> Option<u64> {
-    let (_, behind) = stat.rsplit_once(')')?;
-    let mut fields = behind.split_whitespace().skip(11);
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;
     let system: u64 = fields.next()?.parse().ok()?;
     Some(user + system)
@@ -141,7 +144,7 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // Nothing to do about a server that is gone already.
+            // Fails if the server has ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -168,7 +171,7 @@ fn make_image(kind: Kind, image: &Path, key: &Path, payload: u64) -> anyhow::Res
     }
     let output = format.arg("--key-file").arg(key).arg(image).stdin(Stdio::null()).output()?;
     if !output.status.success() {
-        bail!("cannot make a volume for {}: {}", kind.name(), String::from_utf8_lossy(&output.stderr).trim());
+        bail!("cannot create a volume for {}: {}", kind.name(), String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
 }
@@ -188,7 +191,7 @@ fn command(kind: Kind, image: &Path, socket: &Path, key: &Path) -> anyhow::Resul
                  --image-opts driver=luks,key-secret=s,file.filename={image} -k {socket} -t -e 8"
             ),
         ),
-        Kind::Nothing => bail!("the server that does nothing has no command"),
+        Kind::Null => bail!("the null server has no command"),
     };
     let mut command = Command::new(program);
     command.args(args.split_whitespace());
@@ -207,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processor_time_is_read_behind_the_name() {
+    fn cpu_ticks_of_a_name_with_spaces_are_found() {
         let stat = "1234 (a (odd) name) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0 20 0 3 0 1 2 3";
         assert_eq!(cpu_ticks(stat), Some(175));
         assert_eq!(cpu_ticks("nonsense"), None);

@@ -1,27 +1,27 @@
-//! `bench cipher`: every kernel of the processor against the limit of its AES instructions.
+//! `bench cipher`: every cipher kernel against the limit of its AES instructions.
 
 use inlock_cipher::CipherSpec;
 use inlock_cipher::bench::{self, Measurement, Plan};
 use serde_json::{Value, json};
 
-use super::environment;
-use crate::exit;
+use crate::environment;
+use crate::options::Print;
 
-pub(super) fn run(as_json: bool) -> anyhow::Result<()> {
+pub(crate) fn run(as_json: bool, print: &mut Print<'_>) -> anyhow::Result<()> {
     let plan = Plan::full(CipherSpec::AES_XTS_PLAIN64)?;
     if as_json {
         let rows: Vec<Value> = bench::run(&plan, |_| {})?.iter().map(object).collect();
-        return exit::print(format_args!("{:#}\n", json!({ "processor": environment::processor(), "results": rows })));
+        return print(&format_args!("{:#}\n", json!({ "processor": environment::cpu_model(), "results": rows })));
     }
-    exit::print(format_args!("# {}\n", environment::processor()))?;
-    exit::print("# kernel     cipher            key  direction    unit   request    GB/s  of limit\n")?;
-    let mut told = Ok(());
+    print(&format_args!("# {}\n", environment::cpu_model()))?;
+    print(&"# kernel     cipher            key  direction    unit   request    GB/s  of limit\n")?;
+    let mut printed = Ok(());
     bench::run(&plan, |row| {
-        if told.is_ok() {
-            told = exit::print(line(row));
+        if printed.is_ok() {
+            printed = print(&line(row));
         }
     })?;
-    told
+    printed
 }
 
 fn line(row: &Measurement) -> String {

@@ -1,8 +1,8 @@
-//! `bench path`: what a request costs on its way through the worker, without a client.
+//! `bench path`: cost of a request in the I/O path of one worker, without a client.
 //!
-//! The same file in memory is read and written raw, through a cipher that does nothing, and encrypted. The cases of a load
-//! take turns in short slices, in another order each round. The cipher is also measured alone, over as many buffers as the
-//! queue is deep: a path that costs nothing takes the raw time and that.
+//! Reads and writes the same file in memory raw, with the null cipher, and encrypted. The cases of a load alternate in
+//! short slices, in another order each round. The cipher is also measured alone, over as many buffers as the queue is
+//! deep: a path without any cost of its own takes the sum of the raw time and that.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,29 +17,32 @@ use inlock_cipher::{
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{Access, BackingStore, Device, Offload, OffloadOptions, OffloadPolicy, StatsLevel};
 
-use super::figures::{Bar, Figure, Results, median, ratio, size_text};
-use super::scripted::{Driver, End, Job};
-use super::{BenchArgs, Progress};
+use crate::options::Options;
+use crate::progress::Progress;
+use crate::results::{Measurement, Results, Threshold};
+use crate::scripted::{Driver, End, Job};
+use crate::statistics::{median, ratio};
+use crate::tables::size_text;
 
-/// Requests, in bytes.
+/// Request sizes in bytes.
 pub(crate) const BLOCKS: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
-/// Requests under way at a time.
+/// Requests in flight.
 pub(crate) const DEPTHS: [usize; 3] = [1, 4, 32];
-/// The file that is read and written.
+/// Length of the file.
 const FILE_LEN: u64 = 128 << 20;
 
 pub(crate) const RAW: &str = "raw";
-/// Raw, with no counters kept: what those cost.
+/// Raw without counters: shows the cost of counters.
 pub(crate) const UNCOUNTED: &str = "raw, no counters";
-/// The cipher without a path.
+/// The cipher without the path.
 pub(crate) const ALONE: &str = "cipher alone";
 
-/// What serves the requests of a case.
+/// A way to serve the requests of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Case {
     pub name: &'static str,
     cipher: Option<CipherSpec>,
-    /// Whether a pool of threads does the cipher work.
+    /// Whether the cipher work goes to the thread pool.
     offloaded: bool,
     stats: StatsLevel,
 }
@@ -70,14 +73,14 @@ fn unit() -> anyhow::Result<DataUnitSize> {
     Ok(DataUnitSize::new(4096)?)
 }
 
-/// A file of noise in `dir`, as a store. Its name is gone already.
+/// A store on an unlinked file of noise in `dir`.
 pub(crate) fn store(dir: &Path) -> anyhow::Result<Arc<dyn BackingStore>> {
     let file = tempfile::tempfile_in(dir).with_context(|| format!("cannot make a file in {}", dir.display()))?;
     fill(&file, FILE_LEN)?;
     Ok(Arc::new(FileStore::new(file, false, IoMode::Auto)?))
 }
 
-/// Writes every page once, so that no measurement pays for the first.
+/// Writes every page, so that no measurement includes its first use.
 pub(crate) fn fill(file: &File, len: u64) -> anyhow::Result<()> {
     use std::os::unix::fs::FileExt;
     let mut word = 1u64;
@@ -118,7 +121,7 @@ impl Case {
     }
 }
 
-/// The cipher by itself, in buffers as many as the queue is deep.
+/// The cipher alone, over as many buffers as the queue is deep.
 struct Alone {
     cipher: Box<dyn SectorCipher>,
     buffers: Vec<Vec<u8>>,
@@ -129,11 +132,11 @@ impl Alone {
         let cipher = new_sector_cipher(&CipherSpec::AES_XTS_PLAIN64, key().as_bytes(), unit()?, false)?;
         let most = DEPTHS.into_iter().max().unwrap_or(1);
         let largest = BLOCKS.into_iter().max().unwrap_or(0);
-        // Pages of the buffers that a load does not use are never touched.
+        // A load touches only the pages that it uses.
         Ok(Self { cipher, buffers: (0..most).map(|_| vec![0; largest + 4096]).collect() })
     }
 
-    /// Nanoseconds a request.
+    /// Returns nanoseconds per request.
     fn run(&mut self, job: Job, count: u64) -> f64 {
         let began = Instant::now();
         for at in 0..count {
@@ -150,22 +153,22 @@ impl Alone {
     }
 }
 
-/// Nanoseconds a request, a round each: of every case, and of the cipher alone.
+/// Nanoseconds per request in each round, of every case and of the cipher alone.
 struct Samples {
     cases: Vec<Vec<f64>>,
     alone: Vec<f64>,
 }
 
-/// Every load in turn.
-pub(crate) fn run(args: &BenchArgs, results: &mut Results) -> anyhow::Result<()> {
-    let (rounds, slice) = args.rounds_and_slice((15, 25), (5, 5));
-    let store = store(&args.dir)?;
+/// Measures every load.
+pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()> {
+    let (rounds, slice) = options.rounds_and_slice((15, 25), (5, 5));
+    let store = store(&options.dir)?;
     let deepest = DEPTHS.into_iter().max().unwrap_or(1);
     let mut drivers =
         CASES.iter().map(|case| case.driver(&store, &BLOCKS, deepest)).collect::<anyhow::Result<Vec<Driver>>>()?;
     let mut alone = Alone::new()?;
-    let mut bars = Bars::default();
-    let progress = Progress::new(args, (BLOCKS.len() * DEPTHS.len() * 2) as u64);
+    let mut thresholds = Thresholds::default();
+    let progress = Progress::new(options, (BLOCKS.len() * DEPTHS.len() * 2) as u64);
     for write in [false, true] {
         for block in BLOCKS {
             for depth in DEPTHS {
@@ -173,11 +176,11 @@ pub(crate) fn run(args: &BenchArgs, results: &mut Results) -> anyhow::Result<()>
                 progress.step(&format!("path: {}, {}, depth {depth}", operation(write), size_text(block as u64)));
                 let samples = measure(&mut drivers, &mut alone, job, rounds, slice)?;
                 report(job, &samples, results);
-                bars.take(job, &samples);
+                thresholds.add(job, &samples);
             }
         }
     }
-    results.bars.extend(bars.rows());
+    results.thresholds.extend(thresholds.rows());
     Ok(())
 }
 
@@ -198,7 +201,7 @@ fn measure(
     let mut samples = Samples { cases: vec![Vec::new(); drivers.len()], alone: Vec::new() };
     for round in 0..rounds {
         for turn in 0..drivers.len() {
-            let at = whose_turn(round, turn, drivers.len());
+            let at = case_at(round, turn, drivers.len());
             let outcome = drivers[at].run(Job { end: End::Count(counts[at]), ..job })?;
             samples.cases[at].push(outcome.nanos_each());
         }
@@ -207,43 +210,43 @@ fn measure(
     Ok(samples)
 }
 
-/// Rounds begin with another case each, and every second one goes the other way about: no case always comes after the same one,
-/// whose traces in the caches would be a part of its figure.
-fn whose_turn(round: usize, turn: usize, cases: usize) -> usize {
+/// Index of the case to measure. Each round starts with another case, and every second round runs backwards, so that no
+/// case always follows the same one and inherits its caches.
+fn case_at(round: usize, turn: usize, cases: usize) -> usize {
     let step = (turn + round / 2) % cases;
     if round.is_multiple_of(2) { step } else { cases - 1 - step }
 }
 
 fn report(job: Job, samples: &Samples, results: &mut Results) {
     let raw = &samples.cases[0];
-    let row = |case: &str, nanos: &[f64], compared| Figure {
+    let row = |case: &str, nanos: &[f64], compared| Measurement {
         bench: "path",
         case: case.to_owned(),
         operation: operation(job.write).to_owned(),
         block_size: job.block as u64,
         queue_depth: job.depth,
         measure: "operations",
-        figure: 1e9 / median(nanos),
+        value: 1e9 / median(nanos),
         unit: "1/s",
         compared,
     };
     for (case, nanos) in CASES.iter().zip(&samples.cases) {
         let compared = ratio(raw, nanos).filter(|_| case.name != RAW).map(|ratio| (RAW.to_owned(), ratio));
-        results.figures.push(row(case.name, nanos, compared));
+        results.measurements.push(row(case.name, nanos, compared));
     }
-    results.figures.push(row(ALONE, &samples.alone, None));
+    results.measurements.push(row(ALONE, &samples.alone, None));
 }
 
-/// The shares of each bar: of every round, at every depth.
+/// Ratios for the thresholds, of every round at every depth.
 #[derive(Default)]
-struct Bars {
+struct Thresholds {
     null: [Vec<f64>; 2],
     counted: [Vec<f64>; 2],
     aes: [[Vec<f64>; 2]; 2],
 }
 
-impl Bars {
-    fn take(&mut self, job: Job, samples: &Samples) {
+impl Thresholds {
+    fn add(&mut self, job: Job, samples: &Samples) {
         let of = |name: &str| CASES.iter().position(|case| case.name == name).map_or(&[][..], |at| &samples.cases[at]);
         let shares = |over: &[f64], under: &[f64]| -> Vec<f64> { over.iter().zip(under).map(|(o, u)| o / u).collect() };
         let write = usize::from(job.write);
@@ -261,19 +264,19 @@ impl Bars {
         self.aes[size][write].extend(shares(&both, of("aes-xts inline")));
     }
 
-    fn rows(&self) -> Vec<Bar> {
+    fn rows(&self) -> Vec<Threshold> {
         let share = |shares: &[f64]| Some(median(shares)).filter(|share| share.is_finite());
         let mut rows = Vec::new();
         for write in [false, true] {
             let what = format!("in process, null cipher, 4 KiB {}: share of raw (all depths)", operation(write));
-            rows.push(Bar::at_least(what, share(&self.null[usize::from(write)]), 0.97));
+            rows.push(Threshold::at_least(what, share(&self.null[usize::from(write)]), 0.97));
         }
         for write in [false, true] {
             let what = format!(
                 "in process, counters kept, 4 KiB {}: share of raw without them (all depths)",
                 operation(write)
             );
-            rows.push(Bar::at_least(what, share(&self.counted[usize::from(write)]), 0.99));
+            rows.push(Threshold::at_least(what, share(&self.counted[usize::from(write)]), 0.99));
         }
         for (size, bytes) in ["4 KiB", "1 MiB"].iter().enumerate() {
             for write in [false, true] {
@@ -281,7 +284,7 @@ impl Bars {
                     "in process, AES-256-XTS, {bytes} {}: raw + cipher alone over encrypted (all depths)",
                     operation(write)
                 );
-                rows.push(Bar::at_least(what, share(&self.aes[size][usize::from(write)]), 0.95));
+                rows.push(Threshold::at_least(what, share(&self.aes[size][usize::from(write)]), 0.95));
             }
         }
         rows
@@ -293,8 +296,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_has_a_turn_each_round_and_nobody_always_the_same_neighbour() {
-        let order = |round| (0..6).map(move |turn| whose_turn(round, turn, 6)).collect::<Vec<usize>>();
+    fn rounds_measure_every_case_in_changing_order() {
+        let order = |round| (0..6).map(move |turn| case_at(round, turn, 6)).collect::<Vec<usize>>();
         for round in 0..20 {
             let mut cases = order(round);
             cases.sort_unstable();
@@ -307,20 +310,20 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_adds_nothing_has_the_share_one_and_a_slow_one_misses_its_bar() {
+    fn path_without_overhead_has_share_one_and_a_slow_path_misses_its_threshold() {
         let job = Job { write: false, block: 4096, depth: 1, end: End::Count(1), watch: false };
         let samples = |null: f64, aes: f64| Samples {
             cases: [1000.0, 1000.0, null, 9000.0, aes, 9000.0].map(|nanos| vec![nanos]).to_vec(),
             alone: vec![300.0],
         };
-        let mut bars = Bars::default();
-        bars.take(job, &samples(1000.0, 1300.0));
-        let shares: Vec<Option<f64>> = bars.rows().iter().map(|bar| bar.figure).collect();
+        let mut thresholds = Thresholds::default();
+        thresholds.add(job, &samples(1000.0, 1300.0));
+        let shares: Vec<Option<f64>> = thresholds.rows().iter().map(|row| row.ratio).collect();
         assert_eq!(shares, [Some(1.0), None, Some(1.0), None, Some(1.0), None, None, None]);
         for depth in [4, 32] {
-            bars.take(Job { depth, ..job }, &samples(1100.0, 1600.0));
+            thresholds.add(Job { depth, ..job }, &samples(1100.0, 1600.0));
         }
-        let missed: Vec<bool> = bars.rows().iter().map(|bar| bar.met() == Some(false)).collect();
+        let missed: Vec<bool> = thresholds.rows().iter().map(|row| row.met() == Some(false)).collect();
         assert_eq!(missed, [true, false, false, false, true, false, false, false], "most depths are slow");
     }
 }

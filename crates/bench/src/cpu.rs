@@ -1,8 +1,8 @@
-//! Where the processor time of a request over NBD goes: the front end, the cipher, the store.
+//! CPU time of a request over NBD, split into frontend, cipher and store.
 //!
-//! Inlock's own server runs in this process, with one worker and a store that is called on the worker's own thread, so that
-//! the thread's clock holds all three. The device's counters say what the cipher and the store took; the rest is the front
-//! end's: protocol, sockets, the worker's turns.
+//! Inlock's server runs in this process with one worker, and the worker calls the store on its own thread, so that the
+//! thread's clock includes all three. The device's counters give the time of cipher and store; the rest is the
+//! frontend's: protocol, sockets, the worker's turns.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -14,28 +14,30 @@ use inlock_engine::BackingStore;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_frontend::nbd::server::{Listen, Server, ServerOptions};
 
-use super::figures::{Figure, Results, size_text};
-use super::path::{self, BLOCKS, CASES, operation};
-use super::wire::{Client, Load};
-use super::{BenchArgs, Progress};
+use crate::options::Options;
+use crate::path::{self, BLOCKS, CASES, operation};
+use crate::progress::Progress;
+use crate::results::{Measurement, Results};
+use crate::tables::size_text;
+use crate::wire::{Client, Load};
 
 /// The parts, in the order they are stacked.
 pub(crate) const PARTS: [&str; 3] = ["front end", "cipher", "store"];
-/// Requests under way at a time.
+/// Requests in flight.
 pub(crate) const DEPTH: usize = 4;
 const FILE_LEN: u64 = 64 << 20;
 
-/// Every size and direction, raw and encrypted.
-pub(crate) fn run(args: &BenchArgs, results: &mut Results) -> anyhow::Result<()> {
-    let (rounds, slice) = args.rounds_and_slice((5, 200), (3, 30));
+/// Measures every size and direction, raw and encrypted.
+pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()> {
+    let (rounds, slice) = options.rounds_and_slice((5, 200), (3, 30));
     let time = slice * rounds as u32;
-    let progress = Progress::new(args, (BLOCKS.len() * 4) as u64);
+    let progress = Progress::new(options, (BLOCKS.len() * 4) as u64);
     for name in ["raw", "aes-xts inline"] {
         let case = CASES.iter().find(|case| case.name == name).context("a case has another name")?;
-        let dir = tempfile::Builder::new().prefix("inlock-bench-").tempdir_in(&args.dir)?;
+        let dir = tempfile::Builder::new().prefix("inlock-bench-").tempdir_in(&options.dir)?;
         let file = File::options().read(true).write(true).create(true).truncate(true).open(dir.path().join("image"))?;
         path::fill(&file, FILE_LEN)?;
-        // `Sync`: the store is called, nothing is handed to the kernel's own threads.
+        // `Sync`: the worker calls the store; no kernel thread works for it.
         let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Sync)?);
         let device = case.device(&store)?;
         let socket = dir.path().join("nbd.sock");
@@ -43,20 +45,20 @@ pub(crate) fn run(args: &BenchArgs, results: &mut Results) -> anyhow::Result<()>
         let server = Server::start(Arc::clone(&device), &Listen::Unix(socket.clone()), &options)?;
         for write in [false, true] {
             for block in BLOCKS {
-                progress.step(&format!("processor time: {name}, {}, {}", operation(write), size_text(block as u64)));
+                progress.step(&format!("CPU time: {name}, {}, {}", operation(write), size_text(block as u64)));
                 let load = Load { write, random: true, block, depth: DEPTH, time };
                 let Some(parts) = measure(&device, &socket, load)? else {
-                    results.notes.push("processor time is not measured: this kernel does not tell it".to_owned());
+                    results.notes.push("CPU time was not measured: this kernel does not report it".to_owned());
                     return Ok(());
                 };
-                results.figures.extend(PARTS.iter().zip(parts).map(|(part, nanos)| Figure {
+                results.measurements.extend(PARTS.iter().zip(parts).map(|(part, nanos)| Measurement {
                     bench: "path",
                     case: name.trim_end_matches(" inline").to_owned(),
                     operation: operation(write).to_owned(),
                     block_size: block as u64,
                     queue_depth: DEPTH,
                     measure: part,
-                    figure: nanos,
+                    value: nanos,
                     unit: "ns",
                     compared: None,
                 }));
@@ -67,10 +69,10 @@ pub(crate) fn run(args: &BenchArgs, results: &mut Results) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Nanoseconds of each part for a request.
+/// Nanoseconds per request of each part. `None`: the kernel does not report CPU time.
 fn measure(device: &inlock_engine::Device, socket: &Path, load: Load) -> anyhow::Result<Option<[f64; 3]>> {
     let mut client = Client::connect(socket)?;
-    // The first requests touch buffers and pages that nobody touched before.
+    // The first requests touch new buffers and pages.
     client.run(Load { time: Duration::from_millis(2), ..load })?;
     let (before, cpu_before) = (device.stats().snapshot(), worker_nanos());
     let done = client.run(load)?;
@@ -82,7 +84,7 @@ fn measure(device: &inlock_engine::Device, socket: &Path, load: Load) -> anyhow:
     Ok(Some([rest.max(0.0), cipher, store]))
 }
 
-/// Processor time of the workers so far, and of what the kernel started for them. `None`: the kernel does not tell.
+/// CPU time so far of the workers and of their io_uring threads. `None`: the kernel does not report it.
 fn worker_nanos() -> Option<u64> {
     let mut sum = None;
     for task in fs::read_dir("/proc/self/task").ok()?.flatten() {
@@ -90,7 +92,7 @@ fn worker_nanos() -> Option<u64> {
         if !name.starts_with("inlock-worker") && !name.starts_with("iou-") {
             continue;
         }
-        // A thread may end meanwhile.
+        // The thread may have ended since.
         let Ok(text) = fs::read_to_string(task.path().join("schedstat")) else { continue };
         let nanos: u64 = text.split_whitespace().next()?.parse().ok()?;
         sum = Some(sum.unwrap_or(0) + nanos);

@@ -1,20 +1,22 @@
 //! `bench compare`: Inlock's NBD server beside others, in one run.
 //!
-//! All servers stand ready at once on images of one length in one folder. Short runs of the client go round them, the order
-//! moving on with each round, so that a noisy minute hits all of them. Figures are medians over the rounds; ratios are the
-//! medians of the rounds' ratios; processor time is all that the server took over all that was moved.
+//! All servers run at once on images of one length in one directory. Short runs of the client visit them in turn, in
+//! another order each round, so that a noisy minute affects all of them. Rates are medians over the rounds, ratios the
+//! medians of the rounds' ratios; CPU time is the sum over all rounds, divided by the bytes moved.
 
 use std::path::Path;
 use std::time::Duration;
 
-use super::figures::{Bar, Figure, Results, median, ratio, size_text};
-use super::fio::{self, Seen};
-use super::latency::percentile;
-use super::servers::{Kind, Server};
-use super::wire::{self, Client};
-use super::{BenchArgs, Progress};
+use crate::fio::{self, Sample};
+use crate::options::Options;
+use crate::progress::Progress;
+use crate::results::{Measurement, Results, Threshold};
+use crate::servers::{Kind, Server};
+use crate::statistics::{median, percentile, ratio};
+use crate::tables::size_text;
+use crate::wire::{self, Client};
 
-/// A load, but for its time.
+/// A load without its duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Load {
     pub write: bool,
@@ -27,7 +29,7 @@ const fn load(write: bool, random: bool, block: usize, depth: usize) -> Load {
     Load { write, random, block, depth }
 }
 
-/// The loads, in the order of the tables; those of depth 1 are about latency.
+/// The loads, in the order of the tables. Those of depth 1 measure latency.
 pub(crate) const LOADS: [Load; 8] = [
     load(false, true, 4 << 10, 16),
     load(true, true, 4 << 10, 16),
@@ -54,7 +56,7 @@ impl Load {
         self.depth == 1
     }
 
-    fn counts_processor_time(self) -> bool {
+    fn counts_cpu_time(self) -> bool {
         self.block == 1 << 20
     }
 
@@ -63,33 +65,33 @@ impl Load {
     }
 }
 
-/// What was seen of one server under one load.
+/// Samples of one server under one load.
 #[derive(Clone, Debug, Default)]
 struct Samples {
-    /// Bytes a second, a round each.
+    /// Bytes per second of each round.
     rates: Vec<f64>,
-    /// Median nanoseconds, a round each.
+    /// Median nanoseconds of each round.
     latencies: Vec<f64>,
-    /// Bytes a second that the client could move if it never waited, a round each.
+    /// Bytes per second that the client could move if it never waited, of each round.
     limits: Vec<f64>,
     cpu_seconds: f64,
     bytes: f64,
 }
 
-/// By load, then by server.
+/// Samples by load, then by server.
 type Table = Vec<Vec<Samples>>;
 
-pub(crate) fn run(args: &BenchArgs, results: &mut Results) -> anyhow::Result<()> {
-    let (rounds, slice) = args.rounds_and_slice((5, 1000), (3, 200));
-    let payload: u64 = if args.quick { 64 << 20 } else { 256 << 20 };
-    let dir = tempfile::Builder::new().prefix("inlock-bench-").tempdir_in(&args.dir)?;
-    let with_fio = fio::is_there();
+pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()> {
+    let (rounds, slice) = options.rounds_and_slice((5, 1000), (3, 200));
+    let payload: u64 = if options.quick { 64 << 20 } else { 256 << 20 };
+    let dir = tempfile::Builder::new().prefix("inlock-bench-").tempdir_in(&options.dir)?;
+    let with_fio = fio::is_installed();
     let servers = start(dir.path(), payload, results)?;
     for server in &servers {
         Client::connect(&server.socket)?.fill()?;
     }
     let mut samples: Table = vec![vec![Samples::default(); servers.len()]; LOADS.len()];
-    let progress = Progress::new(args, (rounds * LOADS.len() * servers.len()) as u64);
+    let progress = Progress::new(options, (rounds * LOADS.len() * servers.len()) as u64);
     for round in 0..rounds {
         for (row, load) in samples.iter_mut().zip(LOADS) {
             for turn in 0..servers.len() {
@@ -102,7 +104,7 @@ pub(crate) fn run(args: &BenchArgs, results: &mut Results) -> anyhow::Result<()>
     let kinds: Vec<Kind> = servers.iter().map(|server| server.kind).collect();
     note(&servers, rounds, slice, payload, with_fio, results);
     report(&kinds, &samples, results);
-    results.bars.extend(Bars { kinds: &kinds, samples: &samples }.rows());
+    results.thresholds.extend(Thresholds { kinds: &kinds, samples: &samples }.rows());
     Ok(())
 }
 
@@ -111,7 +113,7 @@ fn start(dir: &Path, payload: u64, results: &mut Results) -> anyhow::Result<Vec<
     for kind in Kind::ALL {
         match Server::start(kind, dir, payload)? {
             Some(server) => servers.push(server),
-            None => results.notes.push(format!("{} is not measured: it is not installed", kind.name())),
+            None => results.notes.push(format!("{} is not installed and was not measured", kind.name())),
         }
     }
     Ok(servers)
@@ -121,7 +123,8 @@ fn note(servers: &[Server], rounds: usize, slice: Duration, payload: u64, with_f
     let client =
         if with_fio { "fio's nbd engine" } else { "Inlock's own client (fio with its nbd engine is not installed)" };
     results.notes.push(format!(
-        "compare: {rounds} rounds of {} ms a cell, interleaved; images of {}; one connection over a unix socket; client: {client}",
+        "compare: {rounds} rounds of {} ms for each server and load, interleaved; images of {}; one connection over a unix \
+         socket; client: {client}",
         slice.as_millis(),
         size_text(payload),
     ));
@@ -136,36 +139,36 @@ fn note(servers: &[Server], rounds: usize, slice: Duration, payload: u64, with_f
 
 fn one(server: &Server, load: wire::Load, payload: u64, with_fio: bool, into: &mut Samples) -> anyhow::Result<()> {
     let before = server.cpu_seconds();
-    let seen = if with_fio {
+    let sample = if with_fio {
         fio::run(&server.socket, load, payload)?
     } else {
         let done = Client::connect(&server.socket)?.run(load)?;
         let bytes = done.requests as f64 * load.block as f64;
         let median_latency = percentile(&done.latencies, 0.5) as f64;
-        Seen { bytes, bytes_per_second: bytes / done.elapsed.as_secs_f64(), median_latency, busy: None }
+        Sample { bytes, bytes_per_second: bytes / done.elapsed.as_secs_f64(), median_latency, busy: None }
     };
-    into.rates.push(seen.bytes_per_second);
-    into.latencies.push(seen.median_latency);
-    into.limits.extend(seen.busy.filter(|busy| *busy > 0.0).map(|busy| seen.bytes_per_second / busy));
+    into.rates.push(sample.bytes_per_second);
+    into.latencies.push(sample.median_latency);
+    into.limits.extend(sample.busy.filter(|busy| *busy > 0.0).map(|busy| sample.bytes_per_second / busy));
     if let Some((before, after)) = before.zip(server.cpu_seconds()) {
         into.cpu_seconds += after - before;
-        into.bytes += seen.bytes;
+        into.bytes += sample.bytes;
     }
     Ok(())
 }
 
-/// Seconds of the server's processor time for each GiB.
-fn cpu_a_gib(samples: &Samples) -> Option<f64> {
+/// Seconds of the server's CPU time per GiB.
+fn cpu_per_gib(samples: &Samples) -> Option<f64> {
     (samples.bytes > 0.0).then(|| samples.cpu_seconds / (samples.bytes / f64::from(1 << 30)))
 }
 
-/// `None` where one of the two moved nothing, or took less than the clock's step.
+/// `None` if one of the two moved nothing, or took less than the resolution of the clock.
 fn cpu_ratio(over: &Samples, under: &Samples) -> Option<f64> {
-    let ratio = cpu_a_gib(over)? / cpu_a_gib(under)?;
+    let ratio = cpu_per_gib(over)? / cpu_per_gib(under)?;
     Some(ratio).filter(|ratio| ratio.is_finite())
 }
 
-/// Every server is compared with Inlock's encrypted one, and that with the raw one.
+/// Compares every server with Inlock's encrypted one, and that with Inlock's raw one.
 fn report(kinds: &[Kind], table: &Table, results: &mut Results) {
     for (load, row) in LOADS.iter().zip(table) {
         for (at, kind) in kinds.iter().enumerate() {
@@ -175,49 +178,49 @@ fn report(kinds: &[Kind], table: &Table, results: &mut Results) {
                 let ratio = base_at.and_then(of)?;
                 Some((base.name().to_owned(), ratio))
             };
-            let figure = |measure, figure, unit, compared| Figure {
+            let row_of = |measure, value, unit, compared| Measurement {
                 bench: "compare",
                 case: kind.name().to_owned(),
                 operation: load.operation(),
                 block_size: load.block as u64,
                 queue_depth: load.depth,
                 measure,
-                figure,
+                value,
                 unit,
                 compared,
             };
             if load.is_latency() {
                 let latencies = &row[at].latencies;
                 let against = compared(&|other| ratio(latencies, &row[other].latencies));
-                results.figures.push(figure("median latency", median(latencies), "ns", against));
+                results.measurements.push(row_of("median latency", median(latencies), "ns", against));
                 continue;
             }
             let rate = median(&row[at].rates);
             let against = compared(&|other| ratio(&row[at].rates, &row[other].rates));
             if load.block == 4 << 10 && !row[at].limits.is_empty() {
                 let limit = median(&row[at].limits) / load.block as f64;
-                results.figures.push(figure("client's limit", limit, "1/s", None));
+                results.measurements.push(row_of("client's limit", limit, "1/s", None));
             }
-            results.figures.push(if load.block == 4 << 10 {
-                figure("operations", rate / load.block as f64, "1/s", against)
+            results.measurements.push(if load.block == 4 << 10 {
+                row_of("operations", rate / load.block as f64, "1/s", against)
             } else {
-                figure("throughput", rate / f64::from(1 << 20), "MiB/s", against)
+                row_of("throughput", rate / f64::from(1 << 20), "MiB/s", against)
             });
-            if let Some(cpu) = cpu_a_gib(&row[at]).filter(|_| load.counts_processor_time()) {
+            if let Some(cpu) = cpu_per_gib(&row[at]).filter(|_| load.counts_cpu_time()) {
                 let against = compared(&|other| cpu_ratio(&row[at], &row[other]));
-                results.figures.push(figure("processor time", cpu, "s/GiB", against));
+                results.measurements.push(row_of("processor time", cpu, "s/GiB", against));
             }
         }
     }
 }
 
-/// The bars that a comparison decides.
-struct Bars<'a> {
+/// Thresholds for the ratios between servers.
+struct Thresholds<'a> {
     kinds: &'a [Kind],
     samples: &'a Table,
 }
 
-impl Bars<'_> {
+impl Thresholds<'_> {
     fn of(&self, load: usize, kind: Kind) -> Option<&Samples> {
         let at = self.kinds.iter().position(|k| *k == kind)?;
         self.samples[load].get(at)
@@ -227,29 +230,29 @@ impl Bars<'_> {
         ratio(&self.of(load, Kind::InlockLuks2)?.rates, &self.of(load, kind)?.rates)
     }
 
-    /// Over the faster of the two plain servers; both have to be there.
+    /// Ratio to the faster of the two plain servers; `None` unless both ran.
     fn over_plain(&self, load: usize) -> Option<f64> {
         Some(self.rate(load, Kind::NbdkitFile)?.min(self.rate(load, Kind::QemuRaw)?))
     }
 
-    fn rows(&self) -> Vec<Bar> {
+    fn rows(&self) -> Vec<Threshold> {
         let mut rows = Vec::new();
         for (at, load) in LOADS.into_iter().enumerate() {
             let name = format!("encrypted NBD, {}", load.name());
             let mut over = |kind: Kind, limit| {
-                rows.push(Bar::at_least(format!("{name}: over {}", kind.name()), self.rate(at, kind), limit));
+                rows.push(Threshold::at_least(format!("{name}: over {}", kind.name()), self.rate(at, kind), limit));
             };
             match (load.block, load.is_latency(), load.write) {
                 (_, true, _) => {
                     let of = |kind| self.of(at, kind).map(|samples| &samples.latencies[..]);
                     let found =
                         of(Kind::InlockLuks2).zip(of(Kind::NbdkitFile)).and_then(|(own, other)| ratio(own, other));
-                    rows.push(Bar::at_most(format!("{name}: median latency over nbdkit file"), found, 1.0));
+                    rows.push(Threshold::at_most(format!("{name}: median latency over nbdkit file"), found, 1.0));
                     continue;
                 }
                 (0x1000, _, false) => {
                     over(Kind::NbdkitFile, 1.5);
-                    over(Kind::Nothing, 0.9);
+                    over(Kind::Null, 0.9);
                 }
                 (0x1000, _, true) => {
                     over(Kind::NbdkitFile, 1.2);
@@ -258,16 +261,16 @@ impl Bars<'_> {
                 _ => {
                     over(Kind::NbdkitLuks, 2.5);
                     over(Kind::QemuLuks, 5.0);
-                    over(Kind::Nothing, 0.4);
+                    over(Kind::Null, 0.4);
                     let what = format!("{name}: over the faster of nbdkit file and qemu-nbd raw");
-                    rows.push(Bar::at_least(what, self.over_plain(at), 1.0));
+                    rows.push(Threshold::at_least(what, self.over_plain(at), 1.0));
                 }
             }
-            rows.push(Bar::at_least(format!("{name}: over own raw"), self.rate(at, Kind::InlockRaw), 0.9));
-            if load.counts_processor_time() {
+            rows.push(Threshold::at_least(format!("{name}: over own raw"), self.rate(at, Kind::InlockRaw), 0.9));
+            if load.counts_cpu_time() {
                 let own = self.of(at, Kind::InlockLuks2);
                 let found = own.zip(self.of(at, Kind::NbdkitLuks)).and_then(|(own, other)| cpu_ratio(own, other));
-                rows.push(Bar::at_most(format!("{name}: processor time over nbdkit luks"), found, 0.4));
+                rows.push(Threshold::at_most(format!("{name}: CPU time over nbdkit luks"), found, 0.4));
             }
         }
         rows
@@ -284,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_of_the_bars_is_decided_where_all_servers_ran() {
+    fn thresholds_with_all_servers_are_all_decided() {
         let kinds = Kind::ALL;
         let row: Vec<Samples> =
             [(10.0, 5.0, 1.0), (10.0, 5.0, 1.0), (5.0, 6.0, 1.0), (4.0, 6.0, 1.0), (2.0, 9.0, 4.0), (1.0, 9.0, 9.0)]
@@ -293,32 +296,33 @@ mod tests {
                 .map(|(rate, latency, cpu)| samples(rate, latency, cpu))
                 .collect();
         let table = vec![row; LOADS.len()];
-        let bars = Bars { kinds: &kinds, samples: &table }.rows();
-        let undecided: Vec<&Bar> = bars.iter().filter(|bar| bar.met() != Some(true)).collect();
+        let thresholds = Thresholds { kinds: &kinds, samples: &table }.rows();
+        let undecided: Vec<&Threshold> = thresholds.iter().filter(|row| row.met() != Some(true)).collect();
         assert!(undecided.is_empty(), "{undecided:?}");
-        assert_eq!(bars.len(), 3 + 3 + 4 * 5 + 2 + 2);
+        assert_eq!(thresholds.len(), 3 + 3 + 4 * 5 + 2 + 2);
     }
 
     #[test]
-    fn no_time_at_all_gives_no_ratio() {
+    fn cpu_ratio_without_time_is_none() {
         assert_eq!(cpu_ratio(&samples(1.0, 1.0, 1.0), &samples(1.0, 1.0, 0.0)), None);
         assert_eq!(cpu_ratio(&samples(1.0, 1.0, 1.0), &samples(1.0, 1.0, 4.0)), Some(0.25));
         assert_eq!(cpu_ratio(&samples(1.0, 1.0, 1.0), &Samples::default()), None);
     }
 
     #[test]
-    fn a_server_that_is_not_there_leaves_its_bars_open() {
+    fn thresholds_of_a_missing_server_are_not_measured() {
         let kinds = [Kind::InlockLuks2, Kind::InlockRaw];
         let table = vec![vec![samples(8.0, 1.0, 1.0), samples(10.0, 1.0, 1.0)]; LOADS.len()];
-        let bars = Bars { kinds: &kinds, samples: &table }.rows();
-        let decided: Vec<&Bar> = bars.iter().filter(|bar| bar.figure.is_some()).collect();
+        let thresholds = Thresholds { kinds: &kinds, samples: &table }.rows();
+        let decided: Vec<&Threshold> = thresholds.iter().filter(|row| row.ratio.is_some()).collect();
         assert_eq!(decided.len(), 6);
-        assert!(decided.iter().all(|bar| bar.met() == Some(false)), "0.8 of raw is too little");
+        assert!(decided.iter().all(|row| row.met() == Some(false)), "0.8 of raw is too little");
         let mut results = Results::default();
         report(&kinds, &table, &mut results);
-        let (limits, others): (Vec<_>, Vec<_>) = results.figures.iter().partition(|f| f.measure == "client's limit");
-        assert!(others.iter().all(|figure| figure.compared.is_some()));
+        let (limits, others): (Vec<_>, Vec<_>) =
+            results.measurements.iter().partition(|row| row.measure == "client's limit");
+        assert!(others.iter().all(|row| row.compared.is_some()));
         assert_eq!(limits.len(), 2 * kinds.len(), "of reads and of writes of 4 KiB");
-        assert!(limits.iter().all(|figure| figure.compared.is_none()));
+        assert!(limits.iter().all(|row| row.compared.is_none()));
     }
 }

@@ -1,0 +1,77 @@
+//! Benchmarks of Inlock: `inlock bench`.
+//!
+//! [`run`] measures one [`Subject`] on this machine and prints the results as tables or JSON. `cipher` measures the
+//! kernels, `path`, `cpu` and `latency` the I/O path of one worker, `compare` the NBD server beside others. All but the
+//! first share one form, `results`: measurements and thresholds, which become text, JSON or a page.
+
+#![forbid(unsafe_code)]
+
+mod cipher;
+mod compare;
+mod cpu;
+mod environment;
+mod fio;
+mod latency;
+mod options;
+mod page;
+mod path;
+pub mod plot;
+mod progress;
+mod results;
+mod scripted;
+mod servers;
+mod statistics;
+mod tables;
+mod wire;
+
+use anyhow::Context as _;
+
+pub use options::{Options, Print, Subject, default_dir};
+use results::Results;
+pub use results::Verdict;
+
+/// Measures what `options` name and passes the results to `print`, in pieces.
+///
+/// Returns the verdict on the thresholds; [`Subject::Cipher`] has none.
+///
+/// # Errors
+///
+/// Fails if a file cannot be made in the directory of the options, the report cannot be written, a server or fio fails,
+/// or `print` does.
+pub fn run(options: &Options, print: &mut Print<'_>) -> anyhow::Result<Option<Verdict>> {
+    if options.subject == Subject::Cipher {
+        return cipher::run(options.json, print).map(|()| None);
+    }
+    // A report that cannot be written fails the run before it measures.
+    if let Some(file) = &options.report {
+        std::fs::write(file, "").with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    let mut results = Results::default();
+    let wanted = |subject| options.subject == subject || options.subject == Subject::All;
+    if wanted(Subject::Path) {
+        path::run(options, &mut results)?;
+        cpu::run(options, &mut results)?;
+    }
+    if wanted(Subject::Latency) {
+        latency::run(options, &mut results)?;
+    }
+    let mut programs = Vec::new();
+    if wanted(Subject::Compare) {
+        compare::run(options, &mut results)?;
+        programs = vec!["fio", "nbdkit", "qemu-nbd"];
+    }
+    let environment = environment::describe(&options.dir, &programs);
+    if options.json {
+        print(&format_args!("{:#}\n", results.json(&environment)))?;
+    } else {
+        for (name, value) in &environment {
+            print(&format_args!("# {name}: {value}\n"))?;
+        }
+        print(&format_args!("\n{}", tables::text(&results)))?;
+    }
+    if let Some(file) = &options.report {
+        let page = page::html(&results, &environment);
+        std::fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(Some(results.verdict()))
+}
