@@ -61,26 +61,26 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["serve", "IMAGE", "--nbd", "unix:x", "--spdk-tweak"], "Option --spdk-tweak is not allowed with type luks"),
     (&["luksFormat", "IMAGE", "-h", "md4"], "Hash 'md4' is not available."),
     (&["luksFormat", "IMAGE", "-M", "tcrypt"], "Unrecognized metadata device type tcrypt."),
-    (&["luksFormat", "IMAGE", "-M", "plain"], "luksFormat makes LUKS volumes only."),
+    (&["luksFormat", "IMAGE", "-M", "plain"], "luksFormat creates LUKS volumes only."),
     (&["luksFormat", "IMAGE", "--pbkdf", "scrypt"], "Unknown PBKDF 'scrypt'"),
-    (&["luksFormat", "IMAGE", "--pbkdf", "argon2id", "-M", "luks1"], "LUKS1 has no other PBKDF than pbkdf2."),
+    (&["luksFormat", "IMAGE", "--pbkdf", "argon2id", "-M", "luks1"], "LUKS1 supports only the PBKDF pbkdf2."),
     (&["luksFormat", "IMAGE", "--pbkdf-force-iterations", "4", "-i", "9"], "cannot be combined with iteration time"),
     (&["luksFormat", "IMAGE", "-i", "0"], "Option --iter-time needs a number above zero."),
     (&["luksFormat", "IMAGE", "--label", "x", "-M", "luks1"], "supported only for LUKS2"),
     (&["luksFormat", "IMAGE", "--label", "0123456789012345678901234567890123456789012345678"], "at most 47 bytes"),
     (&["luksFormat", "IMAGE", "--sector-size", "8192"], "Unsupported encryption sector size"),
     (&["luksFormat", "IMAGE", "--sector-size", "4096", "-M", "luks1"], "Unsupported encryption sector size"),
-    (&["luksFormat", "IMAGE", "-S", "32"], "Key slot is invalid"),
-    (&["luksFormat", "IMAGE", "-S", "8", "-M", "luks1"], "Key slot is invalid"),
-    (&["luksFormat", "IMAGE", "KEY", "-d", "KEY"], "The key file is named twice"),
+    (&["luksFormat", "IMAGE", "-S", "32"], "Keyslot is invalid"),
+    (&["luksFormat", "IMAGE", "-S", "8", "-M", "luks1"], "Keyslot is invalid"),
+    (&["luksFormat", "IMAGE", "KEY", "-d", "KEY"], "The key file is given twice"),
     (&["luksFormat", "IMAGE", "--keyfile-offset", "1"], "--keyfile-offset needs --key-file"),
-    (&["serve", "IMAGE"], "--nbd unix:PATH or --nbd tcp:HOST:PORT is missing"),
+    (&["serve", "IMAGE"], "Option --nbd or --run is required for serve action."),
     (&["serve", "IMAGE", "--nbd", "/tmp/socket"], "neither unix:PATH nor tcp:HOST:PORT"),
     (&["serve", "IMAGE", "--nbd", "tcp:localhost"], "the port is missing"),
-    (&["serve", "IMAGE", "--nbd", "tcp:0.0.0.0:0"], "Everybody on the network could read and write the volume"),
-    (&["serve", "IMAGE", "--nbd", "tcp:127.0.0.1:0"], "Every user of this machine could read and write the volume"),
-    (&["serve", "IMAGE", "--nbd", "tcp:[::1]:0"], "served without TLS"),
-    (&["serve", "IMAGE", "--nbd", "tcp:localhost:0", "--run", "true"], "or give --insecure"),
+    (&["serve", "IMAGE", "--nbd", "tcp:0.0.0.0:0"], "is not loopback, and NBD is unencrypted."),
+    (&["serve", "IMAGE", "--nbd", "tcp:127.0.0.1:0"], "is open to all users of this machine, and NBD is unencrypted."),
+    (&["serve", "IMAGE", "--nbd", "tcp:[::1]:0"], "NBD is unencrypted"),
+    (&["serve", "IMAGE", "--nbd", "tcp:localhost:0", "--run", "true"], "or allow it with --insecure"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--io", "magic"], "one of auto, uring, sync"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--threads", "0"], "--threads takes 1 to 1024"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--offload-threads", "0"], "--offload-threads takes 1 to 256"),
@@ -127,6 +127,22 @@ fn help_and_version_are_results() {
     assert!(!call(["-?", "luksUUID"]).text().contains("--pbkdf-memory"));
     let version = call(["-V"]);
     assert_eq!(version.works().text(), concat!("inlock ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn help_of_each_action_lists_no_hidden_option() {
+    let help = call(["--help"]);
+    let actions = help.works().text().lines().skip_while(|line| *line != "<action> is one of:").skip(1);
+    let actions: Vec<&str> =
+        actions.take_while(|line| !line.is_empty()).filter_map(|line| line.split(' ').nth(2)).collect();
+    assert!(actions.len() > 20 && actions.contains(&"serve"), "{actions:?}");
+    for action in actions {
+        let help = call([action, "--help"]);
+        let text = help.works().text();
+        assert!(text.starts_with(&format!("inlock {action}: ")) && text.contains("--verbose"), "{text}");
+        assert!(!text.contains("--launched") && !text.contains("  \n"), "{text}");
+        assert_eq!(text.contains("--nbd "), action == "serve", "{text}");
+    }
 }
 
 #[test]

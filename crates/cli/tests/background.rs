@@ -123,7 +123,7 @@ fn what_fails_at_the_start_is_told_with_its_own_status() {
     start(SECRET, &["--name", "data", "/nonexistent"]).fails(4, &["does not exist"]);
     start(SECRET, &["--name", "data", &dir.image("empty", 1)]).fails(1, &["is not a valid LUKS device"]);
     start(SECRET, &[&image]).fails(1, &["--background needs --name"]);
-    start(SECRET, &["--name", "data", &image, "--run", "true"]).fails(1, &["no meaning"]);
+    start(SECRET, &["--name", "data", &image, "--run", "true"]).fails(1, &["--background is not allowed with --run"]);
     let bad = format!("unix:{}", dir.name("no/such/dir"));
     start(SECRET, &["--name", "data", &image, "--nbd", &bad]).fails(1, &["cannot listen", "No such file"]);
     assert_eq!(runs.left(), [] as [String; 0]);
@@ -131,7 +131,7 @@ fn what_fails_at_the_start_is_told_with_its_own_status() {
     let _other = Named::start(&runs, "data", &["--type", "raw", &dir.image("other", 1)]);
     start(SECRET, &["--name", "data", &image]).fails(5, &["data already exists"]);
     start(SECRET, &["--name", "new", "--type", "raw", &dir.name("other")]).fails(5, &["is in use"]);
-    harness::call(["serve", "--launched", &image, "--run", "true"]).fails(1, &["for Inlock itself"]);
+    harness::call(["serve", "--launched", &image, "--run", "true"]).fails(1, &["Option --launched is internal."]);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_signal_drains_and_a_killed_one_is_known_to_be_gone() {
     wait_for(|| runs.left().is_empty());
     let (_, pid) = background(&runs, "data", SECRET, &[&image, "--nbd", &address]);
     kill_process(pid, Signal::KILL).unwrap();
-    wait_for(|| runs.call(&["status", "data"]).err.contains("is gone"));
+    wait_for(|| runs.call(&["status", "data"]).err.contains("has died"));
     let (_, _) = background(&runs, "data", SECRET, &[&image, "--nbd", &address]);
     runs.call(&["close", "data"]).works();
     assert_eq!(runs.left(), [] as [String; 0]);

@@ -19,7 +19,7 @@ fn a_missing_device_is_4() {
     let input = dir.file("input", b"x");
     call(["import", &input, &missing]).fails(4, &[&message]);
     call(["luksFormat", "-q", &missing])
-        .fails(4, &[&message, &format!("hint: make an image file first: truncate -s SIZE {missing}")]);
+        .fails(4, &[&message, &format!("hint: create an image file first: truncate -s SIZE {missing}")]);
     call(["luksDump", "/"]).fails(4, &["neither a regular file nor a block device"]);
     call(["luksDump", "/dev/null"]).fails(4, &["neither a regular file nor a block device"]);
     call(["luksDump", "UUID=00000000-dead-4bee-8fff-000000000000"]).fails(4, &["/dev/disk/by-uuid/"]);
@@ -56,7 +56,7 @@ fn what_is_not_luks_is_1() {
     call(["isLuks", &one]).works();
     call(["isLuks", "--type", "luks1", &one]).works();
     call(["isLuks", "--type", "luks2", &one]).fails(1, &[]);
-    call(["luksDump", "--type", "luks2", &one]).fails(1, &["is not a valid LUKS device.", "its header is LUKS1"]);
+    call(["luksDump", "--type", "luks2", &one]).fails(1, &["is not a valid LUKS device.", "use --type luks1"]);
     call(["luksDump", "--dump-json-metadata", &one]).fails(1, &["A LUKS1 header has no JSON metadata."]);
 }
 
@@ -96,7 +96,8 @@ fn a_volume_in_the_middle_of_a_change_is_looked_at_but_not_opened() {
         println!("SKIPPED: this cryptsetup cannot begin a re-encryption here: {}", changed.err);
         return;
     }
-    let words = ["'online-reencrypt-v2' is not supported", "hint: finish or undo with cryptsetup"];
+    let words =
+        ["'online-reencrypt-v2' is not supported", "hint: finish or undo the operation in the header with cryptsetup"];
     call_with(b"secret", ["serve", &image, "--run", "true"]).fails(1, &words);
     call_with(b"secret", ["export", &image, &dir.name("out")]).fails(1, &words);
     call(["isLuks", &image]).works();

@@ -118,11 +118,11 @@ fn what_a_killed_process_leaves_is_told_and_cleaned_up() {
     server.kill();
     assert!(run.path("data.json").exists() && run.path("data.sock").exists());
     let gone = run.call(&["status", "data"]);
-    gone.fails(4, &["is gone", &pid.to_string(), "inlock close data"]);
+    gone.fails(4, &["has died", &pid.to_string(), "inlock close data"]);
     assert_eq!(gone.text(), "data is inactive.\n");
     assert_eq!(run.json_of(4, &["status", "data", "--json"])["active"], false);
     assert_eq!(run.json(&["list", "--json"])[0]["state"], "gone");
-    run.call(&["suspend", "data"]).fails(4, &["is gone"]);
+    run.call(&["suspend", "data"]).fails(4, &["has died"]);
     run.call(&["close", "data"]).works();
     assert_eq!(run.left(), [] as [String; 0]);
 
@@ -166,12 +166,12 @@ fn a_process_that_does_not_answer_is_named() {
     let run = Run::new();
     let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
     stop_all_threads(server.pid());
-    run.call(&["status", "data"]).fails(5, &["does not answer", &server.pid().to_string()]);
+    run.call(&["status", "data"]).fails(5, &["does not respond", &server.pid().to_string()]);
     kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::CONT).unwrap();
     run.call(&["status", "data"]).works();
     // A socket that is gone cannot be connected to, though the process lives.
     std::fs::remove_file(run.path("data.sock")).unwrap();
-    run.call(&["status", "data"]).fails(5, &["does not answer", &server.pid().to_string()]);
+    run.call(&["status", "data"]).fails(5, &["does not respond", &server.pid().to_string()]);
     assert_eq!(run.json(&["list", "--json"])[0]["state"], "unreachable");
 }
 
@@ -335,7 +335,7 @@ fn full_queue_of_a_stopped_process_is_not_waited_for() {
     }
     assert!(waiting.len() > 1);
     for words in [&["status", "data"][..], &["suspend", "data"]] {
-        call_within_a_minute(&run, b"", words).fails(5, &["does not answer", &server.pid().to_string()]);
+        call_within_a_minute(&run, b"", words).fails(5, &["does not respond", &server.pid().to_string()]);
     }
     kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::CONT).unwrap();
     drop(waiting);

@@ -246,7 +246,7 @@ fn a_bad_address_for_scrapers_is_named() {
         run.call(&[&["serve", "--type", "raw", &image, "--run", "true", "--metrics"][..], words].concat())
     };
     start(&[&taken, "--name", "data"]).fails(5, &["is in use", taken.strip_prefix("tcp:").unwrap()]);
-    start(&["tcp:0.0.0.0:0", "--name", "data"]).fails(1, &["reached by other machines", "--insecure"]);
+    start(&["tcp:0.0.0.0:0", "--name", "data"]).fails(1, &["is not loopback", "--insecure"]);
     start(&["tcp:localhost", "--name", "data"]).fails(1, &["the port is missing"]);
     start(&["unix:/nonexistent/socket", "--name", "data"]).fails(1, &["cannot listen on /nonexistent/socket"]);
     start(&["tcp:127.0.0.1:0"]).fails(1, &["--metrics needs --name"]);
@@ -309,7 +309,7 @@ fn top_is_live_on_a_terminal_and_leaves_it_as_it_was() {
     let run = Run::new();
     let _server = Named::start(&run, "data", &["--type", "raw", &dir.image("raw", 1)]);
     // What is shown before and after what is typed.
-    let steps = r#"[["data  active", ""], ["q quits", "q"]]"#;
+    let steps = r#"[["data  active", ""], ["(q: quit)", "q"]]"#;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/terminal.py");
     let mut command = Command::new("python3");
     command.env("INLOCK_RUN_DIR", run.path("")).args([script, steps, env!("CARGO_BIN_EXE_inlock"), "top"]);

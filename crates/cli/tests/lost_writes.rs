@@ -26,7 +26,7 @@ fn write_too_much(socket: &str) {
 fn suspend(run: &Run) {
     run.call(&["suspend", "data"]).fails(1, &["writes may be lost"]);
     assert_eq!(run.json(&["status", "data", "--json"])["writes_lost"], true);
-    assert!(run.call(&["status", "data"]).works().text().contains("  writes lost: "));
+    assert!(run.call(&["status", "data"]).works().text().contains("  data loss: "));
 }
 
 fn signal(pid: u32) {

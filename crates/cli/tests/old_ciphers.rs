@@ -33,10 +33,11 @@ fn an_old_volume_is_read_and_not_written() {
         run.call(&["close", "old"]).works();
         let (status, warning) = server.ended();
         assert_eq!(status, Some(0));
-        let words = ["warning: ", cipher, " is for old volumes only: it is opened read-only\n"];
+        let words = ["warning: ", cipher, " is a legacy cipher; opened read-only\n"];
         assert!(words.iter().all(|word| warning.contains(word)), "{warning}");
 
-        call(["import", &input, &image].iter().chain(&plain)).fails(1, &["is read-only", "export it, and import that"]);
+        call(["import", &input, &image].iter().chain(&plain))
+            .fails(1, &["is read-only.", "export it, and import the result"]);
         assert!(std::fs::read(&image).unwrap() == noise(64 << 10), "{cipher}: something was written");
     }
 }

@@ -87,7 +87,7 @@ fn keys_that_are_not_there_are_1() {
     let open = |options: &[&str]| call(["open", "--test-passphrase", &image].iter().chain(options));
     open(&[]).fails(1, &["Nothing to read on input."]);
     open(&["-d", &dir.name("missing")]).fails(1, &["Failed to open key file", "No such file"]);
-    open(&["-d", &dir.name("")]).fails(1, &["it is a directory"]);
+    open(&["-d", &dir.name("")]).fails(1, &["not a directory"]);
     let key = dir.file("key", b"secret");
     open(&["-d", &key, "--keyfile-offset", "7"]).fails(1, &["Cannot seek to requested keyfile offset"]);
     open(&["-d", &key, "--keyfile-size", "7"]).fails(1, &["Cannot read requested amount of data."]);

@@ -47,7 +47,7 @@ fn no_line_is_printed_that_would_read_another_volume() {
     let spdk = ["table", &image, "--type", "plain", "-d", &key, "-s", "256", "--spdk-tweak"];
     for more in [&[][..], &["--json"], &["--showkeys"]] {
         let refused = call(spdk.iter().chain(more));
-        refused.fails(1, &["No table can describe a volume with SPDK's tweak."]);
+        refused.fails(1, &["A table cannot describe a volume with SPDK's tweak"]);
         assert!(refused.out.is_empty(), "{refused:?}");
     }
 }

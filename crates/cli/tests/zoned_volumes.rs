@@ -115,7 +115,7 @@ fn what_does_not_fit_is_refused_with_the_numbers_that_would() {
 
     let image = zoned(&dir, "image", &LAYOUT);
     format(&image, &["-o", "38912"]).fails(1, &["takes the first 19922944 bytes, and only the first 18874368"]);
-    format(&image, &["-o", "32769"]).fails(1, &["32768 or 34816 would fit", "hint: --offset"]);
+    format(&image, &["-o", "32769"]).fails(1, &["32768 or 34816 would fit", "hint: set the data offset with --offset"]);
     // A header in a file of its own may lie on zones too, on those that take one.
     let words = ["a header takes the first 16777216 bytes, and only the first 0 are"];
     format(&dir.image("data", 1), &["--header", &dir.name("ordered")]).fails(1, &words);
@@ -191,15 +191,16 @@ fn what_is_imported_is_exported_and_every_zone_keeps_its_pointer() {
     assert_eq!(pointers(&other)[18..], wanted);
     // A second time nothing is at the pointers; not a byte is written.
     let before = std::fs::read(&image).unwrap();
-    let words =
-        ["zone at byte 2097152 of the volume is written up to byte 3145728", "go on at byte 2097152", "blkzone"];
+    let words = ["Zone 2097152: write pointer 3145728, but data is for 2097152.", "blkzone"];
     on("import", &input, &image, &[]).fails(1, &words);
     assert!(std::fs::read(&image).unwrap() == before);
     // It goes on where a zone's pointer is, and nowhere else.
     let at = format!("{}:", 3 * MIB + 65536 + 8192);
     let patch = dir.file("patch", &noise(4096));
-    on("import", &patch, &image, &["--range", "3145729:"]).fails(1, &["Byte 3145729 is not a multiple of the 4096"]);
-    on("import", &patch, &image, &["--range", "3145728:"]).fails(1, &["is written up to byte 3219456"]);
+    on("import", &patch, &image, &["--range", "3145729:"])
+        .fails(1, &["Byte 3145729 is not a multiple of the write granularity of 4096 bytes."]);
+    on("import", &patch, &image, &["--range", "3145728:"])
+        .fails(1, &["write pointer 3219456, but data is for 3145728"]);
     on("import", &patch, &image, &["--range", &at]).works();
     assert_eq!(pointers(&image)[19], Some(65536 + 12288));
     assert!(on("export", &image, "-", &["--range", &format!("{at}4096")]).works().out == noise(4096));
@@ -215,7 +216,7 @@ fn is_zero(bytes: &[u8]) -> bool {
 fn an_image_that_the_zones_cannot_hold_is_refused() {
     let dir = Dir::new();
     let image = volume(&dir, "image");
-    let refused = ["other than zero up to byte 2936832", "can be written up to byte 2883584", "bytes before 2097152"];
+    let refused = ["has data up to byte 2936832", "ends at byte 2883584", "bytes before 2097152"];
     let mut bytes = noise(3 << 20);
     bytes[(2 << 20) + (3 << 18) + 51200 + 2048..].fill(0);
     on("import", &dir.file("input", &bytes), &image, &["-q"]).fails(1, &refused);
@@ -226,7 +227,7 @@ fn an_image_that_the_zones_cannot_hold_is_refused() {
     for zone in 2..6 {
         bytes[zone << 20] = 1;
     }
-    on("import", &dir.file("input", &bytes), &image, &[]).fails(1, &["Too many zones would be in use", "hint: "]);
+    on("import", &dir.file("input", &bytes), &image, &[]).fails(1, &["Too many zones would be active", "hint: "]);
 }
 
 #[test]
@@ -252,15 +253,15 @@ fn who_knows_no_zones_may_read() {
     on("import", &dir.file("input", &noise(3 << 19)), &image, &["--range", "0:"]).works();
     let socket = format!("unix:{}", run.socket("x"));
     run.call(&["serve", &image, "--nbd", &socket])
-        .fails(1, &["clients of NBD know no zones", "--read-only", "--via ublk"]);
+        .fails(1, &["is zoned; NBD clients can only read it.", "--read-only", "--via ublk"]);
     for via in ["nbd", "loop", "fuse"] {
-        let refused = [&*format!("what --via {via} makes has none"), "--read-only"];
+        let refused = [&*format!("--via {via} does not support zoned volumes."), "--read-only"];
         run.call(&["open", &image, "x", "--foreground", "--via", via]).fails(1, &refused);
     }
     let server = Named::start(&run, "data", &["-r", &image]);
     let text = run.call(&["status", "data"]).works().text().to_owned();
     let line =
-        "  zones:   8 of 1048576 [bytes], 2 conventional, at most 4 open, at most 6 active, written by 4096 [bytes]\n";
+        "  zones:   8 of 1048576 [bytes], 2 conventional, max open 4, max active 6, write granularity 4096 [bytes]\n";
     assert!(text.contains(line), "{text}");
     let zoned = &run.json(&["status", "data", "--json"])["zoned"];
     let wanted = serde_json::json!({

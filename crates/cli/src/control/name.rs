@@ -1,7 +1,8 @@
-//! Names of running volumes, and the files that belong to one.
+//! Names of running volumes, and their files.
 //!
-//! `NAME.lock` is held by the process as long as it lives, so that a name is in use or it is not, whatever else was left
-//! behind; `NAME.json` holds the [`Facts`]; `NAME.sock` is the control socket; `NAME.log` is what a background process says.
+//! The process of a volume holds `NAME.lock` as long as it lives: the lock alone decides whether a name is in use.
+//! `NAME.json` is the state file with the [`RuntimeInfo`], `NAME.sock` the control socket, `NAME.log` the log of a
+//! background process.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -9,20 +10,20 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 
-use super::Facts;
-use super::key_check::KeyCheck;
-use crate::exit::Problem;
-use crate::lock::{self, Lock};
-use crate::run_dir::run_dir;
-use crate::way;
+use super::info::RuntimeInfo;
+use crate::attach::stale;
+use crate::error::CliError;
+use crate::system::run_dir::run_dir;
+use crate::volume::key_check::KeyCheck;
+use crate::volume::lock::{self, Lock};
 
-/// The most that a file of facts may have, in bytes.
-const FACTS_MAX: u64 = 1 << 20;
+/// Maximum length of a state file, in bytes.
+const STATE_FILE_MAX: u64 = 1 << 20;
 
-/// The longest name that is part of an address: an address has at most 107 bytes, and a name may have more.
+/// Maximum length of a name in the path of a socket: a path has at most 107 bytes, and a name may have more.
 const SOCKET_NAME_MAX: usize = 32;
 
-/// A name that device-mapper would take as it is.
+/// A name that device-mapper uses without escaping.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Name(String);
 
@@ -31,8 +32,8 @@ impl Name {
     pub(crate) fn new(text: &str) -> Result<Self, String> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"#+-.:=@_".contains(&byte);
         match text {
-            "" => Err("a name is missing".to_owned()),
-            "." | ".." | "control" => Err("the name has a meaning of its own".to_owned()),
+            "" => Err("it is empty".to_owned()),
+            "." | ".." | "control" => Err("it is reserved".to_owned()),
             _ if text.len() > 127 => Err("a name has at most 127 bytes".to_owned()),
             _ if !text.bytes().all(plain) => Err("a name has letters, digits and #+-.:=@_ only".to_owned()),
             _ => Ok(Self(text.to_owned())),
@@ -50,7 +51,7 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// When a log is removed with the other files.
+/// Whether a log is removed with the other files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Log {
     Always,
@@ -58,7 +59,7 @@ enum Log {
     Kept,
 }
 
-/// The files of a name.
+/// Files of a name.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     dir: PathBuf,
@@ -66,17 +67,17 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Those of `name`, whether or not they exist.
+    /// Returns the files of `name`, which may not exist.
     pub(crate) fn of(name: &Name) -> anyhow::Result<Self> {
         Ok(Self::within(run_dir()?, name))
     }
 
-    /// Those of `name` in another directory.
+    /// Returns the files of `name` in another directory.
     pub(super) fn within(dir: PathBuf, name: &Name) -> Self {
         Self { dir, name: name.clone() }
     }
 
-    /// Those of every name that there are facts of, in order.
+    /// Returns the files of all names with a state file, sorted.
     pub(crate) fn all() -> anyhow::Result<Vec<Self>> {
         let dir = run_dir()?;
         let entries = std::fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
@@ -103,24 +104,24 @@ impl Files {
         self.path("log")
     }
 
-    /// Where the volume is shown as a file.
+    /// Returns the path of a volume that is attached as a file.
     pub(crate) fn volume(&self) -> PathBuf {
         self.path("volume")
     }
 
-    /// Where the kernel's NBD driver finds its server, for a moment.
+    /// Returns the path of the socket that is handed to the kernel's NBD driver.
     pub(crate) fn nbd_socket(&self) -> PathBuf {
         if self.name.0.len() <= SOCKET_NAME_MAX {
             return self.path("nbd");
         }
-        // No name has a ~.
+        // `~` cannot occur in a name.
         let mut hasher = DefaultHasher::new();
         self.name.0.hash(&mut hasher);
         self.dir.join(format!("~{:016x}.nbd", hasher.finish()))
     }
 
-    /// How far the zones of a ublk device were answered.
-    pub(crate) fn zones(&self) -> PathBuf {
+    /// Returns the path of the completion log of a zoned ublk device.
+    pub(crate) fn completion_log(&self) -> PathBuf {
         self.path("zones")
     }
 
@@ -133,35 +134,36 @@ impl Files {
         lock::is_taken(&self.path("lock"))
     }
 
-    /// What is served under the name, or was when its process ended without cleaning up.
-    pub(crate) fn facts(&self) -> Option<Facts> {
+    /// Reads the state file, which a process that died has left behind.
+    pub(crate) fn info(&self) -> Option<RuntimeInfo> {
         let path = self.path("json");
         let metadata = std::fs::metadata(&path).ok()?;
-        let text = (metadata.len() <= FACTS_MAX).then(|| std::fs::read(path).ok())??;
+        let text = (metadata.len() <= STATE_FILE_MAX).then(|| std::fs::read(path).ok())??;
         serde_json::from_slice(&text).ok()
     }
 
-    /// Says what is served: the file is replaced as a whole.
-    pub(crate) fn publish(&self, facts: &Facts) -> anyhow::Result<()> {
-        let stamp = facts.check.as_ref().map(KeyCheck::stamp).transpose().context("cannot note the key")?;
-        let facts = Facts { stamp, ..facts.clone() };
+    /// Replaces the state file atomically.
+    pub(crate) fn publish(&self, info: &RuntimeInfo) -> anyhow::Result<()> {
+        let fingerprint = info.check.as_ref().map(KeyCheck::fingerprint).transpose();
+        let key_fingerprint = fingerprint.context("cannot compute the key fingerprint")?;
+        let info = RuntimeInfo { key_fingerprint, ..info.clone() };
         let path = self.path("json");
         let write = || -> io::Result<()> {
-            // Its owner's only, as temporary files are.
+            // Temporary files are for their owner only.
             let file = tempfile::Builder::new().prefix("~").tempfile_in(&self.dir)?;
-            std::fs::write(file.path(), serde_json::to_vec_pretty(&facts)?)?;
+            std::fs::write(file.path(), serde_json::to_vec_pretty(&info)?)?;
             file.persist(&path)?;
             Ok(())
         };
         write().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Removes what a process leaves behind, and the log as `log` says.
+    /// Removes the files of a process, and the log according to `log`.
     fn remove(&self, log: Log) {
-        // What is gone already is what was wanted.
+        // Some of them may not exist.
         let _ = std::fs::remove_file(self.socket());
         let _ = std::fs::remove_file(self.nbd_socket());
-        let _ = std::fs::remove_file(self.zones());
+        let _ = std::fs::remove_file(self.completion_log());
         let _ = std::fs::remove_file(self.path("json"));
         let is_empty = || std::fs::metadata(self.log()).is_ok_and(|metadata| metadata.len() == 0);
         if log == Log::Always || log == Log::IfEmpty && is_empty() {
@@ -170,45 +172,44 @@ impl Files {
     }
 }
 
-/// A name that this process holds. Its files go with it.
+/// A name held by this process. Its files are removed with it.
 pub(crate) struct Claim {
     files: Files,
-    /// What a process that is gone left, and what waits for another one. It stays where this one does not get that far.
-    left: Option<Facts>,
-    stays: Option<Box<dyn FnOnce() -> bool>>,
-    /// The log is left though nothing is in it yet.
+    /// State of a process that died and left a device that awaits recovery. Kept if this process fails before.
+    stale: Option<RuntimeInfo>,
+    keep: Option<Box<dyn FnOnce() -> bool>>,
+    /// Keep the log even if it is empty.
     keeps_log: bool,
     _lock: Lock,
 }
 
 impl Claim {
-    /// Takes the name, and cleans up after a process that is gone. What it left and others use, is an error.
+    /// Takes the name, and cleans up after a process that died. Fails if its device is in use.
     pub(crate) fn take(name: &Name) -> anyhow::Result<Self> {
         Self::take_unless(name, |_| false)
     }
 
-    /// As [`Claim::take`], but what waits for a process is left as it is.
+    /// Like [`Claim::take`], but keeps a device that awaits recovery.
     pub(crate) fn take_over(name: &Name) -> anyhow::Result<Self> {
-        Self::take_unless(name, |left| way::waiting(left).is_some())
+        Self::take_unless(name, |info| stale::awaiting_recovery(info.stale_device()).is_some())
     }
 
-    fn take_unless(name: &Name, stays: impl FnOnce(&Facts) -> bool) -> anyhow::Result<Self> {
+    fn take_unless(name: &Name, keep: impl FnOnce(&RuntimeInfo) -> bool) -> anyhow::Result<Self> {
         let files = Files::of(name)?;
-        let Some(lock) = lock::alone(&files.path("lock"))? else {
-            return Err(Problem::NameInUse { name: name.to_string(), pid: files.facts().map(|facts| facts.pid) }.into());
+        let Some(lock) = lock::exclusive(&files.path("lock"))? else {
+            return Err(CliError::NameInUse { name: name.to_string(), pid: files.info().map(|info| info.pid) }.into());
         };
-        let left = files.facts();
-        let (left, gone) = match left {
-            Some(left) if stays(&left) => (Some(left), None),
-            other => (None, other),
+        let stale = match files.info() {
+            Some(info) if keep(&info) => Some(info),
+            gone => {
+                if let Some(gone) = gone {
+                    stale::clean_up(gone.stale_device(), &files.volume())?;
+                }
+                files.remove(Log::Always);
+                None
+            }
         };
-        if let Some(gone) = gone {
-            way::clean_up(&gone, &files.volume())?;
-        }
-        if left.is_none() {
-            files.remove(Log::Always);
-        }
-        Ok(Self { files, left, stays: None, keeps_log: false, _lock: lock })
+        Ok(Self { files, stale, keep: None, keeps_log: false, _lock: lock })
     }
 
     pub(crate) fn name(&self) -> &Name {
@@ -219,34 +220,34 @@ impl Claim {
         &self.files
     }
 
-    /// What a process that is gone has left, and what waits for this one.
-    pub(crate) fn left(&self) -> Option<&Facts> {
-        self.left.as_ref()
+    /// Returns the state of a process that died and left a device that awaits recovery.
+    pub(crate) fn stale(&self) -> Option<&RuntimeInfo> {
+        self.stale.as_ref()
     }
 
-    /// Has the files left, too, where `stays` says at the end that what they tell of stays: without them nobody could take it
-    /// back or away.
-    pub(crate) fn leave_if(&mut self, stays: impl FnOnce() -> bool + 'static) {
-        self.stays = Some(Box::new(stays));
+    /// Keeps the files if `keep` returns true when the name is released: the device is still attached, and is recovered or
+    /// cleaned up by them.
+    pub(crate) fn keep_if(&mut self, keep: impl FnOnce() -> bool + 'static) {
+        self.keep = Some(Box::new(keep));
     }
 
-    /// Has the log left, since the process is yet to write there why it ended.
+    /// Keeps the log, to which the process has yet to write its last error.
     pub(crate) fn keep_log(&mut self) {
         self.keeps_log = true;
     }
 
     /// As [`Files::publish`].
-    pub(crate) fn publish(&mut self, facts: &Facts) -> anyhow::Result<()> {
-        self.files.publish(facts)?;
-        self.left = None;
+    pub(crate) fn publish(&mut self, info: &RuntimeInfo) -> anyhow::Result<()> {
+        self.files.publish(info)?;
+        self.stale = None;
         Ok(())
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let stays = self.stays.take().is_some_and(|stays| stays());
-        if self.left.is_none() && !stays {
+        let keep = self.keep.take().is_some_and(|keep| keep());
+        if self.stale.is_none() && !keep {
             self.files.remove(if self.keeps_log { Log::Kept } else { Log::IfEmpty });
         }
     }
@@ -257,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_that_device_mapper_keeps_as_they_are() {
+    fn name_that_device_mapper_escapes_is_refused() {
         let longest = "x".repeat(127);
         for name in ["a", "data-1_2.3", "#+-.:=@_", "-r", ".hidden", longest.as_str()] {
             assert_eq!(Name::new(name).unwrap().as_str(), name);
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_name_has_an_address_of_its_own() {
+    fn longest_name_has_own_socket_path() {
         let socket = |name: &str| Files::within("/run/inlock".into(), &Name::new(name).unwrap()).nbd_socket();
         let (one, other) = ("a".repeat(127), "a".repeat(126) + "b");
         assert!(socket(&one).as_os_str().len() <= 107 && socket(&one) != socket(&other));
@@ -278,16 +279,16 @@ mod tests {
     }
 
     #[test]
-    fn files_of_what_stays_are_left() {
+    fn files_of_kept_device_stay() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::within(dir.path().to_owned(), &Name::new("data").unwrap());
-        for stays in [true, false] {
-            let lock = lock::alone(&files.path("lock")).unwrap().unwrap();
-            let mut claim = Claim { files: files.clone(), left: None, stays: None, keeps_log: false, _lock: lock };
-            claim.leave_if(move || stays);
+        for keep in [true, false] {
+            let lock = lock::exclusive(&files.path("lock")).unwrap().unwrap();
+            let mut claim = Claim { files: files.clone(), stale: None, keep: None, keeps_log: false, _lock: lock };
+            claim.keep_if(move || keep);
             std::fs::write(files.path("json"), "{}").unwrap();
             drop(claim);
-            assert_eq!(files.path("json").exists(), stays);
+            assert_eq!(files.path("json").exists(), keep);
         }
     }
 }
