@@ -3,8 +3,9 @@
 use serde_json::json;
 
 use crate::args::action::{Action, Alias, NAME, Prepared};
+use crate::control::claim::Claim;
 use crate::control::client::{Client, Found};
-use crate::control::name::{Claim, Name};
+use crate::control::name::Name;
 use crate::error::CliError;
 
 pub(crate) const ACTION: Action = Action {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::args::action::{Action, Prepared};
 use crate::control::client::{Client, Found};
-use crate::control::name::Files;
+use crate::control::files::Files;
 use crate::ui::columns::Columns;
 use crate::ui::print::print;
 

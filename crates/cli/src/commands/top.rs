@@ -12,8 +12,9 @@ use serde_json::{Map, Value, json};
 
 use crate::args::action::{Action, Prepared};
 use crate::control::client::{Client, Found};
+use crate::control::files::Files;
 use crate::control::metrics::{Buckets, Percentiles, Sample, Time};
-use crate::control::name::{Files, Name};
+use crate::control::name::Name;
 use crate::error::CliError;
 use crate::system::signals::{self, Caught};
 use crate::ui::columns::Columns;

@@ -6,7 +6,7 @@ use std::process::Command;
 use super::{close, mount};
 use crate::args::action::{Action, Prepared};
 use crate::attach::holders;
-use crate::control::name::Files;
+use crate::control::files::Files;
 use crate::error::CliError;
 
 pub(crate) const ACTION: Action = Action {

@@ -9,10 +9,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Map, Value, json};
 
+use super::files::Files;
 use super::info::{RuntimeInfo, VolumeStatus};
 use super::line::{self, Answer};
 use super::metrics::Sample;
-use super::name::{Files, Name};
+use super::name::Name;
 use crate::error::{CliError, Status};
 use crate::system::socket;
 

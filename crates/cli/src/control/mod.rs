@@ -5,7 +5,9 @@
 //! line or a file, they travel in [pipes](crate::system::pipe).
 
 pub(crate) mod background;
+pub(crate) mod claim;
 pub(crate) mod client;
+pub(crate) mod files;
 pub(crate) mod info;
 pub(crate) mod line;
 pub(crate) mod metrics;

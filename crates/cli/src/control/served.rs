@@ -13,9 +13,9 @@ use inlock_volume::Table;
 use inlock_volume::table::CryptOptions;
 use serde_json::{Map, Value, json};
 
+use super::files::Files;
 use super::info::{RuntimeInfo, VolumeStatus};
 use super::metrics::{Buckets, Counters, LastError, Percentiles, Sample, phases};
-use super::name::Files;
 use super::openmetrics;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 use crate::system::pipe;

@@ -20,8 +20,8 @@ use rustix::net::SocketFlags;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::claim::Claim;
 use super::line::{self, LINE_MAX, Lines};
-use super::name::Claim;
 use super::openmetrics;
 use super::served::{self, Reply, ServedVolume};
 use crate::error::{CliError, Status};

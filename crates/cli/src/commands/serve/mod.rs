@@ -26,8 +26,9 @@ use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_F
 use crate::args::options::Options;
 use crate::args::source::{check_threads, source_args};
 use crate::control::background::{self, Launcher, RunMode};
+use crate::control::claim::Claim;
 use crate::control::info::RuntimeInfo;
-use crate::control::name::{Claim, Name};
+use crate::control::name::Name;
 use crate::control::openmetrics::Listener;
 use crate::control::served::{ControlHooks, ServedVolume};
 use crate::control::server::Control;
