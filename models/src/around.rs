@@ -97,6 +97,25 @@ pub(crate) mod crypt_mapping {
     }
 }
 
+/// As much of the engine's module as locks use: an event goes to a closure.
+pub(crate) mod events {
+    pub(crate) enum Event {
+        Locked,
+    }
+
+    pub(crate) struct ReplyTo(Box<dyn Fn(Event)>);
+
+    impl ReplyTo {
+        pub(crate) fn new(reply: impl Fn(Event) + 'static) -> Self {
+            Self(Box::new(reply))
+        }
+
+        pub(crate) fn post(&self, event: Event) {
+            (self.0)(event);
+        }
+    }
+}
+
 /// As much of the engine's module as the freeze uses.
 pub(crate) mod mapping {
     pub(crate) struct Mapping;

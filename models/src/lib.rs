@@ -21,11 +21,11 @@ mod freeze;
 #[path = "../../crates/engine/src/locks.rs"]
 mod locks;
 #[allow(dead_code)]
-#[path = "../../crates/engine/src/worker/mailbox.rs"]
-mod mailbox;
+#[path = "../../crates/engine/src/message_queue.rs"]
+mod message_queue;
 
 mod around;
-use around::{crypt_mapping, mapping, request, ring, sync};
+use around::{crypt_mapping, events, mapping, request, ring, sync};
 
 #[cfg(test)]
 mod tests;

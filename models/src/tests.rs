@@ -3,7 +3,7 @@
 mod flush;
 mod freeze;
 mod locks;
-mod mailbox;
+mod message_queue;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

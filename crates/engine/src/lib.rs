@@ -5,16 +5,17 @@
 
 pub mod blocking;
 pub mod buffer;
-mod carrier;
 pub mod crypt_mapping;
 pub mod device;
+mod events;
 #[cfg(feature = "fault-injection")]
 pub mod fault_injection;
 mod flush;
 mod freeze;
+mod helpers;
 pub mod locks;
 pub mod mapping;
-pub mod offload;
+mod message_queue;
 pub mod request;
 pub mod ring;
 pub mod rmw;
@@ -28,8 +29,8 @@ pub use blocking::BlockingDevice;
 pub use buffer::{Buffer, BufferPool};
 pub use crypt_mapping::{Content, CryptMapping, MappedRange, Target, TargetError};
 pub use device::{Access, ControlError, Device};
+pub use helpers::crypt::{Offload, OffloadError, OffloadOptions, OffloadPolicy};
 pub use mapping::{Kind, Mapping};
-pub use offload::{Offload, OffloadOptions, OffloadPolicy};
 pub use request::{ByteRange, RequestError};
 pub use stats::{Stats, StatsLevel};
 pub use store::{BackingStore, Geometry};

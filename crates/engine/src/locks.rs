@@ -3,19 +3,12 @@
 //! Model-checked: the package `inlock-models` compiles this file with loom's primitives.
 
 use crate::crypt_mapping::MappedRange;
+use crate::events::{Event, ReplyTo};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, PoisonError};
-use std::sync::Arc;
-
-/// Who is told that a lock it waited for is now held. It is told while the locks are looked at, so it must not ask for
-/// any or give one up before it returns.
-pub trait Granted: Send + Sync {
-    /// The lock that was asked for with `token` is held.
-    fn granted(&self, token: u64);
-}
 
 /// What a lock is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// Its holder reads.
     Read,
     /// Its holder writes.
@@ -24,7 +17,7 @@ pub enum Purpose {
 
 /// A lock that is held or waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LockId(u64);
+pub(crate) struct LockId(u64);
 
 impl LockId {
     /// Not one of the table: [`UnitLocks::try_lock_all_shared`].
@@ -33,7 +26,7 @@ impl LockId {
 
 /// Locks over stretches of the stores, first come, first served. Shared by all workers of a device.
 #[derive(Default)]
-pub struct UnitLocks {
+pub(crate) struct UnitLocks {
     table: Mutex<Table>,
     /// How many hold everything briefly; counted in [`EXCLUSIVE`], the exclusive claims of the table.
     all_shared: AtomicU64,
@@ -70,7 +63,8 @@ struct Claim {
 }
 
 enum Waiter {
-    Message(Arc<dyn Granted>, u64),
+    /// A request of a worker.
+    Request(ReplyTo),
     /// It sleeps until something has changed, and looks.
     Thread,
 }
@@ -89,7 +83,7 @@ impl Claim {
 
 impl UnitLocks {
     /// Makes room for `more` locks at a time, so that asking for them allocates nothing.
-    pub fn reserve(&self, more: usize) {
+    pub(crate) fn reserve(&self, more: usize) {
         let mut table = self.table();
         let room = table.room + more;
         let len = table.claims.len();
@@ -98,14 +92,14 @@ impl UnitLocks {
     }
 
     /// Gives back what [`UnitLocks::reserve`] made.
-    pub fn unreserve(&self, less: usize) {
+    pub(crate) fn unreserve(&self, less: usize) {
         self.table().room -= less;
     }
 
     /// The shared lock of every unit, for a request that this thread carries to its end without waiting for anything: one
     /// atomic step where the table takes two locks. `None`: somebody has or wants units for himself, ask for those that
     /// are needed.
-    pub fn try_lock_all_shared(&self) -> Option<LockId> {
+    pub(crate) fn try_lock_all_shared(&self) -> Option<LockId> {
         if self.all_shared.fetch_add(1, Ordering::AcqRel) < EXCLUSIVE {
             return Some(LockId::ALL_SHARED);
         }
@@ -121,22 +115,14 @@ impl UnitLocks {
         }
     }
 
-    /// Asks for the lock over the aligned range of `mapped`: exclusive for a write of partial units. True: it is held. False:
-    /// `waiter` is called with `token`, from whichever thread gives up the last lock in the way.
-    pub fn lock(
-        &self,
-        mapped: &MappedRange,
-        purpose: Purpose,
-        waiter: &Arc<dyn Granted>,
-        token: u64,
-    ) -> (LockId, bool) {
-        let mut table = self.table();
-        let waiter = || Waiter::Message(Arc::clone(waiter), token);
-        table.acquire(&self.all_shared, mapped, purpose, false, waiter)
+    /// Asks for the lock on the aligned range of `mapped`: exclusive for a write of partial units, else shared. True: it is
+    /// held. False: the request gets [`Event::Locked`] when the last conflicting lock is given up.
+    pub(crate) fn lock(&self, mapped: &MappedRange, purpose: Purpose, reply: ReplyTo) -> (LockId, bool) {
+        self.table().acquire(&self.all_shared, mapped, purpose, false, || Waiter::Request(reply))
     }
 
     /// As [`UnitLocks::lock`]; the calling thread waits until the lock is held.
-    pub fn lock_blocking(&self, mapped: &MappedRange, purpose: Purpose) -> LockId {
+    pub(crate) fn lock_blocking(&self, mapped: &MappedRange, purpose: Purpose) -> LockId {
         let wait = |table, condition: fn(&Table, LockId) -> bool, id| {
             self.changed.wait_while(table, |table| condition(table, id)).unwrap_or_else(PoisonError::into_inner)
         };
@@ -151,7 +137,7 @@ impl UnitLocks {
     }
 
     /// Gives up a lock that is held or waited for.
-    pub fn unlock(&self, lock: LockId) {
+    pub(crate) fn unlock(&self, lock: LockId) {
         if lock == LockId::ALL_SHARED {
             return self.unlock_all_shared();
         }
@@ -176,7 +162,7 @@ impl UnitLocks {
             let concerned = claim.waiter.is_some() && gone.as_ref().is_none_or(|g| g.conflicts(claim));
             if concerned && !claim.is_held_up(&self.all_shared) && !earlier.iter().any(|e| e.conflicts(claim)) {
                 match claim.waiter.take() {
-                    Some(Waiter::Message(waiter, token)) => waiter.granted(token),
+                    Some(Waiter::Request(reply)) => reply.post(Event::Locked),
                     Some(Waiter::Thread) | None => wakes = true,
                 }
             }
@@ -225,40 +211,56 @@ impl Table {
 mod tests {
     use super::*;
     use crate::crypt_mapping::CryptMapping;
+    use crate::events::{EventQueue, RequestId};
     use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
+    use std::sync::Arc;
 
     fn target() -> CryptMapping {
         let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::SECTOR);
         CryptMapping::new(&[segment], &VolumeKey::new(&[3; 64]), 4096).expect("the segment fits")
     }
 
-    #[derive(Default)]
-    struct Log(Mutex<Vec<u64>>);
-    impl Granted for Log {
-        fn granted(&self, token: u64) {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(token);
+    /// A worker's side of the locks: its events, in order.
+    struct Log(Arc<EventQueue>);
+
+    impl Log {
+        fn new() -> Self {
+            let ring = crate::ring::Ring::new(Default::default()).expect("a ring");
+            Self(Arc::new(EventQueue::new(ring.waker(), 0)))
+        }
+
+        fn reply(&self, index: u32) -> ReplyTo {
+            ReplyTo::new(&self.0, RequestId { index, generation: 0 })
+        }
+
+        /// The requests that were told since the last call that they hold their locks.
+        fn locked(&self) -> Vec<u32> {
+            let index = |(request, event): (RequestId, Event)| {
+                assert!(matches!(event, Event::Locked));
+                request.index
+            };
+            std::iter::from_fn(|| self.0.next()).map(index).collect()
         }
     }
 
     #[test]
-    fn who_holds_everything_briefly_is_waited_for_and_not_joined() {
+    fn all_shared_lock_delays_exclusive_ones_and_none_joins_it() {
         let target = target();
         let mapped = |offset, len| target.mapping().locate(offset, len, 4096).unwrap();
-        let log = Arc::new(Log::default());
-        let waiter: Arc<dyn Granted> = Arc::clone(&log) as _;
+        let log = Log::new();
         let locks = UnitLocks::default();
         let (one, two) = (locks.try_lock_all_shared().unwrap(), locks.try_lock_all_shared().unwrap());
-        let (whole, held) = locks.lock(&mapped(0, 512), Purpose::Write, &waiter, 1);
+        let (whole, held) = locks.lock(&mapped(0, 512), Purpose::Write, log.reply(1));
         assert!(held, "what is shared goes beside it");
-        let (partial, held) = locks.lock(&mapped(513, 5), Purpose::Write, &waiter, 2);
+        let (partial, held) = locks.lock(&mapped(513, 5), Purpose::Write, log.reply(2));
         assert!(!held);
         assert_eq!(locks.try_lock_all_shared(), None, "nobody overtakes a waiting write");
-        let (late, held) = locks.lock(&mapped(1025, 5), Purpose::Write, &waiter, 3);
+        let (late, held) = locks.lock(&mapped(1025, 5), Purpose::Write, log.reply(3));
         assert!(!held);
         locks.unlock(one);
-        assert_eq!(*log.0.lock().unwrap(), []);
+        assert_eq!(log.locked(), [0; 0]);
         locks.unlock(two);
-        assert_eq!(*log.0.lock().unwrap(), [2, 3]);
+        assert_eq!(log.locked(), [2, 3]);
         locks.unlock(partial);
         assert_eq!(locks.try_lock_all_shared(), None);
         locks.unlock(late);
@@ -272,30 +274,29 @@ mod tests {
     fn locks_are_granted_in_order_and_shared_ones_together() {
         let target = target();
         let mapped = |offset, len| target.locate(offset, len, 4096).unwrap();
-        let log = Arc::new(Log::default());
-        let waiter: Arc<dyn Granted> = Arc::clone(&log) as _;
+        let log = Log::new();
         let locks = UnitLocks::default();
-        let (whole_a, held) = locks.lock(&mapped(0, 512), Purpose::Write, &waiter, 1);
+        let (whole_a, held) = locks.lock(&mapped(0, 512), Purpose::Write, log.reply(1));
         assert!(held);
-        let (whole_b, held) = locks.lock(&mapped(0, 1024), Purpose::Write, &waiter, 2);
+        let (whole_b, held) = locks.lock(&mapped(0, 1024), Purpose::Write, log.reply(2));
         assert!(held, "two writes of whole units do not wait for each other");
-        let (partial, held) = locks.lock(&mapped(1, 5), Purpose::Write, &waiter, 3);
+        let (partial, held) = locks.lock(&mapped(1, 5), Purpose::Write, log.reply(3));
         assert!(!held);
-        let (elsewhere, held) = locks.lock(&mapped(2049, 5), Purpose::Write, &waiter, 4);
+        let (elsewhere, held) = locks.lock(&mapped(2049, 5), Purpose::Write, log.reply(4));
         assert!(held, "another unit is free");
-        let (reader, held) = locks.lock(&mapped(2048, 4), Purpose::Read, &waiter, 6);
+        let (reader, held) = locks.lock(&mapped(2048, 4), Purpose::Read, log.reply(6));
         assert!(!held, "nobody reads a unit that is being patched");
-        let (late, held) = locks.lock(&mapped(0, 512), Purpose::Write, &waiter, 5);
+        let (late, held) = locks.lock(&mapped(0, 512), Purpose::Write, log.reply(5));
         assert!(!held, "nobody overtakes a waiting write");
         locks.unlock(whole_a);
-        assert_eq!(*log.0.lock().unwrap(), []);
+        assert_eq!(log.locked(), [0; 0]);
         locks.unlock(whole_b);
-        assert_eq!(*log.0.lock().unwrap(), [3]);
+        assert_eq!(log.locked(), [3]);
         locks.unlock(elsewhere);
-        assert_eq!(*log.0.lock().unwrap(), [3, 6]);
+        assert_eq!(log.locked(), [6]);
         locks.unlock(reader);
         locks.unlock(partial);
-        assert_eq!(*log.0.lock().unwrap(), [3, 6, 5]);
+        assert_eq!(log.locked(), [5]);
         locks.unlock(late);
         assert!(locks.table().claims.is_empty());
     }

@@ -187,7 +187,7 @@ fn the_key_is_gone_from_memory_while_suspended() {
             let front = Idle { asked: false, stop: false, wrote };
             let mut worker = Worker::new(device, Ring::new(IoMode::Auto).unwrap(), pool, front);
             if carries {
-                worker = worker.with_carrier(1, 4096).unwrap();
+                worker = worker.with_copy_thread(1, 4096).unwrap();
             }
             tell.send(worker.mailbox()).unwrap();
             worker.run().unwrap();

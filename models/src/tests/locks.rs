@@ -2,7 +2,8 @@
 
 use super::{in_every_order, in_orders_with};
 use crate::crypt_mapping::MappedRange;
-use crate::locks::{Granted, LockId, Purpose, UnitLocks};
+use crate::events::{Event, ReplyTo};
+use crate::locks::{LockId, Purpose, UnitLocks};
 use crate::ring::Waker;
 use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
@@ -60,10 +61,13 @@ impl Scene {
 
     /// Asks for the lock of a partial write. `told` learns when it is held, at once if it is held at once.
     fn lock_as(&self, told: &Arc<Told>, token: u64) -> LockId {
-        let waiter: Arc<dyn Granted> = Arc::clone(told) as _;
-        let (lock, is_held) = self.locks.lock(&PARTIAL, Purpose::Write, &waiter, token);
+        let reply = |token| {
+            let told = Arc::clone(told);
+            ReplyTo::new(move |Event::Locked| told.locked(token))
+        };
+        let (lock, is_held) = self.locks.lock(&PARTIAL, Purpose::Write, reply(token));
         if is_held {
-            told.granted(token);
+            told.locked(token);
         }
         lock
     }
@@ -82,8 +86,8 @@ struct Told {
     waker: Waker,
 }
 
-impl Granted for Told {
-    fn granted(&self, token: u64) {
+impl Told {
+    fn locked(&self, token: u64) {
         self.tokens.lock().unwrap().push(token);
         self.waker.wake();
     }

@@ -1,18 +1,12 @@
 //! What a frontend is to a worker: who asks, in what terms, and how other threads reach it.
 
-use super::mailbox::MessageQueue;
 use crate::buffer::{Buffer, BufferPool};
-use crate::carrier::{Carried, Delivery};
 use crate::crypt_mapping::MappedRange;
 use crate::device::Device;
-use crate::locks::Granted;
 use crate::mapping::Mapping;
-use crate::offload::{Ciphered, Done};
+use crate::message_queue::MessageQueue;
 use crate::request::{Operation, RequestError};
 use crate::ring::{Completion, Ring, Wait, Waker};
-use crate::zoned::mgmt_thread::Managed;
-use crate::zoned::queue::{Queued, Written};
-use rustix::io::Errno;
 use std::collections::VecDeque;
 
 /// A request and the memory it needs; the frontend made both.
@@ -91,73 +85,25 @@ pub trait Frontend {
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait);
 }
 
-/// Messages of a frontend that have room; who posts more at a time may have to allocate it.
+/// Messages of a frontend that have room; more at a time may have to be allocated.
 const FRONT_MESSAGES: usize = 1024;
 
-/// How other threads reach a worker.
+/// How other threads reach a worker's frontend.
 pub struct Mailbox<M> {
-    messages: MessageQueue<Message<M>>,
-}
-
-pub(super) enum Message<M> {
-    Front(M),
-    Granted(u64),
-    Written(u64, Written),
-    Ciphered(u64, Done),
-    Carried(u64, Delivery),
-    Managed(u64, Result<(), Errno>),
+    messages: MessageQueue<M>,
 }
 
 impl<M> Mailbox<M> {
-    /// With room for `most` messages about requests, and some of the frontend's.
-    pub(super) fn new(waker: Waker, most: usize) -> Self {
-        Self { messages: MessageQueue::new(waker, most + FRONT_MESSAGES) }
+    pub(super) fn new(waker: Waker) -> Self {
+        Self { messages: MessageQueue::new(waker, FRONT_MESSAGES) }
     }
 
     /// Sends the frontend a message and wakes the worker.
     pub fn post(&self, message: M) {
-        self.push(Message::Front(message));
-    }
-
-    pub(super) fn next(&self) -> Option<Message<M>> {
-        self.messages.next()
-    }
-
-    fn push(&self, message: Message<M>) {
         self.messages.push(message);
     }
-}
 
-impl<M: Send> Granted for Mailbox<M> {
-    fn granted(&self, token: u64) {
-        self.push(Message::Granted(token));
-    }
-}
-
-impl<M: Send> Queued for Mailbox<M> {
-    fn turn(&self, token: u64) {
-        self.push(Message::Granted(token));
-    }
-
-    fn written(&self, token: u64, written: Written) {
-        self.push(Message::Written(token, written));
-    }
-}
-
-impl<M: Send> Ciphered for Mailbox<M> {
-    fn ciphered(&self, token: u64, done: Done) {
-        self.push(Message::Ciphered(token, done));
-    }
-}
-
-impl<M: Send> Carried for Mailbox<M> {
-    fn carried(&self, token: u64, delivery: Delivery) {
-        self.push(Message::Carried(token, delivery));
-    }
-}
-
-impl<M: Send> Managed for Mailbox<M> {
-    fn managed(&self, token: u64, result: Result<(), Errno>) {
-        self.push(Message::Managed(token, result));
+    pub(super) fn next(&self) -> Option<M> {
+        self.messages.next()
     }
 }

@@ -4,128 +4,117 @@
 //! turn of the first of them, those behind it that are ready go with it, as one write of several buffers. So small appends to
 //! one zone are as many a second as the drive takes bytes, and not as it takes turns.
 
-use super::{Frontend, Step, Worker};
+use super::transfer::Hold;
+use super::{ENGINE, Frontend, Worker};
 use crate::buffer::{Buffer, BufferPool};
 use crate::crypt_mapping::Ciphertext;
 use crate::device::Device;
-use crate::ring::{self, Completion, MAX_WRITE_SEGMENTS, Returned, Ring, WriteSegment};
-use crate::stats::Phase;
+use crate::events::{Event, EventQueue, RequestId};
+use crate::ring::{self, Completion, MAX_WRITE_SEGMENTS, Returned, Ring, Token, WriteSegment};
 use crate::store;
-use crate::zoned::queue::{Queued, Told, WriteId, Written};
+use crate::zoned::queue::{Told, WriteId};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// How many such writes a worker has under way at a time, in different zones. Those beyond go one by one.
-const MAX_GATHERED: usize = 16;
+const MAX_MERGED: usize = 16;
 
 /// Room for them, for a device that has zones.
 pub(super) fn room(device: &Device, ring: &mut Ring) -> Vec<Vec<WriteSegment>> {
-    let count = if device.zones().is_some() { MAX_GATHERED } else { 0 };
+    let count = if device.zones().is_some() { MAX_MERGED } else { 0 };
     ring.reserve_writev(count);
     (0..count).map(|_| Vec::with_capacity(MAX_WRITE_SEGMENTS)).collect()
 }
 
-impl<F: Frontend> Worker<F>
-where
-    F::Message: 'static,
-{
-    /// Writes what it is the turn of, and with it what is behind it and ready, be it this worker's or another's.
-    pub(super) fn write_gathered(&mut self, index: u32, write: WriteId, data: Ciphertext) {
-        let device = Arc::clone(&self.device);
-        let zones = device.zones().expect("entries are those of zones");
-        let Some(mut segments) = self.gathers.pop() else { return self.write_now(index, data) };
+impl<F: Frontend> Worker<F> {
+    /// Writes the head of a zone's queue together with the writes behind it that are ready, this worker's or another's.
+    pub(super) fn merge(&mut self, id: RequestId, data: Ciphertext) -> Option<Event> {
+        let Hold::ZoneWrite(write) = self.table.transfer(id)?.hold else { return None };
+        let zones = self.volume.device.zones()?;
+        let Some(mut segments) = self.merges.pop() else { return Some(Event::NotMerged { data }) };
         let longest = (zones.limits().longest_write as usize).min(BufferPool::LARGEST_PIECE);
-        match zones.gather(write, data, longest, &mut segments, &self.queued) {
-            Some(data) => {
-                self.gathers.push(segments);
-                self.write_now(index, data);
-            }
-            None => self.submit_parts(segments),
+        if let Some(data) = zones.gather(write, data, longest, &mut segments, &self.events) {
+            self.merges.push(segments);
+            return Some(Event::NotMerged { data });
         }
+        self.submit_merged(segments);
+        None
     }
 
-    /// Whether some are with the store.
-    pub(super) fn has_gathered(&self) -> bool {
-        self.device.zones().is_some() && self.gathers.len() < MAX_GATHERED
+    /// Whether a merged write is with the store.
+    pub(super) fn has_merged(&self) -> bool {
+        self.volume.device.zones().is_some() && self.merges.len() < MAX_MERGED
     }
 
     /// Writes these, from where the first is not written.
-    fn submit_parts(&mut self, segments: Vec<WriteSegment>) {
-        let zones = self.device.zones().expect("only writes in order go together");
+    fn submit_merged(&mut self, segments: Vec<WriteSegment>) {
+        let zones = self.volume.device.zones().expect("only zone writes are merged");
         let offset = zones.position(WriteId::of(segments[0].token)) + segments[0].range.start as u64;
-        self.submit(NO_REQUEST, ZONED, ring::Operation::Writev { offset, segments });
+        let operation = ring::Operation::Writev { offset, segments };
+        let len = operation.transfer_len().unwrap_or(0);
+        let store = &self.volume.device.stores()[ZONED];
+        match self.volume.files[ZONED].filter(|_| len > store.inline_up_to()) {
+            Some(file) => self.ring.submit(file, operation, NO_REQUEST),
+            None => {
+                let (result, returned) = operation.execute(&**store);
+                // Not at once: a store that is short every time must not recurse.
+                self.completions.push_back(Completion { token: NO_REQUEST, result, returned });
+            }
+        }
     }
 
-    /// Writes that went together have ended.
-    pub(super) fn gathered_written(&mut self, mut segments: Vec<WriteSegment>, result: Result<usize, Errno>) {
-        let device = Arc::clone(&self.device);
-        let zones = device.zones().expect("only writes in order go together");
-        let queued = Arc::clone(&self.queued);
-        sort_out(&device, &queued, &mut segments, result, |told| self.told(told));
+    /// A merged write has ended.
+    pub(super) fn merged_written(&mut self, mut segments: Vec<WriteSegment>, result: Result<usize, Errno>) {
+        let (device, events) = (Arc::clone(&self.volume.device), Arc::clone(&self.events));
+        let zones = device.zones().expect("only zone writes are merged");
+        sort_out(&device, &events, &mut segments, result, |told| self.told(told));
         match (segments.is_empty(), result) {
-            (true, _) => self.gathers.push(segments),
+            (true, _) => self.merges.push(segments),
             // The store takes no more of it.
             (false, Ok(0)) => {
                 let segment = segments.pop().expect("one is left");
-                zones.part_ended(segment, Err(Errno::IO), &queued, |told| self.told(told));
-                self.gathers.push(segments);
+                zones.part_ended(segment, Err(Errno::IO), &events, |told| self.told(told));
+                self.merges.push(segments);
             }
-            (false, _) => self.submit_parts(segments),
+            (false, _) => self.submit_merged(segments),
         }
     }
 
     fn told(&mut self, told: Told) {
-        match told {
-            Told::Turn(token) => self.turns.push_back(token as u32),
-            Told::Written(token, written) => self.part_written(token as u32, written),
-        }
+        self.ready.push_back(match told {
+            Told::Turn(id) => (id, Event::Released),
+            Told::Written(id, written) => (id, Event::Merged(written)),
+        });
     }
 
-    /// A write of this worker's has ended, which went with others.
-    pub(super) fn part_written(&mut self, index: u32, written: Written) {
-        let Written { data, result, since } = written;
-        let flight = self.flight(index);
-        if let Some(timing) = &mut flight.timing {
-            timing.lap_until(Phase::Queue, since);
-            timing.lap(Phase::Store);
-        }
-        let mapped = flight.mapped.expect("a write has an mapped");
-        let lost = || Buffer::new(mapped.aligned_len);
-        (flight.write, flight.buffer) = (None, Some(data.map_or_else(lost, Ciphertext::into_buffer)));
-        self.last_step(index, Step::Write, result);
-    }
-}
-
-impl<F: Frontend> Worker<F> {
     /// A worker that ends says to others what has become of their writes. Its own leave their queues afterwards.
-    pub(super) fn give_parts_back(&mut self, ended: VecDeque<Completion>) {
-        let device = Arc::clone(&self.device);
-        let Some(zones) = device.zones() else { return };
-        let unseen = self.completions.drain(..).chain(self.executed.drain(..)).chain(ended);
+    pub(super) fn give_merged_back(&mut self, ended: VecDeque<Completion>) {
+        let Some(zones) = self.volume.device.zones() else { return };
+        let unseen = self.completions.drain(..).chain(ended);
         for Completion { result, returned, .. } in unseen {
             if let Returned::Segments(mut segments) = returned {
-                sort_out(&device, &self.queued, &mut segments, result, drop);
+                sort_out(&self.volume.device, &self.events, &mut segments, result, drop);
                 for segment in segments {
-                    zones.part_ended(segment, Err(Errno::IO), &self.queued, drop);
+                    zones.part_ended(segment, Err(Errno::IO), &self.events, drop);
                 }
             }
         }
-        zones.lender_ends(&self.queued);
+        zones.lender_ends(&self.events);
     }
 }
 
 /// The device's only store, where it has zones.
-const ZONED: u32 = 0;
-/// Their completion brings the segments, which name their entries.
-const NO_REQUEST: u32 = u32::MAX;
+const ZONED: usize = 0;
+/// The completion of a merged write brings the segments, which name their entries.
+const NO_REQUEST: Token = Token(ENGINE | u32::MAX as u64);
 
 /// Says of each segment what has become of it. Those that are there are done. The first that is not goes on alone, so that an error is
 /// its own, and the others wait for their turns again; but what a write that failed may have left is known of no segment that it
 /// has touched, and these fail. What is left in `segments` is one of which some is there, and which is to be written on.
 fn sort_out(
     device: &Device,
-    me: &Arc<dyn Queued>,
+    me: &Arc<EventQueue>,
     segments: &mut Vec<WriteSegment>,
     result: Result<usize, Errno>,
     mut tell: impl FnMut(Told),
@@ -176,7 +165,7 @@ fn touched(device: &Device, segments: &[WriteSegment]) -> usize {
     let pointer = zones.ask_again(start).unwrap_or(start);
     let len = (pointer.saturating_sub(start) as usize).min(first.range.len());
     let mut stored = Buffer::new(first.range.len());
-    let read = store::read_all(&*device.stores()[ZONED as usize], &mut stored.data_mut()[..len], start);
+    let read = store::read_all(&*device.stores()[ZONED], &mut stored.data_mut()[..len], start);
     if read.is_ok() && stored.data()[..len] != first.data.bytes()[..len] {
         // Somebody else's.
         return 0;
@@ -188,12 +177,12 @@ fn touched(device: &Device, segments: &[WriteSegment]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::frontend::Message;
     use super::super::{Context, Finished, Flow, Request};
     use super::*;
     use crate::BlockingDevice;
     use crate::buffer::BufferClass;
     use crate::device::Access;
+    use crate::events::ReplyTo;
     use crate::request::Operation;
     use crate::ring::{Token, Wait};
     use crate::store::file::IoMode;
@@ -230,6 +219,12 @@ mod tests {
         Worker::new(Arc::clone(device), Ring::new(IoMode::Sync).unwrap(), pool, Nobody)
     }
 
+    /// A request of a worker that does not look.
+    fn waiter(index: u32) -> Waiter {
+        let events = Arc::new(EventQueue::new(Ring::new(IoMode::Sync).unwrap().waker(), 0));
+        Waiter::Request(ReplyTo::new(&events, RequestId { index, generation: 0 }))
+    }
+
     fn request(device: &Device, id: u64) -> Request {
         let mapped = device.mapping().locate(0, 4096, 1 << 20).unwrap();
         let data = Some((mapped, Buffer::new(4096)));
@@ -240,7 +235,7 @@ mod tests {
     fn gathered(device: &Arc<Device>, count: u64) -> (Worker<Nobody>, Worker<Nobody>, Vec<WriteSegment>) {
         let zones = device.zones().unwrap();
         // Somebody who has the turn, so that the others wait.
-        let waiter = || Waiter::Message(Arc::new(Deaf), 0);
+        let waiter = || waiter(0);
         let Enqueued::Placed(before, position) = zones.enqueue(0, 4096, WriteKind::Append, false, waiter()).unwrap()
         else {
             panic!("an append is placed")
@@ -250,24 +245,17 @@ mod tests {
         for n in 0..count {
             let to = if n % 2 == 0 { &mut one } else { &mut other };
             to.requests.push_back(request(device, n));
-            to.drain();
+            to.run_queue();
         }
         device.stores()[0].write_at(data.unwrap().bytes(), 0, false).unwrap();
         assert_eq!(zones.complete_write(before, true, None), WriteOutcome::Left { next: None, landed: true });
-        let Some(Message::Granted(index)) = one.mailbox.next() else { panic!("it is the first one's turn") };
-        let write = one.flight(index as u32).write.unwrap();
-        let mut segments = one.gathers.pop().unwrap();
+        let Some((id, Event::Released)) = one.events.next() else { panic!("its write is the head of the queue") };
+        let Hold::ZoneWrite(write) = one.table.transfer(id).unwrap().hold else { panic!("it is in a queue") };
+        let mut segments = one.merges.pop().unwrap();
         let data = zones.take_data(write);
-        assert!(zones.gather(write, data, 1 << 20, &mut segments, &one.queued).is_none());
+        assert!(zones.gather(write, data, 1 << 20, &mut segments, &one.events).is_none());
         assert_eq!(segments.len(), count as usize);
         (one, other, segments)
-    }
-
-    struct Deaf;
-
-    impl Queued for Deaf {
-        fn turn(&self, _token: u64) {}
-        fn written(&self, _token: u64, _written: Written) {}
     }
 
     fn completion(segments: Vec<WriteSegment>, result: Result<usize, Errno>) -> VecDeque<Completion> {
@@ -275,10 +263,10 @@ mod tests {
     }
 
     fn told(worker: &Worker<Nobody>) -> Option<Result<(), Errno>> {
-        match worker.mailbox.next()? {
-            Message::Written(_, written) => Some(written.result),
-            Message::Granted(_) => None,
-            _ => panic!("nothing else is said"),
+        match worker.events.next()?.1 {
+            Event::Merged(written) => Some(written.result),
+            Event::Released => None,
+            event => panic!("{event:?}"),
         }
     }
 
@@ -292,23 +280,23 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_ends_says_what_has_become_of_others_writes() {
+    fn worker_that_ends_tells_others_of_their_merged_writes() {
         let device = device();
         let (mut ending, mut other, segments) = gathered(&device, 6);
         // Two have landed, and half of the third.
         lands(&device, 2 * 4096 + 2048);
-        ending.give_parts_back(completion(segments, Ok(2 * 4096 + 2048)));
+        ending.give_merged_back(completion(segments, Ok(2 * 4096 + 2048)));
         drop(ending);
         assert_eq!(told(&other), Some(Ok(())));
         // The others are written, at last.
-        other.read_mail();
-        other.drain();
-        assert_eq!(other.in_flight.len() - other.free.len(), 1, "the first is not taken note of here");
+        other.read_messages();
+        other.turn().unwrap();
+        assert_eq!(other.table.len(), 1, "the first is not taken note of here");
         assert_eq!(next(&device), 4096 + 2 * 4096 + 2048 + 2 * 4096);
     }
 
     #[test]
-    fn what_a_worker_loses_fails() {
+    fn merged_write_that_is_lost_fails() {
         let device = device();
         let (one, other, segments) = gathered(&device, 4);
         drop(segments);
@@ -318,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_that_has_ended_is_nobody_elses() {
+    fn entry_that_has_left_is_not_another_writes() {
         let device = device();
         let zones = device.zones().unwrap();
         let (mut one, other, segments) = gathered(&device, 2);
         lands(&device, 8192);
-        one.gathered_written(segments, Ok(8192));
+        one.merged_written(segments, Ok(8192));
         // The other one has not read its mail. Somebody else appends, and may be given the same place.
-        let waiter = Waiter::Message(Arc::new(Deaf), 7);
+        let waiter = waiter(7);
         let Enqueued::Placed(write, position) = zones.enqueue(0, 4096, WriteKind::Append, false, waiter).unwrap()
         else {
             panic!("an append is placed")
@@ -337,27 +325,27 @@ mod tests {
 
     /// One of which half is there is gone on with, until the store says otherwise.
     #[test]
-    fn what_is_half_written_is_written_on() {
+    fn half_written_segment_is_continued() {
         for (result, expected) in [(Ok(0), Some(Err(Errno::IO))), (Err(Errno::NOSPC), Some(Err(Errno::NOSPC)))] {
             let device = device();
             let (mut one, other, segments) = gathered(&device, 2);
             lands(&device, 4096 + 2048);
-            one.gathered_written(segments, Ok(4096 + 2048));
-            let under_way = |one: &mut Worker<Nobody>| match one.executed.pop_back().map(|done| done.returned) {
+            one.merged_written(segments, Ok(4096 + 2048));
+            let under_way = |one: &mut Worker<Nobody>| match one.completions.pop_back().map(|done| done.returned) {
                 Some(Returned::Segments(segments)) => segments,
                 _ => panic!("the rest is written"),
             };
             let mut segments = under_way(&mut one);
             assert_eq!((segments.len(), segments[0].range.clone()), (1, 2048..4096));
-            assert!(one.has_gathered(), "it is not at rest");
+            assert!(one.has_merged(), "it is not at rest");
             for error in [Errno::INTR, Errno::AGAIN] {
-                one.gathered_written(segments, Err(error));
+                one.merged_written(segments, Err(error));
                 assert!(told(&other).is_none());
                 segments = under_way(&mut one);
             }
-            one.gathered_written(segments, result);
+            one.merged_written(segments, result);
             assert_eq!(told(&other), expected);
-            assert!(!one.has_gathered() && one.executed.is_empty());
+            assert!(!one.has_merged() && one.completions.is_empty());
         }
     }
 }

@@ -1,75 +1,93 @@
-//! Requests that were located before the device's table was replaced.
+//! Transfers that were mapped before the device's table was replaced.
 //!
-//! A frontend locates a request when it begins to receive it, which may be long before the worker starts it. If another
-//! table was loaded in between, the worker locates it once more. Nearly always the new place has the shape of the old one;
-//! where it has not, the request is carried out in parts, each with memory of its own.
+//! A frontend maps a request when it begins to receive it, which may be long before the worker starts it. If another table
+//! was loaded in between, the worker maps it again. Nearly always the new range has the shape of the old one; otherwise the
+//! request is carried out in child requests, each with memory of its own.
 
-use super::{Finished, Frontend, Request, Step, Worker};
+use super::state::{Body, Origin};
+use super::transfer::{Action, Ending};
+use super::{Frontend, Request, Worker};
 use crate::buffer::{Buffer, BufferPool};
-use crate::crypt_mapping::MappedRange;
+use crate::events::{Event, RequestId};
+use crate::mapping::{MappedRange, Mapping};
 use crate::request::{Operation, RequestError};
 use crate::rmw;
 use rustix::io::Errno;
-use std::sync::Arc;
 
-impl<F: Frontend> Worker<F>
-where
-    F::Message: 'static,
-{
-    /// Finds the place of a request that was located before the table was replaced. Where the new table needs other room
-    /// than the request brought, or cuts it, it is carried out in parts with memory of their own.
-    pub(super) fn relocate(&mut self, index: u32, old: &MappedRange) -> Result<(), RequestError> {
-        let longest = old.aligned_len.max(2 * self.mapping.unit_len());
-        let new = self.mapping.locate(old.offset, old.len as u64, longest)?;
-        let shape = |e: &MappedRange| (e.head_len, e.len, e.aligned_len, e.unit_len);
-        let flight = self.flight(index);
-        if shape(&new) == shape(old) {
-            flight.mapped = Some(new);
-            return self.begin(index);
+/// A request that is carried out in child requests, one after the other.
+pub(super) struct Remapped {
+    pub(super) operation: Operation,
+    /// As the table that was replaced had it.
+    pub(super) whole: MappedRange,
+    pub(super) data: Option<Buffer>,
+    pub(super) spare: Option<Buffer>,
+    /// Bytes that are done.
+    pub(super) done: usize,
+}
+
+/// Maps the range again, as `mapping` has it now. `None`: the data has another shape there.
+///
+/// # Errors
+///
+/// That the range is not on the device any more, and `EIO` for an append, which cannot be cut.
+pub(super) fn remap(
+    mapping: &Mapping,
+    old: &MappedRange,
+    operation: Operation,
+) -> Result<Option<MappedRange>, RequestError> {
+    let max_aligned_len = old.aligned_len.max(2 * mapping.unit_len());
+    let new = mapping.locate(old.offset, old.len as u64, max_aligned_len)?;
+    let shape = |range: &MappedRange| (range.head_len, range.len, range.aligned_len, range.unit_len);
+    match operation {
+        _ if shape(&new) == shape(old) => Ok(Some(new)),
+        Operation::Append { .. } => Err(Errno::IO.into()),
+        _ => Ok(None),
+    }
+}
+
+impl Remapped {
+    /// Moves on by one event.
+    pub(super) fn step(&mut self, event: Event) -> Action {
+        let Event::Child { buffer, requested, result } = event else { unreachable!("{event:?} of a remapped request") };
+        if result.is_ok() {
+            if let (Operation::Read, Some(data)) = (self.operation, &mut self.data) {
+                let into = &mut data.data_mut()[self.whole.requested()][self.done..][..requested.len()];
+                into.copy_from_slice(&buffer.data()[requested.clone()]);
+            }
+            self.done += requested.len();
         }
-        if matches!(flight.operation, Operation::Append { .. }) {
-            // It lands in one piece or not at all.
-            return Err(RequestError::Io(Errno::IO));
+        if result.is_err() || self.done == self.whole.len {
+            return Action::Finish(Ending::new(result, self.data.take()));
         }
-        flight.step = Step::Parts;
-        flight.progress = 0;
-        self.next_part(index)
+        Action::Child
     }
 
-    fn next_part(&mut self, index: u32) -> Result<(), RequestError> {
-        let mapping = Arc::clone(&self.mapping);
-        let flight = self.flight(index);
-        let whole = flight.mapped.expect("only requests that move data go in parts");
-        let rest = whole.requested().start + flight.progress..whole.requested().end;
-        let offset = whole.offset + flight.progress as u64;
-        let mapped = mapping.locate(offset, rest.len() as u64, BufferPool::LARGEST_PIECE + 2 * mapping.unit_len())?;
-        let mut buffer = Buffer::new(mapped.aligned_len);
-        if let Some(from) = flight.buffer.as_ref().filter(|_| flight.operation.writes_data()) {
-            buffer.data_mut()[mapped.requested()].copy_from_slice(&from.data()[rest][..mapped.len]);
+    /// The next child request.
+    fn child(&self, mapping: &Mapping) -> Result<Request, RequestError> {
+        let rest = self.whole.requested().start + self.done..self.whole.requested().end;
+        let offset = self.whole.offset + self.done as u64;
+        let max_aligned_len = BufferPool::LARGEST_PIECE + 2 * mapping.unit_len();
+        let range = mapping.locate(offset, rest.len() as u64, max_aligned_len)?;
+        let mut buffer = Buffer::new(range.aligned_len);
+        if let Some(from) = self.data.as_ref().filter(|_| self.operation.writes_data()) {
+            buffer.data_mut()[range.requested()].copy_from_slice(&from.data()[rest][..range.len]);
         }
-        let (id, operation, len) = (flight.id, flight.operation, mapped.len as u64);
-        let spare = operation.modifies().then(|| Buffer::new(rmw::spare_len(&mapped)));
-        let part = Request { id, operation, offset, len, data: Some((mapped, buffer)), spare };
-        self.start_part(part, Some(index));
-        Ok(())
+        let spare = self.operation.modifies().then(|| Buffer::new(rmw::spare_len(&range)));
+        let (operation, len) = (self.operation, range.len as u64);
+        Ok(Request { id: 0, operation, offset, len, data: Some((range, buffer)), spare })
     }
+}
 
-    pub(super) fn part_finished(&mut self, index: u32, part: Finished) {
-        if part.result.is_err() {
-            return self.finish(index, part.result);
-        }
-        let flight = self.flight(index);
-        let whole = flight.mapped.expect("only requests that move data go in parts");
-        let (mapped, from) = part.data.expect("a part gives its buffer back");
-        if let (Operation::Read, Some(into)) = (flight.operation, &mut flight.buffer) {
-            into.data_mut()[whole.requested()][flight.progress..][..mapped.len]
-                .copy_from_slice(&from.data()[mapped.requested()]);
-        }
-        flight.progress += mapped.len;
-        if flight.progress == whole.len {
-            self.finish(index, Ok(()));
-        } else if let Err(error) = self.next_part(index) {
-            self.finish(index, Err(error));
+impl<F: Frontend> Worker<F> {
+    /// Starts the next child of the remapped request `parent`. Its end comes as an [`Event::Child`].
+    pub(super) fn start_child(&mut self, parent: RequestId) -> Option<Event> {
+        let Some(Body::Remapped(remapped)) = self.table.get(parent).map(|request| &request.body) else { return None };
+        match remapped.child(&self.volume.mapping) {
+            Ok(request) => {
+                self.start(request, Origin::Parent(parent));
+                None
+            }
+            Err(error) => Some(Event::Child { buffer: Buffer::new(0), requested: 0..0, result: Err(error) }),
         }
     }
 }

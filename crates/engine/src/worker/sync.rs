@@ -1,127 +1,99 @@
-//! Requests that promise stable storage: they wait for a sync of the stores, which one of all workers carries out at a time
+//! Requests that promise stable storage: they wait for a sync of the stores, which one worker carries out at a time
 //! ([`crate::flush`]).
 
-use super::{Frontend, OWN, Step, Worker};
+use super::{ENGINE, Frontend, Worker};
+use crate::events::{Event, RequestId};
 use crate::flush::{SyncNumber, Turn};
-use crate::request::RequestError;
 use crate::ring::{self, Completion, Token};
-use crate::stats::Phase;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
 /// The sync that this worker carries out, whichever requests it is for.
-pub(super) const TOKEN: Token = Token(OWN | 1 << 62);
+pub(super) const TOKEN: Token = Token(ENGINE | 1 << 62);
 
 /// A worker's part in the syncs of its device.
 pub(super) struct Syncs {
     member: u64,
     /// Requests that wait, in the order of their arrival, each with the sync that it needs.
-    pub(super) waiting: VecDeque<(SyncNumber, u32)>,
+    pub(super) waiting: VecDeque<(SyncNumber, RequestId)>,
     /// The store that is being synced, while this worker carries a sync out.
     store: Option<usize>,
 }
 
 impl Syncs {
-    /// For `most` requests at a time.
-    pub(super) fn new(member: u64, most: usize) -> Self {
-        Self { member, waiting: VecDeque::with_capacity(most), store: None }
+    /// With memory for `capacity` requests.
+    pub(super) fn new(member: u64, capacity: usize) -> Self {
+        Self { member, waiting: VecDeque::with_capacity(capacity), store: None }
     }
 }
 
-impl<F: Frontend> Worker<F>
-where
-    F::Message: 'static,
-{
-    /// Ends a request when all that was answered before now is on stable storage.
-    pub(super) fn await_sync(&mut self, index: u32) {
-        self.flight(index).step = Step::Sync;
-        if self.stores.is_empty() {
-            // A table of lines that store nothing.
-            return self.synced(index);
+impl<F: Frontend> Worker<F> {
+    /// The request gets [`Event::Synced`] when all that was completed before now is on stable storage.
+    pub(super) fn await_sync(&mut self, id: RequestId) -> Option<Event> {
+        if self.volume.files.is_empty() {
+            // A table of targets that store nothing.
+            return Some(Event::Synced(self.volume.device.check_flush()));
         }
-        let (number, turn) = self.device.syncs().request(self.syncs.member);
-        self.syncs.waiting.push_back((number, index));
-        if turn == Turn::Lead {
-            self.sync_store(0);
+        let (number, turn) = self.volume.device.syncs().request(self.syncs.member);
+        self.syncs.waiting.push_back((number, id));
+        if turn == Turn::Lead && self.sync_stores(0) {
+            self.check_syncs();
         }
+        None
     }
 
-    /// Ends a durable write whose bytes are written, or were refused.
-    pub(super) fn make_durable(&mut self, index: u32, outcome: Result<(), Errno>) {
-        let flight = self.flight(index);
-        let mapped = flight.mapped.expect("a write has an mapped");
-        let lock = flight.lock.take();
-        let native = self.device.stores()[mapped.store as usize].has_native_fua();
-        // The bytes are in the store: a sync holds up nobody who wants to read them.
-        lock.into_iter().for_each(|lock| self.device.locks().unlock(lock));
-        match outcome {
-            Ok(()) if native => {
-                let result = self.device.check_flush();
-                self.finish(index, result);
+    /// Syncs the stores from `first` on, as the worker that does so for all. True: the sync has ended, with the stores that
+    /// are called. False: the ring has the rest.
+    fn sync_stores(&mut self, first: usize) -> bool {
+        let mut result = Ok(());
+        for (store, file) in self.volume.files.iter().enumerate().skip(first) {
+            if let Some(file) = file {
+                self.syncs.store = Some(store);
+                self.ring.submit(*file, ring::Operation::Sync, TOKEN);
+                return false;
             }
-            Ok(()) => self.await_sync(index),
-            // No room for these bytes: whether others are lost as well is known to the store only.
-            Err(error @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) if native => {
-                self.flight(index).failed = Some(error);
-                self.await_sync(index);
-            }
-            Err(error) => {
-                // The disk may have failed to empty its cache.
-                if native {
-                    self.device.syncs().note_lost_writes();
-                }
-                self.finish(index, Err(RequestError::Io(error)));
+            result = self.volume.device.stores()[store].sync();
+            if result.is_err() {
+                break;
             }
         }
-    }
-
-    fn sync_store(&mut self, store: usize) {
-        self.syncs.store = Some(store);
-        self.submit_as(TOKEN, store as u32, ring::Operation::Sync);
+        self.syncs.store = None;
+        self.volume.device.syncs().end(result);
+        true
     }
 
     /// A store was synced, as part of the sync that this worker carries out. Never tried again, whatever the error is: the
     /// kernel may have reported a lost write with it, and would not do so twice.
     pub(super) fn store_synced(&mut self, result: Result<usize, Errno>) {
-        let next = self.syncs.store.map_or(0, |store| store + 1);
-        if result.is_ok() && next < self.stores.len() {
-            return self.sync_store(next);
+        let next = self.syncs.store.take().map_or(0, |store| store + 1);
+        match result {
+            Ok(_) if !self.sync_stores(next) => return,
+            Ok(_) => {}
+            Err(error) => self.volume.device.syncs().end(Err(error)),
         }
-        self.syncs.store = None;
-        self.device.syncs().end(result.map(|_| ()));
-        self.look_at_syncs();
+        self.check_syncs();
     }
 
-    /// Ends the requests whose sync has ended, and carries out the next one where no other worker does.
-    pub(super) fn look_at_syncs(&mut self) {
-        while let Some(&(number, index)) = self.syncs.waiting.front() {
-            match self.device.syncs().look(self.syncs.member, number) {
+    /// Ends the requests whose sync has ended, and carries out the next sync if no other worker does.
+    pub(super) fn check_syncs(&mut self) {
+        while let Some(&(number, id)) = self.syncs.waiting.front() {
+            match self.volume.device.syncs().look(self.syncs.member, number) {
                 Turn::Done => {
                     self.syncs.waiting.pop_front();
-                    self.synced(index);
+                    self.ready.push_back((id, Event::Synced(self.volume.device.check_flush())));
                 }
-                Turn::Lead => return self.sync_store(0),
-                Turn::Wait => return,
+                Turn::Lead if self.sync_stores(0) => {}
+                Turn::Lead | Turn::Wait => return,
             }
         }
     }
 
-    fn synced(&mut self, index: u32) {
-        let synced = self.device.check_flush();
-        let flight = self.flight(index);
-        flight.lap(Phase::Store);
-        let result = flight.failed.map_or(synced, |error| Err(RequestError::Io(error)));
-        self.finish(index, result);
-    }
-}
-
-impl<F: Frontend> Worker<F> {
     /// Gives up the sync that a worker that ends has begun. `ended`: the last completions of its ring.
     pub(super) fn leave_syncs<'a>(&mut self, ended: impl IntoIterator<Item = &'a Completion>) {
         let leading = self.syncs.store.take().map(|_| {
             let sync = ended.into_iter().find(|done| done.token == TOKEN);
             sync.map_or(Err(Errno::IO), |done| done.result.map(|_| ()))
         });
-        self.device.syncs().leave(self.syncs.member, leading);
+        self.volume.device.syncs().leave(self.syncs.member, leading);
     }
 }

@@ -3,7 +3,7 @@
 //! A device that others swap to, or whose file system must be written before memory is free, must not ask for memory itself
 //! on the way of a request.
 
-use super::{Frontend, OWN, Worker};
+use super::{ENGINE, Frontend, Worker};
 use crate::buffer::Buffer;
 use crate::ring::{self, Token, Wait};
 use crate::store::BackingStore;
@@ -20,23 +20,23 @@ where
     /// Has the kernel make now what it keeps for so many operations at a time on each store, by reading the beginning as
     /// often, and by a flush, for which it starts a thread. Before the first turn. Whether they succeed is of no interest.
     pub fn warm_up(&mut self, operations: usize) -> io::Result<()> {
-        self.device.locks().reserve(operations);
-        self.device.zones().inspect(|zones| zones.reserve(operations));
-        self.lock_room += operations;
+        self.volume.device.locks().reserve(operations);
+        self.volume.device.zones().inspect(|zones| zones.reserve(operations));
+        self.volume.lock_room += operations;
         self.ring.reserve(operations);
         // The last of the kernel's threads stays when it has nothing to do, and is there when the next operation comes.
-        if self.device.stores().iter().all(|store| is_past_the_cache(&**store)) {
+        if self.volume.device.stores().iter().all(|store| is_direct_block_device(&**store)) {
             self.ring.set_iowq_max_workers()?;
         }
         let mut done = VecDeque::with_capacity(operations);
-        for (store, file) in self.device.stores().iter().zip(&self.stores) {
+        for (store, file) in self.volume.device.stores().iter().zip(&self.volume.files) {
             let Some(file) = *file else { continue };
             let len = store.geometry().len.min(WARM_UP_LEN as u64) as usize;
             for _ in 0..operations {
                 let read = ring::Operation::Read { offset: 0, buffer: Buffer::new(WARM_UP_LEN), range: 0..len };
-                self.ring.submit(file, read, Token(OWN));
+                self.ring.submit(file, read, Token(ENGINE));
             }
-            self.ring.submit(file, ring::Operation::Sync, Token(OWN));
+            self.ring.submit(file, ring::Operation::Sync, Token(ENGINE));
             let mut left = operations + 1;
             while left > 0 {
                 if self.ring.turn(Wait::Forever, &mut done)? {
@@ -49,9 +49,9 @@ where
     }
 }
 
-/// Whether a store is a block device, read and written past the kernel's cache: the device takes every operation but flushes
+/// Whether a store is a block device, with direct I/O: the device takes every operation but flushes
 /// and discards without a thread that waits for it.
-fn is_past_the_cache(store: &dyn BackingStore) -> bool {
+fn is_direct_block_device(store: &dyn BackingStore) -> bool {
     let flags = store.as_fd().and_then(|fd| rustix::fs::fcntl_getfl(fd).ok());
     store.is_block_device() && flags.is_some_and(|flags| flags.contains(rustix::fs::OFlags::DIRECT))
 }

@@ -4,7 +4,6 @@
 //! `include/uapi/linux/blkzoned.h`. All positions and lengths are bytes. A store that is zoned says so by
 //! [`crate::BackingStore::zoned`]; where a device lies on one, its zones are the store's, shifted by the data offset.
 
-pub(crate) mod mgmt_thread;
 pub(crate) mod queue;
 
 use crate::crypt_mapping::TargetError;

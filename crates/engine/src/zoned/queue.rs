@@ -16,6 +16,7 @@ mod table;
 
 use super::{Zone, ZoneKind, ZoneLimits, ZonedStore};
 use crate::crypt_mapping::Ciphertext;
+use crate::events::{Event, EventQueue, RequestId};
 use crate::request::RequestError;
 use crate::ring::{Token, Waker};
 use crate::store::BackingStore;
@@ -24,8 +25,8 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+pub(crate) use table::Waiter;
 use table::{NONE, QueuedKind, QueuedWrite, State, Table};
-pub(crate) use table::{Queued, Waiter, Written};
 
 /// How often an append is placed anew because others write to its zone.
 const MAX_REASSIGNMENTS: u8 = 8;
@@ -82,8 +83,8 @@ pub(crate) enum Enqueued {
 pub(crate) enum WriteOutcome {
     /// It has left the queue.
     Left {
-        /// The next one may belong to the same waiter: its token.
-        next: Option<u64>,
+        /// The next head of the queue, if it is a request of the same worker.
+        next: Option<RequestId>,
         /// The store has all of it, even if it failed.
         landed: bool,
     },
@@ -319,7 +320,7 @@ impl ZoneWriteQueues {
     }
 
     /// The write, whose turn it was, has ended.
-    pub(crate) fn complete_write(&self, write: WriteId, succeeded: bool, me: Option<&Arc<dyn Queued>>) -> WriteOutcome {
+    pub(crate) fn complete_write(&self, write: WriteId, succeeded: bool, me: Option<&Arc<EventQueue>>) -> WriteOutcome {
         let mut table = self.table();
         let QueuedWrite { zone, position, len, kind, moves, .. } = *table.write(write);
         let zone = zone as usize;
@@ -354,7 +355,7 @@ impl ZoneWriteQueues {
 
     /// The write is given up; it may have been held, in the queue, or with the store, which has answered. The next one's
     /// token, if it belongs to the same waiter.
-    pub(crate) fn leave(&self, write: WriteId, me: Option<&Arc<dyn Queued>>) -> Option<u64> {
+    pub(crate) fn leave(&self, write: WriteId, me: Option<&Arc<EventQueue>>) -> Option<RequestId> {
         if self.take_back(write) {
             return None;
         }
@@ -442,8 +443,8 @@ impl ZoneWriteQueues {
         let index = table.held.remove(at);
         self.held.store(table.held.len(), Ordering::Release);
         table.link_data(index);
-        if let Some(Waiter::Message(to, token)) = &table.entries[index as usize].waiter {
-            to.turn(*token);
+        if let Some(Waiter::Request(reply)) = &table.entries[index as usize].waiter {
+            reply.post(Event::Released);
         }
     }
 

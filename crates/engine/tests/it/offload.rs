@@ -2,7 +2,7 @@
 
 use crate::scripted::{self, Ask};
 use crate::support::{DATA_OFFSET, Random, device, independent_plaintext};
-use inlock_engine::offload::OffloadError;
+use inlock_engine::OffloadError;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{Device, Offload, OffloadOptions, OffloadPolicy};

@@ -186,7 +186,7 @@ fn carry_out(
     let ring = Ring::new(mode).expect("a ring");
     let mut worker = Worker::new(Arc::clone(device), ring, pool, front).with_offload(offload);
     if let Some(strip) = CARRIES.get() {
-        worker = worker.with_carrier(1, strip).expect("a thread");
+        worker = worker.with_copy_thread(1, strip).expect("a thread");
     }
     worker.run().expect("a worker that runs");
     assert_eq!(worker.buffers_outstanding(), 0, "every buffer comes back");

@@ -171,7 +171,7 @@ fn run_worker(
     let ring = Ring::new(mode).expect("a ring");
     let mut worker = Worker::new(Arc::clone(device), ring, BufferPool::new(&buffers), front).with_offload(pool);
     if mode == IoMode::Auto {
-        worker = worker.with_carrier(5000, 4096).expect("a thread");
+        worker = worker.with_copy_thread(5000, 4096).expect("a thread");
     }
     go.wait();
     go.wait();

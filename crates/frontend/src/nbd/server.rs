@@ -6,7 +6,7 @@ use super::frontend::{Message, Nbd};
 
 pub use super::frontend::Limits;
 use super::protocol::{Export, transmission_flag};
-use inlock_engine::offload::OffloadError;
+use inlock_engine::OffloadError;
 use inlock_engine::ring::Ring;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::worker::{Mailbox, Worker};

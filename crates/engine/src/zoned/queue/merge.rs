@@ -1,9 +1,10 @@
 //! Writes of a zone that go to the store as one: whoever has the turn of the first is lent the data of those behind it, and
 //! says what becomes of each, from the first on where it has landed and from the last on where it has not.
 
-use super::table::{NONE, Queued, Table, Waiter, Written};
+use super::table::{NONE, Table, Waiter};
 use super::{WriteId, ZoneWriteQueues};
 use crate::crypt_mapping::Ciphertext;
+use crate::events::{Event, EventQueue, MergedWrite, RequestId};
 use crate::ring::{MAX_WRITE_SEGMENTS, WriteSegment};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -12,9 +13,9 @@ use std::time::Instant;
 /// What a lender is told of a write of his own.
 pub(crate) enum Told {
     /// The write with this token has ended.
-    Written(u64, Written),
+    Written(RequestId, MergedWrite),
     /// It is the turn of the write with this token.
-    Turn(u64),
+    Turn(RequestId),
 }
 
 impl ZoneWriteQueues {
@@ -28,7 +29,7 @@ impl ZoneWriteQueues {
         data: Ciphertext,
         longest: usize,
         segments: &mut Vec<WriteSegment>,
-        lender: &Arc<dyn Queued>,
+        lender: &Arc<EventQueue>,
     ) -> Option<Ciphertext> {
         let mut table = self.table();
         let write = table.write(first);
@@ -67,16 +68,21 @@ impl ZoneWriteQueues {
         &self,
         segment: WriteSegment,
         result: Result<(), Errno>,
-        me: &Arc<dyn Queued>,
+        me: &Arc<EventQueue>,
         mut tell: impl FnMut(Told),
     ) {
         let WriteSegment { data, token, since, .. } = segment;
-        let (mine, next) = self.lent_ended(WriteId::of(token), Written { data: Some(data), result, since }, me);
+        let (mine, next) = self.lent_ended(WriteId::of(token), MergedWrite { data: Some(data), result, since }, me);
         let mine = mine.map(|(token, written)| Told::Written(token, written));
         mine.into_iter().chain(next.map(Told::Turn)).for_each(&mut tell);
     }
 
-    fn lent_ended(&self, id: WriteId, written: Written, me: &Arc<dyn Queued>) -> (Option<(u64, Written)>, Option<u64>) {
+    fn lent_ended(
+        &self,
+        id: WriteId,
+        written: MergedWrite,
+        me: &Arc<EventQueue>,
+    ) -> (Option<(RequestId, MergedWrite)>, Option<RequestId>) {
         let mut table = self.table();
         let write = table.write(id);
         let (zone, start, len, waiter) = (write.zone as usize, write.position, write.len, write.waiter.take());
@@ -93,11 +99,13 @@ impl ZoneWriteQueues {
         }
         let next = table.go(zone, Some(me));
         let mine = match waiter {
-            Some(Waiter::Message(to, token)) if Arc::ptr_eq(me, &to) => Some((token, written)),
-            Some(Waiter::Message(to, token)) => {
-                to.written(token, written);
-                None
-            }
+            Some(Waiter::Request(reply)) => match reply.request_of(me) {
+                Some(mine) => Some((mine, written)),
+                None => {
+                    reply.post(Event::Merged(written));
+                    None
+                }
+            },
             // Its owner has ended.
             Some(Waiter::Thread) | None => None,
         };
@@ -111,10 +119,12 @@ impl ZoneWriteQueues {
     }
 
     /// One that went with others, and is the first in its queue now, goes alone.
-    pub(crate) fn go_alone(&self, segment: WriteSegment, me: &Arc<dyn Queued>, mut tell: impl FnMut(Told)) {
+    pub(crate) fn go_alone(&self, segment: WriteSegment, me: &Arc<EventQueue>, mut tell: impl FnMut(Told)) {
         match self.give_back(segment, true) {
-            Some(Waiter::Message(to, token)) if Arc::ptr_eq(me, &to) => tell(Told::Turn(token)),
-            Some(Waiter::Message(to, token)) => to.turn(token),
+            Some(Waiter::Request(reply)) => match reply.request_of(me) {
+                Some(mine) => tell(Told::Turn(mine)),
+                None => reply.post(Event::Released),
+            },
             Some(Waiter::Thread) | None => {}
         }
     }
@@ -140,7 +150,7 @@ impl ZoneWriteQueues {
     }
 
     /// Whoever was lent data ends, and has not said what has become of some: it is not known.
-    pub(crate) fn lender_ends(&self, lender: &Arc<dyn Queued>) {
+    pub(crate) fn lender_ends(&self, lender: &Arc<EventQueue>) {
         let lost = |table: &Table| {
             let is_lost = |at: &usize| table.entries[*at].lent.as_ref().is_some_and(|lent| Arc::ptr_eq(lent, lender));
             let last = (0..table.entries.len()).filter(is_lost).max_by_key(|at| table.entries[*at].position);
@@ -148,7 +158,7 @@ impl ZoneWriteQueues {
         };
         loop {
             let Some(id) = lost(&self.table()) else { return };
-            let written = Written { data: None, result: Err(Errno::IO), since: Instant::now() };
+            let written = MergedWrite { data: None, result: Err(Errno::IO), since: Instant::now() };
             let _ = self.lent_ended(id, written, lender);
         }
     }

@@ -4,39 +4,20 @@
 
 use super::{WriteId, WriteKind};
 use crate::crypt_mapping::Ciphertext;
+use crate::events::{Event, EventQueue, ReplyTo, RequestId};
 use crate::ring::Waker;
 use crate::zoned::ZoneAction;
-use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// No write.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Whose entries wait. It is told while the table is looked at, so it must not ask anything of it before it returns.
-pub(crate) trait Queued: Send + Sync {
-    /// It is the turn of the write with `token`.
-    fn turn(&self, token: u64);
-
-    /// The write with `token` went to the store with another's.
-    fn written(&self, token: u64, written: Written);
-}
-
-/// What has become of a write that went to the store with others.
-pub(crate) struct Written {
-    /// Its data; `None`: whoever had them has lost them.
-    pub(crate) data: Option<Ciphertext>,
-    pub(crate) result: Result<(), Errno>,
-    /// When it went.
-    pub(crate) since: Instant,
-}
-
-/// Who is told that it is a write's turn.
+/// Where a write or a zone management operation waits.
 #[derive(Clone)]
 pub(crate) enum Waiter {
-    /// A worker, by a message.
-    Message(Arc<dyn Queued>, u64),
+    /// In a worker.
+    Request(ReplyTo),
     /// A thread that sleeps until something has changed, and looks.
     Thread,
 }
@@ -82,7 +63,7 @@ pub(super) struct QueuedWrite {
     /// What it writes, while it waits for its turn, and the position for which that is encrypted.
     pub(super) data: Option<(u64, Ciphertext)>,
     /// Who has its data, with others', and says what becomes of it.
-    pub(super) lent: Option<Arc<dyn Queued>>,
+    pub(super) lent: Option<Arc<EventQueue>>,
     /// How many entries have lain here before.
     pub(super) generation: u32,
     pub(super) moves: u8,
@@ -257,7 +238,7 @@ impl Table {
     }
 
     /// Gives the first of a zone's queue its turn, if it is ready. A token is returned where `me` is the one to be told.
-    pub(super) fn go(&mut self, zone: usize, me: Option<&Arc<dyn Queued>>) -> Option<u64> {
+    pub(super) fn go(&mut self, zone: usize, me: Option<&Arc<EventQueue>>) -> Option<RequestId> {
         let head = self.zones[zone].head;
         if head == NONE {
             return None;
@@ -279,8 +260,10 @@ impl Table {
             _ => write.waiter.as_ref()?,
         };
         match waiter {
-            Waiter::Message(to, token) if me.is_some_and(|me| Arc::ptr_eq(me, to)) => return Some(*token),
-            Waiter::Message(to, token) => to.turn(*token),
+            Waiter::Request(reply) => match me.and_then(|me| reply.request_of(me)) {
+                Some(mine) => return Some(mine),
+                None => reply.post(Event::Released),
+            },
             Waiter::Thread => self.wakes = true,
         }
         None

@@ -1,7 +1,7 @@
-//! The mailbox: threads that post, and a worker that sleeps until it is woken.
+//! The message queue: threads that post, and a worker that sleeps until it is woken.
 
 use super::in_every_order;
-use crate::mailbox::MessageQueue;
+use crate::message_queue::MessageQueue;
 use crate::ring::Waker;
 use loom::thread;
 use std::sync::Arc;

@@ -1,0 +1,58 @@
+//! Discards: a range given back to the stores, target by target.
+
+use super::transfer::{Action, Ending};
+use crate::events::Event;
+use crate::mapping::{Kind, Mapping};
+use crate::request::RequestError;
+use rustix::io::Errno;
+
+/// A discard of a range that lies within the device.
+pub(super) struct Discard {
+    /// First byte that is not yet given back.
+    pub(super) next: u64,
+    pub(super) end: u64,
+    pub(super) fua: bool,
+    /// Bytes from `next` on that the store was asked to give back.
+    pub(super) asked: u64,
+}
+
+impl Discard {
+    /// Asks for the next piece.
+    pub(super) fn start(&mut self, mapping: &Mapping) -> Action {
+        while self.next < self.end {
+            let (range, place) = match mapping.discardable(self.next, self.end - self.next) {
+                Ok(located) => located,
+                Err(error) => return finish(Err(error)),
+            };
+            match place.kind {
+                Kind::Crypt | Kind::Linear if !range.is_empty() => {
+                    self.asked = place.len;
+                    return Action::Discard { store: place.store, range };
+                }
+                Kind::Crypt | Kind::Linear | Kind::Zero => self.next += place.len,
+                Kind::Error => return finish(Err(Errno::IO.into())),
+            }
+        }
+        if self.fua { Action::Sync } else { finish(Ok(())) }
+    }
+
+    /// Moves on by one event.
+    pub(super) fn step(&mut self, event: Event, mapping: &Mapping) -> Action {
+        match event {
+            Event::Discarded(Ok(())) => {
+                self.next += std::mem::take(&mut self.asked);
+                self.start(mapping)
+            }
+            // Once more: it gives nothing back twice.
+            Event::Discarded(Err(Errno::INTR | Errno::AGAIN)) => self.start(mapping),
+            Event::Discarded(Err(Errno::OPNOTSUPP)) => finish(Err(RequestError::Unsupported)),
+            Event::Discarded(Err(error)) => finish(Err(error.into())),
+            Event::Synced(result) => finish(result),
+            event => unreachable!("{event:?} of a discard"),
+        }
+    }
+}
+
+fn finish(result: Result<(), RequestError>) -> Action {
+    Action::Finish(Ending::new(result, None))
+}

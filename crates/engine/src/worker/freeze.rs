@@ -1,0 +1,28 @@
+//! A worker of a device that is frozen: it looks when something has changed, and says when it has nothing in flight.
+
+use super::{Frontend, Worker};
+use crate::freeze::{FreezeState, SCRUB_TURN, View};
+use inlock_cipher::scrub_stack;
+
+impl<F: Frontend> Worker<F> {
+    /// The device was frozen, or runs again.
+    pub(super) fn update_freeze(&mut self) {
+        let View { epoch, freeze_state, mapping, target } = self.volume.device.freeze().view(self.volume.worker_id);
+        (self.volume.epoch, self.volume.state, self.volume.mapping) = (epoch, freeze_state, mapping);
+        if target.is_some() {
+            self.volume.crypt = target;
+        }
+        if freeze_state != FreezeState::Running {
+            self.take_back_deferred();
+        }
+        self.run_queue();
+    }
+
+    /// Drops the keys as soon as nothing is in flight: no request of its own, and no merged write of another worker's.
+    pub(super) fn drop_keys_if_idle(&mut self) {
+        if self.table.is_empty() && !self.has_merged() && self.volume.crypt.take().is_some() {
+            scrub_stack::<SCRUB_TURN>();
+            self.volume.device.freeze().set_idle(self.volume.worker_id);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! How a transfer goes: decided once, when it begins, from the operation, the store and the options.
+
+use crate::mapping::{Kind, MappedRange};
+
+/// The choices for one transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Path {
+    pub(super) order: Order,
+    pub(super) crypt: Executor,
+    /// How the aligned range reaches the store.
+    pub(super) store: Via,
+    /// How the data units at its edges are read before a write of partial units.
+    pub(super) edge: Via,
+    pub(super) durability: Durability,
+}
+
+/// What keeps other requests off the same data units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Nothing: no data unit is encrypted.
+    None,
+    /// One shared lock on every unit, in one atomic step, for a request that ends before the worker waits.
+    AllShared,
+    /// The lock on its units, shared.
+    Shared,
+    /// The lock on its units, exclusive: it reads, changes and writes them.
+    Exclusive,
+    /// The write queue of its zone.
+    ZoneQueue,
+}
+
+/// Where the cipher work is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Executor {
+    /// By the worker.
+    Inline,
+    /// By the cipher threads.
+    Pool,
+    /// By the copy thread, which moves the data as well.
+    Copy,
+}
+
+/// How a store is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Via {
+    /// By a call of the worker.
+    Inline,
+    /// By an operation of the ring.
+    Ring,
+}
+
+/// What follows a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Durability {
+    /// Nothing.
+    None,
+    /// Nothing: the write was a FUA write of the store.
+    Native,
+    /// A sync of the stores.
+    Sync,
+}
+
+/// What [`Path::of`] decides from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    /// Transfers of the store up to this length are calls; `None`: all are.
+    pub(super) inline_max_len: Option<usize>,
+    /// Transfers of the store from this length on go by the copy thread, if at all.
+    pub(super) copy_min_len: Option<usize>,
+    /// Whether a FUA write of the store reports nothing but its own failure.
+    pub(super) has_native_fua: bool,
+    /// Whether the request is in a zone write queue.
+    pub(super) in_zone: bool,
+    /// Whether the request is for the cipher threads.
+    pub(super) pool_wanted: bool,
+}
+
+impl Path {
+    /// Decides the path of a read or a write.
+    pub(super) fn of(writes: bool, fua: bool, range: &MappedRange, facts: &Facts) -> Self {
+        let via = |len| if facts.inline_max_len.is_none_or(|max| len <= max) { Via::Inline } else { Via::Ring };
+        let (store, edge) = (via(range.aligned_len), via(range.unit_len));
+        let is_long = facts.copy_min_len.is_some_and(|min| range.aligned_len >= min);
+        let crypt = match () {
+            () if facts.pool_wanted => Executor::Pool,
+            // The copy thread does not sync, and keeps no order of zones.
+            () if is_long && !fua && !facts.in_zone => Executor::Copy,
+            () => Executor::Inline,
+        };
+        let order = match () {
+            () if facts.in_zone => Order::ZoneQueue,
+            () if range.kind != Kind::Crypt => Order::None,
+            () if writes && range.is_partial() => Order::Exclusive,
+            () if store == Via::Inline && crypt == Executor::Inline => Order::AllShared,
+            () => Order::Shared,
+        };
+        let durability = match (fua, facts.has_native_fua) {
+            (false, _) => Durability::None,
+            (true, true) => Durability::Native,
+            (true, false) => Durability::Sync,
+        };
+        Self { order, crypt, store, edge, durability }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CryptMapping;
+    use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
+
+    const DISK: Facts = Facts {
+        inline_max_len: Some(0),
+        copy_min_len: None,
+        has_native_fua: false,
+        in_zone: false,
+        pool_wanted: false,
+    };
+    const TMPFS: Facts = Facts { inline_max_len: Some(32 << 10), copy_min_len: Some(128 << 10), ..DISK };
+
+    fn range(offset: u64, len: u64) -> MappedRange {
+        let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::SECTOR);
+        let mapping = CryptMapping::new(&[segment], &VolumeKey::new(&[3; 64]), 1 << 20).unwrap();
+        mapping.locate(offset, len, 1 << 20).unwrap()
+    }
+
+    #[test]
+    fn store_decides_inline_and_copy_by_length() {
+        let path = |len, facts: &Facts| {
+            let path = Path::of(false, false, &range(0, len), facts);
+            (path.order, path.crypt, path.store)
+        };
+        assert_eq!(path(4096, &DISK), (Order::Shared, Executor::Inline, Via::Ring));
+        assert_eq!(path(32 << 10, &TMPFS), (Order::AllShared, Executor::Inline, Via::Inline));
+        assert_eq!(path(64 << 10, &TMPFS), (Order::Shared, Executor::Inline, Via::Ring));
+        assert_eq!(path(128 << 10, &TMPFS), (Order::Shared, Executor::Copy, Via::Ring));
+        let memory = Facts { inline_max_len: None, ..DISK };
+        assert_eq!(path(1 << 20, &memory), (Order::AllShared, Executor::Inline, Via::Inline));
+        // A request that goes to other threads waits for them, with its own units locked.
+        let pool = Facts { pool_wanted: true, ..TMPFS };
+        assert_eq!(path(4096, &pool), (Order::Shared, Executor::Pool, Via::Inline));
+        assert_eq!(path(128 << 10, &pool), (Order::Shared, Executor::Pool, Via::Ring));
+    }
+
+    #[test]
+    fn write_of_partial_units_is_exclusive_and_reads_edges_by_their_length() {
+        let path = Path::of(true, false, &range(1, 48 << 10), &TMPFS);
+        assert_eq!((path.order, path.store, path.edge), (Order::Exclusive, Via::Ring, Via::Inline));
+        let path = Path::of(false, false, &range(1, 48 << 10), &TMPFS);
+        assert_eq!(path.order, Order::Shared, "a read changes nothing");
+    }
+
+    #[test]
+    fn fua_is_native_or_a_sync_and_never_copied() {
+        let path = |fua, has_native_fua| {
+            let path = Path::of(true, fua, &range(0, 128 << 10), &Facts { has_native_fua, ..TMPFS });
+            (path.crypt, path.durability)
+        };
+        assert_eq!(path(false, true), (Executor::Copy, Durability::None));
+        assert_eq!(path(true, true), (Executor::Inline, Durability::Native));
+        assert_eq!(path(true, false), (Executor::Inline, Durability::Sync));
+    }
+
+    #[test]
+    fn zone_write_takes_no_lock_and_is_not_copied() {
+        let facts = Facts { in_zone: true, inline_max_len: None, copy_min_len: Some(0), ..DISK };
+        let path = Path::of(true, false, &range(0, 4096), &facts);
+        assert_eq!((path.order, path.crypt), (Order::ZoneQueue, Executor::Inline));
+    }
+}

@@ -1,0 +1,225 @@
+//! What a step asks for, done: the one place that knows the ring, the locks, the queues and the helper threads.
+
+use super::path::{Order, Via};
+use super::state::{Account, Body, Origin};
+use super::transfer::{Action, Ending, Hold, StepContext};
+use super::{ENGINE, Finished, Frontend, Worker};
+use crate::buffer::Buffer;
+use crate::crypt_mapping::Ciphertext;
+use crate::events::{Event, ReplyTo, RequestId};
+use crate::helpers::copy::CopyJob;
+use crate::helpers::crypt::Direction;
+use crate::locks::Purpose;
+use crate::ring::{self, Completion, Returned, Token};
+use crate::stats::Phase;
+use std::ops::Range;
+use std::sync::Arc;
+
+impl<F: Frontend> Worker<F> {
+    /// Moves a request on by an event, and on, until it waits for another one or has ended. An event for a request that
+    /// has ended is dropped.
+    pub(super) fn advance(&mut self, id: RequestId, mut event: Event) {
+        while let Some(request) = self.table.get(id) {
+            let crypt = self.volume.crypt.as_deref().expect("the keys are here while a request is in flight");
+            if matches!(event, Event::Discarded(_) | Event::Synced(_) | Event::ZonesManaged(_)) {
+                request.account.lap(Phase::Store);
+            }
+            let action = match &mut request.body {
+                Body::Transfer(transfer) => {
+                    let has_lost_writes = self.volume.device.has_lost_writes();
+                    transfer.step(event, &mut request.account, &StepContext { crypt, has_lost_writes })
+                }
+                Body::Discard(discard) => discard.step(event, &self.volume.mapping),
+                Body::ZoneMgmt(mgmt) => mgmt.step(event),
+                Body::Remapped(remapped) => remapped.step(event),
+                Body::Flush => match event {
+                    Event::Synced(result) => Action::Finish(Ending::new(result, None)),
+                    event => unreachable!("{event:?} of a flush"),
+                },
+            };
+            match self.perform(id, action) {
+                Some(next) => event = next,
+                None => return,
+            }
+        }
+    }
+
+    /// Does what a step asks for. Returns the event, if it has happened already.
+    pub(super) fn perform(&mut self, id: RequestId, action: Action) -> Option<Event> {
+        match action {
+            Action::Wait => None,
+            Action::Lock { order, purpose } => self.lock(id, order, purpose),
+            Action::Read { via, offset, buffer, span } => self.read(id, via, offset, buffer, span),
+            Action::Write { via, offset, data, span, fua } => self.write(id, via, offset, data, span, fua),
+            Action::Crypt { direction, buffer } => self.post_crypt(id, direction, buffer),
+            Action::Copy { writes, buffer } => self.post_copy(id, writes, buffer),
+            Action::Queue { data, can_merge } => self.queue_write(id, data, can_merge),
+            Action::Dispatch => self.dispatch(id),
+            Action::Merge { data } => self.merge(id, data),
+            Action::Compare { data } => self.compare(id, data),
+            Action::Leave { data, succeeded } => self.leave(id, data, succeeded),
+            Action::Sync => {
+                if let Some(transfer) = self.table.transfer(id) {
+                    // The bytes are in the store: a sync holds up no request that wants to read them.
+                    let hold = std::mem::replace(&mut transfer.hold, Hold::None);
+                    self.release(hold);
+                }
+                self.await_sync(id)
+            }
+            Action::Discard { store, range } => self.discard(id, store, range),
+            Action::ZoneMgmt => self.manage_zones(id),
+            Action::Child => self.start_child(id),
+            Action::Finish(ending) => {
+                self.finish(id, ending);
+                None
+            }
+        }
+    }
+
+    fn lock(&mut self, id: RequestId, order: Order, purpose: Purpose) -> Option<Event> {
+        let transfer = self.table.transfer(id)?;
+        let locks = self.volume.device.locks();
+        let all = if order == Order::AllShared { locks.try_lock_all_shared() } else { None };
+        if let Some(lock) = all {
+            transfer.hold = Hold::Units(lock);
+        } else if order != Order::None {
+            let (lock, held) = locks.lock(&transfer.range, purpose, ReplyTo::new(&self.events, id));
+            transfer.hold = Hold::Units(lock);
+            if !held {
+                return None;
+            }
+        }
+        Some(Event::Locked)
+    }
+
+    fn read(&mut self, id: RequestId, via: Via, offset: u64, mut buffer: Buffer, span: Range<usize>) -> Option<Event> {
+        let store = self.table.transfer(id)?.range.store as usize;
+        match self.volume.files[store].filter(|_| via == Via::Ring) {
+            Some(file) => {
+                self.ring.submit(file, ring::Operation::Read { offset, buffer, range: span }, token(id));
+                None
+            }
+            None => {
+                let result = self.volume.device.stores()[store].read_at(&mut buffer.data_mut()[span], offset);
+                Some(Event::Read { buffer, result })
+            }
+        }
+    }
+
+    fn write(
+        &mut self,
+        id: RequestId,
+        via: Via,
+        offset: u64,
+        data: Ciphertext,
+        span: Range<usize>,
+        durable: bool,
+    ) -> Option<Event> {
+        let store = self.table.transfer(id)?.range.store as usize;
+        match self.volume.files[store].filter(|_| via == Via::Ring) {
+            Some(file) => {
+                self.ring.submit(file, ring::Operation::Write { offset, data, range: span, durable }, token(id));
+                None
+            }
+            None => {
+                let result = self.volume.device.stores()[store].write_at(&data.bytes()[span], offset, durable);
+                Some(Event::Written { data, result })
+            }
+        }
+    }
+
+    fn discard(&mut self, id: RequestId, store: u32, range: Range<u64>) -> Option<Event> {
+        let (offset, len) = (range.start, range.end - range.start);
+        match self.volume.files[store as usize] {
+            Some(file) => {
+                self.ring.submit(file, ring::Operation::Discard { offset, len }, token(id));
+                None
+            }
+            None => Some(Event::Discarded(self.volume.device.stores()[store as usize].discard(offset, len))),
+        }
+    }
+
+    fn post_crypt(&mut self, id: RequestId, direction: Direction, buffer: Buffer) -> Option<Event> {
+        let range = self.table.transfer(id)?.range;
+        let (Some(pool), Some(crypt)) = (&self.helpers.crypt, &self.volume.crypt) else {
+            return Some(Event::Refused(buffer));
+        };
+        let reply = ReplyTo::new(&self.events, id);
+        pool.post(crypt, &range, direction, buffer, reply).err().map(Event::Refused)
+    }
+
+    fn post_copy(&mut self, id: RequestId, writes: bool, buffer: Buffer) -> Option<Event> {
+        let range = self.table.transfer(id)?.range;
+        let (Some(copy), Some(crypt)) = (&self.helpers.copy, &self.volume.crypt) else {
+            return Some(Event::Refused(buffer));
+        };
+        let (crypt, store) = (Arc::clone(crypt), Arc::clone(&self.volume.device.stores()[range.store as usize]));
+        let job = CopyJob { crypt, store, range, buffer, writes, reply: ReplyTo::new(&self.events, id) };
+        copy.post(job).err().map(|job| Event::Refused(job.buffer))
+    }
+
+    /// The event of an operation of the ring that has ended.
+    pub(super) fn store_completed(&mut self, done: Completion) {
+        let Completion { token, result, returned } = done;
+        let event = match returned {
+            Returned::Segments(segments) => return self.merged_written(segments, result),
+            _ if token == super::sync::TOKEN => return self.store_synced(result),
+            Returned::Buffer(buffer) => Event::Read { buffer, result },
+            Returned::Ciphertext(data) => Event::Written { data, result },
+            Returned::Nothing | Returned::Outgoing(_) => Event::Discarded(result.map(|_| ())),
+        };
+        self.advance(request(token), event);
+    }
+
+    fn finish(&mut self, id: RequestId, ending: Ending) {
+        let Some(request) = self.table.remove(id) else { return };
+        let Ending { result, data, lost_writes } = ending;
+        if lost_writes {
+            self.volume.device.syncs().note_lost_writes();
+        }
+        let (data, spare) = match request.body {
+            Body::Transfer(transfer) => {
+                self.release(transfer.hold);
+                (data.map(|data| (transfer.range, data)), transfer.spare)
+            }
+            Body::Remapped(remapped) => (data.map(|data| (remapped.whole, data)), remapped.spare),
+            Body::Discard(_) | Body::Flush | Body::ZoneMgmt(_) => (None, None),
+        };
+        self.report(request.origin, request.account, Finished { id: 0, result, data, spare });
+    }
+
+    /// Counts a request that has ended, and tells the frontend or its parent.
+    pub(super) fn report(&mut self, origin: Origin, account: Account, finished: Finished) {
+        match origin {
+            Origin::Frontend(id) => {
+                let Account { operation, timing, work } = account;
+                self.shard.recorder().finish(operation, &finished.result, &work, timing.as_ref());
+                self.finished.push_back(Finished { id, ..finished });
+            }
+            Origin::Parent(parent) => {
+                let (range, buffer) = finished.data.expect("a child request has a buffer");
+                let (requested, result) = (range.requested(), finished.result);
+                self.ready.push_back((parent, Event::Child { buffer, requested, result }));
+            }
+        }
+    }
+
+    /// Gives up what a transfer holds.
+    fn release(&mut self, hold: Hold) {
+        match hold {
+            Hold::None => {}
+            Hold::Units(lock) => self.volume.device.locks().unlock(lock),
+            Hold::ZoneWrite(write) => self.leave_queue(write),
+        }
+    }
+}
+
+/// The token of a request's operation.
+fn token(id: RequestId) -> Token {
+    Token(ENGINE | u64::from(id.generation) << 32 | u64::from(id.index))
+}
+
+/// The request whose operation has this token.
+fn request(token: Token) -> RequestId {
+    RequestId { index: token.0 as u32, generation: (token.0 >> 32) as u32 & RequestId::GENERATIONS }
+}

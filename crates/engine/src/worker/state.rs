@@ -1,0 +1,147 @@
+//! Requests in flight: what each one is, and the table that holds them.
+
+use super::discard::Discard;
+use super::remap::Remapped;
+use super::transfer::Transfer;
+use super::zone::ZoneMgmt;
+use crate::events::RequestId;
+use crate::request::Operation;
+use crate::stats::{Phase, Timing, Work};
+use std::time::{Duration, Instant};
+
+/// A request in flight.
+pub(super) struct InFlight {
+    pub(super) origin: Origin,
+    pub(super) account: Account,
+    pub(super) body: Body,
+}
+
+/// Where a request came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The frontend, which knows it by this number.
+    Frontend(u64),
+    /// A request that was remapped, and is carried out in child requests.
+    Parent(RequestId),
+}
+
+/// What a request does, with the buffers and positions that it has now.
+#[allow(clippy::large_enum_variant)] // Most requests are transfers, and a table of boxes would allocate.
+pub(super) enum Body {
+    Transfer(Transfer),
+    Discard(Discard),
+    Flush,
+    ZoneMgmt(ZoneMgmt),
+    Remapped(Remapped),
+}
+
+/// The account of what a request did.
+pub(super) struct Account {
+    pub(super) operation: Operation,
+    pub(super) timing: Option<Timing>,
+    pub(super) work: Work,
+}
+
+impl Account {
+    /// Ends a phase.
+    pub(super) fn lap(&mut self, phase: Phase) {
+        if let Some(timing) = &mut self.timing {
+            timing.lap(phase);
+        }
+    }
+
+    /// Ends a phase that ended at `then`.
+    pub(super) fn lap_until(&mut self, phase: Phase, then: Instant) {
+        if let Some(timing) = &mut self.timing {
+            timing.lap_until(phase, then);
+        }
+    }
+
+    /// Counts cipher calls over `units` data units, and ends the cipher phase. No units: nothing is encrypted.
+    pub(super) fn ciphered(&mut self, calls: u32, units: usize) {
+        if units > 0 {
+            self.work.cipher_calls += calls;
+            self.work.cipher_units += units as u32;
+            self.lap(Phase::Cipher);
+        }
+    }
+
+    /// Counts a transfer whose cipher calls over `units` data units took `cipher` of the store phase.
+    pub(super) fn copied(&mut self, calls: u32, units: usize, cipher: Duration) {
+        self.lap(Phase::Store);
+        if calls > 0 {
+            self.work.cipher_calls += calls;
+            self.work.cipher_units += units as u32;
+            if let Some(timing) = &mut self.timing {
+                timing.shift(Phase::Store, Phase::Cipher, cipher);
+            }
+        }
+    }
+}
+
+/// The requests in flight. A place that a request leaves is used again, by another generation.
+pub(super) struct Table {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+struct Slot {
+    generation: u32,
+    request: Option<InFlight>,
+}
+
+impl Table {
+    /// Returns a table with memory for `capacity` requests.
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { slots: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.len() == self.free.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn insert(&mut self, request: InFlight) -> RequestId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, request: None });
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.request = Some(request);
+        RequestId { index, generation: slot.generation }
+    }
+
+    /// Returns the request, if it has not ended.
+    pub(super) fn get(&mut self, id: RequestId) -> Option<&mut InFlight> {
+        let slot = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        slot.request.as_mut()
+    }
+
+    /// Returns the transfer, if it has not ended.
+    pub(super) fn transfer(&mut self, id: RequestId) -> Option<&mut Transfer> {
+        match &mut self.get(id)?.body {
+            Body::Transfer(transfer) => Some(transfer),
+            _ => None,
+        }
+    }
+
+    pub(super) fn remove(&mut self, id: RequestId) -> Option<InFlight> {
+        let slot = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        let request = slot.request.take()?;
+        slot.generation = (slot.generation + 1) & RequestId::GENERATIONS;
+        self.free.push(id.index);
+        Some(request)
+    }
+
+    /// Every request in flight.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (RequestId, &mut InFlight)> {
+        self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
+            let id = RequestId { index: index as u32, generation: slot.generation };
+            slot.request.as_mut().map(|request| (id, request))
+        })
+    }
+}
