@@ -1,8 +1,8 @@
 //! Errors of the command line, with exit status and hint.
 //!
-//! The statuses are cryptsetup's: 0 success, 1 wrong parameters and all other errors, 2 no permission or bad passphrase,
-//! 3 out of memory, 4 wrong device, 5 device busy or exists. An error is a sentence that names object and failure, followed
-//! by its causes; a hint says in the imperative what to do.
+//! The statuses are cryptsetup's: 0 success, 1 wrong parameters and all other errors, 2 no permission or bad
+//! passphrase, 3 out of memory, 4 wrong device, 5 device busy or exists. An error is a sentence that names object and
+//! failure, followed by its causes; a hint says in the imperative what to do.
 
 use std::io;
 use std::path::{Path, PathBuf};

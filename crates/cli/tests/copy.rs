@@ -34,8 +34,8 @@ fn what_goes_in_comes_out() {
     }
 }
 
-/// Zeroes decrypted under SPDK's tweak layout. The blocks were computed with the Python package `cryptography`: AES-256-XTS, key 00 01
-/// ... 3f, tweak eight zero bytes and the number in eight bytes, little-endian.
+/// Zeroes decrypted under SPDK's tweak layout. The blocks were computed with the Python package `cryptography`:
+/// AES-256-XTS, key 00 01 ... 3f, tweak eight zero bytes and the number in eight bytes, little-endian.
 #[test]
 fn spdk_volumes_have_the_number_in_the_upper_half_of_the_tweak() {
     let dir = Dir::new();

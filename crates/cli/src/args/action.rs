@@ -1,4 +1,5 @@
-//! The declaration of an action, which parser, help and dispatch share, and groups of options that actions have in common.
+//! The declaration of an action, which parser, help and dispatch share, and groups of options that actions have in
+//! common.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -44,7 +45,7 @@ impl Action {
     }
 
     /// Returns its positional arguments as one word list.
-    pub(crate) fn usage(&self) -> String {
+    pub(crate) fn synopsis(&self) -> String {
         self.arguments.join(" ")
     }
 
@@ -61,7 +62,7 @@ impl Action {
     }
 
     /// Whether it takes the option with this long name.
-    pub(crate) fn takes(&self, option: &str) -> bool {
+    pub(crate) fn has_option(&self, option: &str) -> bool {
         GENERAL.contains(&option) || self.options.iter().any(|group| group.contains(&option))
     }
 }

@@ -17,9 +17,9 @@ pub(crate) fn print_help(actions: &[&Action], action: Option<&Action>) -> anyhow
 fn of_action(action: &Action) -> String {
     let mut command = Options::command()
         .about(format!("inlock {}: {}", action.name, action.about))
-        .override_usage(format!("inlock {} [OPTION...] {}", action.name, action.usage()).trim_end().to_owned())
+        .override_usage(format!("inlock {} [OPTION...] {}", action.name, action.synopsis()).trim_end().to_owned())
         .mut_args(|arg| {
-            let is_hidden = arg.is_hide_set() || !arg.get_long().is_some_and(|long| action.takes(long));
+            let is_hidden = arg.is_hide_set() || !arg.get_long().is_some_and(|long| action.has_option(long));
             arg.hide(is_hidden)
         });
     if !action.aliases.is_empty() {
@@ -33,7 +33,7 @@ fn of_program(actions: &[&Action]) -> String {
     // Actions and compiled-in defaults, in cryptsetup's words, which scripts look for.
     let mut text = String::from("<action> is one of:\n");
     for action in actions {
-        text += &format!("  {} - {}\n", format!("{} {}", action.name, action.usage()).trim_end(), action.about);
+        text += &format!("  {} - {}\n", format!("{} {}", action.name, action.synopsis()).trim_end(), action.about);
     }
     text += "\nOptions may precede or follow the action. `inlock <action> --help` shows the options of one action.\n\
         Passphrases come from the terminal, from the first line of standard input, or from a key file;\n\

@@ -1,9 +1,8 @@
 //! All options of the command line. They may precede or follow the action, as in cryptsetup.
 //!
 //! There are no clap subcommands: one flat set of options is parsed, and checked afterwards against those that the
-//! [action](super::action::Action) takes. `inlock -q --key-file k luksFormat disk.img` and
-//! `inlock luksFormat disk.img -q --key-file k` are the same command. `-h` is `--hash` as in cryptsetup; help is `-?` or
-//! `--help`.
+//! [action](super::action::Action) takes. `inlock -q --key-file k luksFormat disk.img` and `inlock luksFormat disk.img
+//! -q --key-file k` are the same command. `-h` is `--hash` as in cryptsetup; help is `-?` or `--help`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

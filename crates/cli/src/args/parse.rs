@@ -1,7 +1,7 @@
 //! Parsing the command line against the declarations of the actions.
 //!
-//! Everything that can be refused without a device is refused here: options against the action, values against the type of
-//! volume, the number of arguments.
+//! Everything that can be refused without a device is refused here: options against the action, values against the type
+//! of volume, the number of arguments.
 
 use std::ffi::{OsStr, OsString};
 
@@ -107,7 +107,7 @@ fn find(
 fn check_options(action: &Action, command: &clap::Command, matches: &ArgMatches) -> anyhow::Result<()> {
     for arg in command.get_arguments() {
         let given = matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-        if let Some(long) = arg.get_long().filter(|long| given && !action.takes(long)) {
+        if let Some(long) = arg.get_long().filter(|long| given && !action.has_option(long)) {
             let message = format!("Option --{long} is not allowed with {} action.", action.name);
             return Err(CliError::usage(message));
         }
@@ -119,7 +119,7 @@ fn check_arguments(action: &Action, words: &[OsString]) -> anyhow::Result<()> {
     let (least, most) = action.argument_count();
     let name = action.name;
     if words.len() < least {
-        return Err(CliError::usage(format!("{name}: requires {} as arguments.", action.usage())));
+        return Err(CliError::usage(format!("{name}: requires {} as arguments.", action.synopsis())));
     }
     if let Some(extra) = words.get(most) {
         return Err(CliError::usage(format!("{name}: unexpected argument '{}'.", extra.display())));

@@ -131,8 +131,8 @@ impl Attachment {
     /// Detaches it when all writes are on stable storage.
     ///
     /// # Errors
-    /// [`CliError::Held`] if it is in use, and stays. With `deferred` a loop device goes with its last user; call again to
-    /// finish.
+    /// [`CliError::Held`] if it is in use, and stays. With `deferred` a loop device goes with its last user; call again
+    /// to finish.
     pub(crate) fn detach(&mut self, deferred: bool) -> anyhow::Result<()> {
         let held = |node: &Path, by: Vec<Holder>| -> anyhow::Result<()> {
             Err(CliError::Held { node: node.to_owned(), by: holders::describe(&by) }.into())

@@ -80,8 +80,8 @@ impl AttachMethod {
     }
 }
 
-/// Returns the method that was asked for, or the preferred one of those that work (`None`). `zoned`: the volume has zones
-/// that are written in order, and is writable.
+/// Returns the method that was asked for, or the preferred one of those that work (`None`). `zoned`: the volume has
+/// zones that are written in order, and is writable.
 pub(crate) fn choose(asked: Option<AttachMethod>, zoned: bool) -> anyhow::Result<AttachMethod> {
     if zoned {
         return choose_for_zones(asked);

@@ -35,7 +35,7 @@ impl BenchArgs {
     fn new(options: &Options, subject: &str) -> anyhow::Result<Self> {
         let Some(subject) = Subject::ALL.into_iter().find(|known| known.name() == subject) else {
             let known = Subject::ALL.map(Subject::name).join(", ");
-            return Err(CliError::usage(format!("bench: '{subject}' is none of {known}.")));
+            return Err(CliError::usage(format!("Subject '{subject}' is none of {known}.")));
         };
         let given = [
             (options.report.is_some(), "report"),

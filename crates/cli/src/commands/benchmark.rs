@@ -22,7 +22,7 @@ pub(crate) const ACTION: Action = Action {
     },
 };
 
-/// What to benchmark: everything unless something is given.
+/// Algorithms to benchmark: all unless some are given.
 struct BenchmarkArgs {
     cipher: Option<CipherSpec>,
     key_len: Option<usize>,

@@ -1,4 +1,4 @@
-//! What `export` and `import` share: options, the range, and chunks.
+//! Shared parts of `export` and `import`: options, the range, and chunks.
 
 use std::path::PathBuf;
 

@@ -77,7 +77,7 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
     let version = match volume_type_of(&options)? {
         VolumeType::Luks(Luks::Any | Luks::Two) => 2,
         VolumeType::Luks(Luks::One) => 1,
-        _ => return Err(CliError::usage("luksFormat creates LUKS volumes only.")),
+        _ => return Err(CliError::usage("Action luksFormat creates LUKS volumes only.")),
     };
     if version == 1 {
         if options.label.is_some() || options.subsystem.is_some() {

@@ -1,4 +1,4 @@
-//! The actions of the command line: one file each, which declares the action, and [`copy`], which two of them share.
+//! The actions of the command line: one file each, which declares the action, and [`copy`] for two of them.
 
 mod bench;
 mod benchmark;
@@ -72,7 +72,7 @@ mod tests {
             }
         }
         for option in known {
-            let is_taken = GENERAL.contains(&option) || ACTIONS.iter().any(|action| action.takes(option));
+            let is_taken = GENERAL.contains(&option) || ACTIONS.iter().any(|action| action.has_option(option));
             assert!(is_taken, "no action takes --{option}");
         }
     }

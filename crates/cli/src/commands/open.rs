@@ -1,8 +1,8 @@
 //! `open`: attaches a volume as a block device or a file, and serves it until it is detached.
 //!
 //! `close` or a signal detaches it, never while it is in use: a signal then waits for its users, as `close --deferred`
-//! does. A name whose process died is taken over: a device that awaits recovery gets its process back, and its users see no
-//! error.
+//! does. A name whose process died is taken over: a device that awaits recovery gets its process back, and its users
+//! see no error.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -73,7 +73,7 @@ fn source(args: &ResumeArgs, info: &RuntimeInfo) -> anyhow::Result<SourceArgs> {
     }
     let header = args.header.clone().or_else(|| info.header.clone());
     let flags = CryptOptions::default();
-    // The mapping stays as it was opened, whatever the header contains now: only the key comes from it.
+    // Only the key comes from the header, which may have changed. The mapping stays as it was opened.
     let mut policy = HeaderPolicy::new();
     (policy.allow_null_cipher, policy.allow_null_iv, policy.allow_linear_segment) = (true, true, true);
     Ok(SourceArgs { image: info.device.clone(), header, volume_type, key: args.key.clone(), flags, policy })

@@ -1,4 +1,5 @@
-//! `table`: prints the device-mapper table of a volume like `dmsetup table`, with a zero key unless `--showkeys` is given.
+//! `table`: prints the device-mapper table of a volume like `dmsetup table`, with a zero key unless `--showkeys` is
+//! given.
 
 use inlock_cipher::IvMode;
 use inlock_volume::table::{CryptLine, ShowKeys, TableLine, Target};

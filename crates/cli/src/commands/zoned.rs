@@ -76,7 +76,7 @@ impl ZonedArgs {
                 }
                 None => Ok(Self::Report { path, json: options.json }),
             },
-            other => Err(CliError::usage(format!("zoned: '{other}' is neither create nor report."))),
+            other => Err(CliError::usage(format!("Command '{other}' is neither create nor report."))),
         }
     }
 }

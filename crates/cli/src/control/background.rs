@@ -1,9 +1,10 @@
 //! The background process of a volume: starting it, passing it the key, waiting until it is ready.
 //!
-//! [`launch`] starts this program again with the same arguments and a socket as standard input. The child opens and locks
-//! the device, then requests the volume key over the socket; the parent asks the user, derives and verifies the key, and
-//! passes it in a pipe. So the process that stays never has a passphrase or the memory of a key derivation. Until it is
-//! [`ready`](Launcher::ready) the child has the parent's output; if it exits before, the parent exits with its status.
+//! [`launch`] starts this program again with the same arguments and a socket as standard input. The child opens and
+//! locks the device, then requests the volume key over the socket; the parent asks the user, derives and verifies the
+//! key, and passes it in a pipe. So the process that stays never has a passphrase or the memory of a key derivation.
+//! Until it is [`ready`](Launcher::ready) the child has the parent's output; if it exits before, the parent exits with
+//! its status.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -44,7 +45,8 @@ pub(crate) enum RunMode {
     BackgroundChild,
 }
 
-/// Runs this command line in the background. Blocks until the child is ready or has exited, and returns the exit status.
+/// Runs this command line in the background. Blocks until the child is ready or has exited, and returns the exit
+/// status.
 pub(crate) fn launch(source: &SourceArgs) -> anyhow::Result<u8> {
     if let VolumeType::Table(table) = &source.volume_type {
         table.check_for_background()?;
@@ -189,10 +191,10 @@ pub(crate) fn notify_stopping() {
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
 }
 
-/// Protects the process of a block device, for which the kernel may wait when it reclaims memory: from the OOM killer, from
-/// being swapped out, and from allocations that wait for devices. Call it after the key is derived, since the gigabytes of
-/// a derivation must not be locked or exempt from the OOM killer, and before threads are started, which inherit it. Needs
-/// root; without, the device works as long as there is memory.
+/// Protects the process of a block device, for which the kernel may wait when it reclaims memory: from the OOM killer,
+/// from being swapped out, and from allocations that wait for devices. Call it after the key is derived, since the
+/// gigabytes of a derivation must not be locked or exempt from the OOM killer, and before threads are started, which
+/// inherit it. Needs root; without, the device works as long as there is memory.
 pub(crate) fn protect() {
     if !rustix::process::geteuid().is_root() {
         return;
@@ -209,8 +211,8 @@ pub(crate) fn protect() {
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
         warn_of("allocations of this process may wait for its own device", error.into());
     }
-    // Now, not on the first fault, when no memory may be left: unused program text may be in a file that was swapped out
-    // to this device, and a stack grows in rare branches.
+    // Now, not on the first fault, when no memory may be left: unused program text may be in a file that was swapped
+    // out to this device, and a stack grows in rare branches.
     if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
         warn_of("cannot lock this process in memory", error.into());
     }

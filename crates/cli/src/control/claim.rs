@@ -60,8 +60,8 @@ impl Claim {
         self.stale.as_ref()
     }
 
-    /// Keeps the files if `keep` returns true when the name is released: the device is still attached, and is recovered or
-    /// cleaned up by them.
+    /// Keeps the files if `keep` returns true when the name is released: the device is still attached, and is recovered
+    /// or cleaned up by them.
     pub(crate) fn keep_if(&mut self, keep: impl FnOnce() -> bool + 'static) {
         self.keep = Some(Box::new(keep));
     }

@@ -166,7 +166,7 @@ impl RuntimeInfo {
         let source = |info: &Self| (info.kind.clone(), info.device.clone(), info.uuid.clone(), info.hash.clone());
         let mapping = |info: &Self| (info.segments.clone(), info.read_only);
         let same_key = match (&self.key_fingerprint, &new.check) {
-            (Some(fingerprint), Some(check)) => fingerprint.accepts(check),
+            (Some(fingerprint), Some(check)) => fingerprint.is_of(check),
             (None, _) => !new.has_key(),
             (Some(_), None) => false,
         };

@@ -1,8 +1,8 @@
 //! Control of running volumes: names, state files, sockets, metrics, background processes.
 //!
-//! A volume with a name has, in the [run directory](crate::system::run_dir), a lock that its process holds, a state file,
-//! and a socket that carries one JSON object a line each way. Nothing here is on the request path. Keys are never in a
-//! line or a file, they travel in [pipes](crate::system::pipe).
+//! A volume with a name has, in the [run directory](crate::system::run_dir), a lock that its process holds, a state
+//! file, and a socket that carries one JSON object a line each way. Nothing here is on the request path. Keys are never
+//! in a line or a file, they travel in [pipes](crate::system::pipe).
 
 pub(crate) mod background;
 pub(crate) mod claim;

@@ -1,7 +1,7 @@
 //! Metrics of a running volume as OpenMetrics text, over just enough HTTP for a scraper.
 //!
-//! A connection takes one request, GET or HEAD of `/metrics`; all others get their HTTP status. The thread of the control
-//! socket ([`super::server`]) serves it with the same limits.
+//! A connection takes one request, GET or HEAD of `/metrics`; all others get their HTTP status. The thread of the
+//! control socket ([`super::server`]) serves it with the same limits.
 
 use std::fmt::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -88,8 +88,8 @@ impl Listener {
     }
 }
 
-/// Refuses an address that is not loopback. Metrics tell when and how much a volume is used, and nothing of its contents:
-/// users of this machine may read them.
+/// Refuses an address that is not loopback. Metrics tell when and how much a volume is used, and nothing of its
+/// contents: users of this machine may read them.
 fn check_tcp(address: SocketAddr, insecure: bool) -> anyhow::Result<()> {
     if address.ip().is_loopback() || insecure {
         return Ok(());

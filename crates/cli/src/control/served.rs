@@ -237,7 +237,7 @@ impl ServedVolume {
     #[inline(never)]
     fn take_key(&self, pipe: &OwnedFd, check: Option<&KeyCheck>) -> anyhow::Result<()> {
         let key = pipe::read_key(pipe).context("cannot receive the key")?;
-        if !check.is_some_and(|check| check.accepts(&key)) {
+        if !check.is_some_and(|check| check.is_made_with(&key)) {
             return Err(CliError::OtherKey.into());
         }
         Ok(self.device.set_key(&key)?)

@@ -1,8 +1,8 @@
 //! The thread of a control socket: reads commands as lines, and replies with lines.
 //!
-//! It polls and never blocks on a client. Commands that may block run on a thread of their own, one at a time: suspending
-//! waits for requests in flight. The length of a line, the number of clients and the output of each are bounded. A new
-//! client replaces the one that has been silent longest if there are too many.
+//! It polls and never blocks on a client. Commands that may block run on a thread of their own, one at a time:
+//! suspending waits for requests in flight. The length of a line, the number of clients and the output of each are
+//! bounded. A new client replaces the one that has been silent longest if there are too many.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

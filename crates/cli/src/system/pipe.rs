@@ -1,7 +1,7 @@
 //! Passing keys between processes: in a pipe whose reading end is sent to the other process.
 //!
-//! The contents of a pipe are in kernel memory, which is never swapped, and are gone when they have been read. The receiver
-//! reads into memory that is locked and wiped.
+//! The contents of a pipe are in kernel memory, which is never swapped, and are gone when they have been read. The
+//! receiver reads into memory that is locked and wiped.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -53,7 +53,7 @@ pub(crate) fn read_text(pipe: &OwnedFd, max: usize) -> io::Result<Zeroizing<Vec<
     Ok(room)
 }
 
-/// Reads to the end, or until `room` is full. Blocks for at most [`READ_TIMEOUT`], whatever descriptor was received.
+/// Reads to the end, or until `room` is full. Blocks for at most [`READ_TIMEOUT`], for any kind of descriptor.
 fn read(pipe: &OwnedFd, room: &mut [u8]) -> io::Result<usize> {
     // Other descriptors may block although poll reports them as readable, and some ignore the flag.
     if FileType::from_raw_mode(fstat(pipe)?.st_mode) != FileType::Fifo {

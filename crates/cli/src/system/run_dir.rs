@@ -1,8 +1,8 @@
 //! The run directory of a user: lock files, and the state of running volumes.
 //!
-//! `/run/inlock` for root, else `$XDG_RUNTIME_DIR/inlock`, else `/tmp/inlock-UID`: the first that can be created and that
-//! other users cannot write to. `INLOCK_RUN_DIR` names another one for the state, not for lock files, which all processes
-//! must find.
+//! `/run/inlock` for root, else `$XDG_RUNTIME_DIR/inlock`, else `/tmp/inlock-UID`: the first that can be created and
+//! that other users cannot write to. `INLOCK_RUN_DIR` names another one for the state, not for lock files, which all
+//! processes must find.
 
 use std::fs::{DirBuilder, Metadata};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};

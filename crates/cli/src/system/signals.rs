@@ -27,8 +27,8 @@ struct Handlers {
 
 static HANDLERS: OnceLock<Handlers> = OnceLock::new();
 
-/// Lets a write over the limit of file sizes fail with EFBIG; by default SIGXFSZ terminates the process. A handler, unlike
-/// an ignored signal, is reset in child processes.
+/// Lets a write over the limit of file sizes fail with EFBIG; by default SIGXFSZ terminates the process. A handler,
+/// unlike an ignored signal, is reset in child processes.
 pub(crate) fn survive_size_limit() {
     // If this fails, the default remains.
     let _ = flag::register(Signal::XFSZ.as_raw(), Arc::default());

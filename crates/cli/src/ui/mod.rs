@@ -1,4 +1,4 @@
-//! What users see and type: results, errors, tables, progress, prompts.
+//! User interface: results, errors, tables, progress, prompts.
 
 pub(crate) mod columns;
 pub(crate) mod print;

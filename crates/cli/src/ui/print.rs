@@ -1,4 +1,4 @@
-//! What the command prints: results on standard output; errors, hints and warnings on standard error.
+//! Output of the command: results on standard output; errors, hints and warnings on standard error.
 
 use std::fmt::Display;
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
 //! The terminal: asking for a passphrase without echo, and for confirmation.
 //!
-//! A passphrase is a sequence of bytes and need not be UTF-8. The echo is restored however the prompt ends, also by Ctrl-C
-//! and Ctrl-Z.
+//! A passphrase is a sequence of bytes and need not be UTF-8. The echo is restored however the prompt ends, also by
+//! Ctrl-C and Ctrl-Z.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -4,8 +4,8 @@
 //! nothing. A wrong key would turn every later write into noise. So zeroes are encrypted with the first key, and a key
 //! that encrypts them to other bytes is refused.
 //!
-//! A [`KeyFingerprint`] does the same for a volume whose process has died. It is stored in a file, thus a salted hash: a
-//! reader can try keys with it, as with the volume itself, which needs less work.
+//! A [`KeyFingerprint`] does the same for a volume whose process has died. It is stored in a file, thus a salted hash:
+//! a reader can try keys with it, as with the volume itself, which needs less work.
 
 use std::fs::File;
 use std::io::Read;
@@ -61,7 +61,7 @@ impl KeyCheck {
     }
 
     /// Whether `key` is the one of this check.
-    pub(crate) fn accepts(&self, key: &VolumeKey) -> bool {
+    pub(crate) fn is_made_with(&self, key: &VolumeKey) -> bool {
         Self::new(&self.segments, key).is_ok_and(|other| other == *self)
     }
 
@@ -83,7 +83,7 @@ impl KeyCheck {
 
 impl KeyFingerprint {
     /// Whether `check` was made with the same key.
-    pub(crate) fn accepts(&self, check: &KeyCheck) -> bool {
+    pub(crate) fn is_of(&self, check: &KeyCheck) -> bool {
         check.hash(&self.salt).is_ok_and(|hash| hash == self.hash)
     }
 }
@@ -116,20 +116,20 @@ mod tests {
     }
 
     #[test]
-    fn other_key_is_refused() {
+    fn wrong_key_is_refused() {
         for (spec, len) in [("aes-xts-plain64", 64), ("aes-cbc-essiv:sha256", 32), ("aes-cbc-plain", 16)] {
             for unit in [512, 4096] {
                 let mut key = VolumeKey::new(&(0..len).collect::<Vec<u8>>());
                 let check = KeyCheck::new(&[segment(spec, unit)], &key).unwrap();
-                assert!(check.accepts(&key));
+                assert!(check.is_made_with(&key));
                 // Either half of an XTS key counts.
                 for place in [0, usize::from(len) - 1] {
                     key.as_mut_bytes()[place] ^= 1;
-                    assert!(!check.accepts(&key), "{spec}, byte {place}");
+                    assert!(!check.is_made_with(&key), "{spec}, byte {place}");
                     key.as_mut_bytes()[place] ^= 1;
                 }
-                assert!(!check.accepts(&VolumeKey::zeroed(7)), "a key of another length");
-                assert!(check.accepts(&key));
+                assert!(!check.is_made_with(&VolumeKey::zeroed(7)), "a key of another length");
+                assert!(check.is_made_with(&key));
             }
         }
     }
@@ -139,7 +139,7 @@ mod tests {
         let spec = [segment("aes-xts-plain64", 512)];
         let check = |byte| KeyCheck::new(&spec, &VolumeKey::new(&[byte, 1].repeat(16))).unwrap();
         let fingerprint = check(0).fingerprint().unwrap();
-        assert!(fingerprint.accepts(&check(0)) && !fingerprint.accepts(&check(2)));
+        assert!(fingerprint.is_of(&check(0)) && !fingerprint.is_of(&check(2)));
         assert_ne!(fingerprint, check(0).fingerprint().unwrap(), "two volumes with one key have the same fingerprint");
         let table = |last: &str| {
             let line =
@@ -147,13 +147,13 @@ mod tests {
             KeyCheck::of_table(&Table::parse(&(line(0, "00") + &line(8, last))).unwrap()).unwrap()
         };
         let fingerprint = table("11").fingerprint().unwrap();
-        assert!(fingerprint.accepts(&table("11")) && !fingerprint.accepts(&table("12")));
-        assert!(!table("11").accepts(&VolumeKey::zeroed(0)));
+        assert!(fingerprint.is_of(&table("11")) && !fingerprint.is_of(&table("12")));
+        assert!(!table("11").is_made_with(&VolumeKey::zeroed(0)));
     }
 
     #[test]
     fn unencrypted_segment_accepts_empty_key() {
         let raw = Segment { cipher: None, ..segment("aes-xts-plain64", 512) };
-        assert!(KeyCheck::new(&[raw], &VolumeKey::zeroed(0)).unwrap().accepts(&VolumeKey::zeroed(0)));
+        assert!(KeyCheck::new(&[raw], &VolumeKey::zeroed(0)).unwrap().is_made_with(&VolumeKey::zeroed(0)));
     }
 }

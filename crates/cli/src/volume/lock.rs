@@ -1,9 +1,9 @@
 //! Two kinds of lock: on headers, shared with cryptsetup, and on whole devices, among Inlock's own processes.
 //!
 //! A header is locked while it is read or written: by `flock` on an image file itself, for a block device on
-//! `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup does. A device is locked while a volume is served or copied, for
-//! one writer or any number of readers: on the image itself ([`range`]), through loop devices too ([`backing`]), and in a
-//! lock file named after the device's identity (docs/decisions/0003 and 0022).
+//! `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup does. A device is locked while a volume is served or copied,
+//! for one writer or any number of readers: on the image itself ([`range`]), through loop devices too ([`backing`]),
+//! and in a lock file named after the device's identity (docs/decisions/0003 and 0022).
 
 mod range;
 
@@ -42,7 +42,7 @@ pub(crate) struct Lock {
     held: Option<File>,
     /// Lock file, which the last holder removes.
     own_file: Option<PathBuf>,
-    /// The same lock in another directory.
+    /// Another lock file for the same device, in another directory.
     others: Option<Box<Lock>>,
 }
 
@@ -178,8 +178,8 @@ fn take_file(dir: &Path, path: &Path, mode: Mode, timeout: Duration) -> anyhow::
     }
 }
 
-/// Returns the directories of lock files: for root in /run; for users in the runtime directory, which cron does not name
-/// to its processes, and in /tmp, of which services have one of their own.
+/// Returns the directories of lock files: for root in /run; for users in the runtime directory, which cron does not
+/// name to its processes, and in /tmp, of which services have one of their own.
 fn lock_dirs() -> Vec<PathBuf> {
     let dirs = run_dir::candidates().map(|dir| dir.join("locks")).filter(|dir| run_dir::is_usable(dir));
     dirs.take(if rustix::process::geteuid().is_root() { 1 } else { usize::MAX }).collect()

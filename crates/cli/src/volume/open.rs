@@ -161,7 +161,7 @@ pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
 pub(crate) fn has_zones(args: &SourceArgs) -> bool {
     let is_zoned = |device: anyhow::Result<Device>| device.is_ok_and(|device| zones::is_zoned(&device));
     match &args.volume_type {
-        VolumeType::Table(table) => table.any_device(is_zoned),
+        VolumeType::Table(table) => table.has_device(is_zoned),
         _ => is_zoned(Device::open(&args.image, OpenMode::Read)),
     }
 }
@@ -191,8 +191,8 @@ fn warn_of_repeated_ivs(segments: &[Segment], data: &Device) {
     }
 }
 
-/// Returns the length of a segment that was cut from a device of `len` bytes: `None` if it ends with the device, so that
-/// it grows with it.
+/// Returns the length of a segment that was cut from a device of `len` bytes: `None` if it ends with the device, so
+/// that it grows with it.
 fn open_end(segment: &Segment, len: u64) -> Option<u64> {
     let end = segment.data_offset.0.checked_add(segment.sectors?)?;
     segment.sectors.filter(|_| end.checked_mul(512) != Some(len))

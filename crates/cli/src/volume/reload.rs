@@ -11,7 +11,7 @@ use super::table;
 use super::unlocked::content_of;
 use crate::error::CliError;
 
-/// What a table makes of a running volume.
+/// Changes to a running volume by a table.
 pub(crate) struct Reloaded {
     pub mapping: CryptMapping,
     pub segments: Vec<SegmentInfo>,

@@ -59,7 +59,7 @@ impl TableArg {
     }
 
     /// Whether the condition holds for one of its devices.
-    pub(crate) fn any_device(&self, condition: impl Fn(anyhow::Result<Device>) -> bool) -> bool {
+    pub(crate) fn has_device(&self, condition: impl Fn(anyhow::Result<Device>) -> bool) -> bool {
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let mut names = table.iter().flat_map(Table::devices);
         names.any(|name| condition(open_device(name, OpenMode::Read)))

@@ -53,14 +53,14 @@ impl Contents {
 /// The engine's device, and the locks that are held as long as it is used.
 pub(crate) struct LockedStores {
     pub device: Arc<engine::Device>,
-    /// The devices as first opened. The exclusive claim on a block device belongs to this descriptor, not to the one for
-    /// direct I/O.
+    /// The devices as first opened. The exclusive claim on a block device belongs to this descriptor, not to the one
+    /// for direct I/O.
     data: Vec<Device>,
     _locks: Vec<DeviceLock>,
 }
 
 impl LockedStores {
-    /// Returns how the use of the volume ended: an error if writes may be lost, whatever `ended` is.
+    /// Returns how the use of the volume ended: `ended`, or an error if writes may be lost.
     pub(crate) fn check_writes(&self, ended: anyhow::Result<()>) -> anyhow::Result<()> {
         if !self.device.has_lost_writes() {
             return ended;
@@ -91,8 +91,8 @@ impl UnlockedVolume {
         self.direct = data.is_block() && segments.iter().all(|s| s.cipher.is_some() && fits(s));
     }
 
-    /// Makes the engine's device, read-only for a legacy cipher. Wipes the volume key before it returns; the cipher keeps
-    /// its own key schedule.
+    /// Makes the engine's device, read-only for a legacy cipher. Wipes the volume key before it returns; the cipher
+    /// keeps its own key schedule.
     pub(crate) fn into_device(self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
         let stores = self.connect(mode, access);
         scrub_stack::<SCRUB>();

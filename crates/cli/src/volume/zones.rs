@@ -81,8 +81,8 @@ pub(crate) fn check(device: &Device, segments: &[Segment], hint: &'static str) -
     segments.iter().try_for_each(|segment| zones.check_segment(segment)).map_err(unfit(&device.path, hint))
 }
 
-/// Refuses a LUKS volume that does not fit the zones of its device, before a passphrase is asked for. `rewritable`: so is
-/// its header, which is on the same device.
+/// Refuses a LUKS volume that does not fit the zones of its device, before a passphrase is asked for. `rewritable`: so
+/// is its header, which is on the same device.
 pub(super) fn check_volume(volume: &Volume, data: &Device, rewritable: bool) -> anyhow::Result<()> {
     let Some(zones) = &data.zones else { return Ok(()) };
     if rewritable {

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 
-/// How often any of `wanted`, which are equally long, is in the memory of a process; `None`, and a word of it, where that
-/// may not be looked at.
+/// How often any of `wanted`, which are equally long, is in the memory of a process; `None`, and a word of it, where
+/// that may not be looked at.
 pub(crate) fn count(pid: Pid, wanted: &[&[u8]]) -> Option<usize> {
     let path = |file| format!("/proc/{}/{file}", pid.as_raw_nonzero());
     let (Ok(maps), Ok(memory)) = (File::open(path("maps")), File::open(path("mem"))) else {

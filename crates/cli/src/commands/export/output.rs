@@ -1,8 +1,8 @@
 //! The output of `export`: a file, a block device, or a stream.
 //!
 //! A file or block device that exists is locked like a volume before a passphrase is asked for; a block device is also
-//! opened exclusively. It does not change before [`Output::begin`]. [`Output::finish`] returns when all data are on stable
-//! storage.
+//! opened exclusively. It does not change before [`Output::begin`]. [`Output::finish`] returns when all data are on
+//! stable storage.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

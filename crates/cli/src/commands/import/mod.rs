@@ -1,8 +1,8 @@
 //! `import`: encrypts a raw image into an existing volume.
 //!
-//! An input of known length that is longer than the volume is refused before anything is written. Holes of the input are
-//! not read, and become encrypted zeroes in the volume, where a hole would decrypt to noise. Zones are written in order
-//! ([`zones`]).
+//! An input of known length that is longer than the volume is refused before anything is written. Holes of the input
+//! are not read, and become encrypted zeroes in the volume, where a hole would decrypt to noise. Zones are written in
+//! order ([`zones`]).
 
 mod zones;
 

@@ -1,7 +1,8 @@
 //! Writing an image to zones: each sequential zone in order from its write pointer, or not at all.
 //!
-//! The image is written to a zone if the write pointer is at its position, as a drive requires. Zeroes behind the last other
-//! byte of a zone are not written: the zone keeps its free space, and an image made by `export` restores the write pointers.
+//! The image is written to a zone if the write pointer is at its position, as a drive requires. Zeroes behind the last
+//! other byte of a zone are not written: the zone keeps its free space, and an image made by `export` restores the
+//! write pointers.
 
 use anyhow::Context;
 use inlock_engine::blocking::BlockingDevice;
@@ -23,7 +24,8 @@ pub(super) struct ZoneWriter<'a> {
 }
 
 impl<'a> ZoneWriter<'a> {
-    /// Checks the zones of the `len` bytes from `start`, of which `sure` will be written. `None`: the device has no zones.
+    /// Checks the zones of the `len` bytes from `start`, of which `sure` will be written. `None`: the device has no
+    /// zones.
     pub(super) fn new(device: &'a BlockingDevice, start: u64, len: u64, sure: u64) -> anyhow::Result<Option<Self>> {
         let Some(zoned::ZoneLimits { write_granularity, .. }) = device.device().zone_limits() else { return Ok(None) };
         let writer = Self {
@@ -54,8 +56,8 @@ impl<'a> ZoneWriter<'a> {
         self.zone(at).map(|zone| zone.start + zone.len - at)
     }
 
-    /// Writes the first `len` bytes of `buffer`, which are in one zone, at `at`. At the end of the image the last block is
-    /// filled with zeroes, for which the buffer has room.
+    /// Writes the first `len` bytes of `buffer`, which are in one zone, at `at`. At the end of the image the last block
+    /// is filled with zeroes, for which the buffer has room.
     pub(super) fn write(&mut self, buffer: &mut [u8], len: usize, at: u64) -> anyhow::Result<()> {
         let zone = *self.zone(at)?;
         if !is_sequential(&zone) {

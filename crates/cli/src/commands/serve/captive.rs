@@ -1,7 +1,7 @@
 //! Running a command while a server runs, like nbdkit's captive mode.
 //!
-//! A shell runs the command, with the variables `$uri`, `$nbd`, `$unixsocket`, `$port` and `$exportname`. The server stops
-//! when it exits, and returns its exit status.
+//! A shell runs the command, with the variables `$uri`, `$nbd`, `$unixsocket`, `$port` and `$exportname`. The server
+//! stops when it exits, and returns its exit status.
 
 use std::ffi::{OsStr, OsString};
 use std::io;

@@ -1,7 +1,7 @@
 //! `serve`: serves the decrypted volume over NBD until a signal, or until the command of `--run` exits.
 //!
-//! Either way the server drains: it replies to all requests that it has received, and all writes are durable before this
-//! program exits.
+//! Either way the server drains: it replies to all requests that it has received, and all writes are durable before
+//! this program exits.
 
 mod captive;
 
@@ -271,8 +271,8 @@ fn listen(args: &ServeArgs) -> anyhow::Result<(server::Listen, Option<TempDir>)>
     }
 }
 
-/// Refuses TCP, unless `insecure`: without TLS every client that can connect gets the plaintext, which includes all users
-/// of this machine.
+/// Refuses TCP, unless `insecure`: without TLS every client that can connect gets the plaintext, which includes all
+/// users of this machine.
 fn check_tcp(address: SocketAddr, insecure: bool) -> anyhow::Result<()> {
     if insecure {
         return Ok(());
