@@ -1,11 +1,11 @@
-//! The command line itself: order, short forms, and what is refused before anything is touched.
+//! The command line: order of options, short forms, and mistakes refused before any device is opened.
 
 mod harness;
 
 use harness::{Dir, FAST, call, call_with};
 
 #[test]
-fn options_stand_anywhere_and_in_every_form() {
+fn options_are_accepted_anywhere_and_in_every_form() {
     let dir = Dir::new();
     let key = dir.file("key", b"secret");
     let forms: [&[&str]; 6] = [
@@ -27,7 +27,7 @@ fn options_stand_anywhere_and_in_every_form() {
     }
 }
 
-/// Words after the program's name, and what is said of them.
+/// Arguments of the program, and a part of the error.
 const MISTAKES: &[(&[&str], &str)] = &[
     (&[], "Argument <action> missing."),
     (&["luksfrobnicate"], "Unknown action 'luksfrobnicate'."),
@@ -104,7 +104,7 @@ const MISTAKES: &[(&[&str], &str)] = &[
 ];
 
 #[test]
-fn mistakes_have_status_1_and_a_hint() {
+fn mistake_has_status_1_and_hint() {
     let dir = Dir::new();
     let image = dir.image("image", 20);
     for (words, message) in MISTAKES {
@@ -118,7 +118,7 @@ fn mistakes_have_status_1_and_a_hint() {
 }
 
 #[test]
-fn help_and_version_are_results() {
+fn help_and_version_go_to_stdout() {
     for words in [&["--help"][..], &["-?"], &["luksFormat", "-?"], &["-?", "luksFormat"], &["serve", "--help", "x"]] {
         let help = call(words);
         assert!(help.works().text().contains("Usage: inlock"), "{help:?}");
@@ -130,7 +130,7 @@ fn help_and_version_are_results() {
 }
 
 #[test]
-fn help_of_each_action_lists_no_hidden_option() {
+fn help_of_action_lists_no_hidden_option() {
     let help = call(["--help"]);
     let actions = help.works().text().lines().skip_while(|line| *line != "<action> is one of:").skip(1);
     let actions: Vec<&str> =
@@ -146,7 +146,7 @@ fn help_of_each_action_lists_no_hidden_option() {
 }
 
 #[test]
-fn verbose_tells_how_it_ended() {
+fn verbose_prints_result() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     assert_eq!(call(["-v", "isLuks", &image]).works().text(), "Command successful.\n");

@@ -1,4 +1,4 @@
-//! Files with zones: made, shown, refused.
+//! Zoned files: creating, reporting, mistakes.
 
 mod harness;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::path::Path;
 
 #[test]
-fn a_zoned_file_is_made_and_shown() {
+fn zoned_file_is_created_and_reported() {
     let dir = Dir::new();
     let file = dir.name("disk");
     let made =
@@ -40,7 +40,7 @@ fn a_zoned_file_is_made_and_shown() {
 }
 
 #[test]
-fn a_zoned_file_takes_the_length_of_an_empty_one() {
+fn zoned_file_has_length_of_existing_empty_file() {
     let dir = Dir::new();
     let file = dir.image("disk", 4);
     call(["zoned", "create", &file, "--zone-size", "1M", "--zone-write-granularity", "512"]).works();
@@ -49,7 +49,7 @@ fn a_zoned_file_takes_the_length_of_an_empty_one() {
 }
 
 #[test]
-fn what_cannot_be_a_zoned_file_is_refused_with_the_numbers() {
+fn invalid_zoned_file_is_refused_with_numbers() {
     let dir = Dir::new();
     let file = dir.name("disk");
     let create = |options: &[&str]| call(["zoned", "create", file.as_str()].into_iter().chain(options.iter().copied()));
@@ -89,7 +89,7 @@ fn what_cannot_be_a_zoned_file_is_refused_with_the_numbers() {
 }
 
 #[test]
-fn a_sidecar_that_is_missing_damaged_or_foreign_is_told() {
+fn missing_damaged_or_foreign_sidecar_is_refused() {
     let dir = Dir::new();
     let (a, b) = (dir.name("a"), dir.name("b"));
     for file in [&a, &b] {

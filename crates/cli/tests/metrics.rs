@@ -1,4 +1,4 @@
-//! What a running volume tells of itself: status, scrapers, and `top`.
+//! Metrics of a running volume: status, scrapers, and `top`.
 
 mod harness;
 
@@ -36,7 +36,7 @@ fn some_work(server: &Named) {
 }
 
 #[test]
-fn status_counts_what_was_done() {
+fn status_counts_requests() {
     let dir = Dir::new();
     let run = Run::new();
     let server = Named::start(&run, "data", &[&dir.luks2("image")]);
@@ -72,13 +72,13 @@ fn status_counts_what_was_done() {
     assert!(status["counters"]["offloaded"].as_u64().unwrap() > 0, "{status}");
 }
 
-/// A metric family: its type, and its samples by name and labels.
+/// A metric family: type, and samples by name and labels.
 struct Family {
     kind: String,
     samples: Vec<(String, BTreeMap<String, String>, f64)>,
 }
 
-/// Reads OpenMetrics 1.0 text and refuses what the format does not allow.
+/// Parses OpenMetrics 1.0 text strictly.
 fn parse(text: &str) -> BTreeMap<String, Family> {
     let body = text.strip_suffix("# EOF\n").expect("it ends with # EOF");
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
@@ -133,7 +133,7 @@ fn parse(text: &str) -> BTreeMap<String, Family> {
     families
 }
 
-/// Buckets grow, the last is +Inf, and it is the count.
+/// Checks that buckets are cumulative, and that the last is +Inf with the count.
 fn check_histogram(name: &str, family: &Family) {
     let phases: BTreeSet<&String> = family.samples.iter().map(|(_, labels, _)| &labels["phase"]).collect();
     for phase in phases {
@@ -167,7 +167,7 @@ fn ask(mut stream: impl Read + Write, request: &str) -> (String, String) {
 }
 
 #[test]
-fn scrapers_get_open_metrics() {
+fn scraper_gets_openmetrics() {
     let dir = Dir::new();
     let run = Run::new();
     let server = Named::start(&run, "data", &[&dir.luks2("image"), "--metrics", "tcp:127.0.0.1:0"]);
@@ -195,7 +195,7 @@ fn scrapers_get_open_metrics() {
     assert_eq!(value("inlock_size_bytes", "", ""), (8 << 20) as f64);
     assert!(value("inlock_io_latency_seconds", "phase", "total") > 0.0);
 
-    // It goes on in whatever state, and no client is in the way.
+    // It works in every state, also with silent clients.
     run.call(&["suspend", "data"]).works();
     let silent: Vec<TcpStream> = (0..50).map(|_| TcpStream::connect(address).unwrap()).collect();
     let (_, body) = ask(TcpStream::connect(address).unwrap(), "GET /metrics HTTP/1.1\r\n\r\n");
@@ -210,7 +210,7 @@ fn scrapers_get_open_metrics() {
 }
 
 #[test]
-fn scrapers_may_come_over_a_unix_socket() {
+fn scraper_connects_over_unix_socket() {
     let dir = Dir::new();
     let run = Run::new();
     let path = dir.path("metrics");
@@ -221,12 +221,12 @@ fn scrapers_may_come_over_a_unix_socket() {
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let get = || ask(UnixStream::connect(&path).unwrap(), "GET /metrics HTTP/1.0\r\n\r\n").1;
     assert!(parse(&get()).contains_key("inlock_volume"));
-    // A second server is refused, and does not take the first one's socket away.
+    // A second server is refused, and does not remove the first one's socket.
     let other = dir.image("other", 1);
     let second = ["serve", "--name", "other", "--type", "raw", &other, "--metrics", &at, "--run", "true"];
     run.call(&second).fails(5, &["Address ", "is in use"]);
     parse(&get());
-    // The socket of one that was killed is in nobody's way.
+    // The socket of a killed server is replaced.
     server.kill();
     run.call(&second).works();
     assert!(!path.exists());
@@ -236,7 +236,7 @@ fn scrapers_may_come_over_a_unix_socket() {
 }
 
 #[test]
-fn a_bad_address_for_scrapers_is_named() {
+fn bad_address_for_scrapers_is_refused() {
     let dir = Dir::new();
     let run = Run::new();
     let image = dir.image("image", 1);
@@ -287,9 +287,9 @@ fn top_shows_rates() {
         assert!(lines[1].starts_with("busy  active") && lines[1].contains(" 100 %"), "{text}");
         assert!(lines[2].starts_with("idle  active"), "{text}");
     });
-    run.call(&["top", "--once", "nobody"]).fails(4, &["nobody is not active"]);
+    run.call(&["top", "--once", "missing"]).fails(4, &["missing is not active"]);
     run.call(&["top", "--once", "a/b"]).fails(1, &["cannot be used"]);
-    // Who reads no more ends it without a word.
+    // It exits silently when its output is closed.
     let mut command = inlock();
     command.env("INLOCK_RUN_DIR", run.path("")).args(["top", "--json"]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -301,14 +301,14 @@ fn top_shows_rates() {
 }
 
 #[test]
-fn top_is_live_on_a_terminal_and_leaves_it_as_it_was() {
+fn top_on_terminal_is_live_and_restores_it() {
     if !have("python3") {
         return;
     }
     let dir = Dir::new();
     let run = Run::new();
     let _server = Named::start(&run, "data", &["--type", "raw", &dir.image("raw", 1)]);
-    // What is shown before and after what is typed.
+    // Output to wait for, and what is typed then.
     let steps = r#"[["data  active", ""], ["(q: quit)", "q"]]"#;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/terminal.py");
     let mut command = Command::new("python3");
