@@ -12,8 +12,7 @@ mod peers;
 mod picture;
 mod table;
 
-use inlock_cipher::bench::Limit;
-use inlock_cipher::{CipherSpec, XtsKernel};
+use inlock_cipher::{AesKernel, CipherSpec, Limit};
 use peers::{Case, InlockPeer, LimitPeer, OpenSslPeer, Peer, XtsModePeer};
 use serde_json::{Value, json};
 use std::error::Error;
@@ -59,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn all_levels() -> Result<Value, Box<dyn Error>> {
     let mut results = Vec::new();
-    let known: Vec<&str> = XtsKernel::available().iter().map(|kernel| kernel.name()).collect();
+    let known: Vec<&str> = AesKernel::available().iter().map(|kernel| kernel.name()).collect();
     for (level, limit) in LEVELS.into_iter().filter(|(level, _)| known.contains(level)) {
         let mut command = Command::new(std::env::current_exe()?);
         command.args([ONE_LEVEL, level]).env_remove(LIMIT_VARIABLE);
@@ -78,7 +77,7 @@ fn all_levels() -> Result<Value, Box<dyn Error>> {
 
 /// Runs all cases on one instruction set and prints their rows as JSON.
 fn one_level(level: &str) -> Result<(), Box<dyn Error>> {
-    let kernel = XtsKernel::available().into_iter().find(|kernel| kernel.name() == level);
+    let kernel = AesKernel::available().into_iter().find(|kernel| kernel.name() == level);
     let kernel = kernel.ok_or_else(|| format!("this processor has no {level}"))?;
     let mut rows = Vec::new();
     for (spec, key_len, request, unit) in cases()? {
@@ -112,7 +111,7 @@ fn cases() -> Result<Vec<Row>, Box<dyn Error>> {
 }
 
 /// The limit and Inlock's kernel, then who is compared with it. The slow ones take part once, on the widest level.
-fn peers_of(kernel: XtsKernel, case: &Case<'_>) -> Result<Vec<Box<dyn Peer>>, Box<dyn Error>> {
+fn peers_of(kernel: AesKernel, case: &Case<'_>) -> Result<Vec<Box<dyn Peer>>, Box<dyn Error>> {
     let mut peers: Vec<Box<dyn Peer>> = vec![
         Box::new(LimitPeer(Limit::new(kernel, case.key_bits()))),
         Box::new(InlockPeer::new(kernel, case, false)?),
@@ -123,8 +122,8 @@ fn peers_of(kernel: XtsKernel, case: &Case<'_>) -> Result<Vec<Box<dyn Peer>>, Bo
     if let Some(peer) = aws_lc::AwsLcPeer::new(case) {
         peers.push(Box::new(peer));
     }
-    if XtsKernel::available().last() == Some(&kernel) && case.is_xts() {
-        peers.push(Box::new(InlockPeer::new(XtsKernel::Portable, case, false)?));
+    if AesKernel::available().last() == Some(&kernel) && case.is_xts() {
+        peers.push(Box::new(InlockPeer::new(AesKernel::Portable, case, false)?));
         peers.push(Box::new(XtsModePeer::new(case)?));
     }
     Ok(peers)

@@ -1,8 +1,7 @@
 //! The implementations that are compared, behind one trait.
 
 use aes::cipher::KeyInit;
-use inlock_cipher::bench::Limit;
-use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, SectorCipher, XtsKernel};
+use inlock_cipher::{AesKernel, CipherSpec, DataUnitSize, InOut, IvNumber, Limit, SectorCipher};
 use openssl::cipher::{Cipher, CipherRef};
 use openssl::cipher_ctx::CipherCtx;
 use openssl::error::ErrorStack;
@@ -69,7 +68,7 @@ pub(crate) struct InlockPeer {
 }
 
 impl InlockPeer {
-    pub(crate) fn new(kernel: XtsKernel, case: &Case<'_>, unit_by_unit: bool) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn new(kernel: AesKernel, case: &Case<'_>, unit_by_unit: bool) -> Result<Self, Box<dyn Error>> {
         let unit = DataUnitSize::new(case.unit as u32)?;
         let cipher = inlock_cipher::new_sector_cipher_on(kernel, &case.spec, case.key, unit, true)?;
         Ok(Self { cipher, encrypt: case.encrypt, unit_by_unit })

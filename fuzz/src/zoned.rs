@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use inlock_engine::store::BackingStore;
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::store::zoned_file::{ZonedFile, ZonedLayout};
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneKind, ZonedStore};
+use inlock_zoned_file::{ZonedFile, ZonedLayout};
 
 const BLOCK: usize = 4096;
 const ZONE: u64 = 4 * BLOCK as u64;

@@ -113,6 +113,8 @@ pub mod flag {
     pub const REQ_ONE: u16 = 8;
     /// Fail when zeroing is slow.
     pub const FAST_ZERO: u16 = 16;
+    /// The length is that of a payload (extended headers).
+    pub const PAYLOAD_LEN: u16 = 32;
 }
 
 /// Error numbers of the wire.
@@ -166,10 +168,49 @@ pub struct Reply {
     pub extents: Vec<(u64, u64)>,
 }
 
+/// What the server sends in transmission: a simple reply's header, or a chunk of another reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// The data of a read that succeeded follows.
+    Simple {
+        /// Whose reply it is.
+        cookie: u64,
+        /// 0, or one of [`errno`].
+        error: u32,
+    },
+    /// A chunk of a structured or extended reply.
+    Chunk {
+        /// Whose reply it is.
+        cookie: u64,
+        /// The offset that an extended reply repeats.
+        offset: Option<u64>,
+        /// No other chunk of the reply follows.
+        is_last: bool,
+        /// What it brings.
+        content: Content,
+    },
+}
+
+/// What a chunk brings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Nothing.
+    None,
+    /// Bytes of a read, from this offset.
+    Data(u64, Vec<u8>),
+    /// A number of zeroes of a read, from this offset.
+    Hole(u64, usize),
+    /// Lengths and flags of extents, in the metadata context of this number.
+    Extents(u32, Vec<(u64, u64)>),
+    /// One of [`errno`].
+    Error(u32),
+}
+
 /// A connection in whatever state the test has brought it to.
 #[derive(Debug)]
 pub struct Connection {
-    stream: UnixStream,
+    /// The socket, for whatever the methods do not do.
+    pub stream: UnixStream,
     /// How replies are read.
     pub mode: Mode,
     /// The export's size, once known.
@@ -180,6 +221,9 @@ pub struct Connection {
     /// Replies whose last chunk has not come yet, by cookie: chunks of several replies may be mixed.
     unfinished: BTreeMap<u64, (Reply, Pieces)>,
 }
+
+/// The cookie of a connection's first request: all of its halves count, and their order.
+pub const FIRST_COOKIE: u64 = 0x1122_3344_0000_0000;
 
 /// What a read's chunks brought, by offset.
 type Pieces = BTreeMap<u64, Vec<u8>>;
@@ -236,7 +280,14 @@ impl Connection {
         let stream = UnixStream::connect(socket).context("cannot connect")?;
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
-        Ok(Self { stream, mode: Mode::Simple, size: 0, flags: 0, next_cookie: 1, unfinished: BTreeMap::new() })
+        Ok(Self {
+            stream,
+            mode: Mode::Simple,
+            size: 0,
+            flags: 0,
+            next_cookie: FIRST_COOKIE,
+            unfinished: BTreeMap::new(),
+        })
     }
 
     /// Connects, reads the greeting, answers with the usual client flags.
@@ -396,9 +447,8 @@ impl Connection {
 
     /// Sends a request's header and gives its cookie.
     pub fn request(&mut self, flags: u16, command: u16, offset: u64, len: u64) -> Result<u64> {
-        let cookie = self.next_cookie;
-        self.next_cookie += 1;
-        self.send(&request_bytes(self.mode, flags, command, cookie, offset, len))?;
+        let (cookie, header) = self.header(flags, command, offset, len);
+        self.send(&header)?;
         Ok(cookie)
     }
 
@@ -439,65 +489,111 @@ impl Connection {
         self.expect_closed().map(drop)
     }
 
+    /// Gives a cookie and the header of a request with it, for the caller to send.
+    pub fn header(&mut self, flags: u16, command: u16, offset: u64, len: u64) -> (u64, Vec<u8>) {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        (cookie, request_bytes(self.mode, flags, command, cookie, offset, len))
+    }
+
     /// Reads until some reply is whole. `read_len` is what a reply to a read carries. Pieces of a structured reply to a
     /// read are put together in the order of their offsets.
     pub fn reply(&mut self, read_len: usize) -> Result<Reply> {
         loop {
-            let start = be32(&self.receive(4)?);
-            if start == magic::SIMPLE_REPLY {
-                ensure!(self.mode != Mode::Extended, "a simple reply with extended headers");
-                let head = self.receive(12)?;
-                let (error, cookie) = (be32(&head), be64(&head[4..]));
-                let data = if error == 0 { self.receive(read_len)? } else { Vec::new() };
-                return Ok(Reply { cookie, error, data, ..Reply::default() });
-            }
-            if let Some((mut reply, pieces)) = self.chunk(start)? {
-                if reply.error == 0 {
-                    reply.data = joined(pieces, read_len)?;
+            let (cookie, is_last, content) = match self.message()? {
+                Message::Simple { cookie, error } => {
+                    let data = if error == 0 { self.receive(read_len)? } else { Vec::new() };
+                    return Ok(Reply { cookie, error, data, ..Reply::default() });
                 }
-                return Ok(reply);
+                Message::Chunk { cookie, is_last, content, .. } => (cookie, is_last, content),
+            };
+            let (mut reply, mut pieces) = self.unfinished.remove(&cookie).unwrap_or_default();
+            reply.cookie = cookie;
+            let piece = match content {
+                Content::None => None,
+                Content::Data(offset, data) => pieces.insert(offset, data),
+                Content::Hole(offset, len) => pieces.insert(offset, vec![0; len]),
+                Content::Extents(_, extents) => {
+                    reply.extents.extend(extents);
+                    None
+                }
+                Content::Error(error) => {
+                    reply.error = error;
+                    None
+                }
+            };
+            ensure!(piece.is_none(), "two pieces at one offset");
+            if !is_last {
+                self.unfinished.insert(cookie, (reply, pieces));
+                continue;
             }
+            if reply.error == 0 {
+                reply.data = joined(pieces, read_len)?;
+            }
+            return Ok(reply);
         }
     }
 
-    /// Reads one chunk after its magic; gives the reply whose last chunk it was.
-    fn chunk(&mut self, magic: u32) -> Result<Option<(Reply, Pieces)>> {
+    /// Reads a simple reply's header or one chunk, which has to be as the protocol says.
+    pub fn message(&mut self) -> Result<Message> {
+        let magic = be32(&self.receive(4)?);
+        if magic == magic::SIMPLE_REPLY {
+            ensure!(self.mode != Mode::Extended, "a simple reply with extended headers");
+            let head = self.receive(12)?;
+            return Ok(Message::Simple { cookie: be64(&head[4..]), error: be32(&head) });
+        }
         let extended = self.mode == Mode::Extended;
         let wanted = if extended { magic::EXTENDED_REPLY } else { magic::STRUCTURED_REPLY };
         ensure!(self.mode != Mode::Simple && magic == wanted, "a reply with magic {magic:#x} in mode {:?}", self.mode);
         let head = self.receive(if extended { 28 } else { 16 })?;
-        let (flags, kind) = (be16(&head), be16(&head[2..]));
-        let cookie = be64(&head[4..12]);
+        let (flags, kind, cookie) = (be16(&head), be16(&head[2..]), be64(&head[4..]));
         let len = if extended { be64(&head[20..]) } else { u64::from(be32(&head[12..])) };
         ensure!(len <= 40 << 20, "a chunk of {len} bytes");
+        ensure!(flags & !1 == 0, "unknown chunk flags {flags:#x}");
         let data = self.receive(len as usize)?;
-        let (mut reply, mut pieces) = self.unfinished.remove(&cookie).unwrap_or_default();
-        reply.cookie = cookie;
-        match kind {
-            0 => ensure!(data.is_empty() && flags & 1 == 1, "a bad NONE chunk"),
-            1 => {
-                ensure!(data.len() > 8, "a short data chunk");
-                ensure!(pieces.insert(be64(&data), data[8..].to_vec()).is_none(), "two pieces at one offset");
-            }
-            2 => {
-                ensure!(data.len() == 12, "a bad hole chunk");
-                let zeroes = vec![0; be32(&data[8..]) as usize];
-                ensure!(pieces.insert(be64(&data), zeroes).is_none(), "two pieces at one offset");
-            }
-            5 => reply.extents.extend(data[4..].chunks_exact(8).map(|e| (be32(e).into(), be32(&e[4..]).into()))),
-            6 => reply.extents.extend(data[8..].chunks_exact(16).map(|e| (be64(e), be64(&e[8..])))),
-            0x8001 | 0x8002 => {
-                ensure!(data.len() >= 6 && be32(&data) != 0, "a bad error chunk");
-                reply.error = be32(&data);
-            }
-            other => bail!("a chunk of unknown type {other}"),
-        }
-        if flags & 1 == 1 {
-            return Ok(Some((reply, pieces)));
-        }
-        self.unfinished.insert(cookie, (reply, pieces));
-        Ok(None)
+        let is_last = flags == 1;
+        let offset = extended.then(|| be64(&head[12..]));
+        let content = chunk_content(kind, data, extended)?;
+        ensure!(content != Content::None || is_last, "an empty chunk that is not the last");
+        Ok(Message::Chunk { cookie, offset, is_last, content })
     }
+}
+
+/// What a chunk with this payload brings.
+fn chunk_content(kind: u16, data: Vec<u8>, extended: bool) -> Result<Content> {
+    Ok(match kind {
+        0 => {
+            ensure!(data.is_empty(), "a NONE chunk of {} bytes", data.len());
+            Content::None
+        }
+        1 => {
+            ensure!(data.len() > 8, "a short data chunk");
+            Content::Data(be64(&data), data[8..].to_vec())
+        }
+        2 => {
+            ensure!(data.len() == 12, "a bad hole chunk");
+            Content::Hole(be64(&data), be32(&data[8..]) as usize)
+        }
+        5 if !extended => {
+            ensure!(data.len() >= 4 && data.len() % 8 == 4, "a bad status chunk");
+            let extents = data[4..].chunks_exact(8).map(|e| (be32(e).into(), be32(&e[4..]).into())).collect();
+            Content::Extents(be32(&data), extents)
+        }
+        6 if extended => {
+            ensure!(data.len() >= 8 && data.len() % 16 == 8, "a bad status chunk");
+            let extents: Vec<_> = data[8..].chunks_exact(16).map(|e| (be64(e), be64(&e[8..]))).collect();
+            ensure!(be32(&data[4..]) as usize == extents.len(), "a status chunk with a wrong count");
+            Content::Extents(be32(&data), extents)
+        }
+        0x8001 | 0x8002 => {
+            ensure!(data.len() >= 6 && be32(&data) != 0, "a bad error chunk");
+            let text = usize::from(be16(&data[4..]));
+            let rest = if kind == 0x8001 { 0 } else { 8 };
+            ensure!(text + rest == data.len() - 6, "an error chunk with a wrong message length");
+            Content::Error(be32(&data))
+        }
+        other => bail!("a chunk of unknown type {other}"),
+    })
 }
 
 /// The pieces of a read in order; they have to join without a gap and give the whole length.

@@ -172,7 +172,7 @@ check file-close-again ours_closed
 # The driver counts whole zones: a short one at the end is refused before there is a device.
 check short-file inlock zoned create /tmp/short --size 7M --zone-size 2M
 FIRST=0 SECTORS=$((7 * 2048)) UNIT=4096
-must_fail short-zone "7340032 bytes in zones of 2097152 leave 1048576 over at the end" ours /tmp/short
+must_fail short-zone "7340032 bytes in zones of 2097152 leave 1048576 at the end" ours /tmp/short
 must_fail short-zone-no-device "No such file" ls /dev/ublkb0
 check short-read inlock open --table /tmp/table vol --read-only --via nbd
 if [ "$(dd if=/dev/inlock/vol bs=1M 2> /dev/null | wc -c)" = 7340032 ]; then ok short-read-all; else fail short-read-all "not all of it"; fi

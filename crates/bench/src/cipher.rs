@@ -1,22 +1,22 @@
 //! `bench cipher`: every cipher kernel against the limit of its AES instructions.
 
 use inlock_cipher::CipherSpec;
-use inlock_cipher::bench::{self, Measurement, Plan};
 use serde_json::{Value, json};
 
 use crate::environment;
+use crate::kernels::{self, Plan, Row};
 use crate::options::Print;
 
 pub(crate) fn run(as_json: bool, print: &mut Print<'_>) -> anyhow::Result<()> {
     let plan = Plan::full(CipherSpec::AES_XTS_PLAIN64)?;
     if as_json {
-        let rows: Vec<Value> = bench::run(&plan, |_| {})?.iter().map(object).collect();
+        let rows: Vec<Value> = kernels::run(&plan, |_| {})?.iter().map(object).collect();
         return print(&format_args!("{:#}\n", json!({ "processor": environment::cpu_model(), "results": rows })));
     }
     print(&format_args!("# {}\n", environment::cpu_model()))?;
     print(&"# kernel     cipher            key  direction    unit   request    GB/s  of limit\n")?;
     let mut printed = Ok(());
-    bench::run(&plan, |row| {
+    kernels::run(&plan, |row| {
         if printed.is_ok() {
             printed = print(&line(row));
         }
@@ -24,7 +24,7 @@ pub(crate) fn run(as_json: bool, print: &mut Print<'_>) -> anyhow::Result<()> {
     printed
 }
 
-fn line(row: &Measurement) -> String {
+fn line(row: &Row) -> String {
     format!(
         "{:<12} {:<16} {:>4}  {:<9} {:>7} {:>9}  {:>6.2}  {:>7.1}%\n",
         row.kernel,
@@ -38,7 +38,7 @@ fn line(row: &Measurement) -> String {
     )
 }
 
-fn object(row: &Measurement) -> Value {
+fn object(row: &Row) -> Value {
     json!({
         "kernel": row.kernel,
         "cipher": row.cipher.to_string(),

@@ -11,7 +11,7 @@ pub(crate) fn describe(dir: &Path, programs: &[&str]) -> Vec<(String, String)> {
     let wanted = ["aes", "vaes", "vpclmulqdq", "avx2", "avx512f"];
     let present: Vec<&str> = flags.split_whitespace().filter(|flag| wanted.contains(flag)).collect();
     let governor = fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
-    let kernels: Vec<&str> = inlock_cipher::XtsKernel::available().iter().map(|kernel| kernel.name()).collect();
+    let kernels: Vec<&str> = inlock_cipher::AesKernel::available().iter().map(|kernel| kernel.name()).collect();
     let mut rows = vec![
         ("date", date()),
         ("inlock", env!("CARGO_PKG_VERSION").to_owned()),

@@ -11,6 +11,7 @@ mod compare;
 mod cpu;
 mod environment;
 mod fio;
+pub mod kernels;
 mod latency;
 mod options;
 mod page;

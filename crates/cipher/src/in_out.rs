@@ -1,5 +1,7 @@
 //! The data of one cipher call: in place, or from one buffer into another.
 
+use crate::DataUnitSize;
+
 /// The bytes that one cipher call reads and writes.
 #[derive(Debug)]
 pub enum InOut<'a> {
@@ -32,6 +34,22 @@ impl<'a> InOut<'a> {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns the number of data units.
+    ///
+    /// # Panics
+    ///
+    /// If the data is not a positive number of whole units, or the lengths of source and destination differ.
+    #[inline]
+    pub(crate) fn assert_whole_units(&self, unit: DataUnitSize) -> usize {
+        let len = self.len();
+        assert!(len != 0 && len & (unit.bytes() - 1) == 0, "the data of a cipher call is not whole data units");
+        if let InOut::Copy { src, dst } = self {
+            // Both variants' fields are public: kernels trust the lengths.
+            assert_eq!(src.len(), dst.len(), "source and destination differ in length");
+        }
+        len >> unit.log2()
     }
 
     /// The first `mid` bytes, or all where there are fewer, and the rest.

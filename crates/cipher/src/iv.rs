@@ -1,15 +1,14 @@
 //! IVs: the block that starts a data unit's chain or, for XTS, is encrypted into its tweak (dm-crypt's names).
 //!
-//! A kernel asks for the finished IVs of up to [`IvGenerator::MAX_BATCH`] units at a time, so no kernel knows an IV
+//! A kernel asks for the finished IVs of up to [`MAX_BATCH`] units at a time, so no kernel knows an IV
 //! mode. A new mode is an arm in [`IvGenerator::fill`] and a row of vectors. Where an IV has 8 bytes they are the first ones. What
-//! depends on the data, or changes it, stands round the cipher: see [`crate::layers`].
+//! depends on the data, or changes it, is a layer around the sector cipher.
 
-use crate::aes::{AesKey, Block};
-use crate::block_cipher::{BlockCipher, new_block_cipher};
+use crate::aes::{AesKernel, AesKey, MAX_BATCH};
+use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
 use crate::locked::LockedBox;
 use crate::modes::{Chain, new_chain};
 use crate::spec::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode};
-use crate::xts::XtsKernel;
 use crate::{DataUnitSize, VolumeKey};
 
 /// Makes the IVs of consecutive data units.
@@ -54,16 +53,13 @@ pub(crate) struct IvKeys<'a> {
 }
 
 impl IvGenerator {
-    /// The most IVs that a kernel asks for at a time.
-    pub(crate) const MAX_BATCH: usize = 64;
-
     /// For `spec`, whose parts and keys' lengths have been checked. AES-ESSIV encrypts with `kernel`.
     pub(crate) fn new(
         spec: &CipherSpec,
         keys: &IvKeys<'_>,
         unit: DataUnitSize,
         large_iv: bool,
-        kernel: XtsKernel,
+        kernel: AesKernel,
     ) -> Self {
         let block_len = spec.cipher.block_len();
         let mode = match spec.iv {
@@ -103,7 +99,7 @@ impl IvGenerator {
         number.wrapping_add(self.step.wrapping_mul(units as u64))
     }
 
-    /// Fills `ivs`, at most [`IvGenerator::MAX_BATCH`], with the IVs of consecutive units, the first of which has the number `number`.
+    /// Fills `ivs`, at most [`MAX_BATCH`], with the IVs of consecutive units, the first of which has the number `number`.
     #[inline(always)]
     pub(crate) fn fill(&self, number: u64, ivs: &mut [Block]) {
         match &self.mode {
@@ -138,7 +134,7 @@ impl IvGenerator {
             }
             Mode::Eboiv { chain, unit, block_len } => {
                 self.each(number, ivs, |number| le(number.wrapping_mul(unit.bytes() as u64)));
-                let mut zeroes = [0; IvGenerator::MAX_BATCH * 16];
+                let mut zeroes = [0; MAX_BATCH * 16];
                 let blocks = &mut zeroes[..ivs.len() * block_len];
                 chain.encrypt(ivs, blocks, *block_len);
                 for (iv, block) in ivs.iter_mut().zip(blocks.chunks_exact(*block_len)) {
@@ -161,7 +157,7 @@ impl IvGenerator {
     }
 }
 
-fn essiv(cipher: Cipher, hash: EssivHash, key: &[u8], kernel: XtsKernel) -> Mode {
+fn essiv(cipher: Cipher, hash: EssivHash, key: &[u8], kernel: AesKernel) -> Mode {
     let digest = hash.digest(key);
     if cipher == Cipher::Aes {
         return Mode::Essiv(AesKey::new(kernel, digest.as_bytes()));

@@ -8,7 +8,7 @@
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(unsafe_code)] // Requests to valgrind, which are no-ops elsewhere.
 
-use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, XtsKernel, new_sector_cipher_on};
+use inlock_cipher::{AesKernel, CipherSpec, DataUnitSize, InOut, IvNumber, new_sector_cipher_on};
 use std::hint::black_box;
 use std::process::Command;
 
@@ -90,7 +90,7 @@ fn no_branch_or_address_depends_on_key_or_data() {
         }
         return;
     }
-    for kernel in XtsKernel::available() {
+    for kernel in AesKernel::available() {
         for spec in SPECS {
             let spec: CipherSpec = spec.parse().unwrap();
             for key_len in spec.key_lens().into_iter().filter(|len| *len != 0 && len.is_multiple_of(16)) {
@@ -146,7 +146,7 @@ fn control_a_key_comes_out_undefined() {
         return assert_complaint(ended, "Conditional jump or move depends on uninitialised value");
     }
     // A cipher's output under an undefined key is undefined: memcheck follows bits through the AES instructions too.
-    let cipher = XtsKernel::available().pop().and_then(|kernel| {
+    let cipher = AesKernel::available().pop().and_then(|kernel| {
         new_sector_cipher_on(kernel, &CipherSpec::AES_XTS_PLAIN64, &secret(64), DataUnitSize::SECTOR, true).ok()
     });
     let mut data = vec![0; 512];

@@ -113,6 +113,7 @@ fn what_cannot_be_measured_is_refused() {
         (&["speed"][..], "'speed' is none of cipher, path, latency, compare, all"),
         (&["cipher", "--quick"], "--quick is not allowed with bench cipher"),
         (&["path", "--rounds", "0"], "above zero"),
+        (&["path", "--bars", "--allow-missing", "--rounds", "0"], "above zero"),
         (&["path", "--allow-missing"], "--allow-missing needs --check"),
         (&["latency", "--slice-ms", "0"], "above zero"),
         (&["path", "--dir", "/nowhere"], "cannot make a file in /nowhere"),

@@ -4,7 +4,7 @@ mod harness;
 
 use harness::control::{Named, Run};
 use harness::{Dir, Ended, FAST, FAST1, allocated, call, call_with, noise};
-use inlock_engine::store::zoned_file::{ZonedFile, ZonedLayout};
+use inlock_zoned_file::{ZonedFile, ZonedLayout};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;

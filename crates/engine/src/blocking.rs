@@ -161,7 +161,7 @@ impl BlockingDevice {
         let _lock = (mapped.unit_len > 1).then(|| Locked::new(self.device(), mapped, Purpose::Read));
         account.lap(Phase::Queue);
         // The caller's memory may begin where he likes, scratch begins where every store takes it.
-        let alignment = self.device().stores()[mapped.store as usize].memory_alignment();
+        let alignment = self.device().stores()[mapped.store as usize].profile().memory_alignment;
         if !mapped.is_partial() && into.as_ptr().addr().is_multiple_of(alignment) {
             read_all(self.device(), mapped, into, mapped.store_offset)?;
             account.lap(Phase::Store);

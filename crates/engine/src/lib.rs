@@ -3,6 +3,14 @@
 //! The engine knows no LUKS. It is given segments and a key, makes a [`CryptMapping`] of them, and carries requests between
 //! a frontend and a store: on the thread that has the request, without a queue in between.
 
+// Unit tests share a store with the tests in `tests/`.
+#[cfg(test)]
+extern crate self as inlock_engine;
+#[cfg(test)]
+#[allow(dead_code, reason = "the tests in `tests/` use more of it")]
+#[path = "../tests/it/zoned/memory.rs"]
+mod zoned_memory;
+
 pub mod blocking;
 pub mod buffer;
 pub mod crypt_mapping;
@@ -33,4 +41,4 @@ pub use helpers::crypt::{Offload, OffloadError, OffloadOptions, OffloadPolicy};
 pub use mapping::{Kind, Mapping};
 pub use request::{ByteRange, RequestError};
 pub use stats::{Stats, StatsLevel};
-pub use store::{BackingStore, Geometry};
+pub use store::{BackingStore, BlockStatus, Geometry, StoreProfile};

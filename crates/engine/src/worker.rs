@@ -124,7 +124,7 @@ impl<F: Frontend> Worker<F> {
         ring.register_buffers(pool.buffers_mut().chain(front.buffers()));
         let worker_id = device.freeze().join(ring.waker());
         let View { epoch, freeze_state, mapping, target } = device.freeze().view(worker_id);
-        let copies = device.stores().iter().any(|store| store.carried_from().is_some());
+        let copies = device.stores().iter().any(|store| store.profile().in_memory);
         // A copy thread that cannot be started is done without.
         let copy = if copies { CopyThread::start(CHUNK).ok() } else { None };
         Self {
@@ -270,8 +270,8 @@ impl<F: Frontend> Worker<F> {
         }
     }
 
-    /// Starts what the frontend has asked for and tells it what has ended, until neither is left. False: there was
-    /// nothing to do.
+    /// Starts what the frontend has asked for and tells it what has ended, then lets it process input, until nothing is
+    /// left. False: there was nothing to do.
     fn run_queue(&mut self) -> bool {
         let mut worked = false;
         loop {
@@ -286,7 +286,10 @@ impl<F: Frontend> Worker<F> {
                 let origin = Origin::Frontend(request.id);
                 self.start(request, origin);
             } else {
-                return worked;
+                let (front, mut cx) = self.split();
+                if !front.process(&mut cx) {
+                    return worked;
+                }
             }
             worked = true;
         }

@@ -2,7 +2,7 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 // Other tests use more of the client than this one.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 #[path = "../../engine/tests/no_alloc/allocator.rs"]
 mod allocator;
@@ -11,7 +11,7 @@ mod client;
 #[path = "it/support.rs"]
 mod support;
 
-use allocator::Mode;
+use allocator::Mode as OnAllocation;
 use client::*;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{OffloadOptions, OffloadPolicy};
@@ -61,19 +61,19 @@ fn busy_client(client: &mut Client, number: u64, rounds: u64) -> u64 {
         assert_eq!((client.wait(zeroes).error, client.wait(cache).error), (0, 0));
         assert!(client.read(start + 4096, MIB - 8192).iter().all(|b| *b == 0));
         assert_eq!(client.call(TRIM, 0, CLIENTS * SHARE, MIB).error, 0);
-        assert_ne!(client.call(READ, 0, client.size, 1).error, 0, "beyond the end");
+        assert_ne!(client.call(READ, 0, client.size(), 1).error, 0, "beyond the end");
         assert_ne!(client.call(WRITE_ZEROES, FAST_ZERO, 0, 1).error, 0, "not supported");
         asked += 300 + 1 + 300 + 2 + 3 + 3;
-        if STYLES[number as usize % 3] != Style::Simple {
+        if MODES[number as usize % 3] != Mode::Simple {
             let status = client.call(BLOCK_STATUS, 0, start, SHARE);
-            assert!(status.error == 0 && !status.mapped_ranges.is_empty());
+            assert!(status.error == 0 && !status.extents.is_empty());
             asked += 1;
         }
     }
     asked
 }
 
-fn serve(io: IoMode, policy: OffloadPolicy, rounds: u64, mode: Mode) {
+fn serve(io: IoMode, policy: OffloadPolicy, rounds: u64, on_allocation: OnAllocation) {
     let len = (CLIENTS * SHARE + 2 * MIB).next_multiple_of(4096);
     let file = tempfile::tempfile().unwrap();
     file.set_len(store_len(len)).unwrap();
@@ -84,11 +84,11 @@ fn serve(io: IoMode, policy: OffloadPolicy, rounds: u64, mode: Mode) {
     let options = ServerOptions { threads: WORKERS, io, offload, ..ServerOptions::default() };
     let server = Server::start(Arc::clone(&device), &listen, &options).unwrap();
     let mut clients: Vec<Client> =
-        (0..CLIENTS).map(|n| Client::open(&dir.path().join("socket"), STYLES[n as usize % 3])).collect();
+        (0..CLIENTS).map(|n| Client::open(&dir.path().join("socket"), MODES[n as usize % 3])).collect();
     // The reply to the last option was received, but it may still be under way on the server's side.
     clients.iter_mut().for_each(|client| drop(client.read(0, 1)));
     let threads = WORKERS + if policy == OffloadPolicy::None { 0 } else { 2 };
-    allocator::watch(mode, threads);
+    allocator::watch(on_allocation, threads);
     let requests: u64 = std::thread::scope(|scope| {
         let busy = |(number, mut client): (u64, Client)| {
             move || {
@@ -123,8 +123,8 @@ fn serve(io: IoMode, policy: OffloadPolicy, rounds: u64, mode: Mode) {
 fn requests_of_clients_need_no_memory() {
     for io in rings() {
         for policy in [OffloadPolicy::None, OffloadPolicy::Both] {
-            serve(io, policy, 3, Mode::Count);
-            serve(io, policy, 1, Mode::Refuse);
+            serve(io, policy, 3, OnAllocation::Count);
+            serve(io, policy, 1, OnAllocation::Refuse);
         }
     }
 }

@@ -169,7 +169,7 @@ impl fmt::Display for List<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use inlock_cipher::spec::known_specs;
+    use inlock_cipher::known_specs;
     use inlock_cipher::{DataUnitSize, Sector};
 
     fn segment(cipher: &str) -> Segment {

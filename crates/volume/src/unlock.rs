@@ -3,7 +3,6 @@
 use crate::error::{FormatError, UnlockError};
 use crate::header_policy::HeaderPolicy;
 use crate::pbkdf::{KdfLimits, KdfWork, random_bytes};
-use inlock_cipher::xts::has_equal_halves;
 use inlock_cipher::{CipherError, CipherSpec, Segment, VolumeKey};
 use std::fmt;
 
@@ -155,7 +154,7 @@ impl<'a> Attempts<'a> {
 /// Puts together what unlocking gives.
 pub(crate) fn finish(key: VolumeKey, keyslot: u32, segments: Vec<Segment>, flags: ActivationFlags) -> Unlocked {
     let mut warnings = Vec::new();
-    let weak = |cipher| has_equal_halves(&cipher, key.as_bytes());
+    let weak = |cipher: CipherSpec| cipher.has_equal_halves(key.as_bytes());
     if segments.iter().any(|segment| segment.cipher.is_some_and(weak)) {
         warnings.push(UnlockWarning::EqualXtsKeyHalves);
     }
@@ -175,7 +174,7 @@ pub(crate) fn new_volume_key(
         Some(key) => VolumeKey::new(key.as_bytes()),
         None => VolumeKey::new(&random_bytes(key_len)?),
     };
-    if has_equal_halves(cipher, key.as_bytes()) {
+    if cipher.has_equal_halves(key.as_bytes()) {
         return Err(FormatError::EqualXtsKeyHalves);
     }
     Ok(key)

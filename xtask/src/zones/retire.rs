@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use inlock_engine::store::zoned_file::ZonedFile;
 use inlock_engine::zoned::ZoneCondition;
+use inlock_zoned_file::ZonedFile;
 
 /// Makes a zone of `file` what `condition` says, for good.
 pub(super) fn run(file: &Path, zone: u64, condition: &str) -> Result<()> {

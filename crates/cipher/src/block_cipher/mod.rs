@@ -14,6 +14,9 @@ use crate::locked::LockedBox;
 use ::aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use zeroize::Zeroizing;
 
+/// A block of AES, or an IV: of a cipher with short blocks the first bytes.
+pub(crate) type Block = [u8; 16];
+
 /// A block cipher under a key.
 pub(crate) trait BlockCipher: Send + Sync {
     /// Bytes in a block: 8 or 16.

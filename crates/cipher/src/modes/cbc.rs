@@ -1,8 +1,8 @@
-//! CBC over any block cipher, each unit a chain. Encryption runs several units side by side. AES has kernels of its own, in
-//! [`crate::cbc`].
+//! CBC over any block cipher, each unit a chain. Encryption runs several units side by side. AES has kernels, in
+//! [`crate::aes`].
 
 use super::{BlockCipher, Chain, RUN, xor};
-use crate::aes::Block;
+use crate::block_cipher::Block;
 
 /// CBC under a key.
 pub(super) struct Cbc(Box<dyn BlockCipher>);

@@ -1,7 +1,7 @@
 //! Counter mode over any block cipher: the IV is a unit's first counter, big-endian over the whole block.
 
 use super::{BlockCipher, Chain, RUN, xor};
-use crate::aes::Block;
+use crate::block_cipher::Block;
 use zeroize::Zeroize;
 
 /// Counter mode under a key.

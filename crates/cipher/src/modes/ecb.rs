@@ -1,7 +1,7 @@
 //! ECB over any block cipher: each block for itself, no IV.
 
 use super::{BlockCipher, Chain};
-use crate::aes::Block;
+use crate::block_cipher::Block;
 
 /// ECB under a key.
 pub(super) struct Ecb(Box<dyn BlockCipher>);

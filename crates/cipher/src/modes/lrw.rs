@@ -3,7 +3,7 @@
 //! The IV is the index of the unit's first block, big-endian. Indices are public, so what depends on them may branch.
 
 use super::{BlockCipher, Chain, between_masks};
-use crate::aes::Block;
+use crate::block_cipher::Block;
 use crate::locked::LockedBox;
 
 /// LRW under a cipher's key and 16 bytes of tweak.

@@ -1,20 +1,18 @@
-//! Chain modes over any block cipher: the default for a cipher, a mode or a processor that has no kernel.
+//! Chain modes over any block cipher, for ciphers, modes and CPUs without a kernel.
 //!
-//! A mode is a [`Chain`]: it works on a batch of data units in place and is given the IV of each. [`AnyMode`] makes a sector cipher of
-//! it. As many blocks as possible reach the block cipher in one call, of several units where one unit is a chain.
+//! A mode is a [`Chain`]: it works on a batch of data units in place and is given the IV of each. As many blocks as possible
+//! reach the block cipher in one call, of several units if a unit is a chain.
 
+mod adiantum;
 mod cbc;
 mod ctr;
 mod ecb;
 mod lrw;
 mod xts;
 
-use crate::adiantum::Adiantum;
-use crate::aes::Block;
-use crate::block_cipher::{BlockCipher, new_block_cipher};
-use crate::iv::IvGenerator;
-use crate::sector_cipher::assert_whole_units;
-use crate::{ChainMode, Cipher, DataUnitSize, InOut, IvNumber, SectorCipher};
+use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
+use crate::{ChainMode, Cipher};
+use adiantum::Adiantum;
 
 /// A chain mode under a key.
 pub(crate) trait Chain: Send + Sync {
@@ -44,45 +42,6 @@ pub(crate) fn new_chain(cipher: Cipher, mode: ChainMode, key: &[u8]) -> Option<B
             Box::new(Adiantum::new(key.try_into().ok()?, rounds))
         }
     })
-}
-
-/// A chain mode as a sector cipher.
-pub(crate) struct AnyMode {
-    chain: Box<dyn Chain>,
-    unit: DataUnitSize,
-    ivs: IvGenerator,
-}
-
-impl AnyMode {
-    pub(crate) fn new(chain: Box<dyn Chain>, unit: DataUnitSize, ivs: IvGenerator) -> Self {
-        Self { chain, unit, ivs }
-    }
-
-    fn for_each_batch(&self, first: IvNumber, data: InOut<'_>, run: impl Fn(&mut [Block], &mut [u8])) {
-        assert_whole_units(self.unit, &data);
-        let mut number = first.0;
-        for batch in data.into_in_place().chunks_mut(self.unit.bytes() * IvGenerator::MAX_BATCH) {
-            let mut ivs = [[0; 16]; IvGenerator::MAX_BATCH];
-            let ivs = &mut ivs[..batch.len() / self.unit.bytes()];
-            self.ivs.fill(number, ivs);
-            number = self.ivs.advance(number, ivs.len());
-            run(ivs, batch);
-        }
-    }
-}
-
-impl SectorCipher for AnyMode {
-    fn unit(&self) -> DataUnitSize {
-        self.unit
-    }
-
-    fn encrypt(&self, first: IvNumber, data: InOut<'_>) {
-        self.for_each_batch(first, data, |ivs, batch| self.chain.encrypt(ivs, batch, self.unit.bytes()));
-    }
-
-    fn decrypt(&self, first: IvNumber, data: InOut<'_>) {
-        self.for_each_batch(first, data, |ivs, batch| self.chain.decrypt(ivs, batch, self.unit.bytes()));
-    }
 }
 
 /// How many blocks of one unit a mode gives to the cipher at a time, and room for them.

@@ -1,7 +1,7 @@
-//! XTS (IEEE 1619) over any cipher with blocks of 16 bytes. AES has kernels of its own, in [`crate::xts`].
+//! XTS (IEEE 1619) over any cipher with blocks of 16 bytes. AES has kernels, in [`crate::aes`].
 
 use super::{BlockCipher, Chain, between_masks};
-use crate::aes::Block;
+use crate::block_cipher::Block;
 
 /// XTS under the two halves of a key.
 pub(super) struct Xts {

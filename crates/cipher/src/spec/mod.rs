@@ -5,6 +5,7 @@
 
 mod combine;
 mod parse;
+mod weak;
 
 pub use combine::{KeyParts, known_specs};
 pub use parse::InvalidCipherSpec;

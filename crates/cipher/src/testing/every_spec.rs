@@ -31,7 +31,7 @@ fn variants(spec: &CipherSpec) -> Vec<(usize, DataUnitSize, bool)> {
 
 /// Under a key made from its length, so that an independent implementation can make it too.
 fn cipher(
-    kernel: XtsKernel,
+    kernel: AesKernel,
     spec: &CipherSpec,
     (key_len, unit, large_iv): (usize, DataUnitSize, bool),
 ) -> Box<dyn SectorCipher> {
@@ -55,13 +55,13 @@ fn compare(spec: &CipherSpec, variant: (usize, DataUnitSize, bool), first: u64, 
     let step = if large_iv { 1 } else { unit.sectors() };
     let mut expected = plain.clone();
     let mut number = first;
-    let portable = cipher(XtsKernel::Portable, spec, variant);
+    let portable = cipher(AesKernel::Portable, spec, variant);
     for unit in expected.chunks_exact_mut(unit.bytes()) {
         portable.encrypt(IvNumber(number), InOut::InPlace(unit));
         number = number.wrapping_add(step);
     }
     assert!(spec.cipher == Cipher::Null || expected != plain, "{name}: nothing was encrypted");
-    let best = cipher(XtsKernel::best().unwrap(), spec, variant);
+    let best = cipher(AesKernel::best().unwrap(), spec, variant);
     for cipher in [portable, best] {
         let mut data = plain.clone();
         cipher.encrypt(IvNumber(first), InOut::InPlace(&mut data));
@@ -106,7 +106,7 @@ fn digests_of_an_independent_implementation() {
         let [spec, key_len, unit, large, digest] = row.split(' ').collect::<Vec<_>>()[..] else { panic!("{row}") };
         let spec: CipherSpec = spec.parse().unwrap();
         let unit = DataUnitSize::new(unit.parse().unwrap()).unwrap();
-        for kernel in XtsKernel::available() {
+        for kernel in AesKernel::available() {
             let cipher = cipher(kernel, &spec, (key_len.parse().unwrap(), unit, large == "1"));
             let mut data = pattern(1, 4 * unit.bytes());
             cipher.encrypt(IvNumber((1 << 32) - 16), InOut::InPlace(&mut data));
@@ -123,7 +123,7 @@ fn digests_of_an_independent_implementation() {
 #[test]
 fn key_memory_is_wiped_whatever_the_specification() {
     for spec in known_specs().iter().filter(|spec| spec.cipher != Cipher::Null) {
-        let cipher = cipher(XtsKernel::best().unwrap(), spec, variants(spec)[0]);
+        let cipher = cipher(AesKernel::best().unwrap(), spec, variants(spec)[0]);
         let releases = releases_of(|| drop(cipher));
         let least = spec.keys.get();
         assert!(releases.len() >= least && releases.iter().all(|wiped| *wiped), "{spec}: {releases:?}");

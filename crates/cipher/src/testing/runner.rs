@@ -1,6 +1,6 @@
 //! Compares every kernel with every naive twin, in all lengths, places, unit sizes and around the ends of IV numbers.
 //!
-//! Nothing is listed here: what is added to `XtsKernel::available`, or to what the naive implementation knows, is compared from
+//! Nothing is listed here: what is added to `AesKernel::available`, or to what the naive implementation knows, is compared from
 //! then on. Specifications without kernels are compared in `every_spec`.
 
 use super::guarded::{Guarded, Place};
@@ -38,7 +38,7 @@ impl Case {
     fn new(spec: CipherSpec, key_len: usize, unit: DataUnitSize, large_iv: bool, most: usize) -> Self {
         let key = noise(key_len as u64 + 5, key_len);
         let step = if large_iv { 1 } else { unit.sectors() };
-        let ciphers = XtsKernel::available()
+        let ciphers = AesKernel::available()
             .into_iter()
             .map(|kernel| new_sector_cipher_on(kernel, &spec, &key, unit, large_iv).unwrap())
             .collect();
@@ -164,7 +164,7 @@ fn there_is_something_to_compare() {
     let specs = all_specs();
     assert!(specs.contains(&CipherSpec::AES_XTS_PLAIN64));
     assert!(specs.contains(&"aes-cbc-essiv:sha256".parse().unwrap()));
-    let names: Vec<_> = XtsKernel::available().iter().map(|kernel| kernel.name()).collect();
+    let names: Vec<_> = AesKernel::available().iter().map(|kernel| kernel.name()).collect();
     println!("kernels on this processor: {names:?}");
     assert!(names.contains(&"portable"));
     if names.len() < 4 {
@@ -176,7 +176,7 @@ fn there_is_something_to_compare() {
 #[test]
 fn key_memory_is_wiped_when_a_cipher_is_dropped() {
     for spec in all_specs().into_iter().filter(|spec| spec.cipher != Cipher::Null) {
-        for kernel in XtsKernel::available() {
+        for kernel in AesKernel::available() {
             let key = noise(1, spec.key_lens()[0]);
             let cipher = new_sector_cipher_on(kernel, &spec, &key, DataUnitSize::SECTOR, true).unwrap();
             let releases = releases_of(|| drop(cipher));
@@ -188,11 +188,11 @@ fn key_memory_is_wiped_when_a_cipher_is_dropped() {
 #[test]
 fn wrong_lengths_panic_before_a_byte_is_written() {
     for spec in all_specs() {
-        for kernel in XtsKernel::available() {
+        for kernel in AesKernel::available() {
             let key = noise(1, spec.key_lens()[0]);
             let cipher = new_sector_cipher_on(kernel, &spec, &key, unit(12), true).unwrap();
             for len in [0, 1, 16, 512, 4095, 4097, 8191] {
-                assert!(check_data_len(unit(12), len).is_err());
+                assert!(crate::sector_cipher::check_data_len(unit(12), len).is_err());
                 let mut data = vec![0x11; len];
                 let call = std::panic::AssertUnwindSafe(|| cipher.encrypt(IvNumber(0), InOut::InPlace(&mut data)));
                 assert!(std::panic::catch_unwind(call).is_err(), "{spec} took {len} bytes");
@@ -228,14 +228,14 @@ fn wrong_keys_and_parts_are_errors() {
 fn equal_halves_of_an_xts_key_are_noticed() {
     let spec = CipherSpec::AES_XTS_PLAIN64;
     let mut key = [noise(3, 32), noise(3, 32)].concat();
-    assert!(xts::has_equal_halves(&spec, &key));
-    assert!(!xts::has_equal_halves(&"aes-cbc-plain64".parse().unwrap(), &key[..32]));
+    assert!(spec.has_equal_halves(&key));
+    assert!(!"aes-cbc-plain64".parse::<CipherSpec>().unwrap().has_equal_halves(&key[..32]));
     let several: CipherSpec = "aes:2-xts-plain64".parse().unwrap();
-    assert!(!xts::has_equal_halves(&several, &key), "the two keys are equal, no one's halves are");
-    assert!(xts::has_equal_halves(&several, &[noise(4, 64), key.clone()].concat()));
+    assert!(!several.has_equal_halves(&key), "the two keys are equal, no one's halves are");
+    assert!(several.has_equal_halves(&[noise(4, 64), key.clone()].concat()));
     for at in 0..64 {
         key[at] ^= 1;
-        assert!(!xts::has_equal_halves(&spec, &key), "byte {at}");
+        assert!(!spec.has_equal_halves(&key), "byte {at}");
         key[at] ^= 1;
     }
 }

@@ -58,7 +58,7 @@ impl Attachment {
                     UblkDevice::recover(device, number, options.cookie.into(), Some(options.completion_log))
                 }
                 None => {
-                    let ublk = UblkOptions { queues, mark: options.cookie.into(), ..UblkOptions::default() };
+                    let ublk = UblkOptions { queues, device_cookie: options.cookie.into(), ..UblkOptions::default() };
                     UblkDevice::start(device, &ublk, Some(options.completion_log))
                 }
             };
@@ -218,7 +218,7 @@ fn no_ublk(error: UblkError) -> anyhow::Error {
             Some(format!("use {part}, or --read-only --via nbd for all of it"))
         }
         // There is no other zoned block device.
-        UblkError::NoZones | UblkError::ZoneUnit(_) | UblkError::Report(_) | UblkError::Keep(_) => None,
+        UblkError::NoZones | UblkError::ZoneUnit(_) | UblkError::Report(_) | UblkError::Log(_) => None,
         _ => Some(USE_LOOP.to_owned()),
     };
     cannot_attach(&error, hint, matches!(error, UblkError::NotPermitted(_)))

@@ -30,7 +30,7 @@ pub(crate) fn awaiting_recovery(stale: StaleDevice<'_>) -> Option<(AttachMethod,
     let (node, cookie) = (stale.node?, stale.cookie?);
     match AttachMethod::from_name(stale.method)? {
         AttachMethod::Ublk => {
-            let number = ublk::number_of(node).filter(|number| ublk::is_waiting(*number, cookie.into()))?;
+            let number = ublk::number_of(node).filter(|number| ublk::is_awaiting_recovery(*number, cookie.into()))?;
             Some((AttachMethod::Ublk, number))
         }
         AttachMethod::Nbd => {
@@ -57,7 +57,7 @@ fn clean_up_device(stale: StaleDevice<'_>, file: &Path) -> anyhow::Result<()> {
     if let Some(node) = node.filter(|_| stale.method == AttachMethod::Ublk.name()) {
         // Otherwise it is gone, or another process has made a device with its number.
         let found = ublk::number_of(node).zip(stale.cookie.map(u64::from));
-        let found = found.filter(|(number, cookie)| ublk::is_left(*number, *cookie));
+        let found = found.filter(|(number, cookie)| ublk::is_abandoned(*number, *cookie));
         let Some((number, cookie)) = found else { return Ok(()) };
         let users = holders::of_device(node);
         if !users.is_empty() {

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::zoned_device::ZonedDevice;
-use inlock_engine::store::zoned_file::{ZonedFile, ZonedLayout};
 use inlock_engine::zoned::{Zone, ZoneCondition, ZoneKind, ZoneLimits, ZonedStore as _};
+use inlock_zoned_file::{ZonedFile, ZonedLayout};
 use serde_json::{Value, json};
 
 use crate::args::action::{Action, Prepared};

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use anyhow::Context;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::zoned_device::ZonedDevice;
-use inlock_engine::store::zoned_file::{ZonedFile, ZonedFileError};
 use inlock_engine::zoned::{Zone, ZoneKind, ZonedStore};
 use inlock_engine::{self as engine, BackingStore};
 use inlock_volume::{Segment, Volume, ZoneFault, Zones};
+use inlock_zoned_file::{ZonedFile, ZonedFileError};
 use serde::{Deserialize, Serialize};
 
 use super::device::Device;

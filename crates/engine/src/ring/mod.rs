@@ -278,7 +278,7 @@ struct Files {
 
 impl Files {
     fn add(&mut self, descriptor: Descriptor) -> FileId {
-        let discards = matches!(&descriptor, Descriptor::Store(store) if store.is_block_device());
+        let discards = matches!(&descriptor, Descriptor::Store(store) if store.profile().is_block_device);
         let direct =
             matches!(descriptor, Descriptor::Store(_)) && is_direct(descriptor.as_fd()).is_ok_and(|direct| direct);
         let held = Some(Held { descriptor, in_flight: 0, closing: false, registered: false, discards, direct });

@@ -1,6 +1,6 @@
 //! A file or a block device as store.
 
-use super::{BackingStore, BlockStatus, Geometry, block_device};
+use super::{BackingStore, BlockStatus, Geometry, StoreProfile, block_device};
 use crate::buffer::Buffer;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -24,25 +24,15 @@ pub enum IoMode {
     Sync,
 }
 
-/// The longest request that is worth no detour where a file lives in memory. Longer ones are copied by the kernel's own
-/// threads, beside the worker, or by a carrier.
-const INLINE_UP_TO: usize = 32 << 10;
-/// From here on, carrying copy and cipher together gains more than the way to another thread costs.
-const CARRIED_FROM: usize = 128 << 10;
-
 /// A regular file or a block device, opened by the caller.
 #[derive(Debug)]
 pub struct FileStore {
     file: File,
     len: AtomicU64,
     read_only: bool,
-    block_device: bool,
     /// No descriptor is shown: everything is called inline.
     hidden: bool,
-    in_memory: bool,
-    /// A block device that is read and written past the kernel's cache.
-    direct_device: bool,
-    memory_alignment: usize,
+    profile: StoreProfile,
 }
 
 impl FileStore {
@@ -57,12 +47,16 @@ impl FileStore {
         }
         let len = rustix::fs::seek(&file, SeekFrom::End(0))?;
         // The node of a block device is in a file system of memory, the device is not.
-        let in_memory = mode == IoMode::Auto && !block_device && lives_in_memory(&file);
         let hidden = mode == IoMode::Sync;
-        let direct_device = block_device && is_direct(&file).is_ok_and(|direct| direct);
-        let memory_alignment = memory_alignment(&file);
-        let len = AtomicU64::new(len);
-        Ok(Self { file, len, read_only, block_device, hidden, in_memory, direct_device, memory_alignment })
+        let profile = StoreProfile {
+            in_memory: mode == IoMode::Auto && !block_device && lives_in_memory(&file),
+            is_block_device: block_device,
+            // Through the page cache, and on any file system, `RWF_DSYNC` is a sync that reports what became of other
+            // writes.
+            has_native_fua: block_device && is_direct(&file).is_ok_and(|direct| direct),
+            memory_alignment: memory_alignment(&file),
+        };
+        Ok(Self { file, len: AtomicU64::new(len), read_only, hidden, profile })
     }
 
     /// The file.
@@ -111,25 +105,8 @@ impl BackingStore for FileStore {
         (!self.hidden).then(|| self.file.as_fd())
     }
 
-    fn is_block_device(&self) -> bool {
-        self.block_device
-    }
-
-    fn inline_up_to(&self) -> usize {
-        if self.in_memory { INLINE_UP_TO } else { 0 }
-    }
-
-    fn carried_from(&self) -> Option<usize> {
-        self.in_memory.then_some(CARRIED_FROM)
-    }
-
-    fn memory_alignment(&self) -> usize {
-        self.memory_alignment
-    }
-
-    /// Through the page cache, and on any file system, `RWF_DSYNC` is a sync that reports what became of other writes.
-    fn has_native_fua(&self) -> bool {
-        self.direct_device
+    fn profile(&self) -> StoreProfile {
+        self.profile
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
@@ -152,7 +129,7 @@ impl BackingStore for FileStore {
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        if self.block_device {
+        if self.profile.is_block_device {
             return block_device::discard(self.file.as_fd(), offset, len);
         }
         rustix::fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
@@ -165,7 +142,7 @@ impl BackingStore for FileStore {
 
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         let all_data = BlockStatus { offset, len, hole: false };
-        if self.block_device {
+        if self.profile.is_block_device {
             return Ok(all_data);
         }
         let end = offset.saturating_add(len);

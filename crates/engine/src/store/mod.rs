@@ -7,7 +7,6 @@ pub(crate) mod block_device;
 pub mod file;
 pub mod memory;
 pub mod zoned_device;
-pub mod zoned_file;
 
 use crate::zoned::ZonedStore;
 use rustix::io::Errno;
@@ -23,6 +22,29 @@ pub struct Geometry {
     pub read_only: bool,
 }
 
+/// Facts about a store, from which the engine decides how to reach it.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreProfile {
+    /// Whether reads and writes are copies that never wait for a device, as on tmpfs.
+    pub in_memory: bool,
+    /// Whether the descriptor is that of a block device.
+    pub is_block_device: bool,
+    /// Whether a FUA write reports nothing but its own failure, as with a disk's FUA. Elsewhere the engine writes and then
+    /// syncs, since one FUA write could be told of an error of another one, which then succeeds.
+    pub has_native_fua: bool,
+    /// Alignment in bytes of memory that is read into or written from: a power of two, at most
+    /// [`crate::Buffer::ALIGNMENT`].
+    pub memory_alignment: usize,
+}
+
+impl Default for StoreProfile {
+    /// A store that waits for a device, takes any memory, and has no FUA of its own.
+    fn default() -> Self {
+        Self { in_memory: false, is_block_device: false, has_native_fua: false, memory_alignment: 1 }
+    }
+}
+
 /// A run of a store that is allocated or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockStatus {
@@ -35,7 +57,7 @@ pub struct BlockStatus {
 }
 
 /// Reads all of `into`; the end of the store is an error, never zeroes.
-pub(crate) fn read_all(store: &dyn BackingStore, mut into: &mut [u8], mut offset: u64) -> Result<(), Errno> {
+pub fn read_all(store: &dyn BackingStore, mut into: &mut [u8], mut offset: u64) -> Result<(), Errno> {
     while !into.is_empty() {
         match store.read_at(into, offset) {
             Ok(0) => return Err(Errno::IO),
@@ -51,7 +73,7 @@ pub(crate) fn read_all(store: &dyn BackingStore, mut into: &mut [u8], mut offset
 }
 
 /// Writes all of `from`.
-pub(crate) fn write_all(store: &dyn BackingStore, mut from: &[u8], mut offset: u64) -> Result<(), Errno> {
+pub fn write_all(store: &dyn BackingStore, mut from: &[u8], mut offset: u64) -> Result<(), Errno> {
     while !from.is_empty() {
         match store.write_at(from, offset, false) {
             Ok(0) => return Err(Errno::IO),
@@ -82,39 +104,15 @@ pub trait BackingStore: Send + Sync {
         None
     }
 
-    /// Whether the descriptor is that of a block device, whose storage a ring gives back in another way than a file's.
-    fn is_block_device(&self) -> bool {
-        false
-    }
-
-    /// Reads and writes of up to this many bytes are better called inline, although there is a descriptor: the store
-    /// answers from memory, and they are done before another thread would wake up.
-    fn inline_up_to(&self) -> usize {
-        0
-    }
-
-    /// Reads and writes of at least this many bytes are better carried out strip by strip, each with its cipher work, by
-    /// a thread beside the worker: the store answers from memory, and a transfer is nothing but a copy.
-    fn carried_from(&self) -> Option<usize> {
-        None
-    }
-
-    /// Memory that is read into or written from begins on a multiple of this many bytes: a power of two, at most
-    /// [`crate::Buffer::ALIGNMENT`].
-    fn memory_alignment(&self) -> usize {
-        1
-    }
-
-    /// Whether a durable write reports nothing but its own failure, as with a disk's FUA. Elsewhere the engine writes and
-    /// then syncs, since one durable write could be told of an error of another one, which then succeeds.
-    fn has_native_fua(&self) -> bool {
-        false
+    /// Facts that decide how the store is reached.
+    fn profile(&self) -> StoreProfile {
+        StoreProfile::default()
     }
 
     /// Reads at `offset`; the number of bytes read.
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno>;
 
-    /// Writes at `offset`; the number of bytes written. `durable`, only with [`BackingStore::has_native_fua`]: they are on
+    /// Writes at `offset`; the number of bytes written. `durable`, only with [`StoreProfile::has_native_fua`]: they are on
     /// stable storage before this returns.
     fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno>;
 

@@ -80,6 +80,12 @@ pub trait Frontend {
     fn on_completion(&mut self, cx: &mut Context<'_>, done: Completion);
     /// One of its requests has ended.
     fn on_finished(&mut self, cx: &mut Context<'_>, done: Finished);
+    /// Takes one step with what completions, messages and ended requests have brought. The worker calls it when nothing else
+    /// is to be done, until it returns false: there was nothing to do.
+    fn process(&mut self, cx: &mut Context<'_>) -> bool {
+        let _ = cx;
+        false
+    }
     /// Everything that this turn brought was handled: the moment to send what was collected. Says how long the next
     /// turn may wait, or that nothing is left to do.
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait);

@@ -4,6 +4,7 @@
 //! turn of the first of them, those behind it that are ready go with it, as one write of several buffers. So small appends to
 //! one zone are as many a second as the drive takes bytes, and not as it takes turns.
 
+use super::path;
 use super::transfer::Hold;
 use super::{ENGINE, Frontend, Worker};
 use crate::buffer::{Buffer, BufferPool};
@@ -54,7 +55,7 @@ impl<F: Frontend> Worker<F> {
         let operation = ring::Operation::Writev { offset, segments };
         let len = operation.transfer_len().unwrap_or(0);
         let store = &self.volume.device.stores()[ZONED];
-        match self.volume.files[ZONED].filter(|_| len > store.inline_up_to()) {
+        match self.volume.files[ZONED].filter(|_| len > path::inline_max_len(&store.profile())) {
             Some(file) => self.ring.submit(file, operation, NO_REQUEST),
             None => {
                 let (result, returned) = operation.execute(&**store);
@@ -186,9 +187,8 @@ mod tests {
     use crate::request::Operation;
     use crate::ring::{Token, Wait};
     use crate::store::file::IoMode;
-    use crate::store::memory::MemoryStore;
-    use crate::store::zoned_file::{ZonedFile, ZonedLayout};
     use crate::zoned::queue::{Enqueued, Waiter, WriteKind, WriteOutcome};
+    use crate::zoned_memory::{MemoryZones, Shape};
     use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 
     struct Nobody;
@@ -204,11 +204,16 @@ mod tests {
     }
 
     fn device() -> Arc<Device> {
-        let mapping = ZonedLayout { write_granularity: 512, ..ZonedLayout::new(4 << 20, 1 << 20) };
-        let memory = |len: u64| Arc::new(MemoryStore::new(vec![0; len as usize]));
-        let (data, sidecar) = (memory(ZonedFile::data_len(&mapping)), memory(ZonedFile::sidecar_len(&mapping)));
-        ZonedFile::format(&*data, &*sidecar, &mapping).unwrap();
-        let store = Arc::new(ZonedFile::over(data, sidecar, 1).unwrap());
+        let shape = Shape {
+            zone_len: 1 << 20,
+            capacity: 1 << 20,
+            zones: 4,
+            conventional: 0,
+            max_open: 0,
+            max_active: 0,
+            granularity: 512,
+        };
+        let store = Arc::new(MemoryZones::new(shape));
         let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(512).unwrap());
         let key = VolumeKey::new(&(0..64).collect::<Vec<u8>>());
         Arc::new(Device::new(&[segment], &key, store, Access::default()).unwrap())

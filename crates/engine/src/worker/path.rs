@@ -1,6 +1,22 @@
 //! How a transfer goes: decided once, when it begins, from the operation, the store and the options.
 
 use crate::mapping::{Kind, MappedRange};
+use crate::store::StoreProfile;
+
+/// Transfers up to this length are calls if the store is in memory: they are done before another thread would wake up.
+const INLINE_MAX_LEN: usize = 32 << 10;
+/// From this length on, copying and encrypting chunk by chunk gains more than waking the copy thread costs.
+const COPY_MIN_LEN: usize = 128 << 10;
+
+/// The longest transfer of a store with a descriptor that is a call of the worker.
+pub(super) fn inline_max_len(store: &StoreProfile) -> usize {
+    if store.in_memory { INLINE_MAX_LEN } else { 0 }
+}
+
+/// The shortest transfer of a store that goes by the copy thread.
+pub(super) fn copy_min_len(store: &StoreProfile) -> Option<usize> {
+    store.in_memory.then_some(COPY_MIN_LEN)
+}
 
 /// The choices for one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +132,7 @@ mod tests {
         in_zone: false,
         pool_wanted: false,
     };
-    const TMPFS: Facts = Facts { inline_max_len: Some(32 << 10), copy_min_len: Some(128 << 10), ..DISK };
+    const TMPFS: Facts = Facts { inline_max_len: Some(INLINE_MAX_LEN), copy_min_len: Some(COPY_MIN_LEN), ..DISK };
 
     fn range(offset: u64, len: u64) -> MappedRange {
         let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::SECTOR);

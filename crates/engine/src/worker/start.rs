@@ -1,7 +1,7 @@
 //! The start of a request: what is checked, and which path it takes.
 
 use super::discard::Discard;
-use super::path::{Facts, Path};
+use super::path::{self, Facts, Path};
 use super::remap::{Remapped, remap};
 use super::state::{Account, Body, InFlight, Origin};
 use super::transfer::{Action, Hold, Kind, State, Transfer};
@@ -183,13 +183,17 @@ impl<F: Frontend> Worker<F> {
     }
 
     fn facts(&self, operation: Operation, range: &MappedRange, in_zone: bool) -> Facts {
-        let store = &*self.volume.device.stores()[range.store as usize];
+        let profile = self.volume.device.stores()[range.store as usize].profile();
         let has_file = self.volume.files[range.store as usize].is_some();
         let pool = self.helpers.crypt.as_ref().zip(self.volume.crypt.as_deref());
         Facts {
-            inline_max_len: has_file.then(|| store.inline_up_to()),
-            copy_min_len: self.helpers.copy.as_ref().and_then(|_| self.helpers.copy_min_len.or(store.carried_from())),
-            has_native_fua: store.has_native_fua(),
+            inline_max_len: has_file.then(|| path::inline_max_len(&profile)),
+            copy_min_len: self
+                .helpers
+                .copy
+                .as_ref()
+                .and_then(|_| self.helpers.copy_min_len.or(path::copy_min_len(&profile))),
+            has_native_fua: profile.has_native_fua,
             in_zone,
             pool_wanted: pool.is_some_and(|(pool, crypt)| pool.wants(operation, crypt, range)),
         }

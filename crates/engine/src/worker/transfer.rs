@@ -451,3 +451,6 @@ impl Transfer {
 fn finish(result: Result<(), RequestError>, data: Buffer) -> Action {
     Action::Finish(Ending::new(result, Some(data)))
 }
+
+#[cfg(test)]
+mod tests;

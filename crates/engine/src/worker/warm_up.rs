@@ -53,5 +53,5 @@ where
 /// and discards without a thread that waits for it.
 fn is_direct_block_device(store: &dyn BackingStore) -> bool {
     let flags = store.as_fd().and_then(|fd| rustix::fs::fcntl_getfl(fd).ok());
-    store.is_block_device() && flags.is_some_and(|flags| flags.contains(rustix::fs::OFlags::DIRECT))
+    store.profile().is_block_device && flags.is_some_and(|flags| flags.contains(rustix::fs::OFlags::DIRECT))
 }

@@ -2,12 +2,12 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that are not for clients: control connections and what they hand over, and files that are opened while the
-/// server runs.
+/// Descriptors that are not for clients: control connections and what they hand over, and files that are opened while
+/// the server runs.
 const RESERVED: u64 = 96;
 
-/// Raises the limit of open descriptors of this process, as far as it may be, so that `clients` find one each. Other limits
-/// are left alone, and a limit that is high enough is too.
+/// Raises the limit of open descriptors of this process, as far as it may be, so that `clients` find one each. Other
+/// limits are left alone, and a limit that is high enough is too.
 pub fn raise_limit(clients: usize) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let wanted = open_now() + RESERVED + clients as u64;

@@ -296,6 +296,39 @@ fn parse_queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     fields.0.is_empty().then_some((name, queries))
 }
 
+/// Returns an option as a client sends it.
+pub(super) fn option_bytes(number: u32, data: &[u8]) -> Vec<u8> {
+    let len = (data.len() as u32).to_be_bytes();
+    [&OPTION_MAGIC.to_be_bytes(), number.to_be_bytes().as_slice(), &len, data].concat()
+}
+
+/// Header of a reply to an option, as a client receives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OptionReply {
+    /// An [`option_reply`].
+    pub(super) kind: u32,
+    /// Bytes of data that follow.
+    pub(super) len: usize,
+}
+
+impl OptionReply {
+    /// Parses a header. `None`: it is none, or announces data beyond all measure.
+    pub(super) fn parse(header: &[u8; 20]) -> Option<Self> {
+        let mut fields = Fields(header);
+        let magic = fields.bytes(8)?;
+        let (_, kind, len) = (fields.u32()?, fields.u32()?, fields.u32()? as usize);
+        (magic == OPTION_REPLY_MAGIC.to_be_bytes() && len <= MAX_OPTION_LEN).then_some(Self { kind, len })
+    }
+}
+
+/// Returns length and transmission flags of an export if `data` is that kind of information.
+pub(super) fn parse_export(data: &[u8]) -> Option<(u64, u16)> {
+    let mut fields = Fields(data);
+    let kind = fields.u16()?;
+    let export = (take(fields.bytes(8)?).map(u64::from_be_bytes)?, fields.u16()?);
+    (kind == info::EXPORT && fields.0.is_empty()).then_some(export)
+}
+
 fn take<const N: usize>(input: &[u8]) -> Option<[u8; N]> {
     input.first_chunk::<N>().copied()
 }

@@ -1,10 +1,12 @@
 //! The kernel's NBD driver as client: `/dev/nbdN` on an export of a server in this process.
 //!
-//! [`NbdDevice::attach`] speaks the handshake over the server's unix socket and hands the connections to the kernel through
-//! netlink. When this process dies the device waits a while for another one, which hands it new connections.
+//! [`NbdDevice::attach`] speaks the handshake over the server's unix socket and hands the connections to the kernel
+//! through netlink. When this process dies the device waits a while for another one, which hands it new connections.
 //! Source: `include/uapi/linux/nbd-netlink.h` and `drivers/block/nbd.c`'s documentation of its attributes.
 
+use super::handshake::{OptionReply, option_bytes, parse_export};
 use super::netlink::{self, Attributes, Socket};
+use super::protocol::{INIT_MAGIC, OPTION_MAGIC, handshake_flag, option, option_reply};
 use rustix::io::Errno;
 use std::fs;
 use std::io::{self, Read, Write};
@@ -35,18 +37,8 @@ const SOCK_FD: u16 = 1;
 /// How long requests wait for a process to come back, in seconds.
 const WAITS_SECS: u64 = 60 * 60;
 
-/// How long a server may take in the handshake.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// The handshake's magic numbers, options and replies: doc/proto.md.
-const MAGIC: u64 = 0x4e42_444d_4147_4943;
-const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-const OPTION_GO: u32 = 7;
-const REPLY_ACK: u32 = 1;
-const REPLY_INFO: u32 = 3;
-/// Fixed newstyle, and no padding.
-const CLIENT_FLAGS: u32 = 3;
+/// Maximum time of the server for each reply of the handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A device that cannot be attached or detached.
 #[derive(Debug, thiserror::Error)]
@@ -116,11 +108,11 @@ impl NbdDevice {
     fn connect(socket: &Path, options: &NbdOptions<'_>, number: Option<u32>) -> Result<Self, KernelNbdError> {
         let mut driver = open()?;
         let mut connections = Vec::new();
-        let mut export = Export::default();
+        let (mut len, mut flags) = (0, 0);
         for _ in 0..options.connections.max(1) {
-            let (stream, found) = handshake(socket, options.export).map_err(KernelNbdError::Server)?;
+            let stream;
+            (stream, (len, flags)) = handshake(socket, options.export).map_err(KernelNbdError::Server)?;
             connections.push(OwnedFd::from(stream));
-            export = found;
         }
         let mut sockets = Attributes::default();
         for connection in &connections {
@@ -132,9 +124,9 @@ impl NbdDevice {
             asked = asked.with(INDEX, &number.to_ne_bytes());
         }
         asked = asked
-            .with(SIZE_BYTES, &export.len.to_ne_bytes())
+            .with(SIZE_BYTES, &len.to_ne_bytes())
             .with(BLOCK_SIZE_BYTES, &(options.block as u64).clamp(512, 4096).to_ne_bytes())
-            .with(SERVER_FLAGS, &u64::from(export.flags).to_ne_bytes())
+            .with(SERVER_FLAGS, &u64::from(flags).to_ne_bytes())
             .with(DEAD_CONN_TIMEOUT, &WAITS_SECS.to_ne_bytes())
             .with(BACKEND_IDENTIFIER, &terminated(options.identifier))
             .with_nested(SOCKETS, &sockets);
@@ -168,8 +160,8 @@ impl NbdDevice {
         Path::new(&format!("/sys/block/nbd{}/pid", self.index)).exists()
     }
 
-    /// Tells the driver how long the export is now, while it is in use. The driver asks no server; what its answers say is
-    /// up to whoever changed the length there before.
+    /// Tells the driver how long the export is now, while it is in use. The driver asks no server; what its answers say
+    /// is up to whoever changed the length there before.
     pub fn update_len(&self, len: u64) -> Result<(), KernelNbdError> {
         let asked = Attributes::default()
             .with(INDEX, &self.index.to_ne_bytes())
@@ -208,48 +200,29 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> KernelNbdError {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Export {
-    len: u64,
-    flags: u16,
-}
-
-/// A connection that has been brought to the transmission phase, where the kernel takes over.
-fn handshake(socket: &Path, name: &str) -> io::Result<(UnixStream, Export)> {
+/// Brings a connection to the transmission phase, where the kernel takes over. Returns it with length and transmission
+/// flags of the export.
+fn handshake(socket: &Path, name: &str) -> io::Result<(UnixStream, (u64, u16))> {
     let broken = |what| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
+    stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT))?;
     let greeting: [u8; 18] = receive(&mut stream)?;
-    let number = |bytes: &[u8]| bytes.iter().fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
-    if number(&greeting[..8]) != MAGIC || number(&greeting[8..16]) != OPTION_MAGIC {
-        return Err(broken("it is no NBD server"));
+    if greeting[..16] != [INIT_MAGIC.to_be_bytes(), OPTION_MAGIC.to_be_bytes()].concat() {
+        return Err(broken("the server speaks no newstyle NBD"));
     }
-    let mut asked = CLIENT_FLAGS.to_be_bytes().to_vec();
-    asked.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
-    asked.extend_from_slice(&OPTION_GO.to_be_bytes());
-    asked.extend_from_slice(&(name.len() as u32 + 6).to_be_bytes());
-    asked.extend_from_slice(&(name.len() as u32).to_be_bytes());
-    asked.extend_from_slice(name.as_bytes());
-    // No information is asked for beyond what always comes.
-    asked.extend_from_slice(&[0, 0]);
-    stream.write_all(&asked)?;
+    let flags = u32::from(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+    // The name, and no information beyond what always comes.
+    let data = [&(name.len() as u32).to_be_bytes(), name.as_bytes(), &[0, 0]].concat();
+    stream.write_all(&[flags.to_be_bytes().as_slice(), &option_bytes(option::GO, &data)].concat())?;
     let mut export = None;
     loop {
-        let head: [u8; 20] = receive(&mut stream)?;
-        let len = number(&head[16..]) as usize;
-        if number(&head[..8]) != REPLY_MAGIC || len > 64 << 10 {
-            return Err(broken("the server's reply is broken"));
-        }
-        let mut body = vec![0; len];
-        stream.read_exact(&mut body)?;
-        match (number(&head[12..16]) as u32, body.as_slice()) {
-            (REPLY_ACK, _) => break,
-            // Of the pieces of information, that of the export: its length and its flags.
-            (REPLY_INFO, [0, 0, facts @ ..]) if facts.len() == 10 => {
-                export = Some(Export { len: number(&facts[..8]), flags: number(&facts[8..]) as u16 });
-            }
-            (REPLY_INFO, _) => {}
+        let head = OptionReply::parse(&receive(&mut stream)?).ok_or_else(|| broken("the server's reply is broken"))?;
+        let mut data = vec![0; head.len];
+        stream.read_exact(&mut data)?;
+        match head.kind {
+            option_reply::ACK => break,
+            option_reply::INFO => export = parse_export(&data).or(export),
             _ => return Err(broken("the server refuses the export")),
         }
     }
@@ -262,4 +235,40 @@ fn receive<const N: usize>(stream: &mut UnixStream) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nbd::protocol::transmission_flag;
+    use crate::nbd::server::{Listen, Server, ServerOptions};
+    use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
+    use inlock_engine::store::file::IoMode;
+    use inlock_engine::store::memory::MemoryStore;
+    use inlock_engine::{Access, Device};
+    use std::sync::Arc;
+
+    #[test]
+    fn handshake_with_server_returns_length_and_flags() {
+        const LEN: u64 = 1 << 20;
+        let store = Arc::new(MemoryStore::new(vec![0; LEN as usize]));
+        let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::LUKS_MAX);
+        let key = VolumeKey::new(&(0..64).collect::<Vec<u8>>());
+        let access = Access { read_only: true, allow_discards: false };
+        let device = Arc::new(Device::new(&[segment], &key, store, access).unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let options =
+            ServerOptions { export_name: "volume".into(), threads: 1, io: IoMode::Sync, ..ServerOptions::default() };
+        let server = Server::start(device, &Listen::Unix(socket.clone()), &options).unwrap();
+        let (mut stream, (len, flags)) = handshake(&socket, "volume").unwrap();
+        assert_eq!(len, LEN);
+        assert_ne!(flags & transmission_flag::READ_ONLY, 0);
+        // In transmission: a flush is answered.
+        stream.write_all(&[&[0x25, 0x60, 0x95, 0x13, 0, 0, 0, 3], [0; 20].as_slice()].concat()).unwrap();
+        assert_eq!(receive::<16>(&mut stream).unwrap(), [&[0x67, 0x44, 0x66, 0x98], [0; 12].as_slice()].concat()[..]);
+        let refused = handshake(&socket, "another").map(drop).unwrap_err();
+        assert_eq!(refused.to_string(), "the server refuses the export");
+        server.stop().unwrap();
+    }
 }

@@ -1,16 +1,20 @@
 //! The NBD server: fixed newstyle handshake, structured replies, extended headers, `base:allocation`.
 //!
-//! [`handshake`] and [`transmission`] are the codec: bytes in, bytes out, no I/O. [`frontend`] runs connections on a
-//! worker's ring, `transfer` carries their commands out; [`server`] listens, and spreads connections over workers. Source: the NBD project's `doc/proto.md`,
-//! with its extended headers as in the branch `extension-ext-header`.
+//! [`handshake`], [`transmission`] and [`protocol`] are the codec: bytes in, bytes out, no I/O. `session` is one client
+//! as a state machine, with its `output` and its `memory`; `active` carries commands out; `mux` runs the sessions of
+//! one worker on its ring. [`server`] listens, and deals connections to workers. [`kernel`] connects the kernel's NBD
+//! driver to a server. Source: the NBD project's `doc/proto.md`, with its extended headers as in the branch
+//! `extension-ext-header`.
 
-mod connection;
+mod active;
 pub mod descriptors;
-pub mod frontend;
 pub mod handshake;
 pub mod kernel;
+mod memory;
+mod mux;
 mod netlink;
+mod output;
 pub mod protocol;
 pub mod server;
-mod transfer;
+mod session;
 pub mod transmission;

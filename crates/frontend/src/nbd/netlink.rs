@@ -1,7 +1,7 @@
 //! Generic netlink, as far as the kernel's NBD driver needs it: one request, its acknowledgement, its attributes.
 //!
-//! Pure functions make and read messages; [`Socket`] sends one and reads what the kernel answers. Source: `netlink(7)` and
-//! `include/uapi/linux/{netlink,genetlink}.h` of Linux. Numbers are in the machine's own order.
+//! Pure functions make and read messages; [`Socket`] sends one and reads what the kernel answers. Source: `netlink(7)`
+//! and `include/uapi/linux/{netlink,genetlink}.h` of Linux. Numbers are in the machine's own order.
 
 use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};

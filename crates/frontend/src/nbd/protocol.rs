@@ -119,9 +119,9 @@ pub mod chunk {
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// The number under which this server knows it.
 pub const BASE_ALLOCATION_ID: u32 = 1;
-/// MappedRange flag: nothing is allocated here.
+/// Extent flag: nothing is allocated here.
 pub const STATE_HOLE: u32 = 1;
-/// MappedRange flag: this reads as zeroes.
+/// Extent flag: this reads as zeroes.
 pub const STATE_ZERO: u32 = 1 << 1;
 
 /// An error as the protocol numbers them.

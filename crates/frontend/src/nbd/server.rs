@@ -1,16 +1,16 @@
 //! Listens for clients and spreads them over workers; stops them in good order.
 
-use super::connection::OWN_BUFFERS;
 use super::descriptors;
-use super::frontend::{Message, Nbd};
+use super::memory::OWN_BUFFERS;
+use super::mux::{Message, NbdFrontend, with_discards};
 
-pub use super::frontend::Limits;
+pub use super::mux::Limits;
 use super::protocol::{Export, transmission_flag};
 use inlock_engine::OffloadError;
 use inlock_engine::ring::Ring;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::worker::{Mailbox, Worker};
-use inlock_engine::{Access, BufferPool, Device, Offload, OffloadOptions, RequestError};
+use inlock_engine::{BufferPool, Device, Offload, OffloadOptions, RequestError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
@@ -165,7 +165,7 @@ impl Workers {
         &mut self,
         number: usize,
         device: &Arc<Device>,
-        front: Nbd,
+        frontend: NbdFrontend,
         pool: &Option<Arc<Offload>>,
         options: &ServerOptions,
     ) -> Result<(), ServerError> {
@@ -180,7 +180,7 @@ impl Workers {
             };
             let name = ring.name();
             let pool = BufferPool::for_worker(device.unit_len(), threads).with_others(OWN_BUFFERS * clients);
-            let mut worker = Worker::new(device, ring, pool, front).with_offload(offload);
+            let mut worker = Worker::new(device, ring, pool, frontend).with_offload(offload);
             ready.send(Ok((worker.mailbox(), name))).map_err(io::Error::other)?;
             worker.run()
         };
@@ -218,7 +218,8 @@ impl Drop for Workers {
 }
 
 impl Server {
-    /// Listens, and starts the workers. Clients may connect as soon as this returns. When it fails nothing is left behind.
+    /// Listens, and starts the workers. Clients may connect as soon as this returns. When it fails nothing is left
+    /// behind.
     pub fn start(device: Arc<Device>, listen: &Listen, options: &ServerOptions) -> Result<Self, ServerError> {
         let pool = Offload::start(&device, &options.offload)?;
         let (socket, listen) = bind(listen)?;
@@ -228,8 +229,8 @@ impl Server {
         let (wake_read, wake_acceptor) = rustix::pipe::pipe().map_err(|e| ServerError::Worker(e.into()))?;
         let mut workers = Workers::default();
         for number in 0..options.threads.max(1) {
-            let front = Nbd::new(Arc::clone(&export), Arc::clone(&live), options.limits);
-            workers.add(number, &device, front, &pool, options)?;
+            let frontend = NbdFrontend::new(Arc::clone(&export), Arc::clone(&live), options.limits);
+            workers.add(number, &device, frontend, &pool, options)?;
         }
         let accept = {
             let (stopping, mailboxes) = (Arc::clone(&stopping), workers.mailboxes.clone());
@@ -259,11 +260,11 @@ impl Server {
 
     /// Stops accepting, finishes and answers what was taken on, and puts everything that was written on stable storage.
     ///
-    /// Taken on is a request whose header was read, and for a write its whole payload. What still lies in a socket or in
-    /// the input behind it is not looked at any more and gets no answer: the client cannot tell whether it was carried
-    /// out, and it was not, but for pieces of a long write that had arrived. Clients have [`Limits::drain`] to take their
-    /// answers; who takes longer is hung up on. Requests that wait because the device is suspended are answered with an
-    /// error.
+    /// Taken on is a request whose header was read, and for a write its whole payload. What still lies in a socket or
+    /// in the input behind it is not looked at any more and gets no answer: the client cannot tell whether it was
+    /// carried out, and it was not, but for pieces of a long write that had arrived. Clients have [`Limits::drain`] to
+    /// take their answers; who takes longer is hung up on. Requests that wait because the device is suspended are
+    /// answered with an error.
     pub fn stop(mut self) -> Result<(), ServerError> {
         self.stop_accepting();
         // What waits in a suspended device would wait for ever; what it had written was flushed when it was suspended.
@@ -299,7 +300,7 @@ fn describe(device: &Device, options: &ServerOptions) -> Export {
     let access = device.access();
     let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_DF | CAN_MULTI_CONN | SEND_CACHE;
     flags |= if access.read_only { READ_ONLY } else { SEND_WRITE_ZEROES | SEND_FAST_ZERO };
-    flags = discard_flags(flags, access);
+    flags = with_discards(flags, access);
     Export {
         name: options.export_name.clone(),
         description: options.description.clone(),
@@ -307,12 +308,6 @@ fn describe(device: &Device, options: &ServerOptions) -> Export {
         flags,
         preferred_block: (device.mapping().unit_len() as u32).max(4096),
     }
-}
-
-/// `flags` with what is true of discards.
-pub(super) fn discard_flags(flags: u16, access: Access) -> u16 {
-    let trims = access.allow_discards && !access.read_only;
-    if trims { flags | transmission_flag::SEND_TRIM } else { flags & !transmission_flag::SEND_TRIM }
 }
 
 fn bind(listen: &Listen) -> Result<(Socket, Listen), ServerError> {

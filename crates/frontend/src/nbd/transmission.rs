@@ -149,7 +149,7 @@ impl Head {
         Self::chunk(command, style, chunk::OFFSET_DATA, done, 8 + len as u64).put(&offset.to_be_bytes())
     }
 
-    /// The header before the `count` mapped_ranges of `base:allocation`.
+    /// The header before the `count` extents of `base:allocation`.
     pub fn block_status(command: &Command, style: ReplyStyle, count: usize) -> Self {
         let id = BASE_ALLOCATION_ID.to_be_bytes();
         let payload = (count * extent_len(style)) as u64;
@@ -162,12 +162,12 @@ impl Head {
     }
 }
 
-/// Bytes of one mapped in a block status reply.
+/// Bytes of one extent in a block status reply.
 pub fn extent_len(style: ReplyStyle) -> usize {
     if style == ReplyStyle::Extended { 16 } else { 8 }
 }
 
-/// Writes one mapped to the front of `into`. A compact mapped holds at most `u32::MAX` bytes; the caller sees to it.
+/// Writes one extent to the front of `into`. A compact extent holds at most `u32::MAX` bytes; the caller sees to it.
 pub fn put_extent(into: &mut [u8], style: ReplyStyle, len: u64, flags: u32) {
     if style == ReplyStyle::Extended {
         into[..8].copy_from_slice(&len.to_be_bytes());

@@ -1,6 +1,6 @@
-//! A ublk device: made, taken back after its process died, ended.
+//! A ublk device: started, recovered after its process died, stopped.
 
-use super::driver::{self, Control, Descriptions, Info, State, USER_RECOVERY, USER_RECOVERY_REISSUE, ZONES};
+use super::driver::{self, Control, Info, IoDescriptors, State, USER_RECOVERY, USER_RECOVERY_REISSUE, ZONES};
 use super::parameters::{Parameters, Zones};
 use super::queue::Queue;
 use super::user_copy::UserCopy;
@@ -19,128 +19,130 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long the driver may take to see that a device's process has died.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum time until the driver notices that a device's process has died.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest logical block that the driver takes.
+/// Maximum length of a logical block.
 const LOGICAL_MAX: usize = 4096;
 
-/// How a device is made.
+/// Options of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UblkOptions {
-    /// Queues, each with a thread.
+    /// Number of queues, each with a thread.
     pub queues: u16,
-    /// Requests at a time in each.
+    /// Requests in flight in each queue.
     pub depth: u16,
-    /// The longest request in bytes, a multiple of 4096. So much memory is held for each request of each queue.
+    /// Maximum length of a request in bytes, a multiple of 4096. Each tag of each queue has a buffer of this length.
     pub longest: u32,
-    /// By which the device is known when its process has died: numbers are used again, by other volumes too.
-    pub mark: u64,
+    /// Number that tells this device from others when its process has died: device numbers are reused, by other volumes
+    /// too.
+    pub device_cookie: u64,
 }
 
 impl Default for UblkOptions {
     fn default() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { queues: cpus.min(4) as u16, depth: 64, longest: 256 << 10, mark: 0 }
+        Self { queues: cpus.min(4) as u16, depth: 64, longest: 256 << 10, device_cookie: 0 }
     }
 }
 
-/// A device that cannot be made, taken back or ended.
+/// Failure to start, recover or stop a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UblkError {
-    /// There is no ublk here.
+    /// The kernel has no ublk driver.
     #[error("this kernel has no ublk (/dev/ublk-control is missing)")]
     NoUblk,
-    /// Only root may.
+    /// The user may not use it.
     #[error("ublk devices are not permitted here: {0}")]
     NotPermitted(#[source] io::Error),
-    /// The driver refuses.
+    /// The driver refused a command.
     #[error("ublk cannot {what}: {source}")]
     Driver {
-        /// What it was to do.
+        /// The command.
         what: &'static str,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// The driver knows no zones.
+    /// The driver has no zoned devices.
     #[error("this kernel's ublk has no zoned devices (Linux 6.6)")]
     NoZones,
-    /// The driver leaves a short zone at the end out, and then misses it.
+    /// The last zone is shorter than the others, which the driver does not support.
     #[error(
-        "ublk takes whole zones only: {len} bytes in zones of {zone_len} leave {} over at the end",
+        "ublk supports whole zones only: {len} bytes in zones of {zone_len} leave {} at the end",
         len % zone_len
     )]
     PartOfZone {
-        /// Bytes of the volume.
+        /// Length of the volume in bytes.
         len: u64,
-        /// Bytes from one zone to the next.
+        /// Length of a zone in bytes.
         zone_len: u64,
     },
-    /// Sequential zones are written in longer units than the driver's logical blocks can be.
-    #[error("zones that are written in units of {0} bytes: ublk takes {LOGICAL_MAX} at most")]
+    /// Sequential zones are written in longer units than the driver's logical blocks.
+    #[error("zones are written in units of {0} bytes; ublk supports at most {LOGICAL_MAX}")]
     ZoneUnit(usize),
-    /// The device does not say how far its zones are written.
-    #[error("cannot see how far zones are written: {0}")]
+    /// The zones cannot be reported.
+    #[error("cannot report zones: {0}")]
     Report(#[source] RequestError),
-    /// How far they were answered cannot be kept.
-    #[error("cannot keep how far zones are written: {0}")]
-    Keep(#[source] io::Error),
-    /// The driver of this kernel, or that of the kernel's day on which the device was made, keeps to the first length.
-    #[error(
-        "its ublk device keeps the old length: that takes UBLK_F_UPDATE_SIZE, which this kernel's driver lacks (Linux 6.16)"
-    )]
+    /// The completion log cannot be created.
+    #[error("cannot create the completion log: {0}")]
+    Log(#[source] io::Error),
+    /// The driver cannot change the length, or could not when the device was started.
+    #[error("the ublk device keeps the old length: this kernel's driver lacks UBLK_F_UPDATE_SIZE (Linux 6.16)")]
     CannotResize,
-    /// The device is not one that waits for its process.
-    #[error("/dev/ublkb{0} does not wait for a process")]
-    NotWaiting(u32),
-    /// A worker cannot run.
+    /// The device is not awaiting recovery.
+    #[error("/dev/ublkb{0} is not awaiting recovery")]
+    NotAwaitingRecovery(u32),
+    /// A worker failed.
     #[error("cannot run a worker: {0}")]
     Worker(#[source] io::Error),
-    /// What was written could not be put on stable storage.
+    /// The final flush failed: what was written may not be on stable storage.
     #[error("the final flush failed: {0}")]
     Flush(#[source] RequestError),
 }
 
-/// A volume as a block device. When this process dies without [`UblkDevice::stop`], the device waits for another one.
+/// A volume as a block device. If this process dies without [`UblkDevice::stop`], the device awaits recovery.
 pub struct UblkDevice {
     info: Info,
     node: PathBuf,
     device: Arc<Device>,
-    /// What another process is left, should this one die.
-    kept: Option<PathBuf>,
+    /// Completion log of a zoned device.
+    log: Option<PathBuf>,
     workers: Vec<JoinHandle<io::Result<()>>>,
 }
 
-/// Whether this kernel has the driver.
+/// Returns whether this kernel has the driver.
 pub fn is_available() -> bool {
     Path::new("/dev/ublk-control").exists()
 }
 
-/// The number of the device with this node.
+/// Returns the number of the device with this node.
 pub fn number_of(node: &Path) -> Option<u32> {
     node.to_str()?.strip_prefix("/dev/ublkb")?.parse().ok()
 }
 
-/// Whether the device with this number and mark waits for a process, its own having died.
-pub fn is_waiting(number: u32, mark: u64) -> bool {
-    left(number, mark).is_some_and(|info| matches!(info.state, State::Quiesced | State::Live))
+/// Returns whether the device with this number and cookie was started, and its process died.
+pub fn is_awaiting_recovery(number: u32, device_cookie: u64) -> bool {
+    abandoned(number, device_cookie).is_some_and(|info| matches!(info.state, State::Quiesced | State::Live))
 }
 
-/// Whether there is a device with this number and mark that its process has left, started or not.
-pub fn is_left(number: u32, mark: u64) -> bool {
-    left(number, mark).is_some()
+/// Returns whether there is a device with this number and cookie whose process died, started or not.
+pub fn is_abandoned(number: u32, device_cookie: u64) -> bool {
+    abandoned(number, device_cookie).is_some()
 }
 
-fn left(number: u32, mark: u64) -> Option<Info> {
+fn abandoned(number: u32, device_cookie: u64) -> Option<Info> {
     let info = open().ok()?.info(number).ok()?;
-    (info.is_ours() && info.mark == mark && !has_process(&info)).then_some(info)
+    (info.is_ours() && info.device_cookie == device_cookie && !has_process(&info)).then_some(info)
 }
 
-/// Removes a device whose process died; requests that wait for it fail.
-pub fn remove(number: u32, mark: u64) -> Result<(), UblkError> {
-    if !is_left(number, mark) {
-        // It is gone, or another process has made another one under its number.
+/// Removes a device whose process died, if it still exists. Requests that wait for its recovery fail.
+///
+/// # Errors
+/// The driver cannot be reached, or refuses.
+pub fn remove(number: u32, device_cookie: u64) -> Result<(), UblkError> {
+    if !is_abandoned(number, device_cookie) {
+        // It was removed, or its number belongs to another device now.
         return Ok(());
     }
     let mut control = open()?;
@@ -149,11 +151,14 @@ pub fn remove(number: u32, mark: u64) -> Result<(), UblkError> {
 }
 
 impl UblkDevice {
-    /// Makes a block device of `device`. It is there, and answered, when this returns.
+    /// Makes a block device of `device`. It serves requests when this returns.
     ///
-    /// A device with zones keeps in the file `kept`, which should lie in memory, how far each was answered, for
-    /// [`UblkDevice::recover`]; without it, an append that was under way when the process died may land twice.
-    pub fn start(device: &Arc<Device>, options: &UblkOptions, kept: Option<&Path>) -> Result<Self, UblkError> {
+    /// A zoned device logs completed requests in the file `log`, which should be on tmpfs, for [`UblkDevice::recover`].
+    /// Without a log, an append in flight when the process dies may be carried out twice.
+    ///
+    /// # Errors
+    /// There is no ublk driver, the user may not use it, or the driver does not support such a device.
+    pub fn start(device: &Arc<Device>, options: &UblkOptions, log: Option<&Path>) -> Result<Self, UblkError> {
         let mut control = open()?;
         // Kernels before 6.5 cannot say what they can do, and recover all the same.
         let features = control.features().unwrap_or(u64::MAX);
@@ -170,7 +175,7 @@ impl UblkDevice {
         };
         let info = added.map_err(failed("add a device"))?;
         let parameters = Parameters { longest: info.longest, ..parameters };
-        let started = Self::start_added(&mut control, info, &parameters, device, kept);
+        let started = Self::start_added(&mut control, info, &parameters, device, log);
         if started.is_err() {
             let _ = control.delete(info.id);
         }
@@ -182,60 +187,71 @@ impl UblkDevice {
         info: Info,
         parameters: &Parameters,
         device: &Arc<Device>,
-        kept: Option<&Path>,
+        log: Option<&Path>,
     ) -> Result<Self, UblkError> {
         control.set_parameters(info.id, parameters).map_err(failed("take the device's parameters"))?;
-        let zoning = parameters.zones.map(|zones| Known::new(device, zones.len, info.mark, kept)).transpose()?;
+        let zoning =
+            parameters.zones.map(|zones| Known::new(device, zones.len, info.device_cookie, log)).transpose()?;
         if zoning.is_some() != info.is_zoned() {
             return Err(UblkError::NoZones);
         }
-        let mut started = Self::with_workers(info, zoning, device, kept)?;
+        let mut started = Self::with_workers(info, zoning, device, log)?;
         let id = info.id;
-        started.seen(control, |control| control.start(id).map_err(failed("start the device")))
+        started.after(control, |control| control.start(id).map_err(failed("start the device")))
     }
 
-    /// Takes back the device with this number and mark, whose process died: what was under way is asked again, and nobody
-    /// has seen an error. `kept` as it was given to [`UblkDevice::start`].
-    pub fn recover(device: &Arc<Device>, number: u32, mark: u64, kept: Option<&Path>) -> Result<Self, UblkError> {
+    /// Recovers the device with this number and cookie, whose process died. The driver reissues the requests in flight,
+    /// so that its users see no error. `log` is the file that [`UblkDevice::start`] had. Blocks.
+    ///
+    /// # Errors
+    /// [`UblkError::NotAwaitingRecovery`], and those of [`UblkDevice::start`].
+    pub fn recover(
+        device: &Arc<Device>,
+        number: u32,
+        device_cookie: u64,
+        log: Option<&Path>,
+    ) -> Result<Self, UblkError> {
         let mut control = open()?;
         let info = control.info(number).map_err(failed("be asked about the device"))?;
         let limits = device.zone_limits();
-        if !info.is_ours() || info.mark != mark || has_process(&info) || info.is_zoned() != limits.is_some() {
-            return Err(UblkError::NotWaiting(number));
+        let is_another = !info.is_ours() || info.device_cookie != device_cookie || info.is_zoned() != limits.is_some();
+        if is_another || has_process(&info) {
+            return Err(UblkError::NotAwaitingRecovery(number));
         }
-        let most = u64::from(info.queues) * u64::from(info.depth) * u64::from(info.longest);
-        let zoning = limits.map(|limits| Known::taken_back(device, limits.zone_len, mark, kept, most)).transpose()?;
-        let deadline = Instant::now() + PATIENCE;
+        let max_len = u64::from(info.queues) * u64::from(info.depth) * u64::from(info.longest);
+        let recover = |limits: ZoneLimits| Known::recover(device, limits.zone_len, device_cookie, log, max_len);
+        let zoning = limits.map(recover).transpose()?;
+        let deadline = Instant::now() + RECOVERY_TIMEOUT;
         loop {
             match control.start_recovery(number) {
                 Ok(()) => break,
-                // The driver has not seen everything of the process end yet.
+                // The driver has not noticed yet that the process died.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::BUSY) && Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                Err(error) => return Err(failed("take the device back")(error)),
+                Err(error) => return Err(failed("recover the device")(error)),
             }
         }
-        let mut started = Self::with_workers(info, zoning, device, kept)?;
-        started.seen(&mut control, |control| control.end_recovery(number).map_err(failed("take the device back")))
+        let mut started = Self::with_workers(info, zoning, device, log)?;
+        started.after(&mut control, |control| control.end_recovery(number).map_err(failed("recover the device")))
     }
 
-    /// Waits until the driver has taken everything; where it does not, the workers end.
-    fn seen(
+    /// Runs the last command of a start. If it fails, the workers end.
+    fn after(
         &mut self,
         control: &mut Control,
-        begin: impl FnOnce(&mut Control) -> Result<(), UblkError>,
+        command: impl FnOnce(&mut Control) -> Result<(), UblkError>,
     ) -> Result<Self, UblkError> {
-        let begun = begin(control);
-        if begun.is_err() {
+        let outcome = command(control);
+        if outcome.is_err() {
             let _ = control.stop(self.info.id);
             self.join().ok();
         }
-        begun.map(|()| Self {
+        outcome.map(|()| Self {
             info: self.info,
             node: self.node.clone(),
             device: Arc::clone(&self.device),
-            kept: self.kept.take(),
+            log: self.log.take(),
             workers: std::mem::take(&mut self.workers),
         })
     }
@@ -244,9 +260,9 @@ impl UblkDevice {
         info: Info,
         zoning: Option<Known>,
         device: &Arc<Device>,
-        kept: Option<&Path>,
+        log: Option<&Path>,
     ) -> Result<Self, UblkError> {
-        let kept = kept.filter(|_| zoning.is_some()).map(Path::to_owned);
+        let log = log.filter(|_| zoning.is_some()).map(Path::to_owned);
         let queues = driver::open_queues(&info).map_err(failed("open the device's queues"))?;
         let mut workers = Vec::new();
         let mut arm = Vec::new();
@@ -256,52 +272,61 @@ impl UblkDevice {
             workers.push(worker);
             arm.push(go);
         }
-        // All of them can run: only now does any of them wait for the driver.
+        // Only when all workers can run does any of them wait for requests.
         for go in arm {
             let _ = go.send(());
         }
         let node = PathBuf::from(format!("/dev/ublkb{}", info.id));
-        Ok(Self { info, node, device: Arc::clone(device), kept, workers })
+        Ok(Self { info, node, device: Arc::clone(device), log, workers })
     }
 
-    /// `/dev/ublkbN`.
+    /// Returns the path of the block device, `/dev/ublkbN`.
     pub fn node(&self) -> &Path {
         &self.node
     }
 
-    /// How many queues it has, each with a thread.
+    /// Returns the number of queues, each with a thread.
     pub fn queues(&self) -> usize {
         usize::from(self.info.queues)
     }
 
-    /// Whether every worker still runs.
+    /// Returns whether all workers run.
     pub fn is_healthy(&self) -> bool {
         !self.workers.is_empty() && !self.workers.iter().any(JoinHandle::is_finished)
     }
 
-    /// Makes a new length of the volume known; drivers before Linux 6.16 cannot ([`UblkError::CannotResize`]).
+    /// Sets the length of the block device to that of the volume.
+    ///
+    /// # Errors
+    /// [`UblkError::CannotResize`] before Linux 6.16.
     pub fn update_len(&self) -> Result<(), UblkError> {
         if !self.info.can_resize() {
-            // Nothing to be told is no failure.
-            return if self.known_len() == Some(self.device.len()) { Ok(()) } else { Err(UblkError::CannotResize) };
+            return if self.block_device_len() == Some(self.device.len()) {
+                Ok(())
+            } else {
+                Err(UblkError::CannotResize)
+            };
         }
         open()?.update_len(self.info.id, self.device.len()).map_err(failed("change the device's length"))
     }
 
-    /// Takes the device away, with everything that was written on stable storage. Whoever still uses it gets errors: ask
-    /// before.
+    /// Stops and removes the device, with everything that was written on stable storage. Programs that still use it get
+    /// errors. Blocks.
+    ///
+    /// # Errors
+    /// The driver refuses, a worker has failed, or the final flush fails.
     pub fn stop(&mut self) -> Result<(), UblkError> {
         if self.workers.is_empty() {
             return Ok(());
         }
         let mut control = open()?;
-        // What waits in a suspended device would wait for ever; what it had written was flushed when it was suspended.
+        // Requests of a suspended device would wait for ever. The suspension has flushed what was written.
         self.device.end();
         control.stop(self.info.id).map_err(failed("stop the device"))?;
         let ended = self.join();
         let deleted = control.delete(self.info.id).map_err(failed("remove the device"));
-        if let Some(kept) = &self.kept {
-            let _ = std::fs::remove_file(kept);
+        if let Some(log) = &self.log {
+            let _ = std::fs::remove_file(log);
         }
         if !self.device.access().read_only && !self.device.is_suspended() {
             BlockingDevice::with_calls(Arc::clone(&self.device), 1).flush().map_err(UblkError::Flush)?;
@@ -309,8 +334,8 @@ impl UblkDevice {
         ended.and(deleted)
     }
 
-    /// How long the block layer takes the device to be.
-    fn known_len(&self) -> Option<u64> {
+    /// Returns the length of the block device.
+    fn block_device_len(&self) -> Option<u64> {
         let sectors = std::fs::read_to_string(format!("/sys/block/ublkb{}/size", self.info.id)).ok()?;
         sectors.trim_end().parse::<u64>().ok()?.checked_mul(512)
     }
@@ -328,7 +353,8 @@ impl UblkDevice {
     }
 }
 
-/// Starts the thread of one queue, and waits until it could begin. Dropping the sender ends it.
+/// Starts the thread of one queue. Blocks until it can serve; it begins to when the sender sends, and ends if the
+/// sender is dropped.
 fn spawn(
     number: u16,
     queues: OwnedFd,
@@ -336,17 +362,17 @@ fn spawn(
     zoning: Option<Known>,
     device: Arc<Device>,
 ) -> Result<(JoinHandle<io::Result<()>>, mpsc::Sender<()>), UblkError> {
-    let (ready, began) = mpsc::channel();
-    let (go, going) = mpsc::channel();
+    let (ready, is_ready) = mpsc::channel();
+    let (go, may_begin) = mpsc::channel();
     let run = move || {
-        let signals = Signals { ready, going };
-        let made = Descriptions::map(&queues, number, info.depth).and_then(|descriptions| {
+        let signals = Signals { ready, may_begin };
+        let made = IoDescriptors::map(&queues, number, info.depth).and_then(|descriptors| {
             // The ring belongs to the thread that uses it, so it is made there.
             let mut ring = Ring::new(IoMode::Uring)?;
             let user_copy = if info.is_zoned() { Some(UserCopy::new(queues.try_clone()?, number)) } else { None };
             let file = driver::add_to_ring(&mut ring, queues, &info)?;
             let zoning = zoning.map(|known| Zoning::new(known, info.depth));
-            let queue = Queue::new(file, number, descriptions, &info, device.unit_len(), user_copy, zoning);
+            let queue = Queue::new(file, number, descriptors, &info, device.unit_len(), user_copy, zoning);
             Ok((ring, queue))
         });
         match made {
@@ -356,31 +382,31 @@ fn spawn(
     };
     let thread = std::thread::Builder::new().name(format!("inlock-queue-{number}")).spawn(run);
     let thread = thread.map_err(UblkError::Worker)?;
-    began.recv().map_err(|error| UblkError::Worker(io::Error::other(error)))?.map_err(UblkError::Worker)?;
+    is_ready.recv().map_err(|error| UblkError::Worker(io::Error::other(error)))?.map_err(UblkError::Worker)?;
     Ok((thread, go))
 }
 
-/// How the thread of a queue and who started it find each other.
+/// Channels between the thread of a queue and the one that starts it.
 struct Signals {
     ready: mpsc::Sender<io::Result<()>>,
-    going: mpsc::Receiver<()>,
+    may_begin: mpsc::Receiver<()>,
 }
 
 fn serve(device: Arc<Device>, ring: Ring, queue: Queue, info: &Info, signals: &Signals) -> io::Result<()> {
     let mut worker = Worker::new(device, ring, BufferPool::new(&[]), queue);
-    // Each place with the store, and its answer on the way.
+    // For each tag an operation of the store and a completion in flight.
     let warm = worker.warm_up(2 * usize::from(info.depth));
     let is_warm = warm.is_ok();
     signals.ready.send(warm).map_err(io::Error::other)?;
-    // An end without a word: another queue could not begin.
-    if !is_warm || signals.going.recv().is_err() {
+    // Dropped without a message: another queue cannot begin.
+    if !is_warm || signals.may_begin.recv().is_err() {
         return Ok(());
     }
     worker.run()
 }
 
 impl Parameters {
-    /// What the driver is told of `device`.
+    /// Returns the parameters of a block device on `device`.
     fn of(device: &Device, longest: u32) -> Result<Self, UblkError> {
         let unit_len = device.mapping().unit_len().max(512);
         let mut parameters = Self {
@@ -400,7 +426,7 @@ impl Parameters {
         if !parameters.len.is_multiple_of(zone_len) {
             return Err(UblkError::PartOfZone { len: parameters.len, zone_len });
         }
-        // Zones are written in logical blocks.
+        // Sequential zones are written in logical blocks.
         let block = unit_len.max(write_granularity as usize);
         if block > LOGICAL_MAX {
             return Err(UblkError::ZoneUnit(block));
@@ -423,7 +449,7 @@ impl From<ZoningError> for UblkError {
     fn from(error: ZoningError) -> Self {
         match error {
             ZoningError::Report(error) => Self::Report(error),
-            ZoningError::Keep(error) => Self::Keep(error),
+            ZoningError::Log(error) => Self::Log(error),
         }
     }
 }
@@ -435,8 +461,8 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> UblkError {
     }
 }
 
-/// Whether a device has a process. The driver says when it has none; before it has seen that, its number tells, which may be
-/// another process's later.
+/// Whether a device has a process. Until the driver has noticed its end, the process id tells, which another process
+/// may have later.
 fn has_process(info: &Info) -> bool {
     let is_alive = |pid: i32| pid > 0 && Path::new("/proc").join(pid.to_string()).exists();
     info.state != State::Quiesced && is_alive(info.pid)

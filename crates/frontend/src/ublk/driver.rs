@@ -1,6 +1,6 @@
-//! What ublk's driver is told through `/dev/ublk-control`, and the requests that it describes in shared memory.
+//! Control commands to ublk's driver, and the I/O descriptors of requests in memory that it shares.
 //!
-//! The file has `unsafe` for the descriptions, which are memory of the kernel's.
+//! The file has `unsafe` for the I/O descriptors, which the kernel writes.
 #![allow(unsafe_code)]
 
 use super::command::{self, Command, Commands, MEMORY, put};
@@ -12,18 +12,19 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// A device waits for its process to come back when it has died.
+/// A device whose process died waits for another process to recover it.
 pub(super) const USER_RECOVERY: u64 = 1 << 3;
-/// What was under way then is asked again.
+/// The driver then reissues the requests in flight.
 pub(super) const USER_RECOVERY_REISSUE: u64 = 1 << 4;
-/// The length can change.
+/// The length of a device can change.
 pub(super) const UPDATE_SIZE: u64 = 1 << 10;
-/// The device has zones, and its process copies requests' bytes: one does not go without the other.
+/// The device is zoned, and its process copies the data of requests; the driver requires the one for the other.
 pub(super) const ZONES: u64 = 1 << 8 | 1 << 7;
-/// The features that do not bear on how bytes come and go: those above, how the driver is told (1, 6), who may use it (5),
-/// when and how it ends (9, 12, 17), who may answer (13, 14), and whether partitions are looked for (18). Newer drivers set
-/// some of them by themselves. With none but these it copies to and from the buffers that it is given.
-const BESIDE: u64 = 1 << 1
+/// Features that do not change how the data of requests is copied: those above, how commands reach the driver (1, 6),
+/// which users may use the device (5), how it ends (9, 12, 17), which threads may complete requests (13, 14), and
+/// whether the kernel scans for partitions (18). Newer drivers set some of them by themselves. With no other feature
+/// the driver copies to and from the buffers that it is given.
+const NEUTRAL_FEATURES: u64 = 1 << 1
     | 1 << 5
     | 1 << 6
     | 1 << 9
@@ -36,60 +37,60 @@ const BESIDE: u64 = 1 << 1
     | USER_RECOVERY_REISSUE
     | UPDATE_SIZE;
 
-/// Any device; in an answer, its number.
+/// Number of a device that the driver is to choose.
 const NEW: u32 = u32::MAX;
 
 const CONTROL: &str = "/dev/ublk-control";
 
-/// The most places that a queue can have: descriptions of queues lie as far apart in the mapping.
+/// Maximum depth of a queue, and so the distance of the queues' I/O descriptors in the character device.
 const DEPTH_MAX: usize = 4096;
 
-/// What a device is.
+/// Facts about a device, as the driver has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Info {
     pub id: u32,
     pub queues: u16,
     pub depth: u16,
-    /// The longest request in bytes.
+    /// Maximum length of a request in bytes.
     pub longest: u32,
     pub state: State,
     pub pid: i32,
-    /// What whoever made it has given it to be known by; the driver keeps it and does not look at it.
-    pub mark: u64,
+    /// Number that the device's maker chose, which tells it from other devices; the driver only keeps it.
+    pub device_cookie: u64,
     flags: u64,
 }
 
-/// Whether a device has a process.
+/// State of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Dead,
     Live,
-    /// Its process died; requests wait for another one.
+    /// Its process died; requests wait for another process.
     Quiesced,
     Other,
 }
 
 impl Info {
-    /// Whether it has zones.
+    /// Whether the device has zones.
     pub(super) fn is_zoned(&self) -> bool {
         self.flags & ZONES == ZONES
     }
 
-    /// Who copies requests' bytes; `None`: in a way that is not known here.
-    fn copier(&self) -> Option<Copier> {
-        match self.flags & !BESIDE {
-            0 => Some(Copier::Driver(self.longest as usize)),
-            ZONES => Some(Copier::Process),
+    /// Returns how the data of requests is copied, unless features say so that are not known here.
+    fn copy_mode(&self) -> Option<CopyMode> {
+        match self.flags & !NEUTRAL_FEATURES {
+            0 => Some(CopyMode::Driver(self.longest as usize)),
+            ZONES => Some(CopyMode::Process),
             _ => None,
         }
     }
 
-    /// A device that was made by somebody else in another way cannot be taken over.
+    /// Whether the device has the features of those that are made here; others cannot be recovered.
     pub(super) fn is_ours(&self) -> bool {
-        self.copier().is_some() && self.flags & USER_RECOVERY != 0
+        self.copy_mode().is_some() && self.flags & USER_RECOVERY != 0
     }
 
-    /// Whether the driver takes another length while the device runs.
+    /// Whether the length can change while the device runs.
     pub(super) fn can_resize(&self) -> bool {
         self.flags & UPDATE_SIZE != 0
     }
@@ -108,7 +109,7 @@ impl Info {
             id: u32_at(bytes, 12),
             pid: u32_at(bytes, 16).cast_signed(),
             flags: u64_at(bytes, 24),
-            mark: u64_at(bytes, 32),
+            device_cookie: u64_at(bytes, 32),
         }
     }
 
@@ -119,15 +120,16 @@ impl Info {
         put(&mut bytes, 8, &self.longest.to_ne_bytes());
         put(&mut bytes, 12, &self.id.to_ne_bytes());
         put(&mut bytes, 24, &self.flags.to_ne_bytes());
-        put(&mut bytes, 32, &self.mark.to_ne_bytes());
+        put(&mut bytes, 32, &self.device_cookie.to_ne_bytes());
         bytes
     }
 }
 
-enum Copier {
-    /// The driver, at most so many bytes.
+/// How the data of requests is copied.
+enum CopyMode {
+    /// By the driver, at most so many bytes for a request.
     Driver(usize),
-    /// Whoever answers the requests, through the device's control side.
+    /// By the device's process, through its character device.
     Process,
 }
 
@@ -158,7 +160,7 @@ const fn changes(number: u32) -> u32 {
     3 << 30 | 32 << 16 | (b'u' as u32) << 8 | number
 }
 
-/// The driver's control.
+/// The driver's control device.
 pub(super) struct Control {
     commands: Commands,
 }
@@ -170,56 +172,57 @@ impl Control {
         Ok(Self { commands: Commands::new(file, command::new_ring)? })
     }
 
-    /// What this kernel's driver can do.
+    /// Returns the features of this kernel's driver.
     pub(super) fn features(&mut self) -> io::Result<u64> {
         let mut memory = [0; MEMORY];
         self.command(reads(0x13), NEW, 8, 0, &mut memory)?;
         Ok(u64_at(&memory, 0))
     }
 
-    /// Adds a device that is not yet to be seen.
+    /// Adds a device, whose block device does not exist until it is started.
     pub(super) fn add(&mut self, options: &UblkOptions, flags: u64) -> io::Result<Info> {
-        let UblkOptions { queues, depth, longest, mark } = *options;
-        let wanted =
-            Info { id: NEW, queues, depth, longest, state: State::Dead, pid: 0, mark, flags: flags & (BESIDE | ZONES) };
+        let UblkOptions { queues, depth, longest, device_cookie } = *options;
+        let flags = flags & (NEUTRAL_FEATURES | ZONES);
+        let wanted = Info { id: NEW, queues, depth, longest, state: State::Dead, pid: 0, device_cookie, flags };
         let mut memory = wanted.encode();
         self.command(changes(0x04), NEW, 64, 0, &mut memory)?;
         Ok(Info::decode(&memory))
     }
 
-    /// What the device is now.
+    /// Returns the current facts about a device.
     pub(super) fn info(&mut self, id: u32) -> io::Result<Info> {
         let mut memory = [0; MEMORY];
         self.command(reads(0x02), id, 64, 0, &mut memory)?;
         Ok(Info::decode(&memory))
     }
 
-    /// Says what the device is like.
+    /// Sets the parameters of a device.
     pub(super) fn set_parameters(&mut self, id: u32, parameters: &Parameters) -> io::Result<()> {
         self.command(changes(0x08), id, parameters::LEN, 0, &mut parameters.encode()).map(drop)
     }
 
-    /// Lets the device be seen, when all places of all queues wait for requests; waits for that.
+    /// Starts a device: its block device exists when this returns. Blocks until all tags of all queues wait for
+    /// requests.
     pub(super) fn start(&mut self, id: u32) -> io::Result<()> {
         self.simple(changes(0x06), id, own_pid())
     }
 
-    /// Lets the device vanish; requests that nobody answered fail.
+    /// Removes the block device; requests without a completion fail.
     pub(super) fn stop(&mut self, id: u32) -> io::Result<()> {
         self.simple(changes(0x07), id, 0)
     }
 
-    /// Removes a stopped device; waits until nobody has its control side open.
+    /// Deletes a stopped device. Blocks until no process has its character device open.
     pub(super) fn delete(&mut self, id: u32) -> io::Result<()> {
         self.simple(changes(0x05), id, 0)
     }
 
-    /// Begins to take back a device whose process died.
+    /// Begins the recovery of a device whose process died.
     pub(super) fn start_recovery(&mut self, id: u32) -> io::Result<()> {
         self.simple(changes(0x10), id, 0)
     }
 
-    /// As [`Control::start`], for a device that is taken back.
+    /// Starts a device again after its recovery. Blocks as [`Control::start`].
     pub(super) fn end_recovery(&mut self, id: u32) -> io::Result<()> {
         self.simple(changes(0x11), id, own_pid())
     }
@@ -242,19 +245,20 @@ fn own_pid() -> u64 {
     u64::from(std::process::id())
 }
 
-/// Opens a device's control side. One process at a time can have it.
+/// Opens a device's character device. One process at a time can have it open.
 pub(super) fn open_queues(info: &Info) -> io::Result<OwnedFd> {
     let file = OpenOptions::new().read(true).write(true).open(format!("/dev/ublkc{}", info.id))?;
     Ok(file.into())
 }
 
-/// Gives a device's control side to the ring of one of its queues.
+/// Adds a device's character device to the ring of one of its queues.
 pub(super) fn add_to_ring(ring: &mut Ring, device: OwnedFd, info: &Info) -> io::Result<FileId> {
-    let copied = match info.copier().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))? {
-        Copier::Driver(longest) => Some(longest),
-        Copier::Process => None,
+    let copied = match info.copy_mode().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))? {
+        CopyMode::Driver(longest) => Some(longest),
+        CopyMode::Process => None,
     };
-    // SAFETY: the driver itself has said who copies, and how long requests are where it does (`copier`).
+    // SAFETY: the driver itself has said whether it copies, and the maximum length of requests if it does
+    // (`copy_mode`).
     unsafe { ring.add_ublk(device, copied) }
 }
 
@@ -274,9 +278,9 @@ pub(super) mod operation {
     pub(in super::super) const REPORT: u8 = 18;
 }
 
-/// A request as the driver describes it.
+/// I/O descriptor: a request as the driver describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Described {
+pub(super) struct IoDescriptor {
     pub operation: u8,
     pub durable: bool,
     pub offset: u64,
@@ -284,8 +288,8 @@ pub(super) struct Described {
     pub len: u64,
 }
 
-/// The descriptions of one queue's requests.
-pub(super) struct Descriptions {
+/// I/O descriptors of one queue.
+pub(super) struct IoDescriptors {
     start: *const Entry,
     depth: u16,
     len: usize,
@@ -301,10 +305,10 @@ struct Entry {
 }
 
 // SAFETY: the mapping belongs to this value alone and is only read.
-unsafe impl Send for Descriptions {}
+unsafe impl Send for IoDescriptors {}
 
-impl Descriptions {
-    /// Maps those of a queue.
+impl IoDescriptors {
+    /// Maps the I/O descriptors of a queue.
     pub(super) fn map(device: &OwnedFd, queue: u16, depth: u16) -> io::Result<Self> {
         let len = (usize::from(depth) * size_of::<Entry>()).next_multiple_of(rustix::param::page_size());
         let at = usize::from(queue) * DEPTH_MAX * size_of::<Entry>();
@@ -314,13 +318,17 @@ impl Descriptions {
         Ok(Self { start: start.cast(), depth, len })
     }
 
-    /// The request in the place `tag`, which the driver has handed over: it does not change until it is answered.
-    pub(super) fn request(&self, tag: u16) -> Described {
+    /// Returns the I/O descriptor of a tag whose request the driver has handed over. It does not change until the
+    /// request is completed.
+    ///
+    /// # Panics
+    /// The queue has no such tag.
+    pub(super) fn request(&self, tag: u16) -> IoDescriptor {
         const FUA: u32 = 1 << 13;
-        assert!(tag < self.depth, "a place of the queue");
+        assert!(tag < self.depth, "a tag of the queue");
         // SAFETY: within the mapping, which has `depth` entries; volatile, since the kernel writes it.
         let entry = unsafe { self.start.add(usize::from(tag)).read_volatile() };
-        Described {
+        IoDescriptor {
             operation: entry.op_flags as u8,
             durable: entry.op_flags & FUA != 0,
             offset: entry.start_sector.saturating_mul(512),
@@ -329,7 +337,7 @@ impl Descriptions {
     }
 }
 
-impl Drop for Descriptions {
+impl Drop for IoDescriptors {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length; no reference into it is left.
         let _ = unsafe { rustix::mm::munmap(self.start.cast_mut().cast(), self.len) };

@@ -1,23 +1,24 @@
-//! What ublk's driver is told of a device before it starts: `struct ublk_params` of `include/uapi/linux/ublk_cmd.h`.
+//! Parameters of a ublk device, which the driver needs before it starts: `struct ublk_params` of
+//! `include/uapi/linux/ublk_cmd.h`.
 
 use super::command::{MEMORY, put};
 
-/// How long the structure is, with everything that is told here.
+/// Length of the structure up to the last parameter that is set here.
 pub(super) const LEN: u16 = 112;
 
-/// The longest logical block is as long as well.
+/// Length of a page, and so of the longest logical block.
 const PAGE: u32 = 4096;
 
-/// The driver's limit for the bytes of one request, where the device's process copies them.
+/// Maximum length of a request whose data the device's process copies.
 const COPIED_BY_PROCESS_MAX: u32 = 1 << 25;
 
-/// What a device is like.
+/// Parameters of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parameters {
     pub len: u64,
-    /// The longest request in bytes.
+    /// Maximum length of a request in bytes.
     pub longest: u32,
-    /// Powers of two: the smallest request, and what is written as a whole.
+    /// Minimum length of a request, and length of what is written as a whole; powers of two.
     pub logical_block: usize,
     pub physical_block: usize,
     pub read_only: bool,
@@ -25,15 +26,15 @@ pub(super) struct Parameters {
     pub zones: Option<Zones>,
 }
 
-/// What its zones are like. The length of the device is a multiple of theirs.
+/// Parameters of the zones of a device, whose length is a multiple of theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Zones {
     /// A power of two.
     pub len: u64,
-    /// How many may be open, and open or closed, at a time; 0: all.
+    /// Maximum numbers of zones that are open, and that are open or closed; 0: no limit.
     pub max_open: u32,
     pub max_active: u32,
-    /// What the store would cut, which costs a thread of the kernel's each time, is not asked for in one piece.
+    /// Maximum length of a write that the store does not split; a split write would block a kernel thread.
     pub longest: u32,
 }
 
@@ -64,7 +65,8 @@ impl Parameters {
             put(&mut bytes, 56, &segments.to_ne_bytes());
             return bytes;
         };
-        // Without those of discards, the block layer writes zeroes where it is asked to, in order, and discards nothing.
+        // Without parameters for discards, the block layer discards nothing, and writes zeroes as ordinary writes in
+        // order.
         put(&mut bytes, 4, &(BASIC | ZONED).to_ne_bytes());
         let longest = u64::from(self.longest.min(zones.longest).min(COPIED_BY_PROCESS_MAX)).min(zones.len) as u32;
         // The block layer takes no limit below a page.
@@ -76,7 +78,7 @@ impl Parameters {
         put(&mut bytes, 20, &((zones.len / 512) as u32).to_ne_bytes());
         put(&mut bytes, 76, &limit(zones.max_open).to_ne_bytes());
         put(&mut bytes, 80, &limit(zones.max_active).to_ne_bytes());
-        // Of an append.
+        // Maximum length of an append.
         put(&mut bytes, 84, &(longest / 512).to_ne_bytes());
         bytes
     }
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zoned_device_has_zones_and_no_discards() {
+    fn parameters_of_zoned_device_have_zones_and_no_discards() {
         let zones = Some(Zones { len: 64 << 20, max_open: 3, max_active: 5, longest: u32::MAX });
         let bytes = Parameters { zones, ..PLAIN }.encode();
         assert_eq!([word(&bytes, 4), word(&bytes, 16), word(&bytes, 20)], [1 | 8, 512, (64 << 20) / 512]);
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_would_refuse_is_not_asked() {
+    fn parameters_that_driver_would_refuse_are_clamped() {
         // Fewer zones than may be open, zones shorter than the longest request, a request longer than can be copied.
         let zones = Some(Zones { len: 128 << 10, max_open: 9, max_active: 8, longest: u32::MAX });
         let bytes = Parameters { zones, len: 1 << 20, ..PLAIN }.encode();
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_store_cuts_no_request() {
+    fn request_is_no_longer_than_store_writes_whole() {
         for (limit, longest) in [(64 << 10, 64 << 10), ((127 << 10) + 512, 124 << 10), (512, 4096)] {
             let zones = Some(Zones { len: 64 << 20, max_open: 0, max_active: 0, longest: limit });
             let bytes = Parameters { zones, ..PLAIN }.encode();

@@ -1,37 +1,37 @@
-//! Requests' bytes, where the driver does not copy them: read from and written to the device's control side.
+//! Data of requests, if the driver does not copy it: read from and written to the device's character device.
 //!
-//! These are calls of the queue's thread that are no more than the copy; they wait for nothing.
+//! These are system calls of the queue's thread that only copy; they do not block.
 //! Source: `UBLK_F_USER_COPY` and `UBLKSRV_IO_BUF_OFFSET` of `include/uapi/linux/ublk_cmd.h`.
 
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
-/// The control side, for the requests of one queue.
+/// Access to the data of the requests of one queue.
 pub(super) struct UserCopy {
-    control: OwnedFd,
+    character_device: OwnedFd,
     queue: u16,
 }
 
 impl UserCopy {
-    /// Of the queue with this number.
-    pub(super) fn new(control: OwnedFd, queue: u16) -> Self {
-        Self { control, queue }
+    /// Access to the requests of the queue with this number.
+    pub(super) fn new(character_device: OwnedFd, queue: u16) -> Self {
+        Self { character_device, queue }
     }
 
-    /// Reads the bytes of the request in the place `tag`, which writes.
+    /// Reads the data of the write with this tag.
     pub(super) fn fetch(&self, tag: u16, into: &mut [u8]) -> Result<(), Errno> {
         let start = position(self.queue, tag);
-        whole(into.len(), |at| rustix::io::pread(&self.control, &mut into[at..], start + at as u64))
+        whole(into.len(), |at| rustix::io::pread(&self.character_device, &mut into[at..], start + at as u64))
     }
 
-    /// Writes the bytes of the request in the place `tag`, which reads.
+    /// Writes the data of the read with this tag.
     pub(super) fn hand_over(&self, tag: u16, from: &[u8]) -> Result<(), Errno> {
         let start = position(self.queue, tag);
-        whole(from.len(), |at| rustix::io::pwrite(&self.control, &from[at..], start + at as u64))
+        whole(from.len(), |at| rustix::io::pwrite(&self.character_device, &from[at..], start + at as u64))
     }
 }
 
-/// Where the bytes of the request in a place begin.
+/// Returns the offset of a request's data in the character device.
 fn position(queue: u16, tag: u16) -> u64 {
     (1 << 31) + (u64::from(queue) << 41) + (u64::from(tag) << 25)
 }
@@ -54,13 +54,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_lie_apart_on_the_control_side() {
+    fn data_of_each_tag_has_its_own_offset() {
         assert_eq!(position(0, 0), 0x8000_0000);
         assert_eq!(position(3, 5), 0x8000_0000 + (3 << 41) + (5 << 25));
     }
 
     #[test]
-    fn copies_go_on_until_they_are_whole() {
+    fn copy_continues_until_whole() {
         let mut steps = [Ok(3), Err(Errno::INTR), Ok(7)].into_iter();
         assert_eq!(whole(10, |_| steps.next().unwrap()), Ok(()));
         assert_eq!(whole(10, |at| if at == 0 { Ok(4) } else { Ok(0) }), Err(Errno::IO));

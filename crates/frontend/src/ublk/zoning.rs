@@ -1,11 +1,11 @@
-//! What concerns the zones of a ublk device: orders to them, their report, and what is known again after a process has died.
+//! Zones of a ublk device: zone management, reports, and what a process knows after it has recovered the device.
 //!
-//! The queues of a device share what is known when they begin. Which writes come again their place says, which appends
-//! [`super::appends`]. Each queue takes note of what it answers, for the next process.
+//! The queues of a device share [`Known`]. A write is known to be reissued by its position, an append by its bytes
+//! ([`super::appends`]). Each queue logs what it completes, for the next process.
 
-use super::answered::{Answered, Reach};
-use super::appends::Landed;
-use super::driver::Described;
+use super::appends::UnackedAppends;
+use super::completion_log::{CompletedUpTo, CompletionLog};
+use super::driver::IoDescriptor;
 use super::driver::operation::{APPEND, CLOSE, FINISH, OPEN, RESET, RESET_ALL, WRITE};
 use inlock_engine::ring::Ring;
 use inlock_engine::zoned::{Zone, ZoneAction};
@@ -18,57 +18,64 @@ use std::sync::Arc;
 /// `struct blk_zone` of `include/uapi/linux/blkzoned.h`.
 const ZONE_LEN: usize = 64;
 
-/// Zones that the device is asked for at a time.
+/// Zones that one report of the device fills.
 const ZONES_AT_A_TIME: usize = 64;
 
-/// What a queue knows of its device's zones.
+/// Zones of the device, as one queue knows them.
 pub(super) struct Zoning {
     known: Known,
-    /// Where this turn's writes and appends have got, and whether there was an append.
-    wrote: Vec<Range<u64>>,
-    appended: bool,
+    /// Ranges of the writes and appends that were completed in this turn.
+    written: Vec<Range<u64>>,
+    /// Whether there is an append among them.
+    has_append: bool,
 }
 
-/// What all queues of a device know.
+/// Facts that the queues of a device share.
 #[derive(Clone)]
 pub(super) struct Known {
     zone_len: u64,
-    /// Where the write pointers were when the device was taken back: writes that come again begin below.
-    again: Option<Arc<[u64]>>,
-    /// The same of appends.
-    landed: Option<Arc<Landed>>,
-    answered: Option<Arc<Answered>>,
+    /// Write pointers at the time of the recovery: reissued writes begin below them.
+    pointers: Option<Arc<[u64]>>,
+    unacked: Option<Arc<UnackedAppends>>,
+    log: Option<Arc<CompletionLog>>,
 }
 
-/// What [`Known`] needs cannot be found out or kept.
+/// Failure to make [`Known`].
 pub(super) enum ZoningError {
+    /// The zones cannot be reported.
     Report(RequestError),
-    Keep(io::Error),
+    /// The completion log cannot be created.
+    Log(io::Error),
 }
 
 impl Known {
-    /// Of a new device with this mark. How far it has come is kept in the file `kept`.
-    pub(super) fn new(device: &Device, zone_len: u64, mark: u64, kept: Option<&Path>) -> Result<Self, ZoningError> {
-        let answered = keep(kept, mark, zone_len, Reach::whole(&zones_of(device)?))?;
-        Ok(Self { zone_len, again: None, landed: None, answered })
+    /// Facts about a new device with this cookie. The completion log is created at `log`.
+    pub(super) fn new(
+        device: &Device,
+        zone_len: u64,
+        device_cookie: u64,
+        log: Option<&Path>,
+    ) -> Result<Self, ZoningError> {
+        let log = create_log(log, device_cookie, zone_len, CompletedUpTo::written(&zones_of(device)?))?;
+        Ok(Self { zone_len, pointers: None, unacked: None, log })
     }
 
-    /// Of one that is taken back; `most` bytes were under way at most.
-    pub(super) fn taken_back(
+    /// Facts about a device that is recovered; at most `max_len` bytes were in flight.
+    pub(super) fn recover(
         device: &Arc<Device>,
         zone_len: u64,
-        mark: u64,
-        kept: Option<&Path>,
-        most: u64,
+        device_cookie: u64,
+        log: Option<&Path>,
+        max_len: u64,
     ) -> Result<Self, ZoningError> {
         let zones = zones_of(device)?;
         let pointers: Vec<u64> = zones.iter().map(|zone| zone.write_pointer.unwrap_or(0)).collect();
-        let left = kept.and_then(|path| Answered::left(path, mark, zones.len()));
-        let reach = left.unwrap_or_else(|| Reach::whole(&zones));
-        let landed = Landed::find(&BlockingDevice::with_calls(Arc::clone(device), 1), &zones, &reach, most);
-        let landed = Some(Arc::new(landed.map_err(ZoningError::Report)?));
-        let answered = keep(kept, mark, zone_len, reach)?;
-        Ok(Self { zone_len, again: Some(pointers.into()), landed, answered })
+        let logged = log.and_then(|path| CompletionLog::read(path, device_cookie, zones.len()));
+        let completed = logged.unwrap_or_else(|| CompletedUpTo::written(&zones));
+        let blocking = BlockingDevice::with_calls(Arc::clone(device), 1);
+        let unacked = UnackedAppends::find(&blocking, &zones, &completed, max_len).map_err(ZoningError::Report)?;
+        let log = create_log(log, device_cookie, zone_len, completed)?;
+        Ok(Self { zone_len, pointers: Some(pointers.into()), unacked: Some(Arc::new(unacked)), log })
     }
 }
 
@@ -85,71 +92,79 @@ fn zones_of(device: &Device) -> Result<Vec<Zone>, ZoningError> {
     Ok(all)
 }
 
-fn keep(path: Option<&Path>, mark: u64, zone_len: u64, reach: Reach) -> Result<Option<Arc<Answered>>, ZoningError> {
-    let answered = path.map(|path| Answered::create(path, mark, zone_len, reach)).transpose();
-    Ok(answered.map_err(ZoningError::Keep)?.map(Arc::new))
+fn create_log(
+    path: Option<&Path>,
+    device_cookie: u64,
+    zone_len: u64,
+    completed: CompletedUpTo,
+) -> Result<Option<Arc<CompletionLog>>, ZoningError> {
+    let log = path.map(|path| CompletionLog::create(path, device_cookie, zone_len, completed)).transpose();
+    Ok(log.map_err(ZoningError::Log)?.map(Arc::new))
 }
 
 impl Zoning {
-    /// Of a queue with `depth` places.
+    /// Zones for a queue with `depth` tags.
     pub(super) fn new(known: Known, depth: u16) -> Self {
-        Self { known, wrote: Vec::with_capacity(depth.into()), appended: false }
+        Self { known, written: Vec::with_capacity(depth.into()), has_append: false }
     }
 
-    /// The range that `action` means, of a device of `len` bytes, where the driver names the zone at `offset`.
+    /// Returns offset and length of the range of `action` on a device of `len` bytes, for which the driver names the
+    /// zone at `offset`.
     pub(super) fn range(&self, action: ZoneAction, offset: u64, len: u64) -> (u64, u64) {
         if action == ZoneAction::ResetAll { (0, len) } else { (offset, self.known.zone_len) }
     }
 
-    /// Whether a write at `offset` may have been carried out before. Which request comes again the driver does not say.
-    pub(super) fn comes_again(&self, offset: u64) -> bool {
-        let Some(pointers) = &self.known.again else { return false };
+    /// Whether a write at `offset` may have been carried out before. The driver does not mark the requests that it
+    /// reissues.
+    pub(super) fn is_reissued(&self, offset: u64) -> bool {
+        let Some(pointers) = &self.known.pointers else { return false };
         let zone = usize::try_from(offset / self.known.zone_len).ok();
         zone.and_then(|zone| pointers.get(zone)).is_some_and(|pointer| offset < *pointer)
     }
 
-    /// Where an append of these bytes to the zone that starts at `zone` has landed before, unanswered.
-    pub(super) fn has_landed(&self, zone: u64, bytes: &[u8]) -> Option<u64> {
-        self.known.landed.as_ref()?.take(zone, bytes)
+    /// Returns the position at which an append of these bytes to the zone that starts at `zone` was carried out before
+    /// without a completion, once.
+    pub(super) fn take_unacked(&self, zone: u64, bytes: &[u8]) -> Option<u64> {
+        self.known.unacked.as_ref()?.take(zone, bytes)
     }
 
-    /// Takes note of what the answer to a request promises, before it is given; an append has landed at `landed`.
-    pub(super) fn note(&mut self, request: &Described, landed: u64, device: &Device) {
-        let Described { operation, offset, len, .. } = *request;
+    /// Takes note of a request that is about to be completed; an append was written at `position`.
+    pub(super) fn note(&mut self, request: &IoDescriptor, position: u64, device: &Device) {
+        let IoDescriptor { operation, offset, len, .. } = *request;
         let (offset, len) = match operation {
-            WRITE => return self.wrote.push(offset..offset + len),
+            WRITE => return self.written.push(offset..offset + len),
             APPEND => {
-                self.appended = true;
-                return self.wrote.push(landed..landed + len);
+                self.has_append = true;
+                return self.written.push(position..position + len);
             }
             RESET | FINISH => (offset, self.known.zone_len),
             RESET_ALL => (0, device.len()),
             _ => return,
         };
-        if let Some(landed) = &self.known.landed {
-            landed.forget(offset, len);
+        if let Some(unacked) = &self.known.unacked {
+            unacked.forget(offset, len);
         }
-        if let Some(answered) = &self.known.answered {
+        if let Some(log) = &self.known.log {
             let end = if operation == FINISH { len } else { 0 };
-            answered.changed(offset, len, |start| start + end);
+            log.set_ends(offset, len, |start| start + end);
         }
     }
 
-    /// Keeps what this turn has noted; its answers are in `ring`.
+    /// Logs what this turn has noted; the completions are queued in `ring`.
     pub(super) fn end_turn(&mut self, ring: &mut Ring) {
-        if std::mem::take(&mut self.appended) {
-            // Answered first, or an append would be carried out twice that is noted here and not answered when the process
-            // dies.
+        if std::mem::take(&mut self.has_append) {
+            // Completed first: an append that is logged and not completed when the process dies would be carried out
+            // twice.
             ring.submit_now();
         }
-        let wrote = self.wrote.drain(..);
-        if let Some(answered) = self.known.answered.as_ref().filter(|_| wrote.len() > 0) {
-            answered.wrote(wrote);
+        let written = self.written.drain(..);
+        if let Some(log) = self.known.log.as_ref().filter(|_| written.len() > 0) {
+            log.add_writes(written);
         }
     }
 }
 
-/// The order that an operation of the driver's is to zones.
+/// Returns the zone management action of one of the driver's operations.
 pub(super) fn action(operation: u8) -> Option<ZoneAction> {
     Some(match operation {
         OPEN => ZoneAction::Open,
@@ -161,8 +176,8 @@ pub(super) fn action(operation: u8) -> Option<ZoneAction> {
     })
 }
 
-/// Describes the zones from the one that holds byte `offset` on: `count` of them, or as many as there are and `into` has room
-/// for. The bytes that were described in.
+/// Fills `into` with descriptors of zones from the one that contains byte `offset`: `count` of them, or as many as
+/// there are and `into` has room for. Returns the bytes of all of them. Blocks.
 pub(super) fn report<'a>(
     device: &Device,
     offset: u64,
@@ -183,12 +198,12 @@ pub(super) fn report<'a>(
             done += 1;
         }
     }
-    // One without a length is the end.
+    // A zone without a length ends the report.
     bytes[done * ZONE_LEN..].fill(0);
     Ok(bytes)
 }
 
-/// A zone as the kernel describes it.
+/// Returns a zone as the kernel describes it.
 fn encode(zone: &Zone) -> [u8; ZONE_LEN] {
     let mut bytes = [0; ZONE_LEN];
     let pointer = zone.write_pointer.map_or(u64::MAX, |pointer| pointer / 512);
@@ -205,7 +220,7 @@ mod tests {
     use inlock_engine::zoned::{ZoneCondition, ZoneKind};
 
     #[test]
-    fn zones_are_described_in_sectors() {
+    fn zone_descriptor_is_in_sectors() {
         let zone = Zone {
             start: 8 << 20,
             len: 4 << 20,
@@ -223,12 +238,12 @@ mod tests {
     }
 
     #[test]
-    fn only_writes_below_the_pointers_may_have_come_before() {
-        let again = Some([0, 4096 + 512, 8192].into());
-        let known = Known { zone_len: 4096, again, landed: None, answered: None };
+    fn write_below_pointer_may_be_reissued() {
+        let pointers = Some([0, 4096 + 512, 8192].into());
+        let known = Known { zone_len: 4096, pointers, unacked: None, log: None };
         let zoning = Zoning::new(known.clone(), 1);
-        let found = [0, 4096, 4608, 8191, 8192, 12288].map(|offset| zoning.comes_again(offset));
+        let found = [0, 4096, 4608, 8191, 8192, 12288].map(|offset| zoning.is_reissued(offset));
         assert_eq!(found, [false, true, false, false, false, false]);
-        assert!(!Zoning::new(Known { again: None, ..known }, 1).comes_again(4096));
+        assert!(!Zoning::new(Known { pointers: None, ..known }, 1).is_reissued(4096));
     }
 }

@@ -1,4 +1,4 @@
-//! Every command in every reply style, to the byte; and what is refused.
+//! Every command in every reply mode, to the byte; and what is refused.
 
 use crate::client::*;
 use crate::support::*;
@@ -40,25 +40,25 @@ fn every_command(client: &mut Client, model: &mut [u8]) {
 #[test]
 fn every_command_in_every_style() {
     for io in rings() {
-        for (unit, style) in [512, 4096].into_iter().flat_map(|unit| STYLES.map(|style| (unit, style))) {
+        for (unit, mode) in [512, 4096].into_iter().flat_map(|unit| MODES.map(|mode| (unit, mode))) {
             let mut served = Served::new(device(memory(LEN), unit, ANYTHING_GOES), io, 1);
             let mut model = served.plaintext();
-            let mut client = Client::open(served.path(), style);
-            assert_eq!(client.size, LEN);
+            let mut client = Client::open(served.path(), mode);
+            assert_eq!(client.size(), LEN);
             every_command(&mut client, &mut model);
             client.disconnect();
             served.stop().expect("an idle server stops");
-            assert_eq!(served.plaintext(), model, "{io:?}, {style:?}, units of {unit} bytes");
+            assert_eq!(served.plaintext(), model, "{io:?}, {mode:?}, units of {unit} bytes");
         }
     }
 }
 
-/// A request, and the reply it gets, byte for byte in each style. Cookies are numbered by the client.
+/// A request, and the reply it gets, byte for byte in each mode. Cookies are numbered by the client.
 #[test]
 fn replies_look_as_the_protocol_says() {
-    const COOKIE: [u8; 8] = [0x11, 0x22, 0x33, 0x44, 0, 0, 0, 0];
+    const COOKIE: [u8; 8] = FIRST_COOKIE.to_be_bytes();
     let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
-    let mut writer = Client::open(served.path(), Style::Simple);
+    let mut writer = Client::open(served.path(), Mode::Simple);
     assert_eq!(writer.write(0, 0x10_000, b"five!"), 0);
     let simple = |error: u8| [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, error], COOKIE.as_slice()].concat();
     let structured = |kind: u16, len: u8, payload: &[u8]| {
@@ -80,11 +80,11 @@ fn replies_look_as_the_protocol_says() {
         (READ, 9, 0, [simple(0), structured(0, 0, &[]), extended(0, 9, 0, &[])]),
     ];
     for (kind, offset, len, replies) in table {
-        for (style, expected) in STYLES.into_iter().zip(replies) {
-            let mut client = Client::open(served.path(), style);
+        for (mode, expected) in MODES.into_iter().zip(replies) {
+            let mut client = Client::open(served.path(), mode);
             client.send(kind, 0, offset, len);
-            let reply = take(&mut client.stream, expected.len());
-            assert_eq!(reply, expected, "{style:?}: command {kind} of {len} bytes at {offset}");
+            let reply = client.connection.receive(expected.len()).expect("a reply");
+            assert_eq!(reply, expected, "{mode:?}: command {kind} of {len} bytes at {offset}");
         }
     }
 }
@@ -93,34 +93,34 @@ fn replies_look_as_the_protocol_says() {
 fn what_is_refused_leaves_the_stream_in_step() {
     for io in rings() {
         let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), io, 1);
-        for style in STYLES {
-            let mut client = Client::open(served.path(), style);
-            let huge = if style == Style::Extended { u64::MAX } else { u32::MAX.into() };
+        for mode in MODES {
+            let mut client = Client::open(served.path(), mode);
+            let huge = if mode == Mode::Extended { u64::MAX } else { u32::MAX.into() };
             let refused = [
-                (READ, 0, LEN, 1, EINVAL),
-                (READ, 0, u64::MAX, 2, EINVAL),
-                (READ, 0, 0, huge, EINVAL),
-                (READ, NO_HOLE, 0, 1, EINVAL),
-                (WRITE_ZEROES, 0, 1, LEN, ENOSPC),
-                (WRITE_ZEROES, 0, u64::MAX, huge, ENOSPC),
-                (WRITE_ZEROES, FAST_ZERO, 0, 4096, ENOTSUP),
-                (WRITE_ZEROES, DF, 0, 4096, EINVAL),
-                (TRIM, 0, 1, LEN, EINVAL),
-                (CACHE, 0, LEN, 1, EINVAL),
-                (BLOCK_STATUS, 0, 0, 0, EINVAL),
-                (BLOCK_STATUS, 0, LEN, 1, EINVAL),
-                (FLUSH, 1 << 15, 0, 0, EINVAL),
-                (8, 0, 0, 0, EINVAL),
-                (u16::MAX, 0, 0, 0, EINVAL),
+                (READ, 0, LEN, 1, errno::INVAL),
+                (READ, 0, u64::MAX, 2, errno::INVAL),
+                (READ, 0, 0, huge, errno::INVAL),
+                (READ, NO_HOLE, 0, 1, errno::INVAL),
+                (WRITE_ZEROES, 0, 1, LEN, errno::NOSPC),
+                (WRITE_ZEROES, 0, u64::MAX, huge, errno::NOSPC),
+                (WRITE_ZEROES, FAST_ZERO, 0, 4096, errno::NOTSUP),
+                (WRITE_ZEROES, DF, 0, 4096, errno::INVAL),
+                (TRIM, 0, 1, LEN, errno::INVAL),
+                (CACHE, 0, LEN, 1, errno::INVAL),
+                (BLOCK_STATUS, 0, 0, 0, errno::INVAL),
+                (BLOCK_STATUS, 0, LEN, 1, errno::INVAL),
+                (FLUSH, 1 << 15, 0, 0, errno::INVAL),
+                (8, 0, 0, 0, errno::INVAL),
+                (u16::MAX, 0, 0, 0, errno::INVAL),
             ];
             for (kind, flags, offset, len, error) in refused {
                 let answer = client.call(kind, flags, offset, len);
-                assert_eq!(answer.error, error, "{style:?}: command {kind}, flags {flags}, {len} bytes at {offset}");
+                assert_eq!(answer.error, error, "{mode:?}: command {kind}, flags {flags}, {len} bytes at {offset}");
             }
             for (flags, offset, len, error) in
-                [(0, LEN - 1, 2, ENOSPC), (REQ_ONE, 0, 5, EINVAL), (0, LEN, 70_000, ENOSPC)]
+                [(0, LEN - 1, 2, errno::NOSPC), (REQ_ONE, 0, 5, errno::INVAL), (0, LEN, 70_000, errno::NOSPC)]
             {
-                assert_eq!(client.write(flags, offset, &pattern(9, len)), error, "{style:?}: a write at {offset}");
+                assert_eq!(client.write(flags, offset, &pattern(9, len)), error, "{mode:?}: a write at {offset}");
             }
             assert_eq!(client.call(FLUSH, FUA, 0, 0).error, 0, "FUA is allowed everywhere");
             client.disconnect();
@@ -132,11 +132,11 @@ fn what_is_refused_leaves_the_stream_in_step() {
 #[test]
 fn a_payload_that_no_command_wants_is_skipped() {
     let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
-    let mut client = Client::open(served.path(), Style::Extended);
+    let mut client = Client::open(served.path(), Mode::Extended);
     for kind in [READ, FLUSH, TRIM, CACHE, WRITE_ZEROES, BLOCK_STATUS, 99] {
         let cookie = client.send(kind, PAYLOAD_LEN, 0, 100_000);
-        client.stream.write_all(&pattern(3, 100_000)).expect("the server reads");
-        assert_eq!(client.wait(cookie).error, EINVAL, "command {kind} with a payload");
+        client.connection.stream.write_all(&pattern(3, 100_000)).expect("the server reads");
+        assert_eq!(client.wait(cookie).error, errno::INVAL, "command {kind} with a payload");
     }
     client.disconnect();
 }
@@ -144,13 +144,13 @@ fn a_payload_that_no_command_wants_is_skipped() {
 #[test]
 fn reads_in_one_chunk() {
     let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
-    for style in [Style::Structured, Style::Extended] {
-        let mut client = Client::open(served.path(), style);
+    for mode in [Mode::Structured, Mode::Extended] {
+        let mut client = Client::open(served.path(), mode);
         for (offset, len) in [(0, 1), (4095, 2), (1, 65_536), (0, MIB), (1, MIB)] {
             let answer = client.call(READ, DF, offset, len);
             assert_eq!((answer.error, answer.pieces), (0, 1), "{len} bytes at {offset}");
         }
-        assert_eq!(client.call(READ, DF, 0, MIB + 1).error, EOVERFLOW);
+        assert_eq!(client.call(READ, DF, 0, MIB + 1).error, errno::OVERFLOW);
         assert_eq!(client.call(READ, 0, 0, MIB + 1).error, 0);
     }
 }
@@ -183,21 +183,21 @@ fn a_read_in_one_chunk_crosses_lines() {
         let device = Device::stacked(&lines, vec![memory(len)], ANYTHING_GOES).expect("the lines fit");
         let served = Served::new(Arc::new(device), io, 1);
         let bytes = pattern(7, len);
-        for style in [Style::Structured, Style::Extended] {
-            let mut client = Client::open(served.path(), style);
+        for mode in [Mode::Structured, Mode::Extended] {
+            let mut client = Client::open(served.path(), mode);
             assert_eq!(client.write(0, 0, &bytes), 0);
             let everywhere = (0..120).map(|i| (i * 5111, 65_536));
             for (offset, len) in everywhere.chain([(0, MIB), (1, MIB), (4000, 70_000), (40, 8000)]) {
                 let answer = client.call(READ, DF, offset, len);
-                assert_eq!((answer.error, answer.pieces), (0, 1), "{style:?}: {len} bytes at {offset}");
+                assert_eq!((answer.error, answer.pieces), (0, 1), "{mode:?}: {len} bytes at {offset}");
                 assert!(answer.data == bytes[offset as usize..(offset + len) as usize], "{len} bytes at {offset}");
             }
             // What cannot be read whole is an error, and its memory comes back.
             for _ in 0..50 {
                 let answer = client.call(READ, DF, len - MIB + 4096, MIB);
-                assert_eq!((answer.error, answer.pieces), (EIO, 0), "{style:?}");
+                assert_eq!((answer.error, answer.pieces), (errno::IO, 0), "{mode:?}");
             }
-            assert_eq!(client.call(READ, DF, 0, MIB + 1).error, EOVERFLOW);
+            assert_eq!(client.call(READ, DF, 0, MIB + 1).error, errno::OVERFLOW);
             client.disconnect();
         }
     }
@@ -213,21 +213,15 @@ fn block_status_covers_the_range_or_its_start() {
         file.set_len(store_len(LEN)).expect("a sparse file");
         let store = inlock_engine::store::file::FileStore::new(file, false, io).expect("a regular file");
         let served = Served::new(device(std::sync::Arc::new(store), 4096, ANYTHING_GOES), io, 1);
-        for style in [Style::Structured, Style::Extended] {
-            let mut client = Client::open(served.path(), style);
+        for mode in [Mode::Structured, Mode::Extended] {
+            let mut client = Client::open(served.path(), mode);
             assert_eq!(client.write(0, MIB, &pattern(1, 65_536)), 0);
             let answer = client.call(BLOCK_STATUS, 0, 0, LEN);
-            assert_eq!(answer.mapped_ranges.iter().map(|e| e.0).sum::<u64>(), LEN);
-            assert!(
-                answer.mapped_ranges.iter().all(|e| e.0 > 0 && matches!(e.1, 0 | 1)),
-                "a hole never reads as zeroes"
-            );
-            assert!(
-                answer.mapped_ranges.windows(2).all(|w| w[0].1 != w[1].1),
-                "neighbours that are alike are one mapped"
-            );
+            assert_eq!(answer.extents.iter().map(|e| e.0).sum::<u64>(), LEN);
+            assert!(answer.extents.iter().all(|e| e.0 > 0 && matches!(e.1, 0 | 1)), "a hole never reads as zeroes");
+            assert!(answer.extents.windows(2).all(|w| w[0].1 != w[1].1), "neighbours that are alike are one extent");
             let at = answer
-                .mapped_ranges
+                .extents
                 .iter()
                 .scan(0, |end, e| {
                     *end += e.0;
@@ -236,9 +230,9 @@ fn block_status_covers_the_range_or_its_start() {
                 .find(|e| e.0 > MIB);
             assert_eq!(at.map(|e| e.1), Some(0), "what was written is allocated");
             let one = client.call(BLOCK_STATUS, REQ_ONE, 0, LEN);
-            assert_eq!(one.mapped_ranges, answer.mapped_ranges[..1]);
+            assert_eq!(one.extents, answer.extents[..1]);
             let byte = client.call(BLOCK_STATUS, 0, MIB + 5, 1);
-            assert_eq!(byte.mapped_ranges, [(1, 0)]);
+            assert_eq!(byte.extents, [(1, 0)]);
         }
         drop(served);
         std::fs::remove_file(&path).expect("it is there");
@@ -248,8 +242,8 @@ fn block_status_covers_the_range_or_its_start() {
 #[test]
 fn without_structured_replies_there_is_no_block_status() {
     let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
-    let mut client = Client::open(served.path(), Style::Simple);
-    assert_eq!(client.call(BLOCK_STATUS, 0, 0, 4096).error, EINVAL);
+    let mut client = Client::open(served.path(), Mode::Simple);
+    assert_eq!(client.call(BLOCK_STATUS, 0, 0, 4096).error, errno::INVAL);
     client.disconnect();
 }
 
@@ -259,12 +253,12 @@ fn a_read_only_export_refuses_changes_and_announces_it() {
         let access = Access { read_only: true, allow_discards: true };
         let served = Served::new(device(memory(LEN), 4096, access), io, 1);
         let before = served.plaintext();
-        for style in STYLES {
-            let mut client = Client::open(served.path(), style);
-            assert_eq!(client.flags & (1 << 1 | 1 << 5 | 1 << 6), 1 << 1, "read-only; neither trim nor write-zeroes");
-            assert_eq!(client.write(0, 0, &pattern(1, 2 * MIB)), EPERM);
-            assert_eq!(client.call(WRITE_ZEROES, 0, 0, 4096).error, EPERM);
-            assert_eq!(client.call(TRIM, 0, 0, 4096).error, EPERM);
+        for mode in MODES {
+            let mut client = Client::open(served.path(), mode);
+            assert_eq!(client.flags() & (1 << 1 | 1 << 5 | 1 << 6), 1 << 1, "read-only; neither trim nor write-zeroes");
+            assert_eq!(client.write(0, 0, &pattern(1, 2 * MIB)), errno::PERM);
+            assert_eq!(client.call(WRITE_ZEROES, 0, 0, 4096).error, errno::PERM);
+            assert_eq!(client.call(TRIM, 0, 0, 4096).error, errno::PERM);
             assert_eq!(client.call(FLUSH, 0, 0, 0).error, 0);
             assert_eq!(client.read(0, LEN), before);
             client.disconnect();
@@ -276,8 +270,8 @@ fn a_read_only_export_refuses_changes_and_announces_it() {
 fn trim_is_refused_unless_allowed() {
     let access = Access { read_only: false, allow_discards: false };
     let served = Served::new(device(memory(LEN), 4096, access), rings()[0], 1);
-    let mut client = Client::open(served.path(), Style::Simple);
-    assert_eq!(client.flags & 1 << 5, 0);
-    assert_eq!(client.call(TRIM, 0, 0, 4096).error, EINVAL);
+    let mut client = Client::open(served.path(), Mode::Simple);
+    assert_eq!(client.flags() & 1 << 5, 0);
+    assert_eq!(client.call(TRIM, 0, 0, 4096).error, errno::INVAL);
     client.disconnect();
 }

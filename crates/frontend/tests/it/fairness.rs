@@ -105,18 +105,18 @@ impl BackingStore for Diary {
 }
 
 /// A client that has asked for so many reads of `len` bytes and takes no reply.
-fn paused(served: &Served, style: Style, reads: u64, len: u64) -> Client {
-    let mut client = Client::open(served.path(), style);
+fn paused(served: &Served, mode: Mode, reads: u64, len: u64) -> Client {
+    let mut client = Client::open(served.path(), mode);
     let requests: Vec<u8> = (0..reads).flat_map(|n| client.header(READ, 0, (n * len) % (32 * MIB), len).0).collect();
     // The server may stop reading first.
-    client.stream.set_nonblocking(true).expect("a socket can be told");
-    let _ = client.stream.write(&requests);
+    client.connection.stream.set_nonblocking(true).expect("a socket can be told");
+    let _ = client.connection.stream.write(&requests);
     client
 }
 
 /// Requests of every kind, each answered.
-fn short_work(served: &Served, style: Style) {
-    let mut client = Client::open(served.path(), style);
+fn short_work(served: &Served, mode: Mode) {
+    let mut client = Client::open(served.path(), mode);
     for n in 0..3 {
         let at = 33 * MIB + n * 10_000;
         assert_eq!(client.write(0, at, &pattern(n, 4096)), 0);
@@ -126,8 +126,8 @@ fn short_work(served: &Served, style: Style) {
         assert_eq!(client.write(0, at, &pattern(n + 1, 300_000)), 0);
         assert_eq!(client.read(at, 300_000), pattern(n + 1, 300_000));
     }
-    if style != Style::Simple {
-        assert!(!client.call(BLOCK_STATUS, 0, 0, MIB).mapped_ranges.is_empty());
+    if mode != Mode::Simple {
+        assert!(!client.call(BLOCK_STATUS, 0, 0, MIB).extents.is_empty());
     }
     client.disconnect();
 }
@@ -139,10 +139,10 @@ fn client_without_memory_is_served_while_others_hold_the_pool() {
         for (clients, reads, len) in [(40, 1200, 4096), (12, 100, 65_536), (12, 20, MIB)] {
             let store = Diary::new(40 * MIB);
             let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, no_limits());
-            let held: Vec<Client> = (0..clients).map(|n| paused(&served, STYLES[n % 3], reads, len)).collect();
+            let held: Vec<Client> = (0..clients).map(|n| paused(&served, MODES[n % 3], reads, len)).collect();
             store.wait_for_quiet();
-            for style in STYLES {
-                short_work(&served, style);
+            for mode in MODES {
+                short_work(&served, mode);
             }
             drop(held);
         }
@@ -155,9 +155,9 @@ fn client_without_memory_finds_reserved_memory_for_a_long_chunk() {
         let store = Diary::new(40 * MIB);
         let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, no_limits());
         // Each takes its share, and together they want more than there is.
-        let held: Vec<Client> = (0..5).map(|_| paused(&served, Style::Structured, 300, MIB)).collect();
+        let held: Vec<Client> = (0..5).map(|_| paused(&served, Mode::Structured, 300, MIB)).collect();
         store.wait_for_quiet();
-        let mut client = Client::open(served.path(), Style::Structured);
+        let mut client = Client::open(served.path(), Mode::Structured);
         assert_eq!(client.call(READ, DF, 0, MIB).pieces, 1);
         drop(held);
     }
@@ -167,9 +167,9 @@ fn client_without_memory_finds_reserved_memory_for_a_long_chunk() {
 fn hung_up(clients: &mut [Client]) -> usize {
     let mut count = 0;
     for client in clients {
-        client.stream.set_nonblocking(false).expect("a socket can be told");
-        client.stream.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");
-        let end = client.stream.read_to_end(&mut Vec::new());
+        client.connection.stream.set_nonblocking(false).expect("a socket can be told");
+        client.connection.stream.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");
+        let end = client.connection.stream.read_to_end(&mut Vec::new());
         count += usize::from(!end.is_err_and(|e| e.kind() == ErrorKind::WouldBlock));
     }
     count
@@ -185,11 +185,12 @@ fn sent_bytes_are_no_excuse_for_replies_that_are_not_taken() {
         let store = Diary::new(40 * MIB);
         let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, short_stall());
         // None has all that it may have, so that the server still reads from each.
-        let mut hostile: Vec<Client> = (0..30).map(|_| paused(&served, Style::Structured, 3, MIB)).collect();
+        let mut hostile: Vec<Client> = (0..30).map(|_| paused(&served, Mode::Structured, 3, MIB)).collect();
         store.wait_for_quiet();
         let (over, begun) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
-            let mut streams: Vec<_> = hostile.iter().map(|h| h.stream.try_clone().expect("a descriptor")).collect();
+            let mut streams: Vec<_> =
+                hostile.iter().map(|h| h.connection.stream.try_clone().expect("a descriptor")).collect();
             let (over, begun) = (&over, &begun);
             scope.spawn(move || {
                 // A request, byte by byte, which takes longer than the test.
@@ -200,7 +201,7 @@ fn sent_bytes_are_no_excuse_for_replies_that_are_not_taken() {
                     std::thread::sleep(Duration::from_millis(100));
                 }
             });
-            let mut client = Client::open(served.path(), Style::Structured);
+            let mut client = Client::open(served.path(), Mode::Structured);
             // More at a time than what is reserved.
             let reads: Vec<u64> = (0..6).map(|n| client.send(READ, DF, n * MIB, MIB)).collect();
             reads.into_iter().for_each(|read| assert_eq!(client.wait(read).error, 0));
@@ -217,13 +218,13 @@ fn payload_that_stops_is_dropped_in_favour_of_who_waits() {
         let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_stall());
         let mut hostile: Vec<Client> = (0..26)
             .map(|_| {
-                let mut client = Client::open(served.path(), Style::Simple);
+                let mut client = Client::open(served.path(), Mode::Simple);
                 let (header, _) = client.header(WRITE, 0, 0, 32 * MIB);
-                client.stream.write_all(&[header, vec![1; 200_000]].concat()).expect("the server reads");
+                client.connection.stream.write_all(&[header, vec![1; 200_000]].concat()).expect("the server reads");
                 client
             })
             .collect();
-        let mut client = Client::open(served.path(), Style::Structured);
+        let mut client = Client::open(served.path(), Mode::Structured);
         assert_eq!(client.call(READ, DF, 0, MIB).error, 0);
         assert!(hung_up(&mut hostile) > 0, "{io:?}: then where did the memory come from?");
     }
@@ -244,8 +245,8 @@ fn short_request_waits_for_no_more_than_a_turn_of_others() {
         ] {
             let store = Diary::new(40 * MIB);
             let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
-            let mut clients: Vec<Client> = (0..GREEDY).map(|_| Client::open(served.path(), Style::Extended)).collect();
-            let [mut busy, mut good] = [(); 2].map(|()| Client::open(served.path(), Style::Simple));
+            let mut clients: Vec<Client> = (0..GREEDY).map(|_| Client::open(served.path(), Mode::Extended)).collect();
+            let [mut busy, mut good] = [(); 2].map(|()| Client::open(served.path(), Mode::Simple));
             store.hold(true);
             let write = busy.send_write(0, 0, &[1; 4096]);
             while !store.waits.load(Ordering::SeqCst) {
@@ -265,8 +266,8 @@ fn short_request_waits_for_no_more_than_a_turn_of_others() {
             // The turn in which all of it arrives, and the one after.
             assert!(before <= 2 * GREEDY * most, "{io:?}, {entry:?}: {before} before the read of another client");
             assert_eq!(busy.wait(write).error, 0);
-            while clients.iter().any(|client| client.under_way() > 0) {
-                clients.iter_mut().filter(|client| client.under_way() > 0).for_each(Client::receive);
+            while clients.iter().any(|client| client.in_flight() > 0) {
+                clients.iter_mut().filter(|client| client.in_flight() > 0).for_each(Client::receive);
             }
         }
     }
@@ -275,15 +276,15 @@ fn short_request_waits_for_no_more_than_a_turn_of_others() {
 /// The pieces of a durable write are durable one by one; the answer tells the first failure.
 #[test]
 fn long_durable_write_tells_the_failure_of_every_piece() {
-    for (io, style) in rings().into_iter().flat_map(|io| STYLES.map(|style| (io, style))) {
+    for (io, mode) in rings().into_iter().flat_map(|io| MODES.map(|mode| (io, mode))) {
         let bytes = pattern(1, 4 * MIB);
         for piece in 0..4 {
             let store = MoodyStore::new(8 * MIB);
             let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
-            let mut client = Client::open(served.path(), style);
+            let mut client = Client::open(served.path(), mode);
             let bad = piece * MIB + 8192;
             store.set(Mood { bad_writes: Some((bad..bad + 1, Errno::NOSPC)), ..Mood::default() });
-            assert_eq!(client.write(FUA, 0, &bytes), ENOSPC, "{io:?}, {style:?}, piece {piece}");
+            assert_eq!(client.write(FUA, 0, &bytes), errno::NOSPC, "{io:?}, {mode:?}, piece {piece}");
             store.set(Mood::default());
             assert_eq!(client.write(FUA, 0, &bytes), 0);
             assert_eq!(client.call(WRITE_ZEROES, FUA, 0, 4 * MIB).error, 0);
@@ -298,19 +299,19 @@ fn new_client_is_told_the_new_size_after_growth() {
         file.as_file().set_len(store_len(MIB)).expect("a sparse file");
         let store = FileStore::new(file.reopen().expect("it is there"), false, io).expect("a regular file");
         let served = Served::new(device(Arc::new(store), 4096, ANYTHING_GOES), io, 2);
-        let mut old = Client::open(served.path(), Style::Structured);
-        assert_eq!(old.size, MIB);
-        assert_eq!(old.call(READ, 0, MIB, 4096).error, EINVAL);
+        let mut old = Client::open(served.path(), Mode::Structured);
+        assert_eq!(old.size(), MIB);
+        assert_eq!(old.call(READ, 0, MIB, 4096).error, errno::INVAL);
         file.as_file().set_len(store_len(3 * MIB)).expect("a longer file");
         assert_eq!(served.device.grow().expect("it has grown"), 3 * MIB);
         // As many as there are workers, and one more.
-        for style in STYLES {
-            let mut new = Client::open(served.path(), style);
-            assert_eq!(new.size, 3 * MIB, "{io:?}, {style:?}");
+        for mode in MODES {
+            let mut new = Client::open(served.path(), mode);
+            assert_eq!(new.size(), 3 * MIB, "{io:?}, {mode:?}");
             assert_eq!(new.write(0, 3 * MIB - 4096, &pattern(3, 4096)), 0);
             new.disconnect();
         }
-        assert_eq!(old.size, MIB);
+        assert_eq!(old.size(), MIB);
         assert_eq!(old.read(3 * MIB - 4096, 4096), pattern(3, 4096), "what is there is there for all");
     }
 }

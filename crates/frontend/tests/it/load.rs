@@ -16,8 +16,8 @@ fn many_requests_in_flight_are_all_answered() {
         file.set_len(store_len(16 * MIB)).expect("a sparse file");
         let store = FileStore::new(file, false, io).expect("a regular file");
         let served = Served::new(device(Arc::new(store), 4096, ANYTHING_GOES), io, 2);
-        for style in STYLES {
-            let mut client = Client::open(served.path(), style);
+        for mode in MODES {
+            let mut client = Client::open(served.path(), mode);
             let slots = 0..400;
             let written: Vec<u64> =
                 slots.clone().map(|n| client.send_write(0, n * SLOT + n, &pattern(n, 1 + n * 50))).collect();
@@ -28,7 +28,7 @@ fn many_requests_in_flight_are_all_answered() {
             }
             let read: Vec<u64> = slots.clone().map(|n| client.send(READ, 0, n * SLOT + n, 1 + n * 50)).collect();
             for (n, cookie) in slots.zip(read) {
-                assert_eq!(client.wait(cookie).data, pattern(n, 1 + n * 50), "{io:?}, {style:?}, slot {n}");
+                assert_eq!(client.wait(cookie).data, pattern(n, 1 + n * 50), "{io:?}, {mode:?}, slot {n}");
             }
             client.disconnect();
         }
@@ -40,7 +40,7 @@ fn many_requests_in_flight_are_all_answered() {
 fn more_requests_than_a_worker_carries_are_all_answered() {
     for io in rings() {
         let served = Served::new(device(memory(MIB), 4096, ANYTHING_GOES), io, 1);
-        let mut clients: Vec<Client> = (0..20).map(|n| Client::open(served.path(), STYLES[n % 3])).collect();
+        let mut clients: Vec<Client> = (0..20).map(|n| Client::open(served.path(), MODES[n % 3])).collect();
         served.device.suspend().expect("nothing is under way");
         let mut asked = Vec::new();
         for client in &mut clients {
@@ -59,8 +59,8 @@ fn more_requests_than_a_worker_carries_are_all_answered() {
 fn a_short_request_does_not_wait_for_a_long_one() {
     for io in rings() {
         let served = Served::new(device(memory(32 * MIB), 4096, ANYTHING_GOES), io, 1);
-        for style in [Style::Structured, Style::Extended] {
-            let mut client = Client::open(served.path(), style);
+        for mode in [Mode::Structured, Mode::Extended] {
+            let mut client = Client::open(served.path(), mode);
             let long = client.send(READ, 0, 0, 32 * MIB);
             let short = client.send(FLUSH, 0, 0, 0);
             client.wait(long);
@@ -73,12 +73,12 @@ fn a_short_request_does_not_wait_for_a_long_one() {
 fn the_longest_requests_in_every_style() {
     for io in rings() {
         let mut served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
-        for (seed, style) in STYLES.into_iter().enumerate() {
+        for (seed, mode) in MODES.into_iter().enumerate() {
             let bytes = pattern(seed as u64, 32 * MIB);
-            let mut client = Client::open(served.path(), style);
+            let mut client = Client::open(served.path(), mode);
             assert_eq!(client.write(FUA, 4099, &bytes), 0);
-            assert!(client.read(4099, 32 * MIB) == bytes, "{io:?}, {style:?}");
-            assert_eq!(client.call(READ, 0, 0, 32 * MIB + 1).error, EINVAL);
+            assert!(client.read(4099, 32 * MIB) == bytes, "{io:?}, {mode:?}");
+            assert_eq!(client.call(READ, 0, 0, 32 * MIB + 1).error, errno::INVAL);
             client.disconnect();
         }
         served.stop().expect("an idle server stops");
@@ -90,18 +90,18 @@ fn two_of_the_longest_reads_at_once() {
     for io in rings() {
         let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
         let bytes = pattern(5, 40 * MIB);
-        let mut client = Client::open(served.path(), Style::Structured);
+        let mut client = Client::open(served.path(), Mode::Structured);
         let writes = [(0, 20 * MIB), (20 * MIB, 20 * MIB)]
             .map(|(offset, len)| client.send_write(0, offset, &bytes[offset as usize..(offset + len) as usize]));
         for cookie in writes {
             assert_eq!(client.wait(cookie).error, 0);
         }
-        for style in [Style::Structured, Style::Extended] {
-            let mut client = Client::open(served.path(), style);
+        for mode in [Mode::Structured, Mode::Extended] {
+            let mut client = Client::open(served.path(), mode);
             let reads = [1, 8 * MIB].map(|offset| (offset, client.send(READ, 0, offset, 32 * MIB)));
             for (offset, cookie) in reads {
                 let range = offset as usize..(offset + 32 * MIB) as usize;
-                assert!(client.wait(cookie).data == bytes[range], "{io:?}, {style:?}, from {offset}");
+                assert!(client.wait(cookie).data == bytes[range], "{io:?}, {mode:?}, from {offset}");
             }
             client.disconnect();
         }
@@ -111,12 +111,12 @@ fn two_of_the_longest_reads_at_once() {
 #[test]
 fn errors_of_the_store_are_told_and_leave_the_stream_in_step() {
     for io in rings() {
-        for (style, (errno, told)) in
-            STYLES.into_iter().flat_map(|s| [(Errno::IO, EIO), (Errno::NOSPC, ENOSPC)].map(|e| (s, e)))
+        for (mode, (errno, told)) in
+            MODES.into_iter().flat_map(|s| [(Errno::IO, errno::IO), (Errno::NOSPC, errno::NOSPC)].map(|e| (s, e)))
         {
             let store = MoodyStore::new(8 * MIB);
             let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
-            let mut client = Client::open(served.path(), style);
+            let mut client = Client::open(served.path(), mode);
             let good = pattern(1, 4 * MIB);
             assert_eq!(client.write(0, 0, &good), 0);
             store.set(Mood { bad_reads: Some((8192..8193, errno)), ..Mood::default() });
@@ -130,7 +130,7 @@ fn errors_of_the_store_are_told_and_leave_the_stream_in_step() {
             assert_eq!(client.call(WRITE_ZEROES, 0, MIB, 2 * MIB).error, told);
             store.set(Mood::default());
             assert_eq!(client.write(0, 0, &good), 0);
-            assert!(client.read(0, 4 * MIB) == good, "{io:?}, {style:?}");
+            assert!(client.read(0, 4 * MIB) == good, "{io:?}, {mode:?}");
             client.disconnect();
         }
     }
@@ -138,16 +138,16 @@ fn errors_of_the_store_are_told_and_leave_the_stream_in_step() {
 
 #[test]
 fn no_flush_succeeds_after_one_has_failed() {
-    for (io, style) in rings().into_iter().flat_map(|io| STYLES.map(|style| (io, style))) {
+    for (io, mode) in rings().into_iter().flat_map(|io| MODES.map(|mode| (io, mode))) {
         let store = MoodyStore::new(MIB);
         let mut served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 2);
-        let (mut client, mut other) = (Client::open(served.path(), style), Client::open(served.path(), style));
+        let (mut client, mut other) = (Client::open(served.path(), mode), Client::open(served.path(), mode));
         assert_eq!(client.write(0, 0, &[1; 4096]), 0);
         store.set(Mood { bad_sync: Some(Errno::NOSPC), ..Mood::default() });
         assert_ne!(client.call(FLUSH, 0, 0, 0).error, 0);
         for client in [&mut client, &mut other] {
-            assert_eq!(client.call(FLUSH, 0, 0, 0).error, EIO);
-            assert_eq!(client.write(FUA, 0, &[2; 4096]), EIO);
+            assert_eq!(client.call(FLUSH, 0, 0, 0).error, errno::IO);
+            assert_eq!(client.write(FUA, 0, &[2; 4096]), errno::IO);
             assert_eq!(client.write(0, 0, &[3; 4096]), 0);
             assert_eq!(client.read(0, 4096), [3; 4096]);
         }
@@ -160,9 +160,9 @@ fn a_flush_covers_what_other_connections_were_told() {
     for io in rings() {
         let store = MoodyStore::new(MIB);
         let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 2);
-        let mut writers: Vec<Client> = STYLES.map(|style| Client::open(served.path(), style)).into();
-        let mut flusher = Client::open(served.path(), Style::Simple);
-        assert_ne!(flusher.flags & 1 << 8, 0, "many connections are announced");
+        let mut writers: Vec<Client> = MODES.map(|mode| Client::open(served.path(), mode)).into();
+        let mut flusher = Client::open(served.path(), Mode::Simple);
+        assert_ne!(flusher.flags() & 1 << 8, 0, "many connections are announced");
         for round in 1..20u64 {
             for (n, writer) in writers.iter_mut().enumerate() {
                 assert_eq!(writer.write(0, n as u64 * 8192, &pattern(round, 4096)), 0);
@@ -188,8 +188,8 @@ fn a_flush_covers_what_other_connections_were_told() {
 }
 
 /// Works beside `others` and compares everything.
-fn good_work(served: &Served, style: Style) {
-    let mut client = Client::open(served.path(), style);
+fn good_work(served: &Served, mode: Mode) {
+    let mut client = Client::open(served.path(), mode);
     for round in 0..20 {
         let bytes = pattern(round, 300_000 + round);
         assert_eq!(client.write(0, 30 * MIB + round, &bytes), 0);
@@ -204,29 +204,29 @@ fn slow_readers_and_stalled_writers_harm_only_themselves() {
     for io in rings() {
         let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
         let mut idle = Vec::new();
-        for style in STYLES {
-            let mut slow = Client::open(served.path(), style);
+        for mode in MODES {
+            let mut slow = Client::open(served.path(), mode);
             slow.send(READ, 0, 0, 16 * MIB);
-            let mut stalled = Client::open(served.path(), style);
+            let mut stalled = Client::open(served.path(), mode);
             let (header, _) = stalled.header(WRITE, 0, 0, 20 * MIB);
-            stalled.stream.write_all(&[header, vec![1; 100_000]].concat()).expect("the server reads");
-            let half = Client::open(served.path(), style);
-            (&half.stream).write_all(&[0x25, 0x60]).expect("the server reads");
+            stalled.connection.stream.write_all(&[header, vec![1; 100_000]].concat()).expect("the server reads");
+            let half = Client::open(served.path(), mode);
+            (&half.connection.stream).write_all(&[0x25, 0x60]).expect("the server reads");
             idle.push((slow, stalled, half));
-            if style == Style::Structured {
+            if mode == Mode::Structured {
                 // All four together would fill the buffers; how that ends is a matter of time.
                 break;
             }
         }
-        for style in STYLES {
-            good_work(&served, style);
+        for mode in MODES {
+            good_work(&served, mode);
         }
         let (mut slow, mut stalled, _) = idle.remove(0);
-        while slow.under_way() > 0 {
+        while slow.in_flight() > 0 {
             slow.receive();
         }
-        stalled.stream.write_all(&vec![1; 20 * MIB as usize - 100_000]).expect("the server reads on");
-        while stalled.under_way() > 0 {
+        stalled.connection.stream.write_all(&vec![1; 20 * MIB as usize - 100_000]).expect("the server reads on");
+        while stalled.in_flight() > 0 {
             stalled.receive();
         }
         assert!(stalled.read(0, 20 * MIB) == vec![1; 20 * MIB as usize]);
@@ -237,33 +237,36 @@ fn slow_readers_and_stalled_writers_harm_only_themselves() {
 fn hanging_up_at_any_time_leaves_the_server_whole() {
     for io in rings() {
         let mut served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 2);
-        for (n, style) in (0..60).flat_map(|n| STYLES.map(|style| (n, style))) {
-            let mut client = Client::open(served.path(), style);
+        for (n, mode) in (0..60).flat_map(|n| MODES.map(|mode| (n, mode))) {
+            let mut client = Client::open(served.path(), mode);
             client.send(READ, 0, 0, n * 500_000);
             let (header, _) = client.header(WRITE, 0, 0, 2 * MIB);
             let bytes = [header, vec![1; 3 * MIB as usize]].concat();
             // The server may stop reading first.
-            let _ =
-                client.stream.set_nonblocking(true).and_then(|()| client.stream.write(&bytes[..n as usize * 7000 + 1]));
+            let _ = client
+                .connection
+                .stream
+                .set_nonblocking(true)
+                .and_then(|()| client.connection.stream.write(&bytes[..n as usize * 7000 + 1]));
         }
-        good_work(&served, Style::Extended);
+        good_work(&served, Mode::Extended);
         served.stop().expect("nothing is left");
     }
 }
 
 #[test]
 fn who_closes_one_side_is_still_answered() {
-    for (io, style) in rings().into_iter().flat_map(|io| STYLES.map(|style| (io, style))) {
+    for (io, mode) in rings().into_iter().flat_map(|io| MODES.map(|mode| (io, mode))) {
         let served = Served::new(device(memory(4 * MIB), 4096, ANYTHING_GOES), io, 1);
-        let mut client = Client::open(served.path(), style);
+        let mut client = Client::open(served.path(), mode);
         for n in 0..300 {
             client.send(READ, 0, n * 4096, 65_536);
         }
-        client.stream.shutdown(std::net::Shutdown::Write).expect("the socket is open");
-        while client.under_way() > 0 {
+        client.connection.stream.shutdown(std::net::Shutdown::Write).expect("the socket is open");
+        while client.in_flight() > 0 {
             client.receive();
         }
-        assert_eq!(client.stream.read(&mut [0]).expect("the server hangs up"), 0);
+        assert_eq!(client.connection.stream.read(&mut [0]).expect("the server hangs up"), 0);
     }
 }
 
@@ -273,13 +276,13 @@ fn write_until_gone(client: &mut Client, gone: &AtomicBool) -> Vec<u64> {
     let mut numbers = std::collections::BTreeMap::new();
     for n in 0..2000u64 {
         let (header, cookie) = client.header(WRITE, 0, n * 8192, 8192);
-        if client.stream.write_all(&[header, pattern(n, 8192)].concat()).is_err() {
+        if client.connection.stream.write_all(&[header, pattern(n, 8192)].concat()).is_err() {
             break;
         }
         numbers.insert(cookie, n);
     }
     let mut reply = [0; 16];
-    while client.stream.read_exact(&mut reply).is_ok() {
+    while client.connection.stream.read_exact(&mut reply).is_ok() {
         assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
         let cookie = u64::from_be_bytes(reply[8..].try_into().expect("eight bytes"));
         acknowledged.push(numbers[&cookie]);
@@ -293,8 +296,8 @@ fn what_was_acknowledged_before_the_end_is_there() {
     for io in rings() {
         let store = MoodyStore::new(16 * MIB);
         let mut served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
-        let mut client = Client::open(served.path(), Style::Simple);
-        let mut beside = Client::open(served.path(), Style::Simple);
+        let mut client = Client::open(served.path(), Mode::Simple);
+        let mut beside = Client::open(served.path(), Mode::Simple);
         store.set(Mood { hold_writes: true, ..Mood::default() });
         let held = beside.send_write(0, 15 * MIB + MIB / 2 + 3, &[9; 100]);
         while store.waiting.load(Ordering::SeqCst) == 0 {
@@ -330,13 +333,13 @@ fn a_server_without_work_stops_at_every_stage_of_its_clients() {
         let path = served.path().to_owned();
         let silent = connect(&path);
         let greeted = greet(&path, 3);
-        let mut half = Client::open(&path, Style::Extended);
+        let mut half = Client::open(&path, Mode::Extended);
         let (header, _) = half.header(WRITE, 0, 0, 4096);
-        half.stream.write_all(&header[..20]).expect("the server reads");
-        let mut open = Client::open(&path, Style::Simple);
+        half.connection.stream.write_all(&header[..20]).expect("the server reads");
+        let mut open = Client::open(&path, Mode::Simple);
         open.read(0, 1);
         served.stop().expect("idle clients hold nothing up");
-        for mut stream in [silent, greeted, half.stream, open.stream] {
+        for mut stream in [silent.stream, greeted.stream, half.connection.stream, open.connection.stream] {
             // What was greeted may still have its greeting to read.
             let mut rest = Vec::new();
             let end = stream.read_to_end(&mut rest);
@@ -357,7 +360,7 @@ fn writers_of_one_data_unit_keep_each_others_bytes() {
         let served = Served::new(device(Arc::new(store), 4096, ANYTHING_GOES), io, 2);
         std::thread::scope(|scope| {
             for n in 0..WRITERS {
-                let mut client = Client::open(served.path(), STYLES[n as usize % 3]);
+                let mut client = Client::open(served.path(), MODES[n as usize % 3]);
                 scope.spawn(move || {
                     for round in 0..8u64 {
                         // Every writer has its own 100 bytes in each stretch of 600; units hold those of several.
@@ -374,7 +377,7 @@ fn writers_of_one_data_unit_keep_each_others_bytes() {
                 });
             }
         });
-        let mut client = Client::open(served.path(), Style::Simple);
+        let mut client = Client::open(served.path(), Mode::Simple);
         for (n, k) in (0..WRITERS).flat_map(|n| (0..40).map(move |k| (n, k))) {
             assert_eq!(client.read(k * 600 + n * 100, 100), pattern(n * 100 + k + 7, 100), "{io:?}, writer {n}");
         }
@@ -383,14 +386,14 @@ fn writers_of_one_data_unit_keep_each_others_bytes() {
 
 #[test]
 fn a_long_read_that_fails_at_once_leaves_the_stream_in_step() {
-    for (io, style) in rings().into_iter().flat_map(|io| STYLES.map(|style| (io, style))) {
+    for (io, mode) in rings().into_iter().flat_map(|io| MODES.map(|mode| (io, mode))) {
         let store = MoodyStore::new(8 * MIB);
         let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
-        let mut client = Client::open(served.path(), style);
+        let mut client = Client::open(served.path(), mode);
         store.set(Mood { bad_reads: Some((0..1, Errno::IO)), ..Mood::default() });
         let failing = client.send(READ, 0, 0, 8 * MIB);
         let behind = client.send(READ, 0, MIB, 3 * MIB);
-        assert_eq!(client.wait(failing).error, EIO);
+        assert_eq!(client.wait(failing).error, errno::IO);
         assert_eq!(client.wait(behind).error, 0);
         assert_eq!(client.call(READ, 0, 4096, 5 * MIB).error, 0);
         client.disconnect();

@@ -22,7 +22,7 @@ fn short_limits() -> Limits {
     Limits { handshake: limit, stall: limit, drain: limit }
 }
 
-/// The end of the stream, with or without complaint; anything but waiting until [`PATIENCE`] is over.
+/// The end of the stream, with or without complaint; anything but waiting until [`TIMEOUT`] is over.
 fn assert_hung_up(stream: &mut UnixStream) {
     let end = stream.read_to_end(&mut Vec::new());
     assert!(!end.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock), "the server leaves a client waiting");
@@ -39,7 +39,7 @@ fn wait_until(what: impl Fn() -> bool) {
 fn long_simple_replies_come_one_after_the_other() {
     for io in rings() {
         let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
-        let mut client = Client::open(served.path(), Style::Simple);
+        let mut client = Client::open(served.path(), Mode::Simple);
         let long = [0, MIB].map(|offset| client.send(READ, 0, offset, 32 * MIB));
         long.into_iter().for_each(|cookie| assert_eq!(client.wait(cookie).error, 0));
         // Short ones behind a long one hold memory that the long one may need.
@@ -47,7 +47,7 @@ fn long_simple_replies_come_one_after_the_other() {
         (0..200).for_each(|n| {
             client.send(READ, 0, n * 65_536, 65_536);
         });
-        while client.under_way() > 0 {
+        while client.in_flight() > 0 {
             client.receive();
         }
     }
@@ -56,15 +56,15 @@ fn long_simple_replies_come_one_after_the_other() {
 /// The chunk that ends a reply is the last one, also when what came before it still waits to be sent.
 #[test]
 fn an_error_does_not_overtake_the_data_before_it() {
-    for (io, style) in rings().into_iter().flat_map(|io| [Style::Structured, Style::Extended].map(|s| (io, s))) {
+    for (io, mode) in rings().into_iter().flat_map(|io| [Mode::Structured, Mode::Extended].map(|s| (io, s))) {
         let store = MoodyStore::new(40 * MIB);
         let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
-        let mut client = Client::open(served.path(), style);
+        let mut client = Client::open(served.path(), mode);
         store.set(Mood { bad_reads: Some((3 * MIB..4 * MIB, Errno::IO)), ..Mood::default() });
         let failing = client.send(READ, 0, 0, 16 * MIB);
         // Nothing is taken from the socket until the read has failed.
         wait_until(|| store.failed.load(Ordering::SeqCst) > 0);
-        assert_eq!(client.wait(failing).error, EIO, "{io:?}, {style:?}");
+        assert_eq!(client.wait(failing).error, errno::IO, "{io:?}, {mode:?}");
         client.read(0, 4096);
     }
 }
@@ -74,7 +74,7 @@ fn an_error_does_not_overtake_the_data_before_it() {
 fn a_server_with_many_idle_clients_stops() {
     for io in rings() {
         let mut served = Served::new(device(memory(MIB), 4096, ANYTHING_GOES), io, 1);
-        let clients: Vec<_> = (0..64).map(|_| Client::open(served.path(), Style::Simple)).collect();
+        let clients: Vec<_> = (0..64).map(|_| Client::open(served.path(), Mode::Simple)).collect();
         served.stop().expect("a good end");
         drop(clients);
     }
@@ -87,7 +87,7 @@ fn a_client_that_was_idle_is_not_late_when_memory_is_short() {
         // Shorter than the idle time, and much longer than a healthy client takes.
         let limits = Limits { stall: BEYOND - Duration::from_millis(200), ..Limits::default() };
         let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, limits);
-        let mut clients = [(); 4].map(|()| Client::open(served.path(), Style::Structured));
+        let mut clients = [(); 4].map(|()| Client::open(served.path(), Mode::Structured));
         clients.iter_mut().for_each(|c| assert_eq!(c.read(0, 4096).len(), 4096));
         std::thread::sleep(BEYOND);
         std::thread::scope(|scope| {
@@ -96,7 +96,7 @@ fn a_client_that_was_idle_is_not_late_when_memory_is_short() {
                     (0..12).for_each(|n| {
                         client.send(READ, 0, n * 2 * MIB, 2 * MIB);
                     });
-                    while client.under_way() > 0 {
+                    while client.in_flight() > 0 {
                         client.receive();
                     }
                 });
@@ -110,7 +110,7 @@ fn a_client_that_was_idle_is_not_late_when_memory_is_short() {
 fn a_paused_reader_alone_is_left_alone() {
     for io in rings() {
         let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_limits());
-        let mut client = Client::open(served.path(), Style::Structured);
+        let mut client = Client::open(served.path(), Mode::Structured);
         let long = client.send(READ, 0, 0, 32 * MIB);
         std::thread::sleep(BEYOND);
         assert_eq!(client.wait(long).error, 0);
@@ -123,19 +123,19 @@ fn paused_readers_make_room_for_who_waits() {
     for io in rings() {
         let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_limits());
         // So many that what is reserved for clients without memory is taken as well.
-        let mut paused: Vec<_> = (0..30).map(|_| Client::open(served.path(), Style::Structured)).collect();
+        let mut paused: Vec<_> = (0..30).map(|_| Client::open(served.path(), Mode::Structured)).collect();
         for client in &mut paused {
             (0..200).for_each(|n| {
                 client.send(READ, 0, n * 65_536, 130_000);
             });
         }
-        let mut good = Client::open(served.path(), Style::Structured);
+        let mut good = Client::open(served.path(), Mode::Structured);
         // In one chunk, which a client's own buffers do not hold.
         assert_eq!(good.call(READ, DF, 0, MIB).data.len() as u64, MIB);
         let mut cut_off = 0;
         for client in &mut paused {
-            client.stream.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");
-            let end = client.stream.read_to_end(&mut Vec::new());
+            client.connection.stream.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");
+            let end = client.connection.stream.read_to_end(&mut Vec::new());
             cut_off += usize::from(!end.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock));
         }
         assert!(cut_off > 0, "{io:?}: nobody was cut off; then where did the memory come from?");
@@ -148,9 +148,9 @@ fn who_does_not_finish_the_handshake_is_hung_up_on() {
         // Long enough for a busy machine to negotiate.
         let limits = Limits { handshake: BEYOND, ..Limits::default() };
         let served = Served::with_limits(device(memory(MIB), 4096, ANYTHING_GOES), io, 1, limits);
-        let mut negotiated = Client::open(served.path(), Style::Simple);
+        let mut negotiated = Client::open(served.path(), Mode::Simple);
         let mut silent = greet(served.path(), 3);
-        assert_hung_up(&mut silent);
+        assert_hung_up(&mut silent.stream);
         assert_eq!(negotiated.read(0, 512).len(), 512, "the limit ends with the handshake");
     }
 }
@@ -159,10 +159,10 @@ fn who_does_not_finish_the_handshake_is_hung_up_on() {
 fn who_does_not_take_the_last_replies_does_not_hold_up_the_end() {
     for io in rings() {
         let mut served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_limits());
-        let mut client = Client::open(served.path(), Style::Structured);
+        let mut client = Client::open(served.path(), Mode::Structured);
         client.send(READ, 0, 0, 32 * MIB);
         // The first bytes are there, so the request was taken on.
-        take(&mut client.stream, 16);
+        client.connection.receive(16).expect("the head of a reply");
         served.stop().expect("a good end without that client");
     }
 }
@@ -172,9 +172,9 @@ fn who_does_not_take_the_last_replies_does_not_hold_up_the_end() {
 fn unfragmented_reads_are_offered_with_structured_replies_only() {
     const SEND_DF: u16 = 1 << 7;
     let served = Served::new(device(memory(MIB), 4096, ANYTHING_GOES), IoMode::Sync, 1);
-    for style in STYLES {
-        let flags = Client::open(served.path(), style).flags;
-        assert_eq!(flags & SEND_DF != 0, style != Style::Simple, "{style:?}");
+    for mode in MODES {
+        let flags = Client::open(served.path(), mode).flags();
+        assert_eq!(flags & SEND_DF != 0, mode != Mode::Simple, "{mode:?}");
     }
 }
 
@@ -183,7 +183,7 @@ fn unfragmented_reads_are_offered_with_structured_replies_only() {
 fn long_zeroes_let_others_through() {
     for io in rings() {
         let served = Served::new(device(memory(256 * MIB), 4096, ANYTHING_GOES), io, 1);
-        let [mut zeroing, mut reading] = [(); 2].map(|()| Client::open(served.path(), Style::Simple));
+        let [mut zeroing, mut reading] = [(); 2].map(|()| Client::open(served.path(), Mode::Simple));
         let (over, reads) = (AtomicBool::new(false), AtomicUsize::new(0));
         let zeroes = zeroing.send(WRITE_ZEROES, 0, 0, 256 * MIB);
         std::thread::scope(|scope| {
@@ -208,23 +208,23 @@ fn a_write_that_arrives_while_the_server_stops_does_not_hang() {
     for io in rings() {
         let store = MoodyStore::new(40 * MIB);
         let mut served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
-        let [mut late, mut held] = [(); 2].map(|()| Client::open(served.path(), Style::Simple));
+        let [mut late, mut held] = [(); 2].map(|()| Client::open(served.path(), Mode::Simple));
         let (header, _) = late.header(WRITE, 0, 0, 3 * MIB);
         let piece = vec![7; MIB as usize];
         let (first, rest) = piece.split_at(piece.len() - REST);
-        late.stream.write_all(&[&header, first].concat()).expect("the server reads");
+        late.connection.stream.write_all(&[&header, first].concat()).expect("the server reads");
         std::thread::sleep(Duration::from_millis(300));
         // The worker is held inside of the store; the rest and the end then come together.
         store.set(Mood { hold_writes: true, ..Mood::default() });
         let write = held.send_write(0, 20 * MIB, &[1; 4096]);
         wait_until(|| store.waiting.load(Ordering::SeqCst) > 0);
-        late.stream.write_all(rest).expect("the socket holds it");
+        late.connection.stream.write_all(rest).expect("the socket holds it");
         let stopping = std::thread::spawn(move || served.stop());
         std::thread::sleep(Duration::from_millis(300));
         store.set(Mood::default());
         assert_eq!(held.wait(write).error, 0);
         // Hung up on, in whatever way; but not left waiting until the client's patience ends.
-        assert_hung_up(&mut late.stream);
+        assert_hung_up(&mut late.connection.stream);
         stopping.join().expect("no panic").expect("a good end");
     }
 }
@@ -256,7 +256,7 @@ impl BackingStore for Trickle {
 fn thousands_of_short_transfers_make_one_request() {
     let store = Arc::new(Trickle(MemoryStore::new(vec![0; store_len(8 * MIB) as usize])));
     let served = Served::new(device(store, 4096, ANYTHING_GOES), IoMode::Sync, 1);
-    let mut client = Client::open(served.path(), Style::Simple);
+    let mut client = Client::open(served.path(), Mode::Simple);
     assert_eq!(client.write(0, 0, &pattern(1, MIB)), 0);
     assert!(client.read(0, MIB) == pattern(1, MIB));
 }
@@ -268,7 +268,7 @@ fn a_storm_of_long_and_short_requests_ends() {
         let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, threads);
         std::thread::scope(|scope| {
             for n in 0..6u64 {
-                let mut client = Client::open(served.path(), STYLES[n as usize % 3]);
+                let mut client = Client::open(served.path(), MODES[n as usize % 3]);
                 scope.spawn(move || {
                     let small = |client: &mut Client| {
                         (0..60).for_each(|i| {
@@ -285,7 +285,7 @@ fn a_storm_of_long_and_short_requests_ends() {
                         });
                     }
                     small(&mut client);
-                    while client.under_way() > 0 {
+                    while client.in_flight() > 0 {
                         client.receive();
                     }
                     assert_eq!(client.write(0, n + 1, &pattern(n, 4 * MIB)), 0);
@@ -343,20 +343,20 @@ fn endless() -> (Arc<Endless>, Served) {
 #[test]
 fn a_block_status_does_not_walk_a_scattered_file() {
     let (store, served) = endless();
-    let mut client = Client::open(served.path(), Style::Extended);
+    let mut client = Client::open(served.path(), Mode::Extended);
     for flags in [0, REQ_ONE] {
         let before = store.runs.load(Ordering::SeqCst);
         let answer = client.call(BLOCK_STATUS, flags, 4096, 7 * TIB);
         let asked = store.runs.load(Ordering::SeqCst) - before;
         assert!((1..=1024).contains(&asked), "{asked} runs were looked at for one request");
-        assert_eq!(answer.mapped_ranges, [(asked as u64 * 4096, 0)], "what was looked at is told");
+        assert_eq!(answer.extents, [(asked as u64 * 4096, 0)], "what was looked at is told");
     }
 }
 
 #[test]
 fn long_trims_and_prefetches_go_in_pieces() {
     let (store, served) = endless();
-    let mut client = Client::open(served.path(), Style::Extended);
+    let mut client = Client::open(served.path(), Mode::Extended);
     assert_eq!(client.call(TRIM, 0, 5000, TIB).error, 0);
     let discards = std::mem::take(&mut *store.discards.lock().expect("no test panics with it"));
     assert!(discards.len() >= 1024 && discards.iter().all(|d| d.1 <= 1 << 30));
@@ -372,17 +372,17 @@ fn long_trims_and_prefetches_go_in_pieces() {
 #[test]
 fn a_durable_trim_is_synced_before_its_answer() {
     let (store, served) = endless();
-    let mut client = Client::open(served.path(), Style::Simple);
+    let mut client = Client::open(served.path(), Mode::Simple);
     for (flags, syncs) in [(0, 0), (FUA, 1)] {
         assert_eq!(client.call(TRIM, flags, 0, MIB).error, 0);
         assert_eq!(store.syncs.load(Ordering::SeqCst), syncs);
     }
     let store = MoodyStore::new(MIB);
     let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
-    let mut client = Client::open(served.path(), Style::Simple);
+    let mut client = Client::open(served.path(), Mode::Simple);
     store.set(Mood { bad_sync: Some(Errno::IO), ..Mood::default() });
-    assert_eq!(client.call(TRIM, FUA, 0, MIB).error, EIO);
-    assert_eq!(client.call(TRIM, FUA, 0, MIB).error, EIO, "as with any other failed flush");
+    assert_eq!(client.call(TRIM, FUA, 0, MIB).error, errno::IO);
+    assert_eq!(client.call(TRIM, FUA, 0, MIB).error, errno::IO, "as with any other failed flush");
     assert_eq!(client.call(TRIM, 0, 0, MIB).error, 0);
 }
 
@@ -393,15 +393,15 @@ fn a_durable_write_without_room_asks_whether_others_are_lost() {
         let store = MoodyStore::new(MIB);
         store.native_fua.store(true, Ordering::SeqCst);
         let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
-        let mut client = Client::open(served.path(), Style::Simple);
+        let mut client = Client::open(served.path(), Mode::Simple);
         let bad_sync = lost.then_some(Errno::IO);
         store.set(Mood { bad_writes: Some((0..4096, errno)), bad_sync, ..Mood::default() });
-        assert_eq!(client.write(0, 0, &[1; 4096]), ENOSPC);
+        assert_eq!(client.write(0, 0, &[1; 4096]), errno::NOSPC);
         assert_eq!(store.syncs.load(Ordering::SeqCst), 0, "without FUA there is nothing to ask for");
-        assert_eq!(client.write(FUA, 0, &[1; 4096]), ENOSPC, "the reason is told as it is");
+        assert_eq!(client.write(FUA, 0, &[1; 4096]), errno::NOSPC, "the reason is told as it is");
         store.set(Mood::default());
-        assert_eq!(client.call(FLUSH, 0, 0, 0).error, if lost { EIO } else { 0 }, "{errno:?}, lost: {lost}");
-        assert_eq!(client.write(FUA, 0, &[1; 4096]), if lost { EIO } else { 0 });
+        assert_eq!(client.call(FLUSH, 0, 0, 0).error, if lost { errno::IO } else { 0 }, "{errno:?}, lost: {lost}");
+        assert_eq!(client.write(FUA, 0, &[1; 4096]), if lost { errno::IO } else { 0 });
     }
 }
 
@@ -410,9 +410,9 @@ fn a_durable_write_without_room_asks_whether_others_are_lost() {
 fn durable_write_that_is_refused_is_not_synced() {
     let store = MoodyStore::new(MIB);
     let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
-    let mut client = Client::open(served.path(), Style::Simple);
+    let mut client = Client::open(served.path(), Mode::Simple);
     store.set(Mood { bad_writes: Some((0..4096, Errno::IO)), ..Mood::default() });
-    assert_eq!(client.write(FUA, 0, &[1; 4096]), EIO);
+    assert_eq!(client.write(FUA, 0, &[1; 4096]), errno::IO);
     assert_eq!(store.syncs.load(Ordering::SeqCst), 0);
     store.set(Mood::default());
     assert_eq!(client.write(FUA, 0, &[1; 4096]), 0);
@@ -429,8 +429,8 @@ fn only_the_owner_may_connect_and_a_dead_servers_socket_is_replaced() {
     let served = served.expect("the dead socket is no obstacle");
     let mode = std::fs::metadata(&path).expect("the socket is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    Client::open(&path, Style::Simple).disconnect();
+    Client::open(&path, Mode::Simple).disconnect();
     let second = Served::at(&path, device(memory(MIB), 4096, ANYTHING_GOES), IoMode::Sync, 1, Limits::default());
     assert!(second.is_err_and(|e| e.to_string().contains("in use")), "a living server is");
-    Client::open(served.path(), Style::Simple).disconnect();
+    Client::open(served.path(), Mode::Simple).disconnect();
 }

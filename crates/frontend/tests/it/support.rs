@@ -1,9 +1,9 @@
 //! Servers in this process, and stores that can be told to fail or to wait.
 
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
-use inlock_engine::store::Geometry;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::store::{Geometry, StoreProfile};
 use inlock_engine::{Access, BackingStore, BlockingDevice, Device};
 use inlock_frontend::nbd::server::{Limits, Listen, Server, ServerError, ServerOptions};
 use rustix::io::Errno;
@@ -189,8 +189,10 @@ impl BackingStore for MoodyStore {
         self.inner.geometry()
     }
 
-    fn has_native_fua(&self) -> bool {
-        self.native_fua.load(Ordering::SeqCst)
+    fn profile(&self) -> StoreProfile {
+        let mut profile = StoreProfile::default();
+        profile.has_native_fua = self.native_fua.load(Ordering::SeqCst);
+        profile
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {

@@ -11,7 +11,7 @@ use inlock_engine::{Device, RequestError};
 #[expect(dead_code, reason = "no device is made with these options")]
 pub(crate) struct UblkOptions {
     pub queues: u16,
-    pub mark: u64,
+    pub device_cookie: u64,
     pub unused: (),
 }
 
@@ -31,7 +31,7 @@ pub(crate) enum UblkError {
     #[error("{0}")]
     Report(RequestError),
     #[error("{0}")]
-    Keep(io::Error),
+    Log(io::Error),
     #[error("it keeps its length")]
     CannotResize,
 }
@@ -47,24 +47,29 @@ pub(crate) fn number_of(_node: &Path) -> Option<u32> {
     None
 }
 
-pub(crate) fn is_waiting(_number: u32, _mark: u64) -> bool {
+pub(crate) fn is_awaiting_recovery(_number: u32, _device_cookie: u64) -> bool {
     false
 }
 
-pub(crate) fn is_left(_number: u32, _mark: u64) -> bool {
+pub(crate) fn is_abandoned(_number: u32, _device_cookie: u64) -> bool {
     false
 }
 
-pub(crate) fn remove(_number: u32, _mark: u64) -> Result<(), UblkError> {
+pub(crate) fn remove(_number: u32, _device_cookie: u64) -> Result<(), UblkError> {
     Err(UblkError::NoUblk)
 }
 
 impl UblkDevice {
-    pub(crate) fn start(_: &Arc<Device>, _: &UblkOptions, _kept: Option<&Path>) -> Result<Self, UblkError> {
+    pub(crate) fn start(_: &Arc<Device>, _: &UblkOptions, _log: Option<&Path>) -> Result<Self, UblkError> {
         Err(UblkError::NoUblk)
     }
 
-    pub(crate) fn recover(_: &Arc<Device>, _number: u32, _mark: u64, _kept: Option<&Path>) -> Result<Self, UblkError> {
+    pub(crate) fn recover(
+        _: &Arc<Device>,
+        _number: u32,
+        _device_cookie: u64,
+        _log: Option<&Path>,
+    ) -> Result<Self, UblkError> {
         Err(UblkError::NoUblk)
     }
 

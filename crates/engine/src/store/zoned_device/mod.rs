@@ -7,7 +7,7 @@
 mod ioctl;
 
 use super::file::{FileStore, IoMode, is_direct};
-use super::{BackingStore, BlockStatus, Geometry};
+use super::{BackingStore, BlockStatus, Geometry, StoreProfile};
 use crate::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind, ZoneLimits, ZonedStore};
 use rustix::io::Errno;
 use std::fs::File;
@@ -149,12 +149,11 @@ impl BackingStore for ZonedDevice {
         self.file.as_fd()
     }
 
-    fn memory_alignment(&self) -> usize {
-        self.file.memory_alignment()
-    }
-
-    fn has_native_fua(&self) -> bool {
-        self.file.has_native_fua()
+    fn profile(&self) -> StoreProfile {
+        let mut profile = self.file.profile();
+        // Zones are reset, not discarded.
+        profile.is_block_device = false;
+        profile
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {

@@ -7,9 +7,9 @@ use super::trouble::Trouble;
 use super::{DATA_ZONES, segment};
 use crate::support::key;
 use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::store::zoned_file::{ZonedFile, ZonedLayout};
 use inlock_engine::zoned::{Zone, ZoneCondition};
 use inlock_engine::{Access, BackingStore, BlockingDevice, Device, Offload, OffloadOptions, OffloadPolicy};
+use inlock_zoned_file::{ZonedFile, ZonedLayout};
 use rustix::io::Errno;
 use std::sync::Arc;
 

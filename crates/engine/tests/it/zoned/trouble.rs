@@ -2,7 +2,7 @@
 
 use crate::support::Random;
 use inlock_engine::BackingStore;
-use inlock_engine::store::Geometry;
+use inlock_engine::store::{Geometry, StoreProfile};
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneKind, ZoneLimits, ZonedStore};
 use rustix::io::Errno;
 use std::io::IoSlice;
@@ -281,13 +281,12 @@ impl BackingStore for Trouble {
         self.inner.geometry()
     }
 
-    fn memory_alignment(&self) -> usize {
-        ALIGNMENT
-    }
-
-    /// As drives have it, which report a write that landed and could not be made durable.
-    fn has_native_fua(&self) -> bool {
-        true
+    fn profile(&self) -> StoreProfile {
+        let mut profile = StoreProfile::default();
+        profile.memory_alignment = ALIGNMENT;
+        // As drives have it, which report a write that landed and could not be made durable.
+        profile.has_native_fua = true;
+        profile
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {

@@ -1,7 +1,7 @@
 //! Which combinations of cipher, mode, IV, data unit and IV offset are compared with dm-crypt.
 
 use anyhow::{Context, Result};
-use inlock_cipher::spec::known_specs;
+use inlock_cipher::known_specs;
 use inlock_cipher::{Cipher, CipherSpec, DataUnitSize, IvMode};
 
 /// Specifications in dm-crypt's words that are compared in full: each cipher and mode with the IVs that are in use.

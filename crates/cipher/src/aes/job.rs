@@ -1,0 +1,198 @@
+//! Arguments of one kernel call.
+//!
+//! A kernel's entry is safe to call and trusts the pointers of its job. So only the constructors here set the fields, from
+//! slices whose lengths they check, and the job holds the borrows of those slices for as long as it lives. It holds them as
+//! [`PhantomData`]: a mutable reference that moves with the job would claim the bytes that the pointers refer to.
+
+use super::schedule::{Schedule, XtsKeys};
+use crate::block_cipher::Block;
+use crate::{DataUnitSize, InOut};
+use std::marker::PhantomData;
+
+/// Whole data units in memory, read at `src` and written at `dst`: the same memory, or without overlap.
+struct Units<'a> {
+    src: *const u8,
+    dst: *mut u8,
+    count: usize,
+    unit_len: usize,
+    _data: PhantomData<InOut<'a>>,
+}
+
+impl<'a> Units<'a> {
+    /// Panics if `data` is not a positive number of whole units.
+    #[inline(always)]
+    fn new(unit: DataUnitSize, data: InOut<'a>) -> Self {
+        let count = data.assert_whole_units(unit);
+        let (src, dst) = data.into_ptrs();
+        Self { src, dst, count, unit_len: unit.bytes(), _data: PhantomData }
+    }
+}
+
+/// Adds the accessors of a job's units.
+macro_rules! accessors_of_units {
+    () => {
+        /// Start of the data to read: [`Self::units`] times [`Self::unit_len`] bytes.
+        #[inline(always)]
+        pub(crate) fn src(&self) -> *const u8 {
+            self.units.src
+        }
+
+        /// Start of the data to write: the same as [`Self::src`], or without overlap.
+        #[inline(always)]
+        pub(crate) fn dst(&self) -> *mut u8 {
+            self.units.dst
+        }
+
+        /// Number of units, at least 1.
+        #[inline(always)]
+        pub(crate) fn units(&self) -> usize {
+            self.units.count
+        }
+
+        /// Bytes in a unit, a multiple of 512.
+        #[inline(always)]
+        pub(crate) fn unit_len(&self) -> usize {
+            self.units.unit_len
+        }
+    };
+}
+
+/// Maximum number of units whose IVs a kernel takes at a time.
+pub(crate) const MAX_BATCH: usize = 64;
+
+/// Source of the IVs of a CBC job.
+pub(crate) trait IvSource {
+    /// Writes the IVs of the units from number `unit` on, at most [`MAX_BATCH`].
+    fn fill(&self, unit: usize, ivs: &mut [Block]);
+}
+
+/// One call of an XTS kernel: up to [`MAX_BATCH`] units.
+pub(crate) struct XtsJob<'a> {
+    keys: &'a XtsKeys,
+    ivs: &'a mut [Block],
+    units: Units<'a>,
+}
+
+/// How many more IVs than units a job has room for: a vector's, and one that is read ahead and not used.
+pub(crate) const IV_MARGIN: usize = 4;
+
+impl<'a> XtsJob<'a> {
+    /// A job over `data`. `fill` writes the IVs of its units to the start of `ivs`, rounded up to whole vectors.
+    ///
+    /// # Panics
+    ///
+    /// If `data` is not a positive number of whole units, or `ivs` has no room for [`IV_MARGIN`] more.
+    #[inline(always)]
+    pub(crate) fn new(
+        keys: &'a XtsKeys,
+        unit: DataUnitSize,
+        ivs: &'a mut [Block],
+        data: InOut<'a>,
+        fill: impl FnOnce(&mut [Block]),
+    ) -> Self {
+        let units = Units::new(unit, data);
+        assert!(units.count + IV_MARGIN <= ivs.len());
+        fill(&mut ivs[..units.count.next_multiple_of(IV_MARGIN)]);
+        Self { keys, ivs, units }
+    }
+
+    accessors_of_units!();
+
+    /// Schedules of both halves of the key.
+    #[inline(always)]
+    pub(crate) fn keys(&self) -> &'a XtsKeys {
+        self.keys
+    }
+
+    /// The units' IVs, rounded up to whole vectors, with room for [`IV_MARGIN`] more than there are units. The kernel makes
+    /// tweaks of them.
+    #[inline(always)]
+    pub(crate) fn ivs(&mut self) -> &mut [Block] {
+        self.ivs
+    }
+}
+
+/// One call of a CBC kernel.
+pub(crate) struct CbcJob<'a> {
+    keys: &'a Schedule,
+    ivs: &'a dyn IvSource,
+    units: Units<'a>,
+}
+
+impl<'a> CbcJob<'a> {
+    /// # Panics
+    /// If `data` is not a positive number of whole units.
+    pub(crate) fn new(keys: &'a Schedule, ivs: &'a dyn IvSource, unit: DataUnitSize, data: InOut<'a>) -> Self {
+        Self { keys, ivs, units: Units::new(unit, data) }
+    }
+
+    accessors_of_units!();
+
+    /// The key's schedule.
+    #[inline(always)]
+    pub(crate) fn keys(&self) -> &'a Schedule {
+        self.keys
+    }
+
+    /// Writes the IVs of the units from number `unit` on.
+    #[inline(always)]
+    pub(crate) fn fill_ivs(&self, unit: usize, ivs: &mut [Block]) {
+        self.ivs.fill(unit, ivs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    static KEYS: XtsKeys = XtsKeys { data: Schedule::EMPTY, tweak: Schedule::EMPTY };
+
+    struct NoIvs;
+
+    impl IvSource for NoIvs {
+        fn fill(&self, _: usize, _: &mut [Block]) {}
+    }
+
+    fn job<'a>(ivs: &'a mut [Block], data: InOut<'a>) -> XtsJob<'a> {
+        XtsJob::new(&KEYS, DataUnitSize::SECTOR, ivs, data, |_| ())
+    }
+
+    /// What a kernel does with the pointers, as far as borrows are concerned. The assertion is Miri's.
+    #[allow(unsafe_code)]
+    fn add_one(src: *const u8, dst: *mut u8, len: usize) {
+        for at in 0..len {
+            // SAFETY: a job's pointers are valid for its units.
+            unsafe { dst.add(at).write(src.add(at).read() + 1) };
+        }
+    }
+
+    #[test]
+    fn pointers_of_a_moved_job_reach_every_unit() {
+        let schedule = Schedule::EMPTY;
+        let (mut ivs, mut bytes, mut copy) = ([[0; 16]; 8], [5; 1024], [0; 1024]);
+        let xts = Box::new(job(&mut ivs, InOut::InPlace(&mut bytes)));
+        assert_eq!((xts.units(), xts.unit_len()), (2, 512));
+        add_one(xts.src(), xts.dst(), 1024);
+        let xts = Box::new(job(&mut ivs, InOut::copy(&bytes, &mut copy)));
+        add_one(xts.src(), xts.dst(), 1024);
+        let cbc = CbcJob::new(&schedule, &NoIvs, DataUnitSize::SECTOR, InOut::InPlace(&mut copy));
+        let cbc = Box::new(cbc);
+        add_one(cbc.src(), cbc.dst(), 1024);
+        assert_eq!((bytes, copy), ([6; 1024], [8; 1024]));
+    }
+
+    #[test]
+    fn job_of_data_that_does_not_fit_panics() {
+        fn panics(data: InOut<'_>, room: usize) -> bool {
+            let mut ivs = vec![[0; 16]; room];
+            catch_unwind(AssertUnwindSafe(|| job(&mut ivs, data).units())).is_err()
+        }
+        assert!(!panics(InOut::InPlace(&mut [0; 1024]), 2 + IV_MARGIN));
+        assert!(panics(InOut::InPlace(&mut [0; 1024]), 1 + IV_MARGIN), "no room for the IVs");
+        assert!(panics(InOut::InPlace(&mut []), 8), "no unit");
+        assert!(panics(InOut::InPlace(&mut [0; 1000]), 8), "part of a unit");
+        assert!(panics(InOut::Copy { src: &[0; 1024], dst: &mut [0; 512] }, 8), "source longer than destination");
+        assert!(panics(InOut::Copy { src: &[0; 512], dst: &mut [0; 1024] }, 8), "destination longer than source");
+    }
+}

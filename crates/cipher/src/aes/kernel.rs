@@ -1,0 +1,136 @@
+//! The AES kernels to choose from, and their entry points.
+//!
+//! A kernel is chosen once for each key, by [`AesKernel::best`], and stored with the proof that its instructions exist. A
+//! new kernel is a file in `x86_64`, a variant here and an arm in each `match`; the shared runner in `testing` then compares
+//! it with the others.
+
+// Other architectures have no kernels that take jobs yet.
+#![cfg_attr(not(target_arch = "x86_64"), allow(unused))]
+
+use super::job::{CbcJob, XtsJob};
+use super::schedule::Schedule;
+#[cfg(target_arch = "x86_64")]
+use super::x86_64::{AesNiKernel, Vaes256Kernel, Vaes512Kernel};
+use crate::CipherError;
+use crate::block_cipher::Block;
+use crate::isa::{self, CpuLimit};
+
+/// An implementation of AES and its modes, with the proof that this processor can run it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AesKernel {
+    /// Any processor; constant time.
+    Portable,
+    /// One block an instruction.
+    AesNi(isa::AesNi),
+    /// Two blocks an instruction.
+    Vaes256(isa::Vaes256),
+    /// Four blocks an instruction.
+    Vaes512(isa::Vaes512),
+}
+
+impl AesKernel {
+    /// The fastest that this processor runs and `INLOCK_CPU` allows.
+    pub fn best() -> Result<Self, CipherError> {
+        Ok(Self::allowed()?.last().copied().unwrap_or(Self::Portable))
+    }
+
+    /// All that this processor runs and `INLOCK_CPU` allows, slowest first.
+    pub fn allowed() -> Result<Vec<Self>, CipherError> {
+        Ok(Self::available_within(CpuLimit::from_env()?))
+    }
+
+    /// All that this processor runs, slowest first, whatever `INLOCK_CPU` says: for tests.
+    pub fn available() -> Vec<Self> {
+        Self::available_within(CpuLimit::default())
+    }
+
+    fn available_within(limit: CpuLimit) -> Vec<Self> {
+        let known = [
+            (CpuLimit::Portable, Some(Self::Portable)),
+            (CpuLimit::AesNi, isa::AesNi::detect().map(Self::AesNi)),
+            (CpuLimit::Vaes256, isa::Vaes256::detect().map(Self::Vaes256)),
+            (CpuLimit::Vaes512, isa::Vaes512::detect().map(Self::Vaes512)),
+        ];
+        known.into_iter().filter(|(needs, _)| *needs <= limit).filter_map(|(_, kernel)| kernel).collect()
+    }
+
+    /// The name, as `INLOCK_CPU` and benchmarks write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::AesNi(_) => "aesni",
+            Self::Vaes256(_) => "vaes256",
+            Self::Vaes512(_) => "vaes512",
+        }
+    }
+}
+
+/// XTS over every unit of `job`.
+#[inline(always)]
+pub(crate) fn xts(kernel: AesKernel, job: &mut XtsJob<'_>, encrypt: bool) {
+    #[cfg(target_arch = "x86_64")]
+    match kernel {
+        AesKernel::Vaes512(proof) => Vaes512Kernel::xts(proof, job, encrypt),
+        AesKernel::Vaes256(proof) => Vaes256Kernel::xts(proof, job, encrypt),
+        AesKernel::AesNi(proof) => AesNiKernel::xts(proof, job, encrypt),
+        AesKernel::Portable => unreachable!("the portable kernel has a type of its own"),
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {kernel:?} {encrypt} {}", job.units());
+}
+
+/// CBC decryption over every unit of `job`.
+pub(crate) fn cbc_decrypt(kernel: AesKernel, job: &CbcJob<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    match kernel {
+        AesKernel::Vaes512(proof) => Vaes512Kernel::cbc_decrypt(proof, job),
+        AesKernel::Vaes256(proof) => Vaes256Kernel::cbc_decrypt(proof, job),
+        AesKernel::AesNi(proof) => AesNiKernel::cbc_decrypt(proof, job),
+        AesKernel::Portable => unreachable!("the portable kernel has a type of its own"),
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {kernel:?} {}", job.units());
+}
+
+/// CBC encryption over every unit of `job`. A chain is one block wide, so all kernels share the one of AES-NI.
+pub(crate) fn cbc_encrypt(_: AesKernel, job: &CbcJob<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    AesNiKernel::cbc_encrypt(isa::AesNi::detect().expect("every kernel but the portable one implies AES-NI"), job);
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {}", job.units());
+}
+
+/// Encrypts each block on its own.
+#[inline]
+pub(crate) fn encrypt_blocks(kernel: AesKernel, keys: &Schedule, blocks: &mut [Block]) {
+    #[cfg(target_arch = "x86_64")]
+    match kernel {
+        AesKernel::Vaes512(proof) => Vaes512Kernel::encrypt_blocks(proof, keys, blocks),
+        AesKernel::Vaes256(proof) => Vaes256Kernel::encrypt_blocks(proof, keys, blocks),
+        AesKernel::AesNi(proof) => AesNiKernel::encrypt_blocks(proof, keys, blocks),
+        AesKernel::Portable => unreachable!("the portable kernel has a type of its own"),
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {kernel:?} {}", blocks.len());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A limit never lets a wider kernel through, and without one the widest is the best.
+    #[test]
+    fn limits_cut_the_list_of_kernels() {
+        let all = AesKernel::available();
+        let names = ["portable", "aesni", "vaes256", "vaes512"];
+        let limits = [CpuLimit::Portable, CpuLimit::AesNi, CpuLimit::Vaes256, CpuLimit::Vaes512];
+        for (most, limit) in limits.into_iter().enumerate() {
+            let within = AesKernel::available_within(limit);
+            let expected: Vec<_> =
+                all.iter().copied().filter(|kernel| names[..=most].contains(&kernel.name())).collect();
+            assert_eq!(within, expected);
+            assert_eq!(within[0], AesKernel::Portable);
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! AES: key schedules, kernels, and the jobs that kernels work on. The modes on top are sector ciphers.
+
+mod job;
+mod kernel;
+mod key;
+mod limit;
+mod schedule;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)] // Vector instructions, behind proof tokens.
+mod x86_64;
+
+pub(crate) use job::{CbcJob, IV_MARGIN, IvSource, MAX_BATCH, XtsJob};
+pub use kernel::AesKernel;
+pub(crate) use kernel::{cbc_decrypt, cbc_encrypt, xts};
+pub(crate) use key::AesKey;
+pub use limit::Limit;
+pub(crate) use schedule::{Schedule, XtsKeys};

@@ -1,0 +1,111 @@
+//! AES key schedules (FIPS 197, section 5.2), expanded once a key and then only read by the kernels.
+//!
+//! The expansion uses no table: the S-box is taken from a whole cipher round of the `aes` crate, which is constant
+//! time on every target. Decryption keys are those of the equivalent inverse cipher (section 5.3.5), which is what
+//! the processor's instructions want.
+
+use crate::block_cipher::Block;
+use ::aes::hazmat;
+use zeroize::Zeroize;
+
+/// The most round keys that a schedule has: AES-256's 14 rounds, and the key before the first.
+pub(crate) const MAX_ROUND_KEYS: usize = 15;
+
+/// The keys of one direction, in the order in which they are used. Those after the last round are zero.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct RoundKeys(pub(crate) [Block; MAX_ROUND_KEYS]);
+
+/// An expanded AES key.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Schedule {
+    /// For encryption.
+    pub(crate) encrypt: RoundKeys,
+    /// For decryption.
+    pub(crate) decrypt: RoundKeys,
+    /// 10, 12 or 14; 0 before [`Schedule::expand`].
+    pub(crate) rounds: usize,
+}
+
+impl Schedule {
+    /// A schedule of zeroes, to be filled by [`Schedule::expand`] where it will stay.
+    pub(crate) const EMPTY: Self = Self {
+        encrypt: RoundKeys([[0; 16]; MAX_ROUND_KEYS]),
+        decrypt: RoundKeys([[0; 16]; MAX_ROUND_KEYS]),
+        rounds: 0,
+    };
+
+    /// Expands `key`, which has 16, 24 or 32 bytes: the caller has checked it against the specification.
+    pub(crate) fn expand(&mut self, key: &[u8]) {
+        assert!(matches!(key.len(), 16 | 24 | 32), "an AES key has 16, 24 or 32 bytes");
+        let key_words = key.len() / 4;
+        self.rounds = key_words + 6;
+        let words = self.encrypt.0.as_flattened_mut().as_chunks_mut::<4>().0;
+        words[..key_words].copy_from_slice(key.as_chunks::<4>().0);
+        let mut round_constant = 1u8;
+        for at in key_words..4 * (self.rounds + 1) {
+            let mut word = words[at - 1];
+            if at % key_words == 0 {
+                word.rotate_left(1);
+                word = substitute(word);
+                word[0] ^= round_constant;
+                round_constant = (round_constant << 1) ^ ((round_constant >> 7) * 0x1b);
+            } else if key_words == 8 && at % key_words == 4 {
+                word = substitute(word);
+            }
+            for (byte, before) in word.iter_mut().zip(words[at - key_words]) {
+                *byte ^= before;
+            }
+            words[at] = word;
+            word.zeroize();
+        }
+        for round in 0..=self.rounds {
+            self.decrypt.0[round] = self.encrypt.0[self.rounds - round];
+            if round != 0 && round != self.rounds {
+                hazmat::inv_mix_columns((&mut self.decrypt.0[round]).into());
+            }
+        }
+    }
+}
+
+/// The schedules of both halves of an XTS key.
+pub(crate) struct XtsKeys {
+    pub(crate) data: Schedule,
+    pub(crate) tweak: Schedule,
+}
+
+/// The S-box on four bytes. Four equal columns make a round's row shift do nothing, and its column mix is undone.
+fn substitute(word: [u8; 4]) -> [u8; 4] {
+    let mut block: Block = [0; 16];
+    block.as_chunks_mut::<4>().0.fill(word);
+    hazmat::cipher_round((&mut block).into(), &[0; 16].into());
+    hazmat::inv_mix_columns((&mut block).into());
+    let substituted = [block[0], block[1], block[2], block[3]];
+    block.zeroize();
+    substituted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last_key(key: &[u8]) -> Block {
+        let mut schedule = Schedule::EMPTY;
+        schedule.expand(key);
+        schedule.encrypt.0[schedule.rounds]
+    }
+
+    /// FIPS 197, appendix A: the last four words of each example.
+    #[test]
+    fn expands_the_examples_of_the_standard() {
+        let key128 = 0x2b7e1516_28aed2a6_abf71588_09cf4f3c_u128.to_be_bytes();
+        assert_eq!(last_key(&key128), 0xd014f9a8_c9ee2589_e13f0cc8_b6630ca6_u128.to_be_bytes());
+        let mut key192 = 0x8e73b0f7_da0e6452_c810f32b_809079e5_u128.to_be_bytes().to_vec();
+        key192.extend(0x62f8ead2_522c6b7b_u64.to_be_bytes());
+        assert_eq!(last_key(&key192), 0xe98ba06f_448c773c_8ecc7204_01002202_u128.to_be_bytes());
+        let mut key256 = 0x603deb10_15ca71be_2b73aef0_857d7781_u128.to_be_bytes().to_vec();
+        key256.extend(0x1f352c07_3b6108d7_2d9810a3_0914dff4_u128.to_be_bytes());
+        assert_eq!(last_key(&key256), 0xfe4890d1_e6188d0b_046df344_706c631e_u128.to_be_bytes());
+    }
+}

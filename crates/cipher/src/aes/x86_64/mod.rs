@@ -1,0 +1,107 @@
+//! The x86-64 kernels: one loop (`blocks`), three vectors.
+
+mod aes_ni;
+mod blocks;
+mod vaes_256;
+mod vaes_512;
+
+/// Makes the safe entry points of a kernel, each of which takes the proof token of its instruction set.
+///
+/// The functions that enable instructions are monomorphic in rounds and direction, so that each has one loop and its own
+/// registers.
+macro_rules! entry_points {
+    ($kernel:ident, $token:ty, $vector:ty, $features:literal) => {
+        use super::blocks;
+        use crate::aes::job::{CbcJob, XtsJob};
+        use crate::aes::schedule::Schedule;
+        use crate::block_cipher::Block;
+
+        /// The entry points of this kernel.
+        pub(crate) struct $kernel;
+
+        impl $kernel {
+            /// XTS over every unit of `job`.
+            pub(crate) fn xts(_: $token, job: &mut XtsJob<'_>, encrypt: bool) {
+                // SAFETY: the token proves the instructions; the one constructor of an `XtsJob` takes the pointers
+                // from slices whose lengths it has checked, and which the job borrows; its fields are private.
+                unsafe {
+                    match (job.keys().data.rounds, encrypt) {
+                        (10, true) => xts::<10, true>(job),
+                        (10, false) => xts::<10, false>(job),
+                        (14, true) => xts::<14, true>(job),
+                        (14, false) => xts::<14, false>(job),
+                        (rounds, _) => unreachable!("no XTS schedule has {rounds} rounds"),
+                    }
+                }
+            }
+
+            /// CBC over every unit of `job`.
+            pub(crate) fn cbc_decrypt(_: $token, job: &CbcJob<'_>) {
+                // SAFETY: as in `xts`, by `CbcJob::new`.
+                unsafe {
+                    match job.keys().rounds {
+                        10 => cbc_decrypt::<10>(job),
+                        12 => cbc_decrypt::<12>(job),
+                        14 => cbc_decrypt::<14>(job),
+                        rounds => unreachable!("no schedule has {rounds} rounds"),
+                    }
+                }
+            }
+
+            /// Encrypts each block for itself.
+            pub(crate) fn encrypt_blocks(_: $token, keys: &Schedule, blocks: &mut [Block]) {
+                // SAFETY: the token proves the instructions.
+                unsafe {
+                    match keys.rounds {
+                        10 => encrypt_blocks::<10>(keys, blocks),
+                        12 => encrypt_blocks::<12>(keys, blocks),
+                        14 => encrypt_blocks::<14>(keys, blocks),
+                        rounds => unreachable!("no schedule has {rounds} rounds"),
+                    }
+                }
+            }
+
+            /// Independent rounds back to back; gives back the bytes that went through.
+            pub(crate) fn limit(_: $token, rounds: usize, iterations: usize) -> u64 {
+                // SAFETY: the token proves the instructions.
+                unsafe {
+                    match rounds {
+                        10 => limit::<10>(iterations),
+                        12 => limit::<12>(iterations),
+                        14 => limit::<14>(iterations),
+                        rounds => unreachable!("AES never has {rounds} rounds"),
+                    }
+                }
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn xts<const ROUNDS: usize, const ENCRYPT: bool>(job: &mut XtsJob<'_>) {
+            // SAFETY: the instructions are enabled; the rest is the caller's promise.
+            unsafe { blocks::xts::<$vector, ROUNDS, ENCRYPT>(job) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn cbc_decrypt<const ROUNDS: usize>(job: &CbcJob<'_>) {
+            // SAFETY: as above.
+            unsafe { blocks::cbc_decrypt::<$vector, ROUNDS>(job) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn encrypt_blocks<const ROUNDS: usize>(keys: &Schedule, blocks: &mut [Block]) {
+            // SAFETY: as above.
+            unsafe { blocks::encrypt_blocks::<$vector, ROUNDS>(&keys.encrypt, blocks) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn limit<const ROUNDS: usize>(iterations: usize) -> u64 {
+            // SAFETY: as above.
+            unsafe { blocks::limit::<$vector, ROUNDS>(iterations) }
+        }
+    };
+}
+use entry_points;
+
+pub(crate) use aes_ni::AesNiKernel;
+pub(crate) use vaes_256::Vaes256Kernel;
+pub(crate) use vaes_512::Vaes512Kernel;

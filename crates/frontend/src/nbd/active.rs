@@ -1,0 +1,696 @@
+//! Active requests: commands that are checked, carried out in pieces, and answered.
+//!
+//! An active request is one command of one session. Each piece of it is one request to the worker, with a buffer of its
+//! own. Reads run one piece after the other, so that the data of a simple reply stays in order; pieces of a write run
+//! as their payload arrives. A read that must be answered in one chunk, and that the mapping splits, is gathered in a
+//! second buffer. Nothing here knows the session: it lends its [`Output`] and its [`Memory`].
+
+use super::handshake::{Negotiated, ReplyStyle};
+use super::memory::{Memory, Supply};
+use super::output::{OutgoingChunk, Output};
+use super::protocol::{Export, MAX_PAYLOAD, NbdError, STATE_HOLE, STATE_ZERO, command, command_flag};
+use super::transmission::{Command, Head, extent_len, put_extent};
+use inlock_engine::buffer::HEADROOM;
+use inlock_engine::request::Operation;
+use inlock_engine::rmw;
+use inlock_engine::worker::{Finished, MAX_REQUESTS_WITHOUT_DATA, Request};
+use inlock_engine::{Access, Buffer, BufferPool, Device, MappedRange, Mapping, RequestError};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Cost that one session may begin in a turn, in bytes that are moved. The rest begins in later turns, so that other
+/// sessions begin theirs in between.
+pub(super) const QUANTUM: u64 = 1 << 20;
+/// Replies with at least this much data leave at once, so that the client receives them while the worker decrypts the
+/// next request. Shorter ones leave together at the end of a turn.
+const LONG_REPLY: usize = 128 << 10;
+/// Maximum number of extents in a block status reply.
+const MAX_EXTENTS: usize = 256;
+/// Maximum number of block status calls to the store for one command, so that a fragmented file does not make a single
+/// command walk all of it. The reply then covers less of the range, which the protocol allows.
+const MAX_STATUS_CALLS: usize = 4 * MAX_EXTENTS;
+/// Length of the pieces of CACHE and TRIM, which use no buffer. Other sessions are served between two pieces.
+const CACHE_PIECE: u64 = 1 << 20;
+const TRIM_PIECE: u64 = 128 << 20;
+/// TRIM pieces of one worker in flight: a file system may block writes to the file during a discard.
+const MAX_TRIMS: u32 = 1;
+/// Active requests of one worker, of all its sessions together; more wait in their sockets.
+const MAX_ACTIVE: usize = MAX_REQUESTS_WITHOUT_DATA;
+/// Active requests that are reserved for sessions that have none.
+const RESERVED_ACTIVE: usize = 1024;
+
+/// What one turn of the worker lends to sessions and active requests.
+pub(super) struct Turn<'a> {
+    pub(super) pool: &'a mut BufferPool,
+    pub(super) device: &'a Device,
+    pub(super) mapping: &'a Mapping,
+    /// Requests that the worker is to start.
+    pub(super) requests: &'a mut VecDeque<Request>,
+    /// Export that is advertised to new clients.
+    pub(super) export: &'a Export,
+    /// Number of the turn.
+    pub(super) number: u64,
+    pub(super) now: Instant,
+    /// The server stops: no more commands are read.
+    pub(super) is_draining: bool,
+}
+
+/// What a session lends to its active requests.
+pub(super) struct Owner<'a> {
+    /// Index of the session.
+    pub(super) session: u32,
+    pub(super) style: ReplyStyle,
+    pub(super) output: &'a mut Output,
+    pub(super) memory: &'a mut Memory,
+}
+
+/// Result of the check of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Accepted,
+    /// Valid, and there is nothing to do.
+    Empty,
+    Refused(NbdError),
+    /// The client disconnects.
+    Disconnect,
+}
+
+/// Checks a command against what was negotiated, and against access rights and length of the device.
+pub(super) fn check(command: &Command, negotiated: Negotiated, access: Access, device_len: u64) -> Verdict {
+    if command.kind == command::DISC {
+        return Verdict::Disconnect;
+    }
+    if !command.flags_are_valid(negotiated.style) {
+        return Verdict::Refused(NbdError::Inval);
+    }
+    let is_in_range = command.offset.checked_add(command.len).is_some_and(|end| end <= device_len);
+    match command.kind {
+        command::FLUSH => return Verdict::Accepted,
+        command::READ | command::CACHE => {}
+        command::BLOCK_STATUS if negotiated.allocation && command.len > 0 => {}
+        command::WRITE | command::WRITE_ZEROES | command::TRIM if access.read_only => {
+            return Verdict::Refused(NbdError::Perm);
+        }
+        command::WRITE | command::WRITE_ZEROES if !is_in_range => return Verdict::Refused(NbdError::NoSpace),
+        command::WRITE_ZEROES if command.has(command_flag::FAST_ZERO) => return Verdict::Refused(NbdError::NotSup),
+        command::WRITE | command::WRITE_ZEROES => {}
+        command::TRIM if access.allow_discards => {}
+        _ => return Verdict::Refused(NbdError::Inval),
+    }
+    let has_data = matches!(command.kind, command::READ | command::WRITE);
+    if !is_in_range || (has_data && command.len > u64::from(MAX_PAYLOAD)) {
+        return Verdict::Refused(NbdError::Inval);
+    }
+    if command.len > 0 { Verdict::Accepted } else { Verdict::Empty }
+}
+
+/// Command of a session, in one piece or in several.
+struct ActiveRequest {
+    session: u32,
+    command: Command,
+    /// Bytes for which pieces have begun.
+    begun: u64,
+    /// Pieces that the worker has, or whose payload is arriving.
+    outstanding: u32,
+    /// First failure of a piece.
+    error: Option<NbdError>,
+}
+
+impl ActiveRequest {
+    /// Whether all its pieces have begun.
+    fn is_begun(&self) -> bool {
+        self.begun == self.command.len
+    }
+
+    /// Whether its reply must be one chunk.
+    fn is_unfragmented(&self) -> bool {
+        self.command.kind == command::READ && self.command.has(command_flag::DF)
+    }
+
+    fn needs_memory(&self) -> bool {
+        !matches!(self.command.kind, command::FLUSH | command::TRIM | command::CACHE)
+    }
+
+    /// Minimum length of requests that compete for the same buffers; 0 if any buffer will do.
+    fn min_competing_len(&self) -> u64 {
+        if self.is_unfragmented() { self.command.len } else { 0 }
+    }
+
+    /// What is left to begin: offset in the export, and length.
+    fn rest(&self) -> (u64, u64) {
+        (self.command.offset + self.begun, self.command.len - self.begun)
+    }
+
+    fn is_durable(&self) -> bool {
+        self.command.has(command_flag::FUA)
+    }
+}
+
+/// Lengths of the shortest requests that got no buffer in this turn. New requests that are at least as long wait behind
+/// them, so that they do not starve.
+#[derive(Clone, Copy, Debug)]
+struct MinBlockedLen {
+    /// Of sessions that hold no buffer, and may use the reserve.
+    without_memory: u64,
+    /// Of all sessions.
+    any: u64,
+}
+
+impl MinBlockedLen {
+    const NONE: Self = Self { without_memory: u64::MAX, any: u64::MAX };
+
+    fn add(&mut self, holds_none: bool, len: u64) {
+        self.any = self.any.min(len);
+        if holds_none {
+            self.without_memory = self.without_memory.min(len);
+        }
+    }
+
+    fn is_behind(&self, holds_none: bool, len: u64) -> bool {
+        len >= if holds_none { self.without_memory } else { self.any }
+    }
+}
+
+/// Piece of a write whose payload is arriving. Its buffer is with the session or in the ring.
+pub(super) struct PendingWrite {
+    /// Number of the active request.
+    pub(super) request: u32,
+    mapped: MappedRange,
+    spare: Option<Buffer>,
+    /// Bytes of [`MappedRange::requested`] that have arrived.
+    filled: usize,
+    /// When the piece got its buffer.
+    pub(super) since: Instant,
+}
+
+impl PendingWrite {
+    /// Copies payload from the front of `input` into the buffer of the piece, and returns its length.
+    pub(super) fn copy_payload(&mut self, input: &[u8], buffer: &mut Buffer) -> usize {
+        let missing = &mut buffer.data_mut()[self.missing()];
+        let len = missing.len().min(input.len());
+        missing[..len].copy_from_slice(&input[..len]);
+        self.filled += len;
+        len
+    }
+
+    /// Range of the buffer's data that has not arrived.
+    pub(super) fn missing(&self) -> std::ops::Range<usize> {
+        let requested = self.mapped.requested();
+        requested.start + self.filled..requested.end
+    }
+
+    /// Takes note of `len` bytes that were received into the buffer.
+    pub(super) fn on_received(&mut self, len: usize) {
+        self.filled += len;
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.filled == self.mapped.len
+    }
+
+    /// Takes the second buffer, to return it.
+    pub(super) fn take_spare(&mut self) -> Option<Buffer> {
+        self.spare.take()
+    }
+}
+
+/// Result of an attempt to begin a piece.
+pub(super) enum Attempt {
+    /// The worker has the piece, or the request has ended.
+    Begun { cost: u64 },
+    /// The piece has a buffer for its payload.
+    Payload { write: PendingWrite, buffer: Buffer, cost: u64 },
+    /// There was no buffer of any size for this session.
+    NoMemory,
+    /// The piece waits for something else.
+    Blocked,
+}
+
+/// What follows the end of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    /// Nothing: other pieces are in flight, or the request has ended.
+    Nothing,
+    /// The next piece waits for a turn.
+    NextPiece,
+    /// A chunk with data was queued; unless it is the last, the next piece waits for a turn.
+    Data { is_last: bool, is_long: bool },
+    /// A simple reply failed after its first data, which cannot be told in the protocol: the connection has to end.
+    Disconnect,
+}
+
+/// Active requests of all sessions of a worker.
+pub(super) struct ActiveTable {
+    requests: Vec<Option<ActiveRequest>>,
+    free: Vec<u32>,
+    min_blocked_len: MinBlockedLen,
+    /// TRIM pieces in flight.
+    trims: u32,
+}
+
+impl ActiveTable {
+    pub(super) fn new() -> Self {
+        Self {
+            requests: Vec::with_capacity(MAX_ACTIVE),
+            free: Vec::with_capacity(MAX_ACTIVE),
+            min_blocked_len: MinBlockedLen::NONE,
+            trims: 0,
+        }
+    }
+
+    /// Forgets which requests got no buffer.
+    pub(super) fn begin_turn(&mut self) {
+        self.min_blocked_len = MinBlockedLen::NONE;
+    }
+
+    /// Whether a session with `unanswered` requests may have one more.
+    pub(super) fn has_room(&self, unanswered: usize) -> bool {
+        let room = MAX_ACTIVE - (self.requests.len() - self.free.len());
+        room > if unanswered == 0 { 0 } else { RESERVED_ACTIVE }
+    }
+
+    /// Adds a request that was accepted, and returns its number.
+    pub(super) fn insert(&mut self, command: Command, owner: &mut Owner<'_>) -> u32 {
+        owner.output.unanswered += 1;
+        let request = ActiveRequest { session: owner.session, command, begun: 0, outstanding: 0, error: None };
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.requests.push(None);
+            (self.requests.len() - 1) as u32
+        });
+        self.requests[id as usize] = Some(request);
+        id
+    }
+
+    /// Returns the index of a request's session.
+    pub(super) fn session_of(&self, id: u32) -> u32 {
+        self.request(id).session
+    }
+
+    pub(super) fn needs_memory(&self, id: u32) -> bool {
+        self.request(id).needs_memory()
+    }
+
+    fn request(&self, id: u32) -> &ActiveRequest {
+        self.requests[id as usize].as_ref().expect("a request is used until it is removed")
+    }
+
+    fn request_mut(&mut self, id: u32) -> &mut ActiveRequest {
+        self.requests[id as usize].as_mut().expect("a request is used until it is removed")
+    }
+
+    fn remove(&mut self, id: u32, output: &mut Output) {
+        self.requests[id as usize] = None;
+        self.free.push(id);
+        output.unanswered -= 1;
+        output.long_read.take_if(|long| *long == id);
+    }
+
+    /// Removes the requests of a dropped session that the worker does not have.
+    pub(super) fn remove_idle(&mut self, session: u32, output: &mut Output) {
+        for id in 0..self.requests.len() as u32 {
+            let request = self.requests[id as usize].as_ref();
+            if request.is_some_and(|request| request.session == session && request.outstanding == 0) {
+                self.remove(id, output);
+            }
+        }
+    }
+
+    /// Begins the next piece of a request.
+    pub(super) fn begin_piece(&mut self, id: u32, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> Attempt {
+        match self.request(id).command.kind {
+            command::FLUSH | command::TRIM | command::CACHE => self.begin_without_buffer(id, turn),
+            command::BLOCK_STATUS => self.begin_block_status(id, owner, turn),
+            _ => self.begin_transfer(id, owner, turn),
+        }
+    }
+
+    fn begin_without_buffer(&mut self, id: u32, turn: &mut Turn<'_>) -> Attempt {
+        let request = self.request(id);
+        let (offset, rest) = request.rest();
+        // Pieces end on multiples of their length, so that no data unit is split and left out.
+        let piece = |max: u64| {
+            let len = rest.min(max - offset % max);
+            turn.mapping.place(offset, len).map_or(len, |place| place.len)
+        };
+        let (operation, len) = match request.command.kind {
+            command::TRIM if self.trims >= MAX_TRIMS => return Attempt::Blocked,
+            command::TRIM => (Operation::Discard { durable: request.is_durable() }, piece(TRIM_PIECE)),
+            command::CACHE => (Operation::Prefetch, piece(CACHE_PIECE)),
+            _ => (Operation::Flush, rest),
+        };
+        self.trims += u32::from(matches!(operation, Operation::Discard { .. }));
+        let request = self.request_mut(id);
+        request.begun += len;
+        request.outstanding += 1;
+        turn.requests.push_back(Request { id: id.into(), operation, offset, len, data: None, spare: None });
+        // As long as the store takes, which is not known.
+        Attempt::Begun { cost: QUANTUM }
+    }
+
+    fn begin_block_status(&mut self, id: u32, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> Attempt {
+        let len = MAX_EXTENTS * extent_len(ReplyStyle::Extended);
+        let holds_none = owner.memory.is_empty();
+        let Some(buffer) = owner.memory.take(&mut self.supply(id, owner.output, holds_none, turn), len, len) else {
+            self.min_blocked_len.add(holds_none, self.request(id).min_competing_len());
+            return Attempt::NoMemory;
+        };
+        self.block_status(id, buffer, owner, turn);
+        Attempt::Begun { cost: QUANTUM }
+    }
+
+    /// Begins a piece that moves data through a buffer.
+    fn begin_transfer(&mut self, id: u32, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> Attempt {
+        let request = self.request(id);
+        let (offset, rest) = request.rest();
+        let (is_durable, min_competing_len) = (request.is_durable(), request.min_competing_len());
+        let purpose = match request.command.kind {
+            command::READ if request.is_unfragmented() => Purpose::ReadWhole,
+            command::READ => Purpose::Read,
+            command::WRITE => Purpose::Write,
+            _ => Purpose::WriteZeroes,
+        };
+        let is_read = matches!(purpose, Purpose::Read | Purpose::ReadWhole);
+        // Replies behind an unfinished simple one cannot leave, and hold memory that its next pieces may need.
+        if is_read && owner.output.long_read.is_some_and(|long| long != id) {
+            return Attempt::Blocked;
+        }
+        if purpose == Purpose::ReadWhole && rest > BufferPool::LARGEST_PIECE as u64 {
+            self.request_mut(id).error = Some(NbdError::Overflow);
+            self.finish(id, owner);
+            return Attempt::Begun { cost: 0 };
+        }
+        if owner.memory.is_full() {
+            return Attempt::NoMemory;
+        }
+        let holds_none = owner.memory.is_empty();
+        let mapping = turn.mapping;
+        let mut supply = self.supply(id, owner.output, holds_none, turn);
+        let Some((mapped, buffer, spare)) = take_buffers(&mut supply, mapping, owner.memory, (offset, rest), purpose)
+        else {
+            self.min_blocked_len.add(holds_none, min_competing_len);
+            return if purpose == Purpose::ReadWhole { Attempt::Blocked } else { Attempt::NoMemory };
+        };
+        let request = self.request_mut(id);
+        request.begun += mapped.len as u64;
+        request.outstanding += 1;
+        if is_read && owner.style == ReplyStyle::Simple {
+            owner.output.long_read = (!request.is_begun()).then_some(id);
+        }
+        // A durable write may take the store as long as a flush.
+        let cost = if is_durable && !is_read { QUANTUM } else { mapped.len as u64 };
+        let operation = match purpose {
+            Purpose::Read | Purpose::ReadWhole => Operation::Read,
+            Purpose::WriteZeroes => Operation::WriteZeroes { durable: is_durable },
+            Purpose::Write => {
+                let write = PendingWrite { request: id, mapped, spare, filled: 0, since: turn.now };
+                return Attempt::Payload { write, buffer, cost };
+            }
+        };
+        let data = Some((mapped, buffer));
+        turn.requests.push_back(Request { id: id.into(), operation, offset, len: rest, data, spare });
+        Attempt::Begun { cost }
+    }
+
+    /// Returns the buffers that the next piece of a request may take.
+    fn supply<'a>(&self, id: u32, output: &Output, holds_none: bool, turn: &'a mut Turn<'_>) -> Supply<'a> {
+        let request = self.request(id);
+        // A request that has begun goes on in any case: memory that others wait for may return only when it ends.
+        let is_new = request.begun == 0;
+        Supply {
+            pool: turn.pool,
+            // Everything that the session holds may wait for the rest of a simple reply.
+            may_use_reserve: holds_none || output.long_read == Some(id),
+            is_behind: is_new && self.min_blocked_len.is_behind(holds_none, request.command.len),
+            now: turn.now,
+        }
+    }
+
+    /// Hands a piece of a write whose payload is complete to the worker. Returns whether more of the payload is to
+    /// come.
+    pub(super) fn begin_write(
+        &mut self,
+        write: PendingWrite,
+        buffer: Buffer,
+        owner: &mut Owner<'_>,
+        turn: &mut Turn<'_>,
+    ) -> bool {
+        let PendingWrite { request: id, mapped, spare, .. } = write;
+        let request = self.request_mut(id);
+        let has_more = !request.is_begun();
+        if request.error.is_some() {
+            // An earlier piece failed. The rest of the payload is read only to find the next command.
+            request.outstanding -= 1;
+            let is_over = !has_more && request.outstanding == 0;
+            owner.memory.give(turn.pool, Some(buffer));
+            owner.memory.give(turn.pool, spare);
+            if is_over {
+                self.finish(id, owner);
+            }
+        } else {
+            let operation = Operation::Write { durable: request.is_durable() };
+            let data = Some((mapped, buffer));
+            turn.requests.push_back(Request { id: id.into(), operation, offset: 0, len: 0, data, spare });
+        }
+        has_more
+    }
+
+    /// Takes note that the payload of a piece will not arrive.
+    pub(super) fn cancel_piece(&mut self, id: u32) {
+        self.request_mut(id).outstanding -= 1;
+    }
+
+    /// Forgets a write whose payload will not come. Pieces that the worker has still end.
+    pub(super) fn abandon(&mut self, id: u32, output: &mut Output) {
+        let request = self.request_mut(id);
+        request.command.len = request.begun;
+        request.error = Some(NbdError::Io);
+        if request.outstanding == 0 {
+            self.remove(id, output);
+        }
+    }
+
+    /// Takes back a piece that has ended.
+    pub(super) fn on_finished(&mut self, done: Finished, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> After {
+        let id = done.id as u32;
+        let kind = self.piece_ended(id);
+        if kind == command::READ {
+            return self.read_finished(id, done, owner, turn);
+        }
+        give_back(done.data, done.spare, owner.memory, turn.pool);
+        let request = self.request_mut(id);
+        if let Err(error) = done.result {
+            request.error.get_or_insert(nbd_error(error));
+        }
+        // Of a write that failed the rest of the payload is still read.
+        let is_over = request.is_begun() || (request.error.is_some() && kind != command::WRITE);
+        match (is_over, request.outstanding) {
+            (true, 0) => self.finish(id, owner),
+            // The next piece waits for the next turn, so that a long request does not hold up others.
+            (false, _) if kind != command::WRITE => return After::NextPiece,
+            _ => {}
+        }
+        After::Nothing
+    }
+
+    /// Takes back a piece that has ended after its session was dropped.
+    pub(super) fn on_finished_dropped(&mut self, done: Finished, owner: &mut Owner<'_>, pool: &mut BufferPool) {
+        let id = done.id as u32;
+        self.piece_ended(id);
+        give_back(done.data, done.spare, owner.memory, pool);
+        if self.request(id).outstanding == 0 {
+            self.remove(id, owner.output);
+        }
+    }
+
+    fn piece_ended(&mut self, id: u32) -> u16 {
+        let request = self.request_mut(id);
+        request.outstanding -= 1;
+        let kind = request.command.kind;
+        self.trims -= u32::from(kind == command::TRIM);
+        kind
+    }
+
+    fn read_finished(&mut self, id: u32, done: Finished, owner: &mut Owner<'_>, turn: &mut Turn<'_>) -> After {
+        let Some((mapped, mut buffer)) = done.data else { return After::Nothing };
+        let request = self.request(id);
+        let (command, style, is_last) = (request.command, owner.style, request.is_begun());
+        let mut range = mapped.requested();
+        let mut offset = command.offset + request.begun - mapped.len as u64;
+        if let Some(mut whole) = done.spare {
+            if done.result.is_ok() {
+                let at = (offset - command.offset) as usize;
+                whole.data_mut()[at..at + mapped.len].copy_from_slice(&buffer.data()[range]);
+                if !is_last {
+                    self.begin_gathered(id, buffer, whole, turn);
+                    return After::Nothing;
+                }
+            }
+            owner.memory.give(turn.pool, Some(buffer));
+            (buffer, range, offset) = (whole, 0..command.len as usize, command.offset);
+        }
+        if let Err(error) = done.result {
+            owner.memory.give(turn.pool, Some(buffer));
+            if style == ReplyStyle::Simple && offset > command.offset {
+                return After::Disconnect;
+            }
+            self.request_mut(id).error = Some(nbd_error(error));
+            owner.output.send_chunks_first(id);
+            self.finish(id, owner);
+            return After::Nothing;
+        }
+        let head = Head::data(&command, style, offset, range.len(), is_last);
+        let start = buffer.put_header(range.start, head.bytes());
+        let is_long = range.len() >= LONG_REPLY;
+        let range = start..HEADROOM + range.end;
+        let is_unfinished = !is_last && style == ReplyStyle::Simple;
+        owner.output.queue_chunk(OutgoingChunk { buffer, range, request: id, is_unfinished });
+        if is_last {
+            self.remove(id, owner.output);
+        }
+        After::Data { is_last, is_long }
+    }
+
+    /// Begins the next piece of a read that is gathered in `whole`, into the buffer of the piece before.
+    fn begin_gathered(&mut self, id: u32, buffer: Buffer, whole: Buffer, turn: &mut Turn<'_>) {
+        let request = self.request_mut(id);
+        let (offset, rest) = request.rest();
+        let located = turn.mapping.locate(offset, rest, buffer.capacity());
+        let mapped = located.expect("a device never gets shorter, and the read lies in it");
+        request.begun += mapped.len as u64;
+        request.outstanding += 1;
+        turn.requests.push_back(Request {
+            id: id.into(),
+            operation: Operation::Read,
+            offset,
+            len: mapped.len as u64,
+            data: Some((mapped, buffer)),
+            spare: Some(whole),
+        });
+    }
+
+    fn block_status(&mut self, id: u32, mut buffer: Buffer, owner: &mut Owner<'_>, turn: &mut Turn<'_>) {
+        let command = self.request(id).command;
+        match put_block_status(&mut buffer, &command, owner.style, turn) {
+            Ok(count) => {
+                let head = Head::block_status(&command, owner.style, count);
+                let start = buffer.put_header(0, head.bytes());
+                let range = start..HEADROOM + count * extent_len(owner.style);
+                owner.output.queue_chunk(OutgoingChunk { buffer, range, request: id, is_unfinished: false });
+                self.remove(id, owner.output);
+            }
+            Err(error) => {
+                owner.memory.give(turn.pool, Some(buffer));
+                self.request_mut(id).error = Some(nbd_error(error));
+                self.finish(id, owner);
+            }
+        }
+    }
+
+    /// Queues the reply of a request whose pieces have all ended, unless its data is the reply.
+    fn finish(&mut self, id: u32, owner: &mut Owner<'_>) {
+        let ActiveRequest { command, error, .. } = self.request(id);
+        owner.output.queue_reply(&match error {
+            Some(error) => Head::error(command, owner.style, *error),
+            None => Head::done(command, owner.style),
+        });
+        self.remove(id, owner.output);
+    }
+}
+
+/// Puts the extents of a block status reply into `buffer`, and returns their number.
+fn put_block_status(
+    buffer: &mut Buffer,
+    command: &Command,
+    style: ReplyStyle,
+    turn: &Turn<'_>,
+) -> Result<usize, RequestError> {
+    let max_count = if command.has(command_flag::REQ_ONE) { 1 } else { MAX_EXTENTS };
+    let hole_flags = if turn.mapping.is_encrypted() { STATE_HOLE } else { STATE_HOLE | STATE_ZERO };
+    let max_len = if style == ReplyStyle::Extended { u64::MAX } else { u64::from(u32::MAX - 0xffff) };
+    let size = extent_len(style);
+    // Length and flags of the last extent, which the next status may extend.
+    let mut last: Option<(u64, u32)> = None;
+    let mut count = 0;
+    let mut offset = command.offset;
+    let end = command.offset + command.len;
+    for _ in 0..MAX_STATUS_CALLS {
+        if offset == end {
+            break;
+        }
+        let status = turn.device.block_status(offset, (end - offset).min(max_len))?;
+        let flags = if status.hole { hole_flags } else { 0 };
+        let (len, flags) = match last {
+            Some((len, same)) if same == flags && len + status.len <= max_len => (len + status.len, flags),
+            _ if count == max_count => break,
+            _ => {
+                count += 1;
+                (status.len, flags)
+            }
+        };
+        last = Some((len, flags));
+        put_extent(&mut buffer.data_mut()[(count - 1) * size..], style, len, flags);
+        offset += status.len;
+    }
+    Ok(count)
+}
+
+/// What the buffers of a piece are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Read,
+    /// A read whose data leaves in one chunk.
+    ReadWhole,
+    Write,
+    WriteZeroes,
+}
+
+/// Takes a buffer for the first piece of a range (offset and length), and a spare one for the edges of a partial write,
+/// or for the whole of a read that the mapping splits.
+fn take_buffers(
+    supply: &mut Supply<'_>,
+    mapping: &Mapping,
+    memory: &mut Memory,
+    (offset, len): (u64, u64),
+    purpose: Purpose,
+) -> Option<(MappedRange, Buffer, Option<Buffer>)> {
+    let min_len = 2 * mapping.unit_len();
+    let max_len = BufferPool::LARGEST_PIECE.max(min_len);
+    let mut mapped = mapping.locate(offset, len, max_len).ok()?;
+    let whole = purpose == Purpose::ReadWhole;
+    let enough = if whole { mapped.aligned_len } else { mapped.aligned_len.min(min_len) };
+    let buffer = memory.take(supply, mapped.aligned_len, enough)?;
+    if buffer.capacity() < mapped.aligned_len {
+        mapped = mapping.locate(offset, len, buffer.capacity()).ok()?;
+    }
+    let spare_len = match purpose {
+        Purpose::Write | Purpose::WriteZeroes => rmw::spare_len(&mapped),
+        Purpose::ReadWhole if (mapped.len as u64) < len => len as usize,
+        Purpose::Read | Purpose::ReadWhole => 0,
+    };
+    if spare_len == 0 {
+        return Some((mapped, buffer, None));
+    }
+    match memory.take(supply, spare_len, spare_len) {
+        Some(spare) => Some((mapped, buffer, Some(spare))),
+        None => {
+            memory.give(supply.pool, Some(buffer));
+            None
+        }
+    }
+}
+
+fn give_back(data: Option<(MappedRange, Buffer)>, spare: Option<Buffer>, memory: &mut Memory, pool: &mut BufferPool) {
+    memory.give(pool, spare);
+    memory.give(pool, data.map(|(_, buffer)| buffer));
+}
+
+fn nbd_error(error: RequestError) -> NbdError {
+    match error {
+        RequestError::OutOfRange => NbdError::Inval,
+        RequestError::ReadOnly => NbdError::Perm,
+        RequestError::Unsupported => NbdError::NotSup,
+        RequestError::Io(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => NbdError::NoSpace,
+        RequestError::Io(_) => NbdError::Io,
+    }
+}
