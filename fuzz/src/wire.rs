@@ -55,7 +55,7 @@ fn requests(mut bytes: &[u8], style: ReplyStyle) {
     loop {
         let Ok(Some((command, header_len))) = Command::parse(bytes, style) else { return };
         assert!(header_len <= bytes.len(), "a header of {header_len} bytes out of {}", bytes.len());
-        let valid = command.flags_are_valid(style);
+        let valid = command.has_valid_flags(style);
         assert!(!valid || command.flags & 0xffc0 == 0, "flags {:#x} are called valid", command.flags);
         let payload = command.payload_len(style);
         assert!(payload == 0 || payload == command.len, "a payload of {payload} for a length of {}", command.len);

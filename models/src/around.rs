@@ -59,6 +59,8 @@ pub(crate) mod crypt_mapping {
         }
     }
 
+    pub(crate) const CALL_STACK: usize = 8 << 10;
+
     /// A target whose uses loom watches.
     pub(crate) struct CryptMapping {
         mapping: Arc<Mapping>,

@@ -25,7 +25,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage: cargo xtask CHORE
-  tidy                                   check crate arrows, unsafe, lengths, head comments, words
+  tidy                                   check arrows of crates, circles of modules, unsafe, lengths, text
   features [--tests]                     clippy over each crate with no feature, each alone, and all
   dependencies                           no dependency needs a newer Rust; cargo deny check
   floors                                 raise tests/floors.txt to the last full run's counts minus 5 %

@@ -13,7 +13,7 @@ use crate::target_dir;
 /// A package, its features, and how the names of its tests begin.
 const TESTS: [(&str, &str, &[&str]); 3] = [
     ("inlock-cipher", "", &["aes::job::"]),
-    ("inlock-engine", "", &["helpers::loan::", "buffer::"]),
+    ("inlock-engine", "", &["thread_pool::loan::", "buffer::"]),
     ("inlock-frontend", "ublk", &["ublk::command::"]),
 ];
 

@@ -6,7 +6,6 @@
 //! request.
 
 use crate::buffer::Buffer;
-use crate::freeze::{SCRUB_CALL, SCRUB_TURN};
 use crate::mapping::{Crypt, Kind, MappedTarget, Mapping};
 use inlock_cipher::{
     CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, SectorCipher, Segment, VolumeKey, new_sector_cipher,
@@ -17,6 +16,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use crate::mapping::{MappedRange, Place};
+
+/// Bytes of the stack that the cipher calls of a worker's turn may have used.
+pub(crate) const TURN_STACK: usize = 64 << 10;
+/// Bytes of the stack that one cipher call may have used.
+pub(crate) const CALL_STACK: usize = 8 << 10;
 
 /// A mapping with its ciphers.
 pub struct CryptMapping {
@@ -223,7 +227,7 @@ impl CryptMapping {
             return Err(TargetError::Gap(0));
         }
         let mapping = Arc::new(Mapping { targets: parts, len: next, generation: 0 });
-        scrub_stack::<SCRUB_TURN>();
+        scrub_stack::<TURN_STACK>();
         Ok(Self { mapping, ciphers, costs: OnceLock::new() })
     }
 
@@ -263,7 +267,7 @@ impl CryptMapping {
                 }
             });
         }
-        scrub_stack::<SCRUB_TURN>();
+        scrub_stack::<TURN_STACK>();
         Ok(Self { mapping: Arc::clone(mapping), ciphers, costs: OnceLock::new() })
     }
 
@@ -290,7 +294,7 @@ impl CryptMapping {
     pub(crate) fn measure(&self) {
         let cost = |cipher: &Option<Box<dyn SectorCipher>>| cipher.as_deref().map_or(0, picoseconds_per_byte);
         self.costs.get_or_init(|| self.ciphers.iter().map(cost).collect());
-        scrub_stack::<SCRUB_CALL>();
+        scrub_stack::<CALL_STACK>();
     }
 
     /// About how long one thread takes over the cipher work of `mapped`; zero where that was not measured.

@@ -11,8 +11,9 @@ use crate::mapping::{Kind, Mapping, Place};
 use crate::request::RequestError;
 use crate::stats::{Stats, StatsLevel};
 use crate::store::{BackingStore, BlockStatus};
-use crate::zoned::queue::ZoneWriteQueues;
-use crate::zoned::{self, Zone, ZoneLimits};
+use crate::zone_mapping;
+use crate::zone_queue::ZoneWriteQueues;
+use crate::zoned::{Zone, ZoneLimits};
 use inlock_cipher::{DataUnitSize, Segment, VolumeKey};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -104,7 +105,7 @@ impl Device {
     ) -> Result<Self, TargetError> {
         let target = CryptMapping::new(segments, key, store.geometry().len)?;
         let stores = vec![store];
-        zoned::check_layout(target.mapping(), &stores)?;
+        zone_mapping::check(target.mapping(), &stores)?;
         Ok(Self::with_target(target, stores, access))
     }
 
@@ -116,7 +117,7 @@ impl Device {
     ) -> Result<Self, TargetError> {
         let lens: Vec<u64> = stores.iter().map(|store| store.geometry().len).collect();
         let target = CryptMapping::stacked(lines, &lens)?;
-        zoned::check_layout(target.mapping(), &stores)?;
+        zone_mapping::check(target.mapping(), &stores)?;
         Ok(Self::with_target(target, stores, access))
     }
 
@@ -175,7 +176,7 @@ impl Device {
 
     /// What is true of the device's zones; `None` where it has none.
     pub fn zone_limits(&self) -> Option<ZoneLimits> {
-        zoned::limits_of(&self.mapping(), &self.stores)
+        zone_mapping::limits_of(&self.mapping(), &self.stores)
     }
 
     /// Reports the device's zones from the one that holds byte `offset`, as many as there are and `into` has room for; how
@@ -185,7 +186,7 @@ impl Device {
     ///
     /// [`RequestError::Unsupported`]: the device has no zones.
     pub fn report_zones(&self, offset: u64, into: &mut [Zone]) -> Result<usize, RequestError> {
-        zoned::report(&self.mapping(), &self.stores, offset, into)
+        zone_mapping::report(&self.mapping(), &self.stores, offset, into)
     }
 
     /// Keeps the order of writes in sequential zones.
@@ -290,7 +291,7 @@ impl Device {
             return Err(ControlError::LargerUnit { unit: target.unit_len(), most: self.unit_len });
         }
         self.check_stores(&target)?;
-        zoned::check_layout(target.mapping(), &self.stores)?;
+        zone_mapping::check(target.mapping(), &self.stores)?;
         let target = target.of_generation(self.mapping().generation.wrapping_add(1));
         let suspended = self.is_suspended();
         if !suspended {

@@ -6,7 +6,7 @@
 //!
 //! Model-checked: the package `inlock-models` compiles this file with loom's primitives.
 
-use crate::crypt_mapping::CryptMapping;
+use crate::crypt_mapping::{CALL_STACK, CryptMapping};
 use crate::mapping::Mapping;
 use crate::request::RequestError;
 use crate::ring::Waker;
@@ -26,11 +26,6 @@ pub(crate) enum FreezeState {
     /// They fail: the device is given up while it was suspended.
     Ended,
 }
-
-/// As much of the stack as a worker's turn may have used for a cipher call.
-pub(crate) const SCRUB_TURN: usize = 64 << 10;
-/// As much as a single call may have used.
-pub(crate) const SCRUB_CALL: usize = 8 << 10;
 
 /// How long somebody else may have the target of a closed freeze: a thread of the cipher pool, at work for a worker that has
 /// died meanwhile.
@@ -80,7 +75,7 @@ pub(crate) struct UsageGuard<'a>(RwLockReadGuard<'a, Option<Arc<CryptMapping>>>)
 
 impl Drop for UsageGuard<'_> {
     fn drop(&mut self) {
-        scrub_stack::<SCRUB_CALL>();
+        scrub_stack::<CALL_STACK>();
     }
 }
 

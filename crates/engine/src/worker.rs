@@ -1,14 +1,10 @@
 //! The worker: carries requests between a frontend and the stores of a volume, on one thread, over one ring.
 //!
-//! A turn submits what the last one queued, waits for completions, and moves every request they belong to on. A request is
-//! a value in a table ([`state`]); its state owns its buffers. Where to find what:
-//!
 //! 1. `start.rs` checks a request and decides its path once (`path.rs`): locks, cipher work, store, durability.
-//! 2. [`transfer::Transfer::step`] takes an event and returns the next action, encrypting and decrypting between the two.
-//!    Discards, zone management and remapped requests have a step of their own.
-//! 3. `perform.rs` does what the step asks for: locks, ring, zone write queues, helper threads. What is there at once comes
-//!    back as the next event.
-//! 4. Everything else ends in an event: a completion of the ring, or a message of another thread ([`crate::events`]).
+//! 2. [`transfer::Transfer::step`] takes an event and returns the next action; discards, zone management and remapped
+//!    requests have a step of their own.
+//! 3. `perform.rs` does what the step asks for: locks, ring, zone write queues, helper threads.
+//! 4. A completion of the ring or a message of another thread is the next event ([`crate::events`]).
 //! 5. A request that has ended goes back to the frontend (`frontend.rs`), which replies.
 //!
 //! One failing request never holds up or fails its neighbours.
@@ -18,16 +14,18 @@ use crate::crypt_mapping::CryptMapping;
 use crate::device::Device;
 use crate::events::{Event, EventQueue, RequestId};
 use crate::freeze::{FreezeState, View};
-use crate::helpers::copy::{CHUNK, CopyThread};
-use crate::helpers::crypt::Offload;
-use crate::helpers::zone_mgmt::ZoneMgmtThread;
 use crate::mapping::Mapping;
 use crate::ring::{Completion, FileId, Ring, Wait, WriteSegment};
 use crate::stats::OwnShard;
+use crate::thread_pool::copy::{CHUNK, CopyThread};
+use crate::thread_pool::crypt::Offload;
+use crate::thread_pool::zone_mgmt::ZoneMgmtThread;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+mod account;
+mod action;
 mod discard;
 mod freeze;
 mod frontend;
@@ -40,12 +38,13 @@ mod state;
 mod sync;
 mod transfer;
 mod warm_up;
-pub(crate) mod zone;
+mod zone_mgmt;
+mod zone_writes;
 
+use action::Hold;
 pub use frontend::{Context, Finished, Flow, Frontend, Mailbox, Request};
 use state::{Origin, Table};
 use sync::Syncs;
-use transfer::Hold;
 
 /// Requests without a buffer (flushes, discards and the like) that a frontend may have in flight at a time. Those with one
 /// are as many as there are buffers, so the tables of a worker never grow.

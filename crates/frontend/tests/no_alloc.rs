@@ -1,4 +1,4 @@
-//! Once its clients are connected an NBD server allocates nothing for what they ask, and needs no memory for it.
+//! An NBD server allocates nothing for the requests of clients that are connected, and works if it cannot allocate.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 // Other tests use more of the client than this one.
@@ -17,14 +17,14 @@ use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{OffloadOptions, OffloadPolicy};
 use inlock_frontend::nbd::server::{Listen, Server, ServerOptions};
 use std::sync::Arc;
-use support::{ANYTHING_GOES, MIB, device, pattern, rings, store_len};
+use support::{MIB, READ_WRITE_DISCARD, device, pattern, rings, store_len};
 
 const CLIENTS: u64 = 9;
 /// Bytes of each client; borders lie within data units.
 const SHARE: u64 = 4 * MIB + 1000;
 const WORKERS: usize = 2;
 
-/// Requests of every kind, many at a time, long and short, aligned and not; what is read is what was written.
+/// Sends requests of every kind, many at a time, long and short, aligned and not, and compares what is read.
 fn busy_client(client: &mut Client, number: u64, rounds: u64) -> u64 {
     let start = number * SHARE;
     let mut asked = 0;
@@ -77,7 +77,7 @@ fn serve(io: IoMode, policy: OffloadPolicy, rounds: u64, on_allocation: OnAlloca
     let len = (CLIENTS * SHARE + 2 * MIB).next_multiple_of(4096);
     let file = tempfile::tempfile().unwrap();
     file.set_len(store_len(len)).unwrap();
-    let device = device(Arc::new(FileStore::new(file, false, io).unwrap()), 4096, ANYTHING_GOES);
+    let device = device(Arc::new(FileStore::new(file, false, io).unwrap()), 4096, READ_WRITE_DISCARD);
     let dir = tempfile::tempdir().unwrap();
     let listen = Listen::Unix(dir.path().join("socket"));
     let offload = OffloadOptions { policy, threads: 2 };
@@ -85,7 +85,7 @@ fn serve(io: IoMode, policy: OffloadPolicy, rounds: u64, on_allocation: OnAlloca
     let server = Server::start(Arc::clone(&device), &listen, &options).unwrap();
     let mut clients: Vec<Client> =
         (0..CLIENTS).map(|n| Client::open(&dir.path().join("socket"), MODES[n as usize % 3])).collect();
-    // The reply to the last option was received, but it may still be under way on the server's side.
+    // The client has the reply to its last option, but the server may not have noticed that it was sent.
     clients.iter_mut().for_each(|client| drop(client.read(0, 1)));
     let threads = WORKERS + if policy == OffloadPolicy::None { 0 } else { 2 };
     allocator::watch(on_allocation, threads);
@@ -95,7 +95,7 @@ fn serve(io: IoMode, policy: OffloadPolicy, rounds: u64, on_allocation: OnAlloca
                 let asked = busy_client(&mut client, number, rounds);
                 match number % 3 {
                     0 => client.disconnect(),
-                    // Hangs up with requests under way.
+                    // Disconnects with requests in flight.
                     1 => {
                         for n in 0..200 {
                             client.send(READ, 0, n * 100, 100_000);
@@ -120,7 +120,7 @@ fn serve(io: IoMode, policy: OffloadPolicy, rounds: u64, on_allocation: OnAlloca
 
 /// One test, since all would watch the same allocator.
 #[test]
-fn requests_of_clients_need_no_memory() {
+fn requests_of_clients_allocate_nothing() {
     for io in rings() {
         for policy in [OffloadPolicy::None, OffloadPolicy::Both] {
             serve(io, policy, 3, OnAllocation::Count);

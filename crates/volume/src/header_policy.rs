@@ -5,7 +5,7 @@
 //! opens the volume, and what is written from then on is stored in the clear. [`HeaderPolicy`] refuses ciphers
 //! that encrypt nothing or have no IV, and pins cipher and UUID. It is held against the header before a key is derived.
 
-use crate::error::Excerpt;
+use crate::printable::Excerpt;
 use inlock_cipher::{Cipher, CipherSpec, IvMode, Segment};
 use std::fmt;
 

@@ -15,26 +15,26 @@ mod key_material;
 pub mod luks1;
 pub mod luks2;
 mod luks_cipher;
+mod luks_uuid;
 pub mod pbkdf;
 pub mod plain;
 mod printable;
 pub mod secret;
 pub mod table;
 pub mod unlock;
+mod violation;
 pub mod volume;
-mod wipe;
 pub mod zones;
 
-pub use error::{
-    CommitError, DataDeviceError, Excerpt, Fault, FormatError, LoadError, LoadWarning, Problem, UnlockError,
-};
+pub use error::{CommitError, DataDeviceError, FormatError, LoadError, LoadWarning, UnlockError};
 pub use header_device::{BoundedDevice, FileDevice, HeaderDevice, MemoryDevice};
 pub use header_policy::{HeaderPolicy, PolicyError, plain_iv_repeats};
 pub use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 pub use pbkdf::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest};
-pub use printable::Printable;
+pub use printable::{Excerpt, Printable};
 pub use secret::Secret;
 pub use table::{Table, TableError};
 pub use unlock::{ActivationFlags, UnlockOptions, UnlockWarning, Unlocked};
+pub use violation::{HeaderFault, HeaderPath, Violation};
 pub use volume::Volume;
 pub use zones::{ZoneFault, Zones};

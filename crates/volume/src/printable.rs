@@ -42,6 +42,50 @@ fn changes_direction(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// A short, printable excerpt of a text from a header: at most 48 characters, escaped as by [`Printable`].
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Excerpt(Box<str>);
+
+impl Excerpt {
+    const MAX_CHARS: usize = 48;
+
+    /// Cuts and escapes `text`.
+    pub fn new(text: &str) -> Self {
+        let end = text.char_indices().nth(Self::MAX_CHARS).map_or(text.len(), |(end, _)| end);
+        let mut short = Printable::new(&text[..end]).to_string();
+        if end < text.len() {
+            short.push_str("...");
+        }
+        Self(short.into())
+    }
+
+    /// The excerpt.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", &*self.0)
+    }
+}
+
+/// Bytes as `0a 1b `, each followed by a blank.
+pub(crate) struct Hex<'a>(pub(crate) &'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x} "))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

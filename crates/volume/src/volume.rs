@@ -19,14 +19,26 @@ pub enum Volume {
     Luks2(Box<Luks2>),
 }
 
+impl From<Luks1> for Volume {
+    fn from(luks1: Luks1) -> Self {
+        Self::Luks1(Box::new(luks1))
+    }
+}
+
+impl From<Luks2> for Volume {
+    fn from(luks2: Luks2) -> Self {
+        Self::Luks2(Box::new(luks2))
+    }
+}
+
 impl Volume {
     /// Reads and checks the header on `device`.
     ///
     /// A damaged first copy of a LUKS2 header is replaced by the second, in memory only; [`Volume::warnings`] says so.
     pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
         match luks1::probe(device)? {
-            true => Luks1::load(device).map(|luks1| Self::Luks1(Box::new(luks1))),
-            false => Luks2::load(device).map(|luks2| Self::Luks2(Box::new(luks2))),
+            true => Luks1::load(device).map(Self::from),
+            false => Luks2::load(device).map(Self::from),
         }
     }
 

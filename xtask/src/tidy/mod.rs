@@ -5,6 +5,8 @@
 //! tests can show it a bad sample.
 
 mod arrows;
+mod circles;
+mod modules;
 mod promises;
 mod rules;
 mod scan;
@@ -24,7 +26,7 @@ const UNSAFE_LIST: &str = "docs/unsafe.md";
 /// Checks the whole tree and prints one line for each finding.
 pub(crate) fn run(root: &Path) -> Result<ExitCode> {
     let mut findings = Vec::new();
-    check_arrows(root, &mut findings)?;
+    let circles = check_arrows(root, &mut findings)?;
     let files = source_files(root)?;
     let exceptions = rules::Exceptions::parse(&read(&root.join(EXCEPTIONS))?);
     let listed = rules::unsafe_list(&read(&root.join(UNSAFE_LIST))?);
@@ -67,7 +69,7 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
         println!("tidy: {finding}");
     }
     println!(
-        "tidy: {} files, {rust_files} of them Rust, {} with unsafe, {} findings",
+        "tidy: {} files, {rust_files} of them Rust, {} with unsafe, {circles} known circles of modules, {} findings",
         files.len(),
         with_unsafe.len(),
         findings.len()
@@ -75,7 +77,9 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
     Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn check_arrows(root: &Path, findings: &mut Vec<String>) -> Result<()> {
+/// Checks what crates and modules use of each other. Returns the number of circles.
+fn check_arrows(root: &Path, findings: &mut Vec<String>) -> Result<usize> {
+    let mut circles = circles::of_crate("xtask", &root.join("xtask"))?;
     for entry in fs::read_dir(root.join("crates")).context("cannot list crates/")? {
         let folder = entry?.path();
         let manifest = folder.join("Cargo.toml");
@@ -84,8 +88,10 @@ fn check_arrows(root: &Path, findings: &mut Vec<String>) -> Result<()> {
         }
         let name = folder.file_name().context("a crate folder has no name")?.to_string_lossy().into_owned();
         findings.extend(arrows::check(&name, &read(&manifest)?));
+        circles.extend(circles::of_crate(&name, &folder)?);
     }
-    Ok(())
+    findings.extend(circles::check(&read(&root.join(circles::KNOWN))?, &circles));
+    Ok(circles.len())
 }
 
 fn read(path: &Path) -> Result<String> {

@@ -8,7 +8,7 @@ use anyhow::Context;
 use inlock_engine::Device;
 use inlock_frontend::nbd::server::{Listen, Server, ServerOptions};
 
-use super::drivers::fuse::loop_device::LoopDevice;
+use super::drivers::fuse::loop_device::{LoopDevice, LoopOptions};
 use super::drivers::fuse::mount::{FuseError, FuseMount, FuseOptions};
 use super::drivers::nbd::{KernelNbdError, NbdDevice, NbdOptions};
 use super::drivers::ublk::{UblkDevice, UblkError, UblkOptions};
@@ -73,7 +73,8 @@ impl Attachment {
             return Ok(Self::Fuse(mount));
         }
         let unit = device.mapping().unit_len();
-        match LoopDevice::attach(options.file, unit, device.access().read_only) {
+        let over = LoopOptions { block: unit, read_only: device.access().read_only };
+        match LoopDevice::attach(options.file, &over) {
             Ok(over) => Ok(Self::Loop(mount, over)),
             Err(error) => {
                 let _ = mount.stop();

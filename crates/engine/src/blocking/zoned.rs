@@ -9,9 +9,9 @@ use crate::crypt_mapping::{Ciphertext, CryptMapping, MappedRange};
 use crate::request::{Operation, RequestError};
 use crate::stats::{Account, Phase};
 use crate::store;
-use crate::worker::zone::{moved, ranges_of};
+use crate::zone_mapping::{moved, ranges_of};
+use crate::zone_queue::{Enqueued, Waiter, WriteId, WriteKind, WriteOutcome, ZoneWriteQueues};
 use crate::zoned::ZoneAction;
-use crate::zoned::queue::{Enqueued, Waiter, WriteId, WriteKind, WriteOutcome, ZoneWriteQueues};
 use rustix::io::Errno;
 
 impl BlockingDevice {

@@ -1,6 +1,6 @@
 //! Discards: a range given back to the stores, target by target.
 
-use super::transfer::{Action, Ending};
+use super::action::{Action, Ending};
 use crate::events::Event;
 use crate::mapping::{Kind, Mapping};
 use crate::request::RequestError;

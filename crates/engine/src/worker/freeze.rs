@@ -1,7 +1,8 @@
 //! A worker of a device that is frozen: it looks when something has changed, and says when it has nothing in flight.
 
 use super::{Frontend, Worker};
-use crate::freeze::{FreezeState, SCRUB_TURN, View};
+use crate::crypt_mapping::TURN_STACK;
+use crate::freeze::{FreezeState, View};
 use inlock_cipher::scrub_stack;
 
 impl<F: Frontend> Worker<F> {
@@ -21,7 +22,7 @@ impl<F: Frontend> Worker<F> {
     /// Drops the keys as soon as nothing is in flight: no request of its own, and no merged write of another worker's.
     pub(super) fn drop_keys_if_idle(&mut self) {
         if self.table.is_empty() && !self.has_merged() && self.volume.crypt.take().is_some() {
-            scrub_stack::<SCRUB_TURN>();
+            scrub_stack::<TURN_STACK>();
             self.volume.device.freeze().set_idle(self.volume.worker_id);
         }
     }

@@ -4,8 +4,8 @@
 //! turn of the first of them, those behind it that are ready go with it, as one write of several buffers. So small appends to
 //! one zone are as many a second as the drive takes bytes, and not as it takes turns.
 
+use super::action::Hold;
 use super::path;
-use super::transfer::Hold;
 use super::{ENGINE, Frontend, Worker};
 use crate::buffer::{Buffer, BufferPool};
 use crate::crypt_mapping::Ciphertext;
@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::events::{Event, EventQueue, RequestId};
 use crate::ring::{self, Completion, MAX_WRITE_SEGMENTS, Returned, Ring, Token, WriteSegment};
 use crate::store;
-use crate::zoned::queue::{Told, WriteId};
+use crate::zone_queue::{Told, WriteId};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -187,7 +187,7 @@ mod tests {
     use crate::request::Operation;
     use crate::ring::{Token, Wait};
     use crate::store::file::IoMode;
-    use crate::zoned::queue::{Enqueued, Waiter, WriteKind, WriteOutcome};
+    use crate::zone_queue::{Enqueued, Waiter, WriteKind, WriteOutcome};
     use crate::zoned_memory::{MemoryZones, Shape};
     use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 

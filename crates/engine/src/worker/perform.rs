@@ -1,17 +1,19 @@
 //! What a step asks for, done: the one place that knows the ring, the locks, the queues and the helper threads.
 
+use super::account::Account;
+use super::action::{Action, Ending, Hold};
 use super::path::{Order, Via};
-use super::state::{Account, Body, Origin};
-use super::transfer::{Action, Ending, Hold, StepContext};
+use super::state::{Body, Origin};
+use super::transfer::StepContext;
 use super::{ENGINE, Finished, Frontend, Worker};
 use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
 use crate::events::{Event, ReplyTo, RequestId};
-use crate::helpers::copy::CopyJob;
-use crate::helpers::crypt::Direction;
 use crate::locks::Purpose;
 use crate::ring::{self, Completion, Returned, Token};
 use crate::stats::Phase;
+use crate::thread_pool::copy::CopyJob;
+use crate::thread_pool::crypt::Direction;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -4,11 +4,10 @@
 //! was loaded in between, the worker maps it again. Nearly always the new range has the shape of the old one; otherwise the
 //! request is carried out in child requests, each with memory of its own.
 
-use super::state::{Body, Origin};
-use super::transfer::{Action, Ending};
-use super::{Frontend, Request, Worker};
+use super::action::{Action, Ending};
+use super::frontend::Request;
 use crate::buffer::{Buffer, BufferPool};
-use crate::events::{Event, RequestId};
+use crate::events::Event;
 use crate::mapping::{MappedRange, Mapping};
 use crate::request::{Operation, RequestError};
 use crate::rmw;
@@ -63,7 +62,7 @@ impl Remapped {
     }
 
     /// The next child request.
-    fn child(&self, mapping: &Mapping) -> Result<Request, RequestError> {
+    pub(super) fn child(&self, mapping: &Mapping) -> Result<Request, RequestError> {
         let rest = self.whole.requested().start + self.done..self.whole.requested().end;
         let offset = self.whole.offset + self.done as u64;
         let max_aligned_len = BufferPool::LARGEST_PIECE + 2 * mapping.unit_len();
@@ -75,19 +74,5 @@ impl Remapped {
         let spare = self.operation.modifies().then(|| Buffer::new(rmw::spare_len(&range)));
         let (operation, len) = (self.operation, range.len as u64);
         Ok(Request { id: 0, operation, offset, len, data: Some((range, buffer)), spare })
-    }
-}
-
-impl<F: Frontend> Worker<F> {
-    /// Starts the next child of the remapped request `parent`. Its end comes as an [`Event::Child`].
-    pub(super) fn start_child(&mut self, parent: RequestId) -> Option<Event> {
-        let Some(Body::Remapped(remapped)) = self.table.get(parent).map(|request| &request.body) else { return None };
-        match remapped.child(&self.volume.mapping) {
-            Ok(request) => {
-                self.start(request, Origin::Parent(parent));
-                None
-            }
-            Err(error) => Some(Event::Child { buffer: Buffer::new(0), requested: 0..0, result: Err(error) }),
-        }
     }
 }

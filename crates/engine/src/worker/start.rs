@@ -1,11 +1,13 @@
 //! The start of a request: what is checked, and which path it takes.
 
+use super::account::Account;
+use super::action::{Action, Hold};
 use super::discard::Discard;
 use super::path::{self, Facts, Path};
 use super::remap::{Remapped, remap};
-use super::state::{Account, Body, InFlight, Origin};
-use super::transfer::{Action, Hold, Kind, State, Transfer};
-use super::zone::ZonePlace;
+use super::state::{Body, InFlight, Origin};
+use super::transfer::{Kind, State, Transfer};
+use super::zone_writes::ZonePlace;
 use super::{Finished, Frontend, Request, Worker};
 use crate::buffer::Buffer;
 use crate::events::{Event, RequestId};
@@ -64,6 +66,18 @@ impl<F: Frontend> Worker<F> {
                     self.advance(id, event);
                 }
             }
+        }
+    }
+
+    /// Starts the next child of the remapped request `parent`. Its end comes as an [`Event::Child`].
+    pub(super) fn start_child(&mut self, parent: RequestId) -> Option<Event> {
+        let Some(Body::Remapped(remapped)) = self.table.get(parent).map(|request| &request.body) else { return None };
+        match remapped.child(&self.volume.mapping) {
+            Ok(request) => {
+                self.start(request, Origin::Parent(parent));
+                None
+            }
+            Err(error) => Some(Event::Child { buffer: Buffer::new(0), requested: 0..0, result: Err(error) }),
         }
     }
 

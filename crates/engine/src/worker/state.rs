@@ -1,13 +1,11 @@
 //! Requests in flight: what each one is, and the table that holds them.
 
+use super::account::Account;
 use super::discard::Discard;
 use super::remap::Remapped;
 use super::transfer::Transfer;
-use super::zone::ZoneMgmt;
+use super::zone_mgmt::ZoneMgmt;
 use crate::events::RequestId;
-use crate::request::Operation;
-use crate::stats::{Phase, Timing, Work};
-use std::time::{Duration, Instant};
 
 /// A request in flight.
 pub(super) struct InFlight {
@@ -33,50 +31,6 @@ pub(super) enum Body {
     Flush,
     ZoneMgmt(ZoneMgmt),
     Remapped(Remapped),
-}
-
-/// The account of what a request did.
-pub(super) struct Account {
-    pub(super) operation: Operation,
-    pub(super) timing: Option<Timing>,
-    pub(super) work: Work,
-}
-
-impl Account {
-    /// Ends a phase.
-    pub(super) fn lap(&mut self, phase: Phase) {
-        if let Some(timing) = &mut self.timing {
-            timing.lap(phase);
-        }
-    }
-
-    /// Ends a phase that ended at `then`.
-    pub(super) fn lap_until(&mut self, phase: Phase, then: Instant) {
-        if let Some(timing) = &mut self.timing {
-            timing.lap_until(phase, then);
-        }
-    }
-
-    /// Counts cipher calls over `units` data units, and ends the cipher phase. No units: nothing is encrypted.
-    pub(super) fn ciphered(&mut self, calls: u32, units: usize) {
-        if units > 0 {
-            self.work.cipher_calls += calls;
-            self.work.cipher_units += units as u32;
-            self.lap(Phase::Cipher);
-        }
-    }
-
-    /// Counts a transfer whose cipher calls over `units` data units took `cipher` of the store phase.
-    pub(super) fn copied(&mut self, calls: u32, units: usize, cipher: Duration) {
-        self.lap(Phase::Store);
-        if calls > 0 {
-            self.work.cipher_calls += calls;
-            self.work.cipher_units += units as u32;
-            if let Some(timing) = &mut self.timing {
-                timing.shift(Phase::Store, Phase::Cipher, cipher);
-            }
-        }
-    }
 }
 
 /// The requests in flight. A place that a request leaves is used again, by another generation.

@@ -3,38 +3,21 @@
 //! [`Transfer::step`] takes what has happened and returns what is to be done. It does the cipher work that is done inline;
 //! it does no I/O, takes no lock and knows neither ring nor queue, so it is tested without them. A buffer is either in the
 //! state, or with the ring, the zone write queue or a helper thread whose event returns it.
-//!
-//! | state | event | next |
-//! |---|---|---|
-//! | `Locking` | `Locked` | read: `Reading` or `Copying`; write: `ReadingEdge`, or encrypt |
-//! | `Deferred` | `Released` | encrypt |
-//! | `ReadingEdge` | `Read` | the rest, the other edge, or merge the edges and encrypt |
-//! | `Reading` | `Read` | the rest, or decrypt and finish |
-//! | `Decrypting`, `Encrypting` | `Crypted`, `Refused` | finish; write |
-//! | `Copying` | `Copied`, `Refused` | finish; `Reading`, or encrypt |
-//! | `Queued` | `Released`, `Dispatched`, `NotMerged`, `Compared` | `Queued` or `Writing` |
-//! | `Queued` | `Merged` | finish: it was written with another write |
-//! | `Writing` | `Written` | the rest, `Leaving`, `Syncing`, or finish |
-//! | `Leaving` | `Left`, `Reassigned` | `Syncing` or finish; `Writing` elsewhere |
-//! | `Syncing` | `Synced` | finish |
-//!
-//! To encrypt is inline, `Encrypting` or `Copying`; then a zone write is `Queued` and any other `Writing`.
 
-use super::path::{Durability, Executor, Order, Path, Via};
-use super::state::Account;
-use super::zone::moved;
+use super::account::Account;
+use super::action::{Action, Ending, Hold};
+use super::path::{Durability, Executor, Order, Path};
 use crate::buffer::Buffer;
 use crate::crypt_mapping::{Ciphertext, CryptMapping};
 use crate::events::{Crypted, Event, MergedWrite};
-use crate::helpers::crypt::Direction;
-use crate::locks::{LockId, Purpose};
+use crate::locks::Purpose;
 use crate::mapping::MappedRange;
 use crate::request::RequestError;
 use crate::rmw;
 use crate::stats::Phase;
-use crate::zoned::queue::WriteId;
+use crate::thread_pool::crypt::Direction;
+use crate::zone_mapping::moved;
 use rustix::io::Errno;
-use std::ops::Range;
 
 /// A read or a write of one mapped range.
 pub(super) struct Transfer {
@@ -57,17 +40,23 @@ pub(super) enum Kind {
     Reissued,
 }
 
-/// What a transfer holds until it ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hold {
-    None,
-    /// The lock on its data units.
-    Units(LockId),
-    /// An entry of its zone's write queue.
-    ZoneWrite(WriteId),
-}
-
 /// Where a transfer is.
+///
+/// | state | event | next |
+/// |---|---|---|
+/// | `Locking` | `Locked` | read: `Reading` or `Copying`; write: `ReadingEdge`, or encrypt |
+/// | `Deferred` | `Released` | encrypt |
+/// | `ReadingEdge` | `Read` | the rest, the other edge, or merge the edges and encrypt |
+/// | `Reading` | `Read` | the rest, or decrypt and finish |
+/// | `Decrypting`, `Encrypting` | `Crypted`, `Refused` | finish; write |
+/// | `Copying` | `Copied`, `Refused` | finish; `Reading`, or encrypt |
+/// | `Queued` | `Released`, `Dispatched`, `NotMerged`, `Compared` | `Queued` or `Writing` |
+/// | `Queued` | `Merged` | finish: it was written with another write |
+/// | `Writing` | `Written` | the rest, `Leaving`, `Syncing`, or finish |
+/// | `Leaving` | `Left`, `Reassigned` | `Syncing` or finish; `Writing` elsewhere |
+/// | `Syncing` | `Synced` | finish |
+///
+/// To encrypt is inline, `Encrypting` or `Copying`; then a zone write is `Queued` and any other `Writing`.
 #[derive(Debug)]
 pub(super) enum State {
     /// Between two states, within [`Transfer::step`].
@@ -94,59 +83,6 @@ pub(super) enum State {
     Leaving { result: Result<(), Errno> },
     /// Waits for a sync of the stores. `error`: why the write has failed.
     Syncing { data: Buffer, error: Option<Errno> },
-}
-
-/// What [`Transfer::step`] asks of the worker.
-#[derive(Debug)]
-pub(super) enum Action {
-    /// Nothing: an event is outstanding.
-    Wait,
-    /// Acquire the lock on its data units.
-    Lock { order: Order, purpose: Purpose },
-    /// Read from the store into `buffer.data()[span]`.
-    Read { via: Via, offset: u64, buffer: Buffer, span: Range<usize> },
-    /// Write `span` of the ciphertext to the store.
-    Write { via: Via, offset: u64, data: Ciphertext, span: Range<usize>, fua: bool },
-    /// Encrypt or decrypt on the cipher threads.
-    Crypt { direction: Direction, buffer: Buffer },
-    /// Move data between buffer and store on the copy thread.
-    Copy { writes: bool, buffer: Buffer },
-    /// Put the ciphertext into the zone write queue.
-    Queue { data: Ciphertext, can_merge: bool },
-    /// Take the ciphertext, which is at the head of its queue, out of it.
-    Dispatch,
-    /// Merge the ciphertext, which was at the head of its queue, with the writes behind it that are ready.
-    Merge { data: Ciphertext },
-    /// Compare the ciphertext with what the store has of it.
-    Compare { data: Ciphertext },
-    /// Leave the zone write queue.
-    Leave { data: Ciphertext, succeeded: bool },
-    /// Sync the stores. Gives up the lock on its data units.
-    Sync,
-    /// Give back a range of a store.
-    Discard { store: u32, range: Range<u64> },
-    /// Carry out a zone management operation.
-    ZoneMgmt,
-    /// Carry out the next child request.
-    Child,
-    /// The request has ended.
-    Finish(Ending),
-}
-
-/// How a request ended.
-#[derive(Debug)]
-pub(super) struct Ending {
-    pub(super) result: Result<(), RequestError>,
-    /// The buffer of a transfer.
-    pub(super) data: Option<Buffer>,
-    /// Whether the disk may have lost earlier writes.
-    pub(super) lost_writes: bool,
-}
-
-impl Ending {
-    pub(super) fn new(result: Result<(), RequestError>, data: Option<Buffer>) -> Self {
-        Self { result, data, lost_writes: false }
-    }
 }
 
 /// What a step may look at.
@@ -225,6 +161,33 @@ impl Transfer {
                     Progress::Failed(error) => finish(Err(error.into()), buffer),
                 }
             }
+            (State::Writing { done }, Event::Written { data, result }) => {
+                account.lap(Phase::Store);
+                let result = match progress(result, done, self.range.aligned_len) {
+                    Progress::Part(done) => return self.write(data, done),
+                    Progress::Whole => Ok(()),
+                    Progress::Failed(error) => Err(error),
+                };
+                if matches!(self.hold, Hold::ZoneWrite(_)) {
+                    self.state = State::Leaving { result };
+                    return Action::Leave { data, succeeded: result.is_ok() };
+                }
+                self.written(result, data.into_buffer(), cx)
+            }
+            (State::Syncing { data, error }, Event::Synced(result)) => {
+                finish(error.map_or(result, |error| Err(error.into())), data)
+            }
+            (state @ (State::Decrypting | State::Encrypting | State::Copying), event) => {
+                self.step_on_threads(state, event, account, cx)
+            }
+            (state @ (State::Queued | State::Leaving { .. }), event) => self.step_in_zone(state, event, account, cx),
+            (state, event) => unexpected(&state, &event),
+        }
+    }
+
+    /// [`Transfer::step`] with the data at the cipher threads or the copy thread.
+    fn step_on_threads(&mut self, state: State, event: Event, account: &mut Account, cx: &StepContext<'_>) -> Action {
+        match (state, event) {
             (State::Decrypting, Event::Refused(buffer)) => self.decrypt(buffer, account, cx),
             (State::Encrypting, Event::Refused(data)) => self.encrypt_inline(data, account, cx),
             (State::Decrypting | State::Encrypting, Event::Crypted { data, calls }) => {
@@ -242,6 +205,13 @@ impl Transfer {
                 account.copied(calls, self.units(), cipher);
                 finish(result.map_err(RequestError::Io), buffer)
             }
+            (state, event) => unexpected(&state, &event),
+        }
+    }
+
+    /// [`Transfer::step`] with the data in the zone write queue, or about to leave it.
+    fn step_in_zone(&mut self, state: State, event: Event, account: &mut Account, cx: &StepContext<'_>) -> Action {
+        match (state, event) {
             (State::Queued, Event::Released) => {
                 self.state = State::Queued;
                 Action::Dispatch
@@ -267,19 +237,6 @@ impl Transfer {
                 Ok(_) => finish(Ok(()), data.into_buffer()),
                 Err(error) => finish(Err(error.into()), data.into_buffer()),
             },
-            (State::Writing { done }, Event::Written { data, result }) => {
-                account.lap(Phase::Store);
-                let result = match progress(result, done, self.range.aligned_len) {
-                    Progress::Part(done) => return self.write(data, done),
-                    Progress::Whole => Ok(()),
-                    Progress::Failed(error) => Err(error),
-                };
-                if matches!(self.hold, Hold::ZoneWrite(_)) {
-                    self.state = State::Leaving { result };
-                    return Action::Leave { data, succeeded: result.is_ok() };
-                }
-                self.written(result, data.into_buffer(), cx)
-            }
             (State::Queued, Event::Merged(MergedWrite { data, result, since })) => {
                 account.lap_until(Phase::Queue, since);
                 account.lap(Phase::Store);
@@ -301,9 +258,6 @@ impl Transfer {
                     Ok(data) => self.write(data, 0),
                     Err((error, data)) => finish(Err(error), data.into_buffer()),
                 }
-            }
-            (State::Syncing { data, error }, Event::Synced(result)) => {
-                finish(error.map_or(result, |error| Err(error.into())), data)
             }
             (state, event) => unexpected(&state, &event),
         }

@@ -1,8 +1,8 @@
-//! What the kernel asks about the one file, answered from a blocking device.
+//! The FUSE file system: one file, whose requests a blocking device serves.
 //!
-//! The file is as long as the device and never changes its length by a client's doing. Reads and writes end at its end, as a
-//! block device's do. Nothing is cached here: a write that was answered is in the store's hands, and `fsync` is the
-//! device's flush.
+//! The file is as long as the device, and its users cannot change its length. Reads and writes end at its end, as those
+//! of a block device do. Nothing is cached here: a write that was acknowledged has reached the store, and `fsync` is
+//! the flush of the device.
 
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig,
@@ -15,25 +15,25 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// The longest read or write that the kernel is asked to send: what it sends at most without being told otherwise.
+/// Maximum length of reads and writes, which is also the kernel's default.
 const LARGEST_REQUEST: u32 = 1 << 20;
 
-/// Requests of the page cache that may be under way at once.
+/// Requests of the page cache in flight at a time.
 const BACKGROUND: u16 = 64;
 
-/// Attributes are asked for again each time, so that a volume that has grown shows it.
+/// Time for which the kernel caches attributes: none, so that a volume that has grown shows its new length.
 const ATTRIBUTES_LAST: Duration = Duration::ZERO;
 
-/// The file.
+/// The file system with the volume's file.
 pub(super) struct VolumeFile {
     device: BlockingDevice,
     made: SystemTime,
-    /// Where reads put their bytes before the kernel takes them.
+    /// Buffers of reads, one for each thread.
     buffers: Mutex<Vec<Buffer>>,
 }
 
 impl VolumeFile {
-    /// With memory for so many threads, each of which answers one request at a time.
+    /// A file system with memory for `threads` threads, each of which serves one request at a time.
     pub(super) fn new(device: &Arc<Device>, threads: usize) -> Self {
         let device = BlockingDevice::with_calls(Arc::clone(device), threads);
         let buffers = (0..threads).map(|_| Buffer::new(LARGEST_REQUEST as usize)).collect();
@@ -44,7 +44,7 @@ impl VolumeFile {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read_only(&self) -> bool {
+    fn is_read_only(&self) -> bool {
         self.device.device().access().read_only
     }
 
@@ -52,14 +52,14 @@ impl VolumeFile {
         FileAttr {
             ino: INodeNo::ROOT,
             size: self.device.len(),
-            // Holes of the store do not read as zeroes, so they are none of this file's.
+            // A hole of the store does not read as zeroes, so it is no hole of this file.
             blocks: self.device.len().div_ceil(512),
             atime: self.made,
             mtime: self.made,
             ctime: self.made,
             crtime: self.made,
             kind: FileType::RegularFile,
-            perm: if self.read_only() { 0o400 } else { 0o600 },
+            perm: if self.is_read_only() { 0o400 } else { 0o600 },
             nlink: 1,
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
@@ -69,49 +69,49 @@ impl VolumeFile {
         }
     }
 
-    /// Bytes from `offset` that lie in the file, at most `len`.
-    fn within(&self, offset: u64, len: u64) -> u64 {
+    /// Returns how many of `len` bytes from `offset` lie in the file.
+    fn len_within(&self, offset: u64, len: u64) -> u64 {
         self.device.len().saturating_sub(offset).min(len)
     }
 
     fn write_bytes(&self, offset: u64, data: &[u8]) -> Result<u32, Errno> {
-        let len = self.within(offset, data.len() as u64) as usize;
+        let len = self.len_within(offset, data.len() as u64) as usize;
         if len == 0 && !data.is_empty() {
             return Err(Errno::ENOSPC);
         }
-        self.device.write_at(&data[..len], offset).map_err(number)?;
+        self.device.write_at(&data[..len], offset).map_err(errno)?;
         Ok(len as u32)
     }
 
     fn allocate(&self, offset: u64, len: u64, mode: i32) -> Result<(), Errno> {
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
-        if self.read_only() {
+        if self.is_read_only() {
             return Err(Errno::EROFS);
         }
-        // A hole that was punched into a file reads as zeroes, a discarded data unit does not: there is nothing here that
-        // a punch could mean. Who asks for it to get zeroes (a loop device does) writes them instead.
+        // A punched hole reads as zeroes, and a discarded data unit does not, so holes cannot be punched. A loop
+        // device, which punches holes to get zeroes, then writes zeroes instead.
         if mode.difference(FallocateFlags::KEEP_SIZE) != FallocateFlags::ZERO_RANGE {
             return Err(Errno::EOPNOTSUPP);
         }
-        let inside = self.within(offset, len);
+        let inside = self.len_within(offset, len);
         if inside < len && !mode.contains(FallocateFlags::KEEP_SIZE) {
             return Err(Errno::ENOSPC);
         }
-        self.device.write_zeroes(offset, inside).map_err(number)
+        self.device.write_zeroes(offset, inside).map_err(errno)
     }
 }
 
 impl Filesystem for VolumeFile {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // A kernel that takes less says how much it takes, and gets that.
-        if let Err(most) = config.set_max_write(LARGEST_REQUEST) {
-            let _ = config.set_max_write(most);
+        // A kernel with a lower limit returns it.
+        if let Err(max) = config.set_max_write(LARGEST_REQUEST) {
+            let _ = config.set_max_write(max);
         }
-        if let Err(most) = config.set_max_readahead(LARGEST_REQUEST) {
-            let _ = config.set_max_readahead(most);
+        if let Err(max) = config.set_max_readahead(LARGEST_REQUEST) {
+            let _ = config.set_max_readahead(max);
         }
         let _ = config.set_max_background(BACKGROUND);
-        // Direct I/O of a loop device is asynchronous with it; older kernels do without.
+        // Makes direct I/O of a loop device asynchronous, where the kernel supports it.
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Filesystem for VolumeFile {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        // Times are taken and forgotten. Whose the volume is, and how long, is not a client's to say.
+        // Times are ignored. Users cannot change owner, mode or length.
         let other_len = size.is_some_and(|size| size != self.device.len());
         if other_len || mode.is_some() || uid.is_some() || gid.is_some() {
             return reply.error(Errno::EPERM);
@@ -147,10 +147,10 @@ impl Filesystem for VolumeFile {
     }
 
     fn open(&self, _req: &Request, _ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        if self.read_only() && flags.acc_mode() != OpenAccMode::O_RDONLY {
+        if self.is_read_only() && flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
-        // The kernel's pages of it stay good between opens: nobody else writes the volume.
+        // The kernel's cached pages stay valid between opens: the volume has no other writer.
         reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
     }
 
@@ -165,12 +165,12 @@ impl Filesystem for VolumeFile {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let len = self.within(offset, u64::from(size.min(LARGEST_REQUEST))) as usize;
+        let len = self.len_within(offset, u64::from(size.min(LARGEST_REQUEST))) as usize;
         let Some(mut buffer) = self.buffers().pop() else { return reply.error(Errno::ENOMEM) };
         let bytes = &mut buffer.data_mut()[..len];
         match self.device.read_at(bytes, offset) {
             Ok(()) => reply.data(bytes),
-            Err(error) => reply.error(number(error)),
+            Err(error) => reply.error(errno(error)),
         }
         self.buffers().push(buffer);
     }
@@ -198,7 +198,7 @@ impl Filesystem for VolumeFile {
     }
 
     fn fsync(&self, _req: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        answer(self.device.flush().map_err(number), reply);
+        send_result(self.device.flush().map_err(errno), reply);
     }
 
     fn fallocate(
@@ -211,7 +211,7 @@ impl Filesystem for VolumeFile {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        answer(self.allocate(offset, length, mode), reply);
+        send_result(self.allocate(offset, length, mode), reply);
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -220,16 +220,17 @@ impl Filesystem for VolumeFile {
     }
 }
 
-fn answer(result: Result<(), Errno>, reply: ReplyEmpty) {
+fn send_result(result: Result<(), Errno>, reply: ReplyEmpty) {
     match result {
         Ok(()) => reply.ok(),
         Err(error) => reply.error(error),
     }
 }
 
-fn number(error: RequestError) -> Errno {
+/// Returns the error number of a failed request, for a file.
+fn errno(error: RequestError) -> Errno {
     match error {
-        // What a file on a read-only file system answers.
+        // As a file on a read-only file system.
         RequestError::ReadOnly => Errno::EROFS,
         error => Errno::from_i32(error.errno().raw_os_error()),
     }

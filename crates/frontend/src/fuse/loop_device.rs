@@ -1,7 +1,7 @@
-//! A loop device on the volume's file, so that it is a block device on kernels that have neither ublk nor NBD.
+//! A loop device on the volume's file: a block device on kernels that have neither ublk nor NBD.
 //!
-//! `losetup` does it: it is part of every distribution's base, knows each kernel's way, and finds a free device without a
-//! race. What it has done is read back from `/sys/block`, never from its words.
+//! `losetup` attaches it: every distribution has it, it works with every kernel, and it finds a free device without a
+//! race. The state of a device is read from `/sys/block`, not from the output of `losetup`.
 
 use std::fs;
 use std::io;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// The longest block that every kernel takes, in bytes.
+/// Maximum length of a logical block that every kernel supports, in bytes.
 const BLOCK_EVERYWHERE: usize = 4096;
 
-/// A loop device that could not be made or taken away.
+/// Failure to attach or detach a loop device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoopError {
@@ -22,86 +22,103 @@ pub enum LoopError {
     /// `losetup` cannot be run.
     #[error("cannot run losetup: {0}")]
     Run(#[source] io::Error),
-    /// `losetup` could not do it.
+    /// `losetup` failed.
     #[error("losetup failed: {0}")]
     Losetup(String),
 }
 
-/// A loop device. It stays when this is dropped: [`LoopDevice::detach`] takes it away.
+/// A loop device. It stays attached when this is dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoopDevice {
     node: PathBuf,
-    /// The kernel was told to take it away when nobody uses it any more.
-    leaving: bool,
+    /// The kernel detaches the device when its last user closes it.
+    is_detaching: bool,
 }
 
-/// Whether a loop device can be made here, as far as one can tell without making one.
+/// Returns whether the kernel has loop devices.
 pub fn is_available() -> bool {
     Path::new("/dev/loop-control").exists()
 }
 
+/// Options of a loop device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoopOptions {
+    /// Length of a logical block in bytes: a data unit, so that no request ends within one. Kernels that do not support
+    /// it use 4096.
+    pub block: usize,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
 impl LoopDevice {
-    /// A loop device over `file` with logical blocks of `block` bytes: a data unit, so that no request ends within one. Where
-    /// the kernel has none as long, of 4096 bytes.
-    pub fn attach(file: &Path, block: usize, read_only: bool) -> Result<Self, LoopError> {
+    /// Attaches a free loop device to `file`. Blocks.
+    ///
+    /// # Errors
+    /// There are no loop devices, or `losetup` cannot be run or fails.
+    pub fn attach(file: &Path, options: &LoopOptions) -> Result<Self, LoopError> {
+        let LoopOptions { block, read_only } = *options;
         if !is_available() {
             return Err(LoopError::NoLoop);
         }
-        let base = |block: usize, direct: bool| {
+        let command = |block: usize, direct: bool| {
             let mut command = Command::new("losetup");
             command.args(["--find", "--show", "--sector-size"]).arg(block.max(512).to_string());
             if read_only {
                 command.arg("--read-only");
             }
-            // Past the page cache of the file: the device above has one of its own.
+            // Direct I/O: the loop device has a page cache of its own.
             command.args(direct.then_some("--direct-io=on"));
             command.arg("--").arg(file);
             command
         };
-        let attempt = |block| losetup(base(block, true)).or_else(|_| losetup(base(block, false)));
+        let attempt = |block| losetup(command(block, true)).or_else(|_| losetup(command(block, false)));
         let shown = match attempt(block) {
             Err(_) if block > BLOCK_EVERYWHERE => attempt(BLOCK_EVERYWHERE)?,
             shown => shown?,
         };
         let node = PathBuf::from(shown.trim());
         if !node.starts_with("/dev") {
-            return Err(LoopError::Losetup(format!("it names no device: '{}'", shown.trim())));
+            return Err(LoopError::Losetup(format!("unexpected output: '{}'", shown.trim())));
         }
-        Ok(Self { node, leaving: false })
+        Ok(Self { node, is_detaching: false })
     }
 
-    /// The loop device at `node`, made earlier, as long as it is over `file`.
+    /// Returns the loop device at `node` if it is attached to `file`.
     pub fn find(node: &Path, file: &Path) -> Option<Self> {
-        let found = Self { node: node.to_owned(), leaving: false };
+        let found = Self { node: node.to_owned(), is_detaching: false };
         (found.backing_file()? == file).then_some(found)
     }
 
-    /// `/dev/loopN`.
+    /// Returns the path of the block device, `/dev/loopN`.
     pub fn node(&self) -> &Path {
         &self.node
     }
 
-    /// Whether it goes past the page cache of the file below.
+    /// Returns whether the device uses direct I/O on its file.
     pub fn is_direct(&self) -> bool {
         self.attribute("loop/dio").is_some_and(|text| text == "1")
     }
 
-    /// Whether it is still over a file.
+    /// Returns whether the device is attached to a file.
     pub fn is_attached(&self) -> bool {
         self.backing_file().is_some()
     }
 
-    /// Takes it away; while somebody uses it, as soon as that ends. Whether it is gone already.
+    /// Detaches the device, or has the kernel detach it when its last user closes it. Returns whether it is detached.
+    /// Blocks for half a second at most.
+    ///
+    /// # Errors
+    /// `losetup` cannot be run or fails.
     pub fn detach(&mut self) -> Result<bool, LoopError> {
         if !self.is_attached() {
             return Ok(true);
         }
-        if !self.leaving {
+        if !self.is_detaching {
             let mut command = Command::new("losetup");
             command.arg("--detach").arg(&self.node);
             losetup(command)?;
-            self.leaving = true;
-            // Who looks at the device at this moment has it open for that moment only.
+            self.is_detaching = true;
+            // Programs such as udev open a device for a moment.
             for _ in 0..50 {
                 if !self.is_attached() {
                     return Ok(true);
@@ -112,7 +129,10 @@ impl LoopDevice {
         Ok(!self.is_attached())
     }
 
-    /// Looks at the length of the file again.
+    /// Sets the length of the device to that of the file.
+    ///
+    /// # Errors
+    /// `losetup` cannot be run or fails.
     pub fn update_len(&self) -> Result<(), LoopError> {
         let mut command = Command::new("losetup");
         command.arg("--set-capacity").arg(&self.node);

@@ -1,8 +1,8 @@
-//! FUSE: the volume as one file, for programs, for users without root, and for a loop device on top.
+//! FUSE: the volume as one file, for programs, for users without root, and for a loop device on it.
 //!
-//! The mount has a single inode, its root, which is a regular file: it is mounted over a file, as other disk tools do.
-//! [`file`] answers the kernel on a [`inlock_engine::BlockingDevice`], [`mount`] begins and ends that, and
-//! [`loop_device`] makes the file a block device.
+//! The mount has a single inode, its root, which is a regular file: it is mounted over a file. `file` serves the
+//! kernel's requests from a [`inlock_engine::BlockingDevice`], [`mount`] mounts and unmounts, and [`loop_device`] makes
+//! the file a block device.
 
 mod file;
 pub mod loop_device;

@@ -1,4 +1,4 @@
-//! Mounting the file and taking it away again.
+//! Mounts the file of a volume, and unmounts it.
 
 use super::file::VolumeFile;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
@@ -10,67 +10,70 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-/// A volume as a file. Dropping it takes the file away as soon as nobody uses it.
+/// A volume as a file. If this is dropped, the file is unmounted when its last user closes it.
 pub struct FuseMount {
     path: PathBuf,
     device: Arc<Device>,
-    /// `None`: the file was taken away.
+    /// `None`: the file was unmounted.
     session: Option<BackgroundSession>,
 }
 
-/// How a volume is shown.
+/// Options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FuseOptions {
-    /// The name in the list of mounts.
+    /// Name in the list of mounts.
     pub name: String,
-    /// Threads that answer the kernel.
+    /// Number of threads that serve requests.
     pub threads: usize,
 }
 
-/// A file that could not be shown or taken away.
+/// Failure to mount or unmount a file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FuseError {
-    /// There is no FUSE here.
+    /// The kernel has no FUSE.
     #[error("this kernel has no FUSE (/dev/fuse is missing)")]
     NoFuse,
-    /// FUSE is there, and this user may not use it.
+    /// The user may not use it.
     #[error("mounting with FUSE is not permitted here: {0}")]
     NotPermitted(#[source] io::Error),
-    /// It cannot be mounted.
+    /// The file cannot be mounted.
     #[error("cannot mount the volume over {}: {source}", .path.display())]
     Mount {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// Somebody uses it.
+    /// The file is in use.
     #[error("{} is in use", .0.display())]
     Busy(PathBuf),
-    /// It cannot be unmounted.
+    /// The file cannot be unmounted.
     #[error("cannot unmount {}: {source}", .path.display())]
     Unmount {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// What was written could not be put on stable storage.
+    /// The final flush failed: what was written may not be on stable storage.
     #[error("the final flush failed: {0}")]
     Flush(#[source] inlock_engine::RequestError),
 }
 
 impl FuseMount {
-    /// Shows `device` in the place of the file at `path`, which is made where it is missing. Only the calling user may use
-    /// it; root's own is open to the kernel's loop devices as well. Requests are answered as soon as this returns.
+    /// Mounts `device` over the file at `path`, which is created if it does not exist. Only the calling user has
+    /// access, and the kernel's loop devices if that is root. Requests are served when this returns.
+    ///
+    /// # Errors
+    /// There is no FUSE, the user may not use it, or the mount fails.
     pub fn start(device: &Arc<Device>, path: &Path, options: &FuseOptions) -> Result<Self, FuseError> {
         let failed = |source| FuseError::Mount { path: path.to_owned(), source };
         if !Path::new("/dev/fuse").exists() {
             return Err(FuseError::NoFuse);
         }
-        let made = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
-        made.map_err(failed)?;
+        let created = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        created.map_err(failed)?;
         let mut mount_options =
             vec![MountOption::FSName(options.name.clone()), MountOption::NoExec, MountOption::NoAtime];
         mount_options.push(if device.access().read_only { MountOption::RO } else { MountOption::RW });
@@ -82,7 +85,7 @@ impl FuseMount {
         config.clone_fd = true;
         let session = Session::new(VolumeFile::new(device, threads), path, &config).and_then(Session::spawn).map_err(
             |error| {
-                // The empty file that was to be covered is of no use.
+                // The file that was to be mounted over is not needed.
                 let _ = std::fs::remove_file(path);
                 match error.kind() {
                     io::ErrorKind::PermissionDenied => FuseError::NotPermitted(error),
@@ -93,25 +96,28 @@ impl FuseMount {
         Ok(Self { path: path.to_owned(), device: Arc::clone(device), session: Some(session) })
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the file is still there: somebody else may have unmounted it.
+    /// Returns whether the file is mounted; another program may have unmounted it.
     pub fn is_mounted(&self) -> bool {
         self.session.as_ref().is_some_and(|session| !session.guard.is_finished())
     }
 
-    /// Takes the file away, with everything that was written on stable storage. In use, it stays.
+    /// Unmounts the file, with everything that was written on stable storage. Blocks.
+    ///
+    /// # Errors
+    /// [`FuseError::Busy`] if the file is in use; then it stays mounted. The unmount or the final flush fails.
     pub fn stop(&mut self) -> Result<(), FuseError> {
         if self.is_mounted() {
             unmount(&self.path)?;
         }
-        // What waits in a suspended device would wait for ever; what it had written was flushed when it was suspended.
+        // Requests of a suspended device would wait for ever. The suspension has flushed what was written.
         self.device.end();
         let Some(session) = self.session.take() else { return Ok(()) };
-        // Whatever ended the session, the kernel asks nothing any more.
+        // However the session ended, the kernel sends no more requests.
         let _ = session.join();
         let _ = std::fs::remove_file(&self.path);
         if self.device.access().read_only || self.device.is_suspended() {
@@ -121,20 +127,23 @@ impl FuseMount {
     }
 }
 
-/// Unmounts a volume's file, also one whose server is gone. [`FuseError::Busy`]: somebody uses it.
+/// Unmounts the file of a volume, even if its server has died.
+///
+/// # Errors
+/// [`FuseError::Busy`] if the file is in use, [`FuseError::Unmount`] if it cannot be unmounted.
 pub fn unmount(path: &Path) -> Result<(), FuseError> {
     let failed = |source| FuseError::Unmount { path: path.to_owned(), source };
     match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(FuseError::Busy(path.to_owned())),
         Err(Errno::PERM) => unmount_by_helper(path),
-        // It is no mount any more, as was wanted.
+        // It is not mounted.
         Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(error) => Err(failed(error.into())),
     }
 }
 
-/// Users may unmount what is theirs with the help of a program that belongs to FUSE.
+/// Unmounts with FUSE's helper program, which does so for users.
 fn unmount_by_helper(path: &Path) -> Result<(), FuseError> {
     let failed = |source| FuseError::Unmount { path: path.to_owned(), source };
     let run = |program: &str| {
@@ -144,9 +153,9 @@ fn unmount_by_helper(path: &Path) -> Result<(), FuseError> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    if said.contains("busy") {
+    let message = String::from_utf8_lossy(&output.stderr);
+    if message.contains("busy") {
         return Err(FuseError::Busy(path.to_owned()));
     }
-    Err(failed(io::Error::other(said.trim().to_owned())))
+    Err(failed(io::Error::other(message.trim().to_owned())))
 }

@@ -81,7 +81,7 @@ pub(super) fn check(command: &Command, negotiated: Negotiated, access: Access, d
     if command.kind == command::DISC {
         return Verdict::Disconnect;
     }
-    if !command.flags_are_valid(negotiated.style) {
+    if !command.has_valid_flags(negotiated.style) {
         return Verdict::Refused(NbdError::Inval);
     }
     let is_in_range = command.offset.checked_add(command.len).is_some_and(|end| end <= device_len);

@@ -1,21 +1,21 @@
-//! The handshake: which options a client sends, and what it is answered. No I/O.
+//! Codec of the handshake: options of clients, and the replies to them. No I/O.
 //!
-//! The caller sends what an option produced before it feeds the next one, so a client that never reads its replies
-//! holds one reply and nothing more.
+//! The caller sends the reply to an option before it passes on the next option, so a client that never reads its
+//! replies is owed one reply at most.
 
 use super::protocol::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, Export, INIT_MAGIC, MAX_PAYLOAD, OPTION_MAGIC, OPTION_REPLY_MAGIC,
     handshake_flag, info, option, option_reply, transmission_flag,
 };
 
-/// The longest option data that is looked at; longer data is skipped and answered "too big".
+/// Maximum length of option data. Longer data is skipped, and the reply is "too big".
 pub const MAX_OPTION_LEN: usize = 16 << 10;
-/// The longest option data that is skipped; a client that announces more is dropped.
+/// Maximum length of option data that is skipped. A client that announces more violates the protocol.
 const MAX_SKIPPED: u32 = 16 << 20;
-/// The longest name, as the protocol says.
+/// Maximum length of a name in the protocol.
 const MAX_NAME: usize = 4096;
 
-/// How replies of the transmission phase look, in the order of what clients prefer.
+/// Form of requests and replies in the transmission phase, in ascending order of preference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReplyStyle {
     /// Simple replies only.
@@ -27,50 +27,51 @@ pub enum ReplyStyle {
     Extended,
 }
 
-/// What a client has chosen.
+/// Result of a handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Negotiated {
-    /// How replies look.
+    /// Form of requests and replies.
     pub style: ReplyStyle,
-    /// Whether `base:allocation` may be asked for.
+    /// Whether the client may query `base:allocation`.
     pub allocation: bool,
 }
 
-/// What follows from the input so far.
+/// What follows a step of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// More input is needed, or the reply has to be sent first.
     Continue,
     /// The transmission phase begins.
     Start(Negotiated),
-    /// The client is finished; close after sending the reply.
+    /// The client has ended the handshake: the connection closes after the reply.
     Close,
 }
 
-/// A client that does not speak the protocol; it is dropped.
+/// Violation of the protocol by a client, whose connection then ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Violation {
     /// Handshake flags that were not offered.
     #[error("unknown client flags {0:#x}")]
     ClientFlags(u32),
-    /// Something else where the option magic belongs.
+    /// Wrong magic number of an option.
     #[error("wrong option magic {0:#x}")]
     OptionMagic(u64),
-    /// Option data beyond all measure.
+    /// Option data that is too long to be skipped.
     #[error("option data of {0} bytes")]
     OptionLength(u32),
-    /// EXPORT_NAME cannot be refused in any other way.
+    /// Unknown name in EXPORT_NAME, which has no error reply.
     #[error("unknown export name")]
     ExportName,
-    /// Something else where the request magic belongs.
+    /// Wrong magic number of a request.
     #[error("wrong request magic {0:#x}")]
     RequestMagic(u32),
-    /// A payload beyond all measure.
+    /// A payload that is too long to be skipped.
     #[error("payload of {0} bytes")]
     PayloadLength(u64),
 }
 
-/// One client's handshake.
+/// Handshake of one client.
 #[derive(Debug)]
 pub struct Handshake {
     state: State,
@@ -82,7 +83,7 @@ pub struct Handshake {
 enum State {
     ClientFlags,
     Option,
-    /// Data of an option that is too long.
+    /// Data of an option that is skipped.
     Skip {
         option: u32,
         rest: u32,
@@ -90,7 +91,7 @@ enum State {
 }
 
 impl Handshake {
-    /// Begins a handshake; `out` receives the greeting.
+    /// Begins a handshake, and appends the greeting to `out`.
     pub fn new(out: &mut Vec<u8>) -> Self {
         out.extend(INIT_MAGIC.to_be_bytes());
         out.extend(OPTION_MAGIC.to_be_bytes());
@@ -98,8 +99,11 @@ impl Handshake {
         Self { state: State::ClientFlags, zeroes: true, negotiated: Negotiated::default() }
     }
 
-    /// Takes one step over `input`: says how many bytes it used and what follows. Replies are appended to `out`; when
-    /// there are any, they are sent before the next call.
+    /// Takes one step with the bytes in `input`, and returns the number of bytes used and what follows. Appends replies
+    /// to `out`; the caller sends them before the next call.
+    ///
+    /// # Errors
+    /// The client has violated the protocol.
     pub fn advance(&mut self, export: &Export, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Violation> {
         match &mut self.state {
             State::ClientFlags => {
@@ -127,7 +131,7 @@ impl Handshake {
     }
 
     fn option(&mut self, export: &Export, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Violation> {
-        // A wrong magic is seen as soon as it is there, not when a header's worth of garbage has come.
+        // Checked as soon as the magic has arrived, before the rest of a header.
         let Some(magic) = take::<8>(input) else { return Ok((0, Step::Continue)) };
         let magic = u64::from_be_bytes(magic);
         if magic != OPTION_MAGIC {
@@ -206,7 +210,7 @@ impl Handshake {
         Ok(Step::Continue)
     }
 
-    /// "Do not fragment" may only be announced where replies are structured.
+    /// Returns the transmission flags. SEND_DF may be advertised with structured replies only.
     fn flags(&self, export: &Export) -> u16 {
         let simple = self.negotiated.style == ReplyStyle::Simple;
         if simple { export.flags & !transmission_flag::SEND_DF } else { export.flags }
@@ -217,15 +221,15 @@ impl Handshake {
         facts.extend(export.size.to_be_bytes());
         facts.extend(self.flags(export).to_be_bytes());
         reply(out, number, option_reply::INFO, &facts);
-        let asked = |kind: u16| wanted.as_chunks::<2>().0.iter().any(|w| u16::from_be_bytes(*w) == kind);
+        let is_wanted = |kind: u16| wanted.as_chunks::<2>().0.iter().any(|w| u16::from_be_bytes(*w) == kind);
         for (kind, text) in [(info::NAME, &export.name), (info::DESCRIPTION, &export.description)] {
-            if asked(kind) {
+            if is_wanted(kind) {
                 let mut facts = kind.to_be_bytes().to_vec();
                 facts.extend(text.as_bytes());
                 reply(out, number, option_reply::INFO, &facts);
             }
         }
-        if asked(info::BLOCK_SIZE) {
+        if is_wanted(info::BLOCK_SIZE) {
             let mut facts = info::BLOCK_SIZE.to_be_bytes().to_vec();
             for size in [1, export.preferred_block, MAX_PAYLOAD] {
                 facts.extend(size.to_be_bytes());
@@ -252,7 +256,7 @@ impl Handshake {
         let listed = !set && (queries.is_empty() || queries.contains(&b"base:".as_slice()));
         if exact || listed {
             self.negotiated.allocation |= set;
-            // A list gives no numbers away; they are only valid once set.
+            // Context numbers are valid in replies to SET only.
             let id = if set { BASE_ALLOCATION_ID } else { 0 };
             let mut entry = id.to_be_bytes().to_vec();
             entry.extend(BASE_ALLOCATION.as_bytes());
@@ -274,7 +278,7 @@ fn reply(out: &mut Vec<u8>, number: u32, kind: u32, data: &[u8]) {
     out.extend(data);
 }
 
-/// Name, and the kinds of information as big-endian pairs of bytes.
+/// Returns the name, and the kinds of information as big-endian pairs of bytes.
 fn parse_info(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut fields = Fields(data);
     let name = fields.text()?;
@@ -283,12 +287,12 @@ fn parse_info(data: &[u8]) -> Option<(&[u8], &[u8])> {
     fields.0.is_empty().then_some((name, wanted))
 }
 
-/// Name, and the queries.
+/// Returns the name and the queries.
 fn parse_queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     let mut fields = Fields(data);
     let name = fields.text()?;
     let count = fields.u32()?;
-    // Each query takes at least its length field, so the option's own length bounds them.
+    // Each query has a length field, so the length of the option bounds their number.
     let mut queries = Vec::new();
     for _ in 0..count {
         queries.push(fields.text()?);
@@ -312,7 +316,7 @@ pub(super) struct OptionReply {
 }
 
 impl OptionReply {
-    /// Parses a header. `None`: it is none, or announces data beyond all measure.
+    /// Parses a header. `None`: the magic is wrong, or the data too long.
     pub(super) fn parse(header: &[u8; 20]) -> Option<Self> {
         let mut fields = Fields(header);
         let magic = fields.bytes(8)?;
@@ -351,7 +355,7 @@ impl<'a> Fields<'a> {
         take(self.bytes(4)?).map(u32::from_be_bytes)
     }
 
-    /// A length and as many bytes, no more than a name may have.
+    /// Takes a length and as many bytes, at most those of a name.
     fn text(&mut self) -> Option<&'a [u8]> {
         let len = self.u32()? as usize;
         if len > MAX_NAME { None } else { self.bytes(len) }

@@ -34,49 +34,49 @@ const BACKEND_IDENTIFIER: u16 = 10;
 const SOCK_ITEM: u16 = 1;
 const SOCK_FD: u16 = 1;
 
-/// How long requests wait for a process to come back, in seconds.
-const WAITS_SECS: u64 = 60 * 60;
+/// Time in seconds for which requests wait for a new connection after the server died.
+const DEAD_CONN_SECS: u64 = 60 * 60;
 
 /// Maximum time of the server for each reply of the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A device that cannot be attached or detached.
+/// Failure to attach or detach a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelNbdError {
-    /// There is no NBD driver here.
+    /// The kernel has no NBD driver.
     #[error("this kernel has no NBD driver (modprobe nbd)")]
     NoDriver,
-    /// Only root may.
+    /// The user may not use it.
     #[error("NBD devices are not permitted here: {0}")]
     NotPermitted(#[source] io::Error),
-    /// The server does not answer as it should.
+    /// The handshake with the server failed.
     #[error("cannot connect to the server: {0}")]
     Server(#[source] io::Error),
-    /// The driver refuses.
+    /// The driver refused a command.
     #[error("the NBD driver cannot {what}: {source}")]
     Driver {
-        /// What it was to do.
+        /// The command.
         what: &'static str,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// What is attached.
+/// Options of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NbdOptions<'a> {
-    /// The export's name.
+    /// Name of the export.
     pub export: &'a str,
-    /// Logical block: a data unit, 512 to 4096.
+    /// Length of a logical block in bytes: a data unit, 512 to 4096.
     pub block: usize,
-    /// Connections, each a queue of the device.
+    /// Number of connections, each a queue of the device.
     pub connections: usize,
-    /// What tells this volume from others, for whoever looks at the device.
+    /// Identifier of the volume, by which [`NbdDevice::find`] knows the device.
     pub identifier: &'a str,
 }
 
-/// A device. It stays when this is dropped: [`NbdDevice::detach`] takes it away.
+/// A device. It stays attached when this is dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdDevice {
     index: u32,
@@ -84,23 +84,29 @@ pub struct NbdDevice {
     identifier: String,
 }
 
-/// Whether this kernel has the driver.
+/// Returns whether this kernel has the driver.
 pub fn is_available() -> bool {
     Path::new("/sys/module/nbd").exists()
 }
 
-/// The number of the device with this node.
+/// Returns the number of the device with this node.
 pub fn number_of(node: &Path) -> Option<u32> {
     node.to_str()?.strip_prefix("/dev/nbd")?.parse().ok()
 }
 
 impl NbdDevice {
-    /// Connects a free device to the server that listens at `socket`.
+    /// Connects a free device to the server that listens at `socket`. Blocks.
+    ///
+    /// # Errors
+    /// The handshake with the server fails, there is no driver, or the driver refuses.
     pub fn attach(socket: &Path, options: &NbdOptions<'_>) -> Result<Self, KernelNbdError> {
         Self::connect(socket, options, None)
     }
 
-    /// Connects the device with this number, whose server died, to the one that listens at `socket`.
+    /// Connects the device with this number, whose server died, to the server that listens at `socket`. Blocks.
+    ///
+    /// # Errors
+    /// As [`NbdDevice::attach`].
     pub fn reattach(number: u32, socket: &Path, options: &NbdOptions<'_>) -> Result<Self, KernelNbdError> {
         Self::connect(socket, options, Some(number))
     }
@@ -119,25 +125,25 @@ impl NbdDevice {
             let item = Attributes::default().with(SOCK_FD, &connection.as_raw_fd().cast_unsigned().to_ne_bytes());
             sockets = sockets.with_nested(SOCK_ITEM, &item);
         }
-        let mut asked = Attributes::default();
+        let mut request = Attributes::default();
         if let Some(number) = number {
-            asked = asked.with(INDEX, &number.to_ne_bytes());
+            request = request.with(INDEX, &number.to_ne_bytes());
         }
-        asked = asked
+        request = request
             .with(SIZE_BYTES, &len.to_ne_bytes())
             .with(BLOCK_SIZE_BYTES, &(options.block as u64).clamp(512, 4096).to_ne_bytes())
             .with(SERVER_FLAGS, &u64::from(flags).to_ne_bytes())
-            .with(DEAD_CONN_TIMEOUT, &WAITS_SECS.to_ne_bytes())
+            .with(DEAD_CONN_TIMEOUT, &DEAD_CONN_SECS.to_ne_bytes())
             .with(BACKEND_IDENTIFIER, &terminated(options.identifier))
             .with_nested(SOCKETS, &sockets);
         let command = if number.is_some() { RECONFIGURE } else { CONNECT };
-        let answer = driver.request(command, VERSION, &asked).map_err(failed("connect a device"))?;
+        let answer = driver.request(command, VERSION, &request).map_err(failed("connect a device"))?;
         let index = number.or_else(|| netlink::number(&answer, INDEX));
         let index = index.ok_or_else(|| failed("connect a device")(io::ErrorKind::InvalidData.into()))?;
         Ok(Self { index, node: PathBuf::from(format!("/dev/nbd{index}")), identifier: options.identifier.to_owned() })
     }
 
-    /// The device at `node`, attached earlier, as long as it still belongs to `identifier`.
+    /// Returns the device at `node` if it has this identifier.
     pub fn find(node: &Path, identifier: &str) -> Option<Self> {
         let index = number_of(node)?;
         let backend = fs::read_to_string(format!("/sys/block/nbd{index}/backend")).ok()?;
@@ -145,36 +151,41 @@ impl NbdDevice {
         (backend.trim_end() == identifier).then(found)
     }
 
-    /// Its number.
+    /// Returns the number of the device.
     pub fn number(&self) -> u32 {
         self.index
     }
 
-    /// `/dev/nbdN`.
+    /// Returns the path of the block device, `/dev/nbdN`.
     pub fn node(&self) -> &Path {
         &self.node
     }
 
-    /// Whether it is still connected.
+    /// Returns whether the device is connected.
     pub fn is_attached(&self) -> bool {
         Path::new(&format!("/sys/block/nbd{}/pid", self.index)).exists()
     }
 
-    /// Tells the driver how long the export is now, while it is in use. The driver asks no server; what its answers say
-    /// is up to whoever changed the length there before.
+    /// Sets the length of the device, which may be in use, to that of the export.
+    ///
+    /// # Errors
+    /// There is no driver, or it refuses.
     pub fn update_len(&self, len: u64) -> Result<(), KernelNbdError> {
-        let asked = Attributes::default()
+        let request = Attributes::default()
             .with(INDEX, &self.index.to_ne_bytes())
             .with(SIZE_BYTES, &len.to_ne_bytes())
-            // Without it the driver refuses; with it, it refuses where the device has become another volume's.
+            // Required, and refused if the device belongs to another volume now.
             .with(BACKEND_IDENTIFIER, &terminated(&self.identifier));
-        open()?.request(RECONFIGURE, VERSION, &asked).map(drop).map_err(failed("change the device's length"))
+        open()?.request(RECONFIGURE, VERSION, &request).map(drop).map_err(failed("change the device's length"))
     }
 
-    /// Takes it away. Whoever still uses it gets errors: ask before.
+    /// Detaches the device. Programs that still use it get errors.
+    ///
+    /// # Errors
+    /// There is no driver, or it refuses.
     pub fn detach(&self) -> Result<(), KernelNbdError> {
-        let asked = Attributes::default().with(INDEX, &self.index.to_ne_bytes());
-        match open()?.request(DISCONNECT, VERSION, &asked) {
+        let request = Attributes::default().with(INDEX, &self.index.to_ne_bytes());
+        match open()?.request(DISCONNECT, VERSION, &request) {
             Ok(_) => Ok(()),
             Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) && !self.is_attached() => Ok(()),
             Err(error) => Err(failed("disconnect the device")(error)),

@@ -46,7 +46,7 @@ impl Attributes {
     }
 }
 
-/// The value of the first attribute of a kind.
+/// Returns the value of the first attribute of a kind.
 pub(super) fn find(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
     while let [l0, l1, k0, k1, ..] = *attributes {
         let len = usize::from(u16::from_ne_bytes([l0, l1]));
@@ -65,21 +65,21 @@ fn message(kind: u16, command: u8, version: u8, attributes: &Attributes) -> Vec<
     bytes.extend_from_slice(&len.to_ne_bytes());
     bytes.extend_from_slice(&kind.to_ne_bytes());
     bytes.extend_from_slice(&(REQUEST | ACK).to_ne_bytes());
-    // The number of the message, and of the sender, which the kernel knows: only one message is under way.
+    // Number of the message, and of the sender, which the kernel knows: only one message is in flight.
     bytes.extend_from_slice(&[0; 8]);
     bytes.extend_from_slice(&[command, version, 0, 0]);
     bytes.extend_from_slice(&attributes.0);
     bytes
 }
 
-/// What a datagram from the kernel holds: attributes of an answer, and the acknowledgement.
+/// Content of datagrams from the kernel: attributes of an answer, and the acknowledgement.
 #[derive(Default)]
 pub(super) struct Answer {
     pub attributes: Option<Vec<u8>>,
     pub acknowledged: Option<Result<(), Errno>>,
 }
 
-/// Reads a datagram into `answer`; what is broken, or cut off, is an error.
+/// Parses a datagram into `answer`. A broken or truncated message is an error.
 pub(super) fn read_answer(mut datagram: &[u8], answer: &mut Answer) -> io::Result<()> {
     let broken = || io::Error::new(io::ErrorKind::InvalidData, "a netlink message is broken");
     while datagram.len() >= HEADER {
@@ -102,14 +102,14 @@ pub(super) fn read_answer(mut datagram: &[u8], answer: &mut Answer) -> io::Resul
     Ok(())
 }
 
-/// A socket to a family.
+/// Socket to a generic netlink family.
 pub(super) struct Socket {
     socket: OwnedFd,
     family: u16,
 }
 
 impl Socket {
-    /// Connects to the family of this name; `NotFound` where the kernel has none.
+    /// Opens a socket to the family of this name; `NotFound` if the kernel has no such family.
     pub(super) fn open(family: &str) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let protocol = Some(netlink::GENERIC);
@@ -124,7 +124,7 @@ impl Socket {
         Ok(opened)
     }
 
-    /// Has the family do something; the attributes of its answer.
+    /// Sends a command to the family and returns the attributes of its answer. Blocks.
     pub(super) fn request(&mut self, command: u8, version: u8, attributes: &Attributes) -> io::Result<Vec<u8>> {
         let bytes = message(self.family, command, version, attributes);
         rustix::net::sendto(&self.socket, &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
@@ -145,7 +145,7 @@ impl Socket {
     }
 }
 
-/// The number in an attribute of an answer.
+/// Returns the number in the first attribute of a kind.
 pub(super) fn number(attributes: &[u8], kind: u16) -> Option<u32> {
     find(attributes, kind)?.try_into().ok().map(u32::from_ne_bytes)
 }

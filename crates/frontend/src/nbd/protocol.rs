@@ -1,4 +1,4 @@
-//! Numbers of the protocol, and the facts of an export.
+//! Constants of the protocol, and the description of an export.
 
 /// The server's first eight bytes.
 pub const INIT_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
@@ -17,10 +17,10 @@ pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 /// Begins an extended reply chunk.
 pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
-/// The longest payload of one request, in bytes; announced, and held to.
+/// Maximum payload of one request in bytes: advertised, and enforced.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
 
-/// Handshake flags: fixed newstyle, and no 124 zero bytes after the export's facts.
+/// Handshake flags: fixed newstyle, and no 124 zero bytes after the reply to EXPORT_NAME.
 pub mod handshake_flag {
     #![allow(missing_docs)]
     pub const FIXED_NEWSTYLE: u16 = 1;
@@ -64,7 +64,7 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// What an export can do, as announced.
+/// Transmission flags: what an export supports.
 pub mod transmission_flag {
     #![allow(missing_docs)]
     pub const HAS_FLAGS: u16 = 1;
@@ -115,44 +115,45 @@ pub mod chunk {
     pub const DONE: u16 = 1;
 }
 
-/// The context of `base:allocation`; the only one there is.
+/// The only metadata context.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// The number under which this server knows it.
+/// The number of [`BASE_ALLOCATION`] in this server.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 /// Extent flag: nothing is allocated here.
 pub const STATE_HOLE: u32 = 1;
 /// Extent flag: this reads as zeroes.
 pub const STATE_ZERO: u32 = 1 << 1;
 
-/// An error as the protocol numbers them.
+/// Error number of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 #[repr(u32)]
 pub enum NbdError {
     /// Not permitted, for example a write to a read-only export.
     Perm = 1,
     /// The store failed.
     Io = 5,
-    /// The request makes no sense.
+    /// The request is invalid.
     Inval = 22,
     /// No space left, or a write beyond the end.
     NoSpace = 28,
-    /// A reply that must not be fragmented would be too long.
+    /// A reply in one chunk would be too long.
     Overflow = 75,
-    /// The export does not do this.
+    /// The export does not support the request.
     NotSup = 95,
 }
 
-/// The facts of an export that clients are told.
+/// Description of an export, as advertised to clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Its name; the empty name always finds it too.
+    /// Name; clients find the export by the empty name as well.
     pub name: String,
-    /// For people.
+    /// Description for people.
     pub description: String,
     /// Length in bytes.
     pub size: u64,
     /// [`transmission_flag`]s.
     pub flags: u16,
-    /// The block size that costs no read-modify-write, in bytes.
+    /// Block size in bytes that needs no read-modify-write.
     pub preferred_block: u32,
 }

@@ -1,4 +1,4 @@
-//! Listens for clients and spreads them over workers; stops them in good order.
+//! The server: listens for clients, deals them to workers, and stops after the requests that were read are answered.
 
 use super::descriptors;
 use super::memory::OWN_BUFFERS;
@@ -24,18 +24,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-/// Clients that have connected and are not yet accepted; the rest wait in `connect`.
+/// Connections that wait to be accepted; more block in `connect`.
 const BACKLOG: i32 = 4096;
 
-/// How long no client is accepted after one could not be.
+/// Delay after a connection that could not be accepted.
 const ACCEPT_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Where clients connect.
+/// Address at which clients connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
     /// A socket in the file system; only its owner may connect.
     Unix(PathBuf),
-    /// A TCP address; port 0 takes any free one.
+    /// A TCP address; port 0 stands for any free port.
     Tcp(SocketAddr),
 }
 
@@ -48,22 +48,23 @@ impl std::fmt::Display for Listen {
     }
 }
 
-/// How a volume is served.
+/// Options of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerOptions {
-    /// The export's name.
+    /// Name of the export.
     pub export_name: String,
-    /// For people.
+    /// Description of the export for people.
     pub description: String,
-    /// Worker threads.
+    /// Number of worker threads.
     pub threads: usize,
-    /// Whether a pool does the cipher work of some requests.
+    /// Requests whose cipher work goes to a pool of threads.
     pub offload: OffloadOptions,
-    /// How workers talk to the kernel.
+    /// I/O engine of the workers.
     pub io: IoMode,
-    /// Clients at a time; more are hung up on. Fewer where the process may not open as many descriptors.
+    /// Maximum number of clients at a time; the server disconnects further ones. Fewer if the process may not open as
+    /// many descriptors.
     pub max_connections: usize,
-    /// How long clients may keep others waiting.
+    /// Time limits of clients.
     pub limits: Limits,
 }
 
@@ -82,31 +83,31 @@ impl Default for ServerOptions {
     }
 }
 
-/// A server that could not be started or stopped.
+/// Failure to start or stop a server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// Another process listens there.
+    /// Another process listens at the address.
     #[error("{0} is in use by another server")]
     InUse(Listen),
-    /// Something that is not a socket stands at the path.
+    /// The path exists and is no socket.
     #[error("{} exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
-    /// The address cannot be listened on.
+    /// The server cannot listen at the address.
     #[error("cannot listen on {listen}: {source}")]
     Listen {
-        /// Where.
+        /// The address.
         listen: Listen,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// A worker cannot run.
+    /// A worker failed.
     #[error("cannot run a worker: {0}")]
     Worker(#[source] io::Error),
-    /// The cipher pool cannot be made.
+    /// The cipher pool cannot be started.
     #[error(transparent)]
     Offload(#[from] OffloadError),
-    /// What was written could not be put on stable storage.
+    /// The final flush failed: what was written may not be on stable storage.
     #[error("the final flush failed: {0}")]
     Flush(#[source] RequestError),
 }
@@ -135,13 +136,13 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         if let Self::Unix(_, path) = self {
-            // A socket that is already gone is what was wanted.
+            // Another process may have removed it.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// A running server.
+/// A running server. If this is dropped, the server stops without the final flush.
 pub struct Server {
     listen: Listen,
     stopping: Arc<AtomicBool>,
@@ -160,7 +161,7 @@ struct Workers {
 }
 
 impl Workers {
-    /// Starts one, and waits until it runs.
+    /// Starts a worker. Blocks until it runs.
     fn add(
         &mut self,
         number: usize,
@@ -193,7 +194,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Lets every worker finish what it has, and says how the last one that failed has ended.
+    /// Has all workers finish, and returns the last failure. Blocks.
     fn finish(&mut self) -> Result<(), ServerError> {
         for mailbox in &self.mailboxes {
             mailbox.post(Message::Drain);
@@ -212,14 +213,16 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        // Whoever wants to know how they ended has asked before.
+        // `Server::stop` has reported failures before.
         let _ = self.finish();
     }
 }
 
 impl Server {
-    /// Listens, and starts the workers. Clients may connect as soon as this returns. When it fails nothing is left
-    /// behind.
+    /// Starts the workers and listens. Clients may connect when this returns.
+    ///
+    /// # Errors
+    /// The address is in use or cannot be listened at, or a thread cannot be started. Nothing is left behind then.
     pub fn start(device: Arc<Device>, listen: &Listen, options: &ServerOptions) -> Result<Self, ServerError> {
         let pool = Offload::start(&device, &options.offload)?;
         let (socket, listen) = bind(listen)?;
@@ -234,7 +237,7 @@ impl Server {
         }
         let accept = {
             let (stopping, mailboxes) = (Arc::clone(&stopping), workers.mailboxes.clone());
-            let limit = options.max_connections.min(descriptors::left_for_clients());
+            let limit = options.max_connections.min(descriptors::max_clients());
             move || accept_clients(&socket, &wake_read, &stopping, &mailboxes, &live, limit)
         };
         let acceptor = std::thread::Builder::new().name("inlock-accept".into()).spawn(accept);
@@ -242,32 +245,34 @@ impl Server {
         Ok(Self { listen, stopping, wake_acceptor, acceptor, workers, device })
     }
 
-    /// Where it listens, with the port that was taken.
+    /// Returns the address at which the server listens, with the port that was chosen.
     pub fn listen(&self) -> &Listen {
         &self.listen
     }
 
-    /// Whether every worker still runs. One that does not has met an error that it could not answer a client with;
-    /// [`Server::stop`] says which.
+    /// Returns whether all workers run. A worker ends early on an error that concerns all its clients; [`Server::stop`]
+    /// returns that error.
     pub fn is_healthy(&self) -> bool {
         !self.workers.threads.iter().any(JoinHandle::is_finished)
     }
 
-    /// `io_uring` or `plain`.
+    /// Returns the name of the workers' ring backend.
     pub fn ring_name(&self) -> &'static str {
         self.workers.ring_name
     }
 
-    /// Stops accepting, finishes and answers what was taken on, and puts everything that was written on stable storage.
+    /// Accepts no more clients, answers the requests that were read, and puts everything that was written on stable
+    /// storage. Blocks, for [`Limits::drain`] at most until clients have taken their replies.
     ///
-    /// Taken on is a request whose header was read, and for a write its whole payload. What still lies in a socket or
-    /// in the input behind it is not looked at any more and gets no answer: the client cannot tell whether it was
-    /// carried out, and it was not, but for pieces of a long write that had arrived. Clients have [`Limits::drain`] to
-    /// take their answers; who takes longer is hung up on. Requests that wait because the device is suspended are
-    /// answered with an error.
+    /// A request was read if its header was, and for a write its whole payload. Input behind it gets no reply, and is
+    /// not carried out, except for pieces of a long write that have arrived. Requests that wait because the device is
+    /// suspended fail.
+    ///
+    /// # Errors
+    /// A worker has failed, or the final flush fails.
     pub fn stop(mut self) -> Result<(), ServerError> {
         self.stop_accepting();
-        // What waits in a suspended device would wait for ever; what it had written was flushed when it was suspended.
+        // Requests of a suspended device would wait for ever. The suspension has flushed what was written.
         self.device.end();
         let outcome = self.workers.finish();
         if !self.device.access().read_only && !self.device.is_suspended() {
@@ -279,7 +284,7 @@ impl Server {
 
     fn stop_accepting(&mut self) {
         self.stopping.store(true, Ordering::Release);
-        // The acceptor only waits for this pipe to become readable.
+        // Ends the acceptor's wait.
         let _ = rustix::io::write(&self.wake_acceptor, &[0]);
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
@@ -289,7 +294,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Clients that are accepted from here on would find no worker.
+        // A client that is accepted later would find no worker.
         self.stop_accepting();
         self.device.end();
     }
@@ -329,7 +334,8 @@ fn bind(listen: &Listen) -> Result<(Socket, Listen), ServerError> {
     }
 }
 
-/// Whoever may connect reads the plaintext, so the socket is its owner's alone before anybody can connect.
+/// Listens at a path. Clients read the plaintext, so the socket's owner alone has access before the first client can
+/// connect.
 fn listen_on_path(path: &Path) -> io::Result<Socket> {
     let address = SocketAddrUnix::new(path)?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -340,7 +346,7 @@ fn listen_on_path(path: &Path) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Removes a socket that a dead server left behind.
+/// Removes the socket of a server that has died.
 fn remove_stale(path: &Path, listen: &Listen) -> Result<(), ServerError> {
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {
@@ -376,9 +382,9 @@ fn accept_clients(
                 mailboxes[next % mailboxes.len()].post(Message::Accept(client));
                 next += 1;
             }
-            // The client was gone before it was accepted.
+            // The client disconnected before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-            // Out of descriptors or memory: the client waits, and there may be some again.
+            // Out of descriptors or memory: the client waits until there may be some again.
             Err(_) => drop(rustix::event::poll(&mut [PollFd::new(wake, PollFlags::IN)], Some(&ACCEPT_AGAIN))),
         }
     }

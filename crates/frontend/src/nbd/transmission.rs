@@ -1,4 +1,4 @@
-//! Requests and replies of the transmission phase, as bytes. No I/O.
+//! Codec of the transmission phase: requests and replies. No I/O.
 
 use super::handshake::{ReplyStyle, Violation};
 use super::protocol::{
@@ -6,26 +6,30 @@ use super::protocol::{
     STRUCTURED_REPLY_MAGIC, chunk, command, command_flag,
 };
 
-/// The longest payload that is skipped for a request that failed; a client that announces more is dropped.
+/// Maximum length of a payload that is skipped after an error. A client that announces more violates the protocol.
 const MAX_SKIPPED: u64 = 4 << 30;
 
-/// A request's header.
+/// Header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
     /// [`command_flag`]s.
     pub flags: u16,
     /// A [`command`], known or not.
     pub kind: u16,
-    /// The client's name for the request.
+    /// The client's identifier of the request.
     pub cookie: u64,
-    /// Position in the export.
+    /// Offset in the export.
     pub offset: u64,
-    /// Length of the effect, in bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
 impl Command {
-    /// Reads a header from the front of `input`: the command and the header's length, or `None` while it is incomplete.
+    /// Parses a header at the front of `input`. Returns the command and the length of the header, or `None` if the
+    /// header is incomplete.
+    ///
+    /// # Errors
+    /// The client has violated the protocol.
     pub fn parse(input: &[u8], style: ReplyStyle) -> Result<Option<(Self, usize)>, Violation> {
         let extended = style == ReplyStyle::Extended;
         let expected = if extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
@@ -48,14 +52,14 @@ impl Command {
         Ok(Some((command, header_len)))
     }
 
-    /// How many bytes of payload follow the header.
+    /// Returns the number of payload bytes that follow the header.
     pub fn payload_len(&self, style: ReplyStyle) -> u64 {
         let announced = style == ReplyStyle::Extended && self.flags & command_flag::PAYLOAD_LEN != 0;
         if self.kind == command::WRITE || announced { self.len } else { 0 }
     }
 
-    /// Whether the flags belong to the command and to what was negotiated.
-    pub fn flags_are_valid(&self, style: ReplyStyle) -> bool {
+    /// Returns whether the flags are valid for the command and the negotiated style.
+    pub fn has_valid_flags(&self, style: ReplyStyle) -> bool {
         let structured = style != ReplyStyle::Simple;
         let own = match self.kind {
             command::READ if structured => command_flag::DF,
@@ -64,17 +68,17 @@ impl Command {
             command::BLOCK_STATUS => command_flag::REQ_ONE,
             _ => 0,
         };
-        // FUA is allowed everywhere and only means something where bytes are written.
+        // The protocol allows FUA with every command.
         self.flags & !(own | command_flag::FUA) == 0
     }
 
-    /// Whether `flag` is set.
+    /// Returns whether `flag` is set.
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 }
 
-/// A reply header, or a whole reply without data.
+/// Header of a reply, or a whole reply without data.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     bytes: [u8; Head::MAX_LEN],
@@ -82,10 +86,10 @@ pub struct Head {
 }
 
 impl Head {
-    /// The longest there is, and some more.
+    /// Maximum length in bytes.
     pub const MAX_LEN: usize = 48;
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -107,7 +111,7 @@ impl Head {
             .put(&command.cookie.to_be_bytes())
     }
 
-    /// A chunk of `len` payload bytes.
+    /// Header of a chunk with `len` bytes of payload.
     fn chunk(command: &Command, style: ReplyStyle, kind: u16, done: bool, len: u64) -> Self {
         let flags = if done { chunk::DONE } else { 0 };
         let extended = style == ReplyStyle::Extended;
@@ -124,14 +128,14 @@ impl Head {
         }
     }
 
-    /// Success, without data.
+    /// Reply of success without data.
     pub fn done(command: &Command, style: ReplyStyle) -> Self {
         let needs_chunk =
             style == ReplyStyle::Extended || (style == ReplyStyle::Structured && command.kind == command::READ);
         if needs_chunk { Self::chunk(command, style, chunk::NONE, true, 0) } else { Self::simple(command, 0) }
     }
 
-    /// Failure.
+    /// Reply of failure.
     pub fn error(command: &Command, style: ReplyStyle, error: NbdError) -> Self {
         let error = error as u32;
         if style == ReplyStyle::Simple {
@@ -140,7 +144,7 @@ impl Head {
         Self::chunk(command, style, chunk::ERROR, true, 6).put(&error.to_be_bytes()).put(&0u16.to_be_bytes())
     }
 
-    /// The header before `len` bytes of data from `offset`. A simple reply has one header, before its first data.
+    /// Header before `len` bytes of data from `offset`. A simple reply has one header, before its first data.
     pub fn data(command: &Command, style: ReplyStyle, offset: u64, len: usize, done: bool) -> Self {
         if style == ReplyStyle::Simple {
             let first = offset == command.offset;
@@ -149,7 +153,7 @@ impl Head {
         Self::chunk(command, style, chunk::OFFSET_DATA, done, 8 + len as u64).put(&offset.to_be_bytes())
     }
 
-    /// The header before the `count` extents of `base:allocation`.
+    /// Header before `count` extents of `base:allocation`.
     pub fn block_status(command: &Command, style: ReplyStyle, count: usize) -> Self {
         let id = BASE_ALLOCATION_ID.to_be_bytes();
         let payload = (count * extent_len(style)) as u64;
@@ -162,12 +166,12 @@ impl Head {
     }
 }
 
-/// Bytes of one extent in a block status reply.
+/// Returns the length of one extent in a block status reply.
 pub fn extent_len(style: ReplyStyle) -> usize {
     if style == ReplyStyle::Extended { 16 } else { 8 }
 }
 
-/// Writes one extent to the front of `into`. A compact extent holds at most `u32::MAX` bytes; the caller sees to it.
+/// Writes one extent to the front of `into`. The length of an extent that is not extended is at most `u32::MAX`.
 pub fn put_extent(into: &mut [u8], style: ReplyStyle, len: u64, flags: u32) {
     if style == ReplyStyle::Extended {
         into[..8].copy_from_slice(&len.to_be_bytes());

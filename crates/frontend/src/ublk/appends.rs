@@ -109,11 +109,6 @@ impl Run {
     }
 }
 
-/// Returns the end of what is written in a zone; the start of a conventional zone.
-pub(super) fn written_end(zone: &Zone) -> u64 {
-    zone.write_pointer.map_or(zone.start, |pointer| pointer.min(zone.start + zone.capacity))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

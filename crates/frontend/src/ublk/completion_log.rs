@@ -5,7 +5,6 @@
 //! it. So the log has an end for each zone, and the gaps below it. The file should be on tmpfs: it need not survive the
 //! kernel.
 
-use super::appends::written_end;
 use inlock_engine::zoned::{Zone, ZoneKind};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -165,6 +164,11 @@ impl CompletionLog {
     fn completed(&self) -> MutexGuard<'_, CompletedUpTo> {
         self.completed.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the end of what is written in a zone; the start of a conventional zone.
+fn written_end(zone: &Zone) -> u64 {
+    zone.write_pointer.map_or(zone.start, |pointer| pointer.min(zone.start + zone.capacity))
 }
 
 fn gap_bytes(gaps: &[Range<u64>]) -> [u8; 2 * MAX_GAPS * WORD] {

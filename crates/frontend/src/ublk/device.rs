@@ -1,6 +1,7 @@
 //! A ublk device: started, recovered after its process died, stopped.
 
 use super::driver::{self, Control, Info, IoDescriptors, State, USER_RECOVERY, USER_RECOVERY_REISSUE, ZONES};
+pub use super::options::UblkOptions;
 use super::parameters::{Parameters, Zones};
 use super::queue::Queue;
 use super::user_copy::UserCopy;
@@ -24,27 +25,6 @@ const RECOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum length of a logical block.
 const LOGICAL_MAX: usize = 4096;
-
-/// Options of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UblkOptions {
-    /// Number of queues, each with a thread.
-    pub queues: u16,
-    /// Requests in flight in each queue.
-    pub depth: u16,
-    /// Maximum length of a request in bytes, a multiple of 4096. Each tag of each queue has a buffer of this length.
-    pub longest: u32,
-    /// Number that tells this device from others when its process has died: device numbers are reused, by other volumes
-    /// too.
-    pub device_cookie: u64,
-}
-
-impl Default for UblkOptions {
-    fn default() -> Self {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { queues: cpus.min(4) as u16, depth: 64, longest: 256 << 10, device_cookie: 0 }
-    }
-}
 
 /// Failure to start, recover or stop a device.
 #[derive(Debug, thiserror::Error)]

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::command::{self, Command, Commands, MEMORY, put};
-use super::device::UblkOptions;
+use super::options::UblkOptions;
 use super::parameters::{self, Parameters};
 use inlock_engine::ring::{FileId, Ring};
 use rustix::mm::{MapFlags, ProtFlags};

@@ -11,6 +11,7 @@ mod command;
 mod completion_log;
 pub mod device;
 mod driver;
+mod options;
 mod parameters;
 mod queue;
 mod user_copy;

@@ -1,7 +1,8 @@
 //! A client with many requests at a time, on the connection that all tests share ([`inlock_tests::nbd`]).
 //!
-//! It expects an answer to each request and panics on anything else: a cookie that no request has, a read that is not covered
-//! once, a reply in the wrong style. Every wait ends after [`TIMEOUT`], so that a server that hangs fails the test.
+//! It expects an answer to each request and panics on anything else: a cookie that no request has, a read that is not
+//! covered once, a reply in the wrong style. Every wait ends after [`TIMEOUT`], so that a server that hangs fails the
+//! test.
 
 pub(crate) use inlock_tests::nbd::command::*;
 pub(crate) use inlock_tests::nbd::flag::*;

@@ -38,10 +38,10 @@ fn every_command(client: &mut Client, model: &mut [u8]) {
 }
 
 #[test]
-fn every_command_in_every_style() {
+fn every_command_in_every_mode_changes_model_and_device_alike() {
     for io in rings() {
         for (unit, mode) in [512, 4096].into_iter().flat_map(|unit| MODES.map(|mode| (unit, mode))) {
-            let mut served = Served::new(device(memory(LEN), unit, ANYTHING_GOES), io, 1);
+            let mut served = Served::new(device(memory(LEN), unit, READ_WRITE_DISCARD), io, 1);
             let mut model = served.plaintext();
             let mut client = Client::open(served.path(), mode);
             assert_eq!(client.size(), LEN);
@@ -55,9 +55,9 @@ fn every_command_in_every_style() {
 
 /// A request, and the reply it gets, byte for byte in each mode. Cookies are numbered by the client.
 #[test]
-fn replies_look_as_the_protocol_says() {
+fn reply_to_each_command_has_bytes_of_protocol() {
     const COOKIE: [u8; 8] = FIRST_COOKIE.to_be_bytes();
-    let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
+    let served = Served::new(device(memory(LEN), 4096, READ_WRITE_DISCARD), rings()[0], 1);
     let mut writer = Client::open(served.path(), Mode::Simple);
     assert_eq!(writer.write(0, 0x10_000, b"five!"), 0);
     let simple = |error: u8| [&[0x67, 0x44, 0x66, 0x98, 0, 0, 0, error], COOKIE.as_slice()].concat();
@@ -90,9 +90,9 @@ fn replies_look_as_the_protocol_says() {
 }
 
 #[test]
-fn what_is_refused_leaves_the_stream_in_step() {
+fn refused_command_leaves_stream_in_step() {
     for io in rings() {
-        let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), io, 1);
+        let served = Served::new(device(memory(LEN), 4096, READ_WRITE_DISCARD), io, 1);
         for mode in MODES {
             let mut client = Client::open(served.path(), mode);
             let huge = if mode == Mode::Extended { u64::MAX } else { u32::MAX.into() };
@@ -125,13 +125,13 @@ fn what_is_refused_leaves_the_stream_in_step() {
             assert_eq!(client.call(FLUSH, FUA, 0, 0).error, 0, "FUA is allowed everywhere");
             client.disconnect();
         }
-        assert!(served.plaintext() == Served::new(device(memory(LEN), 4096, ANYTHING_GOES), io, 1).plaintext());
+        assert!(served.plaintext() == Served::new(device(memory(LEN), 4096, READ_WRITE_DISCARD), io, 1).plaintext());
     }
 }
 
 #[test]
-fn a_payload_that_no_command_wants_is_skipped() {
-    let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
+fn payload_of_command_without_payload_is_skipped() {
+    let served = Served::new(device(memory(LEN), 4096, READ_WRITE_DISCARD), rings()[0], 1);
     let mut client = Client::open(served.path(), Mode::Extended);
     for kind in [READ, FLUSH, TRIM, CACHE, WRITE_ZEROES, BLOCK_STATUS, 99] {
         let cookie = client.send(kind, PAYLOAD_LEN, 0, 100_000);
@@ -142,8 +142,8 @@ fn a_payload_that_no_command_wants_is_skipped() {
 }
 
 #[test]
-fn reads_in_one_chunk() {
-    let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
+fn unfragmented_read_has_one_chunk_or_overflows() {
+    let served = Served::new(device(memory(LEN), 4096, READ_WRITE_DISCARD), rings()[0], 1);
     for mode in [Mode::Structured, Mode::Extended] {
         let mut client = Client::open(served.path(), mode);
         for (offset, len) in [(0, 1), (4095, 2), (1, 65_536), (0, MIB), (1, MIB)] {
@@ -157,7 +157,7 @@ fn reads_in_one_chunk() {
 
 /// Lines of 5000 sectors and less, whose borders a read of 64 KiB meets at every kind of place.
 #[test]
-fn a_read_in_one_chunk_crosses_lines() {
+fn unfragmented_read_across_targets_has_one_chunk() {
     let key = VolumeKey::new(&[5; 64]);
     let lengths = [8, 1, 63, 16, 128, 8, 1000, 5000];
     let segment = |(index, sectors): (usize, u64)| Segment {
@@ -180,7 +180,7 @@ fn a_read_in_one_chunk_crosses_lines() {
     let lines: Vec<Target<'_>> =
         segments.iter().map(|segment| Target { segment, content: content(segment), store: 0 }).collect();
     for io in rings() {
-        let device = Device::stacked(&lines, vec![memory(len)], ANYTHING_GOES).expect("the lines fit");
+        let device = Device::stacked(&lines, vec![memory(len)], READ_WRITE_DISCARD).expect("the lines fit");
         let served = Served::new(Arc::new(device), io, 1);
         let bytes = pattern(7, len);
         for mode in [Mode::Structured, Mode::Extended] {
@@ -204,7 +204,7 @@ fn a_read_in_one_chunk_crosses_lines() {
 }
 
 #[test]
-fn block_status_covers_the_range_or_its_start() {
+fn block_status_covers_range_or_its_start() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("image");
     for io in rings() {
@@ -212,7 +212,7 @@ fn block_status_covers_the_range_or_its_start() {
         let file = new.read(true).write(true).create_new(true).open(&path).expect("a new file");
         file.set_len(store_len(LEN)).expect("a sparse file");
         let store = inlock_engine::store::file::FileStore::new(file, false, io).expect("a regular file");
-        let served = Served::new(device(std::sync::Arc::new(store), 4096, ANYTHING_GOES), io, 1);
+        let served = Served::new(device(std::sync::Arc::new(store), 4096, READ_WRITE_DISCARD), io, 1);
         for mode in [Mode::Structured, Mode::Extended] {
             let mut client = Client::open(served.path(), mode);
             assert_eq!(client.write(0, MIB, &pattern(1, 65_536)), 0);
@@ -240,15 +240,15 @@ fn block_status_covers_the_range_or_its_start() {
 }
 
 #[test]
-fn without_structured_replies_there_is_no_block_status() {
-    let served = Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1);
+fn block_status_with_simple_replies_is_refused() {
+    let served = Served::new(device(memory(LEN), 4096, READ_WRITE_DISCARD), rings()[0], 1);
     let mut client = Client::open(served.path(), Mode::Simple);
     assert_eq!(client.call(BLOCK_STATUS, 0, 0, 4096).error, errno::INVAL);
     client.disconnect();
 }
 
 #[test]
-fn a_read_only_export_refuses_changes_and_announces_it() {
+fn read_only_export_refuses_changes_and_advertises_it() {
     for io in rings() {
         let access = Access { read_only: true, allow_discards: true };
         let served = Served::new(device(memory(LEN), 4096, access), io, 1);
@@ -267,7 +267,7 @@ fn a_read_only_export_refuses_changes_and_announces_it() {
 }
 
 #[test]
-fn trim_is_refused_unless_allowed() {
+fn trim_without_discards_is_refused() {
     let access = Access { read_only: false, allow_discards: false };
     let served = Served::new(device(memory(LEN), 4096, access), rings()[0], 1);
     let mut client = Client::open(served.path(), Mode::Simple);

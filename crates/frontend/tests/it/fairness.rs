@@ -1,4 +1,4 @@
-//! What one client may take of its worker: memory, requests, and time. Counted in what the store sees, not by a clock.
+//! Limits of one client on its worker: memory, requests, and time. Measured in operations of the store, not by a clock.
 
 use crate::client::*;
 use crate::support::*;
@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-/// No client is dropped while a test runs, for whatever it holds.
+/// Limits with which no client is dropped during a test.
 fn no_limits() -> Limits {
     let limit = Duration::from_secs(3600);
     Limits { handshake: limit, stall: limit, drain: Duration::from_millis(100) }
 }
 
-/// What a [`Diary`] was asked for.
+/// Operation of a [`RecordingStore`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
     Read(u64),
@@ -29,8 +29,8 @@ enum Entry {
     Run,
 }
 
-/// A store that writes down what it is asked for, and holds up the worker that writes while it is told to.
-struct Diary {
+/// A store that records its operations, and blocks writes on demand.
+struct RecordingStore {
     inner: MemoryStore,
     entries: Mutex<Vec<Entry>>,
     held: Mutex<bool>,
@@ -38,7 +38,7 @@ struct Diary {
     waits: AtomicBool,
 }
 
-impl Diary {
+impl RecordingStore {
     fn new(len: u64) -> Arc<Self> {
         Arc::new(Self {
             inner: MemoryStore::new(vec![0; store_len(len) as usize]),
@@ -62,8 +62,8 @@ impl Diary {
         self.changed.notify_all();
     }
 
-    /// Until nothing has been asked for a while.
-    fn wait_for_quiet(&self) {
+    /// Blocks until there has been no operation for a while.
+    fn wait_until_idle(&self) {
         let mut before = usize::MAX;
         while before != self.entries().len() {
             before = self.entries().len();
@@ -72,7 +72,7 @@ impl Diary {
     }
 }
 
-impl BackingStore for Diary {
+impl BackingStore for RecordingStore {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -104,7 +104,7 @@ impl BackingStore for Diary {
     }
 }
 
-/// A client that has asked for so many reads of `len` bytes and takes no reply.
+/// A client that has sent reads of `len` bytes and takes no reply.
 fn paused(served: &Served, mode: Mode, reads: u64, len: u64) -> Client {
     let mut client = Client::open(served.path(), mode);
     let requests: Vec<u8> = (0..reads).flat_map(|n| client.header(READ, 0, (n * len) % (32 * MIB), len).0).collect();
@@ -114,7 +114,7 @@ fn paused(served: &Served, mode: Mode, reads: u64, len: u64) -> Client {
     client
 }
 
-/// Requests of every kind, each answered.
+/// Sends requests of every kind and checks their replies.
 fn short_work(served: &Served, mode: Mode) {
     let mut client = Client::open(served.path(), mode);
     for n in 0..3 {
@@ -135,12 +135,13 @@ fn short_work(served: &Served, mode: Mode) {
 #[test]
 fn client_without_memory_is_served_while_others_hold_the_pool() {
     for io in rings() {
-        // Once more requests than a worker carries, and always for more memory than it has.
+        // First more requests than a worker carries; always more memory than it has.
         for (clients, reads, len) in [(40, 1200, 4096), (12, 100, 65_536), (12, 20, MIB)] {
-            let store = Diary::new(40 * MIB);
-            let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, no_limits());
+            let store = RecordingStore::new(40 * MIB);
+            let served =
+                Served::with_limits(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1, no_limits());
             let held: Vec<Client> = (0..clients).map(|n| paused(&served, MODES[n % 3], reads, len)).collect();
-            store.wait_for_quiet();
+            store.wait_until_idle();
             for mode in MODES {
                 short_work(&served, mode);
             }
@@ -150,21 +151,21 @@ fn client_without_memory_is_served_while_others_hold_the_pool() {
 }
 
 #[test]
-fn client_without_memory_finds_reserved_memory_for_a_long_chunk() {
+fn client_without_memory_gets_reserve_for_long_chunk() {
     for io in rings() {
-        let store = Diary::new(40 * MIB);
-        let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, no_limits());
-        // Each takes its share, and together they want more than there is.
+        let store = RecordingStore::new(40 * MIB);
+        let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1, no_limits());
+        // Each holds as much as it may; together they ask for more than there is.
         let held: Vec<Client> = (0..5).map(|_| paused(&served, Mode::Structured, 300, MIB)).collect();
-        store.wait_for_quiet();
+        store.wait_until_idle();
         let mut client = Client::open(served.path(), Mode::Structured);
         assert_eq!(client.call(READ, DF, 0, MIB).pieces, 1);
         drop(held);
     }
 }
 
-/// How many of `clients` the server has hung up on.
-fn hung_up(clients: &mut [Client]) -> usize {
+/// Returns how many of `clients` the server has dropped.
+fn count_dropped(clients: &mut [Client]) -> usize {
     let mut count = 0;
     for client in clients {
         client.connection.stream.set_nonblocking(false).expect("a socket can be told");
@@ -180,13 +181,14 @@ fn short_stall() -> Limits {
 }
 
 #[test]
-fn sent_bytes_are_no_excuse_for_replies_that_are_not_taken() {
+fn client_that_sends_and_takes_no_replies_is_dropped() {
     for io in rings() {
-        let store = Diary::new(40 * MIB);
-        let served = Served::with_limits(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1, short_stall());
-        // None has all that it may have, so that the server still reads from each.
+        let store = RecordingStore::new(40 * MIB);
+        let served =
+            Served::with_limits(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1, short_stall());
+        // None holds as much as it may, so that the server still reads from each.
         let mut hostile: Vec<Client> = (0..30).map(|_| paused(&served, Mode::Structured, 3, MIB)).collect();
-        store.wait_for_quiet();
+        store.wait_until_idle();
         let (over, begun) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             let mut streams: Vec<_> =
@@ -205,17 +207,17 @@ fn sent_bytes_are_no_excuse_for_replies_that_are_not_taken() {
             // More at a time than what is reserved.
             let reads: Vec<u64> = (0..6).map(|n| client.send(READ, DF, n * MIB, MIB)).collect();
             reads.into_iter().for_each(|read| assert_eq!(client.wait(read).error, 0));
-            assert!(begun.load(Ordering::SeqCst) < 27, "{io:?}: as long as bytes came nobody was dropped");
+            assert!(begun.load(Ordering::SeqCst) < 27, "{io:?}: no client was dropped while it sent bytes");
             over.store(true, Ordering::SeqCst);
         });
-        assert!(hung_up(&mut hostile) > 0, "{io:?}: then where did the memory come from?");
+        assert!(count_dropped(&mut hostile) > 0, "{io:?}: the memory came from no client");
     }
 }
 
 #[test]
-fn payload_that_stops_is_dropped_in_favour_of_who_waits() {
+fn client_that_stops_sending_payload_is_dropped_while_others_wait() {
     for io in rings() {
-        let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_stall());
+        let served = Served::with_limits(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, 1, short_stall());
         let mut hostile: Vec<Client> = (0..26)
             .map(|_| {
                 let mut client = Client::open(served.path(), Mode::Simple);
@@ -226,11 +228,11 @@ fn payload_that_stops_is_dropped_in_favour_of_who_waits() {
             .collect();
         let mut client = Client::open(served.path(), Mode::Structured);
         assert_eq!(client.call(READ, DF, 0, MIB).error, 0);
-        assert!(hung_up(&mut hostile) > 0, "{io:?}: then where did the memory come from?");
+        assert!(count_dropped(&mut hostile) > 0, "{io:?}: the memory came from no client");
     }
 }
 
-/// How much of the greedy clients' work comes before a request that arrives with it.
+/// Counts operations for greedy clients before that of a request that arrives with theirs.
 #[test]
 fn short_request_waits_for_no_more_than_a_turn_of_others() {
     const GREEDY: usize = 10;
@@ -243,8 +245,8 @@ fn short_request_waits_for_no_more_than_a_turn_of_others() {
             // As many as one reply looks at.
             (BLOCK_STATUS, Entry::Run, 1024),
         ] {
-            let store = Diary::new(40 * MIB);
-            let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+            let store = RecordingStore::new(40 * MIB);
+            let served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1);
             let mut clients: Vec<Client> = (0..GREEDY).map(|_| Client::open(served.path(), Mode::Extended)).collect();
             let [mut busy, mut good] = [(); 2].map(|()| Client::open(served.path(), Mode::Simple));
             store.hold(true);
@@ -273,19 +275,19 @@ fn short_request_waits_for_no_more_than_a_turn_of_others() {
     }
 }
 
-/// The pieces of a durable write are durable one by one; the answer tells the first failure.
+/// The pieces of a FUA write are durable one by one; the reply has the first failure.
 #[test]
-fn long_durable_write_tells_the_failure_of_every_piece() {
+fn long_fua_write_fails_if_any_piece_fails() {
     for (io, mode) in rings().into_iter().flat_map(|io| MODES.map(|mode| (io, mode))) {
         let bytes = pattern(1, 4 * MIB);
         for piece in 0..4 {
-            let store = MoodyStore::new(8 * MIB);
-            let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+            let store = FaultyStore::new(8 * MIB);
+            let served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1);
             let mut client = Client::open(served.path(), mode);
             let bad = piece * MIB + 8192;
-            store.set(Mood { bad_writes: Some((bad..bad + 1, Errno::NOSPC)), ..Mood::default() });
+            store.set(Faults { bad_writes: Some((bad..bad + 1, Errno::NOSPC)), ..Faults::default() });
             assert_eq!(client.write(FUA, 0, &bytes), errno::NOSPC, "{io:?}, {mode:?}, piece {piece}");
-            store.set(Mood::default());
+            store.set(Faults::default());
             assert_eq!(client.write(FUA, 0, &bytes), 0);
             assert_eq!(client.call(WRITE_ZEROES, FUA, 0, 4 * MIB).error, 0);
         }
@@ -293,12 +295,12 @@ fn long_durable_write_tells_the_failure_of_every_piece() {
 }
 
 #[test]
-fn new_client_is_told_the_new_size_after_growth() {
+fn new_client_after_growth_is_told_new_size() {
     for io in rings() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         file.as_file().set_len(store_len(MIB)).expect("a sparse file");
         let store = FileStore::new(file.reopen().expect("it is there"), false, io).expect("a regular file");
-        let served = Served::new(device(Arc::new(store), 4096, ANYTHING_GOES), io, 2);
+        let served = Served::new(device(Arc::new(store), 4096, READ_WRITE_DISCARD), io, 2);
         let mut old = Client::open(served.path(), Mode::Structured);
         assert_eq!(old.size(), MIB);
         assert_eq!(old.call(READ, 0, MIB, 4096).error, errno::INVAL);
@@ -316,10 +318,10 @@ fn new_client_is_told_the_new_size_after_growth() {
     }
 }
 
-/// The kernel's table of TCP sockets shows which timer runs for each: of the server's ends, the one of keep-alive.
+/// The kernel's table of TCP sockets shows the timer of each; for the server's end it is that of keep-alive.
 #[test]
-fn tcp_clients_are_probed_while_they_are_silent() {
-    let device = device(memory(MIB), 4096, ANYTHING_GOES);
+fn silent_tcp_client_is_probed() {
+    let device = device(memory(MIB), 4096, READ_WRITE_DISCARD);
     let listen = Listen::Tcp(([127, 0, 0, 1], 0).into());
     let server = Server::start(device, &listen, &ServerOptions::default()).expect("a free port");
     let Listen::Tcp(address) = server.listen().clone() else { panic!("it listens on TCP") };

@@ -1,6 +1,6 @@
 //! The volume as a file: what the kernel makes of it, as a program sees it.
 
-use crate::support::{ANYTHING_GOES, MIB, Mood, MoodyStore, device, memory, pattern, store_len};
+use crate::support::{Faults, FaultyStore, MIB, READ_WRITE_DISCARD, device, memory, pattern, store_len};
 use inlock_engine::{Access, BlockingDevice, Device};
 use inlock_frontend::fuse::mount::{FuseError, FuseMount, FuseOptions};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
@@ -56,8 +56,8 @@ fn plaintext(device: &Arc<Device>) -> Vec<u8> {
 }
 
 #[test]
-fn the_file_is_the_volume() {
-    let device = device(memory(4 * MIB), 4096, ANYTHING_GOES);
+fn file_has_bytes_of_volume() {
+    let device = device(memory(4 * MIB), 4096, READ_WRITE_DISCARD);
     let Some(mut shown) = Shown::new(&device) else { return };
     let metadata = shown.path().metadata().unwrap();
     assert_eq!((metadata.len(), metadata.blocks()), (4 * MIB, 4 * MIB / 512));
@@ -91,7 +91,7 @@ fn the_file_is_the_volume() {
 
 #[test]
 fn several_programs_read_and_write_at_once() {
-    let device = device(memory(8 * MIB), 512, ANYTHING_GOES);
+    let device = device(memory(8 * MIB), 512, READ_WRITE_DISCARD);
     let Some(shown) = Shown::new(&device) else { return };
     std::thread::scope(|scope| {
         for part in 0..8u64 {
@@ -117,8 +117,8 @@ fn several_programs_read_and_write_at_once() {
 }
 
 #[test]
-fn it_ends_where_the_volume_ends_and_keeps_its_length() {
-    let device = device(memory(MIB), 512, ANYTHING_GOES);
+fn file_ends_with_volume_and_keeps_length() {
+    let device = device(memory(MIB), 512, READ_WRITE_DISCARD);
     let Some(shown) = Shown::new(&device) else { return };
     let file = shown.open(OFlags::empty()).unwrap();
     assert_eq!(file.write_at(&[7; 1000], MIB - 300).unwrap(), 300);
@@ -141,9 +141,9 @@ fn it_ends_where_the_volume_ends_and_keeps_its_length() {
 }
 
 #[test]
-fn zeroes_are_encrypted_and_a_hole_cannot_be_punched() {
-    let store = MoodyStore::new(MIB);
-    let device = device(store.clone(), 4096, ANYTHING_GOES);
+fn zeroes_are_encrypted_and_holes_cannot_be_punched() {
+    let store = FaultyStore::new(MIB);
+    let device = device(store.clone(), 4096, READ_WRITE_DISCARD);
     let Some(shown) = Shown::new(&device) else { return };
     let file = shown.open(OFlags::empty()).unwrap();
     let mut model = pattern(1, MIB);
@@ -168,9 +168,9 @@ fn zeroes_are_encrypted_and_a_hole_cannot_be_punched() {
 }
 
 #[test]
-fn a_sync_reaches_the_store_and_a_failed_one_is_not_forgotten() {
-    let store = MoodyStore::new(MIB);
-    let device = device(store.clone(), 512, ANYTHING_GOES);
+fn fsync_reaches_store_and_failed_one_is_not_forgotten() {
+    let store = FaultyStore::new(MIB);
+    let device = device(store.clone(), 512, READ_WRITE_DISCARD);
     let Some(shown) = Shown::new(&device) else { return };
     let file = shown.open(OFlags::empty()).unwrap();
     let syncs = || store.syncs.load(Ordering::SeqCst);
@@ -187,20 +187,20 @@ fn a_sync_reaches_the_store_and_a_failed_one_is_not_forgotten() {
         assert!(syncs() > before, "{what}");
         assert_eq!(store.synced_writes.load(Ordering::SeqCst), store.writes.load(Ordering::SeqCst), "{what}");
     }
-    store.set(Mood { bad_sync: Some(Errno::IO), ..Mood::default() });
+    store.set(Faults { bad_sync: Some(Errno::IO), ..Faults::default() });
     assert_eq!(errno(file.sync_data()), Some(Errno::IO));
     assert_eq!(errno(file.sync_data()), Some(Errno::IO), "a sync after a failed one must not succeed");
 }
 
 #[test]
-fn errors_of_the_store_are_the_program_s() {
-    let store = MoodyStore::new(MIB);
-    let device = device(store.clone(), 4096, ANYTHING_GOES);
+fn store_error_reaches_program() {
+    let store = FaultyStore::new(MIB);
+    let device = device(store.clone(), 4096, READ_WRITE_DISCARD);
     let Some(shown) = Shown::new(&device) else { return };
     let file = shown.open(OFlags::DIRECT).unwrap();
     let bad = 8192..12288;
-    let mood = || (bad.clone(), Errno::IO);
-    store.set(Mood { bad_reads: Some(mood()), bad_writes: Some(mood()), ..Mood::default() });
+    let faults = || (bad.clone(), Errno::IO);
+    store.set(Faults { bad_reads: Some(faults()), bad_writes: Some(faults()), ..Faults::default() });
     let page = |offset: u64| {
         let mut bytes = vec![0; 8192];
         let start = bytes.as_ptr().align_offset(4096);
@@ -212,12 +212,12 @@ fn errors_of_the_store_are_the_program_s() {
     let buffered = shown.open(OFlags::empty()).unwrap();
     assert_eq!(errno(buffered.write_at(&[1; 100], 8200)), Some(Errno::IO));
     buffered.write_all_at(&[1; 100], 12288).unwrap();
-    store.set(Mood::default());
+    store.set(Faults::default());
     assert_eq!(page(8192).unwrap(), 4096);
 }
 
 #[test]
-fn a_read_only_volume_cannot_be_opened_for_writing() {
+fn read_only_volume_cannot_be_opened_for_writing() {
     let device = device(memory(MIB), 512, Access { read_only: true, allow_discards: false });
     let Some(mut shown) = Shown::new(&device) else { return };
     assert_eq!(shown.path().metadata().unwrap().permissions().mode() & 0o777, 0o400);
@@ -229,9 +229,9 @@ fn a_read_only_volume_cannot_be_opened_for_writing() {
 }
 
 #[test]
-fn a_file_in_use_stays() {
-    let store = MoodyStore::new(MIB);
-    let device = device(store.clone(), 512, ANYTHING_GOES);
+fn file_in_use_cannot_be_unmounted() {
+    let store = FaultyStore::new(MIB);
+    let device = device(store.clone(), 512, READ_WRITE_DISCARD);
     let Some(mut shown) = Shown::new(&device) else { return };
     let file = shown.open(OFlags::empty()).unwrap();
     assert!(matches!(shown.stop(), Err(FuseError::Busy(_))));
@@ -244,8 +244,8 @@ fn a_file_in_use_stays() {
 }
 
 #[test]
-fn where_nothing_can_be_mounted_nothing_is_left() {
-    let device = device(memory(MIB), 512, ANYTHING_GOES);
+fn failed_mount_leaves_nothing() {
+    let device = device(memory(MIB), 512, READ_WRITE_DISCARD);
     let dir = tempfile::tempdir().unwrap();
     let options = FuseOptions { name: "x".into(), threads: 1 };
     let missing = dir.path().join("none/volume");

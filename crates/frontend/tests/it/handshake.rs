@@ -12,7 +12,7 @@ use option_reply::{
 const LEN: u64 = 1 << 20;
 
 fn served() -> Served {
-    Served::new(device(memory(LEN), 4096, ANYTHING_GOES), rings()[0], 1)
+    Served::new(device(memory(LEN), 4096, READ_WRITE_DISCARD), rings()[0], 1)
 }
 
 /// Options that come first, the option, its data, and the types of its replies.
@@ -70,7 +70,7 @@ fn table() -> Vec<Row> {
 }
 
 #[test]
-fn every_option_gets_the_reply_it_deserves() {
+fn option_in_each_form_gets_its_reply() {
     let served = served();
     for (what, before, number, data, expected) in table() {
         let mut connection = greet(served.path(), 3);
@@ -86,7 +86,7 @@ fn every_option_gets_the_reply_it_deserves() {
 }
 
 #[test]
-fn options_byte_by_byte_and_all_at_once() {
+fn options_in_pieces_get_same_replies() {
     let served = served();
     let options = [(8, vec![]), (3, vec![]), (99, b"abc".to_vec()), (7, go_data(b"", &[3]))];
     let all: Vec<u8> = options.iter().flat_map(|(number, data)| option_bytes(*number, data)).collect();
@@ -103,7 +103,7 @@ fn options_byte_by_byte_and_all_at_once() {
 }
 
 #[test]
-fn the_facts_of_the_export_are_told() {
+fn info_describes_export() {
     let served = served();
     let mut connection = greet(served.path(), 3);
     let facts: Vec<Vec<u8>> =
@@ -138,7 +138,7 @@ fn export_name_enters_transmission_with_and_without_zeroes() {
 }
 
 #[test]
-fn abort_is_acknowledged_and_ends_it() {
+fn abort_is_acknowledged_and_disconnects() {
     let served = served();
     let mut connection = greet(served.path(), 3);
     assert_eq!(ask(&mut connection, option::ABORT, b"")[0].kind, ACK);
@@ -146,7 +146,7 @@ fn abort_is_acknowledged_and_ends_it() {
 }
 
 #[test]
-fn who_does_not_speak_the_protocol_is_dropped() {
+fn client_that_violates_handshake_is_dropped() {
     let served = served();
     let wrong_magic = [b"IHAVEOPS".as_slice(), &[0; 8]].concat();
     let endless = [b"IHAVEOPT".as_slice(), &3u32.to_be_bytes(), &u32::MAX.to_be_bytes()].concat();
@@ -165,7 +165,7 @@ fn who_does_not_speak_the_protocol_is_dropped() {
 }
 
 #[test]
-fn a_later_choice_of_contexts_replaces_the_earlier() {
+fn second_choice_of_contexts_replaces_first() {
     let served = served();
     let chosen: [(&[&[u8]], bool); 3] = [(&[b"base:allocation"], true), (&[], false), (&[b"x:y"], false)];
     for (second, allowed) in chosen {

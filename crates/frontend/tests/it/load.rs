@@ -1,4 +1,4 @@
-//! Many requests at once, long ones, failing ones, clients that stall, and the end of the server.
+//! Many requests at once, long ones, failing ones, clients that stall, and a server that stops.
 
 use crate::client::*;
 use crate::support::*;
@@ -15,7 +15,7 @@ fn many_requests_in_flight_are_all_answered() {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(store_len(16 * MIB)).expect("a sparse file");
         let store = FileStore::new(file, false, io).expect("a regular file");
-        let served = Served::new(device(Arc::new(store), 4096, ANYTHING_GOES), io, 2);
+        let served = Served::new(device(Arc::new(store), 4096, READ_WRITE_DISCARD), io, 2);
         for mode in MODES {
             let mut client = Client::open(served.path(), mode);
             let slots = 0..400;
@@ -35,11 +35,11 @@ fn many_requests_in_flight_are_all_answered() {
     }
 }
 
-/// A suspended device holds all requests back, so that they are under way at once: 5000 where a worker carries 4096.
+/// A suspended device starts no request, so that all are in flight at once: 5000, and a worker carries 4096.
 #[test]
-fn more_requests_than_a_worker_carries_are_all_answered() {
+fn more_requests_than_worker_carries_are_all_answered() {
     for io in rings() {
-        let served = Served::new(device(memory(MIB), 4096, ANYTHING_GOES), io, 1);
+        let served = Served::new(device(memory(MIB), 4096, READ_WRITE_DISCARD), io, 1);
         let mut clients: Vec<Client> = (0..20).map(|n| Client::open(served.path(), MODES[n % 3])).collect();
         served.device.suspend().expect("nothing is under way");
         let mut asked = Vec::new();
@@ -56,9 +56,9 @@ fn more_requests_than_a_worker_carries_are_all_answered() {
 }
 
 #[test]
-fn a_short_request_does_not_wait_for_a_long_one() {
+fn short_request_behind_long_one_is_answered_first() {
     for io in rings() {
-        let served = Served::new(device(memory(32 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let served = Served::new(device(memory(32 * MIB), 4096, READ_WRITE_DISCARD), io, 1);
         for mode in [Mode::Structured, Mode::Extended] {
             let mut client = Client::open(served.path(), mode);
             let long = client.send(READ, 0, 0, 32 * MIB);
@@ -70,9 +70,9 @@ fn a_short_request_does_not_wait_for_a_long_one() {
 }
 
 #[test]
-fn the_longest_requests_in_every_style() {
+fn longest_request_in_every_mode_is_carried_out() {
     for io in rings() {
-        let mut served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let mut served = Served::new(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, 1);
         for (seed, mode) in MODES.into_iter().enumerate() {
             let bytes = pattern(seed as u64, 32 * MIB);
             let mut client = Client::open(served.path(), mode);
@@ -86,9 +86,9 @@ fn the_longest_requests_in_every_style() {
 }
 
 #[test]
-fn two_of_the_longest_reads_at_once() {
+fn two_longest_reads_at_once_return_their_data() {
     for io in rings() {
-        let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let served = Served::new(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, 1);
         let bytes = pattern(5, 40 * MIB);
         let mut client = Client::open(served.path(), Mode::Structured);
         let writes = [(0, 20 * MIB), (20 * MIB, 20 * MIB)]
@@ -109,26 +109,26 @@ fn two_of_the_longest_reads_at_once() {
 }
 
 #[test]
-fn errors_of_the_store_are_told_and_leave_the_stream_in_step() {
+fn store_error_is_reported_and_leaves_stream_in_step() {
     for io in rings() {
         for (mode, (errno, told)) in
             MODES.into_iter().flat_map(|s| [(Errno::IO, errno::IO), (Errno::NOSPC, errno::NOSPC)].map(|e| (s, e)))
         {
-            let store = MoodyStore::new(8 * MIB);
-            let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+            let store = FaultyStore::new(8 * MIB);
+            let served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1);
             let mut client = Client::open(served.path(), mode);
             let good = pattern(1, 4 * MIB);
             assert_eq!(client.write(0, 0, &good), 0);
-            store.set(Mood { bad_reads: Some((8192..8193, errno)), ..Mood::default() });
+            store.set(Faults { bad_reads: Some((8192..8193, errno)), ..Faults::default() });
             assert_eq!(client.call(READ, 0, 8192, 4096).error, told);
             assert_eq!(client.call(READ, 0, 0, 65_536).error, told);
             assert_eq!(client.write(0, 8193, &[1; 5]), told, "what surrounds the bytes cannot be read");
             assert_eq!(client.write(0, 8192, &good[8192..12288]), 0, "a whole unit needs no read");
-            // The second of three pieces fails while the third is still on its way.
-            store.set(Mood { bad_writes: Some((MIB + 4096..MIB + 4097, errno)), ..Mood::default() });
+            // The second of three pieces fails while the third is in flight.
+            store.set(Faults { bad_writes: Some((MIB + 4096..MIB + 4097, errno)), ..Faults::default() });
             assert_eq!(client.write(0, 0, &good[..3 * MIB as usize]), told);
             assert_eq!(client.call(WRITE_ZEROES, 0, MIB, 2 * MIB).error, told);
-            store.set(Mood::default());
+            store.set(Faults::default());
             assert_eq!(client.write(0, 0, &good), 0);
             assert!(client.read(0, 4 * MIB) == good, "{io:?}, {mode:?}");
             client.disconnect();
@@ -137,13 +137,13 @@ fn errors_of_the_store_are_told_and_leave_the_stream_in_step() {
 }
 
 #[test]
-fn no_flush_succeeds_after_one_has_failed() {
+fn flush_after_failed_flush_fails() {
     for (io, mode) in rings().into_iter().flat_map(|io| MODES.map(|mode| (io, mode))) {
-        let store = MoodyStore::new(MIB);
-        let mut served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 2);
+        let store = FaultyStore::new(MIB);
+        let mut served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 2);
         let (mut client, mut other) = (Client::open(served.path(), mode), Client::open(served.path(), mode));
         assert_eq!(client.write(0, 0, &[1; 4096]), 0);
-        store.set(Mood { bad_sync: Some(Errno::NOSPC), ..Mood::default() });
+        store.set(Faults { bad_sync: Some(Errno::NOSPC), ..Faults::default() });
         assert_ne!(client.call(FLUSH, 0, 0, 0).error, 0);
         for client in [&mut client, &mut other] {
             assert_eq!(client.call(FLUSH, 0, 0, 0).error, errno::IO);
@@ -156,10 +156,10 @@ fn no_flush_succeeds_after_one_has_failed() {
 }
 
 #[test]
-fn a_flush_covers_what_other_connections_were_told() {
+fn flush_covers_writes_answered_on_other_connections() {
     for io in rings() {
-        let store = MoodyStore::new(MIB);
-        let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 2);
+        let store = FaultyStore::new(MIB);
+        let served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 2);
         let mut writers: Vec<Client> = MODES.map(|mode| Client::open(served.path(), mode)).into();
         let mut flusher = Client::open(served.path(), Mode::Simple);
         assert_ne!(flusher.flags() & 1 << 8, 0, "many connections are announced");
@@ -187,7 +187,7 @@ fn a_flush_covers_what_other_connections_were_told() {
     }
 }
 
-/// Works beside `others` and compares everything.
+/// Writes and reads beside other clients and compares all data.
 fn good_work(served: &Served, mode: Mode) {
     let mut client = Client::open(served.path(), mode);
     for round in 0..20 {
@@ -202,7 +202,7 @@ fn good_work(served: &Served, mode: Mode) {
 #[test]
 fn slow_readers_and_stalled_writers_harm_only_themselves() {
     for io in rings() {
-        let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let served = Served::new(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, 1);
         let mut idle = Vec::new();
         for mode in MODES {
             let mut slow = Client::open(served.path(), mode);
@@ -234,9 +234,9 @@ fn slow_readers_and_stalled_writers_harm_only_themselves() {
 }
 
 #[test]
-fn hanging_up_at_any_time_leaves_the_server_whole() {
+fn client_that_disconnects_at_any_time_leaves_server_whole() {
     for io in rings() {
-        let mut served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 2);
+        let mut served = Served::new(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, 2);
         for (n, mode) in (0..60).flat_map(|n| MODES.map(|mode| (n, mode))) {
             let mut client = Client::open(served.path(), mode);
             client.send(READ, 0, 0, n * 500_000);
@@ -255,9 +255,9 @@ fn hanging_up_at_any_time_leaves_the_server_whole() {
 }
 
 #[test]
-fn who_closes_one_side_is_still_answered() {
+fn client_that_closes_one_side_is_answered() {
     for (io, mode) in rings().into_iter().flat_map(|io| MODES.map(|mode| (io, mode))) {
-        let served = Served::new(device(memory(4 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let served = Served::new(device(memory(4 * MIB), 4096, READ_WRITE_DISCARD), io, 1);
         let mut client = Client::open(served.path(), mode);
         for n in 0..300 {
             client.send(READ, 0, n * 4096, 65_536);
@@ -270,7 +270,7 @@ fn who_closes_one_side_is_still_answered() {
     }
 }
 
-/// Writes numbered blocks until the server is gone, and says how many were acknowledged.
+/// Writes numbered blocks until the server disconnects, and returns those that were acknowledged.
 fn write_until_gone(client: &mut Client, gone: &AtomicBool) -> Vec<u64> {
     let mut acknowledged = Vec::new();
     let mut numbers = std::collections::BTreeMap::new();
@@ -292,13 +292,13 @@ fn write_until_gone(client: &mut Client, gone: &AtomicBool) -> Vec<u64> {
 }
 
 #[test]
-fn what_was_acknowledged_before_the_end_is_there() {
+fn write_acknowledged_before_stop_is_durable() {
     for io in rings() {
-        let store = MoodyStore::new(16 * MIB);
-        let mut served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+        let store = FaultyStore::new(16 * MIB);
+        let mut served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1);
         let mut client = Client::open(served.path(), Mode::Simple);
         let mut beside = Client::open(served.path(), Mode::Simple);
-        store.set(Mood { hold_writes: true, ..Mood::default() });
+        store.set(Faults { hold_writes: true, ..Faults::default() });
         let held = beside.send_write(0, 15 * MIB + MIB / 2 + 3, &[9; 100]);
         while store.waiting.load(Ordering::SeqCst) == 0 {
             std::thread::yield_now();
@@ -308,7 +308,7 @@ fn what_was_acknowledged_before_the_end_is_there() {
             let writer = scope.spawn(|| write_until_gone(&mut client, &gone));
             let stopping = scope.spawn(|| served.stop());
             std::thread::yield_now();
-            store.set(Mood::default());
+            store.set(Faults::default());
             assert_eq!(beside.wait(held).error, 0, "a write that was under way is finished and answered");
             stopping.join().expect("no panic").expect("a good end");
             writer.join().expect("no panic")
@@ -327,9 +327,9 @@ fn what_was_acknowledged_before_the_end_is_there() {
 }
 
 #[test]
-fn a_server_without_work_stops_at_every_stage_of_its_clients() {
+fn server_with_idle_clients_at_every_stage_stops() {
     for io in [IoMode::Sync, IoMode::Auto] {
-        let mut served = Served::new(device(memory(MIB), 4096, ANYTHING_GOES), io, 2);
+        let mut served = Served::new(device(memory(MIB), 4096, READ_WRITE_DISCARD), io, 2);
         let path = served.path().to_owned();
         let silent = connect(&path);
         let greeted = greet(&path, 3);
@@ -349,7 +349,7 @@ fn a_server_without_work_stops_at_every_stage_of_its_clients() {
     }
 }
 
-/// Writes of parts of the same data units from many connections on two workers: none may lose another's bytes.
+/// Many connections on two workers write parts of the same data units; none may lose another's bytes.
 #[test]
 fn writers_of_one_data_unit_keep_each_others_bytes() {
     const WRITERS: u64 = 6;
@@ -357,13 +357,13 @@ fn writers_of_one_data_unit_keep_each_others_bytes() {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(store_len(MIB)).expect("a sparse file");
         let store = FileStore::new(file, false, io).expect("a regular file");
-        let served = Served::new(device(Arc::new(store), 4096, ANYTHING_GOES), io, 2);
+        let served = Served::new(device(Arc::new(store), 4096, READ_WRITE_DISCARD), io, 2);
         std::thread::scope(|scope| {
             for n in 0..WRITERS {
                 let mut client = Client::open(served.path(), MODES[n as usize % 3]);
                 scope.spawn(move || {
                     for round in 0..8u64 {
-                        // Every writer has its own 100 bytes in each stretch of 600; units hold those of several.
+                        // Each writer has 100 bytes of its own in every 600, so units hold bytes of several writers.
                         let sent: Vec<u64> = (0..40)
                             .map(|k| client.send_write(0, k * 600 + n * 100, &pattern(n * 100 + k + round, 100)))
                             .collect();
@@ -385,12 +385,12 @@ fn writers_of_one_data_unit_keep_each_others_bytes() {
 }
 
 #[test]
-fn a_long_read_that_fails_at_once_leaves_the_stream_in_step() {
+fn long_read_that_fails_at_once_leaves_stream_in_step() {
     for (io, mode) in rings().into_iter().flat_map(|io| MODES.map(|mode| (io, mode))) {
-        let store = MoodyStore::new(8 * MIB);
-        let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+        let store = FaultyStore::new(8 * MIB);
+        let served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1);
         let mut client = Client::open(served.path(), mode);
-        store.set(Mood { bad_reads: Some((0..1, Errno::IO)), ..Mood::default() });
+        store.set(Faults { bad_reads: Some((0..1, Errno::IO)), ..Faults::default() });
         let failing = client.send(READ, 0, 0, 8 * MIB);
         let behind = client.send(READ, 0, MIB, 3 * MIB);
         assert_eq!(client.wait(failing).error, errno::IO);

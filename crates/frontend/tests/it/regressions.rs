@@ -1,4 +1,5 @@
-//! Promises that are easily broken by a change that looks harmless: order, time, and requests that are long, short or in bits.
+//! Promises that are easily broken by a change that looks harmless: order, time, and requests that are long, short or
+//! in bits.
 
 use crate::client::*;
 use crate::support::*;
@@ -23,7 +24,7 @@ fn short_limits() -> Limits {
 }
 
 /// The end of the stream, with or without complaint; anything but waiting until [`TIMEOUT`] is over.
-fn assert_hung_up(stream: &mut UnixStream) {
+fn assert_disconnected(stream: &mut UnixStream) {
     let end = stream.read_to_end(&mut Vec::new());
     assert!(!end.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock), "the server leaves a client waiting");
 }
@@ -34,11 +35,11 @@ fn wait_until(what: impl Fn() -> bool) {
     }
 }
 
-/// Two replies in pieces must not come between each other, nor wait for each other's memory for ever.
+/// Two replies in pieces are not mixed, and do not wait for each other's memory for ever.
 #[test]
 fn long_simple_replies_come_one_after_the_other() {
     for io in rings() {
-        let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let served = Served::new(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, 1);
         let mut client = Client::open(served.path(), Mode::Simple);
         let long = [0, MIB].map(|offset| client.send(READ, 0, offset, 32 * MIB));
         long.into_iter().for_each(|cookie| assert_eq!(client.wait(cookie).error, 0));
@@ -53,14 +54,14 @@ fn long_simple_replies_come_one_after_the_other() {
     }
 }
 
-/// The chunk that ends a reply is the last one, also when what came before it still waits to be sent.
+/// The chunk that ends a reply is the last one, even if the chunks before it have not left.
 #[test]
-fn an_error_does_not_overtake_the_data_before_it() {
+fn error_chunk_does_not_overtake_data_before_it() {
     for (io, mode) in rings().into_iter().flat_map(|io| [Mode::Structured, Mode::Extended].map(|s| (io, s))) {
-        let store = MoodyStore::new(40 * MIB);
-        let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+        let store = FaultyStore::new(40 * MIB);
+        let served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1);
         let mut client = Client::open(served.path(), mode);
-        store.set(Mood { bad_reads: Some((3 * MIB..4 * MIB, Errno::IO)), ..Mood::default() });
+        store.set(Faults { bad_reads: Some((3 * MIB..4 * MIB, Errno::IO)), ..Faults::default() });
         let failing = client.send(READ, 0, 0, 16 * MIB);
         // Nothing is taken from the socket until the read has failed.
         wait_until(|| store.failed.load(Ordering::SeqCst) > 0);
@@ -69,24 +70,24 @@ fn an_error_does_not_overtake_the_data_before_it() {
     }
 }
 
-/// The kernel's list of ready sockets may be full exactly when the last client is told to go.
+/// The kernel's list of ready sockets may be full when the last client is disconnected.
 #[test]
-fn a_server_with_many_idle_clients_stops() {
+fn server_with_many_idle_clients_stops() {
     for io in rings() {
-        let mut served = Served::new(device(memory(MIB), 4096, ANYTHING_GOES), io, 1);
+        let mut served = Served::new(device(memory(MIB), 4096, READ_WRITE_DISCARD), io, 1);
         let clients: Vec<_> = (0..64).map(|_| Client::open(served.path(), Mode::Simple)).collect();
         served.stop().expect("a good end");
         drop(clients);
     }
 }
 
-/// How long a client was idle says nothing of how fast it takes what it asks for next.
+/// The idle time of a client does not count as a delay in taking replies.
 #[test]
-fn a_client_that_was_idle_is_not_late_when_memory_is_short() {
+fn client_that_was_idle_is_not_late_when_memory_is_short() {
     for io in rings() {
         // Shorter than the idle time, and much longer than a healthy client takes.
         let limits = Limits { stall: BEYOND - Duration::from_millis(200), ..Limits::default() };
-        let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, limits);
+        let served = Served::with_limits(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, 1, limits);
         let mut clients = [(); 4].map(|()| Client::open(served.path(), Mode::Structured));
         clients.iter_mut().for_each(|c| assert_eq!(c.read(0, 4096).len(), 4096));
         std::thread::sleep(BEYOND);
@@ -105,11 +106,11 @@ fn a_client_that_was_idle_is_not_late_when_memory_is_short() {
     }
 }
 
-/// A pause is nobody's business while nobody else needs the memory.
+/// A client may pause while no other client needs the memory.
 #[test]
-fn a_paused_reader_alone_is_left_alone() {
+fn paused_reader_without_others_is_not_dropped() {
     for io in rings() {
-        let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_limits());
+        let served = Served::with_limits(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, 1, short_limits());
         let mut client = Client::open(served.path(), Mode::Structured);
         let long = client.send(READ, 0, 0, 32 * MIB);
         std::thread::sleep(BEYOND);
@@ -117,11 +118,11 @@ fn a_paused_reader_alone_is_left_alone() {
     }
 }
 
-/// Clients that ask for much and take nothing hold all memory, until others need it.
+/// Clients that take no replies hold all memory until others need it.
 #[test]
-fn paused_readers_make_room_for_who_waits() {
+fn paused_readers_are_dropped_while_others_wait() {
     for io in rings() {
-        let served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_limits());
+        let served = Served::with_limits(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, 1, short_limits());
         // So many that what is reserved for clients without memory is taken as well.
         let mut paused: Vec<_> = (0..30).map(|_| Client::open(served.path(), Mode::Structured)).collect();
         for client in &mut paused {
@@ -138,27 +139,27 @@ fn paused_readers_make_room_for_who_waits() {
             let end = client.connection.stream.read_to_end(&mut Vec::new());
             cut_off += usize::from(!end.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock));
         }
-        assert!(cut_off > 0, "{io:?}: nobody was cut off; then where did the memory come from?");
+        assert!(cut_off > 0, "{io:?}: no client was dropped; the memory came from none");
     }
 }
 
 #[test]
-fn who_does_not_finish_the_handshake_is_hung_up_on() {
+fn client_with_endless_handshake_is_dropped() {
     for io in rings() {
         // Long enough for a busy machine to negotiate.
         let limits = Limits { handshake: BEYOND, ..Limits::default() };
-        let served = Served::with_limits(device(memory(MIB), 4096, ANYTHING_GOES), io, 1, limits);
+        let served = Served::with_limits(device(memory(MIB), 4096, READ_WRITE_DISCARD), io, 1, limits);
         let mut negotiated = Client::open(served.path(), Mode::Simple);
         let mut silent = greet(served.path(), 3);
-        assert_hung_up(&mut silent.stream);
+        assert_disconnected(&mut silent.stream);
         assert_eq!(negotiated.read(0, 512).len(), 512, "the limit ends with the handshake");
     }
 }
 
 #[test]
-fn who_does_not_take_the_last_replies_does_not_hold_up_the_end() {
+fn client_that_takes_no_replies_does_not_delay_stop() {
     for io in rings() {
-        let mut served = Served::with_limits(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, 1, short_limits());
+        let mut served = Served::with_limits(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, 1, short_limits());
         let mut client = Client::open(served.path(), Mode::Structured);
         client.send(READ, 0, 0, 32 * MIB);
         // The first bytes are there, so the request was taken on.
@@ -167,22 +168,22 @@ fn who_does_not_take_the_last_replies_does_not_hold_up_the_end() {
     }
 }
 
-/// "Do not fragment" is a promise about chunks, of which simple replies have none.
+/// DF concerns chunks, which simple replies do not have.
 #[test]
-fn unfragmented_reads_are_offered_with_structured_replies_only() {
+fn unfragmented_reads_are_advertised_with_structured_replies_only() {
     const SEND_DF: u16 = 1 << 7;
-    let served = Served::new(device(memory(MIB), 4096, ANYTHING_GOES), IoMode::Sync, 1);
+    let served = Served::new(device(memory(MIB), 4096, READ_WRITE_DISCARD), IoMode::Sync, 1);
     for mode in MODES {
         let flags = Client::open(served.path(), mode).flags();
         assert_eq!(flags & SEND_DF != 0, mode != Mode::Simple, "{mode:?}");
     }
 }
 
-/// Pieces of a long request take turns with the requests of others.
+/// Requests of other clients are carried out between the pieces of a long request.
 #[test]
-fn long_zeroes_let_others_through() {
+fn long_write_zeroes_lets_other_requests_through() {
     for io in rings() {
-        let served = Served::new(device(memory(256 * MIB), 4096, ANYTHING_GOES), io, 1);
+        let served = Served::new(device(memory(256 * MIB), 4096, READ_WRITE_DISCARD), io, 1);
         let [mut zeroing, mut reading] = [(); 2].map(|()| Client::open(served.path(), Mode::Simple));
         let (over, reads) = (AtomicBool::new(false), AtomicUsize::new(0));
         let zeroes = zeroing.send(WRITE_ZEROES, 0, 0, 256 * MIB);
@@ -201,13 +202,13 @@ fn long_zeroes_let_others_through() {
     }
 }
 
-/// The payload of a write may become complete in the very turn in which the server is told to stop.
+/// The payload of a write may become whole in the turn in which the server begins to stop.
 #[test]
-fn a_write_that_arrives_while_the_server_stops_does_not_hang() {
+fn write_that_arrives_while_server_stops_does_not_hang() {
     const REST: usize = 50_000;
     for io in rings() {
-        let store = MoodyStore::new(40 * MIB);
-        let mut served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), io, 1);
+        let store = FaultyStore::new(40 * MIB);
+        let mut served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1);
         let [mut late, mut held] = [(); 2].map(|()| Client::open(served.path(), Mode::Simple));
         let (header, _) = late.header(WRITE, 0, 0, 3 * MIB);
         let piece = vec![7; MIB as usize];
@@ -215,24 +216,24 @@ fn a_write_that_arrives_while_the_server_stops_does_not_hang() {
         late.connection.stream.write_all(&[&header, first].concat()).expect("the server reads");
         std::thread::sleep(Duration::from_millis(300));
         // The worker is held inside of the store; the rest and the end then come together.
-        store.set(Mood { hold_writes: true, ..Mood::default() });
+        store.set(Faults { hold_writes: true, ..Faults::default() });
         let write = held.send_write(0, 20 * MIB, &[1; 4096]);
         wait_until(|| store.waiting.load(Ordering::SeqCst) > 0);
         late.connection.stream.write_all(rest).expect("the socket holds it");
         let stopping = std::thread::spawn(move || served.stop());
         std::thread::sleep(Duration::from_millis(300));
-        store.set(Mood::default());
+        store.set(Faults::default());
         assert_eq!(held.wait(write).error, 0);
-        // Hung up on, in whatever way; but not left waiting until the client's patience ends.
-        assert_hung_up(&mut late.connection.stream);
+        // The client is disconnected, in whatever way.
+        assert_disconnected(&mut late.connection.stream);
         stopping.join().expect("no panic").expect("a good end");
     }
 }
 
 /// Moves 512 bytes at a time.
-struct Trickle(MemoryStore);
+struct ShortStore(MemoryStore);
 
-impl BackingStore for Trickle {
+impl BackingStore for ShortStore {
     fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
@@ -254,18 +255,18 @@ impl BackingStore for Trickle {
 /// The stack must not grow with the number of short transfers.
 #[test]
 fn thousands_of_short_transfers_make_one_request() {
-    let store = Arc::new(Trickle(MemoryStore::new(vec![0; store_len(8 * MIB) as usize])));
-    let served = Served::new(device(store, 4096, ANYTHING_GOES), IoMode::Sync, 1);
+    let store = Arc::new(ShortStore(MemoryStore::new(vec![0; store_len(8 * MIB) as usize])));
+    let served = Served::new(device(store, 4096, READ_WRITE_DISCARD), IoMode::Sync, 1);
     let mut client = Client::open(served.path(), Mode::Simple);
     assert_eq!(client.write(0, 0, &pattern(1, MIB)), 0);
     assert!(client.read(0, MIB) == pattern(1, MIB));
 }
 
-/// Clients of every kind of request, more than there is memory for: everybody is served in the end.
+/// Requests of every kind that need more memory than there is: all are answered in the end.
 #[test]
-fn a_storm_of_long_and_short_requests_ends() {
+fn mixed_requests_beyond_memory_are_all_answered() {
     for (io, threads) in rings().into_iter().flat_map(|io| [(io, 1), (io, 4)]) {
-        let served = Served::new(device(memory(40 * MIB), 4096, ANYTHING_GOES), io, threads);
+        let served = Served::new(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, threads);
         std::thread::scope(|scope| {
             for n in 0..6u64 {
                 let mut client = Client::open(served.path(), MODES[n as usize % 3]);
@@ -295,9 +296,9 @@ fn a_storm_of_long_and_short_requests_ends() {
     }
 }
 
-/// A device of many TiB that remembers what it was asked for, and that is made of runs of one data unit.
+/// A store of many TiB that records its operations, and whose extents are single data units.
 #[derive(Default)]
-struct Endless {
+struct HugeStore {
     discards: Mutex<Vec<(u64, u64)>>,
     prefetches: Mutex<Vec<u64>>,
     runs: AtomicUsize,
@@ -306,7 +307,7 @@ struct Endless {
 
 const TIB: u64 = 1 << 40;
 
-impl BackingStore for Endless {
+impl BackingStore for HugeStore {
     fn geometry(&self) -> Geometry {
         Geometry { len: store_len(8 * TIB), read_only: false }
     }
@@ -334,15 +335,15 @@ impl BackingStore for Endless {
     }
 }
 
-fn endless() -> (Arc<Endless>, Served) {
-    let store = Arc::new(Endless::default());
-    let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
+fn huge_store() -> (Arc<HugeStore>, Served) {
+    let store = Arc::new(HugeStore::default());
+    let served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), IoMode::Sync, 1);
     (store, served)
 }
 
 #[test]
-fn a_block_status_does_not_walk_a_scattered_file() {
-    let (store, served) = endless();
+fn block_status_of_fragmented_file_is_bounded() {
+    let (store, served) = huge_store();
     let mut client = Client::open(served.path(), Mode::Extended);
     for flags in [0, REQ_ONE] {
         let before = store.runs.load(Ordering::SeqCst);
@@ -355,7 +356,7 @@ fn a_block_status_does_not_walk_a_scattered_file() {
 
 #[test]
 fn long_trims_and_prefetches_go_in_pieces() {
-    let (store, served) = endless();
+    let (store, served) = huge_store();
     let mut client = Client::open(served.path(), Mode::Extended);
     assert_eq!(client.call(TRIM, 0, 5000, TIB).error, 0);
     let discards = std::mem::take(&mut *store.discards.lock().expect("no test panics with it"));
@@ -370,67 +371,68 @@ fn long_trims_and_prefetches_go_in_pieces() {
 }
 
 #[test]
-fn a_durable_trim_is_synced_before_its_answer() {
-    let (store, served) = endless();
+fn fua_trim_is_synced_before_its_answer() {
+    let (store, served) = huge_store();
     let mut client = Client::open(served.path(), Mode::Simple);
     for (flags, syncs) in [(0, 0), (FUA, 1)] {
         assert_eq!(client.call(TRIM, flags, 0, MIB).error, 0);
         assert_eq!(store.syncs.load(Ordering::SeqCst), syncs);
     }
-    let store = MoodyStore::new(MIB);
-    let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
+    let store = FaultyStore::new(MIB);
+    let served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), IoMode::Sync, 1);
     let mut client = Client::open(served.path(), Mode::Simple);
-    store.set(Mood { bad_sync: Some(Errno::IO), ..Mood::default() });
+    store.set(Faults { bad_sync: Some(Errno::IO), ..Faults::default() });
     assert_eq!(client.call(TRIM, FUA, 0, MIB).error, errno::IO);
     assert_eq!(client.call(TRIM, FUA, 0, MIB).error, errno::IO, "as with any other failed flush");
     assert_eq!(client.call(TRIM, 0, 0, MIB).error, 0);
 }
 
-/// A full disk with FUA of its own fails the request. It fails later flushes too only if bytes were lost that others were told of.
+/// A full disk with FUA of its own fails the request. It fails later flushes too only if bytes were lost that others
+/// were told of.
 #[test]
-fn a_durable_write_without_room_asks_whether_others_are_lost() {
+fn native_fua_write_without_room_syncs_for_lost_writes() {
     for (errno, lost) in [Errno::NOSPC, Errno::DQUOT].into_iter().flat_map(|e| [(e, false), (e, true)]) {
-        let store = MoodyStore::new(MIB);
+        let store = FaultyStore::new(MIB);
         store.native_fua.store(true, Ordering::SeqCst);
-        let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
+        let served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), IoMode::Sync, 1);
         let mut client = Client::open(served.path(), Mode::Simple);
         let bad_sync = lost.then_some(Errno::IO);
-        store.set(Mood { bad_writes: Some((0..4096, errno)), bad_sync, ..Mood::default() });
+        store.set(Faults { bad_writes: Some((0..4096, errno)), bad_sync, ..Faults::default() });
         assert_eq!(client.write(0, 0, &[1; 4096]), errno::NOSPC);
         assert_eq!(store.syncs.load(Ordering::SeqCst), 0, "without FUA there is nothing to ask for");
         assert_eq!(client.write(FUA, 0, &[1; 4096]), errno::NOSPC, "the reason is told as it is");
-        store.set(Mood::default());
+        store.set(Faults::default());
         assert_eq!(client.call(FLUSH, 0, 0, 0).error, if lost { errno::IO } else { 0 }, "{errno:?}, lost: {lost}");
         assert_eq!(client.write(FUA, 0, &[1; 4096]), if lost { errno::IO } else { 0 });
     }
 }
 
-/// Elsewhere a FUA write is a write and a sync: one that is refused tells nothing of other writes.
+/// Without native FUA, a FUA write is a write and a sync. A failed write does not mean that others are lost.
 #[test]
-fn durable_write_that_is_refused_is_not_synced() {
-    let store = MoodyStore::new(MIB);
-    let served = Served::new(device(Arc::clone(&store) as _, 4096, ANYTHING_GOES), IoMode::Sync, 1);
+fn fua_write_that_fails_is_not_synced() {
+    let store = FaultyStore::new(MIB);
+    let served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), IoMode::Sync, 1);
     let mut client = Client::open(served.path(), Mode::Simple);
-    store.set(Mood { bad_writes: Some((0..4096, Errno::IO)), ..Mood::default() });
+    store.set(Faults { bad_writes: Some((0..4096, Errno::IO)), ..Faults::default() });
     assert_eq!(client.write(FUA, 0, &[1; 4096]), errno::IO);
     assert_eq!(store.syncs.load(Ordering::SeqCst), 0);
-    store.set(Mood::default());
+    store.set(Faults::default());
     assert_eq!(client.write(FUA, 0, &[1; 4096]), 0);
     assert_eq!((store.syncs.load(Ordering::SeqCst), client.call(FLUSH, 0, 0, 0).error), (1, 0));
 }
 
-/// Whoever may connect reads the plaintext.
+/// Clients read the plaintext.
 #[test]
-fn only_the_owner_may_connect_and_a_dead_servers_socket_is_replaced() {
+fn socket_is_its_owners_and_replaces_that_of_dead_server() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("socket");
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a new socket"));
-    let served = Served::at(&path, device(memory(MIB), 4096, ANYTHING_GOES), IoMode::Sync, 1, Limits::default());
+    let served = Served::at(&path, device(memory(MIB), 4096, READ_WRITE_DISCARD), IoMode::Sync, 1, Limits::default());
     let served = served.expect("the dead socket is no obstacle");
     let mode = std::fs::metadata(&path).expect("the socket is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     Client::open(&path, Mode::Simple).disconnect();
-    let second = Served::at(&path, device(memory(MIB), 4096, ANYTHING_GOES), IoMode::Sync, 1, Limits::default());
+    let second = Served::at(&path, device(memory(MIB), 4096, READ_WRITE_DISCARD), IoMode::Sync, 1, Limits::default());
     assert!(second.is_err_and(|e| e.to_string().contains("in use")), "a living server is");
     Client::open(served.path(), Mode::Simple).disconnect();
 }

@@ -1,4 +1,4 @@
-//! Servers in this process, and stores that can be told to fail or to wait.
+//! Servers in this process, and stores that fail or block on demand.
 
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use inlock_engine::store::file::IoMode;
@@ -16,16 +16,16 @@ pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const NAME: &str = "export";
 pub(crate) const DESCRIPTION: &str = "what it is";
 
-/// Both ways of talking to the kernel; io_uring only where there is one.
+/// Both ring backends, or the only one that works here.
 pub(crate) fn rings() -> Vec<IoMode> {
     if inlock_engine::ring::Ring::new(IoMode::Uring).is_ok() {
         return vec![IoMode::Sync, IoMode::Uring];
     }
-    println!("SKIPPED: no io_uring here, only plain system calls are tested");
+    println!("SKIPPED: no io_uring here, only the sync backend is tested");
     vec![IoMode::Sync]
 }
 
-pub(crate) const ANYTHING_GOES: Access = Access { read_only: false, allow_discards: true };
+pub(crate) const READ_WRITE_DISCARD: Access = Access { read_only: false, allow_discards: true };
 
 /// A device of data units of `unit` bytes that begins three sectors into the store.
 pub(crate) fn device(store: Arc<dyn BackingStore>, unit: u32, access: Access) -> Arc<Device> {
@@ -42,7 +42,7 @@ pub(crate) fn device(store: Arc<dyn BackingStore>, unit: u32, access: Access) ->
     Arc::new(Device::new(&[segment], &key, store, access).expect("the segment fits"))
 }
 
-/// How long the store of a device of `len` bytes is.
+/// Length of the store of a device of `len` bytes.
 pub(crate) fn store_len(len: u64) -> u64 {
     len + 3 * 512
 }
@@ -51,7 +51,7 @@ pub(crate) fn memory(len: u64) -> Arc<dyn BackingStore> {
     Arc::new(MemoryStore::new(vec![0; store_len(len) as usize]))
 }
 
-/// Bytes that depend on their place and on `seed`.
+/// Bytes that depend on their offset and on `seed`.
 pub(crate) fn pattern(seed: u64, len: u64) -> Vec<u8> {
     let word = |i: u64| (i.wrapping_add(seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).to_le_bytes();
     let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(word).collect();
@@ -72,7 +72,7 @@ impl Served {
     }
 
     pub(crate) fn with_limits(device: Arc<Device>, io: IoMode, threads: usize, limits: Limits) -> Self {
-        let dir = tempfile::tempdir().expect("a folder for the socket");
+        let dir = tempfile::tempdir().expect("a directory for the socket");
         let mut served = Self::at(&dir.path().join("socket"), device, io, threads, limits).expect("the server starts");
         served._dir = Some(dir);
         served
@@ -105,7 +105,7 @@ impl Served {
         self.server.take().expect("stopped once").stop()
     }
 
-    /// What the device holds, read without the server.
+    /// Plaintext of the device, read without the server.
     pub(crate) fn plaintext(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.device.len() as usize];
         BlockingDevice::new(Arc::clone(&self.device)).read_at(&mut bytes, 0).expect("memory does not fail");
@@ -118,45 +118,45 @@ impl Drop for Served {
         if let Some(server) = self.server.take()
             && !std::thread::panicking()
         {
-            // A test that looks at how the server stops does so itself.
+            // A test of stopping calls `stop` itself.
             let _ = server.stop();
         }
     }
 }
 
-/// Which operations of a [`MoodyStore`] fail, and how.
+/// Operations of a [`FaultyStore`] that fail or block.
 #[derive(Default)]
-pub(crate) struct Mood {
+pub(crate) struct Faults {
     /// Reads that touch these bytes of the device.
     pub(crate) bad_reads: Option<(Range<u64>, Errno)>,
     /// Writes that touch these bytes of the device.
     pub(crate) bad_writes: Option<(Range<u64>, Errno)>,
     /// The next sync.
     pub(crate) bad_sync: Option<Errno>,
-    /// Writes wait.
+    /// Writes block.
     pub(crate) hold_writes: bool,
 }
 
-/// A store in memory that does as it is told, and counts.
-pub(crate) struct MoodyStore {
+/// A store in memory with faults, which counts its operations.
+pub(crate) struct FaultyStore {
     pub(crate) inner: MemoryStore,
-    mood: Mutex<Mood>,
+    faults: Mutex<Faults>,
     changed: Condvar,
     pub(crate) failed: AtomicUsize,
     pub(crate) waiting: AtomicUsize,
     pub(crate) writes: AtomicU64,
     pub(crate) durable_writes: AtomicU64,
     pub(crate) syncs: AtomicU64,
-    /// How many writes had ended when the last sync began.
+    /// Number of writes that had ended when the last sync began.
     pub(crate) synced_writes: AtomicU64,
     pub(crate) native_fua: AtomicBool,
 }
 
-impl MoodyStore {
+impl FaultyStore {
     pub(crate) fn new(len: u64) -> Arc<Self> {
         Arc::new(Self {
             inner: MemoryStore::new(vec![0; store_len(len) as usize]),
-            mood: Mutex::default(),
+            faults: Mutex::default(),
             changed: Condvar::new(),
             failed: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
@@ -168,8 +168,8 @@ impl MoodyStore {
         })
     }
 
-    pub(crate) fn set(&self, mood: Mood) {
-        *self.mood.lock().expect("no test panics with it") = mood;
+    pub(crate) fn set(&self, faults: Faults) {
+        *self.faults.lock().expect("no test panics with it") = faults;
         self.changed.notify_all();
     }
 
@@ -184,7 +184,7 @@ impl MoodyStore {
     }
 }
 
-impl BackingStore for MoodyStore {
+impl BackingStore for FaultyStore {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -196,17 +196,17 @@ impl BackingStore for MoodyStore {
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        let mood = self.mood.lock().expect("no test panics with it");
-        self.fails(&mood.bad_reads, offset, data.len())?;
+        let faults = self.faults.lock().expect("no test panics with it");
+        self.fails(&faults.bad_reads, offset, data.len())?;
         self.inner.read_at(data, offset)
     }
 
     fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
-        let mood = self.mood.lock().expect("no test panics with it");
+        let faults = self.faults.lock().expect("no test panics with it");
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        let mood = self.changed.wait_while(mood, |m| m.hold_writes).expect("no test panics with it");
+        let faults = self.changed.wait_while(faults, |m| m.hold_writes).expect("no test panics with it");
         self.waiting.fetch_sub(1, Ordering::SeqCst);
-        self.fails(&mood.bad_writes, offset, data.len())?;
+        self.fails(&faults.bad_writes, offset, data.len())?;
         let written = self.inner.write_at(data, offset, durable)?;
         self.writes.fetch_add(1, Ordering::SeqCst);
         self.durable_writes.fetch_add(u64::from(durable), Ordering::SeqCst);
@@ -216,7 +216,7 @@ impl BackingStore for MoodyStore {
     fn sync(&self) -> Result<(), Errno> {
         self.synced_writes.store(self.writes.load(Ordering::SeqCst), Ordering::SeqCst);
         self.syncs.fetch_add(1, Ordering::SeqCst);
-        match self.mood.lock().expect("no test panics with it").bad_sync.take() {
+        match self.faults.lock().expect("no test panics with it").bad_sync.take() {
             Some(errno) => Err(errno),
             None => Ok(()),
         }

@@ -1,7 +1,7 @@
 //! The LUKS1 header as `cryptsetup luksDump` prints it.
 
 use super::Luks1;
-use crate::printable::Printable;
+use crate::printable::{Hex, Printable};
 use std::fmt;
 
 /// Writes the header; `device` is the path that the first line names.
@@ -31,13 +31,4 @@ pub(crate) fn write(luks1: &Luks1, device: &str, f: &mut fmt::Formatter<'_>) -> 
         writeln!(f, "\tAF stripes:            \t{}", slot.stripes)?;
     }
     Ok(())
-}
-
-/// Bytes as `0a 1b `, each followed by a blank.
-pub(crate) struct Hex<'a>(pub(crate) &'a [u8]);
-
-impl fmt::Display for Hex<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x} "))
-    }
 }

@@ -10,15 +10,13 @@ use crate::error::FormatError;
 use crate::header_device::HeaderDevice;
 use crate::header_policy::HeaderPolicy;
 use crate::key_material::{KeyMaterial, material_len};
-use crate::luks_cipher;
+use crate::luks2::wipe::{fill_random, wipe_old_headers};
 use crate::pbkdf::{Hash, Kdf, KdfKind, KdfLimits, KdfRequest, random_bytes};
 use crate::secret::Secret;
 use crate::unlock::new_volume_key;
-use crate::volume::Volume;
-use crate::wipe::{fill_random, wipe_old_headers};
+use crate::{luks_cipher, luks_uuid};
 use inlock_cipher::{CipherSpec, DataUnitSize, VolumeKey};
 use std::time::Duration;
-use uuid::Uuid;
 use zerocopy::{FromZeros, IntoBytes};
 use zeroize::Zeroizing;
 
@@ -116,7 +114,7 @@ impl FormatOptions {
 }
 
 /// Writes a new LUKS1 header with one keyslot, which `passphrase` opens. Whatever the device held is lost.
-pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Volume, FormatError> {
+pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Luks1, FormatError> {
     options.check(device.len()?)?;
     luks_cipher::check_new_keyslot("cipher", &options.cipher)?;
     options.policy.check_new(options.cipher)?;
@@ -138,8 +136,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     device.sync()?;
     device.write_all_at(&bytes[..512], 0)?;
     device.sync()?;
-    let luks1 = Luks1::load(device).map_err(|error| FormatError::Verify(Box::new(error)))?;
-    Ok(Volume::Luks1(Box::new(luks1)))
+    Luks1::load(device).map_err(|error| FormatError::Verify(Box::new(error)))
 }
 
 fn new_header(options: &FormatOptions, key: &VolumeKey) -> Result<RawHeader, FormatError> {
@@ -150,7 +147,7 @@ fn new_header(options: &FormatOptions, key: &VolumeKey) -> Result<RawHeader, For
     header.cipher_name[..cipher.len()].copy_from_slice(cipher.as_bytes());
     header.cipher_mode[..mode.len()].copy_from_slice(mode.as_bytes());
     header.hash_spec[..options.hash.name().len()].copy_from_slice(options.hash.name().as_bytes());
-    header.uuid[..36].copy_from_slice(new_uuid(options.uuid.as_deref())?.as_bytes());
+    header.uuid[..36].copy_from_slice(luks_uuid::new(options.uuid.as_deref())?.as_bytes());
     header.payload_offset = u32::try_from(options.data_offset() / 512).unwrap_or(u32::MAX).into();
     header.key_bytes = u32::try_from(options.key_len).unwrap_or(u32::MAX).into();
 
@@ -192,16 +189,4 @@ fn seal_keyslot(
     let offset = u64::from(slot.offset.get()) * 512;
     let place = KeyMaterial { offset, key_len: options.key_len, stripes: STRIPES, hash, cipher: options.cipher };
     Ok(place.seal(key, &area_key)?)
-}
-
-/// The UUID that was asked for, or a random one, as headers spell it.
-pub(crate) fn new_uuid(text: Option<&str>) -> Result<String, FormatError> {
-    let uuid = match text {
-        None => Uuid::new_v4(),
-        Some(text) if text.len() == 36 => {
-            Uuid::parse_str(text).map_err(|_| FormatError::InvalidOption { option: "uuid", reason: "not a UUID" })?
-        }
-        Some(_) => return Err(FormatError::InvalidOption { option: "uuid", reason: "not a UUID" }),
-    };
-    Ok(uuid.hyphenated().to_string())
 }

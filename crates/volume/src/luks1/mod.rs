@@ -10,11 +10,11 @@ mod format;
 mod unlock;
 mod validate;
 
-pub(crate) use format::new_uuid;
 pub use format::{FormatOptions, format};
 
-use crate::error::{LoadError, Problem};
+use crate::error::LoadError;
 use crate::header_device::HeaderDevice;
+use crate::violation::Violation;
 use binary_header::{HEADER_LEN, KEYSLOTS, RawHeader};
 use zerocopy::FromBytes;
 
@@ -121,11 +121,11 @@ impl Keyslot {
 }
 
 /// A text field's content up to its zero byte, if it has one and is printable ASCII.
-fn text(field: &'static str, bytes: &[u8]) -> Result<String, Problem> {
-    let end = bytes.iter().position(|&byte| byte == 0).ok_or(Problem::NotText(field))?;
+fn text(field: &'static str, bytes: &[u8]) -> Result<String, Violation> {
+    let end = bytes.iter().position(|&byte| byte == 0).ok_or(Violation::NotText(field))?;
     let text = &bytes[..end];
     if !text.iter().all(|byte| (0x20..0x7f).contains(byte)) {
-        return Err(Problem::NotText(field));
+        return Err(Violation::NotText(field));
     }
     Ok(text.iter().map(|&byte| char::from(byte)).collect())
 }

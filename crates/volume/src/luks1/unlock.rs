@@ -1,11 +1,12 @@
 //! From a passphrase, or a volume key, to what serves a LUKS1 volume.
 
 use super::{HEADER, Keyslot, Luks1};
-use crate::error::{Excerpt, UnlockError};
+use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
 use crate::key_material::KeyMaterial;
 use crate::luks_cipher;
 use crate::pbkdf::{Hash, Kdf, KdfLimits, KdfWork};
+use crate::printable::Excerpt;
 use crate::secret::Secret;
 use crate::unlock::{Attempts, UnlockOptions, Unlocked, finish};
 use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};

@@ -2,15 +2,16 @@
 
 use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, RawHeader, RawKeyslot};
 use super::{HEADER, Keyslot, Luks1, STRIPES, text};
-use crate::error::{Fault, LoadError, Place, Problem};
+use crate::error::LoadError;
 use crate::key_material::MAX_KEY_LEN;
+use crate::violation::{HeaderFault, HeaderPath, Violation};
 
 /// Reads the fields. Texts must be texts and keyslots must be enabled or disabled; nothing else is checked yet.
-pub(super) fn decode(raw: &RawHeader) -> Result<Luks1, Fault> {
-    let root = |problem: Problem| problem.at(HEADER, Place::ROOT);
+pub(super) fn decode(raw: &RawHeader) -> Result<Luks1, HeaderFault> {
+    let root = |violation: Violation| violation.at(HEADER, HeaderPath::ROOT);
     let mut keyslots = [Keyslot { active: false, iterations: 0, salt: [0; 32], offset: 0, stripes: 0 }; 8];
     for (number, (raw, slot)) in (0..).zip(raw.keyslots.iter().zip(&mut keyslots)) {
-        *slot = keyslot(raw).map_err(|problem| problem.at(HEADER, Place::object("keyslots", number)))?;
+        *slot = keyslot(raw).map_err(|violation| violation.at(HEADER, HeaderPath::object("keyslots", number)))?;
     }
     Ok(Luks1 {
         cipher_name: text("cipher name", &raw.cipher_name).map_err(root)?,
@@ -26,11 +27,11 @@ pub(super) fn decode(raw: &RawHeader) -> Result<Luks1, Fault> {
     })
 }
 
-fn keyslot(raw: &RawKeyslot) -> Result<Keyslot, Problem> {
+fn keyslot(raw: &RawKeyslot) -> Result<Keyslot, Violation> {
     let active = match raw.active.get() {
         KEYSLOT_ENABLED => true,
         KEYSLOT_DISABLED => false,
-        other => return Err(Problem::NotAllowed { field: "active flag", value: other.into() }),
+        other => return Err(Violation::NotAllowed { field: "active flag", value: other.into() }),
     };
     Ok(Keyslot {
         active,
@@ -42,42 +43,43 @@ fn keyslot(raw: &RawKeyslot) -> Result<Keyslot, Problem> {
 }
 
 /// Checks numbers and areas, of unused keyslots too: the next key to be added goes there.
-pub(super) fn check(luks1: &Luks1) -> Result<(), Fault> {
-    let root = |problem: Problem| Err(problem.at(HEADER, Place::ROOT));
+pub(super) fn check(luks1: &Luks1) -> Result<(), HeaderFault> {
+    let root = |violation: Violation| Err(violation.at(HEADER, HeaderPath::ROOT));
     let max = MAX_KEY_LEN as u64;
     let key_len = u64::from(luks1.key_len);
     if key_len == 0 || key_len > max {
-        return root(Problem::OutOfRange { field: "key bytes", value: key_len, min: 1, max });
+        return root(Violation::OutOfRange { field: "key bytes", value: key_len, min: 1, max });
     }
     if luks1.digest_iterations == 0 {
-        return root(Problem::NotAllowed { field: "digest iterations", value: 0 });
+        return root(Violation::NotAllowed { field: "digest iterations", value: 0 });
     }
     for (number, slot) in (0..).zip(&luks1.keyslots) {
-        check_keyslot(luks1, number, slot).map_err(|problem| problem.at(HEADER, Place::object("keyslots", number)))?;
+        check_keyslot(luks1, number, slot)
+            .map_err(|violation| violation.at(HEADER, HeaderPath::object("keyslots", number)))?;
     }
     Ok(())
 }
 
-fn check_keyslot(luks1: &Luks1, number: u32, slot: &Keyslot) -> Result<(), Problem> {
+fn check_keyslot(luks1: &Luks1, number: u32, slot: &Keyslot) -> Result<(), Violation> {
     if slot.stripes != STRIPES {
-        return Err(Problem::Mismatch { field: "stripes", value: slot.stripes.into(), wanted: STRIPES.into() });
+        return Err(Violation::Mismatch { field: "stripes", value: slot.stripes.into(), wanted: STRIPES.into() });
     }
     if slot.active && slot.iterations == 0 {
-        return Err(Problem::NotAllowed { field: "iterations", value: 0 });
+        return Err(Violation::NotAllowed { field: "iterations", value: 0 });
     }
     let (start, end) = (slot.start(), slot.end(luks1.key_len));
     if start < HEADER_LEN as u64 {
-        return Err(Problem::Overlap { offset: start, with: "the header" });
+        return Err(Violation::Overlap { offset: start, with: "the header" });
     }
     for (other_number, other) in (0..number).zip(&luks1.keyslots) {
         if start < other.end(luks1.key_len) && other.start() < end {
-            return Err(Problem::OverlapObject { offset: start, with: "keyslots", object: other_number });
+            return Err(Violation::OverlapObject { offset: start, with: "keyslots", object: other_number });
         }
     }
     // A payload offset of 0 says that the header is detached: the payload is on another device.
     let payload = u64::from(luks1.payload_offset) * 512;
     if payload != 0 && end > payload {
-        return Err(Problem::PastEnd {
+        return Err(Violation::PastEnd {
             offset: start,
             size: end - start,
             limit: payload,

@@ -2,7 +2,7 @@
 
 use super::binary_header::BinaryHeader;
 use super::metadata::Metadata;
-use crate::error::{Fault, Place, Problem};
+use crate::violation::{HeaderFault, HeaderPath, Violation};
 
 /// The most bytes of all keyslot areas together.
 pub const MAX_KEYSLOTS_LEN: u64 = 128 << 20;
@@ -20,40 +20,41 @@ pub(super) fn keyslots_end(header: &BinaryHeader, metadata: &Metadata) -> u64 {
 }
 
 /// Checks that nothing lies in anything else's place. `keyslots_size` was checked before.
-pub(super) fn check(name: &'static str, header: &BinaryHeader, metadata: &Metadata) -> Result<(), Fault> {
+pub(super) fn check(name: &'static str, header: &BinaryHeader, metadata: &Metadata) -> Result<(), HeaderFault> {
     check_keyslots(header, metadata)
-        .map_err(|(number, problem)| problem.at(name, Place::object("keyslots", number).part("area")))?;
-    check_segments(header, metadata).map_err(|(number, problem)| problem.at(name, Place::object("segments", number)))
+        .map_err(|(number, violation)| violation.at(name, HeaderPath::object("keyslots", number).part("area")))?;
+    check_segments(header, metadata)
+        .map_err(|(number, violation)| violation.at(name, HeaderPath::object("segments", number)))
 }
 
-fn check_keyslots(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32, Problem)> {
+fn check_keyslots(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32, Violation)> {
     let (start, limit) = (keyslots_start(header), keyslots_end(header, metadata));
     for (&number, keyslot) in &metadata.keyslots {
         let (offset, size) = (keyslot.area_offset, keyslot.area_len);
-        let refuse = |problem| Err((number, problem));
+        let refuse = |violation| Err((number, violation));
         if size == 0 {
-            return refuse(Problem::NotAllowed { field: "size", value: 0 });
+            return refuse(Violation::NotAllowed { field: "size", value: 0 });
         }
         if offset < start {
-            return refuse(Problem::Overlap { offset, with: "the header" });
+            return refuse(Violation::Overlap { offset, with: "the header" });
         }
         if offset.checked_add(size).is_none_or(|end| end > limit) {
-            return refuse(Problem::PastEnd { offset, size, limit, of: "the keyslot areas" });
+            return refuse(Violation::PastEnd { offset, size, limit, of: "the keyslot areas" });
         }
         for (&object, other) in metadata.keyslots.range(..number) {
             // The other's end was checked in its turn.
             if offset < other.area_offset + other.area_len && other.area_offset < offset + size {
-                return refuse(Problem::OverlapObject { offset, with: "keyslots", object });
+                return refuse(Violation::OverlapObject { offset, with: "keyslots", object });
             }
         }
     }
     Ok(())
 }
 
-fn check_segments(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32, Problem)> {
+fn check_segments(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32, Violation)> {
     let numbers = metadata.segments.keys().zip(0..);
     if let Some((&number, _)) = numbers.into_iter().find(|&(&number, wanted)| number != wanted) {
-        return Err((number, Problem::SegmentGap));
+        return Err((number, Violation::SegmentGap));
     }
     let live: Vec<_> = metadata.segments.iter().filter(|(_, segment)| !segment.is_backup()).collect();
     // A payload at offset 0 says that the header is detached: then nothing of it is on the data device.
@@ -61,16 +62,16 @@ fn check_segments(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32
     for (index, &(&number, segment)) in live.iter().enumerate() {
         let offset = segment.offset;
         if !detached && offset < keyslots_end(header, metadata) {
-            return Err((number, Problem::Overlap { offset, with: "the keyslot areas" }));
+            return Err((number, Violation::Overlap { offset, with: "the keyslot areas" }));
         }
         if segment.size.is_none() && index + 1 != live.len() {
-            return Err((number, Problem::DynamicNotLast));
+            return Err((number, Violation::DynamicNotLast));
         }
         let end = segment.size.map_or(u64::MAX, |size| offset + size);
         for &(&object, other) in &live[..index] {
             let other_end = other.size.map_or(u64::MAX, |size| other.offset + size);
             if offset < other_end && other.offset < end {
-                return Err((number, Problem::OverlapObject { offset, with: "segments", object }));
+                return Err((number, Violation::OverlapObject { offset, with: "segments", object }));
             }
         }
     }

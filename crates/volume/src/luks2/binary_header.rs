@@ -1,7 +1,7 @@
 //! The LUKS2 binary header (specification, section 2). All numbers are big-endian.
 
-use crate::error::Problem;
 use crate::pbkdf::Hash;
+use crate::violation::Violation;
 use zerocopy::byteorder::big_endian::{U16, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -72,28 +72,28 @@ impl BinaryHeader {
     }
 
     /// Reads the fields of the block that stands at `offset`, and checks all but the checksum.
-    pub fn decode(block: &[u8; BLOCK_LEN], copy: Copy, offset: u64) -> Result<Self, Problem> {
+    pub fn decode(block: &[u8; BLOCK_LEN], copy: Copy, offset: u64) -> Result<Self, Violation> {
         let raw = RawHeader::ref_from_bytes(block).expect("the array has the length of the header");
         if raw.magic != copy.magic() {
-            return Err(Problem::NoMagic);
+            return Err(Violation::NoMagic);
         }
         if raw.version.get() != 2 {
-            return Err(Problem::Version(raw.version.get()));
+            return Err(Violation::Version(raw.version.get()));
         }
         let hdr_size = raw.hdr_size.get();
         if !SECOND_OFFSETS.contains(&hdr_size) {
-            return Err(Problem::NotAllowed { field: "header size", value: hdr_size });
+            return Err(Violation::NotAllowed { field: "header size", value: hdr_size });
         }
         if raw.hdr_offset.get() != offset {
-            return Err(Problem::Mismatch { field: "header offset", value: raw.hdr_offset.get(), wanted: offset });
+            return Err(Violation::Mismatch { field: "header offset", value: raw.hdr_offset.get(), wanted: offset });
         }
         if copy == Copy::Secondary && hdr_size != offset {
-            return Err(Problem::Mismatch { field: "header size", value: hdr_size, wanted: offset });
+            return Err(Violation::Mismatch { field: "header size", value: hdr_size, wanted: offset });
         }
         let csum_alg = text("checksum algorithm", &raw.csum_alg)?;
         let known = csum_alg.parse();
         let unknown =
-            |_| Problem::Unknown { field: "checksum algorithm", value: crate::error::Excerpt::new(&csum_alg) };
+            |_| Violation::Unknown { field: "checksum algorithm", value: crate::printable::Excerpt::new(&csum_alg) };
         Ok(Self {
             hdr_size,
             seqid: raw.seqid.get(),
@@ -170,11 +170,11 @@ fn put(field: &mut [u8], text: &str) {
 }
 
 /// A text field's content up to its zero byte, if it has one and is UTF-8 without control characters.
-fn text(field: &'static str, bytes: &[u8]) -> Result<String, Problem> {
-    let end = bytes.iter().position(|&byte| byte == 0).ok_or(Problem::NotText(field))?;
-    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| Problem::NotText(field))?;
+fn text(field: &'static str, bytes: &[u8]) -> Result<String, Violation> {
+    let end = bytes.iter().position(|&byte| byte == 0).ok_or(Violation::NotText(field))?;
+    let text = std::str::from_utf8(&bytes[..end]).map_err(|_| Violation::NotText(field))?;
     if text.chars().any(char::is_control) {
-        return Err(Problem::NotText(field));
+        return Err(Violation::NotText(field));
     }
     Ok(text.to_owned())
 }

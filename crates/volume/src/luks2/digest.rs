@@ -3,8 +3,9 @@
 use super::json::Fields;
 use super::keyslot::MAX_SALT_LEN;
 use super::metadata::{Digest, DigestKind};
-use crate::error::{Fault, UnlockError};
+use crate::error::UnlockError;
 use crate::pbkdf::{Hash, Kdf, KdfLimits};
+use crate::violation::HeaderFault;
 use inlock_cipher::VolumeKey;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
@@ -14,7 +15,7 @@ pub(super) fn parse(
     fields: &Fields<'_>,
     keyslot_exists: impl Fn(u32) -> bool,
     segment_exists: impl Fn(u32) -> bool,
-) -> Result<Digest, Fault> {
+) -> Result<Digest, HeaderFault> {
     let kind = match fields.text("type")? {
         "pbkdf2" => DigestKind::Pbkdf2 {
             hash: fields.text("hash")?.to_owned(),

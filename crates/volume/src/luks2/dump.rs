@@ -4,9 +4,8 @@ use super::Luks2;
 use super::metadata::{
     Config, CryptSegment, Digest, DigestKind, Keyslot, KeyslotKdf, KeyslotKind, PassphraseKeyslot, Segment, SegmentKind,
 };
-use crate::luks1::dump::Hex;
 use crate::pbkdf::Argon2Cost;
-use crate::printable::Printable;
+use crate::printable::{Hex, Printable};
 use std::fmt::{self, Formatter};
 
 /// Writes the header.

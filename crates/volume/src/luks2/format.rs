@@ -8,18 +8,16 @@ use super::areas::{KEYSLOTS_ALIGN, MAX_KEYSLOTS_LEN};
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS};
 use super::commit::json_area;
 use super::validate::{self, MAX_OBJECTS};
+use super::wipe::{fill_random, wipe_old_headers};
 use super::{HEADER, Luks2};
 use crate::error::FormatError;
 use crate::header_device::HeaderDevice;
 use crate::header_policy::HeaderPolicy;
 use crate::key_material::{KeyMaterial, material_len};
-use crate::luks_cipher;
-use crate::luks1;
 use crate::pbkdf::{Hash, Kdf, KdfKind, KdfLimits, KdfRequest, pbkdf2_iterations, random_bytes};
 use crate::secret::Secret;
 use crate::unlock::new_volume_key;
-use crate::volume::Volume;
-use crate::wipe::{fill_random, wipe_old_headers};
+use crate::{luks_cipher, luks_uuid};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use inlock_cipher::{Cipher, CipherSpec, DataUnitSize, VolumeKey};
@@ -199,7 +197,7 @@ const DIGEST_TIME: Duration = Duration::from_millis(125);
 const MIN_DIGEST_ITERATIONS: u32 = 1000;
 
 /// Writes a new LUKS2 header with one keyslot, which `passphrase` opens. Whatever the device held is lost.
-pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Volume, FormatError> {
+pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Luks2, FormatError> {
     let device_len = device.len()?;
     let data_len = if options.detached { options.data_len } else { Some(options.data_len.unwrap_or(device_len)) };
     options.check(device_len, data_len)?;
@@ -214,7 +212,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
         label: options.label.clone(),
         subsystem: options.subsystem.clone(),
         csum_alg: Hash::Sha256,
-        uuid: luks1::new_uuid(options.uuid.as_deref())?,
+        uuid: luks_uuid::new(options.uuid.as_deref())?,
     };
     // What cannot be loaded is not written.
     validate::check(HEADER, &header, &map).map_err(|fault| FormatError::Verify(Box::new(fault.into())))?;
@@ -234,8 +232,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
         device.write_all_at(&header.encode(copy, &salt, &area), header.offset(copy))?;
         device.sync()?;
     }
-    let luks2 = Luks2::load(device).map_err(|error| FormatError::Verify(Box::new(error)))?;
-    Ok(Volume::Luks2(Box::new(luks2)))
+    Luks2::load(device).map_err(|error| FormatError::Verify(Box::new(error)))
 }
 
 /// A keyslot's metadata and its material.

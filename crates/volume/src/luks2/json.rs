@@ -4,7 +4,8 @@
 //! so that the tree stays within some 20 MiB; a key that stands twice in an object is refused, because two readers could
 //! disagree on it.
 
-use crate::error::{Excerpt, Fault, Place, Problem};
+use crate::printable::Excerpt;
+use crate::violation::{HeaderFault, HeaderPath, Violation};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -18,42 +19,42 @@ pub(super) const MAX_DEPTH: usize = 32;
 pub(super) const MAX_VALUES: usize = 1 << 16;
 
 /// Takes the JSON text out of its area: an object, a zero byte, and zeroes to the end.
-pub(super) fn text_of_area(area: &[u8]) -> Result<&str, Problem> {
-    let end = area.iter().position(|&byte| byte == 0).ok_or(Problem::JsonFrame)?;
+pub(super) fn text_of_area(area: &[u8]) -> Result<&str, Violation> {
+    let end = area.iter().position(|&byte| byte == 0).ok_or(Violation::JsonFrame)?;
     let (text, tail) = area.split_at(end);
     if tail.iter().any(|&byte| byte != 0) {
-        return Err(Problem::JsonTail);
+        return Err(Violation::JsonTail);
     }
     if !(text.starts_with(b"{") && text.ends_with(b"}")) {
-        return Err(Problem::JsonFrame);
+        return Err(Violation::JsonFrame);
     }
     std::str::from_utf8(text).map_err(|error| {
         let before = &text[..error.valid_up_to()];
         let line = before.iter().filter(|&&byte| byte == b'\n').count() as u64 + 1;
         let column = before.iter().rev().take_while(|&&byte| byte != b'\n').count() as u64 + 1;
-        Problem::JsonSyntax { line, column }
+        Violation::JsonSyntax { line, column }
     })
 }
 
 /// Reads the text of an object.
-pub(super) fn parse(text: &str) -> Result<Map<String, Value>, Problem> {
-    let state = RefCell::new(State { values: 0, problem: None });
+pub(super) fn parse(text: &str) -> Result<Map<String, Value>, Violation> {
+    let state = RefCell::new(State { values: 0, violation: None });
     let mut reader = serde_json::Deserializer::from_str(text);
     let value =
         Strict { depth: 0, state: &state }.deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     match value {
         Ok(Value::Object(map)) => Ok(map),
-        Ok(_) => Err(Problem::JsonFrame),
+        Ok(_) => Err(Violation::JsonFrame),
         Err(error) => Err(state
             .into_inner()
-            .problem
-            .unwrap_or(Problem::JsonSyntax { line: error.line() as u64, column: error.column() as u64 })),
+            .violation
+            .unwrap_or(Violation::JsonSyntax { line: error.line() as u64, column: error.column() as u64 })),
     }
 }
 
 struct State {
     values: usize,
-    problem: Option<Problem>,
+    violation: Option<Violation>,
 }
 
 struct Strict<'s> {
@@ -67,8 +68,8 @@ impl<'s> Strict<'s> {
         Strict { depth: self.depth + 1, state: self.state }
     }
 
-    fn refuse<T, E: Error>(&self, problem: Problem) -> Result<T, E> {
-        self.state.borrow_mut().problem = Some(problem);
+    fn refuse<T, E: Error>(&self, violation: Violation) -> Result<T, E> {
+        self.state.borrow_mut().violation = Some(violation);
         Err(E::custom("refused"))
     }
 }
@@ -79,10 +80,10 @@ impl<'de> DeserializeSeed<'de> for Strict<'_> {
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
         self.state.borrow_mut().values += 1;
         if self.state.borrow().values > MAX_VALUES {
-            return self.refuse(Problem::JsonValues(MAX_VALUES));
+            return self.refuse(Violation::JsonValues(MAX_VALUES));
         }
         if self.depth > MAX_DEPTH {
-            return self.refuse(Problem::JsonDepth(MAX_DEPTH));
+            return self.refuse(Violation::JsonDepth(MAX_DEPTH));
         }
         reader.deserialize_any(self)
     }
@@ -131,7 +132,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
         let mut map = Map::new();
         while let Some(key) = access.next_key::<String>()? {
             if map.contains_key(&key) {
-                return self.refuse(Problem::JsonDuplicateKey(Excerpt::new(&key)));
+                return self.refuse(Violation::JsonDuplicateKey(Excerpt::new(&key)));
             }
             let value = access.next_value_seed(self.inner())?;
             map.insert(key, value);
@@ -154,116 +155,120 @@ pub(super) fn object_number(name: &str) -> Option<u32> {
     (name.len() == 1 || !name.starts_with('0')).then_some(number)
 }
 
-/// An object of the tree, with its place for errors.
+/// An object of the tree, with its path for errors.
 #[derive(Clone)]
 pub(super) struct Fields<'a> {
     header: &'static str,
-    place: Place,
+    path: HeaderPath,
     map: &'a Map<String, Value>,
 }
 
 impl<'a> Fields<'a> {
     pub(super) fn new(header: &'static str, map: &'a Map<String, Value>) -> Self {
-        Self { header, place: Place::ROOT, map }
+        Self { header, path: HeaderPath::ROOT, map }
     }
 
-    /// A fault at this place.
-    pub(super) fn fault(&self, problem: Problem) -> Fault {
-        problem.at(self.header, self.place.clone())
+    /// A fault at this path.
+    pub(super) fn fault(&self, violation: Violation) -> HeaderFault {
+        violation.at(self.header, self.path.clone())
     }
 
-    fn wrong(&self, field: &'static str, wanted: &'static str) -> Fault {
-        self.fault(Problem::WrongType { field, wanted })
+    fn wrong(&self, field: &'static str, wanted: &'static str) -> HeaderFault {
+        self.fault(Violation::WrongType { field, wanted })
     }
 
     pub(super) fn has(&self, field: &str) -> bool {
         self.map.contains_key(field)
     }
 
-    fn get(&self, field: &'static str) -> Result<&'a Value, Fault> {
-        self.map.get(field).ok_or_else(|| self.fault(Problem::Missing(field)))
+    fn get(&self, field: &'static str) -> Result<&'a Value, HeaderFault> {
+        self.map.get(field).ok_or_else(|| self.fault(Violation::Missing(field)))
     }
 
     /// A top-level section.
-    pub(super) fn section(&self, name: &'static str) -> Result<Self, Fault> {
+    pub(super) fn section(&self, name: &'static str) -> Result<Self, HeaderFault> {
         let map = self.get(name)?.as_object().ok_or_else(|| self.wrong(name, "an object"))?;
-        Ok(Self { header: self.header, place: Place::section(name), map })
+        Ok(Self { header: self.header, path: HeaderPath::section(name), map })
     }
 
     /// The objects of a section by number; there are at most `max`, with numbers below it.
-    pub(super) fn objects(&self, section: &'static str, max: u32) -> Result<Vec<(u32, Self)>, Fault> {
+    pub(super) fn objects(&self, section: &'static str, max: u32) -> Result<Vec<(u32, Self)>, HeaderFault> {
         let all = self.section(section)?;
         if all.map.len() > max as usize {
-            return Err(all.fault(Problem::TooMany { count: all.map.len() as u64, max: max.into() }));
+            return Err(all.fault(Violation::TooMany { count: all.map.len() as u64, max: max.into() }));
         }
         let mut objects = Vec::with_capacity(all.map.len());
         for (name, value) in all.map {
             let number = object_number(name).filter(|&number| number < max);
-            let number = number.ok_or_else(|| all.fault(Problem::ObjectName(Excerpt::new(name))))?;
-            let place = Place::object(section, number);
-            let problem = Problem::WrongType { field: "value", wanted: "an object" };
-            let map = value.as_object().ok_or_else(|| problem.at(self.header, place.clone()))?;
-            objects.push((number, Self { header: self.header, place, map }));
+            let number = number.ok_or_else(|| all.fault(Violation::ObjectName(Excerpt::new(name))))?;
+            let path = HeaderPath::object(section, number);
+            let violation = Violation::WrongType { field: "value", wanted: "an object" };
+            let map = value.as_object().ok_or_else(|| violation.at(self.header, path.clone()))?;
+            objects.push((number, Self { header: self.header, path, map }));
         }
         objects.sort_by_key(|(number, _)| *number);
         Ok(objects)
     }
 
     /// An object inside of this one.
-    pub(super) fn part(&self, field: &'static str) -> Result<Self, Fault> {
+    pub(super) fn part(&self, field: &'static str) -> Result<Self, HeaderFault> {
         let map = self.get(field)?.as_object().ok_or_else(|| self.wrong(field, "an object"))?;
-        Ok(Self { header: self.header, place: self.place.part(field), map })
+        Ok(Self { header: self.header, path: self.path.part(field), map })
     }
 
-    pub(super) fn text(&self, field: &'static str) -> Result<&'a str, Fault> {
+    pub(super) fn text(&self, field: &'static str) -> Result<&'a str, HeaderFault> {
         self.get(field)?.as_str().ok_or_else(|| self.wrong(field, "a string"))
     }
 
     /// A JSON number.
-    pub(super) fn number(&self, field: &'static str, min: u32, max: u32) -> Result<u32, Fault> {
+    pub(super) fn number(&self, field: &'static str, min: u32, max: u32) -> Result<u32, HeaderFault> {
         let value = self.get(field)?.as_u64().ok_or_else(|| self.wrong(field, "a whole number"))?;
         let (min, max) = (u64::from(min), u64::from(max));
         if !(min..=max).contains(&value) {
-            return Err(self.fault(Problem::OutOfRange { field, value, min, max }));
+            return Err(self.fault(Violation::OutOfRange { field, value, min, max }));
         }
         Ok(value as u32)
     }
 
     /// A 64-bit number in a string.
-    pub(super) fn decimal(&self, field: &'static str) -> Result<u64, Fault> {
+    pub(super) fn decimal(&self, field: &'static str) -> Result<u64, HeaderFault> {
         decimal(self.text(field)?).ok_or_else(|| self.wrong(field, "a string of decimal digits for 64 bits"))
     }
 
     /// Bytes in base64, from 1 to `max`.
-    pub(super) fn bytes(&self, field: &'static str, max: usize) -> Result<Vec<u8>, Fault> {
+    pub(super) fn bytes(&self, field: &'static str, max: usize) -> Result<Vec<u8>, HeaderFault> {
         let text = self.text(field)?;
         let (value, max64) = (text.len() as u64 / 4 * 3, max as u64);
         if value > max64 + 3 {
-            return Err(self.fault(Problem::OutOfRange { field, value, min: 1, max: max64 }));
+            return Err(self.fault(Violation::OutOfRange { field, value, min: 1, max: max64 }));
         }
         let bytes = STANDARD.decode(text).map_err(|_| self.wrong(field, "base64"))?;
         if bytes.is_empty() || bytes.len() > max {
-            return Err(self.fault(Problem::OutOfRange { field, value: bytes.len() as u64, min: 1, max: max64 }));
+            return Err(self.fault(Violation::OutOfRange { field, value: bytes.len() as u64, min: 1, max: max64 }));
         }
         Ok(bytes)
     }
 
     /// An array of strings.
-    pub(super) fn texts(&self, field: &'static str) -> Result<Vec<&'a str>, Fault> {
+    pub(super) fn texts(&self, field: &'static str) -> Result<Vec<&'a str>, HeaderFault> {
         let wrong = || self.wrong(field, "an array of strings");
         let array = self.get(field)?.as_array().ok_or_else(wrong)?;
         array.iter().map(|value| value.as_str().ok_or_else(wrong)).collect()
     }
 
     /// An array of strings that may be left out.
-    pub(super) fn texts_if_any(&self, field: &'static str) -> Result<Vec<String>, Fault> {
+    pub(super) fn texts_if_any(&self, field: &'static str) -> Result<Vec<String>, HeaderFault> {
         let texts = if self.has(field) { self.texts(field)? } else { Vec::new() };
         Ok(texts.into_iter().map(str::to_owned).collect())
     }
 
     /// Numbers of objects of `section`; `exists` says which there are.
-    pub(super) fn references(&self, section: &'static str, exists: impl Fn(u32) -> bool) -> Result<Vec<u32>, Fault> {
-        let dangling = |name: &str| self.fault(Problem::Dangling { section, object: Excerpt::new(name) });
+    pub(super) fn references(
+        &self,
+        section: &'static str,
+        exists: impl Fn(u32) -> bool,
+    ) -> Result<Vec<u32>, HeaderFault> {
+        let dangling = |name: &str| self.fault(Violation::Dangling { section, object: Excerpt::new(name) });
         let mut numbers = Vec::new();
         for name in self.texts(section)? {
             let number = object_number(name).filter(|&number| exists(number)).ok_or_else(|| dangling(name))?;
@@ -297,23 +302,23 @@ mod tests {
     fn a_tree_is_bounded_and_without_doubles() {
         let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
         assert!(parse(&nested(MAX_DEPTH)).is_ok());
-        assert_eq!(parse(&nested(MAX_DEPTH + 1)), Err(Problem::JsonDepth(MAX_DEPTH)));
-        assert_eq!(parse(&nested(200_000)), Err(Problem::JsonDepth(MAX_DEPTH)));
+        assert_eq!(parse(&nested(MAX_DEPTH + 1)), Err(Violation::JsonDepth(MAX_DEPTH)));
+        assert_eq!(parse(&nested(200_000)), Err(Violation::JsonDepth(MAX_DEPTH)));
         let long = |count: usize| format!("{{\"a\":[{}0]}}", "0,".repeat(count));
         assert!(parse(&long(MAX_VALUES - 3)).is_ok());
-        assert_eq!(parse(&long(MAX_VALUES - 2)), Err(Problem::JsonValues(MAX_VALUES)));
+        assert_eq!(parse(&long(MAX_VALUES - 2)), Err(Violation::JsonValues(MAX_VALUES)));
         let double = parse(r#"{"a":{"b":1,"c":2,"b":3}}"#);
-        assert_eq!(double, Err(Problem::JsonDuplicateKey(Excerpt::new("b"))));
-        assert!(matches!(parse(r#"{"a":1} {"#), Err(Problem::JsonSyntax { line: 1, .. })));
+        assert_eq!(double, Err(Violation::JsonDuplicateKey(Excerpt::new("b"))));
+        assert!(matches!(parse(r#"{"a":1} {"#), Err(Violation::JsonSyntax { line: 1, .. })));
     }
 
     #[test]
     fn the_text_ends_with_its_area_or_in_zeroes() {
         assert_eq!(text_of_area(b"{}\0\0"), Ok("{}"));
-        assert_eq!(text_of_area(b"{}"), Err(Problem::JsonFrame));
-        assert_eq!(text_of_area(b"\0\0\0"), Err(Problem::JsonFrame));
-        assert_eq!(text_of_area(b" {}\0"), Err(Problem::JsonFrame));
-        assert_eq!(text_of_area(b"{}\0x\0"), Err(Problem::JsonTail));
-        assert_eq!(text_of_area(b"{\n\"\xff\"}\0"), Err(Problem::JsonSyntax { line: 2, column: 2 }));
+        assert_eq!(text_of_area(b"{}"), Err(Violation::JsonFrame));
+        assert_eq!(text_of_area(b"\0\0\0"), Err(Violation::JsonFrame));
+        assert_eq!(text_of_area(b" {}\0"), Err(Violation::JsonFrame));
+        assert_eq!(text_of_area(b"{}\0x\0"), Err(Violation::JsonTail));
+        assert_eq!(text_of_area(b"{\n\"\xff\"}\0"), Err(Violation::JsonSyntax { line: 2, column: 2 }));
     }
 }

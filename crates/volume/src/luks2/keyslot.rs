@@ -2,16 +2,17 @@
 
 use super::json::Fields;
 use super::metadata::{Keyslot, KeyslotKdf, KeyslotKind, PassphraseKeyslot};
-use crate::error::{Excerpt, Fault, Problem};
 use crate::key_material::{self, material_len};
 use crate::pbkdf::Argon2Cost;
+use crate::printable::Excerpt;
+use crate::violation::{HeaderFault, Violation};
 
 /// The longest salt that is accepted, in bytes; cryptsetup makes 32.
 pub(super) const MAX_SALT_LEN: usize = 512;
 const MAX_KEY_LEN: u32 = key_material::MAX_KEY_LEN as u32;
 
 /// Reads one keyslot. A type that is not known keeps its area, which nobody else may use.
-pub(super) fn parse(fields: &Fields<'_>) -> Result<Keyslot, Fault> {
+pub(super) fn parse(fields: &Fields<'_>) -> Result<Keyslot, HeaderFault> {
     let area = fields.part("area")?;
     area.text("type")?;
     let kind = match fields.text("type")? {
@@ -27,7 +28,7 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Keyslot, Fault> {
     })
 }
 
-fn passphrase_keyslot(fields: &Fields<'_>, area: &Fields<'_>) -> Result<PassphraseKeyslot, Fault> {
+fn passphrase_keyslot(fields: &Fields<'_>, area: &Fields<'_>) -> Result<PassphraseKeyslot, HeaderFault> {
     let af = fields.part("af")?;
     only(&af, "type", "luks1")?;
     only(area, "type", "raw")?;
@@ -37,7 +38,7 @@ fn passphrase_keyslot(fields: &Fields<'_>, area: &Fields<'_>) -> Result<Passphra
     // The product of two 32-bit numbers fits.
     let needed = needed.unwrap_or(u64::MAX);
     if size < needed {
-        return Err(area.fault(Problem::AreaTooSmall { size, needed }));
+        return Err(area.fault(Violation::AreaTooSmall { size, needed }));
     }
     let kdf = fields.part("kdf")?;
     Ok(PassphraseKeyslot {
@@ -50,12 +51,12 @@ fn passphrase_keyslot(fields: &Fields<'_>, area: &Fields<'_>) -> Result<Passphra
     })
 }
 
-fn only(fields: &Fields<'_>, field: &'static str, wanted: &str) -> Result<(), Fault> {
+fn only(fields: &Fields<'_>, field: &'static str, wanted: &str) -> Result<(), HeaderFault> {
     let value = fields.text(field)?;
-    if value == wanted { Ok(()) } else { Err(fields.fault(Problem::Unknown { field, value: Excerpt::new(value) })) }
+    if value == wanted { Ok(()) } else { Err(fields.fault(Violation::Unknown { field, value: Excerpt::new(value) })) }
 }
 
-fn key_derivation(kdf: &Fields<'_>) -> Result<KeyslotKdf, Fault> {
+fn key_derivation(kdf: &Fields<'_>) -> Result<KeyslotKdf, HeaderFault> {
     let cost = || {
         Ok(Argon2Cost {
             time: kdf.number("time", 1, u32::MAX)?,

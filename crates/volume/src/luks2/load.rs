@@ -9,8 +9,9 @@ use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS, checks
 use super::json::text_of_area;
 use super::metadata::{KeyslotKind, Metadata};
 use super::{HEADER, Luks2, SECOND_HEADER, validate};
-use crate::error::{Fault, LoadError, LoadWarning, Place, Problem};
+use crate::error::{LoadError, LoadWarning};
 use crate::header_device::HeaderDevice;
+use crate::violation::{HeaderFault, HeaderPath, Violation};
 use serde_json::{Map, Value};
 use std::io;
 
@@ -23,7 +24,7 @@ struct Loaded {
 }
 
 enum CopyError {
-    Fault(Fault),
+    Fault(HeaderFault),
     Io(io::Error),
 }
 
@@ -73,23 +74,25 @@ fn choose(device: &dyn HeaderDevice, primary: Loaded) -> Result<(Loaded, Vec<Loa
 }
 
 /// The first copy is damaged: looks for the second everywhere.
-fn find_second(device: &dyn HeaderDevice, primary: &Fault) -> Result<Loaded, LoadError> {
+fn find_second(device: &dyn HeaderDevice, primary: &HeaderFault) -> Result<Loaded, LoadError> {
     let mut second_fault = None;
     for offset in SECOND_OFFSETS {
         match read_copy(device, Copy::Secondary, offset) {
             Ok(second) => return Ok(second),
             Err(CopyError::Io(error)) => return Err(error.into()),
-            Err(CopyError::Fault(Fault { problem: Problem::NoMagic | Problem::Truncated { .. }, .. })) => {}
+            Err(CopyError::Fault(HeaderFault {
+                violation: Violation::NoMagic | Violation::Truncated { .. }, ..
+            })) => {}
             Err(CopyError::Fault(fault)) => {
                 second_fault.get_or_insert(fault);
             }
         }
     }
-    Err(match (&primary.problem, second_fault) {
-        (Problem::NoMagic, Some(fault)) => fault.into(),
-        (Problem::NoMagic, None) => LoadError::NotLuks,
-        (Problem::Version(version), _) => LoadError::UnsupportedVersion(*version),
-        (&Problem::Truncated { needed, len }, _) => LoadError::Truncated { what: HEADER, needed, len },
+    Err(match (&primary.violation, second_fault) {
+        (Violation::NoMagic, Some(fault)) => fault.into(),
+        (Violation::NoMagic, None) => LoadError::NotLuks,
+        (Violation::Version(version), _) => LoadError::UnsupportedVersion(*version),
+        (&Violation::Truncated { needed, len }, _) => LoadError::Truncated { what: HEADER, needed, len },
         _ => primary.clone().into(),
     })
 }
@@ -97,16 +100,16 @@ fn find_second(device: &dyn HeaderDevice, primary: &Fault) -> Result<Loaded, Loa
 /// Reads and checks the copy at `offset`.
 fn read_copy(device: &dyn HeaderDevice, copy: Copy, offset: u64) -> Result<Loaded, CopyError> {
     let name = if copy == Copy::Primary { HEADER } else { SECOND_HEADER };
-    let fault = |problem: Problem| CopyError::Fault(problem.at(name, Place::ROOT));
+    let fault = |violation: Violation| CopyError::Fault(violation.at(name, HeaderPath::ROOT));
     let len = device.len()?;
-    let inside = |end: u64| if end <= len { Ok(()) } else { Err(fault(Problem::Truncated { needed: end, len })) };
+    let inside = |end: u64| if end <= len { Ok(()) } else { Err(fault(Violation::Truncated { needed: end, len })) };
     let mut magic = [0; 6];
     if offset + magic.len() as u64 > len {
-        return Err(fault(Problem::NoMagic));
+        return Err(fault(Violation::NoMagic));
     }
     device.read_exact_at(&mut magic, offset)?;
     if magic != copy.magic() {
-        return Err(fault(Problem::NoMagic));
+        return Err(fault(Violation::NoMagic));
     }
     inside(offset + BLOCK_LEN as u64)?;
     let mut block = [0; BLOCK_LEN];
@@ -116,7 +119,7 @@ fn read_copy(device: &dyn HeaderDevice, copy: Copy, offset: u64) -> Result<Loade
     let mut area = vec![0; header.json_len()];
     device.read_exact_at(&mut area, offset + BLOCK_LEN as u64)?;
     if !checksum_matches(&block, &area, header.csum_alg) {
-        return Err(fault(Problem::Checksum));
+        return Err(fault(Violation::Checksum));
     }
     let text = text_of_area(&area).map_err(fault)?;
     let (map, metadata) = validate::read(name, &header, text).map_err(CopyError::Fault)?;

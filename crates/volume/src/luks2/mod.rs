@@ -18,6 +18,7 @@ mod segment;
 mod token;
 mod unlock;
 mod validate;
+pub(crate) mod wipe;
 
 pub use format::{DEFAULT_KEYSLOTS_LEN, DEFAULT_METADATA_LEN, FormatOptions, format};
 

@@ -2,12 +2,14 @@
 
 use super::json::Fields;
 use super::metadata::{CryptSegment, Metadata, Segment, SegmentKind};
-use crate::error::{Excerpt, Fault, Problem, UnlockError};
+use crate::error::UnlockError;
 use crate::luks_cipher;
+use crate::printable::Excerpt;
+use crate::violation::{HeaderFault, Violation};
 use inlock_cipher::{CipherError, CipherSpec, DataUnitSize, SECTOR_SIZE, Sector};
 
 /// Reads one segment.
-pub(super) fn parse(fields: &Fields<'_>) -> Result<Segment, Fault> {
+pub(super) fn parse(fields: &Fields<'_>) -> Result<Segment, HeaderFault> {
     let kind = match fields.text("type")? {
         "crypt" => SegmentKind::Crypt(crypt(fields)?),
         "linear" => SegmentKind::Linear,
@@ -26,19 +28,19 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Segment, Fault> {
     if let Some(size) = size {
         multiple(fields, "size", size, unit)?;
         if size == 0 {
-            return Err(fields.fault(Problem::NotAllowed { field: "size", value: 0 }));
+            return Err(fields.fault(Violation::NotAllowed { field: "size", value: 0 }));
         }
         if offset.checked_add(size).is_none() {
-            return Err(fields.fault(Problem::PastEnd { offset, size, limit: u64::MAX, of: "any device" }));
+            return Err(fields.fault(Violation::PastEnd { offset, size, limit: u64::MAX, of: "any device" }));
         }
     }
     Ok(Segment { offset, size, kind, flags: fields.texts_if_any("flags")? })
 }
 
-fn crypt(fields: &Fields<'_>) -> Result<CryptSegment, Fault> {
+fn crypt(fields: &Fields<'_>) -> Result<CryptSegment, HeaderFault> {
     let sector_size = fields.number("sector_size", 512, 4096)?;
     if !sector_size.is_power_of_two() {
-        return Err(fields.fault(Problem::NotAllowed { field: "sector_size", value: sector_size.into() }));
+        return Err(fields.fault(Violation::NotAllowed { field: "sector_size", value: sector_size.into() }));
     }
     let integrity = match fields.has("integrity") {
         true => Some(fields.part("integrity")?.text("type")?.to_owned()),
@@ -52,8 +54,8 @@ fn crypt(fields: &Fields<'_>) -> Result<CryptSegment, Fault> {
     })
 }
 
-fn multiple(fields: &Fields<'_>, field: &'static str, value: u64, unit: u64) -> Result<(), Fault> {
-    if value.is_multiple_of(unit) { Ok(()) } else { Err(fields.fault(Problem::Misaligned { field, value, unit })) }
+fn multiple(fields: &Fields<'_>, field: &'static str, value: u64, unit: u64) -> Result<(), HeaderFault> {
+    if value.is_multiple_of(unit) { Ok(()) } else { Err(fields.fault(Violation::Misaligned { field, value, unit })) }
 }
 
 /// The volume's segments as the engine takes them, in order, without gaps.

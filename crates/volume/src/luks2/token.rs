@@ -2,9 +2,9 @@
 
 use super::json::Fields;
 use super::metadata::Token;
-use crate::error::Fault;
+use crate::violation::HeaderFault;
 
 /// Reads one token; `keyslot_exists` says which keyslots there are.
-pub(super) fn parse(fields: &Fields<'_>, keyslot_exists: impl Fn(u32) -> bool) -> Result<Token, Fault> {
+pub(super) fn parse(fields: &Fields<'_>, keyslot_exists: impl Fn(u32) -> bool) -> Result<Token, HeaderFault> {
     Ok(Token { kind: fields.text("type")?.to_owned(), keyslots: fields.references("keyslots", keyslot_exists)? })
 }

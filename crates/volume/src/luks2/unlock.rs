@@ -2,10 +2,11 @@
 
 use super::metadata::{Keyslot, KeyslotKdf, KeyslotKind, Metadata, PassphraseKeyslot};
 use super::{Luks2, digest, segment};
-use crate::error::{Excerpt, UnlockError};
+use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
 use crate::key_material::KeyMaterial;
 use crate::pbkdf::{Hash, Kdf, KdfLimits, KdfWork};
+use crate::printable::Excerpt;
 use crate::secret::Secret;
 use crate::unlock::{ActivationFlags, Attempts, UnlockOptions, Unlocked, finish};
 use inlock_cipher::{Cipher, CipherError, Segment, VolumeKey};

@@ -5,7 +5,7 @@ use super::binary_header::BinaryHeader;
 use super::json::{self, Fields};
 use super::metadata::{Config, KeyslotKind, Metadata};
 use super::{digest, keyslot, segment, token};
-use crate::error::{Fault, Place, Problem};
+use crate::violation::{HeaderFault, HeaderPath, Violation};
 use serde_json::{Map, Value};
 
 /// The most keyslots, and the most tokens and segments.
@@ -18,14 +18,18 @@ pub(super) fn read(
     name: &'static str,
     header: &BinaryHeader,
     text: &str,
-) -> Result<(Map<String, Value>, Metadata), Fault> {
-    let map = json::parse(text).map_err(|problem| problem.at(name, Place::ROOT))?;
+) -> Result<(Map<String, Value>, Metadata), HeaderFault> {
+    let map = json::parse(text).map_err(|violation| violation.at(name, HeaderPath::ROOT))?;
     let metadata = check(name, header, &map)?;
     Ok((map, metadata))
 }
 
 /// Checks a tree of metadata and gives its typed view.
-pub(super) fn check(name: &'static str, header: &BinaryHeader, map: &Map<String, Value>) -> Result<Metadata, Fault> {
+pub(super) fn check(
+    name: &'static str,
+    header: &BinaryHeader,
+    map: &Map<String, Value>,
+) -> Result<Metadata, HeaderFault> {
     let root = Fields::new(name, map);
     let mut metadata = Metadata { config: config(&root, header)?, ..Metadata::default() };
     for (number, fields) in root.objects("keyslots", MAX_OBJECTS)? {
@@ -47,22 +51,22 @@ pub(super) fn check(name: &'static str, header: &BinaryHeader, map: &Map<String,
     Ok(metadata)
 }
 
-fn config(root: &Fields<'_>, header: &BinaryHeader) -> Result<Config, Fault> {
+fn config(root: &Fields<'_>, header: &BinaryHeader) -> Result<Config, HeaderFault> {
     let fields = root.section("config")?;
     let json_size = fields.decimal("json_size")?;
     let wanted = header.json_len() as u64;
     if json_size != wanted {
-        return Err(fields.fault(Problem::Mismatch { field: "json_size", value: json_size, wanted }));
+        return Err(fields.fault(Violation::Mismatch { field: "json_size", value: json_size, wanted }));
     }
     let keyslots_size = fields.decimal("keyslots_size")?;
     if keyslots_size > MAX_KEYSLOTS_LEN {
-        let problem =
-            Problem::OutOfRange { field: "keyslots_size", value: keyslots_size, min: 0, max: MAX_KEYSLOTS_LEN };
-        return Err(fields.fault(problem));
+        let violation =
+            Violation::OutOfRange { field: "keyslots_size", value: keyslots_size, min: 0, max: MAX_KEYSLOTS_LEN };
+        return Err(fields.fault(violation));
     }
     if !keyslots_size.is_multiple_of(KEYSLOTS_ALIGN) {
-        let problem = Problem::Misaligned { field: "keyslots_size", value: keyslots_size, unit: KEYSLOTS_ALIGN };
-        return Err(fields.fault(problem));
+        let violation = Violation::Misaligned { field: "keyslots_size", value: keyslots_size, unit: KEYSLOTS_ALIGN };
+        return Err(fields.fault(violation));
     }
     let requirements = match fields.has("requirements") {
         true => fields.part("requirements")?.texts_if_any("mandatory")?,
@@ -73,7 +77,7 @@ fn config(root: &Fields<'_>, header: &BinaryHeader) -> Result<Config, Fault> {
 
 /// A passphrase keyslot holds one key, so exactly one digest vouches for it; and keyslots under one digest hold the same
 /// key, so they agree on its length. (PBKDF2 gives a short key and the same key with zeroes behind it the same digest.)
-fn check_bindings(name: &'static str, metadata: &Metadata) -> Result<(), Fault> {
+fn check_bindings(name: &'static str, metadata: &Metadata) -> Result<(), HeaderFault> {
     let mut bound = [None; MAX_OBJECTS as usize];
     for (&number, digest) in &metadata.digests {
         let mut first_len = None;
@@ -83,19 +87,19 @@ fn check_bindings(name: &'static str, metadata: &Metadata) -> Result<(), Fault> 
                 continue;
             };
             if let Some(other) = bound[keyslot as usize].replace(number) {
-                return Err(Problem::BoundTwice { keyslot, other }.at(name, Place::object("digests", number)));
+                return Err(Violation::BoundTwice { keyslot, other }.at(name, HeaderPath::object("digests", number)));
             }
             let wanted = u64::from(*first_len.get_or_insert(slot.key_len));
             let value = u64::from(slot.key_len);
             if value != wanted {
-                let problem = Problem::Mismatch { field: "key_size", value, wanted };
-                return Err(problem.at(name, Place::object("keyslots", keyslot)));
+                let violation = Violation::Mismatch { field: "key_size", value, wanted };
+                return Err(violation.at(name, HeaderPath::object("keyslots", keyslot)));
             }
         }
     }
     for (&number, slot) in &metadata.keyslots {
         if matches!(slot.kind, KeyslotKind::Luks2(_)) && bound[number as usize].is_none() {
-            return Err(Problem::Unbound.at(name, Place::object("keyslots", number)));
+            return Err(Violation::Unbound.at(name, HeaderPath::object("keyslots", number)));
         }
     }
     Ok(())

@@ -1,18 +1,18 @@
 //! What is wrong with a table: which line, which word, and what was expected there.
 
-use crate::error::Excerpt;
+use crate::printable::Excerpt;
 use inlock_cipher::{CipherError, InvalidCipherSpec};
 use std::fmt;
 
 /// A table that cannot be used. Nothing was opened yet.
 #[derive(Debug)]
 pub struct TableError {
-    place: Option<Place>,
+    position: Option<Position>,
     fault: TableFault,
 }
 
 #[derive(Debug)]
-struct Place {
+struct Position {
     line: usize,
     word: usize,
     name: &'static str,
@@ -109,11 +109,11 @@ pub enum TableFault {
 
 impl TableError {
     pub(super) fn new(line: usize, word: usize, name: &'static str, text: Option<Excerpt>, fault: TableFault) -> Self {
-        Self { place: Some(Place { line, word, name, text }), fault }
+        Self { position: Some(Position { line, word, name, text }), fault }
     }
 
     pub(super) fn of_table(fault: TableFault) -> Self {
-        Self { place: None, fault }
+        Self { position: None, fault }
     }
 
     /// What is wrong.
@@ -122,14 +122,14 @@ impl TableError {
     }
 
     /// Line and word, each counted from 1.
-    pub fn place(&self) -> Option<(usize, usize)> {
-        self.place.as_ref().map(|place| (place.line, place.word))
+    pub fn position(&self) -> Option<(usize, usize)> {
+        self.position.as_ref().map(|position| (position.line, position.word))
     }
 }
 
 impl fmt::Display for TableError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(Place { line, word, name, text }) = &self.place {
+        if let Some(Position { line, word, name, text }) = &self.position {
             write!(f, "table line {line}, word {word} ({name})")?;
             if let Some(text) = text {
                 write!(f, " '{text}'")?;

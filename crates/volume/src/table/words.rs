@@ -2,7 +2,7 @@
 
 use super::MAX_SECTORS;
 use super::error::{TableError, TableFault};
-use crate::error::Excerpt;
+use crate::printable::Excerpt;
 use zeroize::Zeroizing;
 
 /// The words of a line, taken one after the other. They may be keys, so they are wiped.

@@ -107,9 +107,9 @@ fn format_logs() -> Vec<(String, Vec<u8>, Vec<Step>)> {
         for version in [1, 2] {
             let device = RecordingDevice::new(before.clone());
             match version {
-                1 => luks1::format(&device, luks1_options(), &secret(PASSPHRASE)).unwrap(),
-                _ => luks2::format(&device, luks2_options(), &secret(PASSPHRASE)).unwrap(),
-            };
+                1 => drop(luks1::format(&device, luks1_options(), &secret(PASSPHRASE)).unwrap()),
+                _ => drop(luks2::format(&device, luks2_options(), &secret(PASSPHRASE)).unwrap()),
+            }
             logs.push((format!("LUKS{version} over {name}"), before.clone(), device.log.into_inner().unwrap()));
         }
     }

@@ -274,8 +274,8 @@ fn detached_headers_of_ours_open_in_cryptsetup() {
     cryptsetup_opens(&bench, "image");
     let options = luks1::FormatOptions { detached: true, kdf: cheap(KdfKind::Pbkdf2), ..Default::default() };
     bench.image("image", options.header_len());
-    let volume = luks1::format(&bench.device("image"), options, &secret(PASSPHRASE)).unwrap();
-    assert_eq!(volume.data_offset(), 0);
+    let luks1 = luks1::format(&bench.device("image"), options, &secret(PASSPHRASE)).unwrap();
+    assert_eq!(luks1.payload_offset(), 0);
     cryptsetup_opens(&bench, "image");
 }
 

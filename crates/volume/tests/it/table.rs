@@ -29,7 +29,7 @@ fn verdict(line: &str) -> String {
         Err(error) => {
             let fault = format!("{:?}", error.fault());
             let name: String = fault.chars().take_while(|letter| letter.is_ascii_alphabetic()).collect();
-            error.place().map_or(name.clone(), |(_, word)| format!("{word} {name}"))
+            error.position().map_or(name.clone(), |(_, word)| format!("{word} {name}"))
         }
     }
 }

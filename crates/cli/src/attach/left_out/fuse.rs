@@ -10,12 +10,19 @@ pub(crate) mod loop_device {
 
     pub(crate) enum LoopDevice {}
 
+    /// Read only by a build with the feature.
+    #[expect(dead_code, reason = "no device is made with these options")]
+    pub(crate) struct LoopOptions {
+        pub block: usize,
+        pub read_only: bool,
+    }
+
     pub(crate) fn is_available() -> bool {
         false
     }
 
     impl LoopDevice {
-        pub(crate) fn attach(_file: &Path, _block: usize, _read_only: bool) -> Result<Self, LoopError> {
+        pub(crate) fn attach(_file: &Path, _: &LoopOptions) -> Result<Self, LoopError> {
             Err(LoopError)
         }
 

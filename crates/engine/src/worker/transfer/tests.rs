@@ -4,8 +4,10 @@ use super::*;
 use crate::mapping::Kind as TargetKind;
 use crate::request::Operation;
 use crate::stats::Work;
-use crate::worker::path::Facts;
+use crate::worker::path::{Facts, Order, Via};
+use crate::zone_queue::WriteId;
 use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 const DISK: Facts =

@@ -1,8 +1,8 @@
 //! What a new header must not leave behind: older headers, and key material that older passphrases open.
 
+use super::binary_header::{SECOND_MAGIC, SECOND_OFFSETS};
 use crate::error::FormatError;
 use crate::header_device::HeaderDevice;
-use crate::luks2::binary_header::{SECOND_MAGIC, SECOND_OFFSETS};
 use crate::pbkdf::random_bytes;
 
 const SECTOR: usize = 512;

@@ -1,79 +1,25 @@
 //! Writes to sequential zones, appends and zone management in a worker.
 //!
 //! Such a write takes no lock of units: it has whole ones only, and its place in the zone's queue keeps others away. It is
-//! encrypted as soon as its position is known, and written when it is dispatched ([`crate::zoned::queue`]).
+//! encrypted as soon as its position is known, and written when it is dispatched ([`crate::zone_queue`]).
 
-use super::state::Body;
-use super::transfer::{Action, Ending};
+use super::action::Hold;
+use super::state::{Body, Origin};
+use super::transfer::State;
+use super::zone_mgmt::ZoneMgmt;
 use super::{Frontend, Request, Worker};
 use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
 use crate::events::{Event, ReplyTo, RequestId};
-use crate::helpers::zone_mgmt::{ZoneMgmtJob, ZoneMgmtThread};
-use crate::mapping::{MappedRange, Mapping};
+use crate::mapping::MappedRange;
 use crate::request::{Operation, RequestError};
 use crate::store;
-use crate::worker::transfer::{Hold, State};
+use crate::thread_pool::zone_mgmt::{ZoneMgmtJob, ZoneMgmtThread};
+use crate::zone_mapping::{moved, ranges_of};
+use crate::zone_queue::{Enqueued, Waiter, WriteId, WriteKind, WriteOutcome};
 use crate::zoned::ZoneAction;
-use crate::zoned::queue::{Enqueued, Waiter, WriteKind, WriteOutcome, ZoneMgmtId};
 use rustix::io::Errno;
-use std::ops::Range;
 use std::sync::Arc;
-
-/// A zone management operation.
-pub(super) struct ZoneMgmt {
-    pub(super) id: ZoneMgmtId,
-    /// It has left the zone write queues for the thread that carries it out.
-    pub(super) is_posted: bool,
-}
-
-impl ZoneMgmt {
-    /// Moves on by one event.
-    pub(super) fn step(&mut self, event: Event) -> Action {
-        match event {
-            Event::Released => {
-                self.is_posted = true;
-                Action::ZoneMgmt
-            }
-            Event::ZonesManaged(result) => Action::Finish(Ending::new(result.map_err(RequestError::Io), None)),
-            event => unreachable!("{event:?} of zone management"),
-        }
-    }
-}
-
-/// Maps an append that lands at `position` of its store.
-pub(crate) fn moved(mapping: &Mapping, range: &MappedRange, position: u64) -> Result<MappedRange, RequestError> {
-    // It may move towards the beginning, and the store begin before the device.
-    let offset = range.offset.wrapping_add(position.wrapping_sub(range.store_offset));
-    let moved = mapping.locate(offset, range.len as u64, range.aligned_len.max(2 * range.unit_len))?;
-    // Where sectors' numbers start over, a write that is not to be split has no place.
-    if moved.aligned_len == range.aligned_len { Ok(moved) } else { Err(RequestError::Io(Errno::IO)) }
-}
-
-/// The ranges of the store that a zone management operation on a range of the device is for.
-pub(crate) fn ranges_of(
-    mapping: &Mapping,
-    action: ZoneAction,
-    zone_len: u64,
-    offset: u64,
-    len: u64,
-) -> Result<Vec<Range<u64>>, RequestError> {
-    let whole = action == ZoneAction::ResetAll;
-    let (offset, len) = if whole { (0, mapping.len) } else { (offset, len) };
-    let end = offset.checked_add(len).filter(|end| *end <= mapping.len).ok_or(RequestError::OutOfRange)?;
-    let at_border = |position: u64| position.is_multiple_of(zone_len);
-    if !at_border(offset) || !(at_border(end) || end == mapping.len) || len == 0 {
-        return Err(RequestError::Io(Errno::INVAL));
-    }
-    let mut ranges = Vec::new();
-    let mut at = offset;
-    while at < end {
-        let place = mapping.place(at, end - at)?;
-        ranges.push(place.store_offset..place.store_offset + place.len);
-        at += place.len;
-    }
-    Ok(ranges)
-}
 
 /// Where a transfer that begins is in the zone write queues.
 pub(super) enum ZonePlace {
@@ -169,7 +115,7 @@ impl<F: Frontend> Worker<F> {
     }
 
     /// Gives up an entry of a zone's write queue.
-    pub(super) fn leave_queue(&mut self, write: crate::zoned::queue::WriteId) {
+    pub(super) fn leave_queue(&mut self, write: WriteId) {
         if let Some(zones) = self.volume.device.zones() {
             let next = zones.leave(write, Some(&self.events));
             self.ready.extend(next.map(|next| (next, Event::Released)));
@@ -222,7 +168,7 @@ impl<F: Frontend> Worker<F> {
     /// Makes a deferred write a request again that has not begun.
     fn put_back(&mut self, id: RequestId) {
         let Some(request) = self.table.remove(id) else { return };
-        let (Body::Transfer(transfer), super::state::Origin::Frontend(id)) = (request.body, request.origin) else {
+        let (Body::Transfer(transfer), Origin::Frontend(id)) = (request.body, request.origin) else {
             return;
         };
         let State::Deferred { data } = transfer.state else { return };

@@ -10,7 +10,7 @@ pub(crate) mod crypt;
 mod loan;
 pub(crate) mod zone_mgmt;
 
-use crate::freeze::SCRUB_CALL;
+use crate::crypt_mapping::CALL_STACK;
 use inlock_cipher::scrub_stack;
 use std::io;
 use std::panic::AssertUnwindSafe;
@@ -122,7 +122,7 @@ impl<Q: JobQueue> Shared<Q> {
         while let Some(mut task) = self.next() {
             // A panic must not end the thread: the job's request waits for its buffer.
             let panicked = std::panic::catch_unwind(AssertUnwindSafe(|| Q::run(&mut task))).is_err();
-            scrub_stack::<SCRUB_CALL>();
+            scrub_stack::<CALL_STACK>();
             let done = self.state().queue.take_back(task, panicked);
             if let Some(done) = done {
                 Q::complete(done);

@@ -3,7 +3,7 @@
 use super::{JobQueue, Threads};
 use crate::device::Device;
 use crate::events::{Event, ReplyTo};
-use crate::zoned::queue::ZoneMgmtId;
+use crate::zone_queue::ZoneMgmtId;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;

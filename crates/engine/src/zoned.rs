@@ -4,14 +4,7 @@
 //! `include/uapi/linux/blkzoned.h`. All positions and lengths are bytes. A store that is zoned says so by
 //! [`crate::BackingStore::zoned`]; where a device lies on one, its zones are the store's, shifted by the data offset.
 
-pub(crate) mod queue;
-
-use crate::crypt_mapping::TargetError;
-use crate::mapping::{Kind, Mapping};
-use crate::request::RequestError;
-use crate::store::BackingStore;
 use rustix::io::Errno;
-use std::sync::Arc;
 
 /// Whether a zone asks for an order of its writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,74 +169,14 @@ impl Zone {
     };
 
     /// Whether there is something to reset.
-    fn can_be_reset(&self) -> bool {
+    pub(crate) fn can_be_reset(&self) -> bool {
         use ZoneCondition::{Empty, NotWritePointer, Offline, ReadOnly};
         !matches!(self.condition, Empty | NotWritePointer | Offline | ReadOnly)
     }
 
     /// The zone as it is seen where byte `from` of the store is byte `to`.
-    fn shifted(self, from: u64, to: u64) -> Self {
+    pub(crate) fn shifted(self, from: u64, to: u64) -> Self {
         let shift = |position: u64| position.wrapping_sub(from).wrapping_add(to);
         Self { start: shift(self.start), write_pointer: self.write_pointer.map(shift), ..self }
     }
-}
-
-/// The zoned one of a device's stores.
-fn zoned_store(stores: &[Arc<dyn BackingStore>]) -> Option<&dyn ZonedStore> {
-    stores.iter().find_map(|store| store.zoned())
-}
-
-/// On a zoned store, every segment lies there, begins and ends where zones do, and has data units that no write cuts.
-pub(crate) fn check_layout(mapping: &Mapping, stores: &[Arc<dyn BackingStore>]) -> Result<(), TargetError> {
-    let Some(zones) = zoned_store(stores) else { return Ok(()) };
-    let ZoneLimits { zone_len, write_granularity: granularity, .. } = zones.limits();
-    for (index, part) in mapping.targets.iter().enumerate() {
-        let store = stores.get(part.store as usize).filter(|store| store.zoned().is_some());
-        let stored = matches!(part.kind, Kind::Crypt | Kind::Linear);
-        let store = store.filter(|_| stored && stores.len() == 1).ok_or(TargetError::NotZoned(index))?;
-        let (start, end) = (part.store_offset, part.store_end());
-        let at_border = |position: u64| position.is_multiple_of(zone_len);
-        let ends = at_border(end) || end == store.geometry().len && index + 1 == mapping.targets.len();
-        if !at_border(part.start) || !at_border(start) || !ends {
-            return Err(TargetError::CutsZone { index, start, end, zone_len });
-        }
-        let unit = part.unit_len();
-        if !(granularity as usize).is_multiple_of(unit) {
-            return Err(TargetError::ZoneUnit { unit, granularity });
-        }
-    }
-    Ok(())
-}
-
-/// What is true of the zones of a device with this mapping.
-pub(crate) fn limits_of(mapping: &Mapping, stores: &[Arc<dyn BackingStore>]) -> Option<ZoneLimits> {
-    let limits = zoned_store(stores)?.limits();
-    Some(ZoneLimits { zones: mapping.len.div_ceil(limits.zone_len) as u32, ..limits })
-}
-
-/// Reports the zones of a device with this mapping.
-pub(crate) fn report(
-    mapping: &Mapping,
-    stores: &[Arc<dyn BackingStore>],
-    offset: u64,
-    into: &mut [Zone],
-) -> Result<usize, RequestError> {
-    let store = zoned_store(stores).ok_or(RequestError::Unsupported)?;
-    let zone_len = store.limits().zone_len;
-    let mut at = offset / zone_len * zone_len;
-    let mut count = 0;
-    while at < mapping.len && count < into.len() {
-        let place = mapping.place(at, mapping.len - at)?;
-        let most = into.len().min(count + place.len.div_ceil(zone_len) as usize);
-        let reported = store.report(place.store_offset, &mut into[count..most])?;
-        if reported == 0 {
-            break;
-        }
-        for zone in &mut into[count..count + reported] {
-            *zone = zone.shifted(place.store_offset, at);
-        }
-        count += reported;
-        at += reported as u64 * zone_len;
-    }
-    Ok(count)
 }

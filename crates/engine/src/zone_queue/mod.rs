@@ -14,12 +14,12 @@ mod merge;
 mod mgmt;
 mod table;
 
-use super::{Zone, ZoneKind, ZoneLimits, ZonedStore};
 use crate::crypt_mapping::Ciphertext;
 use crate::events::{Event, EventQueue, RequestId};
 use crate::request::RequestError;
 use crate::ring::{Token, Waker};
 use crate::store::BackingStore;
+use crate::zoned::{Zone, ZoneKind, ZoneLimits, ZonedStore};
 pub(crate) use merge::Told;
 use rustix::io::Errno;
 use std::ops::Range;
