@@ -213,7 +213,7 @@ impl CryptMapping {
                         keys.len() - 1
                     });
                     part.crypt = Some(Crypt { spec: *spec, key_len: key.len(), key: number });
-                    Some(new_sector_cipher(spec, key.as_bytes(), part.unit, part.large_iv)?)
+                    Some(new_sector_cipher(spec, key.as_bytes(), part.unit, part.large_iv.into())?)
                 }
                 _ => None,
             });
@@ -262,7 +262,7 @@ impl CryptMapping {
                     if key.len() != crypt.key_len {
                         return Err(TargetError::KeyLength { given: key.len(), expected: crypt.key_len });
                     }
-                    Some(new_sector_cipher(&crypt.spec, key.as_bytes(), part.unit, part.large_iv)?)
+                    Some(new_sector_cipher(&crypt.spec, key.as_bytes(), part.unit, part.large_iv.into())?)
                 }
             });
         }
