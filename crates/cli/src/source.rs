@@ -12,8 +12,8 @@ use inlock_engine::{self as engine, Content, CryptMapping, TargetError};
 use inlock_volume::plain::Plain;
 use inlock_volume::table::{CryptOptions, TableLine, Target};
 use inlock_volume::{
-    CipherSpec, DataDeviceError, DataUnitSize, FileDevice, HeaderPolicy, Segment, Table, UnlockOptions, Volume,
-    VolumeKey, plain_iv_repeats,
+    CipherSpec, DataDeviceError, DataUnitSize, FileDevice, HeaderLocation, HeaderPolicy, Segment, Table, UnlockOptions,
+    Volume, VolumeKey, plain_iv_repeats,
 };
 
 use crate::args::{HeaderArgs, KeyArgs, Kind, Luks, SourceArgs};
@@ -238,13 +238,14 @@ fn unlock(args: &SourceArgs, writing: bool, keys: Keys<'_>) -> anyhow::Result<Op
         Kind::Luks(luks) => {
             let device = header_device(args, &data)?;
             let detached = device.identity() != data.identity();
+            let location = if detached { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
             if detached && !backing::overlap(&device.path, &data.path) {
                 // The header is not formatted meanwhile; what lies on the data device is locked already.
                 locks.push(lock::whole_device(&device, Mode::Shared)?);
             }
             let header = Header::load_from(device, *luks, false)?;
             header.check(&args.policy)?;
-            header.volume.check_data_device(detached, data.len).map_err(|error| unfit(error, &data.path))?;
+            header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
             check_zones(&header.volume, &data, !detached && writing)?;
             about.kind = format!("LUKS{}", header.volume.version());
             about.uuid = Some(header.volume.uuid().to_owned());
