@@ -77,7 +77,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_missed_bar_and_an_open_one_are_told_from_a_met_one() {
+    fn missed_and_open_thresholds_differ_from_met_ones() {
         let bar = |figure: Option<f64>, met: Option<bool>| json!({ "bar": "x", "sense": ">=", "limit": 0.9, "figure": figure, "met": met });
         let bars = [bar(Some(1.0), Some(true)), bar(Some(0.5), Some(false)), bar(None, None)];
         let told = json!({ "environment": { "kernel": "6.1" }, "bars": bars, "notes": ["a note"] });

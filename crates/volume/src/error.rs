@@ -1,4 +1,4 @@
-//! Every way in which loading, unlocking, creating or rewriting a volume fails.
+//! Errors of loading, unlocking, creating and rewriting volumes.
 //!
 //! Errors carry their place in the header in the words of the format's specification, for example `LUKS2 header:
 //! keyslots/3/area: offset 4096 overlaps the header`. Texts taken from a header are cut and escaped before they get
@@ -25,7 +25,7 @@ pub enum LoadError {
     /// The device ends before the header does.
     #[error("{what} ends at byte {needed}, but the device has only {len}")]
     Truncated {
-        /// What does not fit.
+        /// The object that does not fit.
         what: &'static str,
         /// Where it ends, in bytes.
         needed: u64,
@@ -109,7 +109,7 @@ pub enum UnlockError {
     UnsupportedCipher {
         /// Where it is named: `LUKS1 header`, `LUKS2 segment` or `LUKS2 keyslot`.
         place: &'static str,
-        /// What is named.
+        /// Its name.
         name: Excerpt,
         /// Which part of it is not supported: `cipher`, `key count`, `mode`, `IV mode`, `ESSIV hash` or `notation`.
         part: &'static str,
@@ -119,7 +119,7 @@ pub enum UnlockError {
     UnsupportedHash {
         /// Where it is named.
         place: &'static str,
-        /// What is named.
+        /// Its name.
         name: Excerpt,
     },
     /// A type of object that Inlock does not have.
@@ -127,7 +127,7 @@ pub enum UnlockError {
     UnsupportedType {
         /// Where it is named.
         place: &'static str,
-        /// What is named.
+        /// Its name.
         name: Excerpt,
     },
     /// A cipher that must not protect key material: no encryption at all.
@@ -247,7 +247,7 @@ pub enum CommitError {
         /// Bytes of its area.
         area: u64,
     },
-    /// The sequence number cannot grow any more.
+    /// The sequence number is at its maximum.
     #[error("the header's sequence number is at its maximum")]
     SequenceExhausted,
     /// The system gave no random bytes.

@@ -58,15 +58,15 @@ pub enum PolicyError {
         segment: usize,
         /// Its cipher; `None`: it is stored unencrypted.
         found: Option<CipherSpec>,
-        /// Those that are required.
+        /// The required ciphers.
         required: Vec<CipherSpec>,
     },
     /// A UUID that is not the expected one.
     #[error("its UUID is '{found}', but '{expected}' is expected")]
     OtherUuid {
-        /// What the header has.
+        /// UUID of the header.
         found: Excerpt,
-        /// What is expected.
+        /// The expected UUID.
         expected: Excerpt,
     },
 }

@@ -1,9 +1,32 @@
-//! Headers and keys of plain, LUKS1 and LUKS2 volumes.
+//! Headers and keys of LUKS1, LUKS2 and plain dm-crypt volumes, and device-mapper tables.
 //!
-//! This crate reads and writes what says how a volume is encrypted, and turns a passphrase into what serves it: a
-//! [`VolumeKey`] and [`Segment`]s. It sees no request and no payload. Everything read from a device is taken for
-//! hostile: it ends in a typed error with its place, never in a panic, an unbounded allocation or a write. A volume
-//! whose key cannot be verified is not unlocked.
+//! [`Volume::load`] reads and checks a header from a [`HeaderDevice`]. [`Volume::unlock`] turns a passphrase into the
+//! [`VolumeKey`] and the [`Segment`]s of the volume, from which `inlock-engine` makes a device. [`luks1::format`] and
+//! [`luks2::format`] create volumes. [`plain::Plain`] is a volume without a header, [`Table`] the table of dm-crypt.
+//! The crate does no I/O on the payload and takes no locks.
+//!
+//! ```
+//! use inlock_volume::{MemoryDevice, Secret, UnlockOptions, Volume, luks2};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = MemoryDevice::zeroed(20 << 20); // or FileDevice::new(file)
+//! let mut options = luks2::FormatOptions::default();
+//! options.kdf.memory_kib = Some(1024); // quick, for this example
+//! options.kdf.iter_time_ms = 10;
+//! luks2::format(&device, options, &Secret::new(b"passphrase".to_vec()))?;
+//!
+//! let volume = Volume::load(&device)?;
+//! println!("LUKS{} {}", volume.version(), volume.uuid());
+//! let unlocked = volume.unlock(&device, &Secret::new(b"passphrase".to_vec()), &UnlockOptions::new())?;
+//! assert_eq!((unlocked.keyslot, unlocked.segments.len()), (Some(0), 1));
+//! assert!(volume.unlock(&device, &Secret::new(b"wrong".to_vec()), &UnlockOptions::new()).is_err());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Headers are taken as hostile. Each violation of a specification is an error with its path in the header, never a
+//! panic, an unbounded allocation or a write, and key derivations have limits ([`KdfLimits`]). A header cannot turn
+//! encryption off ([`HeaderPolicy`]). A volume key is returned only if the header's digest confirms it.
 
 #![forbid(unsafe_code)]
 
@@ -36,5 +59,5 @@ pub use secret::Secret;
 pub use table::{Table, TableError};
 pub use unlock::{ActivationFlags, UnlockOptions, UnlockWarning, Unlocked};
 pub use violation::{HeaderFault, HeaderPath, Violation};
-pub use volume::Volume;
+pub use volume::{HeaderLocation, Volume};
 pub use zones::{ZoneFault, Zones};

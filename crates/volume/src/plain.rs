@@ -28,7 +28,7 @@ pub struct Plain {
 }
 
 impl Default for Plain {
-    /// What cryptsetup takes since version 2.7: `aes-xts-plain64`, 256 bits, `sha256`, units of 512 bytes.
+    /// The defaults of cryptsetup since version 2.7: `aes-xts-plain64`, 256 bits, `sha256`, units of 512 bytes.
     fn default() -> Self {
         Self {
             cipher: CipherSpec::AES_XTS_PLAIN64,
@@ -101,9 +101,9 @@ pub enum PlainError {
     /// The key file, or the passphrase under `plain`, has fewer bytes than the key.
     #[error("{len} bytes are too few for a key of {needed} bytes")]
     TooShort {
-        /// What there is.
+        /// Number of bytes given.
         len: usize,
-        /// What the key takes.
+        /// Number of bytes of the key.
         needed: usize,
     },
     /// An offset or a size is not a whole number of data units.
@@ -199,7 +199,7 @@ mod tests {
 
     /// Each digest is what `sha256sum`, `sha1sum` and `openssl ripemd160` print for `abc`, `Aabc`, `AAabc` ...
     #[test]
-    fn a_passphrase_is_stretched_round_by_round() {
+    fn passphrase_is_stretched_round_by_round() {
         let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(key("sha256", 32, "abc").unwrap(), sha256);
         assert!(key("sha256", 64, "abc").unwrap().starts_with(sha256));

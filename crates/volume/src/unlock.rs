@@ -1,4 +1,4 @@
-//! What unlocking takes and gives, whatever the format.
+//! Options and results of unlocking, for every format.
 
 use crate::error::{FormatError, UnlockError};
 use crate::header_policy::HeaderPolicy;
@@ -49,16 +49,14 @@ impl UnlockOptions {
 pub struct Unlocked {
     /// The volume key; it was verified against the header's digest.
     pub key: VolumeKey,
-    /// The keyslot that the passphrase opened.
-    pub keyslot: u32,
+    /// The keyslot that the passphrase opened; `None`: the caller had the volume key.
+    pub keyslot: Option<u32>,
     /// The volume's segments in order of their start; they leave no gap. Offsets count from the start of the data
     /// device.
     pub segments: Vec<Segment>,
-    /// Whether the header allows discards (LUKS2 `allow-discards`).
-    pub allow_discards: bool,
-    /// What the header asks of an activation; flags that Inlock does not know are left out.
+    /// Activation flags of the header, without those that Inlock does not know.
     pub flags: ActivationFlags,
-    /// What a user should hear of.
+    /// Warnings for the user.
     pub warnings: Vec<UnlockWarning>,
 }
 
@@ -80,7 +78,7 @@ pub struct ActivationFlags {
     pub no_write_workqueue: bool,
 }
 
-/// Something about an unlocked volume that a user should hear of.
+/// A warning about an unlocked volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UnlockWarning {
@@ -153,13 +151,13 @@ impl<'a> Attempts<'a> {
 }
 
 /// Puts together what unlocking gives.
-pub(crate) fn finish(key: VolumeKey, keyslot: u32, segments: Vec<Segment>, flags: ActivationFlags) -> Unlocked {
+pub(crate) fn finish(key: VolumeKey, keyslot: Option<u32>, segments: Vec<Segment>, flags: ActivationFlags) -> Unlocked {
     let mut warnings = Vec::new();
     let weak = |cipher: CipherSpec| cipher.has_equal_halves(key.as_bytes());
     if segments.iter().any(|segment| segment.cipher.is_some_and(weak)) {
         warnings.push(UnlockWarning::EqualXtsKeyHalves);
     }
-    Unlocked { key, keyslot, segments, allow_discards: flags.allow_discards, flags, warnings }
+    Unlocked { key, keyslot, segments, flags, warnings }
 }
 
 /// The volume key of a new volume: the caller's, or a random one.

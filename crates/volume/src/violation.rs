@@ -3,14 +3,14 @@
 use crate::printable::Excerpt;
 use std::fmt;
 
-/// One broken rule of a header's specification, and where.
+/// A violation with its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderFault {
-    /// Which header: `LUKS1 header`, `LUKS2 header` or `LUKS2 second header`.
+    /// The header: `LUKS1 header`, `LUKS2 header` or `LUKS2 second header`.
     pub header: &'static str,
-    /// Where in it.
+    /// Path of the object.
     pub path: HeaderPath,
-    /// Which rule.
+    /// The violation.
     pub violation: Violation,
 }
 
@@ -98,27 +98,27 @@ pub enum Violation {
     /// A number is not one of those allowed.
     #[error("{field} is {value}, which is not allowed")]
     NotAllowed {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         value: u64,
     },
     /// A number is not what another place says it must be.
     #[error("{field} is {value}, but must be {wanted}")]
     Mismatch {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         value: u64,
-        /// What it must say.
+        /// The required value.
         wanted: u64,
     },
     /// A number is out of its range.
     #[error("{field} is {value}, but must be from {min} to {max}")]
     OutOfRange {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         value: u64,
         /// The least allowed.
         min: u64,
@@ -128,11 +128,11 @@ pub enum Violation {
     /// A number is not a multiple.
     #[error("{field} {value} is not a multiple of {unit}")]
     Misaligned {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         value: u64,
-        /// What it must be a multiple of.
+        /// The required unit.
         unit: u64,
     },
     /// An area starts inside another.
@@ -140,7 +140,7 @@ pub enum Violation {
     Overlap {
         /// Where the area starts, in bytes.
         offset: u64,
-        /// What it overlaps.
+        /// The object that it overlaps.
         with: &'static str,
     },
     /// Two objects' areas overlap.
@@ -162,7 +162,7 @@ pub enum Violation {
         size: u64,
         /// Where it must end at the latest.
         limit: u64,
-        /// What ends there.
+        /// The object that ends there.
         of: &'static str,
     },
     /// An area is too small for what it must hold.
@@ -170,7 +170,7 @@ pub enum Violation {
     AreaTooSmall {
         /// Length of the area, in bytes.
         size: u64,
-        /// What it must hold, in bytes.
+        /// The required length, in bytes.
         needed: u64,
     },
     /// The JSON text does not begin with `{` and end with `}` and a zero byte.
@@ -202,9 +202,9 @@ pub enum Violation {
     /// A field is of another type.
     #[error("{field} is not {wanted}")]
     WrongType {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it should be.
+        /// The required type.
         wanted: &'static str,
     },
     /// An object's name is not a decimal number.
@@ -221,9 +221,9 @@ pub enum Violation {
     /// A type is not known where only known ones are allowed.
     #[error("{field} '{value}' is not supported")]
     Unknown {
-        /// Which field.
+        /// The field.
         field: &'static str,
-        /// What it says.
+        /// Its value.
         value: Excerpt,
     },
     /// A reference to an object that does not exist.

@@ -1,4 +1,4 @@
-//! A volume with a header, of whichever format: what the command line and library users hold.
+//! A volume with a header, of any format.
 
 use crate::error::{DataDeviceError, LoadError, LoadWarning, UnlockError};
 use crate::header_device::HeaderDevice;
@@ -10,8 +10,18 @@ use crate::unlock::{UnlockOptions, Unlocked};
 use inlock_cipher::{SECTOR_SIZE, Segment, VolumeKey};
 use std::fmt;
 
-/// A loaded header. Nothing was unlocked, and loading wrote nothing.
+/// Location of a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeaderLocation {
+    /// On the device of the payload.
+    DataDevice,
+    /// On a device or in a file of its own.
+    Detached,
+}
+
+/// A loaded header. Loading unlocks nothing and writes nothing.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Volume {
     /// LUKS version 1.
     Luks1(Box<Luks1>),
@@ -34,7 +44,11 @@ impl From<Luks2> for Volume {
 impl Volume {
     /// Reads and checks the header on `device`.
     ///
-    /// A damaged first copy of a LUKS2 header is replaced by the second, in memory only; [`Volume::warnings`] says so.
+    /// If the first copy of a LUKS2 header is damaged, the second one is used, with an entry in [`Volume::warnings`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the device has no LUKS header, or none that follows its specification.
     pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
         match luks1::probe(device)? {
             true => Luks1::load(device).map(Self::from),
@@ -42,17 +56,22 @@ impl Volume {
         }
     }
 
-    /// Checks that the volume is what `policy` allows and requires, as unlocking it does before it derives a key: to be
-    /// asked before anybody is asked for a passphrase.
+    /// Checks the volume against `policy`, as unlocking does before it derives a key. For a check before the user is
+    /// asked for a passphrase.
     ///
     /// # Errors
     ///
-    /// Says what of the volume is refused, or that it cannot be served in any case.
+    /// Fails if the policy refuses the volume, or if it cannot be unlocked at all.
     pub fn check_policy(&self, policy: &HeaderPolicy) -> Result<(), UnlockError> {
         Ok(policy.check_header(self.uuid(), &self.segments()?)?)
     }
 
-    /// Looks for a keyslot that `passphrase` opens, and verifies the key in it.
+    /// Opens a keyslot with `passphrase` and verifies its key. Computes for seconds and takes up to gigabytes of
+    /// memory, within the limits of the options.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no keyslot opens, if the policy of the options refuses the volume, or if its keyslots cost too much.
     pub fn unlock(
         &self,
         device: &dyn HeaderDevice,
@@ -65,7 +84,11 @@ impl Volume {
         }
     }
 
-    /// Takes a volume key that the caller has, after verifying it. [`Unlocked::keyslot`] is then `u32::MAX`.
+    /// Unlocks with a volume key that the caller has, after verifying it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the header's digest does not confirm the key, or as [`Volume::unlock`].
     pub fn unlock_with_volume_key(&self, key: VolumeKey, options: &UnlockOptions) -> Result<Unlocked, UnlockError> {
         match self {
             Self::Luks1(luks1) => luks1.unlock_with_volume_key(key, options),
@@ -105,7 +128,7 @@ impl Volume {
         }
     }
 
-    /// What is not as it should be, though the header could be loaded.
+    /// Irregularities that did not prevent loading the header.
     pub fn warnings(&self) -> &[LoadWarning] {
         match self {
             Self::Luks1(_) => &[],
@@ -121,7 +144,11 @@ impl Volume {
         }
     }
 
-    /// The segments as they are served, in order and without gaps: what [`Unlocked::segments`] will be.
+    /// The segments in order and without gaps, as in [`Unlocked::segments`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if a segment cannot be used, for example because its cipher is not supported.
     pub fn segments(&self) -> Result<Vec<Segment>, UnlockError> {
         match self {
             Self::Luks1(luks1) => luks1.segments(),
@@ -129,13 +156,14 @@ impl Volume {
         }
     }
 
-    /// Checks that a device of `len` bytes can hold the payload. `detached`: it is not the device that the header is
-    /// on.
+    /// Checks that a data device of `len` bytes can hold the payload. A program checks this before it uses the payload.
     ///
-    /// To be asked before serving: a detached header's payload starts at 0 of its device, so writing to it on the
-    /// header's own device would destroy the header.
-    pub fn check_data_device(&self, detached: bool, len: u64) -> Result<(), DataDeviceError> {
-        if !detached && self.data_offset() == 0 {
+    /// # Errors
+    ///
+    /// Fails if the device is too short, or if the header is on it although it was created as a detached one: the
+    /// payload then starts at byte 0, and a write would destroy the header.
+    pub fn check_data_device(&self, header: HeaderLocation, len: u64) -> Result<(), DataDeviceError> {
+        if header == HeaderLocation::DataDevice && self.data_offset() == 0 {
             return Err(DataDeviceError::Detached);
         }
         // A segment without a length has at least one sector.

@@ -1,13 +1,13 @@
-//! Where a volume fits on zoned storage: data that start and end at borders of zones, a header in conventional zones,
-//! data units of which writes to a zone can be made.
+//! Checks whether a volume fits zoned storage: data that start and end at borders of zones, a header in conventional
+//! zones, data units that divide the write granularity.
 //!
-//! Arithmetic only; who has the storage says what its zones are. A refusal has the numbers that would fit, in sectors
-//! of 512 bytes where options and tables count in them.
+//! Arithmetic only; the caller knows the zones. An error has the numbers that fit, in sectors of 512 bytes if options
+//! and tables count in them.
 
 use inlock_cipher::{DataUnitSize, SECTOR_SIZE, Segment};
 use std::fmt;
 
-/// What matters of zoned storage, in bytes.
+/// Geometry of zoned storage, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zones {
     /// Length of the storage.
@@ -31,7 +31,7 @@ pub enum ZoneFault {
         at: u64,
         /// Sectors of a zone.
         zone: u64,
-        /// What fits, in sectors.
+        /// Numbers that fit, in sectors.
         fits: Fits,
     },
     /// The data start inside a zone.
@@ -41,7 +41,7 @@ pub enum ZoneFault {
         at: u64,
         /// Sectors of a zone.
         zone: u64,
-        /// What fits, in sectors.
+        /// Numbers that fit, in sectors.
         fits: Fits,
     },
     /// The data end inside a zone.
@@ -51,7 +51,7 @@ pub enum ZoneFault {
         sectors: u64,
         /// Sectors of a zone.
         zone: u64,
-        /// What fits, in sectors.
+        /// Numbers that fit, in sectors.
         fits: Fits,
     },
     /// A data unit is not what writes are made of.
@@ -61,7 +61,7 @@ pub enum ZoneFault {
         unit: usize,
         /// The write granularity, in bytes.
         granularity: u32,
-        /// What fits, in bytes.
+        /// Numbers that fit, in bytes.
         fits: Fits,
     },
     /// A header, which is rewritten in place, would lie in a zone that is written in order.
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_starts_and_ends_with_zones_fits() {
+    fn segment_that_starts_and_ends_with_zones_fits() {
         // Zones have 8192 sectors, the storage 83968.
         for (start, sectors, offset) in [
             (0, None, 0),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told_what_would() {
+    fn segment_that_does_not_fit_names_numbers_that_do() {
         for (start, sectors, offset, unit, told) in [
             (0, None, 32, 512, "the data start at sector 32, inside a zone of 8192 sectors: 0 or 8192 would fit"),
             (0, None, 8193, 512, "start at sector 8193, inside a zone of 8192 sectors: 8192 or 16384 would fit"),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overflows() {
+    fn check_segment_of_extreme_numbers_never_panics() {
         let extremes = [0, 1, 511, 4096, u64::MAX / 512, u64::MAX / 512 + 1, u64::MAX - 1, u64::MAX];
         let zones = [ZONES, Zones { zone_len: 512, ..ZONES }, Zones { zone_len: 1 << 63, ..ZONES }];
         let zones =
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_lies_in_conventional_zones() {
+    fn header_lies_in_conventional_zones() {
         let place = |conventional, zone_len, usual, least| {
             let zones = Zones { conventional: conventional * MIB, zone_len: zone_len * MIB, ..ZONES };
             zones.place_behind_header(usual * MIB, least * MIB).map(|offset| offset / MIB)

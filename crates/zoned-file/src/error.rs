@@ -1,25 +1,25 @@
-//! Why a zoned file cannot be made or opened.
+//! Errors of creating and opening zoned files.
 
 use crate::layout::LayoutError;
 use std::io;
 use std::path::PathBuf;
 
-/// Why a zoned file cannot be made or opened.
+/// A zoned file cannot be created or opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ZonedFileError {
-    /// The zones cannot lie like that.
+    /// The layout is not possible.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// A file cannot be opened, read or written.
     #[error("{}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// There is something already.
+    /// The sidecar exists already.
     #[error("{} exists", .0.display())]
     Exists(PathBuf),
     /// The data file is not empty.
@@ -33,16 +33,16 @@ pub enum ZonedFileError {
     NoSidecar {
         /// The data file.
         data: PathBuf,
-        /// Where the sidecar should be.
+        /// The path at which the sidecar is expected.
         sidecar: PathBuf,
     },
-    /// The sidecar cannot be relied on.
+    /// The sidecar is damaged.
     #[error("the sidecar of the zoned file is damaged: {0}")]
     Damaged(Damage),
     /// The sidecar is that of another file.
     #[error("the sidecar does not match the zoned file: {0}")]
     Foreign(Mismatch),
-    /// The number of the system's start cannot be learned, without which nobody knows what outlived it.
+    /// The boot id cannot be read. Without it, the writes that are still in the page cache are not known.
     #[error("cannot read the boot id")]
     BootId(#[source] io::Error),
     /// No random bytes for the file's identity.
@@ -50,7 +50,7 @@ pub enum ZonedFileError {
     Random(getrandom::Error),
 }
 
-/// What is damaged in a sidecar.
+/// A damage of a sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Damage {
@@ -59,10 +59,10 @@ pub enum Damage {
     Len {
         /// Its length.
         len: u64,
-        /// What it should be.
+        /// The expected length.
         expected: u64,
     },
-    /// It does not begin as one.
+    /// It does not begin with the magic.
     #[error("it does not begin with the mark of a sidecar")]
     Magic,
     /// A later version wrote it.
@@ -71,26 +71,26 @@ pub enum Damage {
     /// The header's checksum is wrong.
     #[error("the checksum of its header is wrong")]
     Header,
-    /// The header is whole, and says what cannot be.
+    /// The header has a valid checksum and an impossible layout.
     #[error("its header says what cannot be: {0}")]
     Layout(LayoutError),
-    /// It is not known who wrote last.
+    /// The last session is not known.
     #[error("the checksum of its session is wrong")]
     Session,
-    /// Bytes that mean nothing have a meaning.
+    /// A byte that is not in use is not zero.
     #[error("byte {0}, which is not in use, is not zero")]
     Padding(u64),
     /// A record is wrong.
     #[error("the record of zone {zone} in {table} is wrong")]
     Record {
-        /// Which zone.
+        /// The zone.
         zone: u32,
-        /// Where.
+        /// The table.
         table: &'static str,
     },
 }
 
-/// How a sidecar does not match.
+/// A difference between a sidecar and its data file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mismatch {
@@ -99,7 +99,7 @@ pub enum Mismatch {
     Len {
         /// Length of the data file.
         len: u64,
-        /// What it should be.
+        /// The expected length.
         expected: u64,
     },
     /// The data file does not end with the mark of a zoned one.

@@ -1,4 +1,4 @@
-//! Zoned files by name: making them, finding the sidecar of one, taking it for one process.
+//! Zoned files by path: creates and locks them, finds their sidecars.
 
 use crate::error::ZonedFileError;
 use crate::layout::ZonedLayout;
@@ -15,7 +15,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 impl ZonedFile {
-    /// Makes a zoned file: `path`, which must not exist or be a file that holds nothing, and its sidecar beside it.
+    /// Creates a zoned file and its sidecar.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `path` exists and is not a file without data, if its sidecar exists, or if the layout is not possible.
     pub fn create(path: &Path, layout: &ZonedLayout) -> Result<(), ZonedFileError> {
         layout.check()?;
         let boot = boot_id()?;
@@ -52,8 +56,11 @@ impl ZonedFile {
         made.map_err(|error| named(error, path))
     }
 
-    /// Opens a zoned file with the sidecar beside it, and takes it: for writing from everybody, else from those who
-    /// write.
+    /// Opens a zoned file and locks it: exclusively for writing, else shared with other readers.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file is in use, or the sidecar is missing, damaged or that of another file.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, ZonedFileError> {
         let (data, sidecar) = open_both(path, read_only)?;
         let how =
@@ -70,7 +77,11 @@ impl ZonedFile {
         Self::over(Arc::new(data), Arc::new(sidecar), boot_id()?).map_err(|error| named(error, path))
     }
 
-    /// The zones of a file as they are at this moment, whoever has it open.
+    /// Reads the zones of a file without a lock.
+    ///
+    /// # Errors
+    ///
+    /// As [`ZonedFile::open`], but a file in use is read.
     pub fn look(path: &Path) -> Result<(ZoneLimits, Vec<Zone>), ZonedFileError> {
         // A record that is just being written may be read in part.
         let mut tries = 5;
@@ -86,7 +97,7 @@ impl ZonedFile {
         Ok((file.limits(), zones))
     }
 
-    /// Whether `path` is a zoned file: it has a sidecar beside it, or the mark of one that had.
+    /// Whether `path` is a zoned file: it has a sidecar, or ends with the mark of a zoned file.
     pub fn is_zoned(path: &Path) -> bool {
         let has_sidecar = || sidecar_path(path).is_ok_and(|sidecar| sidecar.exists());
         let has_mark = || {
@@ -97,7 +108,7 @@ impl ZonedFile {
     }
 }
 
-/// The name of the sidecar of a file, under whatever name that is known.
+/// Path of the sidecar of a file, after symbolic links are resolved.
 pub(crate) fn sidecar_path(data: &Path) -> io::Result<PathBuf> {
     let mut name = std::fs::canonicalize(data)?.into_os_string();
     name.push(".zones");

@@ -1,28 +1,28 @@
-//! What a zoned file is made of: how many zones of which kind, and how much of them may be in use.
+//! Layout of a zoned file: number and kinds of zones, and the limits of their use.
 
 use inlock_engine::zoned::{ZoneKind, ZoneLimits};
 use std::ops::Range;
 
-/// How the zones of a zoned file lie. The conventional ones come first; the last zone may be shorter than the others.
+/// Zones of a zoned file. The conventional ones come first; the last zone may be shorter than the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZonedLayout {
     /// Length of all zones in bytes.
     pub len: u64,
-    /// From one zone's start to the next, a power of two.
+    /// Distance of the starts of consecutive zones, a power of two.
     pub zone_len: u64,
-    /// How many bytes of a sequential zone can be written.
+    /// Number of bytes of a sequential zone that can be written.
     pub capacity: u64,
-    /// How many conventional zones there are.
+    /// Number of conventional zones.
     pub conventional: u32,
-    /// How many zones may be open at a time, 0: all.
+    /// Maximum number of open zones; 0: all.
     pub max_open: u32,
-    /// How many zones may be open or closed at a time, 0: all.
+    /// Maximum number of active zones, open or closed; 0: all.
     pub max_active: u32,
     /// Writes to sequential zones begin and end on multiples of this, a power of two from 512 to 65536.
     pub write_granularity: u32,
 }
 
-/// Why a zoned file cannot be laid out in this way.
+/// A layout is not possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
@@ -46,7 +46,7 @@ pub enum LayoutError {
         capacity: u64,
         /// Length of a zone.
         zone_len: u64,
-        /// What writes are multiples of.
+        /// The write granularity.
         granularity: u32,
     },
     /// The length of the file.
@@ -54,15 +54,15 @@ pub enum LayoutError {
     Len {
         /// The length.
         len: u64,
-        /// What writes are multiples of.
+        /// The write granularity.
         granularity: u32,
     },
     /// Too many zones.
     #[error("{zones} zones are more than the {most} that a zoned file can have")]
     TooMany {
-        /// How many there would be.
+        /// Their number.
         zones: u64,
-        /// The most there can be.
+        /// The maximum number.
         most: u32,
     },
     /// No zone is left that is not conventional.
@@ -70,7 +70,7 @@ pub enum LayoutError {
     Conventional {
         /// How many zones there are.
         zones: u32,
-        /// How many of them shall be conventional.
+        /// Number of conventional ones.
         conventional: u32,
     },
     /// More may be open than active.
@@ -86,13 +86,17 @@ pub enum LayoutError {
 }
 
 impl ZonedLayout {
-    /// Sequential zones only, writable to their end, as many in use as one likes, written in blocks of 4096 bytes.
+    /// Sequential zones only, with their whole length as capacity, no limits, and blocks of 4096 bytes.
     pub fn new(len: u64, zone_len: u64) -> Self {
         let write_granularity = 4096;
         Self { len, zone_len, capacity: zone_len, conventional: 0, max_open: 0, max_active: 0, write_granularity }
     }
 
-    /// Whether the numbers fit together.
+    /// Checks that the numbers fit together.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first rule that the layout breaks.
     pub fn check(&self) -> Result<(), LayoutError> {
         let granularity = self.write_granularity;
         if !granularity.is_power_of_two() || !(512..=65536).contains(&granularity) {
@@ -144,7 +148,7 @@ impl ZonedLayout {
         if self.kind(zone) == ZoneKind::Conventional { len } else { len.min(self.capacity) }
     }
 
-    /// What kind of zone it is.
+    /// Kind of a zone.
     pub fn kind(&self, zone: u32) -> ZoneKind {
         if zone < self.conventional { ZoneKind::Conventional } else { ZoneKind::SequentialRequired }
     }
@@ -172,7 +176,7 @@ impl ZonedLayout {
     }
 }
 
-/// So that the tables of a file stay below 100 MiB, whatever its header says.
+/// Maximum number of zones. Limits the tables of a file to 100 MiB for every header.
 const MOST_ZONES: u32 = 1 << 20;
 
 #[cfg(test)]
@@ -180,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_refused_with_its_numbers() {
+    fn check_of_an_impossible_layout_names_its_numbers() {
         let good = ZonedLayout { capacity: 3 << 18, conventional: 2, ..ZonedLayout::new((7 << 20) + 4096, 1 << 20) };
         assert_eq!(good.check(), Ok(()));
         assert_eq!((good.zones(), good.range(7)), (8, 7 << 20..(7 << 20) + 4096));

@@ -7,7 +7,7 @@ use crate::layout::{LayoutError, ZonedLayout};
 use crate::states::State;
 use inlock_engine::zoned::ZoneCondition;
 
-/// What ties a data file and its sidecar together: random.
+/// Random number that a data file and its sidecar share.
 pub(crate) type Identity = [u8; 16];
 
 /// Length of the header, of the room for sessions, and of the mark at the end of the data file.
@@ -30,11 +30,11 @@ const VERSION: u32 = 1;
 /// The tables of a sidecar, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
-    /// What survives a power cut, once.
+    /// Promised states, which survive a power cut.
     PromisedA,
-    /// And again: written in turn with the first.
+    /// Promised states; the two tables are written alternately.
     PromisedB,
-    /// What was answered, and lives as long as the system's memory.
+    /// Answered states, which survive as long as the page cache.
     Answered,
 }
 
@@ -46,7 +46,7 @@ impl Table {
         if self == Self::PromisedA { Self::PromisedB } else { Self::PromisedA }
     }
 
-    /// What messages call it.
+    /// Name in messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::PromisedA => "the first table of promises",
@@ -98,7 +98,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("the slice has eight bytes"))
 }
 
-/// The checksum of `bytes` but for the first four, where it is kept itself.
+/// The checksum of `bytes` without the first four, which hold the checksum.
 fn checksum(identity: &Identity, place: u64, bytes: &[u8]) -> u32 {
     let crc = crc32c::crc32c(identity);
     crc32c::crc32c_append(crc32c::crc32c_append(crc, &place.to_le_bytes()), &bytes[4..])
@@ -165,7 +165,7 @@ pub(crate) fn read_header(block: &[u8]) -> Result<(ZonedLayout, Identity), BadHe
     Ok((layout, identity))
 }
 
-/// What stands behind the zones in the data file.
+/// Makes the mark after the zones of a data file.
 pub(crate) fn mark(layout: &ZonedLayout, identity: &Identity) -> Vec<u8> {
     let mut block = vec![0; BLOCK as usize];
     put(&mut block, 8, MARK_MAGIC);
@@ -174,13 +174,13 @@ pub(crate) fn mark(layout: &ZonedLayout, identity: &Identity) -> Vec<u8> {
     block
 }
 
-/// Whether a block is the mark at the end of some data file whose zones are `len` bytes long, and of which.
+/// Returns the identity in `block` if that is the mark of a data file whose zones have `len` bytes.
 pub(crate) fn read_mark(block: &[u8], len: u64) -> Option<Identity> {
     let identity = block[16..32].try_into().expect("the slice has sixteen bytes");
     (&block[8..16] == MARK_MAGIC && is_sealed(&identity, len, block)).then_some(identity)
 }
 
-/// Who had the file open for writing last.
+/// The last use of a file for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Session {
     /// Grows with every session.
@@ -213,7 +213,7 @@ impl Session {
 /// The record of a zone in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// What it says.
+    /// State of the zone.
     pub state: State,
     /// The start of the system whose memory it lives in; 0 in tables of promises.
     pub boot: u64,

@@ -1,8 +1,8 @@
-//! The sidecar of a zoned file: reading it back after whatever happened, and writing records into it.
+//! The sidecar of a zoned file: reads it after every kind of end, and writes its records.
 //!
-//! Reading says three things of each zone: what is promised (it survives a power cut), in which table that stands, and
-//! what was answered last, which counts as long as the system was not started anew. Where a power cut may have
-//! torn a record the other promise stands; where it cannot have, a torn record is damage.
+//! Reading gives three facts of each zone: the promised state, which survives a power cut, the table in which it is,
+//! and the last answered state, which is valid until the system reboots. If a power cut may have torn a record, the
+//! promise in the other table is taken; else a torn record is damage.
 
 use crate::error::{Damage, ZonedFileError};
 use crate::layout::ZonedLayout;
@@ -24,12 +24,12 @@ pub(crate) struct Sidecar {
     boot: u64,
 }
 
-/// What a sidecar says.
+/// Content of a sidecar.
 pub(crate) struct Loaded {
     pub sidecar: Sidecar,
-    /// What every zone is like now.
+    /// Current state of every zone.
     pub states: Vec<State>,
-    /// What is promised of every zone.
+    /// Promised state of every zone.
     pub promises: Vec<Promise>,
     /// The last session, and its place.
     pub session: (Session, usize),
@@ -37,7 +37,7 @@ pub(crate) struct Loaded {
     pub torn: Vec<(Table, u32)>,
 }
 
-/// What is promised of a zone.
+/// The promised state of a zone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promise {
     /// The promise that stands.

@@ -1,14 +1,13 @@
-//! The states of all zones of a zoned file: what a write or an action makes of them, and what it is refused for. No
-//! I/O.
+//! The states of all zones of a zoned file, and their changes by writes and actions. No I/O.
 //!
-//! The conditions and their changes are those of the zoned block device standards. Where the limit of open zones is
-//! reached, a zone that was opened by a write makes room; the zones take turns at that.
+//! The conditions and their changes are those of the zoned block device standards. At the limit of open zones, a zone
+//! that was opened by a write is closed, each time another one.
 
 use crate::layout::ZonedLayout;
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind};
 use rustix::io::Errno;
 
-/// What is remembered of a zone.
+/// The state of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State {
     /// How many bytes are written, from the start of the zone.
@@ -88,7 +87,7 @@ impl States {
         this
     }
 
-    /// What is remembered of a zone.
+    /// Returns the state of a zone.
     pub(crate) fn get(&self, zone: u32) -> State {
         self.zones[zone as usize].state
     }
@@ -182,7 +181,7 @@ impl States {
             }
             (ZoneAction::Close, ImplicitOpen | ExplicitOpen) => self.close(zone),
             (ZoneAction::Finish, Empty | Closed | ImplicitOpen | ExplicitOpen) => {
-                // On its way to the end a zone is open.
+                // A zone that is finished is open for a moment.
                 if !state.condition.is_open() {
                     closed = self.make_room_for(zone)?;
                 }

@@ -30,13 +30,17 @@ pub struct ZonedFile {
     states: Mutex<States>,
     /// The number of this session and its place.
     session: (u64, usize),
-    /// What was answered may be lost: nothing is promised any more.
+    /// Answered states may be lost, so no further one is promised.
     broken: AtomicBool,
 }
 
 impl ZonedFile {
-    /// Lays zones out on two stores: `data` of the length that [`ZonedFile::data_len`] says, `sidecar` of that of
-    /// [`ZonedFile::sidecar_len`]. The zones are as new; the conventional ones hold what is in `data`.
+    /// Formats two stores: `data` of [`ZonedFile::data_len`] bytes and `sidecar` of [`ZonedFile::sidecar_len`] bytes.
+    /// Sequential zones are empty; conventional ones keep the bytes of `data`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the layout is not possible or a store cannot be written.
     pub fn format(
         data: &dyn BackingStore,
         sidecar: &dyn BackingStore,
@@ -45,8 +49,12 @@ impl ZonedFile {
         mark::format(data, sidecar, layout, 0)
     }
 
-    /// Opens two stores that were laid out. `boot` is the number of the start of the system in whose memory writes live
-    /// until they are synced: where it is another than the last time, what was not synced is taken as lost.
+    /// Opens two formatted stores. `boot` identifies the boot of the system that caches writes until they are synced:
+    /// if it differs from the last one, writes that were not synced are taken as lost.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the sidecar is damaged or that of other data, or if it cannot be read or written.
     pub fn over(
         data: Arc<dyn BackingStore>,
         sidecar: Arc<dyn BackingStore>,
@@ -91,23 +99,26 @@ impl ZonedFile {
         })
     }
 
-    /// How long the data's store has to be for a layout.
+    /// Length of the data store of a layout.
     pub fn data_len(layout: &ZonedLayout) -> u64 {
         records::data_len(layout)
     }
 
-    /// How long the sidecar's store has to be for a layout.
+    /// Length of the sidecar store of a layout.
     pub fn sidecar_len(layout: &ZonedLayout) -> u64 {
         records::sidecar_len(layout.zones())
     }
 
-    /// How the zones lie.
+    /// The layout.
     pub fn layout(&self) -> &ZonedLayout {
         &self.layout
     }
 
-    /// Makes a sequential zone read-only or offline, as a drive does with zones that it cannot write or read any more.
-    /// It stays so for good. For tests.
+    /// Makes a sequential zone read-only or offline, as a drive does with zones that fail. This cannot be undone.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a conventional or missing zone, and for another condition; or the error of writing the record.
     pub fn retire(&self, zone: u32, condition: ZoneCondition) -> Result<(), Errno> {
         if zone >= self.layout.zones() {
             return Err(Errno::INVAL);
@@ -116,7 +127,11 @@ impl ZonedFile {
         self.change(zone, |states| states.retire(zone, condition).map(|()| None))
     }
 
-    /// Ends the use of the file: all that was answered is promised. Dropping does the same, and tells nobody of errors.
+    /// Closes the file: promises all answered states. Dropping it does the same and ignores errors.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the states cannot be put on stable storage.
     pub fn close(mut self) -> Result<(), Errno> {
         let closed = self.end();
         self.read_only = true;
@@ -305,7 +320,7 @@ impl ZonedFile {
         if self.broken.load(Ordering::Acquire) { Err(Errno::IO) } else { Ok(()) }
     }
 
-    /// Puts the records on stable storage. Once that has failed nobody knows which are there.
+    /// Puts the records on stable storage. After a failure, it is not known which of them are there.
     fn make_safe(&self) -> Result<(), Errno> {
         self.sidecar.sync().inspect_err(|_| self.broken.store(true, Ordering::Release))
     }
@@ -375,7 +390,7 @@ impl BackingStore for ZonedFile {
                 promise.next = states.get(zone).at_rest();
             }
         }
-        // Whatever the pointers say is on stable storage before they are.
+        // The data goes to stable storage before the pointers that count it.
         self.data.sync().inspect_err(|_| self.broken.store(true, Ordering::Release))?;
         let mut any = false;
         for (zone, promise) in (0..).zip(promises.iter()).filter(|(_, promise)| promise.state != promise.next) {
@@ -452,7 +467,7 @@ impl ZonedStore for ZonedFile {
 
 impl Drop for ZonedFile {
     fn drop(&mut self) {
-        // Whoever wants to know calls `close`.
+        // `close` reports errors.
         let _ = self.end();
     }
 }

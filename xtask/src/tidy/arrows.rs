@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_arrow_of_the_design_passes() {
+    fn arrow_of_the_design_passes() {
         let manifest =
             "[package]\nname = \"inlock-engine\"\n[dependencies]\ninlock-cipher.workspace = true\nlibc = \"0.2\"\n";
         assert_eq!(check("engine", manifest), Vec::<String>::new());
@@ -108,19 +108,19 @@ mod tests {
     }
 
     #[test]
-    fn an_arrow_for_tests_is_none_for_the_crate() {
+    fn arrow_for_tests_is_none_for_the_crate() {
         assert_eq!(check("frontend", "[dev-dependencies]\ninlock-cipher.workspace = true\n"), Vec::<String>::new());
         assert_eq!(check("frontend", "[dependencies]\ninlock-cipher.workspace = true\n").len(), 1);
         assert_eq!(check("frontend", "[dev-dependencies]\ninlock-volume.workspace = true\n").len(), 1);
     }
 
     #[test]
-    fn a_crate_the_design_does_not_have_is_refused() {
+    fn crate_the_design_does_not_have_is_refused() {
         assert_eq!(check("helpers", "[package]\n").len(), 1);
     }
 
     #[test]
-    fn a_package_name_or_a_comment_is_no_arrow() {
+    fn package_name_or_a_comment_is_no_arrow() {
         let manifest = "[package]\nname = \"inlock-volume\"\n[dependencies]\n# inlock-engine = \"1\"\nserde = \"1\"\n";
         assert_eq!(check("volume", manifest), Vec::<String>::new());
     }

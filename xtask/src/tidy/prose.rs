@@ -10,7 +10,7 @@ use regex_lite::Regex;
 use super::scan;
 
 /// Directories and files that are checked.
-pub(crate) const CLEAN: [&str; 2] = ["crates/bench/", "crates/cipher/"];
+pub(crate) const CLEAN: [&str; 4] = ["crates/bench/", "crates/cipher/", "crates/volume/", "crates/zoned-file/"];
 
 /// Widest line of a comment or document.
 const COLUMNS: usize = 120;
@@ -39,7 +39,7 @@ static TEXT: LazyLock<Vec<Rule>> = LazyLock::new(|| {
         rule(r"(?i)\b(device|disk|store|file) below\b|past the .{0,10}cache", "underlying device, direct I/O"),
         rule(r"(?i)\b(granule|gulp|ticket|seat|keeper|carrier|twin|passage|stretch)", "the term of the field"),
         rule(r"(?i)\b(the|a|its|whole) cover\b|cover_len", "aligned range"),
-        rule(r"(?i)\b(folder|processor)s?\b|\bkey slots?\b", "directory, CPU, keyslot"),
+        rule(r"\b([Ff]older|[Pp]rocessor)s?\b|\bkey slots?\b", "directory, CPU, keyslot"),
     ]
 });
 
@@ -53,7 +53,7 @@ static HEADS: LazyLock<Rule> =
 
 /// A method that returns a `bool`.
 static PREDICATE: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r"\bfn (\w+)(?:<[^>]*>)?\(&self[^)]*\) -> bool").expect("it is a regular expression"));
+    LazyLock::new(|| Regex::new(r"\bfn (\w+)(?:<[^>]*>)?\(&self[^()]*\) -> bool").expect("it is a regular expression"));
 
 /// The text of a library's error.
 static ERROR: LazyLock<Regex> =

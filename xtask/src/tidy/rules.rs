@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_file_needs_a_reason() {
+    fn long_file_needs_a_reason() {
         let long = "\n".repeat(FILE_LINES + 1);
         assert_eq!(length_findings(&long, "").len(), 1);
         assert_eq!(length_findings(&long, "a.rs:").len(), 2, "an empty reason excuses nothing");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_function_needs_a_reason() {
+    fn long_function_needs_a_reason() {
         let body = |lines: usize| format!("fn f() {{{}}}\n", "\n".repeat(lines - 1));
         assert_eq!(length_findings(&body(FUNCTION_LINES + 1), "").len(), 1);
         assert_eq!(length_findings(&body(FUNCTION_LINES + 1), "# why\na.rs f: one arm for each option").len(), 0);
@@ -166,12 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_nobody_needs_is_reported() {
+    fn unneeded_reason_is_reported() {
         assert_eq!(length_findings("fn f() {}\n", "b.rs: long").len(), 1);
     }
 
     #[test]
-    fn a_file_without_a_head_comment_is_reported() {
+    fn file_without_a_head_comment_is_reported() {
         assert_eq!(head_comment("a.rs", "use std::io;\n").len(), 1);
         assert_eq!(head_comment("a.rs", "// not a head comment\n").len(), 1);
         assert_eq!(head_comment("a.rs", &"//! x\n".repeat(HEAD_LINES + 1)).len(), 1);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_unsafe_files_has_to_match_both_ways() {
+    fn list_of_unsafe_files_has_to_match_both_ways() {
         let table = "| file | why |\n|---|---|\n| `a.rs` | loads |\n| `b.rs` | ring |\n";
         let listed = unsafe_list(table);
         assert_eq!(listed.len(), 2);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_that_promises_no_unsafe_has_to_forbid_it() {
+    fn crate_that_promises_no_unsafe_has_to_forbid_it() {
         assert_eq!(forbids_unsafe("crates/volume/src/lib.rs", "// #![forbid]").len(), 1);
         assert_eq!(forbids_unsafe("crates/volume/src/lib.rs", "#![forbid(unsafe_code)]\n").len(), 0);
         assert_eq!(forbids_unsafe("crates/engine/src/lib.rs", "").len(), 0);

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_with_losses_is_none() {
+    fn trace_with_losses_is_none() {
         assert!(look("CPU:1 [LOST 12 EVENTS]\n", 1024, is_append).is_err());
     }
 }

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_was_turned_away_comes_again() {
+    fn write_that_was_turned_away_comes_again() {
         let (first, again) = (("inlock-queue-0", "WS 1024 + 8"), ("iou-wrk-171", "WS 1024 + 8"));
         assert_eq!(faults_of(&[first, again, ("inlock-queue-0", "WS 1032 + 8")]), (2, 0));
         assert_eq!(faults_of(&[first, first]), (2, 1), "twice by the same");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zone_begins_anew_after_its_reset_alone() {
+    fn zone_begins_again_only_after_its_reset() {
         assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 1024 + 0", "WS 8 () 1024 + 8"]), (2, 0));
         assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 0 + 0", "WS 8 () 1024 + 8"]), (2, 0));
         assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 2048 + 0", "WS 8 () 1024 + 8"]), (2, 1));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_with_losses_is_none() {
+    fn trace_with_losses_is_none() {
         assert!(look("CPU:1 [LOST 12 EVENTS]\n", "block_rq_issue", 1024, 0).is_err());
     }
 }

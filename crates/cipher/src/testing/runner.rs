@@ -155,7 +155,7 @@ fn every_kernel_agrees_in_every_unit_size() {
 
 /// More units of the largest size than one batch of IVs holds.
 #[test]
-fn the_largest_units_run_over_batches_too() {
+fn largest_units_run_over_batches_too() {
     let mut case = Case::new(CipherSpec::AES_XTS_PLAIN64, 64, DataUnitSize::MAX, false, 131);
     case.compare(FIRST[5], &[63, 64, 65, 131]);
 }

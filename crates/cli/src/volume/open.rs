@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_volume::plain::Plain;
-use inlock_volume::{DataDeviceError, Segment, Table, VolumeKey, plain_iv_repeats};
+use inlock_volume::{DataDeviceError, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
 
 use super::backing;
 use super::device::{Device, OpenMode};
@@ -82,7 +82,8 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
             }
             let header = Header::load_from(device, *luks, false)?;
             header.check(&args.policy)?;
-            header.volume.check_data_device(detached, data.len).map_err(|error| unfit(error, &data.path))?;
+            let location = if detached { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
+            header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
             zones::check_volume(&header.volume, &data, !detached && writing)?;
             info.kind = format!("LUKS{}", header.volume.version());
             info.uuid = Some(header.volume.uuid().to_owned());

@@ -20,7 +20,7 @@ use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
 use zeroize::Zeroizing;
 
-/// What a new LUKS1 volume is to be.
+/// Options of a new LUKS1 volume.
 #[derive(Debug)]
 pub struct FormatOptions {
     /// Cipher of payload and keyslots (`--cipher`).
@@ -113,7 +113,13 @@ impl FormatOptions {
     }
 }
 
-/// Writes a new LUKS1 header with one keyslot, which `passphrase` opens. Whatever the device held is lost.
+/// Writes a new LUKS1 header with one keyslot, which `passphrase` opens. The content of the device is
+/// lost.
+///
+/// # Errors
+///
+/// Fails before it writes if the options are not possible or the device is too small; later, only if the device cannot
+/// be written.
 pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Luks1, FormatError> {
     options.check(device.len()?)?;
     luks_cipher::check_new_keyslot("cipher", &options.cipher)?;
@@ -123,7 +129,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     let kdf = KdfRequest { hash: options.hash, ..options.kdf }.resolve(options.key_len)?;
     let mut header = new_header(&options, &key)?;
     let material = seal_keyslot(&mut header, &options, &kdf, &key, passphrase)?;
-    // Whatever goes wrong from here on, this header is one that can be loaded.
+    // Once the header is known to load, it is written.
     let luks1 = validate::decode(&header).and_then(|luks1| validate::check(&luks1).map(|()| luks1));
     luks1.map_err(|fault| FormatError::Verify(Box::new(fault.into())))?;
 

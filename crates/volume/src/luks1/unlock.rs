@@ -41,7 +41,7 @@ impl Luks1 {
             }
             let key = self.open_keyslot(device, passphrase, slot, cipher, hash, &options.limits);
             if let Some(key) = attempts.record(key) {
-                return Ok(finish(key, number, segments, Default::default()));
+                return Ok(finish(key, Some(number), segments, Default::default()));
             }
         }
         Err(attempts.into_error())
@@ -54,7 +54,7 @@ impl Luks1 {
         if key.len() != self.key_len() || !self.is_volume_key(&key, hash, &options.limits)? {
             return Err(UnlockError::WrongPassphrase);
         }
-        Ok(finish(key, u32::MAX, self.segments_of(cipher), Default::default()))
+        Ok(finish(key, None, self.segments_of(cipher), Default::default()))
     }
 
     /// The one segment as it is served, without a key.

@@ -1,4 +1,4 @@
-//! Where things lie on the header device: two headers, keyslot areas behind them, and the payload behind those.
+//! Areas of the header device: two headers, then the keyslot areas, then the payload.
 
 use super::binary_header::BinaryHeader;
 use super::metadata::Metadata;
@@ -6,10 +6,10 @@ use crate::violation::{HeaderFault, HeaderPath, Violation};
 
 /// The most bytes of all keyslot areas together.
 pub const MAX_KEYSLOTS_LEN: u64 = 128 << 20;
-/// What the length of all keyslot areas together is a multiple of.
+/// Alignment of the length of all keyslot areas together.
 pub const KEYSLOTS_ALIGN: u64 = 4096;
 
-/// Where the keyslot areas begin.
+/// Start of the keyslot areas.
 pub(super) fn keyslots_start(header: &BinaryHeader) -> u64 {
     2 * header.hdr_size
 }

@@ -39,7 +39,7 @@ pub(super) struct Computable<'a> {
     expected: &'a [u8],
 }
 
-/// What computes digest `number`.
+/// Returns digest `number` if it can be computed.
 pub(super) fn computable(number: u32, digest: &Digest) -> Result<Computable<'_>, UnlockError> {
     let refuse = |reason| UnlockError::DigestNotComputable { digest: number, reason };
     let DigestKind::Pbkdf2 { hash, iterations, salt, digest } = &digest.kind else {

@@ -30,7 +30,7 @@ pub const DEFAULT_METADATA_LEN: u64 = 16 << 10;
 /// Bytes of all keyslot areas, unless chosen otherwise: with two headers, 16 MiB.
 pub const DEFAULT_KEYSLOTS_LEN: u64 = (16 << 20) - 2 * DEFAULT_METADATA_LEN;
 
-/// What a new LUKS2 volume is to be.
+/// Options of a new LUKS2 volume.
 #[derive(Debug)]
 pub struct FormatOptions {
     /// Cipher of the payload (`--cipher`).
@@ -196,7 +196,13 @@ const SALT_LEN: usize = 32;
 const DIGEST_TIME: Duration = Duration::from_millis(125);
 const MIN_DIGEST_ITERATIONS: u32 = 1000;
 
-/// Writes a new LUKS2 header with one keyslot, which `passphrase` opens. Whatever the device held is lost.
+/// Writes a new LUKS2 header with one keyslot, which `passphrase` opens. The content of the device is
+/// lost.
+///
+/// # Errors
+///
+/// Fails before it writes if the options are not possible or the device is too small; later, only if the device cannot
+/// be written.
 pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Luks2, FormatError> {
     let device_len = device.len()?;
     let data_len = if options.detached { options.data_len } else { Some(options.data_len.unwrap_or(device_len)) };

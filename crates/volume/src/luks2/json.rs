@@ -177,7 +177,7 @@ impl<'a> Fields<'a> {
         self.fault(Violation::WrongType { field, wanted })
     }
 
-    pub(super) fn has(&self, field: &str) -> bool {
+    pub(super) fn has_field(&self, field: &str) -> bool {
         self.map.contains_key(field)
     }
 
@@ -258,7 +258,7 @@ impl<'a> Fields<'a> {
 
     /// An array of strings that may be left out.
     pub(super) fn texts_if_any(&self, field: &'static str) -> Result<Vec<String>, HeaderFault> {
-        let texts = if self.has(field) { self.texts(field)? } else { Vec::new() };
+        let texts = if self.has_field(field) { self.texts(field)? } else { Vec::new() };
         Ok(texts.into_iter().map(str::to_owned).collect())
     }
 
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_is_bounded_and_without_doubles() {
+    fn json_tree_is_bounded_and_has_no_duplicate_keys() {
         let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
         assert!(parse(&nested(MAX_DEPTH)).is_ok());
         assert_eq!(parse(&nested(MAX_DEPTH + 1)), Err(Violation::JsonDepth(MAX_DEPTH)));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_ends_with_its_area_or_in_zeroes() {
+    fn text_ends_with_its_area_or_in_zeroes() {
         assert_eq!(text_of_area(b"{}\0\0"), Ok("{}"));
         assert_eq!(text_of_area(b"{}"), Err(Violation::JsonFrame));
         assert_eq!(text_of_area(b"\0\0\0"), Err(Violation::JsonFrame));

@@ -11,7 +11,7 @@ use crate::violation::{HeaderFault, Violation};
 pub(super) const MAX_SALT_LEN: usize = 512;
 const MAX_KEY_LEN: u32 = key_material::MAX_KEY_LEN as u32;
 
-/// Reads one keyslot. A type that is not known keeps its area, which nobody else may use.
+/// Reads one keyslot. A keyslot of unknown type keeps its area, which no other object may use.
 pub(super) fn parse(fields: &Fields<'_>) -> Result<Keyslot, HeaderFault> {
     let area = fields.part("area")?;
     area.text("type")?;
@@ -21,7 +21,7 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Keyslot, HeaderFault> {
     };
     Ok(Keyslot {
         key_len: fields.number("key_size", 1, MAX_KEY_LEN)?,
-        priority: if fields.has("priority") { fields.number("priority", 0, 2)? as u8 } else { 1 },
+        priority: if fields.has_field("priority") { fields.number("priority", 0, 2)? as u8 } else { 1 },
         area_offset: area.decimal("offset")?,
         area_len: area.decimal("size")?,
         kind,

@@ -32,11 +32,11 @@ pub struct Keyslot {
     pub area_offset: u64,
     /// Length of that area in bytes.
     pub area_len: u64,
-    /// The rest, where it is a passphrase keyslot.
+    /// Fields of its type.
     pub kind: KeyslotKind,
 }
 
-/// What a keyslot's type says.
+/// Fields of a keyslot by its type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyslotKind {
     /// `luks2`: a passphrase keyslot.
@@ -89,14 +89,14 @@ pub struct Token {
     pub keyslots: Vec<u32>,
 }
 
-/// A stretch of the data device.
+/// A range of the data device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Where it starts on the data device, in bytes.
     pub offset: u64,
     /// Length in bytes; `None`: to the end of the device (`dynamic`).
     pub size: Option<u64>,
-    /// The rest, by type.
+    /// Fields of its type.
     pub kind: SegmentKind,
     /// Its flags.
     pub flags: Vec<String>,
@@ -109,7 +109,7 @@ impl Segment {
     }
 }
 
-/// What a segment's type says.
+/// Fields of a segment by its type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SegmentKind {
     /// `crypt`.
@@ -140,11 +140,11 @@ pub struct Digest {
     pub keyslots: Vec<u32>,
     /// Segments encrypted under the key.
     pub segments: Vec<u32>,
-    /// The rest, by type.
+    /// Fields of its type.
     pub kind: DigestKind,
 }
 
-/// What a digest's type says.
+/// Fields of a digest by its type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DigestKind {
     /// `pbkdf2`.
@@ -155,7 +155,7 @@ pub enum DigestKind {
         iterations: u32,
         /// Its salt.
         salt: Vec<u8>,
-        /// What the key must give.
+        /// The digest of the right key.
         digest: Vec<u8>,
     },
     /// Another type: its name.

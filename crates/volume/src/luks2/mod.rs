@@ -64,7 +64,7 @@ impl Luks2 {
         Some(self.header.subsystem.as_str()).filter(|label| !label.is_empty())
     }
 
-    /// What is not as it should be, though the header could be loaded.
+    /// Irregularities that did not prevent loading the header.
     pub fn warnings(&self) -> &[LoadWarning] {
         &self.warnings
     }

@@ -42,7 +42,7 @@ fn crypt(fields: &Fields<'_>) -> Result<CryptSegment, HeaderFault> {
     if !sector_size.is_power_of_two() {
         return Err(fields.fault(Violation::NotAllowed { field: "sector_size", value: sector_size.into() }));
     }
-    let integrity = match fields.has("integrity") {
+    let integrity = match fields.has_field("integrity") {
         true => Some(fields.part("integrity")?.text("type")?.to_owned()),
         false => None,
     };

@@ -47,7 +47,7 @@ impl Luks2 {
                 .open_keyslot(device, passphrase, number, &segments, &options.limits)
                 .and_then(|key| Ok(digest.verify(&key, &options.limits)?.then_some(key)));
             if let Some(key) = attempts.record(key) {
-                return Ok(finish(key, number, segments, self.activation_flags()));
+                return Ok(finish(key, Some(number), segments, self.activation_flags()));
             }
         }
         Err(attempts.into_error())
@@ -61,7 +61,7 @@ impl Luks2 {
         if !fits || !digest::computable(number, &self.metadata.digests[&number])?.verify(&key, &options.limits)? {
             return Err(UnlockError::WrongPassphrase);
         }
-        Ok(finish(key, u32::MAX, segments, self.activation_flags()))
+        Ok(finish(key, None, segments, self.activation_flags()))
     }
 
     /// The segments as they are served, without a key.
@@ -126,7 +126,7 @@ impl Luks2 {
         material.open(device, &area_key)
     }
 
-    /// What the header asks of an activation.
+    /// Activation flags of the header.
     pub fn activation_flags(&self) -> ActivationFlags {
         let has = |name: &str| self.metadata.config.flags.iter().any(|flag| flag == name);
         ActivationFlags {

@@ -68,7 +68,7 @@ fn config(root: &Fields<'_>, header: &BinaryHeader) -> Result<Config, HeaderFaul
         let violation = Violation::Misaligned { field: "keyslots_size", value: keyslots_size, unit: KEYSLOTS_ALIGN };
         return Err(fields.fault(violation));
     }
-    let requirements = match fields.has("requirements") {
+    let requirements = match fields.has_field("requirements") {
         true => fields.part("requirements")?.texts_if_any("mandatory")?,
         false => Vec::new(),
     };

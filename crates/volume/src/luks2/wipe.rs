@@ -1,4 +1,4 @@
-//! What a new header must not leave behind: older headers, and key material that older passphrases open.
+//! Wipes older headers, and key material that older passphrases open, before a new header is written.
 
 use super::binary_header::{SECOND_MAGIC, SECOND_OFFSETS};
 use crate::error::FormatError;

@@ -5,14 +5,14 @@ use super::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, at_least, at_mo
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
-/// What a user wants of a new keyslot's key derivation.
+/// Request for the key derivation of a new keyslot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KdfRequest {
     /// Which algorithm.
     pub kind: KdfKind,
     /// PBKDF2's hash.
     pub hash: Hash,
-    /// How long unlocking should take on this machine (`--iter-time`, 2000).
+    /// Unlocking time on this machine in milliseconds (`--iter-time`, 2000).
     pub iter_time_ms: u32,
     /// No measurement: this many iterations or passes (`--pbkdf-force-iterations`).
     pub forced_iterations: Option<u32>,
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_measured_cost_keeps_its_bounds() {
+    fn measured_cost_keeps_its_bounds() {
         for kind in [KdfKind::Argon2i, KdfKind::Argon2id] {
             let request =
                 KdfRequest { iter_time_ms: 10, memory_kib: Some(2048), lanes: Some(1), ..KdfRequest::new(kind) };
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_machine_without_swap_keeps_half_of_what_is_available() {
+    fn small_machine_without_swap_keeps_half_of_what_is_available() {
         let memory = |total_kib, available_kib, swap_kib| SystemMemory { total_kib, available_kib, swap_kib };
         assert_eq!(usable_memory_kib(memory(2 << 20, 1 << 20, 0)), 1 << 19);
         assert_eq!(usable_memory_kib(memory(2 << 20, 1 << 20, 1)), 3 << 18);

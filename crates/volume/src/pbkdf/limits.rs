@@ -1,23 +1,23 @@
-//! How much key derivations may cost, whatever a header says.
+//! Limits of the costs of key derivations, which no header can exceed.
 
 use super::{Argon2Cost, Kdf};
 
-/// The most that key derivations may cost. A header that asks for more is refused by name.
+/// Limits of the costs of key derivations. An error names the limit that a header exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KdfLimits {
-    /// Argon2 memory in KiB. Default: 4 GiB. Whatever is set here, no more is taken than is available.
+    /// Argon2 memory in KiB. Default: 4 GiB. No derivation takes more than is available.
     pub memory_kib: u64,
     /// Argon2 time cost. Default: 10 000 passes.
     pub argon2_time: u32,
     /// Argon2 memory in KiB times time cost. Default: 2^30, a thousand passes over 1 GiB.
     pub argon2_work_kib: u64,
-    /// The same, of all keyslots that are tried. Default: four times as much.
+    /// Sum of [`KdfLimits::argon2_work_kib`] over all keyslots tried. Default: 2^32.
     pub argon2_total_work_kib: u64,
     /// Argon2 lanes. Default: 16 (cryptsetup makes at most 4).
     pub argon2_lanes: u32,
     /// PBKDF2 iterations times blocks of output. Default: 10^9, minutes of computing.
     pub pbkdf2_iterations: u64,
-    /// The same, of all keyslots that are tried with their digests. Default: four times as much.
+    /// Sum of [`KdfLimits::pbkdf2_iterations`] over all keyslots tried and their digests. Default: 4 * 10^9.
     pub pbkdf2_total_iterations: u64,
 }
 
@@ -40,7 +40,7 @@ impl Default for KdfLimits {
     }
 }
 
-/// What several derivations cost together.
+/// Sum of the costs of several derivations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KdfWork {
     argon2_kib: u64,

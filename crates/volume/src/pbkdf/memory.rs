@@ -1,5 +1,4 @@
-//! How much memory there is for a key derivation: what the machine has available, and what the cgroups of this process
-//! leave.
+//! Memory available for a key derivation, on the machine and within the cgroups of this process.
 //!
 //! A cgroup's limit holds for all below it, so every one up to the root counts. A process over it is killed, which a
 //! derivation must not come to.
@@ -11,13 +10,13 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SystemMemory {
     pub(super) total_kib: u64,
-    /// What can be had without swapping.
+    /// Memory available without swapping.
     pub(super) available_kib: u64,
     pub(super) swap_kib: u64,
 }
 
 impl SystemMemory {
-    /// What the system says; where it says nothing, 2 GiB.
+    /// Reads the memory of the system; 2 GiB if it is not known.
     pub(super) fn read() -> Self {
         Self::read_from(Path::new("/proc"))
     }

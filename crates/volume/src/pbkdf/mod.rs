@@ -37,7 +37,7 @@ pub enum Kdf {
     Argon2id(Argon2Cost),
 }
 
-/// What an Argon2 derivation costs.
+/// Costs of an Argon2 derivation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Argon2Cost {
     /// Passes over the memory.
@@ -90,7 +90,7 @@ pub enum KdfError {
     Limit {
         /// Which cost, with its unit.
         what: &'static str,
-        /// What the header or the caller asks for.
+        /// The requested cost.
         asked: u64,
         /// The most that is allowed.
         limit: u64,
@@ -100,7 +100,7 @@ pub enum KdfError {
     TooSmall {
         /// Which cost, with its unit.
         what: &'static str,
-        /// What the header or the caller asks for.
+        /// The requested cost.
         asked: u64,
         /// The least that is allowed.
         min: u64,
@@ -110,7 +110,7 @@ pub enum KdfError {
     MemoryNotAvailable {
         /// The memory cost, in KiB.
         memory_kib: u32,
-        /// What is available, in KiB.
+        /// Available memory, in KiB.
         available_kib: u64,
     },
     /// The system has no memory for it.

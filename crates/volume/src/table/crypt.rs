@@ -1,4 +1,4 @@
-//! What stands behind `crypt` in a line.
+//! Lines of the target `crypt`.
 
 use super::error::{TableError, TableFault};
 use super::options::{Arguments, CryptOptions};
@@ -26,11 +26,11 @@ pub struct CryptLine {
     pub unit: DataUnitSize,
     /// Whether IVs count data units (`iv_large_sectors`).
     pub large_iv: bool,
-    /// What else it asks for.
+    /// Optional arguments.
     pub options: CryptOptions,
 }
 
-/// Why the Linux kernel would refuse a line that Inlock takes.
+/// A reason why the Linux kernel refuses a line that Inlock accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KernelRefusal {
@@ -73,7 +73,7 @@ impl CryptLine {
         Ok(line)
     }
 
-    /// What only shows when the whole line was read, with the number and name of the word that is wrong.
+    /// Checks the line as a whole. An error comes with the number and name of the wrong word.
     fn check(&self, sectors: u64) -> Result<(), (usize, &'static str, TableFault)> {
         let unit = self.unit.sectors();
         let misaligned = TableFault::Misaligned { sectors: unit };
@@ -93,7 +93,7 @@ impl CryptLine {
         }
     }
 
-    /// Why the kernel would refuse the line, if it would.
+    /// Returns the reason if the kernel refuses the line.
     pub fn kernel_refuses(&self) -> Option<KernelRefusal> {
         if self.cipher.iv == IvMode::SpdkUpper {
             Some(KernelRefusal::SpdkTweak)

@@ -1,4 +1,4 @@
-//! What is wrong with a table: which line, which word, and what was expected there.
+//! Errors of tables: line, word, and the expected text.
 
 use crate::printable::Excerpt;
 use inlock_cipher::{CipherError, InvalidCipherSpec};
@@ -16,11 +16,11 @@ struct Position {
     line: usize,
     word: usize,
     name: &'static str,
-    /// What stands there; `None` where nothing does, or a key.
+    /// The word; `None` if it is missing, or a key.
     text: Option<Excerpt>,
 }
 
-/// Why a table cannot be used.
+/// A fault of a table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableFault {
@@ -116,7 +116,7 @@ impl TableError {
         Self { position: None, fault }
     }
 
-    /// What is wrong.
+    /// The fault.
     pub fn fault(&self) -> &TableFault {
         &self.fault
     }

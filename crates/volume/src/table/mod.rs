@@ -18,7 +18,7 @@ pub use options::CryptOptions;
 pub use print::ShowKeys;
 
 use crate::unlock::ActivationFlags;
-use inlock_cipher::{DataUnitSize, Sector, Segment, VolumeKey};
+use inlock_cipher::{DataUnitSize, Sector, Segment, TargetType, VolumeKey};
 use words::Words;
 
 /// The most bytes that a table may have.
@@ -36,37 +36,53 @@ pub struct Table {
     lines: Vec<TableLine>,
 }
 
-/// A stretch of the device and what is there.
+/// A range of the device with its target.
 #[derive(Debug)]
 pub struct TableLine {
     /// First sector of 512 bytes.
     pub start: u64,
-    /// How many sectors.
+    /// Number of sectors.
     pub sectors: u64,
-    /// What is there.
+    /// The target.
     pub target: Target,
 }
 
-/// What a line of a table does.
+/// A target with its arguments.
 #[derive(Debug)]
 pub enum Target {
-    /// Encrypts.
+    /// Encrypted data.
     Crypt(Box<CryptLine>),
-    /// Stores what is written as it is.
+    /// Data as it is.
     Linear {
         /// The device: a path or `MAJ:MIN`.
         device: String,
         /// Where the line's bytes start on it, in sectors.
         offset: u64,
     },
-    /// Reads as zeroes, forgets what is written.
+    /// Reads return zeroes, writes are dropped.
     Zero,
-    /// Fails.
+    /// Every request fails.
     Error,
 }
 
+impl Target {
+    /// Type of the target.
+    pub fn target_type(&self) -> TargetType {
+        match self {
+            Self::Crypt(_) => TargetType::Crypt,
+            Self::Linear { .. } => TargetType::Linear,
+            Self::Zero => TargetType::Zero,
+            Self::Error => TargetType::Error,
+        }
+    }
+}
+
 impl Table {
-    /// Reads the lines of `text`. Empty lines, and such that start with `#`, are passed over.
+    /// Reads the lines of `text`. Empty lines, and lines that start with `#`, are skipped.
+    ///
+    /// # Errors
+    ///
+    /// Fails at the first word that the Linux kernel or Inlock refuses.
     pub fn parse(text: &str) -> Result<Self, TableError> {
         if text.len() > MAX_LEN {
             return Err(TableError::of_table(TableFault::TooLong));
@@ -169,14 +185,14 @@ impl TableLine {
         if start.checked_add(sectors).is_none_or(|end| end > MAX_SECTORS) {
             return Err(words.fault(TableFault::PastEnd));
         }
-        let target = match words.next("target")? {
-            "crypt" => Target::Crypt(Box::new(CryptLine::parse(words, sectors)?)),
-            "linear" => {
+        let target = match TargetType::from_name(words.next("target")?) {
+            Some(TargetType::Crypt) => Target::Crypt(Box::new(CryptLine::parse(words, sectors)?)),
+            Some(TargetType::Linear) => {
                 let device = words.next("device")?.to_owned();
                 Target::Linear { device, offset: words.offset("offset", sectors)? }
             }
-            "zero" => Target::Zero,
-            "error" => Target::Error,
+            Some(TargetType::Zero) => Target::Zero,
+            Some(TargetType::Error) => Target::Error,
             _ => return Err(words.fault(TableFault::UnknownTarget)),
         };
         words.end()?;
@@ -192,7 +208,7 @@ impl TableLine {
         }
     }
 
-    /// Where the line is, on the device and in the store, and its cipher.
+    /// Returns the line as a segment.
     pub fn segment(&self) -> Segment {
         let plain = Segment {
             start: Sector(self.start),

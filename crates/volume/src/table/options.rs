@@ -8,13 +8,13 @@ use std::fmt;
 /// The most options that the kernel lets a line have.
 const MAX_OPTIONS: u64 = 9;
 
-/// What a line asks of the one that carries it out. The flags but for the first steer threads of the Linux kernel;
-/// Inlock encrypts on the thread that has the request, which is what they ask for, and keeps them for whoever looks.
+/// Flags of a line. All except the first control threads of the Linux kernel; Inlock encrypts on the thread that has
+/// the request, as they demand, and only records and shows them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CryptOptions {
     /// Discards go through to the device.
     pub allow_discards: bool,
-    /// Encrypt on the processor that the request came from.
+    /// Encrypt on the CPU that the request came from.
     pub same_cpu_crypt: bool,
     /// Encrypt with high priority.
     pub high_priority: bool,

@@ -21,7 +21,7 @@ impl Table {
         let room = self.lines.iter().map(|line| 512 + 2 * line.len_hint()).sum();
         let mut text = Zeroizing::new(String::with_capacity(room));
         for line in &self.lines {
-            // A string takes whatever it is given.
+            // Writing to a string cannot fail.
             let _ = line.write(&mut *text, keys);
             text.push('\n');
         }
@@ -43,18 +43,17 @@ impl TableLine {
     }
 
     fn write(&self, f: &mut dyn Write, keys: ShowKeys) -> fmt::Result {
-        write!(f, "{} {} ", self.start, self.sectors)?;
+        write!(f, "{} {} {}", self.start, self.sectors, self.target.target_type().name())?;
         let crypt = match &self.target {
-            Target::Zero => return f.write_str("zero"),
-            Target::Error => return f.write_str("error"),
+            Target::Zero | Target::Error => return Ok(()),
             Target::Linear { device, offset } => {
-                f.write_str("linear ")?;
+                f.write_char(' ')?;
                 write_word(f, device)?;
                 return write!(f, " {offset}");
             }
             Target::Crypt(crypt) => crypt,
         };
-        write!(f, "crypt {} ", crypt.cipher)?;
+        write!(f, " {} ", crypt.cipher)?;
         for byte in crypt.key.as_bytes() {
             match keys {
                 ShowKeys::Yes => write!(f, "{byte:02x}")?,
@@ -69,7 +68,7 @@ impl TableLine {
     }
 }
 
-/// What would end or change a word gets a backslash.
+/// Writes a word with a backslash before characters that would end or change it.
 fn write_word(f: &mut dyn Write, word: &str) -> fmt::Result {
     for letter in word.chars() {
         if letter.is_ascii_whitespace() || letter == '\\' {

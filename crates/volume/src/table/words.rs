@@ -11,7 +11,7 @@ pub(super) struct Words {
     words: Vec<Zeroizing<String>>,
     /// How many were taken.
     taken: usize,
-    /// What the last one is called.
+    /// Name of the last one.
     name: &'static str,
     /// The number of the word that no error may show.
     secret: Option<usize>,
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_takes_the_memory_that_it_needs() {
+    fn word_takes_the_memory_that_it_needs() {
         let text = r"one  two\ parts \\ end\";
         let words = Words::new(1, text).words;
         let found: Vec<(&str, usize)> = words.iter().map(|word| (word.as_str(), word.capacity())).collect();

@@ -17,7 +17,9 @@ fn open(
 ) -> Result<u32, UnlockError> {
     let options = UnlockOptions::new().with_limits(limits).with_keyslot(slot);
     let volume = Volume::load(device).unwrap();
-    volume.unlock(device, &secret(passphrase), &options).map(|unlocked| unlocked.keyslot)
+    volume
+        .unlock(device, &secret(passphrase), &options)
+        .map(|unlocked| unlocked.keyslot.expect("a passphrase opened it"))
 }
 
 fn pbkdf2_limits(one: u64, total: u64) -> KdfLimits {
@@ -41,7 +43,7 @@ fn luks1_volume(key_len: usize, hash: Hash, active: std::ops::Range<u32>) -> Mem
     device
 }
 
-/// The same of LUKS2, whose first keyslot opens with the passphrase.
+/// A LUKS2 volume whose first keyslot opens with the passphrase.
 fn luks2_volume(kdf: KdfRequest, hash: Hash, slots: u32) -> MemoryDevice {
     let device = MemoryDevice::zeroed((16 << 20) + 8192);
     let options = luks2::FormatOptions { kdf, hash, keyslots_len: None, ..luks2_options() };
@@ -143,8 +145,8 @@ fn refused_costs_are_not_paid_and_hide_nothing() {
     assert!(chain(&refused).contains("pbkdf2 iterations 4294967295 is over the limit"), "{refused:?}");
 }
 
-/// What cryptsetup makes on a machine that hashes 10 million times a second and is told to take 20 seconds for each
-/// keyslot.
+/// The keyslots that cryptsetup makes on a machine that hashes 10 million times a second and is told to take 20 seconds
+/// for each keyslot.
 #[test]
 fn costs_of_a_fast_machine_are_within_the_limits() {
     let limits = KdfLimits::default();

@@ -117,7 +117,7 @@ fn format_logs() -> Vec<(String, Vec<u8>, Vec<Step>)> {
 }
 
 #[test]
-fn a_power_cut_while_formatting_leaves_old_or_new_or_none() {
+fn power_cut_while_formatting_leaves_old_or_new_or_none() {
     let mut total = 0;
     for (name, before, log) in format_logs() {
         let mut seen = [0; 3];
@@ -146,7 +146,7 @@ fn without_syncs_the_check_fails() {
 }
 
 #[test]
-fn a_power_cut_while_rewriting_leaves_a_whole_copy() {
+fn power_cut_while_rewriting_leaves_a_whole_copy() {
     let whole = luks2_image();
     let (mut first_damaged, mut second_damaged) = (whole.clone(), whole.clone());
     first_damaged[5000] ^= 1;
@@ -177,7 +177,7 @@ fn a_power_cut_while_rewriting_leaves_a_whole_copy() {
 
 /// A failed write or sync, each in turn, is an error, and what is on the device is old or new.
 #[test]
-fn a_failed_write_is_an_error_and_harms_nothing() {
+fn failed_write_is_an_error_and_harms_nothing() {
     let (_, before) = befores().swap_remove(1);
     let steps = {
         let device = RecordingDevice::new(before.clone());

@@ -2,8 +2,8 @@
 
 use crate::support::{self, Bench, PASSPHRASE, chain, cheap, installed, output, run, secret};
 use inlock_volume::{
-    CipherSpec, DataDeviceError, DataUnitSize, Hash, HeaderDevice, KdfKind, Secret, UnlockError, UnlockOptions, Volume,
-    luks1, luks2,
+    CipherSpec, DataDeviceError, DataUnitSize, Hash, HeaderDevice, HeaderLocation, KdfKind, Secret, UnlockError,
+    UnlockOptions, Volume, luks1, luks2,
 };
 
 const ARGON2: [&str; 4] = ["--pbkdf-force-iterations", "4", "--pbkdf-memory", "32"];
@@ -98,7 +98,7 @@ fn luks1_volumes_of_cryptsetup_open() {
         luks_format(&bench, &image, &[&["--type", "luks1"], &PBKDF2[..], *args].concat());
         let unlocked = opens_as_cryptsetup_does(&bench, "image");
         assert_eq!(unlocked.segments[0].unit.bytes(), 512);
-        assert_eq!(unlocked.keyslot, if args.contains(&"7") { 7 } else { 0 });
+        assert_eq!(unlocked.keyslot, Some(if args.contains(&"7") { 7 } else { 0 }));
     }
 }
 
@@ -121,7 +121,7 @@ fn keyslots_tokens_and_priorities_of_cryptsetup_are_read() {
     run("cryptsetup", &["config", &image, "-S", "9", "--priority", "prefer"]);
     run("cryptsetup", &["config", &image, "-S", "1", "--priority", "ignore"]);
     run("cryptsetup", &["token", "add", &image, "--key-description", "some:key"]);
-    std::fs::write(bench.path("token"), r#"{"type":"of-nobody","keyslots":["0"],"x":{"y":[1,2]}}"#).unwrap();
+    std::fs::write(bench.path("token"), r#"{"type":"of-no-tool","keyslots":["0"],"x":{"y":[1,2]}}"#).unwrap();
     run("cryptsetup", &["token", "import", &image, "--json-file", &bench.text("token")]);
     dump_is_cryptsetup_s(&bench, "image");
 
@@ -131,10 +131,10 @@ fn keyslots_tokens_and_priorities_of_cryptsetup_are_read() {
     let unlock = |passphrase: &[u8], keyslot| {
         volume.unlock(&device, &secret(passphrase), &UnlockOptions::new().with_keyslot(keyslot))
     };
-    assert_eq!(unlock(PASSPHRASE, None).unwrap().keyslot, 0);
-    assert_eq!(unlock(b"third", None).unwrap().keyslot, 9);
+    assert_eq!(unlock(PASSPHRASE, None).unwrap().keyslot, Some(0));
+    assert_eq!(unlock(b"third", None).unwrap().keyslot, Some(9));
     assert!(matches!(unlock(b"second", None), Err(UnlockError::WrongPassphrase)));
-    assert_eq!(unlock(b"second", Some(1)).unwrap().keyslot, 1);
+    assert_eq!(unlock(b"second", Some(1)).unwrap().keyslot, Some(1));
     assert!(matches!(unlock(b"third", Some(5)), Err(UnlockError::KeyslotUnbound(5))));
     assert!(matches!(unlock(b"third", Some(6)), Err(UnlockError::KeyslotInactive(6))));
     assert!(matches!(unlock(b"third", Some(0)), Err(UnlockError::WrongPassphrase)));
@@ -187,7 +187,7 @@ fn luks_images_of_qemu_open() {
     }
 }
 
-/// What cryptsetup says of an image of ours.
+/// Output of cryptsetup about an image of ours.
 fn cryptsetup_opens(bench: &Bench, name: &str) {
     let (image, key) = (bench.text(name), bench.text("key"));
     run("cryptsetup", &["isLuks", &image]);
@@ -280,7 +280,7 @@ fn detached_headers_of_ours_open_in_cryptsetup() {
 }
 
 #[test]
-fn a_rewrite_keeps_what_is_not_known_and_cryptsetup_reads_it() {
+fn rewrite_keeps_what_is_not_known_and_cryptsetup_reads_it() {
     let device = inlock_volume::MemoryDevice::new(support::luks2_image());
     let Ok(Volume::Luks2(mut luks2)) = Volume::load(&device) else { panic!("not LUKS2") };
     let mut map = luks2.metadata_map().clone();
@@ -297,7 +297,7 @@ fn a_rewrite_keeps_what_is_not_known_and_cryptsetup_reads_it() {
     let volume = Volume::load(&device).unwrap();
     assert_eq!(volume.metadata_json().unwrap(), serde_json::Value::Object(map).to_string(), "order is kept too");
     let unlocked = volume.unlock(&device, &secret(PASSPHRASE), &UnlockOptions::new()).unwrap();
-    assert!(unlocked.allow_discards);
+    assert!(unlocked.flags.allow_discards);
     if installed("cryptsetup") {
         let bench = Bench::new();
         std::fs::write(bench.path("image"), device.to_vec()).unwrap();
@@ -307,7 +307,7 @@ fn a_rewrite_keeps_what_is_not_known_and_cryptsetup_reads_it() {
 }
 
 #[test]
-fn a_volume_key_opens_too() {
+fn volume_key_opens_too() {
     let device = inlock_volume::MemoryDevice::zeroed(1 << 21);
     let key = inlock_volume::VolumeKey::new(&support::VOLUME_KEY_64);
     let options = luks2::FormatOptions { volume_key: Some(key), ..support::luks2_options() };
@@ -358,22 +358,28 @@ fn unusual_metadata_is_dumped_as_cryptsetup_does() {
 }
 
 #[test]
-fn the_data_device_must_hold_the_payload() {
+fn data_device_must_hold_the_payload() {
     let load = |bytes: Vec<u8>| Volume::load(&inlock_volume::MemoryDevice::new(bytes)).unwrap();
     let luks2 = load(support::luks2_image());
-    assert_eq!(luks2.check_data_device(false, 1 << 20 | 512), Ok(()));
-    let small = luks2.check_data_device(false, 1 << 20);
+    assert_eq!(luks2.check_data_device(HeaderLocation::DataDevice, 1 << 20 | 512), Ok(()));
+    let small = luks2.check_data_device(HeaderLocation::DataDevice, 1 << 20);
     assert_eq!(small, Err(DataDeviceError::TooSmall { needed: (1 << 20) + 512, len: 1 << 20 }));
     let luks1 = load(support::luks1_image());
-    assert!(luks1.check_data_device(false, 2 << 20 | 512).is_ok() && luks1.check_data_device(false, 2 << 20).is_err());
+    assert!(
+        luks1.check_data_device(HeaderLocation::DataDevice, 2 << 20 | 512).is_ok()
+            && luks1.check_data_device(HeaderLocation::DataDevice, 2 << 20).is_err()
+    );
     let mut detached = support::luks1_image();
     detached[104..108].fill(0);
-    assert_eq!(load(detached.clone()).check_data_device(false, 1 << 30), Err(DataDeviceError::Detached));
-    assert_eq!(load(detached).check_data_device(true, 512), Ok(()));
+    assert_eq!(
+        load(detached.clone()).check_data_device(HeaderLocation::DataDevice, 1 << 30),
+        Err(DataDeviceError::Detached)
+    );
+    assert_eq!(load(detached).check_data_device(HeaderLocation::Detached, 512), Ok(()));
 }
 
 #[test]
-fn a_luks2_header_is_cut_down_to_one_keyslot_and_no_further() {
+fn luks2_header_is_cut_down_to_one_keyslot_and_no_further() {
     let options = |len| luks2::FormatOptions {
         keyslots_len: None,
         data_offset: Some(len),

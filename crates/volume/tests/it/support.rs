@@ -1,4 +1,4 @@
-//! What the tests of this crate share: cheap volumes, other people's tools, and a device that logs its writes.
+//! Shared code of the tests: cheap volumes, calls of other tools, and a device that logs its writes.
 
 use inlock_volume::{
     FileDevice, HeaderDevice, KdfKind, KdfRequest, MemoryDevice, Secret, UnlockError, UnlockOptions, Unlocked, Volume,
@@ -98,7 +98,7 @@ pub(crate) fn output(tool: &str, args: &[&str]) -> Output {
     Command::new(tool).args(args).output().unwrap()
 }
 
-/// A folder with an image and key files.
+/// A directory with an image and key files.
 pub(crate) struct Bench {
     dir: tempfile::TempDir,
 }
@@ -133,7 +133,7 @@ pub(crate) fn open(path: &Path) -> FileDevice {
     FileDevice::new(OpenOptions::new().read(true).write(true).open(path).unwrap())
 }
 
-/// What a [`RecordingDevice`] was asked to do.
+/// A request to a [`RecordingDevice`].
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Write { offset: u64, data: Vec<u8> },

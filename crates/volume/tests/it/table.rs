@@ -13,7 +13,7 @@ fn line(rest: &str) -> String {
     format!("0 128 crypt aes-xts-plain64 {KEY}{KEY} {rest}")
 }
 
-/// What Inlock says to a line: `accept`, `device` where only the device tells, or the number of the wrong word and its
+/// Verdict of Inlock on a line: `accept`, `device` if it depends on the device, or the number of the wrong word and its
 /// fault.
 fn verdict(line: &str) -> String {
     let line = line.replace("@DEV@", "/dev/loop0").replace("@SECTORS@", &SECTORS.to_string());
@@ -58,7 +58,7 @@ fn lines_are_accepted_and_refused_as_by_the_kernel() {
 }
 
 #[test]
-fn an_error_names_the_word_and_what_was_expected_but_never_the_key() {
+fn error_names_the_word_and_what_was_expected_but_never_the_key() {
     let text = |line: &str| Table::parse(line).unwrap_err().to_string();
     assert_eq!(
         text(&line("12x /dev/loop0 0")),
@@ -89,7 +89,7 @@ fn an_error_names_the_word_and_what_was_expected_but_never_the_key() {
 }
 
 #[test]
-fn what_is_printed_reads_back_and_hides_the_key() {
+fn printed_table_reads_back_and_hides_the_key() {
     let text = format!(
         "0 128 crypt aes-xts-plain64 {KEY}{KEY} 16 /dev/my\\ disk 2048 5 allow_discards no_read_workqueue \
          no_write_workqueue sector_size:4096 iv_large_sectors\n128 8 linear 7:0 0\n136 1 zero\n137 7 error\n"
@@ -103,7 +103,7 @@ fn what_is_printed_reads_back_and_hides_the_key() {
     let first = table.lines()[0].segment();
     assert_eq!((first.iv_offset, first.data_offset, first.large_iv), (Sector(16), Sector(2048), true));
     assert!(!format!("{table:?}").contains("1f"), "no key in a debug print");
-    // Options come in the kernel's order, whatever the order they were given in, and none without a count.
+    // Options are printed in the kernel's order, and the count only if there are some.
     let shuffled = line("0 7:0 0 3 IV_LARGE_SECTORS no_write_workqueue Allow_Discards");
     let table = Table::parse(&shuffled).unwrap();
     assert!(table.to_text(ShowKeys::Yes).ends_with(" 0 7:0 0 3 allow_discards no_write_workqueue iv_large_sectors\n"));
@@ -114,7 +114,7 @@ fn what_is_printed_reads_back_and_hides_the_key() {
 }
 
 #[test]
-fn a_volume_has_a_line_and_inlock_says_what_the_kernel_would_refuse() {
+fn volume_has_a_line_and_inlock_says_what_the_kernel_would_refuse() {
     let segment = Segment {
         start: Sector(0),
         sectors: None,

@@ -1,4 +1,4 @@
-//! The table of LUKS2 breakages: one a row, its verdict beside it.
+//! The table of LUKS2 breakages, each with its verdict.
 
 use super::Verdict::{Load, Opens, Unlock};
 use super::{Break, HDR, Verdict};
@@ -229,7 +229,7 @@ pub(super) fn segment_rows() -> Vec<Row> {
         ("segments overlap", Json(|j| { segment(j)["size"] = json!("4096"); copies(j, "segments", 1..2); }), Load("segments/1: offset 1048576 overlaps segments/0")),
         ("segment of unknown type", Json(|j| segment(j)["type"] = json!("of-tomorrow")), Unlock("type 'of-tomorrow' is not supported")),
         ("linear segment", Json(|j| segment(j)["type"] = json!("linear")), Unlock("there is no encrypted segment")),
-        ("linear segment beside an encrypted one", Json(|j| { segment(j)["size"] = json!("4096"); j["segments"]["1"] = json!({"type": "linear", "offset": "1052672", "size": "dynamic"}); }), Unlock("segment 1 is stored unencrypted")),
+        ("linear segment after an encrypted one", Json(|j| { segment(j)["size"] = json!("4096"); j["segments"]["1"] = json!({"type": "linear", "offset": "1052672", "size": "dynamic"}); }), Unlock("segment 1 is stored unencrypted")),
         ("linear segment before an encrypted one", Json(|j| { segment(j)["offset"] = json!("1052672"); j["segments"]["1"] = segment(j).take(); *segment(j) = json!({"type": "linear", "offset": "1048576", "size": "4096"}); j["digests"]["0"]["segments"] = json!(["1"]); }), Unlock("segment 0 is stored unencrypted")),
         ("segment cipher null", Json(|j| segment(j)["encryption"] = json!("cipher_null-ecb")), Unlock("segment 0: cipher 'cipher_null-ecb' does not encrypt")),
         ("segment cipher null, IV mode too", Json(|j| segment(j)["encryption"] = json!("cipher_null-ecb-null")), Unlock("segment 0: cipher 'cipher_null-ecb' does not encrypt")),

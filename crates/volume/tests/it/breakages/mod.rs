@@ -1,8 +1,8 @@
-//! Headers broken on purpose: one named breakage a row, its verdict beside it.
+//! Headers broken on purpose, each with its verdict.
 //!
 //! Checksums are put right after every breakage that is not one of the checksum, so that the rule behind it is reached.
-//! What is refused in both copies must open through the second when only the first has it, and a device whose header
-//! was refused must be unchanged.
+//! A breakage that is refused in both copies must open through the second if only the first has it, and a device whose
+//! header was refused must be unchanged.
 
 mod luks1;
 mod luks2_rows;
@@ -13,7 +13,7 @@ use inlock_volume::luks2::binary_header::{BLOCK_LEN, write_checksum};
 use inlock_volume::{Hash, HeaderDevice, KdfLimits, LoadError, LoadWarning, MemoryDevice, UnlockOptions, Volume};
 use serde_json::{Value, json};
 
-/// What must come of a broken header.
+/// The required result for a broken header.
 enum Verdict {
     /// Loading refuses, with this in the message; through the second copy it opens.
     Load(&'static str),
@@ -145,7 +145,7 @@ fn broken_luks2_headers() {
 }
 
 #[test]
-fn the_newer_copy_counts() {
+fn newer_copy_counts() {
     fn seqid(image: &mut Vec<u8>, copy: usize, seqid: u8) {
         let change: fn(&mut [u8; BLOCK_LEN]) = match seqid {
             1 => |block| block[23] = 1,
@@ -175,7 +175,7 @@ fn the_newer_copy_counts() {
 
 /// Wherever the second copy may stand, it is found without the first.
 #[test]
-fn the_second_copy_is_found_at_every_offset() {
+fn second_copy_is_found_at_every_offset() {
     for log2 in 14..=22 {
         let device = MemoryDevice::zeroed(16 << 20);
         let format_options =
@@ -278,7 +278,6 @@ fn every_truncation_opens_or_is_refused_by_name() {
     assert!(opened > 100, "{opened} opened");
 }
 
-/// What a front end needs to tell apart.
 #[test]
 fn kinds_of_errors_can_be_told_apart() {
     let load = |bytes: &[u8]| Volume::load(&MemoryDevice::new(bytes.to_vec()));

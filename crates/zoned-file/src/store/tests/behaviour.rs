@@ -1,4 +1,4 @@
-//! What a zoned file does and refuses, case by case.
+//! Behaviour of a zoned file, case by case.
 
 use super::*;
 use ZoneCondition::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen, NotWritePointer, Offline, ReadOnly};
@@ -19,7 +19,7 @@ fn act(file: &ZonedFile, action: ZoneAction, number: u64) -> Result<(), Errno> {
 }
 
 #[test]
-fn the_report_is_that_of_the_layout() {
+fn report_of_a_new_file_is_that_of_the_layout() {
     let file = in_memory(&layout());
     let mut zones = vec![zone(&file, 0); 10];
     assert_eq!(file.report(0, &mut zones), Ok(8));
@@ -64,7 +64,7 @@ fn writes_go_where_the_pointer_is() {
 }
 
 #[test]
-fn conventional_zones_are_free() {
+fn conventional_zones_take_writes_anywhere() {
     let file = in_memory(&layout());
     assert_eq!(file.write_at(&[7; 100], ZONE - 50, false), Ok(100));
     assert_eq!(read(&file, ZONE - 51, 102), [&[0][..], &[7; 100], &[0]].concat());
@@ -138,7 +138,7 @@ fn actions_lead_from_condition_to_condition() {
 }
 
 #[test]
-fn a_finished_zone_reads_as_zeroes_behind_what_was_written() {
+fn finished_zone_reads_as_zeroes_behind_what_was_written() {
     let file = in_memory(&layout());
     write(&file, 2 * ZONE, 2, 8).unwrap();
     act(&file, ZoneAction::Finish, 2).unwrap();
@@ -147,7 +147,7 @@ fn a_finished_zone_reads_as_zeroes_behind_what_was_written() {
 }
 
 #[test]
-fn retired_zones_are_read_at_most() {
+fn retired_zones_refuse_writes() {
     let file = in_memory(&layout());
     for (number, condition) in [(2, ReadOnly), (3, Offline)] {
         write(&file, number * ZONE, 1, 4).unwrap();
@@ -165,7 +165,7 @@ fn retired_zones_are_read_at_most() {
 }
 
 #[test]
-fn ranges_are_whole_zones() {
+fn actions_on_parts_of_zones_are_refused() {
     let file = in_memory(&layout());
     let end = 7 * ZONE + 4 * BLOCK;
     for (offset, len) in [(2 * ZONE, 0), (2 * ZONE + BLOCK, ZONE), (2 * ZONE, BLOCK), (end, ZONE), (7 * ZONE, ZONE)] {
@@ -186,7 +186,7 @@ fn ranges_are_whole_zones() {
 }
 
 #[test]
-fn a_zone_opened_by_a_write_makes_room_for_another_one() {
+fn zone_opened_by_a_write_makes_room_for_another_one() {
     let file = in_memory(&ZonedLayout { max_open: 2, ..layout() });
     for number in [2, 3, 4] {
         write(&file, number * ZONE, 1, 1).unwrap();

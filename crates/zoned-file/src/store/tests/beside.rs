@@ -1,4 +1,4 @@
-//! A sync beside a reset: no crash may find an old pointer over bytes that were written after the reset.
+//! A sync during a reset: no crash may find an old pointer over bytes that were written after the reset.
 
 use super::*;
 use records::Table;

@@ -1,4 +1,4 @@
-//! What is left after a kill, and after a power cut.
+//! Kills and power cuts, and the states that are found after them.
 //!
 //! A machine has two disks (data and sidecar) behind a cache. A kill leaves the cache; a power cut leaves of each
 //! sector any of its versions since the last sync, or a mixture of two. A file is used at random through several lives
@@ -28,14 +28,14 @@ fn tiny() -> ZonedLayout {
     }
 }
 
-/// What reached the cache.
+/// A request that reached the cache.
 enum Event {
     Write { disk: usize, offset: usize, bytes: Vec<u8> },
     Sync { disk: usize },
 }
 
 struct Machine {
-    /// What was on the disks when the power came.
+    /// Content of the disks at power-on.
     disks: [Vec<u8>; 2],
     cache: [Vec<u8>; 2],
     log: Vec<Event>,
@@ -45,7 +45,7 @@ struct Machine {
     beside: Option<Beside>,
 }
 
-/// A thread that syncs the file whenever it is asked to, as seen by the thread that uses the file.
+/// A thread that syncs the file on request, as seen by the thread that uses the file.
 struct Beside {
     user: ThreadId,
     ask: mpsc::Sender<u64>,
@@ -207,7 +207,7 @@ impl Machine {
     }
 }
 
-/// What a zone holds: a number for each sector, and its condition.
+/// Content of a zone: a number for each sector, and its condition.
 #[derive(Clone, Debug, PartialEq)]
 struct Held {
     sectors: Vec<u64>,
@@ -252,7 +252,7 @@ fn after_power_off(held: &Held) -> Held {
     Held { condition, ..held.clone() }
 }
 
-/// What was true after an operation had ended.
+/// State after an operation.
 struct Step {
     /// How many events there were then.
     events: usize,
@@ -295,7 +295,7 @@ fn operate(file: &ZonedFile, random: &mut Random, tag: &mut u64, beside: bool) -
         }
         9..=13 => {
             let actions = [ZoneAction::Open, ZoneAction::Close, ZoneAction::Finish, ZoneAction::Reset];
-            // Beside syncs it is resets that count.
+            // With concurrent syncs, resets are what matters.
             let kinds = if beside { 16 } else { 4 };
             let action = actions[random.below(kinds).min(3) as usize];
             let zones = if action == ZoneAction::Reset { 1 + random.below(ZONES as u64 - zone) } else { 1 };
@@ -359,7 +359,7 @@ fn live(
     Ok(())
 }
 
-/// The same while another thread syncs the file. What it promised is marked in the steps.
+/// As [`live`], while another thread syncs the file. The steps record which states it promised.
 fn live_beside_syncs(
     file: &ZonedFile,
     machine: &Mutex<Machine>,
@@ -465,7 +465,7 @@ fn lives(seed: u64, beside: bool, lying: Option<usize>, counts: &mut Counts) -> 
 }
 
 #[test]
-fn every_life_finds_what_the_last_one_may_have_left() {
+fn every_life_finds_a_state_that_the_last_one_may_have_left() {
     let mut counts = Counts::default();
     for seed in 0..600 {
         lives(seed, false, None, &mut counts).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
@@ -475,14 +475,15 @@ fn every_life_finds_what_the_last_one_may_have_left() {
     assert!(counts.torn > 10 && counts.rolled_back > 1000, "{counts:?}");
     let mut counts = Counts::default();
     for seed in 0..600 {
-        lives(seed, true, None, &mut counts).unwrap_or_else(|error| panic!("seed {seed}, with syncs beside: {error}"));
+        lives(seed, true, None, &mut counts)
+            .unwrap_or_else(|error| panic!("seed {seed}, with concurrent syncs: {error}"));
     }
-    println!("with syncs beside: {counts:?}");
+    println!("with concurrent syncs: {counts:?}");
     assert!(counts.kills > 1000 && counts.cuts > 1000 && counts.beside > 2000, "{counts:?}");
 }
 
 #[test]
-fn disks_that_lie_are_noticed() {
+fn disks_that_ignore_syncs_are_noticed() {
     for lying in [0, 1] {
         let noticed = (0..300).any(|seed| lives(seed, false, Some(lying), &mut Counts::default()).is_err());
         assert!(noticed, "nothing is lost though disk {lying} never syncs");

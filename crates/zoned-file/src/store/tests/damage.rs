@@ -1,4 +1,4 @@
-//! Sidecars that cannot be relied on are refused, whatever is wrong with them.
+//! Damaged sidecars of every kind are refused.
 
 use super::*;
 use records::Identity;
@@ -73,7 +73,7 @@ fn every_other_length_is_noticed() {
 }
 
 #[test]
-fn what_belongs_to_another_file_is_noticed() {
+fn sidecar_of_another_file_is_noticed() {
     let (data, sidecar) = used();
     let (other_data, other_sidecar) = used();
     let foreign = |error: Option<ZonedFileError>, mismatch| {
@@ -95,7 +95,7 @@ fn what_belongs_to_another_file_is_noticed() {
 }
 
 #[test]
-fn a_whole_record_that_cannot_be_is_refused() {
+fn whole_record_that_cannot_be_is_refused() {
     let (data, sidecar) = used();
     let (layout, identity) = records::read_header(&sidecar[..4096]).unwrap();
     let record = |zone: u32, condition, written, sequence| {
@@ -128,7 +128,7 @@ fn a_whole_record_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn headers_say_anything_and_nothing_panics() {
+fn header_of_any_bytes_never_panics() {
     let (data, sidecar) = used();
     let (good, _) = records::read_header(&sidecar[..4096]).unwrap();
     let mut random = Random::new(8);

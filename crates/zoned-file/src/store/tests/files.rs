@@ -11,7 +11,7 @@ fn create(layout: &ZonedLayout) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn what_was_done_is_found_again() {
+fn states_and_data_are_found_after_opening_again() {
     let (dir, path) = create(&layout());
     let block = [3; BLOCK as usize];
     {
@@ -39,7 +39,7 @@ fn what_was_done_is_found_again() {
 }
 
 #[test]
-fn one_writes_or_some_read_and_anybody_looks() {
+fn file_has_one_writer_or_many_readers_and_can_be_looked_at() {
     let (_dir, path) = create(&layout());
     let writer = ZonedFile::open(&path, false).unwrap();
     assert!(matches!(ZonedFile::open(&path, false).err(), Some(ZonedFileError::Busy(_))));
@@ -57,7 +57,7 @@ fn one_writes_or_some_read_and_anybody_looks() {
 }
 
 #[test]
-fn a_file_is_zoned_by_its_sidecar_or_its_mark() {
+fn file_is_zoned_by_its_sidecar_or_its_mark() {
     let (dir, path) = create(&layout());
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
@@ -72,7 +72,7 @@ fn a_file_is_zoned_by_its_sidecar_or_its_mark() {
 }
 
 #[test]
-fn nothing_that_is_there_is_overwritten() {
+fn create_over_existing_data_is_refused() {
     let (dir, path) = create(&layout());
     assert!(matches!(ZonedFile::create(&path, &layout()).err(), Some(ZonedFileError::HoldsData(_))));
     std::fs::remove_file(&path).unwrap();

@@ -14,7 +14,7 @@ struct Failing {
 }
 
 impl Failing {
-    fn fails(&self) -> bool {
+    fn is_failing(&self) -> bool {
         if !self.armed.load(Ordering::Relaxed) {
             return false;
         }
@@ -35,7 +35,7 @@ impl BackingStore for Failing {
     }
 
     fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
-        if self.fails() {
+        if self.is_failing() {
             // What a full disk does: some bytes first, then an error at the next call.
             let part = data.len() * (self.failures.load(Ordering::Relaxed) % 3) as usize / 3;
             return if part == 0 { Err(Errno::NOSPC) } else { self.store.write_at(&data[..part], offset, durable) };
@@ -44,11 +44,11 @@ impl BackingStore for Failing {
     }
 
     fn sync(&self) -> Result<(), Errno> {
-        if self.fails() { Err(Errno::IO) } else { Ok(()) }
+        if self.is_failing() { Err(Errno::IO) } else { Ok(()) }
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        if self.fails() { Err(Errno::OPNOTSUPP) } else { self.store.discard(offset, len) }
+        if self.is_failing() { Err(Errno::OPNOTSUPP) } else { self.store.discard(offset, len) }
     }
 }
 
@@ -83,7 +83,7 @@ impl Model {
         (self.layout.capacity_of(zone as u32) / BLOCK) as usize - self.zones[zone].blocks.len()
     }
 
-    /// Brings a zone into the open state, in whichever way.
+    /// Opens a zone, implicitly or explicitly.
     fn make_open(&mut self, zone: usize, how: ZoneCondition) -> Result<(), Errno> {
         use ZoneCondition::{Closed, Empty, ImplicitOpen};
         let (open, active) = (self.layout.max_open as usize, self.layout.max_active as usize);
@@ -144,7 +144,7 @@ impl Model {
     }
 }
 
-/// What the file has, as the model says it. The bytes are looked at where `whole` says so; else they are as in `known`.
+/// The zone in the terms of the model. The bytes are read with `whole`, else those of `known` are taken.
 fn observe(file: &ZonedFile, zone: usize, known: &ModelZone, whole: bool) -> ModelZone {
     let State { written, condition, .. } = file.states().get(zone as u32);
     let zone = file.states().report(zone as u32);
@@ -279,7 +279,7 @@ fn compare(seed: u64, operations: u32, every: u32) -> (u32, u32) {
             file = run.open(every);
             for at in 0..model.zones.len() {
                 let found = observe(&file, at, &model.zones[at], true);
-                // That a write opened a zone, and then failed, nobody was told.
+                // A write that failed may have opened the zone.
                 let known = &model.zones[at];
                 let same = found == *known || (every != 0 && found.blocks == known.blocks && known.condition.is_open());
                 assert!(broken || same, "seed {seed}, killed at {number}: zone {at} is {found:?}, not {known:?}");
@@ -296,7 +296,7 @@ fn compare(seed: u64, operations: u32, every: u32) -> (u32, u32) {
 }
 
 #[test]
-fn a_file_is_as_the_model_says() {
+fn zoned_file_agrees_with_the_model() {
     let (mut succeeded, mut failures) = (0, 0);
     for seed in 0..6 {
         succeeded += compare(seed, 10_000, 0).0;

@@ -29,7 +29,7 @@ struct Bench {
     file: ZonedFile,
     zones: Vec<Zone>,
     capacity: u64,
-    /// What was written, sector by sector, where that is known.
+    /// The bytes written to each sector, if known.
     written: std::collections::HashMap<u64, u8>,
 }
 
@@ -69,7 +69,7 @@ impl Bench {
         zones
     }
 
-    /// What comes of the steps; none: the file has not got what they name.
+    /// Runs the steps and returns the result. `None`: the file lacks an object that they name.
     fn case(&mut self, fill: u8, steps: &str) -> Option<String> {
         for zone in self.report().iter().filter(|zone| is_usable(zone)) {
             self.file.manage(ZoneAction::Reset, zone.start, zone.len).unwrap();
@@ -193,7 +193,7 @@ fn rows(shape: &str) -> Vec<[&'static str; 3]> {
 }
 
 #[test]
-fn a_file_answers_as_the_kernels_device() {
+fn zoned_file_answers_as_the_kernels_device() {
     for shape in SHAPES {
         let mut bench = Bench::new(shape);
         let (mut compared, mut different) = (0, Vec::new());
