@@ -291,7 +291,7 @@ mod tests {
     fn panic_in_command_is_reported() {
         let info = serde_json::from_value(json!({
             "name": "data", "pid": 1, "started": 0, "type": "RAW", "device": "/dev/sdx", "segments": [],
-            "read_only": false, "allow_discards": false, "offload": "none", "via": "nbd", "ring": "plain", "threads": 1
+            "read_only": false, "allow_discards": false, "offload": "none", "via": "nbd", "ring": "sync", "threads": 1
         }));
         let device = Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default());
         let files = Files::within("/nowhere".into(), &Name::new("data").unwrap());

@@ -365,11 +365,11 @@ impl Ring {
         Ok(Self { files: Files::default(), backend, waker, operations: 0, room: 0, writev: 0 })
     }
 
-    /// Returns the name of the backend, `io_uring` or `plain`.
+    /// Returns the name of the backend, `io_uring` or `sync`.
     pub fn name(&self) -> &'static str {
         match self.backend {
             Backend::Uring(_) => "io_uring",
-            Backend::Sync(_) => "plain",
+            Backend::Sync(_) => "sync",
         }
     }
 
