@@ -1,7 +1,7 @@
 //! The implementations that are compared, behind one trait.
 
 use aes::cipher::KeyInit;
-use inlock_cipher::{AesKernel, CipherSpec, DataUnitSize, InOut, IvNumber, Limit, SectorCipher};
+use inlock_cipher::{AesKernel, CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, Limit, SectorCipher};
 use openssl::cipher::{Cipher, CipherRef};
 use openssl::cipher_ctx::CipherCtx;
 use openssl::error::ErrorStack;
@@ -70,7 +70,7 @@ pub(crate) struct InlockPeer {
 impl InlockPeer {
     pub(crate) fn new(kernel: AesKernel, case: &Case<'_>, unit_by_unit: bool) -> Result<Self, Box<dyn Error>> {
         let unit = DataUnitSize::new(case.unit as u32)?;
-        let cipher = inlock_cipher::new_sector_cipher_on(kernel, &case.spec, case.key, unit, true)?;
+        let cipher = inlock_cipher::new_sector_cipher_on(kernel, &case.spec, case.key, unit, IvNumbering::DataUnits)?;
         Ok(Self { cipher, encrypt: case.encrypt, unit_by_unit })
     }
 }

@@ -252,8 +252,8 @@ fn bad_input_ends_with_the_right_status_and_a_reason() -> Result<()> {
     let mut failures = Vec::new();
     for Row(what, words, status, message) in BAD_CALLS {
         // What every message has, and what is only an echo of the call, tells no failure from another one.
-        let vague =
-            "inlock: hint: run `inlock --help` to list actions and options".contains(message) || words.contains(message);
+        let vague = "inlock: hint: run `inlock --help` to list actions and options".contains(message)
+            || words.contains(message);
         ensure!(!vague, "{what}: any message would do");
         let output = call(words, &paths)?;
         let said = lossy(&output.stderr);

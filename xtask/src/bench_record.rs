@@ -1,7 +1,7 @@
 //! `cargo xtask bench-record`: runs `inlock bench all` on a release build and keeps what it finds in `benches/record`.
 //!
-//! Three files of one name: the figures as JSON, the page, and the bars with the environment as Markdown. The command ends
-//! with an error when a bar is missed, after the record was written.
+//! Three files of one name: the figures as JSON, the page, and the bars with the environment as Markdown. The command
+//! ends with an error when a bar is missed, after the record was written.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -32,8 +32,8 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         };
         cargo.current_dir(root).args(["check", "--quiet", "--package", PACKAGE, "--target", target]);
         cargo.arg("--target-dir").arg(target_dir(root).join("cross/build"));
-        // A warning of one target only is what nobody sees otherwise. The crate io-uring does not vouch for its structures on
-        // targets of 32 bits; types are all that is checked here.
+        // A warning of one target only is what nobody sees otherwise. The crate io-uring does not vouch for its
+        // structures on targets of 32 bits; types are all that is checked here.
         cargo.env("RUSTFLAGS", "-Dwarnings --cfg=io_uring_skip_arch_check");
         let passed = cargo.status().context("cannot run cargo")?.success();
         println!("cross: {target}: {}", if passed { "ok" } else { "FAILED" });

@@ -1,7 +1,7 @@
 //! `cargo xtask dependencies`: no dependency asks for a newer Rust than the workspace, and `cargo deny check` passes.
 //!
-//! The advisories are a repository that is fetched from the network. Without a copy of it the other checks are made, and
-//! the advisories are skipped, which is printed. So is all of cargo-deny where it is not installed.
+//! The advisories are a repository that is fetched from the network. Without a copy of it the other checks are made,
+//! and the advisories are skipped, which is printed. So is all of cargo-deny where it is not installed.
 
 use std::path::Path;
 use std::process::ExitCode;

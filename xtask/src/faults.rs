@@ -2,7 +2,8 @@
 //! that says that they are there may succeed.
 //!
 //! `cargo xtask vm` copies this program to the guest as `xtask`. The storage is device-mapper's: it begins to fail when another table
-//! is loaded, or has less room than it promises. What comes of each way is printed as the guest's reports are (tests/vm/lib.sh).
+//! is loaded, or has less room than it promises. What comes of each way is printed as the guest's reports are
+//! (tests/vm/lib.sh).
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

@@ -1,6 +1,7 @@
 //! `cargo xtask floors`: raises the floors of tests/floors.txt to the last full run's counts minus 5 %.
 //!
-//! The last stage of `./test.sh` leaves a line for each count. A floor is never lowered here: that takes a reason, by hand.
+//! The last stage of `./test.sh` leaves a line for each count. A floor is never lowered here: that takes a reason, by
+//! hand.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,8 +1,8 @@
 //! Repository chores, run as `cargo xtask CHORE`.
 //!
 //! `tidy` holds the layout rules as failing checks, `fuzz` runs libFuzzer over the targets of `fuzz/`, `bench-record`
-//! measures and keeps the figures, `miri` interprets tests of `unsafe` code, `soak` serves many connections for minutes, `vm` runs the tests that need a real kernel,
-//! `ci` runs what a push runs. Nothing here is shipped.
+//! measures and keeps the figures, `miri` interprets tests of `unsafe` code, `soak` serves many connections for
+//! minutes, `vm` runs the tests that need a real kernel, `ci` runs what a push runs. Nothing here is shipped.
 
 mod bench_record;
 mod cross;

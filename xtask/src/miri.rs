@@ -1,7 +1,7 @@
 //! `cargo xtask miri`: tests of `unsafe` code under Miri, which checks every access to memory and who may make it.
 //!
-//! Miri interprets Rust: it knows neither io_uring nor locked pages nor vector instructions. So these are the tests of the
-//! code around them that handles raw pointers.
+//! Miri interprets Rust: it knows neither io_uring nor locked pages nor vector instructions. So these are the tests of
+//! the code around them that handles raw pointers.
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -17,7 +17,8 @@ const TESTS: [(&str, &str, &[&str]); 3] = [
     ("inlock-frontend", "ublk", &["ublk::command::"]),
 ];
 
-/// Files are opened; addresses that the kernel is given come back from it as pointers; memory that it may still use is leaked.
+/// Files are opened; addresses that the kernel is given come back from it as pointers; memory that it may still use is
+/// leaked.
 const FLAGS: &str = "-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-ignore-leaks";
 
 /// Runs the tests, where the nightly toolchain has Miri and the source of the standard library.

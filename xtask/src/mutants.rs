@@ -1,8 +1,8 @@
 //! `cargo xtask mutants`: cargo-mutants over the code that promises are kept by, and its survivors against docs/mutants.md.
 //!
-//! Mutants are made in a copy of the tree under `target/mutants`, with a build directory of its own, so that the tree can
-//! be worked on meanwhile. A run that was interrupted goes on where it ended: mutants that were caught are not tried again
-//! until `target/mutants/results` is removed. Names are compared without lines and columns, which move.
+//! Mutants are made in a copy of the tree under `target/mutants`, with a build directory of its own, so that the tree
+//! can be worked on meanwhile. A run that was interrupted goes on where it ended: mutants that were caught are not
+//! tried again until `target/mutants/results` is removed. Names are compared without lines and columns, which move.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -162,7 +162,8 @@ fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wan
     ]);
     command.arg("--dir").arg(copy).arg("--output").arg(results);
     command.args(["--package", group.package, "--test-package", group.package]);
-    // A mutant that makes a test wait for ever is caught by the wait. Unmutated, the tests take minutes on a busy machine.
+    // A mutant that makes a test wait for ever is caught by the wait. Unmutated, the tests take minutes on a busy
+    // machine.
     command.args(["--minimum-test-timeout", "120", "--timeout-multiplier", "3"]);
     command.args(["--exclude-re", "<impl .*Debug for"]);
     // It ends at the first test that fails, which saves half of the time.

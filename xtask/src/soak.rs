@@ -1,8 +1,8 @@
 //! `cargo xtask soak`: many connections, mixed sizes, minutes on end; nothing may fail, stall or grow.
 //!
-//! Each connection has its own stretch of an encrypted volume and a generator of its own. Every read is compared with what
-//! was written last. An answer that takes over a second, or what `--stall-seconds` says, is a stall. Resident memory is compared between the end of a warm-up,
-//! in which every connection has used every size, and the end.
+//! Each connection has its own stretch of an encrypted volume and a generator of its own. Every read is compared with
+//! what was written last. An answer that takes over a second, or what `--stall-seconds` says, is a stall. Resident
+//! memory is compared between the end of a warm-up, in which every connection has used every size, and the end.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,8 +24,8 @@ const UNDER_WAY: usize = 2 << 20;
 const STRETCH: u64 = 4 << 20;
 /// Pages that the kernel counts to this process or another as it likes.
 const SLACK_KIB: u64 = 64;
-/// A run of less than a minute ends before every page of the buffers, which are made at the start, was used once. A server
-/// that keeps 16 bytes of each request is still found.
+/// A run of less than a minute ends before every page of the buffers, which are made at the start, was used once. A
+/// server that keeps 16 bytes of each request is still found.
 const SHORT_SLACK_KIB: u64 = 1024;
 
 struct Options {

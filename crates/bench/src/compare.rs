@@ -1,4 +1,4 @@
-//! `bench compare`: Inlock's NBD server beside others, in one run.
+//! `bench compare`: Inlock's NBD server and others, in one run.
 //!
 //! All servers run at once on images of one length in one directory. Short runs of the client visit them in turn, in
 //! another order each round, so that a noisy minute affects all of them. Rates are medians over the rounds, ratios the

@@ -1,12 +1,12 @@
 //! Throughput of the cipher kernels as a share of the CPU's limit, independent AES rounds back to back (see [`Limit`]).
 //!
-//! Kernel and limit alternate in slices of half a millisecond, and the share is the median of the slices' ratios: a change of
-//! the clock rate, or another program, affects both sides of a ratio.
+//! Kernel and limit alternate in slices of half a millisecond, and the share is the median of the slices' ratios: a
+//! change of the clock rate, or another program, affects both sides of a ratio.
 
 use std::time::{Duration, Instant};
 
 use inlock_cipher::{
-    AesKernel, ChainMode, CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, Limit, SectorCipher,
+    AesKernel, ChainMode, CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, Limit, SectorCipher,
     new_sector_cipher_on,
 };
 
@@ -31,7 +31,7 @@ impl Direction {
     }
 }
 
-/// What to measure: every combination of the lists.
+/// A plan of measurements: every combination of the lists.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The cipher.
@@ -134,7 +134,7 @@ fn cipher_for(
 ) -> Result<Box<dyn SectorCipher>, CipherError> {
     let keys = if spec.mode == ChainMode::Xts { 2 } else { 1 };
     let key: Vec<u8> = (0..keys * key_bits / 8).map(|at| (at * 7 + 1) as u8).collect();
-    new_sector_cipher_on(kernel, spec, &key, unit, true)
+    new_sector_cipher_on(kernel, spec, &key, unit, IvNumbering::DataUnits)
 }
 
 /// The two sides of one row.

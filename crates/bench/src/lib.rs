@@ -1,7 +1,7 @@
 //! Benchmarks of Inlock: `inlock bench`.
 //!
 //! [`run`] measures one [`Subject`] on this machine and prints the results as tables or JSON. `cipher` measures the
-//! kernels, `path`, `cpu` and `latency` the I/O path of one worker, `compare` the NBD server beside others. All but the
+//! kernels, `path`, `cpu` and `latency` the I/O path of one worker, `compare` NBD servers. All but the
 //! first share one form, `results`: measurements and thresholds, which become text, JSON or a page.
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! What to measure, how long, and where.
+//! Options of a run: subject, duration, directory.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -41,7 +41,7 @@ pub type Print<'a> = dyn FnMut(&dyn Display) -> anyhow::Result<()> + 'a;
 /// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What to measure.
+    /// Subject of the run.
     pub subject: Subject,
     /// Results as JSON instead of tables.
     pub json: bool,

@@ -31,7 +31,7 @@ pub(crate) fn html(results: &Results, environment: &[(String, String)]) -> Strin
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<title>Inlock benchmarks, {}</title>\n\
          <link rel=\"icon\" href=\"data:,\">\n<style>\n{PAGE_STYLE}{STYLE}</style>\n</head>\n<body>\n\
-         <h1>Inlock benchmarks</h1>\n<p class=\"soft\">{}, {} processors, Linux {}, {}</p>\n",
+         <h1>Inlock benchmarks</h1>\n<p class=\"soft\">{}, {} CPUs, Linux {}, {}</p>\n",
         escaped(fact("date")),
         escaped(fact("processor")),
         escaped(fact("usable processors")),

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use inlock_cipher::{
-    ChainMode, Cipher, CipherSpec, DataUnitSize, InOut, IvMode, IvNumber, KeyCount, SectorCipher, Segment, VolumeKey,
-    new_sector_cipher,
+    ChainMode, Cipher, CipherSpec, DataUnitSize, InOut, IvMode, IvNumber, IvNumbering, KeyCount, SectorCipher, Segment,
+    VolumeKey, new_sector_cipher,
 };
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{Access, BackingStore, Device, Offload, OffloadOptions, OffloadPolicy, StatsLevel};
@@ -129,7 +129,7 @@ struct Alone {
 
 impl Alone {
     fn new() -> anyhow::Result<Self> {
-        let cipher = new_sector_cipher(&CipherSpec::AES_XTS_PLAIN64, key().as_bytes(), unit()?, false)?;
+        let cipher = new_sector_cipher(&CipherSpec::AES_XTS_PLAIN64, key().as_bytes(), unit()?, IvNumbering::Sectors)?;
         let most = DEPTHS.into_iter().max().unwrap_or(1);
         let largest = BLOCKS.into_iter().max().unwrap_or(0);
         // A load touches only the pages that it uses.

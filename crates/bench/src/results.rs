@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 pub(crate) struct Measurement {
     /// `path`, `latency` or `compare`.
     pub bench: &'static str,
-    /// What was measured.
+    /// Measured case.
     pub case: String,
     /// `random read`, `sequential write` and so on.
     pub operation: String,
@@ -20,7 +20,7 @@ pub(crate) struct Measurement {
     pub block_size: u64,
     /// Requests in flight.
     pub queue_depth: usize,
-    /// What is counted.
+    /// Measured quantity.
     pub measure: &'static str,
     /// The value, in `unit`.
     pub value: f64,
@@ -61,7 +61,7 @@ pub(crate) enum Sense {
 /// A limit for a ratio of the run.
 #[derive(Clone, Debug)]
 pub(crate) struct Threshold {
-    /// What is compared.
+    /// Names of both sides of the ratio.
     pub what: String,
     /// The ratio; `None`: not measured.
     pub ratio: Option<f64>,

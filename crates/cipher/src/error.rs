@@ -28,7 +28,7 @@ pub enum CipherError {
     /// The environment variable `INLOCK_CPU` has a value that names no instruction set.
     #[error("INLOCK_CPU is '{value}', not one of portable, aesni, vaes256, vaes512")]
     UnknownCpuLimit {
-        /// What it said (its first 64 characters).
+        /// Its value, at most 64 characters.
         value: String,
     },
     /// The data of a call is not a positive number of whole data units.

@@ -67,7 +67,8 @@ impl<'a> InOut<'a> {
         }
     }
 
-    /// Where to read and where to write, for kernels: equal in place. Valid for `'a`: the references are given up for them.
+    /// Where to read and where to write, for kernels: equal in place. Valid for `'a`: the references are given up for
+    /// them.
     #[inline(always)]
     pub(crate) fn into_ptrs(self) -> (*const u8, *mut u8) {
         match self {
@@ -79,7 +80,8 @@ impl<'a> InOut<'a> {
         }
     }
 
-    /// Copies source to destination where they differ and gives back the destination: for ciphers that only work in place.
+    /// Copies source to destination where they differ and gives back the destination: for ciphers that only work in
+    /// place.
     pub fn into_in_place(self) -> &'a mut [u8] {
         match self {
             Self::InPlace(data) => data,

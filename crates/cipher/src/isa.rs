@@ -1,8 +1,8 @@
-//! What the processor can do, as proof tokens.
+//! Instruction sets of the CPU, as proof tokens.
 //!
-//! A kernel's entry takes the token of its instruction set; only this file makes tokens, and only after asking the
-//! processor. So a call that reaches a kernel is the proof that its instructions exist. The environment variable
-//! `INLOCK_CPU` lowers what [`CpuLimit::from_env`] lets the dispatcher use, in release builds too.
+//! A kernel's entry takes the token of its instruction set. Only this file makes tokens, and only after it has asked
+//! the CPU, so a call of a kernel proves that its instructions exist. The environment variable `INLOCK_CPU` limits the
+//! kernels that are chosen, in release builds too.
 
 use crate::CipherError;
 
@@ -23,7 +23,7 @@ pub struct Vaes512(());
 
 #[cfg(target_arch = "x86_64")]
 impl AesNi {
-    /// The token, where this processor has the instructions.
+    /// Returns the token if this CPU has the instructions.
     pub fn detect() -> Option<Self> {
         (is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("avx"))
             .then_some(Self(()))
@@ -32,7 +32,7 @@ impl AesNi {
 
 #[cfg(target_arch = "x86_64")]
 impl Vaes256 {
-    /// The token, where this processor and its operating system have the instructions.
+    /// Returns the token if this CPU and its operating system have the instructions.
     pub fn detect() -> Option<Self> {
         AesNi::detect()?;
         (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("vaes") && is_x86_feature_detected!("vpclmulqdq"))
@@ -42,7 +42,7 @@ impl Vaes256 {
 
 #[cfg(target_arch = "x86_64")]
 impl Vaes512 {
-    /// The token, where this processor and its operating system have the instructions.
+    /// Returns the token if this CPU and its operating system have the instructions.
     pub fn detect() -> Option<Self> {
         Vaes256::detect()?;
         (is_x86_feature_detected!("avx512f")
@@ -56,7 +56,7 @@ impl Vaes512 {
 mod absent {
     macro_rules! never_detected {
         ($($token:ident),*) => { $(impl super::$token {
-            /// Always `None`: another architecture's instructions.
+            /// Returns `None`: these are instructions of another architecture.
             pub fn detect() -> Option<Self> {
                 None
             }
@@ -65,10 +65,10 @@ mod absent {
     never_detected!(AesNi, Vaes256, Vaes512);
 }
 
-/// The most that the dispatcher may use. Ordered: a later one allows everything that an earlier one does.
+/// Upper limit of the instruction sets in use. A later one allows all that an earlier one does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CpuLimit {
-    /// No instruction beyond the target's baseline.
+    /// The portable kernel. Its `aes` crate detects and uses AES instructions itself.
     Portable,
     /// Up to [`AesNi`].
     AesNi,
@@ -80,7 +80,11 @@ pub enum CpuLimit {
 }
 
 impl CpuLimit {
-    /// What `INLOCK_CPU` says; no limit where it is unset or empty.
+    /// Reads `INLOCK_CPU`; no limit if it is unset or empty.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the variable has an unknown value.
     pub fn from_env() -> Result<Self, CipherError> {
         match std::env::var_os(CPU_LIMIT_VARIABLE) {
             None => Ok(Self::default()),
@@ -105,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_read_by_name_and_ordered() {
+    fn limits_by_name_are_ordered() {
         let names = ["portable", "aesni", "vaes256", "vaes512"];
         let limits = names.map(|name| CpuLimit::parse(name).unwrap());
         assert!(limits.is_sorted() && limits.windows(2).all(|pair| pair[0] != pair[1]));
@@ -113,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_limit_is_an_error_that_names_it() {
+    fn limit_of_an_unknown_name_is_an_error() {
         let error = CpuLimit::parse("AESNI").unwrap_err().to_string();
         assert_eq!(error, "INLOCK_CPU is 'AESNI', not one of portable, aesni, vaes256, vaes512");
     }

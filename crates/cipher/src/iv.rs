@@ -1,7 +1,7 @@
 //! IVs: the block that starts a data unit's chain or, for XTS, is encrypted into its tweak (dm-crypt's names).
 //!
-//! A kernel asks for the finished IVs of up to [`MAX_BATCH`] units at a time, so no kernel knows an IV
-//! mode. A new mode is an arm in [`IvGenerator::fill`] and a row of vectors. Where an IV has 8 bytes they are the first ones. What
+//! A kernel asks for the finished IVs of up to [`MAX_BATCH`] units at a time, so no kernel knows an IV mode. A new mode
+//! is an arm in [`IvGenerator::fill`] and a row of vectors. Where an IV has 8 bytes they are the first ones. What
 //! depends on the data, or changes it, is a layer around the sector cipher.
 
 use crate::aes::{AesKernel, AesKey, MAX_BATCH};
@@ -9,12 +9,12 @@ use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
 use crate::locked::LockedBox;
 use crate::modes::{Chain, new_chain};
 use crate::spec::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode};
-use crate::{DataUnitSize, VolumeKey};
+use crate::{DataUnitSize, IvNumbering, VolumeKey};
 
 /// Makes the IVs of consecutive data units.
 pub(crate) struct IvGenerator {
     mode: Mode,
-    /// How much an IV number grows from unit to unit.
+    /// Difference of the IV numbers of consecutive units.
     step: u64,
 }
 
@@ -22,7 +22,7 @@ enum Mode {
     Null,
     Plain,
     Plain64,
-    /// The number shifted, and one more if so said, big-endian at the end of an IV of this length.
+    /// The shifted number plus `add`, big-endian at the end of an IV of this length.
     BigEndian {
         shift: u32,
         add: u64,
@@ -37,18 +37,18 @@ enum Mode {
         block_len: usize,
     },
     SpdkUpper,
-    /// The same block for every unit: for vectors whose tweak is no number.
+    /// One block for every unit, for vectors whose tweak is no number.
     #[cfg(test)]
     Fixed(Block),
 }
 
-/// What IVs are made with: parts of the volume key.
+/// Parts of the volume key for the IVs.
 pub(crate) struct IvKeys<'a> {
-    /// The key of the cipher that the IVs are for: ESSIV hashes it.
+    /// Key of the cipher that the IVs are for. ESSIV hashes it.
     pub(crate) own: &'a [u8],
-    /// The first key where several take turns: EBOIV encrypts under it.
+    /// First of several keys. EBOIV encrypts under it.
     pub(crate) first: &'a [u8],
-    /// What stands behind the ciphers' keys: `tcw`'s seed starts it.
+    /// Bytes after the ciphers' keys; they begin with the seed of `tcw`.
     pub(crate) extra: &'a [u8],
 }
 
@@ -58,7 +58,7 @@ impl IvGenerator {
         spec: &CipherSpec,
         keys: &IvKeys<'_>,
         unit: DataUnitSize,
-        large_iv: bool,
+        numbering: IvNumbering,
         kernel: AesKernel,
     ) -> Self {
         let block_len = spec.cipher.block_len();
@@ -85,7 +85,7 @@ impl IvGenerator {
             }
             IvMode::SpdkUpper => Mode::SpdkUpper,
         };
-        Self { mode, step: if large_iv { 1 } else { unit.sectors() } }
+        Self { mode, step: numbering.step(unit) }
     }
 
     #[cfg(test)]
@@ -99,7 +99,8 @@ impl IvGenerator {
         number.wrapping_add(self.step.wrapping_mul(units as u64))
     }
 
-    /// Fills `ivs`, at most [`MAX_BATCH`], with the IVs of consecutive units, the first of which has the number `number`.
+    /// Fills `ivs`, at most [`MAX_BATCH`], with the IVs of consecutive units, the first of which has the number
+    /// `number`.
     #[inline(always)]
     pub(crate) fn fill(&self, number: u64, ivs: &mut [Block]) {
         match &self.mode {

@@ -57,7 +57,7 @@ mod tests {
     use crate::locked::tests::releases_of;
 
     #[test]
-    fn is_wiped_when_dropped_and_never_printed() {
+    fn volume_key_is_wiped_when_dropped_and_never_printed() {
         let key = VolumeKey::new(&[0xab; 64]);
         assert_eq!(key.as_bytes(), [0xab; 64]);
         assert_eq!(format!("{key:?}"), "VolumeKey(64 bytes)");
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn may_be_empty() {
+    fn volume_key_may_be_empty() {
         assert!(VolumeKey::zeroed(0).is_empty());
     }
 }

@@ -1,7 +1,31 @@
-//! How data units become ciphertext.
+//! Encryption of disk sectors: every cipher specification of dm-crypt without integrity, with fast kernels for AES.
 //!
-//! This crate knows nothing of disks, headers or requests. It is given a cipher specification, a key, the number of the
-//! first data unit's IV and a run of whole data units, and turns all of them into ciphertext, or back, in one call.
+//! [`new_sector_cipher`] makes a [`SectorCipher`] from a [`CipherSpec`] such as `aes-xts-plain64`, a key, and the size
+//! of a data unit. One call encrypts or decrypts any number of whole data units, in place or from one buffer into
+//! another ([`InOut`]). Keys and schedules are in locked memory that is wiped when it is dropped ([`VolumeKey`]). The
+//! crate does no I/O. [`Segment`] describes where the data of a volume is and how it is encrypted; `inlock-volume`
+//! makes segments and `inlock-engine` uses them.
+//!
+//! ```
+//! use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, VolumeKey, new_sector_cipher};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let spec: CipherSpec = "aes-xts-plain64".parse()?;
+//! let key = VolumeKey::new(&[7; 64]);
+//! let cipher = new_sector_cipher(&spec, key.as_bytes(), DataUnitSize::SECTOR, IvNumbering::Sectors)?;
+//!
+//! let mut data = [0; 4096]; // eight data units of 512 bytes
+//! let first = IvNumber(2048); // the sector at which they are stored
+//! cipher.encrypt(first, InOut::InPlace(&mut data));
+//! assert_ne!(data, [0; 4096]);
+//! cipher.decrypt(first, InOut::InPlace(&mut data));
+//! assert_eq!(data, [0; 4096]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The kernel is chosen for the CPU: portable, AES-NI, or VAES with vectors of 256 or 512 bits ([`AesKernel`]). The
+//! environment variable `INLOCK_CPU` limits the choice. AES kernels take the same time for every key and all data.
 
 mod aes;
 mod block_cipher;
@@ -29,6 +53,6 @@ pub use key::VolumeKey;
 pub use locked::memory_lock_failed;
 pub use scrub::scrub_stack;
 pub use sector_cipher::{SectorCipher, new_sector_cipher, new_sector_cipher_on};
-pub use segment::Segment;
+pub use segment::{Segment, TargetType};
 pub use spec::{ChainMode, Cipher, CipherSpec, EssivHash, InvalidCipherSpec, IvMode, KeyCount, KeyParts, known_specs};
-pub use unit::{DataUnitSize, InvalidDataUnitSize, IvNumber, SECTOR_SIZE, Sector};
+pub use unit::{DataUnitSize, InvalidDataUnitSize, IvNumber, IvNumbering, SECTOR_SIZE, Sector};

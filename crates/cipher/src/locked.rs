@@ -1,5 +1,5 @@
-//! Memory for keys: on pages of its own that are kept out of swap, core dumps and forked processes, between two pages that
-//! nothing may touch, and wiped before they go back to the system.
+//! Memory for keys: on pages of its own that are kept out of swap, core dumps and forked processes, between two pages
+//! that nothing may touch, and wiped before they go back to the system.
 //!
 //! Locking can fail where the process's limit is low. Then the key is held all the same, and [`memory_lock_failed`]
 //! says so, for the caller to warn about.
@@ -16,8 +16,8 @@ pub fn memory_lock_failed() -> bool {
     LOCK_FAILED.load(Ordering::Relaxed)
 }
 
-/// Zero bytes on pages of their own, wiped when dropped. They end where the guard page behind them begins, but for
-/// what their alignment (64 bytes) takes.
+/// Zero bytes on pages of their own, wiped when dropped. They end at the guard page behind them, except for
+/// the bytes that their alignment (64 bytes) takes.
 pub(crate) struct LockedBytes {
     /// Start of the mapping, which is the guard page in front.
     map: NonNull<u8>,
@@ -49,7 +49,8 @@ impl LockedBytes {
                 .expect("out of memory while allocating a key");
             // Kernels without the advice still keep the key; it only ends up in a dump that an administrator asked for.
             let _ = mm::madvise(inner, inner_len, Advice::LinuxDontDump);
-            // A forked process finds zeroes. Linux before 4.14 does not know the advice, and forks as it does all memory.
+            // A forked process finds zeroes. Linux before 4.14 does not know the advice, and forks as it does all
+            // memory.
             let _ = mm::madvise(inner, inner_len, Advice::LinuxWipeOnFork);
             if mm::mlock(inner, inner_len).is_err() {
                 LOCK_FAILED.store(true, Ordering::Relaxed);
@@ -87,7 +88,8 @@ impl Drop for LockedBytes {
         inner.zeroize();
         #[cfg(test)]
         tests::ON_RELEASE.with(|hook| hook.borrow_mut().iter_mut().for_each(|seen| seen(inner)));
-        // SAFETY: the whole mapping is given back; nothing refers to it after this value is gone. The lock goes with it.
+        // SAFETY: the whole mapping is given back; nothing refers to it after this value is gone. The lock goes with
+        // it.
         let _ = unsafe { mm::munmap(self.map.as_ptr().cast(), self.inner_len + 2 * page) };
     }
 }
@@ -165,7 +167,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn bytes_are_zero_at_first_and_wiped_at_last() {
+    fn locked_bytes_are_zeroed_and_wiped() {
         for len in [0, 1, 63, 64, 65, 4096, 4097] {
             let mut bytes = LockedBytes::zeroed(len);
             assert_eq!(bytes.as_slice(), vec![0; len]);
@@ -176,7 +178,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_boxed_value_is_dropped_and_wiped() {
+    fn locked_box_is_dropped_and_wiped() {
         let shared = std::rc::Rc::new(());
         let boxed = LockedBox::new((shared.clone(), [0x5au8; 300]));
         assert_eq!(boxed.1, [0x5a; 300]);
@@ -186,7 +188,7 @@ pub(crate) mod tests {
 
     /// The guard pages are in the process's map, on both sides, without access.
     #[test]
-    fn stands_between_two_guard_pages() {
+    fn locked_bytes_lie_between_guard_pages() {
         let bytes = LockedBytes::zeroed(5000);
         let page = rustix::param::page_size();
         let start = bytes.map.as_ptr() as usize;
@@ -206,7 +208,7 @@ pub(crate) mod tests {
 
     /// As the kernel names them in `smaps`: not dumped, wiped on fork, and locked unless that failed.
     #[test]
-    fn is_kept_out_of_dumps_forks_and_swap() {
+    fn locked_bytes_are_kept_out_of_dumps_forks_and_swap() {
         let bytes = LockedBytes::zeroed(5000);
         let inner = bytes.map.as_ptr() as usize + rustix::param::page_size();
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();

@@ -1,11 +1,11 @@
-//! What key material leaves behind outside of the memory that is kept for it: on the stack, and in vector registers.
+//! Clears copies of key material outside of locked memory: on the stack and in vector registers.
 //!
-//! A compiler spills what it likes to where it likes, and round keys stay in registers after a cipher call until something
-//! else uses these; a signal or the dynamic linker may then copy them to a stack.
+//! The compiler may spill any value to the stack, and round keys stay in registers after a cipher call until other code
+//! uses these; a signal or the dynamic linker may then copy them to a stack.
 #![allow(unsafe_code)]
 
-/// Clears the vector registers, and overwrites `N` bytes of this thread's stack below the caller. Who calls it has what
-/// used the key in a function of its own, that is not inlined and has returned.
+/// Clears the vector registers, and overwrites `N` bytes of this thread's stack below the caller. The code that used
+/// the key must be in a function of its own that is not inlined and has returned.
 #[inline(never)]
 pub fn scrub_stack<const N: usize>() {
     clear_vector_registers();
@@ -16,7 +16,7 @@ pub fn scrub_stack<const N: usize>() {
 fn clear_vector_registers() {
     use std::arch::asm;
     if std::arch::is_x86_feature_detected!("avx512f") {
-        // SAFETY: the processor has AVX-512; the registers are declared as clobbered, and nothing else is touched.
+        // SAFETY: the CPU has AVX-512; the registers are declared as clobbered, and nothing else is touched.
         unsafe {
             asm!(
                 "vzeroall",
@@ -41,7 +41,7 @@ fn clear_vector_registers() {
             );
         }
     } else if std::arch::is_x86_feature_detected!("avx") {
-        // SAFETY: the processor has AVX; the registers are declared as clobbered, and nothing else is touched.
+        // SAFETY: the CPU has AVX; the registers are declared as clobbered, and nothing else is touched.
         unsafe { asm!("vzeroall", clobber_abi("sysv64"), options(nomem, nostack)) };
     } else {
         // SAFETY: every x86-64 has SSE2; the registers are declared as clobbered, and nothing else is touched.
@@ -79,13 +79,13 @@ mod tests {
     use std::arch::asm;
 
     #[test]
-    fn registers_are_empty_afterwards() {
+    fn registers_are_zero_after_a_scrub() {
         if !std::arch::is_x86_feature_detected!("avx512f") {
             println!("SKIPPED: no AVX-512 to look at registers with");
             return;
         }
         let (mut low, mut high) = ([0xee_u8; 64], [0xee_u8; 64]);
-        // SAFETY: the processor has AVX-512; the registers are declared as clobbered.
+        // SAFETY: the CPU has AVX-512; the registers are declared as clobbered.
         unsafe {
             asm!("vpternlogd zmm5, zmm5, zmm5, 0xff", "vpternlogd zmm21, zmm21, zmm21, 0xff", clobber_abi("sysv64"))
         };

@@ -1,15 +1,15 @@
-//! A stretch of a volume under one cipher: what dm-crypt calls a table line.
+//! Segments of a volume: the lines of a device-mapper table, without their devices.
 
 use crate::{CipherSpec, DataUnitSize, Sector};
 
-/// One stretch of a volume and where and how its ciphertext is stored.
+/// A range of a volume with its cipher and the location of its ciphertext.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where the stretch starts in the volume.
+    /// First sector in the volume.
     pub start: Sector,
-    /// How long it is; `None`: to the end of the store.
+    /// Length; `None`: to the end of the backing store.
     pub sectors: Option<u64>,
-    /// Where its ciphertext starts in the store.
+    /// First sector of the ciphertext in the backing store.
     pub data_offset: Sector,
     /// Added to the number of every sector before the IV is made (dm-crypt `iv_offset`, LUKS2 `iv_tweak`).
     pub iv_offset: Sector,
@@ -22,9 +22,48 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// All of a store, from its first byte to its end, in data units of `unit`; `None`: stored as it is.
+    /// A segment over a whole backing store, in data units of `unit`. Without a cipher, data is stored as it is.
     pub const fn whole(cipher: Option<CipherSpec>, unit: DataUnitSize) -> Self {
         let (start, data_offset, iv_offset) = (Sector(0), Sector(0), Sector(0));
         Self { start, sectors: None, data_offset, iv_offset, unit, large_iv: false, cipher }
+    }
+}
+
+/// Type of a device-mapper target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TargetType {
+    /// Encrypted data.
+    Crypt,
+    /// Data as it is.
+    Linear,
+    /// Zeroes; writes are dropped.
+    Zero,
+    /// Every request fails.
+    Error,
+}
+
+impl TargetType {
+    /// Every type.
+    pub const ALL: [Self; 4] = [Self::Crypt, Self::Linear, Self::Zero, Self::Error];
+
+    /// Name in a table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Crypt => "crypt",
+            Self::Linear => "linear",
+            Self::Zero => "zero",
+            Self::Error => "error",
+        }
+    }
+
+    /// The type with this name in a table.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.name() == name)
+    }
+
+    /// Whether requests reach a backing store.
+    pub fn is_stored(self) -> bool {
+        matches!(self, Self::Crypt | Self::Linear)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Bytes in a sector. Every dm-crypt and LUKS offset counts sectors of this size, whatever the data unit is.
+/// Bytes in a sector. Every dm-crypt and LUKS offset counts sectors of this size, for every size of data unit.
 pub const SECTOR_SIZE: u64 = 512;
 
 /// A position or a length in sectors of 512 bytes.
@@ -10,18 +10,45 @@ pub const SECTOR_SIZE: u64 = 512;
 pub struct Sector(pub u64);
 
 impl Sector {
-    /// The position in bytes, or `None` where that does not fit 64 bits.
+    /// Returns the position in bytes; `None` if it does not fit 64 bits.
     pub fn to_bytes(self) -> Option<u64> {
         self.0.checked_mul(SECTOR_SIZE)
     }
 }
 
-/// What the IV generator is given for one data unit, before the IV mode encodes it.
+/// The number of a data unit that the IV mode encodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IvNumber(pub u64);
 
-/// Size of a data unit, the granule that is encrypted under one IV: a power of two from 512 bytes to 64 KiB. That is 4096
-/// cipher blocks at most, far below the 2^20 that IEEE 1619 allows under one tweak.
+/// The quantity that IV numbers count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum IvNumbering {
+    /// Sectors of 512 bytes: the number grows by the sectors of a unit.
+    #[default]
+    Sectors,
+    /// Data units: the number grows by 1 (dm-crypt's `iv_large_sectors`).
+    DataUnits,
+}
+
+impl IvNumbering {
+    /// Difference of the numbers of consecutive units.
+    pub fn step(self, unit: DataUnitSize) -> u64 {
+        match self {
+            Self::Sectors => unit.sectors(),
+            Self::DataUnits => 1,
+        }
+    }
+}
+
+/// The flag `iv_large_sectors` of dm-crypt: with it, numbers count data units.
+impl From<bool> for IvNumbering {
+    fn from(large_iv: bool) -> Self {
+        if large_iv { Self::DataUnits } else { Self::Sectors }
+    }
+}
+
+/// Size of a data unit, which is encrypted under one IV: a power of two from 512 bytes to 64 KiB. That is
+/// 4096 cipher blocks at most, far below the 2^20 that IEEE 1619 allows under one tweak.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DataUnitSize {
     log2: u8,
@@ -35,7 +62,11 @@ impl DataUnitSize {
     /// 64 KiB, the most that a plain volume allows.
     pub const MAX: Self = Self { log2: 16 };
 
-    /// A data unit of `bytes`: a power of two in 512..=65536.
+    /// A data unit of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// Fails unless `bytes` is a power of two from 512 to 65536.
     pub fn new(bytes: u32) -> Result<Self, InvalidDataUnitSize> {
         if bytes.is_power_of_two() && (512..=65536).contains(&bytes) {
             Ok(Self { log2: bytes.trailing_zeros() as u8 })
@@ -70,7 +101,7 @@ impl fmt::Debug for DataUnitSize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("data unit size {bytes} is not a power of two from 512 to 65536")]
 pub struct InvalidDataUnitSize {
-    /// What was asked for.
+    /// The requested size.
     pub bytes: u32,
 }
 
@@ -79,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_powers_of_two_from_512_to_65536_are_units() {
+    fn data_unit_size_is_a_power_of_two_from_512_to_65536() {
         let sizes: Vec<u32> = (0..=1 << 17).filter(|bytes| DataUnitSize::new(*bytes).is_ok()).collect();
         assert_eq!(sizes, [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]);
         assert_eq!(DataUnitSize::new(1 << 24), Err(InvalidDataUnitSize { bytes: 1 << 24 }));

@@ -1,18 +1,19 @@
 //! No branch and no address depends on a key or on data: checked by valgrind's memcheck on the finished machine code.
 //!
-//! Each test runs itself again under valgrind, where it marks the key and the data as undefined. Memcheck follows undefined
-//! bits through every instruction and complains when one decides a branch or an address. Two controls do just that, to
-//! show that it would be seen. What valgrind does not emulate (VAES, AVX-512) it hides from the program, so the kernels
-//! that are checked are the portable one and, by its processor's leave, AES-NI; all x86-64 kernels share their loops.
+//! Each test runs itself again under valgrind, where it marks the key and the data as undefined. Memcheck follows
+//! undefined bits through every instruction and complains when one decides a branch or an address. Two controls do just
+//! that, to show that it would be seen. What valgrind does not emulate (VAES, AVX-512) it hides from the program, so
+//! the kernels that are checked are the portable one and, if the CPU has it, AES-NI; all x86-64 kernels share
+//! their loops.
 
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(unsafe_code)] // Requests to valgrind, which are no-ops elsewhere.
 
-use inlock_cipher::{AesKernel, CipherSpec, DataUnitSize, InOut, IvNumber, new_sector_cipher_on};
+use inlock_cipher::{AesKernel, CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, new_sector_cipher_on};
 use std::hint::black_box;
 use std::process::Command;
 
-/// What is meant to take the same time whatever the key and the data.
+/// Specifications that must take the same time for every key and all data.
 const SPECS: [&str; 6] = [
     "aes-xts-plain64",
     "aes-cbc-plain64",
@@ -26,14 +27,14 @@ const SPECS: [&str; 6] = [
 const INSIDE: &str = "INLOCK_INSIDE_VALGRIND";
 /// The exit status of valgrind where memcheck complained.
 const COMPLAINED: i32 = 97;
-/// What a child prints behind its work, so that one which never got there is noticed.
+/// The last line of a child, so that one that ends early is noticed.
 const DONE: &str = "worked on undefined bytes by ";
 
 /// A memcheck request about a range of bytes: 'M', 'C', and its number.
 fn request(number: u64, bytes: &[u8]) {
     let arguments = [0x4d43_0000 + number, bytes.as_ptr() as u64, bytes.len() as u64, 0, 0, 0];
-    // SAFETY: the rotations add up to 128 bits and the exchange is of a register with itself: no effect but the result in
-    // `rdx`. Valgrind knows the sequence and reads the arguments, without writing them or the bytes.
+    // SAFETY: the rotations add up to 128 bits and the exchange is of a register with itself: no effect but the result
+    // in `rdx`. Valgrind knows the sequence and reads the arguments, without writing them or the bytes.
     unsafe {
         std::arch::asm!(
             "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",
@@ -50,8 +51,8 @@ fn make_defined(bytes: &mut [u8]) {
     request(2, bytes);
 }
 
-/// Outside of valgrind: runs the test `name` under it, and gives back its exit status and what it printed. `None` inside,
-/// where the test is to do its work, or where valgrind is not installed.
+/// Outside of valgrind: runs the test `name` under it, and gives back its exit status and what it printed. `None`
+/// inside, where the test is to do its work, or where valgrind is not installed.
 fn outside(name: &str) -> Option<(i32, String)> {
     if std::env::var_os(INSIDE).is_some() {
         return None;
@@ -98,7 +99,8 @@ fn no_branch_or_address_depends_on_key_or_data() {
                     let unit = DataUnitSize::new(unit).unwrap();
                     let mut data = secret(units * unit.bytes());
                     let mut other = data.clone();
-                    let cipher = new_sector_cipher_on(kernel, &spec, &secret(key_len), unit, true).unwrap();
+                    let cipher =
+                        new_sector_cipher_on(kernel, &spec, &secret(key_len), unit, IvNumbering::DataUnits).unwrap();
                     cipher.encrypt(IvNumber(7), InOut::InPlace(&mut data));
                     cipher.decrypt(IvNumber(7), InOut::copy(&data, &mut other));
                     make_defined(&mut other);
@@ -147,7 +149,14 @@ fn control_a_key_comes_out_undefined() {
     }
     // A cipher's output under an undefined key is undefined: memcheck follows bits through the AES instructions too.
     let cipher = AesKernel::available().pop().and_then(|kernel| {
-        new_sector_cipher_on(kernel, &CipherSpec::AES_XTS_PLAIN64, &secret(64), DataUnitSize::SECTOR, true).ok()
+        new_sector_cipher_on(
+            kernel,
+            &CipherSpec::AES_XTS_PLAIN64,
+            &secret(64),
+            DataUnitSize::SECTOR,
+            IvNumbering::DataUnits,
+        )
+        .ok()
     });
     let mut data = vec![0; 512];
     cipher.unwrap().encrypt(IvNumber(0), InOut::InPlace(&mut data));

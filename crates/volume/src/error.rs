@@ -1,8 +1,8 @@
 //! Every way in which loading, unlocking, creating or rewriting a volume fails.
 //!
-//! Errors carry their place in the header in the words of the format's specification, for example
-//! `LUKS2 header: keyslots/3/area: offset 4096 overlaps the header`. Texts taken from a header are cut and escaped before
-//! they get here ([`Excerpt`]), so that printing an error is always safe. No error holds a secret.
+//! Errors carry their place in the header in the words of the format's specification, for example `LUKS2 header:
+//! keyslots/3/area: offset 4096 overlaps the header`. Texts taken from a header are cut and escaped before they get
+//! here ([`Excerpt`]), so that printing an error is always safe. No error holds a secret.
 
 use crate::header_policy::PolicyError;
 use crate::pbkdf::KdfError;

@@ -4,7 +4,9 @@ use crate::af;
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
 use crate::pbkdf::{Hash, random_bytes};
-use inlock_cipher::{CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, VolumeKey, new_sector_cipher};
+use inlock_cipher::{
+    CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, VolumeKey, new_sector_cipher,
+};
 use zeroize::Zeroizing;
 
 /// The longest key in a LUKS header, in bytes.
@@ -36,10 +38,10 @@ impl KeyMaterial {
         (self.key_len * self.stripes as usize).next_multiple_of(512)
     }
 
-    /// Reads and decrypts the material under `area_key` and merges it. The result is only a candidate until a digest says
-    /// that it is the key.
+    /// Reads and decrypts the material under `area_key` and merges it. The result is only a candidate until a digest
+    /// says that it is the key.
     pub(crate) fn open(&self, device: &dyn HeaderDevice, area_key: &[u8]) -> Result<VolumeKey, UnlockError> {
-        let cipher = new_sector_cipher(&self.cipher, area_key, DataUnitSize::SECTOR, false)?;
+        let cipher = new_sector_cipher(&self.cipher, area_key, DataUnitSize::SECTOR, IvNumbering::Sectors)?;
         let mut material = Zeroizing::new(vec![0; self.len()]);
         device.read_exact_at(&mut material, self.offset)?;
         cipher.decrypt(IvNumber(0), InOut::InPlace(&mut material));
@@ -50,7 +52,7 @@ impl KeyMaterial {
 
     /// Splits `key` and encrypts it under `area_key`: the bytes to be written at [`KeyMaterial::offset`].
     pub(crate) fn seal(&self, key: &VolumeKey, area_key: &[u8]) -> Result<Zeroizing<Vec<u8>>, SealError> {
-        let cipher = new_sector_cipher(&self.cipher, area_key, DataUnitSize::SECTOR, false)?;
+        let cipher = new_sector_cipher(&self.cipher, area_key, DataUnitSize::SECTOR, IvNumbering::Sectors)?;
         let mut material = random_bytes(self.len())?;
         let split = self.key_len * self.stripes as usize;
         af::split(key.as_bytes(), &mut material[..split], self.hash);

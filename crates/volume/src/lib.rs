@@ -1,9 +1,9 @@
 //! Headers and keys of plain, LUKS1 and LUKS2 volumes.
 //!
 //! This crate reads and writes what says how a volume is encrypted, and turns a passphrase into what serves it: a
-//! [`VolumeKey`] and [`Segment`]s. It sees no request and no payload. Everything read from a device is taken for hostile:
-//! it ends in a typed error with its place, never in a panic, an unbounded allocation or a write. A volume whose key
-//! cannot be verified is not unlocked.
+//! [`VolumeKey`] and [`Segment`]s. It sees no request and no payload. Everything read from a device is taken for
+//! hostile: it ends in a typed error with its place, never in a panic, an unbounded allocation or a write. A volume
+//! whose key cannot be verified is not unlocked.
 
 #![forbid(unsafe_code)]
 

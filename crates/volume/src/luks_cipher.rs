@@ -1,5 +1,5 @@
-//! Which cipher specifications a LUKS header may have: those of the legacy notation. cryptsetup refuses the kernel's `capi:`
-//! notation in headers too.
+//! Which cipher specifications a LUKS header may have: those of the legacy notation. cryptsetup refuses the kernel's
+//! `capi:` notation in headers too.
 
 use crate::error::FormatError;
 use crate::key_material::MAX_KEY_LEN;
@@ -30,10 +30,10 @@ pub(crate) fn check_new(
     if cipher.cipher.is_legacy() {
         return invalid("its blocks of 8 bytes are too short for a new volume");
     }
-    if key_len > MAX_KEY_LEN || !cipher.takes_key_len(key_len) {
+    if key_len > MAX_KEY_LEN || !cipher.can_use_key_len(key_len) {
         return Err(CipherError::KeyLength { spec: *cipher, len: key_len }.into());
     }
-    if !cipher.takes_unit(unit) {
+    if !cipher.can_use_unit(unit) {
         return Err(CipherError::Unit { spec: *cipher, unit }.into());
     }
     Ok(())

@@ -162,7 +162,7 @@ impl Plain {
     }
 
     fn check_key_len(&self) -> Result<(), PlainError> {
-        let fits = self.cipher.takes_key_len(self.key_len) || self.cipher.cipher == Cipher::Null;
+        let fits = self.cipher.can_use_key_len(self.key_len) || self.cipher.cipher == Cipher::Null;
         if fits && self.key_len <= VolumeKey::MAX_LEN {
             return Ok(());
         }

@@ -51,7 +51,8 @@ pub struct Unlocked {
     pub key: VolumeKey,
     /// The keyslot that the passphrase opened.
     pub keyslot: u32,
-    /// The volume's segments in order of their start; they leave no gap. Offsets count from the start of the data device.
+    /// The volume's segments in order of their start; they leave no gap. Offsets count from the start of the data
+    /// device.
     pub segments: Vec<Segment>,
     /// Whether the header allows discards (LUKS2 `allow-discards`).
     pub allow_discards: bool,

@@ -129,10 +129,11 @@ impl Volume {
         }
     }
 
-    /// Checks that a device of `len` bytes can hold the payload. `detached`: it is not the device that the header is on.
+    /// Checks that a device of `len` bytes can hold the payload. `detached`: it is not the device that the header is
+    /// on.
     ///
-    /// To be asked before serving: a detached header's payload starts at 0 of its device, so writing to it on the header's
-    /// own device would destroy the header.
+    /// To be asked before serving: a detached header's payload starts at 0 of its device, so writing to it on the
+    /// header's own device would destroy the header.
     pub fn check_data_device(&self, detached: bool, len: u64) -> Result<(), DataDeviceError> {
         if !detached && self.data_offset() == 0 {
             return Err(DataDeviceError::Detached);

@@ -1,8 +1,8 @@
 //! Where a volume fits on zoned storage: data that start and end at borders of zones, a header in conventional zones,
 //! data units of which writes to a zone can be made.
 //!
-//! Arithmetic only; who has the storage says what its zones are. A refusal has the numbers that would fit, in sectors of
-//! 512 bytes where options and tables count in them.
+//! Arithmetic only; who has the storage says what its zones are. A refusal has the numbers that would fit, in sectors
+//! of 512 bytes where options and tables count in them.
 
 use inlock_cipher::{DataUnitSize, SECTOR_SIZE, Segment};
 use std::fmt;
@@ -121,7 +121,8 @@ impl Zones {
         Err(ZoneFault::Offset { at, zone, fits: Self::around(at, zone, last) })
     }
 
-    /// Checks that a header and what lies between it and the data, `data_offset` bytes together, are in conventional zones.
+    /// Checks that a header and what lies between it and the data, `data_offset` bytes together, are in conventional
+    /// zones.
     pub fn check_header(&self, data_offset: u64) -> Result<(), ZoneFault> {
         if data_offset <= self.conventional {
             return Ok(());

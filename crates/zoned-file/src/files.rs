@@ -52,7 +52,8 @@ impl ZonedFile {
         made.map_err(|error| named(error, path))
     }
 
-    /// Opens a zoned file with the sidecar beside it, and takes it: for writing from everybody, else from those who write.
+    /// Opens a zoned file with the sidecar beside it, and takes it: for writing from everybody, else from those who
+    /// write.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, ZonedFileError> {
         let (data, sidecar) = open_both(path, read_only)?;
         let how =

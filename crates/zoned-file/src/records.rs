@@ -1,7 +1,7 @@
 //! The bytes of a sidecar: its header, its sessions, and the records of the zones. No I/O.
 //!
-//! See `docs/formats/zoned-file.md`. Every piece carries a CRC-32C that covers the file's identity and its own place too, so that
-//! what was moved, or belongs to another file, is not taken for good.
+//! See `docs/formats/zoned-file.md`. Every piece carries a CRC-32C that covers the file's identity and its own place
+//! too, so that what was moved, or belongs to another file, is not taken for good.
 
 use crate::layout::{LayoutError, ZonedLayout};
 use crate::states::State;

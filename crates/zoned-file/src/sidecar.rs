@@ -154,7 +154,8 @@ fn load_session(store: &dyn BackingStore, identity: &Identity, boot: u64) -> Res
         [Some(a), None] => (a, 0),
         [None, None] => return Err(ZonedFileError::Damaged(Damage::Session)),
     };
-    // The end of the system's run may have torn the beginning of a session, or the end of one. While it runs nothing does.
+    // The end of the system's run may have torn the beginning of a session, or the end of one. While it runs nothing
+    // does.
     if sessions.contains(&None) && last.0.boot == boot {
         return Err(ZonedFileError::Damaged(Damage::Session));
     }

@@ -1,7 +1,8 @@
-//! The states of all zones of a zoned file: what a write or an action makes of them, and what it is refused for. No I/O.
+//! The states of all zones of a zoned file: what a write or an action makes of them, and what it is refused for. No
+//! I/O.
 //!
-//! The conditions and their changes are those of the zoned block device standards. Where the limit of open zones is reached,
-//! a zone that was opened by a write makes room; the zones take turns at that.
+//! The conditions and their changes are those of the zoned block device standards. Where the limit of open zones is
+//! reached, a zone that was opened by a write makes room; the zones take turns at that.
 
 use crate::layout::ZonedLayout;
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind};
@@ -134,8 +135,8 @@ impl States {
         }
     }
 
-    /// A write of `len` bytes at `at`, counted from the start of the zone, is about to begin: opens the zone. The zone that was
-    /// closed for that, if any. [`States::end_write`] must follow.
+    /// A write of `len` bytes at `at`, counted from the start of the zone, is about to begin: opens the zone. The zone
+    /// that was closed for that, if any. [`States::end_write`] must follow.
     pub(crate) fn begin_write(&mut self, zone: u32, at: u64, len: u64) -> Result<Option<u32>, Errno> {
         let state = self.get(zone);
         let takes_writes = state.condition.is_active() || state.condition == ZoneCondition::Empty;

@@ -45,8 +45,8 @@ impl ZonedFile {
         mark::format(data, sidecar, layout, 0)
     }
 
-    /// Opens two stores that were laid out. `boot` is the number of the start of the system in whose memory writes live until they
-    /// are synced: where it is another than the last time, what was not synced is taken as lost.
+    /// Opens two stores that were laid out. `boot` is the number of the start of the system in whose memory writes live
+    /// until they are synced: where it is another than the last time, what was not synced is taken as lost.
     pub fn over(
         data: Arc<dyn BackingStore>,
         sidecar: Arc<dyn BackingStore>,
@@ -106,8 +106,8 @@ impl ZonedFile {
         &self.layout
     }
 
-    /// Makes a sequential zone read-only or offline, as a drive does with zones that it cannot write or read any more. It stays
-    /// so for good. For tests.
+    /// Makes a sequential zone read-only or offline, as a drive does with zones that it cannot write or read any more.
+    /// It stays so for good. For tests.
     pub fn retire(&self, zone: u32, condition: ZoneCondition) -> Result<(), Errno> {
         if zone >= self.layout.zones() {
             return Err(Errno::INVAL);
@@ -145,8 +145,8 @@ impl ZonedFile {
         self.promises.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a zone and writes down what it became, and what became of the zone that made room for it. What cannot be written
-    /// down has not happened.
+    /// Changes a zone and writes down what it became, and what became of the zone that made room for it. What cannot be
+    /// written down has not happened.
     fn change(&self, zone: u32, change: impl FnOnce(&mut States) -> Result<Option<u32>, Errno>) -> Result<(), Errno> {
         let mut states = self.states();
         let before = states.get(zone);
@@ -234,7 +234,8 @@ impl ZonedFile {
         Ok(self.layout.zone_of(offset)..=self.layout.zone_of(end - 1))
     }
 
-    /// Empties zones. Where one holds bytes that are promised, that it is empty is promised before a byte of it can change.
+    /// Empties zones. Where one holds bytes that are promised, that it is empty is promised before a byte of it can
+    /// change.
     fn reset(&self, zones: RangeInclusive<u32>, all: bool) -> Result<(), Errno> {
         let _turns: Vec<_> = zones.clone().map(|zone| self.turn(zone)).collect();
         let (mut refused, mut empty) = (Ok(()), Vec::new());
@@ -257,8 +258,8 @@ impl ZonedFile {
         refused
     }
 
-    /// Puts the states of zones that a reset empties in place. No sync begins before it is done: one that saw an old pointer would
-    /// promise it over what is written to the zone next.
+    /// Puts the states of zones that a reset empties in place. No sync begins before it is done: one that saw an old
+    /// pointer would promise it over what is written to the zone next.
     fn make_empty(&self, empty: &[(u32, State)]) -> Result<(), Errno> {
         let mut promises = self.promises();
         let promised = self.promise_empty(&mut promises, empty).inspect_err(|_| {

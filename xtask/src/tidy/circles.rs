@@ -1,9 +1,9 @@
 //! Import circles between the modules of a crate.
 //!
-//! A module and everything below it is one room. Rooms with the same parent must not use each other in a circle: neither a
-//! file of the first an item of the second and the other way round, nor over further rooms. A parent's own file may use its
-//! children, and they may use what it declares: from outside both are the same room. Items are looked for where they are
-//! declared, so a re-export is not a use of its module. Tests may use everything.
+//! A module and everything below it is one room. Rooms with the same parent must not use each other in a circle:
+//! neither a file of the first an item of the second and the other way round, nor over further rooms. A parent's own
+//! file may use its children, and they may use what it declares: from outside both are the same room. Items are looked
+//! for where they are declared, so a re-export is not a use of its module. Tests may use everything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

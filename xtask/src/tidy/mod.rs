@@ -1,13 +1,14 @@
 //! `cargo xtask tidy`: the layout rules as checks that fail.
 //!
 //! Crate arrows, the list of files that may hold `unsafe`, file and function lengths, module head comments, words and
-//! machine paths that have no place here, tests that docs/semantics.md names. Each rule is a pure function of text, so its
-//! tests can show it a bad sample.
+//! machine paths that have no place here, tests that docs/semantics.md names. Each rule is a pure function of text, so
+//! its tests can show it a bad sample.
 
 mod arrows;
 mod circles;
 mod modules;
 mod promises;
+mod prose;
 mod rules;
 mod scan;
 
@@ -42,6 +43,7 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
         let text = read(path)?;
         findings.extend(rules::words(&name, &text));
         findings.extend(rules::file_name(&name));
+        findings.extend(prose::check(&name, &text));
         names.insert(name.clone());
         // What these rules are tested with is no test and no count.
         if (name.ends_with(".rs") || name.ends_with(".sh")) && !name.starts_with("xtask/src/tidy/") {

@@ -1,8 +1,8 @@
 //! The modules of a crate, what they declare, and which names of other modules each of them uses.
 //!
-//! Works on tokens, without types: a path that begins with `crate`, `self`, `super`, a child module or an imported module is
-//! followed, through re-exports, to the module that declares the item. Code under `#[cfg(test)]` is left out. Names that
-//! macros make are taken as declared by the module in which the path ends.
+//! Works on tokens, without types: a path that begins with `crate`, `self`, `super`, a child module or an imported
+//! module is followed, through re-exports, to the module that declares the item. Code under `#[cfg(test)]` is left out.
+//! Names that macros make are taken as declared by the module in which the path ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! The guest's root file system: a cpio archive (format `newc`) in memory, made anew for each run.
 //!
-//! It holds busybox, the kernel's modules, the test's programs with the libraries that they are linked with, the guest's
-//! scripts, and nothing else.
+//! It holds busybox, the kernel's modules, the test's programs with the libraries that they are linked with, the
+//! guest's scripts, and nothing else.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -122,8 +122,8 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Where a program lies: `inlock` is the build under test, `xtask` the running program, others are looked for where root's
-/// path leads.
+/// Where a program lies: `inlock` is the build under test, `xtask` the running program, others are looked for where
+/// root's path leads.
 fn find_program(name: &str) -> Result<PathBuf> {
     match name {
         "inlock" => return stripped(&inlock_tests::process::inlock_path()?, name),

@@ -1,8 +1,8 @@
 //! The kernel under test: Debian's newest 6.12, taken from its package without installing it.
 //!
 //! The package is downloaded and unpacked once, under `target/vm`. Of its modules only those are kept that a test can
-//! want, decompressed, with the lists that `modprobe` reads. Tests get the kernel for clouds, a third of the size, unless
-//! they ask for the generic one, which has more modules.
+//! want, decompressed, with the lists that `modprobe` reads. Tests get the kernel for clouds, a third of the size,
+//! unless they ask for the generic one, which has more modules.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -25,7 +25,8 @@ pub(super) struct Script {
     pub kernel_args: String,
     /// Modules that are loaded before the script begins.
     pub modules: Vec<String>,
-    /// Programs of the host that are copied with their libraries; `inlock` is the build under test, `xtask` this program.
+    /// Programs of the host that are copied with their libraries; `inlock` is the build under test, `xtask` this
+    /// program.
     pub tools: Vec<String>,
     /// Files of the host that are copied to the same path, libraries with theirs.
     pub files: Vec<String>,

@@ -59,7 +59,8 @@ fn stamped(place: u64, seed: u64) -> u64 {
     (place ^ seed << 48).wrapping_mul(FACTOR)
 }
 
-/// What an odd number is multiplied with to give 1: each of Newton's steps doubles how many bits are right, and three are.
+/// What an odd number is multiplied with to give 1: each of Newton's steps doubles how many bits are right, and three
+/// are.
 fn inverse(odd: u64) -> u64 {
     (0..5).fold(odd, |x, _| x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x))))
 }

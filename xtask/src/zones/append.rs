@@ -1,8 +1,8 @@
 //! Appends to zones from several threads at a time, the account of where they landed, and the look whether it is true.
 //!
-//! Each append has a number, and its bytes tell it ([`aligned::stamp`]), so that what stands at a position says which append
-//! put it there. The device is the block device of an NVMe namespace; what was appended can be looked at through any
-//! device with the same zones.
+//! Each append has a number, and its bytes tell it ([`aligned::stamp`]), so that what stands at a position says which
+//! append put it there. The device is the block device of an NVMe namespace; what was appended can be looked at through
+//! any device with the same zones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -104,8 +104,8 @@ struct Load<'a> {
     begin: Barrier,
 }
 
-/// Empties zones and appends to them, with a line `POSITION LENGTH NUMBER` in `log`, if there is one, for each append that
-/// landed. Everything that was told has to be so.
+/// Empties zones and appends to them, with a line `POSITION LENGTH NUMBER` in `log`, if there is one, for each append
+/// that landed. Everything that was told has to be so.
 pub(super) fn run(device: &Path, log: Option<&str>, words: &[&str]) -> Result<()> {
     let plan = Plan::parse(words)?;
     let block_device = aligned::open(device, true).with_context(|| format!("cannot open {}", device.display()))?;
@@ -245,8 +245,8 @@ fn written(zones: &[Zone]) -> Vec<Written> {
     zones.iter().map(one).map(bytes).collect()
 }
 
-/// Appends, in the order of their positions, overlap nowhere and lie in `zones` below the write pointers; how many bytes
-/// there are besides.
+/// Appends, in the order of their positions, overlap nowhere and lie in `zones` below the write pointers; how many
+/// bytes there are besides.
 fn look(landed: &[Landed], zones: &[Written]) -> Result<u64> {
     let mut unknown = 0;
     let mut all = landed.iter().peekable();
@@ -310,8 +310,8 @@ pub(super) fn check(device: &Path, log: &str, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Prints what comes of appends that cannot be, one a line: to a zone that has less room, none, or was finished; and where
-/// those land that can be. It is the sequential zone of this number.
+/// Prints what comes of appends that cannot be, one a line: to a zone that has less room, none, or was finished; and
+/// where those land that can be. It is the sequential zone of this number.
 pub(super) fn refused(device: &Path, number: u64) -> Result<()> {
     let block_device = aligned::open(device, true).with_context(|| format!("cannot open {}", device.display()))?;
     let zone = *writable(&block_device)?.get(number as usize).context("there is no such zone")?;

@@ -1,9 +1,10 @@
 //! Runs a table of operations on zones, and tells for each what the kernel answered and what became of the zones.
 //!
-//! A line of the table is NAME, a tabulator, STEP; STEP; ..., and what came of it, which is not read here, nor are lines that
-//! begin with a tabulator. A step is a verb with a place and a length: `write s0+1 4`. Places and lengths are sums of: blocks of 4096 bytes (`4`), bytes (`512B`),
-//! zones (`2z`), the capacity of a zone (`cap`), the first, second, ... sequential (`s0`), conventional (`c0`), read-only
-//! (`ro0`), offline zone (`of0`), the device's end (`end`). Behind `r:` a step has a descriptor for reading only.
+//! A line of the table is NAME, a tabulator, STEP; STEP; ..., and what came of it, which is not read here, nor are
+//! lines that begin with a tabulator. A step is a verb with a place and a length: `write s0+1 4`. Places and lengths
+//! are sums of: blocks of 4096 bytes (`4`), bytes (`512B`), zones (`2z`), the capacity of a zone (`cap`), the first,
+//! second, ... sequential (`s0`), conventional (`c0`), read-only (`ro0`), offline zone (`of0`), the device's end
+//! (`end`). Behind `r:` a step has a descriptor for reading only.
 //!
 //! Each line begins with all sequential zones empty.
 
@@ -138,8 +139,9 @@ impl Bench {
         said(done)
     }
 
-    /// The sequential zones that are not empty: which, condition, write pointer in blocks from the start; behind them how
-    /// many are implicitly open and closed. Which of those are closed for others to be opened is the device's choice.
+    /// The sequential zones that are not empty: which, condition, write pointer in blocks from the start; behind them
+    /// how many are implicitly open and closed. Which of those are closed for others to be opened is the device's
+    /// choice.
     fn state(&self) -> Result<String> {
         let (mut state, mut implicit, mut closed) = (String::new(), 0, 0);
         let zones = ioctl::all_zones(&self.both)?;

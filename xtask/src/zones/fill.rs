@@ -1,4 +1,5 @@
-//! Writes to many zones at a time, with a log of what was acknowledged, and the look afterwards whether it is all there.
+//! Writes to many zones at a time, with a log of what was acknowledged, and the look afterwards whether it is all
+//! there.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -17,8 +18,8 @@ const THREADS: usize = 4;
 /// The longest write, in blocks.
 const LONGEST: u64 = 32;
 
-/// Resets the sequential zones, then writes `mib` to them. After each write a line `START END`, in bytes, goes to `log`:
-/// the zone's start, and how far it was written.
+/// Resets the sequential zones, then writes `mib` to them. After each write a line `START END`, in bytes, goes to
+/// `log`: the zone's start, and how far it was written.
 pub(super) fn write(device: &str, log: &str, seed: u64, mib: u64, kill: Option<Kill>) -> Result<()> {
     let device = aligned::open(Path::new(device), true).with_context(|| format!("cannot open {device}"))?;
     let log = OpenOptions::new().create(true).append(true).open(log).with_context(|| format!("cannot open {log}"))?;

@@ -1,9 +1,10 @@
-//! A load that only a power cut ends, and the look afterwards: what was flushed is there, and nothing that was not written.
+//! A load that only a power cut ends, and the look afterwards: what was flushed is there, and nothing that was not
+//! written.
 //!
-//! Several threads write their zones at the pointers, or append to them, reset them and begin anew, and write blocks of a
-//! conventional zone over and over. All bytes of a zone between two resets, or of one write of a block, have one seed, its *life*; lives count up. On a
-//! log device stand, each in a sector of its own that is safe before anything else is done: the lives that were going to begin,
-//! and after each flush the lives and ends that it covered.
+//! Several threads write their zones at the pointers, or append to them, reset them and begin anew, and write blocks of
+//! a conventional zone over and over. All bytes of a zone between two resets, or of one write of a block, have one
+//! seed, its *life*; lives count up. On a log device stand, each in a sector of its own that is safe before anything
+//! else is done: the lives that were going to begin, and after each flush the lives and ends that it covered.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,7 +1,8 @@
 //! How many appends, or writes, of a trace are in flight at a time: in one zone, and in all.
 //!
-//! The trace is the text of `/sys/kernel/tracing/trace` with the events `block_rq_issue` and `block_rq_complete` of one device.
-//! Zone appends are marked `ZA` there, or `N` where the kernel has no letters for them; what else is marked so has no sectors.
+//! The trace is the text of `/sys/kernel/tracing/trace` with the events `block_rq_issue` and `block_rq_complete` of one
+//! device. Zone appends are marked `ZA` there, or `N` where the kernel has no letters for them; what else is marked so
+//! has no sectors.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,7 +1,8 @@
 //! `xtask zones`: what the guest's tests of zoned storage do to devices, where no common program does it.
 //!
 //! `cargo xtask vm` copies this program to the guest as `xtask`. Everything here works through the kernel's own calls, so
-//! that any zoned block device, dm-crypt's and Inlock's alike, is looked at in the same way. Results go to standard output.
+//! that any zoned block device, dm-crypt's and Inlock's alike, is looked at in the same way. Results go to standard
+//! output.
 
 mod aligned;
 mod append;

@@ -1,9 +1,10 @@
-//! Whether the writes of a trace came in order: in each zone every write begins where the one before it ended, and stays
-//! within the zone.
+//! Whether the writes of a trace came in order: in each zone every write begins where the one before it ended, and
+//! stays within the zone.
 //!
 //! The trace is the text of `/sys/kernel/tracing/trace` with the block layer's events of one device. Zone actions are
-//! marked `N` there; after one a zone may begin anew. io_uring first asks for a write that must not wait; one that is longer
-//! than the device's requests is turned away, and comes again from a thread of io_uring's. Both are in the trace.
+//! marked `N` there; after one a zone may begin anew. io_uring first asks for a write that must not wait; one that is
+//! longer than the device's requests is turned away, and comes again from a thread of io_uring's. Both are in the
+//! trace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Appends to an NVMe namespace, many at a time, past the block layer: io_uring takes NVMe commands as they are and gives
-//! back what they answer, which is the position of an append. Nothing else tells it to user space.
+//! Appends to an NVMe namespace, many at a time, past the block layer: io_uring takes NVMe commands as they are and
+//! gives back what they answer, which is the position of an append. Nothing else tells it to user space.
 //!
 //! Numbers are those of `linux/nvme_ioctl.h` and of the NVM Express specifications (Base, Zoned Namespace Command Set).
 #![allow(unsafe_code)]
@@ -124,8 +124,9 @@ impl<'a> Appends<'a> {
         let command = self.namespace.append(zone, address, len as usize);
         let entry = opcode::UringCmd80::new(device, COMMAND).cmd(command).build().user_data(address);
         self.under_way.insert(address, (id, len, memory));
-        // SAFETY: the command reads `len` bytes of memory that stays in `under_way`, untouched, until the command has ended;
-        // `drop` waits for that, or keeps the memory for good. The descriptor is open as long as the namespace is borrowed.
+        // SAFETY: the command reads `len` bytes of memory that stays in `under_way`, untouched, until the command has
+        // ended; `drop` waits for that, or keeps the memory for good. The descriptor is open as long as the namespace
+        // is borrowed.
         unsafe { self.ring.submission().push(&entry) }.context("the ring has no room")
     }
 

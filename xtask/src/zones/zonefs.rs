@@ -1,8 +1,9 @@
 //! Makes a zonefs: Debian's release that the tests run on has no program for it.
 //!
-//! The super block is described in the kernel's `Documentation/filesystems/zonefs.rst` and `fs/zonefs/zonefs.h`: 4096 bytes
-//! at the device's start, little-endian: magic, CRC-32 of the whole with this field 0 (not inverted at the end), label,
-//! UUID, features, owner, group and permissions of the files. Where it lies in a sequential zone, that one is finished.
+//! The super block is described in the kernel's `Documentation/filesystems/zonefs.rst` and `fs/zonefs/zonefs.h`: 4096
+//! bytes at the device's start, little-endian: magic, CRC-32 of the whole with this field 0 (not inverted at the end),
+//! label, UUID, features, owner, group and permissions of the files. Where it lies in a sequential zone, that one is
+//! finished.
 
 use std::path::Path;
 

@@ -1,8 +1,9 @@
 //! Arguments of one kernel call.
 //!
-//! A kernel's entry is safe to call and trusts the pointers of its job. So only the constructors here set the fields, from
-//! slices whose lengths they check, and the job holds the borrows of those slices for as long as it lives. It holds them as
-//! [`PhantomData`]: a mutable reference that moves with the job would claim the bytes that the pointers refer to.
+//! A kernel's entry is safe to call and trusts the pointers of its job. So only the constructors here set the fields,
+//! from slices whose lengths they check, and the job holds the borrows of those slices for as long as it lives. It
+//! holds them as [`PhantomData`]: a mutable reference that moves with the job would claim the bytes that the pointers
+//! refer to.
 
 use super::schedule::{Schedule, XtsKeys};
 use crate::block_cipher::Block;
@@ -104,8 +105,8 @@ impl<'a> XtsJob<'a> {
         self.keys
     }
 
-    /// The units' IVs, rounded up to whole vectors, with room for [`IV_MARGIN`] more than there are units. The kernel makes
-    /// tweaks of them.
+    /// The units' IVs, rounded up to whole vectors, with room for [`IV_MARGIN`] more than there are units. The kernel
+    /// makes tweaks of them.
     #[inline(always)]
     pub(crate) fn ivs(&mut self) -> &mut [Block] {
         self.ivs
@@ -158,7 +159,7 @@ mod tests {
         XtsJob::new(&KEYS, DataUnitSize::SECTOR, ivs, data, |_| ())
     }
 
-    /// What a kernel does with the pointers, as far as borrows are concerned. The assertion is Miri's.
+    /// Uses the pointers as a kernel does, for Miri to check.
     #[allow(unsafe_code)]
     fn add_one(src: *const u8, dst: *mut u8, len: usize) {
         for at in 0..len {

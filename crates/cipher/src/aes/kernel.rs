@@ -1,8 +1,8 @@
 //! The AES kernels to choose from, and their entry points.
 //!
-//! A kernel is chosen once for each key, by [`AesKernel::best`], and stored with the proof that its instructions exist. A
-//! new kernel is a file in `x86_64`, a variant here and an arm in each `match`; the shared runner in `testing` then compares
-//! it with the others.
+//! A kernel is chosen once for each key, by [`AesKernel::best`], and stored with the proof that its instructions exist.
+//! A new kernel is a file in `x86_64`, a variant here and an arm in each `match`; the shared runner in `testing` then
+//! compares it with the others.
 
 // Other architectures have no kernels that take jobs yet.
 #![cfg_attr(not(target_arch = "x86_64"), allow(unused))]
@@ -15,32 +15,40 @@ use crate::CipherError;
 use crate::block_cipher::Block;
 use crate::isa::{self, CpuLimit};
 
-/// An implementation of AES and its modes, with the proof that this processor can run it.
+/// An implementation of AES and its modes, with the proof that this CPU can run it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AesKernel {
-    /// Any processor; constant time.
+    /// Any CPU; constant time.
     Portable,
-    /// One block an instruction.
+    /// One block per instruction.
     AesNi(isa::AesNi),
-    /// Two blocks an instruction.
+    /// Two blocks per instruction.
     Vaes256(isa::Vaes256),
-    /// Four blocks an instruction.
+    /// Four blocks per instruction.
     Vaes512(isa::Vaes512),
 }
 
 impl AesKernel {
-    /// The fastest that this processor runs and `INLOCK_CPU` allows.
+    /// Returns the fastest kernel that this CPU has and `INLOCK_CPU` allows.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `INLOCK_CPU` has an unknown value.
     pub fn best() -> Result<Self, CipherError> {
         Ok(Self::allowed()?.last().copied().unwrap_or(Self::Portable))
     }
 
-    /// All that this processor runs and `INLOCK_CPU` allows, slowest first.
+    /// Returns the kernels that this CPU has and `INLOCK_CPU` allows, slowest first.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `INLOCK_CPU` has an unknown value.
     pub fn allowed() -> Result<Vec<Self>, CipherError> {
         Ok(Self::available_within(CpuLimit::from_env()?))
     }
 
-    /// All that this processor runs, slowest first, whatever `INLOCK_CPU` says: for tests.
+    /// Returns all kernels that this CPU has, slowest first. Ignores `INLOCK_CPU`.
     pub fn available() -> Vec<Self> {
         Self::available_within(CpuLimit::default())
     }
@@ -55,7 +63,7 @@ impl AesKernel {
         known.into_iter().filter(|(needs, _)| *needs <= limit).filter_map(|(_, kernel)| kernel).collect()
     }
 
-    /// The name, as `INLOCK_CPU` and benchmarks write it.
+    /// Name of the kernel in `INLOCK_CPU` and in benchmarks.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -119,9 +127,9 @@ pub(crate) fn encrypt_blocks(kernel: AesKernel, keys: &Schedule, blocks: &mut [B
 mod tests {
     use super::*;
 
-    /// A limit never lets a wider kernel through, and without one the widest is the best.
+    /// No limit admits a wider kernel; without one the widest is the best.
     #[test]
-    fn limits_cut_the_list_of_kernels() {
+    fn kernels_within_a_limit_are_those_up_to_it() {
         let all = AesKernel::available();
         let names = ["portable", "aesni", "vaes256", "vaes512"];
         let limits = [CpuLimit::Portable, CpuLimit::AesNi, CpuLimit::Vaes256, CpuLimit::Vaes512];

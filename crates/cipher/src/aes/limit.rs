@@ -7,9 +7,9 @@ use crate::Cipher;
 use crate::block_cipher::new_block_cipher;
 use crate::isa::AesNi;
 
-/// The throughput limit of a kernel: independent AES rounds of its width, back to back, as many for each block as the key
-/// length has. The portable kernel has the limit of AES-NI; on a CPU without AES instructions, the limit is its own block
-/// cipher on independent blocks.
+/// The throughput limit of a kernel: independent AES rounds of its width, back to back, as many for each block as the
+/// key length has. The portable kernel has the limit of AES-NI; on a CPU without AES instructions, the limit is its own
+/// block cipher on independent blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
     kernel: AesKernel,
@@ -32,8 +32,8 @@ impl Limit {
     }
 }
 
-/// AES rounds of `kernel`'s width back to back, `iterations` times; gives back the bytes that went through. The portable
-/// kernel has no rounds of its own: independent blocks through its block cipher.
+/// AES rounds of `kernel`'s width back to back, `iterations` times; gives back the bytes that went through. The
+/// portable kernel has no rounds of its own: independent blocks through its block cipher.
 fn rounds(kernel: AesKernel, key_bits: usize, iterations: usize) -> u64 {
     #[cfg(target_arch = "x86_64")]
     match kernel {

@@ -1,8 +1,8 @@
-//! AES key schedules (FIPS 197, section 5.2), expanded once a key and then only read by the kernels.
+//! AES key schedules (FIPS 197, section 5.2), expanded once for each key and then only read by the kernels.
 //!
 //! The expansion uses no table: the S-box is taken from a whole cipher round of the `aes` crate, which is constant
 //! time on every target. Decryption keys are those of the equivalent inverse cipher (section 5.3.5), which is what
-//! the processor's instructions want.
+//! the AES instructions take.
 
 use crate::block_cipher::Block;
 use ::aes::hazmat;
@@ -98,7 +98,7 @@ mod tests {
 
     /// FIPS 197, appendix A: the last four words of each example.
     #[test]
-    fn expands_the_examples_of_the_standard() {
+    fn expand_of_the_standards_examples_gives_their_last_keys() {
         let key128 = 0x2b7e1516_28aed2a6_abf71588_09cf4f3c_u128.to_be_bytes();
         assert_eq!(last_key(&key128), 0xd014f9a8_c9ee2589_e13f0cc8_b6630ca6_u128.to_be_bytes());
         let mut key192 = 0x8e73b0f7_da0e6452_c810f32b_809079e5_u128.to_be_bytes().to_vec();

@@ -1,8 +1,8 @@
 //! Triple DES with three keys (FIPS 46-3, encrypt-decrypt-encrypt), for volumes that were made with it.
 //!
-//! The S-boxes and the permutation P behind them are one table of 2 KiB, made when this is compiled. Several blocks run side
-//! by side, since a round of one waits for the round before. Lookups depend on key and data: not constant time where another
-//! tenant shares the cache.
+//! The S-boxes and the permutation P behind them are one table of 2 KiB, made when this is compiled. Several blocks run
+//! side by side, since a round of one waits for the round before. Lookups depend on key and data: not constant time
+//! where another tenant shares the cache.
 
 use super::BlockCipher;
 use crate::locked::LockedBox;

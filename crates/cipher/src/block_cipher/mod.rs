@@ -1,8 +1,8 @@
 //! Block ciphers as the modes see them: many blocks a call, each for itself, in place.
 //!
-//! The modes of [`crate::sector_cipher`] that have no kernel of their own are built on this trait. A new cipher is a file or a
-//! library, a variant of [`Cipher`] and an arm in [`new_block_cipher`]; its key stays in locked memory and is wiped when
-//! dropped.
+//! The modes of [`crate::sector_cipher`] that have no kernel of their own are built on this trait. A new cipher is a
+//! file or a library, a variant of [`Cipher`] and an arm in [`new_block_cipher`]; its key stays in locked memory and is
+//! wiped when dropped.
 
 mod des3;
 #[cfg(test)]
@@ -27,8 +27,8 @@ pub(crate) trait BlockCipher: Send + Sync {
     fn decrypt_blocks(&self, blocks: &mut [u8]);
 }
 
-/// The block cipher of `key`; `None` where `cipher` takes no key of this length, or is not a block cipher by itself (Adiantum,
-/// the null cipher).
+/// The block cipher of `key`; `None` where `cipher` takes no key of this length, or is not a block cipher by itself
+/// (Adiantum, the null cipher).
 pub(crate) fn new_block_cipher(cipher: Cipher, key: &[u8]) -> Option<Box<dyn BlockCipher>> {
     if !cipher.key_lens().contains(&key.len()) {
         return None;
@@ -53,7 +53,8 @@ pub(crate) fn new_block_cipher(cipher: Cipher, key: &[u8]) -> Option<Box<dyn Blo
     }
 }
 
-/// Serpent's own padding to 256 bits, a one and zeroes, which also makes keys of the lengths that the library does not take.
+/// Serpent's own padding to 256 bits, a one and zeroes, which also makes keys of the lengths that the library does not
+/// take.
 fn padded_for_serpent(key: &[u8]) -> Zeroizing<[u8; 32]> {
     let mut padded = Zeroizing::new([0; 32]);
     padded[..key.len()].copy_from_slice(key);

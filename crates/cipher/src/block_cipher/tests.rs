@@ -172,7 +172,7 @@ fn runs_of_blocks_agree_with_single_ones() {
 }
 
 #[test]
-fn a_key_of_another_length_makes_no_cipher() {
+fn block_cipher_of_a_wrong_key_length_is_none() {
     for cipher in Cipher::ALL {
         for len in 0..=64 {
             let takes = cipher.key_lens().contains(&len) && block_ciphers().any(|block| block == *cipher);

@@ -1,5 +1,5 @@
-//! Twofish (Schneier and others, "Twofish: A 128-Bit Block Cipher", 1998), with full keying: the four key-dependent S-boxes and
-//! the MDS matrix behind them are one table of 4 KiB a key, made once.
+//! Twofish (Schneier and others, "Twofish: A 128-Bit Block Cipher", 1998), with full keying: the four key-dependent
+//! S-boxes and the MDS matrix behind them are one table of 4 KiB a key, made once.
 //!
 //! Lookups depend on key and data, as in every fast Twofish: not constant time where another tenant shares the cache.
 
@@ -11,7 +11,7 @@ const ROUNDS: usize = 16;
 /// Twofish under a key.
 pub(crate) struct Twofish(LockedBox<Keys>);
 
-/// What a key expands to.
+/// An expanded key.
 struct Keys {
     /// `h(X, S)` of section 4.3.2, by the place of each byte of X.
     tables: [[u32; 256]; 4],
@@ -56,7 +56,7 @@ impl Keys {
         t0[usize::from(a)] ^ t1[usize::from(b)] ^ t2[usize::from(c)] ^ t3[usize::from(d)]
     }
 
-    /// What a round adds to its other half.
+    /// Computes the words that a round adds to its other half.
     #[inline(always)]
     fn f(&self, round: usize, r0: u32, r1: u32) -> (u32, u32) {
         let (t0, t1) = (self.g(r0), self.g(r1.rotate_left(8)));
@@ -122,7 +122,8 @@ fn store(block: &mut [u8; 16], words: [u32; 4], whitening: &[u32]) {
     }
 }
 
-/// What the byte at `place` adds to `h(X, list)`: through the permutations and the list, then the matrix's column.
+/// Computes the share of the byte at `place` in `h(X, list)`: through the permutations and the list, then the matrix's
+/// column.
 fn h_byte(place: usize, byte: u8, list: &[[u8; 4]]) -> u32 {
     /// Which permutation comes before which word of the list, by place; the last comes after word 0.
     const ORDER: [[usize; 5]; 4] = [[1, 0, 0, 1, 1], [0, 0, 1, 1, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 1]];
@@ -139,7 +140,8 @@ fn reed_solomon(eight: &[u8; 8]) -> [u8; 4] {
     RS.map(|row| row.iter().zip(eight).fold(0, |sum, (factor, byte)| sum ^ multiply(*byte, *factor, 0x4d)))
 }
 
-/// The product in GF(2^8); `modulus` is the field's polynomial without x^8. Takes as long as `b`, which is no secret, is large.
+/// The product in GF(2^8); `modulus` is the field's polynomial without x^8. Takes as long as `b`, which is no secret,
+/// is large.
 const fn multiply(mut a: u8, mut b: u8, modulus: u8) -> u8 {
     let mut product = 0;
     while b != 0 {

@@ -9,8 +9,8 @@ use crate::locked::LockedBox;
 /// LRW under a cipher's key and 16 bytes of tweak.
 pub(super) struct Lrw {
     data: Box<dyn BlockCipher>,
-    /// At `n`, the tweak key times the number whose `n + 1` low bits are ones: what the mask changes by where a count carries
-    /// through `n` bits.
+    /// At `n`, the tweak key times the number whose `n + 1` low bits are ones: what the mask changes by where a count
+    /// carries through `n` bits.
     steps: LockedBox<[u128; 128]>,
 }
 

@@ -1,7 +1,7 @@
 //! Chain modes over any block cipher, for ciphers, modes and CPUs without a kernel.
 //!
-//! A mode is a [`Chain`]: it works on a batch of data units in place and is given the IV of each. As many blocks as possible
-//! reach the block cipher in one call, of several units if a unit is a chain.
+//! A mode is a [`Chain`]: it works on a batch of data units in place and is given the IV of each. As many blocks as
+//! possible reach the block cipher in one call, of several units if a unit is a chain.
 
 mod adiantum;
 mod cbc;
@@ -16,8 +16,8 @@ use adiantum::Adiantum;
 
 /// A chain mode under a key.
 pub(crate) trait Chain: Send + Sync {
-    /// Encrypts units of `unit_len` bytes, whole blocks of the cipher, one for each of `ivs`, which is used up. Of an IV a cipher with
-    /// short blocks takes the first bytes.
+    /// Encrypts units of `unit_len` bytes, whole blocks of the cipher, one for each of `ivs`, which is used up. Of an
+    /// IV a cipher with short blocks takes the first bytes.
     fn encrypt(&self, ivs: &mut [Block], data: &mut [u8], unit_len: usize);
     /// Decrypts; as [`Chain::encrypt`].
     fn decrypt(&self, ivs: &mut [Block], data: &mut [u8], unit_len: usize);

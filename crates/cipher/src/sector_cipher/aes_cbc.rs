@@ -1,6 +1,7 @@
 //! AES-CBC on the kernels, each data unit a chain of its own.
 //!
-//! Decryption does not depend on the chain and is batched within a unit; encryption does, and runs eight units at a time.
+//! Decryption does not depend on the chain and is batched within a unit; encryption does, and runs eight units at a
+//! time.
 
 use super::any_mode::AnyMode;
 use crate::aes::{self, AesKernel, CbcJob, IvSource, Schedule};

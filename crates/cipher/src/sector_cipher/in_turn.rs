@@ -1,24 +1,27 @@
-//! Several keys that take turns: the low bits of a unit's first sector choose (dm-crypt's `aes:64-...`, loop-AES).
+//! Several keys, of which the low bits of a unit's first sector choose one (dm-crypt's `aes:64-...`, loop-AES).
 
-use crate::{DataUnitSize, InOut, IvNumber, SectorCipher};
+use crate::{DataUnitSize, InOut, IvNumber, IvNumbering, SectorCipher};
 
-/// One cipher a key, a power of two of them.
+/// One cipher for each key.
 pub(crate) struct KeysInTurn {
     ciphers: Vec<Box<dyn SectorCipher>>,
     unit: DataUnitSize,
-    large_iv: bool,
+    numbering: IvNumbering,
 }
 
 impl KeysInTurn {
-    /// The IV numbers given to the ciphers grow by 1 a unit with `large_iv`, else by the unit's sectors.
-    pub(crate) fn new(ciphers: Vec<Box<dyn SectorCipher>>, unit: DataUnitSize, large_iv: bool) -> Self {
+    /// The number of ciphers is a power of two.
+    pub(crate) fn new(ciphers: Vec<Box<dyn SectorCipher>>, unit: DataUnitSize, numbering: IvNumbering) -> Self {
         assert!(ciphers.len().is_power_of_two());
-        Self { ciphers, unit, large_iv }
+        Self { ciphers, unit, numbering }
     }
 
-    /// Which key is a unit's.
-    fn turn(&self, number: u64) -> usize {
-        let sector = if self.large_iv { number.wrapping_mul(self.unit.sectors()) } else { number };
+    /// Index of the key of a unit.
+    fn key_of(&self, number: u64) -> usize {
+        let sector = match self.numbering {
+            IvNumbering::DataUnits => number.wrapping_mul(self.unit.sectors()),
+            IvNumbering::Sectors => number,
+        };
         sector as usize & (self.ciphers.len() - 1)
     }
 
@@ -27,11 +30,11 @@ impl KeysInTurn {
         // Either every unit has the next key, or the units skip whole rounds and all have the same.
         let same_key = self.unit.sectors().is_multiple_of(self.ciphers.len() as u64);
         let run_len = if same_key { units * self.unit.bytes() } else { self.unit.bytes() };
-        let step = if self.large_iv { 1 } else { self.unit.sectors() };
+        let step = self.numbering.step(self.unit);
         let (mut number, mut left) = (first.0, data);
         while !left.is_empty() {
             let (this, rest) = left.split_at(run_len);
-            run(&*self.ciphers[self.turn(number)], IvNumber(number), this);
+            run(&*self.ciphers[self.key_of(number)], IvNumber(number), this);
             number = number.wrapping_add(step);
             left = rest;
         }

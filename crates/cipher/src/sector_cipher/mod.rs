@@ -11,7 +11,7 @@ use crate::aes::AesKernel;
 use crate::iv::{IvGenerator, IvKeys};
 use crate::modes::new_chain;
 use crate::spec::{ChainMode, Cipher, CipherSpec, IvMode};
-use crate::{CipherError, DataUnitSize, InOut, IvNumber};
+use crate::{CipherError, DataUnitSize, InOut, IvNumber, IvNumbering};
 #[cfg(test)]
 pub(crate) use aes_xts::new as new_aes_xts;
 use any_mode::AnyMode;
@@ -19,59 +19,80 @@ use in_turn::KeysInTurn;
 use layers::{Elephant, Layered, Lmk, Tcw};
 use null::Null;
 
-/// A length-keeping cipher over runs of whole data units. One call a request; it cannot fail.
+/// A length-preserving cipher over runs of whole data units.
 ///
-/// The length of `data` is a positive multiple of [`SectorCipher::unit`]; anything else panics, once a call, before any
-/// byte is written. `first` is the IV number of the first unit; each next unit's is larger by the step that the
-/// cipher was made with (1, or the unit's sectors where the IV counts sectors), wrapping at 2^64.
+/// The length of `data` is a positive multiple of [`SectorCipher::unit`]. `first` is the IV number of the first unit.
+/// The numbers of the next units grow by the step of the cipher's [`IvNumbering`] and wrap at 2^64.
 pub trait SectorCipher: Send + Sync {
     /// Size of a data unit.
     fn unit(&self) -> DataUnitSize;
     /// Encrypts every unit of `data`.
+    ///
+    /// # Panics
+    ///
+    /// Panics before it writes a byte if the data is not a positive number of whole units.
     fn encrypt(&self, first: IvNumber, data: InOut<'_>);
     /// Decrypts every unit of `data`.
+    ///
+    /// # Panics
+    ///
+    /// As [`SectorCipher::encrypt`].
     fn decrypt(&self, first: IvNumber, data: InOut<'_>);
-    /// As [`SectorCipher::encrypt`], for lengths that come from outside: an error, before any byte is written, where the data is not a
-    /// positive number of whole units.
+    /// Encrypts every unit of `data`, whose length comes from outside.
+    ///
+    /// # Errors
+    ///
+    /// Fails before it writes a byte if the data is not a positive number of whole units.
     fn try_encrypt(&self, first: IvNumber, data: InOut<'_>) -> Result<(), CipherError> {
         check_data_len(self.unit(), data.len())?;
         self.encrypt(first, data);
         Ok(())
     }
-    /// As [`SectorCipher::decrypt`], for lengths that come from outside.
+    /// Decrypts every unit of `data`, whose length comes from outside.
+    ///
+    /// # Errors
+    ///
+    /// As [`SectorCipher::try_encrypt`].
     fn try_decrypt(&self, first: IvNumber, data: InOut<'_>) -> Result<(), CipherError> {
         check_data_len(self.unit(), data.len())?;
         self.decrypt(first, data);
         Ok(())
     }
-    /// The name of the kernel in use: `vaes512`, `vaes256`, `aesni`, `portable`, or `none` where nothing is encrypted.
+    /// Name of the kernel: `vaes512`, `vaes256`, `aesni`, `portable`, or `none` for the null cipher.
     fn kernel(&self) -> &'static str {
         AesKernel::Portable.name()
     }
 }
 
-/// Makes the cipher for `spec` under `key`. `large_iv`: the IV number grows by 1 a unit, not by the unit's sectors.
+/// Makes the cipher of `spec` under `key`, on the fastest kernel that this CPU has and `INLOCK_CPU` allows.
 ///
-/// The kernel is the best that this processor has and `INLOCK_CPU` allows.
+/// # Errors
+///
+/// Fails if the specification does not exist or does not take the key's length or the unit, or if `INLOCK_CPU` has an
+/// unknown value.
 pub fn new_sector_cipher(
     spec: &CipherSpec,
     key: &[u8],
     unit: DataUnitSize,
-    large_iv: bool,
+    numbering: IvNumbering,
 ) -> Result<Box<dyn SectorCipher>, CipherError> {
-    new_sector_cipher_on(AesKernel::best()?, spec, key, unit, large_iv)
+    new_sector_cipher_on(AesKernel::best()?, spec, key, unit, numbering)
 }
 
-/// As [`new_sector_cipher`], on a kernel of the caller's choice: for tests and benchmarks.
+/// Makes the cipher of `spec` under `key` on `kernel`, as one of [`AesKernel::available`]: for tests and benchmarks.
+///
+/// # Errors
+///
+/// As [`new_sector_cipher`], except for `INLOCK_CPU`.
 pub fn new_sector_cipher_on(
     kernel: AesKernel,
     spec: &CipherSpec,
     key: &[u8],
     unit: DataUnitSize,
-    large_iv: bool,
+    numbering: IvNumbering,
 ) -> Result<Box<dyn SectorCipher>, CipherError> {
     spec.check().map_err(|_| CipherError::Unsupported(*spec))?;
-    if !spec.takes_unit(unit) {
+    if !spec.can_use_unit(unit) {
         return Err(CipherError::Unit { spec: *spec, unit });
     }
     let parts = spec.key_parts(key.len()).ok_or(CipherError::KeyLength { spec: *spec, len: key.len() })?;
@@ -79,13 +100,13 @@ pub fn new_sector_cipher_on(
     let first = &data[..parts.each];
     let one = |at: usize| {
         let own = &data[at * parts.each..][..parts.each];
-        with_one_key(kernel, spec, &IvKeys { own, first, extra }, unit, large_iv)
+        with_one_key(kernel, spec, &IvKeys { own, first, extra }, unit, numbering)
     };
     let cipher: Box<dyn SectorCipher> = match spec.keys.get() {
         1 => one(0)?,
-        count => Box::new(KeysInTurn::new((0..count).map(one).collect::<Result<_, _>>()?, unit, large_iv)),
+        count => Box::new(KeysInTurn::new((0..count).map(one).collect::<Result<_, _>>()?, unit, numbering)),
     };
-    let step = if large_iv { 1 } else { unit.sectors() };
+    let step = numbering.step(unit);
     let block_len = spec.cipher.block_len();
     Ok(match spec.iv {
         IvMode::Lmk => Box::new(Layered::new(Lmk::new(extra, block_len), cipher, step)),
@@ -100,9 +121,9 @@ fn with_one_key(
     spec: &CipherSpec,
     keys: &IvKeys<'_>,
     unit: DataUnitSize,
-    large_iv: bool,
+    numbering: IvNumbering,
 ) -> Result<Box<dyn SectorCipher>, CipherError> {
-    let ivs = || IvGenerator::new(spec, keys, unit, large_iv, kernel);
+    let ivs = || IvGenerator::new(spec, keys, unit, numbering, kernel);
     Ok(match (spec.cipher, spec.mode) {
         (Cipher::Null, _) => Box::new(Null { unit }),
         (Cipher::Aes, ChainMode::Xts) => aes_xts::new(kernel, keys.own, unit, ivs()),

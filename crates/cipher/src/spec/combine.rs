@@ -1,5 +1,5 @@
-//! Which parts of a specification go together, and what of a key each part gets. The rules are the Linux kernel's, but where
-//! it takes what cannot be read back.
+//! Which parts of a specification go together, and what of a key each part gets. The rules are the Linux kernel's, but
+//! where it takes what cannot be read back.
 
 use super::{ChainMode, Cipher, CipherSpec, EssivHash, InvalidCipherSpec, IvMode, KeyCount};
 
@@ -88,12 +88,13 @@ impl CipherSpec {
     /// Key lengths in bytes that this specification takes, ascending.
     pub fn key_lens(&self) -> Vec<usize> {
         let longest = (KeyCount::MAX.get() + 1) * 128;
-        (0..=longest).filter(|len| self.takes_key_len(*len)).collect()
+        (0..=longest).filter(|len| self.can_use_key_len(*len)).collect()
     }
 }
 
-/// Every combination of parts that a cipher can be made from, for tests, comparisons and lists: each cipher, mode and IV mode with
-/// one key, ESSIV with every hash that fits, and some with several keys. [`CipherSpec::key_lens`] says which keys each takes.
+/// Every combination of parts that a cipher can be made from, for tests, comparisons and lists: each cipher, mode and
+/// IV mode with one key, ESSIV with every hash that fits, and some with several keys. [`CipherSpec::key_lens`] says
+/// which keys each takes.
 pub fn known_specs() -> Vec<CipherSpec> {
     let hashes = EssivHash::ALL.iter().map(|&hash| IvMode::Essiv(hash));
     let ivs = IvMode::ALL.iter().copied().filter(|iv| !matches!(iv, IvMode::Essiv(_))).chain(hashes);

@@ -1,7 +1,8 @@
-//! Cipher specifications: what dm-crypt calls `aes-xts-plain64`, in parts.
+//! Cipher specifications such as dm-crypt's `aes-xts-plain64`, in parts.
 //!
-//! This file has the parts, how they are written, and which keys and data units they take; `parse` reads both of dm-crypt's
-//! notations; `combine` says which parts go together, once, for reading, for making ciphers, and for [`known_specs`].
+//! This file has the parts, how they are written, and which keys and data units they take; `parse` reads both of
+//! dm-crypt's notations; `combine` says which parts go together, once, for reading, for making ciphers, and for
+//! [`known_specs`].
 
 mod combine;
 mod parse;
@@ -79,7 +80,8 @@ impl Cipher {
         }
     }
 
-    /// Lengths in bytes of the cipher's own key, as the Linux kernel takes them: XTS has two such keys, several keys are several.
+    /// Lengths in bytes of the cipher's own key, as the Linux kernel takes them: XTS has two such keys, several keys
+    /// are several.
     pub fn key_lens(self) -> &'static [usize] {
         match self {
             Self::Aes | Self::Twofish | Self::Camellia | Self::Aria => &[16, 24, 32],
@@ -98,8 +100,8 @@ impl Cipher {
         if self.is_legacy() { 8 } else { 16 }
     }
 
-    /// Whether the cipher has blocks of 8 bytes, too short for new volumes (birthday bound: a few GiB under one key): kept so that old ones
-    /// can be read.
+    /// Whether the cipher has blocks of 8 bytes, too short for new volumes (birthday bound: a few GiB under one key):
+    /// kept so that old ones can be read.
     pub fn is_legacy(self) -> bool {
         matches!(self, Self::Des3 | Self::Blowfish | Self::Cast5)
     }
@@ -164,7 +166,7 @@ pub enum EssivHash {
     Ripemd160,
     /// SHA-224, 28 bytes.
     Sha224,
-    /// SHA-256, 32 bytes: with AES, the IV is encrypted under AES-256, whatever the length of the key.
+    /// SHA-256, 32 bytes: with AES, the IV is encrypted under AES-256, for every length of the key.
     Sha256,
     /// SHA-384, 48 bytes.
     Sha384,
@@ -227,8 +229,8 @@ pub enum IvMode {
     Eboiv,
     /// As [`IvMode::Eboiv`], with BitLocker's Elephant diffuser under the second half of the key.
     Elephant,
-    /// SPDK's: the number little-endian in the last eight bytes of the tweak, zero before. dm-crypt does not have it, so no
-    /// text names it: plain volumes choose it by an option of its own.
+    /// SPDK's: the number little-endian in the last eight bytes of the tweak, zero before. dm-crypt does not have it,
+    /// so no text names it: plain volumes choose it by an option of its own.
     SpdkUpper,
 }
 
@@ -308,13 +310,13 @@ impl CipherSpec {
     pub const AES_XTS_PLAIN64: Self =
         Self { cipher: Cipher::Aes, mode: ChainMode::Xts, iv: IvMode::Plain64, keys: KeyCount::ONE };
 
-    /// Whether a key of `len` bytes fits.
-    pub fn takes_key_len(&self, len: usize) -> bool {
+    /// Whether the specification takes a key of `len` bytes.
+    pub fn can_use_key_len(&self, len: usize) -> bool {
         self.key_parts(len).is_some()
     }
 
-    /// Whether units of this size fit: `lmk` and `tcw` are defined for 512 bytes only.
-    pub fn takes_unit(&self, unit: DataUnitSize) -> bool {
+    /// Whether the specification takes units of this size: `lmk` and `tcw` are defined for 512 bytes only.
+    pub fn can_use_unit(&self, unit: DataUnitSize) -> bool {
         unit == DataUnitSize::SECTOR || !matches!(self.iv, IvMode::Lmk | IvMode::Tcw)
     }
 
@@ -350,7 +352,7 @@ mod tests {
 
     /// Does not compile where a variant is missing here, and fails where one is missing in `ALL`.
     #[test]
-    fn the_lists_are_complete() {
+    fn lists_of_ciphers_and_modes_are_complete() {
         for (at, cipher) in Cipher::ALL.iter().enumerate() {
             let place = match cipher {
                 Cipher::Aes => 0,
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lists_of_ivs_are_complete() {
+    fn lists_of_ivs_are_complete() {
         for (at, iv) in IvMode::ALL.iter().enumerate() {
             let place = match iv {
                 IvMode::Plain => 0,

@@ -12,9 +12,9 @@ use std::str::FromStr;
 pub struct InvalidCipherSpec {
     /// Which part: `cipher`, `key count`, `mode`, `IV mode`, `ESSIV hash`, or `specification`.
     pub part: &'static str,
-    /// What it said (its first 64 characters).
+    /// Its text, at most 64 characters.
     pub value: String,
-    /// What it could have said.
+    /// Texts that are possible.
     pub expected: &'static str,
 }
 
@@ -71,7 +71,7 @@ fn key_count(word: &str) -> Result<(&str, KeyCount), InvalidCipherSpec> {
     }
 }
 
-/// What follows `capi:`. Options stand behind the last colon, the IV mode behind the last dash before it.
+/// Reads the text after `capi:`. Options follow the last colon, the IV mode the last dash before it.
 fn capi(text: &str) -> Result<CipherSpec, InvalidCipherSpec> {
     let (rest, options) = text.rsplit_once(':').map_or((text, None), |(rest, options)| (rest, Some(options)));
     let (name, iv) = rest.rsplit_once('-').map_or((rest, None), |(name, iv)| (name, Some(iv)));
@@ -158,7 +158,7 @@ mod tests {
             ("aes-xts-plain64:passed:over", "aes-xts-plain64"),
             ("serpent-ecb", "serpent-ecb"),
             ("aes-ecb-plain", "aes-ecb"),
-            ("aes-ecb-whatever", "aes-ecb"),
+            ("aes-ecb-anything", "aes-ecb"),
             ("serpent-cbc-essiv:sha1", "serpent-cbc-essiv:sha1"),
             ("blowfish-cbc-essiv:sha384", "blowfish-cbc-essiv:sha384"),
             ("xchacha20,aes-adiantum-plain64", "xchacha20,aes-adiantum-plain64"),
@@ -224,7 +224,6 @@ mod tests {
         }
     }
 
-    /// What an error offers is what there is.
     #[test]
     fn errors_list_every_name() {
         let listed = |list: &str, name: &str| list.replace(" or ", ", ").split(", ").any(|word| word == name);

@@ -4,8 +4,8 @@ use super::combine::KeyParts;
 use super::{ChainMode, CipherSpec};
 
 impl CipherSpec {
-    /// Whether `key`, or one of several keys in it, is an XTS key of two equal halves, which weakens XTS. Takes the same time
-    /// wherever the halves differ.
+    /// Whether `key`, or one of several keys in it, is an XTS key of two equal halves, which weakens XTS. Takes the
+    /// same time wherever the halves differ.
     pub fn has_equal_halves(&self, key: &[u8]) -> bool {
         let parts = self.key_parts(key.len()).filter(|parts| self.mode == ChainMode::Xts && parts.each > 0);
         let Some(KeyParts { each, extra }) = parts else { return false };

@@ -1,8 +1,8 @@
-//! Every specification that [`known_specs`] lists, against itself: many units a call give what one unit a call gives, on the
-//! portable path and on the fastest kernel, in place and copied, and come back.
+//! Every specification that [`known_specs`] lists, against itself: many units a call give what one unit a call gives,
+//! on the portable path and on the fastest kernel, in place and copied, and come back.
 //!
-//! That the bytes are the right ones is said elsewhere: by vectors, and by the table of digests below, which an independent
-//! implementation made.
+//! That the bytes are the right ones is said elsewhere: by vectors, and by the table of digests below, which an
+//! independent implementation made.
 
 use super::noise;
 use crate::locked::tests::releases_of;
@@ -18,12 +18,12 @@ fn some_key_lens(spec: &CipherSpec) -> Vec<usize> {
     some
 }
 
-/// What a specification can be made with here: keys, units, and how IVs count. The shortest key sees all units.
+/// Key lengths, units and IV numberings to test a specification with. The shortest key is tested with all units.
 fn variants(spec: &CipherSpec) -> Vec<(usize, DataUnitSize, bool)> {
     let units = [9, 12, 16].map(|log2| DataUnitSize::new(1 << log2).unwrap());
     let lens = some_key_lens(spec);
     let mut variants: Vec<_> = lens.iter().map(|len| (*len, DataUnitSize::SECTOR, true)).collect();
-    for unit in units.into_iter().filter(|unit| *unit > DataUnitSize::SECTOR && spec.takes_unit(*unit)) {
+    for unit in units.into_iter().filter(|unit| *unit > DataUnitSize::SECTOR && spec.can_use_unit(*unit)) {
         variants.extend([(lens[0], unit, true), (lens[0], unit, false)]);
     }
     variants
@@ -35,11 +35,12 @@ fn cipher(
     spec: &CipherSpec,
     (key_len, unit, large_iv): (usize, DataUnitSize, bool),
 ) -> Box<dyn SectorCipher> {
-    new_sector_cipher_on(kernel, spec, &pattern(7, key_len), unit, large_iv)
+    new_sector_cipher_on(kernel, spec, &pattern(7, key_len), unit, large_iv.into())
         .unwrap_or_else(|error| panic!("{spec} with {key_len} bytes: {error}"))
 }
 
-/// Bytes that anybody can make: the first of SHA-256 over the seed and a counter, each as eight bytes, little-endian.
+/// Bytes that another implementation can make: the first of SHA-256 over the seed and a counter, each as eight bytes,
+/// little-endian.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let blocks = (0..len.div_ceil(32) as u64)
         .map(|at| Sha256::new().chain_update(seed.to_le_bytes()).chain_update(at.to_le_bytes()).finalize());
@@ -78,7 +79,7 @@ fn compare(spec: &CipherSpec, variant: (usize, DataUnitSize, bool), first: u64, 
 
 /// More units than one batch of IVs has, over the ends of what 32 and 64 bits hold.
 #[test]
-fn many_units_a_call_are_as_one_by_one() {
+fn many_units_in_one_call_equal_single_calls() {
     let (mut combinations, specs) = (0, known_specs());
     for spec in &specs {
         for variant in variants(spec) {
@@ -96,8 +97,8 @@ fn many_units_a_call_are_as_one_by_one() {
     println!("{} specifications, {combinations} combinations", specs.len());
 }
 
-/// Four units from the number 2^32 - 16 on, against `tests/oracle/cipher_digests.py`: block ciphers of the Python packages `cryptography` and
-/// `pycryptodome`, modes and IVs written out there.
+/// Four units from the number 2^32 - 16 on, against `tests/oracle/cipher_digests.py`: block ciphers of the Python
+/// packages `cryptography` and `pycryptodome`, modes and IVs written out there.
 #[test]
 fn digests_of_an_independent_implementation() {
     let rows: Vec<_> = include_str!("../../tests/vectors/digests.txt").lines().collect();
@@ -121,7 +122,7 @@ fn digests_of_an_independent_implementation() {
 
 /// Keys, and what is made of them for IVs, are wiped.
 #[test]
-fn key_memory_is_wiped_whatever_the_specification() {
+fn key_memory_of_every_specification_is_wiped() {
     for spec in known_specs().iter().filter(|spec| spec.cipher != Cipher::Null) {
         let cipher = cipher(AesKernel::best().unwrap(), spec, variants(spec)[0]);
         let releases = releases_of(|| drop(cipher));

@@ -1,4 +1,4 @@
-//! What the tests of every cipher share: naive implementations, guarded buffers, and the runner that compares them all.
+//! Shared code of the tests: naive implementations, guarded buffers, and the runner that compares all kernels.
 
 pub(crate) mod block;
 mod every_spec;
@@ -21,7 +21,7 @@ pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The bytes that hexadecimal digits stand for; spaces are for the eye.
+/// Decodes hexadecimal digits; spaces are ignored.
 pub(crate) fn unhex(text: &str) -> Vec<u8> {
     let digits: Vec<char> = text.chars().filter(|digit| !digit.is_whitespace()).collect();
     let pairs = digits.chunks_exact(2);

@@ -1,4 +1,4 @@
-//! What has kernels once more, written for reading: block by block, in the words of the standards.
+//! Reference implementations of the ciphers that have kernels, block by block, in the words of the standards.
 //!
 //! It shares nothing with the kernels but the `aes` and `sha2` crates, of which it uses one block at a time.
 
@@ -22,7 +22,8 @@ pub(crate) struct Naive {
 }
 
 impl Naive {
-    /// Whether there is a twin of `spec` here: AES-XTS and AES-CBC, which have kernels, with the IV modes that kernels fill in line.
+    /// Whether there is a reference for `spec`: AES-XTS and AES-CBC, which have kernels, with the IV modes that kernels
+    /// fill in line.
     pub(crate) fn knows(spec: &CipherSpec) -> bool {
         let iv = matches!(spec.iv, IvMode::Null | IvMode::Plain | IvMode::Plain64 | IvMode::Essiv(EssivHash::Sha256));
         let aes = spec.cipher == Cipher::Aes && matches!(spec.mode, ChainMode::Xts | ChainMode::Cbc);

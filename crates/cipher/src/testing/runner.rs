@@ -1,7 +1,8 @@
-//! Compares every kernel with every naive twin, in all lengths, places, unit sizes and around the ends of IV numbers.
+//! Compares every kernel with every naive reference, in all lengths, places, unit sizes and around the ends of IV
+//! numbers.
 //!
-//! Nothing is listed here: what is added to `AesKernel::available`, or to what the naive implementation knows, is compared from
-//! then on. Specifications without kernels are compared in `every_spec`.
+//! Nothing is listed here: what is added to `AesKernel::available`, or to what the naive implementation knows, is
+//! compared from then on. Specifications without kernels are compared in `every_spec`.
 
 use super::guarded::{Guarded, Place};
 use super::naive::Naive;
@@ -10,7 +11,7 @@ use crate::locked::tests::releases_of;
 use crate::spec::known_specs;
 use crate::*;
 
-/// All specifications with a naive twin.
+/// All specifications with a naive reference.
 fn all_specs() -> Vec<CipherSpec> {
     known_specs().into_iter().filter(Naive::knows).collect()
 }
@@ -40,7 +41,7 @@ impl Case {
         let step = if large_iv { 1 } else { unit.sectors() };
         let ciphers = AesKernel::available()
             .into_iter()
-            .map(|kernel| new_sector_cipher_on(kernel, &spec, &key, unit, large_iv).unwrap())
+            .map(|kernel| new_sector_cipher_on(kernel, &spec, &key, unit, large_iv.into()).unwrap())
             .collect();
         let naive = Naive::new(&spec, &key, unit.bytes(), step);
         let (src, dst) = (Guarded::new(most * unit.bytes()), Guarded::new(most * unit.bytes()));
@@ -160,15 +161,15 @@ fn the_largest_units_run_over_batches_too() {
 }
 
 #[test]
-fn there_is_something_to_compare() {
+fn kernels_and_specifications_to_compare_exist() {
     let specs = all_specs();
     assert!(specs.contains(&CipherSpec::AES_XTS_PLAIN64));
     assert!(specs.contains(&"aes-cbc-essiv:sha256".parse().unwrap()));
     let names: Vec<_> = AesKernel::available().iter().map(|kernel| kernel.name()).collect();
-    println!("kernels on this processor: {names:?}");
+    println!("kernels on this CPU: {names:?}");
     assert!(names.contains(&"portable"));
     if names.len() < 4 {
-        println!("SKIPPED: kernels that this processor does not have");
+        println!("SKIPPED: kernels that this CPU does not have");
     }
 }
 
@@ -178,7 +179,8 @@ fn key_memory_is_wiped_when_a_cipher_is_dropped() {
     for spec in all_specs().into_iter().filter(|spec| spec.cipher != Cipher::Null) {
         for kernel in AesKernel::available() {
             let key = noise(1, spec.key_lens()[0]);
-            let cipher = new_sector_cipher_on(kernel, &spec, &key, DataUnitSize::SECTOR, true).unwrap();
+            let cipher =
+                new_sector_cipher_on(kernel, &spec, &key, DataUnitSize::SECTOR, IvNumbering::DataUnits).unwrap();
             let releases = releases_of(|| drop(cipher));
             assert!(!releases.is_empty() && releases.iter().all(|wiped| *wiped), "{spec} {kernel:?}: {releases:?}");
         }
@@ -190,7 +192,7 @@ fn wrong_lengths_panic_before_a_byte_is_written() {
     for spec in all_specs() {
         for kernel in AesKernel::available() {
             let key = noise(1, spec.key_lens()[0]);
-            let cipher = new_sector_cipher_on(kernel, &spec, &key, unit(12), true).unwrap();
+            let cipher = new_sector_cipher_on(kernel, &spec, &key, unit(12), IvNumbering::DataUnits).unwrap();
             for len in [0, 1, 16, 512, 4095, 4097, 8191] {
                 assert!(crate::sector_cipher::check_data_len(unit(12), len).is_err());
                 let mut data = vec![0x11; len];
@@ -203,7 +205,8 @@ fn wrong_lengths_panic_before_a_byte_is_written() {
             }
         }
     }
-    let cipher = new_sector_cipher(&CipherSpec::AES_XTS_PLAIN64, &noise(1, 64), unit(12), true).unwrap();
+    let cipher =
+        new_sector_cipher(&CipherSpec::AES_XTS_PLAIN64, &noise(1, 64), unit(12), IvNumbering::DataUnits).unwrap();
     let mut data = vec![0x11; 8192];
     assert_eq!(cipher.try_encrypt(IvNumber(0), InOut::InPlace(&mut data)), Ok(()));
     assert!(data != [0x11; 8192]);
@@ -214,13 +217,13 @@ fn wrong_lengths_panic_before_a_byte_is_written() {
 #[test]
 fn wrong_keys_and_parts_are_errors() {
     let spec = CipherSpec::AES_XTS_PLAIN64;
-    let made = new_sector_cipher(&spec, &[0; 40], DataUnitSize::SECTOR, true);
+    let made = new_sector_cipher(&spec, &[0; 40], DataUnitSize::SECTOR, IvNumbering::DataUnits);
     assert_eq!(made.err(), Some(CipherError::KeyLength { spec, len: 40 }));
     let wide = CipherSpec { mode: ChainMode::Adiantum, ..spec };
-    let made = new_sector_cipher(&wide, &[0; 32], DataUnitSize::SECTOR, true);
+    let made = new_sector_cipher(&wide, &[0; 32], DataUnitSize::SECTOR, IvNumbering::DataUnits);
     assert_eq!(made.err(), Some(CipherError::Unsupported(wide)));
     let spec: CipherSpec = "aes-cbc-tcw".parse().unwrap();
-    let made = new_sector_cipher(&spec, &[0; 64], unit(12), true);
+    let made = new_sector_cipher(&spec, &[0; 64], unit(12), IvNumbering::DataUnits);
     assert_eq!(made.err(), Some(CipherError::Unit { spec, unit: unit(12) }));
 }
 

@@ -1,4 +1,4 @@
-//! Other people's numbers: IEEE 1619, NIST's and Wycheproof's, on every kernel.
+//! Published vectors: those of IEEE 1619, NIST and Wycheproof, on every kernel.
 //!
 //! A kernel takes whole units of 512 bytes or more, and whole blocks of a unit do not depend on what follows them: so a
 //! shorter vector is run as the start of a unit. Vectors that end inside a block are out of reach and counted as such.
@@ -10,7 +10,7 @@ use crate::*;
 
 const SPEC: CipherSpec = CipherSpec::AES_XTS_PLAIN64;
 
-/// XTS on `data`, which is whole blocks, under any tweak block, on every kernel and the naive twin. All agree.
+/// XTS on `data`, which is whole blocks, under any tweak block, on every kernel and the naive reference. All agree.
 fn xts_everywhere(key: &[u8], iv: [u8; 16], data: &[u8], encrypt: bool) -> Vec<u8> {
     assert!(data.len().is_multiple_of(16));
     let mut expected = data.to_vec();
@@ -71,8 +71,8 @@ fn ieee_1619_short_units() {
     }
 }
 
-/// The same, vectors 4 to 9: a run of 256 units in which each one's plaintext is the ciphertext of the one before. So the
-/// first and the last block of a few stand for every byte of all.
+/// IEEE Std 1619-2007, annex B, vectors 4 to 9: a run of 256 units in which each one's plaintext is the ciphertext of
+/// the one before. So the first and the last block of a few stand for every byte of all.
 #[test]
 fn ieee_1619_chain_of_units() {
     const ROWS: [(u64, u128, u128); 6] = [
@@ -98,8 +98,8 @@ fn ieee_1619_chain_of_units() {
     assert_eq!(next, None);
 }
 
-/// The same, vectors 10 to 14: AES-256, the plaintext 00 01 02 ... ff twice, and numbers that fill ever more bytes. First
-/// and last block of each.
+/// IEEE Std 1619-2007, annex B, vectors 10 to 14: AES-256, the plaintext 00 01 02 ... ff twice, and numbers that fill
+/// ever more bytes. First and last block of each.
 #[test]
 fn ieee_1619_aes_256() {
     const ROWS: [(u64, u128, u128); 5] = [
@@ -146,8 +146,8 @@ fn wycheproof() {
     assert!(run >= 10, "only {run} of {} vectors are usable", run + other);
 }
 
-/// NIST's XTSVS vectors, as the Python package `cryptography-vectors` carries them: `INLOCK_NIST_XTS` names its directory
-/// `cryptography_vectors/ciphers/AES/XTS`.
+/// NIST's XTSVS vectors, as the Python package `cryptography-vectors` carries them: `INLOCK_NIST_XTS` names its
+/// directory `cryptography_vectors/ciphers/AES/XTS`.
 #[test]
 fn nist() {
     let Some(directory) = std::env::var_os("INLOCK_NIST_XTS") else {

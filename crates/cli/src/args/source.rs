@@ -200,7 +200,7 @@ pub(crate) fn key_len_of(options: &Options, cipher: CipherSpec, double_for_xts: 
         return Err(CliError::usage("Key size must be a multiple of 8 bits."));
     }
     let len = bits as usize / 8;
-    if cipher.takes_key_len(len) {
+    if cipher.can_use_key_len(len) {
         return Ok(len);
     }
     let takes: Vec<String> = cipher.key_lens().iter().map(|len| (len * 8).to_string()).collect();

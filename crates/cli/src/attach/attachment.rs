@@ -58,7 +58,8 @@ impl Attachment {
                     UblkDevice::recover(device, number, options.cookie.into(), Some(options.completion_log))
                 }
                 None => {
-                    let ublk = UblkOptions { queues, device_cookie: options.cookie.into(), ..UblkOptions::default() };
+                    let mut ublk = UblkOptions::default();
+                    (ublk.queues, ublk.device_cookie) = (queues, options.cookie.into());
                     UblkDevice::start(device, &ublk, Some(options.completion_log))
                 }
             };
@@ -85,7 +86,8 @@ impl Attachment {
 
     fn attach_nbd(device: &Arc<Device>, options: &AttachOptions<'_>) -> anyhow::Result<Self> {
         let listen = Listen::Unix(options.socket.to_owned());
-        let server_options = ServerOptions { threads: options.threads, ..ServerOptions::default() };
+        let mut server_options = ServerOptions::default();
+        server_options.threads = options.threads;
         let server = Server::start(Arc::clone(device), &listen, &server_options)?;
         let nbd = NbdOptions {
             export: "",

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, VolumeKey, new_sector_cipher};
+use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, VolumeKey, new_sector_cipher};
 use inlock_volume::{Hash, Kdf, KdfKind, KdfRequest};
 
 use crate::args::action::{Action, KDF, Prepared};
@@ -131,7 +131,7 @@ fn cipher_line(spec: CipherSpec, key_len: usize) -> anyhow::Result<()> {
     let mut key = VolumeKey::zeroed(key_len);
     // XTS may refuse a key with equal halves.
     key.as_mut_bytes().iter_mut().zip(0..).for_each(|(byte, number)| *byte = number);
-    let cipher = new_sector_cipher(&spec, key.as_bytes(), DataUnitSize::LUKS_MAX, false)?;
+    let cipher = new_sector_cipher(&spec, key.as_bytes(), DataUnitSize::LUKS_MAX, IvNumbering::Sectors)?;
     let mut data = vec![0x5a; BUFFER];
     let encryption = speed(|| cipher.encrypt(IvNumber(0), InOut::InPlace(&mut data)));
     let decryption = speed(|| cipher.decrypt(IvNumber(0), InOut::InPlace(&mut data)));

@@ -91,7 +91,7 @@ impl KeyFingerprint {
 /// Appends zeroes of a segment, encrypted with `key`.
 fn encrypt_zeroes(segment: &Segment, key: &VolumeKey, ciphertext: &mut Vec<u8>) -> Result<(), CipherError> {
     let Some(spec) = &segment.cipher else { return Ok(()) };
-    let cipher = new_sector_cipher(spec, key.as_bytes(), segment.unit, segment.large_iv)?;
+    let cipher = new_sector_cipher(spec, key.as_bytes(), segment.unit, segment.large_iv.into())?;
     let step = if segment.large_iv { 1 } else { segment.unit.sectors() };
     let mut unit = vec![0; segment.unit.bytes()];
     for number in 0..UNITS {

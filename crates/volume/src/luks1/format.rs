@@ -1,8 +1,8 @@
 //! Creating a LUKS1 volume.
 //!
-//! Order of writes: old headers away, key material, the second sector of the header, its first sector; each made durable
-//! before the next. The first sector alone makes the device a LUKS volume, and a sector is written whole or not at all:
-//! a power cut leaves the new volume, the old one, or plainly none.
+//! Order of writes: old headers away, key material, the second sector of the header, its first sector; each made
+//! durable before the next. The first sector alone makes the device a LUKS volume, and a sector is written whole or not
+//! at all: a power cut leaves the new volume, the old one, or plainly none.
 
 use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, KEYSLOTS, RawHeader, RawKeyslot};
 use super::{Luks1, STRIPES, validate};

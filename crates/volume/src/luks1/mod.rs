@@ -1,8 +1,8 @@
 //! LUKS version 1: "LUKS On-Disk Format Specification", version 1.2.3.
 //!
 //! One binary header without a checksum and without a second copy, eight keyslots. Since nothing in it is redundant, a
-//! damaged header that passes the checks here shows as a passphrase that opens nothing, never as a wrong key: the key is
-//! taken only if the header's digest agrees.
+//! damaged header that passes the checks here shows as a passphrase that opens nothing, never as a wrong key: the key
+//! is taken only if the header's digest agrees.
 
 pub mod binary_header;
 pub mod dump;

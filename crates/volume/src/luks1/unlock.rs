@@ -73,7 +73,7 @@ impl Luks1 {
                 keyslot: self.active_keyslots().first().copied().unwrap_or(0),
             });
         }
-        if !cipher.takes_key_len(self.key_len()) {
+        if !cipher.can_use_key_len(self.key_len()) {
             return Err(CipherError::KeyLength { spec: cipher, len: self.key_len() }.into());
         }
         let unsupported = |_| UnlockError::UnsupportedHash { place: HEADER, name: Excerpt::new(&self.hash_spec) };

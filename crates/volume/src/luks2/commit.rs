@@ -1,7 +1,7 @@
 //! Rewriting the metadata.
 //!
-//! The copy that was not trusted is written first and made durable before the other is touched. So a power cut leaves at
-//! least one whole copy, with the old metadata or the new; and a damaged copy is repaired on the way.
+//! The copy that was not trusted is written first and made durable before the other is touched. So a power cut leaves
+//! at least one whole copy, with the old metadata or the new; and a damaged copy is repaired on the way.
 
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy};
 use super::{HEADER, Luks2, validate};
@@ -13,8 +13,8 @@ impl Luks2 {
     /// Checks `map` by every rule of loading and writes it as the new metadata of both copies, with the next sequence
     /// number and new salts. Key material that it refers to must be durable before.
     ///
-    /// The caller holds the header's lock since loading it. After an error `self` still has the old metadata; what is on
-    /// the device is the old or the new.
+    /// The caller holds the header's lock since loading it. After an error `self` still has the old metadata; what is
+    /// on the device is the old or the new.
     pub fn commit(&mut self, device: &dyn HeaderDevice, map: Map<String, Value>) -> Result<(), CommitError> {
         let seqid = self.header.seqid.checked_add(1).ok_or(CommitError::SequenceExhausted)?;
         let header = BinaryHeader { seqid, ..self.header.clone() };

@@ -1,8 +1,8 @@
 //! Creating a LUKS2 volume.
 //!
 //! Order of writes: old headers away; key material and both JSON areas; the first copy's block; the second's; each made
-//! durable before the next. Only a block's first sector has content, and a sector is written whole or not at all: a power
-//! cut leaves the new volume, the old one, or plainly none.
+//! durable before the next. Only a block's first sector has content, and a sector is written whole or not at all: a
+//! power cut leaves the new volume, the old one, or plainly none.
 
 use super::areas::{KEYSLOTS_ALIGN, MAX_KEYSLOTS_LEN};
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS};

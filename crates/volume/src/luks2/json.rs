@@ -1,8 +1,8 @@
 //! Strict reading of LUKS2's JSON text, and typed access to its fields.
 //!
 //! A JSON area is at most 4 MiB of an attacker's choice. Depth and number of values are bounded while the text is read,
-//! so that the tree stays within some 20 MiB; a key that stands twice in an object is refused, because two readers could
-//! disagree on it.
+//! so that the tree stays within some 20 MiB; a key that stands twice in an object is refused, because two readers
+//! could disagree on it.
 
 use crate::printable::Excerpt;
 use crate::violation::{HeaderFault, HeaderPath, Violation};

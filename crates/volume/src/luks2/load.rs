@@ -1,9 +1,9 @@
 //! Which copy of the header to trust.
 //!
-//! The first copy counts if it is whole, and the second tells where it should be. Where the first is damaged, the second
-//! is looked for at every offset that the format allows; the nearest is taken, because a larger header overwrites what an
-//! older, smaller one left nearby, but not the other way round. Of two whole copies the one with the higher sequence
-//! number counts.
+//! The first copy counts if it is whole, and the second tells where it should be. Where the first is damaged, the
+//! second is looked for at every offset that the format allows; the nearest is taken, because a larger header
+//! overwrites what an older, smaller one left nearby, but not the other way round. Of two whole copies the one with the
+//! higher sequence number counts.
 
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS, checksum_matches};
 use super::json::text_of_area;

@@ -1,7 +1,7 @@
 //! The typed view of LUKS2 metadata (specification, section 3).
 //!
-//! The view holds what Inlock acts on. Types of keyslots, segments, digests and tokens that it does not know are kept by
-//! name: they are no fault, but nothing is done with them.
+//! The view holds what Inlock acts on. Types of keyslots, segments, digests and tokens that it does not know are kept
+//! by name: they are no fault, but nothing is done with them.
 
 use crate::pbkdf::Argon2Cost;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
 //! LUKS version 2: "LUKS2 On-Disk Format Specification", version 1.1.4.
 //!
 //! Two copies of a binary header with JSON metadata behind it, then the keyslot areas. Loading picks the copy to trust
-//! and checks all of it; [`Luks2`] keeps the JSON as it was read, with a typed view over it, so that what Inlock does not
-//! know survives a rewrite. Loading never writes.
+//! and checks all of it; [`Luks2`] keeps the JSON as it was read, with a typed view over it, so that what Inlock does
+//! not know survives a rewrite. Loading never writes.
 
 pub mod areas;
 pub mod binary_header;

@@ -79,7 +79,7 @@ pub(super) fn to_serve(metadata: &Metadata) -> Result<Vec<inlock_cipher::Segment
                 }
                 let unit = DataUnitSize::new(crypt.sector_size).map_err(|_| refuse("sector size"))?;
                 let cipher = cipher("LUKS2 segment", &crypt.cipher)?;
-                if !cipher.takes_unit(unit) {
+                if !cipher.can_use_unit(unit) {
                     return Err(CipherError::Unit { spec: cipher, unit }.into());
                 }
                 (Some(cipher), unit, crypt.iv_tweak)

@@ -159,7 +159,7 @@ fn by_priority(metadata: &Metadata, numbers: &[u32]) -> Vec<u32> {
 /// Whether every segment's cipher takes keys of this length.
 fn check_key_len(segments: &[Segment], len: usize) -> Result<(), CipherError> {
     for spec in segments.iter().filter_map(|segment| segment.cipher) {
-        if !spec.takes_key_len(len) {
+        if !spec.can_use_key_len(len) {
             return Err(CipherError::KeyLength { spec, len });
         }
     }
@@ -172,7 +172,7 @@ fn key_material(number: u32, keyslot: &Keyslot, slot: &PassphraseKeyslot) -> Res
         return Err(UnlockError::NullCipherKeyslot { keyslot: number });
     }
     let len = slot.area_key_len as usize;
-    if !cipher.takes_key_len(len) {
+    if !cipher.can_use_key_len(len) {
         return Err(CipherError::KeyLength { spec: cipher, len }.into());
     }
     Ok(KeyMaterial {

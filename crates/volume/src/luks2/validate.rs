@@ -75,8 +75,9 @@ fn config(root: &Fields<'_>, header: &BinaryHeader) -> Result<Config, HeaderFaul
     Ok(Config { json_size, keyslots_size, flags: fields.texts_if_any("flags")?, requirements })
 }
 
-/// A passphrase keyslot holds one key, so exactly one digest vouches for it; and keyslots under one digest hold the same
-/// key, so they agree on its length. (PBKDF2 gives a short key and the same key with zeroes behind it the same digest.)
+/// A passphrase keyslot holds one key, so exactly one digest vouches for it; and keyslots under one digest hold the
+/// same key, so they agree on its length. (PBKDF2 gives a short key and the same key with zeroes behind it the same
+/// digest.)
 fn check_bindings(name: &'static str, metadata: &Metadata) -> Result<(), HeaderFault> {
     let mut bound = [None; MAX_OBJECTS as usize];
     for (&number, digest) in &metadata.digests {

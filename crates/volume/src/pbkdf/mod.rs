@@ -205,8 +205,9 @@ fn argon2(alg: Algorithm, cost: Argon2Cost, passphrase: &[u8], salt: &[u8], key:
 struct Argon2Memory(Vec<Block>);
 
 impl Argon2Memory {
-    /// An allocation of this many bytes is always a mapping of its own, which leaves the process when it is freed: glibc
-    /// keeps smaller ones (up to 32 MiB, `M_MMAP_THRESHOLD_MAX`) on its heap. Pages that are never touched cost nothing.
+    /// An allocation of this many bytes is always a mapping of its own, which leaves the process when it is freed:
+    /// glibc keeps smaller ones (up to 32 MiB, `M_MMAP_THRESHOLD_MAX`) on its heap. Pages that are never touched cost
+    /// nothing.
     const MIN_MAPPED: usize = 33 << 20;
 
     fn new(blocks: usize) -> Option<Self> {

@@ -86,7 +86,7 @@ impl CryptLine {
         if !self.offset.0.is_multiple_of(unit) {
             return Err((8, "offset", misaligned));
         }
-        match new_sector_cipher(&self.cipher, self.key.as_bytes(), self.unit, self.large_iv) {
+        match new_sector_cipher(&self.cipher, self.key.as_bytes(), self.unit, self.large_iv.into()) {
             Ok(_) => Ok(()),
             Err(error @ CipherError::KeyLength { .. }) => Err((5, "key", TableFault::Unfit(error))),
             Err(error) => Err((4, "cipher", TableFault::Unfit(error))),

@@ -1,10 +1,10 @@
-//! dm-crypt's table: `start length crypt cipher key iv_offset device offset [count options]`, read and printed as the Linux
-//! kernel does.
+//! dm-crypt's table: `start length crypt cipher key iv_offset device offset [count options]`, read and printed as the
+//! Linux kernel does.
 //!
-//! A table is what a volume is once it is unlocked, in one line of text or several: a program that has it needs no header.
-//! Lines of the targets `crypt`, `linear`, `zero` and `error` stand one after the other without gaps. What the kernel
-//! refuses is refused here, with the word that is wrong and what was expected; where Inlock is stricter, or goes further, it
-//! says so (see docs/formats/table.md). Keys are held in locked memory and never printed unless asked for.
+//! A table is what a volume is once it is unlocked, in one line of text or several: a program that has it needs no
+//! header. Lines of the targets `crypt`, `linear`, `zero` and `error` stand one after the other without gaps. What the
+//! kernel refuses is refused here, with the word that is wrong and what was expected; where Inlock is stricter, or goes
+//! further, it says so (see docs/formats/table.md). Keys are held in locked memory and never printed unless asked for.
 
 mod crypt;
 mod error;

@@ -8,8 +8,8 @@ use std::fmt;
 /// The most options that the kernel lets a line have.
 const MAX_OPTIONS: u64 = 9;
 
-/// What a line asks of the one that carries it out. The flags but for the first steer threads of the Linux kernel; Inlock
-/// encrypts on the thread that has the request, which is what they ask for, and keeps them for whoever looks.
+/// What a line asks of the one that carries it out. The flags but for the first steer threads of the Linux kernel;
+/// Inlock encrypts on the thread that has the request, which is what they ask for, and keeps them for whoever looks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CryptOptions {
     /// Discards go through to the device.

@@ -13,7 +13,8 @@ fn line(rest: &str) -> String {
     format!("0 128 crypt aes-xts-plain64 {KEY}{KEY} {rest}")
 }
 
-/// What Inlock says to a line: `accept`, `device` where only the device tells, or the number of the wrong word and its fault.
+/// What Inlock says to a line: `accept`, `device` where only the device tells, or the number of the wrong word and its
+/// fault.
 fn verdict(line: &str) -> String {
     let line = line.replace("@DEV@", "/dev/loop0").replace("@SECTORS@", &SECTORS.to_string());
     let line = line.replace("\\n", "\n").replace("\\t", "\t");

@@ -1,7 +1,8 @@
 //! LUKS and plain volumes, made here and used in the guest by cryptsetup and dm-crypt, and the other way round.
 //!
-//! Inlock makes a volume and puts an ext4 into it, which the guest checks, mounts, reads and writes; after it Inlock exports
-//! the file system again. cryptsetup makes a volume in the guest and data is written through dm-crypt; Inlock exports it.
+//! Inlock makes a volume and puts an ext4 into it, which the guest checks, mounts, reads and writes; after it Inlock
+//! exports the file system again. cryptsetup makes a volume in the guest and data is written through dm-crypt; Inlock
+//! exports it.
 
 use std::fs::{self, File};
 use std::path::Path;

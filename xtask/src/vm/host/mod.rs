@@ -29,7 +29,8 @@ pub(super) fn prepare(name: &str, scene: &mut Scene<'_>) -> Result<Option<Judge>
     PARTS.iter().find(|(n, _)| *n == name).map(|(_, prepare)| prepare(scene)).transpose()
 }
 
-/// In how many rounds a test runs, each with its own machine and disks: with `--full` not all of it fits onto disks at once.
+/// In how many rounds a test runs, each with its own machine and disks: with `--full` not all of it fits onto disks at
+/// once.
 pub(super) fn rounds(script: &Script, full: bool) -> usize {
     if full && script.name == "dm-crypt" { dm_crypt::FULL_ROUNDS } else { 1 }
 }

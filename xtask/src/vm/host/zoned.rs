@@ -1,8 +1,9 @@
 //! Holds a table of operations on zones, `tests/table/zones.txt`, against what the guest's devices did.
 //!
-//! A row says what comes of its steps on a device of the first shape, the lines behind it what is different on other shapes. Of
-//! each shape there is the kernel's own device, which is held against the file, and others that have to do as it does: dm-crypt's,
-//! Inlock's on such a device, Inlock's on a file with zones. The run's folder gets the file as the devices would have it.
+//! A row says what comes of its steps on a device of the first shape, the lines behind it what is different on other
+//! shapes. Of each shape there is the kernel's own device, which is held against the file, and others that have to do
+//! as it does: dm-crypt's, Inlock's on such a device, Inlock's on a file with zones. The run's folder gets the file as
+//! the devices would have it.
 
 use std::collections::BTreeMap;
 use std::fs;

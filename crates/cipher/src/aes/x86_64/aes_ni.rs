@@ -109,8 +109,9 @@ impl AesVector for Block1 {
         u128::from_le_bytes(*first)
     }
 
-    /// One doubling after the other, in general registers: every vector instruction could take a port from the rounds. Spelled
-    /// out, since the compiler makes a double-word shift of it, which is slow enough to be what the rounds wait for.
+    /// One doubling after the other, in general registers: every vector instruction could take a port from the rounds.
+    /// Spelled out, since the compiler makes a double-word shift of it, which is slow enough to be what the rounds wait
+    /// for.
     #[inline(always)]
     unsafe fn tweak<const INDEX: usize>(walk: &mut u128, _: *const u8) -> Self {
         let (mut low, mut high) = (*walk as u64, (*walk >> 64) as u64);

@@ -1,9 +1,9 @@
 //! The loops of every x86-64 kernel, once, over a vector of AES blocks.
 //!
-//! What makes them fast: eight vectors are in flight, which hides the latency of a round; the tweaks of up to 64 units are
-//! encrypted together before the units; tweaks are computed a row ahead, and with VAES from the row's first by shifts and one
-//! carry-less multiplication, so nothing waits for a chain, and the processor starts the next unit while the last one drains.
-//! The round keys stay in registers where there are 32 of them.
+//! Eight vectors are in flight, which hides the latency of a round. The tweaks of up to 64 units are encrypted together
+//! before the units. Tweaks are computed a row ahead, and with VAES from the row's first by shifts and one carry-less
+//! multiplication, so that no instruction waits for a chain and the CPU starts the next unit while the last one drains.
+//! The round keys stay in registers if there are 32 of them.
 //!
 //! Everything is `inline(always)` into an entry point that enables the instructions (see `entry_points`); nothing here
 //! branches on or indexes by key or data. Powers of x are those of IEEE 1619, section 5.2: little-endian, modulus 0x87.
@@ -28,16 +28,17 @@ pub(super) const IN_FLIGHT: usize = 8;
 pub(super) trait AesVector: Copy {
     /// How many blocks a vector holds.
     const BLOCKS: usize;
-    /// How many round keys stay in registers, from that of the first round. Each other is read again each round, which costs one load for
-    /// `IN_FLIGHT` vectors or more, and no copy of a key is spilled to the stack.
+    /// How many round keys stay in registers, from that of the first round. Each other is read again each round, which
+    /// costs one load for `IN_FLIGHT` vectors or more, and no copy of a key is spilled to the stack.
     fn keys_in_registers(rounds: usize) -> usize;
-    /// How many rounds of a row run while the row before it ends, at most 4. None where there are no registers for two rows.
+    /// How many rounds of a row run while the row before it ends, at most 4. None where there are no registers for two
+    /// rows.
     const AHEAD: usize;
 
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
-    /// As `load`, from blocks that the last few instructions wrote half by half. One wide load of them would wait until all
-    /// those writes, and everything before them, are done; narrow ones take them from the processor's store queue.
+    /// As `load`, from blocks that the last few instructions wrote half by half. One wide load of them would wait until
+    /// all those writes, and everything before them, are done; narrow ones take them from the CPU's store queue.
     unsafe fn gather(from: *const u8) -> Self;
     /// `block` in every place.
     unsafe fn splat(block: &Block) -> Self;
@@ -47,18 +48,18 @@ pub(super) trait AesVector: Copy {
     unsafe fn enc_last(self, round_key: Self) -> Self;
     unsafe fn dec(self, round_key: Self) -> Self;
     unsafe fn dec_last(self, round_key: Self) -> Self;
-    /// Makes the compiler have computed `states` and `other` here, without an instruction: it would else reorder the vectors'
-    /// rounds to save registers, and so undo the interleaving.
+    /// Makes the compiler have computed `states` and `other` here, without an instruction: it would else reorder the
+    /// vectors' rounds to save registers, and so undo the interleaving.
     unsafe fn pin(states: &mut [Self; IN_FLIGHT], other: &mut Self);
-    /// What the tweaks of a row are computed from.
+    /// State from which the tweaks of a row are computed.
     type Walk: Copy;
     /// That of a unit's first row, from the unit's first tweak.
     unsafe fn walk(first: &Block) -> Self::Walk;
     /// That of the next row, from this one's after all its tweaks were asked for.
     unsafe fn next_row(walk: Self::Walk) -> Self::Walk;
-    /// The tweaks of vector `INDEX` of a row, that is the row's first tweak times x^(BLOCKS * INDEX + place). Asked for once a row for
-    /// each index, in order, so an implementation may go on from the last by changing `walk`. `counts` is what
-    /// [`AesVector::counts`] gave.
+    /// The tweaks of vector `INDEX` of a row, that is the row's first tweak times x^(BLOCKS * INDEX + place). Asked for
+    /// once a row for each index, in order, so an implementation may go on from the last by changing `walk`. `counts`
+    /// is what [`AesVector::counts`] gave.
     unsafe fn tweak<const INDEX: usize>(walk: &mut Self::Walk, counts: *const u8) -> Self;
     /// Where the table of [`Counts`] for `BLOCKS` is, for vectors that use one.
     fn counts() -> *const u8;
@@ -66,8 +67,9 @@ pub(super) trait AesVector: Copy {
 
 /// Left and right shift counts for [`AesVector::tweak`], a vector of them for each index.
 ///
-/// t * x^k is (t << k) + (hi >> (64 - k)) * 0x87 + ((lo >> (64 - k)) << 64), where the first shift is of each half. With s
-/// = swap(t) >> (64 - k), whose low half is hi's overflow and whose high half is lo's, that is (t << k) + s + (low half of s)
+/// t * x^k is (t << k) + (hi >> (64 - k)) * 0x87 + ((lo >> (64 - k)) << 64), where the first shift is of each half.
+/// With s = swap(t) >> (64 - k), whose low half is hi's overflow and whose high half is lo's, that is (t << k) + s +
+/// (low half of s)
 /// * 0x86: the 1 that is missing from 0x87 takes the low half of s away again. Right for every k from 0 to 63.
 #[repr(C, align(64))]
 pub(super) struct Counts<const BLOCKS: usize, const LANES: usize> {
@@ -94,7 +96,7 @@ impl<const BLOCKS: usize, const LANES: usize> Counts<BLOCKS, LANES> {
     }
 }
 
-/// The block at `from`, of two loads, whatever the compiler would make of them (see [`AesVector::gather`]).
+/// The block at `from` by two loads, which the compiler must not merge (see [`AesVector::gather`]).
 ///
 /// # Safety
 /// `from` is valid for 16 bytes.
@@ -108,7 +110,8 @@ pub(super) unsafe fn halves(from: *const u8) -> __m128i {
     }
 }
 
-/// Runs a statement once for each of the `IN_FLIGHT` vectors, with the constant `$i`, without leaving the unrolling to chance.
+/// Runs a statement once for each of the `IN_FLIGHT` vectors, with the constant `$i`, without leaving the unrolling to
+/// chance.
 macro_rules! each {
     ($i:ident => $body:expr) => {{
         each!(@ $i $body, 0 1 2 3 4 5 6 7);
@@ -232,15 +235,15 @@ impl<V: AesVector> Rows<V> {
     }
 }
 
-/// The tweaks of the row at hand and of the next, each already added to the last round key: so the last round takes its key
-/// from here, and a tweak costs one store, one load and no register.
+/// The tweaks of the row at hand and of the next, each already added to the last round key: so the last round takes its
+/// key from here, and a tweak costs one store, one load and no register.
 #[repr(C, align(64))]
 struct LastKeys([MaybeUninit<[u8; 64 * IN_FLIGHT]>; 2]);
 
 /// XTS over every unit of `job`, whose tweaks it makes from the IVs.
 ///
-/// Works through rows, be they of one unit or of several. While a row's rounds run, the next row's tweaks are computed and, with
-/// registers enough, its data is loaded, so that its first round follows the last round of this row.
+/// Works through rows, be they of one unit or of several. While a row's rounds run, the next row's tweaks are computed
+/// and, with registers enough, its data is loaded, so that its first round follows the last round of this row.
 ///
 /// # Safety
 /// The instructions of `V` are there; `job` comes from its constructor.
@@ -252,9 +255,8 @@ pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>
     let mut last_keys = LastKeys([MaybeUninit::uninit(); 2]);
     // Opaque, so that the compiler does not move the table to registers that it then has to spill.
     let mut now = std::hint::black_box(last_keys.0.as_mut_ptr().cast::<u8>());
-    // SAFETY: instructions are the caller's promise. The IVs fill whole vectors, and there is one more than units. Data is
-    // read and written inside `units * unit_len` bytes, of which a row is always a divisor. The
-    // table has two rows.
+    // SAFETY: instructions are the caller's promise. The IVs fill whole vectors, and there is one more than units. Data
+    // is read and written inside `units * unit_len` bytes, of which a row is always a divisor. The table has two rows.
     unsafe {
         let mut then = now.add(row_len);
         let XtsKeys { data, tweak } = job.keys();
@@ -296,9 +298,9 @@ unsafe fn start_row<V: AesVector>(whitening: V, last_keys: *const u8, src: *cons
     states
 }
 
-/// The rounds of a row but the first `V::AHEAD`, which are done, to `dst`. The last keys are at `now`. Leaves the last keys of
-/// `next` at `then`, and gives back the states of `next`, whose data is at `next_src`, after their first `V::AHEAD` rounds.
-/// After the `LAST` row there is no next.
+/// The rounds of a row but the first `V::AHEAD`, which are done, to `dst`. The last keys are at `now`. Leaves the last
+/// keys of `next` at `then`, and gives back the states of `next`, whose data is at `next_src`, after their first
+/// `V::AHEAD` rounds. After the `LAST` row there is no next.
 #[inline(always)]
 unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, const LAST: bool>(
     keys: &Keys<V, ROUNDS>,
@@ -362,8 +364,8 @@ unsafe fn ahead_round<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, co
     }
 }
 
-/// Computes one of the next row's last keys. One a round, where rows do not run ahead: in one go they would keep the rounds
-/// from their ports.
+/// Computes one of the next row's last keys. One a round, where rows do not run ahead: in one go they would keep the
+/// rounds from their ports.
 #[inline(always)]
 unsafe fn next_tweak<V: AesVector, const INDEX: usize>(
     last_key: V,
@@ -379,7 +381,8 @@ unsafe fn next_tweak<V: AesVector, const INDEX: usize>(
     }
 }
 
-/// Computes two of the next row's last keys, to run ahead, and starts their states. `edges` are the first key and the last.
+/// Computes two of the next row's last keys, to run ahead, and starts their states. `edges` are the first key and the
+/// last.
 #[inline(always)]
 unsafe fn next_two<V: AesVector, const FIRST: usize, const SECOND: usize>(
     edges: (V, V),
@@ -444,7 +447,8 @@ pub(super) unsafe fn encrypt_whole_vectors<V: AesVector, const ROUNDS: usize>(ke
 pub(super) unsafe fn encrypt_blocks<V: AesVector, const ROUNDS: usize>(keys: &RoundKeys, blocks: &mut [Block]) {
     let (whole, rest) = blocks.split_at_mut(blocks.len() - blocks.len() % V::BLOCKS);
     let mut padded: [Block; 4] = [[0; 16]; 4];
-    // SAFETY: the first is made of whole vectors; the second is one whole vector, as no vector has more than four blocks.
+    // SAFETY: the first is made of whole vectors; the second is one whole vector, as no vector has more than four
+    // blocks.
     unsafe {
         encrypt_whole_vectors::<V, ROUNDS>(keys, whole);
         if !rest.is_empty() {
@@ -569,7 +573,7 @@ unsafe fn cbc_encrypt_few<V: AesVector, const ROUNDS: usize>(
             *state = V::splat(iv);
         }
         for at in (0..unit_len).step_by(16) {
-            // The chains do not depend on each other: the processor runs them side by side from this order too.
+            // The chains do not depend on each other: the CPU runs them in parallel in this order too.
             for (unit, state) in states.iter_mut().enumerate().take(ivs.len()) {
                 let mut block = state.xor3(V::load(src.add(unit * unit_len + at)), keys.get::<0>());
                 each_round!(ROUNDS, R => block = block.enc(keys.get::<R>()));
@@ -580,8 +584,8 @@ unsafe fn cbc_encrypt_few<V: AesVector, const ROUNDS: usize>(
     }
 }
 
-/// `iterations` times 16 independent vectors through `rounds` AES rounds, back to back and nothing else: the fastest that
-/// this width can be. Gives back the bytes that went through.
+/// Runs independent vectors through `ROUNDS` AES rounds back to back, `iterations` times: the fastest that this width
+/// can be. Returns the number of bytes.
 ///
 /// # Safety
 /// The instructions of `V` are there.

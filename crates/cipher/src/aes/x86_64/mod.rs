@@ -7,8 +7,8 @@ mod vaes_512;
 
 /// Makes the safe entry points of a kernel, each of which takes the proof token of its instruction set.
 ///
-/// The functions that enable instructions are monomorphic in rounds and direction, so that each has one loop and its own
-/// registers.
+/// The functions that enable instructions are monomorphic in rounds and direction, so that each has one loop and its
+/// own registers.
 macro_rules! entry_points {
     ($kernel:ident, $token:ty, $vector:ty, $features:literal) => {
         use super::blocks;

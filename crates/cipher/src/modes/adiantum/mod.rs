@@ -1,8 +1,8 @@
-//! Adiantum (Crowley and Biggers, "Adiantum: length-preserving encryption for entry-level processors", 2018), as the Linux kernel
-//! has it: XChaCha with 12 or 20 rounds, AES-256, and a hash of NH and Poly1305.
+//! Adiantum (Crowley and Biggers, FSE 2018) as in the Linux kernel: XChaCha with 12 or 20 rounds, AES-256, and a hash
+//! of NH and Poly1305.
 //!
-//! A data unit is one block: whoever changes a bit of it changes all of it. Its last 16 bytes are the narrow side, the rest the wide
-//! one. Constant time wherever the `aes` and `chacha20` crates are.
+//! A data unit is one block: a change of one bit changes all of it. Its last 16 bytes are the narrow side, the rest is
+//! the wide side. Constant time on targets on which the `aes` and `chacha20` crates are.
 
 mod nh;
 mod poly1305;
@@ -25,7 +25,7 @@ pub(crate) struct Adiantum {
     rounds: u8,
 }
 
-/// What a key expands to.
+/// An expanded key.
 struct Keys {
     /// XChaCha's.
     stream: [u8; 32],
@@ -98,7 +98,7 @@ impl Adiantum {
         }
     }
 
-    /// What the tweak adds to the hash of a wide side of `len` bytes.
+    /// Computes the share of the tweak in the hash of a wide side of `len` bytes.
     fn hash_of_tweak(&self, [first, second]: [Block; 2], len: usize) -> u128 {
         let bits = (len as u128 * 8).to_le_bytes();
         self.keys.tweak.hash([bits, first, second].into_iter())

@@ -1,7 +1,8 @@
-//! NH (Black and others, "UMAC: Fast and Secure Message Authentication", 1999) in Adiantum's size: 32-bit words two apart, four passes.
+//! NH (Black and others, "UMAC: Fast and Secure Message Authentication", 1999) in Adiantum's size: 32-bit words two
+//! apart, four passes.
 //!
-//! The loop is shaped for vector registers of four words, which the compiler fills on every processor: a pass adds, multiplies two
-//! pairs to 64 bits each, and adds again.
+//! The loop is shaped for vector registers of four words, which the compiler fills on every CPU: a pass adds,
+//! multiplies two pairs to 64 bits each, and adds again.
 
 /// Blocks of 16 bytes that one hash covers, at most.
 pub(super) const MOST_BLOCKS: usize = 64;

@@ -1,7 +1,7 @@
 //! Poly1305 (Bernstein, 2005) as a hash: no nonce is added at the end, and messages are whole blocks of 16 bytes.
 //!
-//! Adiantum hashes three to a hundred blocks at a time under keys that stay, and the `poly1305` crate's state costs more to set up than
-//! that: so this is the plain algorithm on 64-bit words. Constant time.
+//! Adiantum hashes three to a hundred blocks at a time under keys that stay, and the `poly1305` crate's state costs
+//! more to set up than that: so this is the plain algorithm on 64-bit words. Constant time.
 
 /// A clamped key.
 pub(super) struct Key([u64; 2]);

@@ -1,4 +1,4 @@
-//! Published vectors, and a twin that is written for reading.
+//! Published vectors, and a reference implementation.
 
 use super::*;
 use crate::testing::{noise, unhex};
@@ -38,7 +38,7 @@ fn vectors() -> Vec<Vector> {
 }
 
 #[test]
-fn gives_the_published_answers() {
+fn adiantum_gives_the_published_answers() {
     let vectors = vectors();
     assert_eq!(vectors.len(), 14);
     for Vector { rounds, key, tweak, plain, sha256 } in vectors {
@@ -56,7 +56,7 @@ fn gives_the_published_answers() {
 
 /// Runs of units, in groups that are full, not full and one alone.
 #[test]
-fn runs_of_units_agree_with_the_twin() {
+fn runs_of_units_agree_with_the_reference() {
     for rounds in [12, 20] {
         let key: [u8; 32] = noise(1, 32).try_into().unwrap();
         let (cipher, twin) = (Adiantum::new(&key, rounds), Twin::new(&key, rounds));
@@ -77,7 +77,8 @@ fn runs_of_units_agree_with_the_twin() {
     }
 }
 
-/// Against the crate, at the ends of what words hold too: blocks of ones, and sums that are just below and above 2^130 - 5.
+/// Against the crate, at the ends of what words hold too: blocks of ones, and sums that are just below and above 2^130
+/// - 5.
 #[test]
 fn poly1305_agrees_with_the_crate() {
     let keys = [vec![0xff; 16], vec![0; 16], [vec![1], vec![0; 15]].concat(), noise(1, 16), noise(2, 16)];

@@ -1,5 +1,5 @@
-//! BitLocker's Elephant diffuser (Ferguson, "AES-CBC + Elephant diffuser", 2006): a sector key and two unkeyed diffusers over the
-//! plaintext of a unit.
+//! BitLocker's Elephant diffuser (Ferguson, "AES-CBC + Elephant diffuser", 2006): a sector key and two unkeyed
+//! diffusers over the plaintext of a unit.
 
 use super::Layer;
 use crate::block_cipher::{BlockCipher, new_block_cipher};

@@ -1,7 +1,7 @@
 //! loop-AES's IV (`lmk`), which depends on the plaintext behind the first block, in units of 512 bytes.
 //!
-//! In CBC an IV is what the first block is XORed with. So it is XORed to the plaintext here, outside a CBC whose IV is zero;
-//! after decryption the same is computed again, from plaintext that is already right, and removed.
+//! In CBC an IV is what the first block is XORed with. So it is XORed to the plaintext here, outside a CBC whose IV is
+//! zero; after decryption the same is computed again, from plaintext that is already right, and removed.
 
 use super::Layer;
 use crate::locked::LockedBox;

@@ -1,7 +1,7 @@
 //! IV modes that depend on the data or change it, as layers around a sector cipher.
 //!
-//! A layer is a sector cipher over another one, which it calls once for each call. Layers work in place; with a separate
-//! destination they copy first, so the source stays unchanged.
+//! A layer is a sector cipher over another one, which it calls once for each call. Layers work in place; with a
+//! separate destination they copy first, so the source stays unchanged.
 
 mod elephant;
 mod lmk;
@@ -13,17 +13,17 @@ pub(super) use tcw::Tcw;
 
 use crate::{DataUnitSize, InOut, IvNumber, SectorCipher};
 
-/// What a layer does to one data unit. Both are given the unit's IV number.
+/// A change to single data units, which may depend on the unit's IV number.
 pub(crate) trait Layer: Send + Sync {
-    /// Before the cipher encrypts, and after it decrypted: both ways of a change to plaintext.
+    /// Whether the layer changes plaintext: before the cipher encrypts and after it decrypts. Otherwise ciphertext.
     const AROUND_PLAINTEXT: bool;
-    /// Changes a unit on its way to the store.
+    /// Changes a unit when it is encrypted.
     fn apply(&self, number: u64, unit: &mut [u8]);
     /// Undoes [`Layer::apply`].
     fn undo(&self, number: u64, unit: &mut [u8]);
 }
 
-/// A sector cipher with a layer round its plaintext or its ciphertext.
+/// A sector cipher with a layer around its plaintext or its ciphertext.
 pub(crate) struct Layered<L> {
     layer: L,
     cipher: Box<dyn SectorCipher>,

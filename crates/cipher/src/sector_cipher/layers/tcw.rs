@@ -1,5 +1,5 @@
-//! The whitening of old TrueCrypt volumes (`tcw`): eight bytes of key and number, XORed along a unit's ciphertext. The IV is
-//! made where all IVs are.
+//! The whitening of old TrueCrypt volumes (`tcw`): eight bytes of key and number, XORed along a unit's ciphertext. The
+//! IV is made where all IVs are.
 
 use super::Layer;
 use crate::locked::LockedBox;
@@ -35,7 +35,8 @@ impl Layer for Tcw {
     }
 }
 
-/// The CRC-32 of Ethernet over four bytes, from zero and not inverted. Bit by bit, since a table would be looked up by key.
+/// The CRC-32 of Ethernet over four bytes, from zero and not inverted. Bit by bit, since a table would be looked up by
+/// key.
 fn crc32(word: u32) -> u32 {
     (0..32).fold(word, |sum, _| (sum >> 1) ^ (0xedb8_8320 & (sum & 1).wrapping_neg()))
 }

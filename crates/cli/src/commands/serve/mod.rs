@@ -232,15 +232,13 @@ fn refuse_zones(args: &ServeArgs) -> anyhow::Result<()> {
 }
 
 fn options(args: &ServeArgs) -> ServerOptions {
-    let defaults = ServerOptions::default();
-    ServerOptions {
-        export_name: args.export_name.clone(),
-        description: description(args),
-        threads: args.threads.map_or(defaults.threads, usize::from),
-        offload: args.offload,
-        io: args.io,
-        ..defaults
-    }
+    let mut options = ServerOptions::default();
+    options.export_name = args.export_name.clone();
+    options.description = description(args);
+    options.threads = args.threads.map_or(options.threads, usize::from);
+    options.offload = args.offload;
+    options.io = args.io;
+    options
 }
 
 /// Closes a volume that is served until a signal.

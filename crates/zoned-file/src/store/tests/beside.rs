@@ -90,7 +90,8 @@ fn setup(promised: bool) -> Setup {
 }
 
 impl Setup {
-    /// Resets both zones. While the space of the first is given back another thread syncs the file, from beginning to end.
+    /// Resets both zones. While the space of the first is given back another thread syncs the file, from beginning to
+    /// end.
     fn reset_both_beside_a_sync(&self) {
         let file = Arc::downgrade(&self.file);
         self.hooked_data.set(move |call| {

@@ -1,8 +1,9 @@
 //! What is left after a kill, and after a power cut.
 //!
-//! A machine has two disks (data and sidecar) behind a cache. A kill leaves the cache; a power cut leaves of each sector any of its
-//! versions since the last sync, or a mixture of two. A file is used at random through several lives on such a machine, and what each
-//! life finds must be what the last one may have left. In half of the lives another thread syncs the file all the while.
+//! A machine has two disks (data and sidecar) behind a cache. A kill leaves the cache; a power cut leaves of each
+//! sector any of its versions since the last sync, or a mixture of two. A file is used at random through several lives
+//! on such a machine, and what each life finds must be what the last one may have left. In half of the lives another
+//! thread syncs the file all the while.
 
 use super::*;
 use std::collections::HashMap;
@@ -79,8 +80,8 @@ impl Disk {
         self.machine().beside.as_mut().and_then(|beside| beside.ask(64));
     }
 
-    /// Has the other thread sync, now and then, and waits for the end of that. Where the sync waits for the caller in turn there
-    /// is nothing to wait for.
+    /// Has the other thread sync, now and then, and waits for the end of that. Where the sync waits for the caller in
+    /// turn there is nothing to wait for.
     fn sync_beside(&self) {
         let asked = self.machine().beside.as_mut().and_then(|beside| Some((beside.ask(2)?, beside.done.clone())));
         let begun = Instant::now();
@@ -138,8 +139,8 @@ impl Machine {
         }
     }
 
-    /// After how many events it ends, at least `first`: after the last, within any, where something is about to be safe, or
-    /// where a sync has just ended.
+    /// After how many events it ends, at least `first`: after the last, within any, where something is about to be
+    /// safe, or where a sync has just ended.
     fn end_after(&self, first: usize, steps: &[Step], random: &mut Random) -> usize {
         let is_sync = |at: &usize| matches!(self.log[*at], Event::Sync { .. });
         let syncs: Vec<usize> = (first..self.log.len()).filter(is_sync).collect();

@@ -1,5 +1,5 @@
-//! Zoned files against the table that the kernel, dm-crypt and volumes are held against: `tests/table/zones.txt`. How steps are
-//! written stands in `xtask/src/zones/cases.rs`, what the shapes are like in `tests/vm/zoned.sh`.
+//! Zoned files against the table that the kernel, dm-crypt and volumes are held against: `tests/table/zones.txt`. How
+//! steps are written stands in `xtask/src/zones/cases.rs`, what the shapes are like in `tests/vm/zoned.sh`.
 
 use super::*;
 

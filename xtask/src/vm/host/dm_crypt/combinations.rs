@@ -99,7 +99,7 @@ fn variants(spec: CipherSpec, word: &str) -> Result<Vec<Combination>> {
             for iv_offset in [0, IV_OFFSET] {
                 let len = lens[found.len() % lens.len()];
                 let unit = DataUnitSize::new(unit)?;
-                if !spec.takes_unit(unit) {
+                if !spec.can_use_unit(unit) {
                     continue;
                 }
                 let key = key(word, len);
@@ -110,8 +110,8 @@ fn variants(spec: CipherSpec, word: &str) -> Result<Vec<Combination>> {
     Ok(found)
 }
 
-/// Key lengths worth a comparison: all where they are few, else a short one, the middle and the longest. The kernel's null
-/// cipher takes none.
+/// Key lengths worth a comparison: all where they are few, else a short one, the middle and the longest. The kernel's
+/// null cipher takes none.
 fn key_lens(spec: &CipherSpec) -> Vec<usize> {
     if spec.cipher == Cipher::Null {
         return vec![0];

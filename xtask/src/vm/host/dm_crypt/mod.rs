@@ -1,8 +1,8 @@
 //! Compares Inlock's bytes with dm-crypt's, both ways.
 //!
-//! Inlock encrypts a known plaintext, the guest decrypts it through dm-crypt; the guest encrypts the same plaintext through
-//! dm-crypt, Inlock decrypts it; both ciphertexts have to be the same. One group of combinations is made wrong on purpose:
-//! were it found right, nothing that this comparison says would count.
+//! Inlock encrypts a known plaintext, the guest decrypts it through dm-crypt; the guest encrypts the same plaintext
+//! through dm-crypt, Inlock decrypts it; both ciphertexts have to be the same. One group of combinations is made wrong
+//! on purpose: were it found right, nothing that this comparison says would count.
 
 mod combinations;
 
@@ -128,7 +128,7 @@ struct Stream {
 
 impl Stream {
     fn new(of: &Combination, shift: u64) -> Result<Self> {
-        let cipher = new_sector_cipher(&of.spec, &of.key, of.unit, of.large_iv).with_context(|| of.name())?;
+        let cipher = new_sector_cipher(&of.spec, &of.key, of.unit, of.large_iv.into()).with_context(|| of.name())?;
         Ok(Self { cipher, large_iv: of.large_iv, sector: of.iv_offset + shift })
     }
 
