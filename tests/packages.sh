@@ -4,7 +4,7 @@
 PACKAGES=(
     gcc libc6-dev fio nbdkit libnbd-bin python3-libnbd cryptsetup-bin qemu-utils jq shellcheck e2fsprogs
     python3-cryptography python3-cryptography-vectors valgrind
-    strace qemu-system-x86 busybox-static kmod dmsetup fuse3 xfsprogs btrfs-progs f2fs-tools
+    curl strace qemu-system-x86 busybox-static kmod dmsetup fuse3 xfsprogs btrfs-progs f2fs-tools
 )
 
 # Prints what is missing, one package a line: by the program a package brings, or the Python module.
