@@ -3,5 +3,5 @@
 #[allow(dead_code, reason = "targets call what reads")]
 #[path = "../../crates/cli/src/control/line.rs"]
 pub(crate) mod line;
-#[path = "../../crates/cli/src/control/pipe.rs"]
+#[path = "../../crates/cli/src/system/pipe.rs"]
 pub(crate) mod pipe;

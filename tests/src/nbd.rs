@@ -1,7 +1,7 @@
 //! An NBD client for tests: well-behaved by its methods, and free to send anything byte by byte.
 //!
-//! Written from the protocol document alone; it shares no code with the server, so that both would have to be wrong in the
-//! same way for a test to pass wrongly. Every wait ends after `patience`, which only tells a hang from an answer.
+//! Written from the protocol document alone; it shares no code with the server, so that both would have to be wrong in
+//! the same way for a test to pass wrongly. Every wait ends after `patience`, which only tells a hang from an answer.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -151,7 +151,7 @@ pub struct OptionReply {
     pub option: u32,
     /// One of [`option_reply`].
     pub kind: u32,
-    /// What comes with it.
+    /// Data of the reply.
     pub data: Vec<u8>,
 }
 
@@ -162,13 +162,13 @@ pub struct Reply {
     pub cookie: u64,
     /// 0, or one of [`errno`].
     pub error: u32,
-    /// What was read.
+    /// Data of a read.
     pub data: Vec<u8>,
     /// Lengths and flags of the extents of a block status reply.
     pub extents: Vec<(u64, u64)>,
 }
 
-/// What the server sends in transmission: a simple reply's header, or a chunk of another reply.
+/// Message of the server in transmission: a simple reply's header, or a chunk of another reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The data of a read that succeeded follows.
@@ -186,12 +186,12 @@ pub enum Message {
         offset: Option<u64>,
         /// No other chunk of the reply follows.
         is_last: bool,
-        /// What it brings.
+        /// Its content.
         content: Content,
     },
 }
 
-/// What a chunk brings.
+/// Content of a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Nothing.
@@ -206,10 +206,10 @@ pub enum Content {
     Error(u32),
 }
 
-/// A connection in whatever state the test has brought it to.
+/// A connection in any state.
 #[derive(Debug)]
 pub struct Connection {
-    /// The socket, for whatever the methods do not do.
+    /// The socket, for tests that need more than the methods.
     pub stream: UnixStream,
     /// How replies are read.
     pub mode: Mode,
@@ -225,7 +225,7 @@ pub struct Connection {
 /// The cookie of a connection's first request: all of its halves count, and their order.
 pub const FIRST_COOKIE: u64 = 0x1122_3344_0000_0000;
 
-/// What a read's chunks brought, by offset.
+/// Data of a read's chunks, by offset.
 type Pieces = BTreeMap<u64, Vec<u8>>;
 
 /// The bytes of an option with its header.
@@ -332,8 +332,8 @@ impl Connection {
         self.stream.write_all(bytes).context("cannot send")
     }
 
-    /// Sends bytes as they are, each wait at most as long as the patience; ends early, without an error, as soon as `stop`
-    /// says so.
+    /// Sends bytes as they are, each wait at most as long as the patience; ends early, without an error, as soon as
+    /// `stop` says so.
     pub fn send_until(&mut self, mut bytes: &[u8], stop: impl Fn() -> bool) -> Result<()> {
         while !bytes.is_empty() && !stop() {
             match self.stream.write(bytes) {
@@ -559,7 +559,7 @@ impl Connection {
     }
 }
 
-/// What a chunk with this payload brings.
+/// Parses the payload of a chunk.
 fn chunk_content(kind: u16, data: Vec<u8>, extended: bool) -> Result<Content> {
     Ok(match kind {
         0 => {

@@ -71,7 +71,7 @@ const BAD_CALLS: &[Row] = &[
     ),
     Row("a public address without TLS", "serve IMAGE --key-file KEY --nbd tcp:0.0.0.0:0", 1, "--insecure"),
     Row("an address of this machine without TLS", "serve IMAGE --key-file KEY --nbd tcp:localhost:0", 1, "--insecure"),
-    Row("nowhere to serve", "serve IMAGE --key-file KEY", 1, "--nbd unix:PATH or --nbd tcp:HOST:PORT"),
+    Row("nowhere to serve", "serve IMAGE --key-file KEY", 1, "Option --nbd or --run is required"),
     Row(
         "a wrong passphrase",
         "serve IMAGE --key-file WRONG --nbd unix:SOCKET",
@@ -101,7 +101,7 @@ const BAD_CALLS: &[Row] = &[
     Row("an image without LUKS", "serve RAW --key-file KEY --nbd unix:SOCKET", 1, "is not a valid LUKS device."),
     Row("an image without LUKS, for luksDump", "luksDump RAW", 1, "is not a valid LUKS device."),
     Row("an image without LUKS, for luksUUID", "luksUUID RAW", 1, "is not a valid LUKS device."),
-    Row("LUKS2 where LUKS1 is asked for", "luksDump --type luks1 IMAGE", 1, "its header is LUKS2"),
+    Row("LUKS2 where LUKS1 is asked for", "luksDump --type luks1 IMAGE", 1, "its LUKS2 header"),
     Row(
         "an image cut inside its header",
         "export SHORT OUT --key-file KEY",
@@ -148,7 +148,7 @@ const BAD_CALLS: &[Row] = &[
         "Argon2 for LUKS1",
         "luksFormat -q OTHER --type luks1 --key-file KEY --pbkdf argon2id",
         1,
-        "LUKS1 has no other PBKDF than pbkdf2.",
+        "LUKS1 supports only the PBKDF pbkdf2.",
     ),
     Row(
         "too few iterations",
@@ -252,8 +252,8 @@ fn bad_input_ends_with_the_right_status_and_a_reason() -> Result<()> {
     let mut failures = Vec::new();
     for Row(what, words, status, message) in BAD_CALLS {
         // What every message has, and what is only an echo of the call, tells no failure from another one.
-        let vague =
-            "inlock: hint: `inlock --help` lists actions and options".contains(message) || words.contains(message);
+        let vague = "inlock: hint: run `inlock --help` to list actions and options".contains(message)
+            || words.contains(message);
         ensure!(!vague, "{what}: any message would do");
         let output = call(words, &paths)?;
         let said = lossy(&output.stderr);

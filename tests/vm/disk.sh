@@ -169,7 +169,7 @@ for via in nbd ublk; do
     check "$via-grow-fsck" e2fsck -fn /dev/inlock/vol
 
     # What is below fails: whoever uses the volume sees errors, and the status says so.
-    if inlock status vol | grep -q "device errors"; then fail "$via-no-errors" "errors of nothing"; else ok "$via-no-errors"; fi
+    if inlock status vol | grep -q "I/O errors"; then fail "$via-no-errors" "errors of nothing"; else ok "$via-no-errors"; fi
     dmsetup reload below --table "0 $whole error" && dmsetup resume below
     if dd if=/dev/inlock/vol of=/dev/null bs=4k count=1 skip=100 iflag=direct 2> /dev/null; then
         fail "$via-error" "a read succeeded"
@@ -177,7 +177,7 @@ for via in nbd ublk; do
         ok "$via-error"
     fi
     inlock status vol > /tmp/said
-    check "$via-error-told" grep -q "device errors: .* read: Input/output error" /tmp/said
+    check "$via-error-told" grep -q "I/O errors: .* read: Input/output error" /tmp/said
     inlock list
     below reload "$whole"
     check "$via-error-over" dd if=/dev/inlock/vol of=/dev/null bs=4k count=1 skip=100 iflag=direct

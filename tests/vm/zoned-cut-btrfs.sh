@@ -39,7 +39,7 @@ if [ "$BOOT" = 1 ]; then
     check mkfs-log mkfs.ext4 -q -F /dev/vdb
     check mount mount -t ext4 /dev/vda /disk || exit 1
     check mount-log mount -t ext4 -o sync /dev/vdb /log || exit 1
-    check create inlock zoned create $STORE --size 256M --zone-size 4M --capacity 3M --max-open 0 --max-active 0
+    check create inlock zoned create $STORE --size 256M --zone-size 4M --zone-capacity 3M --max-open-zones 0 --max-active-zones 0
     check open ours $STORE || exit 1
     check mkfs-btrfs mkfs.btrfs -q -f -O zoned -d single -m single "$NODE"
     check mount-btrfs mount -t btrfs "$NODE" /mnt || exit 1

@@ -32,7 +32,7 @@ loading() {
 if [ "$BOOT" = 1 ]; then
     check mkfs mkfs.ext4 -q -F /dev/vda
     check mount mount -t ext4 /dev/vda /mnt || exit 1
-    check create inlock zoned create $STORE --size 28M --zone-size 2M --capacity 1M --conventional 2 --max-open 4 --max-active 12
+    check create inlock zoned create $STORE --size 28M --zone-size 2M --zone-capacity 1M --conventional-zones 2 --max-open-zones 4 --max-active-zones 12
     check open ours $STORE || exit 1
 else
     check "mount-$BOOT" mount -t ext4 /dev/vda /mnt || exit 1

@@ -47,7 +47,7 @@ check report shifted /dev/mixed
 inlock status vol > /tmp/status
 check status has 'zones:   12 of 2097152 .bytes., 0 conventional, at most 4 open, at most 6 active' /tmp/status
 check put put 0
-must_fail refresh-discards "was made without discards" inlock refresh vol --allow-discards
+must_fail refresh-discards "was created without discard support" inlock refresh vol --allow-discards
 check refresh inlock refresh vol --perf-no_read_workqueue
 inlock status vol > /tmp/status
 check refreshed has 'flags:   no_read_workqueue' /tmp/status
@@ -81,7 +81,7 @@ check close-again inlock close vol
 # Out, and in again: every zone has its pointer back.
 blkzone report -o "$FIRST" /dev/mixed | sed 's/zcond:[^[]*//' > /tmp/before
 check export inlock export --key-file /tmp/key /dev/mixed /tmp/image
-must_fail import-onto-data "is written up to byte" inlock import --key-file /tmp/key /tmp/image /dev/mixed
+must_fail import-onto-data "write pointer .*, but data is for" inlock import --key-file /tmp/key /tmp/image /dev/mixed
 check reset blkzone reset -o "$FIRST" /dev/mixed
 check import inlock import --key-file /tmp/key /tmp/image /dev/mixed
 blkzone report -o "$FIRST" /dev/mixed | sed 's/zcond:[^[]*//' > /tmp/after
@@ -100,9 +100,9 @@ check detached format --header /tmp/header /dev/ordered
 blkzone report /dev/ordered | sed 's/zcond:[^[]*//' > /tmp/report
 check untouched sh -c '! grep -v "wptr 0x000000" /tmp/report'
 for via in nbd loop fuse; do
-    must_fail "via-$via" "makes has none" inlock open --key-file /tmp/key --header /tmp/header /dev/ordered vol --via $via
+    must_fail "via-$via" "does not support zoned volumes" inlock open --key-file /tmp/key --header /tmp/header /dev/ordered vol --via $via
 done
-must_fail serve "clients of NBD know no zones" inlock serve --key-file /tmp/key --header /tmp/header /dev/ordered --nbd unix:/tmp/s
+must_fail serve "is zoned; NBD clients can only read it" inlock serve --key-file /tmp/key --header /tmp/header /dev/ordered --nbd unix:/tmp/s
 check open-detached opened /dev/ordered --header /tmp/header
 FIRST=0 SECTORS=32768
 check put-detached put 3

@@ -35,8 +35,8 @@ made() {
 # made_file FILE ZONES: a file of the shape.
 made_file() {
     rm -f "$1" "$1.zones"
-    inlock zoned create "$1" --size $((2 * (14 + $2)))M --zone-size 2M --capacity "${CAPACITY}M" --conventional "$(longer "$2")" \
-        --max-open "$OPEN" --max-active "$ACTIVE" --granularity "$BLOCK" &&
+    inlock zoned create "$1" --size $((2 * (14 + $2)))M --zone-size 2M --zone-capacity "${CAPACITY}M" --conventional-zones "$(longer "$2")" \
+        --max-open-zones "$OPEN" --max-active-zones "$ACTIVE" --zone-write-granularity "$BLOCK" &&
         xtask zones retire "$1" $(($2 + 12)) read-only && xtask zones retire "$1" $(($2 + 13)) offline
 }
 # table COLUMN DEVICE: what became of the cases, for the host.

@@ -41,7 +41,8 @@ pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()
         let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Sync)?);
         let device = case.device(&store)?;
         let socket = dir.path().join("nbd.sock");
-        let options = ServerOptions { threads: 1, ..ServerOptions::default() };
+        let mut options = ServerOptions::default();
+        options.threads = 1;
         let server = Server::start(Arc::clone(&device), &Listen::Unix(socket.clone()), &options)?;
         for write in [false, true] {
             for block in BLOCKS {

@@ -1,120 +1,79 @@
-//! The `inlock` command: cryptsetup's options, prompts, messages and exit statuses, over volumes served in user space.
+//! The `inlock` command: cryptsetup's options, prompts, messages and exit statuses, for volumes in user space.
 //!
-//! [`args`] turns words into a checked command without acting, [`commands`] has one file a verb, and [`exit`] is the one
-//! place where an error becomes a message, a hint and a status.
+//! [`args`] turns the command line into a checked action, [`commands`] has one file for each action, and [`error`] maps
+//! errors to messages, hints and exit statuses.
 
 #![forbid(unsafe_code)]
 
 mod args;
-mod backing;
-mod bench;
-mod captive;
+mod attach;
 mod commands;
 mod control;
-mod copy;
-mod daemon;
-mod device;
-mod durable;
-mod exit;
-mod help;
-mod holders;
-#[cfg(not(all(feature = "fuse", feature = "ublk")))]
-mod left_out;
-mod lock;
-mod options;
-mod output;
-mod progress;
-mod run_dir;
-mod secret;
-mod signals;
-mod source;
-mod table;
-mod terminal;
+mod error;
+mod system;
+mod ui;
 mod values;
-mod way;
-mod zones;
+mod volume;
 
 use std::process::ExitCode;
 
-use args::{Command, Invocation};
-use exit::{Problem, Status, say};
+use args::parse::Request;
+use commands::ACTIONS;
+use error::{CliError, Status};
+use system::signals;
+use ui::print::{print, print_stderr, report};
 
 fn main() -> ExitCode {
-    secret::harden();
+    volume::secret::harden();
     signals::survive_size_limit();
-    let invocation = match args::parse(std::env::args_os().skip(1)) {
+    let invocation = match args::parse::parse(ACTIONS, std::env::args_os().skip(1)) {
         Ok(invocation) => invocation,
-        Err(error) => return ExitCode::from(exit::report(&error) as u8),
+        Err(error) => return ExitCode::from(report(&error) as u8),
     };
-    let result = run(&invocation);
-    let status = match &result {
-        Ok(code) if *code != 0 => return ExitCode::from(*code),
+    let stdout_is_data = matches!(&invocation.request, Request::Run(prepared) if prepared.stdout_is_data);
+    let status = match run(invocation.request) {
+        Ok(code) if code != 0 => return ExitCode::from(code),
         Ok(_) => Status::Ok,
         Err(error) => {
-            end_by_signal(error);
-            exit::report(error)
+            die_by_signal(&error);
+            report(&error)
         }
     };
     if invocation.verbose {
-        show_status(&invocation.command, status);
+        print_result(status, stdout_is_data);
     }
     ExitCode::from(status as u8)
 }
 
-/// Runs the command; the status that it gives itself is that of a program it ran.
-fn run(invocation: &Invocation) -> anyhow::Result<u8> {
-    let batch = invocation.batch;
-    match &invocation.command {
-        Command::Help(verb) => help::print(*verb)?,
-        Command::Version => exit::print(concat!("inlock ", env!("CARGO_PKG_VERSION"), "\n"))?,
-        Command::LuksFormat(args) => commands::luks_format::run(args, batch)?,
-        Command::IsLuks(args) => commands::is_luks::run(args)?,
-        Command::LuksUuid(args) => commands::luks_uuid::run(args)?,
-        Command::LuksDump { at, json } => commands::luks_dump::run(at, *json)?,
-        Command::TestPassphrase(args) => commands::test_passphrase::run(args)?,
-        Command::Serve(args) => return commands::serve::run(args),
-        Command::Status { name, json } => commands::status::run(name, *json)?,
-        Command::List { json } => commands::list::run(*json)?,
-        Command::Top { names, once, json } => commands::top::run(names, *once, *json)?,
-        Command::Suspend(name) => commands::suspend::run(name)?,
-        Command::Reload { name, table, policy } => commands::reload::run(name, table, policy)?,
-        Command::Refresh { name, flags } => commands::refresh::run(name, flags)?,
-        Command::Resume(args) => commands::resume::run(args)?,
-        Command::Open(args) => return commands::open::run(args),
-        Command::Mount(args) => return commands::mount::run(args),
-        Command::Umount { dir, deferred } => commands::umount::run(dir, *deferred)?,
-        Command::Resize(name) => commands::resize::run(name)?,
-        Command::Close { name, deferred } => commands::close::run(name, *deferred)?,
-        Command::Export(args) => commands::export::run(args, batch)?,
-        Command::Import(args) => commands::import::run(args, batch)?,
-        Command::Benchmark(args) => commands::benchmark::run(args)?,
-        Command::Bench(args) => return bench::run(args),
-        Command::Table { source, showkeys, json } => commands::table::run(source, *showkeys, *json)?,
-        Command::Zoned(args) => commands::zoned::run(args)?,
+/// Runs the request, and returns the exit status: not 0 only from a program that it ran.
+fn run(request: Request) -> anyhow::Result<u8> {
+    match request {
+        Request::Help(action) => args::help::print_help(ACTIONS, action)?,
+        Request::Version => print(concat!("inlock ", env!("CARGO_PKG_VERSION"), "\n"))?,
+        Request::Run(prepared) => return prepared.run(),
     }
     Ok(0)
 }
 
-/// Whoever waits for this program shall see that a signal ended it.
-fn end_by_signal(error: &anyhow::Error) {
+/// Terminates the process by the signal that interrupted it, so that its parent sees that.
+fn die_by_signal(error: &anyhow::Error) {
     match error.downcast_ref() {
-        Some(Problem::Interrupted(number)) => signals::default_action(*number),
-        Some(Problem::OutputClosed) => signals::default_action(rustix::process::Signal::PIPE.as_raw()),
+        Some(CliError::Interrupted(number)) => signals::default_action(*number),
+        Some(CliError::OutputClosed) => signals::default_action(rustix::process::Signal::PIPE.as_raw()),
         _ => {}
     }
 }
 
-/// cryptsetup's last line under `--verbose`.
-fn show_status(command: &Command, status: Status) {
+/// Prints cryptsetup's last line under `--verbose`.
+fn print_result(status: Status, stdout_is_data: bool) {
     let line = match status {
         Status::Ok => "Command successful.".to_owned(),
         _ => format!("Command failed with code -{} ({}).", status as u8, status.describe()),
     };
-    let stdout_is_data = matches!(command, Command::Export(args) if args.other.is_none());
     if stdout_is_data {
-        say(&line);
+        print_stderr(line);
     } else {
-        // An error was told already, and a closed output is one.
-        let _ = exit::print(format_args!("{line}\n"));
+        // An earlier error is already reported, and a closed output is one.
+        let _ = print(format_args!("{line}\n"));
     }
 }

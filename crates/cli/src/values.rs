@@ -1,6 +1,7 @@
-//! Values of options: counts, sizes, byte ranges, listening addresses.
+//! Values of options: counts, sizes, byte ranges, addresses to listen on.
 //!
-//! Sizes read as cryptsetup reads them: `S` is 512 bytes, `K M G T` and `KiB MiB GiB TiB` count in 1024, `KB MB GB TB` in 1000.
+//! Sizes read as cryptsetup reads them: `S` is 512 bytes, `K M G T` and `KiB MiB GiB TiB` count in 1024, `KB MB GB TB`
+//! in 1000.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -8,16 +9,16 @@ use std::path::PathBuf;
 use anyhow::Context;
 use inlock_cipher::CipherSpec;
 
-/// A byte range of a volume's plaintext, or of a file; without a length, to the end.
+/// A byte range of a volume's plaintext, or of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     /// First byte.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes. `None`: to the end.
     pub len: Option<u64>,
 }
 
-/// Where a server listens.
+/// Address that a server listens on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Listen {
     /// A unix socket at this path.
@@ -26,12 +27,12 @@ pub(crate) enum Listen {
     Tcp {
         /// Name or address, without brackets.
         host: String,
-        /// Port; 0 asks the system for one.
+        /// Port. 0: the system chooses one.
         port: u16,
     },
 }
 
-/// The first address of a host.
+/// Resolves the first address of a host.
 pub(crate) fn resolve(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
     let mut found = (host, port).to_socket_addrs().with_context(|| format!("cannot find the address of '{host}'"))?;
     found.next().with_context(|| format!("'{host}' has no address"))
@@ -41,7 +42,7 @@ pub(crate) fn resolve(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ciphers(pub Vec<CipherSpec>);
 
-/// Cipher specifications between commas, which some have inside: `xchacha12,aes-adiantum-plain64,aes-xts-plain64`.
+/// Parses cipher specifications between commas, which some contain: `xchacha12,aes-adiantum-plain64,aes-xts-plain64`.
 pub(crate) fn ciphers(text: &str) -> Result<Ciphers, String> {
     let mut ciphers = Vec::new();
     let mut first_error = None;
@@ -66,12 +67,12 @@ pub(crate) fn ciphers(text: &str) -> Result<Ciphers, String> {
     }
 }
 
-/// A UUID as a header may have it: some text.
+/// Parses a UUID, which in a header is any text.
 pub(crate) fn uuid(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("empty".to_owned()) } else { Ok(text.to_owned()) }
 }
 
-/// A number, decimal or `0x` hexadecimal.
+/// Parses a decimal or `0x` hexadecimal number.
 pub(crate) fn count(text: &str) -> Result<u64, String> {
     let number = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16).ok(),
@@ -81,7 +82,7 @@ pub(crate) fn count(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "not a number".to_owned())
 }
 
-/// A size in bytes with an optional unit.
+/// Parses a size in bytes with an optional unit.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -104,7 +105,7 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(|| "the size does not fit 64 bits".to_owned())
 }
 
-/// A number of sectors of 512 bytes, or a size with a unit; as sectors.
+/// Parses a number of sectors of 512 bytes, or a size with a unit, and returns sectors.
 pub(crate) fn sectors(text: &str) -> Result<u64, String> {
     if let Ok(sectors) = count(text) {
         return Ok(sectors);
@@ -113,7 +114,7 @@ pub(crate) fn sectors(text: &str) -> Result<u64, String> {
     if bytes.is_multiple_of(512) { Ok(bytes / 512) } else { Err("not a multiple of 512 bytes".to_owned()) }
 }
 
-/// `OFFSET:LENGTH`, `OFFSET:` or `OFFSET`, in sizes.
+/// Parses `OFFSET:LENGTH`, `OFFSET:` or `OFFSET`, which are sizes.
 pub(crate) fn range(text: &str) -> Result<Range, String> {
     let (offset, len) = text.split_once(':').unwrap_or((text, ""));
     let range = Range { offset: size(offset)?, len: if len.is_empty() { None } else { Some(size(len)?) } };
@@ -123,10 +124,10 @@ pub(crate) fn range(text: &str) -> Result<Range, String> {
     Ok(range)
 }
 
-/// `unix:PATH` or `tcp:HOST:PORT`.
+/// Parses `unix:PATH` or `tcp:HOST:PORT`.
 pub(crate) fn listen(text: &str) -> Result<Listen, String> {
     if let Some(path) = text.strip_prefix("unix:") {
-        // The kernel's sockaddr_un has room for 108 bytes with the closing zero.
+        // sockaddr_un has room for 108 bytes with the terminating zero.
         return match path.len() {
             0 => Err("the path of the unix socket is missing".to_owned()),
             1..=107 => Ok(Listen::Unix(path.into())),
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_count_in_1024_unless_the_unit_ends_in_b() {
+    fn size_counts_in_1024_unless_unit_ends_in_b() {
         for (text, bytes) in [
             ("0", 0),
             ("17", 17),
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_decimal_or_hexadecimal() {
+    fn count_is_decimal_or_hexadecimal() {
         assert_eq!(count("4096"), Ok(4096));
         assert_eq!(count("0x1F"), Ok(31));
         for text in ["", "-1", "+1", "0x", "0x+1", "1K", "4 "] {
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn sectors_are_counted_or_made_of_sizes() {
+    fn sectors_are_counted_or_converted_from_size() {
         for (text, sectors_of_it) in [("7", 7), ("0x10", 16), ("7S", 7), ("1K", 2), ("1MiB", 2048), ("512KB", 1000)] {
             assert_eq!(sectors(text), Ok(sectors_of_it), "{text}");
         }
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_offset_and_length() {
+    fn range_is_offset_and_length() {
         assert_eq!(range("1M:4K"), Ok(Range { offset: 1 << 20, len: Some(4096) }));
         assert_eq!(range("512:"), Ok(Range { offset: 512, len: None }));
         assert_eq!(range("512"), Ok(Range { offset: 512, len: None }));
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_unix_or_tcp() {
+    fn address_is_unix_or_tcp() {
         assert_eq!(listen("unix:/tmp/s"), Ok(Listen::Unix("/tmp/s".into())));
         assert_eq!(listen("tcp:localhost:0"), Ok(Listen::Tcp { host: "localhost".into(), port: 0 }));
         assert_eq!(listen("tcp:[::1]:10809"), Ok(Listen::Tcp { host: "::1".into(), port: 10809 }));

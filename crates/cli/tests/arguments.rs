@@ -1,11 +1,11 @@
-//! The command line itself: order, short forms, and what is refused before anything is touched.
+//! The command line: order of options, short forms, and mistakes refused before any device is opened.
 
 mod harness;
 
 use harness::{Dir, FAST, call, call_with};
 
 #[test]
-fn options_stand_anywhere_and_in_every_form() {
+fn options_are_accepted_anywhere_and_in_every_form() {
     let dir = Dir::new();
     let key = dir.file("key", b"secret");
     let forms: [&[&str]; 6] = [
@@ -27,7 +27,7 @@ fn options_stand_anywhere_and_in_every_form() {
     }
 }
 
-/// Words after the program's name, and what is said of them.
+/// Arguments of the program, and a part of the error.
 const MISTAKES: &[(&[&str], &str)] = &[
     (&[], "Argument <action> missing."),
     (&["luksfrobnicate"], "Unknown action 'luksfrobnicate'."),
@@ -61,26 +61,26 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["serve", "IMAGE", "--nbd", "unix:x", "--spdk-tweak"], "Option --spdk-tweak is not allowed with type luks"),
     (&["luksFormat", "IMAGE", "-h", "md4"], "Hash 'md4' is not available."),
     (&["luksFormat", "IMAGE", "-M", "tcrypt"], "Unrecognized metadata device type tcrypt."),
-    (&["luksFormat", "IMAGE", "-M", "plain"], "luksFormat makes LUKS volumes only."),
+    (&["luksFormat", "IMAGE", "-M", "plain"], "luksFormat creates LUKS volumes only."),
     (&["luksFormat", "IMAGE", "--pbkdf", "scrypt"], "Unknown PBKDF 'scrypt'"),
-    (&["luksFormat", "IMAGE", "--pbkdf", "argon2id", "-M", "luks1"], "LUKS1 has no other PBKDF than pbkdf2."),
+    (&["luksFormat", "IMAGE", "--pbkdf", "argon2id", "-M", "luks1"], "LUKS1 supports only the PBKDF pbkdf2."),
     (&["luksFormat", "IMAGE", "--pbkdf-force-iterations", "4", "-i", "9"], "cannot be combined with iteration time"),
     (&["luksFormat", "IMAGE", "-i", "0"], "Option --iter-time needs a number above zero."),
     (&["luksFormat", "IMAGE", "--label", "x", "-M", "luks1"], "supported only for LUKS2"),
     (&["luksFormat", "IMAGE", "--label", "0123456789012345678901234567890123456789012345678"], "at most 47 bytes"),
     (&["luksFormat", "IMAGE", "--sector-size", "8192"], "Unsupported encryption sector size"),
     (&["luksFormat", "IMAGE", "--sector-size", "4096", "-M", "luks1"], "Unsupported encryption sector size"),
-    (&["luksFormat", "IMAGE", "-S", "32"], "Key slot is invalid"),
-    (&["luksFormat", "IMAGE", "-S", "8", "-M", "luks1"], "Key slot is invalid"),
-    (&["luksFormat", "IMAGE", "KEY", "-d", "KEY"], "The key file is named twice"),
+    (&["luksFormat", "IMAGE", "-S", "32"], "Keyslot is invalid"),
+    (&["luksFormat", "IMAGE", "-S", "8", "-M", "luks1"], "Keyslot is invalid"),
+    (&["luksFormat", "IMAGE", "KEY", "-d", "KEY"], "The key file is given twice"),
     (&["luksFormat", "IMAGE", "--keyfile-offset", "1"], "--keyfile-offset needs --key-file"),
-    (&["serve", "IMAGE"], "--nbd unix:PATH or --nbd tcp:HOST:PORT is missing"),
+    (&["serve", "IMAGE"], "Option --nbd or --run is required for serve action."),
     (&["serve", "IMAGE", "--nbd", "/tmp/socket"], "neither unix:PATH nor tcp:HOST:PORT"),
     (&["serve", "IMAGE", "--nbd", "tcp:localhost"], "the port is missing"),
-    (&["serve", "IMAGE", "--nbd", "tcp:0.0.0.0:0"], "Everybody on the network could read and write the volume"),
-    (&["serve", "IMAGE", "--nbd", "tcp:127.0.0.1:0"], "Every user of this machine could read and write the volume"),
-    (&["serve", "IMAGE", "--nbd", "tcp:[::1]:0"], "served without TLS"),
-    (&["serve", "IMAGE", "--nbd", "tcp:localhost:0", "--run", "true"], "or give --insecure"),
+    (&["serve", "IMAGE", "--nbd", "tcp:0.0.0.0:0"], "is not loopback, and NBD is unencrypted."),
+    (&["serve", "IMAGE", "--nbd", "tcp:127.0.0.1:0"], "is open to all users of this machine, and NBD is unencrypted."),
+    (&["serve", "IMAGE", "--nbd", "tcp:[::1]:0"], "NBD is unencrypted"),
+    (&["serve", "IMAGE", "--nbd", "tcp:localhost:0", "--run", "true"], "or allow it with --insecure"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--io", "magic"], "one of auto, uring, sync"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--threads", "0"], "--threads takes 1 to 1024"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--offload-threads", "0"], "--offload-threads takes 1 to 256"),
@@ -104,7 +104,7 @@ const MISTAKES: &[(&[&str], &str)] = &[
 ];
 
 #[test]
-fn mistakes_have_status_1_and_a_hint() {
+fn mistake_has_status_1_and_hint() {
     let dir = Dir::new();
     let image = dir.image("image", 20);
     for (words, message) in MISTAKES {
@@ -118,7 +118,7 @@ fn mistakes_have_status_1_and_a_hint() {
 }
 
 #[test]
-fn help_and_version_are_results() {
+fn help_and_version_go_to_stdout() {
     for words in [&["--help"][..], &["-?"], &["luksFormat", "-?"], &["-?", "luksFormat"], &["serve", "--help", "x"]] {
         let help = call(words);
         assert!(help.works().text().contains("Usage: inlock"), "{help:?}");
@@ -130,7 +130,23 @@ fn help_and_version_are_results() {
 }
 
 #[test]
-fn verbose_tells_how_it_ended() {
+fn help_of_action_lists_no_hidden_option() {
+    let help = call(["--help"]);
+    let actions = help.works().text().lines().skip_while(|line| *line != "<action> is one of:").skip(1);
+    let actions: Vec<&str> =
+        actions.take_while(|line| !line.is_empty()).filter_map(|line| line.split(' ').nth(2)).collect();
+    assert!(actions.len() > 20 && actions.contains(&"serve"), "{actions:?}");
+    for action in actions {
+        let help = call([action, "--help"]);
+        let text = help.works().text();
+        assert!(text.starts_with(&format!("inlock {action}: ")) && text.contains("--verbose"), "{text}");
+        assert!(!text.contains("--launched") && !text.contains("  \n"), "{text}");
+        assert_eq!(text.contains("--nbd "), action == "serve", "{text}");
+    }
+}
+
+#[test]
+fn verbose_prints_result() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     assert_eq!(call(["-v", "isLuks", &image]).works().text(), "Command successful.\n");

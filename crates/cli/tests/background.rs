@@ -1,4 +1,4 @@
-//! Processes in the background: what they inherit, what they leave, and how their start can fail.
+//! Background processes: inherited descriptors, files left behind, and failures at startup.
 
 mod harness;
 
@@ -10,7 +10,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// A passphrase that is found in memory if it is there.
+/// A passphrase that can be found in memory.
 const SECRET: &[u8] = b"a passphrase of this test alone";
 
 fn luks(dir: &Dir) -> String {
@@ -19,7 +19,7 @@ fn luks(dir: &Dir) -> String {
     image
 }
 
-/// Starts in the background, and gives what was printed and the process.
+/// Starts a server in the background, and returns its output and its process.
 fn background(run: &Run, name: &str, input: &[u8], words: &[&str]) -> (String, Pid) {
     let all = [&["serve", "--background", "--name", name][..], words].concat();
     let started = run.call_with(input, &all);
@@ -29,7 +29,7 @@ fn background(run: &Run, name: &str, input: &[u8], words: &[&str]) -> (String, P
 }
 
 #[test]
-fn a_volume_is_served_when_the_command_returns_and_until_it_is_closed() {
+fn background_server_is_ready_on_return_and_runs_until_close() {
     let dir = Dir::new();
     let runs = Run::new();
     let image = luks(&dir);
@@ -49,20 +49,20 @@ fn a_volume_is_served_when_the_command_returns_and_until_it_is_closed() {
     harness::call(["serve", &image, "--run", "true"]).fails(5, &["is in use"]);
     runs.call(&["close", "data"]).works();
     assert_eq!(runs.left(), [] as [String; 0]);
-    // It has ended when `close` returns.
+    // The process has exited when `close` returns.
     assert!(test_kill_process(pid).is_err() || is_zombie(pid));
     call_with(SECRET, ["serve", &image, "--run", "true"]).works();
 }
 
 #[test]
-fn what_the_caller_has_open_is_not_kept_open() {
+fn inherited_descriptors_are_closed_in_background() {
     let dir = Dir::new();
     let runs = Run::new();
     let (image, other) = (dir.image("image", 1), dir.name("other"));
     dir.file("other", b"of the caller");
     let mut shell = std::process::Command::new("sh");
     shell.env("INLOCK_RUN_DIR", runs.path("")).arg("-c");
-    // What the words name is the exception.
+    // Except a descriptor that an argument names.
     shell.arg(r#"exec 7<"$2" 8<>"$3"; exec "$1" serve --background --type raw /dev/fd/8 --name data --nbd "unix:$4""#);
     shell.args(["sh", env!("CARGO_BIN_EXE_inlock"), &other, &image, &runs.socket("nbd")]);
     run(&mut shell, &[]).works();
@@ -77,14 +77,14 @@ fn what_the_caller_has_open_is_not_kept_open() {
     runs.call(&["close", "data"]).works();
 }
 
-/// Ended, and not yet looked after by whoever adopted it.
+/// Whether the process has exited, and its new parent has not reaped it.
 fn is_zombie(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     stat.rsplit(") ").next().is_none_or(|rest| rest.starts_with('Z') || rest.is_empty())
 }
 
 #[test]
-fn plain_and_raw_volumes_key_files_and_relative_paths() {
+fn background_accepts_plain_raw_key_files_and_relative_paths() {
     let dir = Dir::new();
     let runs = Run::new();
     dir.image("image", 1);
@@ -107,7 +107,7 @@ fn plain_and_raw_volumes_key_files_and_relative_paths() {
 }
 
 #[test]
-fn what_fails_at_the_start_is_told_with_its_own_status() {
+fn startup_failure_in_background_has_its_own_status() {
     let dir = Dir::new();
     let runs = Run::new();
     let image = luks(&dir);
@@ -123,7 +123,7 @@ fn what_fails_at_the_start_is_told_with_its_own_status() {
     start(SECRET, &["--name", "data", "/nonexistent"]).fails(4, &["does not exist"]);
     start(SECRET, &["--name", "data", &dir.image("empty", 1)]).fails(1, &["is not a valid LUKS device"]);
     start(SECRET, &[&image]).fails(1, &["--background needs --name"]);
-    start(SECRET, &["--name", "data", &image, "--run", "true"]).fails(1, &["no meaning"]);
+    start(SECRET, &["--name", "data", &image, "--run", "true"]).fails(1, &["--background is not allowed with --run"]);
     let bad = format!("unix:{}", dir.name("no/such/dir"));
     start(SECRET, &["--name", "data", &image, "--nbd", &bad]).fails(1, &["cannot listen", "No such file"]);
     assert_eq!(runs.left(), [] as [String; 0]);
@@ -131,11 +131,11 @@ fn what_fails_at_the_start_is_told_with_its_own_status() {
     let _other = Named::start(&runs, "data", &["--type", "raw", &dir.image("other", 1)]);
     start(SECRET, &["--name", "data", &image]).fails(5, &["data already exists"]);
     start(SECRET, &["--name", "new", "--type", "raw", &dir.name("other")]).fails(5, &["is in use"]);
-    harness::call(["serve", "--launched", &image, "--run", "true"]).fails(1, &["for Inlock itself"]);
+    harness::call(["serve", "--launched", &image, "--run", "true"]).fails(1, &["Option --launched is internal."]);
 }
 
 #[test]
-fn nobody_waits_in_the_background_for_a_command_that_was_killed() {
+fn background_child_of_killed_command_exits() {
     let dir = Dir::new();
     let runs = Run::new();
     let image = luks(&dir);
@@ -143,7 +143,7 @@ fn nobody_waits_in_the_background_for_a_command_that_was_killed() {
     command.env("INLOCK_RUN_DIR", runs.path("")).args(["serve", "--background", "--name", "data", &image]);
     command.args(["--nbd", &format!("unix:{}", runs.socket("nbd"))]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    // Its standard input stays open, so it waits for the passphrase, and the other holds name and device.
+    // Standard input stays open, so the command waits for the passphrase, and its child holds name and device.
     wait_for(|| runs.path("data.lock").exists());
     child.kill().unwrap();
     child.wait().unwrap();
@@ -162,7 +162,7 @@ fn wait_for(done: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_signal_drains_and_a_killed_one_is_known_to_be_gone() {
+fn signal_drains_and_killed_server_is_gone() {
     let dir = Dir::new();
     let runs = Run::new();
     let image = luks(&dir);
@@ -172,14 +172,14 @@ fn a_signal_drains_and_a_killed_one_is_known_to_be_gone() {
     wait_for(|| runs.left().is_empty());
     let (_, pid) = background(&runs, "data", SECRET, &[&image, "--nbd", &address]);
     kill_process(pid, Signal::KILL).unwrap();
-    wait_for(|| runs.call(&["status", "data"]).err.contains("is gone"));
+    wait_for(|| runs.call(&["status", "data"]).err.contains("has died"));
     let (_, _) = background(&runs, "data", SECRET, &[&image, "--nbd", &address]);
     runs.call(&["close", "data"]).works();
     assert_eq!(runs.left(), [] as [String; 0]);
 }
 
 #[test]
-fn a_service_manager_is_told() {
+fn service_manager_is_notified() {
     let dir = Dir::new();
     let runs = Run::new();
     let image = dir.image("image", 1);
@@ -211,7 +211,7 @@ fn a_service_manager_is_told() {
 }
 
 #[test]
-fn the_process_that_stays_never_had_the_passphrase() {
+fn background_process_never_has_passphrase() {
     let dir = Dir::new();
     let runs = Run::new();
     let image = luks(&dir);
@@ -219,7 +219,7 @@ fn the_process_that_stays_never_had_the_passphrase() {
     if let Some(found) = harness::memory::count(pid, &[SECRET]) {
         assert_eq!(found, 0, "the passphrase is in the memory of the process");
     }
-    // Control: a process that has it is found to have it.
+    // Control: the passphrase is found in a process that has it.
     let mut command = std::process::Command::new("cat");
     let mut cat = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdin = cat.stdin.take().unwrap();
@@ -234,7 +234,7 @@ fn the_process_that_stays_never_had_the_passphrase() {
 }
 
 #[test]
-fn no_key_is_in_the_arguments_of_a_process_that_stays() {
+fn key_in_arguments_of_background_process_is_refused() {
     let dir = Dir::new();
     let runs = Run::new();
     let image = dir.image("image", 1);

@@ -1,4 +1,4 @@
-//! Images that are not what they should be, and passphrases that do not fit: the status and the words for each.
+//! Wrong images and passphrases: status and message of each.
 
 mod harness;
 
@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 #[test]
-fn a_missing_device_is_4() {
+fn missing_device_is_4() {
     let dir = Dir::new();
     let missing = dir.name("missing.img");
     let message = format!("Device {missing} does not exist or access denied");
@@ -19,14 +19,14 @@ fn a_missing_device_is_4() {
     let input = dir.file("input", b"x");
     call(["import", &input, &missing]).fails(4, &[&message]);
     call(["luksFormat", "-q", &missing])
-        .fails(4, &[&message, &format!("hint: make an image file first: truncate -s SIZE {missing}")]);
+        .fails(4, &[&message, &format!("hint: create an image file first: truncate -s SIZE {missing}")]);
     call(["luksDump", "/"]).fails(4, &["neither a regular file nor a block device"]);
     call(["luksDump", "/dev/null"]).fails(4, &["neither a regular file nor a block device"]);
     call(["luksDump", "UUID=00000000-dead-4bee-8fff-000000000000"]).fails(4, &["/dev/disk/by-uuid/"]);
 }
 
 #[test]
-fn a_wrong_passphrase_is_2() {
+fn wrong_passphrase_is_2() {
     let dir = Dir::new();
     for image in [dir.luks1("one"), dir.luks2("two")] {
         let words = ["No key available with this passphrase."];
@@ -42,7 +42,7 @@ fn a_wrong_passphrase_is_2() {
 }
 
 #[test]
-fn what_is_not_luks_is_1() {
+fn image_without_luks_is_1() {
     let dir = Dir::new();
     for image in [dir.image("zeroes", 20), dir.file("short", b"LUKS"), dir.file("empty", b"")] {
         let message = format!("Device {image} is not a valid LUKS device.");
@@ -56,12 +56,12 @@ fn what_is_not_luks_is_1() {
     call(["isLuks", &one]).works();
     call(["isLuks", "--type", "luks1", &one]).works();
     call(["isLuks", "--type", "luks2", &one]).fails(1, &[]);
-    call(["luksDump", "--type", "luks2", &one]).fails(1, &["is not a valid LUKS device.", "its header is LUKS1"]);
+    call(["luksDump", "--type", "luks2", &one]).fails(1, &["is not a valid LUKS device.", "use --type luks1"]);
     call(["luksDump", "--dump-json-metadata", &one]).fails(1, &["A LUKS1 header has no JSON metadata."]);
 }
 
 #[test]
-fn a_damaged_or_cut_image_is_1_and_told() {
+fn damaged_or_truncated_image_is_1_with_reason() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     let whole = std::fs::read(&image).unwrap();
@@ -71,7 +71,7 @@ fn a_damaged_or_cut_image_is_1_and_told() {
     call_with(b"secret", ["serve", &cut(16 << 20), "--run", "true"]).fails(1, &["inlock: ", "hint: "]);
     call_with(b"secret", ["serve", &cut((17 << 20) + 100), "--run", "true"]).fails(1, &["multiple", "hint: "]);
 
-    // One broken copy is survived and told; two are not.
+    // With one damaged copy the header loads with a warning; with two it fails.
     let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
     file.write_all_at(b"XXXX", 4096 + 20).unwrap();
     let dump = call(["luksUUID", &image]);
@@ -83,7 +83,7 @@ fn a_damaged_or_cut_image_is_1_and_told() {
 }
 
 #[test]
-fn a_volume_in_the_middle_of_a_change_is_looked_at_but_not_opened() {
+fn volume_in_reencryption_is_dumped_but_not_opened() {
     if !have("cryptsetup") {
         return;
     }
@@ -96,7 +96,8 @@ fn a_volume_in_the_middle_of_a_change_is_looked_at_but_not_opened() {
         println!("SKIPPED: this cryptsetup cannot begin a re-encryption here: {}", changed.err);
         return;
     }
-    let words = ["'online-reencrypt-v2' is not supported", "hint: finish or undo with cryptsetup"];
+    let words =
+        ["'online-reencrypt-v2' is not supported", "hint: finish or undo the operation in the header with cryptsetup"];
     call_with(b"secret", ["serve", &image, "--run", "true"]).fails(1, &words);
     call_with(b"secret", ["export", &image, &dir.name("out")]).fails(1, &words);
     call(["isLuks", &image]).works();
@@ -104,7 +105,7 @@ fn a_volume_in_the_middle_of_a_change_is_looked_at_but_not_opened() {
 }
 
 #[test]
-fn an_image_that_is_too_small_is_told_how_large_it_must_be() {
+fn too_small_image_has_hint_with_size() {
     let dir = Dir::new();
     for (mib, type_) in [(0, "luks2"), (1, "luks2"), (16, "luks2"), (1, "luks1"), (2, "luks1")] {
         let image = dir.image("image", mib);
@@ -115,7 +116,7 @@ fn an_image_that_is_too_small_is_told_how_large_it_must_be() {
 }
 
 #[test]
-fn costs_that_nobody_can_pay_are_refused() {
+fn kdf_cost_out_of_range_is_refused() {
     let dir = Dir::new();
     let image = dir.image("image", 20);
     for (option, value) in [("--pbkdf-memory", "8"), ("--pbkdf-memory", "4194305"), ("--pbkdf-parallel", "5")] {
@@ -127,7 +128,7 @@ fn costs_that_nobody_can_pay_are_refused() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_3() {
+fn missing_memory_is_3() {
     if !have("prlimit") {
         return;
     }
@@ -147,11 +148,11 @@ fn memory_that_is_not_there_is_3() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error_to_talk_about() {
+fn closed_pipe_is_silent() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     let script = format!("{{ {} luksDump {image}; echo $? >&2; }} | true", env!("CARGO_BIN_EXE_inlock"));
-    // `true` may end before or after the dump: status 0 or that of SIGPIPE, and no word either way.
+    // `true` may exit before or after the dump: status 0 or that of SIGPIPE, and no message.
     for _ in 0..10 {
         let ended = run(Command::new("sh").args(["-c", &script]), b"");
         assert!(["0\n", "141\n"].contains(&ended.err.as_str()), "{ended:?}");
@@ -161,7 +162,7 @@ fn a_reader_that_goes_away_is_no_error_to_talk_about() {
 }
 
 #[test]
-fn a_full_disk_is_told() {
+fn full_disk_is_reported() {
     let dir = Dir::new();
     if !std::path::Path::new("/dev/full").exists() {
         println!("SKIPPED: there is no /dev/full");
@@ -174,21 +175,21 @@ fn a_full_disk_is_told() {
 }
 
 #[test]
-fn an_image_that_must_not_be_read_is_4() {
+fn unreadable_image_is_4() {
     let dir = Dir::new();
     if !have("setpriv") {
         return;
     }
     let id = run(Command::new("id").arg("-u"), b"");
     if id.text().trim() != "0" {
-        println!("SKIPPED: only root can become somebody else");
+        println!("SKIPPED: only root can switch users");
         return;
     }
     let image = dir.luks2("image");
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0o600)).unwrap();
     std::fs::set_permissions(dir.path(""), std::fs::Permissions::from_mode(0o755)).unwrap();
-    // The program itself may lie where only root can go.
+    // The other user may have no access to the program's directory.
     let program = dir.name("inlock");
     std::fs::copy(env!("CARGO_BIN_EXE_inlock"), &program).unwrap();
     let user = ["--reuid", "65534", "--regid", "65534", "--clear-groups", &program, "luksUUID", &image];

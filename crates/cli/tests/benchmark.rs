@@ -1,17 +1,17 @@
-//! `benchmark`: the table that scripts read.
+//! `benchmark`: the lines that scripts parse.
 
 mod harness;
 
 use harness::call;
 
-/// Words of the line that begins with `start`.
+/// Words of the line that starts with `start`.
 fn line<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
     let found = text.lines().find(|line| line.trim_start().starts_with(start));
     found.unwrap_or_else(|| panic!("no line {start:?} in {text}")).split_whitespace().collect()
 }
 
 #[test]
-fn lines_are_cryptsetup_s() {
+fn benchmark_lines_are_those_of_cryptsetup() {
     let ciphers = call(["benchmark", "--cipher", "aes-xts-plain64", "--key-size", "512"]);
     let text = ciphers.works().text();
     assert!(text.starts_with("# Tests are approximate using memory only (no storage IO).\n"), "{text}");

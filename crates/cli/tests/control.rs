@@ -1,4 +1,4 @@
-//! The control plane of a running volume: names, status, list, close, and who may be in the way.
+//! Control of a running volume: names, status, list, close, and misbehaving clients.
 
 mod harness;
 
@@ -13,7 +13,7 @@ use std::process::Command;
 use std::time::Duration;
 
 #[test]
-fn a_name_has_a_socket_and_facts_for_its_owner_alone_and_both_go_with_it() {
+fn socket_and_state_file_are_private_and_removed_on_close() {
     let dir = Dir::new();
     let run = Run::new();
     let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
@@ -26,7 +26,7 @@ fn a_name_has_a_socket_and_facts_for_its_owner_alone_and_both_go_with_it() {
 }
 
 #[test]
-fn status_reads_like_cryptsetups() {
+fn status_reads_like_cryptsetup() {
     let dir = Dir::new();
     let run = Run::new();
     let (two, one) = (dir.luks2("two"), dir.luks1("one"));
@@ -84,7 +84,7 @@ fn status_reads_like_cryptsetups() {
 }
 
 #[test]
-fn a_name_is_used_once() {
+fn name_in_use_is_refused() {
     let dir = Dir::new();
     let run = Run::new();
     let (first, second) = (dir.image("first", 1), dir.image("second", 1));
@@ -98,7 +98,7 @@ fn a_name_is_used_once() {
 }
 
 #[test]
-fn a_volume_can_be_opened_again_as_soon_as_it_was_closed() {
+fn closed_volume_opens_again_at_once() {
     let dir = Dir::new();
     let run = Run::new();
     let image = dir.image("image", 1);
@@ -109,7 +109,7 @@ fn a_volume_can_be_opened_again_as_soon_as_it_was_closed() {
 }
 
 #[test]
-fn what_a_killed_process_leaves_is_told_and_cleaned_up() {
+fn files_of_killed_process_are_reported_and_cleaned_up() {
     let dir = Dir::new();
     let run = Run::new();
     let image = dir.image("image", 1);
@@ -118,22 +118,22 @@ fn what_a_killed_process_leaves_is_told_and_cleaned_up() {
     server.kill();
     assert!(run.path("data.json").exists() && run.path("data.sock").exists());
     let gone = run.call(&["status", "data"]);
-    gone.fails(4, &["is gone", &pid.to_string(), "inlock close data"]);
+    gone.fails(4, &["has died", &pid.to_string(), "inlock close data"]);
     assert_eq!(gone.text(), "data is inactive.\n");
     assert_eq!(run.json_of(4, &["status", "data", "--json"])["active"], false);
     assert_eq!(run.json(&["list", "--json"])[0]["state"], "gone");
-    run.call(&["suspend", "data"]).fails(4, &["is gone"]);
+    run.call(&["suspend", "data"]).fails(4, &["has died"]);
     run.call(&["close", "data"]).works();
     assert_eq!(run.left(), [] as [String; 0]);
 
-    // A new server takes the name of one that is gone without being asked to clean up.
+    // A new server takes over the name of a dead one without `close`.
     Named::start(&run, "data", &["--type", "raw", &image]).kill();
     let _server = Named::start(&run, "data", &["--type", "raw", &image]);
     assert_eq!(run.json(&["status", "data", "--json"])["active"], true);
 }
 
 #[test]
-fn who_is_not_there_is_inactive() {
+fn status_of_unknown_name_is_inactive() {
     let run = Run::new();
     let none = run.call(&["status", "data"]);
     assert_eq!((none.code, none.text(), none.err.as_str()), (4, "data is inactive.\n", ""));
@@ -148,7 +148,7 @@ fn who_is_not_there_is_inactive() {
     }
 }
 
-/// Stops a process. Its threads go on for a moment when the signal was sent.
+/// Stops a process, and waits until all its threads are stopped.
 fn stop_all_threads(pid: u32) {
     kill_process(Pid::from_raw(pid as i32).expect("a process"), Signal::STOP).expect("it runs");
     let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
@@ -161,27 +161,27 @@ fn stop_all_threads(pid: u32) {
 }
 
 #[test]
-fn a_process_that_does_not_answer_is_named() {
+fn unresponsive_process_is_named() {
     let dir = Dir::new();
     let run = Run::new();
     let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
     stop_all_threads(server.pid());
-    run.call(&["status", "data"]).fails(5, &["does not answer", &server.pid().to_string()]);
+    run.call(&["status", "data"]).fails(5, &["does not respond", &server.pid().to_string()]);
     kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::CONT).unwrap();
     run.call(&["status", "data"]).works();
-    // A socket that is gone cannot be connected to, though the process lives.
+    // Without its socket a live process cannot be reached.
     std::fs::remove_file(run.path("data.sock")).unwrap();
-    run.call(&["status", "data"]).fails(5, &["does not answer", &server.pid().to_string()]);
+    run.call(&["status", "data"]).fails(5, &["does not respond", &server.pid().to_string()]);
     assert_eq!(run.json(&["list", "--json"])[0]["state"], "unreachable");
 }
 
 #[test]
-fn silent_and_wrong_clients_hold_up_nobody() {
+fn silent_and_wrong_clients_delay_no_other() {
     let dir = Dir::new();
     let run = Run::new();
     let _server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
     let connect = || UnixStream::connect(run.path("data.sock")).unwrap();
-    // More than there is room for, some of them in the middle of a line.
+    // More clients than the server keeps, some of them in the middle of a line.
     let silent: Vec<UnixStream> = (0..100)
         .map(|number| {
             let mut client = connect();
@@ -210,7 +210,7 @@ fn silent_and_wrong_clients_hold_up_nobody() {
     assert!(ask(&deep).contains("\"exit\":1"), "{}", ask(&deep));
     let long = [vec![b' '; 1 << 20], b"\n".to_vec()].concat();
     assert!(ask(&long).contains("at most 4096 bytes"), "{}", ask(&long));
-    // Several lines at once are answered one after the other.
+    // Several lines at once are answered in order.
     let mut client = connect();
     client.write_all(&b"{\"command\":\"status\"}\n".repeat(20)).unwrap();
     let answers = BufReader::new(&client).lines().take(20).map(|line| line.unwrap());
@@ -220,7 +220,7 @@ fn silent_and_wrong_clients_hold_up_nobody() {
 }
 
 #[test]
-fn names_and_run_directories_may_be_as_long_as_they_get() {
+fn longest_name_and_run_directory_work() {
     let dir = Dir::new();
     let run = Run::deep(100);
     let name = "n".repeat(127);
@@ -230,7 +230,7 @@ fn names_and_run_directories_may_be_as_long_as_they_get() {
 }
 
 #[test]
-fn a_run_directory_that_others_can_write_to_is_refused() {
+fn run_directory_writable_by_others_is_refused() {
     let dir = Dir::new();
     let image = dir.image("image", 1);
     std::fs::set_permissions(dir.path(""), std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -242,14 +242,14 @@ fn a_run_directory_that_others_can_write_to_is_refused() {
     call(["serve", "--name", "a/b", "--type", "raw", &image, "--run", "true"]).fails(1, &["--name", "letters"]);
 }
 
-/// Runs `inlock` in `run`, for a minute at most; status 124: it hung.
+/// Runs `inlock` in `run` for at most a minute; status 124: it hung.
 fn call_within_a_minute(run: &Run, input: &[u8], words: &[&str]) -> harness::Ended {
     let mut command = Command::new("timeout");
     command.env("INLOCK_RUN_DIR", run.path("")).args(["60", env!("CARGO_BIN_EXE_inlock")]).args(words);
     harness::run(&mut command, input)
 }
 
-/// Hands a descriptor of a kind, or of a file, over with a command, which is refused.
+/// Passes several kinds of descriptors with a command, which is refused.
 fn hand_over(run: &Run, command: &str, kind: &str) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hand_over.py");
     let line = format!("{{\"command\":\"{command}\"}}");
@@ -260,7 +260,7 @@ fn hand_over(run: &Run, command: &str, kind: &str) {
 }
 
 #[test]
-fn handed_descriptor_that_blocks_holds_up_nothing() {
+fn received_descriptor_that_blocks_delays_no_command() {
     if !harness::have("python3") {
         return;
     }
@@ -279,7 +279,7 @@ fn handed_descriptor_that_blocks_holds_up_nothing() {
 }
 
 #[test]
-fn handed_file_of_the_suspended_volume_is_not_read() {
+fn received_file_of_suspended_volume_is_not_read() {
     if !harness::have("python3") {
         return;
     }
@@ -293,14 +293,14 @@ fn handed_file_of_the_suspended_volume_is_not_read() {
     let opened = run.call_with(b"secret", &["open", "--via", "fuse", &image, "data"]);
     let file = opened.works().text().trim().to_owned();
     run.call(&["suspend", "data"]).works();
-    // A read of it waits for the volume to be resumed.
+    // A read of it blocks until the volume is resumed.
     hand_over(&run, "resume", &file);
     call_within_a_minute(&run, b"secret", &["resume", "data"]).works();
     call_within_a_minute(&run, b"", &["close", "data"]).works();
 }
 
 #[test]
-fn silent_clients_do_not_hold_up_the_end() {
+fn silent_clients_do_not_delay_shutdown() {
     let dir = Dir::new();
     for by_signal in [false, true] {
         let run = Run::new();
@@ -318,7 +318,7 @@ fn silent_clients_do_not_hold_up_the_end() {
 }
 
 #[test]
-fn full_queue_of_a_stopped_process_is_not_waited_for() {
+fn full_backlog_of_stopped_process_times_out() {
     let dir = Dir::new();
     let run = Run::new();
     let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
@@ -335,7 +335,7 @@ fn full_queue_of_a_stopped_process_is_not_waited_for() {
     }
     assert!(waiting.len() > 1);
     for words in [&["status", "data"][..], &["suspend", "data"]] {
-        call_within_a_minute(&run, b"", words).fails(5, &["does not answer", &server.pid().to_string()]);
+        call_within_a_minute(&run, b"", words).fails(5, &["does not respond", &server.pid().to_string()]);
     }
     kill_process(Pid::from_raw(server.pid() as i32).unwrap(), Signal::CONT).unwrap();
     drop(waiting);
@@ -343,7 +343,7 @@ fn full_queue_of_a_stopped_process_is_not_waited_for() {
 }
 
 #[test]
-fn resize_is_told_to_new_clients_of_every_type() {
+fn resize_is_advertised_to_new_clients_of_every_type() {
     let dir = Dir::new();
     let run = Run::new();
     let open =

@@ -1,4 +1,4 @@
-//! `export` and `import`: what goes in comes out, at any offset, and nothing that does not fit goes in.
+//! `export` and `import`: same bytes at any offset, and input that does not fit.
 
 mod harness;
 
@@ -15,7 +15,7 @@ fn export(image: &str, out: &str, more: &[&str]) -> harness::Ended {
 }
 
 #[test]
-fn what_goes_in_comes_out() {
+fn import_and_export_return_same_bytes() {
     let dir = Dir::new();
     for image in [dir.luks2("two"), dir.luks1("one")] {
         let out = dir.name("out");
@@ -29,15 +29,15 @@ fn what_goes_in_comes_out() {
             !std::fs::read(&image).unwrap().windows(16).any(|bytes| bytes == &noise(16)[..]),
             "plaintext in the image"
         );
-        // Streams are the same bytes.
+        // The same through streams.
         assert!(export(&image, "-", &[]).works().out == noise(size));
     }
 }
 
-/// Zeroes decrypted under SPDK's tweak layout. The blocks were computed with the Python package `cryptography`: AES-256-XTS, key 00 01
-/// ... 3f, tweak eight zero bytes and the number in eight bytes, little-endian.
+/// Zeroes decrypted under SPDK's tweak layout. The blocks were computed with the Python package `cryptography`:
+/// AES-256-XTS, key 00 01 ... 3f, tweak eight zero bytes and the number in eight bytes, little-endian.
 #[test]
-fn spdk_volumes_have_the_number_in_the_upper_half_of_the_tweak() {
+fn spdk_volume_has_iv_number_in_upper_half_of_tweak() {
     let dir = Dir::new();
     let (image, key) = (dir.file("image", &[0; 8192]), dir.file("key", &(0..64).collect::<Vec<u8>>()));
     let blocks = |more: &[&str], at: [usize; 2]| {
@@ -48,7 +48,7 @@ fn spdk_volumes_have_the_number_in_the_upper_half_of_the_tweak() {
     let (zero, one) = (0x885d472839319c326354bae2a9289c62, 0x2f325390716389dcd21998a5c1b2ee8d);
     assert_eq!(blocks(&["--spdk-tweak"], [0, 512]), [zero, one]);
     assert_eq!(blocks(&["--spdk-tweak"], [7 * 512, 0]), [0xf682f635b9ad084ef3df4ac326a18022, zero]);
-    // Where SPDK counts blocks of 4096 bytes, each a data unit.
+    // SPDK with blocks of 4096 bytes, each a data unit.
     let blocks_of_4096 = ["--spdk-tweak", "--sector-size", "4096", "--iv-large-sectors"];
     assert_eq!(blocks(&blocks_of_4096, [0, 4096]), [zero, one]);
     let plain64 = blocks(&[], [0, 512]);
@@ -56,7 +56,7 @@ fn spdk_volumes_have_the_number_in_the_upper_half_of_the_tweak() {
 }
 
 #[test]
-fn ranges_touch_nothing_else() {
+fn import_of_range_changes_nothing_else() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     let mut model = noise(2 << 20);
@@ -72,7 +72,7 @@ fn ranges_touch_nothing_else() {
         assert!(export(&image, "-", &["--range", &range]).works().out == model[start..end]);
     }
     assert!(export(&image, "-", &["--range", "0:2M"]).works().out == model);
-    // To the end, and from standard input to wherever it ends.
+    // To the end of the volume, and of standard input.
     assert_eq!(export(&image, "-", &["--range", "7M:"]).works().out.len(), 1 << 20);
     let key = dir.file("key", b"secret");
     call_with(b"streamed", ["import", "-", &image, "-d", &key, "--range", "3:"]).works();
@@ -81,7 +81,7 @@ fn ranges_touch_nothing_else() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_the_first_byte() {
+fn too_long_input_is_refused_before_first_byte() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     let before = std::fs::read(&image).unwrap();
@@ -101,7 +101,7 @@ fn what_does_not_fit_is_refused_before_the_first_byte() {
     assert!(!dir.path("out").exists());
     export(&image, &image, &[]).fails(1, &["the image itself"]);
     assert!(std::fs::read(&image).unwrap() == before, "the image was overwritten");
-    // A stream's length shows only at its end.
+    // The length of a stream is known only at its end.
     let key = dir.file("key", b"secret");
     let ended = call_with(&noise(5000), ["import", "-", &image, "-d", &key, "--range", "0:4999"]);
     ended.fails(1, &["its first 4999 bytes were written"]);
@@ -109,7 +109,7 @@ fn what_does_not_fit_is_refused_before_the_first_byte() {
 }
 
 #[test]
-fn holes_are_kept_where_the_plain_side_has_them() {
+fn plaintext_holes_are_kept() {
     let dir = Dir::new();
     let image = dir.luks1("image");
     let input = dir.image("input", 2);
@@ -122,17 +122,17 @@ fn holes_are_kept_where_the_plain_side_has_them() {
     export(&image, &out, &[]).works();
     assert!(std::fs::read(&out).unwrap() == std::fs::read(&input).unwrap(), "a hole reads as zeroes");
     assert!(allocated(&dir.path("out")) < 256 << 10, "{} bytes for 8192", allocated(&dir.path("out")));
-    // In the image nothing is a hole, nor zero: that would show where data are not.
+    // The image has no holes and no zeroes, which would show where there are no data.
     let stored = std::fs::read(&image).unwrap();
     assert!(!stored[2 << 20..].chunks(512).any(|sector| sector.iter().all(|byte| *byte == 0)));
 
-    // Without a cipher a hole is a hole.
+    // Without a cipher a hole stays a hole.
     let raw = dir.name("raw");
     call(["export", "--type", "raw", &input, &raw]).works();
     assert!(std::fs::read(&raw).unwrap() == std::fs::read(&input).unwrap());
     assert!(allocated(&dir.path("raw")) < 256 << 10);
 
-    // An encrypted hole is not zero, and is not taken for it.
+    // A hole of an encrypted image does not decrypt to zeroes.
     let empty = dir.image("empty", 4);
     call_with(b"secret", ["luksFormat", "-q", &empty].iter().chain(&FAST1)).works();
     export(&empty, &out, &[]).works();
@@ -140,7 +140,7 @@ fn holes_are_kept_where_the_plain_side_has_them() {
 }
 
 #[test]
-fn an_old_output_is_replaced_as_a_whole() {
+fn existing_output_is_replaced_as_a_whole() {
     let dir = Dir::new();
     let image = dir.luks1("image");
     import(&dir.image("input", 2), &image, &[]).works();
@@ -154,7 +154,7 @@ fn an_old_output_is_replaced_as_a_whole() {
 }
 
 #[test]
-fn progress_is_told_in_cryptsetup_s_form() {
+fn progress_has_form_of_cryptsetup() {
     let dir = Dir::new();
     let image = dir.luks1("image");
     let key = dir.file("key", b"secret");
@@ -165,7 +165,7 @@ fn progress_is_told_in_cryptsetup_s_form() {
     assert_eq!(keys, ["device", "device_bytes", "device_size", "speed", "eta_ms", "time_ms"]);
     assert_eq!((&value["device"], &value["device_bytes"]), (&image.clone().into(), &"2097152".into()));
     assert!(value.as_object().unwrap().values().all(serde_json::Value::is_string));
-    // Where the data go to standard output, the progress does not.
+    // With data on standard output, progress goes to standard error.
     let json = call(["export", "--progress-json", "-d", &key, &image, "-"]);
     assert_eq!(json.out.len(), 2 << 20);
     assert!(json.err.starts_with("{\"device\":"), "{}", json.err);
@@ -176,7 +176,7 @@ fn progress_is_told_in_cryptsetup_s_form() {
 }
 
 #[test]
-fn a_terminal_shows_a_bar_that_goes_away() {
+fn progress_bar_on_terminal_is_cleared() {
     if !harness::have("python3") {
         return;
     }
@@ -200,7 +200,7 @@ fn a_terminal_shows_a_bar_that_goes_away() {
 }
 
 #[test]
-fn plain_volumes_are_copied_too() {
+fn plain_volume_is_copied() {
     let dir = Dir::new();
     let image = dir.image("image", 1);
     let key = dir.file("key", &noise(64));
@@ -213,13 +213,13 @@ fn plain_volumes_are_copied_too() {
     let stored = std::fs::read(&image).unwrap();
     assert!(stored[..8192].iter().all(|byte| *byte == 0), "written before the offset");
     assert!(stored[8192 + 1024 * 512..].iter().all(|byte| *byte == 0), "written behind the size");
-    // Another IV offset is another cipher stream.
+    // Another IV offset gives other ciphertext.
     let other: Vec<_> = plain.iter().map(|word| if *word == "8" { "16" } else { word }).collect();
     assert!(call(["export", &image, "-"].iter().chain(&other)).works().out != noise(1024 * 512));
 }
 
 #[test]
-fn a_terminal_is_no_place_for_a_raw_image() {
+fn raw_image_on_terminal_is_refused() {
     let dir = Dir::new();
     let image = dir.luks1("image");
     if !harness::have("python3") {

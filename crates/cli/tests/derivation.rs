@@ -1,6 +1,6 @@
 //! Key derivations and the memory of the machine.
 
-// The lint spares test functions, but not what they share.
+// The lint exempts test functions only.
 #![allow(clippy::unwrap_used)]
 
 mod harness;
@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// KiB of a line of `/proc/PID/status`.
+/// Value of a line of `/proc/PID/status`, in KiB.
 fn kib(pid: u32, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.map_or(0, |line| line.trim().trim_end_matches(" kB").parse().unwrap())
 }
 
-/// A volume whose derivation takes so much memory.
+/// Creates a volume whose key derivation needs this much memory.
 fn volume(dir: &Dir, kib: &str, passes: &str) -> String {
     let image = dir.image("image", 20);
     let costs = ["--pbkdf-force-iterations", passes, "--pbkdf-memory", kib, "--pbkdf-parallel", "1"];
@@ -42,9 +42,9 @@ fn is_root() -> bool {
     root
 }
 
-/// The gigabyte of a derivation is not to be locked, and a process that takes it is the first that may be killed.
+/// The gigabyte of a derivation must not be locked, and its process must not be exempt from the OOM killer.
 #[test]
-fn derivation_of_open_in_the_foreground_is_neither_locked_nor_kept_from_the_oom_killer() {
+fn derivation_of_foreground_open_is_unlocked_and_oom_killable() {
     if !is_root() {
         return;
     }
@@ -69,7 +69,7 @@ fn derivation_of_open_in_the_foreground_is_neither_locked_nor_kept_from_the_oom_
     assert_eq!(adjusted, own, "it was out of the OOM killer's reach while the key is derived");
 }
 
-/// A cgroup in that of this process that goes away; `None` where none with a limit on memory can be made.
+/// A cgroup inside this process's, removed when dropped. `None`: no limit on memory is possible here.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
@@ -78,7 +78,7 @@ impl Cgroup {
         let path = |controller: &str| own.lines().find_map(|line| line.split_once(':')?.1.strip_prefix(controller));
         let name = format!("inlock-test-{}", std::process::id());
         let inside = |root: &str, path: &str| Path::new(root).join(path.trim_start_matches('/'));
-        // Version 2 gives a group with processes no limits to hand on, so it is made beside.
+        // In version 2 a group with processes cannot delegate limits, so this one is created next to it.
         let (dir, limit_file) = match (path("memory:"), path(":")) {
             (Some(path), _) => (inside("/sys/fs/cgroup/memory", path).join(name), "memory.limit_in_bytes"),
             (None, Some(path)) => (inside("/sys/fs/cgroup", path).parent()?.join(name), "memory.max"),
@@ -93,7 +93,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The last process may still be leaving.
+        // The last process may still be exiting.
         for _ in 0..100 {
             if std::fs::remove_dir(&self.0).is_ok() {
                 return;
@@ -104,7 +104,7 @@ impl Drop for Cgroup {
 }
 
 #[test]
-fn derivation_over_the_limit_of_its_cgroup_is_3_and_not_killed() {
+fn derivation_over_cgroup_limit_is_3_and_not_killed() {
     let Some(cgroup) = Cgroup::new(256 << 20) else {
         println!("SKIPPED: no cgroup with a limit on memory can be made here");
         return;
@@ -121,7 +121,7 @@ fn derivation_over_the_limit_of_its_cgroup_is_3_and_not_killed() {
     let (status, err) = inside(&["open", "--test-passphrase", &image]);
     assert_eq!(status.code(), Some(3), "{status}: {err}");
     assert!(err.contains("524288 KiB") && err.contains("available") && err.contains("hint: "), "{err}");
-    // A new volume takes what there is.
+    // A new volume uses the memory that is available.
     let new = dir.image("new", 20);
     let (status, err) = inside(&["luksFormat", "-q", &new, "--pbkdf-force-iterations", "4"]);
     assert_eq!(status.code(), Some(0), "{status}: {err}");
@@ -131,7 +131,7 @@ fn derivation_over_the_limit_of_its_cgroup_is_3_and_not_killed() {
 
 /// 900 million iterations are within the limit for one block of output; a key of 64 bytes takes four blocks of SHA-1.
 #[test]
-fn pbkdf2_cost_over_the_limit_is_told_at_once() {
+fn pbkdf2_cost_over_limit_is_refused_at_once() {
     let dir = Dir::new();
     let image = dir.image("image", 4);
     let format = ["luksFormat", "-q", &image, "-h", "sha1", "-s", "512"];

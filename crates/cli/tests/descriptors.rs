@@ -1,4 +1,4 @@
-//! Clients of NBD leave descriptors to all else that a server does.
+//! Descriptors that NBD clients leave to the rest of a server.
 
 mod harness;
 
@@ -12,20 +12,20 @@ use std::time::Duration;
 
 const RAW: [&str; 2] = ["--type", "raw"];
 
-/// Clients in transmission that ask for nothing: `most`, or as many as the server takes.
+/// Idle clients in transmission: `most`, or as many as the server accepts.
 fn idle_clients(server: &Named, most: usize) -> Vec<Connection> {
     let open = |_| Connection::open(server.socket.as_ref(), Duration::from_secs(20), Mode::Simple);
     (0..most).map_while(|n| open(n).ok()).collect()
 }
 
-/// Ticks of processor time that the process has taken.
+/// CPU time of the process, in ticks.
 fn ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let fields = stat.rsplit(')').next().expect("a name in brackets").split_whitespace();
     fields.skip(11).take(2).map(|field| field.parse::<u64>().expect("a number")).sum()
 }
 
-/// How often the thread that accepts has gone to sleep.
+/// Number of times that the accepting thread has slept.
 fn sleeps_of_acceptor(pid: u32) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
     let read = |name: &str, task: &std::path::Path| std::fs::read_to_string(task.join(name)).expect("it runs");
@@ -47,7 +47,7 @@ fn control_works_while_idle_clients_use_up_descriptors() {
     let server = Named::start_with_descriptors((256, 256), &run, "data", &[&image]);
     let clients = idle_clients(&server, 400);
     assert!((64..200).contains(&clients.len()), "{} clients were taken", clients.len());
-    // Who comes on top is hung up on without a word, and leaves nothing behind.
+    // Further clients are disconnected at once, and cost no descriptor.
     let mut refused: Vec<_> = (0..300).map(|_| UnixStream::connect(&server.socket).expect("it listens")).collect();
     for stream in &mut refused {
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
@@ -67,7 +67,7 @@ fn control_works_while_idle_clients_use_up_descriptors() {
 }
 
 #[test]
-fn soft_limit_is_raised_for_as_many_clients_as_are_taken() {
+fn soft_limit_is_raised_for_maximum_of_clients() {
     if !have("prlimit") {
         return;
     }
@@ -81,7 +81,7 @@ fn soft_limit_is_raised_for_as_many_clients_as_are_taken() {
 }
 
 #[test]
-fn acceptor_waits_while_no_descriptor_is_left() {
+fn acceptor_waits_for_free_descriptor() {
     if !have("prlimit") {
         return;
     }

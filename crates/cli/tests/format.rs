@@ -1,4 +1,4 @@
-//! Volumes that `luksFormat` makes, judged by cryptsetup.
+//! Volumes of `luksFormat`, checked by cryptsetup.
 
 mod harness;
 
@@ -12,7 +12,7 @@ fn cryptsetup(words: &[&str]) -> harness::Ended {
     )
 }
 
-/// What cryptsetup must find in its own dump of a volume that these options make.
+/// Options, and lines of cryptsetup's dump of the volume.
 const VARIANTS: &[(&[&str], &[&str])] = &[
     (&[], &["cipher: aes-xts-plain64", "sector: 4096 [bytes]", "PBKDF:      argon2id", "Key:        512 bits"]),
     (&["--type", "luks2", "--pbkdf", "argon2i", "-s", "256"], &["PBKDF:      argon2i\n", "Key:        256 bits"]),
@@ -25,7 +25,7 @@ const VARIANTS: &[(&[&str], &[&str])] = &[
 ];
 
 #[test]
-fn cryptsetup_opens_what_inlock_made_luks2() {
+fn luks2_of_inlock_opens_with_cryptsetup() {
     if !have("cryptsetup") {
         return;
     }
@@ -45,7 +45,7 @@ fn cryptsetup_opens_what_inlock_made_luks2() {
 }
 
 #[test]
-fn cryptsetup_opens_what_inlock_made_luks1() {
+fn luks1_of_inlock_opens_with_cryptsetup() {
     if !have("cryptsetup") {
         return;
     }
@@ -67,7 +67,7 @@ fn cryptsetup_opens_what_inlock_made_luks1() {
 }
 
 #[test]
-fn inlock_opens_what_cryptsetup_made() {
+fn volume_of_cryptsetup_opens_with_inlock() {
     if !have("cryptsetup") {
         return;
     }
@@ -82,7 +82,7 @@ fn inlock_opens_what_cryptsetup_made() {
 }
 
 #[test]
-fn a_detached_header_leaves_the_data_alone() {
+fn detached_header_leaves_data_unchanged() {
     let dir = Dir::new();
     for fast in [&FAST[..], &FAST1] {
         let data = dir.file("data", &harness::noise(1 << 20));
@@ -106,7 +106,7 @@ fn a_detached_header_leaves_the_data_alone() {
 }
 
 #[test]
-fn a_detached_header_is_not_its_own_data() {
+fn detached_header_as_data_device_is_refused() {
     let dir = Dir::new();
     let data = dir.image("data", 1);
     let header = dir.name("header");
@@ -117,20 +117,20 @@ fn a_detached_header_is_not_its_own_data() {
     call_with(b"secret", ["import", &input, &header, "--header", &header]).fails(1, &["the header is detached"]);
     call_with(b"secret", ["serve", &header, "--run", "true"]).fails(1, &["the header is detached"]);
     assert!(std::fs::read(&header).unwrap() == before);
-    // While the volume is served, nobody makes a new header.
+    // While the volume is served, no new header is created.
     let again = format!("{} luksFormat -q {data} --header {header}", env!("CARGO_BIN_EXE_inlock"));
     let served = call_with(b"secret", ["serve", &data, "--header", &header, "--run", &again]);
     served.fails(5, &["is in use (locked by another process)."]);
     let other = dir.image("other", 1);
     let again = format!("{} luksFormat -q {other} --header {header}", env!("CARGO_BIN_EXE_inlock"));
     call_with(b"secret", ["serve", &data, "--header", &header, "--run", &again]).fails(5, &["is in use"]);
-    // A header on the image itself may be named twice.
+    // --header may name the image itself.
     let image = dir.luks2("image");
     call_with(b"secret", ["serve", &image, "--header", &image, "--run", "true"]).works();
 }
 
 #[test]
-fn a_header_file_is_made_only_for_a_volume_that_is_made() {
+fn header_file_is_removed_if_format_fails() {
     let dir = Dir::new();
     let data = dir.image("data", 1);
     let header = dir.name("header");
@@ -145,14 +145,14 @@ fn a_header_file_is_made_only_for_a_volume_that_is_made() {
         .fails(1, &["the device itself"]);
     call_with(b"x", ["luksFormat", "-q", &data, "--header", "/nonexistent/header"])
         .fails(1, &["cannot create header file"]);
-    // A short file is made long enough.
+    // A short file is extended.
     dir.file("header", b"");
     format(b"secret", &[]).works();
     assert_eq!(std::fs::metadata(&header).unwrap().len(), 16 << 20);
 }
 
 #[test]
-fn the_stored_metadata_are_printed_as_stored() {
+fn metadata_are_printed_as_stored() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     let json = call(["luksDump", "--dump-json-metadata", &image]);
@@ -163,10 +163,10 @@ fn the_stored_metadata_are_printed_as_stored() {
 }
 
 #[test]
-fn the_defaults_are_cryptsetup_s() {
+fn defaults_are_those_of_cryptsetup() {
     let dir = Dir::new();
     let image = dir.image("image", 24);
-    // Not the cost of a default volume, but its kind: the least of time.
+    // Default PBKDF, with the shortest time.
     call_with(b"secret", ["luksFormat", "-q", &image, "-i", "1"]).works();
     let dump = call(["luksDump", &image]);
     for line in ["PBKDF:      argon2id", "AF hash:    sha256", "offset: 16777216 [bytes]", "Cipher key: 512 bits"] {

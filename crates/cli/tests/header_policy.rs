@@ -1,6 +1,7 @@
-//! Headers that turn encryption off: a writer to an image can change its header, which has no key of its own.
+//! Headers that turn encryption off: headers are not authenticated, so anyone who can write an image can change its
+//! header.
 
-// The lint spares test functions, but not what they share.
+// The lint exempts test functions only.
 #![allow(clippy::unwrap_used)]
 
 mod harness;
@@ -14,10 +15,10 @@ use std::os::unix::fs::FileExt;
 
 const HDR: usize = 16384;
 const UUID: &str = "01234567-89ab-4cde-8f01-23456789abcd";
-/// Every flag that makes an exception.
+/// All flags that allow exceptions.
 const ALL: [&str; 3] = ["--allow-null-cipher", "--allow-null-iv", "--allow-linear-segment"];
 
-/// Changes the JSON text of both copies of a LUKS2 header, as one who can write the image does: checksums are right.
+/// Changes the JSON text of both copies of a LUKS2 header like an attacker with write access, with valid checksums.
 fn rewrite(image: &str, change: impl Fn(String) -> Vec<u8>) {
     let file = std::fs::OpenOptions::new().read(true).write(true).open(image).unwrap();
     for at in [0, HDR as u64] {
@@ -41,7 +42,7 @@ fn change(image: &str, change: impl Fn(&mut Value)) {
     });
 }
 
-/// Opens `image` with every action that does, and `more`.
+/// Opens `image` with every action that opens volumes, and the options `more`.
 fn each_action(dir: &Dir, image: &str, secret: &[u8], more: &[&str]) -> Vec<Ended> {
     let (out, input) = (dir.name("out"), dir.file("input", b"plaintext"));
     let actions: [&[&str]; 5] = [
@@ -54,7 +55,7 @@ fn each_action(dir: &Dir, image: &str, secret: &[u8], more: &[&str]) -> Vec<Ende
     actions.iter().map(|words| call_with(secret, words.iter().chain(more))).collect()
 }
 
-/// The same through a process in the background, which has its own look at the header.
+/// Opens `image` in a background process, which checks the header itself.
 fn in_the_background(dir: &Dir, image: &str, secret: &[u8], more: &[&str]) -> Ended {
     let at = format!("unix:{}", dir.name("nbd"));
     let call = |words: &[&str]| run(inlock().env("INLOCK_RUN_DIR", dir.path("run")).args(words), secret);
@@ -65,7 +66,7 @@ fn in_the_background(dir: &Dir, image: &str, secret: &[u8], more: &[&str]) -> En
     ended
 }
 
-/// Checks that nothing opens `image`, with words of each in the error, and that nothing is asked before.
+/// Checks that every action refuses `image` with `words`, before a passphrase is asked for.
 #[track_caller]
 fn is_refused(dir: &Dir, image: &str, more: &[&str], code: i32, words: &[&str]) {
     for secret in [b"secret".as_slice(), b""] {
@@ -75,7 +76,7 @@ fn is_refused(dir: &Dir, image: &str, more: &[&str], code: i32, words: &[&str]) 
     assert!(!dir.path("out").exists(), "plaintext was written");
 }
 
-/// As many of the volume's bytes as were imported.
+/// Returns the imported bytes of the volume.
 #[track_caller]
 fn imports_and_exports(dir: &Dir, image: &str, more: &[&str]) -> Vec<u8> {
     let (out, input) = (dir.name("out"), dir.file("input", b"plaintext"));
@@ -92,8 +93,8 @@ fn stored(image: &str, at: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// CVE-2025-59054 is of this class: the header of a volume says that its data are not encrypted, and the right
-/// passphrase opens it all the same.
+/// Class of CVE-2025-59054: the header declares the data as not encrypted, and the right
+/// passphrase still opens the volume.
 #[test]
 fn cve_2025_59054_null_cipher_of_a_segment_is_refused() {
     let dir = Dir::new();
@@ -111,7 +112,7 @@ fn cve_2025_59054_null_cipher_of_a_segment_is_refused() {
     is_refused(&dir, &image, &[], 1, &["is not supported"]);
 }
 
-/// CVE-2025-58356 is of this class: key material that is not encrypted, so that any passphrase gives a key that the
+/// Class of CVE-2025-58356: unencrypted key material, so that any passphrase gives a key that the
 /// attacker knows. No flag allows it.
 #[test]
 fn cve_2025_58356_null_cipher_of_a_keyslot_is_refused_with_every_flag() {
@@ -123,7 +124,7 @@ fn cve_2025_58356_null_cipher_of_a_keyslot_is_refused_with_every_flag() {
             ended.fails(1, &["keyslot 0", "does not encrypt"]);
         }
     }
-    // The keyslots of LUKS1 have the cipher of its data.
+    // LUKS1 keyslots use the cipher of the data.
     let image = dir.luks1("image");
     let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
     file.write_all_at(&[&b"cipher_null"[..], &[0; 21], b"ecb", &[0; 29]].concat(), 8).unwrap();
@@ -136,7 +137,7 @@ fn cve_2025_58356_null_cipher_of_a_keyslot_is_refused_with_every_flag() {
 fn linear_segment_is_refused_without_its_flag() {
     let dir = Dir::new();
     let image = dir.luks2("image");
-    // The encrypted segment shrinks to one data unit; what follows is in the clear.
+    // The encrypted segment shrinks to one data unit; the rest is unencrypted.
     change(&image, |json| {
         let encrypted = &mut json["segments"]["0"];
         encrypted["size"] = json!("4096");
@@ -147,7 +148,7 @@ fn linear_segment_is_refused_without_its_flag() {
     is_refused(&dir, &image, &[], 1, &words);
     is_refused(&dir, &image, &ALL[..2], 1, &words);
     assert_eq!(imports_and_exports(&dir, &image, &ALL[2..]), b"plaintext");
-    // A pinned cipher is that of all that is stored.
+    // A required cipher applies to all stored data.
     let pinned = ["--allow-linear-segment", "--require-cipher", "aes-xts-plain64"];
     is_refused(&dir, &image, &pinned, 1, &["segment 1", "aes-xts-plain64"]);
 }
@@ -200,7 +201,7 @@ fn null_cipher_of_a_plain_volume_or_a_table_is_refused_without_its_flag() {
         }
         call_with(b"secret", serve.iter().chain(source).chain(&ALL[..1])).works();
     }
-    // A table for a running volume, too.
+    // Also a table for a running volume.
     let run = Run::new();
     let key = "5c".repeat(32);
     let encrypted = format!("0 128 crypt aes-xts-plain64 {key} 0 {other} 0");
@@ -221,7 +222,7 @@ fn null_cipher_of_a_new_volume_is_refused_without_its_flag() {
     let format = |more: &[&str]| call_with(b"secret", format.iter().chain(&FAST).chain(more));
     format(&[]).fails(1, &["does not encrypt", "--allow-null-cipher"]);
     format(&["--allow-null-iv"]).fails(1, &["does not encrypt", "--allow-null-cipher"]);
-    // LUKS1 would have its keyslots in the clear.
+    // LUKS1 keyslots would be unencrypted.
     let format1 = ["luksFormat", "-q", "-c", "cipher_null-ecb", &image, "--allow-null-cipher"];
     call_with(b"secret", format1.iter().chain(&FAST1)).fails(1, &["does not encrypt"]);
     assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 0), "something was written");
@@ -267,7 +268,7 @@ fn required_cipher_that_is_another_is_refused_before_the_passphrase() {
     {
         call_with(b"secret", ["table", &image, "--require-cipher", list]).fails(1, &["--require-cipher", word]);
     }
-    // Of volumes without a header, too.
+    // Also for volumes without a header.
     let plain = dir.file("plain", &[0; 1 << 16]);
     let with = |more: &[&str]| call_with(b"secret", ["table", &plain].iter().chain(more));
     assert_eq!(with(&["--type", "plain", "--require-cipher", "aes-xts-plain64"]).code, 0);
@@ -288,7 +289,7 @@ fn required_cipher_that_is_another_is_refused_before_the_passphrase() {
     };
     serve(&line("16 8 error\n")).works();
     serve(&line(&format!("16 8 linear {plain} 8\n"))).fails(1, &["segment 1 is stored unencrypted", "aes-xts-plain64"]);
-    // A required cipher that does not encrypt is still not an allowed one.
+    // Requiring a null cipher does not allow it.
     change(&image, |json| json["segments"]["0"]["encryption"] = json!("cipher_null-ecb"));
     is_refused(&dir, &image, &require("cipher_null-ecb"), 1, &["--allow-null-cipher"]);
 }
@@ -312,7 +313,7 @@ fn expected_uuid_that_is_another_is_refused_before_the_passphrase() {
     call(["table", &plain, "--expect-uuid="]).fails(1, &["--expect-uuid"]);
 }
 
-/// 2 TiB of sectors, and one more.
+/// Number of sectors in 2 TiB, plus one.
 #[test]
 fn plain_iv_that_wraps_is_warned_of_and_opens() {
     let dir = Dir::new();
@@ -330,12 +331,12 @@ fn plain_iv_that_wraps_is_warned_of_and_opens() {
     serve(&["--size", "4294967296"]).works();
     serve(&["--size", "4294967296", "--offset", "8"]).works();
     assert!(!serve(&["--size", "4294967304"]).err.is_empty());
-    // Data units of 4096 bytes have fewer numbers where they are counted as such.
+    // With IVs counted in data units of 4096 bytes, the numbers wrap later.
     serve(&["--sector-size", "4096", "--iv-large-sectors"]).works();
     assert!(!serve(&["--sector-size", "4096"]).err.is_empty());
     let plain64 = ["serve", &image, "--type", "plain", "--cipher", "aes-cbc-plain64", "--run", "true"];
     call_with(b"secret", plain64).works();
-    // A header, whose segment goes to the end of the device.
+    // A LUKS volume, whose segment extends to the end of the device.
     let format = ["luksFormat", "-q", "-c", "aes-cbc-plain", "-s", "256", &image];
     file.set_len((1 << 41) + (16 << 20)).unwrap();
     call_with(b"secret", format.iter().chain(&FAST)).works();
@@ -346,7 +347,7 @@ fn plain_iv_that_wraps_is_warned_of_and_opens() {
     assert_eq!(warned.err.lines().count(), 1, "{warned:?}");
 }
 
-/// Nothing that steers a terminal: no control characters but those that lay out text.
+/// Whether the text has no control characters except those of layout.
 #[track_caller]
 fn is_printable(ended: &Ended) {
     for text in [ended.text(), &ended.err] {
@@ -358,7 +359,7 @@ fn is_printable(ended: &Ended) {
 #[test]
 fn control_characters_of_a_header_never_reach_the_terminal() {
     let dir = Dir::new();
-    // DEL, CSI as one character, an escape as JSON has it, a reversal of the direction of writing.
+    // DEL, CSI as one character, a JSON escape, a right-to-left override.
     let evil = "\u{7f}\u{9b}31m\u{85}\u{90}\\u001b[2J\\u009b\u{202e}x";
     for place in
         ["\"luks2\"", "\"crypt\"", "\"raw\"", "\"argon2id\"", "\"pbkdf2\"", "\"sha256\"", "\"aes-xts-plain64\""]
@@ -392,7 +393,7 @@ fn control_characters_of_a_header_never_reach_the_terminal() {
         serde_json::from_str::<Value>(&format!("\"{evil}\"")).unwrap(),
         "the same value"
     );
-    // Labels and UUIDs are texts without such characters, or the header is refused, in words without them.
+    // Labels and UUIDs with such characters are refused, in messages without them.
     for (at, len) in [(24, 48), (208, 48), (168, 40)] {
         let image = dir.luks2("image");
         let file = std::fs::OpenOptions::new().read(true).write(true).open(&image).unwrap();

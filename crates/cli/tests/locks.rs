@@ -1,4 +1,4 @@
-//! Locks: on headers, shared with cryptsetup, and one writer for a volume under all its names.
+//! Locks: on headers, shared with cryptsetup, and on devices, with one writer under all names.
 
 mod harness;
 
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 const IN_USE: &str = "is in use (locked by another process).";
 
-/// A server that is up; SIGTERM ends it.
+/// A running server, stopped by SIGTERM.
 struct Serving(Child);
 
 impl Serving {
@@ -17,7 +17,7 @@ impl Serving {
         Self::start_by(inlock(), image, socket, more)
     }
 
-    /// As `start`, run by `command`.
+    /// Like `start`, with another command.
     fn start_by(mut command: Command, image: &str, socket: &str, more: &[&str]) -> Self {
         command.args(["serve", "--type", "raw", image, "--nbd", &format!("unix:{socket}")]).args(more);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
@@ -41,14 +41,14 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        // A test that fails leaves no server.
+        // Also stops the server of a failed test.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 #[test]
-fn a_header_that_others_write_is_waited_for_and_then_busy() {
+fn header_locked_by_another_process_is_busy_after_timeout() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     if !have("flock") {
@@ -58,7 +58,7 @@ fn a_header_that_others_write_is_waited_for_and_then_busy() {
         let image = words.iter().find(|word| word.contains("/")).expect("an image among the words");
         run(Command::new("flock").args([lock, image, env!("CARGO_BIN_EXE_inlock")]).args(words), b"secret")
     };
-    // Each waits for seconds before it gives up: all at a time, on images of their own.
+    // Each waits for seconds, so they run in parallel on images of their own.
     let others = ["second", "third", "fourth"].map(|name| dir.luks2(name));
     let before = others.each_ref().map(|image| std::fs::read(image).unwrap());
     std::thread::scope(|scope| {
@@ -71,7 +71,7 @@ fn a_header_that_others_write_is_waited_for_and_then_busy() {
     assert!(others.iter().zip(before).all(|(image, before)| std::fs::read(image).unwrap() == before));
     under("--shared", &["luksUUID", &image]).works();
 
-    // A lock that goes away in time is only a delay.
+    // A lock that is released in time only delays.
     let mut holder = Command::new("flock").args(["--exclusive", &image, "sleep", "0.5"]).spawn().unwrap();
     let ended = call(["luksUUID", &image]);
     assert!(holder.wait().unwrap().success());
@@ -79,7 +79,7 @@ fn a_header_that_others_write_is_waited_for_and_then_busy() {
 }
 
 #[test]
-fn the_header_is_free_while_a_volume_is_served() {
+fn header_is_unlocked_while_volume_is_served() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     if !have("flock") {
@@ -93,7 +93,7 @@ fn the_header_is_free_while_a_volume_is_served() {
 }
 
 #[test]
-fn one_writer_under_any_name() {
+fn device_under_any_name_has_one_writer() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     std::fs::hard_link(&image, dir.path("hard")).unwrap();
@@ -104,13 +104,14 @@ fn one_writer_under_any_name() {
     for name in [image.clone(), dir.name("hard"), dir.name("soft"), format!("{}/../image", dir.name("."))] {
         let Some(name) = std::path::Path::new(&name).exists().then_some(name) else { continue };
         let serve = ["serve", "--type", "raw", &name, "--nbd", &second];
-        call(serve).fails(5, &[IN_USE, "hint: another inlock reads or writes it"]);
-        call([&serve[..], &["--read-only"]].concat()).fails(5, &[IN_USE, "hint: another inlock writes to it"]);
+        call(serve).fails(5, &[IN_USE, "hint: stop the other inlock process, which reads or writes it"]);
+        call([&serve[..], &["--read-only"]].concat())
+            .fails(5, &[IN_USE, "hint: stop the other inlock process, which writes to it"]);
         call(["import", "--type", "raw", &input, &name]).fails(5, &[IN_USE]);
         call(["export", "--type", "raw", &name, &dir.name("out")]).fails(5, &[IN_USE]);
         call_with(b"secret", ["luksFormat", "-q", &name].iter().chain(&FAST)).fails(5, &[IN_USE]);
     }
-    // The same socket is somebody else's too.
+    // The socket is in use as well.
     let other = dir.image("other", 1);
     let taken = ["serve", "--type", "raw", &other, "--nbd", &format!("unix:{socket}")];
     call(taken).fails(5, &["is in use."]);
@@ -119,7 +120,7 @@ fn one_writer_under_any_name() {
 }
 
 #[test]
-fn readers_share() {
+fn readers_share_device() {
     let dir = Dir::new();
     let image = dir.image("image", 1);
     let first = Serving::start(&image, &dir.name("first"), &["--read-only"]);
@@ -134,7 +135,7 @@ fn readers_share() {
 }
 
 #[test]
-fn a_killed_server_leaves_nothing_locked() {
+fn killed_server_leaves_no_lock() {
     let dir = Dir::new();
     let image = dir.image("image", 1);
     let socket = dir.name("socket");
@@ -145,7 +146,7 @@ fn a_killed_server_leaves_nothing_locked() {
 }
 
 #[test]
-fn locks_need_a_directory_that_is_ours() {
+fn lock_files_are_in_usable_runtime_directory() {
     let dir = Dir::new();
     let image = dir.image("image", 1);
     let id = run(Command::new("id").arg("-u"), b"");
@@ -153,7 +154,7 @@ fn locks_need_a_directory_that_is_ours() {
         return;
     }
     if id.text().trim() != "0" {
-        println!("SKIPPED: only root can become somebody else");
+        println!("SKIPPED: only root can switch users");
         return;
     }
     use std::os::unix::fs::PermissionsExt;
@@ -162,7 +163,7 @@ fn locks_need_a_directory_that_is_ours() {
     open(&image, 0o666);
     let program = dir.name("inlock");
     std::fs::copy(env!("CARGO_BIN_EXE_inlock"), &program).unwrap();
-    // A runtime directory of one's own is used; a relative one, or one that is not there, is passed over.
+    // The user's runtime directory is used; a relative or missing one is skipped.
     let runtime = dir.name("runtime");
     std::fs::create_dir(&runtime).unwrap();
     std::os::unix::fs::chown(&runtime, Some(65533), None).unwrap();
@@ -181,7 +182,7 @@ fn locks_need_a_directory_that_is_ours() {
 }
 
 #[test]
-fn block_devices_are_locked_where_cryptsetup_locks_them() {
+fn block_device_has_lock_file_of_cryptsetup() {
     if !have("flock") {
         return;
     }
@@ -199,14 +200,14 @@ fn block_devices_are_locked_where_cryptsetup_locks_them() {
     let _ = std::fs::remove_file(&lock);
     call(["luksUUID", &name]).works();
     assert!(!std::path::Path::new(&lock).exists(), "the lock file stays");
-    // One writer, and none beside a mount or whatever else the kernel lets nobody share.
+    // One writer, and none for a device that the kernel has claimed exclusively, such as a mounted one.
     let nested = format!("{} import --type raw /dev/null {name}", env!("CARGO_BIN_EXE_inlock"));
     call_with(b"secret", ["serve", &name, "--run", &nested]).fails(5, &[IN_USE]);
     let too_long = dir.image("long", 25);
     call(["import", "--type", "raw", &too_long, &name]).fails(1, &["there is room for 25165824"]);
 }
 
-/// Every command that takes a lock, on `name`, ends with status 5. `by`: who runs it.
+/// Checks that every locking command on `name`, run by `by`, exits with status 5.
 fn all_are_refused(by: &dyn Fn() -> Command, name: &str, dir: &Dir) {
     let input = dir.name("input");
     let refused = |words: &[&str]| run(by().args(words), b"secret").fails(5, &[IN_USE]);
@@ -218,7 +219,7 @@ fn all_are_refused(by: &dyn Fn() -> Command, name: &str, dir: &Dir) {
 }
 
 #[test]
-fn image_and_loop_device_over_it_have_one_writer() {
+fn image_and_its_loop_device_have_one_writer() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     dir.file("input", b"data");
@@ -238,7 +239,7 @@ fn image_and_loop_device_over_it_have_one_writer() {
 }
 
 #[test]
-fn loop_devices_share_an_image_where_they_do_not_overlap() {
+fn disjoint_loop_devices_of_image_have_own_writers() {
     let dir = Dir::new();
     let image = dir.image("image", 8);
     let parts = [("0", "2097152"), ("2097152", "2097152"), ("4194304", "0"), ("1048576", "2097152")];
@@ -255,7 +256,7 @@ fn loop_devices_share_an_image_where_they_do_not_overlap() {
         call(["import", "--type", "raw", &dir.name("input"), other]).fails(5, &[IN_USE]);
     }
     serving.stop();
-    // A loop device on a loop device lies where that one does.
+    // A loop device on a loop device has its backing file.
     let Some(upper) = Loop::with(&rest.0, &["--offset", "1048576"]) else { return };
     let serving = Serving::start(&upper.0, &dir.name("socket"), &[]);
     call(["import", "--type", "raw", &dir.name("input"), &image]).fails(5, &[IN_USE]);
@@ -264,14 +265,14 @@ fn loop_devices_share_an_image_where_they_do_not_overlap() {
 }
 
 #[test]
-fn partition_of_loop_device_lies_in_the_image() {
+fn partition_of_loop_device_locks_its_range() {
     let dir = Dir::new();
     let image = dir.image("image", 8);
     let Some(device) = Loop::with(&image, &["--partscan"]) else { return };
     if !have("addpart") {
         return;
     }
-    // From the second MiB on, two MiB long.
+    // From the second MiB, two MiB long.
     run(Command::new("addpart").args([&device.0, "1", "2048", "4096"]), b"").works();
     let part = format!("{}p1", device.0);
     for _ in 0..100 {
@@ -293,7 +294,7 @@ fn partition_of_loop_device_lies_in_the_image() {
     call(["import", "--type", "raw", &dir.name("input"), &image]).works();
 }
 
-/// An image that every user may write to, and an input for it that every user may read.
+/// An image that all users can write, and an input that all can read.
 fn image_for_all_users(dir: &Dir) -> String {
     let image = dir.image("image", 24);
     dir.file("input", b"data");
@@ -303,7 +304,7 @@ fn image_for_all_users(dir: &Dir) -> String {
 }
 
 #[test]
-fn users_keep_each_other_away() {
+fn processes_of_different_users_exclude_each_other() {
     let dir = Dir::new();
     let Some(other) = Other::new(&dir) else { return };
     let image = image_for_all_users(&dir);
@@ -318,7 +319,7 @@ fn users_keep_each_other_away() {
         let serving = Serving::start_by(server(), &image, &socket, &["--read-only"]);
         run(client().args(["export", "--type", "raw", &image, "/dev/null"]), b"").works();
         run(client().args(["import", "--type", "raw", &dir.name("input"), &image]), b"").fails(5, &[IN_USE]);
-        // A lock goes with its process, however that ends.
+        // A killed process leaves no lock.
         serving.kill();
         std::fs::remove_file(&socket).unwrap();
     }
@@ -327,7 +328,7 @@ fn users_keep_each_other_away() {
 }
 
 #[test]
-fn another_users_loop_device_is_seen() {
+fn loop_device_of_another_user_is_respected() {
     let dir = Dir::new();
     let Some(other) = Other::new(&dir) else { return };
     let image = image_for_all_users(&dir);
@@ -341,7 +342,7 @@ fn another_users_loop_device_is_seen() {
 }
 
 #[test]
-fn programs_of_others_work_on_an_image_that_is_served() {
+fn foreign_locks_on_served_image_work() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     if !have("cryptsetup") || !have("qemu-img") {

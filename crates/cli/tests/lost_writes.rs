@@ -1,4 +1,4 @@
-//! Writes that were acknowledged and may be lost: whatever ends the volume says so, and not with status 0.
+//! Acknowledged writes that may be lost: every way to close the volume reports them, with a status other than 0.
 
 mod harness;
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOST: &str = "may be lost: a flush failed";
 
-/// Writes more than the storage has room for; all of it is acknowledged.
+/// Writes more than the storage can hold; all writes are acknowledged.
 fn write_too_much(socket: &str) {
     let mut client = Connection::open(Path::new(socket), PATIENCE, Mode::Simple).expect("it is served");
     for piece in 0..24 {
@@ -22,11 +22,11 @@ fn write_too_much(socket: &str) {
     }
 }
 
-/// Suspends the volume, which says what `status` then shows.
+/// Suspends the volume; the command and then `status` report the lost writes.
 fn suspend(run: &Run) {
     run.call(&["suspend", "data"]).fails(1, &["writes may be lost"]);
     assert_eq!(run.json(&["status", "data", "--json"])["writes_lost"], true);
-    assert!(run.call(&["status", "data"]).works().text().contains("  writes lost: "));
+    assert!(run.call(&["status", "data"]).works().text().contains("  data loss: "));
 }
 
 fn signal(pid: u32) {
@@ -34,7 +34,7 @@ fn signal(pid: u32) {
 }
 
 #[test]
-fn end_of_suspended_server_tells_of_lost_writes() {
+fn exit_of_suspended_server_reports_lost_writes() {
     for io in ["uring", "sync"] {
         for (by_signal, resumed) in [(false, false), (true, false), (false, true)] {
             let (dir, run) = (Dir::new(), Run::new());
@@ -57,7 +57,7 @@ fn end_of_suspended_server_tells_of_lost_writes() {
 }
 
 #[test]
-fn close_of_suspended_volume_names_device_and_loss() {
+fn close_of_suspended_volume_reports_lost_writes() {
     let (dir, run) = (Dir::new(), Run::new());
     let Some(thin) = Thin::new(&dir, 64, 8) else { return };
     let server = Named::start(&run, "data", &["--type", "raw", &thin.device.0]);
@@ -86,7 +86,7 @@ fn captive_command_does_not_hide_lost_writes() {
 }
 
 #[test]
-fn log_of_background_server_tells_of_lost_writes() {
+fn log_of_background_server_reports_lost_writes() {
     let (dir, run) = (Dir::new(), Run::new());
     let Some(thin) = Thin::new(&dir, 64, 8) else { return };
     let socket = run.socket("nbd");
@@ -105,7 +105,7 @@ fn log_of_background_server_tells_of_lost_writes() {
 }
 
 #[test]
-fn close_of_file_tells_of_lost_writes() {
+fn close_of_file_reports_lost_writes() {
     let run = Run::new();
     if std::fs::File::open("/dev/fuse").is_err() {
         println!("SKIPPED: nothing can be mounted with FUSE here");
@@ -118,7 +118,7 @@ fn close_of_file_tells_of_lost_writes() {
         let path = file.works().text().trim().to_owned();
         let mut volume = std::fs::File::options().write(true).open(path).unwrap();
         for _ in 0..24 {
-            // Some of it may be refused already, by a file system that is out of room.
+            // A full file system may already refuse some writes.
             let _ = volume.write_all(&noise(1 << 20));
         }
         let synced = if suspended { Ok(()) } else { volume.sync_all() };

@@ -1,4 +1,4 @@
-//! Ciphers with blocks of 8 bytes: old volumes are read, nothing is written, and nothing new is made with them.
+//! Legacy ciphers with blocks of 8 bytes: read-only, and not for new volumes.
 
 mod harness;
 
@@ -8,12 +8,12 @@ use inlock_tests::nbd::{Connection, Mode};
 use std::path::Path;
 use std::time::Duration;
 
-/// Specifications, and the bits of their keys.
+/// Specifications, and key sizes in bits.
 const OLD: [(&str, &str); 3] =
     [("des3_ede-cbc-plain64", "192"), ("blowfish-cbc-plain64", "256"), ("cast5-cbc-plain64", "128")];
 
 #[test]
-fn an_old_volume_is_read_and_not_written() {
+fn legacy_cipher_is_read_only() {
     let dir = Dir::new();
     let image = dir.file("image", &noise(64 << 10));
     let input = dir.file("input", &[0; 4096]);
@@ -33,16 +33,17 @@ fn an_old_volume_is_read_and_not_written() {
         run.call(&["close", "old"]).works();
         let (status, warning) = server.ended();
         assert_eq!(status, Some(0));
-        let words = ["warning: ", cipher, " is for old volumes only: it is opened read-only\n"];
+        let words = ["warning: ", cipher, " is a legacy cipher; opened read-only\n"];
         assert!(words.iter().all(|word| warning.contains(word)), "{warning}");
 
-        call(["import", &input, &image].iter().chain(&plain)).fails(1, &["is read-only", "export it, and import that"]);
+        call(["import", &input, &image].iter().chain(&plain))
+            .fails(1, &["is read-only.", "export it, and import the result"]);
         assert!(std::fs::read(&image).unwrap() == noise(64 << 10), "{cipher}: something was written");
     }
 }
 
 #[test]
-fn nothing_new_is_made_with_an_old_cipher() {
+fn format_with_legacy_cipher_is_refused() {
     let dir = Dir::new();
     for (cipher, bits) in OLD {
         for cost in [&FAST[..], &FAST1] {

@@ -1,5 +1,5 @@
-//! What `export` and the commands that make files write to: on stable storage before success is told, and taken from
-//! others.
+//! Outputs of `export` and of commands that create files: on stable storage before success is reported, and locked
+//! against others.
 
 mod harness;
 
@@ -24,7 +24,7 @@ fn export_to_storage_that_runs_full_fails() {
     let Some(thin) = Thin::new(&dir, 64, 8) else { return };
     let to_device = call(["export", "--type", "raw", &source, &thin.device.0]);
     to_device.fails(1, &[&thin.device.0]);
-    // As standard output, a device is no less one.
+    // The same for a device as standard output.
     let script = format!("exec {} export --type raw {source} - > {}", env!("CARGO_BIN_EXE_inlock"), thin.device.0);
     run(Command::new("sh").args(["-c", &script]), b"").fails(1, &["standard output"]);
 }
@@ -73,7 +73,7 @@ fn export_to_mounted_device_is_refused() {
 }
 
 #[test]
-fn export_to_what_a_server_has_is_refused() {
+fn export_to_device_of_server_is_refused() {
     let dir = Dir::new();
     let source = dir.file("source", &noise(1 << 20));
     let served = dir.file("served", &noise(2 << 20));
@@ -113,10 +113,10 @@ fn export_onto_its_own_source_is_refused() {
 }
 
 #[test]
-fn output_is_taken_while_it_is_written() {
+fn output_is_locked_while_written() {
     let dir = Dir::new();
     let source = dir.file("source", &noise(1 << 20));
-    // The key comes from a pipe that stays silent until the other command has ended.
+    // The key comes from a pipe that is written after the other command has exited.
     let output = dir.file("output", b"before");
     let image = dir.luks1("image");
     let mut export = inlock();
@@ -136,7 +136,7 @@ fn output_is_taken_while_it_is_written() {
 }
 
 #[test]
-fn output_that_only_its_user_may_write_to_is_written() {
+fn write_only_output_is_written() {
     let dir = Dir::new();
     let Some(other) = Other::new(&dir) else { return };
     let source = dir.file("source", &noise(8192));
@@ -147,7 +147,7 @@ fn output_that_only_its_user_may_write_to_is_written() {
     assert!(std::fs::read(&output).unwrap() == noise(8192));
 }
 
-/// The calls of a command that make things durable, each with the file or directory it was about, in order.
+/// Returns the sync calls of a command in order, each with its file or directory.
 fn syncs(dir: &Dir, words: &[&str]) -> Vec<String> {
     let log = dir.name("calls");
     let calls = "trace=fsync,fdatasync,sync_file_range,syncfs";
@@ -169,7 +169,7 @@ fn new_file_and_its_directory_are_synced() {
     for sub in ["out", "headers", "zones"] {
         std::fs::create_dir(dir.path(sub)).unwrap();
     }
-    // A link leads to where the file is made.
+    // The symbolic link leads to the directory of the file.
     std::os::unix::fs::symlink(root.join("out/real"), dir.path("link")).unwrap();
     let (source, data) = (dir.file("source", &noise(8192)), dir.image("data", 4));
     let (out, link, header, zones) =
@@ -191,7 +191,7 @@ fn new_file_and_its_directory_are_synced() {
 }
 
 #[test]
-fn zoned_file_is_not_made_of_what_a_server_has() {
+fn zoned_create_on_served_file_is_refused() {
     let dir = Dir::new();
     let served = dir.image("served", 8);
     let ended = beside_a_server(&served, false, &["zoned", "create", &served, "--zone-size", "1M"]);
@@ -202,7 +202,7 @@ fn zoned_file_is_not_made_of_what_a_server_has() {
 }
 
 #[test]
-fn export_over_the_limit_of_file_sizes_fails_and_is_not_killed() {
+fn export_over_file_size_limit_fails_and_is_not_killed() {
     let dir = Dir::new();
     let source = dir.file("source", &noise(1 << 20));
     let script =

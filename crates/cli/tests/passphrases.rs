@@ -1,11 +1,11 @@
-//! Where passphrases and keys come from, byte for byte as cryptsetup reads them.
+//! Sources of passphrases and keys, read byte for byte like cryptsetup.
 
 mod harness;
 
 use harness::{Dir, FAST, call, call_with, have, inlock, run};
 use std::process::Command;
 
-/// What opens a volume that was made with `made` on standard input and `options`.
+/// Creates a volume with `made` on standard input and `options`.
 fn made_with(dir: &Dir, made: &[u8], options: &[&str]) -> String {
     let image = dir.image("image", 18);
     call_with(made, ["luksFormat", "-q", &image].iter().chain(options).chain(&FAST)).works();
@@ -19,7 +19,7 @@ fn opens(image: &str, input: &[u8], options: &[&str]) -> bool {
 }
 
 #[test]
-fn standard_input_ends_at_the_first_newline() {
+fn passphrase_on_stdin_ends_at_first_newline() {
     let dir = Dir::new();
     let image = made_with(&dir, b"secret\nmore", &[]);
     let key = dir.file("key", b"secret");
@@ -39,7 +39,7 @@ fn standard_input_ends_at_the_first_newline() {
 }
 
 #[test]
-fn a_key_file_is_read_whole_from_its_offset() {
+fn key_file_is_read_from_offset_to_end() {
     let dir = Dir::new();
     let content: Vec<u8> = (0..=255).cycle().take(5000).collect();
     let key = dir.file("key", &content);
@@ -47,7 +47,7 @@ fn a_key_file_is_read_whole_from_its_offset() {
     assert!(opens(&image, &content[1000..4000], &["-d", "-"]));
     assert!(opens(&image, b"", &["-d", &key, "--keyfile-offset", "1000", "--keyfile-size", "3000"]));
     assert!(!opens(&image, b"", &["-d", &key]));
-    // Through a pipe, too.
+    // Also through a pipe.
     let script = format!(
         "cat {key} | {} open --test-passphrase {image} -d /dev/stdin --keyfile-offset 1000 -l 3000",
         env!("CARGO_BIN_EXE_inlock")
@@ -56,7 +56,7 @@ fn a_key_file_is_read_whole_from_its_offset() {
 }
 
 #[test]
-fn passphrases_need_not_be_text() {
+fn passphrase_of_any_bytes_works() {
     let dir = Dir::new();
     let passphrase = b"\xff\xfe\0\x80 \t\r";
     let image = made_with(&dir, passphrase, &[]);
@@ -66,7 +66,7 @@ fn passphrases_need_not_be_text() {
 }
 
 #[test]
-fn long_keys_end_at_8192_kib() {
+fn key_over_8192_kib_is_refused() {
     let dir = Dir::new();
     let longest = vec![b'k'; 8192 * 1024];
     let key = dir.file("key", &longest);
@@ -81,13 +81,13 @@ fn long_keys_end_at_8192_kib() {
 }
 
 #[test]
-fn keys_that_are_not_there_are_1() {
+fn missing_key_is_1() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     let open = |options: &[&str]| call(["open", "--test-passphrase", &image].iter().chain(options));
     open(&[]).fails(1, &["Nothing to read on input."]);
     open(&["-d", &dir.name("missing")]).fails(1, &["Failed to open key file", "No such file"]);
-    open(&["-d", &dir.name("")]).fails(1, &["it is a directory"]);
+    open(&["-d", &dir.name("")]).fails(1, &["not a directory"]);
     let key = dir.file("key", b"secret");
     open(&["-d", &key, "--keyfile-offset", "7"]).fails(1, &["Cannot seek to requested keyfile offset"]);
     open(&["-d", &key, "--keyfile-size", "7"]).fails(1, &["Cannot read requested amount of data."]);
@@ -96,7 +96,7 @@ fn keys_that_are_not_there_are_1() {
 }
 
 #[test]
-fn the_environment_and_arguments_carry_no_passphrase() {
+fn passphrase_in_arguments_or_environment_is_ignored() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     for name in ["PASSPHRASE", "PASSWORD", "INLOCK_PASSPHRASE", "INLOCK_KEY_FILE", "CRYPTSETUP_PASSPHRASE"] {
@@ -107,7 +107,7 @@ fn the_environment_and_arguments_carry_no_passphrase() {
 }
 
 #[test]
-fn data_on_standard_input_leave_no_room_for_a_passphrase() {
+fn passphrase_on_stdin_with_data_is_refused() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     call_with(b"data", ["import", "-", &image, "-d", "-"]).fails(1, &["cannot carry both the key and the data"]);
@@ -119,9 +119,9 @@ fn data_on_standard_input_leave_no_room_for_a_passphrase() {
 }
 
 #[test]
-fn no_core_is_written() {
+fn core_dumps_are_disabled() {
     let dir = Dir::new();
-    // A named pipe without a writer holds the program while it is looked at.
+    // A named pipe without a writer blocks the program meanwhile.
     let fifo = dir.name("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let mut child = inlock().args(["open", "--test-passphrase", &dir.luks2("image"), "-d", &fifo]).spawn().unwrap();
@@ -129,7 +129,7 @@ fn no_core_is_written() {
         let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap_or_default();
         let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap_or_default().to_owned();
         let zero = core.split_whitespace().filter(|word| *word == "0").count() == 2;
-        // The limit is among the first things that the program sets, so it comes.
+        // The program sets the limit first.
         if zero || child.try_wait().unwrap().is_some() {
             break core;
         }
@@ -141,7 +141,7 @@ fn no_core_is_written() {
 }
 
 #[test]
-fn plain_volumes_hash_what_is_typed_and_take_files_as_they_are() {
+fn plain_volume_hashes_passphrase_but_not_key_file() {
     let dir = Dir::new();
     let image = dir.file("image", &harness::noise(1 << 20));
     let exported = |input: &[u8], options: &[&str]| {

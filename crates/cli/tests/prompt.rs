@@ -1,11 +1,11 @@
-//! The prompts, on a terminal of their own.
+//! Prompts, on a pseudo-terminal.
 
 mod harness;
 
 use harness::{Dir, FAST, call, call_with, have, run};
 use std::process::Command;
 
-/// A dialogue: after each text, what is typed. `None` where there is no Python to play it.
+/// Runs a dialogue: after each text, what is typed. `None`: there is no Python.
 fn talk(steps: &[(&str, &str)], words: &[&str]) -> Option<serde_json::Value> {
     if !have("python3") {
         return None;
@@ -26,7 +26,7 @@ fn talk(steps: &[(&str, &str)], words: &[&str]) -> Option<serde_json::Value> {
 const SURE: &str = "Are you sure? (Type 'yes' in capital letters): ";
 
 #[test]
-fn formatting_asks_and_asks_twice() {
+fn format_asks_for_confirmation_and_passphrase_twice() {
     let dir = Dir::new();
     let image = dir.image("image", 18);
     let words = [&["luksFormat", &image][..], &FAST].concat();
@@ -43,7 +43,7 @@ fn formatting_asks_and_asks_twice() {
     assert!(!text.contains("s3cret"), "the passphrase is shown: {text}");
     call_with(b"s3cret", ["open", "--test-passphrase", &image]).works();
 
-    // An existing volume is told, a small "yes" is a no, and neither changes a byte.
+    // An existing volume is reported, "yes" in small letters does not confirm, and no byte changes.
     let before = std::fs::read(&image).unwrap();
     for answer in ["yes\n", "no\n", "\n", " YES\n", "\u{4}"] {
         let said = talk(&[(SURE, answer)], &words).unwrap();
@@ -60,7 +60,7 @@ fn formatting_asks_and_asks_twice() {
 }
 
 #[test]
-fn batch_mode_asks_once_and_nothing_else() {
+fn batch_mode_asks_for_passphrase_once() {
     let dir = Dir::new();
     let image = dir.image("image", 18);
     let words = [&["-q", "luksFormat", &image][..], &FAST].concat();
@@ -70,7 +70,7 @@ fn batch_mode_asks_once_and_nothing_else() {
 }
 
 #[test]
-fn three_tries_unless_told_otherwise() {
+fn passphrase_has_three_tries_by_default() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     let ask = "Enter passphrase for ";
@@ -88,7 +88,7 @@ fn three_tries_unless_told_otherwise() {
 }
 
 #[test]
-fn bytes_that_are_no_text_can_be_typed() {
+fn typed_passphrase_of_any_bytes_works() {
     let dir = Dir::new();
     let image = dir.image("image", 18);
     let key = dir.file("key", b"\xe4\xf6 \xff");
@@ -100,7 +100,7 @@ fn bytes_that_are_no_text_can_be_typed() {
 }
 
 #[test]
-fn a_typed_passphrase_has_at_most_512_bytes() {
+fn typed_passphrase_over_512_bytes_is_refused() {
     let dir = Dir::new();
     let image = dir.image("image", 18);
     let longest = "k".repeat(512);
@@ -115,11 +115,11 @@ fn a_typed_passphrase_has_at_most_512_bytes() {
 }
 
 #[test]
-fn the_echo_comes_back_after_signals_and_timeouts() {
+fn echo_is_restored_after_signal_or_timeout() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     let open = ["open", "--test-passphrase", &image];
-    // Ctrl-C, Ctrl-\ and signals from elsewhere; `talk` checks the echo.
+    // Ctrl-C, Ctrl-\ and signals of other processes; `talk` checks the echo.
     for (send, signal) in [("\u{3}", 2), ("\u{1c}", 3), ("signal 15", 15), ("signal 1", 1)] {
         let Some(said) = talk(&[("Enter passphrase", send)], &open) else { return };
         assert_eq!(said["status"], -signal, "{said}");

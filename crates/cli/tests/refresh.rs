@@ -1,4 +1,4 @@
-//! `refresh`: the flags of a running volume change under those who use it.
+//! `refresh`: changing the flags of a volume in use.
 
 mod harness;
 
@@ -10,14 +10,14 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Of the transmission flags.
+/// NBD's transmission flag.
 const SEND_TRIM: u16 = 1 << 5;
 
 fn connect(server: &Named) -> Connection {
     Connection::open(Path::new(&server.socket), Duration::from_secs(60), Mode::Simple).expect("as it should")
 }
 
-/// Whether a client that comes now is told of discards.
+/// Whether discards are advertised to a new client.
 fn offers_trim(server: &Named) -> bool {
     connect(server).flags & SEND_TRIM != 0
 }
@@ -28,7 +28,7 @@ fn flags(run: &Run) -> Option<String> {
 }
 
 #[test]
-fn discards_are_allowed_and_refused_while_the_volume_is_in_use() {
+fn refresh_changes_discards_of_volume_in_use() {
     let dir = Dir::new();
     let run = Run::new();
     let image = dir.luks2("image");
@@ -54,7 +54,7 @@ fn discards_are_allowed_and_refused_while_the_volume_is_in_use() {
 }
 
 #[test]
-fn what_a_table_says_stays() {
+fn refresh_keeps_flags_of_table() {
     let dir = Dir::new();
     let run = Run::new();
     let key = "00".repeat(64);
@@ -65,7 +65,7 @@ fn what_a_table_says_stays() {
     assert_eq!(flags(&run).as_deref(), Some("high_priority no_write_workqueue"));
     run.call(&["refresh", "data"]).works();
     assert_eq!(flags(&run).as_deref(), Some("no_write_workqueue"));
-    // What a table asks for counts from then on.
+    // The flags of a new table replace those of the old one.
     let line = line.replace("1 no_write_workqueue", "1 submit_from_crypt_cpus");
     run.call(&["reload", "data", "--table", &dir.file("table", line.as_bytes())]).works();
     run.call(&["refresh", "data"]).works();
@@ -73,7 +73,7 @@ fn what_a_table_says_stays() {
 }
 
 #[test]
-fn what_cannot_be_refreshed_is_told() {
+fn wrong_refresh_is_refused() {
     let dir = Dir::new();
     let run = Run::new();
     run.call(&["refresh", "data"]).fails(4, &["data is not active"]);

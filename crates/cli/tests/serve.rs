@@ -1,4 +1,4 @@
-//! `serve`: the captive command, addresses, signals. What the server answers to clients is tested with the server.
+//! `serve`: captive command, addresses, signals. The server's tests cover its replies.
 
 mod harness;
 
@@ -11,12 +11,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Starts a server and reads where it can be reached.
+/// Starts a server, and reads its address.
 fn start(words: &[&str]) -> (Child, String) {
     start_by(inlock().arg("serve").args(words))
 }
 
-/// As `start`, by a command of its own.
+/// Like `start`, with another command.
 fn start_by(command: &mut Command) -> (Child, String) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut uri = String::new();
@@ -24,7 +24,7 @@ fn start_by(command: &mut Command) -> (Child, String) {
     (child, uri.trim_end().to_owned())
 }
 
-/// Ends it with `signal`; its status and what it complained of.
+/// Stops it with `signal`, and returns its status and its errors.
 fn stop(mut child: Child, signal: Signal) -> (Option<i32>, String) {
     kill_process(Pid::from_child(&child), signal).expect("it runs");
     let mut err = String::new();
@@ -33,7 +33,7 @@ fn stop(mut child: Child, signal: Signal) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_captive_command_gives_its_status_and_knows_the_server() {
+fn captive_command_gets_variables_and_returns_status() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     for (script, status) in [("true", 0), ("exit 1", 1), ("exit 77", 77), ("kill -KILL $$", 137), ("nonsense-x", 127)] {
@@ -61,7 +61,7 @@ fn a_captive_command_gives_its_status_and_knows_the_server() {
 }
 
 #[test]
-fn clients_read_and_write_the_plaintext() {
+fn client_reads_and_writes_plaintext() {
     if !have("nbdcopy") {
         return;
     }
@@ -85,7 +85,7 @@ fn clients_read_and_write_the_plaintext() {
 }
 
 #[test]
-fn signals_drain_and_end_with_success() {
+fn signal_drains_and_exits_with_success() {
     let dir = Dir::new();
     let image = dir.image("image", 1);
     let socket = dir.name("socket");
@@ -106,7 +106,7 @@ fn signals_drain_and_end_with_success() {
 }
 
 #[test]
-fn what_the_parent_ignores_stays_ignored() {
+fn ignored_signal_stays_ignored() {
     let dir = Dir::new();
     let image = dir.image("image", 1);
     let address = format!("unix:{}", dir.name("socket"));
@@ -116,14 +116,14 @@ fn what_the_parent_ignores_stays_ignored() {
     let mut uri = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut uri).unwrap();
     kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
-    // The server still answers; a second one finds the volume in use.
+    // The server still runs: a second one finds the volume in use.
     call(["serve", "--type", "raw", &image, "--run", "true"]).fails(5, &["is in use"]);
     assert!(child.try_wait().unwrap().is_none(), "SIGHUP ended a server that was told to ignore it");
     assert_eq!(stop(child, Signal::TERM), (Some(0), String::new()));
 }
 
 #[test]
-fn a_signal_ends_the_captive_command_too() {
+fn signal_terminates_captive_command() {
     let dir = Dir::new();
     let image = dir.image("image", 1);
     let (child, told) = start(&["--type", "raw", &image, "--run", "echo ready; exec sleep 600"]);
@@ -132,7 +132,7 @@ fn a_signal_ends_the_captive_command_too() {
 }
 
 #[test]
-fn addresses_that_are_taken_are_5() {
+fn address_in_use_is_5() {
     let dir = Dir::new();
     let image = dir.image("image", 1);
     let other = dir.image("other", 1);
@@ -149,7 +149,7 @@ fn addresses_that_are_taken_are_5() {
 }
 
 #[test]
-fn raw_and_plain_are_served_at_their_size() {
+fn raw_and_plain_volumes_have_their_size() {
     if !have("nbdinfo") {
         return;
     }
@@ -172,7 +172,7 @@ fn raw_and_plain_are_served_at_their_size() {
 }
 
 #[test]
-fn discards_are_offered_only_where_allowed() {
+fn discards_are_advertised_only_if_allowed() {
     if !have("nbdinfo") {
         return;
     }
@@ -184,7 +184,7 @@ fn discards_are_offered_only_where_allowed() {
 }
 
 #[test]
-fn keys_are_given_back_to_nobody() {
+fn captive_command_inherits_no_image() {
     let dir = Dir::new();
     let image = dir.luks2("image");
     // The command gets neither the passphrase's pipe content nor the image's descriptor.
@@ -193,12 +193,12 @@ fn keys_are_given_back_to_nobody() {
 }
 
 #[test]
-fn write_over_the_limit_of_file_sizes_fails_alone() {
+fn write_over_file_size_limit_fails_alone() {
     let dir = Dir::new();
     let image = dir.image("image", 8);
     for io in ["sync", "uring", "auto"] {
         let socket = dir.name("socket");
-        // In blocks of 512 bytes: a MiB. The image is longer already.
+        // One MiB, in blocks of 512 bytes. The image is longer.
         let script = format!(
             "ulimit -f 2048; exec {} serve --type raw --io {io} {image} --nbd unix:{socket}",
             env!("CARGO_BIN_EXE_inlock")
@@ -212,7 +212,7 @@ fn write_over_the_limit_of_file_sizes_fails_alone() {
         assert!(client.read(4096, 4096).unwrap() == [8; 4096]);
         assert_eq!(stop(child, Signal::TERM), (Some(0), String::new()), "{io}");
     }
-    // What is started from here has the default again.
+    // Child processes have the default action.
     let ended = call(["serve", "--type", "raw", &image, "--run", "grep SigIgn /proc/self/status"]);
     let mask = u64::from_str_radix(ended.works().text().trim().rsplit('\t').next().unwrap(), 16).unwrap();
     assert_eq!(mask >> (rustix::process::Signal::XFSZ.as_raw() - 1) & 1, 0);

@@ -1,4 +1,4 @@
-//! Suspending and resuming a running volume: nothing is lost, and the key is gone meanwhile.
+//! Suspending and resuming a running volume: no request is lost, and the key is wiped meanwhile.
 
 mod harness;
 
@@ -18,13 +18,13 @@ fn connect(server: &Named) -> Connection {
     Connection::open(Path::new(&server.socket), PATIENCE, Mode::Simple).expect("as it should")
 }
 
-/// How often requests of all kinds have ended.
+/// Number of completed requests of all kinds.
 struct Load {
     stop: AtomicBool,
     done: AtomicU64,
 }
 
-/// Writes, and reads what was written, each thread a part of the volume of its own; gives what is there at the end.
+/// Writes and reads back, each thread in its own part of the volume. Returns the final contents.
 fn load(server: &Named, load: &Load, seed: u64, start: u64, len: usize) -> Vec<u8> {
     let mut client = connect(server);
     let mut random = Random::new(seed);
@@ -74,7 +74,7 @@ fn requests_wait_while_suspended_and_none_is_lost() {
                 run.call(&["suspend", "data"]).works();
                 let status = run.json(&["status", "data", "--json"]);
                 assert_eq!((&status["suspended"], &status["key_present"]), (&true.into(), &false.into()));
-                // Each of the four may have an answer before it that it has not taken yet.
+                // Each of the four threads may have an earlier reply to read.
                 let most = done() + 4;
                 std::thread::sleep(Duration::from_millis(100));
                 assert!(done() <= most, "a request was answered while the volume was suspended");
@@ -138,7 +138,7 @@ fn fio_sees_no_error_while_the_volume_is_suspended_and_resumed() {
     assert!(rounds > 1, "fio was done before the volume was suspended");
 }
 
-/// The volume key of a LUKS volume, as cryptsetup prints it.
+/// Returns the volume key of a LUKS volume, as cryptsetup prints it.
 fn volume_key(dir: &Dir, image: &str) -> Vec<u8> {
     let key = dir.file("passphrase", b"secret");
     let words = ["luksDump", "-q", "--dump-volume-key", "--key-file", &key, image];
@@ -152,7 +152,7 @@ fn volume_key(dir: &Dir, image: &str) -> Vec<u8> {
 }
 
 #[test]
-fn the_key_is_not_in_memory_while_suspended() {
+fn key_is_not_in_memory_while_suspended() {
     let dir = Dir::new();
     let run = Run::new();
     let plain_key = Random::new(9).bytes(64);
@@ -161,7 +161,7 @@ fn the_key_is_not_in_memory_while_suspended() {
     let mut cases = vec![(plain_key, vec!["--type", "plain", "-s", "512", "-d", &plain_file, &plain])];
     let (two, one) = (dir.image("two", 24), dir.luks1("one"));
     if have("cryptsetup") {
-        // Costs as they are in earnest, but for the time: Argon2 over several lanes and much memory.
+        // Realistic costs except for the time: Argon2 with several lanes and much memory.
         let words = ["luksFormat", "-q", &two, "--pbkdf-memory", "65536", "--pbkdf-force-iterations", "4"];
         call_with(b"secret", words).works();
         cases.push((volume_key(&dir, &two), vec![&two]));
@@ -181,7 +181,7 @@ fn the_key_is_not_in_memory_while_suspended() {
             let count = || memory::count(Pid::from_raw(pid as i32).unwrap(), &pieces);
             let mut client = Connection::open(Path::new(&socket), PATIENCE, Mode::Simple).unwrap();
             client.write(0, &noise(4096)).unwrap();
-            // The control: a cipher's schedule begins with the key itself.
+            // Control: a key schedule starts with the key.
             let Some(before) = count() else { return };
             assert!(before >= 2, "{words:?}: the key is not found while it is in use");
             run.call(&["suspend", "data"]).works();
@@ -208,28 +208,28 @@ fn the_key_is_not_in_memory_while_suspended() {
 }
 
 #[test]
-fn only_the_key_that_it_was_opened_with_lets_it_go_on() {
+fn resume_with_wrong_key_is_refused() {
     let dir = Dir::new();
     let run = Run::new();
-    // A plain volume has nothing that confirms a key; a wrong one would make noise of what is written.
+    // A plain volume cannot confirm a key; with a wrong one, writes would become noise.
     let plain = dir.image("plain", 1);
     let server = Named::start(&run, "plain", &["--type", "plain", &plain]);
     let mut client = connect(&server);
     client.write(0, &noise(512)).unwrap();
     run.call(&["suspend", "plain"]).works();
     let refused = run.call_with(b"secreT", &["resume", "plain"]);
-    refused.fails(2, &["not the one that plain was opened with", "stays suspended"]);
+    refused.fails(2, &["Volume key does not match the volume.", "stays suspended"]);
     assert_eq!(run.json(&["status", "plain", "--json"])["suspended"], true);
     run.call_with(b"secret", &["resume", "plain"]).works();
     assert!(client.read(0, 512).unwrap() == noise(512));
     run.call(&["resume", "plain"]).fails(1, &["plain is not suspended"]);
 
-    // A header that was made anew, with the same passphrase, is another volume's.
+    // A new header with the same passphrase has another key.
     let (image, other) = (dir.luks2("image"), dir.luks2("other"));
     let _server = Named::start(&run, "luks", &[&image]);
     run.call(&["suspend", "luks"]).works();
     let refused = run.call_with(b"secret", &["resume", "luks", "--header", &other]);
-    refused.fails(2, &["not the one that luks was opened with"]);
+    refused.fails(2, &["Volume key does not match the volume."]);
     run.call_with(b"secret", &["resume", "luks", "--header", &image]).works();
     run.call(&["luksSuspend", "luks"]).works();
     run.call_with(b"secret", &["luksResume", "luks"]).works();
@@ -240,7 +240,7 @@ fn only_the_key_that_it_was_opened_with_lets_it_go_on() {
 }
 
 #[test]
-fn a_detached_header_is_asked_again() {
+fn resume_uses_detached_header() {
     let dir = Dir::new();
     let run = Run::new();
     let (data, header) = (dir.image("data", 4), dir.image("header", 16));
@@ -256,7 +256,7 @@ fn a_detached_header_is_asked_again() {
 }
 
 #[test]
-fn a_suspended_volume_can_be_closed_and_what_waits_is_told() {
+fn suspended_volume_closes_and_fails_waiting_requests() {
     let dir = Dir::new();
     let run = Run::new();
     let image = dir.luks2("image");
@@ -283,7 +283,7 @@ fn a_suspended_volume_can_be_closed_and_what_waits_is_told() {
 }
 
 #[test]
-fn another_table_takes_the_place_of_what_is_served() {
+fn reload_replaces_table_of_served_volume() {
     let dir = Dir::new();
     let run = Run::new();
     let (image, other) = (dir.image("image", 2), dir.image("other", 2));
@@ -295,7 +295,7 @@ fn another_table_takes_the_place_of_what_is_served() {
     let mut client = connect(&server);
     client.write(0, &noise(1 << 20)).unwrap();
 
-    // Refused, and nothing changes.
+    // Refused, without any change.
     let bits = crypt(0, 2048, &image).replace(&key, &key[..62]);
     for (table, status, words) in [
         (crypt(0, 2048, &other), 1, "was not opened on device"),
@@ -304,16 +304,16 @@ fn another_table_takes_the_place_of_what_is_served() {
         ("0 2048 linear image 0".to_owned(), 1, "relative path"),
         (bits, 1, "key"),
         ("0 2048 dance".to_owned(), 1, "dance"),
-        (crypt(0, 2048, &image) + " 1 allow_discards", 1, "take allow_discards out of the table"),
+        (crypt(0, 2048, &image) + " 1 allow_discards", 1, "remove allow_discards from the table"),
     ] {
         reload(&table).fails(status, &[words]);
         assert!(client.read(0, 1 << 20).unwrap() == noise(1 << 20), "{table}");
     }
-    run.call(&["reload", "data"]).fails(1, &["--table is missing"]);
-    run.call(&["reload", "nobody", "--table", "0 8 zero"]).fails(4, &["not active"]);
+    run.call(&["reload", "data"]).fails(1, &["Option --table is required for reload action."]);
+    run.call(&["reload", "missing", "--table", "0 8 zero"]).fails(4, &["not active"]);
 
     let before: serde_json::Value = serde_json::from_slice(&std::fs::read(run.path("data.json")).unwrap()).unwrap();
-    // The second half becomes zeroes, and more comes behind.
+    // The second half becomes zeroes, and the volume grows.
     let file = dir.file(
         "table",
         format!("{}\n1024 1024 zero\n{}\n", crypt(0, 1024, &image), crypt(2048, 1024, &image)).as_bytes(),
@@ -324,13 +324,13 @@ fn another_table_takes_the_place_of_what_is_served() {
     let status = run.json(&["status", "data", "--json"]);
     assert_eq!((&status["type"], &status["sectors"]), (&"TABLE".into(), &3072.into()));
     assert_eq!(status["segments"].as_array().unwrap().len(), 3);
-    // Who opens the name after a kill finds what is served, and whether it has the keys.
+    // The state file has the new table and its key fingerprint, for the case that the process dies.
     let left: serde_json::Value = serde_json::from_slice(&std::fs::read(run.path("data.json")).unwrap()).unwrap();
     assert_eq!((&left["type"], &left["segments"]), (&"TABLE".into(), &status["segments"]));
-    assert_ne!(left["stamp"], before["stamp"]);
-    assert!(left["stamp"].is_object() && status["stamp"].is_null());
+    assert_ne!(left["key_fingerprint"], before["key_fingerprint"]);
+    assert!(left["key_fingerprint"].is_object() && status["key_fingerprint"].is_null());
 
-    // The keys came with the table, and so they come again.
+    // The keys came with the table, so another table brings them back.
     run.call(&["suspend", "data"]).works();
     run.call_with(b"secret", &["resume", "data"]).fails(1, &["came with its table", "inlock reload"]);
     reload(&file).works();
@@ -342,13 +342,13 @@ fn another_table_takes_the_place_of_what_is_served() {
 }
 
 #[test]
-fn another_table_does_not_take_discards_from_who_has_them() {
+fn reload_without_advertised_discards_is_refused() {
     let dir = Dir::new();
     let run = Run::new();
     let line = format!("0 2048 crypt aes-xts-plain64 {} 0 {} 0", "0123456789abcdef".repeat(8), dir.image("image", 2));
     let allowing = line.clone() + " 1 allow_discards";
     let server = Named::start(&run, "data", &["--table", &allowing]);
-    run.call(&["reload", "data", "--table", &line]).fails(1, &["put allow_discards into every encrypted line"]);
+    run.call(&["reload", "data", "--table", &line]).fails(1, &["add allow_discards to every encrypted line"]);
     for table in [&allowing, "0 2048 zero"] {
         run.call(&["reload", "data", "--table", table]).works();
         assert_eq!(run.json(&["status", "data", "--json"])["allow_discards"], true);

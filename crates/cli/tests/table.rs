@@ -1,4 +1,4 @@
-//! `--table` and `table`: the same bytes as the volume that a line describes, and nothing touched by a line that is wrong.
+//! `--table` and `table`: the bytes of the described volume, and wrong lines that are refused.
 
 mod harness;
 
@@ -11,7 +11,7 @@ fn bytes_of(key: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_line_is_the_plain_volume_that_it_describes() {
+fn table_line_equals_plain_volume() {
     let dir = Dir::new();
     let image = dir.file("image", &noise(1 << 20));
     let key = dir.file("key", &bytes_of(KEY));
@@ -29,7 +29,7 @@ fn a_line_is_the_plain_volume_that_it_describes() {
         let plain = call(["export", &image, "-"].into_iter().chain(common).chain(options.clone()));
         let table = call(["export", "-", "--table", &line]);
         assert!(table.works().out == plain.works().out, "{line}");
-        // And printed, it is that line.
+        // Printed, it is the same line.
         let printed = call(["table", &image, "--showkeys"].into_iter().chain(common).chain(options));
         assert_eq!(printed.text(), format!("{line}\n"));
         assert!(printed.err.contains("is a file; the Linux kernel needs a block device"), "{printed:?}");
@@ -40,20 +40,20 @@ fn a_line_is_the_plain_volume_that_it_describes() {
 }
 
 #[test]
-fn no_line_is_printed_that_would_read_another_volume() {
+fn table_of_spdk_volume_is_refused() {
     let dir = Dir::new();
     let image = dir.file("image", &noise(1 << 20));
     let key = dir.file("key", &bytes_of(KEY));
     let spdk = ["table", &image, "--type", "plain", "-d", &key, "-s", "256", "--spdk-tweak"];
     for more in [&[][..], &["--json"], &["--showkeys"]] {
         let refused = call(spdk.iter().chain(more));
-        refused.fails(1, &["No table can describe a volume with SPDK's tweak."]);
+        refused.fails(1, &["A table cannot describe a volume with SPDK's tweak"]);
         assert!(refused.out.is_empty(), "{refused:?}");
     }
 }
 
 #[test]
-fn the_line_of_a_luks_volume_opens_it() {
+fn table_of_luks_volume_opens_it() {
     let dir = Dir::new();
     for image in [dir.luks2("two"), dir.luks1("one")] {
         let input = dir.file("input", &noise(1 << 20));
@@ -74,7 +74,7 @@ fn the_line_of_a_luks_volume_opens_it() {
 }
 
 #[test]
-fn several_lines_on_several_images_are_one_volume() {
+fn table_of_several_images_is_one_volume() {
     let dir = Dir::new();
     let (one, two) = (dir.file("my one", &noise(1 << 20)), dir.file("two", &noise(1 << 20)));
     let escaped = one.replace(' ', "\\ ");
@@ -93,7 +93,7 @@ fn several_lines_on_several_images_are_one_volume() {
     assert!(stored[..3 * 512] == noise(1 << 20)[..3 * 512] && stored[116 * 512..] == noise(1 << 20)[116 * 512..]);
     let line = format!("0 16 crypt aes-cbc-plain64 {KEY} 0 {two} 100");
     assert!(call(["export", "-", "--table", &line]).works().out == model[128 * 512..]);
-    // What reads as zeroes becomes a hole.
+    // Zeroes become a hole.
     let out = dir.name("out");
     call(["export", &out, "--table", "0 65536 zero"]).works();
     assert_eq!(std::fs::metadata(&out).unwrap().len(), 32 << 20);
@@ -102,7 +102,7 @@ fn several_lines_on_several_images_are_one_volume() {
 }
 
 #[test]
-fn a_wrong_line_is_refused_before_anything_is_opened() {
+fn wrong_table_is_refused_before_devices_are_opened() {
     let dir = Dir::new();
     let image = dir.file("image", &noise(1 << 20));
     let missing = dir.name("missing");

@@ -1,4 +1,4 @@
-//! Files with zones: made, shown, refused.
+//! Zoned files: creating, reporting, mistakes.
 
 mod harness;
 
@@ -7,11 +7,12 @@ use serde_json::Value;
 use std::path::Path;
 
 #[test]
-fn a_zoned_file_is_made_and_shown() {
+fn zoned_file_is_created_and_reported() {
     let dir = Dir::new();
     let file = dir.name("disk");
-    let made = ["zoned", "create", file.as_str(), "--zone-size", "1M", "--capacity", "768K", "--conventional", "2"];
-    call(made.into_iter().chain(["--max-open", "3", "--max-active", "4", "--size", "8708K"])).works();
+    let made =
+        ["zoned", "create", file.as_str(), "--zone-size", "1M", "--zone-capacity", "768K", "--conventional-zones", "2"];
+    call(made.into_iter().chain(["--max-open-zones", "3", "--max-active-zones", "4", "--size", "8708K"])).works();
     let report = call(["zoned", "report", &file]);
     let text = report.works().text();
     let lines: Vec<&str> = text.lines().collect();
@@ -39,31 +40,34 @@ fn a_zoned_file_is_made_and_shown() {
 }
 
 #[test]
-fn a_zoned_file_takes_the_length_of_an_empty_one() {
+fn zoned_file_has_length_of_existing_empty_file() {
     let dir = Dir::new();
     let file = dir.image("disk", 4);
-    call(["zoned", "create", &file, "--zone-size", "1M", "--granularity", "512"]).works();
+    call(["zoned", "create", &file, "--zone-size", "1M", "--zone-write-granularity", "512"]).works();
     let json: Value = serde_json::from_str(call(["zoned", "report", "--json", &file]).works().text()).unwrap();
     assert_eq!((&json["zone_count"], &json["write_granularity"]), (&4.into(), &512.into()));
 }
 
 #[test]
-fn what_cannot_be_a_zoned_file_is_refused_with_the_numbers() {
+fn invalid_zoned_file_is_refused_with_numbers() {
     let dir = Dir::new();
     let file = dir.name("disk");
     let create = |options: &[&str]| call(["zoned", "create", file.as_str()].into_iter().chain(options.iter().copied()));
     for (options, said) in [
-        (&["--size", "8M"][..], "--zone-size is missing"),
-        (&["--zone-size", "1M"], "no length, and none is given"),
+        (&["--size", "8M"][..], "Option --zone-size is required for zoned create."),
+        (&["--zone-size", "1M"], "is empty; specify --size."),
         (&["--zone-size", "1M", "--size", "0"], "The size is zero"),
         (&["--zone-size", "3M", "--size", "8M"], "a zone length of 3145728 bytes is not a power of two"),
-        (&["--zone-size", "1M", "--size", "8M", "--capacity", "2M"], "a zone capacity of 2097152 bytes"),
-        (&["--zone-size", "1M", "--size", "8M", "--conventional", "8"], "of 8 zones 8 are conventional"),
+        (&["--zone-size", "1M", "--size", "8M", "--zone-capacity", "2M"], "a zone capacity of 2097152 bytes"),
+        (&["--zone-size", "1M", "--size", "8M", "--conventional-zones", "8"], "of 8 zones 8 are conventional"),
         (
-            &["--zone-size", "1M", "--size", "8M", "--max-open", "5", "--max-active", "4"],
+            &["--zone-size", "1M", "--size", "8M", "--max-open-zones", "5", "--max-active-zones", "4"],
             "5 open zones are more than the 4",
         ),
-        (&["--zone-size", "1M", "--size", "8M", "--granularity", "1000"], "a write granularity of 1000 bytes"),
+        (
+            &["--zone-size", "1M", "--size", "8M", "--zone-write-granularity", "1000"],
+            "a write granularity of 1000 bytes",
+        ),
         (&["--zone-size", "1M", "--size", "1K"], "a length of 1024 bytes is not a multiple"),
         (&["--zone-size", "4K", "--size", "1T"], "268435456 zones are more than the 1048576"),
         (&["--zone-size", "1M", "--size", "8M", "--json"], "Option --json is not allowed with zoned create"),
@@ -72,8 +76,8 @@ fn what_cannot_be_a_zoned_file_is_refused_with_the_numbers() {
         assert!(!Path::new(&file).exists() || std::fs::metadata(&file).unwrap().len() == 0, "{options:?}");
         assert!(!Path::new(&format!("{file}.zones")).exists(), "{options:?}");
     }
-    call(["zoned", "report", &file, "--max-open", "1"])
-        .fails(1, &["Option --max-open is not allowed with zoned report"]);
+    call(["zoned", "report", &file, "--max-open-zones", "1"])
+        .fails(1, &["Option --max-open-zones is not allowed with zoned report"]);
     call(["zoned", "remake", &file]).fails(1, &["'remake' is neither create nor report"]);
     let plain = dir.file("plain", &[1; 4096]);
     call(["zoned", "report", &plain]).fails(1, &["is neither a zoned block device nor a zoned file"]);
@@ -81,11 +85,11 @@ fn what_cannot_be_a_zoned_file_is_refused_with_the_numbers() {
     create(&["--zone-size", "1M", "--size", "8M"]).works();
     create(&["--zone-size", "1M", "--size", "8M"]).fails(1, &["holds data"]);
     std::fs::remove_file(&file).unwrap();
-    create(&["--zone-size", "1M", "--size", "8M"]).fails(5, &["a sidecar is there already"]);
+    create(&["--zone-size", "1M", "--size", "8M"]).fails(5, &["already exists."]);
 }
 
 #[test]
-fn a_sidecar_that_is_missing_damaged_or_foreign_is_told() {
+fn missing_damaged_or_foreign_sidecar_is_refused() {
     let dir = Dir::new();
     let (a, b) = (dir.name("a"), dir.name("b"));
     for file in [&a, &b] {
@@ -106,4 +110,30 @@ fn a_sidecar_that_is_missing_damaged_or_foreign_is_told() {
     let shorter = std::fs::OpenOptions::new().write(true).open(&b).unwrap();
     shorter.set_len(4 << 20).unwrap();
     call(["zoned", "report", &b]).fails(1, &["the file is 4194304 bytes long, where 8392704 are due"]);
+}
+
+#[test]
+fn old_option_names_mean_the_same() {
+    let dir = Dir::new();
+    let (old, new) = (dir.name("old"), dir.name("new"));
+    let create = |file: &str, [capacity, conventional, open, active, granularity]: [&str; 5]| {
+        let zones = ["--zone-size", "1M", "--size", "8M", capacity, "512K", conventional, "2", open, "3", active, "4"];
+        call(["zoned", "create", file].into_iter().chain(zones).chain([granularity, "512"])).works();
+        serde_json::from_str::<Value>(call(["zoned", "report", "--json", file]).works().text()).unwrap()
+    };
+    let by_old = create(&old, ["--capacity", "--conventional", "--max-open", "--max-active", "--granularity"]);
+    let mut by_new = create(
+        &new,
+        [
+            "--zone-capacity",
+            "--conventional-zones",
+            "--max-open-zones",
+            "--max-active-zones",
+            "--zone-write-granularity",
+        ],
+    );
+    by_new["source"] = by_old["source"].clone();
+    assert_eq!(by_old, by_new);
+    let help = call(["zoned", "--help"]);
+    assert!(!help.works().text().contains("--capacity"), "{help:?}");
 }

@@ -1,4 +1,4 @@
-//! Volumes on zoned storage: where they may lie, what is copied, and who is refused.
+//! Volumes on zoned storage: alignment, copies, and frontends without zones.
 
 mod harness;
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
-/// 24 zones of 1 MiB, of which 768 KiB can be written; the first 18 are conventional, the last one has half its length.
+/// 24 zones of 1 MiB with a capacity of 768 KiB; the first 18 are conventional, the last has half the length.
 const LAYOUT: ZonedLayout = ZonedLayout {
     len: 23 * MIB + MIB / 2,
     zone_len: MIB,
@@ -43,14 +43,14 @@ fn on(verb: &str, one: &str, other: &str, more: &[&str]) -> Ended {
     call_with(b"secret", [verb, one, other].iter().chain(more))
 }
 
-/// How far each zone is written, from its start.
+/// Returns the write pointer of each zone, relative to its start.
 fn pointers(image: &str) -> Vec<Option<u64>> {
     let (_, zones) = ZonedFile::look(image.as_ref()).expect("it is whole");
     zones.iter().map(|zone| zone.write_pointer.map(|pointer| pointer - zone.start)).collect()
 }
 
 #[test]
-fn a_new_volume_is_placed_where_zones_take_it() {
+fn new_volume_is_aligned_with_zones() {
     let dir = Dir::new();
     let zones = |zone: u64, conventional, write_granularity| ZonedLayout {
         capacity: zone * MIB,
@@ -78,7 +78,7 @@ fn a_new_volume_is_placed_where_zones_take_it() {
             let ended = harness::run(std::process::Command::new("cryptsetup").args(words), b"");
             assert_eq!(ended.code, 0, "{name}: {ended:?}");
         }
-        // It opens, to its end.
+        // It opens in full length.
         let out = dir.name("out");
         on("export", &image, &out, &[]).works();
         assert_eq!(std::fs::metadata(&out).unwrap().len(), (64 - offset) * MIB, "{name}");
@@ -87,14 +87,14 @@ fn a_new_volume_is_placed_where_zones_take_it() {
     call_with(b"secret", ["luksFormat", "-q", &one].iter().chain(&FAST1)).works();
     assert!(call(["luksDump", &one]).works().text().contains("Payload offset:\t8192\n"));
     on("export", &one, &dir.name("out"), &[]).works();
-    // Whatever the options say, it fits the zones or is refused.
+    // With any options, it fits the zones or is refused.
     let image = zoned(&dir, "asked", &zones(1, 20, 4096));
     format(&image, &["-o", "36864", "--sector-size", "512"]).works();
     on("export", &image, &dir.name("out"), &[]).works();
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_the_numbers_that_would() {
+fn volume_that_does_not_fit_zones_is_refused_with_numbers() {
     let dir = Dir::new();
     let ordered = ZonedLayout { conventional: 0, write_granularity: 512, ..LAYOUT };
     let image = zoned(&dir, "ordered", &ordered);
@@ -115,8 +115,8 @@ fn what_does_not_fit_is_refused_with_the_numbers_that_would() {
 
     let image = zoned(&dir, "image", &LAYOUT);
     format(&image, &["-o", "38912"]).fails(1, &["takes the first 19922944 bytes, and only the first 18874368"]);
-    format(&image, &["-o", "32769"]).fails(1, &["32768 or 34816 would fit", "hint: --offset"]);
-    // A header in a file of its own may lie on zones too, on those that take one.
+    format(&image, &["-o", "32769"]).fails(1, &["32768 or 34816 would fit", "hint: set the data offset with --offset"]);
+    // A detached header on a zoned file needs conventional zones, too.
     let words = ["a header takes the first 16777216 bytes, and only the first 0 are"];
     format(&dir.image("data", 1), &["--header", &dir.name("ordered")]).fails(1, &words);
 
@@ -138,9 +138,9 @@ fn what_does_not_fit_is_refused_with_the_numbers_that_would() {
     assert!(std::fs::read(dir.path("ordered")).unwrap() == before);
 }
 
-/// A LUKS header can be copied to where it cannot be rewritten.
+/// A LUKS header can be copied to a sequential zone, where it cannot be rewritten.
 #[test]
-fn a_header_where_a_sequential_zone_begins_is_for_reading() {
+fn header_in_sequential_zone_is_read_only() {
     let dir = Dir::new();
     let luks = dir.image("luks", 4);
     format(&luks, &["-o", "2048"]).works();
@@ -151,9 +151,9 @@ fn a_header_where_a_sequential_zone_begins_is_for_reading() {
     on("import", &luks, &image, &[]).fails(1, &["takes the first 1048576 bytes, and only the first 0", "--read-only"]);
     let out = on("export", &image, "-", &["--range", "0:1M"]);
     assert!(out.works().out == noise(1 << 20));
-    // With its header elsewhere it is a volume like others.
+    // With a detached header it is writable.
     on("export", &image, "-", &["--range", "0:1M", "--header", &luks]).works();
-    // One whose data do not start with a zone is none.
+    // A volume whose data do not start with a zone is refused.
     format(&luks, &["-o", "2056"]).works();
     let image = zoned(&dir, "other", &ZonedLayout { conventional: 8, capacity: MIB, ..LAYOUT });
     call(["import", "--type", "raw", &luks, &image]).works();
@@ -161,7 +161,7 @@ fn a_header_where_a_sequential_zone_begins_is_for_reading() {
 }
 
 #[test]
-fn what_is_imported_is_exported_and_every_zone_keeps_its_pointer() {
+fn import_and_export_keep_write_pointers() {
     let dir = Dir::new();
     let (image, out) = (volume(&dir, "image"), dir.name("out"));
     // Conventional zones 0 and 1; 2 is full, 3 has a hole before its end, 4 is empty, 5 ends with the image.
@@ -183,27 +183,28 @@ fn what_is_imported_is_exported_and_every_zone_keeps_its_pointer() {
     assert_eq!(found.len() as u64, 7 * MIB + MIB / 2);
     assert!(found[..expected.len()] == expected && is_zero(&found[expected.len()..]));
     assert!(allocated(out.as_ref()) < 4 * MIB, "what was never written is a hole");
-    // The same through pipes, onto other zones; dm-crypt's bytes where there are some.
+    // The same through pipes, to other zones.
     let other = volume(&dir, "other");
     let stream = on("export", &image, "-", &[]);
     let key = dir.file("key", b"secret");
     call_with(&stream.works().out, ["import", "-", &other, "-d", &key]).works();
     assert_eq!(pointers(&other)[18..], wanted);
-    // A second time nothing is at the pointers; not a byte is written.
+    // A second time no write pointer matches, and no byte is written.
     let before = std::fs::read(&image).unwrap();
-    let words =
-        ["zone at byte 2097152 of the volume is written up to byte 3145728", "go on at byte 2097152", "blkzone"];
+    let words = ["Zone 2097152: write pointer 3145728, but data is for 2097152.", "blkzone"];
     on("import", &input, &image, &[]).fails(1, &words);
     assert!(std::fs::read(&image).unwrap() == before);
-    // It goes on where a zone's pointer is, and nowhere else.
+    // An import continues only at a write pointer.
     let at = format!("{}:", 3 * MIB + 65536 + 8192);
     let patch = dir.file("patch", &noise(4096));
-    on("import", &patch, &image, &["--range", "3145729:"]).fails(1, &["Byte 3145729 is not a multiple of the 4096"]);
-    on("import", &patch, &image, &["--range", "3145728:"]).fails(1, &["is written up to byte 3219456"]);
+    on("import", &patch, &image, &["--range", "3145729:"])
+        .fails(1, &["Byte 3145729 is not a multiple of the write granularity of 4096 bytes."]);
+    on("import", &patch, &image, &["--range", "3145728:"])
+        .fails(1, &["write pointer 3219456, but data is for 3145728"]);
     on("import", &patch, &image, &["--range", &at]).works();
     assert_eq!(pointers(&image)[19], Some(65536 + 12288));
     assert!(on("export", &image, "-", &["--range", &format!("{at}4096")]).works().out == noise(4096));
-    // Conventional zones are written over, at any byte.
+    // Conventional zones can be overwritten at any byte.
     on("import", &patch, &image, &["--range", "1000000:"]).works();
 }
 
@@ -212,25 +213,25 @@ fn is_zero(bytes: &[u8]) -> bool {
 }
 
 #[test]
-fn an_image_that_the_zones_cannot_hold_is_refused() {
+fn import_over_zone_limits_is_refused() {
     let dir = Dir::new();
     let image = volume(&dir, "image");
-    let refused = ["other than zero up to byte 2936832", "can be written up to byte 2883584", "bytes before 2097152"];
+    let refused = ["has data up to byte 2936832", "ends at byte 2883584", "bytes before 2097152"];
     let mut bytes = noise(3 << 20);
     bytes[(2 << 20) + (3 << 18) + 51200 + 2048..].fill(0);
     on("import", &dir.file("input", &bytes), &image, &["-q"]).fails(1, &refused);
-    // More zones half full than there may be.
+    // More partly written zones than the limit.
     let image = zoned(&dir, "few", &ZonedLayout { max_open: 2, max_active: 2, ..LAYOUT });
     format(&image, &[]).works();
     let mut bytes = vec![0; 6 << 20];
     for zone in 2..6 {
         bytes[zone << 20] = 1;
     }
-    on("import", &dir.file("input", &bytes), &image, &[]).fails(1, &["Too many zones would be in use", "hint: "]);
+    on("import", &dir.file("input", &bytes), &image, &[]).fails(1, &["Too many zones would be active", "hint: "]);
 }
 
 #[test]
-fn the_bytes_are_those_of_a_volume_without_zones() {
+fn zoned_volume_has_bytes_of_volume_without_zones() {
     let dir = Dir::new();
     let key = dir.file("key", &noise(64));
     let layout = ZonedLayout { conventional: 1, capacity: MIB, ..ZonedLayout::new(4 * MIB, MIB) };
@@ -245,22 +246,22 @@ fn the_bytes_are_those_of_a_volume_without_zones() {
 }
 
 #[test]
-fn who_knows_no_zones_may_read() {
+fn zoned_volume_over_nbd_is_read_only() {
     let dir = Dir::new();
     let run = Run::new();
     let image = volume(&dir, "image");
     on("import", &dir.file("input", &noise(3 << 19)), &image, &["--range", "0:"]).works();
     let socket = format!("unix:{}", run.socket("x"));
     run.call(&["serve", &image, "--nbd", &socket])
-        .fails(1, &["clients of NBD know no zones", "--read-only", "--via ublk"]);
+        .fails(1, &["is zoned; NBD clients can only read it.", "--read-only", "--via ublk"]);
     for via in ["nbd", "loop", "fuse"] {
-        let refused = [&*format!("what --via {via} makes has none"), "--read-only"];
+        let refused = [&*format!("--via {via} does not support zoned volumes."), "--read-only"];
         run.call(&["open", &image, "x", "--foreground", "--via", via]).fails(1, &refused);
     }
     let server = Named::start(&run, "data", &["-r", &image]);
     let text = run.call(&["status", "data"]).works().text().to_owned();
     let line =
-        "  zones:   8 of 1048576 [bytes], 2 conventional, at most 4 open, at most 6 active, written by 4096 [bytes]\n";
+        "  zones:   8 of 1048576 [bytes], 2 conventional, max open 4, max active 6, write granularity 4096 [bytes]\n";
     assert!(text.contains(line), "{text}");
     let zoned = &run.json(&["status", "data", "--json"])["zoned"];
     let wanted = serde_json::json!({
@@ -268,7 +269,7 @@ fn who_knows_no_zones_may_read() {
     });
     assert_eq!(*zoned, wanted);
     assert_eq!(run.json(&["list", "--json"])[0]["zones"], 8);
-    // The lists of others have none.
+    // Other volumes have no zones.
     let _raw = Named::start(&run, "raw", &["--type", "raw", &dir.image("raw", 1)]);
     assert!(run.json(&["list", "--json"])[1]["zones"].is_null());
     assert!(run.json(&["status", "raw", "--json"]).get("zoned").is_none());
@@ -279,7 +280,7 @@ fn who_knows_no_zones_may_read() {
     run.call(&["resize", "data"]).works();
     let sectors = run.json(&["status", "data", "--json"])["sectors"].as_u64();
     assert_eq!(sectors, Some((7 * MIB + MIB / 2) / 512), "zones do not grow");
-    // Another table is one that leaves every zone where it is.
+    // Another table must keep every zone in place.
     let reload = |lines: &str| {
         let table = dir.file("table", lines.replace("IMAGE", &image).as_bytes());
         run.call(&["reload", "data", "--table", &table])
@@ -294,7 +295,7 @@ fn who_knows_no_zones_may_read() {
 }
 
 #[test]
-fn a_zoned_file_without_its_sidecar_is_told_and_left_alone() {
+fn zoned_file_without_sidecar_is_refused_unchanged() {
     let dir = Dir::new();
     let image = volume(&dir, "image");
     let (sidecar, aside) = (dir.path("image.zones"), dir.path("aside"));
@@ -310,7 +311,7 @@ fn a_zoned_file_without_its_sidecar_is_told_and_left_alone() {
     on("import", &dir.file("input", &[1; 512]), &image, &[]).fails(1, &["does not match"]);
     std::fs::rename(&aside, &sidecar).unwrap();
     on("export", &image, &dir.name("out"), &[]).works();
-    // Two at a time: readers share, a writer is alone.
+    // Readers share, a writer is exclusive.
     let run = Run::new();
     let _reader = Named::start(&run, "data", &["-r", &image]);
     on("export", &image, &dir.name("out"), &[]).works();
@@ -318,14 +319,14 @@ fn a_zoned_file_without_its_sidecar_is_told_and_left_alone() {
 }
 
 #[test]
-fn an_import_that_was_killed_goes_on_from_the_pointer() {
+fn killed_import_continues_at_write_pointer() {
     let dir = Dir::new();
     let image = zoned(&dir, "image", &ZonedLayout { conventional: 4, ..ZonedLayout::new(24 * MIB, 4 * MIB) });
     format(&image, &[]).works();
     let (key, bytes) = (dir.file("key", b"secret"), noise(4 << 20));
     let mut child = harness::inlock().args(["import", "-", &image, "-d", &key]).stdin(Stdio::piped()).spawn().unwrap();
     let mut pipe = child.stdin.take().unwrap();
-    // It waits for more as soon as this is written.
+    // Then it waits for more input.
     pipe.write_all(&bytes[..2 << 20]).unwrap();
     let begun = Instant::now();
     while pointers(&image)[4] != Some(2 * MIB) {

@@ -1,7 +1,7 @@
-//! The device as a thing to read and write: for programs that link the library, for tools, and for FUSE.
+//! Blocking access to a device: for programs that link the library, for tools, and for FUSE.
 //!
-//! The same target, locks and read-modify-write as the worker, on the caller's thread, without a ring. Any number of
-//! threads may use one `BlockingDevice` at a time. While the device is suspended calls wait.
+//! It uses the same mapping, locks and read-modify-write as the worker, on the caller's thread and without a ring. Any
+//! number of threads may share one `BlockingDevice`. Calls wait while the device is suspended.
 
 use crate::buffer::{Buffer, BufferPool};
 use crate::crypt_mapping::{CryptMapping, MappedRange};
@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 mod zoned;
 
-/// A device that is read and written by calls that return when they are done.
+/// Device whose calls block until they are complete.
 #[derive(Clone)]
 pub struct BlockingDevice {
     shared: Arc<Shared>,
@@ -29,30 +29,30 @@ struct Shared {
     returned: Condvar,
 }
 
-/// Memory for calls that need some; who finds none waits for another call to end.
+/// Memory for calls that need some. A call that finds none waits for another call to return.
 struct Scratches {
     free: Vec<Scratch>,
-    /// How many calls wait for some.
+    /// Number of calls that wait for memory.
     waiting: usize,
 }
 
-/// How many calls have memory at a time, unless something else is asked for.
+/// Default number of calls that have memory at a time.
 const CALLS: usize = 32;
 
-/// What one call may need: room for a piece, and for the units at its edges. Pages that are never touched take no memory.
+/// Memory for one call: for a piece, and for the data units at its edges. Untouched pages take no memory.
 struct Scratch {
     buffer: Buffer,
     spare: Buffer,
 }
 
 impl BlockingDevice {
-    /// Reads and writes `device`, with memory for 32 calls at a time.
+    /// Returns blocking access to `device`, with memory for 32 calls at a time.
     pub fn new(device: Arc<Device>) -> Self {
         Self::with_calls(device, CALLS)
     }
 
-    /// With memory for so many calls at a time, at least one: a little over 1 MiB for each. More calls wait for one of them to
-    /// end.
+    /// Returns blocking access to `device`, with memory for `calls` calls at a time, at least one; each takes a little
+    /// over 1 MiB. More calls wait for one of them to return.
     pub fn with_calls(device: Arc<Device>, calls: usize) -> Self {
         let calls = calls.max(1);
         device.locks().reserve(0);
@@ -64,22 +64,22 @@ impl BlockingDevice {
         Self { shared: Arc::new(Shared { device, scratch, returned: Condvar::new() }) }
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<Device> {
         &self.shared.device
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.device().len()
     }
 
-    /// Whether the device has no bytes.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.device().is_empty()
     }
 
-    /// Fills `into` with the bytes from `offset`. The whole range lies within the device, or nothing is read.
+    /// Fills `into` from byte `offset`. Reads nothing if the range exceeds the device. Blocks.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), RequestError> {
         let target = &*self.device().enter()?;
         self.permit(target, Operation::Read, offset, into.len() as u64)?;
@@ -95,17 +95,17 @@ impl BlockingDevice {
         Ok(())
     }
 
-    /// Writes `from` at `offset`. On stable storage after the next [`BlockingDevice::flush`].
+    /// Writes `from` at byte `offset`. The data is on stable storage after the next [`BlockingDevice::flush`]. Blocks.
     pub fn write_at(&self, from: &[u8], offset: u64) -> Result<(), RequestError> {
         self.write(offset, from.len() as u64, Some(from))
     }
 
-    /// Makes the range read as zeroes: encrypted ones, never a hole.
+    /// Makes the range, in bytes, read as zeroes: it stores encrypted zeroes, never a hole. Blocks.
     pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), RequestError> {
         self.write(offset, len, None)
     }
 
-    /// Puts every write that has returned on stable storage. After a flush has failed, none succeeds any more.
+    /// Puts every write that has returned on stable storage. After a flush has failed, every later one fails. Blocks.
     pub fn flush(&self) -> Result<(), RequestError> {
         let _pass = self.device().enter()?;
         let mut account = self.account(Operation::Flush, 0);
@@ -114,7 +114,7 @@ impl BlockingDevice {
         account.end(result)
     }
 
-    /// Gives the storage of whole data units back; refused unless the device allows it.
+    /// Deallocates the storage of whole data units. Refused unless the device allows discards. Blocks.
     pub fn discard(&self, offset: u64, len: u64) -> Result<(), RequestError> {
         let target = &*self.device().enter()?;
         let operation = Operation::Discard { durable: false };
@@ -160,7 +160,7 @@ impl BlockingDevice {
         }
         let _lock = (mapped.unit_len > 1).then(|| Locked::new(self.device(), mapped, Purpose::Read));
         account.lap(Phase::Queue);
-        // The caller's memory may begin where he likes, scratch begins where every store takes it.
+        // The caller's memory may be unaligned; the scratch buffer has the alignment that every store accepts.
         let alignment = self.device().stores()[mapped.store as usize].profile().memory_alignment;
         if !mapped.is_partial() && into.as_ptr().addr().is_multiple_of(alignment) {
             read_all(self.device(), mapped, into, mapped.store_offset)?;
@@ -273,7 +273,7 @@ impl BlockingDevice {
         Account::new(self.device().shared_stats(), operation, len)
     }
 
-    /// Counts what it refuses.
+    /// Checks a request, and counts it as failed if it is refused.
     fn permit(&self, target: &CryptMapping, operation: Operation, offset: u64, len: u64) -> Result<(), RequestError> {
         let access = self.device().access();
         let refused = match operation {
@@ -300,7 +300,7 @@ impl BlockingDevice {
     fn give_scratch(&self, scratch: Scratch) {
         let mut scratches = self.shared.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         scratches.free.push(scratch);
-        // Each time: one who was told before may not have come yet.
+        // Notify every time: a waiter that was notified before may not have run yet.
         let awaited = scratches.waiting > 0;
         drop(scratches);
         if awaited {
@@ -321,7 +321,7 @@ fn write_all(device: &Device, mapped: &MappedRange, from: &[u8], offset: u64) ->
     Ok(store::write_all(&*device.stores()[mapped.store as usize], from, offset)?)
 }
 
-/// The lock of a aligned range, held until dropped.
+/// Lock on an aligned range, held until dropped.
 struct Locked<'a> {
     device: &'a Device,
     id: LockId,

@@ -1,98 +1,99 @@
-//! Request buffers and the pool they come from.
+//! Request buffers and the pool that they come from.
 //!
-//! A buffer is page-aligned memory for one request's data units, with room in front for a reply header, so that header
-//! and data leave in one piece. It has one owner at a time: a frontend, the in-flight table or the ring. A worker makes
-//! its pool at the start; afterwards buffers only move. When a class is empty the request is carried in smaller pieces,
-//! and when all are empty it waits: memory never grows with what clients ask.
+//! A buffer is page-aligned memory for the data units of one request, with headroom for a reply header, so that header
+//! and data are sent in one piece. It has one owner at a time: a frontend, the table of requests in flight, or the
+//! ring. A worker allocates its pool at the start; afterwards buffers only move. If a class of buffers is empty, the
+//! request is carried out in smaller pieces; if all are empty, it waits. Memory use never grows with the requests of
+//! clients.
 
-/// Bytes in front of the data, for a header.
+/// Bytes of headroom in front of the data.
 pub const HEADROOM: usize = PAGE;
 
 const PAGE: usize = 4096;
 
 /// Memory for the data of one request.
 pub struct Buffer {
-    /// The aligned part starts at `base`: headroom, then data.
+    /// Allocation. The aligned part starts at `base`: headroom, then data.
     memory: Box<[u8]>,
     base: usize,
     capacity: usize,
     slot: Option<Slot>,
 }
 
-/// A place among the buffers whose pages a ring has looked up beforehand.
+/// Index of a buffer whose pages are registered with a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
-    /// Which ring.
+    /// Number of the ring.
     pub(crate) ring: u32,
-    /// Which of its places.
+    /// Index among the ring's registered buffers.
     pub(crate) index: u16,
 }
 
 impl Buffer {
-    /// Its data begins on a multiple of this many bytes.
+    /// Alignment of the data in bytes.
     pub const ALIGNMENT: usize = PAGE;
 
-    /// A zeroed buffer for `capacity` bytes of data. Pages become resident when they are first touched.
+    /// Returns a zeroed buffer for `capacity` bytes of data. Pages become resident when they are first touched.
     pub fn new(capacity: usize) -> Self {
         let memory = vec![0u8; capacity + HEADROOM + PAGE].into_boxed_slice();
         let base = memory.as_ptr().addr().wrapping_neg() % PAGE;
         Self { memory, base, capacity, slot: None }
     }
 
-    /// Where `ring` has registered its data.
+    /// Returns the slot at which `ring` has registered the data.
     pub(crate) fn slot_in(&self, ring: u32) -> Option<u16> {
         self.slot.filter(|slot| slot.ring == ring).map(|slot| slot.index)
     }
 
-    /// Says where its data is registered. The memory never changes, so this stays true for as long as the buffer lives.
+    /// Sets the slot at which the data is registered. The memory never moves, so the slot stays valid for the buffer's
+    /// lifetime.
     pub(crate) fn set_slot(&mut self, slot: Slot) {
         self.slot = Some(slot);
     }
 
-    /// How many bytes of data fit.
+    /// Returns the capacity for data in bytes.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// The data, page-aligned.
+    /// Returns the data, which is page-aligned.
     pub fn data(&self) -> &[u8] {
         let start = self.base + HEADROOM;
         &self.memory[start..start + self.capacity]
     }
 
-    /// The data, to be filled.
+    /// Returns the data for writing.
     pub fn data_mut(&mut self) -> &mut [u8] {
         let start = self.base + HEADROOM;
         &mut self.memory[start..start + self.capacity]
     }
 
-    /// Where the data starts in the memory of [`Buffer::into_parts`].
+    /// Returns the start of the data in the memory from [`Buffer::into_parts`].
     pub(crate) fn data_start(&self) -> usize {
         self.base + HEADROOM
     }
 
-    /// The buffer taken apart: its memory, where the aligned part starts, how many bytes of data fit, and its place in a ring.
+    /// Returns the parts: the memory, the start of its aligned part, the capacity for data, and the slot in a ring.
     pub(crate) fn into_parts(self) -> (Box<[u8]>, usize, usize, Option<Slot>) {
         (self.memory, self.base, self.capacity, self.slot)
     }
 
-    /// A buffer put together from what [`Buffer::into_parts`] gave.
+    /// Returns a buffer made of the parts from [`Buffer::into_parts`].
     pub(crate) fn from_parts(memory: Box<[u8]>, base: usize, capacity: usize, slot: Option<Slot>) -> Self {
         Self { memory, base, capacity, slot }
     }
 
-    /// The headroom and the data as one run; the data starts at [`HEADROOM`].
+    /// Returns headroom and data as one slice; the data starts at [`HEADROOM`].
     pub fn frame(&self) -> &[u8] {
         &self.memory[self.base..self.base + HEADROOM + self.capacity]
     }
 
-    /// The headroom and the data as one run, to be filled.
+    /// Returns headroom and data as one slice for writing.
     pub fn frame_mut(&mut self) -> &mut [u8] {
         &mut self.memory[self.base..self.base + HEADROOM + self.capacity]
     }
 
-    /// Puts `header` directly before data byte `at` and gives back where it starts in the frame.
-    /// At most [`HEADROOM`] bytes.
+    /// Puts `header`, at most [`HEADROOM`] bytes, directly before data byte `at`, and returns its start in the frame.
     pub fn put_header(&mut self, at: usize, header: &[u8]) -> usize {
         let start = HEADROOM + at - header.len();
         self.frame_mut()[start..start + header.len()].copy_from_slice(header);
@@ -106,31 +107,31 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// How many buffers of one size a pool has.
+/// Number of buffers of one size in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferClass {
-    /// Bytes of data in each.
+    /// Capacity of each in bytes.
     pub capacity: usize,
-    /// How many.
+    /// Number of buffers.
     pub count: usize,
 }
 
-/// Of each class of a pool, one buffer in so many is reserved, and at least one: see [`BufferPool::take_unreserved`].
+/// One in this many buffers of each class is reserved, and at least one: see [`BufferPool::take_unreserved`].
 const RESERVED: usize = 8;
 
-/// A worker's buffers, made at the start.
+/// Buffers of a worker, allocated at the start.
 pub struct BufferPool {
     /// In ascending order of capacity.
     classes: Vec<(BufferClass, Vec<Buffer>)>,
-    /// Buffers that come from [`BufferPool::another_small`].
+    /// Number of buffers from [`BufferPool::another_small`].
     others: usize,
 }
 
 impl BufferPool {
-    /// Largest stretch of a request that is carried in one piece, in bytes.
+    /// Length in bytes of the largest piece of a request.
     pub const LARGEST_PIECE: usize = 1 << 20;
 
-    /// A pool for data units of `unit_len` bytes, for one of `workers` workers.
+    /// Returns a pool for data units of `unit_len` bytes, for one of `workers` workers.
     pub fn for_worker(unit_len: usize, workers: usize) -> Self {
         let edges = 2 * unit_len;
         let share = |total: usize, least: usize| (total / workers.max(1)).max(least);
@@ -141,7 +142,7 @@ impl BufferPool {
         ])
     }
 
-    /// A pool of these classes, in any order.
+    /// Returns a pool of these classes, in any order.
     pub fn new(classes: &[BufferClass]) -> Self {
         let mut classes = classes.to_vec();
         classes.sort_by_key(|c| c.capacity);
@@ -149,36 +150,36 @@ impl BufferPool {
         Self { classes: classes.iter().map(filled).collect(), others: 0 }
     }
 
-    /// The same pool, whose owner makes room for the requests of so many buffers of [`BufferPool::another_small`].
+    /// Returns the pool with room for the requests of this many buffers from [`BufferPool::another_small`].
     #[must_use]
     pub fn with_others(self, others: usize) -> Self {
         Self { others, ..self }
     }
 
-    /// A new buffer of the smallest class, which the pool does not count among its own. It serves a client that finds the
-    /// pool empty. Buffers of a class are alike: another one of the same capacity may take its place.
+    /// Returns a new buffer of the smallest class, in addition to the pool's own, for a client that finds the pool
+    /// empty. Buffers of a class are interchangeable: another one of the same capacity may be given back in its place.
     pub fn another_small(&self) -> Buffer {
         Buffer::new(self.smallest())
     }
 
-    /// Bytes of data in a buffer of the smallest class.
+    /// Returns the capacity of a buffer of the smallest class in bytes.
     pub fn smallest(&self) -> usize {
         self.classes.first().map_or(0, |(c, _)| c.capacity)
     }
 
-    /// Bytes of data in all buffers of the pool.
+    /// Returns the total capacity of the pool's buffers in bytes.
     pub fn capacity(&self) -> usize {
         self.classes.iter().map(|(c, _)| c.capacity * c.count).sum()
     }
 
-    /// A buffer for `want` bytes of data: the smallest that fits, else a larger one, else the largest smaller one that is
-    /// left and holds `least` bytes. `None`: nothing is left; ask again when a buffer came back.
+    /// Takes a buffer for `want` bytes of data: the smallest that fits, otherwise the largest smaller one that holds
+    /// `least` bytes. `None`: none is left; try again after a buffer was given back.
     pub fn take(&mut self, want: usize, least: usize) -> Option<Buffer> {
         self.take_leaving(want, least, |_| 0)
     }
 
-    /// As [`BufferPool::take`], for a client that has a buffer already: the last buffers of each class are left to those
-    /// that have none.
+    /// Takes a buffer as [`BufferPool::take`] does, for a client that already has one: the last buffers of each class
+    /// are reserved for clients that have none.
     pub fn take_unreserved(&mut self, want: usize, least: usize) -> Option<Buffer> {
         self.take_leaving(want, least, |class| (class.count / RESERVED).max(1))
     }
@@ -201,22 +202,22 @@ impl BufferPool {
         }
     }
 
-    /// Those that are not out.
+    /// Returns the buffers that are in the pool.
     pub(crate) fn buffers_mut(&mut self) -> impl Iterator<Item = &mut Buffer> {
         self.classes.iter_mut().flat_map(|(_, free)| free)
     }
 
-    /// How many buffers there may be, out or not, with those of [`BufferPool::with_others`].
+    /// Returns the number of buffers, in the pool or taken, including those of [`BufferPool::with_others`].
     pub fn len(&self) -> usize {
         self.classes.iter().map(|(c, _)| c.count).sum::<usize>() + self.others
     }
 
-    /// Whether there are none.
+    /// Returns whether the pool has no buffers.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many buffers are out.
+    /// Returns the number of taken buffers.
     pub fn outstanding(&self) -> usize {
         self.classes.iter().map(|(c, free)| c.count - free.len()).sum()
     }

@@ -1,9 +1,8 @@
-//! The crypt target: where data units are stored, and their encryption. No I/O, no lock.
+//! Crypt mapping: a mapping with its ciphers and keys. It does no I/O and takes no locks.
 //!
-//! It is dm-crypt's table in user space: a list of lines, each a segment with its cipher and key, stored as it is, reading
-//! as zeroes, or failing. Workers share one target; nothing in it changes after it was made. Every buffer it is given holds
-//! a whole *cover*, the run of whole data units around the requested bytes, so that one cipher call does all units of a
-//! request.
+//! It corresponds to a dm-crypt table: a list of targets, each a segment that is encrypted, stored unencrypted, reads
+//! as zeroes, or fails. Workers share one crypt mapping, which is immutable. Every buffer passed in holds an *aligned
+//! range*, the whole data units that the requested bytes touch, so that one cipher call handles all units of a request.
 
 use crate::buffer::Buffer;
 use crate::mapping::{Crypt, Kind, MappedTarget, Mapping};
@@ -17,28 +16,28 @@ use std::time::{Duration, Instant};
 
 pub use crate::mapping::{MappedRange, Place};
 
-/// Bytes of the stack that the cipher calls of a worker's turn may have used.
+/// Bytes of stack that the cipher calls of one worker turn may use.
 pub(crate) const TURN_STACK: usize = 64 << 10;
-/// Bytes of the stack that one cipher call may have used.
+/// Bytes of stack that one cipher call may use.
 pub(crate) const CALL_STACK: usize = 8 << 10;
 
 /// A mapping with its ciphers.
 pub struct CryptMapping {
     mapping: Arc<Mapping>,
-    /// As many as the mapping has parts; `None` where nothing is encrypted.
+    /// Cipher of each segment; `None` for an unencrypted one.
     ciphers: Vec<Option<Box<dyn SectorCipher>>>,
-    /// What each costs on this processor, in picoseconds a byte; unset before they were measured.
+    /// Cost of each cipher on this CPU, in picoseconds per byte; unset until measured.
     costs: OnceLock<Vec<u64>>,
 }
 
-/// What a line of a table does with its bytes.
+/// Content type of a target, with its key.
 #[derive(Clone, Copy, Debug)]
 pub enum Content<'a> {
-    /// Encrypts them under this key; the segment names the cipher.
+    /// Encrypts data with this key; the segment names the cipher.
     Crypt(&'a VolumeKey),
-    /// Stores them as they are.
+    /// Stores data unencrypted.
     Linear,
-    /// Reads as zeroes; what is written is forgotten.
+    /// Reads as zeroes and discards writes.
     Zero,
     /// Fails every read and write.
     Error,
@@ -47,53 +46,53 @@ pub enum Content<'a> {
 /// One line of a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
-    /// Where it starts, how long it is, and what its data units are.
+    /// Start, length and data unit size.
     pub segment: &'a Segment,
-    /// What it does with its bytes.
+    /// Content type.
     pub content: Content<'a>,
-    /// Which of the device's stores it lies on; any where nothing is stored.
+    /// Index of the device's store; ignored if nothing is stored.
     pub store: usize,
 }
 
-/// Bytes that are allowed to reach a store: what a cipher call made, or what was read from a store.
+/// Bytes that may be written to a store: the output of a cipher call, or bytes read from a store.
 #[derive(Debug)]
 pub struct Ciphertext(Buffer);
 
 impl Ciphertext {
-    /// Marks what a store has just filled.
+    /// Wraps a buffer that a store has just filled.
     pub(crate) fn from_store(buffer: Buffer) -> Self {
         Self(buffer)
     }
 
-    /// Marks a buffer every data unit of whose cover went through [`CryptMapping::encrypt_in_place`].
+    /// Wraps a buffer whose data units all went through [`CryptMapping::encrypt_in_place`].
     pub(crate) fn encrypted(buffer: Buffer) -> Self {
         Self(buffer)
     }
 
-    /// What may be written.
+    /// Returns the bytes to write.
     pub fn bytes(&self) -> &[u8] {
         self.0.data()
     }
 
-    /// Where `ring` has registered them.
+    /// Returns the slot at which `ring` has registered the buffer.
     pub(crate) fn slot_in(&self, ring: u32) -> Option<u16> {
         self.0.slot_in(ring)
     }
 
-    /// The buffer, for reuse.
+    /// Returns the buffer for reuse.
     pub fn into_buffer(self) -> Buffer {
         self.0
     }
 }
 
-/// A target that cannot be made.
+/// Reason why a table is not valid.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TargetError {
     /// The cipher refused its specification or its key.
     #[error(transparent)]
     Cipher(#[from] CipherError),
-    /// There is no segment, or segments leave a gap or overlap.
+    /// The table is empty, or its segments leave a gap or overlap.
     #[error("segment {0} does not start where the one before it ends")]
     Gap(usize),
     /// An open-ended segment that is not the last.
@@ -102,57 +101,57 @@ pub enum TargetError {
     /// The segment does not lie within the store.
     #[error("segment {index} needs {needed} bytes of a store of {store_len} bytes: the image is truncated")]
     BeyondStore {
-        /// Which segment.
+        /// Index of the segment.
         index: usize,
-        /// Where the segment ends in the store.
+        /// End of the segment in the store, in bytes.
         needed: u64,
-        /// Length of the store.
+        /// Length of the store in bytes.
         store_len: u64,
     },
     /// The store is too short to hold any data.
     #[error("the store of {store_len} bytes ends before the data area at byte {data_offset}")]
     Empty {
-        /// Length of the store.
+        /// Length of the store in bytes.
         store_len: u64,
-        /// Where the data should start.
+        /// Start of the data area in bytes.
         data_offset: u64,
     },
     /// The length is not a whole number of data units.
     #[error("the data area of {len} bytes is not a multiple of the data unit of {unit} bytes")]
     UnitLength {
-        /// Length of the data area.
+        /// Length of the data area in bytes.
         len: u64,
         /// Bytes in a data unit.
         unit: usize,
     },
-    /// An offset that does not fit 64 bits of bytes.
+    /// An offset in bytes exceeds 64 bits.
     #[error("segment {0} lies beyond 2^64 bytes")]
     Overflow(usize),
-    /// The segment is to be encrypted and names no cipher.
+    /// The segment is encrypted and names no cipher.
     #[error("segment {0} names no cipher")]
     NoCipher(usize),
-    /// The segment lies on a store that does not exist.
+    /// The segment names a store that does not exist.
     #[error("segment {0} lies on a store that is not there")]
     NoStore(usize),
-    /// On a zoned store, lines that do not all lie on that store.
+    /// The table lies on a zoned store and on another one.
     #[error("segment {0} does not lie on the zoned store: a table on one has no other targets")]
     NotZoned(usize),
-    /// On a zoned store, a segment that does not begin and end where zones do.
+    /// On a zoned store, the segment does not begin and end at zone boundaries.
     #[error(
         "segment {index} lies from byte {start} to byte {end} of a store with zones of {zone_len} bytes: it has to begin and \
          end where a zone does"
     )]
     CutsZone {
-        /// Which segment.
+        /// Index of the segment.
         index: usize,
-        /// Where it starts in the store.
+        /// Start in the store, in bytes.
         start: u64,
-        /// Where it ends there.
+        /// End in the store, in bytes.
         end: u64,
-        /// Bytes from one zone to the next.
+        /// Distance between zone starts in bytes.
         zone_len: u64,
     },
-    /// On a zoned store, a data unit that its writes could cut.
+    /// On a zoned store, data units do not divide the write granularity, so that a write could end within one.
     #[error(
         "data units of {unit} bytes do not divide the {granularity} bytes in which the zones are written: at most \
          {granularity} go"
@@ -160,29 +159,29 @@ pub enum TargetError {
     ZoneUnit {
         /// Bytes in a data unit.
         unit: usize,
-        /// Writes to sequential zones begin and end on multiples of this.
+        /// Write granularity of sequential zones in bytes.
         granularity: u32,
     },
-    /// There are more or fewer keys than the target was made with.
+    /// The number of keys differs from that of the table.
     #[error("{given} keys for a table of {expected}")]
     KeyCount {
-        /// How many were given.
+        /// Number of keys passed.
         given: usize,
-        /// How many there should be.
+        /// Number of keys of the table.
         expected: usize,
     },
     /// The key is not as long as the one before it.
     #[error("a key of {given} bytes where the one before had {expected}")]
     KeyLength {
-        /// Bytes in the key.
+        /// Length of the new key in bytes.
         given: usize,
-        /// Bytes in the key before.
+        /// Length of the old key in bytes.
         expected: usize,
     },
 }
 
 impl CryptMapping {
-    /// A target over `segments` under one `key`, on a store of `store_len` bytes.
+    /// Creates a crypt mapping of `segments` with one `key`, on a store of `store_len` bytes.
     pub fn new(segments: &[Segment], key: &VolumeKey, store_len: u64) -> Result<Self, TargetError> {
         let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(key) } else { Content::Linear };
         let lines: Vec<Target<'_>> =
@@ -190,8 +189,8 @@ impl CryptMapping {
         Self::stacked(&lines, &[store_len])
     }
 
-    /// A target of several lines, in order and without gaps, over stores of these lengths. Everything is checked here,
-    /// so that [`Mapping::locate`] only compares with the length.
+    /// Creates a crypt mapping of several targets, in order and without gaps, on stores of these lengths in bytes.
+    /// Checks everything, so that [`Mapping::locate`] has to compare with the length only.
     pub fn stacked(lines: &[Target<'_>], store_lens: &[u64]) -> Result<Self, TargetError> {
         let mut parts = Vec::with_capacity(lines.len());
         let mut ciphers = Vec::with_capacity(lines.len());
@@ -231,7 +230,7 @@ impl CryptMapping {
         Ok(Self { mapping, ciphers, costs: OnceLock::new() })
     }
 
-    /// A target that stores everything as it is (`--type raw`).
+    /// Creates a mapping that stores everything unencrypted (`--type raw`).
     pub fn raw(len: u64) -> Self {
         let part = MappedTarget {
             start: 0,
@@ -249,7 +248,7 @@ impl CryptMapping {
         Self { mapping, ciphers: vec![None], costs: OnceLock::new() }
     }
 
-    /// The same mapping under other keys, one for each that the target was made with and as long as that one.
+    /// Creates a crypt mapping of `mapping` with other keys, as many as before and each as long as the one it replaces.
     pub(crate) fn with_keys(mapping: &Arc<Mapping>, keys: &[&VolumeKey]) -> Result<Self, TargetError> {
         if keys.len() != mapping.keys() {
             return Err(TargetError::KeyCount { given: keys.len(), expected: mapping.keys() });
@@ -271,7 +270,7 @@ impl CryptMapping {
         Ok(Self { mapping: Arc::clone(mapping), ciphers, costs: OnceLock::new() })
     }
 
-    /// The target on stores that have grown: a last segment without an end goes as far as whole data units do.
+    /// Extends a last segment without an end to the new end of its store, in whole data units.
     pub(crate) fn grown(mut self, store_lens: &[u64]) -> Self {
         let mapping = Arc::make_mut(&mut self.mapping);
         if let Some(last) = mapping.targets.last_mut().filter(|part| part.open_end)
@@ -284,31 +283,31 @@ impl CryptMapping {
         self
     }
 
-    /// The target as the one of this generation.
+    /// Sets the generation.
     pub(crate) fn of_generation(mut self, generation: u32) -> Self {
         Arc::make_mut(&mut self.mapping).generation = generation;
         self
     }
 
-    /// Finds out how fast the ciphers are on this processor, for [`CryptMapping::cipher_time`].
+    /// Measures the ciphers on this CPU, for [`CryptMapping::cipher_time`].
     pub(crate) fn measure(&self) {
         let cost = |cipher: &Option<Box<dyn SectorCipher>>| cipher.as_deref().map_or(0, picoseconds_per_byte);
         self.costs.get_or_init(|| self.ciphers.iter().map(cost).collect());
         scrub_stack::<CALL_STACK>();
     }
 
-    /// About how long one thread takes over the cipher work of `mapped`; zero where that was not measured.
+    /// Returns an estimate of the cipher time of `mapped` on one thread; zero before the measurement.
     pub(crate) fn cipher_time(&self, mapped: &MappedRange) -> Duration {
         let cost = self.costs.get().map_or(0, |costs| costs[mapped.target as usize]);
         Duration::from_nanos((mapped.aligned_len as u64).saturating_mul(cost) / 1000)
     }
 
-    /// The target without its ciphers.
+    /// Returns the mapping without the ciphers.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
-    /// Encrypts the whole aligned range in place: one cipher call.
+    /// Encrypts the aligned range of `mapped` in place with one cipher call.
     pub fn encrypt(&self, mapped: &MappedRange, mut buffer: Buffer) -> Ciphertext {
         if let Some(cipher) = self.cipher(mapped) {
             cipher.encrypt(mapped.first, InOut::InPlace(&mut buffer.data_mut()[..mapped.aligned_len]));
@@ -316,7 +315,7 @@ impl CryptMapping {
         Ciphertext(buffer)
     }
 
-    /// Encrypts a whole number of data units from `plain` into `buffer`; the cipher pass is the copy.
+    /// Encrypts a whole number of data units from `plain` into `buffer`. The cipher call also copies.
     pub fn encrypt_from(&self, mapped: &MappedRange, plain: &[u8], mut buffer: Buffer) -> Ciphertext {
         let into = &mut buffer.data_mut()[..mapped.aligned_len];
         match self.cipher(mapped) {
@@ -326,28 +325,28 @@ impl CryptMapping {
         Ciphertext(buffer)
     }
 
-    /// Decrypts the whole aligned range in place: one cipher call.
+    /// Decrypts the aligned range of `mapped` in place with one cipher call.
     pub fn decrypt(&self, mapped: &MappedRange, from: Ciphertext) -> Buffer {
         let mut buffer = from.0;
         self.decrypt_in_place(mapped, 0, &mut buffer.data_mut()[..mapped.aligned_len]);
         buffer
     }
 
-    /// Decrypts data units that start `byte` bytes into the aligned range of `mapped`, in place.
+    /// Decrypts in place the data units that start `byte` bytes into the aligned range of `mapped`.
     pub(crate) fn decrypt_in_place(&self, mapped: &MappedRange, byte: usize, data: &mut [u8]) {
         if let Some(cipher) = self.cipher(mapped) {
             cipher.decrypt(self.iv_number(mapped, byte), InOut::InPlace(data));
         }
     }
 
-    /// Encrypts data units that start `byte` bytes into the aligned range of `mapped`, in place.
+    /// Encrypts in place the data units that start `byte` bytes into the aligned range of `mapped`.
     pub(crate) fn encrypt_in_place(&self, mapped: &MappedRange, byte: usize, data: &mut [u8]) {
         if let Some(cipher) = self.cipher(mapped) {
             cipher.encrypt(self.iv_number(mapped, byte), InOut::InPlace(data));
         }
     }
 
-    /// Of the data unit that starts `byte` bytes into the aligned range of `mapped`.
+    /// Returns the IV number of the data unit that starts `byte` bytes into the aligned range of `mapped`.
     fn iv_number(&self, mapped: &MappedRange, byte: usize) -> IvNumber {
         let part = &self.mapping.targets[mapped.target as usize];
         let step = if part.large_iv { 1 } else { part.unit.sectors() };
@@ -356,7 +355,7 @@ impl CryptMapping {
     }
 
     fn cipher(&self, mapped: &MappedRange) -> Option<&dyn SectorCipher> {
-        assert_eq!(mapped.generation, self.mapping.generation, "an mapped of another table");
+        assert_eq!(mapped.generation, self.mapping.generation, "a range mapped by another table");
         self.ciphers[mapped.target as usize].as_deref()
     }
 }
@@ -369,9 +368,9 @@ impl Deref for CryptMapping {
     }
 }
 
-/// The best of three, since whatever else the processor does only makes it slower.
+/// Returns the cost of decryption: the best of three runs, since other load on the CPU only slows a run down.
 fn picoseconds_per_byte(cipher: &dyn SectorCipher) -> u64 {
-    // Whole data units of every size.
+    // A multiple of every data unit size.
     const LEN: usize = 64 << 10;
     let mut data = vec![0; LEN];
     let mut once = || {
@@ -444,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cover_is_the_whole_units_around_the_bytes() {
+    fn aligned_range_is_the_whole_units_around_the_bytes() {
         let key = VolumeKey::new(&[7; 64]);
         let target = CryptMapping::new(&[segment(0, None, 16, 4096)], &key, 8192 + 65536).unwrap();
         assert_eq!(target.len(), 65536);
@@ -463,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn large_ivs_start_over_where_the_sectors_number_does() {
+    fn large_ivs_wrap_with_the_sector_number() {
         let key = VolumeKey::new(&[7; 64]);
         let large = Segment { iv_offset: Sector(u64::MAX - 15), large_iv: true, ..segment(0, None, 0, 4096) };
         let target = CryptMapping::new(&[large], &key, 65536).unwrap();
@@ -477,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_over_two_segments_is_cut_at_the_border() {
+    fn range_over_two_segments_is_split_at_the_boundary() {
         let key = VolumeKey::new(&[7; 64]);
         let linear = Segment { cipher: None, ..segment(0, Some(8), 0, 512) };
         let target = CryptMapping::new(&[linear, segment(8, None, 100, 512)], &key, 512 * 108).unwrap();

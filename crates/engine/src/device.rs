@@ -1,7 +1,7 @@
-//! A device: a target on its stores, and the rules that hold for it. What all workers of a served volume share.
+//! Devices: a crypt mapping on its stores, with the state that all workers of a served volume share.
 //!
-//! A device can be suspended: what is in flight ends, what comes waits, and the keys may be taken out of memory, or the
-//! target replaced by another, before it goes on.
+//! A device can be suspended: requests in flight complete, new ones wait, and the keys can be wiped from memory or the
+//! mapping replaced before it is resumed.
 
 use crate::crypt_mapping::{CryptMapping, Target, TargetError};
 use crate::flush::SyncQueue;
@@ -19,23 +19,24 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a device's user may do with it.
+/// Operations that a device permits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Discard gives storage back. It shows on the store which units are in use, so it is off unless asked for.
+    /// Whether discards are passed to the store. They reveal which units are in use, so the default is off.
     pub allow_discards: bool,
 }
 
-/// Buffers are made for data units of this size at least, so that a table of small ones can be replaced by any LUKS volume's.
+/// Least data unit size in bytes that buffers are made for, so that any LUKS volume's table can replace one of smaller
+/// units.
 const MIN_UNIT_LEN: usize = DataUnitSize::LUKS_MAX.bytes();
 
-/// An order to a device that it cannot follow. Nothing has changed, unless it says otherwise.
+/// Failure of a control operation such as [`Device::suspend`]. Nothing has changed, unless the variant says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// Keys are only changed while nothing uses them.
+    /// Keys can only be changed while nothing uses them.
     #[error("the device is not suspended")]
     NotSuspended,
     /// The key was wiped and no other was set.
@@ -44,20 +45,20 @@ pub enum ControlError {
     /// [`Device::end`] was called.
     #[error("the device is being closed")]
     Ended,
-    /// The store does not say how long it is.
+    /// The length of a store is unavailable.
     #[error("the store failed: {0}")]
     Store(#[source] RequestError),
-    /// The device is suspended, but what was written before may be lost.
+    /// The device is suspended, but earlier writes may be lost.
     #[error("suspended, but writes may be lost")]
     Flush(#[source] RequestError),
     /// The new table or key cannot be used.
     #[error(transparent)]
     Target(#[from] TargetError),
-    /// The cipher pool is not done with a request of a worker that has failed. Keys that were to be wiped are, as soon as
-    /// it is; nothing else has changed.
+    /// The cipher pool still works on a request of a failed worker. Keys to be wiped are wiped when it has finished;
+    /// nothing else has changed.
     #[error("a request of a worker that has failed still uses the keys")]
     InUse,
-    /// The new table is shorter: requests that wait could lie beyond its end.
+    /// The new table is shorter, so that waiting requests could lie beyond its end.
     #[error("the new table has {len} bytes, the device {current}")]
     Shorter {
         /// Length of the new table.
@@ -65,38 +66,40 @@ pub enum ControlError {
         /// Length of the device.
         current: u64,
     },
-    /// The new table's data units are too large for the buffers, which were made when the device was opened.
+    /// The new table's data units exceed the buffers, which were made when the device was opened.
     #[error("the new table has data units of {unit} bytes; the device was opened for {most} at most")]
     LargerUnit {
-        /// The new table's largest data unit.
+        /// Largest data unit of the new table, in bytes.
         unit: usize,
-        /// The largest that buffers were made for.
+        /// Largest data unit that the buffers hold, in bytes.
         most: usize,
     },
 }
 
-/// A target on its stores. Immutable but for its locks, its counters, the mark of a failed flush, and what it is told while suspended.
+/// A crypt mapping on its stores. Immutable except for its locks, its counters, the flag of a failed flush, and changes
+/// made while it is suspended.
 pub struct Device {
     freeze: Freeze,
-    /// Who suspends, resumes or replaces has this. True: nobody may any more.
+    /// Held by the thread that suspends, resumes or replaces. True after [`Device::end`], which permits no more of
+    /// these.
     orders: Mutex<bool>,
     stores: Vec<Arc<dyn BackingStore>>,
     read_only: bool,
     allow_discards: AtomicBool,
     locks: UnitLocks,
-    /// Where a store is zoned: it is the only one.
+    /// Zone write queues; set if the store, then the only one, is zoned.
     zones: Option<ZoneWriteQueues>,
     len: AtomicU64,
-    /// The largest data unit that buffers are made for.
+    /// Largest data unit in bytes that buffers are made for.
     unit_len: usize,
     syncs: SyncQueue,
     stats: Arc<Stats>,
-    /// Whether somebody asked how fast the ciphers are.
+    /// Whether a frontend asked for the speed of the ciphers.
     measures: AtomicBool,
 }
 
 impl Device {
-    /// The device that `segments` describe on `store`, under `key`.
+    /// Creates a device of `segments` on `store`, encrypted with `key`.
     pub fn new(
         segments: &[Segment],
         key: &VolumeKey,
@@ -109,7 +112,7 @@ impl Device {
         Ok(Self::with_target(target, stores, access))
     }
 
-    /// The device that `lines` describe on `stores`. Read-only if one of the stores is.
+    /// Creates a device of `lines` on `stores`. It is read-only if one of the stores is.
     pub fn stacked(
         lines: &[Target<'_>],
         stores: Vec<Arc<dyn BackingStore>>,
@@ -121,7 +124,7 @@ impl Device {
         Ok(Self::with_target(target, stores, access))
     }
 
-    /// The store as it is, without a cipher.
+    /// Creates a device that passes data to and from the store unencrypted.
     pub fn raw(store: Arc<dyn BackingStore>, access: Access) -> Self {
         Self::with_target(CryptMapping::raw(store.geometry().len), vec![store], access)
     }
@@ -144,14 +147,14 @@ impl Device {
         }
     }
 
-    /// The same device with counters of another level, which start anew.
+    /// Returns the device with counters of another level, starting at zero.
     #[must_use]
     pub fn with_stats(self, level: StatsLevel) -> Self {
         Self { stats: Stats::new(level), ..self }
     }
 
-    /// The same device, whose writes to a zone go as soon as they are encrypted: what shows that the tests of their order see
-    /// when there is none.
+    /// Returns the device without its zone write queues: writes to a zone are submitted as soon as they are encrypted.
+    /// A negative control for the tests of their order.
     #[doc(hidden)]
     #[must_use]
     pub fn without_zone_write_queues(mut self) -> Self {
@@ -159,28 +162,27 @@ impl Device {
         self
     }
 
-    /// Length in bytes. Grows when a longer table is loaded.
+    /// Returns the length in bytes. It grows when a longer table is loaded.
     pub fn len(&self) -> u64 {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Whether the device has no bytes.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where data units lie, as it stands now. Frontends use their worker's ([`crate::worker::Context::mapping`]).
+    /// Returns the current mapping. Frontends use the one of their worker ([`crate::worker::Context::mapping`]).
     pub fn mapping(&self) -> Arc<Mapping> {
         self.freeze.mapping()
     }
 
-    /// What is true of the device's zones; `None` where it has none.
+    /// Returns the limits of the device's zones, or `None` for a device without zones.
     pub fn zone_limits(&self) -> Option<ZoneLimits> {
         zone_mapping::limits_of(&self.mapping(), &self.stores)
     }
 
-    /// Reports the device's zones from the one that holds byte `offset`, as many as there are and `into` has room for; how
-    /// many. Asks the store, and waits for it.
+    /// Fills `into` from the zone that contains byte `offset` and returns the number of zones. Blocks.
     ///
     /// # Errors
     ///
@@ -189,37 +191,38 @@ impl Device {
         zone_mapping::report(&self.mapping(), &self.stores, offset, into)
     }
 
-    /// Keeps the order of writes in sequential zones.
+    /// Returns the queues that keep writes to sequential zones in order.
     pub(crate) fn zones(&self) -> Option<&ZoneWriteQueues> {
         self.zones.as_ref()
     }
 
-    /// Whether a stretch of a store touches a zone that is written in order, which gives nothing back but by a reset.
+    /// Returns whether a range of a store touches a sequential zone, where only a reset deallocates storage.
     pub(crate) fn is_sequential(&self, place: &Place) -> Result<bool, RequestError> {
         self.zones.as_ref().map_or(Ok(false), |zones| zones.is_sequential(place.store_offset, place.len))
     }
 
-    /// Where the ciphertext is.
+    /// Returns the backing stores.
     pub fn stores(&self) -> &[Arc<dyn BackingStore>] {
         &self.stores
     }
 
-    /// The largest data unit in bytes that buffers have to be made for: of this table, and of one that may replace it.
+    /// Returns the largest data unit in bytes that buffers have to hold: of this table, and of any that may replace it.
     pub fn unit_len(&self) -> usize {
         self.unit_len
     }
 
-    /// What is allowed.
+    /// Returns the permitted operations.
     pub fn access(&self) -> Access {
         Access { read_only: self.read_only, allow_discards: self.allow_discards.load(Ordering::Relaxed) }
     }
 
-    /// Allows discards from now on, or not. Frontends that have told their clients what they may do know nothing of it.
+    /// Allows or forbids discards from now on. Frontends that have already advertised discards to clients are not
+    /// informed.
     pub fn allow_discards(&self, allowed: bool) {
         self.allow_discards.store(allowed, Ordering::Relaxed);
     }
 
-    /// What it has done, and how long that took.
+    /// Returns counters and latency histograms.
     pub fn stats(&self) -> &Stats {
         &self.stats
     }
@@ -228,13 +231,13 @@ impl Device {
         &self.stats
     }
 
-    /// Holds requests back. Returns when none is in flight and what was written is on stable storage; until
-    /// [`Device::resume`] whatever is asked waits. Not to be called on a worker's own thread. A device that is suspended
-    /// stays so.
+    /// Suspends the device: later requests wait until [`Device::resume`]. Returns when no request is in flight and all
+    /// completed writes are on stable storage. Must not be called on a worker's thread. Does nothing if the device is
+    /// suspended already.
     ///
     /// # Errors
     ///
-    /// [`ControlError::Flush`]: the device is suspended all the same. So for every later call.
+    /// [`ControlError::Flush`]: the device is suspended nevertheless. Every later call reports the same.
     pub fn suspend(&self) -> Result<(), ControlError> {
         let _orders = self.order()?;
         if self.is_suspended() {
@@ -247,31 +250,31 @@ impl Device {
         self.sync_blocking().map_err(ControlError::Flush)
     }
 
-    /// Lets requests go on, those that waited first. Refused while there is no key.
+    /// Resumes the device; requests that waited go first. Refused while there is no key.
     pub fn resume(&self) -> Result<(), ControlError> {
         let _orders = self.order()?;
         if !self.is_suspended() || self.freeze.unfreeze() { Ok(()) } else { Err(ControlError::NoKey) }
     }
 
-    /// Whether requests wait.
+    /// Returns whether requests wait.
     pub fn is_suspended(&self) -> bool {
         self.freeze.freeze_state() != FreezeState::Running
     }
 
-    /// Takes the keys out of memory, with all that was computed from them. The device is suspended.
+    /// Wipes the keys and all state derived from them from memory. The device must be suspended.
     pub fn wipe_key(&self) -> Result<(), ControlError> {
         let _orders = self.order_while_suspended()?;
         self.freeze.replace(None).map_err(|InUse| ControlError::InUse)
     }
 
-    /// The device goes on under `key`, which is as long as the one it was opened with. The device is suspended; it may
-    /// have been opened under one key only.
+    /// Sets `key`, which is as long as the key that the device was opened with. The device must be suspended and have
+    /// been opened with one key.
     pub fn set_key(&self, key: &VolumeKey) -> Result<(), ControlError> {
         self.set_keys(&[key])
     }
 
-    /// As [`Device::set_key`], for a device of several keys: one for each [`VolumeKey`] that its table was made with, in
-    /// the order of their first use. None where nothing is encrypted.
+    /// Sets the keys of a device of several: one for each [`VolumeKey`] of its table, in the order of first use. Does
+    /// nothing for a device that encrypts nothing. See [`Device::set_key`].
     pub fn set_keys(&self, keys: &[&VolumeKey]) -> Result<(), ControlError> {
         let _orders = self.order_while_suspended()?;
         let target = CryptMapping::with_keys(&self.freeze.mapping(), keys)?;
@@ -279,8 +282,8 @@ impl Device {
         Ok(())
     }
 
-    /// The device goes on as `target`, which lies on the same stores. Requests that wait are carried out as the new
-    /// table says. A device that is not suspended is, for as long as this takes.
+    /// Replaces the mapping by `target`, on the same stores. Waiting requests are carried out on the new one. Suspends
+    /// a running device for the duration.
     pub fn reload(&self, target: CryptMapping) -> Result<(), ControlError> {
         let _orders = self.order()?;
         let (len, current) = (target.len(), self.len());
@@ -305,9 +308,9 @@ impl Device {
         Ok(())
     }
 
-    /// Looks how long the stores are now. A last segment without an end grows with its store; its new length. What is
-    /// shorter than before stays as long as it was, and fails beyond the store's end. A device that is not suspended is,
-    /// for as long as this takes.
+    /// Reads the lengths of the stores again and returns the device's length in bytes. A last segment without an end
+    /// grows with its store. A segment whose store became too short keeps its
+    /// length, and fails beyond the store's end. Suspends a running device for the duration.
     pub fn grow(&self) -> Result<u64, ControlError> {
         let _orders = self.order()?;
         let len = |store: &Arc<dyn BackingStore>| store.revalidate_len();
@@ -330,8 +333,8 @@ impl Device {
         }
     }
 
-    /// Takes no orders any more. If the device is suspended it is given up: requests that wait fail, and so do all later
-    /// ones. A device that is not suspended goes on, and stays so.
+    /// Forbids later control operations. If the device is suspended, waiting and later requests fail; otherwise it
+    /// continues to run.
     pub fn end(&self) {
         let mut ended = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         *ended = true;
@@ -340,19 +343,19 @@ impl Device {
         }
     }
 
-    /// Finds out how fast the ciphers are, of this table and of those that replace it.
+    /// Measures the speed of the ciphers, of this table and of those that replace it.
     pub(crate) fn measure_ciphers(&self) {
         let _orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         self.measures.store(true, Ordering::Relaxed);
         self.freeze.measure();
     }
 
-    /// Puts `target` in place of the one there is, if any.
+    /// Sets `target` as the mapping.
     fn put(&self, target: CryptMapping) {
         if self.measures.load(Ordering::Relaxed) {
             target.measure();
         }
-        // Who still has the old one wipes it when done; nobody gets it any more.
+        // A pool thread that still has the old one wipes it when it has finished; no request gets it any longer.
         let _ = self.freeze.replace(Some(target));
     }
 
@@ -382,17 +385,17 @@ impl Device {
         &self.freeze
     }
 
-    /// The target for a call on this thread, which waits while the device is suspended.
+    /// Returns the crypt mapping for a call on this thread. Blocks while the device is suspended.
     pub(crate) fn enter(&self) -> Result<UsageGuard<'_>, RequestError> {
         self.freeze.enter()
     }
 
-    /// Puts what was written on stable storage, on every store. Blocks; shares the sync with others that ask for one.
+    /// Puts completed writes on stable storage, on every store. Blocks; shares the sync with concurrent callers.
     pub(crate) fn sync_blocking(&self) -> Result<(), RequestError> {
         self.syncs.sync_blocking(|| self.stores.iter().try_for_each(|store| store.sync()))
     }
 
-    /// Whose turn it is to sync the stores.
+    /// Returns the queue that decides which user syncs the stores.
     pub(crate) fn syncs(&self) -> &SyncQueue {
         &self.syncs
     }
@@ -401,18 +404,18 @@ impl Device {
         &self.locks
     }
 
-    /// Whether a flush has failed: of what was written before it, some may be lost, and no flush succeeds any more.
+    /// Returns whether a flush has failed. Some writes before it may be lost, and every later flush fails.
     pub fn has_lost_writes(&self) -> bool {
         self.syncs.has_lost_writes()
     }
 
-    /// Whether a flush may still succeed.
+    /// Fails if a flush has failed.
     pub(crate) fn check_flush(&self) -> Result<(), RequestError> {
         self.syncs.check()
     }
 
-    /// The run of allocated bytes or hole that starts at `offset`, at most `len` long and not empty. A hole of the store
-    /// is reported as a hole; what an encrypted one reads as is nobody's business but the cipher's, and never zero.
+    /// Returns the allocated range or hole that starts at `offset`, not empty and at most `len` bytes long. A hole of
+    /// the store is reported as a hole; on an encrypted segment it does not read as zeroes, but as the decrypted hole.
     pub fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, RequestError> {
         let place = self.mapping().place(offset, len)?;
         let unit_len = place.unit_len as u64;
@@ -420,12 +423,12 @@ impl Device {
             Kind::Crypt | Kind::Linear => {
                 self.stores[place.store as usize].block_status(place.store_offset, place.len)?
             }
-            // What a hole reads as is zeroes, and nothing is stored.
+            // The whole segment reads as zeroes, and nothing is stored.
             Kind::Zero => BlockStatus { offset, len: place.len, hole: true },
             Kind::Error => return Err(RequestError::Io(Errno::IO)),
         };
-        // Holes shrink to whole data units, data grows to them: a unit that is stored in part is not a hole. Units are
-        // counted from the segment's start, since the data area need not start on a multiple of the unit.
+        // A hole shrinks and data grows to whole data units, because a unit that is stored in part is not a hole. Units
+        // count from the segment's start, since the data area need not start at a multiple of the unit.
         let start = place.within;
         let end = start + run.len.clamp(1, place.len);
         let (hole, end) = match end / unit_len * unit_len {

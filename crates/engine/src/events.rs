@@ -1,7 +1,7 @@
-//! What happens to a request in flight: one type of event, one queue a worker.
+//! Events of requests in flight: one type, and one queue per worker.
 //!
 //! Locks, zone write queues and helper threads keep a [`ReplyTo`] and post one event through it. A request has at most
-//! one event outstanding, so the queue of a worker never grows. An event for a request that has ended is dropped.
+//! one event outstanding, so a worker's queue never grows. An event for a request that has ended is dropped.
 
 use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
@@ -12,14 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A request in flight: its place in the worker's table, and how many requests used that place before.
+/// Request in flight: its index in the worker's table, and the number of requests that used the index before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// What a request waited for.
+/// Event that a request waits for.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// It holds the lock on its data units.
@@ -72,7 +72,7 @@ pub(crate) enum Crypted {
 /// A write that went to the store with another one's.
 #[derive(Debug)]
 pub(crate) struct MergedWrite {
-    /// What was written; `None` if the worker that had it ended.
+    /// Ciphertext written; `None` if the worker that had it ended.
     pub(crate) data: Option<Ciphertext>,
     pub(crate) result: Result<(), Errno>,
     /// When the merged write was dispatched.

@@ -1,25 +1,25 @@
-//! One sync of a device's stores at a time, for all of its users.
+//! Syncs of a device's stores, one at a time for all users.
 //!
-//! The kernel reports an error of write-back once for each open file description. Of two syncs at once one would be told
-//! and the other would succeed, so there is only ever one. A request that arrives while a sync runs waits for the next
-//! one, which covers every write answered until it begins, and shares it with all others that wait. A failed sync is noted
-//! before the next one can begin, and no flush succeeds from then on.
+//! The kernel reports a write-back error once per open file description. Of two concurrent syncs one would get the
+//! error and the other would succeed, so there is only ever one. A request that arrives during a sync waits for the
+//! next one, which covers every write completed before it begins, and shares it with all other waiting requests. A
+//! failed sync is recorded before the next one can begin; every later flush fails.
 
 use crate::request::RequestError;
 use crate::ring::Waker;
 use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, PoisonError};
 use rustix::io::Errno;
 
-/// The number of a sync. A request that waits for one is answered when a sync of this number or a later one has ended.
+/// Number of a sync. A request waits until a sync of this number or a later one has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SyncNumber(u64);
 
-/// What a request for a sync leads to.
+/// Next step of a user that requested a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// The caller syncs the stores now, and calls [`SyncQueue::end`] with the result.
     Lead,
-    /// Another user does. The caller is woken when that sync has ended.
+    /// Another user syncs the stores. The caller is woken when that sync has ended.
     Wait,
     /// The sync has ended.
     Done,
@@ -29,7 +29,7 @@ pub(crate) enum Turn {
 pub(crate) struct SyncQueue {
     state: Mutex<State>,
     stopped: Condvar,
-    /// Set by the first failed sync: the kernel has dropped the dirty state, so a later success would be a lie.
+    /// Set by the first failed sync: the kernel has dropped the dirty state, so that a later success would be wrong.
     lost_writes: AtomicBool,
 }
 
@@ -42,16 +42,16 @@ struct State {
     next_member: u64,
 }
 
-/// A worker.
+/// Registered worker.
 struct Member {
     id: u64,
     waker: Waker,
-    /// Requests of it wait.
+    /// Whether its requests wait.
     waits: bool,
 }
 
 impl SyncQueue {
-    /// A worker that may wait, and is then woken by `waker`.
+    /// Registers a worker that `waker` wakes when it waits, and returns its number.
     pub(crate) fn join(&self, waker: Waker) -> u64 {
         let mut state = self.state();
         let id = state.next_member;
@@ -60,7 +60,7 @@ impl SyncQueue {
         id
     }
 
-    /// The worker has ended. `leading`: the sync that it led, and how far it got; an error where that is not known.
+    /// Deregisters a worker that ends. `leading`: the result of the sync that it leads; an error if that is unknown.
     pub(crate) fn leave(&self, member: u64, leading: Option<Result<(), Errno>>) {
         match leading {
             Some(Ok(())) => self.give_up(),
@@ -70,20 +70,20 @@ impl SyncQueue {
         self.state().workers.retain(|worker| worker.id != member);
     }
 
-    /// A worker's request for a sync that begins after now.
+    /// Requests a sync that begins after this call, for a worker.
     pub(crate) fn request(&self, member: u64) -> (SyncNumber, Turn) {
         let mut state = self.state();
         let number = SyncNumber(state.begun + 1);
         (number, state.take_turn(Some(member)))
     }
 
-    /// What a worker that was woken does for requests that wait for `number`.
+    /// Returns the next step for the requests of a worker that was woken and wait for `number`.
     pub(crate) fn look(&self, member: u64, number: SyncNumber) -> Turn {
         let mut state = self.state();
         if state.ended >= number.0 { Turn::Done } else { state.take_turn(Some(member)) }
     }
 
-    /// Takes part in a sync that begins after now. Blocks until it has ended.
+    /// Requests a sync that begins after this call and blocks until it has ended.
     ///
     /// # Errors
     ///
@@ -97,14 +97,14 @@ impl SyncQueue {
         let leads = state.ended < number && state.take_turn(None) == Turn::Lead;
         drop(state);
         if leads {
-            // A store that panics has synced nothing.
+            // A store that panics has not synced.
             let mut leader = Leader { queue: self, result: Err(Errno::IO) };
             leader.result = sync();
         }
         self.check()
     }
 
-    /// The sync of the caller has ended.
+    /// Ends the sync that the caller leads.
     pub(crate) fn end(&self, result: Result<(), Errno>) {
         let mut state = self.state();
         if result.is_err() {
@@ -114,7 +114,7 @@ impl SyncQueue {
         self.wake(state);
     }
 
-    /// The caller does not finish its sync: of its own requests nothing is left, those of others go on.
+    /// Withdraws a caller that does not finish its sync: none of its own requests remains, and others' proceed.
     fn give_up(&self) {
         self.wake(self.state());
     }
@@ -129,7 +129,7 @@ impl SyncQueue {
         self.stopped.notify_all();
     }
 
-    /// From now on nothing that promises stable storage succeeds.
+    /// Makes every later promise of stable storage fail.
     pub(crate) fn note_lost_writes(&self) {
         self.lost_writes.store(true, Ordering::Release);
     }
@@ -138,7 +138,7 @@ impl SyncQueue {
         self.lost_writes.load(Ordering::Acquire)
     }
 
-    /// Whether a flush may still succeed.
+    /// Fails if a flush has failed.
     pub(crate) fn check(&self) -> Result<(), RequestError> {
         if self.has_lost_writes() { Err(RequestError::Io(Errno::IO)) } else { Ok(()) }
     }

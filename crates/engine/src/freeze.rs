@@ -1,8 +1,10 @@
-//! The freeze of a device: what holds requests back while it is suspended, and hands the target out while it is not.
+//! Freeze state of a device: holds requests back while the device is suspended, and provides the crypt mapping while it
+//! is not.
 //!
-//! Workers look at one number a turn, [`Freeze::epoch`], and only where it has changed at anything else; each has a worker
-//! here and says when nothing of it is in flight. Callers of [`crate::BlockingDevice`] hold a pass for the length of a
-//! call. While the freeze is closed nobody but the freeze has the target, so that dropping it wipes its keys.
+//! A worker reads one number per turn, [`Freeze::epoch`], and the rest of the state only if it has changed. Each worker
+//! is registered here and reports when it has nothing in flight. A call of [`crate::BlockingDevice`] holds a
+//! [`UsageGuard`]. While the device is frozen, the freeze state has the only reference to the mapping, so that dropping
+//! it wipes the keys.
 //!
 //! Model-checked: the package `inlock-models` compiles this file with loom's primitives.
 
@@ -16,38 +18,38 @@ use rustix::io::Errno;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-/// Whether requests go through.
+/// State of a device's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FreezeState {
-    /// They do.
+    /// Requests are carried out.
     Running,
-    /// They wait.
+    /// Requests wait.
     Frozen,
-    /// They fail: the device is given up while it was suspended.
+    /// Requests fail: the device was closed while it was suspended.
     Ended,
 }
 
-/// How long somebody else may have the target of a closed freeze: a thread of the cipher pool, at work for a worker that has
-/// died meanwhile.
+/// Timeout for the last other reference to the mapping of a frozen device: a thread of the cipher pool may still work
+/// for a worker that has died.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Somebody else still had the target when [`RELEASE_TIMEOUT`] was over.
+/// Another thread still referenced the mapping after [`RELEASE_TIMEOUT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InUse;
 
-/// What a worker finds when it looks.
+/// Freeze state as seen by a worker.
 pub(crate) struct View {
     pub(crate) epoch: u64,
     pub(crate) freeze_state: FreezeState,
     pub(crate) mapping: Arc<Mapping>,
-    /// The target, while the freeze is open.
+    /// Crypt mapping; `None` while frozen.
     pub(crate) target: Option<Arc<CryptMapping>>,
 }
 
 pub(crate) struct Freeze {
-    /// Changes with every change of the state; says nothing else.
+    /// Number that changes with every change of the state.
     epoch: AtomicU64,
-    /// The target for callers that block; `None` while they have to wait.
+    /// Crypt mapping for blocking callers; `None` while they have to wait.
     usage: RwLock<Option<Arc<CryptMapping>>>,
     state: Mutex<State>,
     changed: Condvar,
@@ -62,15 +64,15 @@ struct State {
     next_worker: u64,
 }
 
-/// A worker.
+/// Registered worker.
 struct Member {
     id: u64,
     waker: Waker,
-    /// It has nothing in flight and will start nothing before it has looked again.
+    /// Whether it has nothing in flight and starts nothing before it reads the state again.
     idle: bool,
 }
 
-/// A call that is carried out. The freeze does not close before it is dropped.
+/// Guard of a call in progress. The device is not frozen before it is dropped.
 pub(crate) struct UsageGuard<'a>(RwLockReadGuard<'a, Option<Arc<CryptMapping>>>);
 
 impl Drop for UsageGuard<'_> {
@@ -101,7 +103,7 @@ impl Freeze {
         Self { epoch: AtomicU64::new(0), usage, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// A number that is another one after every change. One load; for a worker's turn.
+    /// Returns a number that differs after every change. One load, for a worker's turn.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
@@ -114,7 +116,7 @@ impl Freeze {
         Arc::clone(&self.state().mapping)
     }
 
-    /// The target for a call on this thread. Waits while the freeze is closed.
+    /// Returns the crypt mapping for a call on this thread. Blocks while the device is frozen.
     pub(crate) fn enter(&self) -> Result<UsageGuard<'_>, RequestError> {
         loop {
             let target = self.usage.read().unwrap_or_else(PoisonError::into_inner);
@@ -130,7 +132,7 @@ impl Freeze {
         }
     }
 
-    /// A worker for a worker, which `waker` wakes.
+    /// Registers a worker that `waker` wakes, and returns its number.
     pub(crate) fn join(&self, waker: Waker) -> u64 {
         let mut state = self.state();
         let id = state.next_worker;
@@ -139,7 +141,7 @@ impl Freeze {
         id
     }
 
-    /// How things stand. A worker that finds the freeze open has to be waited for from now on.
+    /// Returns the current state. A worker that finds the device running counts as busy from then on.
     pub(crate) fn view(&self, worker: u64) -> View {
         let mut state = self.state();
         let open = state.freeze_state == FreezeState::Running;
@@ -148,7 +150,7 @@ impl Freeze {
         {
             worker.idle = false;
         }
-        // The epoch only moves with the state locked, so it is the one of what is seen here.
+        // The epoch changes only with the state locked, so it belongs to the state read here.
         View {
             epoch: self.epoch(),
             freeze_state: state.freeze_state,
@@ -157,7 +159,7 @@ impl Freeze {
         }
     }
 
-    /// A worker that has found the freeze closed has nothing in flight any more, and has dropped its target.
+    /// Reports that a worker of a frozen device has nothing in flight and has dropped its crypt mapping.
     pub(crate) fn set_idle(&self, worker: u64) {
         let mut state = self.state();
         if let Some(worker) = state.workers.iter_mut().find(|s| s.id == worker) {
@@ -166,22 +168,22 @@ impl Freeze {
         self.changed.notify_all();
     }
 
-    /// A worker has ended.
+    /// Deregisters a worker that ends.
     pub(crate) fn leave(&self, worker: u64) {
         self.state().workers.retain(|s| s.id != worker);
         self.changed.notify_all();
     }
 
-    /// Holds back what comes, and returns when nothing is in flight.
+    /// Holds new requests back and blocks until none is in flight.
     pub(crate) fn freeze(&self) {
         self.move_to(&mut self.state(), FreezeState::Frozen);
-        // Returns when every pass was given back.
+        // Blocks until every guard is dropped.
         *self.usage.write().unwrap_or_else(PoisonError::into_inner) = None;
         let busy = |state: &mut State| state.workers.iter().any(|worker| !worker.idle);
         drop(self.changed.wait_while(self.state(), busy).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Lets through what has waited. False: there is no target, and the freeze stays closed.
+    /// Lets requests proceed. Returns false, and stays frozen, if there is no key.
     pub(crate) fn unfreeze(&self) -> bool {
         let mut state = self.state();
         let Some(target) = &state.target else { return false };
@@ -190,13 +192,13 @@ impl Freeze {
         true
     }
 
-    /// Lets what has waited, and all that comes, fail.
+    /// Fails waiting and later requests.
     pub(crate) fn end(&self) {
         self.move_to(&mut self.state(), FreezeState::Ended);
     }
 
-    /// Puts another target, or none, in place of the one there was, which is gone when this returns, or else as soon as
-    /// whoever has it ends. The freeze is closed, and the caller is the only one to change anything.
+    /// Replaces the crypt mapping. The old one is dropped when this returns, or on failure as soon as its last user
+    /// ends. The device must be frozen, and the caller be the only one to change it.
     pub(crate) fn replace(&self, target: Option<CryptMapping>) -> Result<(), InUse> {
         let mut state = self.state();
         if let Some(target) = &target {
@@ -207,8 +209,8 @@ impl Freeze {
         before.map_or(Ok(()), |before| take_alone(before, RELEASE_TIMEOUT).map(drop).map_err(|_| InUse))
     }
 
-    /// Changes the target of a closed freeze, where there is one. False: the key was wiped. The caller is the only one to
-    /// change anything.
+    /// Changes the crypt mapping of a frozen device. Returns false if the key was wiped. The caller must be the only
+    /// one to change it.
     pub(crate) fn change(&self, change: impl FnOnce(CryptMapping) -> CryptMapping) -> Result<bool, InUse> {
         let Some(before) = self.state().target.take() else { return Ok(false) };
         let taken = take_alone(before, RELEASE_TIMEOUT);
@@ -227,7 +229,7 @@ impl Freeze {
         }
     }
 
-    /// Measures the ciphers of the target, where there is one.
+    /// Measures the ciphers of the crypt mapping, if there is one.
     pub(crate) fn measure(&self) {
         if let Some(target) = &self.state().target {
             target.measure();
@@ -246,7 +248,7 @@ impl Freeze {
     }
 }
 
-/// The target, when nobody else has it any more; as it was, if that takes too long.
+/// Waits until no other reference to the mapping exists. Returns the reference unchanged after the timeout.
 fn take_alone(mut target: Arc<CryptMapping>, timeout: Duration) -> Result<CryptMapping, Arc<CryptMapping>> {
     let start = Instant::now();
     loop {

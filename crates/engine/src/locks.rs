@@ -1,4 +1,4 @@
-//! Locks over ranges of the stores, first come, first served.
+//! Locks on ranges of the stores, in first-come, first-served order.
 //!
 //! Model-checked: the package `inlock-models` compiles this file with loom's primitives.
 
@@ -6,47 +6,48 @@ use crate::crypt_mapping::MappedRange;
 use crate::events::{Event, ReplyTo};
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, PoisonError};
 
-/// What a lock is for.
+/// Purpose of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Its holder reads.
+    /// The holder reads.
     Read,
-    /// Its holder writes.
+    /// The holder writes.
     Write,
 }
 
-/// A lock that is held or waited for.
+/// Lock that is held or waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockId(u64);
 
 impl LockId {
-    /// Not one of the table: [`UnitLocks::try_lock_all_shared`].
+    /// Shared lock of all units, which is not in the table: [`UnitLocks::try_lock_all_shared`].
     const ALL_SHARED: Self = Self(u64::MAX);
 }
 
-/// Locks over stretches of the stores, first come, first served. Shared by all workers of a device.
+/// Locks on ranges of the stores, in first-come, first-served order. Shared by all workers of a device.
 #[derive(Default)]
 pub(crate) struct UnitLocks {
     table: Mutex<Table>,
-    /// How many hold everything briefly; counted in [`EXCLUSIVE`], the exclusive claims of the table.
+    /// Number of holders of all units; in multiples of [`EXCLUSIVE`], the number of exclusive claims in the table.
     all_shared: AtomicU64,
-    /// A thread that waits has got its lock, or there is room for another.
+    /// A waiting thread has got its lock, or the table has room for another thread.
     changed: Condvar,
 }
 
-/// What an exclusive claim adds to [`UnitLocks::all_shared`].
+/// Amount that an exclusive claim adds to [`UnitLocks::all_shared`].
 const EXCLUSIVE: u64 = 1 << 32;
 
-/// Threads that have or wait for locks at a time; more wait until there is room in the table.
+/// Threads that hold or wait for locks at a time; more wait until the table has room.
 const MAX_THREADS: usize = if cfg!(loom) { 2 } else { 256 };
 
 #[derive(Default)]
 struct Table {
-    /// In order of arrival. There is always room: for workers it was made when they began, for threads it is limited.
+    /// In order of arrival. There is always room: workers reserve it at the start, and the number of threads is
+    /// limited.
     claims: Vec<Claim>,
     /// Claims of threads.
     threads: usize,
-    /// How many claims of workers there may be.
+    /// Number of claims of workers that there is memory for.
     room: usize,
     next: u64,
 }
@@ -65,7 +66,7 @@ struct Claim {
 enum Waiter {
     /// A request of a worker.
     Request(ReplyTo),
-    /// It sleeps until something has changed, and looks.
+    /// A thread that sleeps until the table changes, and checks its claim.
     Thread,
 }
 
@@ -75,14 +76,14 @@ impl Claim {
         (self.exclusive || other.exclusive) && overlap
     }
 
-    /// Whether somebody holds everything, if that is in the way. Who ends that looks at the claims once more.
+    /// Returns whether a holder of all units delays this claim. The last such holder checks the claims again.
     fn is_held_up(&self, all_shared: &AtomicU64) -> bool {
         self.exclusive && !all_shared.load(Ordering::Acquire).is_multiple_of(EXCLUSIVE)
     }
 }
 
 impl UnitLocks {
-    /// Makes room for `more` locks at a time, so that asking for them allocates nothing.
+    /// Reserves memory for `more` locks at a time, so that acquiring them does not allocate.
     pub(crate) fn reserve(&self, more: usize) {
         let mut table = self.table();
         let room = table.room + more;
@@ -91,14 +92,14 @@ impl UnitLocks {
         table.room = room;
     }
 
-    /// Gives back what [`UnitLocks::reserve`] made.
+    /// Releases memory that [`UnitLocks::reserve`] reserved.
     pub(crate) fn unreserve(&self, less: usize) {
         self.table().room -= less;
     }
 
-    /// The shared lock of every unit, for a request that this thread carries to its end without waiting for anything: one
-    /// atomic step where the table takes two locks. `None`: somebody has or wants units for himself, ask for those that
-    /// are needed.
+    /// Acquires the shared lock of every unit, for a request that this thread completes without waiting for anything:
+    /// one atomic operation, where the table takes two mutex locks. `None`: exclusive claims exist; acquire the lock of
+    /// the needed units instead.
     pub(crate) fn try_lock_all_shared(&self) -> Option<LockId> {
         if self.all_shared.fetch_add(1, Ordering::AcqRel) < EXCLUSIVE {
             return Some(LockId::ALL_SHARED);
@@ -109,19 +110,20 @@ impl UnitLocks {
 
     fn unlock_all_shared(&self) {
         let before = self.all_shared.fetch_sub(1, Ordering::AcqRel);
-        // The last of them lets the exclusive ones go on. None can have come since the first of those.
+        // The last holder lets the exclusive claims proceed. No holder can have come since the first such claim.
         if before > EXCLUSIVE && before % EXCLUSIVE == 1 {
             self.grant(self.table(), 0, None);
         }
     }
 
-    /// Asks for the lock on the aligned range of `mapped`: exclusive for a write of partial units, else shared. True: it is
-    /// held. False: the request gets [`Event::Locked`] when the last conflicting lock is given up.
+    /// Acquires the lock on the aligned range of `mapped`: exclusive for a write of partial units, otherwise shared.
+    /// Returns whether it is held; if not, the request gets [`Event::Locked`] when the last conflicting lock is
+    /// released.
     pub(crate) fn lock(&self, mapped: &MappedRange, purpose: Purpose, reply: ReplyTo) -> (LockId, bool) {
         self.table().acquire(&self.all_shared, mapped, purpose, false, || Waiter::Request(reply))
     }
 
-    /// As [`UnitLocks::lock`]; the calling thread waits until the lock is held.
+    /// Acquires the lock as [`UnitLocks::lock`] does. Blocks until it is held.
     pub(crate) fn lock_blocking(&self, mapped: &MappedRange, purpose: Purpose) -> LockId {
         let wait = |table, condition: fn(&Table, LockId) -> bool, id| {
             self.changed.wait_while(table, |table| condition(table, id)).unwrap_or_else(PoisonError::into_inner)
@@ -136,7 +138,7 @@ impl UnitLocks {
         id
     }
 
-    /// Gives up a lock that is held or waited for.
+    /// Releases a lock that is held or waited for.
     pub(crate) fn unlock(&self, lock: LockId) {
         if lock == LockId::ALL_SHARED {
             return self.unlock_all_shared();
@@ -150,8 +152,8 @@ impl UnitLocks {
         self.grant(table, index, Some(gone));
     }
 
-    /// Gives the claims from `index` on their locks whose way is free now that `gone` is gone, or that nobody holds
-    /// everything any more.
+    /// Grants the locks of the claims from `index` on that nothing delays any longer, now that `gone` is released, or
+    /// that no thread holds all units.
     fn grant(&self, mut table: MutexGuard<'_, Table>, index: usize, gone: Option<Claim>) {
         let of_thread = gone.as_ref().is_some_and(|g| g.of_thread);
         let mut wakes = of_thread && table.threads == MAX_THREADS;
@@ -194,7 +196,7 @@ impl Table {
         let exclusive = purpose == Purpose::Write && mapped.is_partial();
         let mut claim = Claim { id, store: mapped.store, start, end, exclusive, of_thread, waiter: None };
         if exclusive {
-            // From here on nobody gets everything.
+            // From here on the lock of all units is refused.
             all_shared.fetch_add(EXCLUSIVE, Ordering::AcqRel);
         }
         let held = !claim.is_held_up(all_shared) && !self.claims.iter().any(|earlier| earlier.conflicts(&claim));
@@ -220,7 +222,7 @@ mod tests {
         CryptMapping::new(&[segment], &VolumeKey::new(&[3; 64]), 4096).expect("the segment fits")
     }
 
-    /// A worker's side of the locks: its events, in order.
+    /// Queue of a worker's events, in order.
     struct Log(Arc<EventQueue>);
 
     impl Log {
@@ -233,7 +235,7 @@ mod tests {
             ReplyTo::new(&self.0, RequestId { index, generation: 0 })
         }
 
-        /// The requests that were told since the last call that they hold their locks.
+        /// Returns the requests that got their locks since the last call.
         fn locked(&self) -> Vec<u32> {
             let index = |(request, event): (RequestId, Event)| {
                 assert!(matches!(event, Event::Locked));

@@ -1,4 +1,4 @@
-//! A queue that any thread adds to and one worker empties.
+//! Queue to which any thread adds messages and from which one worker takes them.
 //!
 //! Model-checked: the package `inlock-models` compiles this file with loom's primitives.
 
@@ -29,7 +29,7 @@ impl<T> MessageQueue<T> {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         let next = messages.pop_front();
         if messages.is_empty() {
-            // The next message goes to the front of the memory again, which is in the cache.
+            // The next message uses the front of the memory again, which is cached.
             messages.clear();
         }
         next

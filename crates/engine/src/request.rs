@@ -1,71 +1,72 @@
-//! What a frontend asks of a device, and how it can fail.
+//! Requests of frontends, and the ways in which they fail.
 
 use crate::zoned::ZoneAction;
 use rustix::io::Errno;
 
-/// A stretch of the device, in bytes.
+/// Range of bytes of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteRange {
     /// First byte.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
 impl ByteRange {
-    /// The stretch of `len` bytes from `offset`.
+    /// Returns the range of `len` bytes from `offset`.
     pub fn new(offset: u64, len: u64) -> Self {
         Self { offset, len }
     }
 
-    /// The first byte after the stretch, or `None` where that does not fit 64 bits.
+    /// Returns the first byte after the range, or `None` if it exceeds 64 bits.
     pub fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.len)
     }
 }
 
-/// What is done to a stretch of the device.
+/// Operation on a range of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Read and decrypt into the request's buffer.
     Read,
-    /// Encrypt the request's buffer and write it. `durable`: it is on stable storage before the answer (FUA).
+    /// Encrypt the request's buffer and write it. `durable`: the data is on stable storage before the completion (FUA).
     Write {
         /// Force unit access.
         durable: bool,
     },
-    /// The same, when it may have been carried out before by a process that died: in a sequential zone, what is stored
-    /// already is compared with what would be written, and is no error where it is that.
+    /// Write again what a process that died may have written already. In a sequential zone, data that the zone already
+    /// holds is compared with the new data; a difference is an error.
     WriteReissued {
         /// Force unit access.
         durable: bool,
     },
-    /// Encrypt the request's buffer for the place where the zone's write pointer is, and write it there. The range begins
-    /// where the zone does; where it landed is the offset of the [`crate::MappedRange`] that comes back.
+    /// Encrypt the request's buffer for the position of the zone's write pointer, and write it there. The request's
+    /// range begins at the zone's start; the position written is the offset of the [`crate::MappedRange`] in the
+    /// completion.
     Append {
         /// Force unit access.
         durable: bool,
     },
-    /// Do something to the zones of the range, whole zones; to all zones where that says so.
+    /// Manage the whole zones of the range, or all zones ([`ZoneAction::ResetAll`]).
     Zones(ZoneAction),
-    /// Make the stretch read as zeroes. On an encrypted device these are encrypted zeroes, never a hole.
+    /// Make the range read as zeroes. An encrypted device stores encrypted zeroes, never a hole.
     WriteZeroes {
         /// Force unit access.
         durable: bool,
     },
-    /// Every write that was answered before is on stable storage before the answer.
+    /// Put every write that completed before this request was submitted on stable storage.
     Flush,
-    /// Give the stretch's storage back; what it reads as afterwards is not defined. Refused unless the device allows it.
+    /// Deallocate the range's storage. Its content is undefined afterwards. Refused unless the device allows discards.
     Discard {
-        /// Force unit access: after a power cut the storage is still given back.
+        /// Force unit access: the deallocation survives a power cut.
         durable: bool,
     },
-    /// Bring the stretch into the page cache.
+    /// Bring the range into the page cache.
     Prefetch,
 }
 
 impl Operation {
-    /// Whether the answer promises that the change is on stable storage.
+    /// Returns whether the completion promises that the change is on stable storage.
     pub fn durable(self) -> bool {
         use Operation::{Append, Discard, Write, WriteReissued, WriteZeroes};
         matches!(
@@ -78,18 +79,18 @@ impl Operation {
         )
     }
 
-    /// Whether the operation brings bytes that are written.
+    /// Returns whether the request carries data to write.
     pub fn writes_data(self) -> bool {
         matches!(self, Self::Write { .. } | Self::WriteReissued { .. } | Self::Append { .. })
     }
 
-    /// Whether the operation changes what the device holds.
+    /// Returns whether the operation changes the device's content or its zones.
     pub fn modifies(self) -> bool {
         self.writes_data() || matches!(self, Self::WriteZeroes { .. } | Self::Discard { .. } | Self::Zones(_))
     }
 }
 
-/// Why a request failed. Small and `Copy`: it travels on the data path.
+/// Reason why a request failed. Small and `Copy`, because it travels on the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// The range does not lie within the device.
@@ -98,16 +99,16 @@ pub enum RequestError {
     /// The device was opened read-only.
     #[error("the device is read-only")]
     ReadOnly,
-    /// The device does not do this, for example discard where it was not allowed.
+    /// The device does not support the operation, for example a discard that it does not allow.
     #[error("the device does not support the operation")]
     Unsupported,
-    /// The store failed, with this error number.
+    /// The backing store failed with this error number.
     #[error("the store failed: {0}")]
     Io(Errno),
 }
 
 impl RequestError {
-    /// The error number that describes the failure to a client.
+    /// Returns the error number that describes the failure to a client.
     pub fn errno(self) -> Errno {
         match self {
             Self::OutOfRange => Errno::INVAL,

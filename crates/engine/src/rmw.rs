@@ -1,26 +1,26 @@
-//! Writes of partial data units: the only read-modify-write there is.
+//! Read-modify-write for writes of partial data units.
 //!
-//! A write that covers only part of its first or last data unit reads those units, decrypts them, keeps the bytes
-//! around the new ones, and encrypts and writes the whole aligned range. Between the read and the write nobody else may write
-//! these units, and nobody may read them half-written: bytes that nobody writes must not change for a moment. So *every*
-//! read and write of an encrypted device holds the lock of its aligned range: exclusive where a write reads first, else shared.
-//! A read that fails makes the write fail, with nothing written.
+//! A write of only a part of its first or last data unit reads those units, decrypts them, merges the new bytes, and
+//! encrypts and writes the whole aligned range. Between the read and the write no other request may write these units,
+//! and none may read them half-written: bytes that no request writes must never appear changed. So *every* read and
+//! write of an encrypted device holds the lock of its aligned range: exclusive for a write that reads first, otherwise
+//! shared. If the read fails, the write fails with nothing written.
 
 use crate::crypt_mapping::{CryptMapping, MappedRange};
 
-/// A data unit at an edge of the aligned range that has to be read before a partial write.
+/// Data unit at an edge of the aligned range that has to be read before a partial write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edge {
-    /// Where the unit is in the store.
+    /// Position of the unit in the store, in bytes.
     pub store_offset: u64,
-    /// Where the unit goes in the spare buffer.
+    /// Position of the unit in the spare buffer, in bytes.
     pub spare_offset: usize,
     /// Bytes in the unit.
     pub len: usize,
 }
 
-/// The units to read before a write of `mapped`: the first, the last, both or none. When both edges lie in one unit it
-/// is read once, as the first.
+/// Returns the units to read before a write of `mapped`: the first, the last, both or none. If both edges lie in one
+/// unit, it is read once, as the first.
 pub fn edges(mapped: &MappedRange) -> [Option<Edge>; 2] {
     let len = mapped.unit_len;
     let one_unit = mapped.aligned_len == len;
@@ -33,12 +33,12 @@ pub fn edges(mapped: &MappedRange) -> [Option<Edge>; 2] {
     ]
 }
 
-/// Bytes of spare buffer that [`edges`] may ask for.
+/// Returns the length in bytes of the spare buffer that [`edges`] may need.
 pub fn spare_len(mapped: &MappedRange) -> usize {
     if mapped.is_partial() { 2 * mapped.unit_len } else { 0 }
 }
 
-/// Decrypts the edge units in `spare` and copies what surrounds the requested bytes into `cover`.
+/// Decrypts the edge units in `spare` and copies the bytes around the requested ones into the aligned range.
 pub fn merge_edges(target: &CryptMapping, mapped: &MappedRange, spare: &mut [u8], cover: &mut [u8]) {
     let [head, tail] = edges(mapped);
     let requested = mapped.requested();

@@ -46,14 +46,14 @@ pub use frontend::{Context, Finished, Flow, Frontend, Mailbox, Request};
 use state::{Origin, Table};
 use sync::Syncs;
 
-/// Requests without a buffer (flushes, discards and the like) that a frontend may have in flight at a time. Those with one
-/// are as many as there are buffers, so the tables of a worker never grow.
+/// Maximum number of requests without a buffer (flushes, discards and the like) that a frontend may have in flight.
+/// Requests with a buffer are limited by the buffers, so a worker's tables never grow.
 pub const MAX_REQUESTS_WITHOUT_DATA: usize = 4096;
 
 /// The tokens of the engine have the top bit set; the others are the frontend's.
 const ENGINE: u64 = 1 << 63;
 
-/// One thread's event loop.
+/// Event loop of one thread, which carries out the requests of its frontend.
 pub struct Worker<F: Frontend> {
     front: F,
     volume: Volume,
@@ -72,7 +72,7 @@ pub struct Worker<F: Frontend> {
     /// Messages from other threads to the frontend.
     mailbox: Arc<Mailbox<F::Message>>,
     helpers: Helpers,
-    /// Lists of zone writes that go to the store together.
+    /// Spare segment lists for merged zone writes.
     merges: Vec<Vec<WriteSegment>>,
     syncs: Syncs,
     wait: Wait,
@@ -86,25 +86,25 @@ struct Volume {
     /// The mapping with its keys. `None`: the device is frozen, and nothing is in flight.
     crypt: Option<Arc<CryptMapping>>,
     state: FreezeState,
-    /// Of the freeze state, when the worker last looked at it.
+    /// Epoch of the freeze state that the worker last saw.
     epoch: u64,
     worker_id: u64,
-    /// Among the workers that wait for each other's zone writes.
+    /// Number of this worker in the device's zone write queues.
     zone_worker: u64,
-    /// The ring file of each store; `None` where a store has no descriptor.
+    /// Ring file of each store; `None` for a store without a descriptor.
     files: Vec<Option<FileId>>,
-    /// Locks that the device's table keeps memory for.
+    /// Number of locks for which the device's table reserves memory.
     lock_room: usize,
 }
 
-/// The threads that work for a worker.
+/// Helper threads of a worker.
 #[derive(Default)]
 struct Helpers {
     /// Cipher threads, shared by the workers of a volume.
     crypt: Option<Arc<Offload>>,
     /// The thread that copies long transfers of stores in memory.
     copy: Option<CopyThread>,
-    /// How long they are, instead of what the store says.
+    /// Length in bytes of the shortest copied transfer, if set; otherwise the store decides.
     copy_min_len: Option<usize>,
     /// The thread that manages zones, from the first such request on.
     zone_mgmt: Option<ZoneMgmtThread>,
@@ -124,7 +124,7 @@ impl<F: Frontend> Worker<F> {
         let worker_id = device.freeze().join(ring.waker());
         let View { epoch, freeze_state, mapping, target } = device.freeze().view(worker_id);
         let copies = device.stores().iter().any(|store| store.profile().in_memory);
-        // A copy thread that cannot be started is done without.
+        // Works without a copy thread if that cannot be started.
         let copy = if copies { CopyThread::start(CHUNK).ok() } else { None };
         Self {
             front,
@@ -156,43 +156,43 @@ impl<F: Frontend> Worker<F> {
         }
     }
 
-    /// The same worker, which gives `pool` the cipher work that its policy wants there.
+    /// Returns the worker with `pool` for the cipher work that its policy selects.
     #[must_use]
     pub fn with_offload(mut self, pool: Option<Arc<Offload>>) -> Self {
         self.helpers.crypt = pool;
         self
     }
 
-    /// The same worker, which has transfers of at least `min_len` bytes copied in chunks of `chunk` bytes, whatever its
-    /// stores say: for tests and measurements.
+    /// Returns the worker with transfers of at least `min_len` bytes copied in chunks of `chunk` bytes, on any store:
+    /// for tests and measurements.
     pub fn with_copy_thread(mut self, min_len: usize, chunk: usize) -> io::Result<Self> {
         self.helpers.copy = Some(CopyThread::start(chunk)?);
         self.helpers.copy_min_len = Some(min_len);
         Ok(self)
     }
 
-    /// Where messages for this worker's frontend are posted.
+    /// Returns the mailbox of this worker's frontend.
     pub fn mailbox(&self) -> Arc<Mailbox<F::Message>> {
         Arc::clone(&self.mailbox)
     }
 
-    /// The frontend.
+    /// Returns the frontend.
     pub fn front(&self) -> &F {
         &self.front
     }
 
-    /// How many buffers are in use.
+    /// Returns the number of buffers in use.
     pub fn buffers_outstanding(&self) -> usize {
         self.pool.outstanding()
     }
 
-    /// Turns until the frontend says that nothing is left to do.
+    /// Runs turns until the frontend stops. Blocks.
     pub fn run(&mut self) -> io::Result<()> {
         while self.turn()? == Flow::Continue {}
         Ok(())
     }
 
-    /// Waits for completions and moves everything they belong to on.
+    /// Runs one turn: waits for completions and advances each affected request.
     pub fn turn(&mut self) -> io::Result<Flow> {
         let woken = self.ring.turn(self.wait, &mut self.completions);
         if self.volume.device.freeze().epoch() != self.volume.epoch {
@@ -212,17 +212,19 @@ impl<F: Frontend> Worker<F> {
             }
             self.run_queue();
         }
-        // Starts over from the front of its memory, which is in the cache; so do the others at the end of a turn.
+        // The empty queue starts again at the front of its memory, which is cached; so do the others at the end of a
+        // turn.
         self.completions.clear();
         woken?;
         let (front, mut cx) = self.split();
         let (flow, mut wait) = front.end_turn(&mut cx);
-        // What the frontend asked for at the turn's end may have ended already, and it has not yet seen to that.
+        // Requests that the frontend queued at the turn's end may have completed already, and it has yet to handle
+        // that.
         if self.run_queue() || !self.completions.is_empty() {
             wait = Wait::No;
         }
         self.wait = wait;
-        // While requests wait here, those that others wait for may be among them.
+        // Writes that other workers wait for may be among the requests that wait here.
         if self.volume.state == FreezeState::Running
             && let Some(zones) = self.volume.device.zones().filter(|zones| zones.has_deferred())
         {
@@ -235,8 +237,8 @@ impl<F: Frontend> Worker<F> {
         Ok(flow)
     }
 
-    /// Lets queues that are empty begin at the front of their memory again: they have memory for the most that can be
-    /// needed, and would in time touch all of it.
+    /// Lets empty queues begin at the front of their memory again. It is large enough for the worst case, and they
+    /// would touch all of it over time.
     fn rewind(&mut self) {
         fn from_the_front<T>(queue: &mut VecDeque<T>) {
             if queue.is_empty() {
@@ -247,7 +249,7 @@ impl<F: Frontend> Worker<F> {
         from_the_front(&mut self.finished);
         from_the_front(&mut self.ready);
         from_the_front(&mut self.syncs.waiting);
-        // Memory for the completions of a client that has just connected.
+        // Memory for the completions of a newly connected client.
         self.completions.reserve(self.ring.room().saturating_sub(self.completions.len()));
     }
 
@@ -269,8 +271,8 @@ impl<F: Frontend> Worker<F> {
         }
     }
 
-    /// Starts what the frontend has asked for and tells it what has ended, then lets it process input, until nothing is
-    /// left. False: there was nothing to do.
+    /// Starts queued requests, reports completed ones to the frontend, and lets it process input, until nothing is
+    /// left. Returns whether there was anything to do.
     fn run_queue(&mut self) -> bool {
         let mut worked = false;
         loop {
@@ -297,9 +299,9 @@ impl<F: Frontend> Worker<F> {
 
 impl<F: Frontend> Drop for Worker<F> {
     fn drop(&mut self) {
-        // It may have the keys as well, until it has ended.
+        // The copy thread may have the keys as well until it has ended.
         self.helpers.copy = None;
-        // Nothing reaches a store any more once the worker has left, and nobody waits for ever for what it had locked.
+        // After this nothing reaches a store, and no other worker waits for locks held here.
         let ended = self.ring.finish();
         self.leave_syncs(&ended);
         self.give_merged_back(ended);

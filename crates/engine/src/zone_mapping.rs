@@ -1,4 +1,4 @@
-//! The zones of a device: its store's, shifted by where the device lies on it.
+//! Zones of a device: its store's, shifted by the position of the device on it.
 
 use crate::crypt_mapping::TargetError;
 use crate::mapping::{Kind, MappedRange, Mapping};
@@ -9,12 +9,13 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The zoned one of a device's stores.
+/// Returns the device's zoned store, if it has one.
 fn zoned_store(stores: &[Arc<dyn BackingStore>]) -> Option<&dyn ZonedStore> {
     stores.iter().find_map(|store| store.zoned())
 }
 
-/// On a zoned store, every segment lies there, begins and ends where zones do, and has data units that no write cuts.
+/// Checks that on a zoned store every segment lies there, begins and ends at zone boundaries, and has data units that
+/// divide the write granularity.
 pub(crate) fn check(mapping: &Mapping, stores: &[Arc<dyn BackingStore>]) -> Result<(), TargetError> {
     let Some(zones) = zoned_store(stores) else { return Ok(()) };
     let ZoneLimits { zone_len, write_granularity: granularity, .. } = zones.limits();
@@ -36,7 +37,7 @@ pub(crate) fn check(mapping: &Mapping, stores: &[Arc<dyn BackingStore>]) -> Resu
     Ok(())
 }
 
-/// What is true of the zones of a device with this mapping.
+/// Returns the zone limits of a device with this mapping.
 pub(crate) fn limits_of(mapping: &Mapping, stores: &[Arc<dyn BackingStore>]) -> Option<ZoneLimits> {
     let limits = zoned_store(stores)?.limits();
     Some(ZoneLimits { zones: mapping.len.div_ceil(limits.zone_len) as u32, ..limits })
@@ -69,16 +70,16 @@ pub(crate) fn report(
     Ok(count)
 }
 
-/// Maps an append that lands at `position` of its store.
+/// Maps an append written at `position` of its store.
 pub(crate) fn moved(mapping: &Mapping, range: &MappedRange, position: u64) -> Result<MappedRange, RequestError> {
-    // It may move towards the beginning, and the store begin before the device.
+    // The position may be before the old one, and the store begin before the device.
     let offset = range.offset.wrapping_add(position.wrapping_sub(range.store_offset));
     let moved = mapping.locate(offset, range.len as u64, range.aligned_len.max(2 * range.unit_len))?;
-    // Where sectors' numbers start over, a write that is not to be split has no place.
+    // A write that must not be split cannot cross the point at which sector numbers wrap.
     if moved.aligned_len == range.aligned_len { Ok(moved) } else { Err(RequestError::Io(Errno::IO)) }
 }
 
-/// The ranges of the store that a zone management operation on a range of the device is for.
+/// Returns the ranges of the store for a zone management operation on a range of the device.
 pub(crate) fn ranges_of(
     mapping: &Mapping,
     action: ZoneAction,

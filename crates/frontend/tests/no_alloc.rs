@@ -81,7 +81,8 @@ fn serve(io: IoMode, policy: OffloadPolicy, rounds: u64, on_allocation: OnAlloca
     let dir = tempfile::tempdir().unwrap();
     let listen = Listen::Unix(dir.path().join("socket"));
     let offload = OffloadOptions { policy, threads: 2 };
-    let options = ServerOptions { threads: WORKERS, io, offload, ..ServerOptions::default() };
+    let mut options = ServerOptions::default();
+    (options.threads, options.io, options.offload) = (WORKERS, io, offload);
     let server = Server::start(Arc::clone(&device), &listen, &options).unwrap();
     let mut clients: Vec<Client> =
         (0..CLIENTS).map(|n| Client::open(&dir.path().join("socket"), MODES[n as usize % 3])).collect();

@@ -28,7 +28,7 @@ fn a_device_in_use_is_neither_opened_twice_nor_closed() -> Result<()> {
     };
     fails(&open(&other.image, &disk.name)?, 5, &["already exists", "inlock list"])?;
     fails(&open(&disk.image, &other.name)?, 5, &["is in use"])?;
-    fails(&disk.say("close", &[])?, 5, &["is in use: mounted on", &mount_point, "--deferred"])?;
+    fails(&disk.say("close", &[])?, 5, &["is still in use: mounted on", &mount_point, "--deferred"])?;
     fs::write(disk.mount_point().join("still"), "usable")?;
 
     // A signal waits, as a deferred close does.
@@ -154,7 +154,7 @@ fn a_way_that_does_not_work_here_names_one_that_does() -> Result<()> {
         let mut command = inlock()?;
         command.arg("open").arg(&disk.image).arg(&disk.name).args(["--via", via, "--key-file"]).arg(&disk.key);
         let missing = format!("modprobe {}", if via == "ublk" { "ublk_drv" } else { "nbd" });
-        fails(&output(&mut command)?, 1, &["does not work here", &missing, "--via loop would work"])?;
+        fails(&output(&mut command)?, 1, &["does not work here", &missing, "use --via loop"])?;
     }
     // Nothing was typed, nothing was opened.
     ensure!(!disk.say("status", &[])?.status.success());

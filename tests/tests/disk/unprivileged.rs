@@ -33,7 +33,7 @@ test ! -e "$file"
 # Block devices are not for users, and that is said before anything is asked.
 if "$INLOCK" open "$IMAGE" mine --via loop --key-file "$KEY" 2> "$HERE/said"; then exit 1; fi
 grep -q "for root only" "$HERE/said"
-grep -q -- "--via fuse would work" "$HERE/said"
+grep -q -- "use --via fuse" "$HERE/said"
 "#;
 
 #[test]

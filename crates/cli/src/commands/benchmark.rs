@@ -1,18 +1,46 @@
-//! `benchmark`: cryptsetup's table of key derivations and ciphers, measured on this program's own code.
+//! `benchmark`: cryptsetup's benchmark of key derivations and ciphers, for Inlock's implementations.
 
 use std::time::{Duration, Instant};
 
 use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, VolumeKey, new_sector_cipher};
 use inlock_volume::{Hash, Kdf, KdfKind, KdfRequest};
 
-use crate::args::BenchmarkArgs;
-use crate::exit;
+use crate::args::action::{Action, KDF, Prepared};
+use crate::args::options::Options;
+use crate::args::source::{KdfArgs, cipher_of, hash_of, kdf_args, key_len_of};
+use crate::ui::print::print;
 
-/// Bytes that are encrypted in one call, and the data unit.
+pub(crate) const ACTION: Action = Action {
+    name: "benchmark",
+    aliases: &[],
+    arguments: &[],
+    options: &[&["cipher", "key-size", "hash"], KDF],
+    about: "benchmark key derivation and ciphers",
+    prepare: |options, _| {
+        let args = benchmark_args(&options)?;
+        Ok(Prepared::new(move || run(&args)))
+    },
+};
+
+/// Algorithms to benchmark: all unless some are given.
+struct BenchmarkArgs {
+    cipher: Option<CipherSpec>,
+    key_len: Option<usize>,
+    hash: Option<Hash>,
+    kdf: KdfArgs,
+}
+
+fn benchmark_args(options: &Options) -> anyhow::Result<BenchmarkArgs> {
+    let cipher = options.cipher.as_ref().map(|_| cipher_of(options)).transpose()?;
+    let key_len = cipher.map(|cipher| key_len_of(options, cipher, true)).transpose()?;
+    Ok(BenchmarkArgs { cipher, key_len, kdf: kdf_args(options)?, hash: hash_of(options)? })
+}
+
+/// Bytes encrypted in one call.
 const BUFFER: usize = 1 << 20;
-/// How long one cipher is measured in one direction.
+/// Duration of a measurement of one cipher in one direction.
 const MEASURE: Duration = Duration::from_millis(200);
-/// The ciphers of cryptsetup's table in its order, then the others, with the length of the key in bytes.
+/// Ciphers of cryptsetup's benchmark in its order, then the others, with the length of the key in bytes.
 const CIPHERS: &[(&str, usize)] = &[
     ("aes-cbc-plain64", 16),
     ("serpent-cbc-plain64", 16),
@@ -35,11 +63,11 @@ const CIPHERS: &[(&str, usize)] = &[
     ("blowfish-cbc-plain64", 16),
     ("cast5-cbc-plain64", 16),
 ];
-/// Length of the key that is derived, as in cryptsetup's table.
+/// Length of the derived key, as in cryptsetup's benchmark.
 const KEY_LEN: usize = 32;
 
-pub(crate) fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
-    exit::print("# Tests are approximate using memory only (no storage IO).\n")?;
+fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
+    print("# Tests are approximate using memory only (no storage IO).\n")?;
     if let Some(spec) = args.cipher {
         header()?;
         return cipher_line(spec, args.key_len.unwrap_or(32));
@@ -72,7 +100,7 @@ fn pbkdf2_line(hash: Hash) -> anyhow::Result<()> {
     let request = KdfRequest { hash, iter_time_ms: 1000, ..KdfRequest::new(KdfKind::Pbkdf2) };
     let Kdf::Pbkdf2 { iterations, .. } = request.resolve(KEY_LEN)? else { return Ok(()) };
     let name = hash.name();
-    exit::print(format_args!("PBKDF2-{name:<9} {iterations:7} iterations per second for {}-bit key\n", KEY_LEN * 8))
+    print(format_args!("PBKDF2-{name:<9} {iterations:7} iterations per second for {}-bit key\n", KEY_LEN * 8))
 }
 
 fn argon2_line(args: &BenchmarkArgs, kind: KdfKind) -> anyhow::Result<()> {
@@ -85,7 +113,7 @@ fn argon2_line(args: &BenchmarkArgs, kind: KdfKind) -> anyhow::Result<()> {
         ..KdfRequest::new(kind)
     };
     let (Kdf::Argon2i(cost) | Kdf::Argon2id(cost)) = request.resolve(KEY_LEN)? else { return Ok(()) };
-    exit::print(format_args!(
+    print(format_args!(
         "{:<10} {:4} iterations, {:5} memory, {} parallel threads (CPUs) for {}-bit key (requested {iter_time_ms} ms time)\n",
         kind.name(),
         cost.time,
@@ -96,12 +124,12 @@ fn argon2_line(args: &BenchmarkArgs, kind: KdfKind) -> anyhow::Result<()> {
 }
 
 fn header() -> anyhow::Result<()> {
-    exit::print("#     Algorithm |       Key |      Encryption |      Decryption\n")
+    print("#     Algorithm |       Key |      Encryption |      Decryption\n")
 }
 
 fn cipher_line(spec: CipherSpec, key_len: usize) -> anyhow::Result<()> {
     let mut key = VolumeKey::zeroed(key_len);
-    // Two different halves: XTS may refuse equal ones.
+    // XTS may refuse a key with equal halves.
     key.as_mut_bytes().iter_mut().zip(0..).for_each(|(byte, number)| *byte = number);
     let cipher = new_sector_cipher(&spec, key.as_bytes(), DataUnitSize::LUKS_MAX, IvNumbering::Sectors)?;
     let mut data = vec![0x5a; BUFFER];
@@ -112,10 +140,10 @@ fn cipher_line(spec: CipherSpec, key_len: usize) -> anyhow::Result<()> {
     let bits = key_len * 8;
     let name = format!("{name:>11}-{mode}");
     let room = 26_usize.saturating_sub(name.len());
-    exit::print(format_args!("{name}{bits:>room$}b  {encryption:>10.1} MiB/s  {decryption:>10.1} MiB/s\n"))
+    print(format_args!("{name}{bits:>room$}b  {encryption:>10.1} MiB/s  {decryption:>10.1} MiB/s\n"))
 }
 
-/// MiB a second of a call that handles [`BUFFER`] bytes.
+/// Returns the speed of a call that processes [`BUFFER`] bytes, in MiB/s.
 fn speed(mut call: impl FnMut()) -> f64 {
     call();
     let started = Instant::now();

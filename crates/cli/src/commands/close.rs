@@ -1,21 +1,35 @@
-//! `close`: ends the process of a name when everything is written, or cleans up after one that is gone.
+//! `close`: ends the process of a volume when all writes are on stable storage, or cleans up after one that died.
 
 use serde_json::json;
 
+use crate::args::action::{Action, Alias, NAME, Prepared};
+use crate::control::claim::Claim;
 use crate::control::client::{Client, Found};
-use crate::control::{Claim, Name};
-use crate::exit::Problem;
+use crate::control::name::Name;
+use crate::error::CliError;
 
-/// `deferred`: when nobody uses it any more.
-pub(crate) fn run(name: &Name, deferred: bool) -> anyhow::Result<()> {
+pub(crate) const ACTION: Action = Action {
+    name: "close",
+    aliases: &[Alias::new("remove"), Alias::new("luksClose"), Alias::new("plainClose")],
+    arguments: &[NAME],
+    options: &[&["deferred"]],
+    about: "close an open or served volume when all writes are durable",
+    prepare: |options, mut arguments| {
+        let name = arguments.name()?;
+        Ok(Prepared::new(move || run(&name, options.deferred)))
+    },
+};
+
+/// Closes the volume; with `deferred`, as soon as it is no longer in use.
+pub(super) fn run(name: &Name, deferred: bool) -> anyhow::Result<()> {
     match Client::find(name)? {
-        // Its process may go on for long.
+        // Its process may continue for long.
         Found::Active(mut client) if deferred => {
             client.command(&json!({"command": "close", "deferred": true}), None).map(drop)
         }
         Found::Active(client) => client.close(&json!({"command": "close"})),
-        // Taking the name cleans up; giving it back at once leaves nothing.
+        // Taking the name cleans up; releasing it removes the files.
         Found::Gone(_) => Claim::take(name).map(drop),
-        Found::Inactive => Err(Problem::Inactive { name: name.to_string() }.into()),
+        Found::Inactive => Err(CliError::Inactive { name: name.to_string() }.into()),
     }
 }

@@ -1,18 +1,33 @@
-//! `isLuks`: the exit status alone says whether there is a LUKS header. A device that is not there is another matter.
+//! `isLuks`: returns by the exit status whether a device has a LUKS header.
 
 use inlock_volume::LoadError;
 
-use crate::args::HeaderArgs;
-use crate::exit::Problem;
-use crate::source::Header;
+use crate::args::action::{Action, HEADER, IMAGE, Prepared};
+use crate::args::source::header_args;
+use crate::error::CliError;
+use crate::volume::header::Header;
+use crate::volume::source::HeaderArgs;
 
-pub(crate) fn run(args: &HeaderArgs) -> anyhow::Result<()> {
+pub(crate) const ACTION: Action = Action {
+    name: "isLuks",
+    aliases: &[],
+    arguments: &[IMAGE],
+    options: &[HEADER],
+    about: "test by the exit status for a LUKS header",
+    prepare: |options, mut arguments| {
+        let args = header_args(options, arguments.path()?)?;
+        Ok(Prepared::new(move || run(&args)))
+    },
+};
+
+/// Fails silently without a header. Other errors, such as a missing device, are printed.
+fn run(args: &HeaderArgs) -> anyhow::Result<()> {
     match Header::load(args, true) {
         Ok(_) => Ok(()),
         Err(error) => {
-            let about_content = matches!(error.downcast_ref(), Some(Problem::NotLuks { .. }))
+            let is_no_header = matches!(error.downcast_ref(), Some(CliError::NotLuks { .. }))
                 || error.downcast_ref::<LoadError>().is_some_and(|error| !matches!(error, LoadError::Io(_)));
-            Err(if about_content { Problem::No.into() } else { error })
+            Err(if is_no_header { CliError::No.into() } else { error })
         }
     }
 }

@@ -1,26 +1,47 @@
-//! `list`: every name in use, and names that a process left behind.
+//! `list`: prints all names in use, and those of processes that died.
 
 use serde_json::{Value, json};
 
-use crate::control::Table;
+use crate::args::action::{Action, Prepared};
 use crate::control::client::{Client, Found};
-use crate::control::name::Files;
-use crate::exit;
+use crate::control::files::Files;
+use crate::ui::columns::Columns;
+use crate::ui::print::print;
 
-pub(crate) fn run(json: bool) -> anyhow::Result<()> {
+pub(crate) const ACTION: Action = Action {
+    name: "list",
+    aliases: &[],
+    arguments: &[],
+    options: &[&["json"]],
+    about: "list the names in use",
+    prepare: |options, _| Ok(Prepared::new(move || run(options.json))),
+};
+
+/// Headings, and the keys of [`row`] below them.
+const COLUMNS: [(&str, &str); 8] = [
+    ("NAME", "name"),
+    ("STATE", "state"),
+    ("TYPE", "type"),
+    ("VIA", "via"),
+    ("ZONES", "zones"),
+    ("ERRORS", "errors"),
+    ("ENDPOINT", "place"),
+    ("DEVICE", "device"),
+];
+
+fn run(json: bool) -> anyhow::Result<()> {
     let rows: Vec<Value> = Files::all()?.into_iter().filter_map(row).collect();
     if json {
-        return exit::print(format_args!("{:#}\n", Value::Array(rows)));
+        return print(format_args!("{:#}\n", Value::Array(rows)));
     }
     if rows.is_empty() {
         return Ok(());
     }
-    let columns = ["name", "state", "type", "via", "zones", "errors", "place", "device"];
-    let mut table = Table::new(&columns.map(str::to_ascii_uppercase).each_ref().map(String::as_str));
+    let mut columns = Columns::new(&COLUMNS.map(|(heading, _)| heading));
     for row in &rows {
-        table.row(columns.iter().map(|column| text(&row[column])).collect());
+        columns.row(COLUMNS.iter().map(|(_, key)| text(&row[key])).collect());
     }
-    exit::print(table)
+    print(columns)
 }
 
 fn text(value: &Value) -> String {
@@ -31,15 +52,15 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// `None`: it ended just now.
+/// Describes a name. `None`: it was closed meanwhile.
 fn row(files: Files) -> Option<Value> {
-    let mut facts = files.facts()?;
+    let mut info = files.info()?;
     let mut errors = None;
     let state = match Client::find_at(files) {
         Ok(Found::Active(mut client)) => match client.status() {
             Ok(status) => {
                 let state = if status.suspended { "suspended" } else { "active" };
-                facts = status.facts;
+                info = status.info;
                 errors = Some(status.counters.store_errors);
                 state
             }
@@ -50,7 +71,8 @@ fn row(files: Files) -> Option<Value> {
         Err(_) => "unreachable",
     };
     Some(json!({
-        "name": facts.name, "state": state, "type": facts.kind, "via": facts.via, "place": facts.place(),
-        "errors": errors, "device": facts.device, "zones": facts.zoned.map(|zoned| zoned.zones), "pid": facts.pid, "started": facts.started,
+        "name": info.name, "state": state, "type": info.kind, "via": info.via, "place": info.endpoint(),
+        "errors": errors, "device": info.device, "zones": info.zoned.map(|zoned| zoned.zones), "pid": info.pid,
+        "started": info.started,
     }))
 }

@@ -1,101 +1,218 @@
 //! `luksFormat`: creates a LUKS volume.
 //!
-//! Nothing is written before the user agreed, the passphrase is known and the device is ours alone.
+//! Nothing is written before the user has confirmed, the passphrase is known and the device is locked.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use inlock_volume::{
-    BoundedDevice, DataUnitSize, FileDevice, KdfKind, KdfRequest, Secret, Volume, ZoneFault, Zones, luks1, luks2,
+    BoundedDevice, CipherSpec, DataUnitSize, FileDevice, Hash, HeaderPolicy, KdfKind, KdfRequest, Secret, Volume,
+    ZoneFault, Zones, luks1, luks2,
 };
 
-use crate::args::{FormatArgs, KeyFile};
-use crate::device::{Access, Device};
-use crate::durable;
-use crate::exit::{Problem, cannot_format, say};
-use crate::lock::{self, Mode};
-use crate::secret::{self, Ask};
-use crate::terminal;
-use crate::zones;
+use crate::args::action::{Action, IMAGE, KDF, KEY, Prepared};
+use crate::args::options::Options;
+use crate::args::source::{KdfArgs, cipher_of, hash_of, kdf_args, key_args, key_len_of, policy_of, volume_type_of};
+use crate::error::{CliError, cannot_format};
+use crate::system::durable;
+use crate::ui::print::{print_stderr, warn};
+use crate::ui::terminal;
+use crate::volume::device::{Device, OpenMode};
+use crate::volume::lock::{self, Mode};
+use crate::volume::secret::{self, Ask};
+use crate::volume::source::{KeyArgs, KeyFile, Luks, VolumeType};
+use crate::volume::zones;
 
-pub(crate) fn run(args: &FormatArgs, batch: bool) -> anyhow::Result<()> {
-    let Some(header) = &args.header else {
-        let device = Device::open(&args.image, Access::Create)?.with_zones()?;
-        return format(args, batch, &device, None);
+pub(crate) const ACTION: Action = Action {
+    name: "luksFormat",
+    aliases: &[],
+    arguments: &[IMAGE, "[<key file>]"],
+    options: &[KEY, FORMAT, KDF, &["allow-null-cipher", "allow-null-iv"]],
+    about: "create a LUKS volume in an image file or on a device",
+    prepare: |options, mut arguments| {
+        let args = format_args(options, arguments.path()?, arguments.optional())?;
+        Ok(Prepared::new(move || run(&args)))
+    },
+};
+
+const FORMAT: &[&str] = &[
+    "type",
+    "header",
+    "key-slot",
+    "cipher",
+    "key-size",
+    "hash",
+    "sector-size",
+    "offset",
+    "uuid",
+    "label",
+    "subsystem",
+];
+
+/// A LUKS volume to create.
+struct FormatArgs {
+    image: PathBuf,
+    header: Option<PathBuf>,
+    /// 1 or 2.
+    version: u8,
+    key: KeyArgs,
+    cipher: CipherSpec,
+    key_len: usize,
+    hash: Hash,
+    sector_size: Option<DataUnitSize>,
+    /// Start of the data in sectors of 512 bytes.
+    offset: Option<u64>,
+    uuid: Option<String>,
+    label: Option<String>,
+    subsystem: Option<String>,
+    kdf: KdfArgs,
+    policy: HeaderPolicy,
+    /// `--batch-mode`
+    batch: bool,
+}
+
+fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> anyhow::Result<FormatArgs> {
+    let version = match volume_type_of(&options)? {
+        VolumeType::Luks(Luks::Any | Luks::Two) => 2,
+        VolumeType::Luks(Luks::One) => 1,
+        _ => return Err(CliError::usage("Action luksFormat creates LUKS volumes only.")),
     };
-    let data = Device::open(&args.image, Access::Create)?.with_zones()?;
+    if version == 1 {
+        if options.label.is_some() || options.subsystem.is_some() {
+            return Err(CliError::usage("Options --label and --subsystem are supported only for LUKS2 volumes."));
+        }
+        if options.sector_size.is_some_and(|size| size != 512) {
+            return Err(CliError::usage("Unsupported encryption sector size: LUKS1 has 512 bytes."));
+        }
+    }
+    let sector_size = match options.sector_size.map(DataUnitSize::new).transpose() {
+        Ok(size) if size.is_none_or(|size| size <= DataUnitSize::LUKS_MAX) => size,
+        _ => {
+            return Err(CliError::usage(
+                "Unsupported encryption sector size: LUKS2 has 512, 1024, 2048 or 4096 bytes.",
+            ));
+        }
+    };
+    let mut key = key_args(&options)?;
+    if let Some(path) = key_file {
+        if key.file.is_some() {
+            return Err(CliError::usage("The key file is given twice: by --key-file and as an argument."));
+        }
+        key.file = Some(if path.as_os_str() == "-" { KeyFile::Stdin } else { KeyFile::Path(path) });
+        key.offset = options.keyfile_offset.unwrap_or(0);
+    }
+    let slots = if version == 1 { 8 } else { 32 };
+    if key.slot.is_some_and(|slot| slot >= slots) {
+        return Err(CliError::usage(format!("Keyslot is invalid: LUKS{version} has keyslots 0 to {}.", slots - 1)));
+    }
+    for (name, text) in [("label", &options.label), ("subsystem", &options.subsystem)] {
+        // 48 bytes in the header, with a terminating zero.
+        if text.as_ref().is_some_and(|text| text.len() > 47 || text.contains('\0')) {
+            return Err(CliError::usage(format!("Option --{name} takes at most 47 bytes.")));
+        }
+    }
+    let cipher = cipher_of(&options)?;
+    let kdf = kdf_args(&options)?;
+    if version == 1 && kdf.kind.is_some_and(|kind| kind != KdfKind::Pbkdf2) {
+        return Err(CliError::usage("LUKS1 supports only the PBKDF pbkdf2."));
+    }
+    Ok(FormatArgs {
+        policy: policy_of(&options),
+        batch: options.batch_mode,
+        image,
+        version,
+        key,
+        cipher,
+        key_len: key_len_of(&options, cipher, true)?,
+        sector_size,
+        offset: options.offset,
+        kdf,
+        hash: hash_of(&options)?.unwrap_or(Hash::Sha256),
+        header: options.header,
+        uuid: options.uuid,
+        label: options.label,
+        subsystem: options.subsystem,
+    })
+}
+
+fn run(args: &FormatArgs) -> anyhow::Result<()> {
+    let Some(header) = &args.header else {
+        let device = Device::open(&args.image, OpenMode::Create)?.with_zones()?;
+        return format(args, &device, None);
+    };
+    let data = Device::open(&args.image, OpenMode::Create)?.with_zones()?;
     let created = create_header_file(header)?;
-    let device = Device::open(header, Access::Write)?.with_zones()?;
+    let device = Device::open(header, OpenMode::Write)?.with_zones()?;
     if device.identity() == data.identity() {
-        return Err(Problem::usage("Option --header names the device itself."));
+        return Err(CliError::usage("Option --header names the device itself."));
     }
     let _data_lock = lock::whole_device(&data, Mode::Exclusive)?;
-    let result = format(args, batch, &device, Some(&data));
+    let result = format(args, &device, Some(&data));
     let result = result.and_then(|()| if created { durable::sync_name(&device.file, header) } else { Ok(()) });
     if created && result.is_err() {
-        // An empty file that was not there before is of no use to anybody.
+        // The empty file was created by this call.
         let _ = std::fs::remove_file(header);
     }
     result
 }
 
-fn format(args: &FormatArgs, batch: bool, device: &Device, data: Option<&Device>) -> anyhow::Result<()> {
+fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::Result<()> {
     let _whole = lock::whole_device(device, Mode::Exclusive)?;
     let holder = data.unwrap_or(device);
-    let place = Place::find(args, device, holder)?;
-    let (header_len, data_offset) = layout(args, place);
+    let placement = DataPlacement::find(args, device, holder)?;
+    let (header_len, data_offset) = layout(args, placement);
     if let (Some(zones), Some(_)) = (&device.zones, data) {
         zones
             .check_header(header_len)
-            .map_err(zones::unfit(&device.path, "another file or device takes the header"))?;
+            .map_err(zones::unfit(&device.path, "use another file or device for the header"))?;
     }
-    let unit = place.sector_size.map_or(512, |size| size.bytes() as u64);
+    let unit = placement.sector_size.map_or(512, |size| size.bytes() as u64);
     let needed = data_offset.saturating_add(unit);
     if holder.len < needed {
-        return Err(Problem::TooSmall { path: holder.path.clone(), len: holder.len, needed }.into());
+        return Err(CliError::TooSmall { path: holder.path.clone(), len: holder.len, needed }.into());
     }
-    let interactive = terminal::stdin_is_terminal() && !batch;
+    let interactive = terminal::stdin_is_terminal() && !args.batch;
     if interactive {
         if Volume::load(&FileDevice::new(device.share()?)).is_ok() {
             let path = device.path.display();
-            say(&format!("WARNING: Device {path} already contains a 'crypto_LUKS' superblock signature."));
+            print_stderr(format_args!("WARNING: Device {path} already contains a 'crypto_LUKS' superblock signature."));
         }
         terminal::confirm(&format!("This will overwrite data on {} irrevocably.", device.path.display()))?;
     }
     let ask = Ask { device: &args.image, verify: interactive || args.key.verify, stdin_taken: false };
     let given = secret::read(&args.key, ask, None)?;
     if given.secret.is_empty() && matches!(args.key.file, Some(KeyFile::Path(_))) {
-        say("inlock: warning: the key file is empty, so that anybody can open the volume");
+        warn("the key file is empty: the volume opens without a passphrase");
     }
     let _header = lock::header(device, Mode::Exclusive)?;
     if data.is_some() && !device.is_block() && device.len < header_len {
         device.file.set_len(header_len).with_context(|| format!("cannot enlarge {}", device.path.display()))?;
     }
-    write(args, place, device, data, &given.secret).map_err(cannot_format(&device.path))
+    write(args, placement, device, data, &given.secret).map_err(cannot_format(&device.path))
 }
 
-/// Where the data are to be, and in which units.
+/// Offset and unit of the data.
 #[derive(Clone, Copy)]
-struct Place {
-    /// In sectors; `None`: behind the header, or at 0 where that is elsewhere.
+struct DataPlacement {
+    /// In sectors. `None`: behind the header, or at 0 with a detached header.
     offset: Option<u64>,
-    /// `None`: what goes with the length of the device.
+    /// `None`: the largest that fits the length of the device.
     sector_size: Option<DataUnitSize>,
 }
 
-impl Place {
-    /// What was asked for; on zoned storage, what fits the zones of `holder`, which has the data.
+impl DataPlacement {
+    /// Returns what the options say; on a zoned device, what fits the zones of `holder`, which has the data.
     fn find(args: &FormatArgs, device: &Device, holder: &Device) -> anyhow::Result<Self> {
         let asked = Self { offset: args.offset, sector_size: args.sector_size };
         let Some(zones) = &holder.zones else { return Ok(asked) };
         let attached = device.identity() == holder.identity();
         Self::on_zones(args, zones, attached).map_err(|fault| {
             let hint = match fault {
-                ZoneFault::Header { .. } => "keep the header elsewhere: inlock luksFormat --header FILE DEVICE",
-                ZoneFault::Unit { .. } => "--sector-size takes it",
-                _ => "--offset takes it",
+                ZoneFault::Header { .. } => "use a detached header: inlock luksFormat --header FILE DEVICE",
+                ZoneFault::Unit { .. } => "set a smaller unit with --sector-size",
+                _ => "set the data offset with --offset",
             };
             zones::unfit(&holder.path, hint)(fault)
         })
@@ -130,7 +247,7 @@ impl Place {
 
 fn write(
     args: &FormatArgs,
-    place: Place,
+    placement: DataPlacement,
     device: &Device,
     data: Option<&Device>,
     secret: &Secret,
@@ -138,28 +255,28 @@ fn write(
     let target =
         BoundedDevice::new(FileDevice::new(device.share()?), device.zones.map_or(u64::MAX, |zones| zones.conventional));
     if args.version == 1 {
-        luks1::format(&target, luks1_options(args, place), secret)?;
+        luks1::format(&target, luks1_options(args, placement), secret)?;
     } else {
-        let mut options = luks2_options(args, place);
-        // A zoned file has more in it than its zones.
+        let mut options = luks2_options(args, placement);
+        // A zoned file is longer than its zones.
         options.data_len = data.or(device.zones.map(|_| device)).map(|data| data.len);
         luks2::format(&target, options, secret)?;
     }
     Ok(())
 }
 
-/// Bytes of the header, and where the data will start.
-fn layout(args: &FormatArgs, place: Place) -> (u64, u64) {
+/// Returns length of the header and start of the data, in bytes.
+fn layout(args: &FormatArgs, placement: DataPlacement) -> (u64, u64) {
     if args.version == 1 {
-        let options = luks1_options(args, place);
+        let options = luks1_options(args, placement);
         return (options.header_len(), options.data_offset());
     }
-    let options = luks2_options(args, place);
+    let options = luks2_options(args, placement);
     let start = options.data_offset.unwrap_or(if options.detached { 0 } else { options.header_len() });
     (options.header_len(), start)
 }
 
-fn luks1_options(args: &FormatArgs, place: Place) -> luks1::FormatOptions {
+fn luks1_options(args: &FormatArgs, placement: DataPlacement) -> luks1::FormatOptions {
     luks1::FormatOptions {
         cipher: args.cipher,
         key_len: args.key_len,
@@ -167,25 +284,25 @@ fn luks1_options(args: &FormatArgs, place: Place) -> luks1::FormatOptions {
         kdf: kdf_request(args, KdfKind::Pbkdf2),
         uuid: args.uuid.clone(),
         detached: args.header.is_some(),
-        payload_offset: place.offset.filter(|sectors| *sectors > 0 || args.offset.is_some()),
+        payload_offset: placement.offset.filter(|sectors| *sectors > 0 || args.offset.is_some()),
         keyslot: args.key.slot.unwrap_or(0),
         volume_key: None,
         policy: args.policy.clone(),
     }
 }
 
-fn luks2_options(args: &FormatArgs, place: Place) -> luks2::FormatOptions {
+fn luks2_options(args: &FormatArgs, placement: DataPlacement) -> luks2::FormatOptions {
     luks2::FormatOptions {
         cipher: args.cipher,
         key_len: args.key_len,
         hash: args.hash,
         kdf: kdf_request(args, KdfKind::Argon2id),
-        sector_size: place.sector_size,
+        sector_size: placement.sector_size,
         uuid: args.uuid.clone(),
         label: args.label.clone().unwrap_or_default(),
         subsystem: args.subsystem.clone().unwrap_or_default(),
         detached: args.header.is_some(),
-        data_offset: place.offset.map(|sectors| sectors.saturating_mul(512)),
+        data_offset: placement.offset.map(|sectors| sectors.saturating_mul(512)),
         keyslot: args.key.slot.unwrap_or(0),
         policy: args.policy.clone(),
         ..luks2::FormatOptions::default()
@@ -204,7 +321,7 @@ fn kdf_request(args: &FormatArgs, default: KdfKind) -> KdfRequest {
     }
 }
 
-/// Whether the file was missing and is there now, for its owner only.
+/// Creates the file, for its owner only, unless it exists. Returns whether it was created.
 fn create_header_file(path: &Path) -> anyhow::Result<bool> {
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(_) => Ok(true),

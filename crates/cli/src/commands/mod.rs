@@ -1,25 +1,88 @@
-//! One file a verb.
+//! The actions of the command line: one file each, which declares the action, and [`copy`] for two of them.
 
-pub(crate) mod benchmark;
-pub(crate) mod close;
-pub(crate) mod export;
-pub(crate) mod import;
-pub(crate) mod is_luks;
-pub(crate) mod list;
-pub(crate) mod luks_dump;
-pub(crate) mod luks_format;
-pub(crate) mod luks_uuid;
-pub(crate) mod mount;
-pub(crate) mod open;
-pub(crate) mod refresh;
-pub(crate) mod reload;
-pub(crate) mod resize;
-pub(crate) mod resume;
-pub(crate) mod serve;
-pub(crate) mod status;
-pub(crate) mod suspend;
-pub(crate) mod table;
-pub(crate) mod test_passphrase;
-pub(crate) mod top;
-pub(crate) mod umount;
-pub(crate) mod zoned;
+mod bench;
+mod benchmark;
+mod close;
+mod copy;
+mod export;
+mod import;
+mod is_luks;
+mod list;
+mod luks_dump;
+mod luks_format;
+mod luks_uuid;
+mod mount;
+mod open;
+mod refresh;
+mod reload;
+mod resize;
+mod resume;
+mod serve;
+mod status;
+mod suspend;
+mod table;
+mod test_passphrase;
+mod top;
+mod umount;
+mod zoned;
+
+use crate::args::action::Action;
+
+/// All actions, in the order of the help text.
+pub(crate) const ACTIONS: &[&Action] = &[
+    &luks_format::ACTION,
+    &is_luks::ACTION,
+    &luks_uuid::ACTION,
+    &luks_dump::ACTION,
+    &open::ACTION,
+    &mount::ACTION,
+    &umount::ACTION,
+    &serve::ACTION,
+    &status::ACTION,
+    &list::ACTION,
+    &top::ACTION,
+    &suspend::ACTION,
+    &resume::ACTION,
+    &reload::ACTION,
+    &refresh::ACTION,
+    &resize::ACTION,
+    &close::ACTION,
+    &export::ACTION,
+    &import::ACTION,
+    &benchmark::ACTION,
+    &bench::ACTION,
+    &table::ACTION,
+    &zoned::ACTION,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::action::GENERAL;
+    use crate::args::options::Options;
+    use clap::CommandFactory;
+
+    #[test]
+    fn action_takes_only_options_that_exist_and_every_option_has_an_action() {
+        let command = Options::command();
+        let known: Vec<&str> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
+        for action in ACTIONS {
+            for option in action.options.iter().copied().flatten() {
+                assert!(known.contains(option), "{} names --{option}", action.name);
+            }
+        }
+        for option in known {
+            let is_taken = GENERAL.contains(&option) || ACTIONS.iter().any(|action| action.has_option(option));
+            assert!(is_taken, "no action takes --{option}");
+        }
+    }
+
+    #[test]
+    fn name_or_alias_belongs_to_one_action() {
+        for action in ACTIONS {
+            for name in std::iter::once(action.name).chain(action.aliases.iter().map(|alias| alias.name)) {
+                assert_eq!(ACTIONS.iter().filter(|action| action.is_named(name)).count(), 1, "{name}");
+            }
+        }
+    }
+}

@@ -1,32 +1,69 @@
-//! `mount`: opens a volume in the background, and mounts the file system that is in it.
+//! `mount`: opens a volume in the background, and mounts its file system.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::Context;
 
-use crate::args::{MountArgs, Place};
-use crate::commands::{close, open};
-use crate::control::Client;
-use crate::exit::{Problem, Status};
-use crate::holders;
+use super::close;
+use super::open::{self, OpenArgs};
+use crate::args::action::{ATTACH, Action, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, UNLOCK, name_of};
+use crate::args::options::Options;
+use crate::attach::holders;
+use crate::control::background::RunMode;
+use crate::control::client::Client;
+use crate::error::{CliError, Status};
 
-pub(crate) fn run(args: &MountArgs) -> anyhow::Result<u8> {
-    if args.open.place == Place::Launched {
+pub(crate) const ACTION: Action = Action {
+    name: "mount",
+    aliases: &[],
+    arguments: &[SOURCE, "<directory>"],
+    options: &[KEY, UNLOCK, PLAIN, POLICY, ATTACH, THREAD_FLAGS, &["table", "name", "mount-options"]],
+    about: "open a volume and mount its file system",
+    prepare: |options, mut arguments| {
+        let (image, dir) = (arguments.path()?, arguments.path()?);
+        let args = mount_args(options, image, dir)?;
+        Ok(Prepared::with_status(move || run(&args)))
+    },
+};
+
+/// A volume to mount.
+struct MountArgs {
+    open: OpenArgs,
+    dir: PathBuf,
+    /// For mount(8).
+    options: Option<String>,
+}
+
+fn mount_args(options: Options, image: PathBuf, dir: PathBuf) -> anyhow::Result<MountArgs> {
+    let name = match &options.name {
+        Some(name) => name.clone(),
+        None => {
+            // The last part of the path, without characters that a name cannot have.
+            let last = image.file_name().unwrap_or_default().to_string_lossy();
+            let plain = |c: char| if c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c) { c } else { '_' };
+            name_of(last.chars().map(plain).collect::<String>().into())?
+        }
+    };
+    Ok(MountArgs { open: OpenArgs::new(&options, image, name)?, dir, options: options.mount_options })
+}
+
+fn run(args: &MountArgs) -> anyhow::Result<u8> {
+    if args.open.run_mode == RunMode::BackgroundChild {
         return open::run(&args.open);
     }
-    // Nobody types a passphrase for what cannot be.
+    // Checked before a passphrase is asked for.
     if !rustix::process::geteuid().is_root() {
         let message = "Only root can mount a file system.".to_owned();
-        let hint = "`inlock open --via fuse` makes the volume a file, which needs no root".to_owned();
-        return Err(Problem::Told(message, Some(hint), Status::Permission).into());
+        let hint = "use `inlock open --via fuse`, which attaches the volume as a file without root".to_owned();
+        return Err(CliError::Remote(message, Some(hint), Status::Permission).into());
     }
     if !args.dir.is_dir() {
-        return Err(Problem::usage(format!("{} is not a directory.", args.dir.display())));
+        return Err(CliError::usage(format!("{} is not a directory.", args.dir.display())));
     }
     if let Some(source) = holders::source_mounted_on(&args.dir) {
         let message = format!("{} is already mounted on {}.", source.display(), args.dir.display());
-        return Err(Problem::Told(message, None, Status::Busy).into());
+        return Err(CliError::Remote(message, None, Status::Busy).into());
     }
     let code = open::run(&args.open)?;
     if code != 0 {
@@ -41,7 +78,7 @@ pub(crate) fn run(args: &MountArgs) -> anyhow::Result<u8> {
 
 fn mount(args: &MountArgs) -> anyhow::Result<()> {
     let status = Client::of(&args.open.name)?.status()?;
-    let node = status.facts.node.context("the volume has no node")?;
+    let node = status.info.node.context("The volume has no device.")?;
     let mut command = Command::new("mount");
     let mut options: Vec<&str> = args.options.as_deref().into_iter().collect();
     if args.open.read_only {
@@ -51,11 +88,11 @@ fn mount(args: &MountArgs) -> anyhow::Result<()> {
         command.arg("-o").arg(options.join(","));
     }
     command.arg("--").arg(&node).arg(&args.dir);
-    helper(command, "mount", &args.dir)
+    run_helper(command, "mount", &args.dir)
 }
 
-/// Runs a program that says itself what went wrong.
-pub(super) fn helper(mut command: Command, name: &str, dir: &Path) -> anyhow::Result<()> {
+/// Runs a program that prints its own errors.
+pub(super) fn run_helper(mut command: Command, name: &str, dir: &Path) -> anyhow::Result<()> {
     let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot run {name}"))?;
     if status.success() {
         return Ok(());

@@ -1,9 +1,10 @@
-//! `open`: makes a volume a block device or a file, and stays as long as it is one.
+//! `open`: attaches a volume as a block device or a file, and serves it until it is detached.
 //!
-//! The device is taken away when somebody closes it or a signal comes, never from under its users: a signal that finds it in use
-//! waits for them, as `close --deferred` does. A name whose process died is taken over: a ublk device that waits gets its
-//! process back, and nobody sees an error.
+//! `close` or a signal detaches it, never while it is in use: a signal then waits for its users, as `close --deferred`
+//! does. A name whose process died is taken over: a device that awaits recovery gets its process back, and its users
+//! see no error.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
@@ -13,93 +14,167 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::args::{OpenArgs, Place};
-use crate::control::running::{self, HandedOut};
-use crate::control::{Claim, Control, Facts, Running, metrics};
-use crate::daemon::{self, Launcher};
-use crate::exit::{self, Problem, Status, say};
-use crate::signals::{self, Caught};
-use crate::source::{self, Keys};
-use crate::way::{self, Link, Via, Wanted, Way};
+use super::test_passphrase;
+use crate::args::action::{
+    ATTACH, Action, Alias, Arguments, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, UNLOCK,
+};
+use crate::args::options::Options;
+use crate::args::source::{check_threads, source_args};
+use crate::attach::attachment::{self, AttachOptions, Attachment};
+use crate::attach::link::Link;
+use crate::attach::method::{self, AttachMethod};
+use crate::attach::stale;
+use crate::control::background::{self, Launcher, RunMode};
+use crate::control::claim::Claim;
+use crate::control::info::RuntimeInfo;
+use crate::control::name::Name;
+use crate::control::openmetrics::Listener;
+use crate::control::served::{self, ControlHooks, ServedVolume};
+use crate::control::server::Control;
+use crate::error::{CliError, Status};
+use crate::system::signals::{self, Caught};
+use crate::ui::print::{print, print_stderr, report, warn};
+use crate::values::Listen;
+use crate::volume::open::{KeySource, has_zones, open};
+use crate::volume::source::SourceArgs;
 
-/// How often it is looked whether the device is still there, or free at last.
-const OFTEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
+pub(crate) const ACTION: Action = Action {
+    name: "open",
+    aliases: &[
+        Alias::new("luksOpen"),
+        Alias { volume_type: Some("plain"), ..Alias::new("plainOpen") },
+        Alias { volume_type: Some("plain"), is_swapped: true, ..Alias::new("create") },
+    ],
+    arguments: &[SOURCE, "[<name>]"],
+    options: &[KEY, UNLOCK, PLAIN, POLICY, ATTACH, THREAD_FLAGS, &["table", "test-passphrase", "foreground"]],
+    about: "open a volume as a block device or a file",
+    prepare,
+};
 
-pub(crate) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
-    let launcher = match args.place {
-        Place::Here => None,
-        Place::Background => return daemon::launch(&args.source),
-        Place::Launched => Some(Launcher::on_stdin()?),
+fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepared> {
+    let image = arguments.path()?;
+    if options.test_passphrase {
+        let source = source_args(&options, image)?;
+        return Ok(Prepared::new(move || test_passphrase::run(&source)));
+    }
+    let name = arguments.name_or("open: requires <source> <name> as arguments.")?;
+    let args = OpenArgs::new(&options, image, name)?;
+    Ok(Prepared::with_status(move || run(&args)))
+}
+
+/// A volume to attach.
+pub(super) struct OpenArgs {
+    source: SourceArgs,
+    pub name: Name,
+    /// `None`: the preferred method that works.
+    method: Option<AttachMethod>,
+    pub run_mode: RunMode,
+    pub read_only: bool,
+    threads: Option<u16>,
+    /// Address for scrapers.
+    metrics: Option<Listen>,
+}
+
+impl OpenArgs {
+    /// Converts the options of an action that attaches a volume.
+    pub(super) fn new(options: &Options, image: PathBuf, name: Name) -> anyhow::Result<Self> {
+        check_threads(options)?;
+        Ok(Self {
+            source: source_args(options, image)?,
+            name,
+            method: options.via.as_deref().and_then(AttachMethod::from_name),
+            run_mode: match (options.launched, options.foreground) {
+                (true, _) => RunMode::BackgroundChild,
+                (false, true) => RunMode::Foreground,
+                (false, false) => RunMode::Background,
+            },
+            read_only: options.read_only,
+            threads: options.threads,
+            metrics: options.metrics.clone(),
+        })
+    }
+}
+
+/// Interval of checks whether the device is still attached, or no longer in use.
+const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
+
+/// Attaches the volume, and returns when it is detached; in the background, when it is attached.
+pub(super) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
+    let launcher = match args.run_mode {
+        RunMode::Foreground => None,
+        RunMode::Background => return background::launch(&args.source),
+        RunMode::BackgroundChild => Some(Launcher::on_stdin()?),
     };
-    let metrics = args.metrics.as_ref().map(|at| metrics::Listener::bind(at, false)).transpose()?;
+    let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, false)).transpose()?;
     let mut claim = Claim::take_over(&args.name)?;
-    let (file, socket, zones) = (claim.files().volume(), claim.files().nbd_socket(), claim.files().zones());
-    let waiting = claim.left().and_then(way::waiting);
-    let ordered = !args.read_only && source::has_zones(&args.source);
-    let via = way::choose(waiting.map_or(args.via, |(via, _)| Some(via)), ordered)?;
-    if args.source.flags.allow_discards && matches!(via, Via::Loop | Via::Fuse) {
-        say(&format!("inlock: warning: discards have no way through --via {}", via.name()));
+    let (file, socket) = (claim.files().volume(), claim.files().nbd_socket());
+    let completion_log = claim.files().completion_log();
+    let recover = claim.stale().and_then(|info| stale::awaiting_recovery(info.stale_device()));
+    let is_zoned = !args.read_only && has_zones(&args.source);
+    let method = method::choose(recover.map_or(args.method, |(method, _)| Some(method)), is_zoned)?;
+    if args.source.flags.allow_discards && !method.has_discards() {
+        warn(format_args!("--via {} does not support discards", method.name()));
     }
-    let keys = launcher.as_ref().map_or(Keys::Asked { stdin_taken: false }, Keys::Launcher);
-    let mut opened = source::open(&args.source, !args.read_only, keys)?;
-    daemon::protect();
-    let about = opened.about.clone();
-    let access = engine::Access { read_only: args.read_only, allow_discards: opened.flags.allow_discards };
-    if matches!(via, Via::Ublk | Via::Nbd) {
-        opened.past_the_cache();
+    let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
+    let mut unlocked = open(&args.source, !args.read_only, keys)?;
+    background::protect();
+    let info = unlocked.info.clone();
+    let access = engine::Access { read_only: args.read_only, allow_discards: info.flags.allow_discards };
+    if method.has_workers() {
+        unlocked.use_direct_io();
     }
-    let attached = opened.attach(IoMode::Auto, access)?;
-    let device = Arc::clone(&attached.device);
+    let stores = unlocked.into_device(IoMode::Auto, access)?;
+    let device = Arc::clone(&stores.device);
 
-    // From here on a signal means "take it away"; before, it just ends.
+    // From here on a signal detaches the volume; before, it terminates the process.
     let caught = signals::catch()?;
-    let wanted = Wanted {
+    let options = AttachOptions {
         name: args.name.as_str(),
         file: &file,
         socket: &socket,
-        zones: &zones,
+        completion_log: &completion_log,
         threads: threads(args),
-        waiting: waiting.map(|(_, number)| number),
-        mark: claim.left().and_then(|left| left.mark).map_or_else(way::new_mark, Ok)?,
+        recover: recover.map(|(_, number)| number),
+        cookie: claim.stale().and_then(|info| info.device_cookie).map_or_else(attachment::new_cookie, Ok)?,
     };
-    let mut facts = Facts {
-        via: via.name().to_owned(),
-        ring: if matches!(via, Via::Ublk | Via::Nbd) { "io_uring" } else { "plain" }.to_owned(),
-        threads: wanted.threads,
-        mark: Some(wanted.mark).filter(|_| matches!(via, Via::Ublk | Via::Nbd)),
-        ..Facts::new(claim.name(), about, &device)
+    let mut info = RuntimeInfo {
+        via: method.name().to_owned(),
+        ring: if method.has_workers() { "io_uring" } else { "sync" }.to_owned(),
+        threads: options.threads,
+        device_cookie: Some(options.cookie).filter(|_| method.has_workers()),
+        ..RuntimeInfo::new(claim.name(), info, &device)
     };
-    if let Some(left) = claim.left() {
-        left.check_is_same_volume(&facts)?;
+    if let Some(stale) = claim.stale() {
+        stale.check_same_volume(&info)?;
     }
-    let way = Way::make(via, &device, &wanted)?;
-    // From here on it is taken away again, whatever fails, or its facts stay as long as it does.
-    let state = State { way, deferred: false, ended: None, gone: false };
-    let open = Arc::new(Open { discards: access.allow_discards, via, state: Mutex::new(state) });
-    let left = Arc::clone(&open);
-    claim.leave_if(move || left.state().take_away().is_err());
-    let node = open.state().way.node().to_owned();
-    facts.node = Some(node.clone());
+    let attachment = Attachment::attach(method, &device, &options)?;
+    // From here on every failure detaches it, or keeps its state file as long as it is attached.
+    let state = State { attachment, deferred: false, outcome: None, is_detached: false };
+    let open = Arc::new(OpenVolume { discards: access.allow_discards, method, state: Mutex::new(state) });
+    let last = Arc::clone(&open);
+    claim.keep_if(move || last.state().detach().is_err());
+    let node = open.state().attachment.node().to_owned();
+    info.node = Some(node.clone());
     let link = Link::make(args.name.as_str(), &node);
-    let running = Running::new(facts, device, claim.files().clone(), Arc::clone(&open));
-    let control = Control::start(claim, running, metrics)?;
-    let _ = exit::print(format_args!("{}\n", node.display()));
+    let volume = ServedVolume::new(info, device, claim.files().clone(), Arc::clone(&open));
+    let control = Control::start(claim, volume, metrics)?;
+    let _ = print(format_args!("{}\n", node.display()));
     if let Some(launcher) = launcher {
         launcher.ready(&control.log())?;
     }
-    daemon::notify_ready(&format!("{} is {}", args.name, node.display()));
-    let ended = attached.check_writes(open.wait(&caught));
-    daemon::notify_stopping();
-    drop((link, attached));
-    control.finish(&ended);
-    ended.map(|()| 0)
+    background::notify_ready(&format!("{} is {}", args.name, node.display()));
+    let outcome = stores.check_writes(open.wait(&caught));
+    background::notify_stopping();
+    drop((link, stores));
+    control.finish(&outcome);
+    outcome.map(|()| 0)
 }
 
-fn given_up(way: &Way) -> anyhow::Error {
-    let message =
-        format!("What answers the requests of {} has failed; they wait for another process.", way.node().display());
-    let hint = "`inlock open` with the same name and options lets them go on".to_owned();
-    Problem::Told(message, Some(hint), Status::Wrong).into()
+fn worker_failed(attachment: &Attachment) -> anyhow::Error {
+    let node = attachment.node().display();
+    let message = format!("A worker of {node} failed; I/O waits until the volume is reopened.");
+    let hint = "run `inlock open` with the same name and options".to_owned();
+    CliError::Remote(message, Some(hint), Status::Wrong).into()
 }
 
 fn threads(args: &OpenArgs) -> usize {
@@ -108,104 +183,104 @@ fn threads(args: &OpenArgs) -> usize {
 }
 
 /// An open volume.
-struct Open {
-    /// Whether the device was made with them.
+struct OpenVolume {
+    /// Whether the device was created with discard support.
     discards: bool,
-    via: Via,
+    method: AttachMethod,
     state: Mutex<State>,
 }
 
 struct State {
-    way: Way,
-    /// It is to be taken away as soon as nobody uses it.
+    attachment: Attachment,
+    /// Detach as soon as it is no longer in use.
     deferred: bool,
-    /// It was taken away, and how that went.
-    ended: Option<anyhow::Result<()>>,
-    gone: bool,
+    /// Outcome of detaching.
+    outcome: Option<anyhow::Result<()>>,
+    is_detached: bool,
 }
 
 impl Drop for State {
     fn drop(&mut self) {
-        if !self.gone {
-            // Who would be told has been told of something else already.
-            let _ = self.way.take_away(false);
+        if !self.is_detached {
+            // Another error is reported already.
+            let _ = self.attachment.detach(false);
         }
     }
 }
 
-impl Open {
+impl OpenVolume {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Until it was taken away, by whomever.
+    /// Blocks until it is detached, by this or another process.
     fn wait(&self, caught: &Caught) -> anyhow::Result<()> {
         loop {
             let mut state = self.state();
-            if state.ended.is_none() && (state.deferred || !state.way.is_there()) {
-                let held = state.take_away();
-                // Others may take better care of it; otherwise, still in use is no news.
-                if held.is_err() && state.way.waits_for_another() {
-                    return Err(given_up(&state.way));
+            if state.outcome.is_none() && (state.deferred || !state.attachment.is_attached()) {
+                let held = state.detach();
+                // Another process can recover it. If it is just in use, the loop continues.
+                if held.is_err() && state.attachment.needs_recovery() {
+                    return Err(worker_failed(&state.attachment));
                 }
             }
-            if let Some(ended) = state.ended.take() {
-                return ended;
+            if let Some(outcome) = state.outcome.take() {
+                return outcome;
             }
             drop(state);
             let woken = caught.fd();
-            match poll(&mut [PollFd::new(&woken, PollFlags::IN)], Some(&OFTEN)) {
+            match poll(&mut [PollFd::new(&woken, PollFlags::IN)], Some(&POLL_INTERVAL)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error).context("cannot wait for a signal"),
             }
             match caught.take() {
                 Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
-                Some(_) => self.end_by_signal(),
+                Some(_) => self.shut_down_on_signal(),
                 None => {}
             }
         }
     }
 
-    fn end_by_signal(&self) {
+    fn shut_down_on_signal(&self) {
         let mut state = self.state();
-        if state.ended.is_none()
-            && let Err(held) = state.take_away()
+        if state.outcome.is_none()
+            && let Err(held) = state.detach()
         {
-            let _ = exit::report(&held);
-            say("inlock: it will be closed when that ends");
+            let _ = report(&held);
+            print_stderr("inlock: It will be closed when it is no longer in use.");
             state.deferred = true;
         }
     }
 }
 
 impl State {
-    /// Takes it away; an error only where it is held. How else that went is remembered for whoever waits for the end.
-    fn take_away(&mut self) -> anyhow::Result<()> {
-        if self.gone {
+    /// Detaches it. Fails only if it is in use; any other outcome is stored for [`OpenVolume::wait`].
+    fn detach(&mut self) -> anyhow::Result<()> {
+        if self.is_detached {
             return Ok(());
         }
-        match self.way.take_away(self.deferred) {
-            Err(error) if matches!(error.downcast_ref(), Some(Problem::Held { .. })) => Err(error),
+        match self.attachment.detach(self.deferred) {
+            Err(error) if matches!(error.downcast_ref(), Some(CliError::Held { .. })) => Err(error),
             outcome => {
-                self.ended = Some(outcome);
-                self.gone = true;
+                self.outcome = Some(outcome);
+                self.is_detached = true;
                 Ok(())
             }
         }
     }
 }
 
-impl HandedOut for Arc<Open> {
+impl ControlHooks for Arc<OpenVolume> {
     fn close(&self, request: &Value) -> anyhow::Result<()> {
         let mut state = self.state();
-        if state.ended.is_some() {
+        if state.outcome.is_some() {
             return Ok(());
         }
-        let deferred = running::is_deferred(request);
+        let deferred = served::is_deferred(request);
         state.deferred |= deferred;
-        match state.take_away() {
+        match state.detach() {
             Ok(()) => {
-                signals::ask_to_end();
+                signals::request_shutdown();
                 Ok(())
             }
             Err(_) if deferred => Ok(()),
@@ -214,23 +289,18 @@ impl HandedOut for Arc<Open> {
     }
 
     fn check_discards(&self) -> anyhow::Result<()> {
-        match self.via {
-            Via::Loop | Via::Fuse => Err(Problem::refused(
-                format!("Discards have no way through --via {}.", self.via.name()),
-                "--via ublk and --via nbd have one",
-            )),
-            Via::Ublk | Via::Nbd if !self.discards => Err(Problem::refused(
-                format!(
-                    "{} was made without discards, and is told of them but once.",
-                    self.state().way.node().display()
-                ),
-                "close the volume and open it with --allow-discards",
-            )),
-            Via::Ublk | Via::Nbd => Ok(()),
+        if !self.method.has_discards() {
+            let message = format!("--via {} does not support discards.", self.method.name());
+            return Err(CliError::refused(message, "use --via ublk or --via nbd"));
         }
+        if !self.discards {
+            let message = format!("{} was created without discard support.", self.state().attachment.node().display());
+            return Err(CliError::refused(message, "close the volume and open it with --allow-discards"));
+        }
+        Ok(())
     }
 
     fn resized(&self, len: u64) -> anyhow::Result<()> {
-        self.state().way.update_len(len)
+        self.state().attachment.update_len(len)
     }
 }

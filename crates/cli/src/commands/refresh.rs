@@ -1,10 +1,22 @@
-//! `refresh`: gives a running volume the flags that its header or its table says, and those that are named.
+//! `refresh`: sets the flags of a running volume to those of its header or table, and those given.
 
-use inlock_volume::table::CryptOptions;
 use serde_json::json;
 
-use crate::control::{Client, Name};
+use crate::args::action::{Action, NAME, Prepared, THREAD_FLAGS};
+use crate::args::source::flags_of;
+use crate::control::client::Client;
 
-pub(crate) fn run(name: &Name, flags: &CryptOptions) -> anyhow::Result<()> {
-    Client::of(name)?.command(&json!({"command": "refresh", "flags": flags.names()}), None).map(drop)
-}
+pub(crate) const ACTION: Action = Action {
+    name: "refresh",
+    aliases: &[],
+    arguments: &[NAME],
+    options: &[THREAD_FLAGS, &["allow-discards"]],
+    about: "set the flags of a volume to its header's plus those given",
+    prepare: |options, mut arguments| {
+        let (name, flags) = (arguments.name()?, flags_of(&options));
+        Ok(Prepared::new(move || {
+            let request = json!({"command": "refresh", "flags": flags.names()});
+            Client::of(&name)?.command(&request, None).map(drop)
+        }))
+    },
+};

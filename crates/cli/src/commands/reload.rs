@@ -1,4 +1,4 @@
-//! `reload`: puts another table in place of what a running volume is.
+//! `reload`: replaces the table of a running volume.
 
 use std::path::Path;
 
@@ -7,19 +7,38 @@ use inlock_volume::HeaderPolicy;
 use inlock_volume::table::ShowKeys;
 use serde_json::json;
 
-use crate::control::{Client, Name, pipe};
-use crate::exit::Problem;
-use crate::table::{self, TableArg};
+use crate::args::action::{Action, NAME, Prepared};
+use crate::args::source::policy_of;
+use crate::control::client::Client;
+use crate::control::name::Name;
+use crate::error::CliError;
+use crate::system::pipe;
+use crate::volume::table::{self, TableArg};
 
-pub(crate) fn run(name: &Name, table: &TableArg, policy: &HeaderPolicy) -> anyhow::Result<()> {
+pub(crate) const ACTION: Action = Action {
+    name: "reload",
+    aliases: &[],
+    arguments: &[NAME],
+    options: &[&["table", "allow-null-cipher", "require-cipher"]],
+    about: "replace the table of a volume (--table)",
+    prepare: |options, mut arguments| {
+        let name = arguments.name()?;
+        let table =
+            options.table.as_deref().ok_or_else(|| CliError::usage("Option --table is required for reload action."))?;
+        let (table, policy) = (TableArg::parse(table)?, policy_of(&options));
+        Ok(Prepared::new(move || run(&name, &table, &policy)))
+    },
+};
+
+fn run(name: &Name, table: &TableArg, policy: &HeaderPolicy) -> anyhow::Result<()> {
     let table = table.take()?;
     table::check_policy(&table, policy)?;
-    // The process that serves may be in another directory.
-    let relative = |device: &&str| !Path::new(device).is_absolute() && !device.contains([':', '=']);
-    if let Some(device) = table.devices().into_iter().find(relative) {
-        return Err(Problem::refused(format!("Device {device} is a relative path."), "a table names whole paths"));
+    // The process of the volume may be in another directory.
+    let is_relative = |device: &&str| !Path::new(device).is_absolute() && !device.contains([':', '=']);
+    if let Some(device) = table.devices().into_iter().find(is_relative) {
+        return Err(CliError::refused(format!("Device {device} is a relative path."), "use absolute paths in a table"));
     }
     let text = table.to_text(ShowKeys::Yes);
-    let pipe = pipe::filled(text.as_bytes()).context("cannot hand over the table")?;
+    let pipe = pipe::filled(text.as_bytes()).context("cannot pass the table")?;
     Client::of(name)?.command(&json!({"command": "reload"}), Some(&pipe)).map(drop)
 }

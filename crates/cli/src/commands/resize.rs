@@ -1,9 +1,18 @@
-//! `resize`: makes a volume that goes to the end of its device as long as the device is now.
+//! `resize`: grows a volume that extends to the end of its device.
 
 use serde_json::json;
 
-use crate::control::{Client, Name};
+use crate::args::action::{Action, NAME, Prepared};
+use crate::control::client::Client;
 
-pub(crate) fn run(name: &Name) -> anyhow::Result<()> {
-    Client::of(name)?.command(&json!({"command": "resize"}), None).map(drop)
-}
+pub(crate) const ACTION: Action = Action {
+    name: "resize",
+    aliases: &[],
+    arguments: &[NAME],
+    options: &[],
+    about: "grow a volume to the current length of its device",
+    prepare: |_, mut arguments| {
+        let name = arguments.name()?;
+        Ok(Prepared::new(move || Client::of(&name)?.command(&json!({"command": "resize"}), None).map(drop)))
+    },
+};

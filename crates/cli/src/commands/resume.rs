@@ -1,6 +1,8 @@
-//! `resume`: gives a suspended volume its key back, and lets its requests go on.
+//! `resume`: restores the key of a suspended volume, and resumes I/O.
 //!
-//! The user is asked, and the key derived and verified, here; the process that serves gets the volume key and nothing else.
+//! This process asks the user, derives and verifies the key; the process of the volume gets only the volume key.
+
+use std::path::PathBuf;
 
 use anyhow::Context;
 use inlock_volume::HeaderPolicy;
@@ -8,56 +10,81 @@ use inlock_volume::plain::Plain;
 use inlock_volume::table::CryptOptions;
 use serde_json::json;
 
-use crate::args::{Kind, Luks, ResumeArgs, SourceArgs};
-use crate::control::{Client, Facts, pipe};
-use crate::exit::Problem;
-use crate::source;
+use crate::args::action::{Action, Alias, KEY, NAME, Prepared};
+use crate::args::source::key_args;
+use crate::control::client::Client;
+use crate::control::info::RuntimeInfo;
+use crate::control::name::Name;
+use crate::error::CliError;
+use crate::system::pipe;
+use crate::volume::open::ask_key;
+use crate::volume::source::{KeyArgs, Luks, SourceArgs, VolumeType};
 
-pub(crate) fn run(args: &ResumeArgs) -> anyhow::Result<()> {
+pub(crate) const ACTION: Action = Action {
+    name: "resume",
+    aliases: &[Alias::new("luksResume")],
+    arguments: &[NAME],
+    options: &[KEY, &["tries", "key-slot", "header"]],
+    about: "restore the key and resume I/O",
+    prepare: |options, mut arguments| {
+        let args = ResumeArgs { name: arguments.name()?, key: key_args(&options)?, header: options.header };
+        Ok(Prepared::new(move || run(&args)))
+    },
+};
+
+/// A volume to resume.
+struct ResumeArgs {
+    name: Name,
+    key: KeyArgs,
+    /// Another header than the one that the volume was opened with.
+    header: Option<PathBuf>,
+}
+
+fn run(args: &ResumeArgs) -> anyhow::Result<()> {
     let mut client = Client::of(&args.name)?;
     let status = client.status()?;
     let resume = json!({"command": "resume"});
-    if !status.suspended || status.key_present || !status.facts.has_key() {
+    if !status.suspended || status.key_present || !status.info.has_key() {
         return client.command(&resume, None).map(drop);
     }
-    let source = source(args, &status.facts)?;
-    let key = source::ask_key(&source)?;
-    let pipe = pipe::filled(key.as_bytes()).context("cannot hand over the key")?;
+    let source = source(args, &status.info)?;
+    let key = ask_key(&source)?;
+    let pipe = pipe::filled(key.as_bytes()).context("cannot pass the key")?;
     drop(key);
-    // Typing may have taken longer than a connection is kept.
+    // The first connection may have been dropped while the user was asked.
     Client::of(&args.name)?.command(&resume, Some(&pipe)).map(drop)
 }
 
-/// What was opened, as far as the key depends on it.
-fn source(args: &ResumeArgs, facts: &Facts) -> anyhow::Result<SourceArgs> {
-    let kind = match &*facts.kind {
-        "LUKS1" => Kind::Luks(Luks::One),
-        "LUKS2" => Kind::Luks(Luks::Two),
-        "PLAIN" => Kind::Plain(plain(facts).context("the process says what cannot be")?),
+/// Returns the source that the volume was opened from, as far as the key depends on it.
+fn source(args: &ResumeArgs, info: &RuntimeInfo) -> anyhow::Result<SourceArgs> {
+    let volume_type = match &*info.kind {
+        "LUKS1" => VolumeType::Luks(Luks::One),
+        "LUKS2" => VolumeType::Luks(Luks::Two),
+        "PLAIN" => VolumeType::Plain(plain(info).context("The process sent an invalid status.")?),
         _ => {
-            return Err(Problem::refused(
-                format!("The key of {} came with its table.", facts.name),
-                "`inlock reload NAME --table` gives it the table with the key again",
+            return Err(CliError::refused(
+                format!("The key of {} came with its table.", info.name),
+                "run `inlock reload NAME --table` with a table that has the key, then `inlock resume`",
             ));
         }
     };
-    if args.header.is_some() && !matches!(kind, Kind::Luks(_)) {
-        return Err(Problem::usage("Option --header is for LUKS volumes."));
+    if args.header.is_some() && !matches!(volume_type, VolumeType::Luks(_)) {
+        return Err(CliError::usage("Option --header is allowed only for LUKS volumes."));
     }
-    let header = args.header.clone().or_else(|| facts.header.clone());
+    let header = args.header.clone().or_else(|| info.header.clone());
     let flags = CryptOptions::default();
-    // What is served stays what it was when it was opened, whatever the header says by now; only the key comes from it.
+    // Only the key comes from the header, which may have changed. The mapping stays as it was opened.
     let mut policy = HeaderPolicy::new();
     (policy.allow_null_cipher, policy.allow_null_iv, policy.allow_linear_segment) = (true, true, true);
-    Ok(SourceArgs { image: facts.device.clone(), header, kind, key: args.key.clone(), flags, policy })
+    Ok(SourceArgs { image: info.device.clone(), header, volume_type, key: args.key.clone(), flags, policy })
 }
 
-fn plain(facts: &Facts) -> Option<Plain> {
-    let segment = facts.segments.first()?;
+fn plain(info: &RuntimeInfo) -> Option<Plain> {
+    let segment = info.segments.first()?;
     Some(Plain {
         cipher: segment.cipher.as_deref()?.parse().ok()?,
         key_len: segment.key_bits / 8,
-        hash: facts.hash.as_deref()?.parse().ok()?,
+        hash: info.hash.as_deref()?.parse().ok()?,
         ..Plain::default()
     })
 }

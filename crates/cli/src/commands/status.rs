@@ -1,38 +1,53 @@
-//! `status`: what is served under a name, in cryptsetup's words, and how it is.
+//! `status`: prints the status of a volume, in cryptsetup's form.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::args::action::{Action, NAME, Prepared};
 use crate::control::client::{Client, Found};
-use crate::control::{Facts, Name};
-use crate::exit::{self, Problem, say};
+use crate::control::info::RuntimeInfo;
+use crate::control::name::Name;
+use crate::error::{CliError, Status};
+use crate::ui::print::{print, print_stderr};
 
-pub(crate) fn run(name: &Name, json: bool) -> anyhow::Result<()> {
+pub(crate) const ACTION: Action = Action {
+    name: "status",
+    aliases: &[],
+    arguments: &[NAME],
+    options: &[&["json"]],
+    about: "show the status of a volume",
+    prepare: |options, mut arguments| {
+        let name = arguments.name()?;
+        Ok(Prepared::new(move || run(&name, options.json)))
+    },
+};
+
+fn run(name: &Name, json: bool) -> anyhow::Result<()> {
     match Client::find(name)? {
         Found::Active(mut client) => {
             let status = client.status()?;
-            if json { exit::print(format_args!("{:#}\n", with_state(&status, true)?)) } else { exit::print(&status) }
+            if json { print(format_args!("{:#}\n", with_state(&status, true)?)) } else { print(&status) }
         }
-        Found::Gone(facts) => gone(name, &facts, json),
+        Found::Gone(info) => gone(name, &info, json),
         Found::Inactive => {
             if json {
-                exit::print(format_args!("{:#}\n", json!({"name": name.as_str(), "active": false})))?;
+                print(format_args!("{:#}\n", json!({"name": name.as_str(), "active": false})))?;
             } else {
-                exit::print(format_args!("{name} is inactive.\n"))?;
+                print(format_args!("{name} is inactive.\n"))?;
             }
-            Err(Problem::Silent(exit::Status::Device).into())
+            Err(CliError::Silent(Status::Device).into())
         }
     }
 }
 
-fn gone(name: &Name, facts: &Facts, json: bool) -> anyhow::Result<()> {
+fn gone(name: &Name, info: &RuntimeInfo, json: bool) -> anyhow::Result<()> {
     if json {
-        exit::print(format_args!("{:#}\n", with_state(facts, false)?))?;
-        return Err(Problem::Silent(exit::Status::Device).into());
+        print(format_args!("{:#}\n", with_state(info, false)?))?;
+        return Err(CliError::Silent(Status::Device).into());
     }
-    exit::print(format_args!("{name} is inactive.\n"))?;
-    say(&format!("inlock: process {}, which served {}, is gone.", facts.pid, facts.device.display()));
-    Err(Problem::Gone { name: name.to_string() }.into())
+    print(format_args!("{name} is inactive.\n"))?;
+    print_stderr(format_args!("inlock: Process {}, which served {}, has died.", info.pid, info.device.display()));
+    Err(CliError::Gone { name: name.to_string() }.into())
 }
 
 fn with_state(shown: &impl Serialize, active: bool) -> anyhow::Result<Value> {

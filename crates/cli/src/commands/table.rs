@@ -1,4 +1,5 @@
-//! `table`: prints what dm-crypt would get for a volume, as `dmsetup table` would: with zeroes for the key unless it is asked for.
+//! `table`: prints the device-mapper table of a volume like `dmsetup table`, with a zero key unless `--showkeys` is
+//! given.
 
 use inlock_cipher::IvMode;
 use inlock_volume::table::{CryptLine, ShowKeys, TableLine, Target};
@@ -6,40 +7,53 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use zeroize::Zeroizing;
 
-use crate::args::{Kind, SourceArgs};
-use crate::exit::{self, Problem, say};
-use crate::source::{self, Keys};
+use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, UNLOCK};
+use crate::args::source::source_args;
+use crate::error::CliError;
+use crate::ui::print::{print, warn};
+use crate::volume::open::{KeySource, open};
+use crate::volume::source::{SourceArgs, VolumeType};
 
-pub(crate) fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
-    if let Kind::Plain(plain) = &source.kind
+pub(crate) const ACTION: Action = Action {
+    name: "table",
+    aliases: &[],
+    arguments: &[SOURCE],
+    options: &[KEY, UNLOCK, PLAIN, POLICY, THREAD_FLAGS, &["table", "allow-discards", "showkeys", "json"]],
+    about: "print the device-mapper table of a volume",
+    prepare: |options, mut arguments| {
+        let source = source_args(&options, arguments.path()?)?;
+        Ok(Prepared::new(move || run(&source, options.showkeys, options.json)))
+    },
+};
+
+fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
+    if let VolumeType::Plain(plain) = &source.volume_type
         && plain.cipher.iv == IvMode::SpdkUpper
     {
-        // Any IV mode that could be printed instead would read the volume as noise, and write noise to it.
-        return Err(Problem::refused(
-            "No table can describe a volume with SPDK's tweak.",
-            "the Linux kernel has no IV mode for it; `inlock open --spdk-tweak` makes the volume a device",
+        // With any other IV mode the volume would be read and written as noise.
+        return Err(CliError::refused(
+            "A table cannot describe a volume with SPDK's tweak: the Linux kernel has no IV mode for it.",
+            "use `inlock open --spdk-tweak` to attach the volume",
         ));
     }
-    let opened = source::open(source, false, Keys::Asked { stdin_taken: false })?;
-    let files = opened.files();
-    let table = opened.table();
+    let unlocked = open(source, false, KeySource::User { stdin_taken: false })?;
+    let files = unlocked.files();
+    let table = unlocked.table();
     for file in files {
-        say(&format!(
-            "inlock: warning: {file} is a file; the Linux kernel needs a block device, such as a loop device"
-        ));
+        warn(format_args!("{file} is a file; the Linux kernel needs a block device, such as a loop device"));
     }
     for (number, line) in table.lines().iter().enumerate() {
         if let Some(why) = refusal(line) {
-            say(&format!("inlock: warning: line {}: the Linux kernel would refuse it: {why}", number + 1));
+            warn(format_args!("line {}: the Linux kernel would refuse it: {why}", number + 1));
         }
     }
     let keys = if showkeys { ShowKeys::Yes } else { ShowKeys::No };
     if !json {
-        return exit::print(&**table.to_text(keys));
+        return print(&**table.to_text(keys));
     }
     let lines: Vec<Value> = table.lines().iter().map(|line| describe(line, keys)).collect();
     let text = Zeroizing::new(format!("{:#}\n", json!({ "sectors": table.sectors(), "lines": lines })));
-    exit::print(&**text)
+    print(&**text)
 }
 
 fn refusal(line: &TableLine) -> Option<String> {
@@ -76,7 +90,6 @@ fn describe(line: &TableLine, keys: ShowKeys) -> Value {
 fn hex(crypt: &CryptLine) -> Zeroizing<String> {
     let mut text = Zeroizing::new(String::with_capacity(2 * crypt.key.len()));
     for byte in crypt.key.as_bytes() {
-        // A string takes whatever it is given.
         let _ = write!(text, "{byte:02x}");
     }
     text

@@ -1,13 +1,13 @@
-//! `open --test-passphrase`: whether a passphrase opens the volume, by the exit status.
+//! `open --test-passphrase`: returns by the exit status whether a passphrase unlocks the volume.
 
-use crate::args::{HeaderArgs, Kind, SourceArgs};
-use crate::exit::Problem;
-use crate::secret::Ask;
-use crate::source::Header;
+use crate::error::CliError;
+use crate::volume::header::Header;
+use crate::volume::secret::Ask;
+use crate::volume::source::{HeaderArgs, SourceArgs, VolumeType};
 
-pub(crate) fn run(args: &SourceArgs) -> anyhow::Result<()> {
-    let Kind::Luks(luks) = args.kind else {
-        return Err(Problem::usage("Option --test-passphrase is allowed only for LUKS volumes."));
+pub(super) fn run(args: &SourceArgs) -> anyhow::Result<()> {
+    let VolumeType::Luks(luks) = args.volume_type else {
+        return Err(CliError::usage("Option --test-passphrase is allowed only for LUKS volumes."));
     };
     let at = HeaderArgs { image: args.image.clone(), header: args.header.clone(), luks };
     let header = Header::load(&at, false)?;

@@ -1,4 +1,4 @@
-//! `top`: what running volumes do, second by second: on a terminal until `q`, elsewhere as a table or JSON a second.
+//! `top`: I/O rates of running volumes: on a terminal until `q`, otherwise as a table or JSON each second.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -10,33 +10,49 @@ use rustix::process::Signal;
 use rustix::termios::{LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 use serde_json::{Map, Value, json};
 
+use crate::args::action::{Action, Prepared};
 use crate::control::client::{Client, Found};
-use crate::control::figures::{Buckets, Sample, Spread, Time};
-use crate::control::name::Files;
-use crate::control::{Name, Table};
-use crate::exit::{self, Problem};
-use crate::signals::{self, Caught};
+use crate::control::files::Files;
+use crate::control::metrics::{Buckets, Percentiles, Sample, Time};
+use crate::control::name::Name;
+use crate::error::CliError;
+use crate::system::signals::{self, Caught};
+use crate::ui::columns::Columns;
+use crate::ui::print::print;
 
-const EVERY: Duration = Duration::from_secs(1);
+pub(crate) const ACTION: Action = Action {
+    name: "top",
+    aliases: &[],
+    arguments: &["[<name>...]"],
+    options: &[&["json", "once"]],
+    about: "show live I/O statistics of volumes",
+    prepare: |options, arguments| {
+        let names = arguments.names()?;
+        Ok(Prepared::new(move || run(&names, options.once, options.json)))
+    },
+};
 
-pub(crate) fn run(names: &[Name], once: bool, json: bool) -> anyhow::Result<()> {
+/// Interval of the rates.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+fn run(names: &[Name], once: bool, json: bool) -> anyhow::Result<()> {
     let mut watch = Watch { names, last: BTreeMap::new() };
     for row in watch.look()?.iter().filter(|row| once && row.rates.is_none() && !names.is_empty()) {
         if matches!(row.state, "inactive" | "gone") {
-            return Err(Problem::Inactive { name: row.name.to_string() }.into());
+            return Err(CliError::Inactive { name: row.name.to_string() }.into());
         }
     }
     if !once && !json && isatty(rustix::stdio::stdout()) && isatty(rustix::stdio::stdin()) {
         return live(&mut watch);
     }
     loop {
-        std::thread::sleep(EVERY);
+        std::thread::sleep(INTERVAL);
         let rows = watch.look()?;
         if json {
             let rows: Vec<Value> = rows.iter().map(Row::json).collect();
-            exit::print(format_args!("{}\n", Value::Array(rows)))?;
+            print(format_args!("{}\n", Value::Array(rows)))?;
         } else {
-            exit::print(table(&rows))?;
+            print(columns(&rows))?;
         }
         if once {
             return Ok(());
@@ -44,19 +60,19 @@ pub(crate) fn run(names: &[Name], once: bool, json: bool) -> anyhow::Result<()> 
     }
 }
 
-/// What is watched, and how it was a second ago.
+/// The volumes to watch, and their last samples.
 struct Watch<'a> {
-    /// None: all there are.
+    /// Empty: all volumes.
     names: &'a [Name],
-    /// With the process that said so.
+    /// Process id and last sample.
     last: BTreeMap<Name, (u32, Sample)>,
 }
 
-/// A volume in the last second.
+/// A volume and its rates.
 struct Row {
     name: Name,
     state: &'static str,
-    /// `None`: it was not there a second ago, or is not now.
+    /// `None`: there are not two samples of the same process.
     rates: Option<Rates>,
 }
 
@@ -68,10 +84,10 @@ struct Rates {
     errors: f64,
     bytes_read: f64,
     bytes_written: f64,
-    /// Of the requests whose data went through a cipher.
+    /// Share of encrypted or decrypted requests.
     inline: Option<f64>,
     units_per_call: f64,
-    latency: BTreeMap<String, Spread>,
+    latency: BTreeMap<String, Percentiles>,
 }
 
 impl Watch<'_> {
@@ -84,7 +100,7 @@ impl Watch<'_> {
         let mut rows = Vec::new();
         for files in files {
             let name = files.name().clone();
-            let pid = files.facts().map_or(0, |facts| facts.pid);
+            let pid = files.info().map_or(0, |info| info.pid);
             let (state, sample) = match Client::find_at(files) {
                 Ok(Found::Active(mut client)) => match client.sample() {
                     Ok(sample) if sample.suspended => ("suspended", Some(sample)),
@@ -112,9 +128,9 @@ impl Rates {
         let (inline, offloaded) = (rate(|s| s.counters.inline), rate(|s| s.counters.offloaded));
         let (calls, units) = (rate(|s| s.counters.cipher_calls), rate(|s| s.counters.cipher_units));
         let none = Buckets::default();
-        let spread = |(name, buckets): (&String, &Buckets)| {
+        let percentiles = |(name, buckets): (&String, &Buckets)| {
             let before = before.histograms_ns.get(name).unwrap_or(&none);
-            (name.clone(), Spread::from(&buckets.since(before)))
+            (name.clone(), Percentiles::from(&buckets.since(before)))
         };
         Self {
             secs,
@@ -126,7 +142,7 @@ impl Rates {
             bytes_written: rate(|s| s.counters.bytes_written),
             inline: (inline + offloaded > 0.0).then(|| inline / (inline + offloaded)),
             units_per_call: if calls > 0.0 { units / calls } else { 0.0 },
-            latency: now.histograms_ns.iter().map(spread).collect(),
+            latency: now.histograms_ns.iter().map(percentiles).collect(),
         }
     }
 }
@@ -157,8 +173,8 @@ impl Row {
     }
 }
 
-fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
+fn columns(rows: &[Row]) -> Columns {
+    let mut columns = Columns::new(&[
         "NAME",
         "STATE",
         "READ/s",
@@ -184,9 +200,9 @@ fn table(rows: &[Row]) -> Table {
             cells.extend([share(rates.inline), share(rates.inline.map(|inline| 1.0 - inline))]);
             cells.push(format!("{:.0}", rates.errors));
         }
-        table.row(cells);
+        columns.row(cells);
     }
-    table
+    columns
 }
 
 /// The view on a terminal.
@@ -203,7 +219,7 @@ fn live(watch: &mut Watch<'_>) -> anyhow::Result<()> {
             Woken::Signal(number) => {
                 screen = None;
                 if number != Signal::TSTP.as_raw() {
-                    return Err(Problem::Interrupted(number).into());
+                    return Err(CliError::Interrupted(number).into());
                 }
                 signals::default_action(number);
             }
@@ -220,9 +236,9 @@ enum Woken {
     Signal(i32),
 }
 
-/// Waits a second, or for what ends the wait.
+/// Blocks for the interval, or until a key or a signal.
 fn pause(input: BorrowedFd<'_>, caught: &Caught) -> anyhow::Result<Woken> {
-    let until = Instant::now() + EVERY;
+    let until = Instant::now() + INTERVAL;
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
@@ -241,7 +257,7 @@ fn pause(input: BorrowedFd<'_>, caught: &Caught) -> anyhow::Result<Woken> {
             match rustix::io::read(input, &mut keys) {
                 Ok(0) => return Ok(Woken::Quit),
                 Ok(len) if keys[..len].iter().any(|key| b"qQ".contains(key)) => return Ok(Woken::Quit),
-                // An unread error would be told again and again.
+                // The input would stay readable and fail again.
                 Err(error) if error != rustix::io::Errno::INTR && error != rustix::io::Errno::AGAIN => {
                     return Err(error.into());
                 }
@@ -254,19 +270,19 @@ fn pause(input: BorrowedFd<'_>, caught: &Caught) -> anyhow::Result<Woken> {
 fn draw(rows: &[Row]) -> anyhow::Result<()> {
     let size = tcgetwinsize(rustix::stdio::stdout());
     let (width, height) = size.map_or((0, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
-    // A terminal that does not tell its size has the usual one.
+    // Default size of a terminal that does not report its own.
     let (width, height) = (if width == 0 { 80 } else { width }, if height == 0 { 24 } else { height });
-    let body = if rows.is_empty() { "no volume is running\n".to_owned() } else { table(rows).to_string() };
-    let text = format!("inlock top: the last second; q quits\n\n{body}");
+    let body = if rows.is_empty() { "no active volumes\n".to_owned() } else { columns(rows).to_string() };
+    let text = format!("inlock top: rates over the last second (q: quit)\n\n{body}");
     let mut frame = String::from("\x1b[H");
     for line in text.lines().take(height.max(2) - 1) {
         frame.extend(line.chars().take(width));
         frame += "\x1b[K\n";
     }
-    exit::print(frame + "\x1b[J")
+    print(frame + "\x1b[J")
 }
 
-/// The terminal's other screen, where keys come one by one and are not shown, until this is dropped.
+/// The alternate screen of the terminal, without echo and line buffering, until dropped.
 struct Screen<'a> {
     input: BorrowedFd<'a>,
     before: Termios,
@@ -279,7 +295,7 @@ impl<'a> Screen<'a> {
         keys.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
         tcsetattr(input, OptionalActions::Now, &keys)?;
         let screen = Self { input, before };
-        exit::print("\x1b[?1049h\x1b[?25l\x1b[2J")?;
+        print("\x1b[?1049h\x1b[?25l\x1b[2J")?;
         Ok(screen)
     }
 }

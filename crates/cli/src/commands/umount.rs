@@ -4,21 +4,34 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{close, mount};
-use crate::control::name::Files;
-use crate::exit::Problem;
-use crate::holders;
+use crate::args::action::{Action, Prepared};
+use crate::attach::holders;
+use crate::control::files::Files;
+use crate::error::CliError;
 
-pub(crate) fn run(dir: &Path, deferred: bool) -> anyhow::Result<()> {
+pub(crate) const ACTION: Action = Action {
+    name: "umount",
+    aliases: &[],
+    arguments: &["<directory>"],
+    options: &[&["deferred"]],
+    about: "unmount the file system of a volume, and close it",
+    prepare: |options, mut arguments| {
+        let dir = arguments.path()?;
+        Ok(Prepared::new(move || run(&dir, options.deferred)))
+    },
+};
+
+fn run(dir: &Path, deferred: bool) -> anyhow::Result<()> {
     let Some(source) = holders::source_mounted_on(dir) else {
-        return Err(Problem::usage(format!("Nothing is mounted on {}.", dir.display())));
+        return Err(CliError::usage(format!("No file system is mounted on {}.", dir.display())));
     };
     let real = std::fs::canonicalize(&source).unwrap_or(source);
     let all = Files::all()?;
-    let ours = all.iter().find(|files| files.facts().is_some_and(|facts| facts.node.as_deref() == Some(&real)));
+    let ours = all.iter().find(|files| files.info().is_some_and(|info| info.node.as_deref() == Some(&real)));
     let Some(ours) = ours else {
-        return Err(Problem::refused(
-            format!("{} on {} is no volume of Inlock.", real.display(), dir.display()),
-            "`inlock list` shows what is open",
+        return Err(CliError::refused(
+            format!("{} on {} is not a volume of Inlock.", real.display(), dir.display()),
+            "run `inlock list` to see active volumes",
         ));
     };
     let mut command = Command::new("umount");
@@ -26,6 +39,6 @@ pub(crate) fn run(dir: &Path, deferred: bool) -> anyhow::Result<()> {
         command.arg("--lazy");
     }
     command.arg("--").arg(dir);
-    mount::helper(command, "umount", dir)?;
+    mount::run_helper(command, "umount", dir)?;
     close::run(ours.name(), deferred)
 }

@@ -1,6 +1,6 @@
-//! `zoned`: files with zones as a zoned drive has them, and what the zones of a file or drive are like.
+//! `zoned`: creates zoned files, and reports the zones of a file or device.
 //!
-//! The report is in the form of `blkzone report`, so that scripts read both; as JSON it counts in bytes.
+//! The report has the form of `blkzone report`, so that scripts can read both. JSON has bytes.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,74 +9,99 @@ use anyhow::Context as _;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::zoned_device::ZonedDevice;
 use inlock_engine::zoned::{Zone, ZoneCondition, ZoneKind, ZoneLimits, ZonedStore as _};
-use inlock_zoned_file::{ZonedFile, ZonedFileError, ZonedLayout};
+use inlock_zoned_file::{ZonedFile, ZonedLayout};
 use serde_json::{Value, json};
 
-use crate::device::{Access, Device};
-use crate::exit::{self, Problem};
-use crate::lock::{self, Mode};
-use crate::options::Options;
+use crate::args::action::{Action, Prepared};
+use crate::args::options::Options;
+use crate::error::CliError;
+use crate::ui::print::print;
+use crate::volume::device::{Device, OpenMode};
+use crate::volume::lock::{self, Mode};
+use crate::volume::zones::cannot_use;
+
+pub(crate) const ACTION: Action = Action {
+    name: "zoned",
+    aliases: &[],
+    arguments: &["create|report", "<file or device>"],
+    options: &[&["json", "size"], ZONES],
+    about: "create a zoned file; report the zones of a file or device",
+    prepare: |options, mut arguments| {
+        let (command, path) = (arguments.word()?, arguments.path()?);
+        let args = ZonedArgs::new(&options, &command, path)?;
+        Ok(Prepared::new(move || run(&args)))
+    },
+};
+
+const ZONES: &[&str] = &[
+    "zone-size",
+    "zone-capacity",
+    "conventional-zones",
+    "max-open-zones",
+    "max-active-zones",
+    "zone-write-granularity",
+];
 
 /// A checked `zoned`.
-#[derive(Debug)]
-pub(crate) enum ZonedArgs {
-    /// Make a file.
+enum ZonedArgs {
     Create {
         path: PathBuf,
-        /// Its length is 0 where that of the file is meant.
+        /// With length 0: the length of the file.
         layout: ZonedLayout,
     },
-    /// Show zones.
-    Report { path: PathBuf, json: bool },
+    Report {
+        path: PathBuf,
+        json: bool,
+    },
 }
 
 impl ZonedArgs {
-    /// From the options of `zoned ACTION PATH`.
-    pub(crate) fn new(options: &Options, action: &str, path: PathBuf) -> anyhow::Result<Self> {
+    /// Converts the options of `zoned COMMAND PATH`.
+    fn new(options: &Options, command: &str, path: PathBuf) -> anyhow::Result<Self> {
         let given = [
             (options.zone_size.is_some(), "zone-size"),
-            (options.capacity.is_some(), "capacity"),
-            (options.conventional.is_some(), "conventional"),
-            (options.max_open.is_some(), "max-open"),
-            (options.max_active.is_some(), "max-active"),
-            (options.granularity.is_some(), "granularity"),
+            (options.zone_capacity.is_some(), "zone-capacity"),
+            (options.conventional_zones.is_some(), "conventional-zones"),
+            (options.max_open_zones.is_some(), "max-open-zones"),
+            (options.max_active_zones.is_some(), "max-active-zones"),
+            (options.zone_write_granularity.is_some(), "zone-write-granularity"),
             (options.size.is_some(), "size"),
         ];
-        match action {
-            "create" if options.json => Err(Problem::usage("Option --json is not allowed with zoned create.")),
+        match command {
+            "create" if options.json => Err(CliError::usage("Option --json is not allowed with zoned create.")),
             "create" => Ok(Self::Create { path, layout: layout(options)? }),
             "report" => match given.iter().find(|(given, _)| *given) {
                 Some((_, option)) => {
-                    Err(Problem::usage(format!("Option --{option} is not allowed with zoned report.")))
+                    Err(CliError::usage(format!("Option --{option} is not allowed with zoned report.")))
                 }
                 None => Ok(Self::Report { path, json: options.json }),
             },
-            other => Err(Problem::usage(format!("zoned: '{other}' is neither create nor report"))),
+            other => Err(CliError::usage(format!("Command '{other}' is neither create nor report."))),
         }
     }
 }
 
 fn layout(options: &Options) -> anyhow::Result<ZonedLayout> {
-    let zone_len = options.zone_size.ok_or_else(|| Problem::usage("zoned create: --zone-size is missing"))?;
-    let granularity = options.granularity.unwrap_or(4096);
+    let zone_len =
+        options.zone_size.ok_or_else(|| CliError::usage("Option --zone-size is required for zoned create."))?;
+    let granularity = options.zone_write_granularity.unwrap_or(4096);
     let fits = |sectors: u64| sectors.checked_mul(512).filter(|len| *len > 0);
     let len = match options.size {
         None => 0,
-        Some(sectors) => fits(sectors).ok_or_else(|| Problem::usage("The size is zero, or does not fit 64 bits."))?,
+        Some(sectors) => fits(sectors).ok_or_else(|| CliError::usage("The size is zero, or does not fit 64 bits."))?,
     };
     Ok(ZonedLayout {
         len,
         zone_len,
-        capacity: options.capacity.unwrap_or(zone_len),
-        conventional: options.conventional.unwrap_or(0),
-        max_open: options.max_open.unwrap_or(0),
-        max_active: options.max_active.unwrap_or(0),
+        capacity: options.zone_capacity.unwrap_or(zone_len),
+        conventional: options.conventional_zones.unwrap_or(0),
+        max_open: options.max_open_zones.unwrap_or(0),
+        max_active: options.max_active_zones.unwrap_or(0),
         write_granularity: u32::try_from(granularity).unwrap_or(u32::MAX),
     })
 }
 
-/// Does it.
-pub(crate) fn run(args: &ZonedArgs) -> anyhow::Result<()> {
+fn run(args: &ZonedArgs) -> anyhow::Result<()> {
     match args {
         ZonedArgs::Create { path, layout } => create(path, *layout),
         ZonedArgs::Report { path, json } => report(path, *json),
@@ -92,44 +117,21 @@ fn create(path: &Path, mut layout: ZonedLayout) -> anyhow::Result<()> {
         };
     }
     if layout.len == 0 {
-        return Err(Problem::refused(
-            format!("{} has no length, and none is given.", path.display()),
-            "say how long all zones are together, as in --size 1G",
+        return Err(CliError::refused(
+            format!("{} is empty; specify --size.", path.display()),
+            "add the length of all zones together, as in --size 1G",
         ));
     }
-    // One that another process serves is not for zones; one that is missing is made.
-    let _lock = match Device::open(path, Access::Create) {
+    // Refuses a file that another process serves. A missing file is created.
+    let _lock = match Device::open(path, OpenMode::Create) {
         Ok(device) => Some(lock::whole_device(&device, Mode::Exclusive)?),
         Err(_) => None,
     };
     ZonedFile::create(path, &layout).map_err(cannot_use(path))
 }
 
-/// What it means that a zoned file cannot be made or opened.
-pub(crate) fn cannot_use(path: &Path) -> impl FnOnce(ZonedFileError) -> anyhow::Error {
-    let path = path.to_owned();
-    move |error| {
-        let hint = match &error {
-            ZonedFileError::Busy(_) => {
-                return Problem::InUse { path, hint: "another process has the zoned file open" }.into();
-            }
-            ZonedFileError::Exists(sidecar) => {
-                let by = "a sidecar is there already; remove it to begin anew".to_owned();
-                return Problem::Held { node: sidecar.clone(), by }.into();
-            }
-            ZonedFileError::HoldsData(_) => "a zoned file begins empty: name a new file, or one made by truncate",
-            ZonedFileError::NoSidecar { .. } => "a zoned file is moved and copied with its sidecar FILE.zones",
-            ZonedFileError::Foreign(_) => "a zoned file is moved and copied with its sidecar FILE.zones",
-            ZonedFileError::Damaged(_) => "restore FILE and FILE.zones from a backup, both from the same one",
-            _ => return anyhow::Error::from(error).context(format!("cannot use {}", path.display())),
-        };
-        let message = format!("cannot use {}", path.display());
-        anyhow::Error::from(error).context(Problem::Refused { message, hint })
-    }
-}
-
 fn report(path: &Path, json: bool) -> anyhow::Result<()> {
-    let device = Device::open(path, Access::Read)?;
+    let device = Device::open(path, OpenMode::Read)?;
     let (kind, (limits, zones)) = if device.is_block() {
         ("device", zones_of_device(&device)?)
     } else if ZonedFile::is_zoned(&device.path) {
@@ -144,13 +146,13 @@ fn report(path: &Path, json: bool) -> anyhow::Result<()> {
             "max_open": limits.max_open, "max_active": limits.max_active,
             "write_granularity": limits.write_granularity, "zones": zones,
         });
-        return exit::print(format_args!("{value:#}\n"));
+        return print(format_args!("{value:#}\n"));
     }
     let mut text = String::new();
     for zone in &zones {
         writeln!(text, "{}", Line(zone))?;
     }
-    exit::print(text)
+    print(text)
 }
 
 fn zones_of_device(device: &Device) -> anyhow::Result<(ZoneLimits, Vec<Zone>)> {
@@ -167,13 +169,13 @@ fn zones_of_device(device: &Device) -> anyhow::Result<(ZoneLimits, Vec<Zone>)> {
 }
 
 fn not_zoned(path: &Path) -> anyhow::Error {
-    Problem::refused(
+    CliError::refused(
         format!("{} is neither a zoned block device nor a zoned file.", path.display()),
-        "`inlock zoned create` makes a file with zones",
+        "run `inlock zoned create` to create a zoned file",
     )
 }
 
-/// One zone, in words and bytes.
+/// Describes a zone, in bytes.
 fn zone_value(zone: &Zone) -> Value {
     let kind = match zone.kind {
         ZoneKind::Conventional => "conventional",
@@ -196,7 +198,7 @@ fn zone_value(zone: &Zone) -> Value {
     })
 }
 
-/// One zone as `blkzone report` has it: in sectors, the pointer counted from the zone's start.
+/// A zone in the form of `blkzone report`: in sectors, with the write pointer relative to the start.
 struct Line<'a>(&'a Zone);
 
 impl std::fmt::Display for Line<'_> {

@@ -1,4 +1,4 @@
-//! The other end of a control socket.
+//! The client of a control socket.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -9,23 +9,24 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Map, Value, json};
 
-use super::facts::Status;
-use super::figures::Sample;
+use super::files::Files;
+use super::info::{RuntimeInfo, VolumeStatus};
 use super::line::{self, Answer};
-use super::name::Files;
-use super::{Facts, Name, socket};
-use crate::exit::{self, Problem};
+use super::metrics::Sample;
+use super::name::Name;
+use crate::error::{CliError, Status};
+use crate::system::socket;
 
-/// How long an answer that is there at once may take.
-const SOON: Duration = Duration::from_secs(5);
+/// Timeout of a query, which needs no I/O.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a process may take to end after it was killed.
-const ENDING: Duration = Duration::from_secs(1);
+/// Time that a killed process may take to exit.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a change may take: requests under way have to end, data has to reach a disk.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout of a command: requests in flight have to complete, and data to reach the disk.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The longest answer, in bytes.
+/// Maximum length of an answer, in bytes.
 const ANSWER_MAX: u64 = 1 << 20;
 
 /// A connection to the process of a running volume.
@@ -35,19 +36,19 @@ pub(crate) struct Client {
     pid: u32,
 }
 
-/// What can be known of a name.
+/// State of a name.
 pub(crate) enum Found {
-    /// Its process answers.
+    /// Its process accepts connections.
     Active(Client),
-    /// Its process is gone without having cleaned up.
-    Gone(Box<Facts>),
-    /// Nothing has that name.
+    /// Its process has died without cleaning up.
+    Gone(Box<RuntimeInfo>),
+    /// The name is not in use.
     Inactive,
 }
 
-/// Whether a process that takes no connection is just ending: its lock goes last, some time after its socket.
-fn ends(files: &Files) -> bool {
-    let deadline = Instant::now() + ENDING;
+/// Whether a process that refuses connections exits: its lock goes last, after its socket.
+fn is_exiting(files: &Files) -> bool {
+    let deadline = Instant::now() + EXIT_TIMEOUT;
     loop {
         if !files.is_alive() {
             return true;
@@ -65,60 +66,62 @@ impl Client {
         Self::find_at(Files::of(name)?)
     }
 
+    /// Connects to the process that holds the name of these files.
     pub(crate) fn find_at(files: Files) -> anyhow::Result<Found> {
-        let facts = files.facts();
+        let gone = |info: Option<RuntimeInfo>| info.map_or(Found::Inactive, |info| Found::Gone(Box::new(info)));
+        let info = files.info();
         if !files.is_alive() {
-            return Ok(facts.map_or(Found::Inactive, |facts| Found::Gone(Box::new(facts))));
+            return Ok(gone(info));
         }
-        let pid = facts.map_or(0, |facts| facts.pid);
+        let pid = info.map_or(0, |info| info.pid);
         match socket::connect(&files.socket()) {
             Ok(socket) => Ok(Found::Active(Self { files, socket, pid })),
-            Err(_) if ends(&files) => Ok(files.facts().map_or(Found::Inactive, |facts| Found::Gone(Box::new(facts)))),
-            Err(_) => Err(Problem::Unreachable { name: files.name().to_string(), pid }.into()),
+            Err(_) if is_exiting(&files) => Ok(gone(files.info())),
+            Err(_) => Err(CliError::Unreachable { name: files.name().to_string(), pid }.into()),
         }
     }
 
-    /// As [`Client::find`], where nothing else will do.
+    /// Like [`Client::find`], and fails unless the name is active.
     pub(crate) fn of(name: &Name) -> anyhow::Result<Self> {
         match Self::find(name)? {
             Found::Active(client) => Ok(client),
-            Found::Gone(_) => Err(Problem::Gone { name: name.to_string() }.into()),
-            Found::Inactive => Err(Problem::Inactive { name: name.to_string() }.into()),
+            Found::Gone(_) => Err(CliError::Gone { name: name.to_string() }.into()),
+            Found::Inactive => Err(CliError::Inactive { name: name.to_string() }.into()),
         }
     }
 
-    /// How the volume is.
-    pub(crate) fn status(&mut self) -> anyhow::Result<Status> {
-        let answer = self.ask(&json!({"command": "status"}), None, SOON)?;
+    /// Returns the status of the volume.
+    pub(crate) fn status(&mut self) -> anyhow::Result<VolumeStatus> {
+        let answer = self.ask(&json!({"command": "status"}), None, QUERY_TIMEOUT)?;
         Ok(serde_json::from_value(Value::Object(answer))?)
     }
 
-    /// What the volume has done.
+    /// Returns a sample of the metrics.
     pub(crate) fn sample(&mut self) -> anyhow::Result<Sample> {
-        let answer = self.ask(&json!({"command": "stats"}), None, SOON)?;
+        let answer = self.ask(&json!({"command": "stats"}), None, QUERY_TIMEOUT)?;
         Ok(serde_json::from_value(Value::Object(answer))?)
     }
 
-    /// Has something done, with a pipe for a secret if it needs one.
+    /// Sends a command, with a pipe if it needs a secret, and returns the reply.
     pub(crate) fn command(&mut self, request: &Value, pipe: Option<&OwnedFd>) -> anyhow::Result<Map<String, Value>> {
-        self.ask(request, pipe, PATIENCE)
+        self.ask(request, pipe, COMMAND_TIMEOUT)
     }
 
-    /// Has the volume closed, and waits until its process has ended: only then is all that it had open free for others.
+    /// Closes the volume, and waits until its process has exited and released all its devices.
     pub(crate) fn close(mut self, request: &Value) -> anyhow::Result<()> {
         let process = self.process();
         self.command(request, None)?;
-        // The end of the process comes right after the answer.
-        self.socket.set_read_timeout(Some(SOON))?;
+        // The process exits right after the reply.
+        self.socket.set_read_timeout(Some(QUERY_TIMEOUT))?;
         let _ = self.socket.read(&mut [0]);
         if let Some(process) = process {
-            let soon = Timespec { tv_sec: SOON.as_secs().cast_signed(), tv_nsec: 0 };
+            let soon = Timespec { tv_sec: QUERY_TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
             let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&soon));
         }
         Ok(())
     }
 
-    /// The other end's process. None where the kernel has no descriptors for processes.
+    /// Returns a descriptor of the process, `None` if the kernel has no such descriptors.
     fn process(&self) -> Option<OwnedFd> {
         let pid = Pid::from_raw(self.pid.cast_signed()).filter(|_| self.pid != std::process::id())?;
         pidfd_open(pid, PidfdFlags::empty()).ok()
@@ -128,25 +131,25 @@ impl Client {
         &mut self,
         request: &Value,
         pipe: Option<&OwnedFd>,
-        patience: Duration,
+        timeout: Duration,
     ) -> anyhow::Result<Map<String, Value>> {
         let mut line = request.to_string().into_bytes();
         line.push(b'\n');
-        self.socket.set_write_timeout(Some(SOON))?;
+        self.socket.set_write_timeout(Some(QUERY_TIMEOUT))?;
         let sent = socket::send(&self.socket, &line, pipe);
-        let answer = sent.and_then(|()| self.receive(patience)).map_err(|error| self.explain(error))?;
+        let answer = sent.and_then(|()| self.receive(timeout)).map_err(|error| self.explain(error))?;
         match line::answer(&answer)? {
             Some(Answer::Done(fields)) => Ok(fields),
             Some(Answer::Failed(message, hint, status)) => {
-                Err(Problem::Told(message, hint, exit::Status::from_number(status)).into())
+                Err(CliError::Remote(message, hint, Status::from_number(status)).into())
             }
-            None => anyhow::bail!("the process of {} gave no object", self.files.name()),
+            None => anyhow::bail!("The process serving {} sent an invalid reply.", self.files.name()),
         }
     }
 
-    /// One line.
-    fn receive(&mut self, patience: Duration) -> io::Result<Vec<u8>> {
-        let deadline = Instant::now() + patience;
+    /// Receives one line.
+    fn receive(&mut self, timeout: Duration) -> io::Result<Vec<u8>> {
+        let deadline = Instant::now() + timeout;
         let mut line = Vec::new();
         let mut room = [0; 4096];
         while line.last() != Some(&b'\n') {
@@ -168,9 +171,9 @@ impl Client {
     fn explain(&self, error: io::Error) -> anyhow::Error {
         let name = self.files.name().to_string();
         if self.files.is_alive() {
-            anyhow::Error::from(error).context(Problem::Unreachable { name, pid: self.pid })
+            anyhow::Error::from(error).context(CliError::Unreachable { name, pid: self.pid })
         } else {
-            Problem::Gone { name }.into()
+            CliError::Gone { name }.into()
         }
     }
 }

@@ -1,41 +1,41 @@
-//! The lines of the control socket, as bytes: how they are cut from what arrives, and what each says.
+//! Lines of the control socket: cutting them from the received bytes, and parsing them.
 //!
-//! No I/O and nothing of the rest of the program: the fuzz target `control_lines` compiles this file by itself.
+//! Without I/O and without the rest of the program: the fuzz target `control_lines` compiles this file alone.
 
 use serde_json::{Map, Value};
 
-/// The longest line that a client may send, in bytes, without its newline.
+/// Maximum length of a client's line without its newline, in bytes.
 pub(crate) const LINE_MAX: usize = 4096;
 
-/// What has arrived of a client's lines.
+/// Bytes received from a client, cut into lines.
 #[derive(Debug, Default)]
 pub(crate) struct Lines(Vec<u8>);
 
 impl Lines {
-    /// Takes what has arrived.
+    /// Appends received bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Everything that is there, which is not lines but HTTP.
+    /// Returns all bytes, for HTTP.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Takes the next line off, newline included, if all of it is there.
+    /// Removes and returns the next complete line, with its newline.
     pub(crate) fn next(&mut self) -> Option<Vec<u8>> {
         let end = self.0.iter().position(|byte| *byte == b'\n')?;
         let rest = self.0.split_off(end + 1);
         Some(std::mem::replace(&mut self.0, rest))
     }
 
-    /// Whether the line that has begun is longer than one may be.
+    /// Whether the incomplete line is longer than [`LINE_MAX`].
     pub(crate) fn is_too_long(&self) -> bool {
         self.0.len() > LINE_MAX
     }
 }
 
-/// What a client asks for: the name of the command, and the whole object.
+/// Parses a request: the name of the command, and the whole object.
 pub(crate) fn request(line: &[u8]) -> Result<(String, Value), String> {
     let request: Value = serde_json::from_slice(line).map_err(|error| format!("The line is not JSON: {error}"))?;
     match request["command"].as_str() {
@@ -44,16 +44,16 @@ pub(crate) fn request(line: &[u8]) -> Result<(String, Value), String> {
     }
 }
 
-/// What the process of a volume answered.
+/// A reply from the process of a volume.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Answer {
-    /// It was done; the fields without `ok`.
+    /// Success, with the fields except `ok`.
     Done(Map<String, Value>),
-    /// It failed: the message, the hint, and the number of the exit status.
+    /// Failure: message, hint, and number of the exit status.
     Failed(String, Option<String>, u64),
 }
 
-/// Reads an answer. `Ok(None)`: it is JSON, and no object.
+/// Parses a reply. `Ok(None)`: JSON, but not an object.
 pub(crate) fn answer(line: &[u8]) -> serde_json::Result<Option<Answer>> {
     let Value::Object(mut answer) = serde_json::from_slice(line)? else { return Ok(None) };
     if answer.remove("ok") == Some(Value::Bool(true)) {
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn line_is_cut_where_its_newline_is() {
+    fn line_is_cut_at_newline() {
         let mut lines = Lines::default();
         lines.push(b"{}\n[");
         assert_eq!(lines.next().as_deref(), Some(&b"{}\n"[..]));
@@ -92,8 +92,8 @@ mod tests {
     fn answer_without_ok_is_a_failure() {
         let done = answer(b"{\"ok\":true,\"n\":1}\n").unwrap();
         assert_eq!(done, Some(Answer::Done(Map::from_iter([("n".to_owned(), 1.into())]))));
-        let told = answer(b"{\"ok\":false,\"error\":\"Busy.\",\"hint\":\"wait\",\"exit\":5}\n").unwrap();
-        assert_eq!(told, Some(Answer::Failed("Busy.".to_owned(), Some("wait".to_owned()), 5)));
+        let failed = answer(b"{\"ok\":false,\"error\":\"Busy.\",\"hint\":\"wait\",\"exit\":5}\n").unwrap();
+        assert_eq!(failed, Some(Answer::Failed("Busy.".to_owned(), Some("wait".to_owned()), 5)));
         assert_eq!(answer(b"{\"ok\":1}\n").unwrap(), Some(Answer::Failed(String::new(), None, 1)));
         assert_eq!(answer(b"[]\n").unwrap(), None);
         assert!(answer(b"{\n").is_err());

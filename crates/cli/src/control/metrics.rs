@@ -1,289 +1,208 @@
-//! A running volume's figures as OpenMetrics text, over just enough HTTP for a scraper.
-//!
-//! One request a connection, GET or HEAD, of `/metrics`; everything else is answered with its status and the connection
-//! ends. The thread of the control socket does it ([`super::server`]), with the same bounds.
+//! Metrics of a running volume, as plain numbers for the control socket.
 
-use std::fmt::Write;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::fmt;
 
-use anyhow::Context;
-use inlock_engine::stats::Snapshot;
+use inlock_engine::stats::{Histogram, Snapshot};
+use serde::{Deserialize, Serialize};
 
-use super::facts::Status;
-use super::figures::phases;
-use super::socket;
-use crate::exit::Problem;
-use crate::values::{Listen, resolve};
-
-/// The longest request, in bytes.
-pub(crate) const REQUEST_MAX: usize = 8192;
-
-/// Bounds of the buckets that are shown, in nanoseconds.
-const BOUNDS: [u64; 22] = [
-    1_000,
-    2_000,
-    5_000,
-    10_000,
-    20_000,
-    50_000,
-    100_000,
-    200_000,
-    500_000,
-    1_000_000,
-    2_000_000,
-    5_000_000,
-    10_000_000,
-    20_000_000,
-    50_000_000,
-    100_000_000,
-    200_000_000,
-    500_000_000,
-    1_000_000_000,
-    2_000_000_000,
-    5_000_000_000,
-    10_000_000_000,
-];
-
-/// A listening socket for scrapers; its path goes with it.
-#[derive(Debug)]
-pub(crate) struct Listener {
-    pub socket: OwnedFd,
-    /// As it is written on the command line, with the port that was taken.
-    pub address: String,
-    path: Option<PathBuf>,
+/// Counters since the volume was opened.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Counters {
+    pub reads: u64,
+    pub writes: u64,
+    pub write_zeroes: u64,
+    pub flushes: u64,
+    pub discards: u64,
+    pub prefetches: u64,
+    pub appends: u64,
+    pub zone_actions: u64,
+    pub errors: u64,
+    /// Requests that failed with an error of the underlying device.
+    #[serde(default)]
+    pub store_errors: u64,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    /// Requests encrypted or decrypted by the worker.
+    pub inline: u64,
+    /// Requests encrypted or decrypted by other threads.
+    pub offloaded: u64,
+    pub cipher_calls: u64,
+    pub cipher_units: u64,
 }
 
-impl Listener {
-    /// Listens, on this machine's own addresses only unless `insecure`.
-    pub(crate) fn bind(at: &Listen, insecure: bool) -> anyhow::Result<Self> {
-        match at {
-            Listen::Unix(path) => Self::bind_unix(&std::path::absolute(path)?),
-            Listen::Tcp { host, port } => {
-                let address = resolve(host, *port)?;
-                check_tcp(address, insecure)?;
-                let listener = TcpListener::bind(address).map_err(|error| match error.kind() {
-                    std::io::ErrorKind::AddrInUse => Problem::AddressInUse { address: address.to_string() }.into(),
-                    _ => anyhow::Error::from(error).context(format!("cannot listen on {address}")),
-                })?;
-                listener.set_nonblocking(true)?;
-                let address = format!("tcp:{}", listener.local_addr()?);
-                Ok(Self { socket: listener.into(), address, path: None })
-            }
+impl Counters {
+    pub(crate) fn of(snapshot: &Snapshot) -> Self {
+        Self {
+            reads: snapshot.reads,
+            writes: snapshot.writes,
+            write_zeroes: snapshot.write_zeroes,
+            flushes: snapshot.flushes,
+            discards: snapshot.discards,
+            prefetches: snapshot.prefetches,
+            appends: snapshot.appends,
+            zone_actions: snapshot.zone_actions,
+            errors: snapshot.errors,
+            store_errors: snapshot.store_errors,
+            bytes_read: snapshot.bytes_read,
+            bytes_written: snapshot.bytes_written,
+            inline: snapshot.inline,
+            offloaded: snapshot.offloaded,
+            cipher_calls: snapshot.cipher_calls,
+            cipher_units: snapshot.cipher_units,
         }
     }
 
-    fn bind_unix(path: &Path) -> anyhow::Result<Self> {
-        let shown = path.display();
-        if let Ok(found) = std::fs::symlink_metadata(path) {
-            let dead = |error: std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
-            if !found.file_type().is_socket() || !socket::connect(path).is_err_and(dead) {
-                return Err(Problem::AddressInUse { address: shown.to_string() }.into());
-            }
-        }
-        let listener = socket::listen(path).with_context(|| format!("cannot listen on {shown}"))?;
-        Ok(Self { socket: listener.into(), address: format!("unix:{shown}"), path: Some(path.to_owned()) })
+    /// Returns the average number of data units in a cipher call.
+    pub(crate) fn units_per_call(&self) -> f64 {
+        self.cipher_units as f64 / self.cipher_calls.max(1) as f64
     }
 }
 
-/// Figures tell when a volume is used, and how much, and nothing of what is on it: users of this machine may ask for
-/// them.
-fn check_tcp(address: SocketAddr, insecure: bool) -> anyhow::Result<()> {
-    if address.ip().is_loopback() || insecure {
-        return Ok(());
-    }
-    Err(Problem::refused(
-        format!("Address {address} can be reached by other machines, and whoever asks there is told."),
-        "listen on tcp:localhost:PORT or unix:PATH, or give --insecure",
-    ))
+/// The last error of the underlying device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LastError {
+    pub errno: i32,
+    /// `read`, `write`, `write_zeroes`, `flush`, `discard`, `prefetch`, `append`, `zone_management`.
+    pub operation: String,
+    /// Seconds since 1970.
+    pub at: u64,
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Some(path) = &self.path {
-            // A socket that is already gone is what was wanted.
-            let _ = std::fs::remove_file(path);
-        }
+impl LastError {
+    pub(crate) fn of(snapshot: &Snapshot) -> Option<Self> {
+        let last = snapshot.last_store_error?;
+        Some(Self { errno: last.errno.raw_os_error(), operation: last.operation.to_owned(), at: last.at_secs })
     }
 }
 
-/// The answer to what a client has sent so far; `None`: its request is not complete. `text` makes the metrics.
-pub(crate) fn answer(request: &[u8], text: impl FnOnce() -> String) -> Option<Vec<u8>> {
-    let end = request.windows(4).position(|four| four == b"\r\n\r\n");
-    let Some(end) = end else {
-        return (request.len() >= REQUEST_MAX).then(|| response("431 Request Header Fields Too Large", "", false));
-    };
-    let line = request[..end].split(|byte| *byte == b'\r').next().unwrap_or_default();
-    let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
-    let [method, target, version] = words[..] else { return Some(response("400 Bad Request", "", false)) };
-    if !version.starts_with(b"HTTP/1.") {
-        return Some(response("505 HTTP Version Not Supported", "", false));
-    }
-    let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
-    Some(match method {
-        b"GET" | b"HEAD" if path == b"/metrics" => response("200 OK", &text(), method == b"HEAD"),
-        b"GET" | b"HEAD" => response("404 Not Found", "", false),
-        _ => response("405 Method Not Allowed", "", false),
-    })
+/// Returns the latency histograms by phase: `total`, `queue`, `store`, `cipher`.
+pub(crate) fn phases(snapshot: &Snapshot) -> [(&'static str, &Histogram); 4] {
+    [("total", &snapshot.total), ("queue", &snapshot.queue), ("store", &snapshot.store), ("cipher", &snapshot.cipher)]
 }
 
-fn response(status: &str, body: &str, head: bool) -> Vec<u8> {
-    let kind = if status.starts_with("200") {
-        "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    } else {
-        "text/plain; charset=utf-8"
-    };
-    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
-    let len = body.len();
-    let body = if head { "" } else { body };
-    let headers = format!("Content-Type: {kind}\r\nContent-Length: {len}\r\n{allow}Connection: close\r\n");
-    format!("HTTP/1.1 {status}\r\n{headers}\r\n{body}").into_bytes()
+/// Counts of a histogram by the upper bound of each bucket, in nanoseconds. Empty buckets are left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Buckets {
+    pub sum: u64,
+    pub counts: Vec<(u64, u64)>,
 }
 
-/// The figures in OpenMetrics 1.0 text format.
-pub(crate) fn text(status: &Status, figures: &Snapshot) -> String {
-    let facts = &status.facts;
-    let mut text = Text { out: String::new(), volume: quoted(&facts.name) };
-    let cipher = facts.segments.iter().find_map(|segment| segment.cipher.clone()).unwrap_or_default();
-    text.family("inlock_volume", "info", "", "What is served.");
-    let labels = [("type", &*facts.kind), ("cipher", &cipher), ("via", &facts.via), ("offload", &facts.offload)];
-    text.sample("inlock_volume_info", &labels, "1");
-    text.family("inlock_size_bytes", "gauge", "bytes", "Length of the volume.");
-    text.sample("inlock_size_bytes", &[], &status.sectors.saturating_mul(512).to_string());
-    text.family("inlock_start_time_seconds", "gauge", "seconds", "When the volume was opened, since 1970.");
-    text.sample("inlock_start_time_seconds", &[], &facts.started.to_string());
-    text.family("inlock_suspended", "gauge", "", "Whether requests wait.");
-    text.sample("inlock_suspended", &[], if status.suspended { "1" } else { "0" });
-
-    let operations = [
-        ("read", figures.reads),
-        ("write", figures.writes),
-        ("write_zeroes", figures.write_zeroes),
-        ("flush", figures.flushes),
-        ("discard", figures.discards),
-        ("prefetch", figures.prefetches),
-        ("zone_append", figures.appends),
-        ("zone_action", figures.zone_actions),
-    ];
-    text.counter("inlock_io_operations", "", "Requests that succeeded.", "op", &operations);
-    text.counter("inlock_io_errors", "", "Requests that failed.", "", &[("", figures.errors)]);
-    let errors = [("", figures.store_errors)];
-    text.counter("inlock_store_errors", "", "Requests for which the device below gave an error.", "", &errors);
-    let bytes = [("read", figures.bytes_read), ("write", figures.bytes_written)];
-    text.counter("inlock_io_bytes", "bytes", "Bytes that requests moved.", "op", &bytes);
-    let places = [("inline", figures.inline), ("offloaded", figures.offloaded)];
-    text.counter("inlock_crypt_requests", "", "Requests by where their cipher work was done.", "place", &places);
-    text.counter("inlock_cipher_calls", "", "Calls of a cipher.", "", &[("", figures.cipher_calls)]);
-    text.counter(
-        "inlock_cipher_units",
-        "",
-        "Data units that went through a cipher.",
-        "",
-        &[("", figures.cipher_units)],
-    );
-
-    text.family("inlock_io_latency_seconds", "histogram", "seconds", "How long requests took, in all and in part.");
-    for (phase, histogram) in phases(figures) {
-        for bound in BOUNDS {
-            let labels = [("phase", phase), ("le", &*seconds(bound))];
-            text.sample("inlock_io_latency_seconds_bucket", &labels, &histogram.count_up_to(bound).to_string());
-        }
-        let count = histogram.count().to_string();
-        text.sample("inlock_io_latency_seconds_bucket", &[("phase", phase), ("le", "+Inf")], &count);
-        text.sample("inlock_io_latency_seconds_sum", &[("phase", phase)], &seconds(histogram.sum()));
-        text.sample("inlock_io_latency_seconds_count", &[("phase", phase)], &count);
+impl Buckets {
+    pub(crate) fn of(histogram: &Histogram) -> Self {
+        Self { sum: histogram.sum(), counts: histogram.buckets().map(|bucket| (bucket.upper, bucket.count)).collect() }
     }
-    text.out + "# EOF\n"
+
+    /// Returns the difference to `earlier`.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let before: BTreeMap<u64, u64> = earlier.counts.iter().copied().collect();
+        let added =
+            |(upper, count): &(u64, u64)| (*upper, count.saturating_sub(before.get(upper).copied().unwrap_or(0)));
+        let counts = self.counts.iter().map(added).filter(|(_, count)| *count > 0).collect();
+        Self { sum: self.sum.wrapping_sub(earlier.sum), counts }
+    }
+
+    fn count(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
+    /// Returns the value that `percent` percent of all values do not exceed.
+    fn percentile(&self, percent: f64) -> u64 {
+        let rank = (self.count() as f64 * percent / 100.0).ceil().max(1.0) as u64;
+        let mut seen = 0_u64;
+        let reaches = |(_, count): &&(u64, u64)| {
+            seen = seen.saturating_add(*count);
+            seen >= rank
+        };
+        self.counts.iter().find(reaches).map_or(0, |(upper, _)| *upper)
+    }
 }
 
-struct Text {
-    out: String,
-    volume: String,
+/// Percentiles of a histogram, in nanoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Percentiles {
+    pub count: u64,
+    pub mean: u64,
+    pub p50: u64,
+    pub p90: u64,
+    pub p99: u64,
+    #[serde(rename = "p99.9")]
+    pub p99_9: u64,
+    #[serde(rename = "p99.99")]
+    pub p99_99: u64,
+    pub max: u64,
 }
 
-impl Text {
-    fn family(&mut self, name: &str, kind: &str, unit: &str, help: &str) {
-        let _ = writeln!(self.out, "# TYPE {name} {kind}");
-        if !unit.is_empty() {
-            let _ = writeln!(self.out, "# UNIT {name} {unit}");
-        }
-        let _ = writeln!(self.out, "# HELP {name} {help}");
-    }
-
-    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: &str) {
-        let _ = write!(self.out, "{name}{{volume=\"{}\"", self.volume);
-        for (label, value) in labels {
-            let _ = write!(self.out, ",{label}=\"{}\"", quoted(value));
-        }
-        let _ = writeln!(self.out, "}} {value}");
-    }
-
-    /// A family of counters; without a label it has one.
-    fn counter(&mut self, name: &str, unit: &str, help: &str, label: &str, values: &[(&str, u64)]) {
-        self.family(name, "counter", unit, help);
-        for (value, count) in values {
-            let labels = [(label, *value)];
-            let labels = if label.is_empty() { &[][..] } else { &labels[..] };
-            self.sample(&format!("{name}_total"), labels, &count.to_string());
+impl From<&Buckets> for Percentiles {
+    fn from(buckets: &Buckets) -> Self {
+        let count = buckets.count();
+        Self {
+            count,
+            mean: buckets.sum.checked_div(count).unwrap_or(0),
+            p50: buckets.percentile(50.0),
+            p90: buckets.percentile(90.0),
+            p99: buckets.percentile(99.0),
+            p99_9: buckets.percentile(99.9),
+            p99_99: buckets.percentile(99.99),
+            max: buckets.counts.last().map_or(0, |(upper, _)| *upper),
         }
     }
 }
 
-/// Nanoseconds as seconds, exactly: as a decimal number with a point.
-fn seconds(ns: u64) -> String {
-    let fraction = format!("{:09}", ns % 1_000_000_000);
-    let digits = fraction.trim_end_matches('0');
-    format!("{}.{}", ns / 1_000_000_000, if digits.is_empty() { "0" } else { digits })
+/// A sample for `top`, which compares two of them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    /// Time since the volume was opened, in nanoseconds.
+    pub at_ns: u64,
+    pub suspended: bool,
+    pub counters: Counters,
+    pub histograms_ns: BTreeMap<String, Buckets>,
 }
 
-fn quoted(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+/// Nanoseconds, shown with three digits and a unit.
+pub(crate) struct Time(pub u64);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (value, unit) = match self.0 {
+            ns @ 0..1_000 => return f.pad(&format!("{ns} ns")),
+            ns @ 1_000..1_000_000 => (ns as f64 / 1e3, "us"),
+            ns @ 1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
+            ns => (ns as f64 / 1e9, "s"),
+        };
+        let digits = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+        f.pad(&format!("{value:.digits$} {unit}"))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn status_of(request: &str) -> Option<String> {
-        let answer = answer(request.as_bytes(), || "body".to_owned())?;
-        let text = String::from_utf8(answer).unwrap();
-        Some(text.split_once("\r\n").unwrap().0.strip_prefix("HTTP/1.1 ").unwrap().to_owned())
+    #[test]
+    fn percentile_is_value_at_rank() {
+        let buckets = Buckets { sum: 5050, counts: (1..=100).map(|value| (value, 1)).collect() };
+        let percentiles = Percentiles::from(&buckets);
+        assert_eq!((percentiles.count, percentiles.mean, percentiles.max), (100, 50, 100));
+        assert_eq!(
+            (percentiles.p50, percentiles.p90, percentiles.p99, percentiles.p99_9, percentiles.p99_99),
+            (50, 90, 99, 100, 100)
+        );
+        assert_eq!(Percentiles::from(&Buckets::default()), Percentiles::default());
     }
 
     #[test]
-    fn only_one_thing_can_be_asked_for() {
-        for (request, status) in [
-            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "200 OK"),
-            ("GET /metrics?x=1 HTTP/1.0\r\n\r\n", "200 OK"),
-            ("HEAD /metrics HTTP/1.1\r\n\r\n", "200 OK"),
-            ("GET / HTTP/1.1\r\n\r\n", "404 Not Found"),
-            ("GET /metrics/../x HTTP/1.1\r\n\r\n", "404 Not Found"),
-            ("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed"),
-            ("GET /metrics HTTP/2\r\n\r\n", "505 HTTP Version Not Supported"),
-            ("GET /metrics\r\n\r\n", "400 Bad Request"),
-            ("\r\n\r\n", "400 Bad Request"),
-            ("{\"command\":\"status\"}\n\r\n\r\n", "400 Bad Request"),
-        ] {
-            assert_eq!(status_of(request).as_deref(), Some(status), "{request:?}");
-        }
-        assert_eq!(status_of("GET /metrics HTTP/1.1\r\nHost"), None);
-        assert!(status_of(&"x".repeat(REQUEST_MAX)).unwrap().starts_with("431"));
+    fn since_returns_difference() {
+        let earlier = Buckets { sum: 30, counts: vec![(10, 1), (20, 1)] };
+        let now = Buckets { sum: 90, counts: vec![(5, 2), (10, 1), (20, 2), (30, 1)] };
+        assert_eq!(now.since(&earlier), Buckets { sum: 60, counts: vec![(5, 2), (20, 1), (30, 1)] });
+        assert_eq!(now.since(&now), Buckets::default());
     }
 
     #[test]
-    fn the_length_is_that_of_the_body_which_head_leaves_out() {
-        let get = answer(b"GET /metrics HTTP/1.1\r\n\r\n", || "four".to_owned()).unwrap();
-        let head = answer(b"HEAD /metrics HTTP/1.1\r\n\r\n", || "four".to_owned()).unwrap();
-        assert_eq!(get, [&head[..], b"four"].concat());
-        assert!(String::from_utf8(head).unwrap().contains("Content-Length: 4\r\n"));
-    }
-
-    #[test]
-    fn seconds_are_exact() {
-        let shown = [0, 1, 1_000, 1_500_000_000, 10_000_000_000].map(seconds);
-        assert_eq!(shown, ["0.0", "0.000000001", "0.000001", "1.5", "10.0"]);
-        assert_eq!(quoted("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+    fn time_has_three_digits() {
+        let shown = |ns| Time(ns).to_string();
+        assert_eq!([0, 999, 1_000, 9_994, 9_996].map(shown), ["0 ns", "999 ns", "1.00 us", "9.99 us", "10.0 us"]);
+        assert_eq!([99_940, 99_960, 1_500_000, 2_340_000_000].map(shown), ["99.9 us", "100 us", "1.50 ms", "2.34 s"]);
     }
 }

@@ -1,25 +1,17 @@
-//! The control plane of a running volume: its name, what is known of it, and a socket to ask and to steer it.
+//! Control of running volumes: names, state files, sockets, metrics, background processes.
 //!
-//! A volume with a name has, in the [run directory](crate::run_dir), a lock that lives as long as its process, a file that says
-//! what is served, and a socket that takes one JSON object a line each way. Nothing here is on a request's way, and no key
-//! is ever in a line or a file: keys travel in pipes ([`pipe`]).
+//! A volume with a name has, in the [run directory](crate::system::run_dir), a lock that its process holds, a state
+//! file, and a socket that carries one JSON object a line each way. Nothing here is on the request path. Keys are never
+//! in a line or a file, they travel in [pipes](crate::system::pipe).
 
+pub(crate) mod background;
+pub(crate) mod claim;
 pub(crate) mod client;
-pub(crate) mod facts;
-pub(crate) mod figures;
-pub(crate) mod key_check;
+pub(crate) mod files;
+pub(crate) mod info;
 pub(crate) mod line;
 pub(crate) mod metrics;
 pub(crate) mod name;
-pub(crate) mod pipe;
-pub(crate) mod running;
+pub(crate) mod openmetrics;
+pub(crate) mod served;
 pub(crate) mod server;
-pub(crate) mod socket;
-pub(crate) mod table;
-
-pub(crate) use client::Client;
-pub(crate) use facts::Facts;
-pub(crate) use name::{Claim, Name};
-pub(crate) use running::Running;
-pub(crate) use server::Control;
-pub(crate) use table::Table;

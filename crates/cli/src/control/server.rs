@@ -1,8 +1,8 @@
-//! The thread behind a control socket: takes lines, answers with lines, and lets nobody hold up anybody.
+//! The thread of a control socket: reads commands as lines, and replies with lines.
 //!
-//! It polls and never blocks on a client. What may take a while (suspending waits for requests under way) runs on a thread of its
-//! own, one such command at a time. A client's line, the number of clients and what is owed to each are bounded; where all
-//! places are taken, the client that has been silent longest makes room.
+//! It polls and never blocks on a client. Commands that may block run on a thread of their own, one at a time:
+//! suspending waits for requests in flight. The length of a line, the number of clients and the output of each are
+//! bounded. A new client replaces the one that has been silent longest if there are too many.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,15 +20,17 @@ use rustix::net::SocketFlags;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::claim::Claim;
 use super::line::{self, LINE_MAX, Lines};
-use super::running::{self, Reply, Running};
-use super::{Claim, metrics, socket};
-use crate::exit::Problem;
+use super::openmetrics;
+use super::served::{self, Reply, ServedVolume};
+use crate::error::{CliError, Status};
+use crate::system::socket;
 
-/// Clients at a time.
+/// Maximum number of clients.
 const CLIENTS_MAX: usize = 32;
 
-/// A running volume's control. Dropped without [`Control::finish`], it gives the name back all the same.
+/// Control of a running volume. Releases the name when dropped, also without [`Control::finish`].
 pub(crate) struct Control {
     claim: Option<Claim>,
     log: PathBuf,
@@ -37,13 +39,13 @@ pub(crate) struct Control {
 }
 
 enum Event {
-    /// A command has ended.
+    /// A command has finished.
     Done { client: u64, closing: bool, reply: Reply },
-    /// The process ends.
+    /// The process exits.
     Stop,
 }
 
-/// Where threads report to.
+/// Queue of events from other threads.
 #[derive(Clone)]
 struct Events {
     queue: Sender<Event>,
@@ -52,21 +54,21 @@ struct Events {
 
 impl Events {
     fn post(&self, event: Event) {
-        // Nobody listens any more where this fails.
+        // It fails if the server has stopped.
         let _ = self.queue.send(event);
         let _ = rustix::io::write(&*self.wake, &[0]);
     }
 }
 
 impl Control {
-    /// Publishes what is known of the volume, takes commands, and answers scrapers.
+    /// Publishes the state file, and starts to serve commands and scrapers.
     pub(crate) fn start(
         mut claim: Claim,
-        running: Running,
-        metrics: Option<metrics::Listener>,
+        volume: ServedVolume,
+        metrics: Option<openmetrics::Listener>,
     ) -> anyhow::Result<Self> {
-        claim.publish(&running.with_metrics(metrics.as_ref().map(|metrics| metrics.address.clone())))?;
-        let running = Arc::new(running);
+        claim.publish(&volume.with_metrics(metrics.as_ref().map(|metrics| metrics.address.clone())))?;
+        let volume = Arc::new(volume);
         let path = claim.files().socket();
         let listener = socket::listen(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
         let (wake, woken) = UnixStream::pair()?;
@@ -75,11 +77,11 @@ impl Control {
         let (queue, received) = mpsc::channel();
         let events = Events { queue, wake: Arc::new(wake) };
         let server = Server {
-            running,
+            volume,
             events: events.clone(),
             clients: BTreeMap::new(),
             next: 0,
-            turn: 0,
+            messages: 0,
             changing: false,
             stopping: false,
             closers: Vec::new(),
@@ -89,23 +91,23 @@ impl Control {
         Ok(Self { log: claim.files().log(), claim: Some(claim), events, thread: Some(thread) })
     }
 
-    /// Where a process in the background writes what it says.
+    /// Returns the path of the log of a background process.
     pub(crate) fn log(&self) -> PathBuf {
         self.log.clone()
     }
 
-    /// Gives the name back, then tells whoever asked to close how the volume has ended.
+    /// Releases the name, then sends the outcome to the clients that asked to close.
     pub(crate) fn finish(mut self, outcome: &anyhow::Result<()>) {
         if let (Err(_), Some(claim)) = (outcome, &mut self.claim) {
             claim.keep_log();
         }
         let closers = self.stop();
-        let reply = running::line(&match outcome {
+        let reply = served::line(&match outcome {
             Ok(()) => Ok(Map::new()),
-            Err(error) => Err(running::told(error)),
+            Err(error) => Err(served::remote(error)),
         });
         for closer in closers {
-            // Who is not there any more does not want to know.
+            // It fails if the client is gone.
             let _ = rustix::io::write(&closer, &reply);
         }
     }
@@ -125,43 +127,44 @@ impl Drop for Control {
 }
 
 struct Server {
-    running: Arc<Running>,
+    volume: Arc<ServedVolume>,
     events: Events,
     clients: BTreeMap<u64, Client>,
-    /// The number of the next client.
+    /// Number of the next client.
     next: u64,
-    /// Counts what clients say, to know who has been silent longest.
-    turn: u64,
-    /// Whether a command that takes a while is under way.
+    /// Number of messages so far, to find the client that has been silent longest.
+    messages: u64,
+    /// A command runs on its own thread.
     changing: bool,
-    /// Whether the process ends, as soon as nothing is under way.
+    /// The process exits as soon as no command runs.
     stopping: bool,
-    /// Who waits for the end.
+    /// Clients that wait for the volume to be closed.
     closers: Vec<OwnedFd>,
 }
 
-/// What a client speaks.
+/// Protocol of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Speech {
+enum Protocol {
     Lines,
     Http,
 }
 
 struct Client {
     socket: OwnedFd,
-    speech: Speech,
+    protocol: Protocol,
     input: Lines,
-    /// What came with the line that is being received.
-    handed: Option<OwnedFd>,
+    /// Descriptor received with the current line.
+    pipe: Option<OwnedFd>,
     output: Vec<u8>,
-    /// A command of this client is under way.
+    /// A command of this client is running.
     waiting: bool,
-    /// Hang up when everything is sent.
+    /// Disconnect when the output is sent.
     last: bool,
     spoke: u64,
 }
 
 impl Client {
+    /// Returns the events to poll for.
     fn wants(&self) -> PollFlags {
         match (self.output.is_empty(), self.waiting) {
             (false, _) => PollFlags::OUT,
@@ -170,21 +173,21 @@ impl Client {
         }
     }
 
-    /// Receives what is there. `false`: hang up.
+    /// Receives what has arrived. `false`: disconnect.
     fn receive(&mut self) -> bool {
         let mut room = [0; 1024];
         match socket::receive(&self.socket, &mut room) {
             Ok((0, _)) => false,
-            Ok((len, handed)) => {
+            Ok((len, pipe)) => {
                 self.input.push(&room[..len]);
-                self.handed = handed.or(self.handed.take());
+                self.pipe = pipe.or(self.pipe.take());
                 true
             }
             Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
         }
     }
 
-    /// Sends what can be sent. `false`: hang up.
+    /// Sends without blocking. `false`: disconnect.
     fn send(&mut self) -> bool {
         match rustix::net::send(&self.socket, &self.output, rustix::net::SendFlags::NOSIGNAL) {
             Ok(sent) => {
@@ -197,16 +200,16 @@ impl Client {
 }
 
 impl Server {
-    /// Until it is told to stop; gives whoever waits for the end.
+    /// Runs until it is stopped. Returns the sockets of the clients that wait for the volume to be closed.
     fn run(
         mut self,
         listener: &OwnedFd,
-        metrics: Option<&metrics::Listener>,
+        metrics: Option<&openmetrics::Listener>,
         woken: &UnixStream,
         events: &Receiver<Event>,
     ) -> Vec<OwnedFd> {
-        let mut listeners = vec![(listener, Speech::Lines)];
-        listeners.extend(metrics.map(|metrics| (&metrics.socket, Speech::Http)));
+        let mut listeners = vec![(listener, Protocol::Lines)];
+        listeners.extend(metrics.map(|metrics| (&metrics.socket, Protocol::Http)));
         loop {
             let ready = self.wait(&listeners, woken);
             let mut drain = [0; 64];
@@ -217,22 +220,22 @@ impl Server {
                     Event::Done { client, closing, reply } => self.done(client, closing, reply),
                 }
             }
-            // Who asked to close is known when the command has ended, which may be after the volume has.
+            // A client that asked to close is known when its command has finished, possibly after the volume is closed.
             if self.stopping && !self.changing {
                 return self.closers;
             }
             for (number, flags) in ready.clients {
                 self.attend(number, flags);
             }
-            for (listener, speech) in
+            for (listener, protocol) in
                 listeners.iter().zip(&ready.listeners).filter(|(_, ready)| **ready).map(|(l, _)| *l)
             {
-                self.accept(listener, speech);
+                self.accept(listener, protocol);
             }
         }
     }
 
-    fn wait(&self, listeners: &[(&OwnedFd, Speech)], woken: &UnixStream) -> Ready {
+    fn wait(&self, listeners: &[(&OwnedFd, Protocol)], woken: &UnixStream) -> Ready {
         let mut fds = vec![PollFd::new(woken, PollFlags::IN)];
         fds.extend(listeners.iter().map(|(listener, _)| PollFd::new(*listener, PollFlags::IN)));
         fds.extend(self.clients.values().map(|client| PollFd::new(&client.socket, client.wants())));
@@ -248,10 +251,10 @@ impl Server {
         }
     }
 
-    fn accept(&mut self, listener: &OwnedFd, speech: Speech) {
+    fn accept(&mut self, listener: &OwnedFd, protocol: Protocol) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::net::accept_with(listener, flags) {
-            Ok(socket) if speech == Speech::Http || is_trusted(socket.as_fd()) => socket,
+            Ok(socket) if protocol == Protocol::Http || is_trusted(socket.as_fd()) => socket,
             Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
             // Out of descriptors; the client waits in its connect.
             Err(_) => return std::thread::sleep(Duration::from_millis(10)),
@@ -266,17 +269,17 @@ impl Server {
         }
         let client = Client {
             socket,
-            speech,
+            protocol,
             input: Lines::default(),
-            handed: None,
+            pipe: None,
             output: Vec::new(),
             waiting: false,
             last: false,
-            spoke: self.turn,
+            spoke: self.messages,
         };
         self.clients.insert(self.next, client);
         self.next += 1;
-        self.turn += 1;
+        self.messages += 1;
     }
 
     fn attend(&mut self, number: u64, flags: PollFlags) {
@@ -285,8 +288,8 @@ impl Server {
         if flags.contains(PollFlags::OUT) {
             stays = client.send();
         } else if flags.contains(PollFlags::IN) {
-            client.spoke = self.turn;
-            self.turn += 1;
+            client.spoke = self.messages;
+            self.messages += 1;
             stays = client.receive();
         } else if flags.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
             stays = false;
@@ -298,10 +301,10 @@ impl Server {
         }
     }
 
-    /// Answers a scraper when its request is complete.
+    /// Replies to a scraper when its request is complete.
     fn scrape(&mut self, number: u64) {
         let Some(client) = self.clients.get_mut(&number).filter(|client| !client.last) else { return };
-        if let Some(answer) = metrics::answer(client.input.bytes(), || self.running.metrics()) {
+        if let Some(answer) = openmetrics::answer(client.input.bytes(), || self.volume.metrics()) {
             client.last = true;
             client.output = answer;
             if !client.send() {
@@ -310,9 +313,9 @@ impl Server {
         }
     }
 
-    /// Takes the client's lines as long as each is answered at once.
+    /// Executes the client's lines until one needs a thread.
     fn advance(&mut self, number: u64) {
-        if self.clients.get(&number).is_some_and(|client| client.speech == Speech::Http) {
+        if self.clients.get(&number).is_some_and(|client| client.protocol == Protocol::Http) {
             return self.scrape(number);
         }
         loop {
@@ -324,15 +327,15 @@ impl Server {
                 if client.input.is_too_long() {
                     client.last = true;
                     client.output =
-                        running::line(&Err(Problem::usage(format!("A line has at most {LINE_MAX} bytes."))));
+                        served::line(&Err(CliError::usage(format!("A line has at most {LINE_MAX} bytes."))));
                 }
                 return;
             };
-            let handed = client.handed.take();
-            if let Some(reply) = self.command(number, &line, handed)
+            let pipe = client.pipe.take();
+            if let Some(reply) = self.command(number, &line, pipe)
                 && let Some(client) = self.clients.get_mut(&number)
             {
-                client.output = running::line(&reply);
+                client.output = served::line(&reply);
                 if !client.send() {
                     self.clients.remove(&number);
                 }
@@ -340,28 +343,30 @@ impl Server {
         }
     }
 
-    /// Answers a line, or begins what takes a while.
-    fn command(&mut self, number: u64, line: &[u8], handed: Option<OwnedFd>) -> Option<Reply> {
+    /// Replies to a line, or starts a command that may block.
+    fn command(&mut self, number: u64, line: &[u8], pipe: Option<OwnedFd>) -> Option<Reply> {
         let (command, request) = match line::request(line) {
             Ok(asked) => asked,
-            Err(message) => return Some(Err(Problem::usage(message))),
+            Err(message) => return Some(Err(CliError::usage(message))),
         };
         match &*command {
-            "status" => return Some(fields(&self.running.status())),
-            "stats" => return Some(fields(&self.running.sample())),
+            "status" => return Some(fields(&self.volume.status())),
+            "stats" => return Some(fields(&self.volume.sample())),
             _ => {}
         }
         if self.changing || self.stopping {
             let (what, hint) = match self.stopping {
                 true => ("The volume is being closed.", None),
-                false => ("Another change of the volume is under way.", Some("try again when it is done".to_owned())),
+                false => {
+                    ("Another operation on the volume is in progress.", Some("try again when it is done".to_owned()))
+                }
             };
-            return Some(Err(Problem::Told(what.to_owned(), hint, crate::exit::Status::Busy).into()));
+            return Some(Err(CliError::Remote(what.to_owned(), hint, Status::Busy).into()));
         }
-        let (running, events) = (Arc::clone(&self.running), self.events.clone());
+        let (volume, events) = (Arc::clone(&self.volume), self.events.clone());
         let change = move || {
-            let reply = running.change(&command, &request, handed);
-            let closing = command == "close" && !running::is_deferred(&request) && reply.is_ok();
+            let reply = volume.change(&command, &request, pipe);
+            let closing = command == "close" && !served::is_deferred(&request) && reply.is_ok();
             events.post(Event::Done { client: number, closing, reply });
         };
         match std::thread::Builder::new().name("inlock-change".into()).spawn(change) {
@@ -384,7 +389,7 @@ impl Server {
         }
         if let Some(client) = self.clients.get_mut(&number) {
             client.waiting = false;
-            client.output = running::line(&reply);
+            client.output = served::line(&reply);
             if !client.send() {
                 self.clients.remove(&number);
             }
@@ -406,7 +411,7 @@ struct Ready {
     clients: Vec<(u64, PollFlags)>,
 }
 
-/// Whether root or this process's own user is at the other end.
+/// Whether the client's process is root's or of this process's user.
 fn is_trusted(socket: BorrowedFd<'_>) -> bool {
     let own = rustix::process::geteuid();
     rustix::net::sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid.is_root() || peer.uid == own)

@@ -1,4 +1,4 @@
-//! Servers with a name, in a run directory of their own.
+//! Named servers, in a run directory of their own.
 
 use super::{Ended, inlock, run};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// A run directory that goes away.
+/// A temporary run directory.
 pub(crate) struct Run {
     root: tempfile::TempDir,
     dir: PathBuf,
@@ -17,7 +17,7 @@ impl Run {
         Self::deep(3)
     }
 
-    /// One whose name has so many bytes.
+    /// Returns one whose path has `len` bytes.
     pub(crate) fn deep(len: usize) -> Self {
         let root = tempfile::tempdir().expect("a temporary directory");
         let dir = root.path().join("r".repeat(len));
@@ -28,34 +28,34 @@ impl Run {
         self.dir.join(name)
     }
 
-    /// A socket's path beside it.
+    /// Returns the path of a socket.
     pub(crate) fn socket(&self, name: &str) -> String {
         self.root.path().join(name).to_str().expect("UTF-8").to_owned()
     }
 
-    /// What is in it.
+    /// Returns the files in it.
     pub(crate) fn left(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.dir).expect("readable");
         entries.map(|entry| entry.expect("readable").file_name().into_string().expect("UTF-8")).collect()
     }
 
-    /// Runs `inlock` there.
+    /// Runs `inlock` with this run directory.
     pub(crate) fn call(&self, words: &[&str]) -> Ended {
         self.call_with(b"", words)
     }
 
-    /// Runs `inlock` there with `input` on its standard input.
+    /// Runs `inlock` with this run directory and `input` on its standard input.
     pub(crate) fn call_with(&self, input: &[u8], words: &[&str]) -> Ended {
         run(inlock().env("INLOCK_RUN_DIR", &self.dir).args(words), input)
     }
 
-    /// What it prints, read strictly.
+    /// Runs `inlock`, and parses its output as JSON.
     #[track_caller]
     pub(crate) fn json(&self, words: &[&str]) -> Value {
         self.json_of(0, words)
     }
 
-    /// The same where it ends with `status`.
+    /// Like `json`, with another exit status.
     #[track_caller]
     pub(crate) fn json_of(&self, status: i32, words: &[&str]) -> Value {
         let ended = self.call(words);
@@ -64,7 +64,7 @@ impl Run {
     }
 }
 
-/// A server with a name.
+/// A named server.
 pub(crate) struct Named {
     child: Option<Child>,
     /// Its NBD socket.
@@ -72,12 +72,12 @@ pub(crate) struct Named {
 }
 
 impl Named {
-    /// Serves what `words` say, with `secret` for a passphrase, and waits until clients may come.
+    /// Starts a server with these arguments and the passphrase `secret`, and waits until clients can connect.
     pub(crate) fn start(run: &Run, name: &str, words: &[&str]) -> Self {
         Self::start_by(inlock(), run, name, words)
     }
 
-    /// The same under a soft and a hard limit of descriptors. Needs prlimit.
+    /// Like `start`, with a soft and a hard limit of descriptors. Needs prlimit.
     pub(crate) fn start_with_descriptors(limits: (u64, u64), run: &Run, name: &str, words: &[&str]) -> Self {
         let mut command = Command::new("prlimit");
         command.arg(format!("--nofile={}:{}", limits.0, limits.1)).arg(env!("CARGO_BIN_EXE_inlock"));
@@ -89,7 +89,7 @@ impl Named {
         command.env("INLOCK_RUN_DIR", &run.dir).args(["serve", "--name", name, "--nbd", &format!("unix:{socket}")]);
         command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
-        // One that needs no passphrase does not read it.
+        // A server without a passphrase does not read it.
         let _ = child.stdin.take().expect("a pipe").write_all(b"secret");
         let mut uri = String::new();
         BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut uri).expect("text");
@@ -104,14 +104,14 @@ impl Named {
         self.child.as_ref().expect("it was started").id()
     }
 
-    /// Kills it without a word.
+    /// Kills it.
     pub(crate) fn kill(&mut self) {
         let child = self.child.as_mut().expect("it was started");
         child.kill().expect("it runs");
         child.wait().expect("it ends");
     }
 
-    /// Waits for its end; its status and what it complained of.
+    /// Waits until it exits, and returns its status and its errors.
     pub(crate) fn ended(mut self) -> (Option<i32>, String) {
         let mut child = self.child.take().expect("it was started");
         let mut err = String::new();

@@ -1,12 +1,12 @@
-//! Looking for bytes in the memory of another process.
+//! Searching the memory of another process.
 
 use rustix::process::Pid;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 
-/// How often any of `wanted`, which are equally long, is in the memory of a process; `None`, and a word of it, where that
-/// may not be looked at.
+/// Counts occurrences of `wanted`, which are equally long, in the memory of a process. `None`: skipped, since it
+/// cannot be read.
 pub(crate) fn count(pid: Pid, wanted: &[&[u8]]) -> Option<usize> {
     let path = |file| format!("/proc/{}/{file}", pid.as_raw_nonzero());
     let (Ok(maps), Ok(memory)) = (File::open(path("maps")), File::open(path("mem"))) else {
@@ -22,9 +22,9 @@ pub(crate) fn count(pid: Pid, wanted: &[&[u8]]) -> Option<usize> {
         let Some((start, end)) = range(&line) else { continue };
         let mut at = start;
         while at < end {
-            // Pieces overlap, so that what lies across their edge is found once.
+            // Pieces overlap, so that a match across their edge is found once.
             let mut piece = vec![0; (end - at).min(1 << 20) as usize];
-            // What is not mapped in full (the end of a file, the kernel's own pages) cannot be read.
+            // Pages beyond the end of a file and the kernel's own pages cannot be read.
             let Ok(read) = memory.read_at(&mut piece, at) else { break };
             looked += read;
             for place in 0..(read + 1).saturating_sub(len) {
@@ -42,7 +42,7 @@ pub(crate) fn count(pid: Pid, wanted: &[&[u8]]) -> Option<usize> {
     Some(found)
 }
 
-/// The addresses of a line of `/proc/PID/maps` that can be read.
+/// Readable addresses of a line of `/proc/PID/maps`.
 fn range(line: &str) -> Option<(u64, u64)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;

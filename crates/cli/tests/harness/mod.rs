@@ -1,4 +1,4 @@
-//! What the tests of the command share: running it, and images to run it on.
+//! Shared parts of the tests: running the command, and images.
 
 #![allow(dead_code, reason = "every test file uses its own part of this")]
 
@@ -12,12 +12,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Key derivation costs that take no time. Never for real volumes.
+/// Cheap key derivation, for tests only.
 pub(crate) const FAST: [&str; 6] = ["--pbkdf-force-iterations", "4", "--pbkdf-memory", "32", "--pbkdf-parallel", "1"];
-/// The same for LUKS1.
+/// Cheap key derivation for LUKS1.
 pub(crate) const FAST1: [&str; 4] = ["--type", "luks1", "--pbkdf-force-iterations", "1000"];
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: i32,
@@ -30,7 +30,7 @@ impl Ended {
         std::str::from_utf8(&self.out).expect("the output is text")
     }
 
-    /// Checks the exit status, and that standard error has each of `words`.
+    /// Checks the exit status, and that standard error contains each of `words`.
     #[track_caller]
     pub(crate) fn fails(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, code, "{self:?}");
@@ -41,7 +41,7 @@ impl Ended {
         assert!(!broken, "{self:?}");
     }
 
-    /// Checks that all went well and nothing was complained of.
+    /// Checks for success, without errors or warnings.
     #[track_caller]
     pub(crate) fn works(&self) -> &Self {
         assert_eq!((self.code, self.err.as_str()), (0, ""), "{self:?}");
@@ -61,7 +61,7 @@ pub(crate) fn run(command: &mut Command, input: &[u8]) -> Ended {
     let mut stdin = child.stdin.take().expect("a pipe");
     let input = input.to_vec();
     let writer = std::thread::spawn(move || {
-        // A command that does not read its input closes it early.
+        // A command that does not read its input may close it early.
         let _ = stdin.write_all(&input);
     });
     let output = child.wait_with_output().expect("the command ends");
@@ -83,7 +83,7 @@ pub(crate) fn call_with<S: AsRef<OsStr>>(input: &[u8], args: impl IntoIterator<I
     run(inlock().args(args), input)
 }
 
-/// A directory of images that goes away.
+/// A temporary directory for images.
 pub(crate) struct Dir(tempfile::TempDir);
 
 impl Dir {
@@ -95,32 +95,32 @@ impl Dir {
         self.0.path().join(name)
     }
 
-    /// A path as text.
+    /// Returns a path as text.
     pub(crate) fn name(&self, name: &str) -> String {
         self.path(name).to_str().expect("UTF-8").to_owned()
     }
 
-    /// A file with this content.
+    /// Creates a file with this content.
     pub(crate) fn file(&self, name: &str, content: &[u8]) -> String {
         std::fs::write(self.path(name), content).expect("writable");
         self.name(name)
     }
 
-    /// An empty image of so many MiB.
+    /// Creates an empty image of this length in MiB.
     pub(crate) fn image(&self, name: &str, mib: u64) -> String {
         let file = std::fs::File::create(self.path(name)).expect("writable");
         file.set_len(mib << 20).expect("writable");
         self.name(name)
     }
 
-    /// A LUKS2 volume that `secret` opens.
+    /// Creates a LUKS2 volume with the passphrase `secret`.
     pub(crate) fn luks2(&self, name: &str) -> String {
         let image = self.image(name, 24);
         call_with(b"secret", ["luksFormat", "-q", &image].into_iter().chain(FAST)).works();
         image
     }
 
-    /// A LUKS1 volume that `secret` opens.
+    /// Creates a LUKS1 volume with the passphrase `secret`.
     pub(crate) fn luks1(&self, name: &str) -> String {
         let image = self.image(name, 4);
         call_with(b"secret", ["luksFormat", "-q", &image].into_iter().chain(FAST1)).works();
@@ -128,7 +128,7 @@ impl Dir {
     }
 }
 
-/// Whether a program that a test compares with is there; says so where it is not.
+/// Whether a program that a test needs is installed. Reports a skip otherwise.
 pub(crate) fn have(program: &str) -> bool {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&paths)
@@ -140,7 +140,7 @@ pub(crate) fn have(program: &str) -> bool {
     found
 }
 
-/// Bytes that look random and are the same in every run.
+/// Returns pseudo-random bytes, the same in every run.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -154,7 +154,7 @@ pub(crate) fn noise(len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that a file takes on its disk.
+/// Returns the allocated bytes of a file.
 pub(crate) fn allocated(path: &Path) -> u64 {
     std::fs::metadata(path).expect("readable").blocks() * 512
 }

@@ -1,11 +1,11 @@
-//! Real storage below images: loop devices, and one that promises more than it has. Another user of the machine.
+//! Storage for images: loop devices, and overcommitted storage; and another user of the machine.
 
 use super::{Dir, have, run};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// A loop device that goes away.
+/// A loop device, detached when dropped.
 pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
@@ -13,7 +13,7 @@ impl Loop {
         Self::with(image, &[])
     }
 
-    /// One made with more of losetup's options. `None`, with the reason: none can be made.
+    /// Creates one with more options of losetup. `None`, with the reason: not possible here.
     pub(crate) fn with(image: &str, options: &[&str]) -> Option<Self> {
         if !have("losetup") {
             return None;
@@ -33,18 +33,18 @@ impl Drop for Loop {
     }
 }
 
-/// A mounted file system that goes away.
+/// A mounted file system, unmounted when dropped.
 pub(crate) struct Mounted(String);
 
 impl Mounted {
-    /// Mounts a new tmpfs with room for so many MiB on `dir`, which is made. `None`, with the reason: that is not
+    /// Mounts a new tmpfs of this size in MiB on `dir`, which is created. `None`, with the reason: not
     /// allowed.
     pub(crate) fn tmpfs(dir: &str, mib: u64) -> Option<Self> {
         std::fs::create_dir(dir).expect("writable");
         Self::new(&["-t", "tmpfs", "-o", &format!("size={mib}m,mode=755"), "tmpfs", dir])
     }
 
-    /// Mounts with the words of mount(8), the last of which is the directory.
+    /// Mounts with arguments of mount(8), of which the last is the directory.
     pub(crate) fn new(words: &[&str]) -> Option<Self> {
         let made = run(Command::new("mount").args(words), b"");
         if made.code != 0 {
@@ -61,10 +61,10 @@ impl Drop for Mounted {
     }
 }
 
-/// A block device that promises more than there is: a sparse file of `promised` MiB on a tmpfs of `real` MiB. What does
-/// not fit is found out when it is written back, not when it is written.
+/// An overcommitted block device: a sparse file of `promised` MiB on a tmpfs of `real` MiB. Writes beyond the room
+/// fail at writeback, not when they are submitted.
 pub(crate) struct Thin {
-    // Dropped in this order.
+    // Drop order matters.
     pub(crate) device: Loop,
     _below: Mounted,
 }
@@ -77,7 +77,7 @@ impl Thin {
     }
 }
 
-/// Another user, who can use what lies in a directory of a test.
+/// Another user, with access to the directory of a test.
 pub(crate) struct Other {
     program: String,
 }
@@ -86,7 +86,7 @@ impl Other {
     /// Opens `dir` to all users. `None`, with the reason: this is not root.
     pub(crate) fn new(dir: &Dir) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            println!("SKIPPED: only root can become somebody else");
+            println!("SKIPPED: only root can switch users");
             return None;
         }
         if !have("setpriv") {
@@ -98,12 +98,12 @@ impl Other {
         Some(Self { program })
     }
 
-    /// Changes who may do what with a file.
+    /// Sets the mode of a file.
     pub(crate) fn open(path: impl AsRef<Path>, mode: u32) {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("it is ours");
     }
 
-    /// `inlock` as that user runs it.
+    /// Returns `inlock`, run by that user.
     pub(crate) fn inlock(&self) -> Command {
         let mut command = Command::new("setpriv");
         command.env_remove("XDG_RUNTIME_DIR");

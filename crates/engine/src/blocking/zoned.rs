@@ -1,7 +1,7 @@
-//! A blocking device's writes to sequential zones, appends and orders to zones.
+//! Writes to sequential zones, appends and zone management of a blocking device.
 //!
-//! Who writes one zone from several threads waits for one write to return before the next begins: only then is one
-//! after the other.
+//! A program that writes to one zone from several threads must wait for each write to return before it starts the next;
+//! otherwise their order is undefined.
 
 use super::{BlockingDevice, Scratch, locate};
 use crate::buffer::BufferPool;
@@ -15,12 +15,12 @@ use crate::zoned::ZoneAction;
 use rustix::io::Errno;
 
 impl BlockingDevice {
-    /// Writes `from` where the write pointer of the zone that starts at `zone` is, in one piece of at most 1 MiB; says where
-    /// that was.
+    /// Writes `from` at the write pointer of the zone that starts at byte `zone`, in one piece of at most 1 MiB, and
+    /// returns the position in bytes. Blocks.
     ///
     /// # Errors
     ///
-    /// `EIO` where the zone has no room for it or is not sequential, and where `zone` is not its start; `EINVAL` for what is too
+    /// `EIO` if the zone has no room or is not sequential, and if `zone` is not its start; `EINVAL` if `from` is too
     /// long or not whole data units.
     pub fn append(&self, zone: u64, from: &[u8]) -> Result<u64, RequestError> {
         let target = &*self.device().enter()?;
@@ -66,11 +66,11 @@ impl BlockingDevice {
         }
     }
 
-    /// Does `action` to the zones of the range, whole zones, after what was written to them before.
+    /// Applies `action` to the whole zones of the range, after earlier writes to them. Blocks.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a range that is not whole zones, and those of the store.
+    /// `EINVAL` for a range that is not whole zones; otherwise the store's error.
     pub fn manage_zones(&self, action: ZoneAction, offset: u64, len: u64) -> Result<(), RequestError> {
         let target = &*self.device().enter()?;
         let operation = Operation::Zones(action);
@@ -85,8 +85,8 @@ impl BlockingDevice {
         account.end(managed)
     }
 
-    /// Writes the whole aligned range of `mapped`, zeroes where there is no `plain`, as its zone asks for. False: no order is asked for,
-    /// and nothing was written.
+    /// Writes the aligned range of `mapped` through its zone's queue, with zeroes if there is no `plain`. Returns
+    /// false, with nothing written, if the range needs no order.
     pub(super) fn write_in_zone(
         &self,
         target: &CryptMapping,
@@ -97,7 +97,7 @@ impl BlockingDevice {
         if self.device().zones().is_none() {
             return Ok(false);
         }
-        // First the memory: who has it may be waiting in the queue behind whoever waits for it.
+        // Take memory before queueing: a call that has memory may be in the queue behind one that waits for memory.
         let scratch = self.take_scratch();
         match self.turn_of(mapped) {
             Ok(Some(turn)) => self.write_in_turn(target, *mapped, plain, turn, scratch, account).map(|_| true),
@@ -108,7 +108,7 @@ impl BlockingDevice {
         }
     }
 
-    /// The place of a write in the queue of its zone; `None` where no order is asked for.
+    /// Enqueues a write in its zone. Returns `None` if it needs no order.
     fn turn_of(&self, mapped: &MappedRange) -> Result<Option<Turn<'_>>, RequestError> {
         let Some(zones) = self.device().zones() else { return Ok(None) };
         if mapped.is_partial() && zones.is_sequential(mapped.store_offset, mapped.aligned_len as u64)? {
@@ -121,7 +121,7 @@ impl BlockingDevice {
         }
     }
 
-    /// Encrypts and writes the whole aligned range of `mapped`; where it was written to.
+    /// Encrypts and writes the aligned range of `mapped`, and returns the range written.
     fn write_in_turn(
         &self,
         target: &CryptMapping,
@@ -168,7 +168,7 @@ impl BlockingDevice {
     }
 }
 
-/// The same data, encrypted for another place.
+/// Encrypts the same data for another position.
 fn again(
     target: &CryptMapping,
     mapped: &MappedRange,
@@ -181,7 +181,7 @@ fn again(
     }
 }
 
-/// A place in the queue of a zone.
+/// Entry in the queue of a zone.
 struct Turn<'a> {
     zones: &'a ZoneWriteQueues,
     write: WriteId,

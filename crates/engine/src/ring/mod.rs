@@ -1,8 +1,9 @@
-//! How a worker talks to the kernel: operations go in, completions come out.
+//! Submission of a worker's operations to the kernel, and their completions.
 //!
-//! Two twins behind one face: `uring` submits everything that one turn collected with one system call, `plain` does
-//! the same with ordinary calls where io_uring is forbidden. An operation owns its buffers until its completion hands
-//! them back, so that nothing can touch or free memory that the kernel is using. A ring belongs to one thread.
+//! There are two backends with the same interface: `uring` submits all operations of one turn with one system call, and
+//! `sync` uses ordinary system calls where io_uring is not available. An operation owns its buffers until its
+//! completion returns them, so that nothing can access or free memory that the kernel uses. A ring belongs to one
+//! thread.
 
 mod sync;
 mod uring;
@@ -20,33 +21,33 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What the caller of an operation wants to be reminded of.
+/// Value that identifies an operation to its submitter; returned in its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(pub u64);
 
-/// A descriptor that a ring holds.
+/// Handle of a descriptor in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     index: u32,
     generation: u32,
 }
 
-/// Replies that leave together: stretches of frames ([`Buffer::frame`]).
+/// Replies that are sent together: ranges of frames ([`Buffer::frame`]).
 pub type Outgoing = Vec<(Buffer, Range<usize>)>;
 
-/// The most stretches that one [`Operation::Send`] carries.
+/// Maximum number of ranges in one [`Operation::Send`].
 pub const MAX_OUTGOING: usize = 64;
 
-/// A write among several that are one behind the other in the store.
+/// Part of a vectored write, contiguous in the store with the one before.
 #[derive(Debug)]
 pub struct WriteSegment {
-    /// What is written.
+    /// Ciphertext to write from.
     pub data: Ciphertext,
-    /// Which segment of it.
+    /// Range of `data` to write.
     pub range: Range<usize>,
-    /// Whose it is.
+    /// Identifies the write that the segment belongs to.
     pub token: Token,
-    /// When it was gathered.
+    /// Time at which the segment was merged.
     pub since: Instant,
 }
 
@@ -56,92 +57,93 @@ impl WriteSegment {
     }
 }
 
-/// The most segments that one [`Operation::Writev`] carries.
+/// Maximum number of segments in one [`Operation::Writev`].
 pub const MAX_WRITE_SEGMENTS: usize = 64;
 
-/// An operation and the memory it needs.
+/// Operation with the memory that it needs.
 #[derive(Debug)]
 pub enum Operation {
-    /// Read into `buffer.data()[range]` from byte `offset` of a store. May come back short.
+    /// Read into `buffer.data()[range]` from byte `offset` of a store. May transfer less.
     Read {
-        /// Position in the store.
+        /// Position in the store, in bytes.
         offset: u64,
-        /// Where the bytes go.
+        /// Buffer to read into.
         buffer: Buffer,
-        /// Which segment of the data.
+        /// Range of the buffer's data.
         range: Range<usize>,
     },
-    /// Write `range` of the ciphertext at byte `offset` of a store. May come back short.
+    /// Write `range` of the ciphertext at byte `offset` of a store. May transfer less.
     Write {
-        /// Position in the store.
+        /// Position in the store, in bytes.
         offset: u64,
-        /// What is written.
+        /// Ciphertext to write from.
         data: Ciphertext,
-        /// Which segment of it.
+        /// Range of `data` to write.
         range: Range<usize>,
         /// Force unit access.
         durable: bool,
     },
-    /// Write these one behind the other from byte `offset` of a store. May come back short.
+    /// Write the segments one after the other from byte `offset` of a store. May transfer less.
     Writev {
-        /// Position in the store.
+        /// Position in the store, in bytes.
         offset: u64,
-        /// What is written.
+        /// Segments in order.
         segments: Vec<WriteSegment>,
     },
-    /// Put what was written on stable storage.
+    /// Put completed writes on stable storage.
     Sync,
-    /// Give storage back.
+    /// Deallocate storage.
     Discard {
         /// First byte.
         offset: u64,
-        /// How many bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// Receive into `buffer.data()[range]`: what is there (0: the peer has finished), or the whole range where `all`.
+    /// Receive into `buffer.data()[range]`: the available bytes (0: the peer has shut down), or the whole range with
+    /// `all`.
     Receive {
-        /// Where the bytes go.
+        /// Buffer to receive into.
         buffer: Buffer,
-        /// Which segment of the data.
+        /// Range of the buffer's data.
         range: Range<usize>,
-        /// Whether to go on until the range is full.
+        /// Whether to continue until the range is full.
         all: bool,
     },
-    /// Send all of these. Never comes back short.
+    /// Send all ranges. Never transfers less.
     Send(Outgoing),
-    /// Wait for a block device's next request.
+    /// Wait for the next request of a ublk device.
     Ublk(UblkCommand),
 }
 
-/// A place for one request of a ublk device. It completes when there is a request, whose description is then in the memory
-/// that the driver shares; `NODEV`: there will be none any more.
+/// Tag of a ublk device. The command completes when the tag has a request, whose I/O descriptor is then in the memory
+/// shared with the driver. `NODEV`: no requests will follow.
 #[derive(Debug)]
 pub struct UblkCommand {
-    /// The device's queue.
+    /// Queue of the device.
     pub queue: u16,
-    /// The place in the queue.
+    /// Tag in the queue.
     pub tag: u16,
-    /// How the last request in this place ended: bytes, or a negative error number. `None`: there was none before.
+    /// Result of the tag's last request: bytes, or a negative error number. `None` for the first command of the tag.
     pub answer: Option<i32>,
-    /// Who copies the request's bytes.
+    /// Copy mode of the request's data.
     pub bytes: UblkBytes,
 }
 
-/// How the bytes of a ublk device's requests come and go.
+/// Copy mode of a ublk device.
 #[derive(Debug)]
 pub enum UblkBytes {
-    /// The driver copies: a write's are in `data()` when the request comes, a read's are taken from there with the answer.
-    /// At least as long as the device's longest request.
+    /// The driver copies: it puts a write's data into `data()` before the completion, and takes a read's data from
+    /// there with the next command. The buffer is at least as long as the device's longest request.
     Copied(Buffer),
-    /// The device's process copies, by reading and writing the device's control side. The number is where the last request,
-    /// if it was a zone append, has put its bytes, in sectors of the device; with other requests it is 0.
+    /// The server copies, with reads and writes of the character device. The number is the position, in sectors of the
+    /// device, at which the last request wrote if it was a zone append; otherwise 0.
     Fetched(u64),
 }
 
-/// What an operation gives back.
+/// Memory that a completion returns.
 #[derive(Debug)]
 pub enum Returned {
-    /// It had no memory.
+    /// The operation had no memory.
     Nothing,
     /// The buffer of a read or a receive.
     Buffer(Buffer),
@@ -149,12 +151,12 @@ pub enum Returned {
     Ciphertext(Ciphertext),
     /// The segments of a write.
     Segments(Vec<WriteSegment>),
-    /// The stretches of a send.
+    /// The ranges of a send.
     Outgoing(Outgoing),
 }
 
 impl Operation {
-    /// Bytes that the operation moves to or from a store.
+    /// Returns the number of bytes that the operation transfers to or from a store.
     pub(crate) fn transfer_len(&self) -> Option<usize> {
         match self {
             Self::Read { range, .. } | Self::Write { range, .. } => Some(range.len()),
@@ -163,7 +165,7 @@ impl Operation {
         }
     }
 
-    /// Carries a store operation out on the calling thread.
+    /// Executes a store operation on the calling thread. Blocks.
     pub(crate) fn execute(mut self, store: &dyn BackingStore) -> (Result<usize, Errno>, Returned) {
         let result = self.execute_step(store);
         (result, self.into_returned())
@@ -199,12 +201,12 @@ impl Operation {
     }
 }
 
-/// An operation that has ended.
+/// Operation that has completed.
 #[derive(Debug)]
 pub struct Completion {
     /// The caller's token.
     pub token: Token,
-    /// Bytes transferred, or why not.
+    /// Number of bytes transferred, or the error.
     pub result: Result<usize, Errno>,
     /// The operation's memory.
     pub returned: Returned,
@@ -213,15 +215,15 @@ pub struct Completion {
 /// How long a turn waits for the first completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all.
+    /// Does not wait.
     No,
-    /// At most this long.
+    /// Waits at most this long.
     Until(Duration),
-    /// As long as it takes.
+    /// Waits until something completes.
     Forever,
 }
 
-/// Wakes a ring's thread from any thread. What it is woken for is said elsewhere.
+/// Handle that wakes a ring's thread from any thread. It carries no data.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 
@@ -232,7 +234,7 @@ impl Waker {
 
     /// Ends the current or the next wait.
     pub fn wake(&self) {
-        // The counter can only overflow after 2^64 - 1 wakes that nobody read; it is then readable anyway.
+        // The counter would only overflow after 2^64 - 1 unread wakes, and is readable then.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 
@@ -241,23 +243,24 @@ impl Waker {
     }
 }
 
-/// A descriptor and how many operations use it.
+/// Descriptor with the number of operations that use it.
 struct Held {
     descriptor: Descriptor,
     in_flight: u32,
     closing: bool,
-    /// Whether the kernel knows it by its index.
+    /// Whether the descriptor is registered with the kernel, under its index.
     registered: bool,
-    /// Whether a discard is a block device's own command, which the kernel is not yet known to lack.
+    /// Whether to discard with the block device command; false once the kernel has refused it.
     discards: bool,
-    /// A store that is read and written past the kernel's cache, straight from and to the pages of a buffer.
+    /// Whether it is a store with direct I/O, which transfers straight to and from the pages of a buffer.
     direct: bool,
 }
 
 enum Descriptor {
     Socket(OwnedFd),
     Store(Arc<dyn BackingStore>),
-    /// A ublk device's control side, and the longest request in bytes that its driver copies; `None`: it copies none.
+    /// Character device of a ublk device, and the length in bytes of the longest request that its driver copies; `None`
+    /// with user copy.
     Ublk(OwnedFd, Option<usize>),
 }
 
@@ -270,7 +273,7 @@ impl Descriptor {
     }
 }
 
-/// The descriptors of a ring. One that is closed stays until its last operation has come back.
+/// Descriptors of a ring. A closed one stays until its last operation has completed.
 #[derive(Default)]
 struct Files {
     slots: Vec<(u32, Option<Held>)>,
@@ -298,7 +301,8 @@ impl Files {
         if *generation == file.generation { held.as_mut() } else { None }
     }
 
-    /// One operation less uses `file`. Gives back the descriptor if it was to be closed and this was the last.
+    /// Counts one operation on `file` as completed. Returns the descriptor if the file is closed and this was the last
+    /// one.
     fn release(&mut self, file: FileId) -> Option<Held> {
         if let Some(held) = self.get(file) {
             held.in_flight -= 1;
@@ -306,12 +310,13 @@ impl Files {
         self.take_if_idle(file)
     }
 
-    /// Ends what is under way on a socket. Gives back the descriptor if nothing uses it; else its last operation does.
+    /// Marks `file` as closed and shuts a socket down, which ends its operations. Returns the descriptor if none uses
+    /// it; otherwise [`Files::release`] of the last one does.
     fn close(&mut self, file: FileId) -> Option<Held> {
         let held = self.get(file)?;
         held.closing = true;
         if let Descriptor::Socket(fd) = &held.descriptor {
-            // A peer that has gone already is what closing wants.
+            // An error means that the peer has disconnected already.
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
         }
         self.take_if_idle(file)
@@ -328,16 +333,16 @@ impl Files {
     }
 }
 
-/// The face of both twins.
+/// Ring with one of the two backends.
 pub struct Ring {
     files: Files,
     backend: Backend,
     waker: Waker,
-    /// On stores, at a time.
+    /// Maximum number of operations in flight on stores.
     operations: usize,
-    /// The same with what sockets may do.
+    /// Maximum number of operations in flight on stores and sockets.
     room: usize,
-    /// Of those on stores, how many of several segments.
+    /// Maximum number of [`Operation::Writev`] among those on stores.
     writev: usize,
 }
 
@@ -347,20 +352,20 @@ enum Backend {
 }
 
 impl Ring {
-    /// A ring for the calling thread. `Auto` takes io_uring if the kernel allows it, `Uring` insists.
+    /// Creates a ring for the calling thread. `Auto` uses io_uring if the kernel permits it; `Uring` fails if not.
     pub fn new(mode: IoMode) -> io::Result<Self> {
         let waker = Waker::new()?;
-        let plain = || sync::SyncRing::new(&waker).map(Backend::Sync);
+        let sync = || sync::SyncRing::new(&waker).map(Backend::Sync);
         let uring = || uring::Uring::new(&waker).map(|u| Backend::Uring(Box::new(u)));
         let backend = match mode {
-            IoMode::Sync => plain()?,
+            IoMode::Sync => sync()?,
             IoMode::Uring => uring()?,
-            IoMode::Auto => uring().or_else(|_| plain())?,
+            IoMode::Auto => uring().or_else(|_| sync())?,
         };
         Ok(Self { files: Files::default(), backend, waker, operations: 0, room: 0, writev: 0 })
     }
 
-    /// `io_uring` or `plain`.
+    /// Returns the name of the backend, `io_uring` or `plain`.
     pub fn name(&self) -> &'static str {
         match self.backend {
             Backend::Uring(_) => "io_uring",
@@ -368,27 +373,26 @@ impl Ring {
         }
     }
 
-    /// What wakes this ring.
+    /// Returns a handle that wakes this ring.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// Makes room for `operations` on stores at a time. Room for those of a socket, one that receives and one that sends,
-    /// is made when it is added; so [`Ring::submit`] and [`Ring::turn`] allocate nothing.
+    /// Reserves memory for `operations` more operations in flight on stores. Adding a socket reserves memory for its
+    /// two, one that receives and one that sends. So [`Ring::submit`] and [`Ring::turn`] do not allocate.
     pub fn reserve(&mut self, operations: usize) {
         self.operations += operations;
         self.make_room();
     }
 
-    /// Makes room for so many [`Operation::Writev`] at a time among the others.
+    /// Reserves memory for [`Operation::Writev`], for `operations` more among those on stores.
     pub(crate) fn reserve_writev(&mut self, operations: usize) {
         self.writev += operations;
         self.make_room();
     }
 
-    /// Has the kernel carry out what it cannot begin at once (putting on stable storage, giving back) on one thread of its
-    /// own, one after the other, and not start more: starting one takes memory. For stores whose reads and writes never
-    /// go there.
+    /// Limits the kernel's worker threads for operations that it cannot start at once, such as syncs and discards, to
+    /// one: starting another takes memory. For stores whose reads and writes never need such a thread.
     pub(crate) fn set_iowq_max_workers(&mut self) -> io::Result<()> {
         match &mut self.backend {
             Backend::Uring(uring) => uring.set_iowq_max_workers(),
@@ -396,7 +400,7 @@ impl Ring {
         }
     }
 
-    /// How many operations there is room for at a time.
+    /// Returns the maximum number of operations in flight.
     pub fn room(&self) -> usize {
         self.room
     }
@@ -405,11 +409,11 @@ impl Ring {
         self.room = self.operations + 2 * self.files.slots.iter().flat_map(|(_, held)| held).count();
         match &mut self.backend {
             Backend::Uring(uring) => uring.reserve(self.room, self.files.slots.len() + self.writev),
-            Backend::Sync(plain) => plain.reserve(self.room),
+            Backend::Sync(sync) => sync.reserve(self.room),
         }
     }
 
-    /// Takes a connected stream socket.
+    /// Adds a connected stream socket.
     pub fn add_socket(&mut self, socket: OwnedFd) -> io::Result<FileId> {
         rustix::io::ioctl_fionbio(&socket, matches!(self.backend, Backend::Sync(_)))?;
         let file = self.files.add(Descriptor::Socket(socket));
@@ -421,17 +425,17 @@ impl Ring {
         Ok(file)
     }
 
-    /// Takes a store that has a descriptor; `None` where it has none.
+    /// Adds a store. Returns `None` if it has no descriptor.
     pub fn add_store(&mut self, store: &Arc<dyn BackingStore>) -> Option<FileId> {
         store.as_fd()?;
-        // Not introduced: the kernel lets go of what a ring holds some time after the process has ended, and until then
-        // nobody else gets the store's lock, or the block device for himself.
+        // Stores are not registered: the kernel drops registered descriptors only some time after the process has
+        // ended, and until then no other process gets the store's lock or exclusive access to the block device.
         Some(self.files.add(Descriptor::Store(Arc::clone(store))))
     }
 
-    /// Has the kernel look up the pages of these buffers now, instead of for each transfer to or from a store past its cache. Once
-    /// for a ring, when it has its stores. Without such a store nothing happens, and where the kernel does not do it, as for want of
-    /// memory that may be locked, everything goes on as before.
+    /// Registers the pages of buffers, so that the kernel does not look them up for each transfer with direct I/O. Call
+    /// it once, after adding the stores. Does nothing if no store uses direct I/O. If the kernel refuses, for example
+    /// because too little memory may be locked, transfers work as without registration.
     pub fn register_buffers<'a>(&mut self, buffers: impl IntoIterator<Item = &'a mut Buffer>) {
         let direct = self.files.slots.iter().flat_map(|(_, held)| held).any(|held| held.direct);
         if let (Backend::Uring(uring), true) = (&mut self.backend, direct) {
@@ -439,20 +443,20 @@ impl Ring {
         }
     }
 
-    /// Makes a new socket known to the kernel, once for all of its operations.
+    /// Registers a new socket with the kernel, once for all of its operations.
     fn register_socket(&mut self, file: FileId) -> io::Result<()> {
         let Some(held) = self.files.get(file) else { return Ok(()) };
         match &mut self.backend {
             Backend::Uring(uring) => held.registered = uring.register(file, held.descriptor.as_fd()),
-            Backend::Sync(plain) => plain.watch(file, held.descriptor.as_fd())?,
+            Backend::Sync(sync) => sync.watch(file, held.descriptor.as_fd())?,
         }
         Ok(())
     }
 
-    /// Ends what is under way on `file`; its operations still complete, then the descriptor is closed.
+    /// Ends the operations in flight on `file`. They still complete; then the descriptor is closed.
     pub fn close(&mut self, file: FileId) {
-        if let Backend::Sync(plain) = &mut self.backend {
-            plain.deregister(file);
+        if let Backend::Sync(sync) = &mut self.backend {
+            sync.deregister(file);
         }
         let idle = self.files.close(file);
         if let (Some(held), Backend::Uring(uring)) = (idle, &mut self.backend) {
@@ -460,42 +464,42 @@ impl Ring {
         }
     }
 
-    /// Stops receiving on a socket: a receive that is under way comes back with what there is.
+    /// Stops receiving on a socket: a receive in flight completes with the bytes received so far.
     pub fn stop_receiving(&mut self, file: FileId) {
         if let Some(Held { descriptor: Descriptor::Socket(fd), .. }) = self.files.get(file) {
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Read);
         }
     }
 
-    /// Starts an operation. On a file that was closed it completes with `BADF`.
+    /// Queues an operation for the next turn. On a closed file it completes with `BADF`.
     pub fn submit(&mut self, file: FileId, operation: Operation, token: Token) {
         match &mut self.backend {
             Backend::Uring(uring) => uring.submit(&mut self.files, file, operation, token),
-            Backend::Sync(plain) => plain.submit(&mut self.files, file, operation, token),
+            Backend::Sync(sync) => sync.submit(&mut self.files, file, operation, token),
         }
     }
 
-    /// Starts what was collected now instead of at the next turn.
+    /// Submits the queued operations now instead of in the next turn.
     pub fn submit_now(&mut self) {
         if let Backend::Uring(uring) = &mut self.backend {
             uring.submit_now();
         }
     }
 
-    /// Ends every operation on a socket and waits for those on stores; what has completed.
+    /// Ends every operation on a socket, waits for those on stores, and returns the completions. Blocks.
     pub(crate) fn finish(&mut self) -> VecDeque<Completion> {
         match &mut self.backend {
             Backend::Uring(uring) => uring.finish(&mut self.files),
-            Backend::Sync(plain) => plain.finish(),
+            Backend::Sync(sync) => sync.finish(),
         }
     }
 
-    /// Submits what was collected, waits as `wait` says, and appends what has completed to `done`.
-    /// True: the ring was woken.
+    /// Submits the queued operations, waits as `wait` says, and appends the completions to `done`. Returns whether the
+    /// ring was woken.
     pub fn turn(&mut self, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
         let woken = match &mut self.backend {
             Backend::Uring(uring) => uring.turn(&mut self.files, wait, done)?,
-            Backend::Sync(plain) => plain.turn(&mut self.files, wait, done)?,
+            Backend::Sync(sync) => sync.turn(&mut self.files, wait, done)?,
         };
         if woken {
             self.waker.clear();

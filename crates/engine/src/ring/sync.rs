@@ -1,6 +1,7 @@
-//! The backend of io_uring by plain system calls: epoll for sockets, pread and pwrite for stores.
+//! Backend with ordinary system calls: epoll for sockets, pread and pwrite for stores.
 //!
-//! An operation is tried when it is submitted. A socket that is not ready keeps it until epoll says otherwise.
+//! An operation is tried when it is submitted. An operation on a socket that is not ready waits until epoll reports the
+//! socket.
 
 use super::{Completion, Descriptor, FileId, Files, MAX_OUTGOING, Operation, Returned, Token, Wait, Waker};
 use rustix::event::epoll;
@@ -10,7 +11,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// A ring without io_uring.
+/// Backend without io_uring.
 pub(super) struct SyncRing {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
@@ -18,7 +19,7 @@ pub(super) struct SyncRing {
     waiting: Vec<Waiting>,
 }
 
-/// A socket operation that could not go on.
+/// Socket operation that would block.
 struct Waiting {
     file: FileId,
     operation: Operation,
@@ -28,7 +29,7 @@ struct Waiting {
 }
 
 const WAKER: u64 = u64::MAX;
-/// How many sockets are heard of in one call.
+/// Maximum number of sockets reported by one call.
 const EVENTS: usize = 64;
 
 impl SyncRing {
@@ -39,7 +40,7 @@ impl SyncRing {
         Ok(Self { epoll, events, done: VecDeque::new(), waiting: Vec::new() })
     }
 
-    /// Makes room for so many operations at a time.
+    /// Reserves memory for `room` operations at a time.
     pub(super) fn reserve(&mut self, room: usize) {
         self.done.reserve(room.saturating_sub(self.done.len()));
         self.waiting.reserve(room.saturating_sub(self.waiting.len()));
@@ -51,11 +52,11 @@ impl SyncRing {
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(pack(file)), flags)?)
     }
 
-    /// Completes whatever waits for a file that is being closed.
+    /// Completes the operations that wait for a file that is being closed.
     pub(super) fn deregister(&mut self, file: FileId) {
         for waiting in &mut self.waiting {
             if waiting.file == file {
-                // Tried once more in the next turn, on a socket that was shut down.
+                // Tried once more in the next turn, on a socket that is shut down by then.
                 self.events
                     .push(epoll::Event { flags: epoll::EventFlags::HUP, data: epoll::EventData::new_u64(pack(file)) });
                 return;
@@ -83,7 +84,7 @@ impl SyncRing {
         };
         let mut ready = std::mem::take(&mut self.events);
         let closed = ready.len();
-        // The kernel refuses a list without room.
+        // The kernel refuses an empty list.
         ready.reserve(EVENTS);
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -104,7 +105,7 @@ impl SyncRing {
         Ok(woken)
     }
 
-    /// What has completed.
+    /// Returns the completions.
     pub(super) fn finish(&mut self) -> VecDeque<Completion> {
         std::mem::take(&mut self.done)
     }
@@ -138,7 +139,7 @@ impl SyncRing {
     }
 }
 
-/// Goes on with a socket operation until it is finished or the socket would block.
+/// Continues a socket operation until it is complete or would block.
 fn on_socket(fd: &OwnedFd, waiting: &mut Waiting) -> Result<usize, Errno> {
     loop {
         let step = match &mut waiting.operation {

@@ -1,4 +1,4 @@
-//! Both twins: sockets, stores, waking, closing.
+//! Tests of both backends: sockets, stores, wakes, closing.
 
 use super::{
     Backend, Completion, FileId, IoMode, MAX_WRITE_SEGMENTS, Operation, Returned, Ring, Token, Wait, WriteSegment,
@@ -165,7 +165,7 @@ fn dropping_a_ring_ends_what_its_sockets_do_first() {
     });
 }
 
-/// A store that is as slow as the test likes: a read ends when something is written into the pipe.
+/// Store as slow as the test requires: a read ends when the test writes into the pipe.
 struct Pipe(std::fs::File);
 
 impl BackingStore for Pipe {
@@ -197,7 +197,7 @@ fn dropping_a_ring_waits_for_its_stores_without_spinning() {
     let file = ring.add_store(&store).unwrap();
     ring.submit(file, Operation::Read { offset: 0, buffer: Buffer::new(4096), range: 0..4096 }, Token(1));
     ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
-    // As a message does that comes too late to be read.
+    // A wake that comes too late to be read, as a message may.
     ring.waker().wake();
     let answered = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -268,7 +268,8 @@ fn more_operations_than_the_queue_holds() {
     });
 }
 
-/// A ring on a file that counts as one past the cache: not every file system takes `O_DIRECT`, and to the ring it is all the same.
+/// Returns a ring with a file that counts as one with direct I/O. Not every file system supports `O_DIRECT`, and the
+/// ring makes no other distinction.
 fn direct(file: &std::fs::File) -> (Ring, FileId) {
     let store = FileStore::new(file.try_clone().unwrap(), false, IoMode::Uring).unwrap();
     let mut ring = Ring::new(IoMode::Uring).unwrap();
@@ -304,14 +305,14 @@ fn registered_buffers_carry_the_same_bytes_and_are_known_to_one_ring_only() {
     assert_eq!((read.data()[511], read.data()[512], read.data()[5513]), (0, 0, 0));
     assert!(read.data()[513..5513].iter().all(|byte| *byte == 7));
 
-    // Elsewhere it is a buffer like any other.
+    // In another ring it is an ordinary buffer.
     let (mut other, same) = direct(&file);
     assert_eq!(read.slot_in(number(&other)), None);
     other.submit(same, Operation::Read { offset: 4096, buffer: read, range: 0..5000 }, Token(3));
     let back = next(&mut other);
     assert_eq!(back.result, Ok(5000));
 
-    // The place is what the kernel goes by: what lies elsewhere is refused. (`back` has the memory that lies there.)
+    // The kernel goes by the slot: it refuses memory that lies elsewhere. (`back` has the memory of that slot.)
     let mut stray = Buffer::new(8192);
     stray.set_slot(Slot { ring: of_ring, index: 0 });
     ring.submit(id, Operation::Read { offset: 0, buffer: stray, range: 0..512 }, Token(4));

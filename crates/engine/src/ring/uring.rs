@@ -1,8 +1,8 @@
-//! The ring on io_uring.
+//! Backend with io_uring.
 //!
-//! An operation that the kernel works on lives in `in_flight` under the index that is its `user_data`. Its buffers are
-//! heap memory that does not move when the table does, and the entry is taken out only by its completion, so pointers
-//! given to the kernel stay valid for as long as it may use them. [`Uring::finish`] waits for all before anything is freed.
+//! An operation that the kernel works on is in `in_flight` at the index that is its `user_data`. Its buffers are heap
+//! memory that does not move when the table does, and only its completion removes the entry, so pointers passed to the
+//! kernel stay valid for as long as it may use them. [`Uring::finish`] waits for all before anything is freed.
 #![allow(unsafe_code)]
 
 use super::{Buffer, Completion, FileId, Files, Held, Operation, Token, UblkBytes, UblkCommand, Wait, Waker};
@@ -20,10 +20,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 const WAKER: u64 = u64::MAX;
-/// Descriptors that the kernel looks up once instead of for every operation; later ones go without. It takes no more than
-/// the process may open files, so fewer are tried as well.
+/// Numbers of descriptors to try to register. Later descriptors are not registered. The kernel accepts no more than the
+/// process may open files, so smaller numbers are tried as well.
 const REGISTERED: [u32; 3] = [2048, 1024, 128];
-/// As many buffers as the kernel takes, `IORING_MAX_REG_BUFFERS`.
+/// Maximum number of buffers that the kernel registers, `IORING_MAX_REG_BUFFERS`.
 const MOST_BUFFERS: usize = 1 << 14;
 
 /// The driver's commands: `_IOWR('u', number, 16 bytes)`. Source: `include/uapi/linux/ublk_cmd.h`.
@@ -34,25 +34,25 @@ const fn ublk_command(number: u32) -> u32 {
     3 << 30 | 16 << 16 | (b'u' as u32) << 8 | number
 }
 
-/// A ring on io_uring.
+/// Backend with io_uring.
 pub(super) struct Uring {
     ring: IoUring,
     in_flight: Vec<Option<Entry>>,
     free: Vec<u32>,
-    // Boxed: the kernel is given the address of a header, so it must not move with the list.
+    // Boxed: the kernel gets the address of a header, so it must not move with the list.
     #[allow(clippy::vec_box)]
     vectors: Vec<Box<Vectors>>,
     done: VecDeque<Completion>,
-    /// What the kernel would not take; it goes in when completions have made room.
+    /// Entries that did not fit the submission queue; they are submitted after completions.
     backlog: VecDeque<squeue::Entry>,
     waker: Waker,
     waker_armed: bool,
-    /// How many descriptors can be registered: 0 where the kernel does not do it.
+    /// Number of descriptors that can be registered: 0 if the kernel does not support it.
     registered: u32,
     vectors_made: usize,
-    /// Buffers are registered with one ring; in another they are memory like any other.
+    /// Number of this ring. A buffer registered with one ring is ordinary memory in another.
     pub(super) number: u32,
-    /// Completions that are held back, and for how many turns.
+    /// Completions held back, with the number of turns left.
     #[cfg(feature = "fault-injection")]
     late: Vec<(u32, u32, i32)>,
 }
@@ -63,13 +63,13 @@ struct Entry {
     token: Token,
     progress: usize,
     vectors: Option<Box<Vectors>>,
-    /// It was handed over as a block device's own command.
+    /// Whether it was submitted as a block device command.
     as_command: bool,
     #[cfg(feature = "fault-injection")]
     fault: Option<Fault>,
 }
 
-/// What `sendmsg` and `writev` point to.
+/// Arguments that `sendmsg` and `writev` point to.
 struct Vectors {
     segments: Vec<libc::iovec>,
     message: libc::msghdr,
@@ -84,7 +84,7 @@ impl Uring {
             .setup_taskrun_flag()
             .setup_cqsize(COMPLETIONS)
             .build(SUBMISSIONS)
-            // Kernels before 6.1 know neither flag.
+            // Kernels before 6.1 have neither flag.
             .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).build(SUBMISSIONS))?;
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is too old"));
@@ -109,19 +109,19 @@ impl Uring {
         })
     }
 
-    /// Has the kernel look the descriptor of `file` up now. False: operations on it name the descriptor itself.
+    /// Registers the descriptor of `file`. Returns false if operations on it have to use the descriptor itself.
     pub(super) fn register(&mut self, file: FileId, descriptor: BorrowedFd<'_>) -> bool {
         let update = |fd| self.ring.submitter().register_files_update(file.index, &[fd]).is_ok();
         file.index < self.registered && update(descriptor.as_raw_fd())
     }
 
-    /// Has the kernel look up the pages of these buffers now, and says to each where it did.
+    /// Registers the pages of these buffers with the kernel, and sets the slot of each.
     pub(super) fn register_buffers(&mut self, mut buffers: Vec<&mut Buffer>) {
         buffers.truncate(MOST_BUFFERS);
         let segment = |data: &mut [u8]| libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() };
         let segments: Vec<libc::iovec> = buffers.iter_mut().map(|buffer| segment(buffer.data_mut())).collect();
-        // SAFETY: the kernel holds the pages itself from here on, and uses them only where an operation names their place; a
-        // buffer that knows its place owns the memory that was registered there, and an operation owns its buffer.
+        // SAFETY: the kernel holds the pages itself from here on, and uses them only where an operation names their
+        // slot; a buffer that has a slot owns the memory that was registered there, and an operation owns its buffer.
         if unsafe { self.ring.submitter().register_buffers(&segments) }.is_ok() {
             for (index, buffer) in (0..).zip(buffers) {
                 buffer.set_slot(Slot { ring: self.number, index });
@@ -129,20 +129,20 @@ impl Uring {
         }
     }
 
-    /// Drops a descriptor that nothing uses any more.
+    /// Drops a descriptor that no operation uses.
     pub(super) fn deregister(&mut self, file: FileId, held: Held) {
         if held.registered {
-            // Where this fails the place is overwritten by the next descriptor, or dropped with the ring.
+            // If this fails, the slot is overwritten by the next descriptor, or dropped with the ring.
             let _ = self.ring.submitter().register_files_update(file.index, &[-1]);
         }
     }
 
-    /// Makes room for so many operations at a time, `scattered` of which are on several stretches of memory.
+    /// Reserves memory for `room` operations at a time, `scattered` of them on several ranges of memory.
     pub(super) fn reserve(&mut self, room: usize, scattered: usize) {
         self.in_flight.reserve(room.saturating_sub(self.in_flight.len()));
         self.free.reserve(room.saturating_sub(self.free.len()));
         self.done.reserve(room.saturating_sub(self.done.len()));
-        // One more is the waker's.
+        // One more for the waker.
         self.backlog.reserve((room + 1).saturating_sub(self.backlog.len()));
         self.vectors.reserve(scattered.saturating_sub(self.vectors.len()));
         while self.vectors_made < scattered {
@@ -153,7 +153,7 @@ impl Uring {
 
     /// See [`super::Ring::set_iowq_max_workers`].
     pub(super) fn set_iowq_max_workers(&self) -> io::Result<()> {
-        // Those for work that ends, as on files and block devices, and those for work that may never end, as on sockets.
+        // The limits for bounded work, such as on files and block devices, and for unbounded work, such as on sockets.
         self.ring.submitter().register_iowq_max_workers(&mut [1, 1])
     }
 
@@ -163,7 +163,7 @@ impl Uring {
             return self.done.push_back(Completion { token, result: Err(Errno::BADF), returned });
         };
         if let Operation::Ublk(command) = &operation {
-            // The driver copies into the buffer what it likes to, up to the longest request.
+            // The driver may copy up to the longest request into the buffer.
             let fits = match (&held.descriptor, &command.bytes) {
                 (super::Descriptor::Ublk(_, Some(longest)), UblkBytes::Copied(buffer)) => *longest <= buffer.capacity(),
                 (super::Descriptor::Ublk(_, None), UblkBytes::Fetched(_)) => true,
@@ -194,11 +194,11 @@ impl Uring {
         self.push(files, index);
     }
 
-    /// Hands the entry at `index` to the kernel, from where its progress is.
+    /// Submits the entry at `index`, continuing from its progress.
     fn push(&mut self, files: &mut Files, index: u32) {
         let entry = self.in_flight[index as usize].as_mut().expect("an entry is pushed while it is in the table");
         let held = files.get(entry.file).expect("a file stays while operations use it");
-        // With the flag, the number is the place where the descriptor is registered.
+        // With the flag, the number is the index of the registered descriptor.
         let (fd, flags) = match held.registered {
             true => (entry.file.index as RawFd, squeue::Flags::FIXED_FILE),
             false => (held.descriptor.as_fd().as_raw_fd(), squeue::Flags::empty()),
@@ -216,13 +216,13 @@ impl Uring {
         self.push_entry(sqe);
     }
 
-    /// The order between entries means nothing: each is an operation of its own.
+    /// The order of entries is irrelevant: each is an operation of its own.
     fn push_entry(&mut self, sqe: squeue::Entry) {
         if self.try_push(&sqe) {
             return;
         }
-        // The queue is full: hand it over and go on. The kernel may take nothing until completions are reaped, which is
-        // what `turn` does, and where errors are reported.
+        // The queue is full: submit it and continue. The kernel may accept nothing until completions are reaped, which
+        // `turn` does; it also reports errors.
         let _ = self.ring.submit();
         if !self.try_push(&sqe) {
             self.backlog.push_back(sqe);
@@ -235,7 +235,7 @@ impl Uring {
         unsafe { self.ring.submission().push(sqe) }.is_ok()
     }
 
-    /// Moves what the kernel would not take into the queue, as far as there is room. False: some is left.
+    /// Moves entries from the backlog into the queue while there is room. Returns whether the backlog is empty.
     fn push_backlog(&mut self) -> bool {
         while let Some(sqe) = self.backlog.pop_front() {
             if !self.try_push(&sqe) {
@@ -247,7 +247,7 @@ impl Uring {
     }
 
     pub(super) fn submit_now(&mut self) {
-        // An error shows again, and is reported, in `turn`.
+        // An error recurs, and is reported, in `turn`.
         let _ = self.ring.submit();
     }
 
@@ -258,7 +258,7 @@ impl Uring {
             self.push_entry(poll);
             self.waker_armed = true;
         }
-        // What is left behind may be what the wait would be for.
+        // The wait may be for the completion of an entry in the backlog.
         let waiting = self.push_backlog() && self.done.is_empty();
         #[cfg(feature = "fault-injection")]
         let waiting = waiting && self.late.is_empty();
@@ -311,12 +311,13 @@ impl Uring {
             _ => Err(Errno::from_raw_os_error(-result)),
         };
         let again = match (&result, &entry.operation) {
-            // An answer that was given must not be given twice. An error of a sync may have taken a lost write's with it.
+            // A ublk result must not be committed twice, and the error of a sync may be the only report of a lost
+            // write.
             (_, Operation::Ublk(_) | Operation::Sync) => false,
             (Err(Errno::INTR | Errno::AGAIN), _) => true,
             (Err(Errno::OPNOTSUPP), Operation::Discard { .. }) if entry.as_command => {
-                // The device does not discard, or the kernel does not know the command. What it takes for a discard of old
-                // fails in the first case as well, but for a device that clears what it is to deregister.
+                // The device does not support discards, or the kernel does not know the command. The older way to
+                // discard fails too in the first case, except on a device that zeroes what it deallocates.
                 if let Some(held) = files.get(entry.file) {
                     held.discards = false;
                 }
@@ -347,7 +348,7 @@ impl Uring {
         }
     }
 
-    /// Ends every socket operation and waits until the kernel uses none of the buffers any more.
+    /// Ends every socket operation and waits until the kernel uses no buffer. Blocks.
     pub(super) fn finish(&mut self, files: &mut Files) -> VecDeque<Completion> {
         for entry in self.in_flight.iter().flatten() {
             if let Some(Held { descriptor: super::Descriptor::Socket(fd), .. }) = files.get(entry.file) {
@@ -358,20 +359,20 @@ impl Uring {
         let is_ublk = |entry: &Entry| matches!(entry.operation, Operation::Ublk(_));
         while self.in_flight.iter().flatten().any(|entry| !is_ublk(entry)) {
             match self.turn(files, Wait::Forever, &mut done) {
-                // Read, or the next wait ends at once.
+                // Clear the waker, or the next wait ends at once.
                 Ok(true) => self.waker.clear(),
                 Ok(false) => {}
                 Err(_) => {
-                    // The kernel may still write to these buffers; memory that is never freed is the only safe answer.
+                    // The kernel may still write to these buffers; leaking them is the only safe answer.
                     std::mem::forget(std::mem::take(&mut self.in_flight));
                     return done;
                 }
             }
         }
-        // Now, and not when the kernel gets round to the ring of a process that has ended.
+        // Unregister now; otherwise the kernel does it some time after the process has ended.
         let _ = self.ring.submitter().unregister_files();
         if self.in_flight.iter().any(Option::is_some) {
-            // Only the end of its device ends a ublk command; the kernel drops it with the ring, which is later than this.
+            // A ublk command ends only with its device; the kernel drops it with the ring, which is later than this.
             std::mem::forget(std::mem::take(&mut self.in_flight));
         }
         done
@@ -379,12 +380,13 @@ impl Uring {
 }
 
 impl super::Ring {
-    /// Takes a ublk device's `/dev/ublkcN`, for [`Operation::Ublk`] on this thread. Only io_uring reaches it.
+    /// Adds a ublk device's `/dev/ublkcN`, for [`Operation::Ublk`] on this thread. Requires io_uring.
     ///
     /// # Safety
-    /// The driver copies as many bytes as it was told when the device was added. With `copied`, the device must have been
-    /// added with a longest request of at most so many bytes, and without the features that copy nothing or elsewhere (user
-    /// copy, zero copy, registered buffers, batches, shared memory); without it, with user copy and none of the others.
+    /// The driver copies as many bytes as it was told when the device was added. With `copied`, the device must have
+    /// been added with a longest request of at most so many bytes, and without the features that copy nothing or
+    /// elsewhere (user copy, zero copy, registered buffers, batches, shared memory); without it, with user copy and
+    /// none of the others.
     pub unsafe fn add_ublk(&mut self, device: OwnedFd, copied: Option<usize>) -> io::Result<FileId> {
         match self.backend {
             super::Backend::Uring(_) => Ok(self.files.add(super::Descriptor::Ublk(device, copied))),
@@ -395,7 +397,7 @@ impl super::Ring {
 
 #[cfg(feature = "fault-injection")]
 impl Uring {
-    /// Completes what was held back for long enough.
+    /// Completes operations that were held back for long enough.
     fn complete_late(&mut self, files: &mut Files) {
         self.late.iter_mut().for_each(|(turns, ..)| *turns = turns.saturating_sub(1));
         while let Some(due) = self.late.iter().position(|(turns, ..)| *turns == 0) {
@@ -407,7 +409,7 @@ impl Uring {
 
 #[cfg(feature = "fault-injection")]
 impl Entry {
-    /// Asks what becomes of an operation on a store, and makes it shorter where that is the answer.
+    /// Applies the injector's decision to an operation on a store; may shorten the operation.
     fn inject(&mut self, held: &Held) {
         let call = match &self.operation {
             Operation::Read { .. } => Call::Read,
@@ -427,7 +429,7 @@ impl Entry {
 }
 
 impl Entry {
-    /// `registered`: the ring in which a buffer's place is used.
+    /// `registered`: the ring whose buffer slots may be used.
     fn describe(&mut self, fd: types::Fd, registered: Option<u32>) -> squeue::Entry {
         match &mut self.operation {
             Operation::Read { offset, buffer, range } => {

@@ -1,15 +1,16 @@
-//! How long things took: counts in buckets whose width grows with the value.
+//! Latency histograms: counts in buckets whose width grows with the value.
 //!
-//! 16 buckets to each power of two, from 1 ns to about 18 minutes: a value is known to a sixteenth. A histogram that is
-//! written to is a fixed array of counters, so that noting a value allocates nothing and anybody may read at any time.
+//! There are 16 buckets per power of two, from 1 ns to about 18 minutes, so a value is known to a sixteenth. A
+//! histogram that is written to is a fixed array of counters: adding a value does not allocate, and any thread may read
+//! at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromZeros;
 
-/// Buckets to each power of two, as a power of two.
+/// Buckets per power of two, as a power of two.
 const FINE_LOG2: u32 = 4;
 const FINE: usize = 1 << FINE_LOG2;
-/// Longer times count as this long: 2^40 ns.
+/// Longer times count as this value: 2^40 ns.
 const LARGEST: u64 = (1 << 40) - 1;
 const BUCKETS: usize = bucket_of(LARGEST) + 1;
 
@@ -22,7 +23,7 @@ const fn bucket_of(value: u64) -> usize {
     (shift as usize + 1) * FINE + (value >> shift) as usize - FINE
 }
 
-/// The largest value that falls into a bucket.
+/// Returns the largest value that falls into a bucket.
 const fn upper_bound(bucket: usize) -> u64 {
     if bucket < FINE {
         return bucket as u64;
@@ -47,10 +48,10 @@ impl Buckets {
     }
 }
 
-/// What a histogram held at a moment. Values are nanoseconds.
+/// Snapshot of a histogram. Values are nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// Empty, or one count a bucket.
+    /// Empty, or one count per bucket.
     counts: Vec<u64>,
     sum: u64,
 }
@@ -58,9 +59,9 @@ pub struct Histogram {
 /// One bucket of a [`Histogram`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// The largest value that is counted here, in nanoseconds.
+    /// Largest value that the bucket counts, in nanoseconds.
     pub upper: u64,
-    /// How many values are counted here.
+    /// Number of values in the bucket.
     pub count: u64,
 }
 
@@ -73,18 +74,18 @@ impl Histogram {
         self.sum = self.sum.wrapping_add(from.sum.load(Ordering::Relaxed));
     }
 
-    /// How many values were noted.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The sum of all values, in nanoseconds.
+    /// Returns the sum of all values, in nanoseconds.
     pub fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// The value that `percent` percent of all values do not exceed, in nanoseconds, to a sixteenth; 0 where nothing was
-    /// noted.
+    /// Returns the value that `percent` percent of all values do not exceed, in nanoseconds, to a sixteenth; 0 for an
+    /// empty histogram.
     pub fn percentile(&self, percent: f64) -> u64 {
         let rank = (self.count() as f64 * percent.clamp(0.0, 100.0) / 100.0).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -95,24 +96,24 @@ impl Histogram {
         self.buckets().find(reaches).map_or(0, |b| b.upper)
     }
 
-    /// The largest value, in nanoseconds, to a sixteenth.
+    /// Returns the largest value, in nanoseconds, to a sixteenth.
     pub fn max(&self) -> u64 {
         self.buckets().last().map_or(0, |b| b.upper)
     }
 
-    /// The buckets that hold anything, in ascending order.
+    /// Returns the buckets that are not empty, in ascending order.
     pub fn buckets(&self) -> impl Iterator<Item = Bucket> {
         let all =
             self.counts.iter().enumerate().map(|(index, count)| Bucket { upper: upper_bound(index), count: *count });
         all.filter(|b| b.count > 0)
     }
 
-    /// How many values were at most `ns`, to a sixteenth: for cumulative buckets of another's choice.
+    /// Returns the number of values that are at most `ns`, to a sixteenth: for the cumulative buckets of other formats.
     pub fn count_up_to(&self, ns: u64) -> u64 {
         self.buckets().take_while(|b| b.upper <= ns).map(|b| b.count).sum()
     }
 
-    /// What was noted since `earlier`, a snapshot of the same histogram.
+    /// Returns the values added since `earlier`, a snapshot of the same histogram.
     pub fn since(&self, earlier: &Self) -> Self {
         let before = earlier.counts.iter().copied().chain(std::iter::repeat(0));
         let counts = self.counts.iter().zip(before).map(|(now, then)| now.saturating_sub(then)).collect();

@@ -1,8 +1,9 @@
-//! What a device has done, and how long it took: counters and histograms that cost next to nothing to keep.
+//! Statistics of a device: counters and latency histograms at next to no cost.
 //!
-//! Every thread that carries requests adds to a shard of its own with plain relaxed stores; readers add the shards up. A
-//! clock is read once a step, and for short requests only in one of [`SHORT_ONE_IN`], picked at random and counted as that
-//! many: so a histogram estimates all requests, while the counters are exact. Nothing here allocates after the start.
+//! Every thread that carries out requests adds to a shard of its own with relaxed stores; readers add the shards up.
+//! The clock is read once per step. Of the short requests only one in [`SHORT_ONE_IN`], picked at random, is timed, and
+//! counted as that many: a histogram estimates all requests, while the counters are exact. Nothing here allocates after
+//! the start.
 
 mod histogram;
 mod store_errors;
@@ -19,33 +20,34 @@ use std::time::{Duration, Instant};
 use store_errors::StoreErrors;
 use zerocopy::FromZeros;
 
-/// Requests of less than 16 KiB are timed once in so many.
+/// Requests shorter than 16 KiB are timed once in this many.
 pub const SHORT_ONE_IN: u64 = 256;
-/// Requests of less than 128 KiB are timed once in so many; longer ones always.
+/// Requests shorter than 128 KiB are timed once in this many; longer ones always.
 pub const MEDIUM_ONE_IN: u64 = 4;
 const SHORT: u64 = 16 << 10;
 const MEDIUM: u64 = 128 << 10;
 
-/// How many threads can have a shard of their own. More share the first.
+/// Number of threads that can have a shard of their own. Further threads share the first.
 const SHARDS: usize = 64;
 const SHARED: usize = 0;
 
-/// How much is kept.
+/// Level of detail of the statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StatsLevel {
-    /// Nothing: for measuring what keeping them costs.
+    /// Nothing: to measure the cost of statistics.
     Off,
     /// Exact counters, estimated histograms.
     #[default]
     On,
-    /// Every request is timed: for tests.
+    /// Every request is timed (tests only).
     Exact,
 }
 
-/// What a device has done since it was made, to be added up: see the plain data of the same names in [`Snapshot`].
+/// Counters since the device was created; [`Snapshot`] has their sums under the same names.
 #[derive(Clone, Copy)]
 enum Counter {
-    // The six that nearly every request adds to: with what decides whether it is timed, one line of the cache.
+    // Reads and the next five are used by nearly every request: with the choice of timed requests, they fill one cache
+    // line.
     Reads,
     Writes,
     BytesRead,
@@ -64,27 +66,27 @@ enum Counter {
 
 const COUNTERS: usize = Counter::Offloaded as usize + 1;
 
-/// What a request spends its time on.
+/// Phase of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// From when it was accepted until it began, with the wait for its lock.
+    /// From acceptance to start, including the wait for the lock.
     Queue,
-    /// Reading and writing the store.
+    /// Reads and writes of the store.
     Store,
-    /// Encrypting and decrypting, with the way to other threads where it is offloaded.
+    /// Encryption and decryption; for offloaded work including the hand-over to other threads.
     Cipher,
 }
 
 const PHASES: usize = Phase::Cipher as usize + 1;
 
-/// What one thread adds to. Aligned so that no two threads write to one cache line.
+/// Statistics of one thread. Aligned so that no two threads write to one cache line.
 #[repr(C, align(128))]
 #[derive(FromZeros)]
 struct Shard {
-    /// How many short and medium requests are still left out before one is timed.
+    /// Numbers of short and of medium requests left to skip before one is timed.
     skip: [AtomicU64; 2],
     counters: [AtomicU64; COUNTERS],
-    /// State of the random choice of requests that are timed.
+    /// State of the random generator that picks the requests to time.
     random: AtomicU64,
     owned: AtomicBool,
     phases: [Buckets; PHASES],
@@ -98,10 +100,10 @@ pub struct Stats {
     store_errors: StoreErrors,
 }
 
-/// What [`Stats`] held at a moment.
+/// Sums of all counters and histograms at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Reads that succeeded. Over NBD a long request counts once for each of its pieces; so do all others below.
+    /// Reads that succeeded. Over NBD a long request counts once for each of its pieces, here and below.
     pub reads: u64,
     /// Writes that succeeded.
     pub writes: u64,
@@ -115,50 +117,50 @@ pub struct Snapshot {
     pub prefetches: u64,
     /// Zone appends that succeeded.
     pub appends: u64,
-    /// Orders to zones that succeeded.
+    /// Zone management requests that succeeded.
     pub zone_actions: u64,
     /// Requests of any kind that failed.
     pub errors: u64,
-    /// Those of them for which a store gave the error; counted at every [`StatsLevel`].
+    /// Failed requests for which a store returned the error; counted at every [`StatsLevel`].
     pub store_errors: u64,
-    /// The last of these.
+    /// Last error of a store.
     pub last_store_error: Option<StoreError>,
-    /// Bytes that reads asked for.
+    /// Bytes requested by reads.
     pub bytes_read: u64,
-    /// Bytes that writes, appends and write-zeroes asked for.
+    /// Bytes requested by writes, appends and write-zeroes.
     pub bytes_written: u64,
-    /// Reads, writes, appends and write-zeroes whose cipher work was done by the thread that carried them.
+    /// Reads, writes, appends and write-zeroes whose cipher work ran on the thread that carried them out.
     pub inline: u64,
-    /// Reads, writes, appends and write-zeroes whose cipher work was done by the pool.
+    /// Reads, writes, appends and write-zeroes whose cipher work ran on the pool.
     pub offloaded: u64,
-    /// Calls of a cipher.
+    /// Number of cipher calls.
     pub cipher_calls: u64,
-    /// Data units that went through a cipher: divided by the calls, the units a call.
+    /// Data units processed by a cipher. Divided by the calls: units per call.
     pub cipher_units: u64,
-    /// From when a request was accepted until it began, with the wait for its lock.
+    /// Time from acceptance to start of a request, including the wait for the lock.
     pub queue: Histogram,
-    /// In the store, all steps of a request together.
+    /// Time in the store, over all steps of a request.
     pub store: Histogram,
-    /// In the cipher, all steps of a request together; where it is offloaded, with the way there and back.
+    /// Time in the cipher, over all steps of a request; for offloaded work including the hand-over.
     pub cipher: Histogram,
-    /// From when a request was accepted until it was answered.
+    /// Time from acceptance to completion of a request.
     pub total: Histogram,
 }
 
 impl Stats {
     pub(crate) fn new(level: StatsLevel) -> Arc<Self> {
         let shards = if level == StatsLevel::Off { 1 } else { SHARDS };
-        // Zeroed pages that nobody has touched take no memory; what a device needs at its start may end the program.
+        // Zeroed pages take no memory until they are touched. Failing to allocate at the start may end the program.
         let shards = Shard::new_vec_zeroed(shards).expect("memory for the counters of a new device");
         Arc::new(Self { level, shards, store_errors: StoreErrors::default() })
     }
 
-    /// How much is kept.
+    /// Returns the level of detail.
     pub fn level(&self) -> StatsLevel {
         self.level
     }
 
-    /// Adds all shards up. Requests that end meanwhile may be counted in part.
+    /// Returns the sums of all shards. Requests that complete concurrently may be counted in part.
     pub fn snapshot(&self) -> Snapshot {
         let sum = |c: Counter| self.shards.iter().map(|s| s.counters[c as usize].load(Ordering::Relaxed)).sum();
         let mut snapshot = Snapshot {
@@ -182,7 +184,7 @@ impl Stats {
         };
         let moved = snapshot.reads + snapshot.writes + snapshot.appends + snapshot.write_zeroes;
         snapshot.inline = moved.saturating_sub(snapshot.offloaded);
-        // A shard that nobody ever wrote to is left alone, or reading would make its pages resident.
+        // Skip shards never written to, because reading would make their pages resident.
         let used = |s: &&Shard| s.random.load(Ordering::Relaxed) != 0;
         for shard in self.shards.iter().filter(used) {
             snapshot.queue.add(&shard.phases[Phase::Queue as usize]);
@@ -205,7 +207,7 @@ impl Stats {
         }
     }
 
-    /// The calling thread's shard, its own from its first call until it ends.
+    /// Returns the calling thread's shard, which it keeps from its first call until it ends.
     pub(crate) fn of_this_thread(self: &Arc<Self>) -> Recorder<'_> {
         let (last, index) = LAST.get();
         if std::ptr::eq(last, Arc::as_ptr(self)) {
@@ -217,7 +219,7 @@ impl Stats {
 }
 
 impl Snapshot {
-    /// What was done since `earlier`, a snapshot of the same device.
+    /// Returns the difference to `earlier`, a snapshot of the same device.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             reads: self.reads.saturating_sub(earlier.reads),
@@ -251,16 +253,16 @@ impl std::fmt::Debug for Stats {
     }
 }
 
-/// How many devices a thread keeps a shard of at a time.
+/// Number of devices for which a thread keeps a shard at a time.
 const DEVICES_OF_A_THREAD: usize = 4;
 
 thread_local! {
-    /// The device that the thread used last, which is one of [`OF_THREAD`], and its shard of that.
+    /// The device that the thread used last, one of [`OF_THREAD`], and the thread's shard of it.
     static LAST: Cell<(*const Stats, usize)> = const { Cell::new((std::ptr::null(), SHARED)) };
     static OF_THREAD: RefCell<OfThread> = const { RefCell::new(OfThread { shards: [const { None }; 4], oldest: 0 }) };
 }
 
-/// The shards of a thread, given back when it ends.
+/// Shards of a thread, released when it ends.
 struct OfThread {
     shards: [Option<(Weak<Stats>, usize)>; DEVICES_OF_A_THREAD],
     oldest: usize,
@@ -298,7 +300,7 @@ fn give_back(shard: Option<(Weak<Stats>, usize)>) {
     }
 }
 
-/// A shard that is its owner's until dropped: for a worker.
+/// Shard that its owner keeps until dropped: for a worker.
 pub(crate) struct OwnShard {
     stats: Arc<Stats>,
     index: usize,
@@ -320,44 +322,44 @@ impl Drop for OwnShard {
     }
 }
 
-/// What a request did, to be counted when it has ended.
+/// Work of a request, counted when it completes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Work {
-    /// Bytes that were asked for.
+    /// Bytes requested.
     pub(crate) len: u64,
-    /// Calls of a cipher.
+    /// Number of cipher calls.
     pub(crate) cipher_calls: u32,
-    /// Data units that went through a cipher.
+    /// Data units processed by a cipher.
     pub(crate) cipher_units: u32,
-    /// Whether the pool did them.
+    /// Whether the pool processed them.
     pub(crate) offloaded: bool,
 }
 
-/// The clock of one request that is timed.
+/// Clock of a timed request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
-    /// How many requests it stands for.
+    /// Number of requests that it represents.
     weight: u64,
     accepted: Instant,
     last: Instant,
-    /// `None`: the request has had no such phase.
+    /// Time per phase; `None`: the request had no such phase.
     spent: [Option<u64>; PHASES],
 }
 
 impl Timing {
-    /// What has passed since the last call went to `phase`.
+    /// Adds the time since the last call to `phase`.
     pub(crate) fn lap(&mut self, phase: Phase) {
         self.lap_until(phase, Instant::now());
     }
 
-    /// What had passed at `then` since the last call goes to `phase`.
+    /// Adds the time from the last call to `then` to `phase`.
     pub(crate) fn lap_until(&mut self, phase: Phase, then: Instant) {
         let spent = then.saturating_duration_since(self.last).as_nanos() as u64;
         *self.spent[phase as usize].get_or_insert(0) += spent;
         self.last = self.last.max(then);
     }
 
-    /// Moves `part` of what went to one phase to another.
+    /// Moves `part` of the time of one phase to another.
     pub(crate) fn shift(&mut self, from: Phase, to: Phase, part: Duration) {
         let part = self.spent[from as usize].map_or(0, |spent| spent.min(part.as_nanos() as u64));
         if let Some(spent) = &mut self.spent[from as usize] {
@@ -367,13 +369,13 @@ impl Timing {
     }
 }
 
-/// Adds to a shard.
+/// Writer to a shard.
 #[derive(Clone, Copy)]
 pub(crate) struct Recorder<'a> {
     level: StatsLevel,
     shard: &'a Shard,
     store_errors: &'a StoreErrors,
-    /// Whether others write there as well.
+    /// Whether other threads write to the shard as well.
     shared: bool,
 }
 
@@ -383,7 +385,7 @@ impl<'a> Recorder<'a> {
         Self { level: stats.level, shard, store_errors, shared: index == SHARED }
     }
 
-    /// The clock of a request of `len` bytes that is accepted now, if it is to be timed.
+    /// Returns the clock of a request of `len` bytes that is accepted now, or `None` if it is not timed.
     pub(crate) fn accept(&self, operation: Operation, len: u64) -> Option<Timing> {
         let moves_data =
             operation.writes_data() || matches!(operation, Operation::Read | Operation::WriteZeroes { .. });
@@ -399,7 +401,7 @@ impl<'a> Recorder<'a> {
                 skip.store(left - 1, Ordering::Relaxed);
                 return None;
             }
-            // Evenly spread from none to twice as many as are left out on average.
+            // Evenly distributed between 0 and twice the average number of requests to skip.
             skip.store(self.draw() % (2 * weight - 1), Ordering::Relaxed);
         } else {
             self.draw();
@@ -410,13 +412,13 @@ impl<'a> Recorder<'a> {
 
     fn draw(&self) -> u64 {
         let random = &self.shard.random;
-        // Knuth's linear congruential generator; its upper bits are the better ones.
+        // Knuth's linear congruential generator; its upper bits are more random.
         let next = random.load(Ordering::Relaxed).wrapping_mul(6_364_136_223_846_793_005).wrapping_add(SEED);
         random.store(next, Ordering::Relaxed);
         next >> 32
     }
 
-    /// Counts a request that has ended.
+    /// Counts a completed request.
     pub(crate) fn finish(
         &self,
         operation: Operation,
@@ -477,13 +479,13 @@ impl<'a> Recorder<'a> {
         if self.shared {
             counter.fetch_add(n, Ordering::Relaxed);
         } else {
-            // The only writer: no locked instruction.
+            // The shard has one writer, so no locked instruction is needed.
             counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
         }
     }
 }
 
-/// The account of a request that is carried out by one call on one thread.
+/// Account of a request that one call carries out on one thread.
 pub(crate) struct Account<'a> {
     recorder: Recorder<'a>,
     operation: Operation,
@@ -492,7 +494,7 @@ pub(crate) struct Account<'a> {
 }
 
 impl<'a> Account<'a> {
-    /// For a request of `len` bytes that begins now on the calling thread.
+    /// Starts the account of a request of `len` bytes on the calling thread.
     pub(crate) fn new(stats: &'a Arc<Stats>, operation: Operation, len: u64) -> Self {
         let recorder = stats.of_this_thread();
         Self { recorder, operation, work: Work { len, ..Work::default() }, timing: recorder.accept(operation, len) }
@@ -504,8 +506,8 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Takes note of cipher calls over `bytes` of data units of `unit_len` bytes; of none where those are of one byte,
-    /// since nothing is encrypted there.
+    /// Counts cipher calls for `bytes` in data units of `unit_len` bytes; counts none for units of one byte, which are
+    /// not encrypted.
     pub(crate) fn ciphered(&mut self, calls: usize, bytes: usize, unit_len: usize) {
         if unit_len > 1 {
             self.work.cipher_calls += calls as u32;
@@ -514,14 +516,14 @@ impl<'a> Account<'a> {
         }
     }
 
-    /// Counts it, with its end.
+    /// Counts the request with its result.
     pub(crate) fn end(self, result: Result<(), RequestError>) -> Result<(), RequestError> {
         self.recorder.finish(self.operation, &result, &self.work, self.timing.as_ref());
         result
     }
 }
 
-/// Odd, so that the generator has its full period, and a shard that was used does not look unused.
+/// Odd, so that the generator has its full period, and a used shard never looks unused.
 const SEED: u64 = 1_442_695_040_888_963_407;
 
 #[cfg(test)]

@@ -1,27 +1,28 @@
-//! Errors that a store gave: how many, and the last one.
+//! Errors that stores returned: their number, and the last one.
 
 use crate::request::{Operation, RequestError};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How requests failed that the store, or the way to it, gave an error for. One for all threads: they are rare.
+/// Errors of a device's stores. One for all threads, because errors are rare.
 #[derive(Default)]
 pub(super) struct StoreErrors {
     count: AtomicU64,
-    /// From the top: seconds since 1970 (32 bits), the operation (16), the error number (16). Zero: none yet.
+    /// Last error. From the top: seconds since 1970 (32 bits), the operation (16), the error number (16). Zero: none
+    /// yet.
     last: AtomicU64,
 }
 
-/// The last error of a store.
+/// Last error of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreError {
-    /// Its number.
+    /// Error number.
     pub errno: Errno,
-    /// What failed: `read`, `write`, `write_zeroes`, `flush`, `discard`, `prefetch`, `append`,
+    /// Name of the operation that failed: `read`, `write`, `write_zeroes`, `flush`, `discard`, `prefetch`, `append`,
     /// `zone_management`.
     pub operation: &'static str,
-    /// When, in seconds since 1970.
+    /// Time of the error, in seconds since 1970.
     pub at_secs: u64,
 }
 
@@ -52,7 +53,7 @@ impl StoreErrors {
     }
 
     pub(super) fn last(&self) -> Option<StoreError> {
-        // There is no error with the number zero.
+        // No error has the number zero.
         let last = Some(self.last.load(Ordering::Relaxed)).filter(|last| *last != 0)?;
         let operation = *OPERATIONS.get((last >> 16 & 0xffff) as usize)?;
         let errno = Errno::from_raw_os_error((last & 0xffff) as i32);
@@ -70,7 +71,7 @@ mod tests {
         assert_eq!((errors.count(), errors.last()), (0, None));
         errors.note(Operation::Read, &RequestError::Io(Errno::IO));
         errors.note(Operation::Discard { durable: false }, &RequestError::Io(Errno::NOSPC));
-        // Refusals are no errors of the store.
+        // A refused request is not an error of the store.
         errors.note(Operation::Write { durable: true }, &RequestError::ReadOnly);
         let last = errors.last().unwrap();
         assert_eq!((errors.count(), last.errno, last.operation), (2, Errno::NOSPC, "discard"));

@@ -1,4 +1,4 @@
-//! A file or a block device as store.
+//! Files and block devices as stores.
 
 use super::{BackingStore, BlockStatus, Geometry, StoreProfile, block_device};
 use crate::buffer::Buffer;
@@ -11,34 +11,34 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How requests reach a file.
+/// I/O engine for a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMode {
-    /// Through io_uring where the kernel allows it; short requests of a file that lives in memory inline, since such a
-    /// file never waits, and a detour would cost more than the copy.
+    /// io_uring if the kernel permits it, except for short requests of a file in memory: it never waits, and the ring
+    /// would cost more than the copy.
     #[default]
     Auto,
-    /// Always through io_uring.
+    /// Always io_uring.
     Uring,
-    /// Always by plain system calls.
+    /// Always ordinary system calls.
     Sync,
 }
 
-/// A regular file or a block device, opened by the caller.
+/// Regular file or block device, opened by the caller.
 #[derive(Debug)]
 pub struct FileStore {
     file: File,
     len: AtomicU64,
     read_only: bool,
-    /// No descriptor is shown: everything is called inline.
+    /// Whether the descriptor is hidden, so that the worker calls the store inline.
     hidden: bool,
     profile: StoreProfile,
 }
 
 impl FileStore {
-    /// Takes `file`, which must be a regular file or a block device. `read_only` says how it was opened. One that was opened
-    /// with `O_DIRECT` is read and written in whole blocks of its own: data units are multiples of them, and what is stored
-    /// without a cipher is asked for in whole blocks.
+    /// Creates a store from a regular file or block device. `read_only` is how it was opened. A file that was opened
+    /// with `O_DIRECT` is read and written in whole blocks: data units must be multiples of its block, and unencrypted
+    /// data must be requested in whole blocks.
     pub fn new(file: File, read_only: bool, mode: IoMode) -> io::Result<Self> {
         let kind = file.metadata()?.file_type();
         let block_device = kind.is_block_device();
@@ -46,12 +46,12 @@ impl FileStore {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device"));
         }
         let len = rustix::fs::seek(&file, SeekFrom::End(0))?;
-        // The node of a block device is in a file system of memory, the device is not.
+        // The node of a block device may be in a file system in memory; the device is not.
         let hidden = mode == IoMode::Sync;
         let profile = StoreProfile {
             in_memory: mode == IoMode::Auto && !block_device && lives_in_memory(&file),
             is_block_device: block_device,
-            // Through the page cache, and on any file system, `RWF_DSYNC` is a sync that reports what became of other
+            // With the page cache, and on any file system, `RWF_DSYNC` is a sync that reports the errors of other
             // writes.
             has_native_fua: block_device && is_direct(&file).is_ok_and(|direct| direct),
             memory_alignment: memory_alignment(&file),
@@ -59,29 +59,29 @@ impl FileStore {
         Ok(Self { file, len: AtomicU64::new(len), read_only, hidden, profile })
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &File {
         &self.file
     }
 }
 
-/// Whether what is read and written passes the kernel's cache by.
+/// Returns whether the file was opened with `O_DIRECT`.
 pub(crate) fn is_direct(file: impl AsFd) -> Result<bool, Errno> {
     Ok(rustix::fs::fcntl_getfl(file)?.contains(OFlags::DIRECT))
 }
 
-/// Where memory may begin that a file is read into and written from: anywhere, unless it was opened with `O_DIRECT`.
+/// Returns the alignment of memory to read into and write from: 1, unless the file was opened with `O_DIRECT`.
 fn memory_alignment(file: &File) -> usize {
     if !is_direct(file).is_ok_and(|direct| direct) {
         return 1;
     }
-    // Of files since Linux 6.1, of block devices since 6.11; what is not known is 0.
+    // Files report it since Linux 6.1, block devices since 6.11; 0 means unknown.
     let said = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     let said = said.map_or(0, |about| about.stx_dio_mem_align as usize);
     if said.is_power_of_two() { said.min(Buffer::ALIGNMENT) } else { Buffer::ALIGNMENT }
 }
 
-/// Whether the file's system keeps its pages nowhere but in memory.
+/// Returns whether the file system keeps its pages in memory only.
 fn lives_in_memory(file: &File) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
@@ -136,7 +136,7 @@ impl BackingStore for FileStore {
     }
 
     fn prefetch(&self, offset: u64, len: u64) {
-        // Advice that the file system does not take costs nothing but the read it would have saved.
+        // Best effort: without it the data is read later.
         let _ = rustix::fs::fadvise(&self.file, offset, NonZeroU64::new(len), Advice::WillNeed);
     }
 
@@ -147,7 +147,7 @@ impl BackingStore for FileStore {
         }
         let end = offset.saturating_add(len);
         match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
-            // No data up to the end of the file.
+            // There is no data up to the end of the file.
             Err(Errno::NXIO) => Ok(BlockStatus { offset, len, hole: true }),
             Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(all_data),
             Err(error) => Err(error),

@@ -4,7 +4,7 @@ use super::{BackingStore, Geometry};
 use rustix::io::Errno;
 use std::sync::{PoisonError, RwLock};
 
-/// Bytes in memory.
+/// Backing store in memory.
 #[derive(Debug)]
 pub struct MemoryStore {
     bytes: RwLock<Vec<u8>>,
@@ -12,13 +12,13 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// A store that holds `bytes`.
+    /// Creates a store that holds `bytes`.
     pub fn new(bytes: Vec<u8>) -> Self {
         let len = bytes.len() as u64;
         Self { bytes: RwLock::new(bytes), len }
     }
 
-    /// A copy of what the store holds.
+    /// Returns a copy of the content.
     pub fn contents(&self) -> Vec<u8> {
         self.bytes.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

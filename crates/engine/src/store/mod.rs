@@ -1,7 +1,7 @@
-//! Where ciphertext is kept: a file, a block device, memory.
+//! Backing stores: files, block devices and memory that hold ciphertext.
 //!
-//! A store moves bytes and knows nothing of ciphers. Geometry is facts as data. A store that has a descriptor is driven
-//! through the worker's ring; one that has none, or that answers from memory, is called on the worker's own thread.
+//! A store moves bytes and knows nothing of ciphers. The worker's ring drives a store that has a descriptor; the worker
+//! calls any other store inline, as it does with a store that answers from memory.
 
 pub(crate) mod block_device;
 pub mod file;
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 
-/// What is known of a store when it is opened.
+/// Length and access of a store when it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Length in bytes.
@@ -22,7 +22,7 @@ pub struct Geometry {
     pub read_only: bool,
 }
 
-/// Facts about a store, from which the engine decides how to reach it.
+/// Properties of a store that decide how the engine accesses it.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreProfile {
@@ -30,33 +30,38 @@ pub struct StoreProfile {
     pub in_memory: bool,
     /// Whether the descriptor is that of a block device.
     pub is_block_device: bool,
-    /// Whether a FUA write reports nothing but its own failure, as with a disk's FUA. Elsewhere the engine writes and then
-    /// syncs, since one FUA write could be told of an error of another one, which then succeeds.
+    /// Whether the failure of a FUA write concerns that write alone, as with a disk's own FUA. For other stores the
+    /// engine writes and then syncs, because a FUA write could be given another write's error, and a later sync would
+    /// then succeed.
     pub has_native_fua: bool,
-    /// Alignment in bytes of memory that is read into or written from: a power of two, at most
+    /// Alignment in bytes of memory that the store reads into or writes from: a power of two, at most
     /// [`crate::Buffer::ALIGNMENT`].
     pub memory_alignment: usize,
 }
 
 impl Default for StoreProfile {
-    /// A store that waits for a device, takes any memory, and has no FUA of its own.
+    /// Describes a store that waits for a device, accepts unaligned memory, and has no native FUA.
     fn default() -> Self {
         Self { in_memory: false, is_block_device: false, has_native_fua: false, memory_alignment: 1 }
     }
 }
 
-/// A run of a store that is allocated or not.
+/// Range of a store that is either allocated or a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockStatus {
     /// First byte.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Whether the store holds nothing here.
+    /// Whether the range is a hole.
     pub hole: bool,
 }
 
-/// Reads all of `into`; the end of the store is an error, never zeroes.
+/// Fills `into` from byte `offset`. Blocks.
+///
+/// # Errors
+///
+/// `EIO` at the end of the store; otherwise the store's error.
 pub fn read_all(store: &dyn BackingStore, mut into: &mut [u8], mut offset: u64) -> Result<(), Errno> {
     while !into.is_empty() {
         match store.read_at(into, offset) {
@@ -72,7 +77,11 @@ pub fn read_all(store: &dyn BackingStore, mut into: &mut [u8], mut offset: u64) 
     Ok(())
 }
 
-/// Writes all of `from`.
+/// Writes all of `from` at byte `offset`. Blocks.
+///
+/// # Errors
+///
+/// `EIO` if the store accepts no more bytes; otherwise the store's error.
 pub fn write_all(store: &dyn BackingStore, mut from: &[u8], mut offset: u64) -> Result<(), Errno> {
     while !from.is_empty() {
         match store.write_at(from, offset, false) {
@@ -88,36 +97,36 @@ pub fn write_all(store: &dyn BackingStore, mut from: &[u8], mut offset: u64) -> 
     Ok(())
 }
 
-/// Storage for ciphertext, addressed by byte. Every call may transfer less than asked for, as the system calls do; the
-/// engine asks again for the rest. Reading at the end gives 0.
+/// Storage for ciphertext, addressed by byte. A call may transfer fewer bytes than asked for, as system calls do; the
+/// engine then asks for the rest. A read at the end returns 0. Calls block.
 pub trait BackingStore: Send + Sync {
-    /// Length and access.
+    /// Returns length and access.
     fn geometry(&self) -> Geometry;
 
-    /// Looks how long the store is now, which [`BackingStore::geometry`] says from then on.
+    /// Reads the current length in bytes and makes [`BackingStore::geometry`] report it.
     fn revalidate_len(&self) -> Result<u64, Errno> {
         Ok(self.geometry().len)
     }
 
-    /// The descriptor through which a ring reaches the store; `None`: the worker calls the methods below inline.
+    /// Returns the descriptor for the ring. `None`: the worker calls the methods below inline.
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Facts that decide how the store is reached.
+    /// Returns the properties that decide how the engine accesses the store.
     fn profile(&self) -> StoreProfile {
         StoreProfile::default()
     }
 
-    /// Reads at `offset`; the number of bytes read.
+    /// Reads at byte `offset` and returns the number of bytes read.
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno>;
 
-    /// Writes at `offset`; the number of bytes written. `durable`, only with [`StoreProfile::has_native_fua`]: they are on
-    /// stable storage before this returns.
+    /// Writes at byte `offset` and returns the number of bytes written. With `durable`, which requires
+    /// [`StoreProfile::has_native_fua`], the bytes are on stable storage before this returns.
     fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno>;
 
-    /// Writes these one behind the other from `offset` on; the number of bytes written. A store that has one call for it sees to it
-    /// that they are one write for a drive as well.
+    /// Writes `parts` one after the other from byte `offset` and returns the number of bytes written. A store with a
+    /// vectored write overrides this, so that the drive too receives a single write.
     fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
         let mut done = 0;
         for part in parts {
@@ -125,31 +134,31 @@ pub trait BackingStore: Send + Sync {
                 Ok(more) if more == part.len() => done += more,
                 Ok(more) => return Ok(done + more),
                 Err(error) if done == 0 => return Err(error),
-                // It shows again when the rest is written.
+                // The error recurs when the rest is written.
                 Err(_) => break,
             }
         }
         Ok(done)
     }
 
-    /// Puts everything that was written before on stable storage. The engine never calls it twice at a time, and not again
-    /// after it has failed.
+    /// Puts all earlier writes on stable storage. The engine never runs two calls at a time, and makes none after a
+    /// failure.
     fn sync(&self) -> Result<(), Errno>;
 
-    /// Gives storage back. The bytes' content is undefined afterwards.
+    /// Deallocates a range in bytes. Its content is undefined afterwards.
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno>;
 
-    /// Brings a stretch nearer. Advice: it cannot fail.
+    /// Asks the store to cache a range in bytes. Best effort: it cannot fail.
     fn prefetch(&self, _offset: u64, _len: u64) {}
 
-    /// Its zones, where it has some. What is written to a sequential one arrives in order, one write at a time: whoever calls
-    /// sees to that ([`crate::zoned`]).
+    /// Returns the zoned interface, or `None` for a store without zones. The caller writes to a sequential zone in
+    /// order, one write at a time ([`crate::zoned`]).
     fn zoned(&self) -> Option<&dyn ZonedStore> {
         None
     }
 
-    /// The run of allocated bytes or hole that starts at `offset`, at most `len` long. A store that cannot tell says
-    /// that everything is allocated.
+    /// Returns the allocated range or hole that starts at `offset`, at most `len` bytes long. A store that cannot tell
+    /// reports all bytes as allocated.
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         Ok(BlockStatus { offset, len, hole: false })
     }

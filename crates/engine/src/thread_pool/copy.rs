@@ -17,8 +17,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes between two cipher calls: half of a second-level cache that is small by today's standards, and enough data units
-/// for every kernel to run at its full speed.
+/// Bytes between two cipher calls: half of a small second-level cache, and enough data units for every cipher kernel to
+/// run at full speed.
 pub(crate) const CHUNK: usize = 128 << 10;
 /// Jobs that the thread has at a time.
 const MAX_JOBS: usize = 64;
@@ -77,7 +77,7 @@ impl JobQueue for Queue {
 
     fn next(&mut self) -> Option<Task> {
         let job = self.jobs.pop_front()?;
-        // EIO: what a panic leaves.
+        // EIO is the result if the job panics.
         Some(Task { job, chunk: self.chunk, result: Err(Errno::IO), calls: 0, cipher: Duration::ZERO })
     }
 

@@ -1,9 +1,9 @@
-//! Cipher work on other threads: off unless asked for.
+//! Pool of cipher threads; off by default.
 //!
-//! A worker does the cipher work of its requests between two steps, which no hand-over can beat where the cipher is fast.
-//! For slow ciphers, and for long requests on many processors, a small pool may do it: a request's data is split at unit
-//! boundaries into as many parts as there are threads, and the worker gets a message when the last part is done. It never
-//! waits for the pool: when the pool has no room the worker does the work itself. Nothing is allocated for a request.
+//! A worker does the cipher work of its requests inline, which is faster than any hand-over if the cipher is fast. For
+//! slow ciphers, and for long requests on many CPUs, a small pool can do it: a request's data is split at unit
+//! boundaries into as many parts as there are threads, and the worker gets an event when the last part is done. The
+//! worker never waits for the pool: if the pool has no room, it does the work itself. A request does not allocate.
 
 use super::loan::{Lender, Loan};
 use super::{JobQueue, Threads};
@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which requests are given to the pool.
+/// Kinds of requests whose cipher work the pool does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffloadPolicy {
     /// None: every worker does its own cipher work.
@@ -26,9 +26,9 @@ pub enum OffloadPolicy {
     Reads,
     /// Writes and write-zeroes.
     Writes,
-    /// All that move data.
+    /// All requests that move data.
     Both,
-    /// Those whose cipher work takes longer than 250 µs, when a thread of the pool has nothing to do.
+    /// Requests whose cipher work takes longer than 250 µs, if a thread of the pool is idle.
     Auto,
 }
 
@@ -41,8 +41,8 @@ const POLICIES: [(OffloadPolicy, &str); 5] = [
     (OffloadPolicy::Auto, "auto"),
 ];
 
-/// With [`OffloadPolicy::Auto`], shorter cipher work than this stays where it is: the way to another thread and back
-/// costs some tens of microseconds.
+/// Shortest cipher work for the pool with [`OffloadPolicy::Auto`]: the hand-over to another thread and back takes some
+/// tens of microseconds.
 const AUTO_THRESHOLD: Duration = Duration::from_micros(250);
 
 /// A policy of another name than `none`, `reads`, `writes`, `both` or `auto`.
@@ -65,17 +65,17 @@ impl std::fmt::Display for OffloadPolicy {
     }
 }
 
-/// Whether there is a pool, and how large.
+/// Options of the cipher pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadOptions {
-    /// Which requests are given to it.
+    /// Requests for the pool.
     pub policy: OffloadPolicy,
-    /// How many threads it has, 1 to [`OffloadOptions::MAX_THREADS`].
+    /// Number of threads, 1 to [`OffloadOptions::MAX_THREADS`].
     pub threads: usize,
 }
 
 impl OffloadOptions {
-    /// The most threads that a pool may have.
+    /// Maximum number of threads of a pool.
     pub const MAX_THREADS: usize = 256;
 }
 
@@ -86,14 +86,14 @@ impl Default for OffloadOptions {
     }
 }
 
-/// A pool that cannot be made.
+/// Reason why a pool could not be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OffloadError {
-    /// No threads, or too many.
+    /// The number of threads is 0 or too large.
     #[error("a cipher pool has 1 to {} threads, not {given}", OffloadOptions::MAX_THREADS)]
     Threads {
-        /// How many were asked for.
+        /// Number of threads requested.
         given: usize,
     },
     /// A thread could not be started.
@@ -101,9 +101,9 @@ pub enum OffloadError {
     Spawn(#[source] std::io::Error),
 }
 
-/// Jobs that the pool has at a time.
+/// Maximum number of jobs that the pool has at a time.
 const MAX_JOBS: usize = 256;
-/// Length of the shortest part, or waking a thread would take longer than its work.
+/// Length of the shortest part in bytes; for a shorter one, waking a thread takes longer than its work.
 const MIN_PART_LEN: usize = 16 << 10;
 
 /// A pool of threads for cipher work.
@@ -119,11 +119,11 @@ pub(crate) enum Direction {
     Decrypt,
 }
 
-/// The jobs of a pool, in a table: nothing is allocated for one.
+/// Jobs of a pool, in a table, so that a job does not allocate.
 struct Jobs {
     table: Vec<Option<Job>>,
     free: Vec<usize>,
-    /// Jobs of which parts are left to be handed out, first come, first served.
+    /// Jobs with parts left to hand out, in first-come, first-served order.
     queue: VecDeque<usize>,
 }
 
@@ -138,7 +138,7 @@ struct Job {
     reply: ReplyTo,
 }
 
-/// A part of a job, with a thread.
+/// Part of a job that a thread has.
 struct Part {
     job: usize,
     crypt: Arc<CryptMapping>,
@@ -148,12 +148,12 @@ struct Part {
 }
 
 impl Offload {
-    /// Starts the pool that `options` ask for; `None` if the policy is `none`. `device` is the one that it will work for:
-    /// `auto` measures its ciphers.
+    /// Starts the pool for `options`; returns `None` if the policy is `none`. With `auto`, measures the ciphers of
+    /// `device`.
     ///
     /// # Errors
     ///
-    /// No threads or too many, and a thread that cannot be started.
+    /// The number of threads is not valid, or a thread cannot be started.
     pub fn start(device: &Device, options: &OffloadOptions) -> Result<Option<Arc<Self>>, OffloadError> {
         if !(1..=OffloadOptions::MAX_THREADS).contains(&options.threads) {
             return Err(OffloadError::Threads { given: options.threads });
@@ -169,22 +169,22 @@ impl Offload {
         Ok(Some(Arc::new(Self { policy: options.policy, count: options.threads, threads })))
     }
 
-    /// Which requests it is given.
+    /// Returns the policy.
     pub fn policy(&self) -> OffloadPolicy {
         self.policy
     }
 
-    /// How many threads it has.
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.count
     }
 
-    /// Takes no more work. What it has is finished; workers do later work inline.
+    /// Refuses further work and finishes queued jobs; workers do later work inline.
     pub fn close(&self) {
         self.threads.close();
     }
 
-    /// Whether the policy gives the cipher work of this range to the pool.
+    /// Returns whether the policy gives the cipher work of this range to the pool.
     pub(crate) fn wants(&self, operation: Operation, crypt: &CryptMapping, range: &MappedRange) -> bool {
         if range.unit_len == 1 {
             return false;
@@ -247,7 +247,7 @@ impl JobQueue for Jobs {
     type Task = Part;
     type Done = Job;
 
-    /// The next part of the oldest job.
+    /// Returns the next part of the oldest job.
     fn next(&mut self) -> Option<Part> {
         let index = *self.queue.front()?;
         let job = self.table[index].as_mut().expect("a job in the queue is in the table");
@@ -340,7 +340,7 @@ mod tests {
         pool.close();
         assert!(post(1001).is_err(), "a closed pool takes nothing");
         pool.threads.shared.work();
-        // 40 KiB in parts of at least 16.
+        // 40 KiB in parts of at least 16 KiB.
         let told: Vec<_> = std::iter::from_fn(|| next(&events)).collect();
         assert_eq!(told, (0..MAX_JOBS as u32).map(|index| (index, 3)).collect::<Vec<_>>());
         assert_eq!(pool.threads.shared.state().queue.free.len(), MAX_JOBS);

@@ -1,36 +1,36 @@
-//! One buffer in the hands of several threads: disjoint stretches of it, lent and taken back.
+//! Sharing of one buffer by several threads: disjoint parts of it are lent and taken back.
 //!
-//! A request's buffer has one owner. For the time that the pool works on it, that owner is a [`Lender`], which takes the
-//! memory out of the box and lends stretches of it that do not overlap. It gives the buffer back when every stretch has
-//! come back, and not before; one that is dropped earlier leaks the memory rather than free what somebody writes to.
+//! A request's buffer has one owner. While the pool works on it, that owner is a [`Lender`], which takes the memory out
+//! of the box and lends parts of it that do not overlap. It returns the buffer after every part was taken back. If it
+//! is dropped earlier it leaks the memory, because a thread may still write to it.
 #![allow(unsafe_code)]
 
 use crate::buffer::{Buffer, Slot};
 use std::ops::Range;
 
-/// Owns a buffer while stretches of its data are lent.
+/// Owner of a buffer while parts of its data are lent.
 pub(super) struct Lender {
-    /// The box of the buffer, taken apart: while it is a box, moving it would claim all of its bytes.
+    /// Box of the buffer as a raw pointer: moving a box would assert exclusive access to all of its bytes.
     memory: *mut [u8],
     base: usize,
     capacity: usize,
     slot: Option<Slot>,
-    /// Where the data starts in the memory.
+    /// Start of the data in the memory.
     data: usize,
     /// Bytes of data that may be lent.
     len: usize,
     /// Bytes of data that have been lent.
     given: usize,
-    /// Loans that are out.
+    /// Number of loans not yet taken back.
     out: usize,
 }
 
-/// A stretch of a buffer's data: its holder's alone until it is given back.
+/// Part of a buffer's data, exclusive to its holder until it is taken back.
 pub(super) struct Loan {
     start: *mut u8,
-    /// Which bytes of the data.
+    /// Range of the data.
     range: Range<usize>,
-    /// Of whom.
+    /// Memory of the lender, to identify it.
     memory: *mut u8,
 }
 
@@ -45,12 +45,12 @@ impl Lender {
         assert!(len <= buffer.capacity(), "no more can be lent than there is");
         let data = buffer.data_start();
         let (memory, base, capacity, slot) = buffer.into_parts();
-        // The pointers of loans are made from these numbers; other modules of the crate can set them.
+        // The pointers of loans are derived from these numbers, which other modules of the crate can set.
         assert!(data.checked_add(len).is_some_and(|end| end <= memory.len()), "a buffer's data lies in its memory");
         Self { memory: Box::into_raw(memory), base, capacity, slot, data, len, given: 0, out: 0 }
     }
 
-    /// Lends the next `len` bytes, or as many as are left; `None`: none are.
+    /// Lends the next `len` bytes, or the remaining ones if they are fewer. `None`: everything is lent.
     pub(super) fn lend(&mut self, len: usize) -> Option<Loan> {
         let range = self.given..self.len.min(self.given.saturating_add(len));
         if range.is_empty() {
@@ -63,19 +63,19 @@ impl Lender {
         Some(Loan { start, range, memory: self.memory.cast() })
     }
 
-    /// Whether everything was lent.
+    /// Returns whether everything was lent.
     pub(super) fn is_exhausted(&self) -> bool {
         self.given == self.len
     }
 
-    /// Takes back what was lent. True: nothing is out.
+    /// Takes a loan back. Returns whether it was the last one out.
     pub(super) fn take_back(&mut self, loan: Loan) -> bool {
         assert!(std::ptr::eq(loan.memory, self.memory.cast()), "a loan goes back to its lender");
         self.out -= 1;
         self.out == 0
     }
 
-    /// The buffer, when everything has come back; else `None`, and its memory is lost.
+    /// Returns the buffer if all loans were taken back; otherwise `None`, and the memory is leaked.
     pub(super) fn into_buffer(self) -> Option<Buffer> {
         if self.out > 0 {
             return None;
@@ -88,15 +88,15 @@ impl Lender {
 }
 
 impl Loan {
-    /// Which bytes of the data it is.
+    /// Returns the range of the data.
     pub(super) fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub(super) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the stretch lies within memory that its lender keeps until this loan is taken back, which consumes it;
-        // no other loan has any of these bytes, and the lender does not touch them.
+        // SAFETY: the part lies within memory that its lender keeps until this loan is taken back, which consumes it;
+        // no other loan has any of these bytes, and the lender does not access them.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.range.len()) }
     }
 }

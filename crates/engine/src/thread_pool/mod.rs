@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 
 /// The jobs of one kind.
 pub(crate) trait JobQueue: Send + 'static {
-    /// What one thread does at a time: a job, or a part of one.
+    /// Unit of work of one thread: a job, or a part of one.
     type Task: Send;
     /// A job that is done.
     type Done;

@@ -48,7 +48,7 @@ impl JobQueue for Queue {
     type Done = Task;
 
     fn next(&mut self) -> Option<Task> {
-        // EIO: what a panic leaves.
+        // EIO is the result if the job panics.
         self.0.pop_front().map(|job| Task { job, result: Err(Errno::IO) })
     }
 

@@ -1,10 +1,10 @@
-//! The account of what a request did.
+//! Account of a request's work.
 
 use crate::request::Operation;
 use crate::stats::{Phase, Timing, Work};
 use std::time::{Duration, Instant};
 
-/// The account of what a request did.
+/// Account of a request's work.
 pub(super) struct Account {
     pub(super) operation: Operation,
     pub(super) timing: Option<Timing>,

@@ -1,4 +1,4 @@
-//! What a step asks of the worker.
+//! Actions that a step requests from the worker.
 
 use super::path::{Order, Via};
 use crate::buffer::Buffer;
@@ -9,7 +9,7 @@ use crate::thread_pool::crypt::Direction;
 use crate::zone_queue::WriteId;
 use std::ops::Range;
 
-/// What is to be done before the next event.
+/// Action to perform before the next event.
 #[derive(Debug)]
 pub(super) enum Action {
     /// Nothing: an event is outstanding.
@@ -62,7 +62,7 @@ impl Ending {
     }
 }
 
-/// What a transfer holds until it ends.
+/// Lock or queue entry that a transfer holds until it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hold {
     None,

@@ -1,4 +1,4 @@
-//! Discards: a range given back to the stores, target by target.
+//! Discards: deallocation of a range, target by target.
 
 use super::action::{Action, Ending};
 use crate::events::Event;
@@ -8,16 +8,16 @@ use rustix::io::Errno;
 
 /// A discard of a range that lies within the device.
 pub(super) struct Discard {
-    /// First byte that is not yet given back.
+    /// First byte that is not yet deallocated.
     pub(super) next: u64,
     pub(super) end: u64,
     pub(super) fua: bool,
-    /// Bytes from `next` on that the store was asked to give back.
+    /// Bytes from `next` that the store was asked to deallocate.
     pub(super) asked: u64,
 }
 
 impl Discard {
-    /// Asks for the next piece.
+    /// Requests the next piece.
     pub(super) fn start(&mut self, mapping: &Mapping) -> Action {
         while self.next < self.end {
             let (range, place) = match mapping.discardable(self.next, self.end - self.next) {
@@ -36,14 +36,14 @@ impl Discard {
         if self.fua { Action::Sync } else { finish(Ok(())) }
     }
 
-    /// Moves on by one event.
+    /// Advances by one event.
     pub(super) fn step(&mut self, event: Event, mapping: &Mapping) -> Action {
         match event {
             Event::Discarded(Ok(())) => {
                 self.next += std::mem::take(&mut self.asked);
                 self.start(mapping)
             }
-            // Once more: it gives nothing back twice.
+            // Try again: deallocating twice is harmless.
             Event::Discarded(Err(Errno::INTR | Errno::AGAIN)) => self.start(mapping),
             Event::Discarded(Err(Errno::OPNOTSUPP)) => finish(Err(RequestError::Unsupported)),
             Event::Discarded(Err(error)) => finish(Err(error.into())),

@@ -1,4 +1,5 @@
-//! A worker of a device that is frozen: it looks when something has changed, and says when it has nothing in flight.
+//! A worker's reaction to its device being frozen: it reads the changed state, and reports when it has nothing in
+//! flight.
 
 use super::{Frontend, Worker};
 use crate::crypt_mapping::TURN_STACK;
@@ -6,7 +7,7 @@ use crate::freeze::{FreezeState, View};
 use inlock_cipher::scrub_stack;
 
 impl<F: Frontend> Worker<F> {
-    /// The device was frozen, or runs again.
+    /// Handles a change of the freeze state.
     pub(super) fn update_freeze(&mut self) {
         let View { epoch, freeze_state, mapping, target } = self.volume.device.freeze().view(self.volume.worker_id);
         (self.volume.epoch, self.volume.state, self.volume.mapping) = (epoch, freeze_state, mapping);

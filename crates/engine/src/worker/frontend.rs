@@ -1,4 +1,4 @@
-//! What a frontend is to a worker: who asks, in what terms, and how other threads reach it.
+//! Interface between a worker and its frontend: requests, completions, and messages from other threads.
 
 use crate::buffer::{Buffer, BufferPool};
 use crate::crypt_mapping::MappedRange;
@@ -9,92 +9,92 @@ use crate::request::{Operation, RequestError};
 use crate::ring::{Completion, Ring, Wait, Waker};
 use std::collections::VecDeque;
 
-/// A request and the memory it needs; the frontend made both.
+/// Request with its memory; both come from the frontend.
 #[derive(Debug)]
 pub struct Request {
-    /// The frontend's name for it.
+    /// The frontend's identifier of the request.
     pub id: u64,
-    /// What is asked.
+    /// Operation to carry out.
     pub operation: Operation,
-    /// Where; any range for a flush.
+    /// First byte of the range; ignored for a flush.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// For operations that move data: where that lies ([`crate::Mapping::locate`]), and a buffer that holds the aligned range,
-    /// with a write's bytes at [`MappedRange::requested`].
+    /// For an operation that moves data: the mapped range ([`crate::Mapping::locate`]) and a buffer for its aligned
+    /// range, with the data of a write at [`MappedRange::requested`].
     pub data: Option<(MappedRange, Buffer)>,
-    /// For writes with partial units: room for [`crate::rmw::spare_len`] bytes. Otherwise it comes back as it is.
+    /// For a write of partial units: a buffer for [`crate::rmw::spare_len`] bytes. Other operations return it unused.
     pub spare: Option<Buffer>,
 }
 
-/// A request that has ended, with its memory. A read's bytes are at [`MappedRange::requested`].
+/// Request that has completed, with its memory. The data of a read is at [`MappedRange::requested`].
 #[derive(Debug)]
 pub struct Finished {
-    /// The frontend's name for it.
+    /// The frontend's identifier of the request.
     pub id: u64,
-    /// How it ended.
+    /// Result of the request.
     pub result: Result<(), RequestError>,
-    /// What [`Request::data`] was.
+    /// Memory from [`Request::data`].
     pub data: Option<(MappedRange, Buffer)>,
-    /// What [`Request::spare`] was.
+    /// Memory from [`Request::spare`].
     pub spare: Option<Buffer>,
 }
 
-/// Whether a worker goes on.
+/// Whether the worker continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// There may be more.
+    /// The worker starts the next turn.
     Continue,
-    /// The frontend is finished.
+    /// The worker stops.
     Stop,
 }
 
-/// What a frontend may use while it is called.
+/// Resources that a worker lends its frontend for the length of a call.
 pub struct Context<'a> {
-    /// Where its own operations go. Tokens with the top bit set are the worker's.
+    /// Ring for the frontend's own operations. The worker uses the tokens with the top bit set.
     pub ring: &'a mut Ring,
-    /// The worker's buffers.
+    /// Buffer pool of the worker.
     pub pool: &'a mut BufferPool,
-    /// The device that is served.
+    /// Device that is served.
     pub device: &'a Device,
-    /// Where its data units lie, as the worker sees it.
+    /// Mapping that the worker uses.
     pub mapping: &'a Mapping,
     /// Whether requests wait because the device is suspended.
     pub suspended: bool,
-    /// Requests that the worker is to carry out.
+    /// Queue of requests to the worker.
     pub requests: &'a mut VecDeque<Request>,
 }
 
-/// Who asks. One frontend, one thread, one ring.
+/// Source of a worker's requests, called on the worker's thread. Its methods must not block.
 pub trait Frontend {
-    /// What other threads send it through [`Mailbox::post`].
+    /// Type of the messages that other threads send with [`Mailbox::post`].
     type Message: Send;
 
-    /// Its own buffers, as far as they go to stores: the worker's ring is told of them at the start.
+    /// Returns the frontend's own buffers that are used with stores. The worker registers them with its ring at the
+    /// start.
     fn buffers(&mut self) -> Vec<&mut Buffer> {
         Vec::new()
     }
-    /// Something was posted.
+    /// Handles a posted message.
     fn on_message(&mut self, cx: &mut Context<'_>, message: Self::Message);
-    /// One of its own operations has ended.
+    /// Handles the completion of one of the frontend's own ring operations.
     fn on_completion(&mut self, cx: &mut Context<'_>, done: Completion);
-    /// One of its requests has ended.
+    /// Handles the completion of a request.
     fn on_finished(&mut self, cx: &mut Context<'_>, done: Finished);
-    /// Takes one step with what completions, messages and ended requests have brought. The worker calls it when nothing else
-    /// is to be done, until it returns false: there was nothing to do.
+    /// Processes input in one step and returns whether there was any. The worker calls it when it has nothing else to
+    /// do, until it returns false.
     fn process(&mut self, cx: &mut Context<'_>) -> bool {
         let _ = cx;
         false
     }
-    /// Everything that this turn brought was handled: the moment to send what was collected. Says how long the next
-    /// turn may wait, or that nothing is left to do.
+    /// Ends a turn and sends the replies queued in it. Returns how long the next turn may wait, or [`Flow::Stop`].
     fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait);
 }
 
-/// Messages of a frontend that have room; more at a time may have to be allocated.
+/// Number of messages that a mailbox has memory for; more at a time are allocated.
 const FRONT_MESSAGES: usize = 1024;
 
-/// How other threads reach a worker's frontend.
+/// Mailbox through which other threads reach a worker's frontend.
 pub struct Mailbox<M> {
     messages: MessageQueue<M>,
 }

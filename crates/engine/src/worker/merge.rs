@@ -1,8 +1,8 @@
-//! Writes to a sequential zone that go to the store together.
+//! Merged writes to a sequential zone.
 //!
-//! A drive has one write of a zone at a time. While it has one, others are encrypted and queue up behind; when it is the
-//! turn of the first of them, those behind it that are ready go with it, as one write of several buffers. So small appends to
-//! one zone are as many a second as the drive takes bytes, and not as it takes turns.
+//! A drive has one write of a zone in flight at a time. Meanwhile others are encrypted and queue up; when the first of
+//! them is dispatched, those behind it that are ready are merged with it into one vectored write. So the rate of small
+//! appends to a zone is limited by the drive's bandwidth, not by its latency.
 
 use super::action::Hold;
 use super::path;
@@ -18,10 +18,10 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// How many such writes a worker has under way at a time, in different zones. Those beyond go one by one.
+/// Maximum number of merged writes that a worker has in flight, in different zones. Further writes are not merged.
 const MAX_MERGED: usize = 16;
 
-/// Room for them, for a device that has zones.
+/// Reserves memory for merged writes if the device has zones.
 pub(super) fn room(device: &Device, ring: &mut Ring) -> Vec<Vec<WriteSegment>> {
     let count = if device.zones().is_some() { MAX_MERGED } else { 0 };
     ring.reserve_writev(count);
@@ -43,12 +43,12 @@ impl<F: Frontend> Worker<F> {
         None
     }
 
-    /// Whether a merged write is with the store.
+    /// Returns whether a merged write is in flight.
     pub(super) fn has_merged(&self) -> bool {
         self.volume.device.zones().is_some() && self.merges.len() < MAX_MERGED
     }
 
-    /// Writes these, from where the first is not written.
+    /// Submits the unwritten bytes of the segments as one write.
     fn submit_merged(&mut self, segments: Vec<WriteSegment>) {
         let zones = self.volume.device.zones().expect("only zone writes are merged");
         let offset = zones.position(WriteId::of(segments[0].token)) + segments[0].range.start as u64;
@@ -59,20 +59,20 @@ impl<F: Frontend> Worker<F> {
             Some(file) => self.ring.submit(file, operation, NO_REQUEST),
             None => {
                 let (result, returned) = operation.execute(&**store);
-                // Not at once: a store that is short every time must not recurse.
+                // Complete later: a store that transfers less every time must not cause recursion.
                 self.completions.push_back(Completion { token: NO_REQUEST, result, returned });
             }
         }
     }
 
-    /// A merged write has ended.
+    /// Handles the completion of a merged write.
     pub(super) fn merged_written(&mut self, mut segments: Vec<WriteSegment>, result: Result<usize, Errno>) {
         let (device, events) = (Arc::clone(&self.volume.device), Arc::clone(&self.events));
         let zones = device.zones().expect("only zone writes are merged");
         sort_out(&device, &events, &mut segments, result, |told| self.told(told));
         match (segments.is_empty(), result) {
             (true, _) => self.merges.push(segments),
-            // The store takes no more of it.
+            // The store accepts no more bytes.
             (false, Ok(0)) => {
                 let segment = segments.pop().expect("one is left");
                 zones.part_ended(segment, Err(Errno::IO), &events, |told| self.told(told));
@@ -89,7 +89,7 @@ impl<F: Frontend> Worker<F> {
         });
     }
 
-    /// A worker that ends says to others what has become of their writes. Its own leave their queues afterwards.
+    /// Reports the outcome of merged writes when the worker ends. Its own writes leave their queues afterwards.
     pub(super) fn give_merged_back(&mut self, ended: VecDeque<Completion>) {
         let Some(zones) = self.volume.device.zones() else { return };
         let unseen = self.completions.drain(..).chain(ended);
@@ -105,14 +105,15 @@ impl<F: Frontend> Worker<F> {
     }
 }
 
-/// The device's only store, where it has zones.
+/// Index of a zoned store, which is the device's only one.
 const ZONED: usize = 0;
 /// The completion of a merged write brings the segments, which name their entries.
 const NO_REQUEST: Token = Token(ENGINE | u32::MAX as u64);
 
-/// Says of each segment what has become of it. Those that are there are done. The first that is not goes on alone, so that an error is
-/// its own, and the others wait for their turns again; but what a write that failed may have left is known of no segment that it
-/// has touched, and these fail. What is left in `segments` is one of which some is there, and which is to be written on.
+/// Decides the outcome of each segment. Segments that were written are complete. The first that was not continues
+/// alone, so that it gets its own error, and the others are queued again. After a failed write, the content of every
+/// segment that it may have touched is unknown, and these fail. A segment left in `segments` is written in part, and is
+/// to be continued.
 fn sort_out(
     device: &Device,
     me: &Arc<EventQueue>,
@@ -157,18 +158,19 @@ fn sort_out(
     }
 }
 
-/// How many segments of a write that failed the store has something of. Blocks: it is rare.
+/// Returns the number of segments of a failed write that the store may have in part. Blocks, which is acceptable
+/// because it is rare.
 fn touched(device: &Device, segments: &[WriteSegment]) -> usize {
     let zones = device.zones().expect("only writes in order go together");
     let first = &segments[0];
     let start = zones.position(WriteId::of(first.token));
-    // A store that does not answer now says so to the first.
+    // If the store does not answer now, the first segment gets the error.
     let pointer = zones.ask_again(start).unwrap_or(start);
     let len = (pointer.saturating_sub(start) as usize).min(first.range.len());
     let mut stored = Buffer::new(first.range.len());
     let read = store::read_all(&*device.stores()[ZONED], &mut stored.data_mut()[..len], start);
     if read.is_ok() && stored.data()[..len] != first.data.bytes()[..len] {
-        // Somebody else's.
+        // The zone was written by another user.
         return 0;
     }
     let starts =
@@ -191,9 +193,9 @@ mod tests {
     use crate::zoned_memory::{MemoryZones, Shape};
     use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 
-    struct Nobody;
+    struct NullFrontend;
 
-    impl Frontend for Nobody {
+    impl Frontend for NullFrontend {
         type Message = ();
         fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
         fn on_completion(&mut self, _cx: &mut Context<'_>, _done: Completion) {}
@@ -219,12 +221,12 @@ mod tests {
         Arc::new(Device::new(&[segment], &key, store, Access::default()).unwrap())
     }
 
-    fn worker(device: &Arc<Device>) -> Worker<Nobody> {
+    fn worker(device: &Arc<Device>) -> Worker<NullFrontend> {
         let pool = BufferPool::new(&[BufferClass { capacity: 4096, count: 8 }]);
-        Worker::new(Arc::clone(device), Ring::new(IoMode::Sync).unwrap(), pool, Nobody)
+        Worker::new(Arc::clone(device), Ring::new(IoMode::Sync).unwrap(), pool, NullFrontend)
     }
 
-    /// A request of a worker that does not look.
+    /// Returns a request of a worker that handles no events.
     fn waiter(index: u32) -> Waiter {
         let events = Arc::new(EventQueue::new(Ring::new(IoMode::Sync).unwrap().waker(), 0));
         Waiter::Request(ReplyTo::new(&events, RequestId { index, generation: 0 }))
@@ -236,10 +238,10 @@ mod tests {
         Request { id, operation: Operation::Append { durable: false }, offset: 0, len: 4096, data, spare: None }
     }
 
-    /// Two workers, and appends of theirs, by turns, that the first has gathered and not written.
-    fn gathered(device: &Arc<Device>, count: u64) -> (Worker<Nobody>, Worker<Nobody>, Vec<WriteSegment>) {
+    /// Returns two workers with appends of theirs, alternating, which the first has merged and not written.
+    fn gathered(device: &Arc<Device>, count: u64) -> (Worker<NullFrontend>, Worker<NullFrontend>, Vec<WriteSegment>) {
         let zones = device.zones().unwrap();
-        // Somebody who has the turn, so that the others wait.
+        // Another owner has the head of the queue, so that the appends wait.
         let waiter = || waiter(0);
         let Enqueued::Placed(before, position) = zones.enqueue(0, 4096, WriteKind::Append, false, waiter()).unwrap()
         else {
@@ -267,7 +269,7 @@ mod tests {
         VecDeque::from([Completion { token: Token(0), result, returned: Returned::Segments(segments) }])
     }
 
-    fn told(worker: &Worker<Nobody>) -> Option<Result<(), Errno>> {
+    fn told(worker: &Worker<NullFrontend>) -> Option<Result<(), Errno>> {
         match worker.events.next()?.1 {
             Event::Merged(written) => Some(written.result),
             Event::Released => None,
@@ -279,7 +281,7 @@ mod tests {
         assert_eq!(device.stores()[0].write_at(&vec![0; len], 4096, false), Ok(len));
     }
 
-    /// Where the zone takes the next append, which nobody holds up.
+    /// Returns the position of the zone's next append.
     fn next(device: &Arc<Device>) -> u64 {
         BlockingDevice::new(Arc::clone(device)).append(0, &[1; 4096]).unwrap()
     }
@@ -288,12 +290,12 @@ mod tests {
     fn worker_that_ends_tells_others_of_their_merged_writes() {
         let device = device();
         let (mut ending, mut other, segments) = gathered(&device, 6);
-        // Two have landed, and half of the third.
+        // Two are written, and half of the third.
         lands(&device, 2 * 4096 + 2048);
         ending.give_merged_back(completion(segments, Ok(2 * 4096 + 2048)));
         drop(ending);
         assert_eq!(told(&other), Some(Ok(())));
-        // The others are written, at last.
+        // The others are written in the end.
         other.read_messages();
         other.turn().unwrap();
         assert_eq!(other.table.len(), 1, "the first is not taken note of here");
@@ -317,7 +319,7 @@ mod tests {
         let (mut one, other, segments) = gathered(&device, 2);
         lands(&device, 8192);
         one.merged_written(segments, Ok(8192));
-        // The other one has not read its mail. Somebody else appends, and may be given the same place.
+        // The other worker has not read its events. Another append may be given the same entry.
         let waiter = waiter(7);
         let Enqueued::Placed(write, position) = zones.enqueue(0, 4096, WriteKind::Append, false, waiter).unwrap()
         else {
@@ -328,7 +330,7 @@ mod tests {
         assert!(zones.leave(write, None).is_none());
     }
 
-    /// One of which half is there is gone on with, until the store says otherwise.
+    /// A segment written in part is continued until the store reports an error.
     #[test]
     fn half_written_segment_is_continued() {
         for (result, expected) in [(Ok(0), Some(Err(Errno::IO))), (Err(Errno::NOSPC), Some(Err(Errno::NOSPC)))] {
@@ -336,17 +338,18 @@ mod tests {
             let (mut one, other, segments) = gathered(&device, 2);
             lands(&device, 4096 + 2048);
             one.merged_written(segments, Ok(4096 + 2048));
-            let under_way = |one: &mut Worker<Nobody>| match one.completions.pop_back().map(|done| done.returned) {
+            let in_flight = |one: &mut Worker<NullFrontend>| match one.completions.pop_back().map(|done| done.returned)
+            {
                 Some(Returned::Segments(segments)) => segments,
                 _ => panic!("the rest is written"),
             };
-            let mut segments = under_way(&mut one);
+            let mut segments = in_flight(&mut one);
             assert_eq!((segments.len(), segments[0].range.clone()), (1, 2048..4096));
             assert!(one.has_merged(), "it is not at rest");
             for error in [Errno::INTR, Errno::AGAIN] {
                 one.merged_written(segments, Err(error));
                 assert!(told(&other).is_none());
-                segments = under_way(&mut one);
+                segments = in_flight(&mut one);
             }
             one.merged_written(segments, result);
             assert_eq!(told(&other), expected);

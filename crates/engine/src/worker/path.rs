@@ -1,19 +1,20 @@
-//! How a transfer goes: decided once, when it begins, from the operation, the store and the options.
+//! Path of a transfer, decided once, when it begins, from operation, store and options.
 
 use crate::mapping::{Kind, MappedRange};
 use crate::store::StoreProfile;
 
-/// Transfers up to this length are calls if the store is in memory: they are done before another thread would wake up.
+/// Longest transfer in bytes that is made inline if the store is in memory: it is complete before another thread would
+/// wake up.
 const INLINE_MAX_LEN: usize = 32 << 10;
-/// From this length on, copying and encrypting chunk by chunk gains more than waking the copy thread costs.
+/// Shortest transfer in bytes for which copying and encrypting in chunks gains more than waking the copy thread costs.
 const COPY_MIN_LEN: usize = 128 << 10;
 
-/// The longest transfer of a store with a descriptor that is a call of the worker.
+/// Returns the length in bytes of the longest transfer that is made inline, for a store with a descriptor.
 pub(super) fn inline_max_len(store: &StoreProfile) -> usize {
     if store.in_memory { INLINE_MAX_LEN } else { 0 }
 }
 
-/// The shortest transfer of a store that goes by the copy thread.
+/// Returns the length in bytes of the shortest transfer for the copy thread, if the store uses it.
 pub(super) fn copy_min_len(store: &StoreProfile) -> Option<usize> {
     store.in_memory.then_some(COPY_MIN_LEN)
 }
@@ -23,14 +24,14 @@ pub(super) fn copy_min_len(store: &StoreProfile) -> Option<usize> {
 pub(super) struct Path {
     pub(super) order: Order,
     pub(super) crypt: Executor,
-    /// How the aligned range reaches the store.
+    /// How the aligned range is transferred to or from the store.
     pub(super) store: Via,
     /// How the data units at its edges are read before a write of partial units.
     pub(super) edge: Via,
     pub(super) durability: Durability,
 }
 
-/// What keeps other requests off the same data units.
+/// Exclusion of other requests from the same data units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// Nothing: no data unit is encrypted.
@@ -45,7 +46,7 @@ pub(super) enum Order {
     ZoneQueue,
 }
 
-/// Where the cipher work is done.
+/// Executor of the cipher work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Executor {
     /// By the worker.
@@ -56,7 +57,7 @@ pub(super) enum Executor {
     Copy,
 }
 
-/// How a store is reached.
+/// Way to access a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Via {
     /// By a call of the worker.
@@ -65,7 +66,7 @@ pub(super) enum Via {
     Ring,
 }
 
-/// What follows a write.
+/// Step after a write that makes it durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Durability {
     /// Nothing.
@@ -76,14 +77,14 @@ pub(super) enum Durability {
     Sync,
 }
 
-/// What [`Path::of`] decides from.
+/// Facts that determine a [`Path`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
-    /// Transfers of the store up to this length are calls; `None`: all are.
+    /// Length in bytes of the longest transfer made inline; `None`: all are.
     pub(super) inline_max_len: Option<usize>,
-    /// Transfers of the store from this length on go by the copy thread, if at all.
+    /// Length in bytes of the shortest transfer for the copy thread; `None`: none is copied.
     pub(super) copy_min_len: Option<usize>,
-    /// Whether a FUA write of the store reports nothing but its own failure.
+    /// Whether the failure of a FUA write concerns that write alone.
     pub(super) has_native_fua: bool,
     /// Whether the request is in a zone write queue.
     pub(super) in_zone: bool,
@@ -152,7 +153,7 @@ mod tests {
         assert_eq!(path(128 << 10, &TMPFS), (Order::Shared, Executor::Copy, Via::Ring));
         let memory = Facts { inline_max_len: None, ..DISK };
         assert_eq!(path(1 << 20, &memory), (Order::AllShared, Executor::Inline, Via::Inline));
-        // A request that goes to other threads waits for them, with its own units locked.
+        // A request for other threads waits for them, so it locks its own units.
         let pool = Facts { pool_wanted: true, ..TMPFS };
         assert_eq!(path(4096, &pool), (Order::Shared, Executor::Pool, Via::Inline));
         assert_eq!(path(128 << 10, &pool), (Order::Shared, Executor::Pool, Via::Ring));

@@ -1,4 +1,4 @@
-//! What a step asks for, done: the one place that knows the ring, the locks, the queues and the helper threads.
+//! Performs the actions of steps: the only module that uses the ring, the locks, the queues and the helper threads.
 
 use super::account::Account;
 use super::action::{Action, Ending, Hold};
@@ -18,8 +18,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl<F: Frontend> Worker<F> {
-    /// Moves a request on by an event, and on, until it waits for another one or has ended. An event for a request that
-    /// has ended is dropped.
+    /// Advances a request by an event, and by those that follow at once, until it waits for another one or has ended.
+    /// Drops an event for a request that has ended.
     pub(super) fn advance(&mut self, id: RequestId, mut event: Event) {
         while let Some(request) = self.table.get(id) {
             let crypt = self.volume.crypt.as_deref().expect("the keys are here while a request is in flight");
@@ -46,7 +46,7 @@ impl<F: Frontend> Worker<F> {
         }
     }
 
-    /// Does what a step asks for. Returns the event, if it has happened already.
+    /// Performs an action. Returns the event if it has happened already.
     pub(super) fn perform(&mut self, id: RequestId, action: Action) -> Option<Event> {
         match action {
             Action::Wait => None,
@@ -62,7 +62,7 @@ impl<F: Frontend> Worker<F> {
             Action::Leave { data, succeeded } => self.leave(id, data, succeeded),
             Action::Sync => {
                 if let Some(transfer) = self.table.transfer(id) {
-                    // The bytes are in the store: a sync holds up no request that wants to read them.
+                    // The bytes are in the store: reads of them need not wait for the sync.
                     let hold = std::mem::replace(&mut transfer.hold, Hold::None);
                     self.release(hold);
                 }

@@ -1,8 +1,8 @@
 //! Transfers that were mapped before the device's table was replaced.
 //!
-//! A frontend maps a request when it begins to receive it, which may be long before the worker starts it. If another table
-//! was loaded in between, the worker maps it again. Nearly always the new range has the shape of the old one; otherwise the
-//! request is carried out in child requests, each with memory of its own.
+//! A frontend maps a request when it begins to receive it, which may be long before the worker starts it. If another
+//! table was loaded in between, the worker maps it again. The new range nearly always has the shape of the old one;
+//! otherwise the request is carried out in child requests, each with memory of its own.
 
 use super::action::{Action, Ending};
 use super::frontend::Request;
@@ -13,22 +13,22 @@ use crate::request::{Operation, RequestError};
 use crate::rmw;
 use rustix::io::Errno;
 
-/// A request that is carried out in child requests, one after the other.
+/// Request that is carried out in child requests, one after the other.
 pub(super) struct Remapped {
     pub(super) operation: Operation,
-    /// As the table that was replaced had it.
+    /// Range as mapped by the old table.
     pub(super) whole: MappedRange,
     pub(super) data: Option<Buffer>,
     pub(super) spare: Option<Buffer>,
-    /// Bytes that are done.
+    /// Number of bytes completed.
     pub(super) done: usize,
 }
 
-/// Maps the range again, as `mapping` has it now. `None`: the data has another shape there.
+/// Maps the range again with `mapping`. Returns `None` if its shape has changed.
 ///
 /// # Errors
 ///
-/// That the range is not on the device any more, and `EIO` for an append, which cannot be cut.
+/// The range is no longer within the device; `EIO` for an append, which cannot be split.
 pub(super) fn remap(
     mapping: &Mapping,
     old: &MappedRange,
@@ -45,7 +45,7 @@ pub(super) fn remap(
 }
 
 impl Remapped {
-    /// Moves on by one event.
+    /// Advances by one event.
     pub(super) fn step(&mut self, event: Event) -> Action {
         let Event::Child { buffer, requested, result } = event else { unreachable!("{event:?} of a remapped request") };
         if result.is_ok() {
@@ -61,7 +61,7 @@ impl Remapped {
         Action::Child
     }
 
-    /// The next child request.
+    /// Returns the next child request.
     pub(super) fn child(&self, mapping: &Mapping) -> Result<Request, RequestError> {
         let rest = self.whole.requested().start + self.done..self.whole.requested().end;
         let offset = self.whole.offset + self.done as u64;

@@ -1,4 +1,4 @@
-//! The start of a request: what is checked, and which path it takes.
+//! Start of a request: its checks, and the choice of its path.
 
 use super::account::Account;
 use super::action::{Action, Hold};
@@ -17,13 +17,13 @@ use crate::request::{Operation, RequestError};
 use crate::stats::Work;
 use rustix::io::Errno;
 
-/// What a request that fails at the start gives back.
+/// Memory that a request returns if it fails at the start.
 struct Memory {
     data: Option<(MappedRange, Buffer)>,
     spare: Option<Buffer>,
 }
 
-/// How a request begins.
+/// Beginning of a request.
 enum Begin {
     /// With this action.
     Action(Body, Action),
@@ -34,7 +34,7 @@ enum Begin {
 }
 
 impl<F: Frontend> Worker<F> {
-    /// Starts a request and carries it as far as it goes without waiting.
+    /// Starts a request and advances it until it waits.
     pub(super) fn start(&mut self, request: Request, origin: Origin) {
         let Request { id, operation, offset, len, data, spare } = request;
         if self.volume.state == FreezeState::Ended {

@@ -1,4 +1,4 @@
-//! Requests in flight: what each one is, and the table that holds them.
+//! Requests in flight and their table.
 
 use super::account::Account;
 use super::discard::Discard;
@@ -14,7 +14,7 @@ pub(super) struct InFlight {
     pub(super) body: Body,
 }
 
-/// Where a request came from.
+/// Origin of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// The frontend, which knows it by this number.
@@ -23,7 +23,7 @@ pub(super) enum Origin {
     Parent(RequestId),
 }
 
-/// What a request does, with the buffers and positions that it has now.
+/// State of a request, with its current buffers and positions.
 #[allow(clippy::large_enum_variant)] // Most requests are transfers, and a table of boxes would allocate.
 pub(super) enum Body {
     Transfer(Transfer),
@@ -33,7 +33,7 @@ pub(super) enum Body {
     Remapped(Remapped),
 }
 
-/// The requests in flight. A place that a request leaves is used again, by another generation.
+/// Requests in flight. A slot is reused under another generation.
 pub(super) struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -91,7 +91,7 @@ impl Table {
         Some(request)
     }
 
-    /// Every request in flight.
+    /// Returns every request in flight.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (RequestId, &mut InFlight)> {
         self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
             let id = RequestId { index: index as u32, generation: slot.generation };

@@ -1,5 +1,5 @@
-//! Requests that promise stable storage: they wait for a sync of the stores, which one worker carries out at a time
-//! ([`crate::flush`]).
+//! Requests that promise stable storage: they wait for a sync of the stores, which only one worker at a time carries
+//! out ([`crate::flush`]).
 
 use super::{ENGINE, Frontend, Worker};
 use crate::events::{Event, RequestId};
@@ -8,30 +8,31 @@ use crate::ring::{self, Completion, Token};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
-/// The sync that this worker carries out, whichever requests it is for.
+/// Token of the sync that this worker carries out.
 pub(super) const TOKEN: Token = Token(ENGINE | 1 << 62);
 
-/// A worker's part in the syncs of its device.
+/// State of a worker in the syncs of its device.
 pub(super) struct Syncs {
     member: u64,
-    /// Requests that wait, in the order of their arrival, each with the sync that it needs.
+    /// Waiting requests in order of arrival, each with the sync that it needs.
     pub(super) waiting: VecDeque<(SyncNumber, RequestId)>,
-    /// The store that is being synced, while this worker carries a sync out.
+    /// Store in the process of being synced; `None` unless this worker carries out a sync.
     store: Option<usize>,
 }
 
 impl Syncs {
-    /// With memory for `capacity` requests.
+    /// Returns the state with memory for `capacity` requests.
     pub(super) fn new(member: u64, capacity: usize) -> Self {
         Self { member, waiting: VecDeque::with_capacity(capacity), store: None }
     }
 }
 
 impl<F: Frontend> Worker<F> {
-    /// The request gets [`Event::Synced`] when all that was completed before now is on stable storage.
+    /// Queues the request for [`Event::Synced`], which it gets when all writes completed before now are on stable
+    /// storage.
     pub(super) fn await_sync(&mut self, id: RequestId) -> Option<Event> {
         if self.volume.files.is_empty() {
-            // A table of targets that store nothing.
+            // The table has only targets that store nothing.
             return Some(Event::Synced(self.volume.device.check_flush()));
         }
         let (number, turn) = self.volume.device.syncs().request(self.syncs.member);
@@ -42,8 +43,8 @@ impl<F: Frontend> Worker<F> {
         None
     }
 
-    /// Syncs the stores from `first` on, as the worker that does so for all. True: the sync has ended, with the stores that
-    /// are called. False: the ring has the rest.
+    /// Syncs the stores from `first` on, on behalf of all users. Returns whether the sync has ended, as it has if all
+    /// of them are called inline; if not, the ring syncs the rest.
     fn sync_stores(&mut self, first: usize) -> bool {
         let mut result = Ok(());
         for (store, file) in self.volume.files.iter().enumerate().skip(first) {
@@ -62,8 +63,8 @@ impl<F: Frontend> Worker<F> {
         true
     }
 
-    /// A store was synced, as part of the sync that this worker carries out. Never tried again, whatever the error is: the
-    /// kernel may have reported a lost write with it, and would not do so twice.
+    /// Handles the completion of a store's sync. A sync is never retried after any error: the kernel may have reported
+    /// a lost write with it, and reports that only once.
     pub(super) fn store_synced(&mut self, result: Result<usize, Errno>) {
         let next = self.syncs.store.take().map_or(0, |store| store + 1);
         match result {
@@ -74,7 +75,7 @@ impl<F: Frontend> Worker<F> {
         self.check_syncs();
     }
 
-    /// Ends the requests whose sync has ended, and carries out the next sync if no other worker does.
+    /// Completes the requests whose sync has ended, and carries out the next sync if no other worker does.
     pub(super) fn check_syncs(&mut self) {
         while let Some(&(number, id)) = self.syncs.waiting.front() {
             match self.volume.device.syncs().look(self.syncs.member, number) {
@@ -88,7 +89,7 @@ impl<F: Frontend> Worker<F> {
         }
     }
 
-    /// Gives up the sync that a worker that ends has begun. `ended`: the last completions of its ring.
+    /// Gives up the sync that a worker that ends carries out. `ended`: the last completions of its ring.
     pub(super) fn leave_syncs<'a>(&mut self, ended: impl IntoIterator<Item = &'a Completion>) {
         let leading = self.syncs.store.take().map(|_| {
             let sync = ended.into_iter().find(|done| done.token == TOKEN);

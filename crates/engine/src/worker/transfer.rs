@@ -85,7 +85,7 @@ pub(super) enum State {
     Syncing { data: Buffer, error: Option<Errno> },
 }
 
-/// What a step may look at.
+/// Facts that a step depends on.
 pub(super) struct StepContext<'a> {
     pub(super) crypt: &'a CryptMapping,
     /// Whether a flush has failed.
@@ -111,7 +111,7 @@ fn progress(result: Result<usize, Errno>, done: usize, wanted: usize) -> Progres
     }
 }
 
-/// A pair of state and event that the table above does not have.
+/// Reports an event that is not in the table for the state.
 #[cold]
 fn unexpected(state: &State, event: &Event) -> ! {
     unreachable!("{event:?} in {state:?}")

@@ -1,7 +1,7 @@
-//! What the kernel keeps for a worker's operations, made before the first request needs it.
+//! Preparation of kernel resources for a worker's operations, before the first request needs them.
 //!
-//! A device that others swap to, or whose file system must be written before memory is free, must not ask for memory itself
-//! on the way of a request.
+//! A device that is used as swap, or whose file system must be written to before memory is free, must not allocate
+//! memory on the request path.
 
 use super::{ENGINE, Frontend, Worker};
 use crate::buffer::Buffer;
@@ -10,21 +10,22 @@ use crate::store::BackingStore;
 use std::collections::VecDeque;
 use std::io;
 
-/// What is read: a block of any disk.
+/// Length in bytes of a warm-up read: a block of any disk.
 const WARM_UP_LEN: usize = 4096;
 
 impl<F: Frontend> Worker<F>
 where
     F::Message: 'static,
 {
-    /// Has the kernel make now what it keeps for so many operations at a time on each store, by reading the beginning as
-    /// often, and by a flush, for which it starts a thread. Before the first turn. Whether they succeed is of no interest.
+    /// Makes the kernel allocate its resources for `operations` operations at a time on each store: reads the beginning
+    /// that many times, and flushes, for which the kernel starts a thread. Call it before the first turn. Errors are
+    /// ignored.
     pub fn warm_up(&mut self, operations: usize) -> io::Result<()> {
         self.volume.device.locks().reserve(operations);
         self.volume.device.zones().inspect(|zones| zones.reserve(operations));
         self.volume.lock_room += operations;
         self.ring.reserve(operations);
-        // The last of the kernel's threads stays when it has nothing to do, and is there when the next operation comes.
+        // The kernel's last idle thread remains, and is there for the next operation.
         if self.volume.device.stores().iter().all(|store| is_direct_block_device(&**store)) {
             self.ring.set_iowq_max_workers()?;
         }
@@ -49,8 +50,8 @@ where
     }
 }
 
-/// Whether a store is a block device, with direct I/O: the device takes every operation but flushes
-/// and discards without a thread that waits for it.
+/// Returns whether a store is a block device with direct I/O, on which every operation except flushes and discards runs
+/// without a kernel thread that waits for it.
 fn is_direct_block_device(store: &dyn BackingStore) -> bool {
     let flags = store.as_fd().and_then(|fd| rustix::fs::fcntl_getfl(fd).ok());
     store.profile().is_block_device && flags.is_some_and(|flags| flags.contains(rustix::fs::OFlags::DIRECT))

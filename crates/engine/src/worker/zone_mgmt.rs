@@ -8,12 +8,12 @@ use crate::zone_queue::ZoneMgmtId;
 /// A zone management operation.
 pub(super) struct ZoneMgmt {
     pub(super) id: ZoneMgmtId,
-    /// It has left the zone write queues for the thread that carries it out.
+    /// Whether it has left the zone write queues for the thread that carries it out.
     pub(super) is_posted: bool,
 }
 
 impl ZoneMgmt {
-    /// Moves on by one event.
+    /// Advances by one event.
     pub(super) fn step(&mut self, event: Event) -> Action {
         match event {
             Event::Released => {

@@ -21,13 +21,13 @@ use crate::zoned::ZoneAction;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Where a transfer that begins is in the zone write queues.
+/// Position of a transfer that begins in the zone write queues.
 pub(super) enum ZonePlace {
-    /// In none: no order is asked for.
+    /// In no queue: it needs no order.
     Free,
     /// In the queue of its zone; it may be encrypted for this range.
     Queued(Hold, MappedRange),
-    /// It waits for the writes before it to arrive.
+    /// Deferred until the writes before it arrive.
     Deferred(Hold),
 }
 
@@ -95,7 +95,7 @@ impl<F: Frontend> Worker<F> {
             let present = (written.saturating_sub(range.store_offset) as usize).min(range.aligned_len);
             let mut stored = Buffer::new(range.aligned_len);
             store::read_all(store, &mut stored.data_mut()[..present], range.store_offset)?;
-            // Other data: the drive says what is wrong.
+            // The data differs: the drive returns the right error.
             Ok(if stored.data()[..present] == data.bytes()[..present] { present } else { 0 })
         });
         Some(Event::Compared { data, present })
@@ -183,7 +183,7 @@ impl<F: Frontend> Worker<F> {
         });
     }
 
-    /// Gives up what a worker that ends has in the queues. Nothing of it is with the store any more.
+    /// Gives up the entries of a worker that ends, none of which is in flight.
     pub(super) fn leave_zones(&mut self) {
         self.helpers.zone_mgmt = None;
         let Some(zones) = self.volume.device.zones() else { return };
@@ -194,7 +194,7 @@ impl<F: Frontend> Worker<F> {
                         let _ = zones.leave(write, None);
                     }
                 }
-                // One that the thread had is done.
+                // An operation passed to the thread has ended.
                 Body::ZoneMgmt(mgmt) if !mgmt.is_posted => zones.leave_mgmt(mgmt.id),
                 _ => {}
             }

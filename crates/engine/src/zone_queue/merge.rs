@@ -1,5 +1,6 @@
-//! Writes of a zone that go to the store as one: whoever has the turn of the first is lent the data of those behind it, and
-//! says what becomes of each, from the first on where it has landed and from the last on where it has not.
+//! Merging of a zone's writes: the worker whose write is dispatched borrows the data of the writes behind it, writes
+//! all of them to the store at once, and reports the outcome of each write, from the first on for those that were
+//! written and from the last on for those that were not.
 
 use super::table::{NONE, Table, Waiter};
 use super::{WriteId, ZoneWriteQueues};
@@ -10,19 +11,20 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What a lender is told of a write of his own.
+/// Message to the owner of a merged write.
 pub(crate) enum Told {
-    /// The write with this token has ended.
+    /// The write of this request has ended.
     Written(RequestId, MergedWrite),
-    /// It is the turn of the write with this token.
+    /// The write of this request is dispatched.
     Turn(RequestId),
 }
 
 impl ZoneWriteQueues {
-    /// A write whose turn it is, and those behind it that may go to the store with it, into `segments`, which is empty: each is
-    /// ready, begins where the one before ends, and fits into the zone; together they have at most `longest` bytes, and are at most
-    /// [`MAX_WRITE_SEGMENTS`]. Their tokens are the entries'. All are lent to `lender` until [`ZoneWriteQueues::part_ended`],
-    /// [`ZoneWriteQueues::wait_again`] or [`ZoneWriteQueues::go_alone`]. If there is none behind, the write gets its data back.
+    /// Moves the write at the head of a queue, and the writes behind it that can be merged with it, into `segments`,
+    /// which is empty. Each of them is ready, begins where the one before ends, and fits into the zone; together they
+    /// have at most `longest` bytes and [`MAX_WRITE_SEGMENTS`] segments. Their tokens are the entries'. All are lent to
+    /// `lender` until [`ZoneWriteQueues::part_ended`], [`ZoneWriteQueues::wait_again`] or
+    /// [`ZoneWriteQueues::go_alone`]. Returns the write's data if there is no other write to merge.
     pub(crate) fn gather(
         &self,
         first: WriteId,
@@ -46,7 +48,7 @@ impl ZoneWriteQueues {
             if !follows || write.len > room || end + write.len > zone_end {
                 break;
             }
-            // One that was moved is encrypted for another place.
+            // A write that was reassigned is encrypted for another position.
             let Some((_, data)) = write.data.take_if(|(position, _)| *position == end) else { break };
             (write.granted, write.lent) = (true, Some(Arc::clone(lender)));
             (next, end, room) = (write.next, end + write.len, room - write.len);
@@ -63,7 +65,8 @@ impl ZoneWriteQueues {
         first_data
     }
 
-    /// One of those that went together has ended. Its owner is told, if that is not `me`, and so is who has the next turn.
+    /// Ends one of the merged writes. Informs its owner, unless that is `me`, and the owner of the write dispatched
+    /// next.
     pub(crate) fn part_ended(
         &self,
         segment: WriteSegment,
@@ -93,7 +96,7 @@ impl ZoneWriteQueues {
                 self.replace(&mut table, zone);
             }
         } else {
-            // A store that does not answer now fails the next write.
+            // If the store does not answer now, the next write fails.
             let _ = self.ask(&mut table, zone);
             self.replace(&mut table, zone);
         }
@@ -106,19 +109,19 @@ impl ZoneWriteQueues {
                     None
                 }
             },
-            // Its owner has ended.
+            // The owner has ended.
             Some(Waiter::Thread) | None => None,
         };
         self.end(table);
         (mine, next)
     }
 
-    /// One that went with others waits for its own turn after all.
+    /// Returns a merged write to its queue, where it waits to be dispatched.
     pub(crate) fn wait_again(&self, segment: WriteSegment) {
         self.give_back(segment, false);
     }
 
-    /// One that went with others, and is the first in its queue now, goes alone.
+    /// Dispatches a merged write, which is now the head of its queue, on its own.
     pub(crate) fn go_alone(&self, segment: WriteSegment, me: &Arc<EventQueue>, mut tell: impl FnMut(Told)) {
         match self.give_back(segment, true) {
             Some(Waiter::Request(reply)) => match reply.request_of(me) {
@@ -129,7 +132,7 @@ impl ZoneWriteQueues {
         }
     }
 
-    /// The write has its data back, `granted` or not; whose it is.
+    /// Gives the write its data back, with `granted` as passed. Returns its owner.
     fn give_back(&self, segment: WriteSegment, granted: bool) -> Option<Waiter> {
         let mut table = self.table();
         let id = WriteId::of(segment.token);
@@ -139,7 +142,7 @@ impl ZoneWriteQueues {
         write.can_merge &= !granted;
         let waiter = write.waiter.clone();
         if waiter.is_none() {
-            // Its owner has ended.
+            // The owner has ended.
             let zone = write.zone as usize;
             table.unlink(id.index);
             self.replace(&mut table, zone);
@@ -149,7 +152,7 @@ impl ZoneWriteQueues {
         waiter
     }
 
-    /// Whoever was lent data ends, and has not said what has become of some: it is not known.
+    /// Ends the loans of a lender that ends without reporting the outcome of some writes, which is then unknown.
     pub(crate) fn lender_ends(&self, lender: &Arc<EventQueue>) {
         let lost = |table: &Table| {
             let is_lost = |at: &usize| table.entries[*at].lent.as_ref().is_some_and(|lent| Arc::ptr_eq(lent, lender));

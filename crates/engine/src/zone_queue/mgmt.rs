@@ -1,4 +1,4 @@
-//! Orders to whole zones: each is a write in the queue of every zone that it means.
+//! Zone management operations: each is a write in the queue of every zone that it concerns.
 
 use super::table::{Action, NONE, QueuedKind, QueuedWrite, Waiter};
 use super::{ZoneMgmtId, ZoneWriteQueues};
@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 
 impl ZoneWriteQueues {
-    /// Puts an order to whole zones, which lie in these ranges of the store, into the queues of all of them. True: it is its
-    /// turn; otherwise it is told.
+    /// Puts a zone management operation on these ranges of the store into the queues of all its zones. Returns whether
+    /// it is the head of all; if not, the owner is informed when it is.
     pub(crate) fn enqueue_mgmt(
         &self,
         action: ZoneAction,
@@ -45,7 +45,7 @@ impl ZoneWriteQueues {
         (ZoneMgmtId(number as u32), now)
     }
 
-    /// As [`ZoneWriteQueues::enqueue_mgmt`], on a thread that waits for its turn.
+    /// Enqueues as [`ZoneWriteQueues::enqueue_mgmt`] does, and blocks until the operation is the head of all queues.
     pub(crate) fn enqueue_mgmt_blocking(&self, action: ZoneAction, ranges: Vec<Range<u64>>) -> ZoneMgmtId {
         let (id, now) = self.enqueue_mgmt(action, ranges, Waiter::Thread);
         if !now {
@@ -54,20 +54,20 @@ impl ZoneWriteQueues {
         id
     }
 
-    /// Carries out an order whose turn it is, and lets the writes behind it go on. Blocks.
+    /// Carries out an operation that is the head of its queues, and dispatches the writes behind it. Blocks.
     pub(crate) fn carry_out(&self, id: ZoneMgmtId) -> Result<(), Errno> {
         let (action, ranges) = {
             let mut table = self.table();
             let order = table.action(id.0 as usize);
             (order.action, order.ranges.clone())
         };
-        // A store that panics here would leave the zones waiting for ever; one that fails is seen.
+        // A panic of the store would leave the zones waiting forever. A failure is reported.
         let managed = std::panic::catch_unwind(AssertUnwindSafe(|| self.manage(action, &ranges)));
         self.leave_mgmt(id);
         managed.unwrap_or(Err(Errno::IO))
     }
 
-    /// An order that was carried out, or is given up, leaves the queues.
+    /// Removes an operation that has ended or is given up from the queues.
     pub(crate) fn leave_mgmt(&self, id: ZoneMgmtId) {
         let mut table = self.table();
         let order = table.actions[id.0 as usize].take().expect("an order stays until it was carried out");
@@ -76,7 +76,7 @@ impl ZoneWriteQueues {
             table.zones[zone].known = false;
             table.unlink(index);
             if table.zones[zone].head != NONE {
-                // A store that does not answer now fails the next write.
+                // If the store does not answer now, the next write fails.
                 let _ = self.ask(&mut table, zone);
                 self.replace(&mut table, zone);
                 table.go(zone, None);
@@ -94,7 +94,7 @@ impl ZoneWriteQueues {
         if len == self.store.geometry().len {
             return store.manage(action, 0, len);
         }
-        // Other zones of the store are not this device's.
+        // Reset only the zones of this device, not others of the store.
         for range in ranges {
             let mut at = range.start;
             while at < range.end {

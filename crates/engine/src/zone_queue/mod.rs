@@ -1,14 +1,14 @@
-//! The order of writes in sequential zones: one table for all workers and callers of a device.
+//! Order of writes in sequential zones: one set of zone write queues for all workers and callers of a device.
 //!
-//! A write gets a *write* when it begins, and entries of a zone form a queue. Cipher work goes on in any order; what then
-//! goes to the store is the head of the queue, which takes along what is ready behind it (`worker/gathered.rs`), so the store
-//! sees each zone's writes one after the other in the order in which they were submitted. A write is not judged here: one that
-//! is not at the write pointer goes to the store in its turn, and fails as it would there. An append is placed where the
-//! zone's queue will have written to, before it is encrypted; when a write fails, the pointer is read again, and what was placed
-//! behind is placed anew.
+//! A write gets an entry when it begins, and the entries of a zone form a queue. Cipher work runs in any order. Only
+//! the head of the queue goes to the store, merged with the writes behind it that are ready (`worker/merge.rs`), so
+//! that the store sees each zone's writes one after the other in the order of submission. Writes are not validated
+//! here: a write that is not at the write pointer is dispatched in order, and fails as it would without a queue. An
+//! append is assigned its position, the end of the zone's queue, before it is encrypted. When a write fails, the write
+//! pointer is read again, and the appends behind it are reassigned.
 //!
-//! Requests of several frontend queues may overtake each other on the way here. A write that is ahead of the pointer is
-//! *held* until each worker has had two turns, in which the ones before it would have come.
+//! Requests of several frontend queues may overtake each other before they arrive here. A write ahead of the pointer is
+//! *deferred* until each worker has had two turns, in which the writes before it would have arrived.
 
 mod merge;
 mod mgmt;
@@ -28,12 +28,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 pub(crate) use table::Waiter;
 use table::{NONE, QueuedKind, QueuedWrite, State, Table};
 
-/// How often an append is placed anew because others write to its zone.
+/// Limit on reassignments of an append because another writer uses its zone.
 const MAX_REASSIGNMENTS: u8 = 8;
-/// Workers that are told apart; later ones share the last bit, and may end a wait early.
+/// Number of workers that are distinguished; later ones share the last bit, and may end a wait early.
 const WORKERS: u32 = 64;
 
-/// A place in the queue of a zone.
+/// Entry in the queue of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WriteId {
     index: u32,
@@ -41,88 +41,88 @@ pub(crate) struct WriteId {
 }
 
 impl WriteId {
-    /// As the token of a part of a write.
+    /// Returns the token for a segment of this write.
     pub(crate) fn token(self) -> Token {
         Token(u64::from(self.generation) << 32 | u64::from(self.index))
     }
 
-    /// The one with this token.
+    /// Returns the write with this token.
     pub(crate) fn of(token: Token) -> Self {
         Self { index: token.0 as u32, generation: (token.0 >> 32) as u32 }
     }
 }
 
-/// Orders to zones that wait for their writes, or are carried out.
+/// Zone management operation that waits in the queues or runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ZoneMgmtId(u32);
 
-/// How a write says where it goes.
+/// Kind of a write: how its position is determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteKind {
-    /// At its position, which is where the pointer will be.
+    /// Data at its own position, where the write pointer will be.
     Data,
-    /// The same, but some or all of it may be there already.
+    /// Data that the zone may hold already, in whole or in part.
     Reissued,
-    /// Wherever the zone's queue ends.
+    /// Data for the end of the zone's queue.
     Append,
 }
 
-/// What a write finds.
+/// Result of enqueuing a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Enqueued {
-    /// No order is asked for.
+    /// The write needs no order.
     Free,
-    /// It is in its zone's queue, and goes to this position of the store.
+    /// The write is in its zone's queue, with this position in the store.
     Placed(WriteId, u64),
-    /// It waits for those before it; it will be told when it may begin.
+    /// The write waits for those before it to arrive; it is informed when it may begin.
     Deferred(WriteId),
 }
 
-/// What becomes of a write that has ended.
+/// Result of completing a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteOutcome {
-    /// It has left the queue.
+    /// The write has left the queue.
     Left {
-        /// The next head of the queue, if it is a request of the same worker.
+        /// Next head of the queue, if it is a request of the same worker.
         next: Option<RequestId>,
-        /// The store has all of it, even if it failed.
+        /// Whether the store has all of it, even if it failed.
         landed: bool,
     },
-    /// It was placed where the zone's pointer was not, and is to be written here instead.
+    /// The write was not at the zone's pointer, and is to be written at this position instead.
     Reassigned(u64),
 }
 
-/// The queues of a store's zones.
+/// Write queues of a store's zones.
 pub(crate) struct ZoneWriteQueues {
     store: Arc<dyn BackingStore>,
     limits: ZoneLimits,
     table: Mutex<Table>,
     changed: Condvar,
-    /// Writes that are ahead of their zone's pointer.
+    /// Number of deferred writes, which are ahead of their zone's pointer.
     held: AtomicUsize,
-    /// Nobody waits for his turn: [`ZoneWriteQueues::bypass`].
+    /// Whether writes bypass the queues: [`ZoneWriteQueues::bypass`].
     bypassed: bool,
 }
 
 impl ZoneWriteQueues {
-    /// For a store that has zones.
+    /// Creates the queues if the store has zones.
     pub(crate) fn new(store: &Arc<dyn BackingStore>) -> Self {
         let limits = store.zoned().expect("only made for stores that have zones").limits();
         let (table, changed, held) = (Mutex::new(Table::new(limits.zones)), Condvar::new(), AtomicUsize::new(0));
         Self { store: Arc::clone(store), limits, table, changed, held, bypassed: false }
     }
 
-    /// Lets every write go as soon as it is encrypted: the negative control of the tests of the order.
+    /// Dispatches every write as soon as it is encrypted: the negative control of the tests of the order.
     pub(crate) fn bypass(&mut self) {
         self.bypassed = true;
     }
 
-    /// What is true of all zones of the store.
+    /// Returns the limits of the store's zones.
     pub(crate) fn limits(&self) -> ZoneLimits {
         self.limits
     }
 
-    /// Where the write pointer of the zone around `position` is, as far as the store is known to have written.
+    /// Returns the write pointer of the zone that contains `position`, as known from completed writes.
     pub(crate) fn written(&self, position: u64) -> Result<u64, Errno> {
         let mut table = self.table();
         let zone = self.zones_of(position, 1).start;
@@ -130,7 +130,7 @@ impl ZoneWriteQueues {
         Ok(table.zones[zone].written)
     }
 
-    /// The same, asked of the store now.
+    /// Asks the store for the write pointer of the zone that contains `position`. Blocks.
     pub(crate) fn ask_again(&self, position: u64) -> Result<u64, Errno> {
         let mut table = self.table();
         let zone = self.zones_of(position, 1).start;
@@ -139,7 +139,7 @@ impl ZoneWriteQueues {
         Ok(table.zones[zone].written)
     }
 
-    /// Whether a stretch of the store touches a sequential zone.
+    /// Returns whether a range of the store touches a sequential zone.
     pub(crate) fn is_sequential(&self, position: u64, len: u64) -> Result<bool, RequestError> {
         let mut table = self.table();
         for zone in self.zones_of(position, len) {
@@ -151,24 +151,24 @@ impl ZoneWriteQueues {
         Ok(false)
     }
 
-    /// Whether a stretch of the store lies in several zones, not all of them conventional.
+    /// Returns whether a range of the store lies in several zones, not all of them conventional.
     pub(crate) fn crosses(&self, position: u64, len: u64) -> Result<bool, RequestError> {
         Ok(self.zones_of(position, len).len() > 1 && self.is_sequential(position, len)?)
     }
 
-    /// Makes room for `more` entries at a time.
+    /// Reserves memory for `more` entries at a time.
     pub(crate) fn reserve(&self, more: usize) {
         let mut table = self.table();
         table.room += more;
         table.make_room();
     }
 
-    /// Gives up room that was made.
+    /// Releases reserved memory.
     pub(crate) fn unreserve(&self, room: usize) {
         self.table().room -= room;
     }
 
-    /// A worker that `waker` wakes; its worker.
+    /// Registers a worker that `waker` wakes, and returns its number.
     pub(crate) fn join(&self, waker: Waker) -> u64 {
         let mut table = self.table();
         let taken = |bit: u32| table.workers.iter().any(|(worker, _)| *worker == 1 << bit);
@@ -177,7 +177,7 @@ impl ZoneWriteQueues {
         worker
     }
 
-    /// A worker has ended.
+    /// Deregisters a worker that ends.
     pub(crate) fn leave_worker(&self, worker: u64) {
         let mut table = self.table();
         if let Some(index) = table.workers.iter().position(|(s, _)| *s == worker) {
@@ -187,12 +187,12 @@ impl ZoneWriteQueues {
         self.end(table);
     }
 
-    /// Whether some are held, so that [`ZoneWriteQueues::turned`] has to be called.
+    /// Returns whether writes are deferred, so that [`ZoneWriteQueues::turned`] has to be called.
     pub(crate) fn has_deferred(&self) -> bool {
         self.held.load(Ordering::Acquire) > 0
     }
 
-    /// A worker has come to the end of a turn.
+    /// Notes the end of a worker's turn.
     pub(crate) fn turned(&self, worker: u64) {
         let mut table = self.table();
         let Table { held, entries, .. } = &mut *table;
@@ -205,13 +205,13 @@ impl ZoneWriteQueues {
         self.end(table);
     }
 
-    /// Puts a write of `len` bytes at `position` of the store into its zone's queue; `position` is the zone's start for an
-    /// append. `may_hold`: a write that is ahead of the pointer waits for those before it.
+    /// Puts a write of `len` bytes at `position` of the store into its zone's queue; `position` is the zone's start for
+    /// an append. With `may_hold`, a write ahead of the pointer is deferred.
     ///
     /// # Errors
     ///
-    /// `EIO` for a write across the end of a zone, and for an append that does not fit, does not name a zone by its start, or
-    /// is not to a sequential one.
+    /// `EIO` for a write across the end of a zone, and for an append that does not fit, does not name a zone by its
+    /// start, or is not to a sequential zone.
     pub(crate) fn enqueue(
         &self,
         position: u64,
@@ -235,7 +235,7 @@ impl ZoneWriteQueues {
             return Err(REFUSED);
         }
         if append && table.zones[zone].is_short_of(len) && table.zones[zone].head == NONE {
-            // Somebody else may have emptied it.
+            // Another user of the store may have reset the zone.
             self.ask(&mut table, zone)?;
             self.replace(&mut table, zone);
         }
@@ -258,7 +258,7 @@ impl ZoneWriteQueues {
         Ok(Enqueued::Placed(write, position))
     }
 
-    /// Takes a held write back, as if it had not come. False: it is held no more, and is told so.
+    /// Removes a deferred write. Returns false if it is no longer deferred, and has been informed.
     pub(crate) fn take_back(&self, write: WriteId) -> bool {
         let mut table = self.table();
         let held = table.held.iter().position(|index| *index == write.index);
@@ -269,8 +269,9 @@ impl ZoneWriteQueues {
         true
     }
 
-    /// The write is encrypted, for `position`. It gets its data back if it is its turn; otherwise it is told, and
-    /// [`ZoneWriteQueues::take_data`]s them. `can_merge`: it may go to the store with others.
+    /// Marks a write as encrypted for `position`. Returns the data if the write is dispatched; otherwise its owner is
+    /// informed later, and takes the data with [`ZoneWriteQueues::take_data`]. With `can_merge`, it may be merged with
+    /// other writes.
     pub(crate) fn ready(&self, write: WriteId, position: u64, data: Ciphertext, can_merge: bool) -> Option<Ciphertext> {
         let mut table = self.table();
         table.write(write).can_merge = can_merge;
@@ -281,7 +282,7 @@ impl ZoneWriteQueues {
         None
     }
 
-    /// The data of a write whose turn it is, which waited for it.
+    /// Returns the data of a dispatched write.
     pub(crate) fn take_data(&self, write: WriteId) -> Ciphertext {
         let mut table = self.table();
         let data = table.write(write).data.take();
@@ -301,12 +302,12 @@ impl ZoneWriteQueues {
         if !first.ready || first.granted {
             return false;
         }
-        // Nobody else was ready, so it is this one.
+        // No other write is ready, so this one is dispatched.
         first.granted = true;
         true
     }
 
-    /// The same for a thread, which keeps its data and waits for its turn.
+    /// Marks a write of a thread, which keeps its data, as encrypted. Blocks until it is dispatched.
     pub(crate) fn ready_blocking(&self, write: WriteId) {
         let now = self.first_ready(&mut self.table(), write);
         if !now {
@@ -314,12 +315,12 @@ impl ZoneWriteQueues {
         }
     }
 
-    /// Where the write goes, as of now. It stays so once it is its turn.
+    /// Returns the current position of a write, which is final once the write is dispatched.
     pub(crate) fn position(&self, write: WriteId) -> u64 {
         self.table().write(write).position
     }
 
-    /// The write, whose turn it was, has ended.
+    /// Completes a dispatched write.
     pub(crate) fn complete_write(&self, write: WriteId, succeeded: bool, me: Option<&Arc<EventQueue>>) -> WriteOutcome {
         let mut table = self.table();
         let QueuedWrite { zone, position, len, kind, moves, .. } = *table.write(write);
@@ -353,8 +354,8 @@ impl ZoneWriteQueues {
         WriteOutcome::Left { next, landed }
     }
 
-    /// The write is given up; it may have been held, in the queue, or with the store, which has answered. The next one's
-    /// token, if it belongs to the same waiter.
+    /// Gives up a write that is deferred, queued, or completed by the store. Returns the next head, if
+    /// that has the same owner.
     pub(crate) fn leave(&self, write: WriteId, me: Option<&Arc<EventQueue>>) -> Option<RequestId> {
         if self.take_back(write) {
             return None;
@@ -365,14 +366,14 @@ impl ZoneWriteQueues {
         }
         let QueuedWrite { zone, granted, .. } = *table.write(write);
         if table.write(write).lent.is_some() {
-            // Whoever has its data sees to the rest, and tells nobody.
+            // The worker that borrowed the data completes the write, and informs no owner.
             table.write(write).waiter = None;
             return None;
         }
         let zone = zone as usize;
         table.unlink(write.index);
         if granted {
-            // Nobody took note of what the store has of it. One that does not answer now fails the next write.
+            // How much of the write the store has is unknown. If the store does not answer now, the next write fails.
             let _ = self.ask(&mut table, zone);
         }
         self.replace(&mut table, zone);
@@ -394,7 +395,7 @@ impl ZoneWriteQueues {
         self.limits.zone_of(position) as usize..last as usize + 1
     }
 
-    /// Asks the store about a zone where that was not done, or something has gone wrong since.
+    /// Asks the store for the state of a zone if it is unknown, or an error has occurred since.
     fn know(&self, table: &mut Table, zone: usize) -> Result<(), RequestError> {
         if !table.zones[zone].known {
             self.ask(table, zone)?;
@@ -403,7 +404,7 @@ impl ZoneWriteQueues {
         Ok(())
     }
 
-    /// Asks the store about a zone. What is in its queue is to be placed anew.
+    /// Asks the store for the state of a zone. The writes in its queue are to be reassigned.
     fn ask(&self, table: &mut Table, zone: usize) -> Result<(), RequestError> {
         let state = &mut table.zones[zone];
         state.known = false;
@@ -419,13 +420,13 @@ impl ZoneWriteQueues {
         Ok(())
     }
 
-    /// Appends a write to its zone's queue, and lets those that were held for it follow.
+    /// Appends a write to its zone's queue, and after it the deferred writes that follow.
     fn place(&self, table: &mut Table, index: u32) {
         let zone = table.link_data(index);
         self.follow(table, zone);
     }
 
-    /// Places the writes that were held and are at the pointer now.
+    /// Enqueues the deferred writes that are at the pointer now.
     fn follow(&self, table: &mut Table, zone: usize) {
         loop {
             let pointer = table.zones[zone].pointer;
@@ -438,7 +439,7 @@ impl ZoneWriteQueues {
         }
     }
 
-    /// Puts the held write at `at` of the list into its queue, and tells it.
+    /// Enqueues the deferred write at `at` of the list, and informs its owner.
     fn enqueue_deferred(&self, table: &mut Table, at: usize) {
         let index = table.held.remove(at);
         self.held.store(table.held.len(), Ordering::Release);
@@ -448,7 +449,7 @@ impl ZoneWriteQueues {
         }
     }
 
-    /// Those that were held long enough go where they want to, and fail.
+    /// Enqueues the writes that were deferred long enough, at their own positions, where they fail.
     fn expire(&self, table: &mut Table) {
         let workers = table.workers.iter().fold(0, |all, (worker, _)| all | worker);
         let is_over = |table: &Table, at: usize| {
@@ -460,7 +461,7 @@ impl ZoneWriteQueues {
         }
     }
 
-    /// Computes anew where the queue of a zone leads to, and places its appends there.
+    /// Recomputes the end of a zone's queue, and reassigns its appends.
     fn replace(&self, table: &mut Table, zone: usize) {
         let (start, mut at) = (self.start_of(zone), table.zones[zone].head);
         let mut state = table.zones[zone];

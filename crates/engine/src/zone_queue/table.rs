@@ -1,6 +1,7 @@
-//! The table behind [`super::ZoneWriteQueues`]: the queues of the zones, and who is told when the first of one may go.
+//! Table behind [`super::ZoneWriteQueues`]: the queues of the zones, and the owners to inform when the head of one is
+//! dispatched.
 //!
-//! Tickets lie in one vector, and queues are lists of indices through it: nothing is allocated for a write.
+//! Entries lie in one vector, and queues are lists of indices into it, so a write does not allocate.
 
 use super::{WriteId, WriteKind};
 use crate::crypt_mapping::Ciphertext;
@@ -10,15 +11,15 @@ use crate::zoned::ZoneAction;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// No write.
+/// Index of no write.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Where a write or a zone management operation waits.
+/// Owner of a write or zone management operation that waits.
 #[derive(Clone)]
 pub(crate) enum Waiter {
-    /// In a worker.
+    /// A request of a worker.
     Request(ReplyTo),
-    /// A thread that sleeps until something has changed, and looks.
+    /// A thread that sleeps until the table changes, and checks its entry.
     Thread,
 }
 
@@ -29,22 +30,22 @@ pub(super) struct Table {
     pub(super) held: Vec<u32>,
     pub(super) actions: Vec<Option<Action>>,
     pub(super) workers: Vec<(u64, Waker)>,
-    /// How many entries there is memory for.
+    /// Number of entries that there is memory for.
     pub(super) room: usize,
-    /// Somebody of [`Waiter::Thread`] has to look.
+    /// Whether a [`Waiter::Thread`] has to be woken.
     pub(super) wakes: bool,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct State {
-    /// Whether the store was asked.
+    /// Whether the store's state of the zone is known.
     pub(super) known: bool,
     pub(super) sequential: bool,
-    /// Where its capacity ends.
+    /// End of the zone's capacity.
     pub(super) end: u64,
-    /// The store's write pointer; `end` where the zone takes no writes.
+    /// Write pointer of the store; `end` if the zone takes no writes.
     pub(super) written: u64,
-    /// Where the pointer will be when the queue is done.
+    /// Write pointer after the writes in the queue.
     pub(super) pointer: u64,
     pub(super) head: u32,
     pub(super) tail: u32,
@@ -58,16 +59,16 @@ pub(super) struct QueuedWrite {
     pub(super) kind: QueuedKind,
     pub(super) ready: bool,
     pub(super) granted: bool,
-    /// It may go to the store together with those before and behind it.
+    /// Whether it may be merged with the writes before and behind it.
     pub(super) can_merge: bool,
-    /// What it writes, while it waits for its turn, and the position for which that is encrypted.
+    /// Ciphertext while it waits, and the position for which it is encrypted.
     pub(super) data: Option<(u64, Ciphertext)>,
-    /// Who has its data, with others', and says what becomes of it.
+    /// Worker that has borrowed the data for a merged write, and reports its outcome.
     pub(super) lent: Option<Arc<EventQueue>>,
-    /// How many entries have lain here before.
+    /// Number of entries that used this index before.
     pub(super) generation: u32,
     pub(super) moves: u8,
-    /// Of one that is held: who has had a turn since, and who another.
+    /// For a deferred write: the workers that have had one turn since, and those that have had two.
     pub(super) turned: [u64; 2],
     pub(super) waiter: Option<Waiter>,
 }
@@ -82,13 +83,13 @@ pub(super) struct Action {
     pub(super) action: ZoneAction,
     pub(super) ranges: Vec<Range<u64>>,
     pub(super) entries: Vec<u32>,
-    /// Zones whose queues have not come to it.
+    /// Number of zones in which it is not yet the head.
     pub(super) missing: usize,
     pub(super) waiter: Waiter,
 }
 
 impl State {
-    /// Where the pointer is after `action`, if that succeeds.
+    /// Returns the pointer after `action`, if that succeeds.
     pub(super) fn after(&self, action: ZoneAction, start: u64) -> u64 {
         match action {
             ZoneAction::Reset | ZoneAction::ResetAll => start,
@@ -97,16 +98,16 @@ impl State {
         }
     }
 
-    /// Whether there is no room for another `len` bytes when the queue is done.
+    /// Returns whether the zone has no room for `len` more bytes after the queue.
     pub(super) fn is_short_of(&self, len: u64) -> bool {
         self.pointer + len > self.end
     }
 
-    /// Where the pointer is after a write, if the store takes it.
+    /// Returns the pointer after a write, if the store takes it.
     pub(super) fn after_write(&self, kind_of_write: WriteKind, position: u64, len: u64) -> u64 {
         let end = position + len;
         let takes = match kind_of_write {
-            // The part that is there already is left out.
+            // The bytes that the zone holds already are skipped.
             WriteKind::Reissued => (position..end).contains(&self.pointer),
             WriteKind::Data | WriteKind::Append => position == self.pointer,
         };
@@ -185,14 +186,14 @@ impl Table {
         WriteId { index, generation: self.entries[index as usize].generation }
     }
 
-    /// A write that its owner has not seen end.
+    /// Returns a write that its owner has not completed.
     pub(super) fn write(&mut self, id: WriteId) -> &mut QueuedWrite {
         let write = &mut self.entries[id.index as usize];
         assert_eq!(write.generation, id.generation, "a write is used until it has ended");
         write
     }
 
-    /// Whether the write has ended, which its owner may have to be told yet.
+    /// Returns whether the write has ended; its owner may still have to be informed.
     pub(super) fn has_ended(&self, id: WriteId) -> bool {
         self.entries[id.index as usize].generation != id.generation
     }
@@ -205,7 +206,7 @@ impl Table {
         }
     }
 
-    /// Appends a write to the queue of its zone, which is returned, and moves the pointer on.
+    /// Appends a write to the queue of its zone, moves the pointer on, and returns the zone.
     pub(super) fn link_data(&mut self, index: u32) -> usize {
         self.link(index);
         let QueuedWrite { zone, position, len, kind, .. } = self.entries[index as usize];
@@ -216,7 +217,7 @@ impl Table {
         zone as usize
     }
 
-    /// Takes a write out of its queue, mostly the first.
+    /// Removes a write, usually the head, from its queue.
     pub(super) fn unlink(&mut self, index: u32) {
         let QueuedWrite { zone, next, .. } = self.entries[index as usize];
         let state = &mut self.zones[zone as usize];
@@ -237,7 +238,7 @@ impl Table {
         self.remove(index);
     }
 
-    /// Gives the first of a zone's queue its turn, if it is ready. A token is returned where `me` is the one to be told.
+    /// Dispatches the head of a zone's queue if it is ready. Returns its request if `me` is the owner's queue.
     pub(super) fn go(&mut self, zone: usize, me: Option<&Arc<EventQueue>>) -> Option<RequestId> {
         let head = self.zones[zone].head;
         if head == NONE {
@@ -273,7 +274,7 @@ impl Table {
         self.actions[number].as_mut().expect("an order stays until it was carried out")
     }
 
-    /// Those whose turns are waited for.
+    /// Wakes the workers that deferred writes wait for.
     pub(super) fn wake_workers(&self) {
         let waited = self.held.iter().map(|index| self.entries[*index as usize].turned[1]);
         let Some(all) = waited.reduce(|all, seen| all & seen) else { return };

@@ -40,7 +40,7 @@ const MAX_ACTIVE: usize = MAX_REQUESTS_WITHOUT_DATA;
 /// Active requests that are reserved for sessions that have none.
 const RESERVED_ACTIVE: usize = 1024;
 
-/// What one turn of the worker lends to sessions and active requests.
+/// Parts of the worker that one turn lends to sessions and active requests.
 pub(super) struct Turn<'a> {
     pub(super) pool: &'a mut BufferPool,
     pub(super) device: &'a Device,
@@ -56,7 +56,7 @@ pub(super) struct Turn<'a> {
     pub(super) is_draining: bool,
 }
 
-/// What a session lends to its active requests.
+/// Parts of a session that it lends to its active requests.
 pub(super) struct Owner<'a> {
     /// Index of the session.
     pub(super) session: u32,
@@ -137,7 +137,7 @@ impl ActiveRequest {
         if self.is_unfragmented() { self.command.len } else { 0 }
     }
 
-    /// What is left to begin: offset in the export, and length.
+    /// Returns offset in the export and length of the bytes without a piece.
     fn rest(&self) -> (u64, u64) {
         (self.command.offset + self.begun, self.command.len - self.begun)
     }
@@ -227,7 +227,7 @@ pub(super) enum Attempt {
     Blocked,
 }
 
-/// What follows the end of a piece.
+/// Consequence of the end of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     /// Nothing: other pieces are in flight, or the request has ended.
@@ -635,7 +635,7 @@ fn put_block_status(
     Ok(count)
 }
 
-/// What the buffers of a piece are for.
+/// Purpose of the buffers of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Read,

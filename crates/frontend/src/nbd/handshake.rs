@@ -36,7 +36,7 @@ pub struct Negotiated {
     pub allocation: bool,
 }
 
-/// What follows a step of the handshake.
+/// Result of a step of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// More input is needed, or the reply has to be sent first.

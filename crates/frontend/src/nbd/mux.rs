@@ -1,10 +1,10 @@
 //! The NBD frontend of one worker: connects sessions with sockets, and shares the worker among them.
 //!
-//! What arrives is stored and marked in the `on_…` functions; [`Session::process_input`] is called from two places
-//! only, [`Frontend::process`] and [`Frontend::end_turn`]. Requests of one client run at once and are answered in the
-//! order in which they end. Memory stays what the pool was made with: when it is used up requests wait, and a client
-//! that does not free the buffers it holds for [`Limits::stall`] is dropped in favour of those that wait. In a turn
-//! each session begins `QUANTUM` of work.
+//! The `on_…` functions store what arrives, and schedule the session; [`Session::process_input`] is called from two
+//! places only, [`Frontend::process`] and [`Frontend::end_turn`]. Requests of one client run at once and are answered
+//! in the order in which they end. Memory stays what the pool was made with: when it is used up requests wait, and a
+//! client that does not free the buffers it holds for [`Limits::stall`] is dropped in favour of those that wait. In a
+//! turn each session begins `QUANTUM` of work.
 
 use super::active::{ActiveTable, After, QUANTUM, Turn};
 use super::protocol::{Export, transmission_flag};
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 /// How long clients may keep others waiting. Checked every half second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Maximum duration of a handshake.
     pub handshake: Duration,

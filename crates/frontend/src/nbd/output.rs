@@ -24,7 +24,7 @@ pub(super) struct OutgoingChunk {
     pub(super) range: Range<usize>,
     /// Number of the active request.
     pub(super) request: u32,
-    /// The same simple reply continues after this chunk, so nothing else may leave in between.
+    /// More of the same simple reply follows, so nothing else may leave in between.
     pub(super) is_unfinished: bool,
 }
 

@@ -48,8 +48,9 @@ impl std::fmt::Display for Listen {
     }
 }
 
-/// Options of a server.
+/// Options of a server: change those of [`ServerOptions::default`].
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ServerOptions {
     /// Name of the export.
     pub export_name: String,

@@ -21,7 +21,7 @@ const INBOX_LEN: usize = 64 << 10;
 /// Minimum cost of a request.
 const MIN_COST: u64 = 16 << 10;
 
-/// What the next bytes from the client are.
+/// State of the input: the meaning of the next bytes from the client.
 enum Input {
     Handshake(Negotiation),
     /// The header of a command.
@@ -76,7 +76,7 @@ struct Negotiation {
     _count: CountGuard,
 }
 
-/// What was received and not yet read.
+/// Bytes that were received and not yet read.
 enum Inbox {
     Here {
         buffer: Buffer,
@@ -142,7 +142,7 @@ pub(super) struct Receive {
     pub(super) target: Target,
 }
 
-/// What a session does next.
+/// Next action of a session.
 #[derive(Debug)]
 pub(super) enum Next {
     /// Another step.

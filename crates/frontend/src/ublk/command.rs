@@ -1,7 +1,7 @@
 //! Commands to ublk's driver, one at a time, through a ring of their own.
 //!
 //! A command carries the address of memory that the kernel writes until it has completed the command, however long that
-//! takes and whatever became of the thread that waits. So the memory is freed by the completion with the command's own
+//! takes and even if the thread that waits has ended. So the memory is freed by the completion with the command's own
 //! tag and by nothing else. If the ring fails, the outcome of the command is unknown: its memory is leaked, and the
 //! ring is closed, so that a command which is still queued is not submitted together with a later one.
 #![allow(unsafe_code)]

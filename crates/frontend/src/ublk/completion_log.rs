@@ -212,8 +212,8 @@ mod tests {
 
     #[test]
     fn log_of_device_says_how_far_zones_were_completed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("zones");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("zones");
         let log = CompletionLog::create(&path, 7, ZONE, CompletedUpTo::written(&zones())).unwrap();
         let left = |cookie| CompletionLog::read(&path, cookie, 4).map(|completed| uncompleted(&completed));
         assert_eq!(left(7), Some(vec![sectors(1, 0..12), sectors(2, 2..12)]));
@@ -225,13 +225,13 @@ mod tests {
         log.set_ends(0, 4 * ZONE, |start| start);
         assert_eq!(left(7), Some((1..4).map(|zone| sectors(zone, 0..12)).collect()));
         assert_eq!((left(8), CompletionLog::read(&path, 7, 5)), (None, None));
-        assert_eq!(CompletionLog::read(&folder.path().join("none"), 7, 4), None);
+        assert_eq!(CompletionLog::read(&directory.path().join("none"), 7, 4), None);
     }
 
     #[test]
     fn write_completed_late_leaves_gap_until_then() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("zones");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("zones");
         let log = CompletionLog::create(&path, 7, ZONE, CompletedUpTo::written(&zones())).unwrap();
         let left = || CompletionLog::read(&path, 7, 4).unwrap();
         // Another queue completed its writes first, twice.
@@ -252,8 +252,8 @@ mod tests {
 
     #[test]
     fn gaps_beyond_maximum_are_forgotten() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("zones");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("zones");
         let log = CompletionLog::create(
             &path,
             7,

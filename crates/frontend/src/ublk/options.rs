@@ -1,7 +1,8 @@
 //! Options of a ublk device.
 
-/// Options of a device.
+/// Options of a device: change those of [`UblkOptions::default`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct UblkOptions {
     /// Number of queues, each with a thread.
     pub queues: u16,

@@ -4,7 +4,7 @@
 //! read is read from the store into it, decrypted there, and copied out on completion: by the driver, which has the
 //! buffer meanwhile, or by this process ([`UserCopy`]). A request that is not whole data units of one segment (units
 //! are longer than a page, or tables odd) is carried in pieces through two bounce buffers, one such request at a time.
-//! What is different on zoned devices is in [`super::zoning`].
+//! For zoned devices see [`super::zoning`].
 
 use super::driver::operation::{APPEND, DISCARD, FLUSH, READ, REPORT, WRITE, WRITE_ZEROES};
 use super::driver::{Info, IoDescriptor, IoDescriptors};

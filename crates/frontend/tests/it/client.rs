@@ -18,12 +18,12 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) const MODES: [Mode; 3] = [Mode::Simple, Mode::Structured, Mode::Extended];
 
-/// What a request came to.
+/// Outcome of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Answer {
     /// 0: success.
     pub(crate) error: u32,
-    /// What was read.
+    /// Data of a read.
     pub(crate) data: Vec<u8>,
     /// Length and flags of each extent of `base:allocation`.
     pub(crate) extents: Vec<(u64, u64)>,

@@ -205,7 +205,7 @@ fn unfragmented_read_across_targets_has_one_chunk() {
 
 #[test]
 fn block_status_covers_range_or_its_start() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("image");
     for io in rings() {
         let mut new = std::fs::File::options();

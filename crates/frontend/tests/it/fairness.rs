@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Limits with which no client is dropped during a test.
 fn no_limits() -> Limits {
     let limit = Duration::from_secs(3600);
-    Limits { handshake: limit, stall: limit, drain: Duration::from_millis(100) }
+    limits(limit, limit, Duration::from_millis(100))
 }
 
 /// Operation of a [`RecordingStore`].
@@ -177,7 +177,9 @@ fn count_dropped(clients: &mut [Client]) -> usize {
 }
 
 fn short_stall() -> Limits {
-    Limits { stall: Duration::from_millis(400), ..no_limits() }
+    let mut limits = no_limits();
+    limits.stall = Duration::from_millis(400);
+    limits
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The volume as a file: what the kernel makes of it, as a program sees it.
+//! The volume as a file, through the kernel, as programs use it.
 
 use crate::support::{Faults, FaultyStore, MIB, READ_WRITE_DISCARD, device, memory, pattern, store_len};
 use inlock_engine::{Access, BlockingDevice, Device};
@@ -17,9 +17,9 @@ struct Shown {
 }
 
 impl Shown {
-    /// `None`, and says so, where nothing can be mounted.
+    /// Mounts a volume. `None`: FUSE mounts are not possible here, which it prints.
     fn new(device: &Arc<Device>) -> Option<Self> {
-        let dir = tempfile::tempdir().expect("a folder for the file");
+        let dir = tempfile::tempdir().expect("a directory for the file");
         let options = FuseOptions { name: "inlock:test".into(), threads: 4 };
         match FuseMount::start(device, &dir.path().join("volume"), &options) {
             Ok(mount) => Some(Self { mount, dir }),

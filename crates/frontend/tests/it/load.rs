@@ -41,7 +41,7 @@ fn more_requests_than_worker_carries_are_all_answered() {
     for io in rings() {
         let served = Served::new(device(memory(MIB), 4096, READ_WRITE_DISCARD), io, 1);
         let mut clients: Vec<Client> = (0..20).map(|n| Client::open(served.path(), MODES[n % 3])).collect();
-        served.device.suspend().expect("nothing is under way");
+        served.device.suspend().expect("nothing is in flight");
         let mut asked = Vec::new();
         for client in &mut clients {
             asked.push((0..250).map(|n| client.send(CACHE, 0, n * 4096, 4096)).collect::<Vec<_>>());
@@ -187,7 +187,7 @@ fn flush_covers_writes_answered_on_other_connections() {
     }
 }
 
-/// Writes and reads beside other clients and compares all data.
+/// Writes and reads while other clients work, and compares all data.
 fn good_work(served: &Served, mode: Mode) {
     let mut client = Client::open(served.path(), mode);
     for round in 0..20 {
@@ -297,9 +297,9 @@ fn write_acknowledged_before_stop_is_durable() {
         let store = FaultyStore::new(16 * MIB);
         let mut served = Served::new(device(Arc::clone(&store) as _, 4096, READ_WRITE_DISCARD), io, 1);
         let mut client = Client::open(served.path(), Mode::Simple);
-        let mut beside = Client::open(served.path(), Mode::Simple);
+        let mut other = Client::open(served.path(), Mode::Simple);
         store.set(Faults { hold_writes: true, ..Faults::default() });
-        let held = beside.send_write(0, 15 * MIB + MIB / 2 + 3, &[9; 100]);
+        let held = other.send_write(0, 15 * MIB + MIB / 2 + 3, &[9; 100]);
         while store.waiting.load(Ordering::SeqCst) == 0 {
             std::thread::yield_now();
         }
@@ -309,7 +309,7 @@ fn write_acknowledged_before_stop_is_durable() {
             let stopping = scope.spawn(|| served.stop());
             std::thread::yield_now();
             store.set(Faults::default());
-            assert_eq!(beside.wait(held).error, 0, "a write that was under way is finished and answered");
+            assert_eq!(other.wait(held).error, 0, "a write in flight is finished and answered");
             stopping.join().expect("no panic").expect("a good end");
             writer.join().expect("no panic")
         });

@@ -20,7 +20,7 @@ const BEYOND: Duration = Duration::from_millis(1200);
 
 fn short_limits() -> Limits {
     let limit = Duration::from_millis(400);
-    Limits { handshake: limit, stall: limit, drain: limit }
+    limits(limit, limit, limit)
 }
 
 /// The end of the stream, with or without complaint; anything but waiting until [`TIMEOUT`] is over.
@@ -86,7 +86,8 @@ fn server_with_many_idle_clients_stops() {
 fn client_that_was_idle_is_not_late_when_memory_is_short() {
     for io in rings() {
         // Shorter than the idle time, and much longer than a healthy client takes.
-        let limits = Limits { stall: BEYOND - Duration::from_millis(200), ..Limits::default() };
+        let mut limits = Limits::default();
+        limits.stall = BEYOND - Duration::from_millis(200);
         let served = Served::with_limits(device(memory(40 * MIB), 4096, READ_WRITE_DISCARD), io, 1, limits);
         let mut clients = [(); 4].map(|()| Client::open(served.path(), Mode::Structured));
         clients.iter_mut().for_each(|c| assert_eq!(c.read(0, 4096).len(), 4096));
@@ -147,7 +148,8 @@ fn paused_readers_are_dropped_while_others_wait() {
 fn client_with_endless_handshake_is_dropped() {
     for io in rings() {
         // Long enough for a busy machine to negotiate.
-        let limits = Limits { handshake: BEYOND, ..Limits::default() };
+        let mut limits = Limits::default();
+        limits.handshake = BEYOND;
         let served = Served::with_limits(device(memory(MIB), 4096, READ_WRITE_DISCARD), io, 1, limits);
         let mut negotiated = Client::open(served.path(), Mode::Simple);
         let mut silent = greet(served.path(), 3);
@@ -195,9 +197,9 @@ fn long_write_zeroes_lets_other_requests_through() {
                 }
             });
             zeroing.wait(zeroes);
-            let beside = reads.load(Ordering::SeqCst);
+            let count = reads.load(Ordering::SeqCst);
             over.store(true, Ordering::SeqCst);
-            assert!(beside > 4, "{io:?}: {beside} reads of another client beside the zeroes");
+            assert!(count > 4, "{io:?}: {count} reads of another client during the zeroes");
         });
     }
 }
@@ -224,7 +226,7 @@ fn write_that_arrives_while_server_stops_does_not_hang() {
         std::thread::sleep(Duration::from_millis(300));
         store.set(Faults::default());
         assert_eq!(held.wait(write).error, 0);
-        // The client is disconnected, in whatever way.
+        // The client is disconnected, with or without an error.
         assert_disconnected(&mut late.connection.stream);
         stopping.join().expect("no panic").expect("a good end");
     }
@@ -424,7 +426,7 @@ fn fua_write_that_fails_is_not_synced() {
 /// Clients read the plaintext.
 #[test]
 fn socket_is_its_owners_and_replaces_that_of_dead_server() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a new socket"));
     let served = Served::at(&path, device(memory(MIB), 4096, READ_WRITE_DISCARD), IoMode::Sync, 1, Limits::default());

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const NAME: &str = "export";
@@ -59,6 +60,13 @@ pub(crate) fn pattern(seed: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
+/// Time limits of clients.
+pub(crate) fn limits(handshake: Duration, stall: Duration, drain: Duration) -> Limits {
+    let mut limits = Limits::default();
+    (limits.handshake, limits.stall, limits.drain) = (handshake, stall, drain);
+    limits
+}
+
 pub(crate) struct Served {
     server: Option<Server>,
     pub(crate) device: Arc<Device>,
@@ -85,14 +93,12 @@ impl Served {
         threads: usize,
         limits: Limits,
     ) -> Result<Self, ServerError> {
-        let options = ServerOptions {
-            export_name: NAME.into(),
-            description: DESCRIPTION.into(),
-            threads,
-            io,
-            limits,
-            ..ServerOptions::default()
-        };
+        let mut options = ServerOptions::default();
+        options.export_name = NAME.into();
+        options.description = DESCRIPTION.into();
+        options.threads = threads;
+        options.io = io;
+        options.limits = limits;
         let server = Server::start(Arc::clone(&device), &Listen::Unix(socket.to_owned()), &options)?;
         Ok(Self { server: Some(server), device, socket: socket.to_owned(), _dir: None })
     }

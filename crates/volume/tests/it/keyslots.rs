@@ -68,3 +68,21 @@ fn luks1_key_has_at_most_512_bytes() {
     // Its areas overlap then, which is another fault.
     assert!(!with(512).contains("key bytes"), "{}", with(512));
 }
+
+#[test]
+fn luks1_keyslots_may_adjoin_but_not_overlap() {
+    // A key area of 32 bytes and 4000 stripes has 250 sectors.
+    let load = |moved: &[(usize, u32)]| {
+        let mut image = luks1_image();
+        for (keyslot, sector) in moved {
+            let at = 208 + 48 * keyslot + 40;
+            image[at..at + 4].copy_from_slice(&sector.to_be_bytes());
+        }
+        Volume::load(&MemoryDevice::new(image)).map_or_else(|error| chain(&error), |_| "loads".into())
+    };
+    assert_eq!(load(&[]), "loads");
+    for (behind, before) in [(250, 1540), (249, 1540), (250, 1541)] {
+        let loaded = load(&[(1, 8 + behind), (6, 1790), (7, before)]);
+        assert_eq!(loaded == "loads", (behind, before) == (250, 1540), "{loaded}");
+    }
+}

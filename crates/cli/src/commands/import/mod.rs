@@ -1,8 +1,8 @@
 //! `import`: encrypts a raw image into an existing volume.
 //!
-//! An input that is longer than the volume is refused before the first byte where its length is known. Holes of the input
-//! are not read; in the volume they become encrypted zeroes, since a hole there would decrypt to noise. Zones are written
-//! in order ([`zones`]).
+//! An input of known length that is longer than the volume is refused before anything is written. Holes of the input
+//! are not read, and become encrypted zeroes in the volume, where a hole would decrypt to noise. Zones are written in
+//! order ([`zones`]).
 
 mod zones;
 
@@ -16,32 +16,44 @@ use inlock_engine::blocking::BlockingDevice;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, Buffer};
 
-use crate::args::CopyArgs;
-use crate::backing;
-use crate::copy::{self, CHUNK};
-use crate::exit::Problem;
-use crate::progress::{Progress, Show};
-use crate::source::{self, Keys};
+use super::copy::{self, CHUNK, CopyArgs, copy_args};
+use crate::args::action::{Action, COPY, IMAGE, KEY, PLAIN, POLICY, Prepared, UNLOCK};
+use crate::error::CliError;
+use crate::ui::progress::Progress;
+use crate::volume::backing;
+use crate::volume::open::{KeySource, open};
 use zones::ZoneWriter;
 
-pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
+pub(crate) const ACTION: Action = Action {
+    name: "import",
+    aliases: &[],
+    arguments: &["<input file or ->", IMAGE],
+    options: &[KEY, UNLOCK, PLAIN, POLICY, COPY, &["table"]],
+    about: "encrypt a raw image into an existing volume",
+    prepare: |options, mut arguments| {
+        let (input, image) = (arguments.path()?, arguments.path()?);
+        let args = copy_args(&options, image, input)?;
+        Ok(Prepared::new(move || run(&args)))
+    },
+};
+
+fn run(args: &CopyArgs) -> anyhow::Result<()> {
     let mut input = Input::open(args)?;
-    let opened = source::open(&args.source, true, Keys::Asked { stdin_taken: args.other.is_none() })?;
-    let attached = opened.attach(IoMode::Sync, engine::Access::default())?;
-    if attached.device.access().read_only {
-        let message = format!("Device {} is read-only", args.source.image.display());
-        return Err(Problem::Refused { message, hint: "export it, and import that into a new volume" }.into());
+    let unlocked = open(&args.source, true, KeySource::User { stdin_taken: args.other.is_none() })?;
+    let stores = unlocked.into_device(IoMode::Sync, engine::Access::default())?;
+    if stores.device.access().read_only {
+        let message = format!("Device {} is read-only.", args.source.image.display());
+        return Err(CliError::refused(message, "export it, and import the result into a new volume"));
     }
-    let device = BlockingDevice::new(attached.device.clone());
+    let device = BlockingDevice::new(stores.device.clone());
     let (start, room) = copy::within(args.range, device.len())?;
     input.check_len(room, args.range.is_some_and(|range| range.len.is_some()))?;
-    let show = Show::from_options(batch, args.progress_json, args.progress_secs);
-    let mut progress = Progress::start(show, &args.source.image, input.len, false);
+    let mut progress = Progress::start(args.show, &args.source.image, input.len, false);
 
     let image = args.source.image.display();
     let sure = input.len.unwrap_or(0).min(room);
     let mut zones = ZoneWriter::new(&device, start, room, sure).with_context(|| format!("cannot write {image}"))?;
-    // Where the device below is written past the kernel's cache, it looks at where the bytes are.
+    // Direct I/O on the underlying device needs aligned memory.
     let mut buffer = Buffer::new(CHUNK);
     let mut done = 0;
     loop {
@@ -67,21 +79,21 @@ pub(crate) fn run(args: &CopyArgs, batch: bool) -> anyhow::Result<()> {
     input.check_end(done)
 }
 
-/// Where plaintext comes from.
+/// Source of the plaintext.
 struct Input {
     from: Box<dyn ReadAhead>,
     name: PathBuf,
-    /// In bytes, where it is known before the end.
+    /// In bytes. `None`: unknown before the end.
     len: Option<u64>,
 }
 
-/// What comes next in the input.
+/// Next part of the input.
 enum Piece {
-    /// So many bytes are in the buffer.
+    /// Number of bytes read into the buffer.
     Data(usize),
-    /// So many zeroes, at most as many as the buffer has room for.
+    /// Number of zeroes, at most the length of the buffer.
     Hole(u64),
-    /// Nothing more, or no more room.
+    /// End of the input, or of the buffer.
     End,
 }
 
@@ -93,10 +105,7 @@ impl Input {
     fn open(args: &CopyArgs) -> anyhow::Result<Self> {
         let Some(path) = &args.other else {
             if rustix::termios::isatty(io::stdin()) {
-                return Err(Problem::refused(
-                    "Standard input is a terminal.",
-                    "name the image to read, or pipe one in",
-                ));
+                return Err(CliError::refused("Standard input is a terminal.", "name an input file, or pipe one in"));
             }
             return Ok(Self { from: Box::new(Stream(io::stdin().lock())), name: "standard input".into(), len: None });
         };
@@ -105,11 +114,11 @@ impl Input {
         let metadata = file.metadata().with_context(cannot)?;
         for image in [Some(&args.source.image), args.source.header.as_ref()].into_iter().flatten() {
             if backing::overlap(path, image) {
-                return Err(Problem::usage("The input file is the image itself."));
+                return Err(CliError::usage("The input file is the image itself."));
             }
         }
         if metadata.is_dir() {
-            return Err(Problem::usage(format!("{} is a directory.", path.display())));
+            return Err(CliError::usage(format!("{} is a directory.", path.display())));
         }
         if !metadata.is_file() && !metadata.file_type().is_block_device() {
             return Ok(Self { from: Box::new(Stream(file)), name: path.clone(), len: None });
@@ -123,15 +132,15 @@ impl Input {
         let Some(len) = self.len else { return Ok(()) };
         let name = self.name.display();
         if len > room {
-            return Err(Problem::refused(
+            return Err(CliError::refused(
                 format!("{name} has {len} bytes, and there is room for {room}. Nothing was written."),
-                "make the image longer before (truncate -s SIZE IMAGE), or cut the input",
+                "enlarge the image first (truncate -s SIZE IMAGE), or truncate the input",
             ));
         }
         if exact && len < room {
-            return Err(Problem::refused(
+            return Err(CliError::refused(
                 format!("{name} has {len} bytes, and the range has {room}. Nothing was written."),
-                "--range OFFSET: without a length takes all of the input",
+                "use --range OFFSET: without a length for all of the input",
             ));
         }
         Ok(())
@@ -144,7 +153,7 @@ impl Input {
         self.from.next(buffer).with_context(|| format!("cannot read {}", self.name.display()))
     }
 
-    /// Writes what comes next, as much as the buffer has room for, at `at`; how much. 0: nothing more.
+    /// Writes the next part, at most the length of the buffer, at `at`, and returns its length; 0 at the end.
     fn copy_to(
         &mut self,
         device: &BlockingDevice,
@@ -160,7 +169,7 @@ impl Input {
         written.with_context(|| format!("cannot write at {at} of {image}"))
     }
 
-    /// Fills the buffer, with zeroes for holes, as far as there is anything; how much.
+    /// Fills the buffer, with zeroes for holes, and returns the number of bytes.
     fn fill(&mut self, buffer: &mut [u8]) -> anyhow::Result<usize> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -178,16 +187,16 @@ impl Input {
         Ok(filled)
     }
 
-    /// A stream that goes on where the volume ends did not fit.
+    /// Refuses a stream with more data than were written.
     fn check_end(&mut self, done: u64) -> anyhow::Result<()> {
         match self.next(&mut [0])? {
             Piece::End => Ok(()),
-            _ => Err(Problem::refused(
+            _ => Err(CliError::refused(
                 format!(
-                    "{} goes on where the volume or the range ends; its first {done} bytes were written.",
+                    "{} is longer than the volume or the range; its first {done} bytes were written.",
                     self.name.display()
                 ),
-                "make the image longer, or cut the input",
+                "enlarge the image, or truncate the input",
             )),
         }
     }
@@ -197,7 +206,7 @@ impl Input {
 struct Stream<R>(R);
 
 impl<R: Read> ReadAhead for Stream<R> {
-    /// Fills the buffer as far as there is anything, so that data units are written whole.
+    /// Fills the buffer unless the stream ends, so that whole data units are written.
     fn next(&mut self, buffer: &mut [u8]) -> io::Result<Piece> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -231,7 +240,7 @@ impl ReadAhead for Blocks {
             let data = match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(self.at)) {
                 Ok(data) => data,
                 Err(rustix::io::Errno::NXIO) => self.len,
-                // The file system does not know of holes.
+                // The file system does not support holes.
                 Err(_) => self.at,
             };
             if data > self.at {

@@ -1,8 +1,8 @@
-//! Writing an image onto zones: every sequential zone in order from its write pointer, or not at all.
+//! Writing an image to zones: each sequential zone in order from its write pointer, or not at all.
 //!
-//! A zone takes the image's bytes where its write pointer is at their place; otherwise nothing is written to it, as a drive
-//! would have it. Zeroes behind a zone's last other byte are not written: the zone keeps its room, and an image that
-//! `export` made gives every zone its write pointer back.
+//! The image is written to a zone if the write pointer is at its position, as a drive requires. Zeroes behind the last
+//! other byte of a zone are not written: the zone keeps its free space, and an image made by `export` restores the
+//! write pointers.
 
 use anyhow::Context;
 use inlock_engine::blocking::BlockingDevice;
@@ -10,21 +10,22 @@ use inlock_engine::zoned::{Zone, ZoneCondition, ZoneKind};
 use inlock_engine::{RequestError, zoned};
 use rustix::io::Errno;
 
-use crate::copy::is_zero;
-use crate::exit::Problem;
-use crate::zones;
+use super::super::copy::is_zero;
+use crate::error::CliError;
+use crate::volume::zones;
 
-/// Takes the bytes of an image in order, as far as a zone goes at a time.
+/// Writes an image in order, at most one zone at a time.
 pub(super) struct ZoneWriter<'a> {
     device: &'a BlockingDevice,
     zones: Vec<Zone>,
     granularity: usize,
-    /// The start of the zone that is being filled, and up to where it was written.
+    /// Start of the current zone, and the end of the data in it.
     filling: Option<(u64, u64)>,
 }
 
 impl<'a> ZoneWriter<'a> {
-    /// For the `len` bytes from `start` on, of which `sure` are known to come. `None`: the device has no zones.
+    /// Checks the zones of the `len` bytes from `start`, of which `sure` will be written. `None`: the device has no
+    /// zones.
     pub(super) fn new(device: &'a BlockingDevice, start: u64, len: u64, sure: u64) -> anyhow::Result<Option<Self>> {
         let Some(zoned::ZoneLimits { write_granularity, .. }) = device.device().zone_limits() else { return Ok(None) };
         let writer = Self {
@@ -34,12 +35,12 @@ impl<'a> ZoneWriter<'a> {
             filling: None,
         };
         if !start.is_multiple_of(write_granularity.into()) && writer.zone(start).is_ok_and(is_sequential) {
-            return Err(Problem::refused(
-                format!("Byte {start} is not a multiple of the {write_granularity} bytes that zones are written by."),
-                "--range begins at such a one",
+            return Err(CliError::refused(
+                format!("Byte {start} is not a multiple of the write granularity of {write_granularity} bytes."),
+                "use a --range that starts at a multiple",
             ));
         }
-        // As far as one can know, before the first byte is written.
+        // Before the first byte is written, as far as the length is known.
         for zone in writer.zones.iter().filter(|zone| zone.start < start + sure) {
             check(zone, start.max(zone.start))?;
         }
@@ -50,13 +51,13 @@ impl<'a> ZoneWriter<'a> {
         zones::at(&self.zones, at).with_context(|| format!("no zone holds byte {at}"))
     }
 
-    /// How many bytes from `at` on lie in one zone.
+    /// Returns the number of bytes from `at` to the end of its zone.
     pub(super) fn room(&self, at: u64) -> anyhow::Result<u64> {
         self.zone(at).map(|zone| zone.start + zone.len - at)
     }
 
-    /// Writes `bytes`, which lie in one zone, at `at`. Where they are no whole number of blocks, the image ends, and there
-    /// is room for the rest of the last block, which becomes zeroes.
+    /// Writes the first `len` bytes of `buffer`, which are in one zone, at `at`. At the end of the image the last block
+    /// is filled with zeroes, for which the buffer has room.
     pub(super) fn write(&mut self, buffer: &mut [u8], len: usize, at: u64) -> anyhow::Result<()> {
         let zone = *self.zone(at)?;
         if !is_sequential(&zone) {
@@ -78,13 +79,13 @@ impl<'a> ZoneWriter<'a> {
         let end = at + bytes.len() as u64;
         let capacity = zone.start + zone.capacity;
         if end > capacity {
-            return Err(Problem::refused(
+            return Err(CliError::refused(
                 format!(
-                    "The image has bytes other than zero up to byte {end}, and the zone at byte {} can be written up to \
-                     byte {capacity}; the bytes before {at} were written.",
+                    "The image has data up to byte {end}, but the capacity of the zone at byte {} ends at byte \
+                     {capacity}; the bytes before {at} were written.",
                     zone.start
                 ),
-                "it was made for zones of another capacity",
+                "use an image for zones of this capacity",
             ));
         }
         if written < at {
@@ -100,7 +101,7 @@ fn is_sequential(zone: &Zone) -> bool {
     zone.kind == ZoneKind::SequentialRequired
 }
 
-/// Refuses a zone that does not take bytes at `at` as its next ones.
+/// Refuses a zone whose write pointer is not at `at`.
 fn check(zone: &Zone, at: u64) -> anyhow::Result<()> {
     if !is_sequential(zone) {
         return Ok(());
@@ -108,20 +109,15 @@ fn check(zone: &Zone, at: u64) -> anyhow::Result<()> {
     let Zone { start, condition, write_pointer, .. } = *zone;
     match write_pointer {
         Some(pointer) if pointer == at => Ok(()),
-        // Nothing but zeroes may come, which are not written.
+        // Only zeroes may follow, which are not written.
         Some(pointer) if at >= start + zone.capacity && pointer >= start + zone.capacity => Ok(()),
-        Some(pointer) => Err(Problem::refused(
-            format!(
-                "The zone at byte {start} of the volume is written up to byte {pointer}, and the image would go on at byte {at}."
-            ),
-            "open the volume with --via ublk and reset its zones (blkzone reset), or name another --range",
+        Some(pointer) => Err(CliError::refused(
+            format!("Zone {start}: write pointer {pointer}, but data is for {at}."),
+            "open the volume with --via ublk and reset its zones (blkzone reset), or use another --range",
         )),
         None => {
             let state = if condition == ZoneCondition::Offline { "offline" } else { "read-only" };
-            Err(Problem::refused(
-                format!("The zone at byte {start} of the volume is {state}."),
-                "--range leaves it out",
-            ))
+            Err(CliError::refused(format!("Zone {start} is {state}."), "use a --range without it"))
         }
     }
 }
@@ -132,8 +128,8 @@ fn failed(error: RequestError, at: u64) -> anyhow::Error {
     if !full {
         return error;
     }
-    error.context(Problem::Refused {
-        message: "Too many zones would be in use".to_owned(),
-        hint: "the image leaves more zones half full than the drive can have",
+    error.context(CliError::Refused {
+        message: "Too many zones would be active".to_owned(),
+        hint: "use an image that leaves fewer zones partly written",
     })
 }

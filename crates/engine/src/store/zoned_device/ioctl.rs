@@ -82,8 +82,8 @@ impl Report {
 /// Reports zones from the one that holds `sector`, at most `most`; none at the end of the device.
 pub(super) fn report(device: impl AsFd, into: &mut Report, sector: u64, most: usize) -> Result<&[BlkZone], Errno> {
     into.header = ReportHeader { sector, zones: most.min(BATCH) as u32, flags: 0 };
-    // SAFETY: BLKREPORTZONE takes the header and, behind it, room for as many zones as the header says; `Report` is both in
-    // the kernel's mapping, with room for BATCH, and the header says no more. Any bytes are a `Report`.
+    // SAFETY: BLKREPORTZONE takes the header and, behind it, room for as many zones as the header says; `Report` is
+    // both in the kernel's layout, with room for BATCH, and the header says no more. Any bytes are a `Report`.
     unsafe { ioctl::ioctl(device, Updater::<REPORT, Report>::new(into)) }?;
     let found = into.zones.get_mut(..into.header.zones as usize).ok_or(Errno::IO)?;
     if into.header.flags & HAS_CAPACITY == 0 {
@@ -96,7 +96,7 @@ pub(super) fn report(device: impl AsFd, into: &mut Report, sector: u64, most: us
 pub(super) fn manage(device: impl AsFd, action: ZoneAction, sector: u64, sectors: u64) -> Result<(), Errno> {
     let range = || Range { sector, sectors };
     let call = || {
-        // SAFETY: these calls read one `Range`, which is in the kernel's mapping, and write nothing.
+        // SAFETY: these calls read one `Range`, which has the kernel's layout, and write nothing.
         unsafe {
             match action {
                 ZoneAction::Open => ioctl::ioctl(&device, Setter::<OPEN, Range>::new(range())),

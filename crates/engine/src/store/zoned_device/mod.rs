@@ -1,8 +1,8 @@
-//! A host-managed zoned block device as store.
+//! Host-managed zoned block devices as stores.
 //!
-//! Bytes go as they go to any block device, past the kernel's cache, because only there the order of writes is the caller's; so
-//! a ring may reach it by its descriptor. What is known of the zones comes from the kernel: limits from sysfs, the rest by
-//! the calls that `blkzone(8)` makes.
+//! Reads and writes are those of any block device, with direct I/O, because only then the caller determines the order
+//! of writes; so a ring may use the descriptor. The zone limits come from sysfs, the rest from the ioctls that
+//! `blkzone(8)` uses.
 
 mod ioctl;
 
@@ -23,42 +23,42 @@ pub struct ZonedDevice {
     limits: ZoneLimits,
 }
 
-/// Why a block device is not taken as a zoned one.
+/// Reason why a block device is not usable as a zoned store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ZonedDeviceError {
-    /// It has no zones, or none that ask for order.
+    /// The device has no zones, or only conventional ones.
     #[error("not a host-managed zoned block device")]
     NotZoned,
-    /// Zones are those of the whole device.
+    /// A partition: only whole devices have zones.
     #[error("a partition of a zoned block device has no zones of its own")]
     Partition,
-    /// It was opened for writing through the cache, which writes in an order of its own.
+    /// The device was opened for writing without direct I/O; the page cache writes in an order of its own.
     #[error("a zoned block device must be opened with O_DIRECT to be written")]
     Cached,
-    /// What is known of it cannot be read.
+    /// A limit cannot be read.
     #[error("cannot read the zone limits from {}", path.display())]
     Sysfs {
-        /// Which file.
+        /// Path of the file in sysfs.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the read.
         source: io::Error,
     },
-    /// What is known of it makes no sense.
+    /// The limits are not plausible.
     #[error("the zone limits of the device make no sense: {0:?}")]
     Limits(ZoneLimits),
-    /// It cannot be used as a block device.
+    /// The file is not usable as a block device.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 impl ZonedDevice {
-    /// Whether `file` is a block device that asks for order in its zones.
+    /// Returns whether `file` is a block device with sequential zones.
     pub fn is_zoned(file: &File) -> bool {
         Queue::of(file).is_ok_and(|queue| queue.is_host_managed())
     }
 
-    /// Takes `file`, a whole host-managed block device that was opened with `O_DIRECT`, unless it is only read.
+    /// Returns a store on `file`, a whole host-managed block device, opened with `O_DIRECT` unless `read_only`.
     pub fn new(file: File, read_only: bool, mode: IoMode) -> Result<Self, ZonedDeviceError> {
         let queue = Queue::of(&file)?;
         if !queue.is_host_managed() {
@@ -84,7 +84,7 @@ impl ZonedDevice {
     }
 }
 
-/// What sysfs says of a block device's queue.
+/// Limits of a block device's queue from sysfs.
 struct Queue {
     directory: PathBuf,
     partition: bool,
@@ -120,7 +120,8 @@ impl Queue {
         })
     }
 
-    /// What the block layer never cuts: as many sectors as it may, and no more pages, which lie anywhere, than it may.
+    /// Returns the longest write that the block layer never splits: within the limit of sectors, and within the limit
+    /// of segments if every page is one.
     fn longest(&self) -> Result<u32, ZonedDeviceError> {
         let (kib, pages): (u32, u32) = (self.number("max_sectors_kb")?, self.number("max_segments")?);
         Ok(kib.saturating_mul(1024).min(pages.saturating_mul(4096)))
@@ -199,7 +200,7 @@ impl ZonedStore for ZonedDevice {
             let found = ioctl::report(self.file.file(), &mut report, sector, room)?;
             for zone in found {
                 let zone = zone_of(zone)?;
-                // A device that reports backwards would be asked forever.
+                // Stop if the device reports zones that do not advance.
                 sector = Some((zone.start + zone.len) / SECTOR).filter(|next| *next > sector).ok_or(Errno::IO)?;
                 into[done] = zone;
                 done += 1;
@@ -213,7 +214,7 @@ impl ZonedStore for ZonedDevice {
 
     fn manage(&self, action: ZoneAction, offset: u64, len: u64) -> Result<(), Errno> {
         let (offset, len) = match action {
-            // The kernel takes a reset of all that there is as one of all zones that can be.
+            // The kernel treats a reset of the whole device as a reset of all zones.
             ZoneAction::ResetAll => (0, self.geometry().len),
             _ => (offset, len),
         };

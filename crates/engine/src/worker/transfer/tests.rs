@@ -1,4 +1,4 @@
-//! Every state with its events, without a ring.
+//! Tests of every state with its events, without a ring.
 
 use super::*;
 use crate::mapping::Kind as TargetKind;
@@ -14,7 +14,7 @@ const DISK: Facts =
     Facts { inline_max_len: Some(0), copy_min_len: None, has_native_fua: false, in_zone: false, pool_wanted: false };
 const MARK: u8 = 0x5a;
 
-/// A transfer of a device with data units of 512 bytes, moved on by hand.
+/// Transfer of a device with data units of 512 bytes, advanced by hand.
 struct Script {
     crypt: CryptMapping,
     account: Account,
@@ -48,7 +48,7 @@ impl Script {
         self.transfer.step(event, &mut self.account, &cx)
     }
 
-    /// What the store holds after a write of the buffer in `data`.
+    /// Decrypts the bytes that the store holds after a write.
     fn plaintext(&self, data: Ciphertext) -> Buffer {
         self.crypt.decrypt(&self.transfer.range, data)
     }
@@ -233,7 +233,7 @@ fn native_fua_write_asks_for_a_sync_only_if_there_may_be_no_room() {
     for error in [Errno::NOSPC, Errno::DQUOT, Errno::FBIG] {
         let (mut write, action) = written(Err(error), false);
         assert!(matches!(action, Action::Sync));
-        // The write's own error, whatever the sync says.
+        // The write's own error, regardless of the sync.
         assert_eq!(ends(write.step(Event::Synced(Ok(())))), (Err(error.into()), false));
     }
     assert_eq!(ends(written(Err(Errno::IO), false).1), (EIO, true), "the disk may have lost its cache");

@@ -1,6 +1,7 @@
 //! Every transition of a session's input, without a socket and without a ring: the tests play both.
 
 use super::*;
+use crate::nbd::active::After;
 use crate::nbd::handshake::ReplyStyle;
 use crate::nbd::protocol::{Export, INIT_MAGIC, OPTION_MAGIC, REQUEST_MAGIC, command, option};
 use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
@@ -46,11 +47,16 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
+        Self::with_buffers(PIECE as usize)
+    }
+
+    /// A fixture whose pool has buffers of `capacity` bytes.
+    fn with_buffers(capacity: usize) -> Self {
         let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::LUKS_MAX);
         let store = Arc::new(MemoryStore::new(vec![0; DEVICE_LEN as usize]));
         let key = VolumeKey::new(&(0..64).collect::<Vec<u8>>());
         let device = Device::new(&[segment], &key, store, Access::default()).unwrap();
-        let pool = BufferPool::new(&[BufferClass { capacity: PIECE as usize, count: 8 }]);
+        let pool = BufferPool::new(&[BufferClass { capacity, count: 8 }]);
         let handshakes = Arc::default();
         let session = Session::new(0, Instant::now(), CountGuard::new(&handshakes), &pool);
         let export = Export {
@@ -77,7 +83,11 @@ impl Fixture {
 
     /// A session that has negotiated simple replies.
     fn in_transmission() -> Self {
-        let mut fixture = Self::new();
+        Self::new().negotiate()
+    }
+
+    fn negotiate(self) -> Self {
+        let mut fixture = self;
         fixture.send();
         let options = [3u32.to_be_bytes().to_vec(), option_bytes(option::GO, &[0; 6])].concat();
         assert!(matches!(fixture.arrive(&options), Next::Receive(_)));
@@ -154,11 +164,15 @@ impl Fixture {
     }
 
     /// Ends the request that the worker was given first.
-    fn finish(&mut self, result: Result<(), RequestError>) {
+    fn finish(&mut self, result: Result<(), RequestError>) -> After {
         let Request { id, data, spare, .. } = self.requests.pop_front().expect("the worker has a request");
         self.with_turn(|session, active, turn| {
-            active.on_finished(Finished { id, result, data, spare }, &mut session.owner(), turn)
-        });
+            let after = active.on_finished(Finished { id, result, data, spare }, &mut session.owner(), turn);
+            if matches!(after, After::NextPiece | After::Data { is_last: false, .. }) {
+                session.wait(id as u32);
+            }
+            after
+        })
     }
 
     fn begin_waiting(&mut self) {
@@ -413,7 +427,7 @@ fn payload_with_more_pieces_begins_each() {
         })
         .collect();
     assert_eq!(written, payload(len));
-    (0..2).for_each(|_| fixture.finish(Ok(())));
+    (0..2).for_each(|_| assert_eq!(fixture.finish(Ok(())), After::Nothing));
     assert!(!fixture.session.output.has_queued(), "the last piece is in flight");
     fixture.finish(Ok(()));
     assert_eq!(fixture.send(), reply(0));
@@ -624,4 +638,44 @@ fn piece_that_arrives_while_server_drains_is_the_last() {
     assert_eq!(fixture.send(), reply(5), "the rest was not written");
     fixture.assert_holds_nothing();
     assert!(fixture.session.is_finished());
+}
+
+#[test]
+fn reply_with_much_data_leaves_at_once() {
+    let mut fixture = Fixture::with_buffers(256 << 10).negotiate();
+    for (len, is_long) in [((128 << 10) - 1, false), (128 << 10, true)] {
+        fixture.put(&header(command::READ, 0, len));
+        assert!(matches!(fixture.step(), Next::Again));
+        assert_eq!(fixture.finish(Ok(())), After::Data { is_last: true, is_long });
+        assert_eq!(fixture.send().len() as u64, 16 + len);
+    }
+    fixture.assert_holds_nothing();
+}
+
+#[test]
+fn simple_read_that_fails_after_first_data_disconnects() {
+    let mut fixture = Fixture::in_transmission();
+    fixture.put(&[header(command::READ, 0, 2 * PIECE), header(command::READ, 0, 1)].concat());
+    assert!(matches!(fixture.process(), Next::Receive(_)));
+    assert!(fixture.session.has_waiting(), "a read behind an unfinished simple reply waits");
+    assert_eq!(fixture.finish(Ok(())), After::Data { is_last: false, is_long: false });
+    fixture.begin_waiting();
+    assert_eq!(fixture.requests.len(), 1);
+    assert_eq!(fixture.requests[0].offset, PIECE);
+    assert_eq!(fixture.finish(Err(RequestError::Io(Errno::IO))), After::Disconnect);
+    fixture.session.release(&mut fixture.active, &mut fixture.pool);
+    fixture.assert_holds_nothing();
+}
+
+#[test]
+fn long_write_zeroes_waits_for_turn_between_pieces() {
+    let mut fixture = Fixture::in_transmission();
+    fixture.put(&header(command::WRITE_ZEROES, 0, 2 * PIECE));
+    assert!(matches!(fixture.step(), Next::Again));
+    assert_eq!(fixture.finish(Ok(())), After::NextPiece);
+    assert!(fixture.requests.is_empty() && fixture.session.has_waiting());
+    fixture.begin_waiting();
+    assert_eq!(fixture.finish(Ok(())), After::Nothing);
+    assert_eq!(fixture.send(), reply(0));
+    fixture.assert_holds_nothing();
 }

@@ -4,14 +4,14 @@ use super::*;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-/// What one call of [`CommandRing::submit_and_wait`] does. Commands are meant by their `data`.
+/// Effect of one call of [`CommandRing::submit_and_wait`]. Commands are named by their `data`.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// Nothing is submitted.
     Refuse(Errno),
-    /// What is queued is submitted, and the call fails.
+    /// The queued commands are submitted, and the call fails.
     FailAfterSubmission(Errno),
-    /// What is queued is submitted, and these commands complete, in this order.
+    /// The queued commands are submitted, and these commands complete, in this order.
     Complete(&'static [u64]),
     /// As `Complete`, and a signal interrupts the call.
     Interrupt(&'static [u64]),
@@ -56,7 +56,7 @@ pub(super) fn freed(address: u64) {
     });
 }
 
-/// What the kernel answers to the command with this `data`.
+/// Returns the kernel's result of the command with this `data`.
 fn answer(data: u64) -> i32 {
     if data.is_multiple_of(10) { -Errno::BUSY.raw_os_error() } else { data as i32 }
 }

@@ -1,0 +1,202 @@
+//! The declaration of an action, which parser, help and dispatch share, and groups of options that actions have in
+//! common.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use super::options::Options;
+use crate::control::name::Name;
+use crate::error::CliError;
+
+/// An action of the command line.
+pub(crate) struct Action {
+    pub name: &'static str,
+    pub aliases: &'static [Alias],
+    /// Positional arguments as help shows them: `[<x>]` is optional, `...` may be repeated.
+    pub arguments: &'static [&'static str],
+    /// Long names of the options that it takes in addition to [`GENERAL`].
+    pub options: &'static [&'static [&'static str]],
+    /// Line of help.
+    pub about: &'static str,
+    /// Checks options and arguments without touching a device, and returns what runs the action.
+    pub prepare: fn(Options, Arguments) -> anyhow::Result<Prepared>,
+}
+
+/// Another name of an action, which cryptsetup has.
+pub(crate) struct Alias {
+    pub name: &'static str,
+    /// Value of `--type` that it implies.
+    pub volume_type: Option<&'static str>,
+    /// Its two arguments are in the other order.
+    pub is_swapped: bool,
+}
+
+impl Alias {
+    /// Returns an alias that is just another name.
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self { name, volume_type: None, is_swapped: false }
+    }
+}
+
+impl Action {
+    /// Whether `name` is its name or an alias. Names are case-sensitive, as cryptsetup's are.
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.name == name || self.aliases.iter().any(|alias| alias.name == name)
+    }
+
+    /// Returns its positional arguments as one word list.
+    pub(crate) fn synopsis(&self) -> String {
+        self.arguments.join(" ")
+    }
+
+    /// Returns the minimum and maximum number of arguments.
+    pub(crate) fn argument_count(&self) -> (usize, usize) {
+        let required = self.arguments.iter().filter(|argument| !argument.starts_with('[')).count();
+        let has_many = self.arguments.iter().any(|argument| argument.contains("..."));
+        (required, if has_many { usize::MAX } else { self.arguments.len() })
+    }
+
+    /// Returns the position of the argument that `--table` stands for, if the option does.
+    pub(crate) fn source_position(&self) -> Option<usize> {
+        self.arguments.iter().position(|argument| [SOURCE, IMAGE].contains(argument))
+    }
+
+    /// Whether it takes the option with this long name.
+    pub(crate) fn has_option(&self, option: &str) -> bool {
+        GENERAL.contains(&option) || self.options.iter().any(|group| group.contains(&option))
+    }
+}
+
+/// A checked command line, ready to run.
+pub(crate) struct Prepared {
+    run: Box<dyn FnOnce() -> anyhow::Result<u8>>,
+    /// Standard output carries data, and no messages.
+    pub stdout_is_data: bool,
+}
+
+impl Prepared {
+    /// Returns an action that exits with status 0 unless it fails.
+    pub(crate) fn new(run: impl FnOnce() -> anyhow::Result<()> + 'static) -> Self {
+        Self::with_status(move || run().map(|()| 0))
+    }
+
+    /// Returns an action that may exit with the status of a program that it ran.
+    pub(crate) fn with_status(run: impl FnOnce() -> anyhow::Result<u8> + 'static) -> Self {
+        Self { run: Box::new(run), stdout_is_data: false }
+    }
+
+    /// Declares whether standard output carries data.
+    pub(crate) fn with_data_on_stdout(self, stdout_is_data: bool) -> Self {
+        Self { stdout_is_data, ..self }
+    }
+
+    /// Runs the action, and returns the exit status.
+    pub(crate) fn run(self) -> anyhow::Result<u8> {
+        (self.run)()
+    }
+}
+
+/// Positional arguments of an action, whose number was checked.
+#[derive(Debug)]
+pub(crate) struct Arguments(pub std::vec::IntoIter<OsString>);
+
+impl Arguments {
+    /// Takes the next argument, if there is one.
+    pub(crate) fn optional(&mut self) -> Option<PathBuf> {
+        self.0.next().map(PathBuf::from)
+    }
+
+    /// Takes the next argument as a path.
+    pub(crate) fn path(&mut self) -> anyhow::Result<PathBuf> {
+        self.optional().ok_or_else(|| CliError::usage("An argument is missing."))
+    }
+
+    /// Takes the next argument as a word.
+    pub(crate) fn word(&mut self) -> anyhow::Result<String> {
+        self.path().map(|word| word.to_string_lossy().into_owned())
+    }
+
+    /// Takes the next argument as the name of a volume.
+    pub(crate) fn name(&mut self) -> anyhow::Result<Name> {
+        name_of(self.path()?)
+    }
+
+    /// Takes the next argument as the name of a volume, or fails with `usage`.
+    pub(crate) fn name_or(&mut self, usage: &str) -> anyhow::Result<Name> {
+        name_of(self.optional().ok_or_else(|| CliError::usage(usage))?)
+    }
+
+    /// Takes all other arguments as names of volumes.
+    pub(crate) fn names(self) -> anyhow::Result<Vec<Name>> {
+        self.0.map(|word| name_of(word.into())).collect()
+    }
+}
+
+/// Converts an argument, or part of one, to the name of a volume.
+pub(crate) fn name_of(word: PathBuf) -> anyhow::Result<Name> {
+    let text = word.to_str().unwrap_or("\0");
+    Name::new(text).map_err(|why| CliError::usage(format!("Name '{}' cannot be used: {why}.", word.display())))
+}
+
+/// A volume: an image, a device, or with `--table` nothing.
+pub(crate) const SOURCE: &str = "<source>";
+/// An image or device.
+pub(crate) const IMAGE: &str = "<image>";
+/// The name of a running volume.
+pub(crate) const NAME: &str = "<name>";
+
+/// Options of every action.
+pub(crate) const GENERAL: &[&str] = &["help", "version", "verbose", "batch-mode"];
+/// Source of a passphrase or key.
+pub(crate) const KEY: &[&str] = &["key-file", "keyfile-offset", "keyfile-size", "timeout", "verify-passphrase"];
+/// Unlocking a volume.
+pub(crate) const UNLOCK: &[&str] = &["tries", "key-slot", "type", "header"];
+/// A LUKS header.
+pub(crate) const HEADER: &[&str] = &["type", "header"];
+/// Plain volumes.
+pub(crate) const PLAIN: &[&str] =
+    &["cipher", "key-size", "hash", "sector-size", "iv-large-sectors", "spdk-tweak", "offset", "skip", "size"];
+/// Header policy.
+pub(crate) const POLICY: &[&str] =
+    &["allow-null-cipher", "allow-null-iv", "allow-linear-segment", "require-cipher", "expect-uuid"];
+/// Copying.
+pub(crate) const COPY: &[&str] = &["range", "progress-json", "progress-frequency"];
+/// Key derivation.
+pub(crate) const KDF: &[&str] = &["pbkdf", "iter-time", "pbkdf-force-iterations", "pbkdf-memory", "pbkdf-parallel"];
+/// Flags of dm-crypt's threads.
+pub(crate) const THREAD_FLAGS: &[&str] = &[
+    "perf-same_cpu_crypt",
+    "perf-submit_from_crypt_cpus",
+    "perf-no_read_workqueue",
+    "perf-no_write_workqueue",
+    "perf-high_priority",
+];
+/// Attaching a volume.
+pub(crate) const ATTACH: &[&str] = &["via", "read-only", "allow-discards", "launched", "threads", "metrics"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn argument_count_follows_from_arguments() {
+        let action = |arguments| Action {
+            name: "x",
+            aliases: &[],
+            arguments,
+            options: &[],
+            about: "",
+            prepare: |_, _| Ok(Prepared::new(|| Ok(()))),
+        };
+        for (arguments, count) in [
+            (&[][..], (0, 0)),
+            (&["<image>"], (1, 1)),
+            (&["<image>", "[<key file>]"], (1, 2)),
+            (&["[<name>...]"], (0, usize::MAX)),
+        ] {
+            assert_eq!(action(arguments).argument_count(), count, "{arguments:?}");
+        }
+        assert_eq!(action(&["<input>", "<image>"]).source_position(), Some(1));
+        assert_eq!(action(&["<name>"]).source_position(), None);
+    }
+}

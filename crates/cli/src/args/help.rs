@@ -1,0 +1,87 @@
+//! Help texts: of the program, or of one action with the options that it takes.
+
+use clap::CommandFactory;
+
+use super::action::Action;
+use super::options::Options;
+use crate::ui::print::print;
+
+/// Prints the help of `action`, or of the program with all `actions`.
+pub(crate) fn print_help(actions: &[&Action], action: Option<&Action>) -> anyhow::Result<()> {
+    print(match action {
+        Some(action) => of_action(action),
+        None => of_program(actions),
+    })
+}
+
+fn of_action(action: &Action) -> String {
+    let mut command = Options::command()
+        .about(format!("inlock {}: {}", action.name, action.about))
+        .override_usage(format!("inlock {} [OPTION...] {}", action.name, action.synopsis()).trim_end().to_owned())
+        .mut_args(|arg| {
+            let is_hidden = arg.is_hide_set() || !arg.get_long().is_some_and(|long| action.has_option(long));
+            arg.hide(is_hidden)
+        });
+    if !action.aliases.is_empty() {
+        let names: Vec<&str> = action.aliases.iter().map(|alias| alias.name).collect();
+        command = command.after_help(format!("Aliases: {}", names.join(", ")));
+    }
+    command.render_help().to_string()
+}
+
+fn of_program(actions: &[&Action]) -> String {
+    // Actions and compiled-in defaults, in cryptsetup's words, which scripts look for.
+    let mut text = String::from("<action> is one of:\n");
+    for action in actions {
+        text += &format!("  {} - {}\n", format!("{} {}", action.name, action.synopsis()).trim_end(), action.about);
+    }
+    text += "\nOptions may precede or follow the action. `inlock <action> --help` shows the options of one action.\n\
+        Passphrases come from the terminal, from the first line of standard input, or from a key file;\n\
+        never from arguments or the environment.\n\n\
+        Default compiled-in metadata format is LUKS2 (for luksFormat action).\n\n\
+        Default compiled-in key and passphrase parameters:\n\
+        \tMaximum keyfile size: 8192kB, Maximum interactive passphrase length 512 (characters)\n\
+        Default PBKDF for LUKS1: pbkdf2, iteration time: 2000 (ms)\n\
+        Default PBKDF for LUKS2: argon2id\n\
+        \tIteration time: 2000, Memory required: 1048576kB, Parallel threads: 4\n\n\
+        Default compiled-in device cipher parameters:\n\
+        \tplain: aes-xts-plain64, Key: 256 bits, Password hashing: sha256\n\
+        \tLUKS: aes-xts-plain64, Key: 256 bits, LUKS header hashing: sha256\n\
+        \tLUKS: Default keysize with XTS mode (two internal keys) will be doubled.\n\n\
+        Exit status: 0 success, 1 wrong parameters or any other error, 2 no permission or bad passphrase,\n\
+        3 out of memory, 4 wrong device, 5 device busy or exists.";
+    Options::command().after_help(text).render_help().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::action::{ATTACH, Alias, HEADER, Prepared};
+    use super::*;
+
+    const ACTION: Action = Action {
+        name: "look",
+        aliases: &[Alias::new("luksLook")],
+        arguments: &["<image>"],
+        options: &[HEADER, ATTACH],
+        about: "look at a volume",
+        prepare: |_, _| Ok(Prepared::new(|| Ok(()))),
+    };
+
+    #[test]
+    fn help_of_action_has_its_options_only() {
+        let help = of_action(&ACTION);
+        for part in ["inlock look: look at a volume", "Usage: inlock look [OPTION...] <image>\n", "luksLook"] {
+            assert!(help.contains(part), "{help}");
+        }
+        assert!(help.contains("--header") && help.contains("--verbose"), "{help}");
+        assert!(!help.contains("--pbkdf") && !help.contains("--nbd"), "{help}");
+        assert!(!help.contains("--launched"), "{help}");
+    }
+
+    #[test]
+    fn help_of_program_has_actions_and_defaults() {
+        let help = of_program(&[&ACTION]);
+        assert!(help.contains("\n  look <image> - look at a volume\n"), "{help}");
+        assert!(help.contains("Maximum keyfile size: 8192kB"), "{help}");
+    }
+}

@@ -1,0 +1,411 @@
+//! All options of the command line. They may precede or follow the action, as in cryptsetup.
+//!
+//! There are no clap subcommands: one flat set of options is parsed, and checked afterwards against those that the
+//! [action](super::action::Action) takes. `inlock -q --key-file k luksFormat disk.img` and `inlock luksFormat disk.img
+//! -q --key-file k` are the same command. `-h` is `--hash` as in cryptsetup; help is `-?` or `--help`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Parser};
+
+use crate::control::name::Name;
+use crate::values::{self, Ciphers, Listen, Range};
+
+/// All options, and the positional arguments, of which the first is the action.
+#[derive(Parser, Debug)]
+#[command(
+    name = "inlock",
+    about = "Open, create and serve encrypted volumes in user space",
+    disable_help_flag = true,
+    disable_version_flag = true,
+    args_override_self = true,
+    override_usage = "inlock [OPTION...] <action> [<argument>...]"
+)]
+pub(crate) struct Options {
+    /// The action and its arguments
+    #[arg(value_name = "ACTION", num_args = 0.., hide = true)]
+    pub words: Vec<OsString>,
+
+    /// Show this help message, or the help of an action
+    #[arg(short = '?', long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub help: bool,
+    /// Print package version
+    #[arg(short = 'V', long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub version: bool,
+    /// Print the result of the command at the end
+    #[arg(short = 'v', long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub verbose: bool,
+    /// Do not ask for confirmation; show no progress
+    #[arg(short = 'q', long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub batch_mode: bool,
+
+    /// Read the key from a file ("-": all of standard input)
+    #[arg(short = 'd', long, value_name = "FILE", help_heading = "Keys")]
+    pub key_file: Option<PathBuf>,
+    /// Number of bytes to skip in keyfile
+    #[arg(long, value_name = "BYTES", value_parser = values::count, help_heading = "Keys")]
+    pub keyfile_offset: Option<u64>,
+    /// Limits the read from keyfile
+    #[arg(short = 'l', long, value_name = "BYTES", value_parser = values::count, help_heading = "Keys")]
+    pub keyfile_size: Option<u64>,
+    /// Slot number for new key (default: 0), or the only keyslot to try
+    #[arg(short = 'S', long, value_name = "N", help_heading = "Keys")]
+    pub key_slot: Option<u32>,
+    /// Number of passphrase attempts (default: 3)
+    #[arg(short = 'T', long, value_name = "N", help_heading = "Keys")]
+    pub tries: Option<u32>,
+    /// Timeout for interactive passphrase prompt (in seconds)
+    #[arg(short = 't', long, value_name = "SECS", help_heading = "Keys")]
+    pub timeout: Option<u64>,
+    /// Verifies the passphrase by asking for it twice
+    #[arg(short = 'y', long, action = ArgAction::SetTrue, help_heading = "Keys")]
+    pub verify_passphrase: bool,
+
+    /// Type of volume: luks, luks1, luks2, plain, raw (default: luks)
+    #[arg(short = 'M', long = "type", value_name = "TYPE", help_heading = "Volume")]
+    pub volume_type: Option<String>,
+    /// Device-mapper table (a file or one line) to open instead of a volume
+    #[arg(long, value_name = "FILE|LINE", help_heading = "Volume")]
+    pub table: Option<OsString>,
+    /// Device or file with separated LUKS header
+    #[arg(long, value_name = "FILE", help_heading = "Volume")]
+    pub header: Option<PathBuf>,
+    /// The cipher used to encrypt the disk, such as aes-xts-plain64
+    #[arg(short = 'c', long, value_name = "SPEC", help_heading = "Volume")]
+    pub cipher: Option<String>,
+    /// The size of the encryption key
+    #[arg(short = 's', long, value_name = "BITS", help_heading = "Volume")]
+    pub key_size: Option<u32>,
+    /// The hash used to create the encryption key from the passphrase, or of a LUKS header
+    #[arg(short = 'h', long, value_name = "HASH", help_heading = "Volume")]
+    pub hash: Option<String>,
+    /// Encryption sector size (data unit), in bytes
+    #[arg(long, value_name = "BYTES", help_heading = "Volume")]
+    pub sector_size: Option<u32>,
+    /// Use IV counted in sector size (not in 512 bytes) (plain)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Volume")]
+    pub iv_large_sectors: bool,
+    /// Use the tweak of SPDK: IV number in the upper eight bytes (plain)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Volume")]
+    pub spdk_tweak: bool,
+    /// The start offset in the backend device (in 512-byte sectors)
+    #[arg(short = 'o', long, value_name = "SECTORS", value_parser = values::count, help_heading = "Volume")]
+    pub offset: Option<u64>,
+    /// How many sectors of the encrypted data to skip at the beginning: the first IV number (plain)
+    #[arg(short = 'p', long, value_name = "SECTORS", value_parser = values::count, help_heading = "Volume")]
+    pub skip: Option<u64>,
+    /// Size of the device (plain) or of all zones (zoned): 512-byte sectors, or with a unit, as in 1G
+    #[arg(short = 'b', long, value_name = "SIZE", value_parser = values::sectors, help_heading = "Volume")]
+    pub size: Option<u64>,
+
+    /// Open a volume, or a table, with a null cipher, which does not encrypt
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
+    pub allow_null_cipher: bool,
+    /// Open a LUKS volume with a cipher without IV
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
+    pub allow_null_iv: bool,
+    /// Open a LUKS volume with an unencrypted segment
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
+    pub allow_linear_segment: bool,
+    /// Refuse a volume with any other cipher
+    #[arg(long, value_name = "SPEC[,SPEC]", value_parser = values::ciphers, help_heading = "Header policy")]
+    pub require_cipher: Option<Ciphers>,
+    /// Refuse a LUKS volume with any other UUID
+    #[arg(long, value_name = "UUID", value_parser = values::uuid, help_heading = "Header policy")]
+    pub expect_uuid: Option<String>,
+
+    /// PBKDF algorithm (for LUKS2): argon2id, argon2i, pbkdf2
+    #[arg(long, value_name = "KDF", help_heading = "Creating")]
+    pub pbkdf: Option<String>,
+    /// PBKDF iteration time for LUKS (in ms)
+    #[arg(short = 'i', long, value_name = "MSECS", help_heading = "Creating")]
+    pub iter_time: Option<u32>,
+    /// PBKDF iterations cost (forced, disables benchmark)
+    #[arg(long, value_name = "N", help_heading = "Creating")]
+    pub pbkdf_force_iterations: Option<u32>,
+    /// PBKDF memory cost limit
+    #[arg(long, value_name = "KILOBYTES", help_heading = "Creating")]
+    pub pbkdf_memory: Option<u32>,
+    /// PBKDF parallel cost
+    #[arg(long, value_name = "THREADS", help_heading = "Creating")]
+    pub pbkdf_parallel: Option<u32>,
+    /// UUID for device to use
+    #[arg(long, value_name = "UUID", help_heading = "Creating")]
+    pub uuid: Option<String>,
+    /// Set label for the LUKS2 device
+    #[arg(long, value_name = "TEXT", help_heading = "Creating")]
+    pub label: Option<String>,
+    /// Set subsystem label for the LUKS2 device
+    #[arg(long, value_name = "TEXT", help_heading = "Creating")]
+    pub subsystem: Option<String>,
+
+    /// Zone size: distance between the starts of two zones
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Zones")]
+    pub zone_size: Option<u64>,
+    /// Zone capacity (default: the zone size)
+    #[arg(long, alias = "capacity", value_name = "BYTES", value_parser = values::size, help_heading = "Zones")]
+    pub zone_capacity: Option<u64>,
+    /// Number of conventional zones, at the start (default: 0)
+    #[arg(long, alias = "conventional", value_name = "N", help_heading = "Zones")]
+    pub conventional_zones: Option<u32>,
+    /// Maximum number of open zones (default: no limit)
+    #[arg(long, alias = "max-open", value_name = "N", help_heading = "Zones")]
+    pub max_open_zones: Option<u32>,
+    /// Maximum number of active (open or closed) zones (default: no limit)
+    #[arg(long, alias = "max-active", value_name = "N", help_heading = "Zones")]
+    pub max_active_zones: Option<u32>,
+    /// Zone write granularity (default: 4096)
+    #[arg(long, alias = "granularity", value_name = "BYTES", value_parser = values::size, help_heading = "Zones")]
+    pub zone_write_granularity: Option<u64>,
+
+    /// Dump info in JSON format (LUKS2 only)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
+    pub dump_json_metadata: bool,
+    /// Print the volume key in the table
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
+    pub showkeys: bool,
+    /// Print results as JSON
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
+    pub json: bool,
+    /// Print the rates of one second and exit
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
+    pub once: bool,
+    /// Print progress data in JSON format
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
+    pub progress_json: bool,
+    /// Progress line update (in seconds)
+    #[arg(long, value_name = "SECS", help_heading = "Output")]
+    pub progress_frequency: Option<u64>,
+
+    /// Address of the NBD server: unix:PATH, or with --insecure tcp:HOST:PORT
+    #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Serving")]
+    pub nbd: Option<Listen>,
+    /// How to attach the volume (default: auto, the first of these that works)
+    #[arg(long, value_name = "METHOD", value_parser = ["auto", "ublk", "nbd", "loop", "fuse"], help_heading = "Attaching")]
+    pub via: Option<String>,
+    /// Run in the foreground until the volume is closed
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Attaching")]
+    pub foreground: bool,
+    /// Device removal is deferred until the last user closes it
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Attaching")]
+    pub deferred: bool,
+    /// Options for mount(8)
+    #[arg(long, value_name = "OPTIONS", help_heading = "Attaching")]
+    pub mount_options: Option<String>,
+    /// Name of the NBD export (default: empty)
+    #[arg(long, value_name = "NAME", help_heading = "Serving")]
+    pub export_name: Option<String>,
+    /// Serve OpenMetrics on unix:PATH or tcp:HOST:PORT (TCP: to all users of this machine)
+    #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Control")]
+    pub metrics: Option<Listen>,
+    /// Serve in the background, and return when clients can connect (needs --name)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub background: bool,
+    /// Marks the background process
+    #[arg(long, action = ArgAction::SetTrue, hide = true)]
+    pub launched: bool,
+    /// Name of the volume for status, suspend and close
+    #[arg(long, value_name = "NAME", value_parser = Name::new, help_heading = "Control")]
+    pub name: Option<Name>,
+    /// Serve while a shell command runs, and exit with its status
+    #[arg(long, value_name = "COMMAND", allow_hyphen_values = true, help_heading = "Serving")]
+    pub run: Option<OsString>,
+    /// Create a readonly mapping
+    #[arg(short = 'r', long = "read-only", alias = "readonly", action = ArgAction::SetTrue, help_heading = "Access")]
+    pub read_only: bool,
+    /// Allow discards (aka TRIM) requests for device
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Access")]
+    pub allow_discards: bool,
+    /// dm-crypt's same_cpu_crypt; recorded and shown, no effect here
+    #[arg(long = "perf-same_cpu_crypt", action = ArgAction::SetTrue, help_heading = "Access")]
+    pub same_cpu_crypt: bool,
+    /// dm-crypt's submit_from_crypt_cpus; recorded and shown, no effect here
+    #[arg(long = "perf-submit_from_crypt_cpus", action = ArgAction::SetTrue, help_heading = "Access")]
+    pub submit_from_crypt_cpus: bool,
+    /// dm-crypt's no_read_workqueue; recorded and shown, no effect here
+    #[arg(long = "perf-no_read_workqueue", action = ArgAction::SetTrue, help_heading = "Access")]
+    pub no_read_workqueue: bool,
+    /// dm-crypt's no_write_workqueue; recorded and shown, no effect here
+    #[arg(long = "perf-no_write_workqueue", action = ArgAction::SetTrue, help_heading = "Access")]
+    pub no_write_workqueue: bool,
+    /// dm-crypt's high_priority; recorded and shown, no effect here
+    #[arg(long = "perf-high_priority", action = ArgAction::SetTrue, help_heading = "Access")]
+    pub high_priority: bool,
+    /// I/O engine for the underlying device (default: auto)
+    #[arg(long, value_name = "ENGINE", value_parser = ["auto", "uring", "sync"], help_heading = "Performance")]
+    pub io: Option<String>,
+    /// Number of worker threads (default: number of CPUs, at most 4)
+    #[arg(long, value_name = "N", help_heading = "Performance")]
+    pub threads: Option<u16>,
+    /// Requests to encrypt on a pool of threads (default: none)
+    #[arg(long, value_name = "WHICH", value_parser = ["none", "reads", "writes", "both", "auto"], help_heading = "Performance")]
+    pub offload: Option<String>,
+    /// Size of that pool (default: number of CPUs)
+    #[arg(long, value_name = "N", help_heading = "Performance")]
+    pub offload_threads: Option<u16>,
+    /// Allow unencrypted NBD over TCP, and addresses that other machines can reach
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
+    pub insecure: bool,
+
+    /// Also write the results as an HTML page
+    #[arg(long, value_name = "FILE.html", help_heading = "Measuring")]
+    pub report: Option<PathBuf>,
+    /// Exit with status 1 unless all thresholds are met
+    #[arg(long, alias = "bars", action = ArgAction::SetTrue, help_heading = "Measuring")]
+    pub check: bool,
+    /// With --check: accept thresholds that were not measured
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Measuring")]
+    pub allow_missing: bool,
+    /// Measure for seconds instead of minutes
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Measuring")]
+    pub quick: bool,
+    /// Number of slices of each case
+    #[arg(long, value_name = "N", help_heading = "Measuring")]
+    pub rounds: Option<u16>,
+    /// Length of a slice (in ms)
+    #[arg(long, value_name = "MSECS", help_heading = "Measuring")]
+    pub slice_ms: Option<u32>,
+    /// Directory for images (default: /dev/shm, or the temporary directory)
+    #[arg(long, value_name = "DIRECTORY", help_heading = "Measuring")]
+    pub dir: Option<PathBuf>,
+
+    /// Part of the volume to copy; without LENGTH, to the end
+    #[arg(long, value_name = "OFFSET:LENGTH", value_parser = values::range, help_heading = "Copying")]
+    pub range: Option<Range>,
+
+    /// Do not activate device, just check passphrase
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Keys")]
+    pub test_passphrase: bool,
+}
+
+/// Whether cryptsetup has a long option of this name that Inlock does not have.
+pub(crate) fn is_only_cryptsetups(option: &str) -> bool {
+    option.strip_prefix("--").is_some_and(|name| ONLY_CRYPTSETUPS.contains(&name))
+}
+
+/// Long options of cryptsetup that Inlock does not have.
+const ONLY_CRYPTSETUPS: &[&str] = &[
+    "active-name",
+    "align-payload",
+    "block-size",
+    "cancel-deferred",
+    "debug",
+    "debug-json",
+    "decrypt",
+    "device-size",
+    "disable-blkid",
+    "disable-external-tokens",
+    "disable-keyring",
+    "disable-locks",
+    "disable-veracrypt",
+    "dump-master-key",
+    "dump-volume-key",
+    "encrypt",
+    "external-tokens-path",
+    "force-no-keyslots",
+    "force-offline-reencrypt",
+    "force-password",
+    "header-backup-file",
+    "hotzone-size",
+    "hw-opal",
+    "hw-opal-only",
+    "init-only",
+    "integrity",
+    "integrity-key-size",
+    "integrity-legacy-padding",
+    "integrity-no-journal",
+    "integrity-no-wipe",
+    "json-file",
+    "keep-key",
+    "key-description",
+    "keyslot-cipher",
+    "keyslot-key-size",
+    "link-vk-to-keyring",
+    "luks2-keyslots-size",
+    "luks2-metadata-size",
+    "master-key-file",
+    "new-key-slot",
+    "new-keyfile",
+    "new-keyfile-offset",
+    "new-keyfile-size",
+    "new-token-id",
+    "persistent",
+    "priority",
+    "reduce-device-size",
+    "refresh",
+    "resilience",
+    "resilience-hash",
+    "resume-only",
+    "serialize-memory-hard-pbkdf",
+    "shared",
+    "tcrypt-backup",
+    "tcrypt-hidden",
+    "tcrypt-system",
+    "test-args",
+    "token-id",
+    "token-only",
+    "token-replace",
+    "token-type",
+    "unbound",
+    "usage",
+    "use-directio",
+    "use-random",
+    "use-urandom",
+    "veracrypt",
+    "veracrypt-pim",
+    "veracrypt-query-pim",
+    "volume-key-file",
+    "volume-key-keyring",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn options_are_consistent() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn option_is_inlocks_or_cryptsetups_only() {
+        for arg in Options::command().get_arguments() {
+            assert!(!arg.get_long().is_some_and(|long| is_only_cryptsetups(&format!("--{long}"))), "{arg:?}");
+        }
+        assert!(is_only_cryptsetups("--integrity") && !is_only_cryptsetups("--nonsense"));
+    }
+
+    #[test]
+    fn short_option_is_that_of_cryptsetup() {
+        let command = Options::command();
+        let long_of = |short| {
+            let found = command.get_arguments().find(|arg| arg.get_short() == Some(short));
+            found.and_then(|arg| arg.get_long())
+        };
+        for (short, long) in [
+            ('q', "batch-mode"),
+            ('c', "cipher"),
+            ('h', "hash"),
+            ('d', "key-file"),
+            ('s', "key-size"),
+            ('S', "key-slot"),
+            ('l', "keyfile-size"),
+            ('o', "offset"),
+            ('r', "read-only"),
+            ('b', "size"),
+            ('p', "skip"),
+            ('t', "timeout"),
+            ('T', "tries"),
+            ('i', "iter-time"),
+            ('M', "type"),
+            ('v', "verbose"),
+            ('y', "verify-passphrase"),
+            ('V', "version"),
+            ('?', "help"),
+        ] {
+            assert_eq!(long_of(short), Some(long), "-{short}");
+        }
+    }
+}

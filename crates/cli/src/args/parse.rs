@@ -1,0 +1,173 @@
+//! Parsing the command line against the declarations of the actions.
+//!
+//! Everything that can be refused without a device is refused here: options against the action, values against the type
+//! of volume, the number of arguments.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+
+use super::action::{Action, Arguments, Prepared};
+use super::options::{self, Options};
+use crate::error::CliError;
+
+/// A checked command line.
+pub(crate) struct Invocation {
+    pub request: Request,
+    /// `--verbose`
+    pub verbose: bool,
+}
+
+/// The request of a command line.
+pub(crate) enum Request {
+    Help(Option<&'static Action>),
+    Version,
+    Run(Prepared),
+}
+
+/// Actions of cryptsetup that Inlock does not have.
+const ONLY_CRYPTSETUPS: &[&str] = &[
+    "luksAddKey",
+    "luksRemoveKey",
+    "luksChangeKey",
+    "luksConvertKey",
+    "luksKillSlot",
+    "luksHeaderBackup",
+    "luksHeaderRestore",
+    "luksErase",
+    "erase",
+    "token",
+    "config",
+    "convert",
+    "repair",
+    "reencrypt",
+];
+
+/// Parses the arguments of the program for one of `actions`.
+pub(crate) fn parse(
+    actions: &[&'static Action],
+    words: impl IntoIterator<Item = OsString>,
+) -> anyhow::Result<Invocation> {
+    let mut command = Options::command();
+    let words = std::iter::once(OsString::from("inlock")).chain(words);
+    let matches = command.try_get_matches_from_mut(words).map_err(|error| explain(&error))?;
+    let mut options = Options::from_arg_matches(&matches).map_err(|error| explain(&error))?;
+    let mut words = std::mem::take(&mut options.words);
+    let action = if words.is_empty() { None } else { Some(find(actions, &words.remove(0), &mut options, &mut words)) };
+
+    let verbose = options.verbose;
+    let done = |request| Ok(Invocation { request, verbose });
+    if options.version {
+        return done(Request::Version);
+    }
+    if options.help {
+        return done(Request::Help(action.transpose()?));
+    }
+    let action = action.ok_or_else(|| CliError::usage("Argument <action> missing."))??;
+    check_options(action, &command, &matches)?;
+    if let Some(position) = action.source_position().filter(|_| options.table.is_some()) {
+        // The table replaces the source; messages about it name the option.
+        words.insert(position.min(words.len()), "--table".into());
+    }
+    check_arguments(action, &words)?;
+    done(Request::Run((action.prepare)(options, Arguments(words.into_iter()))?))
+}
+
+/// Finds the action with this name, and applies what an alias implies.
+fn find(
+    actions: &[&'static Action],
+    word: &OsStr,
+    options: &mut Options,
+    words: &mut [OsString],
+) -> anyhow::Result<&'static Action> {
+    let name = word.to_string_lossy();
+    let Some(action) = actions.iter().find(|action| action.is_named(&name)) else {
+        if ONLY_CRYPTSETUPS.contains(&&*name) {
+            return Err(CliError::refused(
+                format!("Action {name} is not available in this version."),
+                "use cryptsetup on the same image; the format is the same",
+            ));
+        }
+        return Err(CliError::usage(format!("Unknown action '{name}'.")));
+    };
+    if let Some(alias) = action.aliases.iter().find(|alias| alias.name == name) {
+        if let (true, [first, second]) = (alias.is_swapped, &mut *words) {
+            std::mem::swap(first, second);
+        }
+        if let Some(volume_type) = alias.volume_type {
+            options.volume_type.get_or_insert_with(|| volume_type.to_owned());
+        }
+    }
+    Ok(action)
+}
+
+/// Refuses options that the action does not take.
+fn check_options(action: &Action, command: &clap::Command, matches: &ArgMatches) -> anyhow::Result<()> {
+    for arg in command.get_arguments() {
+        let given = matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+        if let Some(long) = arg.get_long().filter(|long| given && !action.has_option(long)) {
+            let message = format!("Option --{long} is not allowed with {} action.", action.name);
+            return Err(CliError::usage(message));
+        }
+    }
+    Ok(())
+}
+
+fn check_arguments(action: &Action, words: &[OsString]) -> anyhow::Result<()> {
+    let (least, most) = action.argument_count();
+    let name = action.name;
+    if words.len() < least {
+        return Err(CliError::usage(format!("{name}: requires {} as arguments.", action.synopsis())));
+    }
+    if let Some(extra) = words.get(most) {
+        return Err(CliError::usage(format!("{name}: unexpected argument '{}'.", extra.display())));
+    }
+    if let Some(position) = words.iter().position(|word| word.is_empty()) {
+        return Err(CliError::usage(format!("{name}: argument {} is empty.", position + 1)));
+    }
+    Ok(())
+}
+
+/// Explains an error of clap, in cryptsetup's words if it has them.
+fn explain(error: &clap::Error) -> anyhow::Error {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        _ => String::new(),
+    };
+    let option = context(ContextKind::InvalidArg);
+    let name = option.split(' ').next().unwrap_or_default();
+    CliError::usage(match error.kind() {
+        ErrorKind::UnknownArgument if options::is_only_cryptsetups(name) => {
+            return CliError::refused(
+                format!("Option {name} of cryptsetup is not available in this version."),
+                "leave it out, or use cryptsetup on the same image; the format is the same",
+            );
+        }
+        ErrorKind::InvalidValue if name == "--hash" && context(ContextKind::InvalidValue).is_empty() => {
+            format!("{name}: missing argument (-h is --hash; help is -? or --help).")
+        }
+        ErrorKind::UnknownArgument => match context(ContextKind::SuggestedArg) {
+            suggestion if suggestion.is_empty() => format!("{name}: unknown option."),
+            suggestion => format!("{name}: unknown option; is {suggestion} meant?"),
+        },
+        ErrorKind::InvalidValue if context(ContextKind::InvalidValue).is_empty() => {
+            format!("{name}: missing argument.")
+        }
+        ErrorKind::InvalidValue => {
+            let valid = context(ContextKind::ValidValue);
+            format!("{name}: invalid value '{}': one of {valid}.", context(ContextKind::InvalidValue))
+        }
+        ErrorKind::ValueValidation => {
+            let why = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+            format!("{name}: invalid value '{}': {why}.", context(ContextKind::InvalidValue))
+        }
+        ErrorKind::InvalidUtf8 => "An argument is not UTF-8.".to_owned(),
+        _ => {
+            let text = error.to_string();
+            text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+        }
+    })
+}

@@ -1,0 +1,79 @@
+//! `bench`: the options of a run of `inlock-bench`, and its verdict as exit status.
+
+use std::time::Duration;
+
+use inlock_bench::Subject;
+
+use crate::args::action::{Action, Prepared};
+use crate::args::options::Options;
+use crate::error::{CliError, Status};
+use crate::ui::print::{print, print_stderr};
+
+pub(crate) const ACTION: Action = Action {
+    name: "bench",
+    aliases: &[],
+    arguments: &["cipher|path|latency|compare|all"],
+    options: &[&["json", "report", "check", "allow-missing", "quick", "rounds", "slice-ms", "dir"]],
+    about: "benchmark cipher kernels, the I/O path, other NBD servers",
+    prepare: |options, mut arguments| {
+        let args = BenchArgs::new(&options, &arguments.word()?)?;
+        Ok(Prepared::with_status(move || run(&args)))
+    },
+};
+
+/// A checked `bench`.
+struct BenchArgs {
+    run: inlock_bench::Options,
+    /// Whether to fail unless all thresholds are met.
+    check: bool,
+    /// Whether `check` accepts thresholds that were not measured.
+    allow_missing: bool,
+}
+
+impl BenchArgs {
+    /// Converts the options of `bench SUBJECT`.
+    fn new(options: &Options, subject: &str) -> anyhow::Result<Self> {
+        let Some(subject) = Subject::ALL.into_iter().find(|known| known.name() == subject) else {
+            let known = Subject::ALL.map(Subject::name).join(", ");
+            return Err(CliError::usage(format!("Subject '{subject}' is none of {known}.")));
+        };
+        let given = [
+            (options.report.is_some(), "report"),
+            (options.check, "check"),
+            (options.allow_missing, "allow-missing"),
+            (options.quick, "quick"),
+            (options.rounds.is_some(), "rounds"),
+            (options.slice_ms.is_some(), "slice-ms"),
+            (options.dir.is_some(), "dir"),
+        ];
+        if let Some((_, option)) = given.iter().find(|(given, _)| *given && subject == Subject::Cipher) {
+            return Err(CliError::usage(format!("Option --{option} is not allowed with bench cipher.")));
+        }
+        if options.allow_missing && !options.check {
+            return Err(CliError::usage("Option --allow-missing needs --check."));
+        }
+        if options.rounds == Some(0) || options.slice_ms == Some(0) {
+            return Err(CliError::usage("Options --rounds and --slice-ms need numbers above zero."));
+        }
+        let mut run = inlock_bench::Options::new(subject);
+        run.json = options.json;
+        run.report = options.report.clone();
+        run.quick = options.quick;
+        run.progress = !options.batch_mode;
+        run.rounds = options.rounds.map(usize::from);
+        run.slice = options.slice_ms.map(|millis| Duration::from_millis(millis.into()));
+        if let Some(dir) = &options.dir {
+            run.dir.clone_from(dir);
+        }
+        Ok(Self { run, check: options.check, allow_missing: options.allow_missing })
+    }
+}
+
+/// Measures, prints the results, and returns the exit status.
+fn run(args: &BenchArgs) -> anyhow::Result<u8> {
+    let verdict = inlock_bench::run(&args.run, &mut |text| print(text))?;
+    let Some(verdict) = verdict.filter(|_| args.check) else { return Ok(0) };
+    print_stderr(format_args!("inlock: {verdict}"));
+    let holds = if args.allow_missing { verdict.is_met_if_measured() } else { verdict.is_met() };
+    Ok(if holds { 0 } else { Status::Wrong as u8 })
+}

@@ -1,0 +1,133 @@
+//! `export`: decrypts a volume, or a range of it, to a raw image.
+//!
+//! Runs of plaintext zeroes become holes of a regular output file, and holes of an unencrypted source are not read. A
+//! hole of an encrypted image is not zero: it is copied as what it decrypts to. The part of a zone behind its write
+//! pointer was never written, and becomes a hole of the output.
+
+mod output;
+
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+
+use anyhow::Context;
+use inlock_engine::blocking::BlockingDevice;
+use inlock_engine::store::file::IoMode;
+use inlock_engine::{self as engine, zoned::Zone};
+
+use super::copy::{self, CHUNK, CopyArgs, copy_args};
+use crate::args::action::{Action, COPY, IMAGE, KEY, PLAIN, POLICY, Prepared, UNLOCK};
+use crate::error::CliError;
+use crate::ui::progress::Progress;
+use crate::ui::terminal;
+use crate::volume::backing;
+use crate::volume::open::{KeySource, open};
+use crate::volume::zones;
+use output::Output;
+
+pub(crate) const ACTION: Action = Action {
+    name: "export",
+    aliases: &[],
+    arguments: &[IMAGE, "<output file or ->"],
+    options: &[KEY, UNLOCK, PLAIN, POLICY, COPY, &["table"]],
+    about: "decrypt a volume, or a part of it, to a raw image",
+    prepare: |options, mut arguments| {
+        let (image, output) = (arguments.path()?, arguments.path()?);
+        let args = copy_args(&options, image, output)?;
+        let stdout_is_data = args.other.is_none();
+        Ok(Prepared::new(move || run(&args)).with_data_on_stdout(stdout_is_data))
+    },
+};
+
+fn run(args: &CopyArgs) -> anyhow::Result<()> {
+    let mut output = check_output(args)?;
+    let unlocked = open(&args.source, false, KeySource::User { stdin_taken: false })?;
+    let access = engine::Access { read_only: true, allow_discards: false };
+    let stores = unlocked.into_device(IoMode::Sync, access)?;
+    let device = BlockingDevice::new(stores.device.clone());
+    let (start, len) = copy::within(args.range, device.len())?;
+    output.begin(len)?;
+    let mut progress = Progress::start(args.show, &args.source.image, Some(len), args.other.is_none());
+
+    let holes = Holes::of(&stores.device, start, len)?;
+    let mut buffer = vec![0; CHUNK];
+    let mut done = 0;
+    while done < len {
+        let want = (len - done).min(CHUNK as u64);
+        let hole = holes.next(start + done, len - done);
+        let step = match hole {
+            Some(hole) => {
+                let step = hole.min(len - done);
+                output.zeroes(step)?;
+                step
+            }
+            None => {
+                let want = want.min(holes.written_from(start + done));
+                let chunk = &mut buffer[..want as usize];
+                device.read_at(chunk, start + done).with_context(|| {
+                    format!("cannot read {want} bytes at {} of {}", start + done, args.source.image.display())
+                })?;
+                output.write(chunk)?;
+                want
+            }
+        };
+        done += step;
+        progress.add(step);
+    }
+    output.finish()?;
+    progress.finish();
+    Ok(())
+}
+
+/// Parts of a volume that were never written, and would decrypt to noise.
+struct Holes<'a> {
+    device: &'a engine::Device,
+    /// Zones of a range.
+    zones: Vec<Zone>,
+}
+
+impl<'a> Holes<'a> {
+    fn of(device: &'a engine::Device, start: u64, len: u64) -> anyhow::Result<Self> {
+        Ok(Self { device, zones: zones::report(device, start, start + len)? })
+    }
+
+    /// Returns the length of a hole that starts at `at`, at most `len`.
+    fn next(&self, at: u64, len: u64) -> Option<u64> {
+        if let Some(zone) = zones::at(&self.zones, at) {
+            return (at >= zones::written_to(zone)).then(|| zone.start + zone.len - at);
+        }
+        if self.device.mapping().is_encrypted() {
+            return None;
+        }
+        self.device.block_status(at, len).ok().filter(|run| run.hole && run.len > 0).map(|run| run.len)
+    }
+
+    /// Returns the number of bytes from `at`, which is in no hole, to the next hole.
+    fn written_from(&self, at: u64) -> u64 {
+        zones::at(&self.zones, at).map_or(u64::MAX, |zone| zones::written_to(zone) - at)
+    }
+}
+
+/// Opens and locks the output before a passphrase is asked for, and refuses the image itself.
+fn check_output(args: &CopyArgs) -> anyhow::Result<Output> {
+    let Some(path) = &args.other else {
+        if rustix::termios::isatty(io::stdout()) {
+            return Err(CliError::refused(
+                "Standard output is a terminal.",
+                "redirect it to a file or a program: inlock export ... - | ...",
+            ));
+        }
+        return Output::take(None);
+    };
+    for input in [Some(&args.source.image), args.source.header.as_ref()].into_iter().flatten() {
+        if backing::overlap(input, path) {
+            return Err(CliError::usage("The output file is the image itself."));
+        }
+    }
+    let output = Output::take(Some(path))?;
+    let found = std::fs::metadata(path);
+    let holds_data = found.is_ok_and(|out| out.file_type().is_block_device() || (out.is_file() && out.len() > 0));
+    if holds_data && !args.batch && terminal::stdin_is_terminal() {
+        terminal::confirm(&format!("This will overwrite data on {} irrevocably.", path.display()))?;
+    }
+    Ok(output)
+}

@@ -1,0 +1,372 @@
+//! `serve`: serves the decrypted volume over NBD until a signal, or until the command of `--run` exits.
+//!
+//! Either way the server drains: it replies to all requests that it has received, and all writes are durable before
+//! this program exits.
+
+mod captive;
+
+use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::Child;
+use std::sync::Arc;
+
+use anyhow::Context;
+use inlock_engine::store::file::IoMode;
+use inlock_engine::{self as engine, OffloadOptions};
+use inlock_frontend::nbd::descriptors;
+use inlock_frontend::nbd::server::{self, Server, ServerError, ServerOptions};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, UNLOCK};
+use crate::args::options::Options;
+use crate::args::source::{check_threads, source_args};
+use crate::control::background::{self, Launcher, RunMode};
+use crate::control::claim::Claim;
+use crate::control::info::RuntimeInfo;
+use crate::control::name::Name;
+use crate::control::openmetrics::Listener;
+use crate::control::served::{ControlHooks, ServedVolume};
+use crate::control::server::Control;
+use crate::error::CliError;
+use crate::system::signals::{self, Caught};
+use crate::ui::print::print;
+use crate::values::{Listen, resolve};
+use crate::volume::open::{KeySource, has_zones, open};
+use crate::volume::source::{SourceArgs, VolumeType};
+use captive::Address;
+
+pub(crate) const ACTION: Action = Action {
+    name: "serve",
+    aliases: &[],
+    arguments: &[SOURCE],
+    options: &[KEY, UNLOCK, PLAIN, POLICY, SERVE, THREAD_FLAGS, &["table"]],
+    about: "serve the decrypted volume over NBD",
+    prepare: |options, mut arguments| {
+        let args = serve_args(options, arguments.path()?)?;
+        Ok(Prepared::with_status(move || run(&args)))
+    },
+};
+
+const SERVE: &[&str] = &[
+    "nbd",
+    "export-name",
+    "name",
+    "metrics",
+    "background",
+    "launched",
+    "run",
+    "read-only",
+    "allow-discards",
+    "io",
+    "threads",
+    "offload",
+    "offload-threads",
+    "insecure",
+];
+
+/// A volume to serve.
+struct ServeArgs {
+    source: SourceArgs,
+    listen: Option<Listen>,
+    export_name: String,
+    /// Name for control commands.
+    name: Option<Name>,
+    /// Address for scrapers.
+    metrics: Option<Listen>,
+    run_mode: RunMode,
+    command: Option<OsString>,
+    read_only: bool,
+    io: IoMode,
+    threads: Option<u16>,
+    offload: OffloadOptions,
+    insecure: bool,
+}
+
+fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
+    check_threads(&options)?;
+    let source = source_args(&options, image)?;
+    if options.nbd.is_none() && options.run.is_none() {
+        return Err(CliError::usage("Option --nbd or --run is required for serve action."));
+    }
+    let run_mode = run_mode(&options)?;
+    if options.metrics.is_some() && options.name.is_none() {
+        return Err(CliError::refused("Option --metrics needs --name.", "add --name, which labels the metrics"));
+    }
+    let export_name = options.export_name.unwrap_or_default();
+    if export_name.len() > 4096 {
+        return Err(CliError::usage("The name of an export has at most 4096 bytes."));
+    }
+    let offload = offload_options(options.offload.as_deref(), options.offload_threads)?;
+    let io = match options.io.as_deref() {
+        Some("uring") => IoMode::Uring,
+        Some("sync") => IoMode::Sync,
+        _ => IoMode::Auto,
+    };
+    Ok(ServeArgs {
+        source,
+        listen: options.nbd,
+        export_name,
+        run_mode,
+        name: options.name,
+        metrics: options.metrics,
+        command: options.run,
+        read_only: options.read_only,
+        io,
+        threads: options.threads,
+        offload,
+        insecure: options.insecure,
+    })
+}
+
+fn run_mode(options: &Options) -> anyhow::Result<RunMode> {
+    match (options.launched, options.background) {
+        (true, _) => Ok(RunMode::BackgroundChild),
+        (false, false) => Ok(RunMode::Foreground),
+        (false, true) if options.name.is_none() => {
+            Err(CliError::refused("Option --background needs --name.", "add --name, with which `inlock close` ends it"))
+        }
+        (false, true) if options.run.is_some() => {
+            Err(CliError::usage("Option --background is not allowed with --run."))
+        }
+        (false, true) => Ok(RunMode::Background),
+    }
+}
+
+fn offload_options(policy: Option<&str>, threads: Option<u16>) -> anyhow::Result<OffloadOptions> {
+    let mut offload = OffloadOptions::default();
+    if let Some(threads) = threads.map(usize::from) {
+        if !(1..=OffloadOptions::MAX_THREADS).contains(&threads) {
+            let most = OffloadOptions::MAX_THREADS;
+            return Err(CliError::refused(
+                format!("Option --offload-threads takes 1 to {most}."),
+                "use --offload none to encrypt without a pool",
+            ));
+        }
+        offload.threads = threads;
+    }
+    if let Some(policy) = policy {
+        offload.policy = policy.parse().map_err(|e| CliError::usage(format!("Option --offload '{policy}' is {e}.")))?;
+    }
+    Ok(offload)
+}
+
+fn run(args: &ServeArgs) -> anyhow::Result<u8> {
+    let launcher = match args.run_mode {
+        RunMode::Foreground => None,
+        RunMode::Background => return background::launch(&args.source),
+        RunMode::BackgroundChild => Some(Launcher::on_stdin()?),
+    };
+    refuse_zones(args)?;
+    // Checked before a passphrase is asked for.
+    let (listen, _private) = listen(args)?;
+    let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, args.insecure)).transpose()?;
+    let claim = args.name.as_ref().map(Claim::take).transpose()?;
+    let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
+    let unlocked = open(&args.source, !args.read_only, keys)?;
+    let options = options(args);
+    descriptors::raise_limit(options.max_connections);
+    let info = unlocked.info.clone();
+    let access = engine::Access { read_only: args.read_only, allow_discards: info.flags.allow_discards };
+    let stores = unlocked.into_device(options.io, access)?;
+    // From here on a signal drains the server; before, it terminates the process.
+    let caught = signals::catch()?;
+    let server = Server::start(stores.device.clone(), &listen, &options).map_err(cannot_serve)?;
+    let address = match server.listen() {
+        server::Listen::Unix(path) => Address::Unix(path.clone()),
+        server::Listen::Tcp(address) => Address::Tcp(*address),
+    };
+    let uri = captive::uri(&address, &args.export_name);
+    let info = |claim: &Claim| RuntimeInfo {
+        via: "nbd".to_owned(),
+        address: Some(uri.clone()),
+        offload: options.offload.policy.to_string(),
+        ring: server.ring_name().to_owned(),
+        threads: options.threads,
+        ..RuntimeInfo::new(claim.name(), info, &stores.device)
+    };
+    let control = match claim {
+        None => None,
+        Some(claim) => {
+            let (device, files) = (Arc::clone(&stores.device), claim.files().clone());
+            let volume = ServedVolume::new(info(&claim), device, files, ShutDownOnClose);
+            Some(Control::start(claim, volume, metrics)?)
+        }
+    };
+    let ended = match &args.command {
+        Some(command) => run_captive(command, &address, &args.export_name, &caught),
+        None => {
+            // Clients can connect even if standard output is closed.
+            let _ = print(format_args!("{uri}\n"));
+            if let (Some(launcher), Some(control)) = (launcher, &control) {
+                launcher.ready(&control.log())?;
+            }
+            background::notify_ready(&uri);
+            wait_for_signal(&caught, &server).map(|()| 0)
+        }
+    };
+    background::notify_stopping();
+    let stopped = stores.check_writes(server.stop().map_err(cannot_serve));
+    // Before the reply: the client may open the volume again at once.
+    drop(stores);
+    if let Some(control) = control {
+        control.finish(&stopped);
+    }
+    stopped?;
+    ended
+}
+
+/// Refuses writable zoned volumes: clients of NBD cannot write zones in order.
+fn refuse_zones(args: &ServeArgs) -> anyhow::Result<()> {
+    if !args.read_only && has_zones(&args.source) {
+        return Err(CliError::refused(
+            format!("{} is zoned; NBD clients can only read it.", args.source.image.display()),
+            "use --read-only, or `inlock open --via ublk` for a zoned block device",
+        ));
+    }
+    Ok(())
+}
+
+fn options(args: &ServeArgs) -> ServerOptions {
+    let mut options = ServerOptions::default();
+    options.export_name = args.export_name.clone();
+    options.description = description(args);
+    options.threads = args.threads.map_or(options.threads, usize::from);
+    options.offload = args.offload;
+    options.io = args.io;
+    options
+}
+
+/// Closes a volume that is served until a signal.
+struct ShutDownOnClose;
+
+impl ControlHooks for ShutDownOnClose {
+    fn close(&self, _request: &Value) -> anyhow::Result<()> {
+        signals::request_shutdown();
+        Ok(())
+    }
+}
+
+/// Returns the address, and for a captive command without one a private directory for a socket.
+fn listen(args: &ServeArgs) -> anyhow::Result<(server::Listen, Option<TempDir>)> {
+    match &args.listen {
+        // A background process leaves its directory.
+        Some(Listen::Unix(path)) => Ok((server::Listen::Unix(std::path::absolute(path)?), None)),
+        Some(Listen::Tcp { host, port }) => {
+            let address = resolve(host, *port)?;
+            check_tcp(address, args.insecure)?;
+            Ok((server::Listen::Tcp(address), None))
+        }
+        None => {
+            let dir =
+                tempfile::Builder::new().prefix("inlock-").tempdir().context("cannot create a private directory")?;
+            Ok((server::Listen::Unix(dir.path().join("nbd.sock")), Some(dir)))
+        }
+    }
+}
+
+/// Refuses TCP, unless `insecure`: without TLS every client that can connect gets the plaintext, which includes all
+/// users of this machine.
+fn check_tcp(address: SocketAddr, insecure: bool) -> anyhow::Result<()> {
+    if insecure {
+        return Ok(());
+    }
+    let message = match address.ip().is_loopback() {
+        true => format!("Address {address} is open to all users of this machine, and NBD is unencrypted."),
+        false => format!("Address {address} is not loopback, and NBD is unencrypted."),
+    };
+    Err(CliError::refused(message, "use unix:PATH, which only its owner can connect to, or allow it with --insecure"))
+}
+
+fn description(args: &ServeArgs) -> String {
+    let kind = match args.source.volume_type {
+        VolumeType::Luks(_) => "LUKS volume",
+        VolumeType::Plain(_) => "plain dm-crypt volume",
+        VolumeType::Table(_) => "device-mapper table",
+        VolumeType::Raw => "raw image",
+    };
+    format!("{kind}, served by Inlock")
+}
+
+fn cannot_serve(error: ServerError) -> anyhow::Error {
+    let address = |listen: &server::Listen| match listen {
+        server::Listen::Unix(path) => path.display().to_string(),
+        server::Listen::Tcp(address) => address.to_string(),
+    };
+    match error {
+        ServerError::InUse(listen) => CliError::AddressInUse { address: address(&listen) }.into(),
+        ServerError::NotASocket(path) => CliError::AddressInUse { address: path.display().to_string() }.into(),
+        ServerError::Listen { listen, source } => {
+            anyhow::Error::from(source).context(format!("cannot listen on {}", address(&listen)))
+        }
+        error @ ServerError::Worker(_) => anyhow::Error::from(error).context(CliError::Refused {
+            message: "cannot run the server".to_owned(),
+            hint: "use --io sync, which works without io_uring",
+        }),
+        error => error.into(),
+    }
+}
+
+/// Blocks until a signal that terminates programs, or until the server fails; stopping it returns the error.
+fn wait_for_signal(caught: &Caught, server: &Server) -> anyhow::Result<()> {
+    let every = Timespec { tv_sec: 1, tv_nsec: 0 };
+    while server.is_healthy() {
+        let woken = caught.fd();
+        match poll(&mut [PollFd::new(&woken, PollFlags::IN)], Some(&every)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for a signal"),
+        }
+        match caught.take() {
+            Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
+            Some(_) => return Ok(()),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Runs the command, passes signals on to it, and returns its exit status.
+fn run_captive(command: &OsStr, address: &Address, export: &str, caught: &Caught) -> anyhow::Result<u8> {
+    let mut child = captive::start(command, address, export).context("cannot run /bin/sh")?;
+    let result = wait_for_child(&mut child, caught);
+    if result.is_err() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    result
+}
+
+fn wait_for_child(child: &mut Child, caught: &Caught) -> anyhow::Result<u8> {
+    let pid = Pid::from_child(child);
+    // Without descriptors of processes in the kernel, the child is polled.
+    let handle: Option<OwnedFd> = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok();
+    let every = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    loop {
+        if let Some(status) = child.try_wait().context("cannot wait for the command")? {
+            return Ok(captive::code_of(status));
+        }
+        let woken = caught.fd();
+        let mut fds = vec![PollFd::new(&woken, PollFlags::IN)];
+        if let Some(handle) = &handle {
+            fds.push(PollFd::from_borrowed_fd(handle.as_fd(), PollFlags::IN));
+        }
+        match poll(&mut fds, handle.is_none().then_some(&every)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).context("cannot wait for the command"),
+        }
+        match caught.take() {
+            Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
+            Some(number) => {
+                // The child was not reaped yet, so the id is still its own.
+                if let Some(signal) = Signal::from_named_raw(number) {
+                    let _ = rustix::process::kill_process(pid, signal);
+                }
+            }
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Files of a running volume in the run directory.
+//!
+//! The process of a volume holds `NAME.lock` as long as it lives: the lock alone decides whether a name is in use.
+//! `NAME.json` is the state file with the [`RuntimeInfo`], `NAME.sock` the control socket, `NAME.log` the log of a
+//! background process.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::path::PathBuf;
+
+use anyhow::Context;
+
+use super::info::RuntimeInfo;
+use super::name::Name;
+use crate::system::run_dir::run_dir;
+use crate::volume::key_check::KeyCheck;
+use crate::volume::lock;
+
+/// Maximum length of a state file, in bytes.
+const STATE_FILE_MAX: u64 = 1 << 20;
+
+/// Maximum length of a name in the path of a socket: a path has at most 107 bytes, and a name may have more.
+const SOCKET_NAME_MAX: usize = 32;
+
+/// Whether a log is removed with the other files.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Log {
+    Always,
+    IfEmpty,
+    Kept,
+}
+
+/// Files of a name.
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    dir: PathBuf,
+    name: Name,
+}
+
+impl Files {
+    /// Returns the files of `name`, which may not exist.
+    pub(crate) fn of(name: &Name) -> anyhow::Result<Self> {
+        Ok(Self::within(run_dir()?, name))
+    }
+
+    /// Returns the files of `name` in another directory.
+    pub(super) fn within(dir: PathBuf, name: &Name) -> Self {
+        Self { dir, name: name.clone() }
+    }
+
+    /// Returns the files of all names with a state file, sorted.
+    pub(crate) fn all() -> anyhow::Result<Vec<Self>> {
+        let dir = run_dir()?;
+        let entries = std::fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+        let mut all: Vec<Self> = entries
+            .filter_map(|entry| {
+                let file = entry.ok()?.file_name();
+                let name = Name::new(file.to_str()?.strip_suffix(".json")?).ok()?;
+                Some(Self { dir: dir.clone(), name })
+            })
+            .collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path("sock")
+    }
+
+    pub(crate) fn log(&self) -> PathBuf {
+        self.path("log")
+    }
+
+    /// Returns the path of a volume that is attached as a file.
+    pub(crate) fn volume(&self) -> PathBuf {
+        self.path("volume")
+    }
+
+    /// Returns the path of the socket that is handed to the kernel's NBD driver.
+    pub(crate) fn nbd_socket(&self) -> PathBuf {
+        if self.name.as_str().len() <= SOCKET_NAME_MAX {
+            return self.path("nbd");
+        }
+        // `~` cannot occur in a name.
+        let mut hasher = DefaultHasher::new();
+        self.name.as_str().hash(&mut hasher);
+        self.dir.join(format!("~{:016x}.nbd", hasher.finish()))
+    }
+
+    /// Returns the path of the completion log of a zoned ublk device.
+    pub(crate) fn completion_log(&self) -> PathBuf {
+        self.path("zones")
+    }
+
+    pub(super) fn path(&self, kind: &str) -> PathBuf {
+        self.dir.join(format!("{}.{kind}", self.name))
+    }
+
+    /// Whether a process holds the name.
+    pub(crate) fn is_alive(&self) -> bool {
+        lock::is_taken(&self.path("lock"))
+    }
+
+    /// Reads the state file, which a process that died has left behind.
+    pub(crate) fn info(&self) -> Option<RuntimeInfo> {
+        let path = self.path("json");
+        let metadata = std::fs::metadata(&path).ok()?;
+        let text = (metadata.len() <= STATE_FILE_MAX).then(|| std::fs::read(path).ok())??;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Replaces the state file atomically.
+    pub(crate) fn publish(&self, info: &RuntimeInfo) -> anyhow::Result<()> {
+        let fingerprint = info.check.as_ref().map(KeyCheck::fingerprint).transpose();
+        let key_fingerprint = fingerprint.context("cannot compute the key fingerprint")?;
+        let info = RuntimeInfo { key_fingerprint, ..info.clone() };
+        let path = self.path("json");
+        let write = || -> io::Result<()> {
+            // Temporary files are for their owner only.
+            let file = tempfile::Builder::new().prefix("~").tempfile_in(&self.dir)?;
+            std::fs::write(file.path(), serde_json::to_vec_pretty(&info)?)?;
+            file.persist(&path)?;
+            Ok(())
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Removes the files of a process, and the log according to `log`.
+    pub(super) fn remove(&self, log: Log) {
+        // Some of them may not exist.
+        let _ = std::fs::remove_file(self.socket());
+        let _ = std::fs::remove_file(self.nbd_socket());
+        let _ = std::fs::remove_file(self.completion_log());
+        let _ = std::fs::remove_file(self.path("json"));
+        let is_empty = || std::fs::metadata(self.log()).is_ok_and(|metadata| metadata.len() == 0);
+        if log == Log::Always || log == Log::IfEmpty && is_empty() {
+            let _ = std::fs::remove_file(self.log());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_name_has_own_socket_path() {
+        let socket = |name: &str| Files::within("/run/inlock".into(), &Name::new(name).unwrap()).nbd_socket();
+        let (one, other) = ("a".repeat(127), "a".repeat(126) + "b");
+        assert!(socket(&one).as_os_str().len() <= 107 && socket(&one) != socket(&other));
+        assert_eq!(socket(&one), socket(&one));
+        assert_eq!(socket("data"), PathBuf::from("/run/inlock/data.nbd"));
+    }
+}

@@ -1,0 +1,361 @@
+//! Information about a running volume: its state file, and the status that its process returns.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use inlock_engine::{CryptMapping, Device};
+use inlock_volume::table::CryptOptions;
+use serde::{Deserialize, Serialize};
+
+use super::metrics::{Counters, LastError, Percentiles, Time};
+use super::name::Name;
+use crate::attach::stale::StaleDevice;
+use crate::error::{CliError, Status};
+use crate::volume::info::{SegmentInfo, VolumeInfo, thread_flags};
+use crate::volume::key_check::{KeyCheck, KeyFingerprint};
+use crate::volume::reload::Reloaded;
+use crate::volume::zones::ZonedInfo;
+
+/// A running volume as its state file describes it. Contains no key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RuntimeInfo {
+    pub name: String,
+    pub pid: u32,
+    /// Seconds since 1970.
+    pub started: u64,
+    /// `LUKS1`, `LUKS2`, `PLAIN`, `TABLE`, `RAW`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The data device.
+    pub device: PathBuf,
+    /// A detached header.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub header: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// Passphrase hash of a plain volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash: Option<String>,
+    pub segments: Vec<SegmentInfo>,
+    /// Its zones, if it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zoned: Option<ZonedInfo>,
+    /// Identities of the devices. In the process only.
+    #[serde(skip)]
+    pub devices: Vec<String>,
+    /// Recognizes the key. In the process only.
+    #[serde(skip)]
+    pub check: Option<KeyCheck>,
+    /// Recognizes the key when the process has died. In the state file only.
+    #[serde(default, alias = "stamp", skip_serializing_if = "Option::is_none")]
+    pub key_fingerprint: Option<KeyFingerprint>,
+    pub read_only: bool,
+    pub allow_discards: bool,
+    /// Flags of the header or the table alone. In the process only.
+    #[serde(skip)]
+    pub own_flags: CryptOptions,
+    /// Flags of dm-crypt's threads.
+    #[serde(default)]
+    pub table_flags: Vec<String>,
+    /// Policy of `--offload`.
+    pub offload: String,
+    /// `nbd`, `fuse`, `loop`, `ublk`.
+    pub via: String,
+    /// Address for clients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// Address for scrapers of its metrics.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<String>,
+    /// Path of the device or file that it is attached as.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<PathBuf>,
+    /// Identifies a block device when its process has died.
+    #[serde(default, alias = "mark", skip_serializing_if = "Option::is_none")]
+    pub device_cookie: Option<u32>,
+    /// I/O backend of the workers: `io_uring` or another word of the engine.
+    pub ring: String,
+    pub threads: usize,
+}
+
+/// A running volume and its current state.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeStatus {
+    #[serde(flatten)]
+    pub info: RuntimeInfo,
+    /// Length of the volume in sectors of 512 bytes.
+    pub sectors: u64,
+    pub suspended: bool,
+    /// Whether the key is in the process's memory. A raw volume has none.
+    pub key_present: bool,
+    /// A flush has failed: earlier writes may be lost, and no later flush succeeds.
+    #[serde(default)]
+    pub writes_lost: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_store_error: Option<LastError>,
+    pub counters: Counters,
+    /// By phase: `total`, `queue`, `store`, `cipher`.
+    pub latency_ns: BTreeMap<String, Percentiles>,
+}
+
+impl RuntimeInfo {
+    /// Describes an opened volume. The caller adds how it is served or attached.
+    pub(crate) fn new(name: &Name, volume: VolumeInfo, device: &Device) -> Self {
+        let access = device.access();
+        Self {
+            name: name.to_string(),
+            pid: std::process::id(),
+            started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            kind: volume.kind,
+            device: volume.device,
+            header: volume.header,
+            uuid: volume.uuid,
+            hash: volume.hash,
+            segments: volume.segments,
+            zoned: ZonedInfo::of(device),
+            devices: volume.devices,
+            check: volume.check,
+            key_fingerprint: None,
+            read_only: access.read_only,
+            allow_discards: access.allow_discards,
+            own_flags: volume.own_flags,
+            table_flags: thread_flags(&volume.flags),
+            offload: "none".to_owned(),
+            via: String::new(),
+            address: None,
+            metrics: None,
+            node: None,
+            device_cookie: None,
+            ring: String::new(),
+            threads: 0,
+        }
+    }
+
+    /// Sets the flags.
+    pub(crate) fn set_flags(&mut self, flags: &CryptOptions) {
+        self.allow_discards = flags.allow_discards;
+        self.table_flags = thread_flags(flags);
+    }
+
+    /// Takes over another table.
+    pub(crate) fn set_table(&mut self, table: Reloaded) -> CryptMapping {
+        self.kind = "TABLE".to_owned();
+        (self.header, self.uuid, self.hash) = (None, None, None);
+        self.segments = table.segments;
+        self.check = table.check;
+        self.own_flags = table.flags;
+        self.table_flags = thread_flags(&table.flags);
+        table.mapping
+    }
+
+    /// Returns the device or file that its process leaves behind when it dies.
+    pub(crate) fn stale_device(&self) -> StaleDevice<'_> {
+        StaleDevice { name: &self.name, method: &self.via, node: self.node.as_deref(), cookie: self.device_cookie }
+    }
+
+    /// Whether a segment is encrypted.
+    pub(crate) fn has_key(&self) -> bool {
+        self.segments.iter().any(|segment| segment.cipher.is_some())
+    }
+
+    /// Refuses another volume for a device that awaits recovery: its users would read and destroy that one.
+    pub(crate) fn check_same_volume(&self, new: &Self) -> anyhow::Result<()> {
+        let source = |info: &Self| (info.kind.clone(), info.device.clone(), info.uuid.clone(), info.hash.clone());
+        let mapping = |info: &Self| (info.segments.clone(), info.read_only);
+        let same_key = match (&self.key_fingerprint, &new.check) {
+            (Some(fingerprint), Some(check)) => fingerprint.is_of(check),
+            (None, _) => !new.has_key(),
+            (Some(_), None) => false,
+        };
+        if source(self) == source(new) && mapping(self) == mapping(new) {
+            if same_key {
+                return Ok(());
+            }
+            let message = format!("Volume key does not match volume {}.", self.name);
+            let hint = "check the passphrase and the header; the device still awaits recovery".to_owned();
+            return Err(CliError::Remote(message, Some(hint), Status::Permission).into());
+        }
+        let (name, device) = (&self.name, self.device.display());
+        let message = format!("{name} can only be recovered with {} volume {device}.", self.kind);
+        let hint = format!("use the same options, or stop the users of the device and run `inlock close {name}`");
+        Err(CliError::Remote(message, Some(hint), Status::Busy).into())
+    }
+
+    /// Returns the path of the device or file, or else the address.
+    pub(crate) fn endpoint(&self) -> String {
+        match (&self.node, &self.address) {
+            (Some(node), _) => node.display().to_string(),
+            (None, Some(address)) => address.clone(),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+/// cryptsetup's lines, then Inlock's own.
+impl fmt::Display for VolumeStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let info = &self.info;
+        writeln!(f, "{} is active.", info.name)?;
+        writeln!(f, "  type:    {}", info.kind)?;
+        let crypt = info.segments.iter().find(|segment| segment.cipher.is_some());
+        if let Some(SegmentInfo { cipher: Some(cipher), key_bits, .. }) = crypt {
+            writeln!(f, "  cipher:  {cipher}")?;
+            writeln!(f, "  keysize: {key_bits} [bits]")?;
+            let place = if self.key_present { "process memory" } else { "none (wiped)" };
+            writeln!(f, "  key location: {place}")?;
+        }
+        writeln!(f, "  device:  {}", info.device.display())?;
+        if let Some(header) = &info.header {
+            writeln!(f, "  header:  {}", header.display())?;
+        }
+        if let Some(first) = crypt.or(info.segments.first()) {
+            writeln!(f, "  sector size:  {} [bytes]", first.sector_size)?;
+            writeln!(f, "  offset:  {}", sectors(first.offset))?;
+        }
+        writeln!(f, "  size:    {}", sectors(self.sectors))?;
+        if let Some(zoned) = &info.zoned {
+            writeln!(f, "  zones:   {zoned}")?;
+        }
+        if let Some(skipped) = crypt.map(|segment| segment.iv_offset).filter(|sectors| *sectors > 0) {
+            writeln!(f, "  skipped: {skipped} [512-byte units]")?;
+        }
+        let mode = if info.read_only { "readonly" } else { "read/write" };
+        writeln!(f, "  mode:    {mode}{}", if self.suspended { " (suspended)" } else { "" })?;
+        let mut flags = info.table_flags.clone();
+        if info.allow_discards {
+            flags.insert(0, "discards".to_owned());
+        }
+        if !flags.is_empty() {
+            writeln!(f, "  flags:   {}", flags.join(" "))?;
+        }
+        self.write_own(f)
+    }
+}
+
+impl VolumeStatus {
+    /// Writes the lines that cryptsetup does not have.
+    fn write_own(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (info, counters) = (&self.info, &self.counters);
+        writeln!(f, "  served:  {} {}", info.via, info.endpoint())?;
+        writeln!(f, "  process: {}, {} threads, {}", info.pid, info.threads, info.ring)?;
+        if let Some(metrics) = &info.metrics {
+            writeln!(f, "  metrics: {metrics}")?;
+        }
+        if info.has_key() {
+            let asked = |flag: &str| if info.table_flags.iter().any(|set| set == flag) { "inline" } else { "queued" };
+            let (reads, writes) = (asked("no_read_workqueue"), asked("no_write_workqueue"));
+            writeln!(f, "  offload: {} (dm-crypt: reads {reads}, writes {writes})", info.offload)?;
+            writeln!(
+                f,
+                "  cipher work: {} requests inline, {} offloaded, {} calls of {:.1} units",
+                counters.inline,
+                counters.offloaded,
+                counters.cipher_calls,
+                counters.units_per_call()
+            )?;
+        }
+        writeln!(
+            f,
+            "  requests: {} reads ({} bytes), {} writes ({} bytes), {} write-zeroes, {} flushes, {} discards, {} failed",
+            counters.reads,
+            counters.bytes_read,
+            counters.writes,
+            counters.bytes_written,
+            counters.write_zeroes,
+            counters.flushes,
+            counters.discards,
+            counters.errors
+        )?;
+        if let Some(last) = &self.last_store_error {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+            writeln!(
+                f,
+                "  I/O errors: {}, last {} s ago: {}: {}",
+                counters.store_errors,
+                now.saturating_sub(last.at),
+                last.operation.replace('_', "-"),
+                io::Error::from_raw_os_error(last.errno)
+            )?;
+        }
+        if self.writes_lost {
+            writeln!(f, "  data loss: a flush failed; reopen the volume")?;
+        }
+        for name in ["total", "queue", "store", "cipher"] {
+            if let Some(percentiles) = self.latency_ns.get(name).filter(|percentiles| percentiles.count > 0) {
+                let times = [percentiles.p50, percentiles.p90, percentiles.p99, percentiles.p99_9, percentiles.p99_99]
+                    .map(Time);
+                let [p50, p90, p99, p99_9, p99_99] = times;
+                writeln!(f, "  {name:7} p50 {p50}, p90 {p90}, p99 {p99}, p99.9 {p99_9}, p99.99 {p99_99}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn sectors(number: u64) -> String {
+    format!("{number} [512-byte units] ({} [bytes])", number.saturating_mul(512))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::status_of;
+    use inlock_volume::{DataUnitSize, Segment, VolumeKey};
+
+    fn key(byte: u8) -> KeyCheck {
+        let spec = "aes-xts-plain64".parse().unwrap();
+        let segment = Segment::whole(Some(spec), DataUnitSize::SECTOR);
+        KeyCheck::new(&[segment], &VolumeKey::new(&[byte, 1].repeat(32))).unwrap()
+    }
+
+    /// Describes a volume as a process has left it, and as another process with the same key opens it.
+    fn info() -> RuntimeInfo {
+        let info: RuntimeInfo = serde_json::from_value(serde_json::json!({
+            "name": "data", "pid": 1, "started": 0, "type": "LUKS2", "device": "/dev/sdx", "uuid": "u",
+            "segments": [{
+                "start": 0, "sectors": null, "target": "crypt", "cipher": "aes-xts-plain64", "key_bits": 512,
+                "sector_size": 4096, "large_iv": false, "offset": 32768, "iv_offset": 0
+            }],
+            "read_only": false, "allow_discards": false, "offload": "none", "via": "ublk", "ring": "io_uring", "threads": 4
+        }))
+        .unwrap();
+        RuntimeInfo { check: Some(key(0)), key_fingerprint: Some(key(0).fingerprint().unwrap()), ..info }
+    }
+
+    #[test]
+    fn recovery_with_other_key_is_refused() {
+        let left: RuntimeInfo = serde_json::from_slice(&serde_json::to_vec(&info()).unwrap()).unwrap();
+        left.check_same_volume(&RuntimeInfo { key_fingerprint: None, ..info() }).unwrap();
+        for check in [Some(key(2)), None] {
+            let error = left.check_same_volume(&RuntimeInfo { check, key_fingerprint: None, ..info() }).unwrap_err();
+            assert_eq!(status_of(&error), Status::Permission);
+        }
+        let unknown = RuntimeInfo { key_fingerprint: None, ..left };
+        unknown.check_same_volume(&info()).unwrap_err();
+        let raw = |info: RuntimeInfo| RuntimeInfo { segments: Vec::new(), check: None, key_fingerprint: None, ..info };
+        raw(info()).check_same_volume(&raw(info())).unwrap();
+    }
+
+    #[test]
+    fn recovery_with_other_volume_is_refused() {
+        let left = info();
+        left.check_same_volume(&RuntimeInfo { pid: 2, started: 9, threads: 1, via: String::new(), ..info() }).unwrap();
+        let others: [fn(&mut RuntimeInfo); 6] = [
+            |info| info.kind = "PLAIN".into(),
+            |info| info.device = "/dev/sdy".into(),
+            |info| info.uuid = Some("v".into()),
+            |info| info.hash = Some("sha256".into()),
+            |info| info.segments[0].offset = 0,
+            |info| info.read_only = true,
+        ];
+        for (number, change) in others.into_iter().enumerate() {
+            let mut other = info();
+            change(&mut other);
+            let error = left.check_same_volume(&other).expect_err(&number.to_string());
+            assert_eq!(status_of(&error), Status::Busy);
+        }
+    }
+}

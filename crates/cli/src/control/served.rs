@@ -1,0 +1,303 @@
+//! A volume that this process serves, and what control commands do to it.
+
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use anyhow::Context;
+use inlock_cipher::scrub_stack;
+use inlock_engine::{ControlError, Device};
+use inlock_volume::Table;
+use inlock_volume::table::CryptOptions;
+use serde_json::{Map, Value, json};
+
+use super::files::Files;
+use super::info::{RuntimeInfo, VolumeStatus};
+use super::metrics::{Buckets, Counters, LastError, Percentiles, Sample, phases};
+use super::openmetrics;
+use crate::error::{CliError, Status, hint_of, message_of, status_of};
+use crate::system::pipe;
+use crate::volume::key_check::KeyCheck;
+use crate::volume::reload::reload;
+
+/// Maximum length of a table, in bytes: the capacity of a pipe.
+const TABLE_MAX: usize = 65536;
+
+/// Fields of a reply, without `ok`.
+pub(crate) type Reply = anyhow::Result<Map<String, Value>>;
+
+/// Effects of control commands on how a volume is served or attached.
+pub(crate) trait ControlHooks: Send + Sync {
+    /// Starts to close, and the process exits soon after. Fails if the volume is in use.
+    fn close(&self, request: &Value) -> anyhow::Result<()>;
+
+    /// Refuses to allow discards if clients have learned that there are none.
+    fn check_discards(&self) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// Announces the new length to the users of the volume.
+    fn resized(&self, _len: u64) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
+/// A volume that this process serves.
+pub(crate) struct ServedVolume {
+    info: Mutex<RuntimeInfo>,
+    device: Arc<Device>,
+    opened: Instant,
+    key_present: AtomicBool,
+    hooks: Box<dyn ControlHooks>,
+    files: Files,
+}
+
+impl ServedVolume {
+    /// `files`: those of the volume's name.
+    pub(crate) fn new(
+        info: RuntimeInfo,
+        device: Arc<Device>,
+        files: Files,
+        hooks: impl ControlHooks + 'static,
+    ) -> Self {
+        Self {
+            key_present: AtomicBool::new(info.has_key()),
+            info: Mutex::new(info),
+            device,
+            opened: Instant::now(),
+            hooks: Box::new(hooks),
+            files,
+        }
+    }
+
+    fn info(&self) -> MutexGuard<'_, RuntimeInfo> {
+        self.info.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the address for scrapers, and returns a copy of the information.
+    pub(crate) fn with_metrics(&self, address: Option<String>) -> RuntimeInfo {
+        let mut info = self.info();
+        info.metrics = address;
+        info.clone()
+    }
+
+    /// Returns the status. Does not block.
+    pub(crate) fn status(&self) -> VolumeStatus {
+        let snapshot = self.device.stats().snapshot();
+        VolumeStatus {
+            info: self.info().clone(),
+            sectors: self.device.len() / 512,
+            suspended: self.device.is_suspended(),
+            key_present: self.key_present.load(Ordering::Acquire),
+            writes_lost: self.device.has_lost_writes(),
+            last_store_error: LastError::of(&snapshot),
+            counters: Counters::of(&snapshot),
+            latency_ns: phases(&snapshot)
+                .map(|(name, histogram)| (name.to_owned(), Percentiles::from(&Buckets::of(histogram))))
+                .into(),
+        }
+    }
+
+    /// Returns the metrics with whole histograms, from which differences are computed.
+    pub(crate) fn sample(&self) -> Sample {
+        let snapshot = self.device.stats().snapshot();
+        Sample {
+            at_ns: u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            suspended: self.device.is_suspended(),
+            counters: Counters::of(&snapshot),
+            histograms_ns: phases(&snapshot).map(|(name, histogram)| (name.to_owned(), Buckets::of(histogram))).into(),
+        }
+    }
+
+    /// Returns the metrics for a scraper.
+    pub(crate) fn metrics(&self) -> String {
+        openmetrics::text(&self.status(), &self.device.stats().snapshot())
+    }
+
+    /// Executes a command that may block, one at a time. `pipe` came with the request. Replies even after a panic: the
+    /// client waits, and the process does not exit before.
+    pub(crate) fn change(&self, command: &str, request: &Value, pipe: Option<OwnedFd>) -> Reply {
+        let change = || self.execute(command, request, pipe);
+        catch_unwind(AssertUnwindSafe(change)).unwrap_or_else(|_| {
+            let hint = Some("see its log; the state of the volume is unknown".to_owned());
+            Err(CliError::Remote(format!("The command '{command}' failed inside the process."), hint, Status::Wrong)
+                .into())
+        })
+    }
+
+    fn execute(&self, command: &str, request: &Value, pipe: Option<OwnedFd>) -> Reply {
+        match command {
+            "close" => self.hooks.close(request)?,
+            "suspend" => self.suspend()?,
+            "resume" => self.resume(pipe)?,
+            "reload" => self.reload(pipe)?,
+            "refresh" => self.refresh(request)?,
+            "resize" => self.resize()?,
+            _ => return Err(CliError::usage(format!("The process does not know the command '{command}'."))),
+        }
+        Ok(Map::new())
+    }
+
+    /// Suspends I/O and wipes the key.
+    fn suspend(&self) -> anyhow::Result<()> {
+        let name = self.info().name.clone();
+        if self.device.is_suspended() {
+            return Err(CliError::refused(
+                format!("Volume {name} is already suspended."),
+                "run `inlock resume` to resume I/O",
+            ));
+        }
+        // If the flush fails, the device is suspended nevertheless, and the key must go.
+        let suspended = self.device.suspend();
+        if self.key_present.load(Ordering::Acquire) && self.device.is_suspended() {
+            let wiped = self.device.wipe_key();
+            let gone = matches!(wiped, Ok(()) | Err(ControlError::InUse));
+            self.key_present.store(!gone, Ordering::Release);
+            wiped?;
+        }
+        Ok(suspended?)
+    }
+
+    /// Replaces the table. It brings its own keys; a suspended volume stays suspended.
+    fn reload(&self, pipe: Option<OwnedFd>) -> anyhow::Result<()> {
+        let Some(pipe) = pipe else { return Err(CliError::usage("The table is missing.")) };
+        let text = pipe::read_text(&pipe, TABLE_MAX).context("cannot receive the table")?;
+        let table = Table::parse(std::str::from_utf8(&text).context("the table is not text")?)?;
+        let before = self.device.len();
+        let old = self.info().clone();
+        let mut info = old.clone();
+        let mapping = info.set_table(reload(&table, &self.device, &old.segments, &old.devices)?);
+        // If this process dies, its successor must find this table, and have its keys.
+        self.files.publish(&info)?;
+        if let Err(error) = self.device.reload(mapping) {
+            self.files.publish(&old)?;
+            return Err(error.into());
+        }
+        self.key_present.store(info.has_key(), Ordering::Release);
+        *self.info() = info;
+        let len = self.device.len();
+        if len > before { self.hooks.resized(len) } else { Ok(()) }
+    }
+
+    /// Sets the flags of the volume to those of its header or table, and those of the request.
+    fn refresh(&self, request: &Value) -> anyhow::Result<()> {
+        let names = request["flags"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let asked = CryptOptions::named(names.iter().map(|name| name.as_str().unwrap_or_default()));
+        let mut flags = asked.ok_or_else(|| CliError::usage("The process does not know these flags."))?;
+        let mut info = self.info().clone();
+        flags.add(&info.own_flags);
+        if flags.allow_discards && !info.allow_discards {
+            self.hooks.check_discards()?;
+        }
+        info.set_flags(&flags);
+        self.files.publish(&info)?;
+        self.device.allow_discards(flags.allow_discards);
+        *self.info() = info;
+        Ok(())
+    }
+
+    /// Grows the volume to the current length of the underlying device.
+    fn resize(&self) -> anyhow::Result<()> {
+        if self.device.is_suspended() {
+            // The kernel may wait for suspended requests, and resuming them would wait for this command.
+            let name = &self.info().name;
+            return Err(CliError::refused(
+                format!("Volume {name} is suspended and cannot be resized."),
+                "run `inlock resume` to resume I/O",
+            ));
+        }
+        let len = self.device.grow()?;
+        // Also if it has not grown: an earlier announcement may have failed.
+        self.hooks.resized(len)
+    }
+
+    /// Restores the key, if it was wiped, and resumes I/O.
+    fn resume(&self, pipe: Option<OwnedFd>) -> anyhow::Result<()> {
+        let info = self.info().clone();
+        if !self.device.is_suspended() {
+            return Err(CliError::refused(
+                format!("Volume {} is not suspended.", info.name),
+                "run `inlock status NAME` to see its state",
+            ));
+        }
+        if info.has_key() && !self.key_present.load(Ordering::Acquire) {
+            let Some(pipe) = pipe else {
+                return Err(CliError::usage(format!("Volume {} needs its key.", info.name)));
+            };
+            let taken = self.take_key(&pipe, info.check.as_ref());
+            scrub_stack::<{ 64 << 10 }>();
+            taken?;
+            self.key_present.store(true, Ordering::Release);
+        }
+        Ok(self.device.resume()?)
+    }
+
+    #[inline(never)]
+    fn take_key(&self, pipe: &OwnedFd, check: Option<&KeyCheck>) -> anyhow::Result<()> {
+        let key = pipe::read_key(pipe).context("cannot receive the key")?;
+        if !check.is_some_and(|check| check.is_made_with(&key)) {
+            return Err(CliError::OtherKey.into());
+        }
+        Ok(self.device.set_key(&key)?)
+    }
+}
+
+/// Whether a request to close waits until the volume is no longer in use.
+pub(crate) fn is_deferred(request: &Value) -> bool {
+    request["deferred"] == true
+}
+
+/// Encodes a reply as a line.
+pub(crate) fn line(reply: &Reply) -> Vec<u8> {
+    let object = match reply {
+        Ok(fields) => {
+            let mut fields = fields.clone();
+            fields.insert("ok".to_owned(), true.into());
+            Value::Object(fields)
+        }
+        Err(error) => {
+            let status = status_of(error) as u8;
+            json!({"ok": false, "error": message_of(error), "hint": hint_of(error), "exit": status})
+        }
+    };
+    let mut line = object.to_string().into_bytes();
+    line.push(b'\n');
+    line
+}
+
+/// Reduces an error to what another process prints.
+pub(crate) fn remote(error: &anyhow::Error) -> anyhow::Error {
+    CliError::Remote(message_of(error), hint_of(error), status_of(error)).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::name::Name;
+    use inlock_engine::Access;
+    use inlock_engine::store::memory::MemoryStore;
+
+    struct PanickingHooks;
+
+    impl ControlHooks for PanickingHooks {
+        fn close(&self, _request: &Value) -> anyhow::Result<()> {
+            panic!("a defect");
+        }
+    }
+
+    #[test]
+    fn panic_in_command_is_reported() {
+        let info = serde_json::from_value(json!({
+            "name": "data", "pid": 1, "started": 0, "type": "RAW", "device": "/dev/sdx", "segments": [],
+            "read_only": false, "allow_discards": false, "offload": "none", "via": "nbd", "ring": "plain", "threads": 1
+        }));
+        let device = Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default());
+        let files = Files::within("/nowhere".into(), &Name::new("data").unwrap());
+        let volume = ServedVolume::new(info.unwrap(), Arc::new(device), files, PanickingHooks);
+        let error = volume.change("close", &json!({}), None).unwrap_err();
+        assert!(error.to_string().contains("'close' failed"), "{error}");
+        volume.change("resize", &json!({}), None).unwrap();
+    }
+}

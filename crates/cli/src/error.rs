@@ -1,0 +1,408 @@
+//! Errors of the command line, with exit status and hint.
+//!
+//! The statuses are cryptsetup's: 0 success, 1 wrong parameters and all other errors, 2 no permission or bad
+//! passphrase, 3 out of memory, 4 wrong device, 5 device busy or exists. An error is a sentence that names object and
+//! failure, followed by its causes; a hint says in the imperative what to do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use inlock_volume::{FormatError, KdfError, LoadError, PolicyError, UnlockError};
+
+/// An exit status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Status {
+    Ok = 0,
+    Wrong = 1,
+    Permission = 2,
+    Memory = 3,
+    Device = 4,
+    Busy = 5,
+}
+
+impl Status {
+    /// Returns the status with this number.
+    pub(crate) fn from_number(number: u64) -> Self {
+        let all = [Self::Ok, Self::Wrong, Self::Permission, Self::Memory, Self::Device, Self::Busy];
+        all.into_iter().find(|status| *status as u64 == number).unwrap_or(Self::Wrong)
+    }
+
+    /// Returns cryptsetup's words for the status, which `--verbose` prints.
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            Self::Ok => "success",
+            Self::Wrong => "wrong or missing parameters",
+            Self::Permission => "no permission or bad passphrase",
+            Self::Memory => "out of memory",
+            Self::Device => "wrong device or file specified",
+            Self::Busy => "device already exists or device is busy",
+        }
+    }
+}
+
+/// An error of the command line. Errors of other crates are in the same chain.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CliError {
+    #[error("{0}")]
+    Usage(String),
+    #[error("{message}")]
+    Refused { message: String, hint: &'static str },
+    #[error("Device {} does not exist or access denied.", .path.display())]
+    NoDevice { path: PathBuf, creating: bool, source: io::Error },
+    #[error("Device {} is neither a regular file nor a block device.", .path.display())]
+    NotADevice { path: PathBuf },
+    #[error("Device {} is not a valid LUKS device.", .path.display())]
+    NotLuks { path: PathBuf, found: Option<u32> },
+    #[error("{what} is refused: {error}.")]
+    AgainstPolicy { what: String, error: PolicyError },
+    #[error("No key available with this passphrase.")]
+    NoKey,
+    #[error("Device {} is in use (locked by another process).", .path.display())]
+    HeaderLocked { path: PathBuf },
+    #[error("Device {} is in use (locked by another process).", .path.display())]
+    InUse { path: PathBuf, hint: &'static str },
+    #[error("Device {} is too small.", .path.display())]
+    TooSmall { path: PathBuf, len: u64, needed: u64 },
+    #[error("Address {address} is in use.")]
+    AddressInUse { address: String },
+    #[error("Device {name} already exists.")]
+    NameInUse { name: String, pid: Option<u32> },
+    #[error("Device {} is still in use: {by}.", .node.display())]
+    Held { node: PathBuf, by: String },
+    #[error("Device {name} is not active.")]
+    Inactive { name: String },
+    #[error("The process serving {name} has died.")]
+    Gone { name: String },
+    #[error("The process serving {name} does not respond.")]
+    Unreachable { name: String, pid: u32 },
+    #[error("Volume key does not match the volume.")]
+    OtherKey,
+    #[error("Writes to {} may be lost: a flush failed.", .path.display())]
+    WritesLost { path: PathBuf },
+    /// Message, hint and status, such as those of another process of Inlock.
+    #[error("{0}")]
+    Remote(String, Option<String>, Status),
+    #[error("Operation aborted.")]
+    NotConfirmed,
+    #[error("Timeout while waiting for a passphrase.")]
+    PromptTimeout,
+    #[error("Interrupted by signal {0}.")]
+    Interrupted(i32),
+    #[error("Standard output was closed.")]
+    OutputClosed,
+    /// Silent failure of `isLuks`.
+    #[error("")]
+    No,
+    /// Already reported.
+    #[error("")]
+    Silent(Status),
+}
+
+impl CliError {
+    /// Returns an error for a wrong command line.
+    pub(crate) fn usage(text: impl Into<String>) -> anyhow::Error {
+        Self::Usage(text.into()).into()
+    }
+
+    /// Returns an error with a hint.
+    pub(crate) fn refused(message: impl Into<String>, hint: &'static str) -> anyhow::Error {
+        Self::Refused { message: message.into(), hint }.into()
+    }
+
+    /// Returns an error for an unknown hash.
+    pub(crate) fn hash(name: &str) -> Self {
+        Self::Refused {
+            message: format!("Hash '{name}' is not available."),
+            hint: "use sha1, sha224, sha256, sha384, sha512 or ripemd160",
+        }
+    }
+
+    fn status(&self) -> Status {
+        match self {
+            Self::NoKey | Self::OtherKey => Status::Permission,
+            Self::NoDevice { .. } | Self::NotADevice { .. } => Status::Device,
+            Self::Inactive { .. } | Self::Gone { .. } => Status::Device,
+            Self::AgainstPolicy { error: PolicyError::OtherUuid { .. }, .. } => Status::Device,
+            Self::HeaderLocked { .. } | Self::InUse { .. } | Self::AddressInUse { .. } => Status::Busy,
+            Self::NameInUse { .. } | Self::Held { .. } | Self::Unreachable { .. } => Status::Busy,
+            Self::Remote(_, _, status) | Self::Silent(status) => *status,
+            Self::PromptTimeout => Status::Permission,
+            _ => Status::Wrong,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Usage(_) => "run `inlock --help` to list actions and options".to_owned(),
+            Self::Refused { hint, .. } | Self::InUse { hint, .. } => (*hint).to_owned(),
+            Self::NoDevice { path, creating: true, source } if source.kind() == io::ErrorKind::NotFound => {
+                format!("create an image file first: truncate -s SIZE {}", path.display())
+            }
+            Self::NotLuks { found: Some(version), .. } => {
+                format!("use --type luks{version} for its LUKS{version} header, or --type luks for any version")
+            }
+            Self::NotLuks { found: None, .. } => {
+                "use --type plain for a volume without a header, --header for a detached header".to_owned()
+            }
+            Self::HeaderLocked { .. } => {
+                "try again when the other program has released the lock of the header".to_owned()
+            }
+            Self::TooSmall { path, len, needed } => {
+                format!("enlarge it from {len} to at least {needed} bytes: truncate -s SIZE {}", path.display())
+            }
+            Self::NameInUse { pid: Some(pid), .. } => {
+                format!("choose another name, or close it (process {pid}); run `inlock list` to see all")
+            }
+            Self::AgainstPolicy { error, .. } => return hint_of_policy(error).map(ToOwned::to_owned),
+            Self::Held { .. } => "stop it first, or use `inlock close --deferred`".to_owned(),
+            Self::Inactive { .. } => "run `inlock list` to see active volumes".to_owned(),
+            Self::Gone { name } => format!("run `inlock close {name}` to clean up"),
+            Self::Unreachable { pid: 0, .. } => {
+                "wait until it has started; it may be asking for a passphrase".to_owned()
+            }
+            Self::Unreachable { pid, .. } => format!("check process {pid}; it may be stopped, or wait for a disk"),
+            Self::OtherKey => "check the passphrase and the header; the volume stays suspended".to_owned(),
+            Self::WritesLost { .. } => {
+                "check the device, and restore the data written since the last successful flush".to_owned()
+            }
+            Self::Remote(_, hint, _) => return hint.clone(),
+            Self::AddressInUse { .. } => "stop the server that listens there, or use another address".to_owned(),
+            _ => return None,
+        })
+    }
+}
+
+/// Returns the exit status of an error: of the [`CliError`] in it, or of the first cause that has one.
+pub(crate) fn status_of(error: &anyhow::Error) -> Status {
+    // Also finds one that is the context of another error.
+    if let Some(own) = error.downcast_ref::<CliError>() {
+        return own.status();
+    }
+    for cause in error.chain() {
+        if matches!(cause.downcast_ref(), Some(KdfError::OutOfMemory { .. } | KdfError::MemoryNotAvailable { .. })) {
+            return Status::Memory;
+        }
+        if let Some(status) = cause.downcast_ref::<io::Error>().and_then(status_of_io) {
+            return status;
+        }
+    }
+    Status::Wrong
+}
+
+/// Translates error numbers as cryptsetup does.
+fn status_of_io(error: &io::Error) -> Option<Status> {
+    use rustix::io::Errno;
+    if error.kind() == io::ErrorKind::OutOfMemory {
+        return Some(Status::Memory);
+    }
+    Some(match Errno::from_io_error(error)? {
+        Errno::PERM | Errno::ACCESS => Status::Permission,
+        Errno::NOMEM => Status::Memory,
+        Errno::NODEV | Errno::NOTBLK => Status::Device,
+        Errno::EXIST | Errno::BUSY => Status::Busy,
+        _ => return None,
+    })
+}
+
+/// Returns the hint of an error.
+pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
+    let own = error.downcast_ref::<CliError>().and_then(CliError::hint);
+    own.or_else(|| error.chain().find_map(hint_of_volume).map(ToOwned::to_owned))
+}
+
+/// Returns the hint of an error of the header.
+fn hint_of_volume(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
+    if let Some(error) = cause.downcast_ref::<LoadError>() {
+        return match error {
+            LoadError::Truncated { .. } => Some("compare the length of the image with the original's; it is truncated"),
+            LoadError::Damaged(_) => Some("restore the header from a backup (cryptsetup luksHeaderRestore)"),
+            LoadError::UnsupportedVersion(_) => Some("try a newer version of Inlock"),
+            _ => None,
+        };
+    }
+    if let Some(error) = cause.downcast_ref::<UnlockError>() {
+        return match error {
+            UnlockError::Requirement(_) => Some("finish or undo the operation in the header with cryptsetup"),
+            UnlockError::TooCostlyTogether(_) => Some("use --key-slot to try a single keyslot"),
+            UnlockError::UnsupportedCipher { .. }
+            | UnlockError::UnsupportedHash { .. }
+            | UnlockError::UnsupportedType { .. } => Some("try cryptsetup or a newer version of Inlock"),
+            _ => None,
+        };
+    }
+    match cause.downcast_ref::<KdfError>() {
+        Some(KdfError::Limit { .. }) => {
+            Some("use another keyslot; this one was made for a larger machine, or by an attacker")
+        }
+        Some(KdfError::OutOfMemory { .. } | KdfError::MemoryNotAvailable { .. }) => {
+            Some("free some memory or raise the cgroup's limit, or create a keyslot with less --pbkdf-memory")
+        }
+        _ => None,
+    }
+}
+
+fn hint_of_policy(error: &PolicyError) -> Option<&'static str> {
+    match error {
+        PolicyError::NullCipher { .. } => Some("use --allow-null-cipher to open it; writes are then not encrypted"),
+        PolicyError::NullIv { .. } => Some("use --allow-null-iv to open it"),
+        PolicyError::LinearSegment { .. } => {
+            Some("use --allow-linear-segment to open it; writes there are then not encrypted")
+        }
+        PolicyError::OtherCipher { .. } => {
+            Some("check --require-cipher and the header, which was changed, or belongs to another volume")
+        }
+        PolicyError::OtherUuid { .. } => {
+            Some("check --expect-uuid and the header, which was changed, or belongs to another volume")
+        }
+        _ => None,
+    }
+}
+
+/// Explains a violation of the policy. `what`: subject of the sentence.
+pub(crate) fn against_policy(what: String) -> impl FnOnce(PolicyError) -> anyhow::Error {
+    move |error| CliError::AgainstPolicy { what, error }.into()
+}
+
+/// Explains, in cryptsetup's words, why the header at `path` cannot be loaded.
+pub(crate) fn cannot_load(path: &Path) -> impl FnOnce(LoadError) -> anyhow::Error {
+    let path = path.to_owned();
+    move |error| match error {
+        LoadError::NotLuks => CliError::NotLuks { path, found: None }.into(),
+        error => anyhow::Error::from(error).context(format!("cannot load the LUKS header of {}", path.display())),
+    }
+}
+
+/// Explains, in cryptsetup's words, why a volume cannot be unlocked.
+pub(crate) fn cannot_unlock(path: &Path) -> impl FnOnce(UnlockError) -> anyhow::Error {
+    let path = path.to_owned();
+    move |error| match error {
+        UnlockError::WrongPassphrase => CliError::NoKey.into(),
+        UnlockError::NoUsableKeyslot => CliError::refused(
+            "No usable keyslot is available.",
+            "restore the header from a backup; all keyslots were erased",
+        ),
+        UnlockError::Policy(error) => against_policy(format!("Device {}", path.display()))(error),
+        UnlockError::KeyslotInactive(slot) => {
+            CliError::refused(format!("Keyslot {slot} is not active."), "run `inlock luksDump` to list the keyslots")
+        }
+        error => anyhow::Error::from(error).context(format!("cannot unlock {}", path.display())),
+    }
+}
+
+/// Explains why a volume cannot be created.
+pub(crate) fn cannot_format(path: &Path) -> impl FnOnce(FormatError) -> anyhow::Error {
+    let path = path.to_owned();
+    move |error| match error {
+        FormatError::DeviceTooSmall { needed, len } => CliError::TooSmall { path, len, needed }.into(),
+        FormatError::Policy(error) => against_policy("The new volume".to_owned())(error),
+        FormatError::InvalidOption { option, reason } => CliError::usage(format!("Option --{option}: {reason}.")),
+        error => anyhow::Error::from(error).context(format!("cannot create a volume on {}", path.display())),
+    }
+}
+
+/// Returns an error and its causes as one line.
+pub(crate) fn message_of(error: &anyhow::Error) -> String {
+    // A message ends in a full stop, unless a cause follows.
+    let mut chain = String::new();
+    for cause in error.chain().map(|cause| without_number(&cause.to_string()).to_owned()) {
+        // The text of some errors includes their cause.
+        if chain.is_empty() {
+            chain = cause;
+        } else if !chain.ends_with(&cause) {
+            chain.truncate(chain.trim_end_matches('.').len());
+            chain = format!("{chain}: {cause}");
+        }
+    }
+    chain
+}
+
+/// Removes ` (os error 2)` from the system's description of an error.
+fn without_number(text: &str) -> &str {
+    match text.rsplit_once(" (os error ") {
+        Some((words, number)) if number.trim_end_matches(')').bytes().all(|byte| byte.is_ascii_digit()) => words,
+        _ => text,
+    }
+}
+
+/// Explains why an image or device cannot be opened.
+pub(crate) fn cannot_open(path: &Path, creating: bool) -> impl FnOnce(io::Error) -> anyhow::Error {
+    let path = path.to_owned();
+    move |source| {
+        let busy = rustix::io::Errno::from_io_error(&source) == Some(rustix::io::Errno::BUSY);
+        if busy {
+            CliError::InUse { path, hint: "stop its users; it is mounted, or part of another device" }.into()
+        } else {
+            CliError::NoDevice { path, creating, source }.into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    fn errno(number: rustix::io::Errno) -> anyhow::Error {
+        anyhow::Error::from(io::Error::from_raw_os_error(number.raw_os_error())).context("outer")
+    }
+
+    #[test]
+    fn error_has_status_of_cryptsetup() {
+        use rustix::io::Errno;
+        let path = PathBuf::from("x");
+        let missing = || io::Error::from(io::ErrorKind::NotFound);
+        for (error, status) in [
+            (CliError::usage("x"), Status::Wrong),
+            (CliError::refused("x", "y"), Status::Wrong),
+            (CliError::NoKey.into(), Status::Permission),
+            (CliError::NoDevice { path: path.clone(), creating: true, source: missing() }.into(), Status::Device),
+            (CliError::NotADevice { path: path.clone() }.into(), Status::Device),
+            (CliError::NotLuks { path: path.clone(), found: None }.into(), Status::Wrong),
+            (CliError::HeaderLocked { path: path.clone() }.into(), Status::Busy),
+            (CliError::InUse { path: path.clone(), hint: "" }.into(), Status::Busy),
+            (CliError::TooSmall { path, len: 1, needed: 2 }.into(), Status::Wrong),
+            (CliError::NameInUse { name: "x".to_owned(), pid: None }.into(), Status::Busy),
+            (CliError::Inactive { name: "x".to_owned() }.into(), Status::Device),
+            (CliError::Gone { name: "x".to_owned() }.into(), Status::Device),
+            (CliError::Unreachable { name: "x".to_owned(), pid: 1 }.into(), Status::Busy),
+            (CliError::OtherKey.into(), Status::Permission),
+            (CliError::Remote("x".to_owned(), None, Status::from_number(3)).into(), Status::Memory),
+            (CliError::Silent(Status::Device).into(), Status::Device),
+            (errno(Errno::PERM), Status::Permission),
+            (errno(Errno::NOMEM), Status::Memory),
+            (errno(Errno::NODEV), Status::Device),
+            (errno(Errno::EXIST), Status::Busy),
+            (errno(Errno::BUSY), Status::Busy),
+            (errno(Errno::INVAL), Status::Wrong),
+            (errno(Errno::NOENT), Status::Wrong),
+            (anyhow!("anything"), Status::Wrong),
+        ] {
+            assert_eq!(status_of(&error), status, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn cli_error_decides_anywhere_in_chain() {
+        let permission = || errno(rustix::io::Errno::PERM);
+        let not_luks = || CliError::NotLuks { path: "x".into(), found: None };
+        assert_eq!(status_of(&permission().context(not_luks())), Status::Wrong);
+        assert_eq!(status_of(&permission().context(not_luks()).context("outer")), Status::Wrong);
+        assert_eq!(status_of(&anyhow::Error::from(CliError::NoKey).context("outer")), Status::Permission);
+        assert!(hint_of(&permission().context(not_luks()).context("outer")).is_some());
+    }
+
+    #[test]
+    fn number_of_system_error_is_removed() {
+        assert_eq!(without_number("No such file or directory (os error 2)"), "No such file or directory");
+        assert_eq!(without_number("odd (os error x)"), "odd (os error x)");
+        assert_eq!(without_number("plain"), "plain");
+    }
+
+    #[test]
+    fn missing_image_has_hint_with_truncate() {
+        let source = io::Error::from(io::ErrorKind::NotFound);
+        let error = CliError::NoDevice { path: "disk.img".into(), creating: true, source };
+        assert_eq!(error.hint().as_deref(), Some("create an image file first: truncate -s SIZE disk.img"));
+    }
+}

@@ -1,0 +1,160 @@
+//! Unix sockets for lines, each with at most one descriptor.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::cmsg_space;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+
+/// Time to wait for a process with a full backlog.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Listens at `path`, which only its owner can use. Creates or replaces the path when clients can connect.
+pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
+    let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    // Under a short name first: the path of a socket has at most 107 bytes.
+    let new = dir.join(format!("~{}", std::process::id()));
+    let (short, _dir) = short_path(dir, &new)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, socket_flags(), None)?;
+    let _ = std::fs::remove_file(&new);
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&*short)?)?;
+    let made = std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600))
+        .and_then(|()| Ok(rustix::net::listen(&socket, 64)?))
+        .and_then(|()| std::fs::rename(&new, path));
+    if made.is_err() {
+        let _ = std::fs::remove_file(&new);
+    }
+    made.map(|()| socket.into())
+}
+
+/// Connects to a socket with a path of any length. Waits a few seconds if the backlog of the process is full.
+pub(crate) fn connect(path: &Path) -> io::Result<UnixStream> {
+    let dir = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let (short, _dir) = short_path(dir, path)?;
+    if fits(&short) {
+        return connect_to(&short);
+    }
+    // The file name alone may be too long; the descriptor of the socket has a short path.
+    let socket = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    connect_to(&name_of(&socket))
+}
+
+fn connect_to(path: &Path) -> io::Result<UnixStream> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(CONNECT_TIMEOUT))?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None)?;
+    Ok(socket.into())
+}
+
+/// Returns `path`, or if it is too long for a socket, a path through a descriptor of its directory.
+fn short_path(dir: &Path, path: &Path) -> io::Result<(PathBuf, Option<OwnedFd>)> {
+    if fits(path) {
+        return Ok((path.to_owned(), None));
+    }
+    let dir = open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let short = name_of(&dir).join(path.file_name().ok_or(io::ErrorKind::InvalidInput)?);
+    Ok((short, Some(dir)))
+}
+
+/// Whether sockaddr_un has room for the path: 108 bytes with the terminating zero.
+fn fits(path: &Path) -> bool {
+    path.as_os_str().len() <= 107
+}
+
+fn name_of(fd: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+fn socket_flags() -> SocketFlags {
+    SocketFlags::CLOEXEC | SocketFlags::NONBLOCK
+}
+
+/// Sends `line`, which ends in a newline, with `fd`.
+pub(crate) fn send(socket: &UnixStream, line: &[u8], fd: Option<&OwnedFd>) -> io::Result<()> {
+    let mut rest = line;
+    let mut fd = fd.map(AsFd::as_fd);
+    while !rest.is_empty() {
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if let Some(fd) = &fd {
+            control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
+        }
+        match rustix::net::sendmsg(socket, &[IoSlice::new(rest)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(sent) => {
+                rest = &rest[sent..];
+                fd = None;
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Receives some bytes, and the descriptor that came with them.
+pub(crate) fn receive(socket: impl AsFd, room: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(room)], &mut control, flags)?;
+    let mut fd = None;
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = part {
+            fd = fds.last();
+        }
+    }
+    Ok((message.bytes, fd))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn line_and_descriptor_arrive_together() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let pipe = crate::system::pipe::filled(b"through").unwrap();
+        send(&ours, b"{}\n", Some(&pipe)).unwrap();
+        send(&ours, b"[]\n", None).unwrap();
+        drop((ours, pipe));
+        let mut room = [0; 100];
+        let (len, fd) = receive(&theirs, &mut room[..3]).unwrap();
+        assert_eq!(&room[..len], b"{}\n");
+        let mut text = String::new();
+        std::fs::File::from(fd.expect("a descriptor")).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "through");
+        let (len, fd) = receive(&theirs, &mut room).unwrap();
+        assert_eq!((&room[..len], fd.is_none()), (&b"[]\n"[..], true));
+        assert_eq!(receive(&theirs, &mut room).unwrap().0, 0);
+    }
+
+    #[test]
+    fn path_longer_than_address_connects() {
+        let dir = tempfile::tempdir().unwrap();
+        for len in [5, 127] {
+            let deep = dir.path().join("d".repeat(len));
+            std::fs::create_dir(&deep).unwrap();
+            let path = deep.join(format!("{}.sock", "n".repeat(len)));
+            let listener = listen(&path).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+            let client = connect(&path).unwrap();
+            listener.set_nonblocking(false).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            send(&server, b"hello\n", None).unwrap();
+            assert_eq!(receive(&client, &mut [0; 64]).unwrap().0, 6);
+            assert_eq!(std::fs::read_dir(&deep).unwrap().count(), 1, "the short name stays");
+        }
+    }
+}

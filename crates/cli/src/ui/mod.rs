@@ -1,0 +1,6 @@
+//! User interface: results, errors, tables, progress, prompts.
+
+pub(crate) mod columns;
+pub(crate) mod print;
+pub(crate) mod progress;
+pub(crate) mod terminal;

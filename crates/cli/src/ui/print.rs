@@ -1,0 +1,39 @@
+//! Output of the command: results on standard output; errors, hints and warnings on standard error.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+use inlock_volume::Printable;
+
+use crate::error::{CliError, Status, hint_of, message_of, status_of};
+
+/// Prints a result to standard output.
+pub(crate) fn print(text: impl Display) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match write!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(CliError::OutputClosed.into()),
+        other => Ok(other?),
+    }
+}
+
+/// Prints a line to standard error, without characters that control a terminal. Errors are ignored.
+pub(crate) fn print_stderr(line: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{}", Printable::with_layout(&line.to_string()));
+}
+
+/// Prints a warning to standard error.
+pub(crate) fn warn(text: impl Display) {
+    print_stderr(format_args!("inlock: warning: {text}"));
+}
+
+/// Prints an error with its hint, unless it is silent, and returns the status to exit with.
+pub(crate) fn report(error: &anyhow::Error) -> Status {
+    let silent = matches!(error.downcast_ref(), Some(CliError::No | CliError::Silent(_) | CliError::OutputClosed));
+    if !silent {
+        print_stderr(format_args!("inlock: {}", message_of(error)));
+        if let Some(hint) = hint_of(error) {
+            print_stderr(format_args!("hint: {hint}"));
+        }
+    }
+    status_of(error)
+}

@@ -1,0 +1,169 @@
+//! The terminal: asking for a passphrase without echo, and for confirmation.
+//!
+//! A passphrase is a sequence of bytes and need not be UTF-8. The echo is restored however the prompt ends, also by
+//! Ctrl-C and Ctrl-Z.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use zeroize::Zeroizing;
+
+use crate::error::CliError;
+use crate::system::signals::{self, Caught};
+use crate::ui::print::print_stderr;
+
+/// Maximum length of a typed passphrase, in bytes.
+const PASSPHRASE_MAX: usize = 512;
+
+/// Whether standard input is a terminal.
+pub(crate) fn stdin_is_terminal() -> bool {
+    rustix::termios::isatty(rustix::stdio::stdin())
+}
+
+/// Asks on the controlling terminal, or without one on standard input and error.
+pub(crate) fn ask_passphrase(prompt: &str, timeout_secs: Option<u64>) -> anyhow::Result<Zeroizing<Vec<u8>>> {
+    let deadline = timeout_secs.and_then(|secs| Instant::now().checked_add(Duration::from_secs(secs)));
+    match File::options().read(true).write(true).open("/dev/tty") {
+        Ok(tty) => ask(tty.as_fd(), &tty, prompt, deadline),
+        Err(_) => ask(rustix::stdio::stdin(), io::stderr(), prompt, deadline),
+    }
+}
+
+/// Whether [`ask_passphrase`] can ask although standard input carries data.
+pub(crate) fn has_controlling_terminal() -> bool {
+    File::options().read(true).write(true).open("/dev/tty").is_ok()
+}
+
+fn ask(
+    input: BorrowedFd<'_>,
+    mut output: impl Write,
+    prompt: &str,
+    deadline: Option<Instant>,
+) -> anyhow::Result<Zeroizing<Vec<u8>>> {
+    let caught = signals::catch()?;
+    loop {
+        let quiet = EchoOff::set(input)?;
+        write!(output, "{prompt}")?;
+        output.flush()?;
+        let line = read_line(input, &caught, deadline);
+        drop(quiet);
+        writeln!(output)?;
+        match line {
+            Err(error) => match error.downcast_ref::<CliError>() {
+                Some(CliError::Interrupted(number)) if *number == Signal::TSTP.as_raw() => {
+                    signals::default_action(*number);
+                    // Continued: ask again, with the terminal as other programs left it.
+                }
+                _ => return Err(error),
+            },
+            line => return line,
+        }
+    }
+}
+
+fn read_line(input: BorrowedFd<'_>, caught: &Caught, deadline: Option<Instant>) -> anyhow::Result<Zeroizing<Vec<u8>>> {
+    let mut line = Zeroizing::new(Vec::with_capacity(PASSPHRASE_MAX + 1));
+    let mut byte = Zeroizing::new([0_u8]);
+    loop {
+        wait(input, caught, deadline)?;
+        let read = match rustix::io::read(input, &mut byte[..]) {
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => continue,
+            read => read.context("Error reading passphrase from terminal.")?,
+        };
+        match byte[0] {
+            _ if read == 0 && line.is_empty() => {
+                return Err(CliError::refused(
+                    "Nothing to read on input.",
+                    "pass the passphrase on standard input or with --key-file",
+                ));
+            }
+            _ if read == 0 => return Ok(line),
+            b'\n' => return Ok(line),
+            _ if line.len() == PASSPHRASE_MAX => {
+                let _ = rustix::termios::tcflush(input, rustix::termios::QueueSelector::IFlush);
+                return Err(CliError::refused(
+                    format!("The passphrase is longer than {PASSPHRASE_MAX} characters."),
+                    "pass a longer one in a file with --key-file",
+                ));
+            }
+            byte => line.push(byte),
+        }
+    }
+}
+
+/// Blocks until input can be read.
+fn wait(input: BorrowedFd<'_>, caught: &Caught, deadline: Option<Instant>) -> anyhow::Result<()> {
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let timeout = left.map(|left| Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        let woken = caught.fd();
+        let mut fds = [PollFd::new(&input, PollFlags::IN), PollFd::new(&woken, PollFlags::IN)];
+        match poll(&mut fds, timeout.as_ref()) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(0) => return Err(CliError::PromptTimeout.into()),
+            Ok(_) => {}
+        }
+        if let Some(number) = caught.take() {
+            return Err(CliError::Interrupted(number).into());
+        }
+        if !fds[0].revents().is_empty() {
+            return Ok(());
+        }
+    }
+}
+
+/// Disables the echo of a terminal until dropped.
+struct EchoOff<'a> {
+    terminal: BorrowedFd<'a>,
+    before: Option<Termios>,
+}
+
+impl<'a> EchoOff<'a> {
+    fn set(terminal: BorrowedFd<'a>) -> io::Result<Self> {
+        if !rustix::termios::isatty(terminal) {
+            return Ok(Self { terminal, before: None });
+        }
+        let before = tcgetattr(terminal)?;
+        let mut quiet = before.clone();
+        quiet.local_modes.remove(LocalModes::ECHO);
+        // Keeps earlier input: scripts with a terminal send it before the prompt.
+        tcsetattr(terminal, OptionalActions::Now, &quiet)?;
+        Ok(Self { terminal, before: Some(before) })
+    }
+}
+
+impl Drop for EchoOff<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            let _ = tcsetattr(self.terminal, OptionalActions::Now, before);
+        }
+    }
+}
+
+/// Asks for confirmation: only `YES` in capital letters confirms.
+pub(crate) fn confirm(warning: &str) -> anyhow::Result<()> {
+    print_stderr(format_args!("\nWARNING!\n========\n{warning}\n"));
+    eprint_flush("Are you sure? (Type 'yes' in capital letters): ");
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    // After end of file the cursor is behind the question.
+    if !answer.ends_with('\n') {
+        print_stderr("");
+    }
+    if answer.trim_end_matches('\n') == "YES" { Ok(()) } else { Err(CliError::NotConfirmed.into()) }
+}
+
+fn eprint_flush(text: &str) {
+    let mut err = io::stderr().lock();
+    let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
+}

@@ -1,0 +1,129 @@
+//! Backing files of block devices: a loop device, or a partition of one, is a range of a file.
+
+use std::ffi::OsString;
+use std::fs::{self, Metadata};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use super::device;
+use crate::values::Range;
+
+/// Greatest depth of loop devices on loop devices.
+const DEPTH_MAX: usize = 8;
+
+/// All bytes of a file.
+pub(crate) const ALL: Range = Range { offset: 0, len: None };
+
+/// Returns the part `inner` of a range. A part behind its end is empty, and returned with one byte.
+fn part(outer: Range, inner: Range) -> Range {
+    let room = outer.len.map(|len| len.saturating_sub(inner.offset).max(1));
+    let len = match (room, inner.len) {
+        (None, len) | (len, None) => len,
+        (Some(room), Some(len)) => Some(len.min(room)),
+    };
+    Range { offset: outer.offset.saturating_add(inner.offset), len }
+}
+
+fn ranges_overlap(one: Range, other: Range) -> bool {
+    let end = |range: Range| range.len.map_or(u64::MAX, |len| range.offset.saturating_add(len));
+    one.offset < end(other) && other.offset < end(one)
+}
+
+/// A range of a file or of a block device.
+#[derive(Debug)]
+pub(crate) struct BackingRange {
+    /// A path that leads to it.
+    pub path: PathBuf,
+    /// As [`device::identity`] returns it.
+    pub identity: String,
+    pub range: Range,
+}
+
+/// Returns the backing files of a device, the nearest first; a regular file has none. Ends at the first file that this
+/// process's mount namespace does not have.
+pub(crate) fn ranges_of(device: &Metadata) -> Vec<BackingRange> {
+    let mut found: Vec<BackingRange> = Vec::new();
+    let (mut metadata, mut range) = (device.clone(), ALL);
+    while metadata.file_type().is_block_device() && found.len() < DEPTH_MAX {
+        let Some((path, inner)) = backing_file(metadata.rdev()) else { break };
+        let Ok(next) = fs::metadata(&path) else { break };
+        metadata = next;
+        range = part(inner, range);
+        found.push(BackingRange { path, identity: device::identity(&metadata), range });
+    }
+    found
+}
+
+/// Whether two files or block devices share bytes.
+pub(crate) fn overlap(one: &Path, other: &Path) -> bool {
+    let ranges = |path: &Path| {
+        let metadata = fs::metadata(path).ok()?;
+        let own = BackingRange { path: path.to_owned(), identity: device::identity(&metadata), range: ALL };
+        Some(std::iter::once(own).chain(ranges_of(&metadata)).collect::<Vec<_>>())
+    };
+    let (one, other) = (ranges(one).unwrap_or_default(), ranges(other).unwrap_or_default());
+    let same = |a: &BackingRange, b: &BackingRange| a.identity == b.identity && ranges_overlap(a.range, b.range);
+    one.iter().any(|a| other.iter().any(|b| same(a, b)))
+}
+
+/// Returns the file of a loop device, and the device's range of it.
+fn backing_file(number: u64) -> Option<(PathBuf, Range)> {
+    let own = format!("/sys/dev/block/{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+    let own = Path::new(&own);
+    let value = |path: PathBuf| fs::read_to_string(path).ok()?.trim_end().parse::<u64>().ok();
+    let is_partition = own.join("partition").exists();
+    // `own` is a link to a directory, so its parent is the disk's directory.
+    let disk = if is_partition { own.join("..") } else { own.to_owned() };
+    let mut path = fs::read(disk.join("loop/backing_file")).ok()?;
+    path.pop_if(|byte| *byte == b'\n');
+    let limit = value(disk.join("loop/sizelimit"))?;
+    let all = Range { offset: value(disk.join("loop/offset"))?, len: Some(limit).filter(|limit| *limit > 0) };
+    let range = match is_partition {
+        true => {
+            let sectors = |name: &str| Some(value(own.join(name))?.saturating_mul(512));
+            part(all, Range { offset: sectors("start")?, len: Some(sectors("size")?) })
+        }
+        false => all,
+    };
+    Some((PathBuf::from(OsString::from_vec(path)), range))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(offset: u64, len: u64) -> Range {
+        Range { offset, len: Some(len).filter(|len| *len > 0) }
+    }
+
+    #[test]
+    fn part_of_range_stays_within_it() {
+        for (outer, inner, wanted) in [
+            (ALL, ALL, ALL),
+            (ALL, range(5, 7), range(5, 7)),
+            (range(100, 0), range(5, 0), range(105, 0)),
+            (range(100, 50), ALL, range(100, 50)),
+            (range(100, 50), range(10, 0), range(110, 40)),
+            (range(100, 50), range(10, 20), range(110, 20)),
+            (range(100, 50), range(10, 90), range(110, 40)),
+            (range(100, 50), range(60, 5), range(160, 1)),
+        ] {
+            assert_eq!(part(outer, inner), wanted, "{inner:?} of {outer:?}");
+        }
+    }
+
+    #[test]
+    fn adjacent_ranges_do_not_overlap() {
+        for (one, other, overlap) in [
+            (range(0, 0), range(1 << 40, 1), true),
+            (range(0, 10), range(9, 0), true),
+            (range(0, 10), range(10, 0), false),
+            (range(10, 5), range(0, 10), false),
+            (range(10, 5), range(12, 1), true),
+        ] {
+            assert_eq!(ranges_overlap(one, other), overlap, "{one:?} {other:?}");
+            assert_eq!(ranges_overlap(other, one), overlap, "{one:?} {other:?}");
+        }
+    }
+}

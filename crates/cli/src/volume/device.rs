@@ -1,0 +1,181 @@
+//! Image files and block devices: resolving names, opening, length and identity.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use inlock_volume::Zones;
+
+use crate::error::{CliError, cannot_open};
+
+/// Purpose of opening a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OpenMode {
+    /// Reading.
+    Read,
+    /// Reading and writing. A block device that is in use, such as a mounted one, is refused.
+    Write,
+    /// Like `Write`, for an action that creates something: a missing file gets another hint.
+    Create,
+}
+
+/// An open regular file or block device.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub path: PathBuf,
+    pub file: File,
+    pub len: u64,
+    pub metadata: Metadata,
+    /// Its zones, if `with_zones` has found some.
+    pub zones: Option<Zones>,
+}
+
+impl Device {
+    /// Opens `name`: a path, or `UUID=`, `LABEL=`, `PARTUUID=`, `PARTLABEL=` and a value.
+    pub(crate) fn open(name: &Path, access: OpenMode) -> anyhow::Result<Self> {
+        let path = resolve(name);
+        let creating = access == OpenMode::Create;
+        let metadata = std::fs::metadata(&path).map_err(cannot_open(&path, creating))?;
+        check_kind(&path, &metadata)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(access != OpenMode::Read);
+        if is_block(&metadata) && access != OpenMode::Read {
+            options.custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed());
+        }
+        let mut file = options.open(&path).map_err(cannot_open(&path, creating))?;
+        let metadata = file.metadata()?;
+        check_kind(&path, &metadata)?;
+        let len = file.seek(SeekFrom::End(0))?;
+        Ok(Self { path, file, len, metadata, zones: None })
+    }
+
+    /// Whether it is a block device.
+    pub(crate) fn is_block(&self) -> bool {
+        is_block(&self.metadata)
+    }
+
+    /// Returns what identifies it under any name.
+    pub(crate) fn identity(&self) -> String {
+        identity(&self.metadata)
+    }
+
+    /// Returns major and minor number of a block device.
+    pub(crate) fn device_number(&self) -> (u32, u32) {
+        let number = self.metadata.rdev();
+        (rustix::fs::major(number), rustix::fs::minor(number))
+    }
+
+    /// Returns the smallest transfer of direct I/O on a block device, in bytes.
+    pub(crate) fn block_len(&self) -> u32 {
+        block_len(self.file.as_fd())
+    }
+
+    /// Opens the device again, for direct I/O.
+    pub(crate) fn reopen_direct(&self, writing: bool) -> io::Result<File> {
+        let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+        OpenOptions::new().read(true).write(writing).custom_flags(flags).open(name)
+    }
+
+    /// Duplicates the file descriptor.
+    pub(crate) fn share(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+}
+
+/// Returns the block length of a descriptor for direct I/O, `None` for another one.
+pub(crate) fn direct_block(file: BorrowedFd<'_>) -> Option<u64> {
+    let flags = rustix::fs::fcntl_getfl(file).ok()?;
+    flags.contains(rustix::fs::OFlags::DIRECT).then(|| block_len(file).into())
+}
+
+fn block_len(file: BorrowedFd<'_>) -> u32 {
+    rustix::fs::ioctl_blksszget(file).unwrap_or(4096)
+}
+
+/// Returns what identifies a file or a block device under any name: the device number, and of a file the inode.
+pub(crate) fn identity(metadata: &Metadata) -> String {
+    if is_block(metadata) {
+        let number = metadata.rdev();
+        format!("b{}.{}", rustix::fs::major(number), rustix::fs::minor(number))
+    } else {
+        format!("f{}.{}", metadata.dev(), metadata.ino())
+    }
+}
+
+fn is_block(metadata: &Metadata) -> bool {
+    metadata.file_type().is_block_device()
+}
+
+fn check_kind(path: &Path, metadata: &Metadata) -> anyhow::Result<()> {
+    if metadata.is_file() || is_block(metadata) {
+        Ok(())
+    } else {
+        Err(CliError::NotADevice { path: path.to_owned() }.into())
+    }
+}
+
+fn resolve(name: &Path) -> PathBuf {
+    let by = [
+        ("UUID=", "/dev/disk/by-uuid"),
+        ("LABEL=", "/dev/disk/by-label"),
+        ("PARTUUID=", "/dev/disk/by-partuuid"),
+        ("PARTLABEL=", "/dev/disk/by-partlabel"),
+    ];
+    let tag = name.to_str().and_then(|name| by.iter().find_map(|(tag, dir)| Some((name.strip_prefix(tag)?, dir))));
+    match tag {
+        Some((value, dir)) if !value.is_empty() && !value.contains('/') => Path::new(dir).join(value),
+        _ => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tag_resolves_to_link_of_udev() {
+        assert_eq!(resolve(Path::new("UUID=1-2")), Path::new("/dev/disk/by-uuid/1-2"));
+        assert_eq!(resolve(Path::new("PARTLABEL=x")), Path::new("/dev/disk/by-partlabel/x"));
+        for name in ["UUID=", "LABEL=../../etc", "disk.img", "./UUID=1"] {
+            assert_eq!(resolve(Path::new(name)), Path::new(name));
+        }
+    }
+
+    #[test]
+    fn file_has_one_identity_under_all_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, [0; 512]).unwrap();
+        std::fs::hard_link(&path, dir.path().join("hard")).unwrap();
+        std::os::unix::fs::symlink(&path, dir.path().join("soft")).unwrap();
+        let identity = |name: &str| Device::open(&dir.path().join(name), OpenMode::Read).unwrap().identity();
+        assert_eq!(identity("a"), identity("hard"));
+        assert_eq!(identity("a"), identity("soft"));
+        std::fs::write(dir.path().join("b"), [0; 512]).unwrap();
+        assert_ne!(identity("a"), identity("b"));
+    }
+
+    #[test]
+    fn direct_descriptor_has_block_length() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let device = Device::open(&path, OpenMode::Read).unwrap();
+        assert_eq!(direct_block(device.file.as_fd()), None);
+        match device.reopen_direct(false) {
+            Ok(direct) => assert_eq!(direct_block(direct.as_fd()), Some(4096)),
+            Err(_) => println!("SKIPPED: no direct I/O on the file system of temporary files"),
+        }
+    }
+
+    #[test]
+    fn directory_or_character_device_is_refused() {
+        for path in ["/", "/dev/null"] {
+            let error = Device::open(Path::new(path), OpenMode::Read).unwrap_err();
+            assert!(matches!(error.downcast_ref(), Some(CliError::NotADevice { .. })), "{error}");
+        }
+    }
+}

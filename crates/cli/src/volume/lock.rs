@@ -1,0 +1,274 @@
+//! Two kinds of lock: on headers, shared with cryptsetup, and on whole devices, among Inlock's own processes.
+//!
+//! A header is locked while it is read or written: by `flock` on an image file itself, for a block device on
+//! `/run/cryptsetup/L_<major>:<minor>`, as libcryptsetup does. A device is locked while a volume is served or copied,
+//! for one writer or any number of readers: on the image itself ([`range`]), through loop devices too ([`backing`]),
+//! and in a lock file named after the device's identity (docs/decisions/0003 and 0022).
+
+mod range;
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
+
+use super::backing::{self, BackingRange};
+use super::device::{self, Device};
+use crate::error::CliError;
+use crate::system::run_dir;
+pub(crate) use range::Mode;
+use range::{Attempt, RangeLock};
+
+/// Time to wait for another program's lock on a header.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Time to wait for the lock on a device of a process that is exiting.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// Where libcryptsetup locks the headers of block devices.
+const CRYPTSETUP_LOCKS: &str = "/run/cryptsetup";
+
+/// A lock, held until dropped.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    /// `None`: no lock file could be made.
+    held: Option<File>,
+    /// Lock file, which the last holder removes.
+    own_file: Option<PathBuf>,
+    /// Another lock file for the same device, in another directory.
+    others: Option<Box<Lock>>,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let Some(file) = &self.held else { return };
+        if let Some(path) = &self.own_file {
+            // The last holder: a waiting process sees that the file is gone and makes a new one.
+            if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() && same_file(file, path) {
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        // The open description may be shared with the device, which stays open.
+        let _ = flock(file, FlockOperation::Unlock);
+    }
+}
+
+/// Locks the header on `device` against cryptsetup and others, waiting briefly.
+pub(crate) fn header(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
+    let locked = || CliError::HeaderLocked { path: device.path.clone() };
+    if !device.is_block() {
+        let file = device.share()?;
+        take(&file, mode, HEADER_TIMEOUT)?.then_some(()).ok_or_else(locked)?;
+        return Ok(Lock { held: Some(file), own_file: None, others: None });
+    }
+    let (major, minor) = device.device_number();
+    let dir = Path::new(CRYPTSETUP_LOCKS);
+    // A process without permission for the directory cannot run cryptsetup on the device either.
+    take_file(dir, &dir.join(format!("L_{major}:{minor}")), mode, HEADER_TIMEOUT)?.ok_or_else(|| locked().into())
+}
+
+/// Locks on a device, held until dropped.
+#[derive(Debug)]
+pub(crate) struct DeviceLock {
+    _names: Vec<Lock>,
+    _ranges: Vec<RangeLock>,
+}
+
+/// Locks the device, exclusively to write or shared with other readers. For an exclusive lock the device is open for
+/// writing.
+pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<DeviceLock> {
+    let in_use = || {
+        let hint = match mode {
+            Mode::Exclusive => "stop the other inlock process, which reads or writes it",
+            Mode::Shared => "stop the other inlock process, which writes to it",
+        };
+        CliError::InUse { path: device.path.clone(), hint }
+    };
+    let backing = backing::ranges_of(&device.metadata);
+    let mut names = vec![device.identity()];
+    // A name locks a whole file, so a part of a file has no other name.
+    names.extend(backing.iter().take_while(|file| file.range == backing::ALL).map(|file| file.identity.clone()));
+    let dirs = lock_dirs();
+    let mut held = Vec::with_capacity(names.len());
+    for name in &names {
+        held.push(take_everywhere(&dirs, name, mode)?.ok_or_else(in_use)?);
+    }
+    let own = own_description(device, mode).with_context(|| format!("cannot lock {}", device.path.display()))?;
+    let backing = backing.iter().map_while(|file| Some((open_backing(file, mode)?, file.range)));
+    let mut ranges = Vec::new();
+    for (file, range) in std::iter::once((own, backing::ALL)).chain(backing) {
+        match range::take(file, range, mode, EXIT_TIMEOUT)? {
+            Attempt::Taken(lock) => ranges.push(lock),
+            Attempt::Busy => return Err(in_use().into()),
+            Attempt::Unsupported => {}
+        }
+    }
+    if mode == Mode::Exclusive && ranges.is_empty() && held.iter().all(|lock| lock.held.is_none()) {
+        return Err(CliError::refused(
+            "The image cannot be locked against other writers, and there is no directory for a lock file.",
+            "set XDG_RUNTIME_DIR to a directory of your own",
+        ));
+    }
+    Ok(DeviceLock { _names: held, _ranges: ranges })
+}
+
+/// Opens the device again for its lock: the kernel may keep the description that a ring has open for a while after the
+/// process has exited.
+fn own_description(device: &Device, mode: Mode) -> io::Result<File> {
+    if flock_locks_ranges(&device.file) {
+        // There, the lock of the header would belong to another owner.
+        return device.share();
+    }
+    let path = format!("/proc/self/fd/{}", device.file.as_raw_fd());
+    let alone = mode == Mode::Exclusive;
+    // A process that inherited the descriptor may lack permission to open the file.
+    OpenOptions::new().read(!alone).write(alone).open(path).or_else(|_| device.share())
+}
+
+/// Whether the file system implements `flock` as a lock of the whole range at its server, as NFS and SMB do.
+fn flock_locks_ranges(file: &File) -> bool {
+    const MAGICS: [u32; 4] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42];
+    // The type of `f_type` differs between architectures, its lowest 32 bits do not.
+    #[allow(clippy::unnecessary_cast)]
+    rustix::fs::fstatfs(file).is_ok_and(|system| MAGICS.contains(&(system.f_type as u32)))
+}
+
+/// Opens the file behind a device, to lock it. `None`: not permitted, or the name belongs to another file by now.
+fn open_backing(backing: &BackingRange, mode: Mode) -> Option<File> {
+    let file = OpenOptions::new().read(true).write(mode == Mode::Exclusive).open(&backing.path).ok()?;
+    let metadata = file.metadata().ok()?;
+    (device::identity(&metadata) == backing.identity).then_some(file)
+}
+
+/// Takes the lock of this name in each directory. `None`: another process holds one of them.
+fn take_everywhere(dirs: &[PathBuf], name: &str, mode: Mode) -> anyhow::Result<Option<Lock>> {
+    let mut all = Lock { held: None, own_file: None, others: None };
+    for dir in dirs {
+        let Some(mut taken) = take_file(dir, &dir.join(name), mode, EXIT_TIMEOUT)? else { return Ok(None) };
+        // A lock without a file adds nothing.
+        if taken.held.is_some() {
+            taken.others = all.held.is_some().then(|| Box::new(all));
+            all = taken;
+        }
+    }
+    Ok(Some(all))
+}
+
+/// Takes the lock file at `path`. `None`: another process holds it. If no file can be made, the lock has none.
+fn take_file(dir: &Path, path: &Path, mode: Mode, timeout: Duration) -> anyhow::Result<Option<Lock>> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let Some(file) = open_lock_file(dir, path)? else {
+            return Ok(Some(Lock { held: None, own_file: None, others: None }));
+        };
+        if !take(&file, mode, deadline.saturating_duration_since(Instant::now()))? {
+            return Ok(None);
+        }
+        // The last holder removes the file; a lock on a removed file excludes no process.
+        if same_file(&file, path) {
+            return Ok(Some(Lock { held: Some(file), own_file: Some(path.to_owned()), others: None }));
+        }
+    }
+}
+
+/// Returns the directories of lock files: for root in /run; for users in the runtime directory, which cron does not
+/// name to its processes, and in /tmp, of which services have one of their own.
+fn lock_dirs() -> Vec<PathBuf> {
+    let dirs = run_dir::candidates().map(|dir| dir.join("locks")).filter(|dir| run_dir::is_usable(dir));
+    dirs.take(if rustix::process::geteuid().is_root() { 1 } else { usize::MAX }).collect()
+}
+
+/// Takes the lock file at `path` exclusively. `None`: another process holds it.
+pub(crate) fn exclusive(path: &Path) -> anyhow::Result<Option<Lock>> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    match take_file(dir, path, Mode::Exclusive, EXIT_TIMEOUT)? {
+        Some(Lock { held: None, .. }) => anyhow::bail!("cannot create {}", path.display()),
+        lock => Ok(lock),
+    }
+}
+
+/// Whether a process holds the lock file at `path` exclusively.
+pub(crate) fn is_taken(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    flock(&file, FlockOperation::NonBlockingLockShared).is_err_and(|error| error == Errno::AGAIN)
+}
+
+/// Opens or creates a lock file and its directory. `None`: not permitted.
+fn open_lock_file(dir: &Path, path: &Path) -> anyhow::Result<Option<File>> {
+    let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits().cast_signed();
+    let open = || OpenOptions::new().read(true).write(true).create(true).mode(0o600).custom_flags(flags).open(path);
+    let opened = match open() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let _ = DirBuilder::new().mode(0o700).create(dir);
+            open()
+        }
+        opened => opened,
+    };
+    match opened {
+        Ok(file) => Ok(Some(file)),
+        Err(error) => match Errno::from_io_error(&error) {
+            Some(Errno::NOENT | Errno::ACCESS | Errno::PERM | Errno::ROFS) => Ok(None),
+            _ => Err(error).with_context(|| format!("cannot create {}", path.display())),
+        },
+    }
+}
+
+fn operation(mode: Mode) -> FlockOperation {
+    match mode {
+        Mode::Shared => FlockOperation::NonBlockingLockShared,
+        Mode::Exclusive => FlockOperation::NonBlockingLockExclusive,
+    }
+}
+
+/// Retries for `timeout` to lock the file.
+fn take(file: &File, mode: Mode, timeout: Duration) -> anyhow::Result<bool> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        match flock(file, operation(mode)) {
+            Ok(()) => return Ok(true),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if Instant::now() >= deadline => return Ok(false),
+            Err(Errno::AGAIN) => thread::sleep(Duration::from_millis(20)),
+            // File systems without locks: cryptsetup continues as well.
+            Err(Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(true),
+            Err(error) => return Err(error).context("cannot lock"),
+        }
+    }
+}
+
+fn same_file(file: &File, path: &Path) -> bool {
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(held), Ok(named)) => held.dev() == named.dev() && held.ino() == named.ino(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_in_two_directories_excludes_process_that_sees_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, two] = ["one", "two"].map(|name| dir.path().join(name));
+        let both = take_everywhere(&[one.clone(), two.clone()], "f1.2", Mode::Exclusive).unwrap().unwrap();
+        for known in [&one, &two].map(std::slice::from_ref::<PathBuf>) {
+            assert!(take_everywhere(known, "f1.2", Mode::Shared).unwrap().is_none());
+            assert!(take_everywhere(known, "f1.3", Mode::Shared).unwrap().is_some());
+        }
+        drop(both);
+        assert_eq!(std::fs::read_dir(&one).unwrap().count() + std::fs::read_dir(&two).unwrap().count(), 0);
+        // One directory is enough if the other cannot be made.
+        let nowhere = PathBuf::from("/proc/none");
+        let held = take_everywhere(&[one.clone(), nowhere], "f1.2", Mode::Exclusive).unwrap().unwrap();
+        assert!(take_everywhere(&[one], "f1.2", Mode::Shared).unwrap().is_none());
+        drop(held);
+    }
+}

@@ -1,0 +1,15 @@
+//! From what the user names to an unlocked volume: devices, locks, headers, tables, zones, keys.
+
+pub(crate) mod backing;
+pub(crate) mod device;
+pub(crate) mod header;
+pub(crate) mod info;
+pub(crate) mod key_check;
+pub(crate) mod lock;
+pub(crate) mod open;
+pub(crate) mod reload;
+pub(crate) mod secret;
+pub(crate) mod source;
+pub(crate) mod table;
+pub(crate) mod unlocked;
+pub(crate) mod zones;

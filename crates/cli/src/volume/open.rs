@@ -1,0 +1,209 @@
+//! Opening a volume: device, lock, header, policy, key, in this order.
+//!
+//! The device is locked before a passphrase is asked for, so that a volume in use is refused first.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use inlock_cipher::scrub_stack;
+use inlock_volume::plain::Plain;
+use inlock_volume::{DataDeviceError, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
+
+use super::backing;
+use super::device::{Device, OpenMode};
+use super::header::{Header, header_device};
+use super::info::{SegmentInfo, VolumeInfo, resolved};
+use super::key_check::KeyCheck;
+use super::lock::{self, Mode};
+use super::secret::{self, Ask};
+use super::source::{KeyArgs, SourceArgs, VolumeType};
+use super::table::{self, Devices};
+use super::unlocked::{Contents, SCRUB, UnlockedVolume};
+use super::zones;
+use crate::error::{CliError, against_policy};
+use crate::ui::print::warn;
+
+/// Another process that asks the user for the key.
+pub(crate) trait KeyProvider {
+    /// Returns the volume key.
+    fn key(&self) -> anyhow::Result<VolumeKey>;
+}
+
+/// Origin of the volume key.
+#[derive(Clone, Copy)]
+pub(crate) enum KeySource<'a> {
+    /// The user. `stdin_taken`: standard input carries data.
+    User { stdin_taken: bool },
+    /// Another process.
+    Provider(&'a dyn KeyProvider),
+}
+
+/// Opens, locks and unlocks a volume. Wipes what derivation and check of the key left on the stack.
+pub(crate) fn open(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Result<UnlockedVolume> {
+    let opened = unlock(args, writing, keys);
+    scrub_stack::<SCRUB>();
+    opened
+}
+
+#[inline(never)]
+fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Result<UnlockedVolume> {
+    if let VolumeType::Table(table) = &args.volume_type {
+        return open_table(table.take()?, args, writing);
+    }
+    let (open_mode, mode) = if writing { (OpenMode::Write, Mode::Exclusive) } else { (OpenMode::Read, Mode::Shared) };
+    let data = Device::open(&args.image, open_mode)?.with_zones()?;
+    let mut locks = vec![lock::whole_device(&data, mode)?];
+    let mut info = VolumeInfo::new(args, &data);
+    let contents = match &args.volume_type {
+        VolumeType::Raw | VolumeType::Table(_) => {
+            args.policy.check_ciphers([None]).map_err(against_policy(named(&data)))?;
+            Contents::Raw
+        }
+        VolumeType::Plain(plain) => {
+            args.policy.check_ciphers([Some(plain.cipher)]).map_err(against_policy(named(&data)))?;
+            // Before a passphrase is asked for.
+            let mut segments = plain.segments(data.len).with_context(|| data.path.display().to_string())?;
+            zones::check(&data, &segments, "align --offset, --size and --sector-size with the zones")?;
+            let key = match keys {
+                KeySource::User { stdin_taken } => plain_key(plain, &args.key, ask(args, &data, stdin_taken))?,
+                KeySource::Provider(provider) => provider.key()?,
+            };
+            if plain.size.is_none() {
+                segments.iter_mut().for_each(|segment| segment.sectors = open_end(segment, data.len));
+            }
+            Contents::Volume(segments, key)
+        }
+        VolumeType::Luks(luks) => {
+            let device = header_device(args, &data)?;
+            let detached = device.identity() != data.identity();
+            let location = if detached { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
+            if detached && !backing::overlap(&device.path, &data.path) {
+                // So that the header is not replaced. The lock of the data device covers one that lies on it.
+                locks.push(lock::whole_device(&device, Mode::Shared)?);
+            }
+            let header = Header::load_from(device, *luks, false)?;
+            header.check(&args.policy)?;
+            header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
+            zones::check_volume(&header.volume, &data, !detached && writing)?;
+            info.kind = format!("LUKS{}", header.volume.version());
+            info.uuid = Some(header.volume.uuid().to_owned());
+            info.header = detached.then(|| resolved(header.path()));
+            let unlocked = match keys {
+                KeySource::User { stdin_taken } => {
+                    header.unlock(&args.key, &args.policy, ask(args, &data, stdin_taken))?
+                }
+                KeySource::Provider(provider) => header.verify(provider.key()?, &args.policy)?,
+            };
+            info.own_flags = unlocked.flags.into();
+            Contents::Volume(unlocked.segments, unlocked.key)
+        }
+    };
+    if let Contents::Volume(segments, key) = &contents {
+        warn_of_repeated_ivs(segments, &data);
+        info.segments = segments.iter().map(|segment| SegmentInfo::of(segment, key.len())).collect();
+        // A key that the cipher refuses is reported when the engine's device is made.
+        info.check = KeyCheck::new(segments, key).ok();
+    }
+    info.flags.add(&info.own_flags);
+    Ok(UnlockedVolume::new(vec![data], info, contents, locks))
+}
+
+/// Opens and locks the devices of a table.
+fn open_table(table: Table, args: &SourceArgs, writing: bool) -> anyhow::Result<UnlockedVolume> {
+    table::check_policy(&table, &args.policy)?;
+    let Devices { devices, of_line, locks } = Devices::open(&table, writing)?;
+    for (line, device) in table.lines().iter().zip(&of_line).filter(|(line, _)| line.device().is_some()) {
+        zones::check(&devices[*device], &[line.segment()], "align the lines of the table with the zones")?;
+    }
+    for (number, device) in devices.iter().enumerate() {
+        let lines = table.lines().iter().zip(&of_line).filter(|(line, at)| **at == number && line.device().is_some());
+        warn_of_repeated_ivs(&lines.map(|(line, _)| line.segment()).collect::<Vec<_>>(), device);
+    }
+    let own_flags = table::flags(&table);
+    let mut flags = own_flags;
+    flags.add(&args.flags);
+    let info = VolumeInfo {
+        kind: "TABLE".to_owned(),
+        device: devices.first().map_or_else(PathBuf::new, |device| resolved(&device.path)),
+        header: None,
+        uuid: None,
+        hash: None,
+        segments: SegmentInfo::of_table(&table),
+        // A key that the cipher refuses is reported when the engine's device is made.
+        check: KeyCheck::of_table(&table).ok(),
+        own_flags,
+        flags,
+        devices: devices.iter().map(Device::identity).collect(),
+    };
+    Ok(UnlockedVolume::new(devices, info, Contents::Table(table, of_line), locks))
+}
+
+/// Asks for the passphrase or key of a volume that another process has opened and locked, and returns its volume key.
+pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
+    if let VolumeType::Table(_) = args.volume_type {
+        // A table has its keys.
+        return Ok(VolumeKey::zeroed(0));
+    }
+    let data = Device::open(&args.image, OpenMode::Read)?;
+    let ask = ask(args, &data, false);
+    match &args.volume_type {
+        VolumeType::Raw | VolumeType::Table(_) => Ok(VolumeKey::zeroed(0)),
+        VolumeType::Plain(plain) => plain_key(plain, &args.key, ask),
+        VolumeType::Luks(luks) => {
+            // The other process has printed the warnings.
+            let header = Header::load_from(header_device(args, &data)?, *luks, true)?;
+            header.check(&args.policy)?;
+            Ok(header.unlock(&args.key, &args.policy, ask)?.key)
+        }
+    }
+}
+
+/// Whether a device of the volume has zones that are written in order. An unusable device has none; opening it fails.
+pub(crate) fn has_zones(args: &SourceArgs) -> bool {
+    let is_zoned = |device: anyhow::Result<Device>| device.is_ok_and(|device| zones::is_zoned(&device));
+    match &args.volume_type {
+        VolumeType::Table(table) => table.has_device(is_zoned),
+        _ => is_zoned(Device::open(&args.image, OpenMode::Read)),
+    }
+}
+
+fn ask<'a>(args: &SourceArgs, data: &'a Device, stdin_taken: bool) -> Ask<'a> {
+    Ask { device: &data.path, verify: args.key.verify, stdin_taken }
+}
+
+fn plain_key(plain: &Plain, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<VolumeKey> {
+    let given = secret::read(key, ask, Some(plain.key_len as u64))?;
+    Ok(match given.from_file {
+        true => plain.key_from_file(&given.secret)?,
+        false => plain.key_from_passphrase(&given.secret)?,
+    })
+}
+
+/// Returns the subject of a sentence about the device.
+fn named(device: &Device) -> String {
+    format!("Device {}", device.path.display())
+}
+
+/// Warns of a volume that is longer than its IVs reach. It is opened nevertheless.
+fn warn_of_repeated_ivs(segments: &[Segment], data: &Device) {
+    if let Some(cipher) = plain_iv_repeats(segments, data.len) {
+        let path = data.path.display();
+        warn(format_args!("{path}: the IVs of {cipher} have 32 bits and repeat in a volume of this length"));
+    }
+}
+
+/// Returns the length of a segment that was cut from a device of `len` bytes: `None` if it ends with the device, so
+/// that it grows with it.
+fn open_end(segment: &Segment, len: u64) -> Option<u64> {
+    let end = segment.data_offset.0.checked_add(segment.sectors?)?;
+    segment.sectors.filter(|_| end.checked_mul(512) != Some(len))
+}
+
+fn unfit(error: DataDeviceError, path: &Path) -> anyhow::Error {
+    let hint = match error {
+        DataDeviceError::Detached => "name the data device, and this file with --header",
+        _ => "the image is truncated, or the header belongs to another image",
+    };
+    let message = format!("Device {} cannot be used", path.display());
+    anyhow::Error::from(error).context(CliError::Refused { message, hint })
+}

@@ -1,0 +1,65 @@
+//! The volume that an action works on, as the command line names it: checked, and not yet looked at.
+
+use std::path::PathBuf;
+
+use inlock_volume::HeaderPolicy;
+use inlock_volume::plain::Plain;
+use inlock_volume::table::CryptOptions;
+
+use super::table::TableArg;
+
+/// A volume to open.
+#[derive(Debug)]
+pub(crate) struct SourceArgs {
+    pub image: PathBuf,
+    pub header: Option<PathBuf>,
+    pub volume_type: VolumeType,
+    pub key: KeyArgs,
+    /// Flags in addition to those of the header or the table.
+    pub flags: CryptOptions,
+    pub policy: HeaderPolicy,
+}
+
+/// Type of a volume.
+#[derive(Clone, Debug)]
+pub(crate) enum VolumeType {
+    Luks(Luks),
+    Plain(Plain),
+    Table(TableArg),
+    Raw,
+}
+
+/// The LUKS versions that are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Luks {
+    Any,
+    One,
+    Two,
+}
+
+/// Location of a LUKS header.
+#[derive(Debug)]
+pub(crate) struct HeaderArgs {
+    pub image: PathBuf,
+    pub header: Option<PathBuf>,
+    pub luks: Luks,
+}
+
+/// Source of a passphrase or key.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyArgs {
+    pub file: Option<KeyFile>,
+    pub offset: u64,
+    pub size: Option<u64>,
+    pub slot: Option<u32>,
+    pub tries: u32,
+    pub timeout_secs: Option<u64>,
+    pub verify: bool,
+}
+
+/// A key file, or standard input read to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KeyFile {
+    Path(PathBuf),
+    Stdin,
+}

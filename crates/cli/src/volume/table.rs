@@ -1,0 +1,265 @@
+//! `--table`: a device-mapper table from an argument or a file, instead of a volume.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Context;
+use inlock_volume::table::{CryptOptions, TableLine, Target};
+use inlock_volume::{HeaderPolicy, Table};
+use zeroize::Zeroizing;
+
+use super::device::{Device, OpenMode};
+use super::lock::{self, DeviceLock, Mode};
+use crate::error::{CliError, against_policy, cannot_open};
+
+/// Maximum number of bytes read from a file. The table itself has a lower limit.
+const MAX_FILE: u64 = 2 << 20;
+
+/// A table of the command line. It is taken out to be used, so that no copy of its keys remains.
+#[derive(Clone)]
+pub(crate) struct TableArg {
+    table: Arc<Mutex<Option<Table>>>,
+    /// It is an argument, which all users can read.
+    is_argument: bool,
+}
+
+impl TableArg {
+    /// Reads `FILE`, or a line that starts with a number and a space.
+    pub(crate) fn parse(given: &OsStr) -> anyhow::Result<Self> {
+        let line = given.to_str().filter(|text| is_line(text));
+        let table = match line {
+            Some(line) => Table::parse(line)?,
+            None => {
+                let path = Path::new(given);
+                let mut text = Zeroizing::new(Vec::with_capacity(MAX_FILE as usize));
+                let file = File::open(path).map_err(cannot_open(path, false))?;
+                let place = || format!("cannot use {}", path.display());
+                file.take(MAX_FILE).read_to_end(&mut text).with_context(place)?;
+                let text = std::str::from_utf8(&text).map_err(|_| CliError::usage("The table is not text."));
+                Table::parse(text?).with_context(place)?
+            }
+        };
+        Ok(Self { is_argument: line.is_some(), table: Arc::new(Mutex::new(Some(table))) })
+    }
+
+    /// Returns a path for messages: the first device.
+    pub(crate) fn image(&self) -> PathBuf {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        table.as_ref().and_then(|table| table.devices().first().map(PathBuf::from)).unwrap_or_else(|| "table".into())
+    }
+
+    /// Returns the table. It can be taken once.
+    pub(crate) fn take(&self) -> anyhow::Result<Table> {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner).take();
+        table.context("the table was used before")
+    }
+
+    /// Whether the condition holds for one of its devices.
+    pub(crate) fn has_device(&self, condition: impl Fn(anyhow::Result<Device>) -> bool) -> bool {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = table.iter().flat_map(Table::devices);
+        names.any(|name| condition(open_device(name, OpenMode::Read)))
+    }
+
+    /// Refuses a key in an argument, which a background process would have as long as the volume is served.
+    pub(crate) fn check_for_background(&self) -> anyhow::Result<()> {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_key = |line: &TableLine| matches!(&line.target, Target::Crypt(crypt) if !crypt.key.is_empty());
+        if self.is_argument && table.as_ref().is_some_and(|table| table.lines().iter().any(has_key)) {
+            return Err(CliError::refused(
+                "The key of the table would be an argument of the background process, which all users can read.",
+                "write the table to a file that other users cannot read: --table FILE",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for TableArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TableArg")
+    }
+}
+
+fn is_line(text: &str) -> bool {
+    let mut words = text.split_ascii_whitespace();
+    let number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
+    words.next().is_some_and(number) && words.next().is_some()
+}
+
+/// The devices of a table, opened and locked.
+pub(crate) struct Devices {
+    pub devices: Vec<Device>,
+    /// Index of each line's device; any index for a line without one.
+    pub of_line: Vec<usize>,
+    pub locks: Vec<DeviceLock>,
+}
+
+impl Devices {
+    pub(crate) fn open(table: &Table, writing: bool) -> anyhow::Result<Self> {
+        let (open_mode, mode) =
+            if writing { (OpenMode::Write, Mode::Exclusive) } else { (OpenMode::Read, Mode::Shared) };
+        let mut found = Self { devices: Vec::new(), of_line: Vec::new(), locks: Vec::new() };
+        let mut named: Vec<(&str, usize)> = Vec::new();
+        for name in table.devices() {
+            let device = open_device(name, open_mode)?.with_zones()?;
+            // A device with two names is locked once.
+            let known = found.devices.iter().position(|other| other.identity() == device.identity());
+            let index = match known {
+                Some(index) => index,
+                None => {
+                    found.locks.push(lock::whole_device(&device, mode)?);
+                    found.devices.push(device);
+                    found.devices.len() - 1
+                }
+            };
+            named.push((name, index));
+        }
+        let index = |name: &str| named.iter().find(|(other, _)| *other == name).map_or(0, |(_, index)| *index);
+        found.of_line = table.lines().iter().map(|line| line.device().map_or(0, index)).collect();
+        Ok(found)
+    }
+}
+
+/// Checks the lines of a table against the policy. A line without a device needs no cipher.
+pub(crate) fn check_policy(table: &Table, policy: &HeaderPolicy) -> anyhow::Result<()> {
+    let stored = table.lines().iter().filter(|line| line.device().is_some());
+    policy.check_ciphers(stored.map(|line| line.segment().cipher)).map_err(against_policy("The table".to_owned()))
+}
+
+/// Returns the index of each line's device among those with these identities; any index for a line without a device.
+pub(crate) fn on_devices(table: &Table, identities: &[String]) -> anyhow::Result<Vec<usize>> {
+    let index = |line: &TableLine| match line.device() {
+        None => Ok(0),
+        Some(name) => {
+            let identity = open_device(name, OpenMode::Read)?.identity();
+            identities.iter().position(|known| *known == identity).ok_or_else(|| {
+                CliError::refused(
+                    format!("The volume was not opened on device {name}."),
+                    "use a table on the same devices",
+                )
+            })
+        }
+    };
+    table.lines().iter().map(index).collect()
+}
+
+/// Opens a path, or `MAJ:MIN`.
+fn open_device(name: &str, mode: OpenMode) -> anyhow::Result<Device> {
+    let number = |text: &str| text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let numbers = name.split_once(':').and_then(|(major, minor)| number(major).zip(number(minor)));
+    let Some(numbers) = numbers else { return Device::open(Path::new(name), mode) };
+    let link = PathBuf::from(format!("/sys/dev/block/{name}"));
+    let target = std::fs::read_link(&link).map_err(cannot_open(Path::new(name), false))?;
+    let node = target.file_name().unwrap_or_default().to_string_lossy().replace('!', "/");
+    let path = Path::new("/dev").join(node);
+    let device = Device::open(&path, mode)?;
+    if !device.is_block() || device.device_number() != numbers {
+        return Err(CliError::NotADevice { path }.into());
+    }
+    Ok(device)
+}
+
+/// Whether discards are allowed: every encrypted line has to allow them. `None`: no line is encrypted.
+pub(crate) fn asks_for_discards(table: &Table) -> Option<bool> {
+    let asks = |target: &Target| match target {
+        Target::Crypt(crypt) => Some(crypt.options.allow_discards),
+        _ => None,
+    };
+    table.lines().iter().filter_map(|line| asks(&line.target)).reduce(|all, asks| all && asks)
+}
+
+/// Returns the flags of a table: discards, and dm-crypt's threads.
+pub(crate) fn flags(table: &Table) -> CryptOptions {
+    CryptOptions { allow_discards: asks_for_discards(table).unwrap_or(false), ..table.options() }
+}
+
+/// Refuses a table that does not match what the volume advertises about discards: clients have learned it when they
+/// connected.
+pub(crate) fn check_discards(table: &Table, allowed: bool) -> anyhow::Result<()> {
+    match asks_for_discards(table) {
+        Some(true) if !allowed => Err(CliError::refused(
+            "The table allows discards, but the volume does not.",
+            "remove allow_discards from the table, or close the volume and open it with this table",
+        )),
+        Some(false) if allowed => Err(CliError::refused(
+            "The table does not allow discards, but the volume does.",
+            "add allow_discards to every encrypted line, or close the volume and open it with this table",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a line that does not fit the blocks of `block` bytes of direct I/O on its device.
+pub(crate) fn check_blocks(number: usize, line: &TableLine, block: u64) -> anyhow::Result<()> {
+    let (Some(device), segment) = (line.device(), line.segment()) else { return Ok(()) };
+    let refused = |what: String| {
+        let message = format!(
+            "The table cannot be used: direct I/O on device {device} takes blocks of {block} bytes, and line {number} \
+             {what}."
+        );
+        Err(CliError::Refused { message, hint: "close the volume and open it with this table" }.into())
+    };
+    // A line starts on a multiple of its data units.
+    match segment.cipher {
+        None => refused("is not encrypted".to_owned()),
+        Some(_) if !(segment.unit.bytes() as u64).is_multiple_of(block) => {
+            refused(format!("has data units of {} bytes", segment.unit.bytes()))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_starts_with_number_and_has_more_words() {
+        for line in ["0 8 zero", "  0 8 zero\n8 8 error", "0 x"] {
+            assert!(is_line(line), "{line}");
+        }
+        for file in ["table", "0", "./0 8 zero", "my table", ""] {
+            assert!(!is_line(file), "{file}");
+        }
+    }
+
+    #[test]
+    fn discards_need_flag_of_every_encrypted_line() {
+        let key = "00".repeat(32);
+        let with = |start: u32, options: &str| format!("{start} 8 crypt aes-cbc-plain {key} 0 7:0 0 {options}\n");
+        let asks = |text: String| asks_for_discards(&Table::parse(&text).unwrap());
+        assert_eq!(asks(with(0, "1 allow_discards") + "8 8 zero\n"), Some(true));
+        assert_eq!(asks(with(0, "1 allow_discards") + &with(8, "")), Some(false));
+        assert_eq!(asks("0 8 linear 7:0 0".into()), None, "as for any volume without a cipher");
+    }
+
+    #[test]
+    fn line_that_cuts_blocks_of_direct_io_is_refused() {
+        let key = "00".repeat(32);
+        for (line, block, fault) in [
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 8 1 sector_size:4096"), 4096, None),
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 1"), 512, None),
+            ("0 8 zero".into(), 4096, None),
+            ("0 8 error".into(), 4096, None),
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 8"), 4096, Some("data units of 512 bytes")),
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 8 1 sector_size:1024"), 4096, Some("units of 1024 bytes")),
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 2 1 sector_size:1024"), 4096, Some("units of 1024 bytes")),
+            (format!("0 8 crypt aes-cbc-plain {key} 0 /dev/x 8 1 sector_size:4096"), 8192, Some("of 4096 bytes")),
+            (format!("0 16 crypt aes-cbc-plain {key} 0 /dev/x 16 1 sector_size:8192"), 4096, None),
+            ("0 8 linear /dev/x 0".into(), 512, Some("is not encrypted")),
+        ] {
+            let table = Table::parse(&line).unwrap();
+            let error = check_blocks(3, &table.lines()[0], block).err().map(|error| error.to_string());
+            assert_eq!(error.is_some(), fault.is_some(), "{line}: {error:?}");
+            if let (Some(error), Some(fault)) = (error, fault) {
+                let words = ["line 3", "/dev/x", &format!("blocks of {block} bytes"), fault];
+                assert!(words.iter().all(|word| error.contains(word)), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Zoned devices and files: detecting zones, opening the store, and checking that a volume fits the zones.
+//!
+//! [`inlock_volume::zones`] has the rules; this file applies them to devices and explains violations to users.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use inlock_engine::store::file::IoMode;
+use inlock_engine::store::zoned_device::ZonedDevice;
+use inlock_engine::zoned::{Zone, ZoneKind, ZonedStore};
+use inlock_engine::{self as engine, BackingStore};
+use inlock_volume::{Segment, Volume, ZoneFault, Zones};
+use inlock_zoned_file::{ZonedFile, ZonedFileError};
+use serde::{Deserialize, Serialize};
+
+use super::device::Device;
+use crate::error::{CliError, Status, cannot_unlock};
+
+/// Number of zones in a report.
+const REPORT_ZONES: usize = 4096;
+
+impl Device {
+    /// Looks for zones. The length of a zoned device becomes that of its zones, without the rest of a zoned file.
+    pub(crate) fn with_zones(mut self) -> anyhow::Result<Self> {
+        self.zones = look(&self)?;
+        self.len = self.zones.map_or(self.len, |zones| zones.len);
+        Ok(self)
+    }
+}
+
+/// Whether a device has zones that are written in order.
+pub(crate) fn is_zoned(device: &Device) -> bool {
+    if device.is_block() { ZonedDevice::is_zoned(&device.file) } else { ZonedFile::is_zoned(&device.path) }
+}
+
+/// Returns the zones of a device, `None` if it has none.
+fn look(device: &Device) -> anyhow::Result<Option<Zones>> {
+    if !is_zoned(device) {
+        return Ok(None);
+    }
+    let conventional = |zones: &[Zone]| zones.iter().take_while(|zone| zone.kind == ZoneKind::Conventional).count();
+    let (len, limits, count) = if device.is_block() {
+        let store = ZonedDevice::new(device.share()?, true, IoMode::Sync);
+        let store = store.with_context(|| format!("cannot use {}", device.path.display()))?;
+        let limits = store.limits();
+        let mut zones = vec![Zone::UNKNOWN; REPORT_ZONES.min(limits.zones as usize)];
+        let mut count = 0;
+        loop {
+            let from = count as u64 * limits.zone_len;
+            let found = store.report(from, &mut zones).map_err(std::io::Error::from)?;
+            let more = conventional(&zones[..found]);
+            count += more;
+            if more == 0 || more < found || count >= limits.zones as usize {
+                break;
+            }
+        }
+        (store.geometry().len, limits, count)
+    } else {
+        let (limits, zones) = ZonedFile::look(&device.path).map_err(cannot_use(&device.path))?;
+        let len = zones.last().map_or(0, |zone| zone.start + zone.len);
+        (len, limits, conventional(&zones))
+    };
+    let conventional = (count as u64).saturating_mul(limits.zone_len).min(len);
+    Ok(Some(Zones { len, zone_len: limits.zone_len, conventional, write_granularity: limits.write_granularity }))
+}
+
+/// Opens the store of a zoned device.
+pub(crate) fn store(device: &Device, read_only: bool, mode: IoMode) -> anyhow::Result<Arc<dyn BackingStore>> {
+    if !device.is_block() {
+        return Ok(Arc::new(ZonedFile::open(&device.path, read_only).map_err(cannot_use(&device.path))?));
+    }
+    let file = if read_only { device.share()? } else { device.reopen_direct(true)? };
+    let store = ZonedDevice::new(file, read_only, mode);
+    Ok(Arc::new(store.with_context(|| format!("cannot use {}", device.path.display()))?))
+}
+
+/// Refuses segments that do not fit the zones of their device.
+pub(crate) fn check(device: &Device, segments: &[Segment], hint: &'static str) -> anyhow::Result<()> {
+    let Some(zones) = &device.zones else { return Ok(()) };
+    segments.iter().try_for_each(|segment| zones.check_segment(segment)).map_err(unfit(&device.path, hint))
+}
+
+/// Refuses a LUKS volume that does not fit the zones of its device, before a passphrase is asked for. `rewritable`: so
+/// is its header, which is on the same device.
+pub(super) fn check_volume(volume: &Volume, data: &Device, rewritable: bool) -> anyhow::Result<()> {
+    let Some(zones) = &data.zones else { return Ok(()) };
+    if rewritable {
+        let hint = "use --read-only, or --header with a copy of the header in a file";
+        zones.check_header(volume.data_offset()).map_err(unfit(&data.path, hint))?;
+    }
+    let segments = volume.segments().map_err(cannot_unlock(&data.path))?;
+    check(data, &segments, "create the volume on these zones with `inlock luksFormat`")
+}
+
+/// Explains that a volume does not fit the zones of a device.
+pub(crate) fn unfit(path: &Path, hint: &'static str) -> impl FnOnce(ZoneFault) -> anyhow::Error {
+    let message = format!("Device {} cannot be used", path.display());
+    move |fault| anyhow::Error::from(fault).context(CliError::Refused { message, hint })
+}
+
+/// Zones of a running volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ZonedInfo {
+    pub zones: u32,
+    /// In bytes; the last zone may be shorter.
+    pub zone_size: u64,
+    pub conventional: u32,
+    /// 0: no limit.
+    pub max_open: u32,
+    /// 0: no limit.
+    pub max_active: u32,
+    pub write_granularity: u32,
+}
+
+impl ZonedInfo {
+    /// Returns the zones of a device, `None` if it has none.
+    pub(crate) fn of(device: &engine::Device) -> Option<Self> {
+        let limits = device.zone_limits()?;
+        let zones = report(device, 0, device.len()).unwrap_or_default();
+        let conventional = zones.iter().filter(|zone| zone.kind == ZoneKind::Conventional).count();
+        Some(Self {
+            zones: limits.zones,
+            zone_size: limits.zone_len,
+            conventional: u32::try_from(conventional).unwrap_or(u32::MAX),
+            max_open: limits.max_open,
+            max_active: limits.max_active,
+            write_granularity: limits.write_granularity,
+        })
+    }
+}
+
+/// In the words of `status`.
+impl std::fmt::Display for ZonedInfo {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let limit = |number: u32| if number == 0 { "unlimited".to_owned() } else { number.to_string() };
+        let (open, active) = (limit(self.max_open), limit(self.max_active));
+        write!(f, "{} of {} [bytes], {} conventional, ", self.zones, self.zone_size, self.conventional)?;
+        write!(f, "max open {open}, max active {active}, write granularity {} [bytes]", self.write_granularity)
+    }
+}
+
+/// Reports the zones with the bytes from `start` to `end`; none if the device has no zones.
+pub(crate) fn report(device: &engine::Device, start: u64, end: u64) -> anyhow::Result<Vec<Zone>> {
+    let mut all: Vec<Zone> = Vec::new();
+    let Some(limits) = device.zone_limits() else { return Ok(all) };
+    let mut at = start / limits.zone_len * limits.zone_len;
+    let mut room = vec![Zone::UNKNOWN; REPORT_ZONES.min(limits.zones as usize).max(1)];
+    while at < end {
+        let found = device.report_zones(at, &mut room)?;
+        let zones = room[..found].iter().take_while(|zone| zone.start < end);
+        all.extend(zones);
+        match all.last().map(|zone| zone.start + zone.len).filter(|next| *next > at && found > 0) {
+            Some(next) => at = next,
+            None => anyhow::bail!("the device reports no zone at byte {at}"),
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the zone with byte `at`. `zones` are contiguous.
+pub(crate) fn at(zones: &[Zone], at: u64) -> Option<&Zone> {
+    zones.get(zones.partition_point(|zone| zone.start + zone.len <= at)).filter(|zone| zone.start <= at)
+}
+
+/// Returns the end of the data in a zone.
+pub(crate) fn written_to(zone: &Zone) -> u64 {
+    let end = zone.start.saturating_add(zone.capacity);
+    zone.write_pointer.map_or(end, |pointer| pointer.clamp(zone.start, end))
+}
+
+/// Explains an error of a zoned file.
+pub(crate) fn cannot_use(path: &Path) -> impl FnOnce(ZonedFileError) -> anyhow::Error {
+    let path = path.to_owned();
+    move |error| {
+        let hint = match &error {
+            ZonedFileError::Busy(_) => {
+                return CliError::InUse { path, hint: "another process has the zoned file open" }.into();
+            }
+            ZonedFileError::Exists(sidecar) => {
+                let message = format!("Sidecar {} already exists.", sidecar.display());
+                let hint = Some("remove it to start over".to_owned());
+                return CliError::Remote(message, hint, Status::Busy).into();
+            }
+            ZonedFileError::HoldsData(_) => "name a new file, or an empty one made by truncate",
+            ZonedFileError::NoSidecar { .. } | ZonedFileError::Foreign(_) => {
+                "move and copy a zoned file together with its sidecar FILE.zones"
+            }
+            ZonedFileError::Damaged(_) => "restore FILE and FILE.zones from the same backup",
+            _ => return anyhow::Error::from(error).context(format!("cannot use {}", path.display())),
+        };
+        let message = format!("cannot use {}", path.display());
+        anyhow::Error::from(error).context(CliError::Refused { message, hint })
+    }
+}
