@@ -1,4 +1,4 @@
-//! `cargo xtask cross`: type-checks what is shipped for processors other than this one.
+//! `cargo xtask cross`: type-checks the shipped crates for other CPUs.
 //!
 //! Where rustup has a target, its library is taken. Elsewhere Debian's compiler and the library's source are unpacked
 //! under `target/cross`, without installing them, and the library is built from source once for each target.
@@ -17,7 +17,7 @@ use crate::target_dir;
 /// One with other instructions, and one with numbers of 32 bits.
 const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "i686-unknown-linux-gnu"];
 
-/// What is shipped. The tests are written for the machine that runs them.
+/// The shipped package. The tests are written for the machine that runs them.
 const PACKAGE: &str = "inlock-cli";
 
 /// Checks every target, or those named in the arguments.
@@ -32,7 +32,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         };
         cargo.current_dir(root).args(["check", "--quiet", "--package", PACKAGE, "--target", target]);
         cargo.arg("--target-dir").arg(target_dir(root).join("cross/build"));
-        // A warning of one target only is what nobody sees otherwise. The crate io-uring does not vouch for its
+        // A warning on one target only is not seen elsewhere. The crate io-uring does not vouch for its
         // structures on targets of 32 bits; types are all that is checked here.
         cargo.env("RUSTFLAGS", "-Dwarnings --cfg=io_uring_skip_arch_check");
         let passed = cargo.status().context("cannot run cargo")?.success();
@@ -96,7 +96,7 @@ fn unpack(folder: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// `rustc-web`, the source of its library, and what it is linked with, of whatever version apt has.
+/// `rustc-web`, the source of its library, and what it is linked with, of the version that apt has.
 fn packages() -> Result<Option<Vec<String>>> {
     let depends = |package: &str| output(program("apt-cache").args(["depends", package]));
     let mut wanted = vec!["rustc-web".to_owned(), "rust-web-src".to_owned(), "libstd-rust-web-dev".to_owned()];

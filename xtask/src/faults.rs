@@ -1,9 +1,9 @@
-//! `xtask faults`: what the guest's tests of lost writes do. Storage below a volume fails after writes were acknowledged, and nothing
-//! that says that they are there may succeed.
+//! `xtask faults`: tests of lost writes, run in the guest. The storage under a volume fails after it acknowledged
+//! writes; from then on, no request that promises them may succeed.
 //!
-//! `cargo xtask vm` copies this program to the guest as `xtask`. The storage is device-mapper's: it begins to fail when another table
-//! is loaded, or has less room than it promises. What comes of each way is printed as the guest's reports are
-//! (tests/vm/lib.sh).
+//! `cargo xtask vm` copies this program to the guest as `xtask`. The storage is device-mapper's: it begins to fail when
+//! another table is loaded, or has less room than it promises. The result of each case is printed as the guest's
+//! reports are (tests/vm/lib.sh).
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -54,7 +54,7 @@ enum Loss {
     Dropped,
 }
 
-/// What is on it.
+/// Content of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Store {
     Ext4,
@@ -93,7 +93,7 @@ struct Way {
     front: Front,
     first: First,
     clients: usize,
-    /// What is written.
+    /// The byte that is written.
     fill: u8,
 }
 
@@ -382,7 +382,7 @@ fn reload(table: &str) -> Result<()> {
 }
 
 impl Way {
-    /// What was written, as it is stored: from the kernel's cache, until that is dropped.
+    /// The written bytes as stored: from the page cache until that is dropped.
     fn stored(&self) -> Result<Vec<u8>> {
         let mut stored = vec![0; WRITTEN];
         let path = if self.store == Store::Device { LOW } else { IMAGE_PATH };

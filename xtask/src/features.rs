@@ -1,4 +1,5 @@
-//! `cargo xtask features`: builds each crate with no feature, with each feature alone, and with all. `--tests`: its tests, too.
+//! `cargo xtask features`: builds each crate with no feature, with each feature alone, and with all. `--tests`: its
+//! tests, too.
 //!
 //! A default build has every feature, so that code under one feature that uses another builds there and nowhere else.
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::target_dir;
 
-/// The targets, named as their programs and corpus folders are.
+/// The targets; their programs and corpus directories have the same names.
 const TARGETS: [&str; 9] = [
     "control_lines",
     "luks1_header",
@@ -24,7 +24,7 @@ const TARGETS: [&str; 9] = [
     "zoned_sidecar",
 ];
 
-/// What libFuzzer needs in the code it watches.
+/// Instrumentation for libFuzzer.
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cllvm-args=-sanitizer-coverage-stack-depth \
@@ -71,7 +71,7 @@ fn number(word: Option<&String>, option: &str) -> Result<u64> {
     word.parse().with_context(|| format!("{option}: '{word}' is no number"))
 }
 
-/// Builds the target programs and gives the folder they lie in.
+/// Builds the target programs and returns their directory.
 fn build(root: &Path) -> Result<std::path::PathBuf> {
     let triple = host_triple()?;
     let folder = target_dir(root).join("fuzz");

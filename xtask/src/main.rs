@@ -29,7 +29,7 @@ const USAGE: &str = "usage: cargo xtask CHORE
   features [--tests]                     clippy over each crate with no feature, each alone, and all
   dependencies                           no dependency needs a newer Rust; cargo deny check
   floors                                 raise tests/floors.txt to the last full run's counts minus 5 %
-  cross [TARGET...]                      type-check for other processors: aarch64, and one of 32 bits
+  cross [TARGET...]                      type-check for other CPUs: aarch64, and one of 32 bits
   fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each unless told
   mutants [--shard K/N] [GROUP...] [REGEX...]
                                          change the code of volume, engine and nbd in small ways and see tests fail
@@ -91,13 +91,13 @@ fn chores() -> Vec<&'static str> {
     lines.filter_map(|line| line.split(' ').next()).collect()
 }
 
-/// Cargo's build folder, wherever it was told to be.
+/// Cargo's build directory.
 fn target_dir(root: &Path) -> PathBuf {
     root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
-/// The folder of the workspace's Cargo.toml, from where this crate was compiled.
+/// The directory of the workspace, known from this crate's manifest.
 fn workspace_root() -> Result<PathBuf> {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    Ok(here.parent().context("xtask has no parent folder")?.to_path_buf())
+    Ok(here.parent().context("xtask has no parent directory")?.to_path_buf())
 }

@@ -1,4 +1,4 @@
-//! What Cargo says of the workspace and its dependencies.
+//! Cargo's metadata of the workspace and its dependencies.
 
 use std::path::Path;
 

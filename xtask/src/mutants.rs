@@ -1,4 +1,4 @@
-//! `cargo xtask mutants`: cargo-mutants over the code that promises are kept by, and its survivors against docs/mutants.md.
+//! `cargo xtask mutants`: cargo-mutants over the code behind the guarantees; compares survivors with docs/mutants.md.
 //!
 //! Mutants are made in a copy of the tree under `target/mutants`, with a build directory of its own, so that the tree
 //! can be worked on meanwhile. A run that was interrupted goes on where it ended: mutants that were caught are not
@@ -24,7 +24,7 @@ struct Group {
     name: &'static str,
     package: &'static str,
     files: &'static [&'static str],
-    /// What follows `cargo test --package PACKAGE`.
+    /// Arguments after `cargo test --package PACKAGE`.
     tests: &'static [&'static str],
 }
 
@@ -63,7 +63,7 @@ const GROUPS: [Group; 3] = [
     },
 ];
 
-/// What the command line asks for.
+/// Arguments of the command line.
 #[derive(Debug, Default, PartialEq)]
 struct Wanted {
     groups: Vec<&'static str>,
@@ -189,7 +189,7 @@ fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wan
     }
 }
 
-/// What became of the mutants.
+/// Results of the mutants.
 #[derive(Debug, Default)]
 struct Verdict {
     caught: BTreeSet<String>,

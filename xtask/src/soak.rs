@@ -1,7 +1,7 @@
 //! `cargo xtask soak`: many connections, mixed sizes, minutes on end; nothing may fail, stall or grow.
 //!
-//! Each connection has its own stretch of an encrypted volume and a generator of its own. Every read is compared with
-//! what was written last. An answer that takes over a second, or what `--stall-seconds` says, is a stall. Resident
+//! Each connection has its own range of an encrypted volume and a generator of its own. Every read is compared with the
+//! last write. A reply after more than a second, or `--stall-seconds`, is a stall. Resident
 //! memory is compared between the end of a warm-up, in which every connection has used every size, and the end.
 
 use std::path::Path;
@@ -18,10 +18,10 @@ use inlock_tests::server::Server;
 
 /// Requests in bytes: whole data units, parts of them, and one that takes two pieces.
 const SIZES: [usize; 7] = [512, 4096, 5000, 65536, 128 << 10, 1 << 20, (1 << 20) + 4096];
-/// The most bytes that one connection has under way at a time.
-const UNDER_WAY: usize = 2 << 20;
+/// Maximum number of bytes in flight on one connection.
+const IN_FLIGHT: usize = 2 << 20;
 /// Bytes of the volume for each connection.
-const STRETCH: u64 = 4 << 20;
+const RANGE: u64 = 4 << 20;
 /// Pages that the kernel counts to this process or another as it likes.
 const SLACK_KIB: u64 = 64;
 /// A run of less than a minute ends before every page of the buffers, which are made at the start, was used once. A
@@ -35,10 +35,10 @@ struct Options {
     dir: std::path::PathBuf,
 }
 
-/// What all connections found.
+/// Results of all connections.
 #[derive(Default)]
 struct Tally {
-    /// What counts as one.
+    /// Limit of a reply time.
     stall: Duration,
     requests: AtomicU64,
     bytes: AtomicU64,
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode> {
     let key = key_file(dir.path(), "key", b"soak")?;
     let image = dir.path().join("volume.img");
     let format = ["--type=luks2", "--sector-size=4096", "--pbkdf=pbkdf2", "--pbkdf-force-iterations=1000"];
-    inlock_format(&image, (16 << 20) + options.connections * STRETCH, &key, &format)?;
+    inlock_format(&image, (16 << 20) + options.connections * RANGE, &key, &format)?;
     let server = Server::inlock(dir.path(), "soak", &image, Some(&key), &[])?;
     let tally = Tally { stall: options.stall, ..Tally::default() };
     let growth = drive(&server, &options, &tally)?;
@@ -111,7 +111,7 @@ fn drive(server: &Server, options: &Options, tally: &Tally) -> Result<u64> {
                 for size in SIZES {
                     client.step(tally, |client| client.batch(size, tally));
                 }
-                // Nobody waits for a connection that has failed: it comes here too.
+                // A connection that has failed comes here too, so that no thread waits for it.
                 warm.wait();
                 while !over.load(Ordering::Relaxed) {
                     let size = *client.random.pick(&SIZES);
@@ -143,20 +143,19 @@ fn most_resident(server: &Server, time: Duration) -> Result<u64> {
     Ok(most)
 }
 
-/// One connection and its stretch.
+/// One connection and its range.
 struct Client {
     connection: Option<Connection>,
     random: Random,
     base: u64,
-    /// What the stretch holds.
+    /// Content of the range.
     written: Vec<u8>,
 }
 
 impl Client {
     fn connect(server: &Server, number: u64, tally: &Tally) -> Self {
         let mut random = Random::new(number);
-        let mut client =
-            Self { connection: None, base: number * STRETCH, written: random.bytes(STRETCH as usize), random };
+        let mut client = Self { connection: None, base: number * RANGE, written: random.bytes(RANGE as usize), random };
         let opened = Connection::open(server.socket(), Duration::from_secs(60), Mode::Structured);
         match opened {
             Ok(connection) => client.connection = Some(connection),
@@ -177,7 +176,7 @@ impl Client {
     /// Does something; a connection on which it fails is given up.
     fn step(&mut self, tally: &Tally, what: impl FnOnce(&mut Self) -> Result<()>) {
         if let Err(error) = what(self) {
-            tally.note(self.base / STRETCH, &error);
+            tally.note(self.base / RANGE, &error);
             self.connection = None;
         }
         if self.connection.is_none() {
@@ -188,14 +187,14 @@ impl Client {
     /// Writes one request, then reads several of the same size at a time, and compares.
     fn batch(&mut self, size: usize, tally: &Tally) -> Result<()> {
         let Some(connection) = &mut self.connection else { return Ok(()) };
-        let places = STRETCH - size as u64 + 1;
+        let places = RANGE - size as u64 + 1;
         let at = self.random.below(places);
         let data = self.random.bytes(size);
         let began = Instant::now();
         connection.write(self.base + at, &data)?;
         tally.answered(began, size);
         self.written[at as usize..at as usize + size].copy_from_slice(&data);
-        let depth = (UNDER_WAY / size).clamp(1, 8);
+        let depth = (IN_FLIGHT / size).clamp(1, 8);
         let mut asked = std::collections::BTreeMap::new();
         for _ in 0..depth {
             let at = self.random.below(places);
@@ -204,7 +203,7 @@ impl Client {
         }
         while !asked.is_empty() {
             let reply = connection.reply(size)?;
-            let (at, began) = asked.remove(&reply.cookie).context("an answer that nobody asked for")?;
+            let (at, began) = asked.remove(&reply.cookie).context("a reply to no request")?;
             ensure!(reply.error == 0, "read {size} at {at}: error {}", reply.error);
             ensure!(reply.data == self.written[at..at + size], "read {size} at {at}: other bytes than were written");
             tally.answered(began, size);

@@ -1,9 +1,9 @@
 //! The crate arrows of the design, read from each crate's manifest without asking Cargo.
 //!
-//! A crate under `crates/` may name another Inlock crate only along an arrow listed here, in whatever table of the
-//! manifest the name stands (plain, dev, build or target dependencies), renamed or not.
+//! A crate under `crates/` may name another Inlock crate only along an arrow listed here, in each table of
+//! the manifest (plain, dev, build or target dependencies), renamed or not.
 
-/// Who may depend on whom. A crate that is not here may not be under `crates/` at all.
+/// The crates, and those on which each may depend. Other crates may not be under `crates/`.
 const ALLOWED: [(&str, &[&str]); 7] = [
     ("cipher", &[]),
     ("volume", &["cipher"]),

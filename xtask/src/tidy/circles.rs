@@ -82,7 +82,7 @@ fn text_of(path: &[String]) -> String {
     std::iter::once("crate").chain(path.iter().map(String::as_str)).collect::<Vec<_>>().join("::")
 }
 
-/// What can be reached from each node.
+/// Returns the nodes that can be reached from a node.
 fn reachable<'a>(edges: &BTreeSet<(&'a str, &'a str)>, from: &'a str) -> BTreeSet<&'a str> {
     let mut seen = BTreeSet::new();
     let mut open = vec![from];

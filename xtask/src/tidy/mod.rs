@@ -83,14 +83,14 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
 fn check_arrows(root: &Path, findings: &mut Vec<String>) -> Result<usize> {
     let mut circles = circles::of_crate("xtask", &root.join("xtask"))?;
     for entry in fs::read_dir(root.join("crates")).context("cannot list crates/")? {
-        let folder = entry?.path();
-        let manifest = folder.join("Cargo.toml");
+        let directory = entry?.path();
+        let manifest = directory.join("Cargo.toml");
         if !manifest.is_file() {
             continue;
         }
-        let name = folder.file_name().context("a crate folder has no name")?.to_string_lossy().into_owned();
+        let name = directory.file_name().context("a crate directory has no name")?.to_string_lossy().into_owned();
         findings.extend(arrows::check(&name, &read(&manifest)?));
-        circles.extend(circles::of_crate(&name, &folder)?);
+        circles.extend(circles::of_crate(&name, &directory)?);
     }
     findings.extend(circles::check(&read(&root.join(circles::KNOWN))?, &circles));
     Ok(circles.len())
@@ -105,8 +105,8 @@ fn source_files(root: &Path) -> Result<Vec<PathBuf>> {
     const SUFFIXES: [&str; 8] = ["rs", "toml", "md", "sh", "py", "txt", "fio", "yml"];
     let mut found = Vec::new();
     let mut open = vec![root.to_path_buf()];
-    while let Some(folder) = open.pop() {
-        for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {
+    while let Some(directory) = open.pop() {
+        for entry in fs::read_dir(&directory).with_context(|| format!("cannot list {}", directory.display()))? {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() {

@@ -27,7 +27,7 @@ impl Exceptions {
         )
     }
 
-    fn covers(&self, key: &str, used: &mut BTreeSet<String>) -> bool {
+    fn has_reason(&self, key: &str, used: &mut BTreeSet<String>) -> bool {
         let found = self.0.get(key).is_some_and(|reason| !reason.is_empty());
         if found {
             used.insert(key.to_owned());
@@ -52,11 +52,11 @@ pub(crate) fn lengths(
 ) -> Vec<String> {
     let mut findings = Vec::new();
     let lines = text.lines().count();
-    if lines > FILE_LINES && !exceptions.covers(name, used) {
+    if lines > FILE_LINES && !exceptions.has_reason(name, used) {
         findings.push(format!("{name}: {lines} lines, more than {FILE_LINES}"));
     }
     for function in scan::functions(code).iter().filter(|f| f.lines > FUNCTION_LINES) {
-        if !exceptions.covers(&format!("{name} {}", function.name), used) {
+        if !exceptions.has_reason(&format!("{name} {}", function.name), used) {
             findings.push(format!(
                 "{name}:{}: fn {} takes {} lines, more than {FUNCTION_LINES}",
                 function.line, function.name, function.lines
@@ -103,7 +103,7 @@ pub(crate) fn forbids_unsafe(name: &str, code: &str) -> Vec<String> {
     Vec::new()
 }
 
-/// Words that mean unfinished work, a term the glossary rules out, or one machine's folders.
+/// Words that mean unfinished work, a term that the glossary rules out, or directories of one machine.
 pub(crate) fn words(name: &str, text: &str) -> Vec<String> {
     // Written in halves, so that this file passes its own rule.
     const WORDS: [&str; 11] = [

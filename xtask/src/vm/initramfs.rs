@@ -1,4 +1,4 @@
-//! The guest's root file system: a cpio archive (format `newc`) in memory, made anew for each run.
+//! The guest's root file system: a cpio archive (format `newc`) in memory, made for each run.
 //!
 //! It holds busybox, the kernel's modules, the test's programs with the libraries that they are linked with, the
 //! guest's scripts, and nothing else.
@@ -38,7 +38,8 @@ impl Initramfs {
         Ok(archive)
     }
 
-    /// A file by its path in the guest, without the leading `/`; its folders are made. The first of a name stays.
+    /// A file by its path in the guest, without the leading `/`; its directories are made. The first file of a name
+    /// stays.
     pub(super) fn file(&mut self, name: &str, permissions: u32, content: &[u8]) {
         let folders: Vec<usize> = name.match_indices('/').map(|(place, _)| place).collect();
         for end in folders {
@@ -63,7 +64,7 @@ impl Initramfs {
         Ok(())
     }
 
-    /// Everything under a folder of the host, to the guest's `/`.
+    /// Adds everything under a directory of the host to the guest's `/`.
     pub(super) fn tree(&mut self, folder: &Path) -> Result<()> {
         let mut open = vec![folder.to_path_buf()];
         while let Some(place) = open.pop() {
@@ -136,12 +137,12 @@ fn find_program(name: &str) -> Result<PathBuf> {
     folders.map(|folder| folder.join(name)).find(executable).with_context(|| format!("there is no program {name}"))
 }
 
-/// The program without what only debuggers read, beside it: the guest has it in memory.
+/// Makes a stripped copy of the program in the same directory: the guest keeps it in memory.
 fn stripped(path: &Path, name: &str) -> Result<PathBuf> {
-    let folder = path.parent().context("a program without a folder")?;
-    let unfinished = tempfile::NamedTempFile::new_in(folder)?;
+    let directory = path.parent().context("a program without a directory")?;
+    let unfinished = tempfile::NamedTempFile::new_in(directory)?;
     text(program("strip").arg("-o").arg(unfinished.path()).arg(path))?;
-    let finished = folder.join(format!("{name}.stripped"));
+    let finished = directory.join(format!("{name}.stripped"));
     unfinished.persist(&finished)?;
     Ok(finished)
 }

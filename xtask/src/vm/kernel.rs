@@ -20,7 +20,7 @@ pub(super) enum Flavour {
 }
 
 impl Flavour {
-    /// What the package's name begins and ends with.
+    /// Beginning and end of the package's name.
     fn package(self) -> &'static str {
         match self {
             Self::Cloud => "^linux-image-6\\.12[^ ]*-cloud-amd64(-unsigned)?$",
@@ -37,7 +37,7 @@ impl Flavour {
     }
 }
 
-/// Folders and files of the package's modules that guests are given, by where they lie under `kernel/`.
+/// Directories and files under `kernel/` of the modules that guests get.
 const MODULES: [&str; 19] = [
     "arch/x86/crypto",
     "crypto",
@@ -62,17 +62,16 @@ const MODULES: [&str; 19] = [
 
 /// An unpacked kernel.
 pub(super) struct Kernel {
-    /// What `uname -r` says in the guest.
+    /// Output of `uname -r` in the guest.
     pub release: String,
     /// The bootable image.
     pub image: PathBuf,
-    /// A folder to be copied to the guest's `/`: it holds `lib/modules/RELEASE`.
+    /// A directory to be copied to the guest's `/`, with `lib/modules/RELEASE`.
     pub modules: PathBuf,
 }
 
 impl Kernel {
-    /// The kernel in its folder under `place`, which is made where it is not there yet or holds other modules than are
-    /// wanted now.
+    /// Returns the kernel in its directory under `place`, which is made if it does not exist or has other modules.
     pub(super) fn provide(place: &Path, flavour: Flavour) -> Result<Self> {
         let folder = &place.join(flavour.folder());
         if folder.is_dir() && fs::read_to_string(folder.join("wanted")).ok() != Some(MODULES.join("\n")) {
@@ -82,7 +81,7 @@ impl Kernel {
             fs::create_dir_all(place)?;
             let unfinished = tempfile::tempdir_in(place)?;
             unpack(unfinished.path(), flavour)?;
-            // Whoever was faster has made the same.
+            // Another process was faster and has made the same.
             if fs::rename(unfinished.path(), folder).is_err() && !folder.is_dir() {
                 bail!("cannot put the kernel to {}", folder.display());
             }
@@ -143,7 +142,7 @@ fn only_entry(folder: &Path) -> Result<PathBuf> {
     Ok(entries[0].path())
 }
 
-/// Copies a module, or a folder of them, decompressed; what the package does not have is left out.
+/// Copies and decompresses a module, or a directory of them, if the package has it.
 fn copy_modules(from: &Path, to: &Path) -> Result<()> {
     if from.is_dir() {
         for entry in fs::read_dir(from)? {
@@ -151,7 +150,7 @@ fn copy_modules(from: &Path, to: &Path) -> Result<()> {
             copy_modules(&entry.path(), &to.join(entry.file_name()))?;
         }
     } else if from.is_file() {
-        fs::create_dir_all(to.parent().context("a module lies in no folder")?)?;
+        fs::create_dir_all(to.parent().context("a module without a directory")?)?;
         if from.extension().is_some_and(|e| e == "xz") {
             let unpacked = output(program("busybox").arg("xzcat").arg(from))?;
             ensure!(unpacked.status.success(), "{} does not decompress", from.display());

@@ -31,15 +31,15 @@ use script::Script;
 /// How much of a failed guest's console is shown.
 const CONSOLE_LINES: usize = 60;
 
-/// How many failures the last lines name, and how much of each: whoever shows the end of a log shows some forty lines.
+/// Number of failures in the last lines, and the length of each: test.sh shows about forty lines of the end of a log.
 const NAMED_FAILURES: usize = 30;
 const NAMED_CHARS: usize = 240;
 /// Machines at a time: one boots, waits or is judged while another computes.
 const MACHINES: usize = 2;
-/// How much longer than a script says it may take, since it has not got the processors for itself.
-const BESIDE_OTHERS: u64 = 3;
+/// Factor for the time that a script says it takes, since other machines use the CPUs too.
+const SHARED_CPUS: u64 = 3;
 
-/// What the arguments say.
+/// The arguments.
 #[derive(Default)]
 struct Options {
     names: Vec<String>,
@@ -112,7 +112,8 @@ fn machines(options: &Options, wanted: &[(&Script, usize)]) -> usize {
     options.jobs.unwrap_or(if alone { 1 } else { MACHINES })
 }
 
-/// What `one` gives for each test, in their order; so many run at a time. After an error no more are begun.
+/// Returns the results of `one` for each test, in their order; runs `jobs` at a time. After an error no further one
+/// starts.
 fn side_by_side<'a, T: Send>(
     jobs: usize,
     wanted: &[(&'a Script, usize)],
@@ -196,9 +197,9 @@ fn scripts(folder: &Path, names: &[String]) -> Result<Vec<Script>> {
     Ok(all)
 }
 
-/// What the host prepares for a guest.
+/// The files that the host prepares for a guest.
 struct Scene<'a> {
-    /// A folder of this run, for images and notes; emptied before, removed after it.
+    /// A directory of this run, for images and notes; emptied before, removed after it.
     folder: &'a Path,
     /// Whether everything is asked for, however long it takes; and which of the rounds that it takes this is.
     full: bool,
@@ -209,7 +210,7 @@ struct Scene<'a> {
     files: Vec<(String, Vec<u8>)>,
 }
 
-/// One test on its way.
+/// One running test.
 struct Run<'a> {
     root: &'a Path,
     script: &'a Script,
@@ -308,9 +309,9 @@ impl Run<'_> {
         }
     }
 
-    /// One run of the machine, the script's `number`th. Whatever is wrong with its end is a failure in the report.
+    /// Runs the machine, the script's `number`th time. An abnormal end is a failure in the report.
     fn boot(&self, scene: &Scene<'_>, number: usize) -> Result<Report> {
-        let usual = (if self.options.full { 4 } else { BESIDE_OTHERS }) * self.script.seconds;
+        let usual = (if self.options.full { 4 } else { SHARED_CPUS }) * self.script.seconds;
         let seconds = self.options.seconds.unwrap_or(usual);
         let machine = Machine {
             kernel: &self.kernel.image,
@@ -352,7 +353,7 @@ impl Run<'_> {
     }
 
     fn print(&self, report: &Report) -> Result<()> {
-        // Machines that run beside this one wait with what they have to say.
+        // The reports of machines that run at the same time do not mix with this one.
         let _whole = std::io::stdout().lock();
         let name = &self.script.name;
         for note in &report.notes {
@@ -400,7 +401,7 @@ fn text_of(path: &Path) -> String {
     text_from(path, 0)
 }
 
-/// The same from byte `start` on.
+/// The text of a file from byte `start` on.
 fn text_from(path: &Path, start: usize) -> String {
     let bytes = fs::read(path).unwrap_or_default();
     String::from_utf8_lossy(bytes.get(start..).unwrap_or_default()).replace('\r', "")

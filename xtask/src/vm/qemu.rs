@@ -1,4 +1,4 @@
-//! One run of a machine: QEMU's software processor, two serial lines out of it, disks, and a hard time limit.
+//! One run of a machine: QEMU's emulated CPU, two serial lines out of it, disks, and a hard time limit.
 //!
 //! The kernel's console goes to one file, what the guest reports to another. The limit is kept by `timeout`, so that no
 //! machine outlives it even where this process is killed.
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-/// What a machine is made of.
+/// Configuration of a machine.
 pub(super) struct Machine<'a> {
     pub kernel: &'a Path,
     pub initramfs: &'a Path,
@@ -20,7 +20,7 @@ pub(super) struct Machine<'a> {
     pub kernel_args: &'a str,
     /// The end of which file the kernel's console is written to.
     pub console: &'a Path,
-    /// The same for the guest's report.
+    /// The end of which file the guest's report is written to.
     pub report: &'a Path,
     /// After so many seconds the machine is switched off.
     pub seconds: u64,

@@ -1,4 +1,4 @@
-//! What a guest reports: one line each, written by the functions of `tests/vm/lib.sh`, read here.
+//! Reports of a guest: one line each, written by the functions of `tests/vm/lib.sh`, read here.
 
 /// A verdict on one thing, by its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -15,7 +15,7 @@ pub(super) struct Report {
     pub outcomes: Vec<Outcome>,
     /// Numbers for the gate: a name and how many.
     pub counts: Vec<(String, u64)>,
-    /// What the script says to the host's part: a key and a text.
+    /// A message of the script to the host part: a key and a text.
     pub data: Vec<(String, String)>,
     /// Lines for the person who reads.
     pub notes: Vec<String>,
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_kept_as_such() {
+    fn line_of_no_known_form_is_kept_as_it_is() {
         let report = Report::parse("ok\ncut off\nnonsense\ncount n many\nend soon\nen");
         assert_eq!(report.strange, ["ok", "cut off", "nonsense", "count n many", "end soon", "en"]);
         assert_eq!((report.status, report.booted.len(), report.cuts), (None, 0, 0));

@@ -6,12 +6,12 @@ use anyhow::{Context, Result, bail};
 
 use super::kernel::Flavour;
 
-/// What a script's head asks for.
+/// Requests in the head of a script.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Script {
     /// The file's name without `.sh`.
     pub name: String,
-    /// What it tests, in a line.
+    /// Description of the test, in a line.
     pub about: String,
     /// Runs only when it is named: it measures, and proves nothing.
     pub only_named: bool,

@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-/// What positions are counted in.
+/// Unit of positions.
 pub(super) const BLOCK: u64 = 4096;
 
 /// Bytes that begin on a page.
@@ -59,8 +59,8 @@ fn stamped(place: u64, seed: u64) -> u64 {
     (place ^ seed << 48).wrapping_mul(FACTOR)
 }
 
-/// What an odd number is multiplied with to give 1: each of Newton's steps doubles how many bits are right, and three
-/// are.
+/// Returns the inverse of an odd number modulo 2^64. Each of Newton's steps doubles the number of right bits, of which
+/// there are three at the start.
 fn inverse(odd: u64) -> u64 {
     (0..5).fold(odd, |x, _| x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x))))
 }
@@ -75,7 +75,7 @@ pub(super) fn write(device: &File, bytes: &[u8], place: u64) -> Result<(), Errno
     whole(device.write_at(bytes, place), bytes.len())
 }
 
-/// The same for reading.
+/// Reads all of `bytes`; a short read counts as EIO.
 pub(super) fn read(device: &File, bytes: &mut [u8], place: u64) -> Result<(), Errno> {
     whole(device.read_at(bytes, place), bytes.len())
 }

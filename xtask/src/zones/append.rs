@@ -27,7 +27,7 @@ const READ_LEN: u64 = 1 << 20;
 /// Numbers of a thread's appends begin this far from those of the next.
 const OF_A_JOB: u64 = 1 << 24;
 
-/// What is asked for, in words `NAME=NUMBER`.
+/// The arguments, in words `NAME=NUMBER`.
 struct Plan {
     seed: u64,
     /// Which of the sequential zones, and how many.
@@ -36,7 +36,7 @@ struct Plan {
     /// The shortest and the longest append.
     bytes: u64,
     most: u64,
-    /// Appends under way of each thread, and threads; all append to all zones.
+    /// Appends in flight of each thread, and threads; all append to all zones.
     depth: usize,
     jobs: usize,
     /// The most that is appended; else until the zones are full.
@@ -92,7 +92,7 @@ struct Landed {
     id: u64,
 }
 
-/// What the threads share.
+/// State shared by the threads.
 struct Load<'a> {
     plan: &'a Plan,
     namespace: Namespace,
@@ -148,7 +148,7 @@ pub(super) fn run(device: &Path, log: Option<&str>, words: &[&str]) -> Result<()
 }
 
 impl Load<'_> {
-    /// What landed, what was refused, and how many seconds it took.
+    /// Returns the appends that landed, those that were refused, and the seconds taken.
     fn run(&self) -> Result<(Vec<Landed>, Vec<Status>, f64)> {
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.plan.jobs).map(|job| scope.spawn(move || self.job(job))).collect();
@@ -168,7 +168,7 @@ impl Load<'_> {
 
     fn job(&self, job: usize) -> Result<(Vec<Landed>, Vec<Status>)> {
         let appends = Appends::new(&self.namespace, self.plan.depth, self.plan.most as usize);
-        // Nobody waits for one that cannot begin.
+        // A thread that cannot begin must not make the others wait.
         self.begin.wait();
         let mut appends = appends?;
         let (mut landed, mut refused) = (Vec::new(), Vec::new());
@@ -221,7 +221,7 @@ fn take(from: &AtomicU64, wanted: u64) -> Option<u64> {
     Some(wanted.min(before)).filter(|taken| *taken > 0)
 }
 
-/// What an append's bytes are stamped with, in place of a position.
+/// The number with which an append's bytes are stamped, instead of a position.
 fn place(id: u64) -> u64 {
     id << 24
 }
@@ -245,8 +245,8 @@ fn written(zones: &[Zone]) -> Vec<Written> {
     zones.iter().map(one).map(bytes).collect()
 }
 
-/// Appends, in the order of their positions, overlap nowhere and lie in `zones` below the write pointers; how many
-/// bytes there are besides.
+/// Checks that appends, in the order of their positions, do not overlap and lie in `zones` below the write pointers.
+/// Returns the number of other bytes there.
 fn look(landed: &[Landed], zones: &[Written]) -> Result<u64> {
     let mut unknown = 0;
     let mut all = landed.iter().peekable();
@@ -342,7 +342,7 @@ pub(super) fn refused(device: &Path, number: u64) -> Result<()> {
     }
     append("two blocks where one has room", 2)?;
     append("two blocks again", 2)?;
-    // The kernel's own emulation takes no more until somebody has asked where the zone stands.
+    // The kernel's own emulation takes no more until the write pointer is asked for.
     ioctl::report(&block_device, zone.start, 1).context("no report")?;
     append("the last block", 1)?;
     append("a full zone", 1)?;

@@ -41,7 +41,7 @@ struct Bench {
     both: File,
     reading: File,
     zones: Vec<Zone>,
-    /// What was written to sectors, by the seed; the later ones count. None: it was given up.
+    /// Seeds of the bytes written to sectors; later entries count. `None`: not known any longer.
     written: Vec<(Range<u64>, Option<u64>)>,
     bytes: Aligned,
 }
@@ -76,7 +76,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What a step gives; none: the device has not got what it names.
+    /// Returns the result of a step. `None`: the device lacks an object that it names.
     fn step(&mut self, step: &str, seed: u64) -> Result<Option<String>> {
         let (reading, step) = step.strip_prefix("r:").map_or((false, step), |step| (true, step));
         let words: Vec<&str> = step.split_whitespace().collect();

@@ -1,8 +1,8 @@
 //! A load that only a power cut ends, and the look afterwards: what was flushed is there, and nothing that was not
 //! written.
 //!
-//! Several threads write their zones at the pointers, or append to them, reset them and begin anew, and write blocks of
-//! a conventional zone over and over. All bytes of a zone between two resets, or of one write of a block, have one
+//! Several threads write their zones at the pointers, or append to them, reset them and begin again, and write blocks
+//! of a conventional zone over and over. All bytes of a zone between two resets, or of one write of a block, have one
 //! seed, its *life*; lives count up. On a log device stand, each in a sector of its own that is safe before anything
 //! else is done: the lives that were going to begin, and after each flush the lives and ends that it covered.
 
@@ -29,12 +29,12 @@ const WRITES: u64 = 12;
 const RECORD: usize = 512;
 const RECORDS: usize = 256;
 
-/// What is known of a zone, or of a block of a conventional one, by its first byte.
+/// Known state of a zone, or of a block of a conventional one, by its first byte.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Known {
     /// The last life that was going to begin.
     begun: u64,
-    /// What the last flush covered: this life, up to this end.
+    /// Life and end that the last flush covered.
     life: u64,
     end: u64,
 }
@@ -239,7 +239,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Appends to the zone at `start`, where nobody else does: it has to land at `place`.
+    /// Appends to the zone at `start`, to which no other thread appends: it has to land at `place`.
     fn append(&mut self, start: u64, place: u64, len: u64, life: u64) -> Result<()> {
         self.appends.begin(start - self.space_start, len, 0, |part| aligned::stamp(part, place, life))?;
         for done in self.appends.wait()? {
@@ -270,14 +270,14 @@ pub(super) fn check(device: &str, logs: &[&str]) -> Result<()> {
         }
     }
     ensure!(known.values().any(|known| known.end > 0), "nothing was flushed");
-    let (mut flushed, mut stored, mut blocks, mut anew) = (0, 0, 0, 0);
+    let (mut flushed, mut stored, mut blocks, mut reset) = (0, 0, 0, 0);
     let mut bytes = Aligned::new((LONGEST * BLOCK) as usize);
     let zones = ioctl::all_zones(&device)?;
     for zone in zones.iter().filter(|zone| zone.is_usable()) {
         let start = zone.start * 512;
         let known = known.remove(&start).unwrap_or_default();
         let found = check_zone(&device, start, written(zone), known, &mut bytes);
-        anew += u32::from(found.with_context(|| format!("the zone at {start}"))?);
+        reset += u32::from(found.with_context(|| format!("the zone at {start}"))?);
         (flushed, stored) = (flushed + known.end, stored + written(zone));
     }
     for (place, Known { life, .. }) in known {
@@ -287,13 +287,11 @@ pub(super) fn check(device: &str, logs: &[&str]) -> Result<()> {
         ensure!(found >= life, "the block at {place} is as in life {found}, and {life} was flushed");
         blocks += 1;
     }
-    println!(
-        "{flushed} bytes in zones and {blocks} blocks flushed, {stored} bytes there, {anew} zones begun anew since"
-    );
+    println!("{flushed} bytes in zones and {blocks} blocks flushed, {stored} bytes there, {reset} zones reset since");
     Ok(())
 }
 
-/// Looks at a zone that is written up to `end`; whether it was begun anew after the last flush.
+/// Checks a zone that is written up to `end`. Returns whether it was reset after the last flush.
 fn check_zone(device: &File, start: u64, end: u64, known: Known, bytes: &mut Aligned) -> Result<bool> {
     let Known { begun, life, end: flushed } = known;
     if end == 0 {
@@ -331,7 +329,7 @@ mod tests {
         }
     }
 
-    /// What a check says of a zone of four blocks that holds these lives.
+    /// Result of the check for a zone of four blocks with these lives.
     fn verdict(lives: &[u64], begun: u64, life: u64, end: u64) -> Result<bool> {
         let file = tempfile::tempfile().unwrap();
         for (n, life) in lives.iter().enumerate() {
@@ -344,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cut_may_leave_is_right_and_nothing_else() {
+    fn check_of_a_zone_accepts_only_what_a_cut_may_leave() {
         for (lives, begun, life, end) in [
             (&[3, 3][..], 3, 3, 2),
             // More was written than flushed; lives were about to begin, and did not; nothing was flushed.

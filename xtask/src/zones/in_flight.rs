@@ -31,7 +31,7 @@ fn is_write(kind: &str) -> bool {
     kind.trim_start_matches('F').starts_with('W')
 }
 
-/// What a trace showed.
+/// Findings in a trace.
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Found {
     all: u64,
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_begun_and_not_ended_is_in_flight() {
+    fn request_between_issue_and_completion_is_in_flight() {
         let events = [
             "issue: 252,0 NS 4096 () 1024 + 8",
             "issue: 252,0 ZAS 4096 () 1024 + 8",

@@ -13,7 +13,7 @@ const GROUP: u8 = 0x12;
 /// How many zones one call reports.
 const AT_ONCE: usize = 128;
 
-/// What can be done to a range of a device; the number is the call's.
+/// An action on a range of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Action {
     Reset,
@@ -106,7 +106,7 @@ pub(super) fn number(device: &File, which: Number) -> Result<u32, Errno> {
     }
 }
 
-/// What [`number`] asks for.
+/// A number that [`number`] asks for.
 #[derive(Clone, Copy)]
 pub(super) enum Number {
     ZoneLen,

@@ -1,8 +1,8 @@
-//! `xtask zones`: what the guest's tests of zoned storage do to devices, where no common program does it.
+//! `xtask zones`: requests of the guest's tests to zoned devices that no common program can make.
 //!
-//! `cargo xtask vm` copies this program to the guest as `xtask`. Everything here works through the kernel's own calls, so
-//! that any zoned block device, dm-crypt's and Inlock's alike, is looked at in the same way. Results go to standard
-//! output.
+//! `cargo xtask vm` copies this program to the guest as `xtask`. Everything here works through the kernel's own calls,
+//! so that every zoned block device, also those of dm-crypt and Inlock, is tested in the same way. Results go to
+//! standard output.
 
 mod aligned;
 mod append;
@@ -37,7 +37,7 @@ const USAGE: &str = "usage: xtask zones WHAT
   retire FILE ZONE read-only|offline
                               take a zone of a zoned file out of use
   order LOG EVENT ZONE_SECTORS FREE_SECTORS
-                              the writes of a trace are in order within each zone, but for those of the first sectors
+                              the writes of a trace are in order within each zone, except those of the first sectors
   shifted SECTORS             rewrite `blkzone report` from standard input so many sectors to the front
   append DEVICE LOG NAME=NUMBER...
                               reset zones of an NVMe namespace and append to them, several at a time; LOG, if not -, gets

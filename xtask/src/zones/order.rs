@@ -2,7 +2,7 @@
 //! stays within the zone.
 //!
 //! The trace is the text of `/sys/kernel/tracing/trace` with the block layer's events of one device. Zone actions are
-//! marked `N` there; after one a zone may begin anew. io_uring first asks for a write that must not wait; one that is
+//! marked `N` there; after one a zone may begin again. io_uring first asks for a write that must not wait; one that is
 //! longer than the device's requests is turned away, and comes again from a thread of io_uring's. Both are in the
 //! trace.
 
@@ -18,13 +18,13 @@ const NAMED: usize = 3;
 pub(super) fn run(log: &Path, event: &str, zone_sectors: u64, free_sectors: u64) -> Result<()> {
     let text = std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
     let found = look(&text, event, zone_sectors, free_sectors)?;
-    println!("{} writes in {} zones, {} begun anew", found.writes, found.next.len(), found.restarts);
+    println!("{} writes in {} zones, {} reset", found.writes, found.next.len(), found.restarts);
     ensure!(found.faults.is_empty(), "{} out of order: {}", found.faults.len(), found.faults_named());
     ensure!(found.writes > 0, "there is no write in it");
     Ok(())
 }
 
-/// What a trace showed.
+/// Findings in a trace.
 #[derive(Default)]
 struct Found {
     writes: u64,
@@ -33,7 +33,7 @@ struct Found {
     next: BTreeMap<u64, u64>,
     /// Where the last one began, and its sectors.
     last: BTreeMap<u64, (u64, u64)>,
-    /// Zones that may begin anew.
+    /// Zones that may begin again.
     fresh: BTreeSet<u64>,
     faults: Vec<String>,
 }

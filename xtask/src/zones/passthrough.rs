@@ -80,14 +80,14 @@ impl std::fmt::Display for Status {
 
 /// An append that ended.
 pub(super) struct Done {
-    /// What it was begun with.
+    /// Its number.
     pub id: u64,
     pub len: u64,
     /// The byte of the namespace where it landed.
     pub result: Result<u64, Status>,
 }
 
-/// Appends that are under way, each with memory of its own.
+/// Appends in flight, each with memory of its own.
 pub(super) struct Appends<'a> {
     namespace: &'a Namespace,
     ring: IoUring<Entry128, Entry32>,
@@ -115,7 +115,7 @@ impl<'a> Appends<'a> {
 
     /// Begins one of `len` bytes, which `fill` writes; the kernel is told with the next [`Appends::wait`].
     pub(super) fn begin(&mut self, zone: u64, len: u64, id: u64, fill: impl FnOnce(&mut [u8])) -> Result<()> {
-        let mut memory = self.idle.pop().context("as many as there may be are under way")?;
+        let mut memory = self.idle.pop().context("the maximum number of appends is in flight")?;
         let bytes = memory.get_mut().get_mut(..len as usize).context("longer than was said")?;
         ensure!(len > 0 && len.is_multiple_of(self.namespace.block), "{len} bytes are not whole blocks");
         fill(bytes);

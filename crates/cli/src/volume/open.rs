@@ -76,13 +76,13 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
         VolumeType::Luks(luks) => {
             let device = header_device(args, &data)?;
             let detached = device.identity() != data.identity();
+            let location = if detached { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
             if detached && !backing::overlap(&device.path, &data.path) {
                 // So that the header is not replaced. The lock of the data device covers one that lies on it.
                 locks.push(lock::whole_device(&device, Mode::Shared)?);
             }
             let header = Header::load_from(device, *luks, false)?;
             header.check(&args.policy)?;
-            let location = if detached { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
             header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
             zones::check_volume(&header.volume, &data, !detached && writing)?;
             info.kind = format!("LUKS{}", header.volume.version());

@@ -179,7 +179,7 @@ fn ours_after(row: &Row, new: &[u8], scene: &Scene<'_>, key: &Path) -> Result<()
     same(&fs::read(&file).context("the guest's file")?, new)
 }
 
-/// What the guest wrote through dm-crypt is what Inlock exports.
+/// Checks that Inlock exports the bytes that the guest wrote through dm-crypt.
 fn theirs_after(row: &Row, data: &[u8], scene: &Scene<'_>, key: &Path) -> Result<()> {
     let raw = scene.folder.join(format!("{}.raw", row.name));
     let range = format!("0:{DATA}");

@@ -1,4 +1,4 @@
-//! What the host does for a test of the guest: prepares disks and files before it, judges what came back after it.
+//! The host part of a test: prepares disks and files before the guest runs, and judges the results after it.
 //!
 //! A test without an entry here needs neither.
 

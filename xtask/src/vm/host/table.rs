@@ -1,7 +1,7 @@
 //! Holds the kernel's verdicts in `tests/table/verdicts.txt` against the real `dmsetup` and dm-crypt.
 //!
-//! The first field of a row is the verdict, `accept` or `reject`, the second the table line. The run's folder gets the
-//! file as the kernel would have it.
+//! The first field of a row is the verdict, `accept` or `reject`, the second the table line. The directory of the run
+//! gets the file with the kernel's verdicts.
 
 use std::fs;
 

@@ -2,8 +2,8 @@
 //!
 //! A row says what comes of its steps on a device of the first shape, the lines behind it what is different on other
 //! shapes. Of each shape there is the kernel's own device, which is held against the file, and others that have to do
-//! as it does: dm-crypt's, Inlock's on such a device, Inlock's on a file with zones. The run's folder gets the file as
-//! the devices would have it.
+//! as it does: dm-crypt's, Inlock's on such a device, Inlock's on a file with zones. The directory of the run
+//! gets the file with the results of the devices.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,14 +15,14 @@ use super::super::Scene;
 use super::super::report::{Outcome, Report};
 use super::Judge;
 
-/// The shapes, and the devices of each beside the kernel's own. `tests/vm/zoned.sh` says what they are like.
+/// The shapes, and the devices of each in addition to the kernel's own. `tests/vm/zoned.sh` describes them.
 const SHAPES: [(&str, &[&str]); 4] = [
     ("mixed", &["dm", "inlock", "file"]),
     ("plain", &["dm", "inlock", "file"]),
     ("sectors", &["dm", "inlock", "file"]),
     ("narrow", &["dm", "inlock", "file"]),
 ];
-/// What is said where a device has not got what the steps name.
+/// Result of a device that lacks an object of the steps.
 const ABSENT: &str = "absent";
 /// The kernel's own device.
 const OWN: &str = "raw";
@@ -75,7 +75,7 @@ fn lines(text: &str) -> Result<Vec<Line<'_>>> {
 }
 
 impl Row<'_> {
-    /// What the file says that comes of it; `own` is what the kernel's own device of the shape has done.
+    /// Returns the expected result; `own` is the result of the kernel's own device of the shape.
     fn expected<'a>(&'a self, shape: &str, device: &str, own: &'a str) -> &'a str {
         let elsewhere = |place: &str| self.elsewhere.get(place).copied();
         if device == OWN {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_nowhere_is_refused() {
+    fn line_of_no_row_is_refused() {
         for text in [
             "\tplain\tEIO |\n",
             "a\tb\tc\n\tno-shape\tEIO |\n",

@@ -150,7 +150,7 @@ impl Stream {
     }
 }
 
-/// What was found about one combination.
+/// Findings about one combination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Found {
     /// dm-crypt reads what Inlock wrote.
@@ -216,7 +216,7 @@ fn judge(placed: &[Placed], scene: &Scene<'_>, report: &mut Report) -> Result<()
     Ok(())
 }
 
-/// What the guest left.
+/// Files that the guest left.
 struct Disks {
     ours: File,
     plain: File,
