@@ -1,10 +1,10 @@
 //! The worker: carries requests between a frontend and the stores of a volume, on one thread, over one ring.
 //!
 //! 1. `start.rs` checks a request and decides its path once (`path.rs`): locks, cipher work, store, durability.
-//! 2. [`transfer::Transfer::step`] takes an event and returns the next action; discards, zone management and remapped
+//! 2. `Transfer::step` (`transfer.rs`) takes an event and returns the next action; discards, zone management and remapped
 //!    requests have a step of their own.
 //! 3. `perform.rs` does what the step asks for: locks, ring, zone write queues, helper threads.
-//! 4. A completion of the ring or a message of another thread is the next event ([`crate::events`]).
+//! 4. A completion of the ring or a message of another thread is the next event (`events.rs`).
 //! 5. A request that has ended goes back to the frontend (`frontend.rs`), which replies.
 //!
 //! One failing request never holds up or fails its neighbours.
