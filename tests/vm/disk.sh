@@ -94,10 +94,10 @@ for via in ublk nbd; do
     check "$via-kill" kill -9 "$(pid)"
     sleep 1
     if inlock status vol > /dev/null 2>&1; then fail "$via-dead" "a dead process has a status"; else ok "$via-dead"; fi
-    # A device with another mark is another volume's: it stays.
+    # A device with another cookie is another volume's: it stays.
     cp /run/inlock/vol.json /tmp/facts
-    sed -i 's/"mark": *[0-9]*/"mark": 1/' /run/inlock/vol.json
-    check "$via-other-mark" inlock close vol
+    sed -i 's/"device_cookie": *[0-9]*/"device_cookie": 1/' /run/inlock/vol.json
+    check "$via-other-cookie" inlock close vol
     cp /tmp/facts /run/inlock/vol.json
     check "$via-back" opened "$via"
     loaded "$via-killed"

@@ -45,7 +45,7 @@ check cryptsetup-reads-the-header cryptsetup luksDump /dev/mixed
 check open opened /dev/mixed || exit 1
 check report shifted /dev/mixed
 inlock status vol > /tmp/status
-check status has 'zones:   12 of 2097152 .bytes., 0 conventional, at most 4 open, at most 6 active' /tmp/status
+check status has 'zones:   12 of 2097152 .bytes., 0 conventional, max open 4, max active 6' /tmp/status
 check put put 0
 must_fail refresh-discards "was created without discard support" inlock refresh vol --allow-discards
 check refresh inlock refresh vol --perf-no_read_workqueue
