@@ -98,6 +98,8 @@ inlock() {
             *) action=$word; break ;;
         esac
     done
+    # A reader stops a server with Ctrl-C before the next one.
+    [ "$action" != serve ] || stop
     case "$action $*" in
         *--help*) program "$@" ;;
         luksFormat*luks1*) program "$@" --pbkdf-force-iterations 1000 ;;
@@ -107,7 +109,7 @@ inlock() {
         benchmark*) program "$@" -c aes-xts-plain64 ;;
         serve*--run* | serve*--background*) program "$@" ;;
         serve*)
-            stop
+            rm -f served
             "$INLOCK" "$@" <<< secret > served &
             server=$!
             until [ -s served ]; do
@@ -131,6 +133,8 @@ fn run_chapter(path: &Path) -> usize {
     for block in blocks(&chapter, &text).iter().filter(|block| can_run(&block.needs)) {
         // The directories of the guide are those of the test.
         let script = block.script.replace("/tmp/", &dir.name("")).replace("/mnt", &dir.name("mnt"));
+        // The port may be in use here.
+        let script = script.replace("localhost:10809", "localhost:0");
         let mut bash = Command::new("bash");
         bash.args(["-c", &format!("{PROLOGUE}\n{script}\n")]).current_dir(dir.path(""));
         let ended = run(with_environment(&mut bash, &dir), b"");
