@@ -113,8 +113,11 @@ others() {
         cargo test --quiet --package inlock-tests --doc
 }
 
-# A link in the documentation that leads nowhere is a warning, and a failure here.
-documentation() { RUSTDOCFLAGS=-Dwarnings cargo doc --quiet --no-deps --workspace --exclude inlock-benches; }
+# A link in the documentation that leads nowhere is a warning, and a failure here. So is a change of the public API that
+# docs/api does not have.
+documentation() {
+    RUSTDOCFLAGS=-Dwarnings cargo doc --quiet --no-deps --workspace --exclude inlock-benches && cargo xtask public-api
+}
 
 # 4 GiB of zeroes through a target that encrypts nothing are 4 GiB of zeroes.
 null_target() {

@@ -14,6 +14,7 @@ mod fuzz;
 mod metadata;
 mod miri;
 mod mutants;
+mod public_api;
 mod soak;
 mod tidy;
 mod vm;
@@ -28,6 +29,7 @@ const USAGE: &str = "usage: cargo xtask CHORE
   tidy                                   check arrows of crates, circles of modules, unsafe, lengths, text
   features [--tests]                     clippy over each crate with no feature, each alone, and all
   dependencies                           no dependency needs a newer Rust; cargo deny check
+  public-api [--update]                  compare the public API of the libraries with docs/api
   floors                                 raise tests/floors.txt to the last full run's counts minus 5 %
   cross [TARGET...]                      type-check for other CPUs: aarch64, and one of 32 bits
   fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each unless told
@@ -63,6 +65,7 @@ fn run() -> Result<ExitCode> {
         Some("fuzz") => fuzz::run(&root, &rest),
         Some("mutants") => mutants::run(&root, &rest),
         Some("features") => features::run(&root, &rest),
+        Some("public-api") => public_api::run(&root, &rest),
         Some("floors") => floors::run(&root),
         Some("dependencies") => dependencies::run(&root),
         Some("cross") => cross::run(&root, &rest),

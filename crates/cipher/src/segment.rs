@@ -61,9 +61,4 @@ impl TargetType {
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.name() == name)
     }
-
-    /// Whether requests reach a backing store.
-    pub fn is_stored(self) -> bool {
-        matches!(self, Self::Crypt | Self::Linear)
-    }
 }

@@ -6,7 +6,7 @@ use crate::pbkdf::Hash;
 use zeroize::Zeroizing;
 
 /// Puts the key back together from `stripes` stripes. `material` is at least `key.len() * stripes` bytes.
-pub fn merge(material: &[u8], key: &mut [u8], hash: Hash) {
+pub(crate) fn merge(material: &[u8], key: &mut [u8], hash: Hash) {
     let len = key.len();
     assert!(len > 0 && material.len() >= len && material.len().is_multiple_of(len), "whole stripes");
     let (last, others) = {
@@ -23,7 +23,7 @@ pub fn merge(material: &[u8], key: &mut [u8], hash: Hash) {
 
 /// Splits `key` into stripes. `material` is a whole number of stripes, filled with random bytes by the caller; the last
 /// stripe is overwritten.
-pub fn split(key: &[u8], material: &mut [u8], hash: Hash) {
+pub(crate) fn split(key: &[u8], material: &mut [u8], hash: Hash) {
     let len = key.len();
     assert!(len > 0 && material.len() >= len && material.len().is_multiple_of(len), "whole stripes");
     let (others, last) = material.split_at_mut(material.len() - len);

@@ -37,11 +37,6 @@ impl FileDevice {
     pub fn file(&self) -> &File {
         &self.file
     }
-
-    /// Gives the file back.
-    pub fn into_file(self) -> File {
-        self.file
-    }
 }
 
 impl HeaderDevice for FileDevice {

@@ -30,30 +30,30 @@
 
 #![forbid(unsafe_code)]
 
-pub mod af;
-pub mod error;
-pub mod header_device;
-pub mod header_policy;
+mod af;
+mod error;
+mod header_device;
+mod header_policy;
 mod key_material;
 pub mod luks1;
 pub mod luks2;
 mod luks_cipher;
 mod luks_uuid;
-pub mod pbkdf;
+mod pbkdf;
 pub mod plain;
 mod printable;
-pub mod secret;
+mod secret;
 pub mod table;
-pub mod unlock;
+mod unlock;
 mod violation;
-pub mod volume;
-pub mod zones;
+mod volume;
+mod zones;
 
 pub use error::{CommitError, DataDeviceError, FormatError, LoadError, LoadWarning, UnlockError};
 pub use header_device::{BoundedDevice, FileDevice, HeaderDevice, MemoryDevice};
 pub use header_policy::{HeaderPolicy, PolicyError, plain_iv_repeats};
 pub use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
-pub use pbkdf::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest};
+pub use pbkdf::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest, UnknownHash};
 pub use printable::{Excerpt, Printable};
 pub use secret::Secret;
 pub use table::{Table, TableError};

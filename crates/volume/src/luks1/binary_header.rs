@@ -4,18 +4,18 @@ use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of the header.
-pub const HEADER_LEN: usize = 592;
+pub(crate) const HEADER_LEN: usize = 592;
 /// How many keyslots there are.
-pub const KEYSLOTS: usize = 8;
+pub(crate) const KEYSLOTS: usize = 8;
 /// [`RawKeyslot::active`] of a keyslot that holds a key.
-pub const KEYSLOT_ENABLED: u32 = 0x00ac_71f3;
+pub(crate) const KEYSLOT_ENABLED: u32 = 0x00ac_71f3;
 /// [`RawKeyslot::active`] of a keyslot that holds none.
-pub const KEYSLOT_DISABLED: u32 = 0x0000_dead;
+pub(crate) const KEYSLOT_DISABLED: u32 = 0x0000_dead;
 
 /// The header as stored.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct RawHeader {
+pub(crate) struct RawHeader {
     /// `LUKS\xba\xbe`.
     pub magic: [u8; 6],
     /// 1.
@@ -45,7 +45,7 @@ pub struct RawHeader {
 /// A keyslot as stored.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub struct RawKeyslot {
+pub(crate) struct RawKeyslot {
     /// [`KEYSLOT_ENABLED`] or [`KEYSLOT_DISABLED`].
     pub active: U32,
     /// PBKDF2 iterations.

@@ -4,8 +4,8 @@
 //! damaged header that passes the checks here shows as a passphrase that opens nothing, never as a wrong key: the key
 //! is taken only if the header's digest agrees.
 
-pub mod binary_header;
-pub mod dump;
+mod binary_header;
+pub(crate) mod dump;
 mod format;
 mod unlock;
 mod validate;

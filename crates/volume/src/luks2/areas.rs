@@ -5,9 +5,9 @@ use super::metadata::Metadata;
 use crate::violation::{HeaderFault, HeaderPath, Violation};
 
 /// The most bytes of all keyslot areas together.
-pub const MAX_KEYSLOTS_LEN: u64 = 128 << 20;
+pub(crate) const MAX_KEYSLOTS_LEN: u64 = 128 << 20;
 /// Alignment of the length of all keyslot areas together.
-pub const KEYSLOTS_ALIGN: u64 = 4096;
+pub(crate) const KEYSLOTS_ALIGN: u64 = 4096;
 
 /// Start of the keyslot areas.
 pub(super) fn keyslots_start(header: &BinaryHeader) -> u64 {

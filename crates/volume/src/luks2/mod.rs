@@ -4,9 +4,9 @@
 //! and checks all of it; [`Luks2`] keeps the JSON as it was read, with a typed view over it, so that what Inlock does
 //! not know survives a rewrite. Loading never writes.
 
-pub mod areas;
+mod areas;
 pub mod binary_header;
-pub mod commit;
+mod commit;
 pub(crate) mod digest;
 pub(crate) mod dump;
 mod format;

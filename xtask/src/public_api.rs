@@ -1,0 +1,106 @@
+//! `cargo xtask public-api`: compares the public API of the libraries with the listings in `docs/api`.
+//!
+//! A listing has a line for each public item, made from rustdoc's JSON, which only a nightly toolchain writes. A change
+//! of the API shows as a change of these files; `--update` writes them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use inlock_tests::report::skipped;
+
+use crate::target_dir;
+
+/// Libraries with the features whose API is listed.
+const LIBRARIES: [(&str, &str); 4] =
+    [("inlock-cipher", ""), ("inlock-volume", ""), ("inlock-engine", ""), ("inlock-frontend", "nbd,fuse,ublk")];
+
+/// Where the listings are.
+const LISTINGS: &str = "docs/api";
+
+/// Compares or, with `--update`, writes the listings. Needs a nightly toolchain with a known format of the JSON.
+pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
+    let update = match args {
+        [] => false,
+        [word] if word == "--update" => true,
+        _ => bail!("usage: cargo xtask public-api [--update]"),
+    };
+    let found = nightly(root).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !found.is_ok_and(|status| status.success()) {
+        ensure!(!update, "no nightly toolchain is installed");
+        skipped("no nightly toolchain, the public API is not compared");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut changes = 0;
+    for (package, features) in LIBRARIES {
+        let json = document(root, package, features)?;
+        let Some(listing) = listing(&json) else {
+            ensure!(!update, "rustdoc of this nightly toolchain writes another format");
+            skipped("rustdoc of this nightly toolchain writes another format, the public API is not compared");
+            return Ok(ExitCode::SUCCESS);
+        };
+        let file = root.join(LISTINGS).join(format!("{package}.txt"));
+        if update {
+            fs::create_dir_all(root.join(LISTINGS))?;
+            fs::write(&file, &listing).with_context(|| format!("cannot write {}", file.display()))?;
+        } else {
+            let known = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            changes += print_changes(package, &known, &listing);
+        }
+        println!("public-api: {package}: {} items", listing.lines().count());
+    }
+    if changes > 0 {
+        println!("public-api: {changes} changes; `cargo xtask public-api --update` writes them to {LISTINGS}");
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Cargo of the nightly toolchain, also if another toolchain runs this program.
+fn nightly(root: &Path) -> Command {
+    let mut cargo = Command::new("cargo");
+    cargo.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").arg("+nightly");
+    cargo
+}
+
+/// Writes rustdoc's JSON of a package and returns its path.
+fn document(root: &Path, package: &str, features: &str) -> Result<PathBuf> {
+    let target = target_dir(root).join("public-api");
+    let status = nightly(root)
+        .args(["doc", "--quiet", "--no-deps", "--lib", "--package", package, "--features", features, "--target-dir"])
+        .arg(&target)
+        .env("RUSTDOCFLAGS", "-Z unstable-options --output-format json --cap-lints allow")
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "cannot document {package}");
+    Ok(target.join("doc").join(format!("{}.json", package.replace('-', "_"))))
+}
+
+/// The public items, a line each. `None`: the format is not known.
+fn listing(json: &Path) -> Option<String> {
+    let builder = public_api::Builder::from_rustdoc_json(json);
+    let builder = builder.omit_blanket_impls(true).omit_auto_trait_impls(true).omit_auto_derived_impls(true);
+    builder.build().ok().map(|api| api.to_string())
+}
+
+/// Prints the lines that only one of the listings has. Returns their number.
+fn print_changes(package: &str, known: &str, found: &str) -> usize {
+    let only_in = |one: &str, other: &str, sign: char| {
+        let other: Vec<&str> = other.lines().collect();
+        let lines = one.lines().filter(|line| !other.contains(line));
+        lines.map(|line| println!("public-api: {package}: {sign}{line}")).count()
+    };
+    only_in(known, found, '-') + only_in(found, known, '+')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_lines_of_one_listing_only() {
+        assert_eq!(print_changes("x", "a\nb\n", "b\na\n"), 0);
+        assert_eq!(print_changes("x", "a\nb\n", "a\nc\n"), 2);
+    }
+}
