@@ -67,7 +67,7 @@ fn a_file_that_a_program_has_open_stays() -> Result<()> {
     let path = disk.open(&["--via", "fuse"])?;
     let file = File::open(&path)?;
     let own = format!("open in process {}", std::process::id());
-    fails(&disk.say("close", &[])?, 5, &["is in use", &own])?;
+    fails(&disk.say("close", &[])?, 5, &["is still in use", &own])?;
     drop(file);
     disk.close()
 }
@@ -81,7 +81,7 @@ fn a_device_that_a_program_has_open_stays() -> Result<()> {
     let node = disk.open(&["--via", "loop"])?;
     let file = File::open(&node)?;
     let own = format!("open in process {}", std::process::id());
-    fails(&disk.say("close", &[])?, 5, &["is in use", &own])?;
+    fails(&disk.say("close", &[])?, 5, &["is still in use", &own])?;
     ensure!(disk.say("status", &[])?.status.success());
     drop(file);
     // Who looks at it for a moment is no reason not to close it.
@@ -113,7 +113,7 @@ fn a_suspended_file_is_not_closed_under_those_who_wait_for_it() -> Result<()> {
         ensure!(begin.elapsed() < Duration::from_secs(60), "nobody reads");
         std::thread::sleep(Duration::from_millis(20));
     }
-    fails(&disk.say("close", &[])?, 5, &["is in use", &format!("open in process {}", waiting.id())])?;
+    fails(&disk.say("close", &[])?, 5, &["is still in use", &format!("open in process {}", waiting.id())])?;
     let resumed = output(inlock()?.arg("resume").arg(&disk.name).arg("--key-file").arg(&disk.key))?;
     ensure!(resumed.status.success(), "{resumed:?}");
     ensure!(waiting.wait()?.success());
