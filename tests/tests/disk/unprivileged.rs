@@ -32,7 +32,7 @@ test ! -e "$file"
 "$INLOCK" export -q "$IMAGE" - --key-file "$KEY" | cmp - "$HERE/copy"
 # Block devices are not for users, and that is said before anything is asked.
 if "$INLOCK" open "$IMAGE" mine --via loop --key-file "$KEY" 2> "$HERE/said"; then exit 1; fi
-grep -q "for root only" "$HERE/said"
+grep -q "only root can make block devices" "$HERE/said"
 grep -q -- "use --via fuse" "$HERE/said"
 "#;
 
