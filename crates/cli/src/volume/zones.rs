@@ -1,6 +1,6 @@
 //! Zoned devices and files: detecting zones, opening the store, and checking that a volume fits the zones.
 //!
-//! [`inlock_volume::zones`] has the rules; this file applies them to devices and explains violations to users.
+//! `inlock_volume` has the rules; this file applies them to devices and explains violations to users.
 
 use std::path::Path;
 use std::sync::Arc;
