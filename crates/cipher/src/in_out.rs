@@ -17,7 +17,11 @@ pub enum InOut<'a> {
 }
 
 impl<'a> InOut<'a> {
-    /// Pairs two buffers. Panics where their lengths differ, which is a fault of the caller's code.
+    /// Pairs two buffers.
+    ///
+    /// # Panics
+    ///
+    /// Panics if their lengths differ.
     pub fn copy(src: &'a [u8], dst: &'a mut [u8]) -> Self {
         assert_eq!(src.len(), dst.len(), "source and destination differ in length");
         Self::Copy { src, dst }

@@ -67,6 +67,7 @@ mod absent {
 
 /// Upper limit of the instruction sets in use. A later one allows all that an earlier one does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum CpuLimit {
     /// The portable kernel. Its `aes` crate detects and uses AES instructions itself.
     Portable,

@@ -27,6 +27,8 @@
 //! The kernel is chosen for the CPU: portable, AES-NI, or VAES with vectors of 256 or 512 bits ([`AesKernel`]). The
 //! environment variable `INLOCK_CPU` limits the choice. AES kernels take the same time for every key and all data.
 
+#![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
+
 mod aes;
 mod block_cipher;
 mod error;

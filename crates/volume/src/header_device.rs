@@ -1,4 +1,4 @@
-//! Where headers are read and written: a narrow, blocking interface for the control plane.
+//! Devices that headers are read from and written to, as a narrow, blocking interface.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -7,15 +7,35 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A device or a file that holds a header.
 pub trait HeaderDevice {
-    /// Length in bytes.
+    /// Returns the length in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the length cannot be determined.
     fn len(&self) -> io::Result<u64>;
-    /// Fills `buf` from `offset`; reading past the end is an error.
+    /// Fills `buf` from `offset`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the device cannot be read, or ends before `buf` is full.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `data` at `offset`. Not durable before [`HeaderDevice::sync`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the device cannot be written, or ends before all is written.
     fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()>;
     /// Makes every completed write durable.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a write is not on stable storage.
     fn sync(&self) -> io::Result<()>;
-    /// Whether the device has no bytes at all.
+    /// Returns whether the device has no bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`HeaderDevice::len`].
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }

@@ -29,6 +29,7 @@
 //! encryption off ([`HeaderPolicy`]). A volume key is returned only if the header's digest confirms it.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::missing_errors_doc)]
 
 mod af;
 mod error;

@@ -116,6 +116,10 @@ pub enum PlainError {
 
 impl Plain {
     /// The key that a passphrase stands for. Nothing says whether it is the right one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the cipher does not take the length of the key, or the passphrase is too short to be the key itself.
     pub fn key_from_passphrase(&self, passphrase: &Secret) -> Result<VolumeKey, PlainError> {
         self.check_key_len()?;
         let hashed = self.hash.len.unwrap_or(self.key_len);
@@ -132,12 +136,20 @@ impl Plain {
     }
 
     /// The key in a key file: its first [`Plain::key_len`] bytes.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the cipher does not take the length of the key, or the file has fewer bytes.
     pub fn key_from_file(&self, content: &Secret) -> Result<VolumeKey, PlainError> {
         self.check_key_len()?;
         Ok(VolumeKey::new(first(content.as_bytes(), self.key_len)?))
     }
 
     /// The volume's one segment, on a device of `device_len` bytes. Without a size it covers what whole data units can.
+    ///
+    /// # Errors
+    ///
+    /// Fails if offset or size are no multiples of the data unit, or exceed the device.
     pub fn segments(&self, device_len: u64) -> Result<Vec<Segment>, PlainError> {
         let unit = self.unit.sectors();
         for (what, sectors) in [("skip", self.skip.0), ("size", self.size.unwrap_or(0))] {

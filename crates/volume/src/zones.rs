@@ -90,6 +90,10 @@ impl fmt::Display for Fits {
 
 impl Zones {
     /// Checks that a segment starts and ends where zones do, and that zones can be written by its data units.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the numbers that fit.
     pub fn check_segment(&self, segment: &Segment) -> Result<(), ZoneFault> {
         let (zone, len) = (self.zone_sectors(), self.len / SECTOR_SIZE);
         let at = segment.start.0;
@@ -112,6 +116,10 @@ impl Zones {
     }
 
     /// Checks that data that start at this byte start where a zone does.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the numbers that fit.
     pub fn check_offset(&self, bytes: u64) -> Result<(), ZoneFault> {
         if bytes.is_multiple_of(self.zone_len) {
             return Ok(());
@@ -123,6 +131,10 @@ impl Zones {
 
     /// Checks that a header and what lies between it and the data, `data_offset` bytes together, are in conventional
     /// zones.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the header reaches into a sequential zone.
     pub fn check_header(&self, data_offset: u64) -> Result<(), ZoneFault> {
         if data_offset <= self.conventional {
             return Ok(());
@@ -132,6 +144,10 @@ impl Zones {
 
     /// Where the data start behind a new header on the same storage, in bytes: the next border of a zone. A header that
     /// usually takes `usual` bytes, and at least `least`, is cut where there are fewer conventional zones.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the header reaches into a sequential zone.
     pub fn place_behind_header(&self, usual: u64, least: u64) -> Result<u64, ZoneFault> {
         let border = |bytes: u64| bytes.div_ceil(self.zone_len).saturating_mul(self.zone_len);
         let conventional = self.conventional / self.zone_len * self.zone_len;
@@ -149,6 +165,10 @@ impl Zones {
     }
 
     /// Checks that zones can be written by data units of this size.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the numbers that fit.
     pub fn check_unit(&self, unit: DataUnitSize) -> Result<(), ZoneFault> {
         let granularity = self.write_granularity;
         if granularity.is_multiple_of(unit.bytes() as u32) {

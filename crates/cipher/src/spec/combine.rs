@@ -14,6 +14,10 @@ pub struct KeyParts {
 
 impl CipherSpec {
     /// Whether the parts go together; the error names the one that does not.
+    ///
+    /// # Errors
+    ///
+    /// Fails for the first part that does not go with the others.
     pub fn check(&self) -> Result<(), InvalidCipherSpec> {
         self.check_mode()?;
         self.check_iv()?;

@@ -49,6 +49,10 @@ struct Keyslot {
 }
 
 /// Whether `device` starts with the magic and the version of LUKS1.
+///
+/// # Errors
+///
+/// Fails if the device cannot be read.
 pub fn probe(device: &dyn HeaderDevice) -> Result<bool, LoadError> {
     let mut start = [0; 8];
     if device.len()? < start.len() as u64 {
@@ -60,6 +64,10 @@ pub fn probe(device: &dyn HeaderDevice) -> Result<bool, LoadError> {
 
 impl Luks1 {
     /// Reads and checks the header.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the device has no LUKS1 header, or none that follows the specification.
     pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
         if !probe(device)? {
             return Err(LoadError::NotLuks);

@@ -15,6 +15,10 @@ use zeroize::Zeroizing;
 
 impl Luks1 {
     /// Looks for a keyslot that `passphrase` opens, and verifies the key in it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::unlock`](crate::Volume::unlock).
     pub fn unlock(
         &self,
         device: &dyn HeaderDevice,
@@ -48,6 +52,10 @@ impl Luks1 {
     }
 
     /// Takes a volume key that the caller has, after verifying it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::unlock_with_volume_key`](crate::Volume::unlock_with_volume_key).
     pub fn unlock_with_volume_key(&self, key: VolumeKey, options: &UnlockOptions) -> Result<Unlocked, UnlockError> {
         let (cipher, hash) = self.algorithms()?;
         options.policy.check_header(self.uuid(), &self.segments_of(cipher))?;
@@ -58,6 +66,10 @@ impl Luks1 {
     }
 
     /// The one segment as it is served, without a key.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the cipher is not supported.
     pub fn segments(&self) -> Result<Vec<Segment>, UnlockError> {
         self.algorithms().map(|(cipher, _)| self.segments_of(cipher))
     }

@@ -72,6 +72,10 @@ impl BinaryHeader {
     }
 
     /// Reads the fields of the block that stands at `offset`, and checks all but the checksum.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the rule that the block breaks.
     pub fn decode(block: &[u8; BLOCK_LEN], copy: Copy, offset: u64) -> Result<Self, Violation> {
         let raw = RawHeader::ref_from_bytes(block).expect("the array has the length of the header");
         if raw.magic != copy.magic() {

@@ -15,6 +15,11 @@ impl Luks2 {
     ///
     /// The caller holds the header's lock since loading it. After an error `self` still has the old metadata; what is
     /// on the device is the old or the new.
+    ///
+    /// # Errors
+    ///
+    /// Fails before it writes if the metadata breaks a rule or does not fit its area; later, only if the device cannot
+    /// be written. One copy of the header is whole at every moment.
     pub fn commit(&mut self, device: &dyn HeaderDevice, map: Map<String, Value>) -> Result<(), CommitError> {
         let seqid = self.header.seqid.checked_add(1).ok_or(CommitError::SequenceExhausted)?;
         let header = BinaryHeader { seqid, ..self.header.clone() };

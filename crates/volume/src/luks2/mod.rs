@@ -45,6 +45,10 @@ pub struct Luks2 {
 
 impl Luks2 {
     /// Reads both copies of the header, and checks the one to trust.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the device has no LUKS2 header, or no copy of it follows the specification.
     pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
         load::load(device)
     }

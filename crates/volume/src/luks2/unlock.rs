@@ -16,6 +16,10 @@ impl Luks2 {
     /// Looks for a keyslot that `passphrase` opens, and verifies the key in it.
     ///
     /// Keyslots of priority 2 are tried first, then those of priority 1; one of priority 0 only when it is asked for.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::unlock`](crate::Volume::unlock).
     pub fn unlock(
         &self,
         device: &dyn HeaderDevice,
@@ -54,6 +58,10 @@ impl Luks2 {
     }
 
     /// Takes a volume key that the caller has, after verifying it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::unlock_with_volume_key`](crate::Volume::unlock_with_volume_key).
     pub fn unlock_with_volume_key(&self, key: VolumeKey, options: &UnlockOptions) -> Result<Unlocked, UnlockError> {
         let (segments, number) = self.to_serve()?;
         options.policy.check_header(self.uuid(), &segments)?;
@@ -65,6 +73,10 @@ impl Luks2 {
     }
 
     /// The segments as they are served, without a key.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a segment cannot be used, or if the header has a requirement that is not supported.
     pub fn segments(&self) -> Result<Vec<Segment>, UnlockError> {
         self.to_serve().map(|(segments, _)| segments)
     }

@@ -48,6 +48,10 @@ impl KdfRequest {
     }
 
     /// Costs for keys of `key_len` bytes. Measures, for about twice the wanted time, unless iterations are forced.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a request is out of range, or if there is no memory for the measurement.
     pub fn resolve(&self, key_len: usize) -> Result<Kdf, KdfError> {
         self.check()?;
         let target = Duration::from_millis(self.iter_time_ms.max(1).into());

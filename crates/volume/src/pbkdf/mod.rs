@@ -50,6 +50,7 @@ pub struct Argon2Cost {
 
 /// The kind of a key derivation, without its costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KdfKind {
     /// PBKDF2 with HMAC.
     Pbkdf2,
@@ -141,6 +142,10 @@ impl Kdf {
     }
 
     /// Fills `key` from `passphrase` and `salt`, unless a cost is over `limits`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a cost is over its limit or out of range, or if there is not enough memory or threads.
     pub fn derive(&self, passphrase: &[u8], salt: &[u8], key: &mut [u8], limits: &KdfLimits) -> Result<(), KdfError> {
         self.check(key.len(), limits)?;
         match *self {
@@ -152,6 +157,10 @@ impl Kdf {
     }
 
     /// Holds the costs of a key of `key_len` bytes against the algorithm's minimum and `limits`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a cost is over its limit or out of range.
     pub fn check(&self, key_len: usize, limits: &KdfLimits) -> Result<(), KdfError> {
         match *self {
             Self::Pbkdf2 { hash, iterations } => {
