@@ -4,9 +4,6 @@
 //! A new kernel is a file in `x86_64`, a variant here and an arm in each `match`; the shared runner in `testing` then
 //! compares it with the others.
 
-// Other architectures have no kernels that take jobs yet.
-#![cfg_attr(not(target_arch = "x86_64"), allow(unused))]
-
 use super::job::{CbcJob, XtsJob};
 use super::schedule::Schedule;
 #[cfg(target_arch = "x86_64")]

@@ -1,5 +1,8 @@
 //! AES-XTS (IEEE 1619) on the kernels.
 
+// Other architectures have no kernels that take jobs yet.
+#![cfg_attr(not(target_arch = "x86_64"), allow(unused))]
+
 use super::any_mode::AnyMode;
 use crate::aes::{self, AesKernel, IV_MARGIN, MAX_BATCH, Schedule, XtsJob, XtsKeys};
 use crate::block_cipher::Block;
