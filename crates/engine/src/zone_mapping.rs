@@ -1,6 +1,6 @@
 //! Zones of a device: its store's, shifted by the position of the device on it.
 
-use crate::crypt_mapping::TargetError;
+use crate::crypt_mapping::{Ciphertext, CryptMapping, TargetError};
 use crate::mapping::{Kind, MappedRange, Mapping};
 use crate::request::RequestError;
 use crate::store::BackingStore;
@@ -77,6 +77,20 @@ pub(crate) fn moved(mapping: &Mapping, range: &MappedRange, position: u64) -> Re
     let moved = mapping.locate(offset, range.len as u64, range.aligned_len.max(2 * range.unit_len))?;
     // A write that must not be split cannot cross the point at which sector numbers wrap.
     if moved.aligned_len == range.aligned_len { Ok(moved) } else { Err(RequestError::Io(Errno::IO)) }
+}
+
+/// Encrypts the data of `range` again, for `position` of its store. Returns the data with the error if they have no
+/// place there.
+pub(crate) fn encrypt_elsewhere(
+    crypt: &CryptMapping,
+    range: &MappedRange,
+    position: u64,
+    data: Ciphertext,
+) -> Result<(MappedRange, Ciphertext), (RequestError, Ciphertext)> {
+    match moved(crypt, range, position) {
+        Ok(elsewhere) => Ok((elsewhere, crypt.encrypt(&elsewhere, crypt.decrypt(range, data)))),
+        Err(error) => Err((error, data)),
+    }
 }
 
 /// Returns the ranges of the store for a zone management operation on a range of the device.

@@ -5,11 +5,11 @@
 
 use super::{BlockingDevice, Scratch, locate};
 use crate::buffer::BufferPool;
-use crate::crypt_mapping::{Ciphertext, CryptMapping, MappedRange};
+use crate::crypt_mapping::{CryptMapping, MappedRange};
 use crate::request::{Operation, RequestError};
 use crate::stats::{Account, Phase};
 use crate::store;
-use crate::zone_mapping::{moved, ranges_of};
+use crate::zone_mapping::{encrypt_elsewhere, moved, ranges_of};
 use crate::zone_queue::{Enqueued, Waiter, WriteId, WriteKind, WriteOutcome, ZoneWriteQueues};
 use crate::zoned::ZoneAction;
 use rustix::io::Errno;
@@ -145,7 +145,7 @@ impl BlockingDevice {
         let mut position = turn.zones.position(turn.write);
         let written = loop {
             if position != mapped.store_offset {
-                (mapped, ciphertext) = match again(target, &mapped, position, ciphertext) {
+                (mapped, ciphertext) = match encrypt_elsewhere(target, &mapped, position, ciphertext) {
                     Ok(placed) => placed,
                     Err((error, data)) => {
                         turn.give_up();
@@ -165,19 +165,6 @@ impl BlockingDevice {
         account.lap(Phase::Store);
         self.give_scratch(Scratch { buffer: ciphertext.into_buffer(), spare });
         written.map(|()| mapped.offset)
-    }
-}
-
-/// Encrypts the same data for another position.
-fn again(
-    target: &CryptMapping,
-    mapped: &MappedRange,
-    position: u64,
-    data: Ciphertext,
-) -> Result<(MappedRange, Ciphertext), (RequestError, Ciphertext)> {
-    match moved(target, mapped, position) {
-        Ok(placed) => Ok((placed, target.encrypt(&placed, target.decrypt(mapped, data)))),
-        Err(error) => Err((error, data)),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::request::RequestError;
 use crate::rmw;
 use crate::stats::Phase;
 use crate::thread_pool::crypt::Direction;
-use crate::zone_mapping::moved;
+use crate::zone_mapping::encrypt_elsewhere;
 use rustix::io::Errno;
 
 /// A read or a write of one mapped range.
@@ -386,14 +386,10 @@ impl Transfer {
         if self.range.store_offset == position {
             return Ok(data);
         }
-        let elsewhere = match moved(cx.crypt, &self.range, position) {
-            Ok(elsewhere) => elsewhere,
-            Err(error) => return Err((error, data)),
-        };
-        let plain = cx.crypt.decrypt(&self.range, data);
+        let (elsewhere, data) = encrypt_elsewhere(cx.crypt, &self.range, position, data)?;
         self.range = elsewhere;
         account.ciphered(2, 2 * self.units());
-        Ok(cx.crypt.encrypt(&self.range, plain))
+        Ok(data)
     }
 
     /// Data units in the aligned range; none if they are not encrypted.
