@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::fio::{self, Sample};
 use crate::options::Options;
+use crate::placement::{Cpus, Placement};
 use crate::progress::Progress;
 use crate::results::{Measurement, Results, Threshold};
 use crate::servers::{Kind, Server};
@@ -23,22 +24,29 @@ pub(crate) struct Load {
     pub random: bool,
     pub block: usize,
     pub depth: usize,
+    pub placement: Placement,
 }
 
 const fn load(write: bool, random: bool, block: usize, depth: usize) -> Load {
-    Load { write, random, block, depth }
+    Load { write, random, block, depth, placement: Placement::Any }
+}
+
+const fn placed(write: bool, placement: Placement) -> Load {
+    Load { write, random: true, block: 4 << 10, depth: 1, placement }
 }
 
 /// The loads, in the order of the tables. Those of depth 1 measure latency.
-pub(crate) const LOADS: [Load; 8] = [
+pub(crate) const LOADS: [Load; 10] = [
     load(false, true, 4 << 10, 16),
     load(true, true, 4 << 10, 16),
     load(false, false, 128 << 10, 8),
     load(true, false, 128 << 10, 8),
     load(false, false, 1 << 20, 4),
     load(true, false, 1 << 20, 4),
-    load(false, true, 4 << 10, 1),
-    load(true, true, 4 << 10, 1),
+    placed(false, Placement::OneCpu),
+    placed(true, Placement::OneCpu),
+    placed(false, Placement::TwoCpus),
+    placed(true, Placement::TwoCpus),
 ];
 
 impl Load {
@@ -47,9 +55,18 @@ impl Load {
         format!("{order} {}", if self.write { "write" } else { "read" })
     }
 
-    /// `4 KiB random read, depth 16`.
+    /// `4 KiB random read, depth 16`, or `4 KiB random read, depth 1, one CPU`.
     pub(crate) fn name(self) -> String {
-        format!("{} {}, depth {}", size_text(self.block as u64), self.operation(), self.depth)
+        let name = format!("{} {}, depth {}", size_text(self.block as u64), self.operation(), self.depth);
+        self.placement.name().map_or_else(|| name.clone(), |placement| format!("{name}, {placement}"))
+    }
+
+    /// Names of the latency and of the rate in the load's placement.
+    pub(crate) fn placed_measures(self) -> [&'static str; 2] {
+        match self.placement {
+            Placement::TwoCpus => ["median latency, two CPUs", "operations, two CPUs"],
+            _ => ["median latency, one CPU", "operations, one CPU"],
+        }
     }
 
     fn is_latency(self) -> bool {
@@ -92,17 +109,24 @@ pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()
     }
     let mut samples: Table = vec![vec![Samples::default(); servers.len()]; LOADS.len()];
     let progress = Progress::new(options, (rounds * LOADS.len() * servers.len()) as u64);
+    let cpus = Cpus::select()?;
     for round in 0..rounds {
-        for (row, load) in samples.iter_mut().zip(LOADS) {
+        for (row, load) in samples.iter_mut().zip(LOADS).filter(|(_, load)| cpus.allow(load.placement)) {
             for turn in 0..servers.len() {
                 let at = (turn + round) % servers.len();
                 progress.step(&format!("compare: {}, {}", load.name(), servers[at].kind.name()));
-                one(&servers[at], load.timed(slice), payload, with_fio, &mut row[at])?;
+                servers[at].place(&cpus, load.placement);
+                let measured = || one(&servers[at], load.timed(slice), payload, with_fio, &mut row[at]);
+                cpus.run_client(load.placement, measured)??;
+                servers[at].place(&cpus, Placement::Any);
             }
         }
     }
     let kinds: Vec<Kind> = servers.iter().map(|server| server.kind).collect();
     note(&servers, rounds, slice, payload, with_fio, results);
+    if !cpus.allow(Placement::TwoCpus) {
+        results.notes.push("this process may use one CPU: latency on two was not measured".to_owned());
+    }
     report(&kinds, &samples, results);
     results.thresholds.extend(Thresholds { kinds: &kinds, samples: &samples }.rows());
     Ok(())
@@ -189,14 +213,19 @@ fn report(kinds: &[Kind], table: &Table, results: &mut Results) {
                 unit,
                 compared,
             };
-            if load.is_latency() {
-                let latencies = &row[at].latencies;
-                let against = compared(&|other| ratio(latencies, &row[other].latencies));
-                results.measurements.push(row_of("median latency", median(latencies), "ns", against));
-                continue;
-            }
             let rate = median(&row[at].rates);
             let against = compared(&|other| ratio(&row[at].rates, &row[other].rates));
+            if load.is_latency() {
+                if row[at].rates.is_empty() {
+                    continue;
+                }
+                let latencies = &row[at].latencies;
+                let by_latency = compared(&|other| ratio(latencies, &row[other].latencies));
+                let [latency, operations] = load.placed_measures();
+                results.measurements.push(row_of(latency, median(latencies), "ns", by_latency));
+                results.measurements.push(row_of(operations, rate / load.block as f64, "1/s", against));
+                continue;
+            }
             if load.block == 4 << 10 && !row[at].limits.is_empty() {
                 let limit = median(&row[at].limits) / load.block as f64;
                 results.measurements.push(row_of("client's limit", limit, "1/s", None));
@@ -243,6 +272,10 @@ impl Thresholds<'_> {
                 rows.push(Threshold::at_least(format!("{name}: over {}", kind.name()), self.rate(at, kind), limit));
             };
             match (load.block, load.is_latency(), load.write) {
+                (_, true, _) if load.placement == Placement::OneCpu => {
+                    over(Kind::QemuRaw, 1.0);
+                    continue;
+                }
                 (_, true, _) => {
                     let of = |kind| self.of(at, kind).map(|samples| &samples.latencies[..]);
                     let found =
@@ -299,7 +332,7 @@ mod tests {
         let thresholds = Thresholds { kinds: &kinds, samples: &table }.rows();
         let undecided: Vec<&Threshold> = thresholds.iter().filter(|row| row.met() != Some(true)).collect();
         assert!(undecided.is_empty(), "{undecided:?}");
-        assert_eq!(thresholds.len(), 3 + 3 + 4 * 5 + 2 + 2);
+        assert_eq!(thresholds.len(), 3 + 3 + 4 * 5 + 2 + 4);
     }
 
     #[test]

@@ -1,19 +1,30 @@
-//! `bench latency`: completion latency of 4 KiB requests, with idle and with busy CPUs.
+//! `bench latency`: completion latency of 4 KiB requests, with idle and with busy CPUs, and over NBD.
 //!
 //! The latency of a request is the time from the frontend's submission to its completion. "Busy" means that as many
 //! other threads as there are CPUs compute all the time, so a request that goes to another thread waits until the
 //! scheduler runs that thread.
+//!
+//! Over NBD, a client with one request in flight shares a CPU with the server, or each has its own.
 
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use anyhow::Context as _;
+use inlock_engine::BackingStore;
+use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_frontend::nbd::server::{Listen, Server, ServerOptions};
+
 use crate::options::Options;
 use crate::path::{self, CASES, Case, operation};
+use crate::placement::{Cpus, Placement, threads};
 use crate::progress::Progress;
 use crate::results::{Measurement, Results, Threshold};
 use crate::scripted::{Driver, End, Job};
 use crate::statistics::{median, percentile, ratio};
+use crate::wire::{self, Client, Load as NbdLoad, NULL_SERVER};
 
 const BLOCK: usize = 4 << 10;
 /// Requests in flight.
@@ -45,13 +56,87 @@ pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()
                 if busy && !write && depth == 4 {
                     busy_ratio = samples.get(1).and_then(|offloaded| ratio(&samples[0][1], &offloaded[1]));
                 }
-                report(&cases, job, state, &samples, results);
+                let names: Vec<String> = cases.iter().map(|case| format!("{}, {state}", case.name)).collect();
+                report(&names, job, &samples, results);
             }
         }
     }
     let what = "in process, 4 KiB random read, depth 4, CPUs busy: p99 inline over p99 offloaded";
     results.thresholds.push(Threshold::at_most(what, busy_ratio, 0.5));
+    over_nbd(options, results)
+}
+
+/// Length of the served file.
+const SERVED_LEN: u64 = 64 << 20;
+
+/// Measures an encrypted volume and the null server over NBD, at depth 1, in both placements.
+fn over_nbd(options: &Options, results: &mut Results) -> anyhow::Result<()> {
+    let (rounds, slice) = options.rounds_and_slice((7, 300), (3, 50));
+    let dir = tempfile::Builder::new().prefix("inlock-bench-").tempdir_in(&options.dir)?;
+    let served = serve(dir.path())?;
+    let null = dir.path().join("null.sock");
+    wire::serve_null(&null, SERVED_LEN).context("cannot start the null server")?;
+    let servers = [("NBD null server", &null), ("NBD aes-xts", &served.1)];
+    let cpus = Cpus::select()?;
+    let placements: Vec<Placement> =
+        [Placement::OneCpu, Placement::TwoCpus].into_iter().filter(|placement| cpus.allow(*placement)).collect();
+    let progress = Progress::new(options, (placements.len() * 2) as u64);
+    for placement in placements {
+        let name = placement.name().unwrap_or_default();
+        for write in [false, true] {
+            progress.step(&format!("latency: NBD, {}, {name}", operation(write)));
+            let threads = threads("self", |thread| thread == NULL_SERVER || thread.starts_with(WORKER_THREADS));
+            cpus.place_server(placement, &threads);
+            let job = Job { write, block: BLOCK, depth: 1, end: End::Time(slice), watch: true };
+            let samples = cpus.run_client(placement, || measure_nbd(&servers, job, slice, rounds))??;
+            let cases = servers.map(|(server, _)| format!("{server}, {name}"));
+            report(&cases, job, &samples, results);
+        }
+    }
     Ok(())
+}
+
+/// Start of the names of the server's threads.
+const WORKER_THREADS: &str = "inlock-worker";
+
+/// Serves an encrypted file from this process, as `inlock serve` does, with one worker.
+fn serve(dir: &Path) -> anyhow::Result<(Server, PathBuf)> {
+    let case = CASES.iter().find(|case| case.name == "aes-xts inline").context("a case has another name")?;
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(dir.join("image"))?;
+    path::fill(&file, SERVED_LEN)?;
+    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Auto)?);
+    let socket = dir.join("nbd.sock");
+    let mut options = ServerOptions::default();
+    options.threads = 1;
+    Ok((Server::start(case.device(&store)?, &Listen::Unix(socket.clone()), &options)?, socket))
+}
+
+fn measure_nbd(
+    servers: &[(&str, &PathBuf); 2],
+    job: Job,
+    slice: Duration,
+    rounds: usize,
+) -> anyhow::Result<Vec<Rounds>> {
+    let mut clients = Vec::new();
+    for (_, socket) in servers {
+        clients.push(Client::connect(socket)?);
+    }
+    let load = NbdLoad { write: job.write, random: true, block: job.block, depth: job.depth, time: slice };
+    let mut samples: Vec<Rounds> = vec![Rounds::default(); clients.len()];
+    for round in 0..rounds {
+        for turn in 0..clients.len() {
+            let at = (turn + round) % clients.len();
+            add_percentiles(&mut samples[at], &clients[at].run(load)?.latencies);
+        }
+    }
+    Ok(samples)
+}
+
+/// Adds the percentiles of one round; the latencies are sorted.
+fn add_percentiles(samples: &mut Rounds, latencies: &[u64]) {
+    for (place, (_, share)) in samples.iter_mut().zip(PERCENTILES) {
+        place.push(percentile(latencies, share) as f64);
+    }
 }
 
 fn measure(drivers: &mut [Driver], job: Job, rounds: usize) -> anyhow::Result<Vec<Rounds>> {
@@ -61,28 +146,27 @@ fn measure(drivers: &mut [Driver], job: Job, rounds: usize) -> anyhow::Result<Ve
             let at = (turn + round) % drivers.len();
             let mut latencies = drivers[at].run(job)?.latencies;
             latencies.sort_unstable();
-            for (place, (_, share)) in samples[at].iter_mut().zip(PERCENTILES) {
-                place.push(percentile(&latencies, share) as f64);
-            }
+            add_percentiles(&mut samples[at], &latencies);
         }
     }
     Ok(samples)
 }
 
-fn report(cases: &[Case], job: Job, state: &str, samples: &[Rounds], results: &mut Results) {
+/// Reports cases beside the first one.
+fn report(cases: &[String], job: Job, samples: &[Rounds], results: &mut Results) {
     for (at, case) in cases.iter().enumerate() {
         for (rank, (name, _)) in PERCENTILES.iter().enumerate() {
             let against = ratio(&samples[at][rank], &samples[0][rank]).filter(|_| at > 0);
             results.measurements.push(Measurement {
                 bench: "latency",
-                case: format!("{}, {state}", case.name),
+                case: case.clone(),
                 operation: operation(job.write).to_owned(),
                 block_size: BLOCK as u64,
                 queue_depth: job.depth,
                 measure: name,
                 value: median(&samples[at][rank]),
                 unit: "ns",
-                compared: against.map(|ratio| (format!("{}, {state}", cases[0].name), ratio)),
+                compared: against.map(|ratio| (cases[0].clone(), ratio)),
             });
         }
     }

@@ -16,6 +16,7 @@ mod latency;
 mod options;
 mod page;
 mod path;
+mod placement;
 pub mod plot;
 mod progress;
 mod results;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
+use crate::placement::{Cpus, Placement, threads};
 use crate::{environment, wire};
 
 /// The servers, in the order of the tables.
@@ -110,6 +111,15 @@ impl Server {
         let mut server = Self { kind, socket, command_line, child: Some(child) };
         server.wait_until_ready(&log)?;
         Ok(Some(server))
+    }
+
+    /// Places the server's threads, beside a client that [`Cpus::run_client`] runs.
+    pub(crate) fn place(&self, cpus: &Cpus, placement: Placement) {
+        let found = match &self.child {
+            Some(child) => threads(&child.id().to_string(), |_| true),
+            None => threads("self", |name| name == wire::NULL_SERVER),
+        };
+        cpus.place_server(placement, &found);
     }
 
     fn wait_until_ready(&mut self, log: &Path) -> anyhow::Result<()> {

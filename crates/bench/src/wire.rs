@@ -219,6 +219,9 @@ fn request(out: &mut Vec<u8>, command: u16, number: u64, offset: u64, len: u32) 
     out.extend(len.to_be_bytes());
 }
 
+/// Name of the threads of the null server.
+pub(crate) const NULL_SERVER: &str = "null-server";
+
 /// Serves an export of `size` bytes on `socket` in threads of its own until the process ends. Reads return the bytes of
 /// one buffer, writes are received and dropped.
 pub(crate) fn serve_null(socket: &Path, size: u64) -> io::Result<()> {
@@ -226,10 +229,13 @@ pub(crate) fn serve_null(socket: &Path, size: u64) -> io::Result<()> {
     let accept = move || {
         while let Ok((stream, _)) = listener.accept() {
             // An error means that the client has disconnected.
-            std::thread::spawn(move || serve_one(stream, size).is_ok());
+            let serve = move || serve_one(stream, size).is_ok();
+            if std::thread::Builder::new().name(NULL_SERVER.into()).spawn(serve).is_err() {
+                return;
+            }
         }
     };
-    std::thread::Builder::new().name("null-server".into()).spawn(accept)?;
+    std::thread::Builder::new().name(NULL_SERVER.into()).spawn(accept)?;
     Ok(())
 }
 
