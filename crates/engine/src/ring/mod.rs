@@ -14,6 +14,7 @@ use crate::store::BackingStore;
 use crate::store::file::{IoMode, is_direct};
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -37,6 +38,28 @@ pub type Outgoing = Vec<(Buffer, Range<usize>)>;
 
 /// Maximum number of ranges in one [`Operation::Send`].
 pub const MAX_OUTGOING: usize = 64;
+
+/// Returns the number of bytes of all ranges.
+fn outgoing_len(outgoing: &Outgoing) -> usize {
+    outgoing.iter().map(|(_, range)| range.len()).sum()
+}
+
+/// Sends as many bytes behind the first `sent` as the socket takes now, in one call.
+fn send_available(socket: BorrowedFd<'_>, outgoing: &Outgoing, mut sent: usize) -> Result<usize, Errno> {
+    let mut segments = [IoSlice::new(&[]); MAX_OUTGOING];
+    let mut count = 0;
+    for (buffer, range) in outgoing {
+        let segment = &buffer.frame()[range.clone()];
+        let passed = sent.min(segment.len());
+        sent -= passed;
+        if passed < segment.len() {
+            segments[count] = IoSlice::new(&segment[passed..]);
+            count += 1;
+        }
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &segments[..count], &mut SendAncillaryBuffer::default(), flags)
+}
 
 /// Part of a vectored write, contiguous in the store with the one before.
 #[derive(Debug)]
@@ -482,7 +505,7 @@ impl Ring {
     /// Submits the queued operations now instead of in the next turn.
     pub fn submit_now(&mut self) {
         if let Backend::Uring(uring) = &mut self.backend {
-            uring.submit_now();
+            uring.submit_now(&mut self.files);
         }
     }
 
@@ -505,6 +528,15 @@ impl Ring {
             self.waker.clear();
         }
         Ok(woken)
+    }
+}
+
+/// Appends `completed` to `done`. The usual case, an empty `done`, moves nothing.
+fn hand_over(completed: &mut VecDeque<Completion>, done: &mut VecDeque<Completion>) {
+    if done.is_empty() {
+        std::mem::swap(completed, done);
+    } else {
+        done.append(completed);
     }
 }
 

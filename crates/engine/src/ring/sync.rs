@@ -3,13 +3,13 @@
 //! An operation is tried when it is submitted. An operation on a socket that is not ready waits until epoll reports the
 //! socket.
 
-use super::{Completion, Descriptor, FileId, Files, MAX_OUTGOING, Operation, Returned, Token, Wait, Waker};
+use super::{Completion, Descriptor, FileId, Files, Operation, Returned, Token, Wait, Waker};
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustix::net::RecvFlags;
 use std::collections::VecDeque;
-use std::io::{self, IoSlice};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Backend without io_uring.
 pub(super) struct SyncRing {
@@ -101,7 +101,7 @@ impl SyncRing {
             }
         }
         self.events = ready;
-        done.append(&mut self.done);
+        super::hand_over(&mut self.done, done);
         Ok(woken)
     }
 
@@ -158,24 +158,10 @@ fn on_socket(fd: &OwnedFd, waiting: &mut Waiting) -> Result<usize, Errno> {
                 }
             }
             Operation::Send(outgoing) => {
-                let mut skip = waiting.progress;
-                let mut segments = [IoSlice::new(&[]); MAX_OUTGOING];
-                let mut count = 0;
-                for (buffer, range) in outgoing.iter() {
-                    let segment = &buffer.frame()[range.clone()];
-                    let passed = skip.min(segment.len());
-                    skip -= passed;
-                    if passed < segment.len() {
-                        segments[count] = IoSlice::new(&segment[passed..]);
-                        count += 1;
-                    }
-                }
-                if count == 0 {
+                if waiting.progress == super::outgoing_len(outgoing) {
                     return Ok(waiting.progress);
                 }
-                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                rustix::net::sendmsg(fd, &segments[..count], &mut SendAncillaryBuffer::default(), flags)
-                    .map(|sent| waiting.progress += sent)
+                super::send_available(fd.as_fd(), outgoing, waiting.progress).map(|sent| waiting.progress += sent)
             }
             _ => return Err(Errno::INVAL),
         };

@@ -45,6 +45,12 @@ pub(super) struct Uring {
     done: VecDeque<Completion>,
     /// Entries that did not fit the submission queue; they are submitted after completions.
     backlog: VecDeque<squeue::Entry>,
+    /// The send of this turn, as long as it is the only one: it needs no entry.
+    lone_send: Option<u32>,
+    /// Sends of this turn.
+    sends: u32,
+    /// Whether the last turn returned without entering the ring.
+    was_short: bool,
     waker: Waker,
     waker_armed: bool,
     /// Number of descriptors that can be registered: 0 if the kernel does not support it.
@@ -99,6 +105,9 @@ impl Uring {
             vectors: Vec::new(),
             done: VecDeque::new(),
             backlog: VecDeque::new(),
+            lone_send: None,
+            sends: 0,
+            was_short: false,
             waker: waker.clone(),
             waker_armed: false,
             registered,
@@ -172,7 +181,8 @@ impl Uring {
             assert!(fits, "a place of a ublk queue has a buffer for the longest request, where the driver copies");
         }
         held.in_flight += 1;
-        let scattered = matches!(operation, Operation::Send(_) | Operation::Writev { .. });
+        let is_send = matches!(operation, Operation::Send(_));
+        let scattered = is_send || matches!(operation, Operation::Writev { .. });
         let vectors = scattered.then(|| self.vectors.pop().unwrap_or_else(Vectors::new));
         let index = match self.free.pop() {
             Some(index) => index,
@@ -191,7 +201,35 @@ impl Uring {
             #[cfg(feature = "fault-injection")]
             fault: None,
         });
-        self.push(files, index);
+        if !is_send {
+            return self.push(files, index);
+        }
+        self.sends += 1;
+        if self.sends == 1 {
+            self.lone_send = Some(index);
+        } else {
+            self.push_lone_send(files);
+            self.push(files, index);
+        }
+    }
+
+    fn push_lone_send(&mut self, files: &mut Files) {
+        if let Some(index) = self.lone_send.take() {
+            self.push(files, index);
+        }
+    }
+
+    /// Sends with a system call; the ring sends what the socket does not take now. An entry for the only reply of a
+    /// turn would end the wait for the next request at once, and the worker would enter the kernel once more.
+    fn send_now(&mut self, files: &mut Files, index: u32) {
+        let entry = self.in_flight[index as usize].as_ref().expect("a send is in the table until it completes");
+        let held = files.get(entry.file).expect("a file stays while operations use it");
+        let Operation::Send(outgoing) = &entry.operation else { return self.push(files, index) };
+        let result = match super::send_available(held.descriptor.as_fd(), outgoing, entry.progress) {
+            Ok(sent) => sent as i32,
+            Err(error) => -error.raw_os_error(),
+        };
+        self.complete(files, index, result);
     }
 
     /// Submits the entry at `index`, continuing from its progress.
@@ -246,12 +284,24 @@ impl Uring {
         true
     }
 
-    pub(super) fn submit_now(&mut self) {
+    pub(super) fn submit_now(&mut self, files: &mut Files) {
+        self.push_lone_send(files);
         // An error recurs, and is reported, in `turn`.
         let _ = self.ring.submit();
     }
 
     pub(super) fn turn(&mut self, files: &mut Files, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
+        self.sends = 0;
+        if let Some(index) = self.lone_send.take() {
+            self.send_now(files, index);
+        }
+        // Entries that are queued wait for one short turn at most.
+        if !self.was_short && !self.done.is_empty() {
+            self.was_short = true;
+            super::hand_over(&mut self.done, done);
+            return Ok(false);
+        }
+        self.was_short = false;
         if !self.waker_armed {
             let poll =
                 opcode::PollAdd::new(types::Fd(self.waker.0.as_raw_fd()), libc::POLLIN as u32).build().user_data(WAKER);
@@ -289,7 +339,7 @@ impl Uring {
         }
         #[cfg(feature = "fault-injection")]
         self.complete_late(files);
-        done.append(&mut self.done);
+        super::hand_over(&mut self.done, done);
         Ok(woken)
     }
 
@@ -326,7 +376,7 @@ impl Uring {
             (Ok(0), _) => false,
             (Ok(n), Operation::Send(outgoing)) => {
                 entry.progress += n;
-                entry.progress < outgoing.iter().map(|(_, r)| r.len()).sum()
+                entry.progress < super::outgoing_len(outgoing)
             }
             (Ok(n), Operation::Receive { range, all: true, .. }) => {
                 entry.progress += n;

@@ -27,6 +27,14 @@ pub struct Request {
     pub spare: Option<Buffer>,
 }
 
+impl Request {
+    /// Ends the request and returns its memory.
+    pub(super) fn end(self, result: Result<(), RequestError>) -> Finished {
+        let Self { id, data, spare, .. } = self;
+        Finished { id, result, data, spare }
+    }
+}
+
 /// Request that has completed, with its memory. The data of a read is at [`MappedRange::requested`].
 #[derive(Debug)]
 pub struct Finished {

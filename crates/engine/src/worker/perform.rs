@@ -10,6 +10,8 @@ use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
 use crate::events::{Event, ReplyTo, RequestId};
 use crate::locks::Purpose;
+use crate::mapping::MappedRange;
+use crate::request::RequestError;
 use crate::ring::{self, Completion, Returned, Token};
 use crate::stats::Phase;
 use crate::thread_pool::copy::CopyJob;
@@ -174,36 +176,44 @@ impl<F: Frontend> Worker<F> {
     }
 
     fn finish(&mut self, id: RequestId, ending: Ending) {
-        let Some(request) = self.table.remove(id) else { return };
+        let Some(request) = self.table.get(id) else { return };
         let Ending { result, data, lost_writes } = ending;
+        let (hold, data, spare) = match &mut request.body {
+            Body::Transfer(transfer) => {
+                let hold = std::mem::replace(&mut transfer.hold, Hold::None);
+                (hold, data.map(|data| (transfer.range, data)), transfer.spare.take())
+            }
+            Body::Remapped(remapped) => (Hold::None, data.map(|data| (remapped.whole, data)), remapped.spare.take()),
+            Body::Discard(_) | Body::Flush | Body::ZoneMgmt(_) => (Hold::None, None, None),
+        };
         if lost_writes {
             self.volume.device.syncs().note_lost_writes();
         }
-        let (data, spare) = match request.body {
-            Body::Transfer(transfer) => {
-                self.release(transfer.hold);
-                (data.map(|data| (transfer.range, data)), transfer.spare)
-            }
-            Body::Remapped(remapped) => (data.map(|data| (remapped.whole, data)), remapped.spare),
-            Body::Discard(_) | Body::Flush | Body::ZoneMgmt(_) => (None, None),
-        };
-        self.report(request.origin, request.account, Finished { id: 0, result, data, spare });
+        self.release(hold);
+        self.report(id, result, data, spare);
     }
 
-    /// Counts a request that has ended, and tells the frontend or its parent.
-    pub(super) fn report(&mut self, origin: Origin, account: Account, finished: Finished) {
-        match origin {
+    /// Counts a request that has ended, removes it, and tells the frontend or its parent.
+    pub(super) fn report(
+        &mut self,
+        id: RequestId,
+        result: Result<(), RequestError>,
+        data: Option<(MappedRange, Buffer)>,
+        spare: Option<Buffer>,
+    ) {
+        let Some(request) = self.table.get(id) else { return };
+        match request.origin {
             Origin::Frontend(id) => {
-                let Account { operation, timing, work } = account;
-                self.shard.recorder().finish(operation, &finished.result, &work, timing.as_ref());
-                self.finished.push_back(Finished { id, ..finished });
+                let Account { operation, timing, work } = &request.account;
+                self.shard.recorder().finish(*operation, &result, work, timing.as_ref());
+                self.finished.push_back(Finished { id, result, data, spare });
             }
             Origin::Parent(parent) => {
-                let (range, buffer) = finished.data.expect("a child request has a buffer");
-                let (requested, result) = (range.requested(), finished.result);
-                self.ready.push_back((parent, Event::Child { buffer, requested, result }));
+                let (range, buffer) = data.expect("a child request has a buffer");
+                self.ready.push_back((parent, Event::Child { buffer, requested: range.requested(), result }));
             }
         }
+        self.table.remove(id);
     }
 
     /// Gives up what a transfer holds.

@@ -5,10 +5,10 @@ use super::action::{Action, Hold};
 use super::discard::Discard;
 use super::path::{self, Facts, Path};
 use super::remap::{Remapped, remap};
-use super::state::{Body, InFlight, Origin};
+use super::state::{Body, Origin};
 use super::transfer::{Kind, State, Transfer};
 use super::zone_writes::ZonePlace;
-use super::{Finished, Frontend, Request, Worker};
+use super::{Frontend, Request, Worker};
 use crate::buffer::Buffer;
 use crate::events::{Event, RequestId};
 use crate::freeze::FreezeState;
@@ -17,55 +17,38 @@ use crate::request::{Operation, RequestError};
 use crate::stats::Work;
 use rustix::io::Errno;
 
-/// Memory that a request returns if it fails at the start.
-struct Memory {
-    data: Option<(MappedRange, Buffer)>,
-    spare: Option<Buffer>,
-}
-
-/// Beginning of a request.
+/// Beginning of a request whose body is in the table.
 enum Begin {
     /// With this action.
-    Action(Body, Action),
+    Action(Action),
     /// With an event that has happened already.
-    Event(Body, Event),
-    /// It has ended.
-    Ended(Result<(), RequestError>, Memory),
+    Event(Event),
+    /// It has nothing to do.
+    Ended,
 }
 
 impl<F: Frontend> Worker<F> {
     /// Starts a request and advances it until it waits.
-    pub(super) fn start(&mut self, request: Request, origin: Origin) {
-        let Request { id, operation, offset, len, data, spare } = request;
+    pub(super) fn start(&mut self, mut request: Request, origin: Origin) {
         if self.volume.state == FreezeState::Ended {
-            let result = Err(Errno::SHUTDOWN.into());
-            return self.finished.push_back(Finished { id, result, data, spare });
+            return self.finished.push_back(request.end(Err(Errno::SHUTDOWN.into())));
         }
-        let moved = data.as_ref().map_or(len, |(range, _)| range.len as u64);
+        let moved = request.data.as_ref().map_or(request.len, |(range, _)| range.len as u64);
         // A child request is counted with its parent.
         let timing = match origin {
-            Origin::Frontend(_) => self.shard.recorder().accept(operation, moved),
+            Origin::Frontend(_) => self.shard.recorder().accept(request.operation, moved),
             Origin::Parent(_) => None,
         };
-        let account = Account { operation, timing, work: Work { len: moved, ..Work::default() } };
-        let id = self.table.insert(InFlight { origin, account, body: Body::Flush });
-        let memory = Memory { data, spare };
-        let begin = self.begin(id, operation, (offset, len), memory, matches!(origin, Origin::Parent(_)));
-        let (body, event) = match begin {
-            Begin::Ended(result, memory) => return self.end_at_start(id, result, memory),
-            Begin::Action(body, action) => (body, Err(action)),
-            Begin::Event(body, event) => (body, Ok(event)),
+        let work = Work { len: moved, ..Work::default() };
+        let id = self.table.insert(origin, Account { operation: request.operation, timing, work });
+        let event = match self.begin(id, &mut request, matches!(origin, Origin::Parent(_))) {
+            Ok(Begin::Event(event)) => Some(event),
+            Ok(Begin::Action(action)) => self.perform(id, action),
+            Ok(Begin::Ended) => return self.report(id, Ok(()), request.data, request.spare),
+            Err(error) => return self.report(id, Err(error), request.data, request.spare),
         };
-        if let Some(request) = self.table.get(id) {
-            request.body = body;
-        }
-        match event {
-            Ok(event) => self.advance(id, event),
-            Err(action) => {
-                if let Some(event) = self.perform(id, action) {
-                    self.advance(id, event);
-                }
-            }
+        if let Some(event) = event {
+            self.advance(id, event);
         }
     }
 
@@ -81,53 +64,46 @@ impl<F: Frontend> Worker<F> {
         }
     }
 
-    fn begin(
-        &mut self,
-        id: RequestId,
-        operation: Operation,
-        (offset, len): (u64, u64),
-        memory: Memory,
-        is_child: bool,
-    ) -> Begin {
+    /// Checks a request, and puts its body into the table. The memory stays with `request` if it fails, or has nothing
+    /// to do.
+    fn begin(&mut self, id: RequestId, request: &mut Request, is_child: bool) -> Result<Begin, RequestError> {
+        let (operation, offset, len) = (request.operation, request.offset, request.len);
         let access = self.volume.device.access();
         if operation.modifies() && access.read_only {
-            return Begin::Ended(Err(RequestError::ReadOnly), memory);
+            return Err(RequestError::ReadOnly);
         }
-        if (operation == Operation::Flush || operation.durable())
-            && let Err(error) = self.volume.device.check_flush()
-        {
-            return Begin::Ended(Err(error), memory);
+        if matches!(operation, Operation::Discard { .. }) && !access.allow_discards {
+            return Err(RequestError::Unsupported);
         }
-        let begun = match operation {
-            Operation::Flush => Ok(Begin::Action(Body::Flush, Action::Sync)),
-            Operation::Zones(action) => self.enqueue_mgmt(id, action, offset, len).map(|(mgmt, is_head)| {
-                let body = Body::ZoneMgmt(mgmt);
-                if is_head { Begin::Event(body, Event::Released) } else { Begin::Action(body, Action::Wait) }
-            }),
-            Operation::Discard { durable } if access.allow_discards => self.begin_discard(offset, len, durable),
-            Operation::Discard { .. } => Err(RequestError::Unsupported),
-            Operation::Prefetch => self.prefetch(offset, len).map(|()| Begin::Ended(Ok(()), Memory::NONE)),
+        if operation == Operation::Flush || operation.durable() {
+            self.volume.device.check_flush()?;
+        }
+        match operation {
+            Operation::Flush => Ok(Begin::Action(Action::Sync)),
+            Operation::Zones(action) => {
+                let (mgmt, is_head) = self.enqueue_mgmt(id, action, offset, len)?;
+                self.table.set_body(id, Body::ZoneMgmt(mgmt));
+                Ok(if is_head { Begin::Event(Event::Released) } else { Begin::Action(Action::Wait) })
+            }
+            Operation::Discard { durable } => self.begin_discard(id, (offset, len), durable),
+            Operation::Prefetch => self.prefetch(offset, len).map(|()| Begin::Ended),
             Operation::Read
             | Operation::Write { .. }
             | Operation::WriteReissued { .. }
             | Operation::Append { .. }
-            | Operation::WriteZeroes { .. } => return self.begin_transfer(id, operation, memory, is_child),
-        };
-        match begun {
-            Ok(Begin::Ended(result, _)) => Begin::Ended(result, memory),
-            Ok(begun) => begun,
-            Err(error) => Begin::Ended(Err(error), memory),
+            | Operation::WriteZeroes { .. } => self.begin_transfer(id, request, is_child),
         }
     }
 
-    fn begin_discard(&mut self, offset: u64, len: u64, fua: bool) -> Result<Begin, RequestError> {
+    fn begin_discard(&mut self, id: RequestId, (offset, len): (u64, u64), fua: bool) -> Result<Begin, RequestError> {
         let place = self.volume.mapping.place(offset, len)?;
         if self.volume.device.is_sequential(&place)? {
             return Err(RequestError::Unsupported);
         }
         let mut discard = Discard { next: offset, end: offset + len, fua, asked: 0 };
         let action = discard.start(&self.volume.mapping);
-        Ok(Begin::Action(Body::Discard(discard), action))
+        self.table.set_body(id, Body::Discard(discard));
+        Ok(Begin::Action(action))
     }
 
     fn prefetch(&self, offset: u64, len: u64) -> Result<(), RequestError> {
@@ -138,62 +114,60 @@ impl<F: Frontend> Worker<F> {
         Ok(())
     }
 
-    fn begin_transfer(&mut self, id: RequestId, operation: Operation, memory: Memory, is_child: bool) -> Begin {
-        let Memory { data: Some((range, mut data)), spare } = memory else {
-            return Begin::Ended(Err(Errno::INVAL.into()), memory);
-        };
-        let back = |range, data, spare| Memory { data: Some((range, data)), spare };
-        let range = if range.generation == self.volume.mapping.generation {
-            range
-        } else {
-            match remap(&self.volume.mapping, &range, operation) {
-                Ok(Some(remapped)) => remapped,
-                Ok(None) => {
-                    let remapped = Remapped { operation, whole: range, data: Some(data), spare, done: 0 };
-                    return Begin::Action(Body::Remapped(remapped), Action::Child);
-                }
-                Err(error) => return Begin::Ended(Err(error), back(range, data, spare)),
+    fn begin_transfer(&mut self, id: RequestId, request: &mut Request, is_child: bool) -> Result<Begin, RequestError> {
+        let operation = request.operation;
+        let (range, data) = request.data.as_mut().ok_or(Errno::INVAL)?;
+        if range.generation != self.volume.mapping.generation {
+            match remap(&self.volume.mapping, range, operation)? {
+                Some(remapped) => *range = remapped,
+                None => return Ok(self.begin_remapped(id, request)),
             }
-        };
-        let is_zeroes = matches!(operation, Operation::WriteZeroes { .. });
+        }
         let place = match operation {
-            Operation::Read => Ok(ZonePlace::Free),
-            _ => self.enqueue(id, operation, &range, is_child),
+            Operation::Read => ZonePlace::Free,
+            _ => self.enqueue(id, operation, range, is_child)?,
         };
-        let (hold, range, is_deferred) = match place {
-            Ok(ZonePlace::Free) => (Hold::None, range, false),
-            Ok(ZonePlace::Queued(hold, range)) => (hold, range, false),
-            Ok(ZonePlace::Deferred(hold)) => (hold, range, true),
-            Err(error) => return Begin::Ended(Err(error), back(range, data, spare)),
+        let (hold, is_deferred) = match place {
+            ZonePlace::Free => (Hold::None, false),
+            ZonePlace::Queued(hold, placed) => {
+                *range = placed;
+                (hold, false)
+            }
+            ZonePlace::Deferred(hold) => (hold, true),
         };
         let in_zone = hold != Hold::None;
-        match range.kind {
-            _ if in_zone => {}
-            mapping::Kind::Crypt | mapping::Kind::Linear => {}
-            mapping::Kind::Zero => {
-                if operation == Operation::Read {
-                    data.data_mut()[range.requested()].fill(0);
-                }
-                return Begin::Ended(Ok(()), back(range, data, spare));
-            }
-            mapping::Kind::Error => return Begin::Ended(Err(Errno::IO.into()), back(range, data, spare)),
-        }
-        if is_zeroes {
+        let reads_zeroes = range.kind == mapping::Kind::Zero && operation == Operation::Read;
+        if reads_zeroes || matches!(operation, Operation::WriteZeroes { .. }) {
             data.data_mut()[range.requested()].fill(0);
+        }
+        match range.kind {
+            mapping::Kind::Zero if !in_zone => return Ok(Begin::Ended),
+            mapping::Kind::Error if !in_zone => return Err(Errno::IO.into()),
+            _ => {}
         }
         let kind = match operation {
             Operation::Read => Kind::Read,
             Operation::WriteReissued { .. } => Kind::Reissued,
             _ => Kind::Write,
         };
-        let path = Path::of(kind != Kind::Read, operation.durable(), &range, &self.facts(operation, &range, in_zone));
+        let facts = self.facts(operation, range, in_zone);
+        let path = Path::of(kind != Kind::Read, operation.durable(), range, &facts);
+        let (range, data) = request.data.take().ok_or(Errno::INVAL)?;
         let state = if in_zone { State::Deferred { data } } else { State::Locking { data } };
+        let spare = request.spare.take();
         let transfer = Transfer { kind, fua: operation.durable(), range, path, hold, spare, state };
-        if in_zone && !is_deferred {
-            return Begin::Event(Body::Transfer(transfer), Event::Released);
-        }
         let action = transfer.start();
-        Begin::Action(Body::Transfer(transfer), action)
+        self.table.set_body(id, Body::Transfer(transfer));
+        Ok(if in_zone && !is_deferred { Begin::Event(Event::Released) } else { Begin::Action(action) })
+    }
+
+    /// Begins a transfer whose shape another table has changed.
+    fn begin_remapped(&mut self, id: RequestId, request: &mut Request) -> Begin {
+        if let Some((whole, data)) = request.data.take() {
+            let (operation, spare) = (request.operation, request.spare.take());
+            self.table.set_body(id, Body::Remapped(Remapped { operation, whole, data: Some(data), spare, done: 0 }));
+        }
+        Begin::Action(Action::Child)
     }
 
     fn facts(&self, operation: Operation, range: &MappedRange, in_zone: bool) -> Facts {
@@ -212,15 +186,4 @@ impl<F: Frontend> Worker<F> {
             pool_wanted: pool.is_some_and(|(pool, crypt)| pool.wants(operation, crypt, range)),
         }
     }
-
-    /// Ends a request that has not begun.
-    fn end_at_start(&mut self, id: RequestId, result: Result<(), RequestError>, memory: Memory) {
-        let Some(request) = self.table.remove(id) else { return };
-        let Memory { data, spare } = memory;
-        self.report(request.origin, request.account, Finished { id: 0, result, data, spare });
-    }
-}
-
-impl Memory {
-    const NONE: Self = Self { data: None, spare: None };
 }

@@ -59,14 +59,21 @@ impl Table {
         self.slots.len() - self.free.len()
     }
 
-    pub(super) fn insert(&mut self, request: InFlight) -> RequestId {
+    /// Adds a request without a body ([`Table::set_body`]).
+    pub(super) fn insert(&mut self, origin: Origin, account: Account) -> RequestId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, request: None });
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[index as usize];
-        slot.request = Some(request);
+        slot.request = Some(InFlight { origin, account, body: Body::Flush });
         RequestId { index, generation: slot.generation }
+    }
+
+    pub(super) fn set_body(&mut self, id: RequestId, body: Body) {
+        if let Some(request) = self.get(id) {
+            request.body = body;
+        }
     }
 
     /// Returns the request, if it has not ended.
@@ -83,12 +90,13 @@ impl Table {
         }
     }
 
-    pub(super) fn remove(&mut self, id: RequestId) -> Option<InFlight> {
-        let slot = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
-        let request = slot.request.take()?;
+    pub(super) fn remove(&mut self, id: RequestId) {
+        let Some(slot) = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation) else {
+            return;
+        };
+        slot.request = None;
         slot.generation = (slot.generation + 1) & RequestId::GENERATIONS;
         self.free.push(id.index);
-        Some(request)
     }
 
     /// Returns every request in flight.

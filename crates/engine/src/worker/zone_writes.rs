@@ -4,7 +4,7 @@
 //! is encrypted as soon as its position is known, and written when it is dispatched ([`crate::zone_queue`]).
 
 use super::action::Hold;
-use super::state::{Body, Origin};
+use super::state::{Body, InFlight, Origin};
 use super::transfer::State;
 use super::zone_mgmt::ZoneMgmt;
 use super::{Frontend, Request, Worker};
@@ -167,20 +167,21 @@ impl<F: Frontend> Worker<F> {
 
     /// Makes a deferred write a request again that has not begun.
     fn put_back(&mut self, id: RequestId) {
-        let Some(request) = self.table.remove(id) else { return };
-        let (Body::Transfer(transfer), Origin::Frontend(id)) = (request.body, request.origin) else {
+        let Some(InFlight { origin: Origin::Frontend(number), account, body: Body::Transfer(transfer) }) =
+            self.table.get(id)
+        else {
             return;
         };
-        let State::Deferred { data } = transfer.state else { return };
-        let range = transfer.range;
+        let State::Deferred { data } = std::mem::replace(&mut transfer.state, State::Stepping) else { return };
         self.requests.push_front(Request {
-            id,
-            operation: request.account.operation,
-            offset: range.offset,
-            len: range.len as u64,
-            data: Some((range, data)),
-            spare: transfer.spare,
+            id: *number,
+            operation: account.operation,
+            offset: transfer.range.offset,
+            len: transfer.range.len as u64,
+            data: Some((transfer.range, data)),
+            spare: transfer.spare.take(),
         });
+        self.table.remove(id);
     }
 
     /// Gives up the entries of a worker that ends, none of which is in flight.

@@ -204,89 +204,100 @@ impl Session {
         if matches!(self.inbox, Inbox::InRing { .. }) {
             return Next::Wait;
         }
-        let (input, next) = match std::mem::replace(&mut self.input, Input::Closed(None)) {
+        match &self.input {
+            Input::Header => return self.read_header(active, turn),
+            Input::AwaitBuffer(_) | Input::PayloadInRing { .. } | Input::Closed(_) => return Next::Wait,
+            Input::Handshake(_) | Input::Payload { .. } | Input::Skip { .. } => {}
+        }
+        match std::mem::replace(&mut self.input, Input::Header) {
             Input::Handshake(negotiation) => self.negotiate(negotiation, turn),
-            Input::Header => self.read_header(active, turn),
             Input::Payload { write, buffer } => self.read_payload(write, buffer, active, turn),
             Input::Skip { rest, reply } => self.skip_payload(rest, reply),
-            waits @ (Input::AwaitBuffer(_) | Input::PayloadInRing { .. } | Input::Closed(_)) => (waits, Next::Wait),
-        };
-        self.input = input;
-        next
+            Input::Header | Input::AwaitBuffer(_) | Input::PayloadInRing { .. } | Input::Closed(_) => Next::Again,
+        }
     }
 
-    fn negotiate(&mut self, mut negotiation: Negotiation, turn: &Turn<'_>) -> (Input, Next) {
+    fn negotiate(&mut self, mut negotiation: Negotiation, turn: &Turn<'_>) -> Next {
         // The last reply leaves first, so a client that takes none is owed no more than one.
         if self.output.has_queued() || self.output.sending_since().is_some() {
-            return (Input::Handshake(negotiation), Next::Wait);
+            self.input = Input::Handshake(negotiation);
+            return Next::Wait;
         }
         let replies = &mut self.output.small_replies;
         let Ok((len, step)) = negotiation.handshake.advance(turn.export, self.inbox.unread(), replies) else {
-            return (Input::Closed(None), Next::Disconnect);
+            self.input = Input::Closed(None);
+            return Next::Disconnect;
         };
         self.inbox.consume(len);
         match step {
-            Step::Continue if len == 0 => (Input::Handshake(negotiation), self.inbox.receive()),
-            Step::Continue => (Input::Handshake(negotiation), Next::Again),
+            Step::Continue => {
+                self.input = Input::Handshake(negotiation);
+                if len == 0 { self.inbox.receive() } else { Next::Again }
+            }
             Step::Start(negotiated) => {
                 self.negotiated = negotiated;
-                (Input::Header, Next::Again)
+                Next::Again
             }
-            Step::Close => (Input::Closed(Some(negotiation)), Next::Again),
+            Step::Close => {
+                self.input = Input::Closed(Some(negotiation));
+                Next::Again
+            }
         }
     }
 
-    fn read_header(&mut self, active: &mut ActiveTable, turn: &mut Turn<'_>) -> (Input, Next) {
+    fn read_header(&mut self, active: &mut ActiveTable, turn: &mut Turn<'_>) -> Next {
         if turn.is_draining {
-            return (Input::Closed(None), Next::Again);
+            self.input = Input::Closed(None);
+            return Next::Again;
         }
         if self.memory.is_full() || !self.output.has_room() {
-            return (Input::Header, Next::Wait);
+            return Next::Wait;
         }
         if self.is_spent(turn.number) || !active.has_room(self.output.unanswered) {
-            return (Input::Header, Next::Queue);
+            return Next::Queue;
         }
         match Command::parse(self.inbox.unread(), self.negotiated.style) {
-            Err(_) => (Input::Closed(None), Next::Disconnect),
-            Ok(None) => (Input::Header, self.inbox.receive()),
+            Err(_) => {
+                self.input = Input::Closed(None);
+                Next::Disconnect
+            }
+            Ok(None) => self.inbox.receive(),
             Ok(Some((command, len))) => {
                 self.inbox.consume(len);
-                (self.begin(command, active, turn), Next::Again)
+                self.begin(command, active, turn);
+                Next::Again
             }
         }
     }
 
-    /// Begins a command, or replies to it.
-    fn begin(&mut self, command: Command, active: &mut ActiveTable, turn: &mut Turn<'_>) -> Input {
+    /// Begins a command, or replies to it. A header follows unless the command has a payload or ends the input.
+    fn begin(&mut self, command: Command, active: &mut ActiveTable, turn: &mut Turn<'_>) {
         let style = self.negotiated.style;
         match check(&command, self.negotiated, turn.device.access(), turn.device.len()) {
-            Verdict::Disconnect => Input::Closed(None),
+            Verdict::Disconnect => self.input = Input::Closed(None),
             Verdict::Empty => self.reply(&command, Head::done(&command, style)),
             Verdict::Refused(error) => self.reply(&command, Head::error(&command, style, error)),
             Verdict::Accepted => {
                 let id = active.insert(command, &mut self.owner());
                 if command.kind == command::WRITE {
-                    return self.begin_payload(id, active, turn);
+                    self.begin_payload(id, active, turn);
+                } else {
+                    self.begin_piece(id, active, turn);
                 }
-                self.begin_piece(id, active, turn);
-                Input::Header
             }
         }
     }
 
     /// Replies to a command that is not carried out, now or when its payload has been skipped.
-    fn reply(&mut self, command: &Command, reply: Head) -> Input {
+    fn reply(&mut self, command: &Command, reply: Head) {
         match command.payload_len(self.negotiated.style) {
-            0 => {
-                self.output.queue_reply(&reply);
-                Input::Header
-            }
-            rest => Input::Skip { rest, reply },
+            0 => self.output.queue_reply(&reply),
+            rest => self.input = Input::Skip { rest, reply },
         }
     }
 
-    fn begin_payload(&mut self, id: u32, active: &mut ActiveTable, turn: &mut Turn<'_>) -> Input {
-        match self.begin_piece(id, active, turn) {
+    fn begin_payload(&mut self, id: u32, active: &mut ActiveTable, turn: &mut Turn<'_>) {
+        self.input = match self.begin_piece(id, active, turn) {
             Attempt::Payload { write, buffer, .. } => Input::Payload { write, buffer },
             _ => Input::AwaitBuffer(id),
         }
@@ -310,36 +321,35 @@ impl Session {
         mut buffer: Buffer,
         active: &mut ActiveTable,
         turn: &mut Turn<'_>,
-    ) -> (Input, Next) {
+    ) -> Next {
         let len = write.copy_payload(self.inbox.unread(), &mut buffer);
         self.inbox.consume(len);
         if !write.is_whole() {
             let receive = Receive { buffer, range: write.missing(), target: Target::Payload };
-            return (Input::PayloadInRing { write }, Next::Receive(receive));
+            self.input = Input::PayloadInRing { write };
+            return Next::Receive(receive);
         }
         let id = write.request;
-        let input = match active.begin_write(write, buffer, &mut self.owner(), turn) {
-            false => Input::Header,
-            true if turn.is_draining => {
-                active.abandon(id, &mut self.output);
-                Input::Closed(None)
-            }
-            true => self.begin_payload(id, active, turn),
-        };
-        (input, Next::Again)
+        let has_more = active.begin_write(write, buffer, &mut self.owner(), turn);
+        if has_more && turn.is_draining {
+            active.abandon(id, &mut self.output);
+            self.input = Input::Closed(None);
+        } else if has_more {
+            self.begin_payload(id, active, turn);
+        }
+        Next::Again
     }
 
-    fn skip_payload(&mut self, rest: u64, reply: Head) -> (Input, Next) {
+    fn skip_payload(&mut self, rest: u64, reply: Head) -> Next {
         let available = self.inbox.unread().len();
         let len = available.min(usize::try_from(rest).unwrap_or(usize::MAX));
         self.inbox.consume(len);
-        match rest - len as u64 {
-            0 => {
-                self.output.queue_reply(&reply);
-                (Input::Header, Next::Again)
-            }
-            rest => (Input::Skip { rest, reply }, self.inbox.receive()),
+        if rest == len as u64 {
+            self.output.queue_reply(&reply);
+            return Next::Again;
         }
+        self.input = Input::Skip { rest: rest - len as u64, reply };
+        self.inbox.receive()
     }
 
     /// Takes back the buffer of a receive, with `len` more bytes. None at all, or a part of a payload: the client sends
