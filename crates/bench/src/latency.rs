@@ -73,10 +73,11 @@ const SERVED_LEN: u64 = 64 << 20;
 fn over_nbd(options: &Options, results: &mut Results) -> anyhow::Result<()> {
     let (rounds, slice) = options.rounds_and_slice((7, 300), (3, 50));
     let dir = tempfile::Builder::new().prefix("inlock-bench-").tempdir_in(&options.dir)?;
-    let served = serve(dir.path())?;
+    let served = serve(dir.path(), "nbd", Duration::ZERO)?;
+    let polling = serve(dir.path(), "polling", Duration::from_micros(50))?;
     let null = dir.path().join("null.sock");
     wire::serve_null(&null, SERVED_LEN).context("cannot start the null server")?;
-    let servers = [("NBD null server", &null), ("NBD aes-xts", &served.1)];
+    let servers = [("NBD null server", &null), ("NBD aes-xts", &served.1), ("NBD polling", &polling.1)];
     let cpus = Cpus::select()?;
     let placements: Vec<Placement> =
         [Placement::OneCpu, Placement::TwoCpus].into_iter().filter(|placement| cpus.allow(*placement)).collect();
@@ -100,23 +101,19 @@ fn over_nbd(options: &Options, results: &mut Results) -> anyhow::Result<()> {
 const WORKER_THREADS: &str = "inlock-worker";
 
 /// Serves an encrypted file from this process, as `inlock serve` does, with one worker.
-fn serve(dir: &Path) -> anyhow::Result<(Server, PathBuf)> {
+fn serve(dir: &Path, name: &str, busy_poll: Duration) -> anyhow::Result<(Server, PathBuf)> {
     let case = CASES.iter().find(|case| case.name == "aes-xts inline").context("a case has another name")?;
-    let file = File::options().read(true).write(true).create(true).truncate(true).open(dir.join("image"))?;
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(dir.join(name))?;
     path::fill(&file, SERVED_LEN)?;
     let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Auto)?);
-    let socket = dir.join("nbd.sock");
+    let socket = dir.join(format!("{name}.sock"));
     let mut options = ServerOptions::default();
     options.threads = 1;
+    options.busy_poll = busy_poll;
     Ok((Server::start(case.device(&store)?, &Listen::Unix(socket.clone()), &options)?, socket))
 }
 
-fn measure_nbd(
-    servers: &[(&str, &PathBuf); 2],
-    job: Job,
-    slice: Duration,
-    rounds: usize,
-) -> anyhow::Result<Vec<Rounds>> {
+fn measure_nbd(servers: &[(&str, &PathBuf)], job: Job, slice: Duration, rounds: usize) -> anyhow::Result<Vec<Rounds>> {
     let mut clients = Vec::new();
     for (_, socket) in servers {
         clients.push(Client::connect(socket)?);

@@ -18,6 +18,8 @@ use crate::{environment, wire};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     InlockLuks2,
+    /// With `--busy-poll`.
+    InlockPolling,
     InlockRaw,
     NbdkitFile,
     QemuRaw,
@@ -28,8 +30,9 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::InlockLuks2,
+        Self::InlockPolling,
         Self::InlockRaw,
         Self::NbdkitFile,
         Self::QemuRaw,
@@ -42,6 +45,7 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::InlockLuks2 => "Inlock LUKS2",
+            Self::InlockPolling => "Inlock polling",
             Self::InlockRaw => "Inlock raw",
             Self::NbdkitFile => "nbdkit file",
             Self::QemuRaw => "qemu-nbd raw",
@@ -56,7 +60,7 @@ impl Kind {
         match self {
             Self::NbdkitFile | Self::NbdkitLuks => Some("nbdkit"),
             Self::QemuRaw | Self::QemuLuks => Some("qemu-nbd"),
-            Self::InlockLuks2 | Self::InlockRaw | Self::Null => None,
+            Self::InlockLuks2 | Self::InlockPolling | Self::InlockRaw | Self::Null => None,
         }
     }
 
@@ -66,7 +70,7 @@ impl Kind {
 
     fn luks(self) -> Option<&'static str> {
         match self {
-            Self::InlockLuks2 => Some("luks2"),
+            Self::InlockLuks2 | Self::InlockPolling => Some("luks2"),
             Self::NbdkitLuks | Self::QemuLuks => Some("luks1"),
             _ => None,
         }
@@ -190,6 +194,9 @@ fn command(kind: Kind, image: &Path, socket: &Path, key: &Path) -> anyhow::Resul
     let (image, socket, key) = (image.display(), socket.display(), key.display());
     let (program, args) = match kind {
         Kind::InlockLuks2 => (inlock()?, format!("serve {image} --key-file {key} --nbd unix:{socket}")),
+        Kind::InlockPolling => {
+            (inlock()?, format!("serve {image} --key-file {key} --busy-poll 50 --nbd unix:{socket}"))
+        }
         Kind::InlockRaw => (inlock()?, format!("serve --type raw {image} --nbd unix:{socket}")),
         Kind::NbdkitFile => ("nbdkit".into(), format!("-f -U {socket} file {image}")),
         Kind::NbdkitLuks => ("nbdkit".into(), format!("-f -U {socket} file {image} --filter=luks passphrase=+{key}")),

@@ -244,6 +244,9 @@ pub(crate) struct Options {
     /// Size of that pool (default: number of CPUs)
     #[arg(long, value_name = "N", help_heading = "Performance")]
     pub offload_threads: Option<u16>,
+    /// Microseconds to poll for the next short request before sleeping (default: 0)
+    #[arg(long, value_name = "USECS", help_heading = "Performance")]
+    pub busy_poll: Option<u32>,
     /// Allow unencrypted NBD over TCP, and addresses that other machines can reach
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
     pub insecure: bool,

@@ -5,6 +5,7 @@
 //! completion returns them, so that nothing can access or free memory that the kernel uses. A ring belongs to one
 //! thread.
 
+mod busy_poll;
 mod sync;
 mod uring;
 
@@ -12,6 +13,7 @@ use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
 use crate::store::BackingStore;
 use crate::store::file::{IoMode, is_direct};
+use busy_poll::BusyPoll;
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
@@ -246,6 +248,17 @@ pub enum Wait {
     Forever,
 }
 
+impl Wait {
+    /// Returns the longest time to wait.
+    fn limit(self) -> Duration {
+        match self {
+            Self::No => Duration::ZERO,
+            Self::Until(limit) => limit,
+            Self::Forever => Duration::MAX,
+        }
+    }
+}
+
 /// Handle that wakes a ring's thread from any thread. It carries no data.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
@@ -360,6 +373,7 @@ impl Files {
 pub struct Ring {
     files: Files,
     backend: Backend,
+    busy_poll: BusyPoll,
     waker: Waker,
     /// Maximum number of operations in flight on stores.
     operations: usize,
@@ -385,7 +399,8 @@ impl Ring {
             IoMode::Uring => uring()?,
             IoMode::Auto => uring().or_else(|_| sync())?,
         };
-        Ok(Self { files: Files::default(), backend, waker, operations: 0, room: 0, writev: 0 })
+        let busy_poll = BusyPoll::new(Duration::ZERO);
+        Ok(Self { files: Files::default(), backend, busy_poll, waker, operations: 0, room: 0, writev: 0 })
     }
 
     /// Returns the name of the backend, `io_uring` or `sync`.
@@ -399,6 +414,15 @@ impl Ring {
     /// Returns a handle that wakes this ring.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
+    }
+
+    /// Returns the ring with waits that first poll for completions, for at most `limit`. A wait polls if the transfers
+    /// since the last one were short together, and less often while polling finds nothing. The default is zero: waits
+    /// do not poll.
+    #[must_use]
+    pub fn with_busy_poll(mut self, limit: Duration) -> Self {
+        self.busy_poll = BusyPoll::new(limit);
+        self
     }
 
     /// Reserves memory for `operations` more operations in flight on stores. Adding a socket reserves memory for its
@@ -520,10 +544,13 @@ impl Ring {
     /// Submits the queued operations, waits as `wait` says, and appends the completions to `done`. Returns whether the
     /// ring was woken.
     pub fn turn(&mut self, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
+        let before = done.len();
+        let (files, poll) = (&mut self.files, &mut self.busy_poll);
         let woken = match &mut self.backend {
-            Backend::Uring(uring) => uring.turn(&mut self.files, wait, done)?,
-            Backend::Sync(sync) => sync.turn(&mut self.files, wait, done)?,
+            Backend::Uring(uring) => uring.turn(files, wait, poll, done)?,
+            Backend::Sync(sync) => sync.turn(files, wait, poll, done)?,
         };
+        done.iter().skip(before).flat_map(|done| done.result).for_each(|bytes| self.busy_poll.add_moved(bytes));
         if woken {
             self.waker.clear();
         }

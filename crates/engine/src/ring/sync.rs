@@ -3,8 +3,9 @@
 //! An operation is tried when it is submitted. An operation on a socket that is not ready waits until epoll reports the
 //! socket.
 
+use super::busy_poll::BusyPoll;
 use super::{Completion, Descriptor, FileId, Files, Operation, Returned, Token, Wait, Waker};
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use std::collections::VecDeque;
@@ -29,6 +30,7 @@ struct Waiting {
 }
 
 const WAKER: u64 = u64::MAX;
+const NO_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Maximum number of sockets reported by one call.
 const EVENTS: usize = 64;
 
@@ -75,13 +77,24 @@ impl SyncRing {
         self.attempt(files, Waiting { file, operation, token, progress: 0 });
     }
 
-    pub(super) fn turn(&mut self, files: &mut Files, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
+    pub(super) fn turn(
+        &mut self,
+        files: &mut Files,
+        wait: Wait,
+        busy_poll: &mut BusyPoll,
+        done: &mut VecDeque<Completion>,
+    ) -> io::Result<bool> {
         let timeout = match wait {
-            _ if !self.done.is_empty() || !self.events.is_empty() => Some(rustix::event::Timespec::default()),
-            Wait::No => Some(rustix::event::Timespec::default()),
+            _ if !self.done.is_empty() || !self.events.is_empty() => Some(NO_TIME),
+            Wait::No => Some(NO_TIME),
             Wait::Until(limit) => limit.try_into().ok(),
             Wait::Forever => None,
         };
+        if timeout != Some(NO_TIME) && busy_poll.begin() {
+            let is_ready =
+                || rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&NO_TIME)) != Ok(0);
+            busy_poll.poll(wait.limit(), is_ready);
+        }
         let mut ready = std::mem::take(&mut self.events);
         let closed = ready.len();
         // The kernel refuses an empty list.

@@ -329,3 +329,62 @@ fn buffers_are_not_registered_where_the_kernels_cache_is_between() {
     ring.register_buffers(&mut buffers);
     assert_eq!(buffers[0].slot_in(number(&ring)), None);
 }
+
+fn send(bytes: &[u8]) -> Operation {
+    let mut buffer = Buffer::new(bytes.len());
+    buffer.data_mut().copy_from_slice(bytes);
+    Operation::Send(vec![(buffer, HEADROOM..HEADROOM + bytes.len())])
+}
+
+#[test]
+fn one_send_of_a_turn_is_a_call_and_several_are_entries() {
+    let mut ring = Ring::new(IoMode::Uring).unwrap();
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let file = ring.add_socket(theirs.into()).unwrap();
+    let mut done = VecDeque::new();
+    ring.submit(file, receive(0..1, true), Token(1));
+    ring.submit(file, send(b"a"), Token(2));
+    ring.turn(Wait::Forever, &mut done).unwrap();
+    assert_eq!(done.pop_front().map(|done| (done.token, done.result)), Some((Token(2), Ok(1))));
+    let Backend::Uring(uring) = &mut ring.backend else { panic!("no io_uring") };
+    assert_eq!(uring.queued(), 1, "the receive waits for the next turn, and no longer");
+    ring.submit(file, send(b"b"), Token(3));
+    ring.turn(Wait::Forever, &mut done).unwrap();
+    let Backend::Uring(uring) = &mut ring.backend else { panic!("no io_uring") };
+    assert_eq!((uring.queued(), done.len()), (0, 1));
+    done.clear();
+    ring.submit(file, send(b"c"), Token(4));
+    ring.submit(file, send(b"d"), Token(5));
+    let Backend::Uring(uring) = &mut ring.backend else { panic!("no io_uring") };
+    assert_eq!(uring.queued(), 2);
+    while done.len() < 2 {
+        ring.turn(Wait::Forever, &mut done).unwrap();
+    }
+    let mut came = [0; 4];
+    ours.read_exact(&mut came).unwrap();
+    came[2..].sort_unstable();
+    assert_eq!(&came, b"abcd");
+}
+
+#[test]
+fn ring_that_polls_gets_what_comes_while_it_polls_and_afterwards() {
+    for limit in [Duration::from_secs(60), Duration::from_nanos(1)] {
+        both(|ring| {
+            let mut ring = ring.with_busy_poll(limit);
+            let (mut ours, theirs) = UnixStream::pair().unwrap();
+            let file = ring.add_socket(theirs.into()).unwrap();
+            // A ring polls after a short transfer.
+            ring.submit(file, send(b"a"), Token(1));
+            assert_eq!(next(&mut ring).result, Ok(1));
+            ring.submit(file, receive(0..1, true), Token(2));
+            let late = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                ours.write_all(b"b").unwrap();
+                ours
+            });
+            assert_eq!(next(&mut ring).token, Token(2));
+            assert_eq!(ring.busy_poll.has_missed(), limit < Duration::from_secs(1));
+            late.join().unwrap();
+        });
+    }
+}

@@ -5,6 +5,7 @@
 //! kernel stay valid for as long as it may use them. [`Uring::finish`] waits for all before anything is freed.
 #![allow(unsafe_code)]
 
+use super::busy_poll::BusyPoll;
 use super::{Buffer, Completion, FileId, Files, Held, Operation, Token, UblkBytes, UblkCommand, Wait, Waker};
 use crate::buffer::Slot;
 #[cfg(feature = "fault-injection")]
@@ -16,6 +17,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
@@ -273,6 +275,12 @@ impl Uring {
         unsafe { self.ring.submission().push(sqe) }.is_ok()
     }
 
+    /// Number of entries that the kernel does not have yet.
+    #[cfg(test)]
+    pub(super) fn queued(&mut self) -> usize {
+        self.ring.submission().len()
+    }
+
     /// Moves entries from the backlog into the queue while there is room. Returns whether the backlog is empty.
     fn push_backlog(&mut self) -> bool {
         while let Some(sqe) = self.backlog.pop_front() {
@@ -290,7 +298,13 @@ impl Uring {
         let _ = self.ring.submit();
     }
 
-    pub(super) fn turn(&mut self, files: &mut Files, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
+    pub(super) fn turn(
+        &mut self,
+        files: &mut Files,
+        wait: Wait,
+        busy_poll: &mut BusyPoll,
+        done: &mut VecDeque<Completion>,
+    ) -> io::Result<bool> {
         self.sends = 0;
         if let Some(index) = self.lone_send.take() {
             self.send_now(files, index);
@@ -312,6 +326,9 @@ impl Uring {
         let waiting = self.push_backlog() && self.done.is_empty();
         #[cfg(feature = "fault-injection")]
         let waiting = waiting && self.late.is_empty();
+        if waiting && wait != Wait::No && busy_poll.begin() {
+            self.poll(busy_poll, wait);
+        }
         let entered = match wait {
             Wait::Forever if waiting => self.ring.submit_and_wait(1).map(|_| ()),
             Wait::Until(limit) if waiting => {
@@ -341,6 +358,15 @@ impl Uring {
         self.complete_late(files);
         super::hand_over(&mut self.done, done);
         Ok(woken)
+    }
+
+    /// Polls for completions. The kernel sets a flag when it has some that this thread has to fetch.
+    fn poll(&mut self, busy_poll: &mut BusyPoll, wait: Wait) {
+        if !self.ring.submission().is_empty() {
+            // An error recurs, and is reported, in `turn`.
+            let _ = self.ring.submit();
+        }
+        busy_poll.poll(wait.limit(), || self.ring.submission().taskrun() || !self.ring.completion().is_empty());
     }
 
     fn next_completion(&mut self) -> Option<cqueue::Entry> {
@@ -408,7 +434,7 @@ impl Uring {
         let mut done = VecDeque::new();
         let is_ublk = |entry: &Entry| matches!(entry.operation, Operation::Ublk(_));
         while self.in_flight.iter().flatten().any(|entry| !is_ublk(entry)) {
-            match self.turn(files, Wait::Forever, &mut done) {
+            match self.turn(files, Wait::Forever, &mut BusyPoll::new(Duration::ZERO), &mut done) {
                 // Clear the waker, or the next wait ends at once.
                 Ok(true) => self.waker.clear(),
                 Ok(false) => {}

@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Connections that wait to be accepted; more block in `connect`.
 const BACKLOG: i32 = 4096;
@@ -62,6 +63,9 @@ pub struct ServerOptions {
     pub offload: OffloadOptions,
     /// I/O engine of the workers.
     pub io: IoMode,
+    /// How long a worker polls for the next short request before it sleeps ([`Ring::with_busy_poll`]). The default is
+    /// zero: it sleeps at once.
+    pub busy_poll: Duration,
     /// Maximum number of clients at a time; the server disconnects further ones. Fewer if the process may not open as
     /// many descriptors.
     pub max_connections: usize,
@@ -78,6 +82,7 @@ impl Default for ServerOptions {
             threads: cpus.min(4),
             offload: OffloadOptions::default(),
             io: IoMode::Auto,
+            busy_poll: Duration::ZERO,
             max_connections: 1024,
             limits: Limits::default(),
         }
@@ -173,11 +178,12 @@ impl Workers {
     ) -> Result<(), ServerError> {
         let (ready, started) = mpsc::channel();
         let (device, offload) = (Arc::clone(device), pool.clone());
-        let (io, threads, clients) = (options.io, options.threads, options.max_connections);
+        let (io, busy_poll) = (options.io, options.busy_poll);
+        let (threads, clients) = (options.threads, options.max_connections);
         let run = move || {
             // The ring belongs to the thread that uses it, so it is made there.
             let ring = match Ring::new(io) {
-                Ok(ring) => ring,
+                Ok(ring) => ring.with_busy_poll(busy_poll),
                 Err(error) => return ready.send(Err(error)).map_err(io::Error::other),
             };
             let name = ring.name();

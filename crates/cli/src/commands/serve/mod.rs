@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::Child;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use inlock_engine::store::file::IoMode;
@@ -66,6 +67,7 @@ const SERVE: &[&str] = &[
     "threads",
     "offload",
     "offload-threads",
+    "busy-poll",
     "insecure",
 ];
 
@@ -84,6 +86,7 @@ struct ServeArgs {
     io: IoMode,
     threads: Option<u16>,
     offload: OffloadOptions,
+    busy_poll: Option<Duration>,
     insecure: bool,
 }
 
@@ -119,6 +122,7 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
         io,
         threads: options.threads,
         offload,
+        busy_poll: busy_poll(options.busy_poll)?,
         insecure: options.insecure,
     })
 }
@@ -134,6 +138,14 @@ fn run_mode(options: &Options) -> anyhow::Result<RunMode> {
             Err(CliError::usage("Option --background is not allowed with --run."))
         }
         (false, true) => Ok(RunMode::Background),
+    }
+}
+
+fn busy_poll(micros: Option<u32>) -> anyhow::Result<Option<Duration>> {
+    const MAX: u32 = 10_000;
+    match micros {
+        Some(micros) if micros > MAX => Err(CliError::usage(format!("Option --busy-poll takes 0 to {MAX}."))),
+        micros => Ok(micros.map(|micros| Duration::from_micros(micros.into()))),
     }
 }
 
@@ -238,6 +250,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
     options.threads = args.threads.map_or(options.threads, usize::from);
     options.offload = args.offload;
     options.io = args.io;
+    options.busy_poll = args.busy_poll.unwrap_or(options.busy_poll);
     options
 }
 
