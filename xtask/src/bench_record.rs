@@ -82,9 +82,13 @@ mod tests {
         let bars = [bar(Some(1.0), Some(true)), bar(Some(0.5), Some(false)), bar(None, None)];
         let told = json!({ "environment": { "kernel": "6.1" }, "bars": bars, "notes": ["a note"] });
         let text = markdown(&told, "2026-11-21", "abc", "inlock bench all");
-        for line in
-            ["| x | >= 0.9 | 1.000 | yes |", "| 0.500 | **no** |", "| - | not measured |", "    kernel: 6.1", "    a note"]
-        {
+        for line in [
+            "| x | >= 0.9 | 1.000 | yes |",
+            "| 0.500 | **no** |",
+            "| - | not measured |",
+            "    kernel: 6.1",
+            "    a note",
+        ] {
             assert!(text.contains(line), "{line}: {text}");
         }
     }
