@@ -40,7 +40,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
 /// The part of a record that people read first.
 fn markdown(told: &Value, date: &str, commit: &str, command: &str) -> String {
     let mut text = format!(
-        "# Benchmarks, {date}\n\n`{command}` at commit {commit}.\n\n| what | bar | figure | met |\n|---|---|---:|---|\n"
+        "# Benchmarks, {date}\n\n`{command}` at commit {commit}.\n\n| case | threshold | result | met |\n|---|---|---:|---|\n"
     );
     for bar in told["bars"].as_array().into_iter().flatten() {
         let figure = bar["figure"].as_f64().map_or_else(|| "-".to_owned(), |figure| format!("{figure:.3}"));
@@ -54,11 +54,11 @@ fn markdown(told: &Value, date: &str, commit: &str, command: &str) -> String {
     }
     text += "\n## Environment\n\n";
     for (name, value) in told["environment"].as_object().into_iter().flatten() {
-        text += &format!("- {name}: {}\n", value.as_str().unwrap_or_default());
+        text += &format!("    {name}: {}\n", value.as_str().unwrap_or_default());
     }
     text += "\n## How\n\n";
     for note in told["notes"].as_array().into_iter().flatten() {
-        text += &format!("- {}\n", note.as_str().unwrap_or_default());
+        text += &format!("    {}\n", note.as_str().unwrap_or_default());
     }
     text
 }
@@ -82,9 +82,13 @@ mod tests {
         let bars = [bar(Some(1.0), Some(true)), bar(Some(0.5), Some(false)), bar(None, None)];
         let told = json!({ "environment": { "kernel": "6.1" }, "bars": bars, "notes": ["a note"] });
         let text = markdown(&told, "2026-11-21", "abc", "inlock bench all");
-        for line in
-            ["| x | >= 0.9 | 1.000 | yes |", "| 0.500 | **no** |", "| - | not measured |", "- kernel: 6.1", "- a note"]
-        {
+        for line in [
+            "| x | >= 0.9 | 1.000 | yes |",
+            "| 0.500 | **no** |",
+            "| - | not measured |",
+            "    kernel: 6.1",
+            "    a note",
+        ] {
             assert!(text.contains(line), "{line}: {text}");
         }
     }

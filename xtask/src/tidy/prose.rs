@@ -62,7 +62,8 @@ static ERROR: LazyLock<Regex> =
 
 /// The findings for the file `name`, if its place is clean.
 pub(crate) fn check(name: &str, text: &str) -> Vec<String> {
-    if !CLEAN.iter().any(|place| name.starts_with(place)) {
+    // Documents are checked everywhere.
+    if !name.ends_with(".md") && !CLEAN.iter().any(|place| name.starts_with(place)) {
         return Vec::new();
     }
     match name.rsplit_once('.') {
@@ -103,7 +104,7 @@ fn markdown(name: &str, text: &str) -> Vec<String> {
         let mut found = |what: String| findings.push(format!("{name}:{number}: {what}"));
         if line.trim_start().starts_with("```") {
             in_code = !in_code;
-        } else if !in_code {
+        } else if !in_code && !line.starts_with("    ") {
             found_width(line, &mut found);
             found_words(&TEXT, &without_quotes(line), &mut found);
         }
@@ -186,6 +187,7 @@ mod tests {
         assert_eq!(of_rust(&format!("/// {}https://example.org/{}\n", &words[..90], "x".repeat(60))), 0, "a link");
         assert_eq!(of_rust(&format!("let x = \"{words}\";\n")), 0, "no comment");
         assert_eq!(markdown("a.md", &format!("{words}{words}\n```\n{words}{words}\n```\n")).len(), 1);
+        assert_eq!(markdown("a.md", &format!("    {words}{words}\n")).len(), 0, "indented code");
     }
 
     #[test]
@@ -226,5 +228,6 @@ mod tests {
     fn places_that_are_not_clean_are_left_out() {
         assert_eq!(check("tests/src/a.rs", "// whoever\n"), Vec::<String>::new());
         assert_eq!(check("crates/cipher/src/a.rs", "// whoever\n").len(), 1);
+        assert_eq!(check("docs/a.md", "whoever\n").len(), 1, "a document");
     }
 }
