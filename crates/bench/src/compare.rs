@@ -111,7 +111,7 @@ pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()
     let progress = Progress::new(options, (rounds * LOADS.len() * servers.len()) as u64);
     let cpus = Cpus::select()?;
     for round in 0..rounds {
-        for (row, load) in samples.iter_mut().zip(LOADS).filter(|(_, load)| cpus.allow(load.placement)) {
+        for (row, load) in samples.iter_mut().zip(LOADS).filter(|(_, load)| cpus.can_place(load.placement)) {
             for turn in 0..servers.len() {
                 let at = (turn + round) % servers.len();
                 progress.step(&format!("compare: {}, {}", load.name(), servers[at].kind.name()));
@@ -124,7 +124,7 @@ pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()
     }
     let kinds: Vec<Kind> = servers.iter().map(|server| server.kind).collect();
     note(&servers, rounds, slice, payload, with_fio, results);
-    if !cpus.allow(Placement::TwoCpus) {
+    if !cpus.can_place(Placement::TwoCpus) {
         results.notes.push("this process may use one CPU: latency on two was not measured".to_owned());
     }
     report(&kinds, &samples, results);

@@ -80,7 +80,7 @@ fn over_nbd(options: &Options, results: &mut Results) -> anyhow::Result<()> {
     let servers = [("NBD null server", &null), ("NBD aes-xts", &served.1), ("NBD polling", &polling.1)];
     let cpus = Cpus::select()?;
     let placements: Vec<Placement> =
-        [Placement::OneCpu, Placement::TwoCpus].into_iter().filter(|placement| cpus.allow(*placement)).collect();
+        [Placement::OneCpu, Placement::TwoCpus].into_iter().filter(|placement| cpus.can_place(*placement)).collect();
     let progress = Progress::new(options, (placements.len() * 2) as u64);
     for placement in placements {
         let name = placement.name().unwrap_or_default();
@@ -149,7 +149,7 @@ fn measure(drivers: &mut [Driver], job: Job, rounds: usize) -> anyhow::Result<Ve
     Ok(samples)
 }
 
-/// Reports cases beside the first one.
+/// Reports cases, compared with the first one.
 fn report(cases: &[String], job: Job, samples: &[Rounds], results: &mut Results) {
     for (at, case) in cases.iter().enumerate() {
         for (rank, (name, _)) in PERCENTILES.iter().enumerate() {

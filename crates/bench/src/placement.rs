@@ -50,7 +50,7 @@ impl Cpus {
     }
 
     /// Whether a placement is possible.
-    pub(crate) fn allow(&self, placement: Placement) -> bool {
+    pub(crate) fn can_place(&self, placement: Placement) -> bool {
         placement != Placement::TwoCpus || self.server.is_some()
     }
 

@@ -117,7 +117,7 @@ impl Server {
         Ok(Some(server))
     }
 
-    /// Places the server's threads, beside a client that [`Cpus::run_client`] runs.
+    /// Places the server's threads.
     pub(crate) fn place(&self, cpus: &Cpus, placement: Placement) {
         let found = match &self.child {
             Some(child) => threads(&child.id().to_string(), |_| true),
