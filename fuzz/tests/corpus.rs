@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 #[test]
-fn every_saved_input_keeps_the_promises() {
+fn saved_corpus_keeps_the_promises() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     for (name, target) in inlock_fuzz::TARGETS {
         let mut inputs = 0;
@@ -21,7 +21,7 @@ fn every_saved_input_keeps_the_promises() {
 
 /// Each target on damaged copies of its corpus: a short run of what libFuzzer does at length.
 #[test]
-fn damaged_inputs_keep_the_promises() {
+fn damaged_corpus_keeps_the_promises() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut number = move || {

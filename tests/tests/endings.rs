@@ -245,7 +245,7 @@ fn call(words: &str, paths: &BTreeMap<&str, PathBuf>) -> Result<Output> {
 }
 
 #[test]
-fn bad_input_ends_with_the_right_status_and_a_reason() -> Result<()> {
+fn bad_input_has_exit_status_and_reason() -> Result<()> {
     let made = luks2()?;
     let paths = make_inputs(&made)?;
     let before = fs::read(&made.image)?;
@@ -272,7 +272,7 @@ fn bad_input_ends_with_the_right_status_and_a_reason() -> Result<()> {
 }
 
 #[test]
-fn is_luks_is_silent_and_says_it_by_its_status() -> Result<()> {
+fn is_luks_is_silent_and_returns_status() -> Result<()> {
     let made = luks2()?;
     let paths = make_inputs(&made)?;
     for (words, status) in [
@@ -290,7 +290,7 @@ fn is_luks_is_silent_and_says_it_by_its_status() -> Result<()> {
 }
 
 #[test]
-fn a_passphrase_comes_from_standard_input_without_its_newline() -> Result<()> {
+fn passphrase_on_stdin_ends_before_newline() -> Result<()> {
     let made = luks2()?;
     let out = made.dir.path().join("out");
     for (args, input, status) in [
@@ -315,7 +315,7 @@ fn a_passphrase_comes_from_standard_input_without_its_newline() -> Result<()> {
 }
 
 #[test]
-fn a_volume_in_use_is_busy() -> Result<()> {
+fn volume_in_use_is_busy() -> Result<()> {
     let made = luks2()?;
     let mut server = Server::inlock(made.dir.path(), "first", &made.image, Some(&made.key), &[])?;
     let second = made.dir.path().join("second.sock");
@@ -340,7 +340,7 @@ fn a_volume_in_use_is_busy() -> Result<()> {
 }
 
 #[test]
-fn a_captive_command_gets_the_uri_and_gives_its_status() -> Result<()> {
+fn captive_command_gets_uri_and_returns_status() -> Result<()> {
     let made = luks2()?;
     let run = |command: &str, more: &[&str]| -> Result<Output> {
         output(
@@ -438,7 +438,7 @@ fn ignores_interrupts() -> Result<bool> {
 }
 
 #[test]
-fn signals_under_load_lose_nothing_that_was_acknowledged() -> Result<()> {
+fn signal_under_load_loses_no_acknowledged_write() -> Result<()> {
     let made = luks2()?;
     let mut acknowledged = 0;
     let mut ended = 0;
@@ -457,7 +457,7 @@ fn signals_under_load_lose_nothing_that_was_acknowledged() -> Result<()> {
 }
 
 #[test]
-fn sigterm_with_idle_clients_ends_at_once() -> Result<()> {
+fn sigterm_with_idle_clients_exits_immediately() -> Result<()> {
     let made = luks2()?;
     let mut server = Server::inlock(made.dir.path(), "idle", &made.image, Some(&made.key), &[])?;
     let idle: Vec<_> = (0..20)

@@ -17,7 +17,7 @@ const SIZE: u64 = 64 << 20;
 const CONNECTIONS: u64 = 8;
 
 #[test]
-fn eight_busy_connections_stay_under_64_mib() -> Result<()> {
+fn resident_memory_of_eight_busy_connections_is_below_64_mib() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let key = key_file(dir.path(), "key", b"memory")?;
     let image = dir.path().join("volume.img");

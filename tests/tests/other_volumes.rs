@@ -325,7 +325,7 @@ fn cryptsetup_accepts(made: &Made, kind: &str) -> Result<()> {
 }
 
 #[test]
-fn volumes_of_inlock_are_cryptsetups() -> Result<()> {
+fn volumes_of_inlock_open_in_cryptsetup() -> Result<()> {
     let argon = |kind: &'static str| [&["--type=luks2", kind][..], &CHEAP_ARGON2].concat();
     let luks1 = || vec!["--type=luks1", "--pbkdf-force-iterations=1000"];
     let luks2 = || [&["--type=luks2"][..], &CHEAP_PBKDF2].concat();
@@ -359,7 +359,7 @@ fn volumes_of_inlock_are_cryptsetups() -> Result<()> {
 }
 
 #[test]
-fn a_detached_header_of_inlock_is_cryptsetups() -> Result<()> {
+fn detached_header_of_inlock_opens_in_cryptsetup() -> Result<()> {
     let mut made = Vec::new();
     for kind in ["luks1", "luks2"] {
         let mut volume = Made::new(format!("our detached {kind}"))?;
@@ -411,7 +411,7 @@ fn luks1_volumes_of_inlock_are_read_by_qemu_and_nbdkit() -> Result<()> {
 }
 
 #[test]
-fn the_comparison_notices_one_wrong_byte() -> Result<()> {
+fn comparison_detects_one_wrong_byte() -> Result<()> {
     let made = by_cryptsetup(8 << 20, &["--type=luks1", "--pbkdf-force-iterations=1000"])?;
     let oracle = made.oracle();
     let model = Random::new(4).bytes(PAYLOAD as usize);

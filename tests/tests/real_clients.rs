@@ -81,7 +81,7 @@ fn nbdinfo_shows_size_abilities_map_and_list() -> Result<()> {
 }
 
 #[test]
-fn the_map_shows_holes_and_never_calls_them_zero() -> Result<()> {
+fn block_status_reports_holes_without_zero_flag() -> Result<()> {
     let served = served("4096", &[])?;
     let uri = served.server.uri();
     let script = "h.pwrite(b'x' * (1 << 20), 8 << 20); h.flush()";
@@ -189,7 +189,7 @@ fn fio_verify(uri: &str) -> Result<Value> {
 }
 
 #[test]
-fn the_plaintext_is_not_in_the_image() -> Result<()> {
+fn image_contains_no_plaintext() -> Result<()> {
     let mut served = served("4096", &[])?;
     let raw = served.dir.path().join("raw.img");
     let bytes = sample(&raw)?;
@@ -211,7 +211,7 @@ fn the_plaintext_is_not_in_the_image() -> Result<()> {
 }
 
 #[test]
-fn the_raw_type_serves_the_file_as_it_is() -> Result<()> {
+fn raw_type_serves_file_unchanged() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let raw = dir.path().join("raw.img");
     let bytes = sample(&raw)?;
@@ -225,7 +225,7 @@ fn the_raw_type_serves_the_file_as_it_is() -> Result<()> {
 }
 
 #[test]
-fn the_longest_requests_are_answered() -> Result<()> {
+fn requests_of_maximum_length_succeed() -> Result<()> {
     const LONGEST: usize = 32 << 20;
     let mut answered = 0;
     for io in ["uring", "sync"] {

@@ -59,7 +59,7 @@ fn probed(dom: &str) -> Result<(BTreeMap<String, Value>, Value)> {
 }
 
 #[test]
-fn every_plot_of_the_page_is_drawn_and_nothing_is_fetched() -> Result<()> {
+fn page_draws_every_plot_and_fetches_nothing() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let page = dir.path().join("report.html");
     // Figures of a millisecond mean nothing, but are all there.
@@ -110,7 +110,7 @@ fn every_plot_of_the_page_is_drawn_and_nothing_is_fetched() -> Result<()> {
 
 /// The negative control: the probe tells a plot that is not drawn from one that is, and sees what is fetched.
 #[test]
-fn a_plot_without_a_shape_is_noticed() -> Result<()> {
+fn plot_without_shape_is_detected() -> Result<()> {
     let Some(browser) = browser() else {
         skipped("no browser is installed, the page of the benchmarks is not opened");
         return Ok(());

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dependency_is_found_by_how_it_begins() {
+    fn dependency_is_found_by_prefix() {
         let listed =
             b"libstd-rust-web-dev\n  Depends: libc6\n  Depends: libstd-rust-web-1.96\n  Conflicts: libstd-rust-web-x\n";
         assert_eq!(dependency(listed, "libstd-rust-web-").as_deref(), Some("libstd-rust-web-1.96"));

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floor_rises_to_the_count_minus_five_percent_and_never_falls() {
+    fn floor_rises_to_95_percent_of_count_and_never_falls() {
         let counts =
             counts("count a: 1000, at least 10\ncount b: 100, at least 96\ncount c: 9, fewer than 10\nnoise\n");
         assert_eq!(counts, BTreeMap::from([("a", 1000), ("b", 100), ("c", 9)]));

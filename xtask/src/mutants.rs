@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_without_line_and_column_stays_the_same_when_code_moves() {
+    fn mutant_name_has_no_line_and_column() {
         let name = "crates/volume/src/luks2/commit.rs:33:9: replace Luks2::commit -> Result<(), E> with Ok(())";
         assert_eq!(bare(name), "crates/volume/src/luks2/commit.rs: replace Luks2::commit -> Result<(), E> with Ok(())");
         assert_eq!(bare(name), bare(&name.replace("33:9", "40:1")));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn row_without_a_reason_excuses_nothing() {
+    fn survivor_without_reason_is_not_excused() {
         let table =
             "| mutant | why |\n|---|---|\n| `a.rs: replace \\|\\| with &&` | both are true |\n| `b.rs: x` | |\n";
         let found = explained(table);

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn late_answer_is_a_stall_and_an_early_one_is_not() {
+    fn late_reply_is_a_stall() {
         let tally = Tally { stall: Duration::from_secs(1), ..Tally::default() };
         let now = Instant::now();
         tally.answered(now, 512);

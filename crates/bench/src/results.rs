@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verdict_counts_what_is_met_missed_and_not_measured() {
+    fn verdict_counts_met_missed_and_skipped_thresholds() {
         let verdict = |ratios: &[Option<f64>]| {
             let thresholds = ratios.iter().map(|ratio| Threshold::at_least("x", *ratio, 1.0)).collect();
             Results { thresholds, ..Results::default() }.verdict()

@@ -42,7 +42,7 @@ fn json_is_a_list_of_results() {
 }
 
 #[test]
-fn an_instruction_set_that_nobody_knows_is_an_error() {
+fn unknown_instruction_set_is_refused() {
     for arguments in [&["bench", "cipher", "--json"][..], &["benchmark", "--cipher", "aes-xts-plain64"]] {
         let ended = run(inlock().args(arguments).env("INLOCK_CPU", "vaes1024"), b"");
         ended.fails(1, &["INLOCK_CPU is 'vaes1024', not one of portable, aesni, vaes256, vaes512"]);
@@ -75,7 +75,7 @@ fn rows<'a>(told: &'a Value, measure: &'a str) -> impl Iterator<Item = &'a Value
 }
 
 #[test]
-fn the_path_has_every_size_depth_and_direction() {
+fn path_has_every_size_depth_and_direction() {
     let told = shortest(&["path"]);
     check_rows(&told);
     for case in ["raw", "null inline", "null offloaded", "aes-xts inline", "aes-xts offloaded", "cipher alone"] {
@@ -89,7 +89,7 @@ fn the_path_has_every_size_depth_and_direction() {
 }
 
 #[test]
-fn latencies_have_percentiles_idle_and_busy() {
+fn latency_has_percentiles_for_idle_and_busy_cpus() {
     let told = shortest(&["latency"]);
     check_rows(&told);
     for percentile in ["p50", "p99", "p99.9"] {
@@ -101,14 +101,14 @@ fn latencies_have_percentiles_idle_and_busy() {
 }
 
 #[test]
-fn a_report_that_cannot_be_written_is_an_error_before_anything_is_measured() {
+fn unwritable_report_is_refused_before_measuring() {
     let ended = run(inlock().args(["bench", "path", "--report", "/nowhere/report.html"]), b"");
     ended.fails(1, &["cannot write /nowhere/report.html"]);
     assert!(ended.out.is_empty());
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused() {
+fn invalid_bench_options_are_refused() {
     for (arguments, words) in [
         (&["speed"][..], "'speed' is none of cipher, path, latency, compare, all"),
         (&["cipher", "--quick"], "--quick is not allowed with bench cipher"),

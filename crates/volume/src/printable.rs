@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_keeps_its_letters_and_loses_its_commands() {
+    fn printable_text_has_no_terminal_controls() {
         let text = "ü漢 \\ \"q\" e\u{301}";
         assert_eq!(Printable::new(text).to_string(), text);
         for code in (0..0x20).chain(0x7f..0xa0).chain([0x202e, 0x2066]) {

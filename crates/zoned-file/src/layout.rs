@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_of_an_impossible_layout_names_its_numbers() {
+    fn error_of_impossible_layout_has_its_numbers() {
         let good = ZonedLayout { capacity: 3 << 18, conventional: 2, ..ZonedLayout::new((7 << 20) + 4096, 1 << 20) };
         assert_eq!(good.check(), Ok(()));
         assert_eq!((good.zones(), good.range(7)), (8, 7 << 20..(7 << 20) + 4096));

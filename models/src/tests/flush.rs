@@ -101,7 +101,7 @@ impl Scene {
 }
 
 #[test]
-fn two_workers_are_told_of_what_is_durable() {
+fn flushes_of_two_workers_are_durable() {
     in_every_order(|| {
         let scene = Scene::new(false);
         let other = scene.spawn(|scene| assert!(scene.work()));
@@ -111,7 +111,7 @@ fn two_workers_are_told_of_what_is_durable() {
 }
 
 #[test]
-fn worker_and_threads_are_told_of_what_is_durable() {
+fn flushes_of_worker_and_threads_are_durable() {
     super::in_orders_with(3, || {
         let scene = Scene::new(false);
         let others =
@@ -122,7 +122,7 @@ fn worker_and_threads_are_told_of_what_is_durable() {
 }
 
 #[test]
-fn all_are_told_of_a_lost_write_that_is_reported_once() {
+fn lost_write_reported_once_fails_every_flush() {
     super::in_orders_with(3, || {
         let scene = Scene::new(true);
         let others =
@@ -134,7 +134,7 @@ fn all_are_told_of_a_lost_write_that_is_reported_once() {
 }
 
 #[test]
-fn worker_that_ends_holds_up_no_other() {
+fn exit_of_worker_blocks_no_flush() {
     super::in_orders_with(3, || {
         let scene = Scene::new(false);
         let others =
@@ -145,7 +145,7 @@ fn worker_that_ends_holds_up_no_other() {
 }
 
 #[test]
-fn worker_that_ends_with_a_failed_sync_is_not_forgotten() {
+fn failed_sync_of_exited_worker_fails_later_flushes() {
     in_every_order(|| {
         let scene = Scene::new(true);
         let other = scene.spawn(|scene| scene.work_and_leave());

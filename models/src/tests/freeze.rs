@@ -87,7 +87,7 @@ impl Scene {
 }
 
 #[test]
-fn freeze_waits_for_the_call_and_unfreeze_wakes_the_next() {
+fn freeze_waits_for_call_and_unfreeze_wakes_next_call() {
     in_every_order(|| {
         let scene = Scene::new();
         let caller = scene.spawn(|scene| assert!(scene.call()));
@@ -99,7 +99,7 @@ fn freeze_waits_for_the_call_and_unfreeze_wakes_the_next() {
 }
 
 #[test]
-fn caller_goes_through_again_after_every_opening() {
+fn call_enters_again_after_unfreeze() {
     in_every_order(|| {
         let scene = Scene::new();
         let caller = scene.spawn(|scene| assert!(scene.call() && scene.call()));
@@ -110,7 +110,7 @@ fn caller_goes_through_again_after_every_opening() {
 }
 
 #[test]
-fn two_callers_are_both_waited_for_and_woken() {
+fn freeze_waits_for_two_calls_and_unfreeze_wakes_both() {
     in_every_order(|| {
         let scene = Scene::new();
         let callers = [scene.spawn(|scene| assert!(scene.call())), scene.spawn(|scene| assert!(scene.call()))];
@@ -121,7 +121,7 @@ fn two_callers_are_both_waited_for_and_woken() {
 }
 
 #[test]
-fn end_wakes_the_caller_which_fails() {
+fn end_of_device_wakes_call_with_error() {
     in_every_order(|| {
         let scene = Scene::new();
         scene.freeze();
@@ -132,7 +132,7 @@ fn end_wakes_the_caller_which_fails() {
 }
 
 #[test]
-fn no_pass_is_given_after_the_key_was_wiped() {
+fn call_gets_no_usage_guard_after_key_wipe() {
     in_every_order(|| {
         let scene = Scene::new();
         let caller = scene.spawn(|scene| _ = scene.call());
@@ -146,7 +146,7 @@ fn no_pass_is_given_after_the_key_was_wiped() {
 }
 
 #[test]
-fn close_waits_for_the_worker_and_end_wakes_it() {
+fn freeze_waits_for_worker_and_end_of_device_wakes_it() {
     in_every_order(|| {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work);
@@ -158,7 +158,7 @@ fn close_waits_for_the_worker_and_end_wakes_it() {
 }
 
 #[test]
-fn worker_goes_on_after_opening_and_is_waited_for_again() {
+fn freeze_after_unfreeze_waits_for_worker_again() {
     in_orders_with(4, || {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work);
@@ -172,7 +172,7 @@ fn worker_goes_on_after_opening_and_is_waited_for_again() {
 }
 
 #[test]
-fn close_waits_for_worker_and_caller() {
+fn freeze_waits_for_worker_and_call() {
     in_orders_with(4, || {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work_and_leave);
@@ -185,7 +185,7 @@ fn close_waits_for_worker_and_caller() {
 }
 
 #[test]
-fn worker_that_leaves_is_not_waited_for() {
+fn freeze_does_not_wait_for_exited_worker() {
     in_every_order(|| {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work_and_leave);

@@ -149,7 +149,7 @@ fn partial_writes_of_worker_and_thread_exclude_each_other() {
 }
 
 #[test]
-fn more_threads_than_there_is_room_for_are_all_granted() {
+fn locks_of_more_threads_than_slots_are_all_granted() {
     // Room is for two.
     beside_each_other(&[Scene::write_blocking, Scene::read, Scene::read]);
 }
@@ -189,7 +189,7 @@ fn locks_are_granted_in_order_of_arrival() {
 }
 
 #[test]
-fn lock_given_up_while_it_waits_lets_later_ones_go_on() {
+fn cancelled_lock_request_blocks_no_later_lock() {
     in_every_order(|| {
         let scene = Arc::new(Scene::default());
         let told = Arc::new(Told::default());

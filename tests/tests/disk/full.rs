@@ -61,7 +61,7 @@ fn files(dir: &Path) -> Result<(PathBuf, PathBuf)> {
 }
 
 #[test]
-fn write_beyond_the_file_size_limit_fails_and_ends_nothing() -> Result<()> {
+fn write_beyond_file_size_limit_fails_and_server_continues() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let (image, key) = files(dir.path())?;
     meet_the_end(&image, &key, |words| {
@@ -83,7 +83,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn write_to_a_full_file_system_fails_and_loses_nothing_else() -> Result<()> {
+fn write_to_full_file_system_fails_and_loses_no_other_write() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }

@@ -97,17 +97,17 @@ fn killed(mkfs: &[&str], fsck: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn ext4_is_clean_after_its_journal_was_replayed() -> Result<()> {
+fn ext4_of_killed_process_replays_journal_and_is_clean() -> Result<()> {
     killed(&["mkfs.ext4", "-q", "-N", "60000"], &["e2fsck", "-fn"])
 }
 
 #[test]
-fn xfs_is_clean_after_its_journal_was_replayed() -> Result<()> {
+fn xfs_of_killed_process_replays_journal_and_is_clean() -> Result<()> {
     killed(&["mkfs.xfs", "-q"], &["xfs_repair", "-n"])
 }
 
 #[test]
-fn a_file_whose_daemon_died_is_cleaned_up() -> Result<()> {
+fn close_cleans_up_fuse_mount_of_killed_process() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }

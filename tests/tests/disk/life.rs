@@ -62,7 +62,7 @@ fn btrfs() -> Result<()> {
 
 /// Kernels differ in how long a block of a loop device may be.
 #[test]
-fn data_units_longer_than_a_page_have_a_loop_device() -> Result<()> {
+fn loop_device_has_data_units_longer_than_page() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -91,7 +91,7 @@ fn keeps_parts_of_units(node: &Path) -> Result<()> {
 }
 
 #[test]
-fn mount_and_umount_do_it_all() -> Result<()> {
+fn mount_and_umount_open_and_close_volume() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -120,7 +120,7 @@ fn mount_and_umount_do_it_all() -> Result<()> {
 }
 
 #[test]
-fn a_mounted_file_system_grows_with_its_image() -> Result<()> {
+fn resize_grows_mounted_file_system() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -162,7 +162,7 @@ fn rest(dir: &Path) -> Result<u64> {
 
 /// Root's process is locked into memory, all of it.
 #[test]
-fn a_file_takes_memory_for_the_threads_that_answer_it() -> Result<()> {
+fn fuse_process_memory_is_bounded() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }

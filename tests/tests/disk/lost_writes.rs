@@ -145,7 +145,7 @@ fn flush_after_lost_writes_on_xfs_fails() -> Result<()> {
 
 /// Which of several at once the kernel tells is a matter of chance.
 #[test]
-fn flushes_at_once_after_lost_writes_all_fail() -> Result<()> {
+fn concurrent_flushes_after_lost_writes_all_fail() -> Result<()> {
     let firsts = [First::FlushesAtOnce, First::DurableWriteBesideFlush];
     let round = firsts.iter().flat_map(|first| [(Front::Nbd("uring"), *first, 4), (Front::Fuse, *first, 4)]);
     lose_in(&round.cycle().take(24).collect::<Vec<_>>(), &EXT4, 64)

@@ -12,7 +12,7 @@ use inlock_tests::process::{inlock, output, program, text};
 use crate::support::{Disk, can_make_disks, fails};
 
 #[test]
-fn a_device_in_use_is_neither_opened_twice_nor_closed() -> Result<()> {
+fn open_and_close_of_device_in_use_are_refused() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -59,7 +59,7 @@ fn wait_until_closed(disk: &Disk) -> Result<()> {
 }
 
 #[test]
-fn a_file_that_a_program_has_open_stays() -> Result<()> {
+fn close_of_open_fuse_file_is_refused() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -73,7 +73,7 @@ fn a_file_that_a_program_has_open_stays() -> Result<()> {
 }
 
 #[test]
-fn a_device_that_a_program_has_open_stays() -> Result<()> {
+fn close_of_open_device_is_refused() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -96,7 +96,7 @@ fn a_device_that_a_program_has_open_stays() -> Result<()> {
 }
 
 #[test]
-fn a_suspended_file_is_not_closed_under_those_who_wait_for_it() -> Result<()> {
+fn close_of_suspended_file_with_waiting_reader_is_refused() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -121,7 +121,7 @@ fn a_suspended_file_is_not_closed_under_those_who_wait_for_it() -> Result<()> {
 }
 
 #[test]
-fn a_start_that_fails_late_leaves_no_device() -> Result<()> {
+fn failed_open_leaves_no_device() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -142,7 +142,7 @@ fn a_start_that_fails_late_leaves_no_device() -> Result<()> {
 }
 
 #[test]
-fn a_way_that_does_not_work_here_names_one_that_does() -> Result<()> {
+fn error_of_missing_driver_names_other_method() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }

@@ -37,7 +37,7 @@ grep -q -- "use --via fuse" "$HERE/said"
 "#;
 
 #[test]
-fn a_user_without_root_opens_a_file() -> Result<()> {
+fn unprivileged_user_opens_volume_as_file() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }

@@ -133,7 +133,7 @@ fn with_good_client(served: &mut Served, attack: impl FnOnce(&Target) -> Result<
 }
 
 #[test]
-fn every_named_case_gets_the_protocols_answer() -> Result<()> {
+fn misbehaving_client_gets_protocol_reply() -> Result<()> {
     let mut served = serve(&[])?;
     let mut failures = Vec::new();
     let mut done = 0;
@@ -162,7 +162,7 @@ fn every_named_case_gets_the_protocols_answer() -> Result<()> {
 }
 
 #[test]
-fn a_server_that_says_yes_to_everything_fails_the_cases() -> Result<()> {
+fn permissive_server_fails_protocol_cases() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let socket = dir.path().join("yes.sock");
     yes_server::start(&socket, SIZE)?;
@@ -174,7 +174,7 @@ fn a_server_that_says_yes_to_everything_fails_the_cases() -> Result<()> {
 }
 
 #[test]
-fn mutated_streams_harm_nobody() -> Result<()> {
+fn mutated_streams_harm_no_other_client() -> Result<()> {
     const STREAMS: u64 = 1600;
     let mut served = serve(&[])?;
     let mut sent = 0;
@@ -193,7 +193,7 @@ fn mutated_streams_harm_nobody() -> Result<()> {
 }
 
 #[test]
-fn idle_connections_are_held_while_a_good_client_is_served() -> Result<()> {
+fn idle_connections_stay_open_while_client_is_served() -> Result<()> {
     const IDLE: usize = 500;
     let mut served = serve(&[])?;
     let mut held = 0;
@@ -234,7 +234,7 @@ fn idle_connections_are_held_while_a_good_client_is_served() -> Result<()> {
 }
 
 #[test]
-fn a_read_only_export_refuses_every_change() -> Result<()> {
+fn read_only_export_refuses_every_change() -> Result<()> {
     let served = serve(&["--read-only"])?;
     let before = std::fs::read(&served.image)?;
     for case in transmission::READ_ONLY_CASES {

@@ -285,7 +285,7 @@ fn judge(name: &str, io: &str, mut times: Vec<Duration>) -> Result<()> {
 }
 
 #[test]
-fn ten_hostile_clients_of_any_behaviour_keep_no_other_waiting() -> Result<()> {
+fn ten_hostile_clients_delay_no_other_client() -> Result<()> {
     let mut failures = Vec::new();
     for io in ["uring", "sync"] {
         let mut served = serve(&["--threads", "1", "--io", io, "--allow-discards"])?;

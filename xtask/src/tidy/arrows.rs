@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_write_a_forbidden_arrow_is_seen() {
+    fn every_form_of_forbidden_arrow_is_found() {
         let bad = [
             "[dependencies]\ninlock-volume.workspace = true\n",
             "[dependencies]\ninlock-volume = { workspace = true }\n",
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn crate_the_design_does_not_have_is_refused() {
+    fn unknown_crate_is_refused() {
         assert_eq!(check("helpers", "[package]\n").len(), 1);
     }
 

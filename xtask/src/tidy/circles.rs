@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn rooms_that_use_each_other_through_other_files_are_a_circle() {
+    fn modules_that_use_each_other_through_other_files_are_a_circle() {
         let circles = found(&[
             ROOT,
             ("a", "mod one; mod two;"),

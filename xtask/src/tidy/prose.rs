@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_are_not_clean_are_left_out() {
+    fn unchecked_trees_are_left_out() {
         assert_eq!(check("tests/src/a.rs", "// whoever\n"), Vec::<String>::new());
         assert_eq!(check("crates/cipher/src/a.rs", "// whoever\n").len(), 1);
         assert_eq!(check("docs/a.md", "whoever\n").len(), 1, "a document");

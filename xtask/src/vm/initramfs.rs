@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpio_lists_what_was_put_in() {
+    fn cpio_lists_added_files() {
         let mut archive = Initramfs { bytes: Vec::new(), inodes: 0, names: BTreeSet::new() };
         archive.file("a/b/c", 0o644, b"five!");
         archive.file("a/b/c", 0o644, b"the second of a name is left out");

@@ -412,7 +412,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_words_name_the_failures_in_few_lines() {
+    fn summary_of_failures_is_short() {
         assert_eq!(failure("boot", &Outcome::Ok("one".into())), None);
         let line = failure("boot", &Outcome::Fail("one".into(), "x".repeat(9000))).unwrap();
         assert!(line.starts_with("vm boot: one FAILED: xxx"));

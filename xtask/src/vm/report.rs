@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_of_line_is_read() {
+    fn report_lines_are_parsed() {
         let report = Report::parse(
             "booted 3.25\ncut\nbooted 3.5\nok one\nfail two it broke\nskip three no such thing\ncount n 12\ndata k some text\nnote a b\nend 0\n",
         );
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn line_of_no_known_form_is_kept_as_it_is() {
+    fn unknown_report_line_is_kept() {
         let report = Report::parse("ok\ncut off\nnonsense\ncount n many\nend soon\nen");
         assert_eq!(report.strange, ["ok", "cut off", "nonsense", "count n many", "end soon", "en"]);
         assert_eq!((report.status, report.booted.len(), report.cuts), (None, 0, 0));

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn head_says_what_is_wanted() {
+    fn script_head_is_parsed() {
         let text = "#: about  a test\n#: memory 256\n#: tools a b\n#: tools c\n#: disk 4M\n#: disk 1G\n#: kernel x=1 y\n#: boots 3\n#: flavour generic\nok it\n#: cpus 9\n";
         let script = Script::parse("name".into(), text.into()).unwrap();
         assert_eq!((script.about.as_str(), script.memory_mib, script.cpus), ("a test", 256, 2));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_head_is_refused() {
+    fn invalid_script_head_is_refused() {
         for text in ["ok it\n", "#: about x\n#: memory much\n", "#: about x\n#: disk 12\n", "#: about x\n#: dsik 4M\n"]
         {
             assert!(Script::parse("name".into(), text.into()).is_err(), "{text}");

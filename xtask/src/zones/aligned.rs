@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stamps_tell_their_seed_and_their_place() {
+    fn stamp_encodes_seed_and_position() {
         let mut bytes = [0; 512];
         for (place, seed) in [(0, 0), (4096, 1), (1 << 40, 65535), ((1 << 48) - 512, 7)] {
             stamp(&mut bytes, place, seed);

@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn appends_that_lie_side_by_side_are_told_from_others() {
+    fn overlapping_or_misplaced_appends_are_detected() {
         let zones = [zone(0, 16), zone(64, 24)];
         assert_eq!(look(&landed(&[(0, 8), (8, 8), (64, 24)]), &zones).unwrap(), 0);
         assert_eq!(look(&landed(&[(0, 8), (72, 16)]), &zones).unwrap(), 16 * SECTOR);
@@ -384,13 +384,13 @@ mod tests {
     }
 
     #[test]
-    fn room_is_taken_until_there_is_none() {
+    fn append_space_is_reserved_until_exhausted() {
         let room = AtomicU64::new(10);
         assert_eq!([take(&room, 4), take(&room, 4), take(&room, 4), take(&room, 4)], [Some(4), Some(4), Some(2), None]);
     }
 
     #[test]
-    fn plans_are_read() {
+    fn append_plan_is_parsed() {
         let plan = Plan::parse(&["zones=8", "bytes=4096", "most=65536", "verify=0"]).unwrap();
         assert_eq!((plan.zones, plan.most, plan.verify, plan.jobs), (8, 65536, false, 4));
         for wrong in ["zones", "zone=1", "zones=0", "bytes=512", "most=0"] {

@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_tells_the_last_lives() {
+    fn flush_log_has_last_lives() {
         let mut known = BTreeMap::new();
         for record in ["begin 4096 1", "flushed 4096 1 8192", "begin 4096 2", "begin 4096 3", "flushed 0 7 4096"] {
             learn(&mut known, record).unwrap();

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn order_is_asked_of_each_zone_alone() {
+    fn write_order_is_checked_per_zone() {
         assert_eq!(faults(&["WS 8 () 1024 + 8", "WS 8 () 2048 + 8", "WS 8 () 1032 + 8", "RS 8 () 0 + 8"]), (3, 0));
         assert_eq!(faults(&["WS 8 () 1024 + 8", "WS 8 () 1040 + 8", "WS 8 () 1032 + 8"]), (3, 2));
         // The same twice is no order either.
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn write_that_was_turned_away_comes_again() {
+    fn retried_write_is_not_out_of_order() {
         let (first, again) = (("inlock-queue-0", "WS 1024 + 8"), ("iou-wrk-171", "WS 1024 + 8"));
         assert_eq!(faults_of(&[first, again, ("inlock-queue-0", "WS 1032 + 8")]), (2, 0));
         assert_eq!(faults_of(&[first, first]), (2, 1), "twice by the same");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn zone_begins_again_only_after_its_reset() {
+    fn zone_restarts_only_after_reset() {
         assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 1024 + 0", "WS 8 () 1024 + 8"]), (2, 0));
         assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 0 + 0", "WS 8 () 1024 + 8"]), (2, 0));
         assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 2048 + 0", "WS 8 () 1024 + 8"]), (2, 1));

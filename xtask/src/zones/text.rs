@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn starts_are_moved_and_the_rest_stays() {
+    fn shifted_report_moves_zone_starts_only() {
         let line = "  start: 0x000004000, len 0x002000, cap 0x001800, wptr 0x000008 reset:0 non-seq:0, zcond: 2(oi)";
         let moved = shifted(line, 0x2000).unwrap();
         assert_eq!(moved, line.replace("0x000004000", "0x000002000"));

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_value_of_crc_32_comes_out_inverted() {
+    fn crc32_check_value_is_inverted() {
         assert_eq!(!crc32(b"123456789"), 0xcbf4_3926);
     }
 }

@@ -59,7 +59,7 @@ impl Guarded {
 
 #[test]
 #[should_panic(expected = "wrote outside")]
-fn byte_outside_is_noticed() {
+fn byte_written_outside_of_buffer_is_detected() {
     let mut buffer = Guarded::new(512);
     buffer.at(Place::Offset(7), 513)[512] = 1;
     buffer.check(Place::Offset(7), 512);

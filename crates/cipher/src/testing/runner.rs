@@ -215,7 +215,7 @@ fn wrong_lengths_panic_before_a_byte_is_written() {
 }
 
 #[test]
-fn wrong_keys_and_parts_are_errors() {
+fn invalid_keys_and_specifications_are_refused() {
     let spec = CipherSpec::AES_XTS_PLAIN64;
     let made = new_sector_cipher(&spec, &[0; 40], DataUnitSize::SECTOR, IvNumbering::DataUnits);
     assert_eq!(made.err(), Some(CipherError::KeyLength { spec, len: 40 }));
@@ -228,7 +228,7 @@ fn wrong_keys_and_parts_are_errors() {
 }
 
 #[test]
-fn equal_halves_of_an_xts_key_are_noticed() {
+fn equal_halves_of_xts_key_are_detected() {
     let spec = CipherSpec::AES_XTS_PLAIN64;
     let mut key = [noise(3, 32), noise(3, 32)].concat();
     assert!(spec.has_equal_halves(&key));

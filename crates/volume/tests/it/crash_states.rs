@@ -136,7 +136,7 @@ fn power_cut_while_formatting_leaves_old_or_new_or_none() {
 
 /// The negative control: without the syncs in between, the same check must fail.
 #[test]
-fn without_syncs_the_check_fails() {
+fn power_cut_check_without_syncs_fails() {
     for (name, before, log) in format_logs().into_iter().filter(|(name, ..)| name.ends_with("empty")) {
         let unsynced: Vec<_> = log.into_iter().filter(|step| matches!(step, Step::Write { .. })).collect();
         let mut halves = 0;
@@ -177,7 +177,7 @@ fn power_cut_while_rewriting_leaves_a_whole_copy() {
 
 /// A failed write or sync, each in turn, is an error, and what is on the device is old or new.
 #[test]
-fn failed_write_is_an_error_and_harms_nothing() {
+fn failed_write_is_an_error_and_keeps_a_whole_header() {
     let (_, before) = befores().swap_remove(1);
     let steps = {
         let device = RecordingDevice::new(before.clone());

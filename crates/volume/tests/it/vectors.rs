@@ -111,7 +111,7 @@ fn status_kib(field: &str) -> u64 {
 }
 
 #[test]
-fn argon2_gives_its_memory_back() {
+fn argon2_memory_is_released() {
     const MEMORY_KIB: u32 = 512 << 10;
     let kdf = Kdf::Argon2id(Argon2Cost { time: 1, memory_kib: MEMORY_KIB, lanes: 1 });
     kdf.derive(b"passphrase", b"salt salt", &mut [0; 32], &KdfLimits::default()).unwrap();

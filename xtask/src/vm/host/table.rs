@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_cut_at_their_tabulators() {
+    fn table_rows_are_split_at_tabs() {
         assert_eq!(row("accept\t0 8 zero\taccept\twhy"), Some(("accept", "0 8 zero", "\taccept\twhy")));
         assert_eq!(row("reject\t0 8 one"), Some(("reject", "0 8 one", "")));
         assert_eq!((row(""), row("# a comment")), (None, None));

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn difference_belongs_to_the_row_before_it() {
+    fn exception_line_belongs_to_preceding_row() {
         let text = "# a table\n\nopen\topen s0 1z\tok |\n\tplain\tEIO |\n\tplain/dm\tok |\nzones\tzones\t14 |\n";
         let lines = lines(text).unwrap();
         let [Line::Text("# a table"), Line::Text(""), Line::Row(open), Line::Row(zones)] = &lines[..] else {

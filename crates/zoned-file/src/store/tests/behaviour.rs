@@ -19,7 +19,7 @@ fn act(file: &ZonedFile, action: ZoneAction, number: u64) -> Result<(), Errno> {
 }
 
 #[test]
-fn report_of_a_new_file_is_that_of_the_layout() {
+fn report_of_new_zoned_file_matches_layout() {
     let file = in_memory(&layout());
     let mut zones = vec![zone(&file, 0); 10];
     assert_eq!(file.report(0, &mut zones), Ok(8));
@@ -39,7 +39,7 @@ fn report_of_a_new_file_is_that_of_the_layout() {
 }
 
 #[test]
-fn writes_go_where_the_pointer_is() {
+fn write_off_the_write_pointer_is_refused() {
     let file = in_memory(&layout());
     let start = 2 * ZONE;
     assert_eq!(write(&file, start + BLOCK, 1, 1), Err(Errno::IO));
@@ -64,7 +64,7 @@ fn writes_go_where_the_pointer_is() {
 }
 
 #[test]
-fn conventional_zones_take_writes_anywhere() {
+fn conventional_zone_accepts_writes_anywhere() {
     let file = in_memory(&layout());
     assert_eq!(file.write_at(&[7; 100], ZONE - 50, false), Ok(100));
     assert_eq!(read(&file, ZONE - 51, 102), [&[0][..], &[7; 100], &[0]].concat());
@@ -80,7 +80,7 @@ fn conventional_zones_take_writes_anywhere() {
 }
 
 #[test]
-fn actions_lead_from_condition_to_condition() {
+fn zone_management_changes_zone_condition() {
     use ZoneAction::{Close, Finish, Open, Reset};
     let ok = |condition, blocks| Ok((condition, blocks * BLOCK));
     for (before, blocks, action, after) in [
@@ -138,7 +138,7 @@ fn actions_lead_from_condition_to_condition() {
 }
 
 #[test]
-fn finished_zone_reads_as_zeroes_behind_what_was_written() {
+fn finished_zone_reads_zeroes_after_written_data() {
     let file = in_memory(&layout());
     write(&file, 2 * ZONE, 2, 8).unwrap();
     act(&file, ZoneAction::Finish, 2).unwrap();
@@ -147,7 +147,7 @@ fn finished_zone_reads_as_zeroes_behind_what_was_written() {
 }
 
 #[test]
-fn retired_zones_refuse_writes() {
+fn read_only_and_offline_zones_refuse_writes() {
     let file = in_memory(&layout());
     for (number, condition) in [(2, ReadOnly), (3, Offline)] {
         write(&file, number * ZONE, 1, 4).unwrap();
@@ -165,7 +165,7 @@ fn retired_zones_refuse_writes() {
 }
 
 #[test]
-fn actions_on_parts_of_zones_are_refused() {
+fn zone_management_of_partial_zones_is_refused() {
     let file = in_memory(&layout());
     let end = 7 * ZONE + 4 * BLOCK;
     for (offset, len) in [(2 * ZONE, 0), (2 * ZONE + BLOCK, ZONE), (2 * ZONE, BLOCK), (end, ZONE), (7 * ZONE, ZONE)] {
@@ -186,7 +186,7 @@ fn actions_on_parts_of_zones_are_refused() {
 }
 
 #[test]
-fn zone_opened_by_a_write_makes_room_for_another_one() {
+fn implicitly_open_zone_is_closed_at_open_zone_limit() {
     let file = in_memory(&ZonedLayout { max_open: 2, ..layout() });
     for number in [2, 3, 4] {
         write(&file, number * ZONE, 1, 1).unwrap();

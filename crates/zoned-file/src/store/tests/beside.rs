@@ -118,7 +118,7 @@ impl Setup {
 }
 
 #[test]
-fn zone_reset_beside_a_sync_keeps_no_old_pointer() {
+fn reset_during_sync_keeps_no_old_write_pointer() {
     let setup = setup(false);
     setup.reset_both_beside_a_sync();
     assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE, false), Ok(NEW.len()));
@@ -126,7 +126,7 @@ fn zone_reset_beside_a_sync_keeps_no_old_pointer() {
 }
 
 #[test]
-fn promised_zone_reset_beside_a_sync_keeps_no_old_pointer_where_the_next_promise_is_torn() {
+fn reset_of_promised_zone_during_torn_sync_keeps_no_old_write_pointer() {
     let setup = setup(true);
     setup.reset_both_beside_a_sync();
     assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE, false), Ok(NEW.len()));
@@ -149,7 +149,7 @@ fn promised_zone_reset_beside_a_sync_keeps_no_old_pointer_where_the_next_promise
 }
 
 #[test]
-fn zone_reset_after_a_sync_that_failed_half_way_keeps_no_old_pointer() {
+fn reset_after_partly_failed_sync_keeps_no_old_write_pointer() {
     let setup = setup(false);
     let zones = layout().zones();
     let second = [Table::PromisedA, Table::PromisedB].map(|table| records::record_at(table, SECOND as u32, zones));
@@ -168,7 +168,7 @@ fn zone_reset_after_a_sync_that_failed_half_way_keeps_no_old_pointer() {
 }
 
 #[test]
-fn zone_reset_holds_off_syncs_until_the_states_have_changed() {
+fn reset_defers_syncs_until_states_have_changed() {
     let setup = setup(false);
     let zones = layout().zones();
     let answers = [FIRST, SECOND].map(|zone| records::record_at(Table::Answered, zone as u32, zones));

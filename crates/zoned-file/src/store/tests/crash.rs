@@ -465,7 +465,7 @@ fn lives(seed: u64, beside: bool, lying: Option<usize>, counts: &mut Counts) -> 
 }
 
 #[test]
-fn every_life_finds_a_state_that_the_last_one_may_have_left() {
+fn crash_leaves_only_possible_states() {
     let mut counts = Counts::default();
     for seed in 0..600 {
         lives(seed, false, None, &mut counts).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
@@ -483,7 +483,7 @@ fn every_life_finds_a_state_that_the_last_one_may_have_left() {
 }
 
 #[test]
-fn disks_that_ignore_syncs_are_noticed() {
+fn crash_check_detects_disks_that_ignore_syncs() {
     for lying in [0, 1] {
         let noticed = (0..300).any(|seed| lives(seed, false, Some(lying), &mut Counts::default()).is_err());
         assert!(noticed, "nothing is lost though disk {lying} never syncs");

@@ -29,7 +29,7 @@ fn zones_of(file: &ZonedFile) -> Vec<Zone> {
 }
 
 #[test]
-fn every_changed_byte_is_noticed() {
+fn every_changed_byte_of_sidecar_is_detected() {
     let (data, sidecar) = used();
     open(&data, sidecar.clone(), 1).unwrap();
     let after_start = zones_of(&open(&data, sidecar.clone(), 2).unwrap());
@@ -54,7 +54,7 @@ fn every_changed_byte_is_noticed() {
 }
 
 #[test]
-fn every_other_length_is_noticed() {
+fn every_other_length_of_file_or_sidecar_is_detected() {
     let (data, sidecar) = used();
     for len in [0, 1, 4095, 4096, 8192, sidecar.len() - 1, sidecar.len() + 1, sidecar.len() * 2] {
         let mut bad = sidecar.clone();
@@ -73,7 +73,7 @@ fn every_other_length_is_noticed() {
 }
 
 #[test]
-fn sidecar_of_another_file_is_noticed() {
+fn sidecar_of_another_file_is_refused() {
     let (data, sidecar) = used();
     let (other_data, other_sidecar) = used();
     let foreign = |error: Option<ZonedFileError>, mismatch| {
@@ -95,7 +95,7 @@ fn sidecar_of_another_file_is_noticed() {
 }
 
 #[test]
-fn whole_record_that_cannot_be_is_refused() {
+fn impossible_record_with_valid_checksum_is_refused() {
     let (data, sidecar) = used();
     let (layout, identity) = records::read_header(&sidecar[..4096]).unwrap();
     let record = |zone: u32, condition, written, sequence| {

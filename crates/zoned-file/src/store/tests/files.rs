@@ -11,7 +11,7 @@ fn create(layout: &ZonedLayout) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn states_and_data_are_found_after_opening_again() {
+fn reopened_zoned_file_has_same_states_and_data() {
     let (dir, path) = create(&layout());
     let block = [3; BLOCK as usize];
     {
@@ -39,7 +39,7 @@ fn states_and_data_are_found_after_opening_again() {
 }
 
 #[test]
-fn file_has_one_writer_or_many_readers_and_can_be_looked_at() {
+fn zoned_file_has_one_writer_or_many_readers() {
     let (_dir, path) = create(&layout());
     let writer = ZonedFile::open(&path, false).unwrap();
     assert!(matches!(ZonedFile::open(&path, false).err(), Some(ZonedFileError::Busy(_))));
@@ -57,7 +57,7 @@ fn file_has_one_writer_or_many_readers_and_can_be_looked_at() {
 }
 
 #[test]
-fn file_is_zoned_by_its_sidecar_or_its_mark() {
+fn zoned_file_is_detected_by_sidecar_or_mark() {
     let (dir, path) = create(&layout());
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();

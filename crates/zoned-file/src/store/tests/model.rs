@@ -313,7 +313,7 @@ fn zoned_file_agrees_with_the_model() {
 
 /// Several threads write to zones of their own, more than may be open, while another one syncs and reports.
 #[test]
-fn zones_are_written_from_many_threads() {
+fn concurrent_writes_to_zones_succeed() {
     let layout = ZonedLayout { max_open: 2, conventional: 1, ..ZonedLayout::new(9 * ZONE, ZONE) };
     let (data, sidecar) = stores(&layout);
     let file = ZonedFile::over(data.clone(), sidecar.clone(), 1).unwrap();

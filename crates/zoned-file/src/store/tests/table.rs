@@ -193,7 +193,7 @@ fn rows(shape: &str) -> Vec<[&'static str; 3]> {
 }
 
 #[test]
-fn zoned_file_answers_as_the_kernels_device() {
+fn zoned_file_matches_kernel_device() {
     for shape in SHAPES {
         let mut bench = Bench::new(shape);
         let (mut compared, mut different) = (0, Vec::new());
