@@ -1,8 +1,8 @@
 //! Repository chores, run as `cargo xtask CHORE`.
 //!
-//! `tidy` holds the layout rules as failing checks, `fuzz` runs libFuzzer over the targets of `fuzz/`, `bench-record`
-//! measures and keeps the figures, `miri` interprets tests of `unsafe` code, `soak` serves many connections for
-//! minutes, `vm` runs the tests that need a real kernel, `ci` runs what a push runs. Nothing here is shipped.
+//! `tidy` checks the layout rules, `fuzz` runs libFuzzer on the targets of `fuzz/`, `bench-record` stores benchmark
+//! results, `miri` interprets tests of `unsafe` code, `soak` serves many connections for minutes, `vm` runs the tests
+//! that need a real kernel, `ci` runs the checks of a push. This crate is not shipped.
 
 mod bench_record;
 mod cross;
@@ -88,18 +88,18 @@ fn run() -> Result<ExitCode> {
     }
 }
 
-/// The words of [`USAGE`] that `cargo xtask` takes.
+/// Returns the words of [`USAGE`] that `cargo xtask` accepts.
 fn chores() -> Vec<&'static str> {
     let lines = USAGE.lines().filter_map(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with(' '));
     lines.filter_map(|line| line.split(' ').next()).collect()
 }
 
-/// Cargo's build directory.
+/// Returns Cargo's build directory.
 fn target_dir(root: &Path) -> PathBuf {
     root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
-/// The directory of the workspace, known from this crate's manifest.
+/// Returns the directory of the workspace, relative to this crate's manifest.
 fn workspace_root() -> Result<PathBuf> {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     Ok(here.parent().context("xtask has no parent directory")?.to_path_buf())

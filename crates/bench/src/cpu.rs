@@ -85,7 +85,7 @@ fn measure(device: &inlock_engine::Device, socket: &Path, load: Load) -> anyhow:
     Ok(Some([rest.max(0.0), cipher, store]))
 }
 
-/// CPU time so far of the workers and of their io_uring threads. `None`: the kernel does not report it.
+/// Returns the CPU time so far of the workers and of their io_uring threads. `None`: the kernel does not report it.
 fn worker_nanos() -> Option<u64> {
     let mut sum = None;
     for task in fs::read_dir("/proc/self/task").ok()?.flatten() {

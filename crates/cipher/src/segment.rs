@@ -17,12 +17,13 @@ pub struct Segment {
     pub unit: DataUnitSize,
     /// Whether the IV counts data units (dm-crypt `iv_large_sectors`) instead of sectors of 512 bytes.
     pub large_iv: bool,
-    /// The cipher; `None`: stored as it is (a linear segment, or `--type raw`).
+    /// The cipher; `None`: stored unencrypted (a linear segment, or `--type raw`).
     pub cipher: Option<CipherSpec>,
 }
 
 impl Segment {
-    /// A segment over a whole backing store, in data units of `unit`. Without a cipher, data is stored as it is.
+    /// Returns a segment over a whole backing store, in data units of `unit`. Without a cipher, data are stored
+    /// unencrypted.
     pub const fn whole(cipher: Option<CipherSpec>, unit: DataUnitSize) -> Self {
         let (start, data_offset, iv_offset) = (Sector(0), Sector(0), Sector(0));
         Self { start, sectors: None, data_offset, iv_offset, unit, large_iv: false, cipher }
@@ -35,7 +36,7 @@ impl Segment {
 pub enum TargetType {
     /// Encrypted data.
     Crypt,
-    /// Data as it is.
+    /// Unencrypted data.
     Linear,
     /// Zeroes; writes are dropped.
     Zero,
@@ -47,7 +48,7 @@ impl TargetType {
     /// Every type.
     pub const ALL: [Self; 4] = [Self::Crypt, Self::Linear, Self::Zero, Self::Error];
 
-    /// Name in a table.
+    /// Returns its name in a table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crypt => "crypt",
@@ -57,7 +58,7 @@ impl TargetType {
         }
     }
 
-    /// The type with this name in a table.
+    /// Returns the type with this name in a table.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.name() == name)
     }

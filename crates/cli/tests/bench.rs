@@ -1,11 +1,11 @@
-//! `bench cipher`: the figures that scripts read, and the variable that limits the processor.
+//! `bench`: JSON of the results, and the variable that limits the instruction sets.
 
 mod harness;
 
 use harness::{inlock, run};
 use serde_json::Value;
 
-/// One kernel on this processor is enough to see the form, and takes a quarter of the time.
+/// One kernel shows the form, and takes a quarter of the time.
 #[test]
 fn json_is_a_list_of_results() {
     let ended = run(inlock().args(["bench", "cipher", "--json"]).env("INLOCK_CPU", "portable"), b"");
@@ -62,7 +62,7 @@ fn check_rows(told: &Value) {
     for row in told["results"].as_array().expect("a list") {
         let names: Vec<&String> = row.as_object().expect("an object").keys().collect();
         assert_eq!(names, ROW);
-        // What took less than the clock's step took nothing.
+        // A time below the resolution of the clock is 0.
         let least = if row["measure"] == "processor time" || row["unit"] == "ns" { 0.0 } else { f64::MIN_POSITIVE };
         assert!(row["figure"].as_f64().is_some_and(|figure| figure >= least), "{row}");
         assert_eq!(row["compared_with"].is_null(), row["ratio"].is_null(), "{row}");

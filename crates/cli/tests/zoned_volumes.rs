@@ -32,15 +32,15 @@ fn format(image: &str, more: &[&str]) -> Ended {
     call_with(b"secret", ["luksFormat", "-q", image].iter().chain(&FAST).chain(more))
 }
 
-/// A LUKS2 volume on [`LAYOUT`]: two conventional zones, five and a half sequential ones.
+/// Returns a LUKS2 volume on [`LAYOUT`]: two conventional zones, five and a half sequential ones.
 fn volume(dir: &Dir, name: &str) -> String {
     let image = zoned(dir, name, &LAYOUT);
     format(&image, &[]).works();
     image
 }
 
-fn on(verb: &str, one: &str, other: &str, more: &[&str]) -> Ended {
-    call_with(b"secret", [verb, one, other].iter().chain(more))
+fn on(action: &str, one: &str, other: &str, more: &[&str]) -> Ended {
+    call_with(b"secret", [action, one, other].iter().chain(more))
 }
 
 /// Returns the write pointer of each zone, relative to its start.
@@ -99,7 +99,7 @@ fn volume_that_does_not_fit_zones_is_refused_with_numbers() {
     let ordered = ZonedLayout { conventional: 0, write_granularity: 512, ..LAYOUT };
     let image = zoned(&dir, "ordered", &ordered);
     let before = std::fs::read(&image).unwrap();
-    let words = ["a header takes the first 1048576 bytes, and only the first 0 are in", "luksFormat --header FILE"];
+    let words = ["a header takes the first 1048576 bytes, but only the first 0 are in", "luksFormat --header FILE"];
     format(&image, &[]).fails(1, &words);
     call_with(b"secret", ["luksFormat", "-q", &image].iter().chain(&FAST1))
         .fails(1, &["takes the first 2097152 bytes"]);
@@ -117,7 +117,7 @@ fn volume_that_does_not_fit_zones_is_refused_with_numbers() {
     format(&image, &["-o", "38912"]).fails(1, &["takes the first 19922944 bytes, and only the first 18874368"]);
     format(&image, &["-o", "32769"]).fails(1, &["32768 or 34816 would fit", "hint: set the data offset with --offset"]);
     // A detached header on a zoned file needs conventional zones, too.
-    let words = ["a header takes the first 16777216 bytes, and only the first 0 are"];
+    let words = ["a header takes the first 16777216 bytes, but only the first 0 are"];
     format(&dir.image("data", 1), &["--header", &dir.name("ordered")]).fails(1, &words);
 
     let plain = |more: &[&str]| {
@@ -286,10 +286,10 @@ fn zoned_volume_over_nbd_is_read_only() {
         run.call(&["reload", "data", "--table", &table])
     };
     let whole = "0 15360 linear IMAGE 32768";
-    reload("0 15360 linear IMAGE 30720").fails(1, &["does not lie on the same zones"]);
+    reload("0 15360 linear IMAGE 30720").fails(1, &["does not have the same zones"]);
     reload("0 2048 linear IMAGE 32768\n2048 13312 linear IMAGE 34816").works();
     reload(whole).works();
-    reload("0 2048 linear IMAGE 34816\n2048 13312 linear IMAGE 34816").fails(1, &["does not lie on the same zones"]);
+    reload("0 2048 linear IMAGE 34816\n2048 13312 linear IMAGE 34816").fails(1, &["does not have the same zones"]);
     run.call(&["close", "data"]).works();
     assert_eq!(server.ended(), (Some(0), String::new()));
 }

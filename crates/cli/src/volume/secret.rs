@@ -189,7 +189,7 @@ fn read_some(input: BorrowedFd<'_>, block: &mut [u8]) -> anyhow::Result<usize> {
     }
 }
 
-/// Appends without leaving a copy behind if the buffer has to move.
+/// Appends without leaving a copy behind if the buffer is reallocated.
 fn append(bytes: &mut Zeroizing<Vec<u8>>, more: &[u8]) {
     if bytes.capacity() - bytes.len() < more.len() {
         let room = (bytes.len() + more.len()).next_power_of_two().max(512);

@@ -50,7 +50,7 @@ fn write_off_the_write_pointer_is_refused() {
     }
     assert_eq!(file.write_at(&[9; 512], start + 8192, false), Err(Errno::INVAL));
     assert_eq!(file.write_at(&[9; 4096], start + 512, false), Err(Errno::INVAL));
-    // One block more than there is room for writes nothing.
+    // A write beyond the capacity writes nothing.
     assert_eq!(write(&file, start + 2 * BLOCK, 11, 9), Err(Errno::IO));
     assert_eq!(state(&file, 2), (ImplicitOpen, 8192));
     assert_eq!(write(&file, start + 2 * BLOCK, 10, 2), Ok(40960));
@@ -174,7 +174,7 @@ fn zone_management_of_partial_zones_is_refused() {
     assert_eq!(file.manage(ZoneAction::Open, u64::MAX - ZONE + 1, ZONE), Err(Errno::INVAL));
     assert_eq!(file.manage(ZoneAction::Open, 6 * ZONE, end - 6 * ZONE), Ok(()));
     assert_eq!((state(&file, 6).0, state(&file, 7).0), (ExplicitOpen, ExplicitOpen));
-    // What refuses does not keep the others from changing.
+    // A zone that refuses does not prevent others from changing.
     assert_eq!(file.manage(ZoneAction::Close, 5 * ZONE, end - 5 * ZONE), Err(Errno::IO));
     assert_eq!((state(&file, 6).0, state(&file, 7).0), (Empty, Empty));
     write(&file, 6 * ZONE, 1, 1).unwrap();
@@ -192,7 +192,7 @@ fn implicitly_open_zone_is_closed_at_open_zone_limit() {
         write(&file, number * ZONE, 1, 1).unwrap();
     }
     assert_eq!([2, 3, 4].map(|number| state(&file, number).0), [Closed, ImplicitOpen, ImplicitOpen]);
-    // They take turns, and one that is opened by order makes no room.
+    // Zones are closed in turn; an explicitly open one is never closed.
     write(&file, 2 * ZONE + BLOCK, 1, 1).unwrap();
     assert_eq!([2, 3, 4].map(|number| state(&file, number).0), [ImplicitOpen, Closed, ImplicitOpen]);
     act(&file, ZoneAction::Open, 4).unwrap();
@@ -215,7 +215,7 @@ fn closed_zones_count_as_active() {
     write(&file, 3 * ZONE, 1, 1).unwrap();
     assert_eq!(write(&file, 4 * ZONE, 1, 1), Err(Errno::OVERFLOW));
     assert_eq!(act(&file, ZoneAction::Open, 4), Err(Errno::OVERFLOW));
-    // One that is active already needs no more than to be open.
+    // An active zone only needs to be open.
     write(&file, 2 * ZONE + BLOCK, 1, 1).unwrap();
     assert_eq!((state(&file, 2).0, state(&file, 3).0), (ImplicitOpen, Closed));
     act(&file, ZoneAction::Finish, 3).unwrap();

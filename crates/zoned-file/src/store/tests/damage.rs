@@ -3,7 +3,7 @@
 use super::*;
 use records::Identity;
 
-/// A file that was used and closed: its data and its sidecar.
+/// Returns data and sidecar of a file that was used and closed.
 fn used() -> (Vec<u8>, Vec<u8>) {
     let (data, sidecar) = stores(&layout());
     let file = ZonedFile::over(data.clone(), sidecar.clone(), 1).unwrap();
@@ -40,7 +40,7 @@ fn every_changed_byte_of_sidecar_is_detected() {
         bad[at] ^= 1 << random.below(8);
         let refused = matches!(open(&data, bad.clone(), 1), Err(ZonedFileError::Damaged(_)));
         assert!(refused, "byte {at} was changed and not missed");
-        // After another start of the system one session is enough: who wrote last matters no more.
+        // After a reboot one valid session is enough: the last writer does not matter.
         match open(&data, bad, 2) {
             Err(ZonedFileError::Damaged(_)) => after_another_start += 1,
             Err(error) => panic!("byte {at}: {error}"),
@@ -85,7 +85,7 @@ fn sidecar_of_another_file_is_refused() {
     let mut mixed = sidecar.clone();
     mixed[8192..].copy_from_slice(&other_sidecar[8192..]);
     assert!(matches!(open(&data, mixed, 1).err(), Some(ZonedFileError::Damaged(Damage::Record { zone: 0, .. }))));
-    // A record in the place of another one, a table in the place of another one.
+    // A record at the position of another one, a table at the position of another one.
     let mut moved = sidecar.clone();
     moved.copy_within(8192 + 64..8192 + 96, 8192 + 96);
     assert!(matches!(open(&data, moved, 1).err(), Some(ZonedFileError::Damaged(Damage::Record { zone: 3, .. }))));
@@ -162,6 +162,6 @@ fn header_of_any_bytes_never_panics() {
     let version = |bytes: &mut [u8]| bytes[4] = 2;
     let mut later = sidecar;
     version(&mut later);
-    // Without its checksum it is damage; with it, a version.
+    // Without a valid checksum it is damage, with one it is another version.
     assert!(matches!(open(&data, later, 1).err(), Some(ZonedFileError::Damaged(Damage::Header))));
 }

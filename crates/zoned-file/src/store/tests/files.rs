@@ -18,10 +18,10 @@ fn reopened_zoned_file_has_same_states_and_data() {
         let file = ZonedFile::open(&path, false).unwrap();
         file.write_at(&block, 2 * ZONE, false).unwrap();
         file.manage(ZoneAction::Open, 3 * ZONE, ZONE).unwrap();
-        // Killed.
+        // The process is killed.
         std::mem::forget(file);
     }
-    // The lock ends with the process; here it has to be another file.
+    // The lock ends with the process; in this test a copy has to be opened instead.
     let copy = dir.path().join("copy");
     for end in ["", ".zones"] {
         std::fs::copy(dir.path().join(format!("disk{end}")), dir.path().join(format!("copy{end}"))).unwrap();
