@@ -258,7 +258,7 @@ fn spread(places: &mut [f64], step: f64, low: f64, high: f64) {
                 places[at] += lack / 2.0;
             }
         }
-        // If there is no room for all names, some lie beyond the ends.
+        // If there is no room for all names, some are beyond the ends.
         if places.len() as f64 * step < high - low {
             places.iter_mut().for_each(|place| *place = place.clamp(low, high));
         }

@@ -143,7 +143,7 @@ fn missing_memory_is_3() {
         return;
     }
     let ended = run(std::process::Command::new("prlimit").args(words).args(costs), b"secret");
-    ended.fails(3, &["no memory", "hint: "]);
+    ended.fails(3, &["cannot allocate", "hint: "]);
     assert!(std::fs::read(&image).unwrap().iter().all(|byte| *byte == 0), "something was written");
 }
 

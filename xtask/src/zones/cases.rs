@@ -29,7 +29,7 @@ pub(super) fn run(device: &Path, table: &Path) -> Result<()> {
     let mut bench = Bench::new(device)?;
     for (n, line) in table.lines().filter(|line| !line.is_empty() && !line.starts_with(['#', '\t'])).enumerate() {
         let mut fields = line.split('\t');
-        let (name, steps) = fields.next().zip(fields.next()).with_context(|| format!("not understood: {line}"))?;
+        let (name, steps) = fields.next().zip(fields.next()).with_context(|| format!("cannot parse: {line}"))?;
         let result = bench.case(n as u64, steps).with_context(|| name.to_owned())?;
         println!("{name}\t{result}");
     }
@@ -105,7 +105,7 @@ impl Bench {
                 let action = action(verb).with_context(|| format!("no step is called {verb}"))?;
                 self.act(&device, action, place, len)
             }
-            _ => bail!("not understood: {step}"),
+            _ => bail!("cannot parse: {step}"),
         };
         Ok(Some(result))
     }
@@ -170,7 +170,7 @@ impl Bench {
         let mut sum = 0u64;
         for part in word.replace('-', "+-").split('+') {
             let (minus, term) = part.strip_prefix('-').map_or((false, part), |term| (true, term));
-            let Some(value) = self.term(term).with_context(|| format!("not understood: {word}"))? else {
+            let Some(value) = self.term(term).with_context(|| format!("cannot parse: {word}"))? else {
                 return Ok(None);
             };
             sum = if minus { sum.wrapping_sub(value) } else { sum.wrapping_add(value) };

@@ -48,10 +48,10 @@ fn look(text: &str, zone_sectors: u64, wanted: fn(&str) -> bool) -> Result<Found
         let event = issued.or_else(|| line.split_once(" block_rq_complete: ").map(|(_, event)| (false, event)));
         let Some((begins, event)) = event else { continue };
         let words: Vec<&str> = event.split_whitespace().collect();
-        let plus = words.iter().position(|word| *word == "+").with_context(|| format!("not understood: {line}"))?;
+        let plus = words.iter().position(|word| *word == "+").with_context(|| format!("cannot parse: {line}"))?;
         let number = |word: Option<&&str>| word.and_then(|word| word.parse::<u64>().ok());
         let numbers = number(words.get(plus - 1)).zip(number(words.get(plus + 1)));
-        let (sector, sectors) = numbers.with_context(|| format!("not understood: {line}"))?;
+        let (sector, sectors) = numbers.with_context(|| format!("cannot parse: {line}"))?;
         if sectors == 0 || !wanted(words.get(1).copied().unwrap_or_default()) {
             continue;
         }

@@ -70,10 +70,10 @@ fn look(text: &str, event: &str, zone_sectors: u64, free_sectors: u64) -> Result
         ensure!(!line.contains("LOST"), "the trace is not whole: {line}");
         let Some((_, event)) = line.split_once(&mark) else { continue };
         let words: Vec<&str> = event.split_whitespace().collect();
-        let plus = words.iter().position(|word| *word == "+").with_context(|| format!("not understood: {line}"))?;
+        let plus = words.iter().position(|word| *word == "+").with_context(|| format!("cannot parse: {line}"))?;
         let number = |word: Option<&&str>| word.and_then(|word| word.parse::<u64>().ok());
         let (sector, sectors) = (number(words.get(plus - 1)), number(words.get(plus + 1)));
-        let (sector, sectors) = sector.zip(sectors).with_context(|| format!("not understood: {line}"))?;
+        let (sector, sectors) = sector.zip(sectors).with_context(|| format!("cannot parse: {line}"))?;
         let kind = words.get(1).copied().unwrap_or_default();
         if kind.contains('N') {
             // A reset of all zones has no position.

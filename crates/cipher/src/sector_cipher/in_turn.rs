@@ -27,7 +27,7 @@ impl KeysInTurn {
 
     fn for_each_run(&self, first: IvNumber, data: InOut<'_>, run: impl Fn(&dyn SectorCipher, IvNumber, InOut<'_>)) {
         let units = data.assert_whole_units(self.unit);
-        // Either every unit has the next key, or the unit is a multiple of all keys and every unit has the same one.
+        // Either every unit has the next key, or units are multiples of that many sectors and all have the same key.
         let same_key = self.unit.sectors().is_multiple_of(self.ciphers.len() as u64);
         let run_len = if same_key { units * self.unit.bytes() } else { self.unit.bytes() };
         let step = self.numbering.step(self.unit);

@@ -73,7 +73,7 @@ pub(crate) fn read(key: &KeyArgs, ask: Ask<'_>, key_len: Option<u64>) -> anyhow:
     }
 }
 
-/// Whether a user at a terminal is asked, who can also be asked again.
+/// Whether the secret is typed by a user at a terminal, who can also be asked again.
 pub(crate) fn prompts(key: &KeyArgs, ask: Ask<'_>) -> bool {
     match key.file {
         Some(KeyFile::Path(_)) => false,

@@ -56,7 +56,7 @@ fn lines(text: &str) -> Result<Vec<Line<'_>>> {
     let mut lines = Vec::new();
     for line in text.lines() {
         if let Some(difference) = line.strip_prefix('\t') {
-            let (place, result) = difference.split_once('\t').with_context(|| format!("not understood: {line}"))?;
+            let (place, result) = difference.split_once('\t').with_context(|| format!("cannot parse: {line}"))?;
             let known = SHAPES.iter().any(|(shape, others)| {
                 place == *shape || others.iter().any(|device| place == format!("{shape}/{device}"))
             });
@@ -67,7 +67,7 @@ fn lines(text: &str) -> Result<Vec<Line<'_>>> {
             lines.push(Line::Text(line));
         } else {
             let fields: Vec<&str> = line.split('\t').collect();
-            let [name, steps, result] = fields[..] else { anyhow::bail!("not understood: {line}") };
+            let [name, steps, result] = fields[..] else { anyhow::bail!("cannot parse: {line}") };
             lines.push(Line::Row(Row { name, steps, result, elsewhere: BTreeMap::new() }));
         }
     }

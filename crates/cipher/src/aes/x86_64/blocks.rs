@@ -23,7 +23,7 @@ pub(super) const IN_FLIGHT: usize = 8;
 /// A vector of AES blocks.
 ///
 /// # Safety
-/// Every method wants the instructions of its implementation; pointers must be valid for `16 * BLOCKS` bytes.
+/// Every method needs the instructions of its implementation; pointers must be valid for `16 * BLOCKS` bytes.
 #[allow(clippy::missing_safety_doc)]
 pub(super) trait AesVector: Copy {
     /// Number of blocks in a vector.
