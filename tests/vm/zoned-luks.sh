@@ -95,7 +95,7 @@ check theirs-closed-again cryptsetup close dm
 
 # No part of a header is written to a zone where it could not be rewritten.
 must_fail no-room "a header takes the first 2097152 bytes, but only the first 0 are in conventional" format /dev/ordered
-must_fail unit-too-large "4096 bytes do not divide the 512" format --header /tmp/header --sector-size 4096 /dev/ordered
+must_fail unit-too-large "4096 bytes do not divide the write granularity of 512" format --header /tmp/header --sector-size 4096 /dev/ordered
 must_fail offset-inside "start at sector 64, inside a zone of 4096 sectors: 0 or 4096" format --header /tmp/header -o 64 /dev/ordered
 check detached format --header /tmp/header /dev/ordered
 blkzone report /dev/ordered | sed 's/zcond:[^[]*//' > /tmp/report

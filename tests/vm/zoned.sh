@@ -144,7 +144,7 @@ for shape in plain sectors narrow; do
     check "$shape-dm-close" theirs_closed
     if [ "$shape" = sectors ]; then
         UNIT=4096
-        must_fail unit-too-large "4096 bytes do not divide the 512" ours /dev/under
+        must_fail unit-too-large "4096 bytes do not divide the write granularity of 512" ours /dev/under
         UNIT=512
     fi
     check "$shape-open" ours /dev/under && table inlock "$NODE"

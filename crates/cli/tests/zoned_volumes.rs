@@ -105,8 +105,10 @@ fn volume_that_does_not_fit_zones_is_refused_with_numbers() {
         .fails(1, &["takes the first 2097152 bytes"]);
     let header = dir.name("header");
     let unit = ["--header", &header, "--sector-size", "4096"];
-    format(&image, &unit)
-        .fails(1, &["units of 4096 bytes do not divide the 512 bytes", ": 512 would fit", "--sector-size"]);
+    format(&image, &unit).fails(
+        1,
+        &["units of 4096 bytes do not divide the write granularity of 512 bytes", ": 512 would fit", "--sector-size"],
+    );
     let offset = ["--header", &header, "-o", "32"];
     format(&image, &offset).fails(1, &["start at sector 32, inside a zone of 2048 sectors: 0 or 2048 would fit"]);
     assert!(!dir.path("header").exists());
@@ -114,7 +116,7 @@ fn volume_that_does_not_fit_zones_is_refused_with_numbers() {
     on("export", &image, &dir.name("out"), &["--header", &header]).works();
 
     let image = zoned(&dir, "image", &LAYOUT);
-    format(&image, &["-o", "38912"]).fails(1, &["takes the first 19922944 bytes, and only the first 18874368"]);
+    format(&image, &["-o", "38912"]).fails(1, &["takes the first 19922944 bytes, but only the first 18874368"]);
     format(&image, &["-o", "32769"]).fails(1, &["32768 or 34816 would fit", "hint: set the data offset with --offset"]);
     // A detached header on a zoned file needs conventional zones, too.
     let words = ["a header takes the first 16777216 bytes, but only the first 0 are"];
@@ -127,7 +129,8 @@ fn volume_that_does_not_fit_zones_is_refused_with_numbers() {
     plain(&["-o", "8"]).fails(1, &["start at sector 8, inside a zone of 2048 sectors: 0 or 2048 would fit"]);
     plain(&["-b", "100"]).fails(1, &["100 sectors of data end inside a zone of 2048 sectors: 2048 would fit"]);
     plain(&["-b", "48000"]).fails(1, &["48000 sectors of data end", ": 47104 or 48128 would fit"]);
-    plain(&["--sector-size", "8192"]).fails(1, &["8192 bytes do not divide the 4096 bytes", ": 4096 would fit"]);
+    plain(&["--sector-size", "8192"])
+        .fails(1, &["8192 bytes do not divide the write granularity of 4096 bytes", ": 4096 would fit"]);
     assert_eq!(plain(&["-o", "36864", "-b", "2048"]).works().out.len() as u64, MIB);
     let table = |line: &str| call(["export", "--table", &line.replace("IMAGE", &image), "-"]);
     table("0 2048 linear IMAGE 2048").works();
@@ -148,7 +151,7 @@ fn header_in_sequential_zone_is_read_only() {
     let image = zoned(&dir, "image", &ZonedLayout { conventional: 0, capacity: MIB, ..LAYOUT });
     call(["import", "--type", "raw", &luks, &image]).works();
     call(["isLuks", &image]).works();
-    on("import", &luks, &image, &[]).fails(1, &["takes the first 1048576 bytes, and only the first 0", "--read-only"]);
+    on("import", &luks, &image, &[]).fails(1, &["takes the first 1048576 bytes, but only the first 0", "--read-only"]);
     let out = on("export", &image, "-", &["--range", "0:1M"]);
     assert!(out.works().out == noise(1 << 20));
     // With a detached header it is writable.
