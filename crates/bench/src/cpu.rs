@@ -90,7 +90,7 @@ fn worker_nanos() -> Option<u64> {
     let mut sum = None;
     for task in fs::read_dir("/proc/self/task").ok()?.flatten() {
         let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-        if !name.starts_with("inlock-worker") && !name.starts_with("iou-") {
+        if !name.starts_with("inlock-w") && !name.starts_with("iou-") {
             continue;
         }
         // The thread may have ended since.
