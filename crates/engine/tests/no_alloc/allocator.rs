@@ -18,7 +18,7 @@ pub(crate) enum Mode {
 }
 
 /// Workers, and those who work for them.
-const NAMES: [&str; 3] = ["inlock-worker", "inlock-crypt", "inlock-copy"];
+const NAMES: [&str; 3] = ["inlock-w", "inlock-crypt", "inlock-copy"];
 const MOST: usize = 64;
 static WATCHED: [AtomicI32; MOST] = [const { AtomicI32::new(0) }; MOST];
 static MODE: AtomicU8 = AtomicU8::new(0);

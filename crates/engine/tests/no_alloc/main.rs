@@ -251,12 +251,12 @@ fn carry_out(io: IoMode, policy: OffloadPolicy, requests: usize, mode: Mode) -> 
         for number in 0..WORKERS {
             let (device, pool, go) = (&device, pool.clone(), &go);
             let work = move || or_exit(|| run_worker(device, io, number, requests * 5 / 12, pool, go));
-            start(format!("inlock-worker-{number}")).spawn_scoped(scope, work).unwrap();
+            start(format!("inlock-w{number}")).spawn_scoped(scope, work).unwrap();
         }
         for number in 0..CALLERS {
             let (blocking, go) = (&blocking, &go);
             let work = move || or_exit(|| run_caller(blocking, number, requests / 12, go));
-            start(format!("inlock-worker-c{number}")).spawn_scoped(scope, work).unwrap();
+            start(format!("inlock-wc{number}")).spawn_scoped(scope, work).unwrap();
         }
         go.wait();
         let copy_threads = if io == IoMode::Auto { WORKERS } else { 0 };
@@ -319,7 +319,7 @@ fn an_allocation_is_seen() {
             drop(std::hint::black_box(vec![0u8; 100]));
             go.wait();
         };
-        std::thread::Builder::new().name("inlock-worker-0".into()).spawn_scoped(scope, work).unwrap();
+        std::thread::Builder::new().name("inlock-w0".into()).spawn_scoped(scope, work).unwrap();
         go.wait();
         allocator::watch(Mode::Count, 1);
         drop(std::hint::black_box(vec![0u8; 100]));

@@ -124,12 +124,12 @@ fn carry_out(policy: OffloadPolicy, requests: usize, mode: Mode) -> u64 {
             let front = Busy { ends: &ends, number, left, under_way: 0, random };
             let (device, pool, go) = (&device, pool.clone(), &go);
             let work = move || or_exit(|| run_worker(device, front, pool, go));
-            start(format!("inlock-worker-{number}")).spawn_scoped(scope, work).unwrap();
+            start(format!("inlock-w{number}")).spawn_scoped(scope, work).unwrap();
         }
         for number in 0..CALLERS {
             let (blocking, ends, go) = (&blocking, &ends, &go);
             let work = move || or_exit(|| run_caller(blocking, ends, requests / 10, go));
-            start(format!("inlock-worker-c{number}")).spawn_scoped(scope, work).unwrap();
+            start(format!("inlock-wc{number}")).spawn_scoped(scope, work).unwrap();
         }
         go.wait();
         allocator::watch(mode, WORKERS + CALLERS + pool.as_ref().map_or(0, |p| p.threads()));

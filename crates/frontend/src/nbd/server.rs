@@ -192,7 +192,7 @@ impl Workers {
             ready.send(Ok((worker.mailbox(), name))).map_err(io::Error::other)?;
             worker.run()
         };
-        let thread = std::thread::Builder::new().name(format!("inlock-worker-{number}")).spawn(run);
+        let thread = std::thread::Builder::new().name(format!("inlock-w{number}")).spawn(run);
         self.threads.push(thread.map_err(ServerError::Worker)?);
         let started = started.recv().map_err(|e| ServerError::Worker(io::Error::other(e)))?;
         let (mailbox, name) = started.map_err(ServerError::Worker)?;
