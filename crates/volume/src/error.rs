@@ -5,7 +5,7 @@
 //! here ([`Excerpt`]), so that printing an error is always safe. No error holds a secret.
 
 use crate::header_policy::PolicyError;
-use crate::pbkdf::KdfError;
+use crate::pbkdf::{KdfError, RandomError};
 use crate::printable::Excerpt;
 use crate::violation::HeaderFault;
 use inlock_cipher::CipherError;
@@ -215,7 +215,7 @@ pub enum FormatError {
     Kdf(#[from] KdfError),
     /// The system gave no random bytes.
     #[error("no random bytes from the system")]
-    Random(#[from] getrandom::Error),
+    Random(#[from] RandomError),
     /// The header that was made does not fit its area.
     #[error("the metadata takes {needed} bytes, but its area has only {area}")]
     MetadataTooLarge {
@@ -252,7 +252,7 @@ pub enum CommitError {
     SequenceExhausted,
     /// The system gave no random bytes.
     #[error("no random bytes from the system")]
-    Random(#[from] getrandom::Error),
+    Random(#[from] RandomError),
     /// The device could not be written; one copy of the header is still whole.
     #[error("cannot write the header")]
     Io(#[from] io::Error),

@@ -175,7 +175,9 @@ pub(crate) fn asks_for_discards(table: &Table) -> Option<bool> {
 
 /// Returns the flags of a table: discards, and dm-crypt's threads.
 pub(crate) fn flags(table: &Table) -> CryptOptions {
-    CryptOptions { allow_discards: asks_for_discards(table).unwrap_or(false), ..table.options() }
+    let mut flags = table.options();
+    flags.allow_discards = asks_for_discards(table).unwrap_or(false);
+    flags
 }
 
 /// Refuses a table that does not match what the volume advertises about discards: clients have learned it when they

@@ -83,14 +83,9 @@ impl Luks2 {
         &self.metadata
     }
 
-    /// The metadata as stored.
+    /// The metadata as stored: a JSON object, of which [`Luks2::commit`] writes a changed version.
     pub fn metadata_json(&self) -> &str {
         &self.json
-    }
-
-    /// The metadata as a tree, for changes that [`Luks2::commit`] then writes.
-    pub fn metadata_map(&self) -> &Map<String, Value> {
-        &self.map
     }
 
     /// Where the first segment starts on the data device, in bytes.

@@ -11,6 +11,7 @@ const MAX_OPTIONS: u64 = 9;
 /// Flags of a line. All except the first control threads of the Linux kernel; Inlock encrypts on the thread that has
 /// the request, as they demand, and only records and shows them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CryptOptions {
     /// Discards go through to the device.
     pub allow_discards: bool,
