@@ -20,7 +20,8 @@ impl Shown {
     /// Mounts a volume. `None`: FUSE mounts are not possible here, which it prints.
     fn new(device: &Arc<Device>) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a directory for the file");
-        let options = FuseOptions { name: "inlock:test".into(), threads: 4 };
+        let mut options = FuseOptions::default();
+        (options.name, options.threads) = ("inlock:test".into(), 4);
         match FuseMount::start(device, &dir.path().join("volume"), &options) {
             Ok(mount) => Some(Self { mount, dir }),
             Err(FuseError::NoFuse | FuseError::NotPermitted(_)) => {
@@ -247,7 +248,8 @@ fn file_in_use_cannot_be_unmounted() {
 fn failed_mount_leaves_nothing() {
     let device = device(memory(MIB), 512, READ_WRITE_DISCARD);
     let dir = tempfile::tempdir().unwrap();
-    let options = FuseOptions { name: "x".into(), threads: 1 };
+    let mut options = FuseOptions::default();
+    options.threads = 1;
     let missing = dir.path().join("none/volume");
     assert!(matches!(FuseMount::start(&device, &missing, &options), Err(FuseError::Mount { .. } | FuseError::NoFuse)));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
