@@ -10,6 +10,9 @@
 // loom runs all threads of a model on one, and its cells are not `Sync`.
 #![allow(clippy::arc_with_non_send_sync)]
 
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../crates/engine/src/errno.rs"]
+mod errno;
 // To clippy, loom's `Arc` is like any other type.
 #[allow(dead_code)]
 #[path = "../../crates/engine/src/flush.rs"]

@@ -2,12 +2,12 @@
 //! a time fails the model, and reports a lost write to one sync only, as the kernel does.
 
 use super::in_every_order;
+use crate::errno::Errno;
 use crate::flush::{SyncQueue, Turn};
 use crate::ring::Waker;
 use crate::sync::{Mutex, PoisonError};
 use loom::cell::UnsafeCell;
 use loom::thread;
-use rustix::io::Errno;
 use std::sync::Arc;
 
 #[derive(Default)]

@@ -188,7 +188,7 @@ fn fsync_reaches_store_and_failed_one_is_not_forgotten() {
         assert!(syncs() > before, "{what}");
         assert_eq!(store.synced_writes.load(Ordering::SeqCst), store.writes.load(Ordering::SeqCst), "{what}");
     }
-    store.set(Faults { bad_sync: Some(Errno::IO), ..Faults::default() });
+    store.set(Faults { bad_sync: Some(inlock_engine::Errno::IO), ..Faults::default() });
     assert_eq!(errno(file.sync_data()), Some(Errno::IO));
     assert_eq!(errno(file.sync_data()), Some(Errno::IO), "a sync after a failed one must not succeed");
 }
@@ -200,7 +200,7 @@ fn store_error_reaches_program() {
     let Some(shown) = Shown::new(&device) else { return };
     let file = shown.open(OFlags::DIRECT).unwrap();
     let bad = 8192..12288;
-    let faults = || (bad.clone(), Errno::IO);
+    let faults = || (bad.clone(), inlock_engine::Errno::IO);
     store.set(Faults { bad_reads: Some(faults()), bad_writes: Some(faults()), ..Faults::default() });
     let page = |offset: u64| {
         let mut bytes = vec![0; 8192];

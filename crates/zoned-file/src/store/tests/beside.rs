@@ -43,9 +43,9 @@ impl BackingStore for Hooked {
         self.store.read_at(data, offset)
     }
 
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         self.call(Call::Write(offset))?;
-        self.store.write_at(data, offset, durable)
+        self.store.write_at(data, offset)
     }
 
     fn sync(&self) -> Result<(), Errno> {
@@ -81,7 +81,7 @@ fn setup(promised: bool) -> Setup {
     let (hooked_data, hooked_sidecar) = (Hooked::new(&data), Hooked::new(&sidecar));
     let file = ZonedFile::over(hooked_data.clone(), hooked_sidecar.clone(), BOOTS[0]).unwrap();
     for zone in [FIRST, SECOND] {
-        assert_eq!(file.write_at(&OLD, zone * ZONE, false), Ok(OLD.len()));
+        assert_eq!(file.write_at(&OLD, zone * ZONE), Ok(OLD.len()));
     }
     if promised {
         file.sync().unwrap();
@@ -121,7 +121,7 @@ impl Setup {
 fn zone_reset_beside_a_sync_keeps_no_old_pointer() {
     let setup = setup(false);
     setup.reset_both_beside_a_sync();
-    assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE, false), Ok(NEW.len()));
+    assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE), Ok(NEW.len()));
     assert_eq!(setup.cut_power(SECOND), Ok(()));
 }
 
@@ -129,7 +129,7 @@ fn zone_reset_beside_a_sync_keeps_no_old_pointer() {
 fn promised_zone_reset_beside_a_sync_keeps_no_old_pointer_where_the_next_promise_is_torn() {
     let setup = setup(true);
     setup.reset_both_beside_a_sync();
-    assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE, false), Ok(NEW.len()));
+    assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE), Ok(NEW.len()));
     // The power is cut in the next sync, when the record of the zone in one table or in the other is torn.
     let zones = layout().zones();
     let before = setup.sidecar.contents();
@@ -143,7 +143,7 @@ fn promised_zone_reset_beside_a_sync_keeps_no_old_pointer_where_the_next_promise
         .collect();
     assert_eq!(rewritten.len(), 1, "a sync writes one of the two");
     let half = rewritten[0].start..rewritten[0].start + records::RECORD / 2;
-    let written_over = setup.sidecar.write_at(&before[half.clone()], half.start as u64, false);
+    let written_over = setup.sidecar.write_at(&before[half.clone()], half.start as u64);
     assert_eq!(written_over, Ok(half.len()));
     assert_eq!(setup.cut_power(SECOND), Ok(()));
 }
@@ -163,7 +163,7 @@ fn zone_reset_after_a_sync_that_failed_half_way_keeps_no_old_pointer() {
     assert_eq!(setup.file.sync(), Err(Errno::NOSPC));
     fails.store(false, Ordering::Relaxed);
     setup.file.manage(ZoneAction::Reset, FIRST * ZONE, ZONE).unwrap();
-    assert_eq!(setup.file.write_at(&NEW, FIRST * ZONE, false), Ok(NEW.len()));
+    assert_eq!(setup.file.write_at(&NEW, FIRST * ZONE), Ok(NEW.len()));
     assert_eq!(setup.cut_power(FIRST), Ok(()));
 }
 
