@@ -15,7 +15,10 @@ use crate::stats::{Account, Phase};
 use crate::store;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+mod cursor;
 mod zoned;
+
+pub use cursor::DeviceCursor;
 
 /// Device whose calls block until they are complete.
 #[derive(Clone)]

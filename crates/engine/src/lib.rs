@@ -71,7 +71,7 @@ mod zone_mapping;
 mod zone_queue;
 pub mod zoned;
 
-pub use blocking::BlockingDevice;
+pub use blocking::{BlockingDevice, DeviceCursor};
 pub use buffer::{Buffer, BufferPool};
 pub use crypt_mapping::{Ciphertext, Content, CryptMapping, Target, TargetError};
 pub use device::{Access, ControlError, Device};
