@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Inlock from nothing to a proved result: a real file system in a LUKS2 volume, served to unmodified NBD clients, read back
-# and compared, opened by cryptsetup, and the speed beside other servers. Needs no root but for installing packages.
+# Inlock from an empty image to a verified result: a real file system in a LUKS2 volume, served to unmodified NBD
+# clients, read back and compared, opened by cryptsetup, and the speed compared with other servers. Root is needed only
+# to install packages.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")"
 exec < /dev/null
@@ -22,7 +23,7 @@ TARGET=${CARGO_TARGET_DIR:-$PWD/target}
 export INLOCK_BIN=$TARGET/release/inlock
 good "$("$INLOCK_BIN" --version)"
 
-# Memory-backed where there is room, so that the table shows the software and not a disk.
+# In memory if there is space, so that the table shows the software and not a disk.
 base=${TMPDIR:-/tmp}
 if [ -d /dev/shm ] && [ "$(df --output=avail -k /dev/shm | tail -n 1)" -gt 2500000 ]; then base=/dev/shm; fi
 work=$(mktemp -d "$base/inlock-demo-XXXXXX")
@@ -58,7 +59,7 @@ server=$!
 uri="nbd+unix:///?socket=$work/nbd.sock"
 for _ in $(seq 600); do
     if nbdinfo --size "$uri" > /dev/null 2>&1; then break; fi
-    kill -0 "$server" 2> /dev/null || { cat "$work/serve.log"; bad "inlock serve has ended"; }
+    kill -0 "$server" 2> /dev/null || { cat "$work/serve.log"; bad "inlock serve has exited"; }
     sleep 0.1
 done
 began=$(date +%s%N)
@@ -84,7 +85,7 @@ server=
 
 say "5. The plaintext is not in the image"
 /usr/bin/python3 tests/oracle/leaks.py "$work/fs.img" "$work/fs.img" > "$work/control"
-# Behind the header, whose JSON text may well stand in some file too.
+# After the header, whose JSON text may occur in a file, too.
 header=$(cryptsetup luksDump --dump-json-metadata "$work/volume.img" | jq -r '.segments."0".offset')
 /usr/bin/python3 tests/oracle/leaks.py "$work/fs.img" "$work/volume.img" "$header" > "$work/leaks"
 if [ "$(cat "$work/leaks")" -eq 0 ] && [ "$(cat "$work/control")" -gt 1000 ]; then
@@ -105,7 +106,7 @@ status=0
 "$INLOCK_BIN" open --test-passphrase --key-file "$work/wrong" "$work/volume.img" 2> "$work/refusal" || status=$?
 if [ "$status" -eq 2 ]; then good "a wrong passphrase: status 2, $(head -n 1 "$work/refusal")"; else bad "a wrong passphrase: status $status"; fi
 
-say "7. Speed beside other servers (one short run, interleaved, fio's nbd engine, one connection over a unix socket)"
+say "7. Speed compared with other servers (one short run, interleaved, fio's nbd engine, one connection over a unix socket)"
 "$INLOCK_BIN" bench compare --quick --dir "$base" | sed '/^#/d; /^note: /d; s/^/  /'
 
 say "The same with your own disk or image:"

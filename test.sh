@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Everything that has to hold, in one command; ends with one line 'N passed, N failed, N skipped'.
+# Runs all checks, and prints a last line 'N passed, N failed, N skipped'.
 #
 #   ./test.sh              all stages, as on every push
-#   ./test.sh STAGE...     some of: build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak
+#   ./test.sh STAGE...     any of: build fmt tidy clippy features dependencies doc shellcheck unit models miri fuzz volumes clients hostile memory endings null disk report vm soak
 #
-# Each stage writes to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so that a suite
-# that silently does less fails; a skip that is not in tests/expected-skips.txt fails too.
+# Each stage writes its log to target/test-logs. Counts that the suites print are compared with tests/floors.txt, so
+# that a suite that silently does less fails. A skip that is not in tests/expected-skips.txt fails, too.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" || exit 1
 exec < /dev/null
@@ -24,10 +24,10 @@ for word in "$@"; do
 done
 wanted() { [ "${WANTED[0]}" = all ] || [[ " ${WANTED[*]} " == *" $1 "* ]]; }
 
-# Adds up a column of all 'test result:' lines of a log.
+# Sums a column of all 'test result:' lines of a log.
 results() { awk -v word="$2" '/^test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word ";?") n += $(i - 1) } END { print n + 0 }' "$1"; }
 
-# stage NAME COMMAND...: runs it, counts what it says, prints one line.
+# stage NAME COMMAND...: runs the command, counts its test results, prints one line.
 stage() {
     local name=$1 log=$LOGS/$1.log begin=$SECONDS status=0 good bad left
     shift
@@ -36,7 +36,7 @@ stage() {
     good=$(results "$log" passed) bad=$(results "$log" failed)
     left=$(($(results "$log" ignored) + $(grep -c '^SKIPPED: ' "$log")))
     if [ "$((good + bad))" -eq 0 ]; then
-        # Not a test program: the stage itself is the check.
+        # Not a test program: its exit status is the result.
         if [ "$status" -eq 0 ]; then good=1; else bad=1; fi
     elif [ "$status" -ne 0 ] && [ "$bad" -eq 0 ]; then
         bad=1
@@ -53,35 +53,35 @@ stage() {
     fi
 }
 
-# begin NAME COMMAND...: begins a stage that has use for what processors the stages after it leave idle. `stage NAME awaited`
-# takes its verdict. One at a time.
+# begin NAME COMMAND...: starts a stage in the background that uses CPUs which later stages leave idle. `stage NAME
+# awaited` waits for it. One at a time.
 begin() {
-    beside_log=$LOGS/$1.beside
+    background_log=$LOGS/$1.background
     wanted "$1" || return 0
-    # A process group of its own, so that all of it can be ended.
+    # In a process group of its own, so that all its processes can be killed.
     set -m
-    "${@:2}" > "$beside_log" 2>&1 &
-    beside=$!
+    "${@:2}" > "$background_log" 2>&1 &
+    background=$!
     set +m
 }
 awaited() {
     local status=0
-    wait "$beside" || status=$?
-    beside=
-    cat "$beside_log"
+    wait "$background" || status=$?
+    background=
+    cat "$background_log"
     return "$status"
 }
-beside=
-trap '[ -z "$beside" ] || kill -- "-$beside"' EXIT
+background=
+trap '[ -z "$background" ] || kill -- "-$background"' EXIT
 
-# A skip nobody expects is a failure: the reasons stand in tests/expected-skips.txt, by how they begin (shell patterns).
+# An unexpected skip is a failure. tests/expected-skips.txt lists the beginnings of expected reasons as shell patterns.
 check_skips() {
     local why expected found unexpected=0
     while IFS= read -r why; do
         found=0
         while IFS= read -r expected; do
             case $expected in '' | '#'*) continue ;; esac
-            # shellcheck disable=SC2053  # an entry may hold a pattern
+            # shellcheck disable=SC2053  # an entry may be a pattern
             [[ $why == $expected* ]] && found=1
         done < tests/expected-skips.txt
         [ "$found" -eq 1 ] || { echo "unexpected skip: $why"; unexpected=1; }
@@ -89,7 +89,7 @@ check_skips() {
     return "$unexpected"
 }
 
-# Each count has to reach its floor.
+# Each count must reach its floor.
 check_floors() {
     local name floor count low=0
     while read -r name floor; do
@@ -113,13 +113,13 @@ others() {
         cargo test --quiet --package inlock-tests --doc
 }
 
-# A link in the documentation that leads nowhere is a warning, and a failure here. So is a change of the public API that
-# docs/api does not have.
+# A dead link in the documentation is a warning, which fails here. So does a change of the public API that is missing in
+# docs/api.
 documentation() {
     RUSTDOCFLAGS=-Dwarnings cargo doc --quiet --no-deps --workspace --exclude inlock-benches && cargo xtask public-api
 }
 
-# 4 GiB of zeroes through a target that encrypts nothing are 4 GiB of zeroes.
+# 4 GiB of zeroes must pass unchanged through a target that encrypts nothing.
 null_target() {
     local image=$LOGS/null.img raw through
     truncate -s 4G "$image" &&

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The Debian packages that tests and demo drive, and the check that they are there. Sourced by test.sh and demo.sh.
+# Debian packages that tests and demo need, and the check that they are installed. Sourced by test.sh and demo.sh.
 
 PACKAGES=(
     gcc libc6-dev fio nbdkit libnbd-bin python3-libnbd cryptsetup-bin qemu-utils jq shellcheck e2fsprogs
@@ -7,7 +7,7 @@ PACKAGES=(
     curl strace qemu-system-x86 busybox-static kmod dmsetup fuse3 xfsprogs btrfs-progs f2fs-tools
 )
 
-# Prints what is missing, one package a line: by the program a package brings, or the Python module.
+# Prints missing packages, one a line: each is detected by one of its programs or Python modules.
 missing_packages() {
     local package
     for package in "${PACKAGES[@]}"; do
@@ -33,7 +33,7 @@ missing_packages() {
     done
 }
 
-# Installs what is missing when this is root on Debian; otherwise says what to install and fails.
+# Installs missing packages as root on Debian; otherwise prints what to install and fails.
 need_packages() {
     export PATH="$PATH:/usr/sbin:/sbin:${CARGO_HOME:-$HOME/.cargo}/bin"
     if ! command -v cargo > /dev/null; then
@@ -54,7 +54,7 @@ need_packages() {
     return 1
 }
 
-# A browser for the page of the benchmarks, where one can be had; the test says so where there is none.
+# Installs a browser for the page of the benchmarks, if one is available. Without one, the test is skipped.
 want_browser() {
     command -v chromium > /dev/null || [ "$(id -u)" -ne 0 ] || ! command -v apt-get > /dev/null || {
         echo "installing chromium"

@@ -1,6 +1,6 @@
-//! AWS-LC's EVP interface, a call a unit. It has AES-256-XTS only.
+//! AWS-LC's EVP interface, one call per unit. It has AES-256-XTS only.
 //!
-//! No safe binding reaches its XTS, so this file calls C.
+//! No safe binding exposes its XTS, so this file calls C.
 
 use crate::peers::{Case, Peer};
 use aws_lc_sys as lc;
@@ -12,7 +12,7 @@ pub(crate) struct AwsLcPeer {
 }
 
 impl AwsLcPeer {
-    /// With the key set up once; `None` where the library does not have the cipher.
+    /// Sets up the key once. `None`: the library does not have the cipher.
     pub(crate) fn new(case: &Case<'_>) -> Option<Self> {
         if !case.is_xts() || case.key_bits() != 256 {
             return None;
@@ -37,7 +37,8 @@ impl Peer for AwsLcPeer {
         for (number, unit) in (first..).zip(data[..len].chunks_exact_mut(self.unit)) {
             let iv = u128::from(number).to_le_bytes();
             let (mut written, unit_len, unit) = (0, unit.len() as i32, unit.as_mut_ptr());
-            // SAFETY: the context has its key, the IV is as long as XTS reads, and XTS writes as many bytes as it reads.
+            // SAFETY: the context has its key, the IV has the length that XTS reads, and XTS writes as many bytes as it
+            // reads.
             let done = unsafe {
                 let context = self.context.as_ptr();
                 lc::EVP_CipherInit_ex(context, null(), null_mut(), null(), iv.as_ptr(), -1) == 1
@@ -51,7 +52,7 @@ impl Peer for AwsLcPeer {
 
 impl Drop for AwsLcPeer {
     fn drop(&mut self) {
-        // SAFETY: the context is owned and given back once.
+        // SAFETY: the context is owned and freed once.
         unsafe { lc::EVP_CIPHER_CTX_free(self.context.as_ptr()) };
     }
 }

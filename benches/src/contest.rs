@@ -1,27 +1,27 @@
-//! One comparison: all implementations take turns on the same data in one run, and what is told are medians of the turns'
-//! ratios, since clocks drift and neighbours come and go.
+//! A comparison of implementations, which alternate in short slices on the same data in one run. Results are medians of
+//! the slices' ratios, since the clock rate and other load change.
 
 use crate::peers::{Case, Peer, SLACK};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::time::{Duration, Instant};
 
-const TURNS: usize = 61;
-const TURN_TIME: Duration = Duration::from_micros(500);
+const SLICES: usize = 61;
+const SLICE_TIME: Duration = Duration::from_micros(500);
 
-/// One row for each of `peers`: first the limit, second the implementation that the others are compared with.
+/// Returns one row for each of `peers`: the first is the limit, the second the implementation to compare with.
 pub(crate) fn run(case: &Case<'_>, request: usize, peers: &mut [Box<dyn Peer>]) -> Result<Vec<Value>, Box<dyn Error>> {
-    // Requests come in pages. A buffer that crosses cache lines with each vector would slow the widest down.
+    // Requests are page-aligned: a buffer that crosses cache lines with each vector would slow down the widest kernel.
     let mut room = vec![0; request + SLACK + 4096];
     let start = room.as_ptr().align_offset(4096);
     let data = &mut room[start..start + request + SLACK];
     check_same_bytes(case, request, peers, data)?;
     let calls: Vec<usize> = peers.iter_mut().map(|peer| repetitions(&mut **peer, data, request)).collect();
     let mut rates = vec![Vec::new(); peers.len()];
-    for turn in 0..TURNS {
-        // Backwards every other time, so that who comes after whom does not matter.
+    for slice in 0..SLICES {
+        // Backwards every second time, so that no implementation always follows the same one.
         for at in 0..peers.len() {
-            let at = if turn % 2 == 0 { at } else { peers.len() - 1 - at };
+            let at = if slice % 2 == 0 { at } else { peers.len() - 1 - at };
             let (bytes, taken) = time(&mut *peers[at], data, request, calls[at]);
             rates[at].push(bytes as f64 / taken.as_secs_f64());
         }
@@ -38,7 +38,7 @@ pub(crate) fn run(case: &Case<'_>, request: usize, peers: &mut [Box<dyn Peer>]) 
     Ok(rows.collect())
 }
 
-/// A comparison of speed is worth nothing unless all compute the same.
+/// Fails unless all implementations compute the same bytes.
 fn check_same_bytes(
     case: &Case<'_>,
     request: usize,
@@ -64,13 +64,13 @@ fn time(peer: &mut dyn Peer, data: &mut [u8], request: usize, calls: usize) -> (
     (bytes, begin.elapsed())
 }
 
-/// How often `peer` is called in a turn.
+/// Returns the number of calls of `peer` in a slice.
 fn repetitions(peer: &mut dyn Peer, data: &mut [u8], request: usize) -> usize {
     let mut calls = 1;
     loop {
         let (_, taken) = time(peer, data, request, calls);
-        if taken * 4 >= TURN_TIME {
-            return ((calls as f64 * TURN_TIME.as_secs_f64() / taken.as_secs_f64()) as usize).max(1);
+        if taken * 4 >= SLICE_TIME {
+            return ((calls as f64 * SLICE_TIME.as_secs_f64() / taken.as_secs_f64()) as usize).max(1);
         }
         calls *= 2;
     }

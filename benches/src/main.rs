@@ -1,8 +1,8 @@
-//! Compares Inlock's kernels with other implementations, and with the limit of the processor.
+//! Compares Inlock's kernels with other implementations, and with the limit of the CPU.
 //!
-//! Every peer is called as its users call it, once a data unit, its key set up once; Inlock gets the whole request in one call.
-//! Each instruction set has a process of its own, since OpenSSL and AWS-LC take what they may use from a variable
-//! when they start.
+//! Every peer is called as its users call it: once per data unit, with the key set up once. Inlock gets the whole
+//! request in one call. Each instruction set is measured in a process of its own, since OpenSSL and AWS-LC read the
+//! variable that limits theirs at startup.
 
 #[cfg(feature = "aws-lc")]
 #[allow(unsafe_code)] // Calls C.
@@ -21,12 +21,12 @@ use std::process::Command;
 const USAGE: &str = "usage: inlock-benches [--json FILE] [--svg FILE] [--from FILE]
   Prints tables. --json writes all figures; --svg plots them; --from takes them from such a JSON file and runs nothing.";
 
-/// Instruction sets, and the value of `OPENSSL_ia32cap` that takes wider ones away: bits of CPUID's leaf 7, AVX-512 F, DQ, BW and
-/// VL (16, 17, 30, 31), VAES and VPCLMULQDQ (41, 42).
+/// Instruction sets, and the value of `OPENSSL_ia32cap` that disables wider ones: bits of CPUID leaf 7, AVX-512 F, DQ,
+/// BW and VL (16, 17, 30, 31), VAES and VPCLMULQDQ (41, 42).
 const LEVELS: [(&str, Option<&str>); 3] =
     [("vaes512", None), ("vaes256", Some(":~0xc0030000")), ("aesni", Some(":~0x600c0030000"))];
 const LIMIT_VARIABLE: &str = "OPENSSL_ia32cap";
-/// What a process for one level is told.
+/// Option of a process that measures one instruction set.
 const ONE_LEVEL: &str = "--one-level";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -75,10 +75,10 @@ fn all_levels() -> Result<Value, Box<dyn Error>> {
     Ok(json!({ "openssl": openssl::version::version(), "results": results }))
 }
 
-/// Runs all cases on one instruction set and prints their rows as JSON.
+/// Runs all cases on one instruction set, and prints their rows as JSON.
 fn one_level(level: &str) -> Result<(), Box<dyn Error>> {
     let kernel = AesKernel::available().into_iter().find(|kernel| kernel.name() == level);
-    let kernel = kernel.ok_or_else(|| format!("this processor has no {level}"))?;
+    let kernel = kernel.ok_or_else(|| format!("this CPU has no {level}"))?;
     let mut rows = Vec::new();
     for (spec, key_len, request, unit) in cases()? {
         for encrypt in [true, false] {
@@ -94,7 +94,7 @@ fn one_level(level: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Cipher, key length in bytes, request and unit.
+/// Cipher, key length, request length and unit length in bytes.
 type Row = (CipherSpec, usize, usize, usize);
 
 fn cases() -> Result<Vec<Row>, Box<dyn Error>> {
@@ -110,7 +110,7 @@ fn cases() -> Result<Vec<Row>, Box<dyn Error>> {
     Ok(cases)
 }
 
-/// The limit and Inlock's kernel, then who is compared with it. The slow ones take part once, on the widest level.
+/// Returns the limit and Inlock's kernel, then the peers to compare with. Slow peers run once, on the widest level.
 fn peers_of(kernel: AesKernel, case: &Case<'_>) -> Result<Vec<Box<dyn Peer>>, Box<dyn Error>> {
     let mut peers: Vec<Box<dyn Peer>> = vec![
         Box::new(LimitPeer(Limit::new(kernel, case.key_bits()))),

@@ -1,4 +1,4 @@
-//! The implementations that are compared, behind one trait.
+//! The compared implementations, behind one trait.
 
 use aes::cipher::KeyInit;
 use inlock_cipher::{AesKernel, CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, Limit, SectorCipher};
@@ -8,10 +8,10 @@ use openssl::error::ErrorStack;
 use std::error::Error;
 use xts_mode::Xts128;
 
-/// Bytes behind a request, which some bindings want to see there though nothing is written to them.
+/// Bytes behind a request that some bindings require although they write nothing there.
 pub(crate) const SLACK: usize = 64;
 
-/// What every implementation is made for.
+/// Parameters of a comparison.
 pub(crate) struct Case<'a> {
     pub(crate) spec: CipherSpec,
     pub(crate) key: &'a [u8],
@@ -20,30 +20,31 @@ pub(crate) struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Whether this is XTS, and not CBC with ESSIV.
+    /// Whether the cipher is XTS; otherwise it is CBC with ESSIV.
     pub(crate) fn is_xts(&self) -> bool {
         self.spec == CipherSpec::AES_XTS_PLAIN64
     }
 
-    /// Bits of the AES key.
+    /// Returns the bits of the AES key.
     pub(crate) fn key_bits(&self) -> usize {
         self.key.len() * if self.is_xts() { 4 } else { 8 }
     }
 }
 
-/// Works on a request in place, in the direction it was made for. IV numbers grow by one a unit.
+/// An implementation for one case. It works on a request in place, in the direction of the case; IV numbers grow by one
+/// per unit.
 pub(crate) trait Peer {
-    /// What tables call it.
+    /// Returns its name in tables.
     fn name(&self) -> String;
-    /// Works on the first `len` bytes, which are whole units. Gives back how many bytes went through.
+    /// Processes the first `len` bytes, which are whole units, and returns the number of bytes processed.
     fn run(&mut self, first: u64, data: &mut [u8], len: usize) -> usize;
-    /// Whether this computes nothing that could be compared.
+    /// Whether it computes nothing that can be compared.
     fn is_limit(&self) -> bool {
         false
     }
 }
 
-/// AES rounds and nothing else.
+/// AES rounds alone.
 pub(crate) struct LimitPeer(pub(crate) Limit);
 
 impl Peer for LimitPeer {
@@ -60,7 +61,7 @@ impl Peer for LimitPeer {
     }
 }
 
-/// Inlock: the whole request in one call or, as libraries of single-unit functions are used, a call a unit.
+/// Inlock: the whole request in one call, or one call per unit, like libraries with single-unit functions.
 pub(crate) struct InlockPeer {
     cipher: Box<dyn SectorCipher>,
     encrypt: bool,
@@ -90,7 +91,7 @@ impl Peer for InlockPeer {
     }
 }
 
-/// OpenSSL's EVP interface, a call a unit: the key is set up once, and only the IV is set anew.
+/// OpenSSL's EVP interface, one call per unit: the key is set up once, only the IV is set for each unit.
 pub(crate) struct OpenSslPeer {
     context: CipherCtx,
     /// Encrypts the IV, for ESSIV.
@@ -125,7 +126,7 @@ impl OpenSslPeer {
         Ok(Self { context, essiv, unit: case.unit, encrypt: case.encrypt })
     }
 
-    /// Works on the first unit of `data`.
+    /// Processes the first unit of `data`.
     fn unit(&mut self, number: u64, data: &mut [u8]) -> Result<(), ErrorStack> {
         let mut iv = u128::from(number).to_le_bytes();
         if let Some(essiv) = &mut self.essiv {
@@ -157,7 +158,7 @@ impl Peer for OpenSslPeer {
     }
 }
 
-/// The `xts-mode` crate over the `aes` crate, a call a unit.
+/// The `xts-mode` crate over the `aes` crate, one call per unit.
 pub(crate) struct XtsModePeer {
     cipher: Box<XtsModeCipher>,
     unit: usize,

@@ -1,15 +1,15 @@
-//! The results as a picture: throughput over the size of a data unit, one line for each implementation.
+//! The results as a plot: throughput over the size of a data unit, one line for each implementation.
 
 use inlock_bench::plot::{Axis, Line, LinePlot, standalone};
 use serde_json::Value;
 use std::error::Error;
 
-/// Bytes a request, key length and direction of the figures that are drawn.
+/// Request size, key length and direction of the plotted results.
 const REQUEST: u64 = 262_144;
 const KEY_BITS: u64 = 256;
 const DIRECTION: &str = "encrypt";
 
-/// Which rows make a line, what it is called, and how it looks. `{}` stands for the implementation's name.
+/// The rows of a line, its label and its look. `{}` stands for the name of the implementation.
 struct Style {
     level: &'static str,
     implementation: &'static str,
@@ -41,13 +41,13 @@ const STYLES: [Style; 10] = [
     style("vaes512", "xts-mode", "xts-mode (aes crate)", 8, ""),
 ];
 
-/// The picture, as an SVG file.
+/// Returns the plot as an SVG file.
 pub(crate) fn svg(results: &Value) -> Result<String, Box<dyn Error>> {
     let rows = results["results"].as_array().ok_or("no results")?;
     let lines: Vec<Line> = STYLES.iter().filter_map(|style| line(style, rows)).collect();
     let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
     if most == 0.0 {
-        return Err("there is nothing to draw".into());
+        return Err("there are no results to plot".into());
     }
     let name = |log2: u32| if log2 < 10 { "512 B".to_owned() } else { format!("{} KiB", 1 << (log2 - 10)) };
     let ticks = (9..=16).map(|log2| (f64::from(1 << log2), name(log2))).collect();

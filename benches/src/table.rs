@@ -1,10 +1,11 @@
-//! The results as tables to read, and as JSON with a row a line.
+//! The results as tables, and as JSON with one row per line.
 
 use serde_json::Value;
 use std::error::Error;
 use std::fmt::Write;
 
-/// A table for each instruction set and cipher: the limit, Inlock's share of it, and how many times as fast it is as each peer.
+/// Returns a table for each instruction set and cipher: the limit, Inlock's share of it, and the ratio of Inlock's
+/// speed to that of each peer.
 pub(crate) fn markdown(results: &Value) -> Result<String, Box<dyn Error>> {
     let rows = results["results"].as_array().ok_or("no results")?;
     let mut text = String::new();
@@ -56,7 +57,7 @@ fn one_table(text: &mut String, rows: &[&Value]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// As JSON, with a row a line.
+/// Returns JSON with one row per line.
 pub(crate) fn json_lines(results: &Value) -> Result<String, Box<dyn Error>> {
     let rows: Vec<String> = results["results"].as_array().ok_or("no results")?.iter().map(Value::to_string).collect();
     Ok(format!("{{\"openssl\":{},\"results\":[\n{}\n]}}\n", results["openssl"], rows.join(",\n")))

@@ -1,16 +1,16 @@
-//! The control socket of a running volume: lines of clients, answers of its process, and tables in pipes.
+//! The control socket of a running volume: lines of clients, replies of its process, and tables in pipes.
 
 use inlock_volume::table::Table;
 
 use crate::included::{line, pipe};
 use crate::table::check_table;
 
-/// So much is received at a time at most.
+/// Maximum number of bytes received at a time.
 const PIECE_MAX: usize = 1024;
-/// The longest table that `reload` takes, as `running.rs` has it.
+/// Maximum length of a table for `reload`, as in `served.rs`.
 const TABLE_MAX: usize = 65536;
 
-/// The first byte chooses how the rest arrives: in pieces as a client's lines, or as one answer.
+/// The first byte chooses how the rest is parsed: in pieces as lines of a client, or as one reply.
 pub fn control_lines(data: &[u8]) {
     let Some((choice, bytes)) = data.split_first() else { return };
     if choice & 1 == 0 {
@@ -20,7 +20,7 @@ pub fn control_lines(data: &[u8]) {
     }
 }
 
-/// As the server takes them: line for line, and a client whose line is too long is hung up on.
+/// Parses like the server: line by line, and a client with a line over the limit is disconnected.
 fn requests(bytes: &[u8], piece: usize) {
     let mut lines = line::Lines::default();
     let mut taken = 0;
@@ -46,7 +46,7 @@ fn request(one: &[u8]) {
             let again = line::request(value.to_string().as_bytes());
             assert_eq!(again.map(|(command, _)| command), Ok(command), "a request reads back the same");
         }
-        // It goes into the answer, which is one line.
+        // The message becomes part of the reply, which is one line.
         Err(message) => assert!(message.len() < 200 && !message.contains('\n'), "{message}"),
     }
 }
@@ -63,7 +63,7 @@ fn answer(bytes: &[u8]) {
     }
 }
 
-/// A table that is handed over in a pipe: it arrives whole, or is refused for its length, and reads as a table does.
+/// A table in a pipe arrives whole or is refused for its length, and parses like any table.
 pub fn table_pipe(data: &[u8]) {
     let Some((choice, text)) = data.split_first() else { return };
     let Ok(handed) = pipe::filled(text) else { return assert!(text.len() > TABLE_MAX / 2, "it fits into a pipe") };

@@ -1,10 +1,10 @@
-//! A read-only device: given bytes, then zeroes to a length that costs nothing.
+//! A read-only device: given bytes, then zeroes to a length that takes no memory.
 
 use std::io;
 
 use inlock_volume::HeaderDevice;
 
-/// The bytes at the start and the length of the whole.
+/// A device with bytes at its start, and its length.
 pub(crate) struct Prefixed<'a> {
     pub(crate) bytes: &'a [u8],
     pub(crate) len: u64,

@@ -5,12 +5,12 @@ use inlock_volume::{Hash, KdfLimits, Secret, UnlockOptions, Volume};
 
 use crate::device::Prefixed;
 
-/// Long enough for what a small header may point at.
+/// Long enough for the offsets in a small header.
 const DEVICE_LEN: u64 = 24 << 20;
-/// The passphrase of the corpus' volumes.
+/// The passphrase of the volumes in the corpus.
 const PASSPHRASE: &[u8] = b"fuzz";
 
-/// Costs an input may ask for; what a header asks beyond has to be refused, not paid.
+/// Returns the limits of the key derivation. A header with higher costs must be refused, not computed.
 fn limits() -> KdfLimits {
     let mut limits = KdfLimits::default();
     limits.memory_kib = 1024;
@@ -21,7 +21,7 @@ fn limits() -> KdfLimits {
     limits
 }
 
-/// Loads what is on the device and does with it all that can be done without writing.
+/// Loads the header on the device, and calls all functions that do not write.
 fn exercise(device: &Prefixed<'_>) {
     let volume = match Volume::load(device) {
         Ok(volume) => volume,
@@ -47,22 +47,22 @@ fn exercise(device: &Prefixed<'_>) {
     }
 }
 
-/// The first byte chooses the device's length: cut at the end of the data, or long.
+/// Returns a device whose length the first byte chooses: the length of the data, or a large one.
 fn device(data: &[u8]) -> Option<Prefixed<'_>> {
     let (choice, bytes) = data.split_first()?;
     let len = if choice & 1 == 0 { DEVICE_LEN } else { bytes.len() as u64 };
     Some(Prefixed { bytes, len: len.max(bytes.len() as u64) })
 }
 
-/// A LUKS1 header.
+/// Loads a LUKS1 header.
 pub fn luks1_header(data: &[u8]) {
     if let Some(device) = device(data) {
         exercise(&device);
     }
 }
 
-/// The head of a LUKS2 device: binary header and JSON area; the checksum is made right first, so that what stands behind
-/// it is reached. The second copy follows from the first when the first byte's bit 1 is set.
+/// Loads the start of a LUKS2 device: binary header and JSON area. The checksum is corrected first, so that the checks
+/// behind it are reached. With bit 1 of the first byte, the second copy is derived from the first.
 pub fn luks2_header(data: &[u8]) {
     let Some((choice, bytes)) = data.split_first() else { return };
     let mut image = bytes.to_vec();
@@ -90,7 +90,7 @@ pub fn luks2_header(data: &[u8]) {
     exercise(&Prefixed { bytes: &image, len });
 }
 
-/// LUKS2 metadata under two good binary headers.
+/// Loads LUKS2 metadata under two valid binary headers.
 pub fn luks2_json(data: &[u8]) {
     const MOST: usize = (64 << 10) - BLOCK_LEN;
     let json = &data[..data.len().min(MOST)];

@@ -1,4 +1,4 @@
-//! Modules of the command, which is no library, compiled here from their own files.
+//! Modules of the command, which is not a library, compiled here from their own files.
 
 #[allow(dead_code, reason = "targets call what reads")]
 #[path = "../../crates/cli/src/control/line.rs"]

@@ -1,7 +1,7 @@
-//! Fuzz targets: one function of bytes for each door that takes bytes from outside.
+//! Fuzz targets: one function for each input from outside.
 //!
-//! A target panics when a promise is broken: nothing panics, writes while it loads, or allocates without bound. The same
-//! functions are run by libFuzzer (`cargo xtask fuzz`) and, on the saved corpus, by a normal test.
+//! A target panics if a guarantee is violated: no input may cause a panic, a write during loading, or an unbounded
+//! allocation. libFuzzer (`cargo xtask fuzz`) and, on the saved corpus, a normal test run the same functions.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,7 @@ mod control;
 mod device;
 mod headers;
 mod included;
-// What reads answers is private to the NBD server, and compiled here from its own file.
+// The netlink parser is private to the NBD server, and compiled here from its own file.
 #[allow(dead_code, reason = "the target calls what reads")]
 #[path = "../../crates/frontend/src/nbd/netlink.rs"]
 mod nbd_netlink;
@@ -25,10 +25,10 @@ pub use table::table;
 pub use wire::nbd_wire;
 pub use zoned::zoned_sidecar;
 
-/// A target: it takes any bytes, and panics when a promise is broken.
+/// A target: takes any bytes, and panics if a guarantee is violated.
 pub type Target = fn(&[u8]);
 
-/// The targets by name, as their corpus folders are called.
+/// The targets by name, which is also the name of the corpus directory.
 pub const TARGETS: [(&str, Target); 9] = [
     ("control_lines", control_lines),
     ("luks1_header", luks1_header),

@@ -1,8 +1,8 @@
-//! What the kernel answers over netlink.
+//! Replies of the kernel over netlink.
 
 use crate::nbd_netlink::{Answer, find, number, read_answer};
 
-/// A datagram, or two: the first byte says where the first one ends.
+/// Parses one datagram, or two: the first byte is the length of the first one.
 pub fn netlink_answer(data: &[u8]) {
     let Some((cut, bytes)) = data.split_first() else { return };
     let (first, second) = bytes.split_at(usize::from(*cut).min(bytes.len()));
@@ -18,7 +18,7 @@ pub fn netlink_answer(data: &[u8]) {
         let found = find(&attributes, kind);
         assert!(found.is_none_or(|value| value.len() + 4 <= attributes.len()));
         assert_eq!(number(&attributes, kind).is_some(), found.is_some_and(|value| value.len() == 4));
-        // Attributes in an attribute.
+        // Nested attributes.
         let _ = found.map(|inner| find(inner, kind));
     }
 }

@@ -2,15 +2,15 @@
 
 use inlock_volume::table::{ShowKeys, Table};
 
-/// Any bytes as a table: it is read or refused, an error names no more than the words of its line, and what was read is
-/// printed so that it reads back the same.
+/// Parses any bytes as a table. An error quotes at most one word of its line, and a parsed table, when printed, parses
+/// to the same table.
 pub fn table(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
         check_table(Table::parse(text));
     }
 }
 
-/// What reading gave keeps the promises.
+/// Checks the guarantees for the result of parsing.
 pub(crate) fn check_table<E: std::fmt::Display>(read: Result<Table, E>) {
     match read {
         Err(error) => assert!(error.to_string().len() < 1000, "an error of bounded length"),

@@ -1,17 +1,18 @@
-//! The NBD wire: a handshake and then requests, fed as a socket would feed them.
+//! The NBD protocol: a handshake and then requests, fed as by a socket.
 
 use inlock_frontend::nbd::handshake::{Handshake, ReplyStyle, Step};
 use inlock_frontend::nbd::protocol::Export;
 use inlock_frontend::nbd::transmission::Command;
 
-/// The longest answer to one option.
+/// Maximum length of the reply to an option.
 const MOST_OUT: usize = 1 << 20;
 
 fn export() -> Export {
     Export { name: "disk".into(), description: "fuzz".into(), size: 1 << 30, flags: 0x0fff, preferred_block: 4096 }
 }
 
-/// A client's bytes. The first byte chooses how they are cut into pieces, and whether the handshake is left out.
+/// Parses the bytes of a client. The first byte chooses how they are cut into pieces, and whether the handshake is
+/// skipped.
 pub fn nbd_wire(data: &[u8]) {
     let Some((choice, bytes)) = data.split_first() else { return };
     let piece = [1, 7, 64, usize::MAX][usize::from(choice & 3)];
@@ -23,7 +24,7 @@ pub fn nbd_wire(data: &[u8]) {
     }
 }
 
-/// Feeds the handshake, as much of the input at a time as has "arrived", then the requests.
+/// Feeds the handshake, one piece of the input at a time, then the requests.
 fn session(bytes: &[u8], piece: usize) {
     let export = export();
     let mut out = Vec::new();
@@ -50,7 +51,7 @@ fn session(bytes: &[u8], piece: usize) {
     }
 }
 
-/// Parses request after request; what is sent back depends on the parsed fields alone.
+/// Parses the requests one after the other. Replies depend on the parsed fields only.
 fn requests(mut bytes: &[u8], style: ReplyStyle) {
     loop {
         let Ok(Some((command, header_len))) = Command::parse(bytes, style) else { return };

@@ -9,16 +9,16 @@ use inlock_zoned_file::{ZonedFile, ZonedLayout};
 
 const BLOCK: usize = 4096;
 const ZONE: u64 = 4 * BLOCK as u64;
-/// The identity of the file, which is random where one is made.
+/// The identity of the file, which is random for a new file.
 const IDENTITY: [u8; 16] = *b"always this file";
-/// A header may lay out files up to this length here.
+/// Maximum length of a file whose header is changed.
 const LEN_MAX: u64 = 1 << 20;
 /// Length of a record of a zone, and of a session. See `docs/formats/zoned-file.md`.
 const RECORD: usize = 32;
 
-/// The first byte chooses: 1, the checksums are made right; 2, the files get the length that the header says; 4, the
-/// system was started anew; 8, bytes stand instead of edits. The rest are edits of a good sidecar: a place in two bytes,
-/// and a byte.
+/// Opens a changed sidecar. The bits of the first byte choose: 1, the checksums are corrected; 2, the files get the
+/// length in the header; 4, the system has rebooted; 8, the rest replaces the sidecar. Otherwise the rest are edits of
+/// a valid sidecar: an offset in two bytes, and a byte.
 pub fn zoned_sidecar(data: &[u8]) {
     let Some((choice, rest)) = data.split_first() else { return };
     let mut sidecar = good_sidecar();
@@ -62,7 +62,7 @@ fn layout() -> ZonedLayout {
     }
 }
 
-/// A new sidecar, with the identity that is always the same.
+/// Returns a new sidecar with the fixed identity.
 fn good_sidecar() -> Vec<u8> {
     let store = |len: u64| MemoryStore::new(vec![0; len as usize]);
     let (data, sidecar) = (store(ZonedFile::data_len(&layout())), store(ZonedFile::sidecar_len(&layout())));
@@ -73,7 +73,7 @@ fn good_sidecar() -> Vec<u8> {
     bytes
 }
 
-/// A data file that belongs to the sidecar: its last block says so.
+/// Returns a data file of the sidecar: the mark is in its last block.
 fn mark(len: u64, identity: [u8; 16]) -> Vec<u8> {
     let mut data = vec![0; len as usize + BLOCK];
     let mark = &mut data[len as usize..];
@@ -83,7 +83,7 @@ fn mark(len: u64, identity: [u8; 16]) -> Vec<u8> {
     data
 }
 
-/// Opens, looks at every zone, writes where it can be written, and finds the same after closing.
+/// Opens the file, reports every zone, writes where writing is allowed, and finds the same state after reopening.
 fn exercise(data: Vec<u8>, sidecar: Vec<u8>, boot: u64) {
     let (data, sidecar) = (Arc::new(MemoryStore::new(data)), Arc::new(MemoryStore::new(sidecar)));
     let open = || ZonedFile::over(Arc::clone(&data) as _, Arc::clone(&sidecar) as _, boot);
@@ -94,7 +94,7 @@ fn exercise(data: Vec<u8>, sidecar: Vec<u8>, boot: u64) {
     let zones = report(&file);
     for zone in &zones {
         if let Some(at) = zone.write_pointer.filter(|_| zone.kind == ZoneKind::SequentialRequired) {
-            // More than the zone takes, or than may be open, is refused.
+            // A write beyond the capacity or the limit of open zones is refused.
             let _ = file.write_at(&[7; BLOCK], at);
             let _ = file.manage(ZoneAction::Close, zone.start, zone.len);
         }
@@ -127,14 +127,14 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// Puts the checksum of a piece at `place` of the sidecar into its first four bytes.
+/// Stores the checksum of the piece at `place` of the sidecar in its first four bytes.
 fn seal(identity: &[u8; 16], place: u64, piece: &mut [u8]) {
     let sum = crc32c::crc32c_append(crc32c::crc32c(identity), &place.to_le_bytes());
     let sum = crc32c::crc32c_append(sum, &piece[4..]);
     piece[..4].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Header, two sessions, and every record of the three tables.
+/// Corrects the checksums of the header, of two sessions, and of every record of the three tables.
 fn seal_all(sidecar: &mut [u8]) {
     let identity = sidecar[16..32].try_into().expect("sixteen bytes");
     seal(&identity, 0, &mut sidecar[..BLOCK]);

@@ -1,15 +1,15 @@
-//! Every saved input of every target, on a stable compiler; the corpus must not shrink to nothing unseen.
+//! Runs every target on its saved inputs with a stable compiler, and checks that the corpus has not shrunk.
 
 use std::fs;
 use std::path::Path;
 
 #[test]
-fn every_saved_input_keeps_the_promises() {
+fn saved_corpus_keeps_the_promises() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     for (name, target) in inlock_fuzz::TARGETS {
         let mut inputs = 0;
         for entry in fs::read_dir(corpus.join(name)).unwrap_or_else(|e| panic!("no corpus for {name}: {e}")) {
-            let path = entry.expect("the folder can be listed").path();
+            let path = entry.expect("the directory can be listed").path();
             println!("{}", path.display());
             target(&fs::read(&path).expect("the input can be read"));
             inputs += 1;
@@ -19,9 +19,9 @@ fn every_saved_input_keeps_the_promises() {
     }
 }
 
-/// Each target on damaged copies of its corpus: a short run of what libFuzzer does at length.
+/// A short run of each target on damaged copies of its corpus.
 #[test]
-fn damaged_inputs_keep_the_promises() {
+fn damaged_corpus_keeps_the_promises() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
     let mut state = 0x2545_f491_4f6c_dd1du64;
     let mut number = move || {
@@ -33,7 +33,7 @@ fn damaged_inputs_keep_the_promises() {
     for (name, target) in inlock_fuzz::TARGETS {
         let mut paths: Vec<_> = fs::read_dir(corpus.join(name))
             .unwrap_or_else(|e| panic!("no corpus for {name}: {e}"))
-            .map(|entry| entry.expect("the folder can be listed").path())
+            .map(|entry| entry.expect("the directory can be listed").path())
             .collect();
         paths.sort();
         for round in 0..300 {

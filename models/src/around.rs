@@ -1,6 +1,6 @@
-//! Substitutes for the parts of the engine that the model-checked files use.
+//! Substitutes for the modules of the engine that the model-checked files use.
 
-/// As the engine's module of this name, with loom's primitives.
+/// The engine's module of this name, with loom's primitives.
 pub(crate) mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     pub(crate) use loom::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
@@ -8,7 +8,7 @@ pub(crate) mod sync {
     pub(crate) use std::sync::PoisonError;
     use std::time::Duration;
 
-    /// loom's, with the standard library's loop around `wait`.
+    /// loom's condition variable, with the standard library's loop around `wait`.
     #[derive(Default)]
     pub(crate) struct Condvar(loom::sync::Condvar);
 
@@ -33,13 +33,13 @@ pub(crate) mod sync {
         }
     }
 
-    /// Lets other threads go on.
+    /// Lets other threads run.
     pub(crate) fn sleep(_: Duration) {
         loom::thread::yield_now();
     }
 }
 
-/// As much of the engine's module as locks use.
+/// The part of the engine's module that locks use.
 pub(crate) mod crypt_mapping {
     use super::mapping::Mapping;
     use super::sync::Arc;
@@ -61,7 +61,7 @@ pub(crate) mod crypt_mapping {
 
     pub(crate) const CALL_STACK: usize = 8 << 10;
 
-    /// A target whose uses loom watches.
+    /// A mapping whose uses loom checks.
     pub(crate) struct CryptMapping {
         mapping: Arc<Mapping>,
         keys: UnsafeCell<()>,
@@ -78,12 +78,12 @@ pub(crate) mod crypt_mapping {
 
         pub(crate) fn measure(&self) {}
 
-        /// Uses the keys, as other users may do at the same time.
+        /// Uses the keys, possibly concurrently with other threads.
         pub(crate) fn use_keys(&self) {
             self.keys.with(|_| ());
         }
 
-        /// Changes the keys, which no other thread may use.
+        /// Changes the keys, which no other thread may use meanwhile.
         pub(crate) fn change_keys(&self) {
             self.keys.with_mut(|_| ());
         }
@@ -91,7 +91,7 @@ pub(crate) mod crypt_mapping {
 
     impl Drop for CryptMapping {
         fn drop(&mut self) {
-            // After a failure loom has no thread to ask.
+            // After a failure loom has no current thread.
             if !std::thread::panicking() {
                 self.change_keys();
             }
@@ -99,7 +99,7 @@ pub(crate) mod crypt_mapping {
     }
 }
 
-/// As much of the engine's module as locks use: an event goes to a closure.
+/// The part of the engine's module that locks use: an event calls a closure.
 pub(crate) mod events {
     pub(crate) enum Event {
         Locked,
@@ -118,12 +118,12 @@ pub(crate) mod events {
     }
 }
 
-/// As much of the engine's module as the freeze uses.
+/// The part of the engine's module that the freeze uses.
 pub(crate) mod mapping {
     pub(crate) struct Mapping;
 }
 
-/// As much of the engine's module as the freeze uses.
+/// The part of the engine's module that the freeze uses.
 pub(crate) mod request {
     #[derive(Debug, PartialEq, Eq)]
     pub(crate) enum RequestError {
@@ -131,7 +131,7 @@ pub(crate) mod request {
     }
 }
 
-/// A worker's waker: a counter that can be waited for, as an event descriptor is.
+/// A worker's waker: a counter to wait for, like an event descriptor.
 pub(crate) mod ring {
     use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
     use std::sync::Arc;
@@ -152,7 +152,7 @@ pub(crate) mod ring {
             self.0.readable.notify_all();
         }
 
-        /// Waits until there was a wake since the last [`Waker::clear`].
+        /// Blocks until a wake since the last [`Waker::clear`].
         pub(crate) fn wait(&self) {
             drop(self.0.readable.wait_while(self.count(), |count| *count == 0));
         }

@@ -13,8 +13,8 @@ fn in_every_order(model: impl Fn() + Send + Sync + 'static) {
     explore(None, model);
 }
 
-/// Runs `model` in every order in which threads are interrupted at most `preemptions` times while they could go on: of
-/// models that have too many orders.
+/// Runs `model` in every order with at most `preemptions` interruptions of a thread that could continue. For models
+/// with too many orders.
 fn in_orders_with(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     explore(Some(preemptions), model);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Makes crates/cipher/tests/vectors/digests.txt: ciphertext digests by an implementation that is not ours.
+"""Makes crates/cipher/tests/vectors/digests.txt: ciphertext digests by an independent implementation.
 
-Reads lines `specification key-length unit large` (stdin) and adds the first 16 bytes of the SHA-256 of what the numbers below give.
+Reads lines `specification key-length unit large` (stdin) and adds the first 16 bytes of the SHA-256 of the ciphertext.
 Block ciphers come from the Python packages `cryptography` and `pycryptodome`; modes and IVs are written out here.
 Specifications whose block cipher neither package has are left out.
 """
@@ -32,11 +32,11 @@ def xor(a, b):
 
 
 def ecb(name, key):
-    """A function that encrypts whole blocks each for itself, and the length of a block."""
+    """Returns a function that encrypts whole blocks one by one, and the block length."""
     if name == "aes":
         return AES.new(key, AES.MODE_ECB).encrypt, 16
     if name == "des3_ede":
-        # The packages refuse or adjust nothing here: three different keys.
+        # Three different keys, which the packages accept unchanged.
         return Cipher(old.TripleDES(key), modes.ECB()).encryptor().update, 8
     if name == "blowfish":
         return Blowfish.new(key, Blowfish.MODE_ECB).encrypt, 8
@@ -111,7 +111,7 @@ def crc(word):
 
 
 def md5_blocks(data):
-    """MD5's state over whole blocks, without padding (RFC 1321)."""
+    """Returns MD5's state after whole blocks, without padding (RFC 1321)."""
     import math
 
     state = [0x67452301, 0xEFCDAB89, 0x98BADCFE, 0x10325476]

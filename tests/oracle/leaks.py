@@ -1,10 +1,10 @@
 #!/usr/bin/python3
-"""Looks for pieces of a plain image in another file.
+"""Searches another file for pieces of a plain image.
 
   leaks.py PLAIN OTHER [FROM]
 
-prints how many 16-byte blocks of PLAIN, one in each 512 bytes, stand in OTHER at a multiple of 16, behind its first FROM
-bytes. Blocks of few different bytes, which noise may hold too, are left out.
+prints the number of 16-byte blocks of PLAIN, one in each 512 bytes, that OTHER has at a multiple of 16 after its first FROM
+bytes. Blocks of few different bytes, which may occur in noise, are left out.
 """
 import sys
 

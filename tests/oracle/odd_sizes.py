@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Partial, odd-sized, overlapping and concurrent requests through libnbd, checked against a bytearray.
 
-  odd_sizes.py URI      prints 'operations N' and ends with 0 when every byte was right
+  odd_sizes.py URI      prints 'operations N' and exits with 0 if every byte is right
 """
 import random
 import sys
@@ -37,7 +37,7 @@ def sequential(handle, model, rng):
 
 
 def concurrent(handles, model, rng):
-    """Neighbouring pieces of the same data units, written at once over several connections."""
+    """Writes adjacent pieces of the same data units concurrently over several connections."""
     done = 0
     for _ in range(40):
         base, waiting = rng.randrange(AREA - 40000), []

@@ -32,7 +32,7 @@ def cryptsetup(*args):
 
 
 def layout(header):
-    """Payload offset in bytes, cipher specification, data unit in bytes, number of the first IV."""
+    """Returns the payload offset in bytes, cipher specification, data unit in bytes, number of the first IV."""
     text = cryptsetup("luksDump", header)
     if re.search(r"^Version:\s*1$", text, re.M):
         name = re.search(r"^Cipher name:\s*(\S+)", text, re.M).group(1)
@@ -45,8 +45,8 @@ def layout(header):
 
 
 def volume_key(header, key_file):
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "key")
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "key")
         cryptsetup("luksDump", "-q", "--dump-volume-key", "--volume-key-file", path, "--key-file", key_file, header)
         with open(path, "rb") as file:
             return file.read()
@@ -63,7 +63,7 @@ class Units:
         self.large_iv = large_iv
 
     def iv(self, index):
-        # The IV counts sectors of 512 bytes whatever the data unit is, unless told otherwise.
+        # The IV counts sectors of 512 bytes for every data unit size, unless iv_large_sectors is set.
         per_unit = self.unit // 512
         number = (self.first_iv + index * per_unit) // (per_unit if self.large_iv else 1)
         if self.iv_mode == "plain":
@@ -91,7 +91,7 @@ class Units:
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("verb", choices=["decrypt", "encrypt", "offset"])
+    parser.add_argument("action", choices=["decrypt", "encrypt", "offset"])
     parser.add_argument("image")
     parser.add_argument("key_file")
     parser.add_argument("--header")
@@ -106,13 +106,13 @@ def main():
         header = args.header or args.image
         offset, spec, unit, first_iv = layout(header)
         units = None
-    if args.verb == "offset":
+    if args.action == "offset":
         print(offset)
         return
     units = units or Units(spec, volume_key(header, args.key_file), unit, first_iv)
-    with open(args.image, "rb" if args.verb == "decrypt" else "r+b") as image:
+    with open(args.image, "rb" if args.action == "decrypt" else "r+b") as image:
         image.seek(offset)
-        if args.verb == "decrypt":
+        if args.action == "decrypt":
             data = image.read()
             sys.stdout.buffer.write(units.run(data[:len(data) // unit * unit], encrypt=False))
         else:

@@ -1,4 +1,4 @@
-//! Images made by other people's tools, and by Inlock.
+//! Images made by other tools and by Inlock.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -9,42 +9,42 @@ use anyhow::{Result, bail};
 use crate::process::{inlock, output, program, text};
 use crate::random::Random;
 
-/// Bytes of payload the images of the matrix have: enough for many data units, little enough for a slow decryptor.
+/// Length of the payload of test images, in bytes: many data units, few enough for the slow reference decryptor.
 pub const PAYLOAD: u64 = 2 << 20;
 
-/// Cheap costs for key slots that only have to be opened.
+/// Cheap costs for keyslots whose derivation is not under test.
 pub const CHEAP_ARGON2: [&str; 3] = ["--pbkdf-memory=64", "--pbkdf-force-iterations=4", "--pbkdf-parallel=1"];
-/// The least that PBKDF2 may be told.
+/// Minimum costs of PBKDF2.
 pub const CHEAP_PBKDF2: [&str; 2] = ["--pbkdf=pbkdf2", "--pbkdf-force-iterations=1000"];
 
-/// A file with a passphrase in it.
+/// Writes a passphrase to a file and returns its path.
 pub fn key_file(dir: &Path, name: &str, passphrase: &[u8]) -> Result<PathBuf> {
     let path = dir.join(name);
     fs::write(&path, passphrase)?;
     Ok(path)
 }
 
-/// An empty file of a length.
+/// Creates an empty file of this length.
 pub fn sparse(path: &Path, len: u64) -> Result<()> {
     Ok(File::create(path)?.set_len(len)?)
 }
 
-/// Formats with cryptsetup; `len` is the whole image's.
+/// Formats with cryptsetup. `len` is the length of the whole image.
 pub fn cryptsetup_format(image: &Path, len: u64, key: &Path, args: &[&str]) -> Result<()> {
     sparse(image, len)?;
     text(program("cryptsetup").args(["luksFormat", "-q"]).args(args).arg("--key-file").arg(key).arg(image)).map(drop)
 }
 
-/// Formats with Inlock; `len` is the whole image's.
+/// Formats with Inlock. `len` is the length of the whole image.
 pub fn inlock_format(image: &Path, len: u64, key: &Path, args: &[&str]) -> Result<()> {
     sparse(image, len)?;
     text(inlock()?.args(["luksFormat", "-q"]).args(args).arg("--key-file").arg(key).arg(image)).map(drop)
 }
 
-/// `qemu-img create -f luks`; `len` is the payload's.
+/// Runs `qemu-img create -f luks`. `len` is the length of the payload.
 ///
-/// On fast machines its key derivation benchmark sometimes finds that no time went by and gives up; it is asked again,
-/// after pauses of different lengths, so that it does not always meet the clock's ticks in the same way.
+/// On fast machines its benchmark of the key derivation sometimes measures no elapsed time and fails. It is then
+/// retried after pauses of different lengths, so that it does not always start at the same distance from a clock tick.
 pub fn qemu_format(image: &Path, len: u64, key: &Path, options: &str) -> Result<()> {
     let mut last = String::new();
     for attempt in 0..100 {
@@ -64,13 +64,13 @@ pub fn qemu_format(image: &Path, len: u64, key: &Path, options: &str) -> Result<
     bail!("qemu-img create {options}: {last}")
 }
 
-/// Fills a byte range of a file with noise from a seed: ciphertext nobody wrote.
+/// Fills a byte range of a file with noise from a seed, which stands for ciphertext of unknown origin.
 pub fn fill_with_noise(image: &Path, offset: u64, len: u64, seed: u64) -> Result<()> {
     let file = File::options().write(true).open(image)?;
     Ok(file.write_all_at(&Random::new(seed).bytes(len as usize), offset)?)
 }
 
-/// The first difference of two byte strings as a short text; none when they are equal.
+/// Describes the first difference between two byte strings. `None`: they are equal.
 pub fn difference(ours: &[u8], theirs: &[u8]) -> Option<String> {
     if ours == theirs {
         return None;

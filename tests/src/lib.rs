@@ -1,8 +1,8 @@
-//! What the tests of the whole share: the release build of `inlock` and how to run it, images made by other people's tools,
-//! an independent decryptor, an NBD client that can also misbehave, and counts that the gate compares with floors.
+//! Shared code of the integration tests: the release build of `inlock` and how to run it, images made by other tools,
+//! an independent decryptor, an NBD client that can also misbehave, and counts that `./test.sh` compares with floors.
 //!
-//! The suites stand in `tests/tests`, one file for each promise. They drive real programs (cryptsetup, qemu-img, nbdkit,
-//! libnbd's tools, fio); a program that is missing is an error, never a silent pass.
+//! The suites are in `tests/tests`, one file for each guarantee. They run real programs (cryptsetup, qemu-img, nbdkit,
+//! libnbd's tools, fio). A missing program is an error, never a silent pass.
 
 pub mod image;
 pub mod lost_writes;
@@ -13,7 +13,7 @@ pub mod random;
 pub mod report;
 pub mod server;
 
-/// The README's program, so that it is compiled with the tests.
+/// The program of the README, compiled with the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;

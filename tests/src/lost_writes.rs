@@ -1,5 +1,5 @@
-//! Clients of a volume whose acknowledged writes the kernel has lost, or is about to: they ask for them in many ways, and say what
-//! succeeds that must not.
+//! Clients of a volume whose acknowledged writes the kernel has lost or is about to lose. They request durability in
+//! several ways; no such request may succeed.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -12,30 +12,30 @@ use anyhow::{Result, ensure};
 use crate::nbd::{Connection, Mode, command, flag};
 
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Bytes of a MiB.
+/// Bytes in a MiB.
 pub const MIB: usize = 1 << 20;
 const BLOCK: usize = 4096;
-/// In how many pieces the clients write.
+/// Number of pieces in which the clients write.
 const PIECES: usize = 8;
 const O_DSYNC: i32 = 0o10000;
 const O_DIRECT: i32 = 0o40000;
 
-/// What sees the error of the write-back first.
+/// The operation that meets the writeback error first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum First {
     /// A flush.
     Flush,
-    /// Two flushes of each client at a time.
-    FlushesAtOnce,
+    /// Two concurrent flushes of each client.
+    ConcurrentFlushes,
     /// A durable write whose own bytes are lost.
     DurableWrite,
-    /// A durable write whose own bytes may be safe, and a flush, of each client at a time.
-    DurableWriteBesideFlush,
-    /// The kernel, long before a flush.
+    /// A durable write whose own bytes may be safe, concurrent with a flush, of each client.
+    DurableWriteDuringFlush,
+    /// Writeback by the kernel, long before a flush.
     WriteBack,
-    /// The kernel, and then two flushes of each client at a time.
-    WriteBackThenFlushesAtOnce,
-    /// The kernel, and then a durable write whose own bytes may be safe.
+    /// Writeback by the kernel, then two concurrent flushes of each client.
+    WriteBackThenConcurrentFlushes,
+    /// Writeback by the kernel, then a durable write whose own bytes may be safe.
     WriteBackThenDurableWrite,
 }
 
@@ -43,33 +43,33 @@ impl First {
     /// All of them.
     pub const ALL: [Self; 7] = [
         Self::Flush,
-        Self::FlushesAtOnce,
+        Self::ConcurrentFlushes,
         Self::DurableWrite,
-        Self::DurableWriteBesideFlush,
+        Self::DurableWriteDuringFlush,
         Self::WriteBack,
-        Self::WriteBackThenFlushesAtOnce,
+        Self::WriteBackThenConcurrentFlushes,
         Self::WriteBackThenDurableWrite,
     ];
 
-    /// Whether the kernel writes back before a client asks.
+    /// Whether the kernel writes back before a client requests durability.
     fn begins_with_write_back(self) -> bool {
-        matches!(self, Self::WriteBack | Self::WriteBackThenFlushesAtOnce | Self::WriteBackThenDurableWrite)
+        matches!(self, Self::WriteBack | Self::WriteBackThenConcurrentFlushes | Self::WriteBackThenDurableWrite)
     }
 }
 
-/// What a client asks for while it asks for a flush.
+/// The request of a client that is concurrent with its flush.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Beside {
+enum Concurrent {
     Flush,
     DurableWrite,
 }
 
-/// Where durable writes go that are not among what was written.
+/// Positions of durable writes outside of the written data.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks {
-    /// To storage that loses them.
+    /// On storage that loses the writes.
     pub lost: u64,
-    /// To storage that keeps them, where there is some.
+    /// On storage that keeps the writes, if there is any.
     pub kept: u64,
 }
 
@@ -87,7 +87,7 @@ pub enum Client {
     },
 }
 
-/// Bytes that begin on a page.
+/// Page-aligned bytes.
 struct Aligned {
     bytes: Vec<u8>,
     start: usize,
@@ -111,14 +111,14 @@ impl Client {
         Ok(Self::Nbd(Box::new(Connection::open(socket, PATIENCE, Mode::Simple)?)))
     }
 
-    /// Opens a file, or a block device past the kernel's cache of it.
+    /// Opens a file, or a block device with direct I/O.
     pub fn of_file(path: &Path, is_direct: bool) -> Result<Self> {
         let direct = if is_direct { O_DIRECT } else { 0 };
         let open = |flags| File::options().read(true).write(true).custom_flags(flags).open(path);
         Ok(Self::File { file: open(direct)?, durable: open(direct | O_DSYNC)? })
     }
 
-    /// Writes; whether that succeeded.
+    /// Writes, and returns whether that succeeded.
     fn write(&mut self, offset: u64, len: usize, fill: u8) -> Result<bool> {
         let data = Aligned::new(len, fill);
         match self {
@@ -127,7 +127,7 @@ impl Client {
         }
     }
 
-    /// Writes a block durably; whether that succeeded.
+    /// Writes a block durably, and returns whether that succeeded.
     fn write_durably(&mut self, offset: u64) -> Result<bool> {
         let data = Aligned::new(BLOCK, 7);
         match self {
@@ -138,7 +138,7 @@ impl Client {
         }
     }
 
-    /// Flushes; whether that succeeded.
+    /// Flushes, and returns whether that succeeded.
     fn flush(&mut self) -> Result<bool> {
         match self {
             Self::Nbd(connection) => Ok(connection.call(0, command::FLUSH, 0, 0, &[])?.error == 0),
@@ -146,27 +146,27 @@ impl Client {
         }
     }
 
-    /// Flushes, and asks for something else at the same time; whether a flush succeeded.
-    fn flush_beside(&mut self, other: Beside, kept: u64) -> Result<bool> {
+    /// Flushes while another request is in flight, and returns whether a flush succeeded.
+    fn flush_with(&mut self, other: Concurrent, kept: u64) -> Result<bool> {
         let data = Aligned::new(BLOCK, 7);
         match self {
             Self::Nbd(connection) => {
                 let flush = connection.request(0, command::FLUSH, 0, 0)?;
-                if other == Beside::Flush {
+                if other == Concurrent::Flush {
                     connection.request(0, command::FLUSH, 0, 0)?;
                 } else {
                     connection.request(flag::FUA, command::WRITE, kept, BLOCK as u64)?;
                     connection.send(data.get())?;
                 }
                 let replies = [connection.reply(0)?, connection.reply(0)?];
-                Ok(replies.iter().any(|r| r.error == 0 && (r.cookie == flush || other == Beside::Flush)))
+                Ok(replies.iter().any(|r| r.error == 0 && (r.cookie == flush || other == Concurrent::Flush)))
             }
             Self::File { file, durable } => Ok(std::thread::scope(|scope| {
                 let flush = scope.spawn(|| file.sync_data().is_ok());
-                let succeeded = if other == Beside::Flush {
+                let succeeded = if other == Concurrent::Flush {
                     file.sync_data().is_ok()
                 } else {
-                    // That it succeeds says nothing of other writes.
+                    // Its success says nothing about other writes.
                     let _ = durable.write_all_at(data.get(), kept);
                     false
                 };
@@ -176,7 +176,7 @@ impl Client {
     }
 }
 
-/// Writes so many bytes of `fill` at the volume's start, each client some of them; all have to be acknowledged.
+/// Writes `len` bytes of `fill` at the start of the volume, a part from each client. All must be acknowledged.
 pub fn write(clients: &mut [Client], len: usize, fill: u8) -> Result<()> {
     let (count, piece) = (clients.len(), len / PIECES);
     for number in 0..PIECES {
@@ -186,20 +186,21 @@ pub fn write(clients: &mut [Client], len: usize, fill: u8) -> Result<()> {
     Ok(())
 }
 
-/// All clients flush at the same moment, and ask for something else; whether a flush of one succeeded.
-fn at_once(clients: &mut [Client], other: Beside, kept: u64) -> Result<bool> {
+/// Makes all clients flush at the same time, each with another request in flight. Returns whether a flush succeeded.
+fn flush_together(clients: &mut [Client], other: Concurrent, kept: u64) -> Result<bool> {
     let barrier = &Barrier::new(clients.len());
     std::thread::scope(|scope| {
         let begin = move |client: &mut Client| {
             barrier.wait();
-            client.flush_beside(other, kept)
+            client.flush_with(other, kept)
         };
         let threads: Vec<_> = clients.iter_mut().map(|client| scope.spawn(move || begin(client))).collect();
         threads.into_iter().try_fold(false, |any, thread| Ok(thread.join().expect("a client does not panic")? | any))
     })
 }
 
-/// Asks for what was written; what succeeded that must not where some of it is lost. `write_back` has the kernel write back.
+/// Requests durability of the written data, and returns the requests that succeeded although data were lost.
+/// `write_back` makes the kernel write back.
 pub fn ask(
     clients: &mut [Client],
     first: First,
@@ -217,14 +218,17 @@ pub fn ask(
     }
     match first {
         First::Flush | First::WriteBack => {}
-        First::FlushesAtOnce | First::WriteBackThenFlushesAtOnce => {
-            refused("one of the flushes at once", at_once(clients, Beside::Flush, blocks.kept)?);
+        First::ConcurrentFlushes | First::WriteBackThenConcurrentFlushes => {
+            refused("one of the concurrent flushes", flush_together(clients, Concurrent::Flush, blocks.kept)?);
         }
         First::DurableWrite => refused("a durable write of lost bytes", clients[0].write_durably(blocks.lost)?),
-        First::DurableWriteBesideFlush => {
-            refused("a flush beside a durable write", at_once(clients, Beside::DurableWrite, blocks.kept)?);
+        First::DurableWriteDuringFlush => {
+            refused(
+                "a flush concurrent with a durable write",
+                flush_together(clients, Concurrent::DurableWrite, blocks.kept)?,
+            );
         }
-        // That it succeeds says nothing of other writes.
+        // Its success says nothing about other writes.
         First::WriteBackThenDurableWrite => drop(clients[0].write_durably(blocks.kept)?),
     }
     for client in clients.iter_mut() {
@@ -237,7 +241,7 @@ pub fn ask(
     Ok(wrong)
 }
 
-/// Whether some of what was written is missing from what is found.
+/// Whether written data are missing from `found`.
 pub fn is_lost(found: &[u8], len: usize, fill: u8) -> Result<bool> {
     ensure!(found.len() == len, "{} bytes are found", found.len());
     Ok(found.iter().any(|byte| *byte != fill))

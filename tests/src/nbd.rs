@@ -1,7 +1,7 @@
-//! An NBD client for tests: well-behaved by its methods, and free to send anything byte by byte.
+//! An NBD client for tests: well-behaved by its methods, and free to send any bytes.
 //!
-//! Written from the protocol document alone; it shares no code with the server, so that both would have to be wrong in
-//! the same way for a test to pass wrongly. Every wait ends after `patience`, which only tells a hang from an answer.
+//! It is written from the protocol specification and shares no code with the server, so a misreading would have to
+//! occur twice to hide a bug. Every wait has a timeout, `patience`, which only tells a hang from a reply.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -33,13 +33,13 @@ pub mod magic {
 
 /// Option codes.
 pub mod option {
-    /// Enter transmission the old way.
+    /// Enter transmission with the old option.
     pub const EXPORT_NAME: u32 = 1;
-    /// End politely.
+    /// Close the session.
     pub const ABORT: u32 = 2;
-    /// Name the exports.
+    /// List the exports.
     pub const LIST: u32 = 3;
-    /// Begin TLS.
+    /// Start TLS.
     pub const STARTTLS: u32 = 5;
     /// Describe an export.
     pub const INFO: u32 = 6;
@@ -55,17 +55,17 @@ pub mod option {
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
-/// Kinds of replies to options; those from `ERR_UNSUP` on are errors.
+/// Types of option replies; those from `ERR_UNSUP` on are errors.
 pub mod option_reply {
     /// Done.
     pub const ACK: u32 = 1;
-    /// One export of a list.
+    /// One export of the list.
     pub const SERVER: u32 = 2;
     /// One piece of information.
     pub const INFO: u32 = 3;
     /// One metadata context.
     pub const META_CONTEXT: u32 = 4;
-    /// The bit all errors have.
+    /// The bit of all errors.
     pub const ERROR: u32 = 1 << 31;
     /// Unknown option.
     pub const ERR_UNSUP: u32 = ERROR | 1;
@@ -75,9 +75,9 @@ pub mod option_reply {
     pub const ERR_INVALID: u32 = ERROR | 3;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = ERROR | 6;
-    /// Too much data.
+    /// Data too long.
     pub const ERR_TOO_BIG: u32 = ERROR | 9;
-    /// Extended headers are in force.
+    /// Extended headers are negotiated.
     pub const ERR_EXT_HEADER_REQD: u32 = ERROR | 10;
 }
 
@@ -111,13 +111,13 @@ pub mod flag {
     pub const DF: u16 = 4;
     /// One extent is enough.
     pub const REQ_ONE: u16 = 8;
-    /// Fail when zeroing is slow.
+    /// Fail if zeroing is slow.
     pub const FAST_ZERO: u16 = 16;
     /// The length is that of a payload (extended headers).
     pub const PAYLOAD_LEN: u16 = 32;
 }
 
-/// Error numbers of the wire.
+/// Error numbers of the protocol.
 pub mod errno {
     /// Read-only.
     pub const PERM: u32 = 1;
@@ -133,7 +133,7 @@ pub mod errno {
     pub const NOTSUP: u32 = 95;
 }
 
-/// How requests and replies look after the handshake.
+/// Headers of requests and replies after the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Compact requests, simple replies.
@@ -147,7 +147,7 @@ pub enum Mode {
 /// A reply to an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptionReply {
-    /// The option it answers.
+    /// The option that it replies to.
     pub option: u32,
     /// One of [`option_reply`].
     pub kind: u32,
@@ -155,10 +155,10 @@ pub struct OptionReply {
     pub data: Vec<u8>,
 }
 
-/// A whole reply to a request, its chunks put together.
+/// A complete reply to a request, its chunks joined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
-    /// Whose reply it is.
+    /// Cookie of the request.
     pub cookie: u64,
     /// 0, or one of [`errno`].
     pub error: u32,
@@ -168,23 +168,23 @@ pub struct Reply {
     pub extents: Vec<(u64, u64)>,
 }
 
-/// Message of the server in transmission: a simple reply's header, or a chunk of another reply.
+/// A message of the server in transmission: the header of a simple reply, or a chunk of another reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The data of a read that succeeded follows.
     Simple {
-        /// Whose reply it is.
+        /// Cookie of the request.
         cookie: u64,
         /// 0, or one of [`errno`].
         error: u32,
     },
     /// A chunk of a structured or extended reply.
     Chunk {
-        /// Whose reply it is.
+        /// Cookie of the request.
         cookie: u64,
         /// The offset that an extended reply repeats.
         offset: Option<u64>,
-        /// No other chunk of the reply follows.
+        /// Whether it is the last chunk of the reply.
         is_last: bool,
         /// Its content.
         content: Content,
@@ -211,24 +211,24 @@ pub enum Content {
 pub struct Connection {
     /// The socket, for tests that need more than the methods.
     pub stream: UnixStream,
-    /// How replies are read.
+    /// Headers of requests and replies.
     pub mode: Mode,
     /// The export's size, once known.
     pub size: u64,
     /// The export's transmission flags, once known.
     pub flags: u16,
     next_cookie: u64,
-    /// Replies whose last chunk has not come yet, by cookie: chunks of several replies may be mixed.
+    /// Replies without their last chunk, by cookie: chunks of several replies may be mixed.
     unfinished: BTreeMap<u64, (Reply, Pieces)>,
 }
 
-/// The cookie of a connection's first request: all of its halves count, and their order.
+/// Cookie of the first request of a connection. Its value shows lost halves and swapped bytes.
 pub const FIRST_COOKIE: u64 = 0x1122_3344_0000_0000;
 
-/// Data of a read's chunks, by offset.
+/// Data of the chunks of a read, by offset.
 type Pieces = BTreeMap<u64, Vec<u8>>;
 
-/// The bytes of an option with its header.
+/// Returns an option with its header.
 pub fn option_bytes(code: u32, data: &[u8]) -> Vec<u8> {
     let mut out = magic::OPTION.to_be_bytes().to_vec();
     out.extend(code.to_be_bytes());
@@ -237,7 +237,7 @@ pub fn option_bytes(code: u32, data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The data of INFO and GO: a name, then the wanted pieces of information.
+/// Returns the data of INFO and GO: a name, then the requested information types.
 pub fn go_data(name: &[u8], wanted: &[u16]) -> Vec<u8> {
     let mut out = (name.len() as u32).to_be_bytes().to_vec();
     out.extend(name);
@@ -246,7 +246,7 @@ pub fn go_data(name: &[u8], wanted: &[u16]) -> Vec<u8> {
     out
 }
 
-/// The data of LIST_META_CONTEXT and SET_META_CONTEXT.
+/// Returns the data of LIST_META_CONTEXT and SET_META_CONTEXT.
 pub fn meta_data(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
     let mut out = (name.len() as u32).to_be_bytes().to_vec();
     out.extend(name);
@@ -258,7 +258,7 @@ pub fn meta_data(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// The header of a request in a mode.
+/// Returns the header of a request in a mode.
 pub fn request_bytes(mode: Mode, flags: u16, command: u16, cookie: u64, offset: u64, len: u64) -> Vec<u8> {
     let start = if mode == Mode::Extended { magic::EXTENDED_REQUEST } else { magic::REQUEST };
     let mut out = start.to_be_bytes().to_vec();
@@ -275,7 +275,7 @@ pub fn request_bytes(mode: Mode, flags: u16, command: u16, cookie: u64, offset: 
 }
 
 impl Connection {
-    /// Connects and does nothing else.
+    /// Connects, and sends nothing.
     pub fn dial(socket: &Path, patience: Duration) -> Result<Self> {
         let stream = UnixStream::connect(socket).context("cannot connect")?;
         stream.set_read_timeout(Some(patience))?;
@@ -290,7 +290,7 @@ impl Connection {
         })
     }
 
-    /// Connects, reads the greeting, answers with the usual client flags.
+    /// Connects, receives the greeting and replies with the usual client flags.
     pub fn haggle(socket: &Path, patience: Duration) -> Result<Self> {
         let mut connection = Self::dial(socket, patience)?;
         let flags = connection.greeting()?;
@@ -299,7 +299,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Connects and enters transmission of the default export in a mode, without metadata contexts.
+    /// Connects, and enters transmission of the default export in a mode, without metadata contexts.
     pub fn open(socket: &Path, patience: Duration, mode: Mode) -> Result<Self> {
         let mut connection = Self::haggle(socket, patience)?;
         connection.negotiate(mode)?;
@@ -307,7 +307,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Asks for structured replies or extended headers.
+    /// Requests structured replies or extended headers.
     pub fn negotiate(&mut self, mode: Mode) -> Result<()> {
         let code = match mode {
             Mode::Simple => return Ok(()),
@@ -320,20 +320,20 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads the greeting and gives the handshake flags.
+    /// Receives the greeting and returns the handshake flags.
     pub fn greeting(&mut self) -> Result<u16> {
         let bytes = self.receive(18)?;
         ensure!(be64(&bytes[..8]) == magic::SERVER && be64(&bytes[8..16]) == magic::OPTION, "greeting: {bytes:x?}");
         Ok(be16(&bytes[16..]))
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes unchanged.
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
         self.stream.write_all(bytes).context("cannot send")
     }
 
-    /// Sends bytes as they are, each wait at most as long as the patience; ends early, without an error, as soon as
-    /// `stop` says so.
+    /// Sends bytes unchanged, each wait with the timeout. Returns early, without an error, as soon as `stop` returns
+    /// true.
     pub fn send_until(&mut self, mut bytes: &[u8], stop: impl Fn() -> bool) -> Result<()> {
         while !bytes.is_empty() && !stop() {
             match self.stream.write(bytes) {
@@ -345,26 +345,26 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits so long from now on.
+    /// Sets the timeout.
     pub fn set_patience(&mut self, patience: Duration) -> Result<()> {
         self.stream.set_read_timeout(Some(patience))?;
         Ok(self.stream.set_write_timeout(Some(patience))?)
     }
 
-    /// Takes what is there, looks at none of it, and gives the number of bytes; 0: the server has closed.
+    /// Receives and drops what has arrived, and returns the number of bytes; 0: the server has closed the connection.
     pub fn discard(&mut self) -> std::io::Result<usize> {
         let mut bytes = [0; 1 << 16];
         self.stream.read(&mut bytes)
     }
 
-    /// Reads exactly so many bytes.
+    /// Receives exactly `len` bytes.
     pub fn receive(&mut self, len: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len];
         self.stream.read_exact(&mut bytes).context("cannot receive")?;
         Ok(bytes)
     }
 
-    /// Reads and drops everything until the server closes. An error if it does not.
+    /// Receives and drops all data until the server closes the connection. Fails if it does not.
     pub fn expect_closed(&mut self) -> Result<u64> {
         let mut buffer = vec![0; 1 << 16];
         let mut dropped = 0;
@@ -380,12 +380,12 @@ impl Connection {
         }
     }
 
-    /// Says that nothing more will be sent; replies can still be read.
+    /// Shuts down the sending side; replies can still be received.
     pub fn finish_sending(&mut self) -> Result<()> {
         Ok(self.stream.shutdown(std::net::Shutdown::Write)?)
     }
 
-    /// A second handle of the same connection, for a thread of its own.
+    /// Returns a second handle of the connection, for another thread.
     pub fn split(&self) -> Result<Self> {
         let stream = self.stream.try_clone()?;
         Ok(Self {
@@ -398,7 +398,7 @@ impl Connection {
         })
     }
 
-    /// Sends an option and reads one reply.
+    /// Sends an option and receives one reply.
     pub fn ask(&mut self, code: u32, data: &[u8]) -> Result<OptionReply> {
         self.send(&option_bytes(code, data))?;
         let reply = self.option_reply()?;
@@ -406,7 +406,7 @@ impl Connection {
         Ok(reply)
     }
 
-    /// Reads one reply to an option.
+    /// Receives one reply to an option.
     pub fn option_reply(&mut self) -> Result<OptionReply> {
         let head = self.receive(20)?;
         ensure!(be64(&head[..8]) == magic::OPTION_REPLY, "option reply: {head:x?}");
@@ -415,7 +415,7 @@ impl Connection {
         Ok(OptionReply { option: be32(&head[8..12]), kind: be32(&head[12..16]), data: self.receive(len as usize)? })
     }
 
-    /// Reads replies up to the one that ends the option, and gives all of them.
+    /// Receives replies up to the one that ends the option, and returns all of them.
     pub fn option_replies(&mut self) -> Result<Vec<OptionReply>> {
         let mut replies = Vec::new();
         loop {
@@ -445,14 +445,14 @@ impl Connection {
         bail!("GO got no answer")
     }
 
-    /// Sends a request's header and gives its cookie.
+    /// Sends the header of a request and returns its cookie.
     pub fn request(&mut self, flags: u16, command: u16, offset: u64, len: u64) -> Result<u64> {
         let (cookie, header) = self.header(flags, command, offset, len);
         self.send(&header)?;
         Ok(cookie)
     }
 
-    /// Sends a request and reads its reply, which has to be the next one.
+    /// Sends a request and receives its reply, which must be the next one.
     pub fn call(&mut self, flags: u16, command: u16, offset: u64, len: u64, payload: &[u8]) -> Result<Reply> {
         let cookie = self.request(flags, command, offset, len)?;
         self.send(payload)?;
@@ -461,7 +461,7 @@ impl Connection {
         Ok(reply)
     }
 
-    /// Reads a range; a refusal is an error.
+    /// Reads a range. Fails if the server replies with an error.
     pub fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>> {
         let reply = self.call(0, command::READ, offset, len as u64, &[])?;
         ensure!(reply.error == 0, "read {len} at {offset}: error {}", reply.error);
@@ -469,35 +469,35 @@ impl Connection {
         Ok(reply.data)
     }
 
-    /// Writes a range; a refusal is an error.
+    /// Writes a range. Fails if the server replies with an error.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         let reply = self.call(0, command::WRITE, offset, data.len() as u64, data)?;
         ensure!(reply.error == 0, "write {} at {offset}: error {}", data.len(), reply.error);
         Ok(())
     }
 
-    /// Flushes; a refusal is an error.
+    /// Flushes. Fails if the server replies with an error.
     pub fn flush(&mut self) -> Result<()> {
         let reply = self.call(0, command::FLUSH, 0, 0, &[])?;
         ensure!(reply.error == 0, "flush: error {}", reply.error);
         Ok(())
     }
 
-    /// Says good-bye and waits until the server has closed.
+    /// Sends DISC, and waits until the server has closed the connection.
     pub fn disconnect(mut self) -> Result<()> {
         self.request(0, command::DISC, 0, 0)?;
         self.expect_closed().map(drop)
     }
 
-    /// Gives a cookie and the header of a request with it, for the caller to send.
+    /// Returns a new cookie and the header of a request with it, for the caller to send.
     pub fn header(&mut self, flags: u16, command: u16, offset: u64, len: u64) -> (u64, Vec<u8>) {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
         (cookie, request_bytes(self.mode, flags, command, cookie, offset, len))
     }
 
-    /// Reads until some reply is whole. `read_len` is what a reply to a read carries. Pieces of a structured reply to a
-    /// read are put together in the order of their offsets.
+    /// Receives until a reply is complete. `read_len` is the length of the data in a reply to a read. Chunks of a
+    /// structured reply to a read are joined in the order of their offsets.
     pub fn reply(&mut self, read_len: usize) -> Result<Reply> {
         loop {
             let (cookie, is_last, content) = match self.message()? {
@@ -534,7 +534,7 @@ impl Connection {
         }
     }
 
-    /// Reads a simple reply's header or one chunk, which has to be as the protocol says.
+    /// Receives the header of a simple reply, or one chunk, and checks it against the protocol.
     pub fn message(&mut self) -> Result<Message> {
         let magic = be32(&self.receive(4)?);
         if magic == magic::SIMPLE_REPLY {
@@ -596,7 +596,7 @@ fn chunk_content(kind: u16, data: Vec<u8>, extended: bool) -> Result<Content> {
     })
 }
 
-/// The pieces of a read in order; they have to join without a gap and give the whole length.
+/// Joins the pieces of a read in order. They must leave no gap and have the total length.
 fn joined(pieces: Pieces, len: usize) -> Result<Vec<u8>> {
     let first = pieces.keys().next().copied().unwrap_or(0);
     let mut out = Vec::with_capacity(len);
@@ -608,17 +608,17 @@ fn joined(pieces: Pieces, len: usize) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The first two bytes, big-endian.
+/// Decodes the first two bytes, big-endian.
 pub fn be16(bytes: &[u8]) -> u16 {
     u16::from_be_bytes([bytes[0], bytes[1]])
 }
 
-/// The first four bytes, big-endian.
+/// Decodes the first four bytes, big-endian.
 pub fn be32(bytes: &[u8]) -> u32 {
     u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// The first eight bytes, big-endian.
+/// Decodes the first eight bytes, big-endian.
 pub fn be64(bytes: &[u8]) -> u64 {
     (u64::from(be32(bytes)) << 32) | u64::from(be32(&bytes[4..]))
 }

@@ -1,4 +1,4 @@
-//! Running programs, and finding the release build of `inlock`.
+//! Running programs, and locating the release build of `inlock`.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -8,16 +8,16 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
 
-/// The interpreter that Debian's Python modules (nbd, cryptography) belong to; another may come first on the path.
+/// The interpreter with Debian's Python modules (nbd, cryptography). Another one may come first on the path.
 pub const PYTHON: &str = "/usr/bin/python3";
 
-/// The folder of the workspace.
+/// Returns the directory of the workspace.
 pub fn root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.parent().map_or(here.clone(), Path::to_path_buf)
 }
 
-/// The release build of `inlock`: the one named by INLOCK_BIN, else built once by the first test that asks.
+/// Returns the release build of `inlock`: the one that INLOCK_BIN names, or else one that the first test builds.
 pub fn inlock_path() -> Result<PathBuf> {
     static BUILT: OnceLock<std::result::Result<PathBuf, String>> = OnceLock::new();
     BUILT.get_or_init(|| build().map_err(|e| format!("{e:#}"))).clone().map_err(anyhow::Error::msg)
@@ -39,32 +39,32 @@ fn build() -> Result<PathBuf> {
     Ok(root().join(target).join("release/inlock"))
 }
 
-/// An `inlock` command to add arguments to.
+/// Returns an `inlock` command without arguments.
 pub fn inlock() -> Result<Command> {
     Ok(program(inlock_path()?))
 }
 
-/// Any program that ends by itself, with nothing on standard input and messages in English. One that hangs is ended after
-/// five minutes, so that a server's hang fails a test and does not hold it.
+/// Returns a program that exits by itself, with empty standard input and messages in English. It is killed after five
+/// minutes, so that a hang fails one test and does not block the run.
 pub fn program(name: impl AsRef<OsStr>) -> Command {
     let mut command = bare("timeout");
     command.args(["--kill-after=5", "300"]).arg(name);
     command
 }
 
-/// A program that runs until it is told to end, as its own process.
+/// Returns a program that runs until it is stopped.
 pub fn bare(name: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(name);
     command.stdin(Stdio::null()).env("LC_ALL", "C").env_remove("RUST_BACKTRACE");
     command
 }
 
-/// Runs to the end, whatever the status.
+/// Runs a program, with any exit status.
 pub fn output(command: &mut Command) -> Result<Output> {
     command.output().with_context(|| format!("cannot run {:?}", command.get_program()))
 }
 
-/// Runs to the end and gives standard output as text; a status other than 0 is an error that shows everything.
+/// Runs a program and returns its standard output as text. Fails with all output on any status except 0.
 pub fn text(command: &mut Command) -> Result<String> {
     let output = output(command)?;
     if !output.status.success() {
@@ -73,7 +73,7 @@ pub fn text(command: &mut Command) -> Result<String> {
     Ok(lossy(&output.stdout))
 }
 
-/// As [`text`], with bytes written to standard input.
+/// Like [`text`], with `input` on standard input.
 pub fn text_with_input(command: &mut Command, input: &[u8]) -> Result<String> {
     let output = output_with_input(command, input)?;
     if !output.status.success() {
@@ -82,19 +82,19 @@ pub fn text_with_input(command: &mut Command, input: &[u8]) -> Result<String> {
     Ok(lossy(&output.stdout))
 }
 
-/// As [`output`], with bytes written to standard input.
+/// Like [`output`], with `input` on standard input.
 pub fn output_with_input(command: &mut Command, input: &[u8]) -> Result<Output> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("cannot run {:?}", command.get_program()))?;
     let mut stdin = child.stdin.take().context("the child has no standard input")?;
     std::thread::scope(|scope| {
-        // A program that does not read all of it is free to.
+        // A program may exit without reading all of it.
         scope.spawn(move || drop(stdin.write_all(input)));
         child.wait_with_output().context("cannot wait for the child")
     })
 }
 
-/// Bytes as text, for messages.
+/// Converts bytes to text, for messages.
 pub fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

@@ -1,16 +1,16 @@
-//! Counts and skips, printed one a line where the gate finds them.
+//! Counts and skips, printed one a line for `./test.sh`.
 //!
-//! `./test.sh` adds the counts of one name together and compares the sum with the floor recorded for it, so that a suite
-//! that silently does less fails; a skip that is not on the list of expected ones fails too.
+//! `./test.sh` sums the counts of each name and compares the sum with its floor in `tests/floors.txt`, so that a suite
+//! that silently does less fails. A skip that is not listed in `tests/expected-skips.txt` fails, too.
 
 use std::fmt::Display;
 
-/// States how much of something a test has done.
+/// Prints a count of what a test has done.
 pub fn count(name: &str, number: impl Display) {
     println!("COUNT {name} {number}");
 }
 
-/// States that something was left out, and why.
+/// Prints that a part was skipped, with the reason.
 pub fn skipped(why: impl Display) {
     println!("SKIPPED: {why}");
 }

@@ -1,4 +1,4 @@
-//! A running `inlock serve` (or another NBD server to compare with), ended when dropped.
+//! A running `inlock serve`, or another NBD server to compare with, stopped when dropped.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::process;
 
-/// How long a server may take to come up or to go down before the test calls it hung.
+/// Timeout for a server to start or to exit.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A server process that listens on a unix socket.
@@ -22,7 +22,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// `inlock serve SOURCE --key-file KEY --nbd unix:DIR/NAME.sock` and further arguments.
+    /// Starts `inlock serve SOURCE --key-file KEY --nbd unix:DIR/NAME.sock` with further arguments.
     pub fn inlock(dir: &Path, name: &str, source: &Path, key: Option<&Path>, more: &[&str]) -> Result<Self> {
         let socket = dir.join(format!("{name}.sock"));
         let mut command = process::bare(process::inlock_path()?);
@@ -33,7 +33,7 @@ impl Server {
         Self::start(command, socket)
     }
 
-    /// Any server command that will listen on `socket`.
+    /// Starts a server command that will listen on `socket`.
     pub fn start(mut command: Command, socket: PathBuf) -> Result<Self> {
         let log = socket.with_extension("log");
         let file = File::create(&log)?;
@@ -53,32 +53,32 @@ impl Server {
         Ok(server)
     }
 
-    /// The unix socket.
+    /// Returns the path of the unix socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The URI that NBD tools take.
+    /// Returns the URI for NBD tools.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
 
-    /// The process.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it printed so far.
+    /// Returns its output so far.
     pub fn log_text(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has exited.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
-    /// A field of /proc/PID/status in KiB (VmRSS, VmHWM), or a plain number (Threads).
+    /// Returns a field of /proc/PID/status in KiB (VmRSS, VmHWM), or a plain number (Threads).
     pub fn status_field(&self, field: &str) -> Result<u64> {
         let text = fs::read_to_string(format!("/proc/{}/status", self.pid())).context("the server is gone")?;
         let line = text.lines().find(|l| l.split(':').next() == Some(field));
@@ -86,7 +86,7 @@ impl Server {
         value.parse().with_context(|| format!("{field} is no number: {value}"))
     }
 
-    /// How many file descriptors it holds.
+    /// Returns the number of its file descriptors.
     pub fn descriptors(&self) -> Result<usize> {
         Ok(fs::read_dir(format!("/proc/{}/fd", self.pid()))?.count())
     }
@@ -96,7 +96,7 @@ impl Server {
         process::text(process::program("kill").args([&format!("-{name}"), &self.pid().to_string()])).map(drop)
     }
 
-    /// Waits until it ends; a server that does not is an error.
+    /// Waits until it exits. Fails if it does not.
     pub fn wait(&mut self) -> Result<ExitStatus> {
         let started = Instant::now();
         loop {
@@ -110,7 +110,7 @@ impl Server {
         }
     }
 
-    /// SIGTERM, and waits for the end.
+    /// Sends SIGTERM, and waits until it exits.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         self.signal("TERM")?;
         self.wait()
@@ -119,7 +119,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Nothing to do about a server that is gone already.
+        // Fails if the server has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! How `inlock` ends: exit statuses and messages for bad input, signals under load, captive commands.
+//! How `inlock` exits: statuses and messages for bad input, signals under load, captive commands.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,11 +33,11 @@ fn luks2() -> Result<Made> {
     Ok(Made { dir, image, key })
 }
 
-/// A bad call: what it is, its words (IMAGE, KEY and the like stand for paths), the status, a part of the message.
+/// A wrong command line: description, words (IMAGE, KEY and so on stand for paths), exit status, part of the message.
 struct Row(&'static str, &'static str, i32, &'static str);
 
 const BAD_CALLS: &[Row] = &[
-    Row("no words at all", "", 1, "Argument <action> missing."),
+    Row("no arguments", "", 1, "Argument <action> missing."),
     Row("an unknown action", "frobnicate IMAGE", 1, "Unknown action 'frobnicate'."),
     Row("an unknown option", "serve IMAGE --sideways", 1, "--sideways: unknown option"),
     Row(
@@ -46,32 +46,27 @@ const BAD_CALLS: &[Row] = &[
         1,
         "Option --pbkdf is not allowed with isLuks action.",
     ),
-    Row("too few words", "export IMAGE", 1, "export: requires <image> <output file or -> as arguments"),
-    Row("a directory that is not given", "mount IMAGE", 1, "mount: requires <source> <directory> as arguments"),
-    Row("too many words", "luksUUID IMAGE IMAGE", 1, "luksUUID: unexpected argument"),
-    Row("a number that is none", "luksFormat -q IMAGE --key-file KEY --iter-time soon", 1, "invalid value 'soon'"),
-    Row("a range that is none", "export IMAGE OUT --key-file KEY --range twelve", 1, "invalid value 'twelve'"),
+    Row("too few arguments", "export IMAGE", 1, "export: requires <image> <output file or -> as arguments"),
+    Row("a missing directory", "mount IMAGE", 1, "mount: requires <source> <directory> as arguments"),
+    Row("too many arguments", "luksUUID IMAGE IMAGE", 1, "luksUUID: unexpected argument"),
+    Row("an invalid number", "luksFormat -q IMAGE --key-file KEY --iter-time soon", 1, "invalid value 'soon'"),
+    Row("an invalid range", "export IMAGE OUT --key-file KEY --range twelve", 1, "invalid value 'twelve'"),
     Row(
         "a range past the end",
         "export IMAGE OUT --key-file KEY --range 0:99999999999",
         1,
-        "The range does not lie within the volume, which has 8388608 bytes.",
+        "The range exceeds the volume, which has 8388608 bytes.",
     ),
+    Row("an invalid address", "serve IMAGE --key-file KEY --nbd pigeon:loft", 1, "neither unix:PATH nor tcp:HOST:PORT"),
     Row(
-        "an address that is none",
-        "serve IMAGE --key-file KEY --nbd pigeon:loft",
-        1,
-        "neither unix:PATH nor tcp:HOST:PORT",
-    ),
-    Row(
-        "a way of I/O that is none",
+        "an unknown I/O engine",
         "serve IMAGE --key-file KEY --nbd unix:SOCKET --io magic",
         1,
         "one of auto, uring, sync",
     ),
     Row("a public address without TLS", "serve IMAGE --key-file KEY --nbd tcp:0.0.0.0:0", 1, "--insecure"),
     Row("an address of this machine without TLS", "serve IMAGE --key-file KEY --nbd tcp:localhost:0", 1, "--insecure"),
-    Row("nowhere to serve", "serve IMAGE --key-file KEY", 1, "Option --nbd or --run is required"),
+    Row("no address to serve on", "serve IMAGE --key-file KEY", 1, "Option --nbd or --run is required"),
     Row(
         "a wrong passphrase",
         "serve IMAGE --key-file WRONG --nbd unix:SOCKET",
@@ -91,13 +86,13 @@ const BAD_CALLS: &[Row] = &[
         "No key available with this passphrase.",
     ),
     Row("an empty key file", "export IMAGE OUT --key-file EMPTY", 2, "No key available with this passphrase."),
-    Row("a key slot that is not active", "export IMAGE OUT --key-file KEY --key-slot 3", 1, "Keyslot 3 is not active"),
-    Row("a key file that is missing", "export IMAGE OUT --key-file MISSING", 1, "Failed to open key file"),
-    Row("an image that is missing", "serve MISSING --key-file KEY --nbd unix:SOCKET", 4, "does not exist"),
-    Row("an image that is missing, for luksDump", "luksDump MISSING", 4, "does not exist"),
-    Row("an image that is missing, for luksFormat", "luksFormat -q MISSING --key-file KEY", 4, "does not exist"),
-    Row("an image that is a folder", "luksDump FOLDER", 4, "is neither a regular file nor a block device."),
-    Row("a header that is missing", "export IMAGE OUT --key-file KEY --header MISSING", 4, "does not exist"),
+    Row("an inactive keyslot", "export IMAGE OUT --key-file KEY --key-slot 3", 1, "Keyslot 3 is not active"),
+    Row("a missing key file", "export IMAGE OUT --key-file MISSING", 1, "Failed to open key file"),
+    Row("a missing image", "serve MISSING --key-file KEY --nbd unix:SOCKET", 4, "does not exist"),
+    Row("a missing image for luksDump", "luksDump MISSING", 4, "does not exist"),
+    Row("a missing image for luksFormat", "luksFormat -q MISSING --key-file KEY", 4, "does not exist"),
+    Row("a directory as image", "luksDump DIRECTORY", 4, "is neither a regular file nor a block device."),
+    Row("a missing header", "export IMAGE OUT --key-file KEY --header MISSING", 4, "does not exist"),
     Row("an image without LUKS", "serve RAW --key-file KEY --nbd unix:SOCKET", 1, "is not a valid LUKS device."),
     Row("an image without LUKS, for luksDump", "luksDump RAW", 1, "is not a valid LUKS device."),
     Row("an image without LUKS, for luksUUID", "luksUUID RAW", 1, "is not a valid LUKS device."),
@@ -112,26 +107,26 @@ const BAD_CALLS: &[Row] = &[
     Row("an unknown requirement", "serve REQUIRES --key-file KEY --nbd unix:SOCKET", 1, "telepathy"),
     Row("an image too small for a header", "luksFormat -q SMALL --key-file KEY", 1, "is too small"),
     Row(
-        "a cipher nobody knows",
+        "an unknown cipher",
         "luksFormat -q OTHER --key-file KEY --cipher rot13-ecb-null",
         1,
         "unsupported cipher 'rot13'",
     ),
-    Row("a key size XTS does not have", "luksFormat -q OTHER --key-file KEY --key-size 300", 1, "Key size must be"),
+    Row("an unsupported key size", "luksFormat -q OTHER --key-file KEY --key-size 300", 1, "Key size must be"),
     Row(
-        "a data unit LUKS does not have",
+        "an unsupported sector size",
         "luksFormat -q OTHER --key-file KEY --sector-size 8192",
         1,
         "Unsupported encryption sector size",
     ),
     Row(
-        "a data unit that is no power of two",
+        "a sector size that is not a power of two",
         "luksFormat -q OTHER --key-file KEY --sector-size 1000",
         1,
         "Unsupported encryption sector size",
     ),
-    Row("a hash nobody knows", "luksFormat -q OTHER --key-file KEY --hash md99", 1, "Hash 'md99' is not available."),
-    Row("a UUID that is none", "luksFormat -q OTHER --key-file KEY --uuid 1234", 1, "Option --uuid: not a UUID."),
+    Row("an unknown hash", "luksFormat -q OTHER --key-file KEY --hash md99", 1, "Hash 'md99' is not available."),
+    Row("an invalid UUID", "luksFormat -q OTHER --key-file KEY --uuid 1234", 1, "Option --uuid: not a UUID."),
     Row(
         "a label that is too long",
         "luksFormat -q OTHER --key-file KEY --label LONG",
@@ -160,17 +155,17 @@ const BAD_CALLS: &[Row] = &[
         "too much Argon2 memory",
         "luksFormat -q OTHER --key-file KEY --pbkdf-memory 99999999",
         1,
-        "99999999 is over the limit of",
+        "99999999 exceeds the limit of",
     ),
     Row(
-        "a type nobody knows",
+        "an unknown type",
         "luksFormat -q OTHER --type luks9 --key-file KEY",
         1,
         "Unrecognized metadata device type luks9.",
     ),
 ];
 
-/// The same volume, with its header changed by a function and its checksum made good by cryptsetup's own rules.
+/// Creates the inputs: the volume, and copies of it with changed headers and valid checksums.
 fn make_inputs(made: &Made) -> Result<BTreeMap<&'static str, PathBuf>> {
     let at = |name: &str| made.dir.path().join(name);
     let whole = fs::read(&made.image)?;
@@ -186,7 +181,7 @@ fn make_inputs(made: &Made) -> Result<BTreeMap<&'static str, PathBuf>> {
     }
     fs::write(at("broken.img"), &broken)?;
     fs::write(at("requires.img"), with_unknown_requirement(&whole)?)?;
-    fs::create_dir(at("folder"))?;
+    fs::create_dir(at("directory"))?;
     let names = [
         ("RAW", "raw.img"),
         ("SMALL", "small.img"),
@@ -196,7 +191,7 @@ fn make_inputs(made: &Made) -> Result<BTreeMap<&'static str, PathBuf>> {
         ("SHORT", "short.img"),
         ("BROKEN", "broken.img"),
         ("REQUIRES", "requires.img"),
-        ("FOLDER", "folder"),
+        ("DIRECTORY", "directory"),
         ("MISSING", "missing"),
         ("SOCKET", "socket"),
         ("OUT", "out.img"),
@@ -208,7 +203,7 @@ fn make_inputs(made: &Made) -> Result<BTreeMap<&'static str, PathBuf>> {
     Ok(paths)
 }
 
-/// Both copies of the metadata with a mandatory requirement nobody knows, and right checksums.
+/// Adds an unknown mandatory requirement to both copies of the metadata, with valid checksums.
 fn with_unknown_requirement(whole: &[u8]) -> Result<Vec<u8>> {
     let mut image = whole.to_vec();
     for copy in [0usize, 16 << 10] {
@@ -245,13 +240,13 @@ fn call(words: &str, paths: &BTreeMap<&str, PathBuf>) -> Result<Output> {
 }
 
 #[test]
-fn bad_input_ends_with_the_right_status_and_a_reason() -> Result<()> {
+fn bad_input_has_exit_status_and_reason() -> Result<()> {
     let made = luks2()?;
     let paths = make_inputs(&made)?;
     let before = fs::read(&made.image)?;
     let mut failures = Vec::new();
     for Row(what, words, status, message) in BAD_CALLS {
-        // What every message has, and what is only an echo of the call, tells no failure from another one.
+        // A message must differ from the common hint and from an echo of the command line.
         let vague = "inlock: hint: run `inlock --help` to list actions and options".contains(message)
             || words.contains(message);
         ensure!(!vague, "{what}: any message would do");
@@ -272,7 +267,7 @@ fn bad_input_ends_with_the_right_status_and_a_reason() -> Result<()> {
 }
 
 #[test]
-fn is_luks_is_silent_and_says_it_by_its_status() -> Result<()> {
+fn is_luks_is_silent_and_returns_status() -> Result<()> {
     let made = luks2()?;
     let paths = make_inputs(&made)?;
     for (words, status) in [
@@ -290,7 +285,7 @@ fn is_luks_is_silent_and_says_it_by_its_status() -> Result<()> {
 }
 
 #[test]
-fn a_passphrase_comes_from_standard_input_without_its_newline() -> Result<()> {
+fn passphrase_on_stdin_ends_before_newline() -> Result<()> {
     let made = luks2()?;
     let out = made.dir.path().join("out");
     for (args, input, status) in [
@@ -315,7 +310,7 @@ fn a_passphrase_comes_from_standard_input_without_its_newline() -> Result<()> {
 }
 
 #[test]
-fn a_volume_in_use_is_busy() -> Result<()> {
+fn volume_in_use_is_busy() -> Result<()> {
     let made = luks2()?;
     let mut server = Server::inlock(made.dir.path(), "first", &made.image, Some(&made.key), &[])?;
     let second = made.dir.path().join("second.sock");
@@ -340,7 +335,7 @@ fn a_volume_in_use_is_busy() -> Result<()> {
 }
 
 #[test]
-fn a_captive_command_gets_the_uri_and_gives_its_status() -> Result<()> {
+fn captive_command_gets_uri_and_returns_status() -> Result<()> {
     let made = luks2()?;
     let run = |command: &str, more: &[&str]| -> Result<Output> {
         output(
@@ -372,16 +367,16 @@ fn a_captive_command_gets_the_uri_and_gives_its_status() -> Result<()> {
     Ok(())
 }
 
-/// Writers that note what was acknowledged, until the server goes away.
+/// Writes and records acknowledged writes until the server exits.
 fn write_until_gone(mut connection: Connection, n: u64, noted: &Mutex<BTreeMap<u64, u8>>) -> Result<u64> {
     let mut random = Random::new(n);
     let mut done = 0;
     loop {
-        // Blocks of one writer are its own: n, n + 4, n + 8 …
+        // Each writer has its own blocks: n, n + 4, n + 8 …
         let block = 4 * random.below(SIZE / 4096 / 4) + n;
         let value = (random.below(255) + 1) as u8;
         let flags = if done % 8 == 0 { flag::FUA } else { 0 };
-        // Before the write the block may hold anything; after its answer it holds the value.
+        // Before the write completes, the block may have any content; afterwards it has the value.
         noted.lock().map_err(|_| anyhow::anyhow!("poisoned"))?.remove(&block);
         match connection.call(flags, command::WRITE, block * 4096, 4096, &[value; 4096]) {
             Ok(reply) if reply.error == 0 => {
@@ -393,11 +388,11 @@ fn write_until_gone(mut connection: Connection, n: u64, noted: &Mutex<BTreeMap<u
     }
 }
 
-/// Ends the server in the middle of four writers' work and compares what was acknowledged with the image.
+/// Stops the server while four writers are active, and compares the acknowledged writes with the image.
 fn end_under_load(made: &Made, signal: &str, io: &str, after: Duration) -> Result<u64> {
     let mut server = Server::inlock(made.dir.path(), "load", &made.image, Some(&made.key), &["--io", io])?;
     let noted = Mutex::new(BTreeMap::new());
-    // Before the time begins: on a busy machine the end would come first.
+    // Connects before the time starts: on a busy machine the signal would come first.
     let open = |_| Connection::open(server.socket(), PATIENCE, Mode::Simple);
     let connections = (0..4).map(open).collect::<Result<Vec<_>>>()?;
     let (status, acknowledged) = std::thread::scope(|scope| {
@@ -407,7 +402,7 @@ fn end_under_load(made: &Made, signal: &str, io: &str, after: Duration) -> Resul
         std::thread::sleep(after);
         let ended = server.signal(signal).and_then(|()| server.wait());
         if ended.is_err() {
-            // The writers only end with it.
+            // The writers exit only when the server does.
             server.signal("KILL")?;
         }
         let status = ended?;
@@ -438,11 +433,11 @@ fn ignores_interrupts() -> Result<bool> {
 }
 
 #[test]
-fn signals_under_load_lose_nothing_that_was_acknowledged() -> Result<()> {
+fn signal_under_load_loses_no_acknowledged_write() -> Result<()> {
     let made = luks2()?;
     let mut acknowledged = 0;
     let mut ended = 0;
-    // A job in the background of some shells ignores it, and so does the server then.
+    // Some shells start background jobs with SIGINT ignored, and then the server ignores it, too.
     let interrupt = if ignores_interrupts()? { "TERM" } else { "INT" };
     for round in 0..24u64 {
         let signal = ["TERM", "KILL", interrupt][(round % 3) as usize];
@@ -457,7 +452,7 @@ fn signals_under_load_lose_nothing_that_was_acknowledged() -> Result<()> {
 }
 
 #[test]
-fn sigterm_with_idle_clients_ends_at_once() -> Result<()> {
+fn sigterm_with_idle_clients_exits_immediately() -> Result<()> {
     let made = luks2()?;
     let mut server = Server::inlock(made.dir.path(), "idle", &made.image, Some(&made.key), &[])?;
     let idle: Vec<_> = (0..20)

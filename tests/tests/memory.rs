@@ -1,4 +1,4 @@
-//! Serving stays small: resident memory after unlock, with busy connections, and none of Argon2's memory kept.
+//! Resident memory of a server: after unlocking, with busy connections, and without Argon2's memory.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use inlock_tests::random::Random;
 use inlock_tests::report::count;
 use inlock_tests::server::Server;
 
-/// What the promise allows.
+/// Maximum resident memory.
 const LIMIT_KIB: u64 = 64 << 10;
-/// What the key slot's Argon2 takes: four times the limit, so that memory that was not given back shows.
+/// Argon2 memory of the keyslot: four times the limit, so that memory that is not released shows.
 const ARGON2_KIB: u64 = 256 << 10;
 const SIZE: u64 = 64 << 20;
 const CONNECTIONS: u64 = 8;
 
 #[test]
-fn eight_busy_connections_stay_under_64_mib() -> Result<()> {
+fn resident_memory_of_eight_busy_connections_is_below_64_mib() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let key = key_file(dir.path(), "key", b"memory")?;
     let image = dir.path().join("volume.img");
@@ -59,7 +59,7 @@ fn eight_busy_connections_stay_under_64_mib() -> Result<()> {
     Ok(())
 }
 
-/// Reads and writes of 1 MiB, eight in flight at a time, checked by a pattern.
+/// Reads and writes 1 MiB at a time, eight in flight, checked by a pattern.
 fn busy(server: &Server, n: u64) -> Result<()> {
     const PIECE: u64 = 1 << 20;
     let mut random = Random::new(n);

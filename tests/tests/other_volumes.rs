@@ -1,8 +1,8 @@
-//! Volumes made by cryptsetup and QEMU are read and written right by Inlock, and Inlock's by them.
+//! Inlock reads and writes volumes of cryptsetup and QEMU, and they read and write Inlock's.
 //!
-//! The bytes are judged by a decryptor that is not ours (`oracle/reference.py`) and, for LUKS1, by QEMU and nbdkit. Reads
-//! are compared twice: noise in the payload, decrypted by both; and plaintext encrypted by the reference, read by Inlock.
-//! Writes go through NBD at random offsets and lengths and are compared with a model and with the reference.
+//! An independent decryptor (`oracle/reference.py`), and for LUKS1 also QEMU and nbdkit, judge the bytes. Reads are
+//! compared twice: noise in the payload, decrypted by both, and plaintext encrypted by the reference and read by
+//! Inlock. Writes go through NBD at random offsets and lengths, and are compared with a model and with the reference.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use inlock_tests::server::Server;
 const PATIENCE: Duration = Duration::from_secs(60);
 const PASSPHRASE: &[u8] = b"a passphrase with blanks and \xc3\xa4";
 
-/// A volume of the matrix in a folder of its own.
+/// A volume of the matrix in its own directory.
 struct Made {
     name: String,
     image: PathBuf,
@@ -49,7 +49,7 @@ impl Made {
         }
     }
 
-    /// The options that name the header and the key.
+    /// Returns the options that name the header and the key.
     fn opening(&self) -> Vec<String> {
         let mut args = vec!["--key-file".to_owned(), self.key.display().to_string()];
         if let Some(header) = &self.header {
@@ -86,7 +86,7 @@ fn same(what: &str, ours: &[u8], theirs: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Reads and writes the volume through Inlock and judges both by the reference.
+/// Reads and writes the volume through Inlock, and compares with the reference.
 fn check_volume(made: &Made, io: &str) -> Result<()> {
     let oracle = made.oracle();
     let offset = oracle.payload_offset()?;
@@ -111,7 +111,7 @@ fn check_volume(made: &Made, io: &str) -> Result<()> {
     same("the reference after writes through NBD", &oracle.decrypt()?, &model)
 }
 
-/// Random reads and writes of odd lengths over two connections; the model follows.
+/// Reads and writes random ranges of odd lengths over two connections, and updates the model.
 fn random_operations(socket: &Path, model: &mut [u8], random: &mut Random) -> Result<()> {
     let mut connections =
         [Connection::open(socket, PATIENCE, Mode::Simple)?, Connection::open(socket, PATIENCE, Mode::Extended)?];
@@ -153,7 +153,7 @@ fn check_all(made: Vec<Result<Made>>, what: &str) -> Result<()> {
 fn by_cryptsetup(len: u64, args: &[&str]) -> Result<Made> {
     let made = Made::new(args.join(" "))?;
     cryptsetup_format(&made.image, len, &made.key, args).context(made.name.clone())?;
-    // luksFormat leaves the header's padding out of the file's length only where the file was shorter.
+    // luksFormat does not extend a shorter file by the header's padding.
     let offset = made.oracle().payload_offset()?;
     std::fs::File::options().write(true).open(&made.image)?.set_len(offset + PAYLOAD)?;
     Ok(made)
@@ -289,7 +289,7 @@ fn volumes_without_a_header() -> Result<()> {
         for (cipher, key_len) in [("aes-xts-plain64", 64), ("aes-cbc-essiv:sha256", 32), ("aes-xts-plain", 32)] {
             // Units of 512 bytes have no large IVs.
             for large in 0..if unit == 512 { 1 } else { 2 } {
-                // An IV offset is a multiple of the data unit; the last one makes 32-bit IVs wrap.
+                // An IV offset is a multiple of the data unit. The last one makes 32-bit IVs wrap.
                 let skip = [0u64, 128, 1 << 20, (1 << 32) - 256][(n + large) % 4];
                 let offset = [0, 128][n % 2];
                 let mut volume = Made::new(format!("plain {cipher} {key_len} {unit} {skip} {offset} {large}"))?;
@@ -309,7 +309,7 @@ fn volumes_without_a_header() -> Result<()> {
     check_all(made, "volumes_without_a_header")
 }
 
-/// `cryptsetup` accepts what Inlock made.
+/// Checks that `cryptsetup` accepts a volume of Inlock.
 fn cryptsetup_accepts(made: &Made, kind: &str) -> Result<()> {
     let head = made.header.as_deref().unwrap_or(&made.image);
     text(program("cryptsetup").args(["isLuks", "--type", kind]).arg(head))?;
@@ -325,7 +325,7 @@ fn cryptsetup_accepts(made: &Made, kind: &str) -> Result<()> {
 }
 
 #[test]
-fn volumes_of_inlock_are_cryptsetups() -> Result<()> {
+fn volumes_of_inlock_open_in_cryptsetup() -> Result<()> {
     let argon = |kind: &'static str| [&["--type=luks2", kind][..], &CHEAP_ARGON2].concat();
     let luks1 = || vec!["--type=luks1", "--pbkdf-force-iterations=1000"];
     let luks2 = || [&["--type=luks2"][..], &CHEAP_PBKDF2].concat();
@@ -359,7 +359,7 @@ fn volumes_of_inlock_are_cryptsetups() -> Result<()> {
 }
 
 #[test]
-fn a_detached_header_of_inlock_is_cryptsetups() -> Result<()> {
+fn detached_header_of_inlock_opens_in_cryptsetup() -> Result<()> {
     let mut made = Vec::new();
     for kind in ["luks1", "luks2"] {
         let mut volume = Made::new(format!("our detached {kind}"))?;
@@ -411,7 +411,7 @@ fn luks1_volumes_of_inlock_are_read_by_qemu_and_nbdkit() -> Result<()> {
 }
 
 #[test]
-fn the_comparison_notices_one_wrong_byte() -> Result<()> {
+fn comparison_detects_one_wrong_byte() -> Result<()> {
     let made = by_cryptsetup(8 << 20, &["--type=luks1", "--pbkdf-force-iterations=1000"])?;
     let oracle = made.oracle();
     let model = Random::new(4).bytes(PAYLOAD as usize);

@@ -1,4 +1,4 @@
-//! Unmodified NBD clients against `inlock serve`: libnbd's tools, QEMU's, nbdsh, and fio with verification.
+//! Unmodified NBD clients against `inlock serve`: the tools of libnbd and QEMU, nbdsh, and fio with verification.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn served(sector: &str, more: &[&str]) -> Result<Served> {
     Ok(Served { dir, image, key, server })
 }
 
-/// Something to copy: noise and runs of zeroes, as a file system has.
+/// Writes a sample to copy, noise and runs of zeroes as in a file system, and returns it.
 fn sample(path: &Path) -> Result<Vec<u8>> {
     let mut random = Random::new(11);
     let mut bytes = Vec::with_capacity(SIZE as usize);
@@ -81,7 +81,7 @@ fn nbdinfo_shows_size_abilities_map_and_list() -> Result<()> {
 }
 
 #[test]
-fn the_map_shows_holes_and_never_calls_them_zero() -> Result<()> {
+fn block_status_reports_holes_without_zero_flag() -> Result<()> {
     let served = served("4096", &[])?;
     let uri = served.server.uri();
     let script = "h.pwrite(b'x' * (1 << 20), 8 << 20); h.flush()";
@@ -94,7 +94,7 @@ fn the_map_shows_holes_and_never_calls_them_zero() -> Result<()> {
         ensure!(extent["offset"] == end, "{map}");
         end += extent["length"].as_u64().context("an extent has no length")?;
         let kind = extent["type"].as_u64().context("an extent has no type")?;
-        // Bit 1 would promise that the plaintext reads as zeroes, which a hole in the ciphertext does not.
+        // Bit 1 would declare that the plaintext reads as zeroes, which is false for a hole in the ciphertext.
         ensure!(kind & 2 == 0, "an extent is called zero: {map}");
         holes += kind & 1;
     }
@@ -131,7 +131,7 @@ fn qemu_img_converts_and_compares() -> Result<()> {
     text(program("qemu-img").args(["compare", "-f", "raw", "-F", "raw"]).arg(&raw).arg(&uri))?;
     text(program("qemu-img").args(["convert", "-f", "raw", "-O", "raw"]).arg(&uri).arg(&back))?;
     same("qemu-img convert", &std::fs::read(&back)?, &bytes)?;
-    // The control: one byte less and compare has to see it.
+    // Control: compare must detect one changed byte.
     let script = "b = h.pread(1, 12345); h.pwrite(bytes([b[0] ^ 1]), 12345)";
     text(program(PYTHON).args(["-m", "nbd", "-u", &uri, "-c", script]))?;
     let differs = output(program("qemu-img").args(["compare", "-f", "raw", "-F", "raw"]).arg(&raw).arg(&uri))?;
@@ -170,7 +170,7 @@ fn fio_verifies_what_it_wrote() -> Result<()> {
     Ok(())
 }
 
-/// Four connections, depth 32 each, random writes of 512 bytes to 64 KiB, each with its checksum, then read and checked.
+/// Four connections of depth 32 write 512 bytes to 64 KiB at random, each with a checksum, and read and verify them.
 fn fio_verify(uri: &str) -> Result<Value> {
     let mut fio = program("fio");
     fio.args(["--name=verify", "--ioengine=nbd", "--rw=randwrite", "--iodepth=32", "--numjobs=4", "--thread"]);
@@ -189,7 +189,7 @@ fn fio_verify(uri: &str) -> Result<Value> {
 }
 
 #[test]
-fn the_plaintext_is_not_in_the_image() -> Result<()> {
+fn image_contains_no_plaintext() -> Result<()> {
     let mut served = served("4096", &[])?;
     let raw = served.dir.path().join("raw.img");
     let bytes = sample(&raw)?;
@@ -198,11 +198,11 @@ fn the_plaintext_is_not_in_the_image() -> Result<()> {
     let stored = std::fs::read(&served.image)?;
     let plain: std::collections::HashSet<&[u8]> =
         bytes.chunks_exact(16).filter(|block| block.iter().any(|b| *b != 0)).collect();
-    // Cipher blocks stand at multiples of 16 bytes in both; the header's own text is not in the sample.
+    // Cipher blocks are at multiples of 16 bytes in both; the text of the header is not in the sample.
     let leaked = stored[16 << 20..].chunks_exact(16).filter(|block| plain.contains(block)).count();
     count("cipher_blocks_scanned", stored.len() / 16);
     ensure!(leaked == 0, "{leaked} blocks of plaintext are in the image");
-    // The control: the scan has to find plaintext where there is some.
+    // Control: the scan must find plaintext in an unencrypted file.
     let found = bytes.chunks_exact(16).filter(|block| plain.contains(block)).count();
     ensure!(found > 1 << 20, "the scan finds only {found} blocks in the plaintext itself");
     let exported = served.dir.path().join("export.img");
@@ -211,7 +211,7 @@ fn the_plaintext_is_not_in_the_image() -> Result<()> {
 }
 
 #[test]
-fn the_raw_type_serves_the_file_as_it_is() -> Result<()> {
+fn raw_type_serves_file_unchanged() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let raw = dir.path().join("raw.img");
     let bytes = sample(&raw)?;
@@ -225,7 +225,7 @@ fn the_raw_type_serves_the_file_as_it_is() -> Result<()> {
 }
 
 #[test]
-fn the_longest_requests_are_answered() -> Result<()> {
+fn requests_of_maximum_length_succeed() -> Result<()> {
     const LONGEST: usize = 32 << 20;
     let mut answered = 0;
     for io in ["uring", "sync"] {
@@ -235,7 +235,7 @@ fn the_longest_requests_are_answered() -> Result<()> {
             let data = Random::new(21).bytes(LONGEST);
             connection.write(1, &data).with_context(|| format!("--io {io}"))?;
             same("a read of 32 MiB", &connection.read(1, LONGEST)?, &data)?;
-            // Longer than any buffer: it is done in pieces, and answered once.
+            // Longer than any buffer: processed in pieces, with one reply.
             for (flags, offset, len) in [(0, 0, SIZE), (flag::NO_HOLE, 511, SIZE - 1000), (flag::FUA, 12345, 37 << 20)]
             {
                 connection.write(offset, &data[..4096])?;

@@ -1,5 +1,5 @@
-//! The page that `inlock bench --report` writes, opened in a browser: every plot has a shape, nothing is complained of, and
-//! nothing is fetched.
+//! The page that `inlock bench --report` writes, opened in a browser: every plot is drawn, the browser logs no error,
+//! and the page fetches nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use inlock_tests::process::{inlock, lossy, output, program};
 use inlock_tests::report::{count, skipped};
 use serde_json::Value;
 
-/// Asks the browser for the shape of every plot, and for what a line and a bar cover.
+/// Reports the shape of every plot, and the areas of a line and a bar.
 const PROBE: &str = "<script>window.addEventListener('load',()=>{\
 const box=e=>{const b=e.getBoundingClientRect();return Math.round(b.width)+'x'+Math.round(b.height)};\
 const found=[...document.querySelectorAll('svg.plot')].map(s=>{\
@@ -25,7 +25,7 @@ return a.left<b.left-1||a.right>b.right+1||a.top<b.top-1||a.bottom>b.bottom+1}).
 const fetched=performance.getEntriesByType('resource').map(r=>r.name).filter(n=>!n.startsWith('data:'));\
 const pre=document.createElement('pre');pre.id='probe';pre.textContent=JSON.stringify({plots:found,fetched});document.body.append(pre)})</script>";
 
-/// The browser, if there is one that runs here.
+/// Returns the browser, if one is installed that runs here.
 fn browser() -> Option<&'static str> {
     let names = ["chromium", "chromium-browser", "google-chrome"];
     let runs = |name: &&str| {
@@ -35,7 +35,7 @@ fn browser() -> Option<&'static str> {
     names.into_iter().find(|name| runs(name))
 }
 
-/// Opens `page` with a fresh profile; what `action` makes the browser print, and its log.
+/// Opens `page` with a fresh profile, and returns the output of `actions` and the browser's log.
 fn open(browser: &str, dir: &Path, page: &Path, actions: &[&str]) -> Result<(String, String)> {
     let profile = tempfile::tempdir_in(dir)?;
     let mut command = program(browser);
@@ -47,7 +47,7 @@ fn open(browser: &str, dir: &Path, page: &Path, actions: &[&str]) -> Result<(Str
     Ok((lossy(&output.stdout), lossy(&output.stderr)))
 }
 
-/// What the probe found: the plots by their names, and what the page fetched.
+/// Returns the probe's findings: the plots by name, and the resources that the page fetched.
 fn probed(dom: &str) -> Result<(BTreeMap<String, Value>, Value)> {
     let (_, rest) = dom.split_once("<pre id=\"probe\">").context("the probe did not run")?;
     let (json, _) = rest.split_once("</pre>").context("the probe has no end")?;
@@ -59,10 +59,10 @@ fn probed(dom: &str) -> Result<(BTreeMap<String, Value>, Value)> {
 }
 
 #[test]
-fn every_plot_of_the_page_is_drawn_and_nothing_is_fetched() -> Result<()> {
+fn page_draws_every_plot_and_fetches_nothing() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let page = dir.path().join("report.html");
-    // Figures of a millisecond mean nothing, but are all there.
+    // Slices of a millisecond give meaningless values, but all of them.
     let mut bench = inlock()?;
     bench.args(["bench", "all", "--quick", "--rounds", "1", "--slice-ms", "5", "--json", "--report"]).arg(&page);
     let ended = output(&mut bench)?;
@@ -108,9 +108,9 @@ fn every_plot_of_the_page_is_drawn_and_nothing_is_fetched() -> Result<()> {
     Ok(())
 }
 
-/// The negative control: the probe tells a plot that is not drawn from one that is, and sees what is fetched.
+/// The negative control: the probe detects a plot that is not drawn, and a fetched resource.
 #[test]
-fn a_plot_without_a_shape_is_noticed() -> Result<()> {
+fn plot_without_shape_is_detected() -> Result<()> {
     let Some(browser) = browser() else {
         skipped("no browser is installed, the page of the benchmarks is not opened");
         return Ok(());

@@ -1,4 +1,4 @@
-#: about   the machine itself: the kernel, its block drivers, the disks it was given
+#: about   the machine itself: kernel, block drivers, disks
 #: memory  256
 #: seconds 300
 #: modules dm_crypt dm_integrity ublk_drv nbd brd null_blk loop btrfs xfs

@@ -1,4 +1,4 @@
-#: about   a volume as a disk over ublk and NBD: file systems, fio, the daemon killed, suspend, dm-crypt both ways, discards, growth, errors below
+#: about   a volume as a disk over ublk and NBD: file systems, fio, a killed process, suspend, dm-crypt both ways, discards, growth, I/O errors
 #: memory  640
 #: cpus    2
 #: seconds 900
@@ -11,14 +11,14 @@ mkdir -p /mnt /tmp/tree
 
 # opened VIA: /dev/inlock/vol from /dev/vda.
 opened() { inlock open /dev/vda vol --via "$1" --threads 4 --key-file /tmp/key > /tmp/node; }
-# plainly VIA PASSPHRASE: the same as a plain volume.
+# plainly VIA PASSPHRASE: like opened, for a plain volume.
 plainly() { echo "$2" | inlock open --type plain /dev/vda vol --via "$1" --threads 4 > /tmp/node; }
-# with_sums NAME DIR: every file is in DIR as it was planted.
+# with_sums NAME DIR: checks that every planted file is in DIR, unchanged.
 with_sums() {
     if cd "$2"; then check "$1" sha256sum -c /tmp/sums; else fail "$1" "$2 is missing"; fi
     cd /
 }
-# runs_on NAME: fio has not ended, or what follows would show nothing.
+# runs_on NAME: fails if fio has finished, since the following check would prove nothing.
 runs_on() {
     if grep -q '^status' "/tmp/fio.$1"; then fail "$1-under-load" "fio had ended before"; else ok "$1-under-load"; fi
 }
@@ -34,7 +34,8 @@ plant() {
     (cd /tmp/tree && find . -type f -exec sha256sum {} + > /tmp/sums)
 }
 
-# load NAME SECS: fio writes at depth 32 over four jobs and reads everything back; in the background, its end in /tmp/fio.NAME.
+# load NAME SECS: in the background, fio writes at depth 32 in four jobs and reads everything back; its status goes to
+# /tmp/fio.NAME.
 load() {
     (
         fio --name=load --filename=/dev/inlock/vol --direct=1 --ioengine=io_uring --iodepth=32 --numjobs=4 --size=24m \
@@ -44,7 +45,7 @@ load() {
     ) &
 }
 
-# loaded NAME: how it ended.
+# loaded NAME: checks the status of fio.
 loaded() {
     if ! wait_for 300 grep -q '^status' "/tmp/fio.$1"; then
         fail "$1" "fio does not end: $(tail -n 5 "/tmp/fio.$1")"
@@ -87,14 +88,14 @@ for via in ublk nbd; do
     load "$via-fio" 2
     loaded "$via-fio"
 
-    # Killed in the middle: the device waits, and goes on when its process is back.
+    # The process is killed under load: the device awaits recovery, and continues with the new process.
     load "$via-killed" 3
     sleep 3
     runs_on "$via-killed"
     check "$via-kill" kill -9 "$(pid)"
     sleep 1
     if inlock status vol > /dev/null 2>&1; then fail "$via-dead" "a dead process has a status"; else ok "$via-dead"; fi
-    # A device with another cookie is another volume's: it stays.
+    # A device with another cookie belongs to another volume, and stays.
     cp /run/inlock/vol.json /tmp/facts
     sed -i 's/"device_cookie": *[0-9]*/"device_cookie": 1/' /run/inlock/vol.json
     check "$via-other-cookie" inlock close vol
@@ -114,7 +115,7 @@ for via in ublk nbd; do
     if [ -e "$(cat /tmp/node)" ] && [ "$via" = ublk ]; then fail "$via-gone" "$(cat /tmp/node) stays"; else ok "$via-gone"; fi
 done
 
-# Nothing confirms the key of a plain volume, and a device that waits is given no other all the same.
+# The key of a plain volume has no digest, but a device that awaits recovery accepts no other key.
 for via in ublk nbd; do
     check "$via-plain" plainly "$via" secret
     head -c 1048576 /dev/urandom > /tmp/plain
@@ -130,7 +131,7 @@ for via in ublk nbd; do
     check "$via-plain-close" inlock close vol
 done
 
-# below DO END: /dev/mapper/below, as long as the first END sectors of /dev/vda; DO is create or, in use, reload.
+# below DO END: maps /dev/mapper/below to the first END sectors of /dev/vda; DO is create, or reload while in use.
 below() {
     dmsetup "$1" below --table "0 $2 linear /dev/vda 0" || return
     [ "$1" = create ] || dmsetup resume below
@@ -138,16 +139,17 @@ below() {
 room() { df -k /mnt | awk 'END { print $2 }'; }
 whole=$(cat /sys/block/vda/size)
 for via in nbd ublk; do
-    # Nobody else gets a device that a volume is on.
+    # The device under a volume cannot be used by others.
     check "$via-below" below create "$((whole / 2))"
     echo secret | inlock open --type plain /dev/mapper/below vol --via "$via" --threads 2 > /tmp/node
     if dmsetup create other --table "0 8 linear /dev/mapper/below 0" 2> /tmp/said; then
         dmsetup remove other
-        fail "$via-alone" "another device was made on the volume's"
+        fail "$via-alone" "another device was created on the underlying one"
     else
         check "$via-alone" grep -qi busy /tmp/said
     fi
-    # A file system that is mounted grows with what is below; where ublk's driver cannot, the error says what is missing.
+    # A mounted file system grows with the underlying device; if ublk's driver cannot, the error names the missing
+    # feature.
     check "$via-grow-mkfs" mkfs.ext4 -q -F /dev/inlock/vol
     check "$via-grow-mount" mount -t ext4 /dev/inlock/vol /mnt
     cp -r /tmp/tree /mnt/
@@ -168,8 +170,8 @@ for via in nbd ublk; do
     umount /mnt
     check "$via-grow-fsck" e2fsck -fn /dev/inlock/vol
 
-    # What is below fails: whoever uses the volume sees errors, and the status says so.
-    if inlock status vol | grep -q "I/O errors"; then fail "$via-no-errors" "errors of nothing"; else ok "$via-no-errors"; fi
+    # The underlying device fails: users of the volume see errors, and `status` reports them.
+    if inlock status vol | grep -q "I/O errors"; then fail "$via-no-errors" "status reports errors without any"; else ok "$via-no-errors"; fi
     dmsetup reload below --table "0 $whole error" && dmsetup resume below
     if dd if=/dev/inlock/vol of=/dev/null bs=4k count=1 skip=100 iflag=direct 2> /dev/null; then
         fail "$via-error" "a read succeeded"
@@ -185,9 +187,9 @@ for via in nbd ublk; do
     check "$via-below-gone" dmsetup remove below
 done
 
-# A device that discards, and cannot clear: what is given back arrives there, and nothing where it is not allowed.
+# A device with discards but without write zeroes: it gets discards of the volume only if they are allowed.
 discarded() { awk '{ print $14 }' /sys/block/nullb0/stat; }
-# gives_back NAME SECTORS: 4 MiB of the volume are given back, which the device sees as so many sectors.
+# gives_back NAME SECTORS: discards 4 MiB of the volume, of which the device must see SECTORS sectors.
 gives_back() {
     local before
     before=$(discarded)

@@ -4,12 +4,12 @@
 #: modules dm_crypt
 #: tools   dmsetup
 # shellcheck shell=dash
-# /dev/vda: what Inlock encrypted      /dev/vdb: the plaintext, from byte 0 for each group
-# /dev/vdc: what dm-crypt decrypts     /dev/vdd: what dm-crypt encrypts
-# A line of /vm/groups is a group: its number, where it begins on the disks, how long it is (both in units of 64 KiB).
-# The first half of its table, /vm/tables/NUMBER, reads /dev/vda, the second half writes /dev/vdd.
+# /dev/vda: ciphertext of Inlock      /dev/vdb: the plaintext, from byte 0 for each group
+# /dev/vdc: plaintext by dm-crypt    /dev/vdd: ciphertext of dm-crypt
+# A line of /vm/groups is a group: its number, its start on the disks and its length in units of 64 KiB. The first half
+# of its table, /vm/tables/NUMBER, reads /dev/vda, the second half writes /dev/vdd.
 
-# copy FROM SKIP TO SEEK COUNT, in units of 64 KiB; in larger steps where that goes.
+# copy FROM SKIP TO SEEK COUNT, in units of 64 KiB; in larger blocks if possible.
 copy() {
     local each=64 per=1
     if [ $((($2 | $4 | $5) % 16)) -eq 0 ]; then each=1024 per=16; fi
@@ -20,7 +20,7 @@ copy() {
 group() {
     local name="g$1" why
     if ! dmsetup create "$name" "/vm/tables/$1" 2> "/tmp/dm.$1"; then
-        # The number of the error is this call's own; what the kernel logged last may be about the other stream.
+        # The number of the error is that of this call; the kernel's last log line may be about the other stream.
         why=$(grep -o 'failed: .*' "/tmp/dm.$1" | head -n 1)
         data "$1" "${why:-$(cat "/tmp/dm.$1")}"
         return

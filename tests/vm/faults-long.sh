@@ -1,4 +1,4 @@
-#: about   each way to lose writes on each storage, and what several ask at a time again and again
+#: about   each way to lose writes on each storage, and concurrent requests repeatedly
 #: only    named
 #: memory  640
 #: cpus    2
@@ -8,7 +8,7 @@
 #: disk    800M
 # shellcheck shell=dash
 mkdir -p /mnt
-# Nothing is written back but what the test asks for.
+# The kernel writes back only when the test requests it.
 echo 0 > /proc/sys/vm/dirty_writeback_centisecs
 xtask faults all /dev/vda >&3
 xtask faults race /dev/vda >&3

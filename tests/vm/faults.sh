@@ -1,4 +1,4 @@
-#: about   storage that fails after writes were acknowledged (errors, write errors, no room), below a volume over NBD, ublk and FUSE: no flush, no durable write and no end succeeds over lost writes
+#: about   storage that fails after writes were acknowledged (errors, write errors, no room), under a volume over NBD, ublk and FUSE: no flush, no durable write and no exit succeeds after lost writes
 #: memory  640
 #: cpus    2
 #: seconds 150
@@ -7,6 +7,6 @@
 #: disk    800M
 # shellcheck shell=dash
 mkdir -p /mnt
-# Nothing is written back but what the test asks for.
+# The kernel writes back only when the test requests it.
 echo 0 > /proc/sys/vm/dirty_writeback_centisecs
 xtask faults some /dev/vda >&3

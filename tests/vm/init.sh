@@ -1,7 +1,8 @@
 #!/bin/busybox sh
 # shellcheck shell=dash
-# /init of the guest: mounts what is needed, loads the test's modules, runs the test, reports its status, switches off.
-# `cargo xtask vm` puts this file, lib.sh, the test as /vm/test.sh and its modules' names as /vm/modules into the guest.
+# /init of the guest: mounts file systems, loads the test's modules, runs the test, reports its status, powers off.
+# `cargo xtask vm` puts this file, lib.sh, the test as /vm/test.sh and the names of its modules as /vm/modules into the
+# guest.
 /bin/busybox --install -s /bin
 export PATH=/tools:/bin HOME=/ LC_ALL=C DM_DISABLE_UDEV=1
 mkdir -p /sbin && ln -s /bin/modprobe /sbin/modprobe
@@ -15,7 +16,7 @@ mount -t tmpfs tmp /tmp
 mkdir -p /run/cryptsetup /run/lock/cryptsetup /run/inlock /var /etc
 ln -s /run/lock /var/lock
 ip link set lo up
-# The report's line. The port's node is there before /init runs: its driver is part of the kernel.
+# The serial port of the report. Its node exists before /init runs: the driver is built into the kernel.
 exec 3> /dev/vport0p1
 read -r uptime _ < /proc/uptime
 echo "booted $uptime" >&3

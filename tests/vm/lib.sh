@@ -1,6 +1,6 @@
 # shellcheck shell=dash
-# What a guest's script reports with; each call is one line to the host. A NAME is one word, what follows is free text.
-# `cargo xtask vm` reads the lines (xtask/src/vm/report.rs).
+# Reports of a guest's script; each call is one line to the host. NAME is one word, the rest is free text. `cargo xtask
+# vm` reads the lines (xtask/src/vm/report.rs).
 
 ok() { echo "ok $1" >&3; }                               # ok NAME
 fail() { echo "fail $*" | tr '\n' ' ' >&3; echo >&3; }   # fail NAME WHY...
@@ -8,14 +8,14 @@ skip() { echo "skip $*" >&3; }                           # skip NAME WHY...
 note() { echo "note $*" >&3; }                           # note TEXT...: shown to the reader
 data() { echo "data $*" >&3; }                           # data KEY TEXT...: for the host part of the test
 count() { echo "count $1 $2" >&3; }                      # count NAME NUMBER: added up for tests/floors.txt
-# Switches the machine off in the midst of whatever it does, without a sync. It starts again with the same disks, as often as
-# `#: boots` says; BOOT has the number.
+# Powers the machine off immediately, without a sync. It starts again with the same disks, as often as `#: boots` says;
+# BOOT is the number of the start.
 cut_off() {
     echo cut >&3
     echo b > /proc/sysrq-trigger
 }
 
-# check NAME COMMAND...: ok if the command succeeds; otherwise fail with the end of what it printed.
+# check NAME COMMAND...: ok if the command succeeds; otherwise fail with the end of its output.
 check() {
     local name=$1 status
     shift
@@ -31,7 +31,7 @@ check() {
     return "$status"
 }
 
-# wait_for SECONDS COMMAND...: runs it until it succeeds, at most so long.
+# wait_for SECONDS COMMAND...: runs the command until it succeeds, for at most SECONDS.
 wait_for() {
     local left=$(($1 * 10))
     shift

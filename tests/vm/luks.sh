@@ -4,11 +4,11 @@
 #: tools   cryptsetup e2fsck
 #: files   /usr/lib/x86_64-linux-gnu/ossl-modules/legacy.so
 # shellcheck shell=dash
-# A line of /vm/rows: NAME OURS THEIRS TYPE FORMAT|OPEN. OURS is a disk with a volume of Inlock that carries an ext4, THEIRS an
-# empty disk, TYPE plain or luks; then cryptsetup's options for making and for opening a volume, divided by a bar.
-# /dev/vda is what is written to THEIRS.
+# A line of /vm/rows: NAME OURS THEIRS TYPE FORMAT|OPEN. OURS is a disk with a volume of Inlock that has an ext4, THEIRS
+# an empty disk, TYPE plain or luks; then cryptsetup's options for creating and for opening a volume, separated by a
+# bar. /dev/vda has the data to write to THEIRS.
 
-# opened TYPE DISK NAME OPTION...: /dev/mapper/NAME from the disk.
+# opened TYPE DISK NAME OPTION...: opens the volume on the disk as /dev/mapper/NAME.
 opened() {
     local type=$1 disk=$2 name=$3
     shift 3

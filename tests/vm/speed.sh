@@ -1,4 +1,4 @@
-#: about   speed of Inlock over ublk beside dm-crypt on the same memory disk; only ratios mean anything on an emulated processor
+#: about   speed of Inlock over ublk and of dm-crypt on the same memory disk; on an emulated CPU only the ratios are meaningful
 #: only    named
 #: memory  640
 #: cpus    2
@@ -14,7 +14,7 @@ printf "$(cat /tmp/escaped)" > /tmp/key
 size=$(cat /sys/block/ram0/size)
 mkdir -p /tmp/table
 
-# measure NAME NODE: MiB/s of 4 KiB at depth 32 and of 1 MiB at depth 4, reads and writes.
+# measure NAME NODE: measures MiB/s of 4 KiB at depth 32 and of 1 MiB at depth 4, reads and writes.
 measure() {
     local name=$1 node=$2 row bs depth rw speed
     row=$(printf '%-34s' "$name")

@@ -10,13 +10,13 @@
 uptime_secs() { cut -d. -f1 /proc/uptime; }
 field() { awk -v name="$1:" '$1 == name { print $2 }' "$2"; }
 
-# The key is thrown away: swap is for this boot only.
+# The key is random and not kept: swap is for this boot only.
 check open inlock open /dev/vda swap --type plain -c aes-xts-plain64 -s 512 --via ublk --threads 1 \
     --key-file /dev/urandom --keyfile-size 64
 pid=$(sed -n 's/^ *"pid": *\([0-9]*\),*/\1/p' /run/inlock/swap.json)
-note "$(field MemTotal /proc/meminfo) KiB of memory, $(field VmRSS "/proc/$pid/status") KiB of it the daemon's"
-# Memory for a thread of the process, those included that the kernel starts for it, does not wait for devices; and of the latter the
-# queue has one from the start, which is all there will be.
+note "$(field MemTotal /proc/meminfo) KiB of memory, $(field VmRSS "/proc/$pid/status") KiB of it the process's"
+# No memory allocation of a thread of the process waits for devices, including io_uring's threads. The queue has one of
+# the latter from the start, and never more.
 protected() {
     local stat
     for stat in "/proc/$pid/task"/*/stat; do
@@ -31,13 +31,13 @@ one_helper() {
     for task in "/proc/$pid/task"/*; do
         case $(cat "$task/comm") in inlock-queue-*) queue=${task##*/} ;; esac
     done
-    # It is named after whom it works for.
+    # Its name ends with the id of the thread that it works for.
     [ "$(cat "/proc/$pid/task"/*/comm | grep -c "^iou-wrk-$queue\$")" -eq 1 ]
 }
 check protected protected
 check helper one_helper
 
-# Most of it for swap, and the rest for a file system: its journal has flushes, for which the kernel wants a thread.
+# Most of it is swap, the rest a file system: flushes of its journal go to an io_uring thread.
 sectors=$(($(cat "/sys/block/$(basename "$(readlink /dev/inlock/swap)")/size") - 131072))
 dmsetup create swap --table "0 $sectors linear /dev/inlock/swap 0"
 dmsetup create files --table "0 131072 linear /dev/inlock/swap $sectors"
@@ -46,10 +46,10 @@ check swapon swapon /dev/mapper/swap
 if inlock close swap 2> /tmp/said; then fail held "swap was closed"; else check held grep -q "used by dm-0" /tmp/said; fi
 check mkfs mkfs.ext4 -q /dev/mapper/files
 check mount mount -t ext4 /dev/mapper/files /mnt
-# What is in the root file system is in memory, and nothing loads a module any more.
+# The root file system is in memory, and no more modules are loaded.
 rm -rf /lib/modules
 
-# Files in memory, all different, more than fit.
+# Files in memory, all different, larger than the memory together.
 mount -o remount,size=400M /dev/shm
 head -c 1048576 /dev/urandom > /dev/shm/chunk
 number=0
@@ -58,7 +58,7 @@ while [ "$number" -lt 170 ]; do
     number=$((number + 1))
 done
 (cd /dev/shm && md5sum f* > /tmp/sums)
-# A file, flushed each time, as long as there is something to write.
+# Writes and flushes files until told to stop.
 writer() {
     local number=0
     while [ ! -e /tmp/enough ]; do
@@ -74,7 +74,7 @@ while [ "$(uptime_secs)" -lt "$end" ]; do
     (cd /dev/shm && md5sum -c /tmp/sums > /tmp/checked 2>&1) || { fail read "$(grep -v OK /tmp/checked | head -n 3)"; break; }
     rounds=$((rounds + 1))
     echo "round $rounds at $(uptime_secs) s"
-    # Some are written anew, so that pages go out again.
+    # Some files are rewritten, so that pages are swapped out again.
     number=$((rounds % 7))
     while [ "$number" -lt 170 ]; do
         { echo "$number $rounds"; cat /dev/shm/chunk; } > "/dev/shm/f$number"

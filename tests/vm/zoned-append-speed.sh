@@ -1,4 +1,4 @@
-#: about   appends to one zone and to eight: a zoned device, dm-crypt, which has one of a zone under way at a time, and Inlock; only ratios mean anything
+#: about   appends to one zone and to eight: a zoned device, dm-crypt, which has one append per zone in flight, and Inlock; only the ratios are meaningful
 #: only    named
 #: memory  640
 #: cpus    2
@@ -9,24 +9,25 @@
 # shellcheck shell=dash
 # shellcheck source=tests/vm/parts/zones.sh
 . /vm/parts/zones.sh
-# Devices that keep nothing, of 8 zones of 64 MiB behind two where no volume lies.
+# Devices without storage, with 8 zones of 64 MiB after two outside of the volume.
 ZONE=131072 FIRST=262144 SECTORS=$((8 * 131072)) UNIT=4096
 KEY=$(head -c 64 /dev/urandom | xxd -p -c 64)
 ROUNDS=5
 
-# device NAME CONVENTIONAL NANOSECONDS: /dev/NAME, which needs so long for everything; 0: no longer than it takes.
+# device NAME CONVENTIONAL NANOSECONDS: creates /dev/NAME, which takes this time for each request; 0: no delay.
 device() {
     local timer="irqmode=1"
     [ "$3" -eq 0 ] || timer="irqmode=2 completion_nsec=$3"
     # shellcheck disable=SC2086  # several words
     nullb "$1" "$2" 8 64 64 0 0 4096 memory_backed=0 submit_queues=2 $timer
 }
-# measure NAME SPACE: appends a second, a line `NAME ZONES BYTES NUMBER` for each in /tmp/measured. 32 are under way.
+# measure NAME SPACE: measures appends per second, 32 in flight, and adds a line `NAME ZONES BYTES NUMBER` for each to
+# /tmp/measured.
 measure() {
     local zones bytes total
     for zones in 1 8; do
         for bytes in 4096 65536; do
-            # About as many seconds each.
+            # About the same duration each.
             if [ "$bytes" -eq 4096 ]; then total=$((12 << 20)); else total=$((48 << 20)); fi
             xtask zones append "$2" - verify=0 jobs=2 depth=16 zones="$zones" bytes="$bytes" total="$total" > /tmp/said 2>&1 ||
                 { fail "$1-$zones-$bytes" "$(cat /tmp/said)"; continue; }
@@ -36,7 +37,7 @@ measure() {
 }
 # median NAME ZONES BYTES
 median() { grep "^$1 $2 $3 " /tmp/measured | cut -d ' ' -f 4 | sort -n | sed -n "$(((ROUNDS + 1) / 2))p"; }
-# tell NANOSECONDS: rows of the table.
+# tell NANOSECONDS: prints the rows of the table.
 tell() {
     local zones bytes raw dm inlock
     for zones in 1 8; do

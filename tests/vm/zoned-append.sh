@@ -1,4 +1,4 @@
-#: about   appends to zones, many at a time, on a zoned device, dm-crypt and Inlock: where they land, what is refused, fio, the process killed
+#: about   appends to zones, many in flight, on a zoned device, dm-crypt and Inlock: positions, refusals, fio, a killed process
 #: memory  768
 #: cpus    2
 #: seconds 200
@@ -8,32 +8,33 @@
 # shellcheck shell=dash
 # shellcheck source=tests/vm/parts/zones.sh
 . /vm/parts/zones.sh
-# Devices in memory: `raw`, and `under`, where a volume begins at the third zone. A zone holds 3 MiB of its 4.
+# Devices in memory: `raw`, and `under`, where the volume starts at the third zone. The capacity of a zone is 3 of 4
+# MiB.
 ZONE=8192 FIRST=16384 SECTORS=$((8 * 8192)) UNIT=4096
 KEY=$(head -c 64 /dev/urandom | xxd -p -c 64)
 said() { tr '\n' ' ' < "/tmp/check.$$"; }
-# verified TEXT...: what a check of appends says, with this in front; the first word is how many they were.
+# verified TEXT...: notes the result of a check of appends after TEXT, and counts them; the first word is their number.
 verified() {
     count zone_appends_verified "$(cut -d ' ' -f 1 "/tmp/check.$$" | head -n 1)"
     note "$*: $(said)"
 }
 
-# many NAME: three zones filled to their ends by four threads with 32 appends each under way, of all lengths.
+# many NAME: four threads fill three zones, with 32 appends of all lengths in flight each.
 many() {
     check "$1-many" xtask zones append "$SPACE" "/tmp/$1.many" seed=5 zones=3 most=65536 && verified "$1"
 }
-# one NAME: the same with one zone and short appends, fifty of which have no room.
+# one NAME: the same with one zone and short appends, of which fifty exceed the capacity.
 one() {
     check "$1-one" xtask zones append "$SPACE" "/tmp/$1.one" seed=6 first=3 over=50 && verified "$1, one zone"
 }
-# refused NAME: what comes of appends that have no room, in /tmp/NAME.refused.
+# refused NAME: writes the results of appends without space to /tmp/NAME.refused.
 refused() { check "$1-refused" xtask zones append-refused "$SPACE" 4 && cp "/tmp/check.$$" "/tmp/$1.refused"; }
-# landed NAME THROUGH: what was appended under NAME is there, looked at through NODE.
+# landed NAME THROUGH: checks that all data appended under NAME can be read through NODE.
 landed() {
     check "$1-many-by-$2" xtask zones appended "$NODE" "/tmp/$1.many" 5
     check "$1-one-by-$2" xtask zones appended "$NODE" "/tmp/$1.one" 6
 }
-# sums FILE: of the zones that were appended to.
+# sums FILE: checksums of the appended zones.
 sums() { dd if="$NODE" bs=1M count=16 iflag=direct 2> /dev/null | sha256sum > "$1"; }
 
 check raw nullb raw 0 8 4 3 0 0 4096 || exit 1
@@ -83,8 +84,8 @@ check same-data same_words /tmp/inlock.sum /tmp/dm.sum
 theirs_closed
 check open-again ours /dev/under || exit 1
 
-# Plain writes as NVMe commands. The way to the volume may still turn two of them round, on every device alike; then there is
-# nothing to learn from what came of it, and it is done again.
+# Plain writes as NVMe commands. They may be reordered before they reach the volume, on every device alike; the result
+# then means nothing, and the test is repeated.
 check fio-space namespace fio "$NODE" tcp || exit 1
 for round in 1 2 3 4; do
     traced "$(basename "$NODE")" 4096 block_bio_queue
@@ -97,24 +98,24 @@ for round in 1 2 3 4; do
         if [ "$status" -eq 0 ]; then ok fio; else fail fio "$(grep -m 3 -i error /tmp/fio)"; fi
         break
     fi
-    note "fio, round $round: turned round on the way: $(tail -n 1 /tmp/said)"
-    [ "$round" -lt 4 ] || fail fio "never in order on the way to the volume"
+    note "fio, round $round: reordered before the volume: $(tail -n 1 /tmp/said)"
+    [ "$round" -lt 4 ] || fail fio "reordered before the volume each time"
 done
 check fio-space-gone namespace_gone fio
 
-# Killed in the middle: what was asked for comes again, lands once, and is told where.
+# The process is killed under load: its requests are reissued, land once, and report their positions.
 check last-space namespace last "$NODE" loop || exit 1
 xtask zones append "$SPACE" /tmp/log seed=9 zones=4 most=65536 kill="50,$(ours_pid)" > /tmp/appended 2>&1 &
 appending=$!
 check kill wait_for 60 grep killing /tmp/appended
 sleep 0.5
-if kill -0 "$appending"; then ok killed-in-the-middle; else fail killed-in-the-middle "all was appended before"; fi
+if kill -0 "$appending"; then ok killed-in-the-middle; else fail killed-in-the-middle "all appends had completed before"; fi
 check back ours /dev/under || exit 1
 if wait "$appending"; then ok go-on; else fail go-on "$(cat /tmp/appended)"; fi
 note "killed and back: $(tr '\n' ' ' < /tmp/appended)"
 check report-back shifted /dev/under
 
-# Killed together with who appends.
+# The process and the appending one are killed together.
 rm /tmp/log
 xtask zones append "$SPACE" /tmp/log seed=10 zones=8 most=65536 kill="50,$(ours_pid),self" > /tmp/appended 2>&1 &
 appending=$!

@@ -1,4 +1,4 @@
-#: about   btrfs on a volume in a file with zones through power cuts, which appends: files that were synced are whole
+#: about   btrfs on a volume in a zoned file through power cuts, with zone appends: synced files are intact
 #: only    named
 #: memory  768
 #: cpus    2
@@ -11,13 +11,13 @@
 # shellcheck shell=dash
 # shellcheck source=tests/vm/parts/zones.sh
 . /vm/parts/zones.sh
-# /dev/vda has a file system with the file; /dev/vdb one that is written at once, with the sums of files that were synced.
-# shellcheck disable=SC2034  # for what parts/zones.sh has
+# /dev/vda has a file system with the zoned file; /dev/vdb one mounted with -o sync, with checksums of synced files.
+# shellcheck disable=SC2034  # used by parts/zones.sh
 ZONE=8192 FIRST=0 SECTORS=$((64 * 8192)) UNIT=4096
 KEY=$(echo cut | sha512sum | cut -d ' ' -f 1)
 STORE=/disk/store
 mkdir -p /disk /log
-# writer NUMBER: makes files without end, and notes each that is synced.
+# writer NUMBER: writes files until the cut, and records each synced one.
 writer() {
     local n=0 name len
     while :; do
@@ -27,7 +27,7 @@ writer() {
         n=$((n + 1))
     done
 }
-# synced: every file that was is as it was.
+# synced: checks that every recorded file is intact.
 synced() {
     (cd /mnt && md5sum -c /log/sums) > /tmp/sums 2>&1 && has_grown /log/sums 10 && return
     grep -v ': OK$' /tmp/sums
@@ -55,7 +55,7 @@ else
     must_fail "control-$BOOT" "FAILED" sh -c 'cd /mnt && md5sum -c /log/lie'
     btrfs scrub status /mnt > /tmp/said
     check "scrub-clean-$BOOT" grep 'no errors found' /tmp/said
-    # Some are given up, and room is made.
+    # Some files are removed to free space.
     for file in $(head -n 20 /log/sums | sed 's/.* //'); do rm "/mnt/$file"; done
     sync
     sed 1,20d /log/sums > /tmp/kept && cat /tmp/kept > /log/sums
@@ -69,7 +69,7 @@ if [ "$BOOT" != 4 ]; then
     appends=$(grep -c 'block_bio_queue: [0-9,]* N.* + [1-9]' /sys/kernel/tracing/trace)
     note "$appends appends"
     if [ "$appends" -ge 30 ]; then ok "appends-$BOOT"; else fail "appends-$BOOT" "only $appends"; fi
-    # One that is not synced, and noted all the same.
+    # Control: a recorded file that is not synced.
     dd if=/dev/urandom of="/mnt/lie$BOOT" bs=4k count=9 2> /tmp/said
     (cd /mnt && md5sum "lie$BOOT") > /log/lie
     cut_off

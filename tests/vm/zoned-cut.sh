@@ -1,4 +1,4 @@
-#: about   a file with zones on ext4 through power cuts: all that was flushed is there, pointers agree, nothing else is read
+#: about   a zoned file on ext4 through power cuts: flushed data are there, write pointers match, no other data are read
 #: memory  384
 #: cpus    2
 #: seconds 120
@@ -12,19 +12,19 @@
 # shellcheck shell=dash
 # shellcheck source=tests/vm/parts/zones.sh
 . /vm/parts/zones.sh
-# /dev/vda has a file system with the file, /dev/vdb the log of what was flushed, /dev/vdc that of what was said to be and was
-# not. The volume has the file's second conventional zone and all others.
-# shellcheck disable=SC2034  # for what parts/zones.sh has
+# /dev/vda has a file system with the zoned file, /dev/vdb the log of flushed data, /dev/vdc a log of false claims. The
+# volume has the file's second conventional zone and all sequential ones.
+# shellcheck disable=SC2034  # used by parts/zones.sh
 ZONE=4096 FIRST=4096 SECTORS=$((13 * 4096)) UNIT=4096
 KEY=$(echo cut | sha512sum | cut -d ' ' -f 1)
 STORE=/mnt/store
-# loading FLUSHES [CLAIMS]: a load runs, and has flushed so often at least. LOADING is its number.
+# loading FLUSHES [CLAIMS]: starts a load with the number LOADING, and waits until it has flushed FLUSHES times.
 loading() {
     # shellcheck disable=SC2086  # no word at all where there is none
     xtask zones load "$NODE" "$SPACE" /dev/vdb "$BOOT" $2 > /tmp/flushes 2> /tmp/said &
     LOADING=$!
     wait_for 60 has_grown /tmp/flushes "$1"
-    # At a moment that nobody chose.
+    # At a random moment.
     sleep "0.$(od -A n -t u1 -N 1 /dev/urandom | tr -d ' ')"
     if kill -0 "$LOADING"; then ok "loading-$BOOT${2:+-unflushed}"; else fail "loading-$BOOT" "$(cat /tmp/said)"; fi
 }
@@ -36,7 +36,7 @@ if [ "$BOOT" = 1 ]; then
     check open ours $STORE || exit 1
 else
     check "mount-$BOOT" mount -t ext4 /dev/vda /mnt || exit 1
-    # It can be looked at before anything is put in order, and is found as it was seen.
+    # The report before recovery equals the one after it.
     check "look-$BOOT" reported "$FIRST" 13 $STORE
     cp "/tmp/check.$$" /tmp/looked
     check "open-$BOOT" ours $STORE || exit 1
@@ -45,7 +45,7 @@ else
     check "flushed-$BOOT" xtask zones flushed "$NODE" /dev/vdb && count power_cuts 1
     note "cut $((BOOT - 1)): $(cat "/tmp/check.$$")"
 fi
-# Appends come by way of NVMe, which is there for the sequential zones alone.
+# Appends go through NVMe, which has only the sequential zones.
 if [ "$BOOT" != 4 ]; then
     check "sequential-$BOOT" dmsetup create sequential --table "0 $((SECTORS - ZONE)) linear $NODE $ZONE"
     check "space-$BOOT" namespace cut /dev/mapper/sequential loop || exit 1
@@ -68,7 +68,7 @@ if [ "$BOOT" != 4 ]; then
     cut_off
 fi
 
-# What was not flushed is lost, which is found; and so is what was flushed, once it is lost, or overwritten.
+# Control: the check detects lost data that a false claim calls flushed, and flushed data that are lost or overwritten.
 must_fail unflushed-control "flushed\|other bytes" xtask zones flushed "$NODE" /dev/vdb /dev/vdc
 note "without flushes: $(tail -n 1 /tmp/said)"
 check close ours_closed

@@ -1,4 +1,4 @@
-#: about   a hundred thousand writes in order, and zonefs, btrfs and f2fs on zoned volumes, the process killed beneath
+#: about   a hundred thousand writes in order, and zonefs, btrfs and f2fs on zoned volumes, with a killed process
 #: only    named
 #: flavour generic
 #: memory  1800
@@ -9,14 +9,14 @@
 # shellcheck shell=dash
 # shellcheck source=tests/vm/parts/zones.sh
 . /vm/parts/zones.sh
-# All volumes begin two zones behind the start of the device below.
+# All volumes start at the third zone of the underlying device.
 ZONE=8192 FIRST=16384 UNIT=4096
 KEY=$(head -c 64 /dev/urandom | xxd -p -c 64)
 uptime_secs() { cut -d. -f1 /proc/uptime; }
-# part NAME: what comes now, and when.
+# part NAME: notes the name of a part, and the time.
 part() { note "$1: at $(uptime_secs) s"; }
 
-# plant DIR FROM TO: files of 4 MiB under these numbers, all different, and their sums in /tmp/sums.
+# plant DIR FROM TO: writes files of 4 MiB with these numbers, all different, and their checksums to /tmp/sums.
 plant() {
     local n=$2
     [ -e /tmp/chunk ] || head -c 4194296 /dev/urandom > /tmp/chunk
@@ -27,20 +27,20 @@ plant() {
     sync
     summed "$1" > /tmp/sums
 }
-# summed DIR: the sums of all files.
+# summed DIR: prints the checksums of all files.
 summed() { (cd "$1" && find . -type f | sort | xargs md5sum); }
-# intact DIR: all files are as they were planted.
+# intact DIR: checks that all planted files are unchanged.
 intact() { summed "$1" > /tmp/now && same_words /tmp/sums /tmp/now; }
-# killed_and_back: the process of the volume.
+# killed_and_back: kills the process of the volume, and opens the volume again.
 killed_and_back() { kill -9 "$(ours_pid)" && sleep 1 && ours /dev/under; }
-# again NODE's file system, TYPE: unmounted, the volume closed, opened by Inlock again, mounted.
+# again NODE's file system, TYPE: unmounts, closes the volume, opens it in Inlock again, and mounts.
 again() { umount /mnt && ours_closed && ours /dev/under && mount -t "$1" "$NODE" /mnt; }
-# by_dm_crypt TYPE: the files are the same under dm-crypt, which can mount what we wrote.
+# by_dm_crypt TYPE: checks that dm-crypt mounts the file system with the same files.
 by_dm_crypt() {
     umount /mnt && ours_closed && theirs /dev/under && mount -t "$1" "$NODE" /mnt && intact /mnt/files &&
         umount /mnt && theirs_closed
 }
-# ended: the volume is closed, and the device below gone.
+# ended: closes the volume, and removes the underlying device.
 ended() { ours_closed && nullb_gone under; }
 
 part order
@@ -53,7 +53,7 @@ check order-load fio --name=load --filename="$NODE" --direct=1 --ioengine=libaio
     --io_size=100m --zonemode=zbd --rw=randwrite --bs=4k --max_open_zones=8 --group_reporting
 check order-traced traced_to /tmp/trace
 ordered order /tmp/trace 100000
-# Two writes of a zone in turned order are found among all these.
+# Control: two swapped writes of a zone among all these are found.
 awk -v zone="$ZONE" '/block_bio_queue.* W/ { for (i = 2; i < NF; i++) if ($i == "+") at = int($(i - 1) / zone)
         if (++n == 50000) { held = $0; of = at; next } }
     { print }
@@ -64,7 +64,7 @@ check order-report shifted /dev/under
 check order-end ended
 
 part zonefs
-# One file holds 3 MiB, what is left of a zone of 4 MiB.
+# A file has 3 MiB, the capacity of a zone of 4 MiB.
 SECTORS=$((92 * ZONE))
 check zonefs-under nullb under 3 91 4 3 0 0 4096
 check zonefs-open ours /dev/under || exit 1
@@ -82,7 +82,7 @@ total=$(du -k /mnt/seq | cut -f 1)
 if [ "$total" -ge 262144 ]; then ok zonefs-size; else fail zonefs-size "$total KiB"; fi
 check zonefs-again again zonefs
 check zonefs-files intact /mnt/seq
-# A file behind its end, and one that is made empty and written anew.
+# A write beyond the end of a file, and a file that is truncated and rewritten.
 must_fail zonefs-not-at-the-end "error writing" dd if=/dev/urandom of=/mnt/seq/9 bs=4k count=1 seek=2 oflag=direct conv=notrunc
 check zonefs-empty truncate -s 0 /mnt/seq/9
 check zonefs-anew dd if=/dev/urandom of=/mnt/seq/9 bs=64k count=3 oflag=direct,append conv=notrunc
@@ -114,7 +114,7 @@ rm /tmp/trace
 check btrfs-scrub btrfs scrub start -B /mnt
 check btrfs-again again btrfs
 check btrfs-files intact /mnt/files
-# Some are given up, so that zones are reset, and fio verifies while the process is killed.
+# Some files are removed, so that zones are reset; fio verifies while the process is killed.
 rm -f /mnt/files/f1? /mnt/files/f2?
 summed /mnt/files > /tmp/sums
 fio --name=load --directory=/mnt --direct=1 --ioengine=io_uring --iodepth=16 --numjobs=4 --size=16m --rw=randwrite \

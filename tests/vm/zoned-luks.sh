@@ -1,4 +1,4 @@
-#: about   LUKS volumes on zoned devices: where they are placed, cryptsetup beside Inlock, copies in and out, who is refused
+#: about   LUKS volumes on zoned devices: placement, cryptsetup and Inlock, import and export, refusals
 #: memory  512
 #: seconds 300
 #: modules dm_crypt ublk_drv
@@ -6,26 +6,27 @@
 # shellcheck shell=dash
 # shellcheck source=tests/vm/parts/zones.sh
 . /vm/parts/zones.sh
-# `mixed` has eight conventional zones, which just hold a header, and twelve that are written in order; `ordered` only such.
-# shellcheck disable=SC2034  # for what parts/zones.sh has
+# `mixed` has eight conventional zones, which just fit a header, and twelve sequential ones; `ordered` has only
+# sequential ones.
+# shellcheck disable=SC2034  # used by parts/zones.sh
 ZONE=4096 FIRST=32768 SECTORS=$((12 * 4096))
 FAST="--pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1"
 printf secret > /tmp/key
 
-# format OPTION...: makes a volume.
+# format OPTION...: creates a volume.
 format() {
     # shellcheck disable=SC2086  # several options in one word
     inlock luksFormat -q $FAST "$@" /tmp/key
 }
-# opened DEVICE OPTION...: NODE is the volume on it.
+# opened DEVICE OPTION...: opens the volume on it as NODE.
 opened() {
     local device=$1
     shift
     inlock open --key-file /tmp/key "$@" "$device" vol --via ublk && NODE=$(readlink -f /dev/inlock/vol)
 }
-# put ZONE: fills a zone of NODE, up to what it can hold.
+# put ZONE: fills a zone of NODE to its capacity.
 put() { head -c 1048576 /dev/urandom | dd of="$NODE" bs=256k seek=$(($1 * 8)) iflag=fullblock oflag=direct conv=notrunc 2> /dev/null; }
-# sums FILE: of what zones 0 to 3 of NODE can hold.
+# sums FILE: checksums of the capacity of zones 0 to 3 of NODE.
 sums() {
     local zone
     for zone in 0 1 2 3; do
@@ -53,8 +54,8 @@ inlock status vol > /tmp/status
 check refreshed has 'flags:   no_read_workqueue' /tmp/status
 key=$(head -c 64 /dev/urandom | xxd -p -c 64)
 line="0 $SECTORS crypt aes-xts-plain64 $key 0 /dev/mixed 0 1 sector_size:4096"
-must_fail reload "does not lie on the same zones" inlock reload vol --table "$line"
-# Who writes waits while the volume is suspended.
+must_fail reload "does not have the same zones" inlock reload vol --table "$line"
+# A writer blocks while the volume is suspended.
 check suspend inlock suspend vol
 put 1 &
 writing=$!
@@ -78,7 +79,7 @@ sums /tmp/ours.sum
 check we-read-what-was-written-there same_words /tmp/theirs.sum /tmp/ours.sum
 check close-again inlock close vol
 
-# Out, and in again: every zone has its pointer back.
+# Export and import: every zone gets its write pointer back.
 blkzone report -o "$FIRST" /dev/mixed | sed 's/zcond:[^[]*//' > /tmp/before
 check export inlock export --key-file /tmp/key /dev/mixed /tmp/image
 must_fail import-onto-data "write pointer .*, but data is for" inlock import --key-file /tmp/key /tmp/image /dev/mixed
@@ -92,9 +93,9 @@ sums /tmp/imported.sum
 check imported same_words /tmp/ours.sum /tmp/imported.sum
 check theirs-closed-again cryptsetup close dm
 
-# Nothing of a header is written where it could not be rewritten.
-must_fail no-room "a header takes the first 2097152 bytes, and only the first 0 are in conventional" format /dev/ordered
-must_fail unit-too-large "4096 bytes do not divide the 512" format --header /tmp/header --sector-size 4096 /dev/ordered
+# No part of a header is written to a zone where it could not be rewritten.
+must_fail no-room "a header takes the first 2097152 bytes, but only the first 0 are in conventional" format /dev/ordered
+must_fail unit-too-large "4096 bytes do not divide the write granularity of 512" format --header /tmp/header --sector-size 4096 /dev/ordered
 must_fail offset-inside "start at sector 64, inside a zone of 4096 sectors: 0 or 4096" format --header /tmp/header -o 64 /dev/ordered
 check detached format --header /tmp/header /dev/ordered
 blkzone report /dev/ordered | sed 's/zcond:[^[]*//' > /tmp/report

@@ -1,4 +1,4 @@
-#: about   zoned devices and files of several shapes through Inlock and dm-crypt: a table of operations and errors, reports, fio, order, both ways, the process killed
+#: about   zoned devices and files of several shapes through Inlock and dm-crypt: a table of operations and errors, reports, fio, order, both ways, a killed process
 #: memory  768
 #: cpus    2
 #: seconds 600
@@ -7,12 +7,12 @@
 # shellcheck shell=dash
 # shellcheck source=tests/vm/parts/zones.sh
 . /vm/parts/zones.sh
-# Devices in memory: `raw`, and `under` which is two zones longer: there a volume begins at its third zone, and then has
-# the same zones as `raw`. A file with zones, `store`, is as `under`.
+# Devices in memory: `raw`, and `under`, which is two zones longer: its volume starts at the third zone, and has the
+# same zones as `raw`. A zoned file, `store`, has the same zones as `under`.
 ZONE=4096 FIRST=8192 SECTORS=$((14 * 4096)) UNIT=4096
 KEY=$(head -c 64 /dev/urandom | xxd -p -c 64)
-# shaped SHAPE: sets what devices of a shape are like: CONVENTIONAL zones of 14, CAPACITY in MiB, how many may be OPEN and
-# ACTIVE, BLOCK.
+# shaped SHAPE: sets the attributes of a shape: CONVENTIONAL of 14 zones, CAPACITY in MiB, the limits OPEN and ACTIVE,
+# BLOCK.
 shaped() {
     SHAPE=$1
     case $1 in
@@ -23,23 +23,24 @@ shaped() {
     esac
     UNIT=$BLOCK
 }
-# longer ZONES: how many zones are conventional where so many more are at the front.
+# longer ZONES: prints the number of conventional zones with ZONES more zones at the front.
 longer() { if [ "$CONVENTIONAL" = 0 ]; then echo 0; else echo $((CONVENTIONAL + $1)); fi; }
-# made NAME ZONES: a device of the shape with so many more zones at the front. The last two are read-only and offline.
+# made NAME ZONES: creates a device of the shape with ZONES more zones at the front. The last two are read-only and
+# offline.
 made() {
     local to=/sys/kernel/config/nullb/$1 first
     first=$(longer "$2")
     nullb "$1" "$first" $((14 + $2 - first)) 2 "$CAPACITY" "$OPEN" "$ACTIVE" "$BLOCK" &&
         echo $((($2 + 12) * ZONE)) > "$to/zone_readonly" && echo $((($2 + 13) * ZONE)) > "$to/zone_offline"
 }
-# made_file FILE ZONES: a file of the shape.
+# made_file FILE ZONES: creates a zoned file of the shape.
 made_file() {
     rm -f "$1" "$1.zones"
     inlock zoned create "$1" --size $((2 * (14 + $2)))M --zone-size 2M --zone-capacity "${CAPACITY}M" --conventional-zones "$(longer "$2")" \
         --max-open-zones "$OPEN" --max-active-zones "$ACTIVE" --zone-write-granularity "$BLOCK" &&
         xtask zones retire "$1" $(($2 + 12)) read-only && xtask zones retire "$1" $(($2 + 13)) offline
 }
-# table COLUMN DEVICE: what became of the cases, for the host.
+# table COLUMN DEVICE: runs the cases, and sends the results to the host.
 table() {
     if xtask zones cases "$2" /vm/zones.txt > /tmp/cases 2> /tmp/said; then
         sed "s,^,data $SHAPE/$1 ," /tmp/cases >&3
@@ -47,15 +48,15 @@ table() {
         fail "$SHAPE-table-$1" "$(cat /tmp/said)"
     fi
 }
-# load SEED: four jobs at depth 32, each with two zones that it writes and reads back.
+# load SEED: runs four jobs at depth 32, each of which writes and reads back two zones.
 load() {
     fio --name=load --filename="$NODE" --direct=1 --ioengine=libaio --iodepth=32 --numjobs=4 --offset=4m --size=2z \
         --offset_increment=2z --zonemode=zbd --rw=randwrite --bsrange=4k-64k --blockalign=4k --max_open_zones=4 \
         --job_max_open_zones=1 --verify=crc32c --verify_fatal=1 --randseed="$1" --group_reporting
 }
-# sums FILE: of all that can be read of the volume.
+# sums FILE: checksums of all readable data of the volume.
 sums() { dd if="$NODE" bs=2M count=13 iflag=direct 2> /dev/null | sha256sum > "$1"; }
-# killed NAME STORE: the process of the volume on STORE in the middle of writes; writers wait, and go on when it is back.
+# killed NAME STORE: kills the process of the volume on STORE during writes; writers block, and continue after recovery.
 killed() {
     local filling
     rm -f /tmp/log
@@ -70,7 +71,7 @@ killed() {
     must_fail "$1-nothing-lost-control" "other bytes" xtask zones filled "$NODE" /tmp/log 10
     check "$1-report" shifted "$2"
 }
-# killed_both NAME STORE: together with who writes; what was acknowledged is there, and nothing else is.
+# killed_both NAME STORE: kills process and writers; acknowledged data are there, and no other data.
 killed_both() {
     local filling
     rm -f /tmp/log
@@ -108,7 +109,7 @@ table inlock "$NODE"
 check report-after-the-table shifted /dev/under
 check own-report-after-the-table own_report /dev/under
 traced under 4096
-# Nothing is merged to less than two hundred writes.
+# Merging must leave at least two hundred writes.
 check short-requests short_requests 16
 check load load 8
 traced_to /tmp/trace
@@ -123,7 +124,7 @@ sums /tmp/dm.sum
 check dm-crypt-reads-what-we-wrote same_words /tmp/ours.sum /tmp/dm.sum
 check dm-close-again theirs_closed
 
-# What finds no fault in the order finds one where there is none.
+# Control: the check of the order finds faults in random writes.
 traced raw 1024
 fio --name=any --filename=/dev/raw --direct=1 --ioengine=io_uring --iodepth=8 --rw=randwrite --bs=4k --size=256k > /tmp/said
 traced_to /tmp/trace
@@ -132,7 +133,7 @@ must_fail report-control "^[-+]" diff /tmp/expected /tmp/report.full
 nullb_gone raw
 nullb_gone under
 
-# The other shapes, and files of all.
+# The other shapes, and zoned files of all shapes.
 for shape in plain sectors narrow; do
     shaped "$shape"
     check "$shape-raw" made raw 0
@@ -143,7 +144,7 @@ for shape in plain sectors narrow; do
     check "$shape-dm-close" theirs_closed
     if [ "$shape" = sectors ]; then
         UNIT=4096
-        must_fail unit-too-large "4096 bytes do not divide the 512" ours /dev/under
+        must_fail unit-too-large "4096 bytes do not divide the write granularity of 512" ours /dev/under
         UNIT=512
     fi
     check "$shape-open" ours /dev/under && table inlock "$NODE"
@@ -169,7 +170,7 @@ sums /tmp/after.sum
 check file-reads-what-it-wrote same_words /tmp/before.sum /tmp/after.sum
 check file-close-again ours_closed
 
-# The driver counts whole zones: a short one at the end is refused before there is a device.
+# The driver counts whole zones: a short last zone is refused before a device is created.
 check short-file inlock zoned create /tmp/short --size 7M --zone-size 2M
 FIRST=0 SECTORS=$((7 * 2048)) UNIT=4096
 must_fail short-zone "7340032 bytes in zones of 2097152 leave 1048576 at the end" ours /tmp/short

@@ -1,7 +1,7 @@
-//! `cargo xtask bench-record`: runs `inlock bench all` on a release build and keeps what it finds in `benches/record`.
+//! `cargo xtask bench-record`: runs `inlock bench all` on a release build, and stores the results in `benches/record`.
 //!
-//! Three files of one name: the figures as JSON, the page, and the bars with the environment as Markdown. The command
-//! ends with an error when a bar is missed, after the record was written.
+//! Three files of one name: the results as JSON, the page, and the thresholds with the environment as Markdown. If a
+//! threshold is missed, the command fails after the record is written.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use inlock_tests::process;
 use serde_json::Value;
 
-/// Measures with the arguments that `inlock bench all` takes, and writes the record.
+/// Measures with the arguments of `inlock bench all`, and writes the record.
 pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let inlock = process::inlock_path()?;
     let folder = root.join("benches/record");
@@ -37,7 +37,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     Ok(if output.status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The part of a record that people read first.
+/// Returns the summary of a record.
 fn markdown(told: &Value, date: &str, commit: &str, command: &str) -> String {
     let mut text = format!(
         "# Benchmarks, {date}\n\n`{command}` at commit {commit}.\n\n| case | threshold | result | met |\n|---|---|---:|---|\n"

@@ -1,7 +1,7 @@
 //! `cargo xtask cross`: type-checks the shipped crates for other CPUs.
 //!
-//! Where rustup has a target, its library is taken. Elsewhere Debian's compiler and the library's source are unpacked
-//! under `target/cross`, without installing them, and the library is built from source once for each target.
+//! A target of rustup is used if it is installed. Otherwise Debian's compiler and the source of the library are
+//! unpacked in `target/cross`, without installing them, and the library is built once for each target.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,10 +14,10 @@ use inlock_tests::report::skipped;
 
 use crate::target_dir;
 
-/// One with other instructions, and one with numbers of 32 bits.
+/// One with another instruction set, and one with 32 bits.
 const TARGETS: [&str; 2] = ["aarch64-unknown-linux-gnu", "i686-unknown-linux-gnu"];
 
-/// The shipped package. The tests are written for the machine that runs them.
+/// The shipped package. The tests are written for x86-64 Linux.
 const PACKAGE: &str = "inlock-cli";
 
 /// Checks every target, or those named in the arguments.
@@ -32,8 +32,8 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         };
         cargo.current_dir(root).args(["check", "--quiet", "--package", PACKAGE, "--target", target]);
         cargo.arg("--target-dir").arg(target_dir(root).join("cross/build"));
-        // A warning on one target only is not seen elsewhere. The crate io-uring does not vouch for its
-        // structures on targets of 32 bits; types are all that is checked here.
+        // Warnings may occur on one target only. The crate io-uring does not guarantee its structures on targets of 32
+        // bits, but only types are checked here.
         cargo.env("RUSTFLAGS", "-Dwarnings --cfg=io_uring_skip_arch_check");
         let passed = cargo.status().context("cannot run cargo")?.success();
         println!("cross: {target}: {}", if passed { "ok" } else { "FAILED" });
@@ -44,7 +44,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Cargo with a compiler that has, or can build, the target's library. None where there is neither.
+/// Returns cargo with a compiler that has, or can build, the target's library. `None`: there is no such compiler.
 fn cargo(root: &Path, target: &str) -> Result<Option<Command>> {
     let mut cargo = Command::new(env!("CARGO"));
     let library = text(program("rustc").args(["--print", "target-libdir", "--target", target]))?;
@@ -57,7 +57,7 @@ fn cargo(root: &Path, target: &str) -> Result<Option<Command>> {
     Ok(Some(cargo))
 }
 
-/// The compiler of Debian's `rustc-web` under `place`, downloaded if it is not there. None: apt does not have it.
+/// Returns the compiler of Debian's `rustc-web` in `place`, downloaded if needed. `None`: apt does not have it.
 fn debian_compiler(place: &Path) -> Result<Option<PathBuf>> {
     let folder = place.join("compiler");
     let run = folder.join("rustc");
@@ -67,7 +67,7 @@ fn debian_compiler(place: &Path) -> Result<Option<PathBuf>> {
         if !unpack(unfinished.path())? {
             return Ok(None);
         }
-        // Two that begin at once make the same.
+        // Another process may have created the same.
         if fs::rename(unfinished.path(), &folder).is_err() {
             ensure!(run.is_file(), "cannot put the compiler to {}", folder.display());
         }
@@ -75,7 +75,7 @@ fn debian_compiler(place: &Path) -> Result<Option<PathBuf>> {
     Ok(Some(run))
 }
 
-/// Fills `folder` with the packages' files, and `rustc`, a script that runs the compiler with its libraries.
+/// Fills `folder` with the files of the packages, and `rustc`, a script that runs the compiler with its libraries.
 fn unpack(folder: &Path) -> Result<bool> {
     let Some(packages) = packages()? else { return Ok(false) };
     let downloaded = output(program("apt-get").args(["download", "-qq"]).args(&packages).current_dir(folder))?;
@@ -96,7 +96,7 @@ fn unpack(folder: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// `rustc-web`, the source of its library, and what it is linked with, of the version that apt has.
+/// Returns `rustc-web`, the source of its library and its dependencies, in the version that apt has.
 fn packages() -> Result<Option<Vec<String>>> {
     let depends = |package: &str| output(program("apt-cache").args(["depends", package]));
     let mut wanted = vec!["rustc-web".to_owned(), "rust-web-src".to_owned(), "libstd-rust-web-dev".to_owned()];
@@ -107,7 +107,7 @@ fn packages() -> Result<Option<Vec<String>>> {
     Ok(Some(wanted))
 }
 
-/// The package whose name begins so, from the output of `apt-cache depends`.
+/// Returns the package with this prefix in the output of `apt-cache depends`.
 fn dependency(listed: &[u8], begins: &str) -> Option<String> {
     let listed = String::from_utf8_lossy(listed);
     let mut names = listed.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dependency_is_found_by_how_it_begins() {
+    fn dependency_is_found_by_prefix() {
         let listed =
             b"libstd-rust-web-dev\n  Depends: libc6\n  Depends: libstd-rust-web-1.96\n  Conflicts: libstd-rust-web-x\n";
         assert_eq!(dependency(listed, "libstd-rust-web-").as_deref(), Some("libstd-rust-web-1.96"));

@@ -1,7 +1,7 @@
-//! `cargo xtask dependencies`: no dependency asks for a newer Rust than the workspace, and `cargo deny check` passes.
+//! `cargo xtask dependencies`: no dependency needs a newer Rust than the workspace, and `cargo deny check` passes.
 //!
-//! The advisories are a repository that is fetched from the network. Without a copy of it the other checks are made,
-//! and the advisories are skipped, which is printed. So is all of cargo-deny where it is not installed.
+//! The advisories are a repository on the network. Without a copy of it they are skipped, and so is cargo-deny as a
+//! whole if it is not installed; both are printed.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::metadata::metadata;
 
-/// Runs both.
+/// Runs both checks.
 pub(crate) fn run(root: &Path) -> Result<ExitCode> {
     let newer = newer_than_workspace(&metadata(root, &["--all-features"])?)?;
     for finding in &newer {
@@ -23,7 +23,7 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
     Ok(if newer.is_empty() && !denied { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Dependencies of the workspace's members that name a newer Rust than the oldest that a member names.
+/// Returns dependencies of the workspace that need a newer Rust than the oldest `rust-version` of a member.
 fn newer_than_workspace(metadata: &Value) -> Result<Vec<String>> {
     let packages = metadata["packages"].as_array().context("cargo lists no packages")?;
     let named = |package: &Value| package["rust_version"].as_str().map(version);
@@ -44,13 +44,13 @@ fn newer_than_workspace(metadata: &Value) -> Result<Vec<String>> {
     Ok(newer.map(show).collect())
 }
 
-/// `1.89` and `1.89.0` are the same.
+/// Parses a version, so that `1.89` equals `1.89.0`.
 fn version(text: &str) -> [u32; 3] {
     let mut numbers = text.split('.').map(|part| part.parse().unwrap_or(0));
     [(); 3].map(|()| numbers.next().unwrap_or(0))
 }
 
-/// Runs cargo-deny by deny.toml; `false`: something is denied.
+/// Runs cargo-deny with deny.toml. Returns false if it denies something.
 fn deny(root: &Path) -> Result<bool> {
     let checked = |what: &[&str]| {
         let mut command = program("cargo-deny");

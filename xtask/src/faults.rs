@@ -1,9 +1,9 @@
-//! `xtask faults`: tests of lost writes, run in the guest. The storage under a volume fails after it acknowledged
-//! writes; from then on, no request that promises them may succeed.
+//! `xtask faults`: tests of lost writes, run in the guest. The storage under a volume fails after it has acknowledged
+//! writes; afterwards, no request that guarantees their durability may succeed.
 //!
-//! `cargo xtask vm` copies this program to the guest as `xtask`. The storage is device-mapper's: it begins to fail when
-//! another table is loaded, or has less room than it promises. The result of each case is printed as the guest's
-//! reports are (tests/vm/lib.sh).
+//! `cargo xtask vm` copies this program to the guest as `xtask`. Device-mapper provides the storage: it starts to fail
+//! when another table is loaded, or is overcommitted. Results are printed in the format of the guest's reports
+//! (tests/vm/lib.sh).
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -21,13 +21,13 @@ const USAGE: &str = "usage: xtask faults WHAT DISK
   all     each of those on each storage, with one client and with four
   race    what several ask at a time, again and again";
 
-/// Storage below the volume, in MiB: an XFS needs most of this.
+/// Length of the storage under the volume, in MiB: XFS needs most of it.
 const LEN: u64 = 304;
-/// Length of the image, or of the encrypted part of the device.
+/// Length of the image, or of the encrypted part of the device, in MiB.
 const IMAGE: u64 = 4;
-/// How many bytes are written and acknowledged.
+/// Number of written and acknowledged bytes.
 const WRITTEN: usize = MIB;
-/// The room of thin storage: for a file system, and not for what is written to it.
+/// Length of the storage of a thin pool, in MiB: enough for a file system, but not for the written data.
 const ROOM: u64 = 24;
 const BLOCKS: Blocks = Blocks { lost: 2 << 20, kept: 3 << 20 };
 const RACES: u32 = 30;
@@ -41,16 +41,16 @@ const TABLE: &str = "/tmp/faults.table";
 const SOCKET: &str = "/tmp/faults.nbd";
 const LOG: &str = "/tmp/faults.log";
 
-/// How the storage fails.
+/// Failure of the storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
-    /// All that it is asked for fails.
+    /// All requests fail.
     Error,
-    /// Writes fail, and reads do not.
+    /// Writes fail, reads succeed.
     WriteErrors,
-    /// There is no room for what was written.
+    /// There is no space for the written data.
     Thin,
-    /// Writes succeed and change nothing, which no program can know: the control.
+    /// Writes succeed without effect, which no program can detect: the control.
     Dropped,
 }
 
@@ -59,14 +59,14 @@ enum Loss {
 enum Store {
     Ext4,
     Xfs,
-    /// The volume itself, through the kernel's cache.
+    /// The volume itself, through the page cache.
     Device,
 }
 
-/// How clients reach the volume.
+/// How clients access the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Front {
-    /// NBD clients in user space, with this way of I/O below.
+    /// NBD clients in user space, with this I/O engine for the underlying device.
     Nbd(&'static str),
     /// A block device or a file.
     Via(&'static str),
@@ -85,7 +85,7 @@ const STORAGE: [(Loss, Store); 8] = [
 const FRONTS: [Front; 5] =
     [Front::Nbd("uring"), Front::Nbd("sync"), Front::Via("ublk"), Front::Via("nbd"), Front::Via("fuse")];
 
-/// One way to lose writes.
+/// A way to lose writes.
 #[derive(Clone, Copy)]
 struct Way {
     loss: Loss,
@@ -93,7 +93,7 @@ struct Way {
     front: Front,
     first: First,
     clients: usize,
-    /// The byte that is written.
+    /// The byte to write.
     fill: u8,
 }
 
@@ -108,7 +108,7 @@ impl Way {
     }
 }
 
-/// Runs what the words say.
+/// Runs the command line.
 pub(crate) fn run(words: &[String]) -> Result<ExitCode> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let [what, disk] = words[..] else { bail!("{USAGE}") };
@@ -152,7 +152,7 @@ pub(crate) fn run(words: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Chosen so that over NBD thin storage is what a durable write meets first: it alone says `ENOSPC`.
+/// Returns a selection. Over NBD, thin storage fails the durable write first: it alone returns `ENOSPC`.
 fn some() -> Vec<Way> {
     let mut ways = Vec::new();
     for (of_front, front) in FRONTS.into_iter().enumerate() {
@@ -181,7 +181,7 @@ fn races() -> Vec<Way> {
     let (loss, store) = (Loss::WriteErrors, Store::Ext4);
     let mut ways = Vec::new();
     for _ in 0..RACES {
-        for first in [First::FlushesAtOnce, First::DurableWriteBesideFlush, First::WriteBackThenFlushesAtOnce] {
+        for first in [First::ConcurrentFlushes, First::DurableWriteDuringFlush, First::WriteBackThenConcurrentFlushes] {
             for front in [Front::Nbd("uring"), Front::Via("ublk"), Front::Via("fuse")] {
                 ways.push(Way { loss, store, front, first, clients: 4, fill: 0 });
             }
@@ -190,7 +190,7 @@ fn races() -> Vec<Way> {
     ways
 }
 
-/// Runs a program of the guest to its end.
+/// Runs a program of the guest.
 fn call(program: &str, words: &[&str]) -> Result<()> {
     let ended = Command::new(program).args(words).output().with_context(|| format!("cannot run {program}"))?;
     let said = String::from_utf8_lossy(&ended.stderr);
@@ -206,24 +206,24 @@ fn remove(name: &str) -> Result<()> {
     call("dmsetup", &["remove", "--retry", name])
 }
 
-/// Sectors of so many MiB.
+/// Converts MiB to sectors.
 fn sectors(mib: u64) -> u64 {
     mib << 11
 }
 
-/// The disk, and what lies where on it.
+/// The disk, and the positions on it.
 struct Ground {
     disk: String,
 }
 
 impl Ground {
-    /// Makes the file systems, each with an image in it.
+    /// Creates the file systems, each with an image in it.
     fn new(disk: &str) -> Result<Self> {
         let this = Self { disk: disk.to_owned() };
         fs::write(KEY, [5; 32])?;
         let key = "05".repeat(32);
         let len = sectors(IMAGE);
-        // The line without a cipher keeps the volume in the kernel's cache.
+        // The line without a cipher makes requests to the volume go through the page cache.
         let table = format!("0 {len} crypt aes-xts-plain64 {key} 0 {LOW} 0\n{len} 8 linear {LOW} {len}\n");
         fs::write(TABLE, table)?;
         for store in [Store::Ext4, Store::Xfs] {
@@ -237,7 +237,7 @@ impl Ground {
         Ok(this)
     }
 
-    /// Where the storage of one kind begins, in MiB.
+    /// Returns the start of the storage of this kind, in MiB.
     fn start(store: Store) -> u64 {
         match store {
             Store::Ext4 => 0,
@@ -246,18 +246,18 @@ impl Ground {
         }
     }
 
-    /// Where thin storage has its room, and 4 MiB before it what it knows of that.
+    /// Returns the start of thin storage; its metadata are 4 MiB before it.
     fn thin_start() -> u64 {
         2 * LEN + 64
     }
 
-    /// The table of storage that does what it is asked for.
+    /// Returns the table of working storage.
     fn sound(&self, store: Store) -> String {
         let len = if store == Store::Device { 2 * IMAGE } else { LEN };
         format!("0 {} linear {} {}", sectors(len), self.disk, sectors(Self::start(store)))
     }
 
-    /// The table of storage that has begun to fail.
+    /// Returns the table of failing storage.
     fn failing(&self, loss: Loss, store: Store) -> String {
         let sound = self.sound(store);
         let words: Vec<&str> = sound.split(' ').collect();
@@ -270,7 +270,7 @@ impl Ground {
         }
     }
 
-    /// Puts storage in place, so that the volume can be served.
+    /// Sets up storage for the volume.
     fn prepare(&self, way: Way) -> Result<()> {
         if way.loss != Loss::Thin {
             create("low", &self.sound(way.store))?;
@@ -279,7 +279,7 @@ impl Ground {
         let start = sectors(Self::thin_start());
         create("meta", &format!("0 {} linear {} {start}", sectors(4), self.disk))?;
         create("room", &format!("0 {} linear {} {}", sectors(ROOM), self.disk, start + sectors(4)))?;
-        // The first block is all that says that something is there.
+        // The first block is enough to identify the metadata.
         let meta = File::options().write(true).open("/dev/mapper/meta")?;
         meta.write_all_at(&[0; 4096], 0)?;
         meta.sync_all()?;
@@ -293,25 +293,25 @@ impl Ground {
         if way.store == Store::Ext4 {
             make_file_system(way.store)?;
             mount(way.store)?;
-            // Blocks that belong to the file, and that nothing was written to.
+            // Blocks that belong to the file, but were never written.
             let image = File::create(IMAGE_PATH)?;
             rustix::fs::fallocate(&image, rustix::fs::FallocateFlags::empty(), 0, IMAGE << 20)?;
             image.sync_all()?;
             rustix::fs::syncfs(&image)?;
         }
-        // Another one takes what room is left.
+        // A second thin device uses up the rest of the space.
         create("eater", &format!("0 {} thin /dev/mapper/pool 1", sectors(2 * ROOM)))?;
         let eaten = call("dd", &["if=/dev/zero", "of=/dev/mapper/eater", "bs=64k", "oflag=direct"]);
         ensure!(eaten.is_err(), "thin storage has room for all");
         remove("eater")
     }
 
-    /// Has the storage begin to fail.
+    /// Makes the storage fail.
     fn fail(&self, way: Way) -> Result<()> {
         if way.loss == Loss::Thin { Ok(()) } else { reload(&self.failing(way.loss, way.store)) }
     }
 
-    /// Takes the storage out of the kernel's memory; where it failed it is sound again afterwards.
+    /// Drops the storage's data from the page cache. Failing storage is repaired afterwards.
     fn mend(&self, way: Way) -> Result<()> {
         if way.store != Store::Device {
             call("umount", &[MOUNTED])?;
@@ -331,7 +331,7 @@ impl Ground {
         below.iter().try_for_each(|name| remove(name))
     }
 
-    /// Loses writes in one way; what succeeded over them.
+    /// Loses writes in one way, and returns the requests that succeeded nevertheless.
     fn lose(&self, way: Way) -> Result<Vec<&'static str>> {
         self.prepare(way).context("cannot prepare")?;
         let mut served = Served::start(way)?;
@@ -367,14 +367,14 @@ fn mount(store: Store) -> Result<()> {
     call("mount", &["-t", if store == Store::Xfs { "xfs" } else { "ext4" }, LOW, MOUNTED])
 }
 
-/// Leaves nothing of a way that could not be gone to its end, so that the next one can.
+/// Removes the remains of an aborted case, so that the next one can run.
 fn clear_away() {
-    // What is not there needs no clearing.
+    // A missing object needs no removal.
     let _ = call("umount", &["-l", MOUNTED]);
     let _ = call("dmsetup", &["remove_all", "--force"]);
 }
 
-/// Loads another table. Nothing is written back before.
+/// Loads another table, without writeback before.
 fn reload(table: &str) -> Result<()> {
     call("dmsetup", &["reload", "low", "--table", table])?;
     call("dmsetup", &["suspend", "--nolockfs", "--noflush", "low"])?;
@@ -382,7 +382,7 @@ fn reload(table: &str) -> Result<()> {
 }
 
 impl Way {
-    /// The written bytes as stored: from the page cache until that is dropped.
+    /// Reads the data as stored, or from the page cache until that is dropped.
     fn stored(&self) -> Result<Vec<u8>> {
         let mut stored = vec![0; WRITTEN];
         let path = if self.store == Store::Device { LOW } else { IMAGE_PATH };
@@ -390,7 +390,7 @@ impl Way {
         Ok(stored)
     }
 
-    /// Adds the words that name the volume to a command.
+    /// Adds the arguments that name the volume to a command.
     fn name_volume(&self, command: &mut Command) {
         if self.store == Store::Device {
             command.args(["--table", TABLE]);
@@ -404,7 +404,7 @@ impl Way {
 struct Served {
     child: Child,
     front: Front,
-    /// The device or the file.
+    /// Path of the device or the file.
     path: String,
 }
 
@@ -437,7 +437,7 @@ impl Served {
         }
     }
 
-    /// Ends it; whether it says that all went well.
+    /// Stops it, and returns whether it reports success.
     fn end(&mut self) -> Result<bool> {
         let pid = Pid::from_raw(self.child.id().cast_signed()).context("no process")?;
         rustix::process::kill_process(pid, Signal::TERM)?;
@@ -454,7 +454,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // After an error.
+        // Only after an error.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

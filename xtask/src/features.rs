@@ -1,7 +1,7 @@
-//! `cargo xtask features`: builds each crate with no feature, with each feature alone, and with all. `--tests`: its
-//! tests, too.
+//! `cargo xtask features`: builds each crate with no feature, with each feature alone, and with all; with `--tests`,
+//! including its tests.
 //!
-//! A default build has every feature, so that code under one feature that uses another builds there and nowhere else.
+//! A default build has every feature, so a missing dependency between features shows only here.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use crate::metadata::metadata;
 
-/// Not in a default build: their features build other implementations from source, for minutes.
+/// Excluded: its features build other implementations from source, which takes minutes.
 const LEFT_OUT: [&str; 1] = ["inlock-benches"];
 
-/// Runs all of them, and fails if any does.
+/// Runs all combinations, and fails if any does.
 pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let with_tests = args.iter().any(|word| word == "--tests");
     let combinations = combinations(&metadata(root, &["--no-deps"])?)?;
@@ -32,7 +32,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Each crate of the workspace that has features, with what to pass to `--features`.
+/// Returns each crate of the workspace with features, with the values for `--features`.
 fn combinations(metadata: &Value) -> Result<Vec<(String, String)>> {
     let mut found = Vec::new();
     for package in metadata["packages"].as_array().context("cargo lists no packages")? {

@@ -1,7 +1,7 @@
 //! `cargo xtask floors`: raises the floors of tests/floors.txt to the last full run's counts minus 5 %.
 //!
-//! The last stage of `./test.sh` leaves a line for each count. A floor is never lowered here: that takes a reason, by
-//! hand.
+//! The last stage of `./test.sh` writes a line for each count. A floor is never lowered here: that needs a reason and a
+//! manual edit.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,13 +28,13 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `count NAME: NUMBER, at least FLOOR`, a line.
+/// Parses lines `count NAME: NUMBER, at least FLOOR`.
 fn counts(said: &str) -> BTreeMap<&str, u64> {
     let lines = said.lines().filter_map(|line| line.strip_prefix("count ")?.split_once(": "));
     lines.filter_map(|(name, rest)| Some((name, rest.split(',').next()?.parse().ok()?))).collect()
 }
 
-/// The floors with those raised that are below 95 % of their count.
+/// Returns the floors, with those below 95 % of their count raised.
 fn raised(floors: &str, counts: &BTreeMap<&str, u64>) -> String {
     let raise = |line: &str| {
         let Some((name, floor)) = line.split_once(' ').filter(|_| !line.starts_with('#')) else {
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floor_rises_to_the_count_minus_five_percent_and_never_falls() {
+    fn floor_rises_to_95_percent_of_count_and_never_falls() {
         let counts =
             counts("count a: 1000, at least 10\ncount b: 100, at least 96\ncount c: 9, fewer than 10\nnoise\n");
         assert_eq!(counts, BTreeMap::from([("a", 1000), ("b", 100), ("c", 9)]));

@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: libFuzzer with AddressSanitizer over the targets of `fuzz/`.
 //!
-//! Builds the target programs with coverage instrumentation and the address sanitizer (compiler options that stable
-//! compilers take when told so through RUSTC_BOOTSTRAP), then runs each on its saved corpus. What a run finds stays
-//! under `target/fuzz`; a crash is copied to the corpus by hand, where the stable tests replay it for good.
+//! Builds the target programs with coverage instrumentation and the address sanitizer (compiler options that
+//! RUSTC_BOOTSTRAP enables on stable compilers), then runs each on its saved corpus. New inputs stay in `target/fuzz`;
+//! a crashing one is copied to the corpus manually, and the stable tests run it from then on.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::target_dir;
 
-/// The targets; their programs and corpus directories have the same names.
+/// The targets, which are also the names of their programs and corpus directories.
 const TARGETS: [&str; 9] = [
     "control_lines",
     "luks1_header",
@@ -30,7 +30,7 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cllvm-args=-sanitizer-coverage-stack-depth \
     -Zsanitizer=address -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks --cfg fuzzing";
 
-/// No input may make a target use more than this many MiB, or this many seconds.
+/// Maximum memory in MiB, and maximum time in seconds, of a target for one input.
 const MEMORY_MIB: u32 = 1024;
 const SECONDS_AN_INPUT: u32 = 20;
 
@@ -71,7 +71,7 @@ fn number(word: Option<&String>, option: &str) -> Result<u64> {
     word.parse().with_context(|| format!("{option}: '{word}' is no number"))
 }
 
-/// Builds the target programs and returns their directory.
+/// Builds the target programs, and returns their directory.
 fn build(root: &Path) -> Result<std::path::PathBuf> {
     let triple = host_triple()?;
     let folder = target_dir(root).join("fuzz");
@@ -91,7 +91,7 @@ fn build(root: &Path) -> Result<std::path::PathBuf> {
     Ok(folder.join(triple).join("release"))
 }
 
-/// A sanitizer needs `--target`, so that build scripts and macros stay without it.
+/// Returns the host's target. Sanitizers need `--target`, so that build scripts and macros are built without them.
 fn host_triple() -> Result<String> {
     let output = Command::new("rustc").arg("-vV").output().context("cannot run rustc")?;
     let text = String::from_utf8(output.stdout).context("rustc -vV is not text")?;

@@ -1,8 +1,8 @@
 //! Repository chores, run as `cargo xtask CHORE`.
 //!
-//! `tidy` holds the layout rules as failing checks, `fuzz` runs libFuzzer over the targets of `fuzz/`, `bench-record`
-//! measures and keeps the figures, `miri` interprets tests of `unsafe` code, `soak` serves many connections for
-//! minutes, `vm` runs the tests that need a real kernel, `ci` runs what a push runs. Nothing here is shipped.
+//! `tidy` checks the layout rules, `fuzz` runs libFuzzer on the targets of `fuzz/`, `bench-record` stores benchmark
+//! results, `miri` interprets tests of `unsafe` code, `soak` serves many connections for minutes, `vm` runs the tests
+//! that need a real kernel, `ci` runs the checks of a push. This crate is not shipped.
 
 mod bench_record;
 mod cross;
@@ -26,24 +26,24 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage: cargo xtask CHORE
-  tidy                                   check arrows of crates, circles of modules, unsafe, lengths, text
+  tidy                                   check crate arrows, module circles, unsafe, lengths, wording
   features [--tests]                     clippy over each crate with no feature, each alone, and all
-  dependencies                           no dependency needs a newer Rust; cargo deny check
+  dependencies                           check that no dependency needs a newer Rust; cargo deny check
   public-api [--update]                  compare the public API of the libraries with docs/api
   floors                                 raise tests/floors.txt to the last full run's counts minus 5 %
   cross [TARGET...]                      type-check for other CPUs: aarch64, and one of 32 bits
-  fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each unless told
+  fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each by default
   mutants [--shard K/N] [GROUP...] [REGEX...]
-                                         change the code of volume, engine and nbd in small ways and see tests fail
+                                         mutate the code of volume, engine and nbd, and check that tests fail
   miri                                   run the tests of `unsafe` code that Miri can interpret
-  bench-record [ARGUMENT...]             run `inlock bench all` and write its figures to benches/record
+  bench-record [ARGUMENT...]             run `inlock bench all` and store the results in benches/record
   soak [--minutes N | --seconds N] [--connections N] [--stall-seconds N] [--dir DIR]
                                          64 connections, mixed sizes, 5 minutes: no error, no stall, no growth
   vm [--list] [--keep-log] [--full] [--timeout SECONDS] [TEST...]
                                          boot a kernel under QEMU and run the tests of tests/vm in it
-  zones WHAT                             what guests of `vm` do to zoned devices
-  faults WHAT DISK                       what guests of `vm` do to storage that loses writes
-  ci                                     what a push runs: ./test.sh";
+  zones WHAT                             run in guests of `vm`: requests to zoned devices
+  faults WHAT DISK                       run in guests of `vm`: tests of storage that loses writes
+  ci                                     run the checks of a push: ./test.sh";
 
 fn main() -> ExitCode {
     match run() {
@@ -88,18 +88,18 @@ fn run() -> Result<ExitCode> {
     }
 }
 
-/// The words of [`USAGE`] that `cargo xtask` takes.
+/// Returns the words of [`USAGE`] that `cargo xtask` accepts.
 fn chores() -> Vec<&'static str> {
     let lines = USAGE.lines().filter_map(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with(' '));
     lines.filter_map(|line| line.split(' ').next()).collect()
 }
 
-/// Cargo's build directory.
+/// Returns Cargo's build directory.
 fn target_dir(root: &Path) -> PathBuf {
     root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
-/// The directory of the workspace, known from this crate's manifest.
+/// Returns the directory of the workspace, relative to this crate's manifest.
 fn workspace_root() -> Result<PathBuf> {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     Ok(here.parent().context("xtask has no parent directory")?.to_path_buf())

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use inlock_tests::process::{program, text};
 use serde_json::Value;
 
-/// The answer of `cargo metadata`.
+/// Returns the output of `cargo metadata`.
 pub(crate) fn metadata(root: &Path, arguments: &[&str]) -> Result<Value> {
     let mut command = program(env!("CARGO"));
     command.current_dir(root).args(["metadata", "--format-version=1", "--locked"]).args(arguments);

@@ -1,7 +1,7 @@
-//! `cargo xtask miri`: tests of `unsafe` code under Miri, which checks every access to memory and who may make it.
+//! `cargo xtask miri`: tests of `unsafe` code under Miri, which checks every memory access and its provenance.
 //!
-//! Miri interprets Rust: it knows neither io_uring nor locked pages nor vector instructions. So these are the tests of
-//! the code around them that handles raw pointers.
+//! Miri interprets Rust without io_uring, locked pages and vector instructions, so these tests cover the surrounding
+//! code that handles raw pointers.
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -10,22 +10,21 @@ use anyhow::{Context, Result, ensure};
 
 use crate::target_dir;
 
-/// A package, its features, and how the names of its tests begin.
+/// Package, features, and prefixes of the names of its tests.
 const TESTS: [(&str, &str, &[&str]); 3] = [
     ("inlock-cipher", "", &["aes::job::"]),
     ("inlock-engine", "", &["thread_pool::loan::", "buffer::"]),
     ("inlock-frontend", "ublk", &["ublk::command::"]),
 ];
 
-/// Files are opened; addresses that the kernel is given come back from it as pointers; memory that it may still use is
-/// leaked.
+/// Tests open files; the kernel returns addresses that become pointers again; memory that it may still use is leaked.
 const FLAGS: &str = "-Zmiri-disable-isolation -Zmiri-permissive-provenance -Zmiri-ignore-leaks";
 
-/// Runs the tests, where the nightly toolchain has Miri and the source of the standard library.
+/// Runs the tests, if the nightly toolchain has Miri and the source of the standard library.
 pub(crate) fn run(root: &Path) -> Result<ExitCode> {
     let miri = || {
         let mut cargo = Command::new("cargo");
-        // Not that of the stable toolchain, which cargo tells its children.
+        // Overrides the toolchain that cargo passes to its children.
         cargo.current_dir(root).env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").args(["+nightly", "miri"]);
         cargo.env("MIRIFLAGS", FLAGS).env("CARGO_TARGET_DIR", target_dir(root).join("miri"));
         cargo

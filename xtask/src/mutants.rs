@@ -1,8 +1,9 @@
-//! `cargo xtask mutants`: cargo-mutants over the code behind the guarantees; compares survivors with docs/mutants.md.
+//! `cargo xtask mutants`: runs cargo-mutants on the code behind the guarantees, and compares survivors with
+//! docs/mutants.md.
 //!
-//! Mutants are made in a copy of the tree under `target/mutants`, with a build directory of its own, so that the tree
-//! can be worked on meanwhile. A run that was interrupted goes on where it ended: mutants that were caught are not
-//! tried again until `target/mutants/results` is removed. Names are compared without lines and columns, which move.
+//! Mutants are built in a copy of the tree in `target/mutants`, so that work on the tree can continue. An interrupted
+//! run is continued: caught mutants are not repeated until `target/mutants/results` is removed. Names are compared
+//! without lines and columns, which move.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,12 +15,12 @@ use inlock_tests::process::{output, program, text};
 
 use crate::target_dir;
 
-/// Where the survivors that no test can tell from the code are listed, each with the reason.
+/// The list of survivors that no test can distinguish from the code, each with the reason.
 const EXPLAINED: &str = "docs/mutants.md";
-/// How many of a hundred mutants may survive without a reason.
+/// Percentage of mutants that may survive without a reason.
 const UNEXPLAINED_PERCENT: usize = 3;
 
-/// Code that is mutated together and judged by the same tests.
+/// Code that is mutated together and checked by the same tests.
 struct Group {
     name: &'static str,
     package: &'static str,
@@ -66,9 +67,9 @@ const GROUPS: [Group; 3] = [
 #[derive(Debug, Default, PartialEq)]
 struct Wanted {
     groups: Vec<&'static str>,
-    /// `K/N`: every N-th mutant, beginning with number K.
+    /// `K/N`: every N-th mutant, starting with number K.
     shard: Option<String>,
-    /// Regular expressions; a mutant whose name none of them fits is left out.
+    /// Regular expressions; a mutant must match one of them.
     filters: Vec<String>,
 }
 
@@ -93,7 +94,7 @@ impl Wanted {
     }
 }
 
-/// Runs the mutants of the groups named in the arguments, or all, and judges who survived.
+/// Runs the mutants of the groups named in the arguments, or all, and judges the survivors.
 pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let wanted = Wanted::parse(args)?;
     let place = target_dir(root).join("mutants");
@@ -110,7 +111,7 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     Ok(verdict.report(&explained))
 }
 
-/// Makes `copy` hold the files that version control knows, as they are now, and what else it built there.
+/// Copies the files under version control to `copy`, and keeps build output there.
 fn copy_tree(root: &Path, copy: &Path) -> Result<()> {
     let listed = text(program("git").arg("-C").arg(root).args([
         "ls-files",
@@ -124,7 +125,7 @@ fn copy_tree(root: &Path, copy: &Path) -> Result<()> {
     for name in &names {
         let (from, to) = (root.join(name), copy.join(name));
         let bytes = fs::read(&from)?;
-        // What has not changed keeps its time, so that it is not built again.
+        // An unchanged file keeps its modification time, so that it is not rebuilt.
         if fs::read(&to).ok().as_ref() != Some(&bytes) {
             fs::create_dir_all(to.parent().context("a file lies in no directory")?)?;
             fs::write(&to, bytes)?;
@@ -134,7 +135,7 @@ fn copy_tree(root: &Path, copy: &Path) -> Result<()> {
     remove_others(copy, copy, &names)
 }
 
-/// Removes files below `directory` that are not listed, relative to `copy`.
+/// Removes files in `directory` that are not listed, relative to `copy`.
 fn remove_others(copy: &Path, directory: &Path, names: &BTreeSet<&str>) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
@@ -147,7 +148,7 @@ fn remove_others(copy: &Path, directory: &Path, names: &BTreeSet<&str>) -> Resul
     Ok(())
 }
 
-/// Runs cargo-mutants over one group; what it found lies under `results` afterwards.
+/// Runs cargo-mutants on one group, which writes its results to `results`.
 fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wanted) -> Result<()> {
     let mut command = Command::new("cargo");
     command.args([
@@ -161,11 +162,11 @@ fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wan
     ]);
     command.arg("--dir").arg(copy).arg("--output").arg(results);
     command.args(["--package", group.package, "--test-package", group.package]);
-    // A mutant that makes a test wait for ever is caught by the wait. Unmutated, the tests take minutes on a busy
+    // A mutant that makes a test hang is caught by the timeout. Without a mutation, the tests take minutes on a busy
     // machine.
     command.args(["--minimum-test-timeout", "120", "--timeout-multiplier", "3"]);
     command.args(["--exclude-re", "<impl .*Debug for"]);
-    // It ends at the first test that fails, which saves half of the time.
+    // nextest stops at the first failing test, which saves half of the time.
     if output(program("cargo-nextest").arg("--version")).is_ok_and(|found| found.status.success()) {
         command.arg("--test-tool=nextest");
     }
@@ -182,7 +183,7 @@ fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wan
     command.env("CARGO_TARGET_DIR", place.join("build"));
     let status = command.status().context("cannot run cargo-mutants: cargo install --locked cargo-mutants")?;
     match status.code() {
-        // All caught; some missed; some timed out: the lists say which.
+        // All caught; some missed; some timed out: the lists have the details.
         Some(0 | 2 | 3) => Ok(()),
         _ => bail!("cargo-mutants over {} ended with {status}", group.name),
     }
@@ -197,7 +198,7 @@ struct Verdict {
 
 impl Verdict {
     fn add(&mut self, out: &Path) -> Result<()> {
-        // A mutant that makes a test hang is noticed as surely as one that makes it fail.
+        // A mutant that makes a test hang is caught like one that makes it fail.
         for list in ["caught.txt", "timeout.txt", "previously_caught.txt"] {
             self.caught.extend(lines(&out.join(list))?);
         }
@@ -205,7 +206,7 @@ impl Verdict {
         Ok(())
     }
 
-    /// Prints who survived without a reason, and reasons for mutants that are caught.
+    /// Prints survivors without a reason, and reasons for mutants that are caught.
     fn report(&self, explained: &BTreeMap<String, String>) -> ExitCode {
         let unexplained: Vec<_> = self.survived.iter().filter(|name| !explained.contains_key(&bare(name))).collect();
         for name in &unexplained {
@@ -230,7 +231,7 @@ impl Verdict {
     }
 }
 
-/// The lines of a list that may not be there.
+/// Returns the lines of a list, which may not exist.
 fn lines(path: &PathBuf) -> Result<Vec<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
@@ -239,7 +240,7 @@ fn lines(path: &PathBuf) -> Result<Vec<String>> {
     }
 }
 
-/// A mutant's name without line and column: `FILE: what was changed`.
+/// Returns a mutant's name without line and column: `FILE: change`.
 fn bare(name: &str) -> String {
     let mut parts = name.splitn(4, ':');
     match (parts.next(), parts.next(), parts.next(), parts.next()) {
@@ -248,7 +249,8 @@ fn bare(name: &str) -> String {
     }
 }
 
-/// The rows of the table: a mutant's name without line and column, in backticks, and the reason why no test can see it.
+/// Parses the rows of the table: a mutant's name without line and column, in backticks, and the reason why no test can
+/// detect it.
 fn explained(markdown: &str) -> BTreeMap<String, String> {
     let rows = markdown.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` |"));
     let reason =
@@ -261,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn name_without_line_and_column_stays_the_same_when_code_moves() {
+    fn mutant_name_has_no_line_and_column() {
         let name = "crates/volume/src/luks2/commit.rs:33:9: replace Luks2::commit -> Result<(), E> with Ok(())";
         assert_eq!(bare(name), "crates/volume/src/luks2/commit.rs: replace Luks2::commit -> Result<(), E> with Ok(())");
         assert_eq!(bare(name), bare(&name.replace("33:9", "40:1")));
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn row_without_a_reason_excuses_nothing() {
+    fn survivor_without_reason_is_not_excused() {
         let table =
             "| mutant | why |\n|---|---|\n| `a.rs: replace \\|\\| with &&` | both are true |\n| `b.rs: x` | |\n";
         let found = explained(table);

@@ -77,7 +77,7 @@ fn document(root: &Path, package: &str, features: &str) -> Result<PathBuf> {
     Ok(target.join("doc").join(format!("{}.json", package.replace('-', "_"))))
 }
 
-/// The public items, a line each. `None`: the format is not known.
+/// Returns the public items, a line each. `None`: the format is not known.
 fn listing(json: &Path) -> Option<String> {
     let builder = public_api::Builder::from_rustdoc_json(json);
     let builder = builder.omit_blanket_impls(true).omit_auto_trait_impls(true).omit_auto_derived_impls(true);

@@ -1,8 +1,9 @@
-//! `cargo xtask soak`: many connections, mixed sizes, minutes on end; nothing may fail, stall or grow.
+//! `cargo xtask soak`: many connections, mixed sizes, for minutes; no request may fail or stall, and memory must not
+//! grow.
 //!
-//! Each connection has its own range of an encrypted volume and a generator of its own. Every read is compared with the
-//! last write. A reply after more than a second, or `--stall-seconds`, is a stall. Resident
-//! memory is compared between the end of a warm-up, in which every connection has used every size, and the end.
+//! Each connection has its own range of an encrypted volume and its own generator. Every read is compared with the last
+//! write. A reply after more than a second, or `--stall-seconds`, is a stall. Resident memory is compared between the
+//! end of a warm-up, in which every connection uses every size, and the end.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -22,10 +23,10 @@ const SIZES: [usize; 7] = [512, 4096, 5000, 65536, 128 << 10, 1 << 20, (1 << 20)
 const IN_FLIGHT: usize = 2 << 20;
 /// Bytes of the volume for each connection.
 const RANGE: u64 = 4 << 20;
-/// Pages that the kernel counts to this process or another as it likes.
+/// Tolerance for pages that the kernel assigns to one process or another.
 const SLACK_KIB: u64 = 64;
-/// A run of less than a minute ends before every page of the buffers, which are made at the start, was used once. A
-/// server that keeps 16 bytes of each request is still found.
+/// A run of less than a minute ends before every page of the preallocated buffers was used. A leak of 16 bytes per
+/// request is still detected.
 const SHORT_SLACK_KIB: u64 = 1024;
 
 struct Options {
@@ -38,7 +39,7 @@ struct Options {
 /// Results of all connections.
 #[derive(Default)]
 struct Tally {
-    /// Limit of a reply time.
+    /// Limit of the latency of a reply.
     stall: Duration,
     requests: AtomicU64,
     bytes: AtomicU64,
@@ -47,7 +48,7 @@ struct Tally {
     errors: Mutex<Vec<String>>,
 }
 
-/// Runs, prints the verdict, and fails unless there were no errors, no stalls and no growth.
+/// Runs, prints the verdict, and fails on errors, stalls or growth.
 pub(crate) fn run(args: &[String]) -> Result<ExitCode> {
     let options = parse(args)?;
     let dir = tempfile::Builder::new().prefix("inlock-soak-").tempdir_in(&options.dir)?;
@@ -99,7 +100,7 @@ fn parse(args: &[String]) -> Result<Options> {
     Ok(options)
 }
 
-/// Warms up, runs for the time, and gives the growth of resident memory in KiB.
+/// Warms up, runs for the time, and returns the growth of resident memory in KiB.
 fn drive(server: &Server, options: &Options, tally: &Tally) -> Result<u64> {
     let over = AtomicBool::new(false);
     let warm = Barrier::new(options.connections as usize + 1);
@@ -111,7 +112,7 @@ fn drive(server: &Server, options: &Options, tally: &Tally) -> Result<u64> {
                 for size in SIZES {
                     client.step(tally, |client| client.batch(size, tally));
                 }
-                // A connection that has failed comes here too, so that no thread waits for it.
+                // A failed connection arrives here too, so that no thread waits for it.
                 warm.wait();
                 while !over.load(Ordering::Relaxed) {
                     let size = *client.random.pick(&SIZES);
@@ -132,7 +133,7 @@ fn drive(server: &Server, options: &Options, tally: &Tally) -> Result<u64> {
     })
 }
 
-/// The most resident memory that is seen in this time, in KiB.
+/// Returns the maximum of resident memory in this time, in KiB.
 fn most_resident(server: &Server, time: Duration) -> Result<u64> {
     let began = Instant::now();
     let mut most = server.status_field("VmRSS")?;
@@ -148,7 +149,7 @@ struct Client {
     connection: Option<Connection>,
     random: Random,
     base: u64,
-    /// Content of the range.
+    /// Contents of the range.
     written: Vec<u8>,
 }
 
@@ -173,7 +174,7 @@ impl Client {
         client
     }
 
-    /// Does something; a connection on which it fails is given up.
+    /// Runs a step; a connection on which it fails is given up.
     fn step(&mut self, tally: &Tally, what: impl FnOnce(&mut Self) -> Result<()>) {
         if let Err(error) = what(self) {
             tally.note(self.base / RANGE, &error);
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn late_answer_is_a_stall_and_an_early_one_is_not() {
+    fn late_reply_is_a_stall() {
         let tally = Tally { stall: Duration::from_secs(1), ..Tally::default() };
         let now = Instant::now();
         tally.answered(now, 512);

@@ -55,7 +55,7 @@ impl Load {
         format!("{order} {}", if self.write { "write" } else { "read" })
     }
 
-    /// `4 KiB random read, depth 16`, or `4 KiB random read, depth 1, one CPU`.
+    /// Returns a name such as `4 KiB random read, depth 16`, or `4 KiB random read, depth 1, one CPU`.
     pub(crate) fn name(self) -> String {
         let name = format!("{} {}, depth {}", size_text(self.block as u64), self.operation(), self.depth);
         self.placement.name().map_or_else(|| name.clone(), |placement| format!("{name}, {placement}"))
@@ -186,7 +186,7 @@ fn cpu_per_gib(samples: &Samples) -> Option<f64> {
     (samples.bytes > 0.0).then(|| samples.cpu_seconds / (samples.bytes / f64::from(1 << 30)))
 }
 
-/// `None` if one of the two moved nothing, or took less than the resolution of the clock.
+/// Returns `None` if one of the two moved nothing, or took less than the resolution of the clock.
 fn cpu_ratio(over: &Samples, under: &Samples) -> Option<f64> {
     let ratio = cpu_per_gib(over)? / cpu_per_gib(under)?;
     Some(ratio).filter(|ratio| ratio.is_finite())
@@ -259,7 +259,7 @@ impl Thresholds<'_> {
         ratio(&self.of(load, Kind::InlockLuks2)?.rates, &self.of(load, kind)?.rates)
     }
 
-    /// Ratio to the faster of the two plain servers; `None` unless both ran.
+    /// Returns the ratio to the faster of the two plain servers; `None` unless both ran.
     fn over_plain(&self, load: usize) -> Option<f64> {
         Some(self.rate(load, Kind::NbdkitFile)?.min(self.rate(load, Kind::QemuRaw)?))
     }

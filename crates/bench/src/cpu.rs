@@ -85,12 +85,12 @@ fn measure(device: &inlock_engine::Device, socket: &Path, load: Load) -> anyhow:
     Ok(Some([rest.max(0.0), cipher, store]))
 }
 
-/// CPU time so far of the workers and of their io_uring threads. `None`: the kernel does not report it.
+/// Returns the CPU time so far of the workers and of their io_uring threads. `None`: the kernel does not report it.
 fn worker_nanos() -> Option<u64> {
     let mut sum = None;
     for task in fs::read_dir("/proc/self/task").ok()?.flatten() {
         let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-        if !name.starts_with("inlock-worker") && !name.starts_with("iou-") {
+        if !name.starts_with("inlock-w") && !name.starts_with("iou-") {
             continue;
         }
         // The thread may have ended since.

@@ -29,7 +29,7 @@ pub(crate) fn describe(dir: &Path, programs: &[&str]) -> Vec<(String, String)> {
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Model name of the CPU.
+/// Returns the model name of the CPU.
 pub(crate) fn cpu_model() -> String {
     info("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
@@ -47,7 +47,7 @@ fn info(file: &str, field: &str) -> Option<String> {
     Some(value.trim().to_owned())
 }
 
-/// Type of the file system of a directory.
+/// Returns the type of the file system of a directory.
 fn file_system(dir: &Path) -> String {
     let Ok(dir) = dir.canonicalize() else { return "unknown".to_owned() };
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -59,14 +59,14 @@ fn file_system(dir: &Path) -> String {
     found.map_or_else(|| "unknown".to_owned(), |(_, kind)| kind.to_owned())
 }
 
-/// Today in UTC, as `2026-11-21`.
+/// Returns today in UTC, as `2026-11-21`.
 fn date() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let (year, month, day) = civil(now.as_secs() / 86400);
     format!("{year:04}-{month:02}-{day:02}")
 }
 
-/// Date of a day since 1970-01-01 in the Gregorian calendar.
+/// Returns the date of a day since 1970-01-01 in the Gregorian calendar.
 fn civil(mut day: u64) -> (u64, u64, u64) {
     let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let mut year = 1970;

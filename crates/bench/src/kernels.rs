@@ -53,8 +53,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The whole table: every kernel that `INLOCK_CPU` allows, both key lengths and directions, units of 512, 4096 and
-    /// 65536 bytes, requests of 4 KiB to 1 MiB. Takes about three seconds for each kernel.
+    /// Returns the whole table: every kernel that `INLOCK_CPU` allows, both key lengths and directions, units of 512,
+    /// 4096 and 65536 bytes, requests of 4 KiB to 1 MiB. Takes about three seconds for each kernel.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ impl Sides<'_> {
     }
 }
 
-/// Number of times that `work` fits into `time`.
+/// Returns the number of times that `work` fits into `time`.
 fn repetitions(time: Duration, mut work: impl FnMut(usize)) -> usize {
     let mut count = 1;
     loop {

@@ -98,7 +98,7 @@ fn over_nbd(options: &Options, results: &mut Results) -> anyhow::Result<()> {
 }
 
 /// Start of the names of the server's threads.
-const WORKER_THREADS: &str = "inlock-worker";
+const WORKER_THREADS: &str = "inlock-w";
 
 /// Serves an encrypted file from this process, as `inlock serve` does, with one worker.
 fn serve(dir: &Path, name: &str, busy_poll: Duration) -> anyhow::Result<(Server, PathBuf)> {

@@ -23,7 +23,7 @@ impl Subject {
     /// All subjects, in the order of the documentation.
     pub const ALL: [Self; 5] = [Self::Cipher, Self::Path, Self::Latency, Self::Compare, Self::All];
 
-    /// Name of the subject on the command line.
+    /// Returns the name of the subject on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cipher => "cipher",
@@ -60,7 +60,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// A full run of `subject`, printed as tables, with images in [`default_dir`].
+    /// Returns a full run of `subject`, printed as tables, with images in [`default_dir`].
     pub fn new(subject: Subject) -> Self {
         Self {
             subject,
@@ -81,7 +81,8 @@ impl Options {
     }
 }
 
-/// `/dev/shm` if it exists, so that results show the software and not a disk; else the directory for temporary files.
+/// Returns `/dev/shm` if it exists, so that results show the software and not a disk; otherwise the directory for
+/// temporary files.
 pub fn default_dir() -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
     if memory.is_dir() { memory } else { std::env::temp_dir() }

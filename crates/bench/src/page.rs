@@ -75,7 +75,7 @@ fn thresholds(results: &Results) -> String {
     text + "</table></section>\n"
 }
 
-/// A section with its plots side by side; nothing if there is no plot.
+/// Returns a section with its plots side by side; nothing if there is no plot.
 fn section(title: &str, words: &str, panels: &[String]) -> String {
     if panels.is_empty() {
         return String::new();
@@ -114,7 +114,7 @@ fn most(lines: &[Line]) -> f64 {
     lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max)
 }
 
-/// One line for each case of `rows`, in their order.
+/// Returns one line for each case of `rows`, in their order.
 fn lines<'a>(rows: &[&'a Measurement], point: impl Fn(&'a Measurement) -> (f64, f64)) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for row in rows {

@@ -73,7 +73,7 @@ fn unit() -> anyhow::Result<DataUnitSize> {
     Ok(DataUnitSize::new(4096)?)
 }
 
-/// A store on an unlinked file of noise in `dir`.
+/// Returns a store on an unlinked file of noise in `dir`.
 pub(crate) fn store(dir: &Path) -> anyhow::Result<Arc<dyn BackingStore>> {
     let file = tempfile::tempfile_in(dir).with_context(|| format!("cannot make a file in {}", dir.display()))?;
     fill(&file, FILE_LEN)?;
@@ -97,7 +97,7 @@ pub(crate) fn fill(file: &File, len: u64) -> anyhow::Result<()> {
 }
 
 impl Case {
-    /// The device of this case on `store`.
+    /// Returns the device of this case on `store`.
     pub(crate) fn device(&self, store: &Arc<dyn BackingStore>) -> anyhow::Result<Arc<Device>> {
         let (store, access) = (Arc::clone(store), Access::default());
         let Some(cipher) = self.cipher else {
@@ -107,7 +107,7 @@ impl Case {
         Ok(Arc::new(Device::new(&[segment], &key(), store, access)?.with_stats(self.stats)))
     }
 
-    /// A worker for this case, on the calling thread.
+    /// Returns a worker for this case, on the calling thread.
     pub(crate) fn driver(
         &self,
         store: &Arc<dyn BackingStore>,
@@ -212,8 +212,8 @@ fn measure(
     Ok(samples)
 }
 
-/// Index of the case to measure. Each round starts with another case, and every second round runs backwards, so that no
-/// case always follows the same one and inherits its caches.
+/// Returns the index of the case to measure. Each round starts with another case, and every second round runs
+/// backwards, so that no case always follows the same one and inherits its caches.
 fn case_at(round: usize, turn: usize, cases: usize) -> usize {
     let step = (turn + round / 2) % cases;
     if round.is_multiple_of(2) { step } else { cases - 1 - step }

@@ -85,7 +85,7 @@ fn only(cpu: usize) -> CpuSet {
     cpus
 }
 
-/// Threads of a process, those of the kernel's io_uring workers too, whose name `is_wanted` accepts.
+/// Returns the threads of a process whose name `is_wanted` accepts, including io_uring workers of the kernel.
 pub(crate) fn threads(process: &str, is_wanted: impl Fn(&str) -> bool) -> Vec<Pid> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let wanted = |task: &fs::DirEntry| {

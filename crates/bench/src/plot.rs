@@ -47,7 +47,7 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// A linear axis from zero to at least `most`.
+    /// Returns a linear axis from zero to at least `most`.
     pub fn from_zero(label: &str, most: f64) -> Self {
         let step = nice_step(most / 5.0);
         let count = (most / step).ceil().max(1.0);
@@ -63,14 +63,14 @@ impl Axis {
         }
     }
 
-    /// A logarithmic axis with these ticks.
+    /// Returns a logarithmic axis with these ticks.
     pub fn named(label: &str, ticks: Vec<(f64, String)>) -> Self {
         let low = ticks.first().map_or(1.0, |tick| tick.0);
         let high = ticks.last().map_or(2.0, |tick| tick.0);
         Self { label: label.to_owned(), scale: Scale::Log, ticks, low, high }
     }
 
-    /// A logarithmic axis over the powers of ten around these values.
+    /// Returns a logarithmic axis over the powers of ten around these values.
     pub fn decades(label: &str, least: f64, most: f64, name: impl Fn(f64) -> String) -> Self {
         let (low, high) = (least.max(1e-12).log10().floor() as i32, most.max(1e-12).log10().ceil() as i32);
         let high = high.max(low + 1);
@@ -78,7 +78,7 @@ impl Axis {
         Self { label: label.to_owned(), scale: Scale::Log, ticks, low: 10f64.powi(low), high: 10f64.powi(high) }
     }
 
-    /// Position of a value: 0 at the low end, 1 at the high one.
+    /// Returns the position of a value: 0 at the low end, 1 at the high one.
     fn share(&self, value: f64) -> f64 {
         match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -87,7 +87,7 @@ impl Axis {
     }
 }
 
-/// The next of 1, 2, 2.5, 5 and 10 times a power of ten.
+/// Returns the next of 1, 2, 2.5, 5 and 10 times a power of ten.
 fn nice_step(least: f64) -> f64 {
     if least <= 0.0 || !least.is_finite() {
         return 1.0;
@@ -258,7 +258,7 @@ fn spread(places: &mut [f64], step: f64, low: f64, high: f64) {
                 places[at] += lack / 2.0;
             }
         }
-        // If there is no room for all names, some lie beyond the ends.
+        // If there is no room for all names, some are beyond the ends.
         if places.len() as f64 * step < high - low {
             places.iter_mut().for_each(|place| *place = place.clamp(low, high));
         }
@@ -412,7 +412,7 @@ pub fn standalone(svg: &str) -> String {
     opened.replacen(">\n", &format!(">\n<style>\n{STYLE}</style>\n"), 1)
 }
 
-/// A number with three significant digits.
+/// Returns a number with three significant digits.
 pub fn short(value: f64) -> String {
     match value.abs() {
         x if x >= 99.95 => format!("{value:.0}"),
@@ -423,7 +423,7 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// Text for HTML and SVG.
+/// Escapes text for HTML and SVG.
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

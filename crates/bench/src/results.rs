@@ -86,18 +86,18 @@ impl Threshold {
         })
     }
 
-    /// `>= 0.95`.
+    /// Returns a text such as `>= 0.95`.
     pub(crate) fn limit_text(&self) -> String {
         let sign = if self.sense == Sense::AtLeast { "\u{2265}" } else { "\u{2264}" };
         format!("{sign} {:.2}", self.limit)
     }
 
-    /// `0.991`, or a dash.
+    /// Returns a text such as `0.991`, or a dash.
     pub(crate) fn ratio_text(&self) -> String {
         self.ratio.map_or_else(|| "\u{2013}".to_owned(), |ratio| format!("{ratio:.3}"))
     }
 
-    /// `yes`, `NO` or `not measured`.
+    /// Returns `yes`, `NO` or `not measured`.
     pub(crate) fn met_text(&self) -> &'static str {
         match self.met() {
             Some(true) => "yes",
@@ -153,7 +153,7 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// The results and the environment as JSON.
+    /// Returns the results and the environment as JSON.
     pub(crate) fn json(&self, environment: &[(String, String)]) -> Value {
         let environment: serde_json::Map<String, Value> =
             environment.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn verdict_counts_what_is_met_missed_and_not_measured() {
+    fn verdict_counts_met_missed_and_skipped_thresholds() {
         let verdict = |ratios: &[Option<f64>]| {
             let thresholds = ratios.iter().map(|ratio| Threshold::at_least("x", *ratio, 1.0)).collect();
             Results { thresholds, ..Results::default() }.verdict()

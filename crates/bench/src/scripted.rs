@@ -1,4 +1,4 @@
-//! A frontend without a client: submits the requests of a job, so many in flight, and counts completions.
+//! A frontend without a client: submits the requests of a job at a fixed depth, and counts completions.
 //!
 //! It drives the same worker, ring and device as the servers do. It submits at the end of a turn, like a frontend whose
 //! clients' commands arrive through the ring, so one turn serves as many requests as the queue is deep.

@@ -41,7 +41,7 @@ impl Kind {
         Self::Null,
     ];
 
-    /// Name in tables and plots.
+    /// Returns the name in tables and plots.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::InlockLuks2 => "Inlock LUKS2",
@@ -139,7 +139,7 @@ impl Server {
         Ok(())
     }
 
-    /// CPU time so far in seconds, user and system. `None` for a server in this process.
+    /// Returns the CPU time so far in seconds, user and system. `None` for a server in this process.
     pub(crate) fn cpu_seconds(&self) -> Option<f64> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.as_ref()?.id())).ok()?;
         cpu_ticks(&stat).map(|ticks| ticks as f64 / rustix::param::clock_ticks_per_second() as f64)

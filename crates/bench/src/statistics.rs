@@ -1,6 +1,6 @@
 //! Medians, ratios and percentiles.
 
-/// The middle of `values`, or the mean of the two in the middle. NaN if there is none.
+/// Returns the middle of `values`, or the mean of the two in the middle. NaN if there is none.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -11,13 +11,13 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The median of the rounds' ratios. `None` if a side was not measured.
+/// Returns the median of the rounds' ratios. `None` if a side was not measured.
 pub(crate) fn ratio(over: &[f64], under: &[f64]) -> Option<f64> {
     let ratios: Vec<f64> = over.iter().zip(under).map(|(over, under)| over / under).collect();
     Some(median(&ratios)).filter(|ratio| ratio.is_finite())
 }
 
-/// The least of the sorted values that `share` of them do not exceed; 0 if there is none.
+/// Returns the least of the sorted values that `share` of them do not exceed; 0 if there is none.
 pub(crate) fn percentile(sorted: &[u64], share: f64) -> u64 {
     let rank = (sorted.len() as f64 * share).ceil() as usize;
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)

@@ -14,7 +14,7 @@ pub(crate) fn text(results: &Results) -> String {
     text
 }
 
-/// The table of thresholds; nothing if there is none.
+/// Returns the table of thresholds; nothing if there is none.
 fn thresholds(thresholds: &[Threshold]) -> String {
     if thresholds.is_empty() {
         return String::new();
@@ -73,7 +73,7 @@ fn group(rows: &[Row<'_>]) -> String {
     text + "\n"
 }
 
-/// A Markdown table with aligned columns: the first `left` to the left, the others to the right.
+/// Returns a Markdown table with aligned columns: the first `left` to the left, the others to the right.
 pub(crate) fn table(heads: &[&str], left: usize, rows: impl Iterator<Item = Vec<String>>) -> String {
     let rows: Vec<Vec<String>> = rows.collect();
     let mut widths: Vec<usize> = heads.iter().map(|head| head.chars().count().max(3)).collect();
@@ -101,7 +101,7 @@ pub(crate) fn table(heads: &[&str], left: usize, rows: impl Iterator<Item = Vec<
     text
 }
 
-/// `4 KiB`, `1 MiB`.
+/// Formats a size as `4 KiB` or `1 MiB`.
 pub(crate) fn size_text(bytes: u64) -> String {
     match bytes {
         _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
@@ -110,7 +110,7 @@ pub(crate) fn size_text(bytes: u64) -> String {
     }
 }
 
-/// A number with about three significant digits.
+/// Returns a number with about three significant digits.
 pub(crate) fn number_text(value: f64) -> String {
     match value.abs() {
         x if x >= 100.0 => format!("{value:.0}"),

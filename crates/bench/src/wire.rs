@@ -309,7 +309,7 @@ fn send_all(stream: &mut UnixStream, mut slices: &mut [IoSlice<'_>]) -> io::Resu
     Ok(())
 }
 
-/// The server side of the handshake. Returns false if the client aborts it.
+/// Runs the server side of the handshake. Returns false if the client aborts it.
 fn handshake(stream: &mut UnixStream, size: u64) -> io::Result<bool> {
     /// Flags are valid; flush is supported.
     const FLAGS: u16 = 1 | 4;

@@ -27,7 +27,7 @@ impl<'a> InOut<'a> {
         Self::Copy { src, dst }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::InPlace(data) => data.len(),
@@ -56,7 +56,7 @@ impl<'a> InOut<'a> {
         len >> unit.log2()
     }
 
-    /// The first `mid` bytes, or all where there are fewer, and the rest.
+    /// Splits off the first `mid` bytes, or all if there are fewer.
     pub(crate) fn split_at(self, mid: usize) -> (Self, Self) {
         let mid = mid.min(self.len());
         match self {
@@ -71,8 +71,8 @@ impl<'a> InOut<'a> {
         }
     }
 
-    /// Where to read and where to write, for kernels: equal in place. Valid for `'a`: the references are given up for
-    /// them.
+    /// Returns where to read and where to write, for kernels: equal in place. Valid for `'a`, since the references are
+    /// consumed.
     #[inline(always)]
     pub(crate) fn into_ptrs(self) -> (*const u8, *mut u8) {
         match self {
@@ -84,8 +84,7 @@ impl<'a> InOut<'a> {
         }
     }
 
-    /// Copies source to destination where they differ and gives back the destination: for ciphers that only work in
-    /// place.
+    /// Copies source to destination if they differ, and returns the destination: for ciphers that work in place only.
     pub fn into_in_place(self) -> &'a mut [u8] {
         match self {
             Self::InPlace(data) => data,

@@ -1,8 +1,8 @@
-//! IVs: the block that starts a data unit's chain or, for XTS, is encrypted into its tweak (dm-crypt's names).
+//! IVs: the block that starts a data unit's chain or, for XTS, is encrypted into its tweak (with dm-crypt's names).
 //!
-//! A kernel asks for the finished IVs of up to [`MAX_BATCH`] units at a time, so no kernel knows an IV mode. A new mode
-//! is an arm in [`IvGenerator::fill`] and a row of vectors. Where an IV has 8 bytes they are the first ones. What
-//! depends on the data, or changes it, is a layer around the sector cipher.
+//! A kernel requests the finished IVs of up to [`MAX_BATCH`] units at a time, so no kernel knows an IV mode. A new mode
+//! is an arm in [`IvGenerator::fill`] and a row of vectors. An IV of 8 bytes is in the first bytes. IV modes that
+//! depend on the data, or change it, are layers around the sector cipher.
 
 use crate::aes::{AesKernel, AesKey, MAX_BATCH};
 use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
@@ -37,7 +37,7 @@ enum Mode {
         block_len: usize,
     },
     SpdkUpper,
-    /// One block for every unit, for vectors whose tweak is no number.
+    /// One block for every unit, for vectors whose tweak is not a number.
     #[cfg(test)]
     Fixed(Block),
 }
@@ -53,7 +53,7 @@ pub(crate) struct IvKeys<'a> {
 }
 
 impl IvGenerator {
-    /// For `spec`, whose parts and keys' lengths have been checked. AES-ESSIV encrypts with `kernel`.
+    /// Makes IVs for `spec`, whose parts and key lengths have been checked. AES-ESSIV encrypts with `kernel`.
     pub(crate) fn new(
         spec: &CipherSpec,
         keys: &IvKeys<'_>,
@@ -63,7 +63,7 @@ impl IvGenerator {
     ) -> Self {
         let block_len = spec.cipher.block_len();
         let mode = match spec.iv {
-            // What loop-AES's IV adds to the first block is added outside.
+            // The data-dependent part of loop-AES's IV is a layer around the cipher.
             IvMode::Null | IvMode::Lmk => Mode::Null,
             IvMode::Plain => Mode::Plain,
             IvMode::Plain64 => Mode::Plain64,
@@ -93,7 +93,7 @@ impl IvGenerator {
         Self { mode: Mode::Fixed(iv), step: 1 }
     }
 
-    /// The IV number `units` units after `number`.
+    /// Returns the IV number `units` units after `number`.
     #[inline(always)]
     pub(crate) fn advance(&self, number: u64, units: usize) -> u64 {
         number.wrapping_add(self.step.wrapping_mul(units as u64))
@@ -167,7 +167,7 @@ fn essiv(cipher: Cipher, hash: EssivHash, key: &[u8], kernel: AesKernel) -> Mode
 }
 
 impl EssivHash {
-    /// The digest of a key, which is a key.
+    /// Returns the digest of a key, which is a key itself.
     fn digest(self, key: &[u8]) -> VolumeKey {
         fn of<D: sha2::Digest>(key: &[u8]) -> VolumeKey {
             let mut digest = D::digest(key);

@@ -2,14 +2,14 @@
 
 use crate::locked::LockedBytes;
 
-/// The key that encrypts a volume's data (cryptsetup's "volume key"). In memory that is kept out of swap and core
-/// dumps (see [`memory_lock_failed`](crate::memory_lock_failed)), wiped when dropped; never printed.
+/// The key that encrypts a volume's data (cryptsetup's "volume key"). It is in memory that is kept out of swap and core
+/// dumps (see [`memory_lock_failed`](crate::memory_lock_failed)), wiped when dropped, and never printed.
 pub struct VolumeKey {
     bytes: LockedBytes,
 }
 
 impl VolumeKey {
-    /// The longest key that any supported specification takes, in bytes.
+    /// Maximum length of a key of any supported specification, in bytes.
     pub const MAX_LEN: usize = 65 * 64;
 
     /// Copies `bytes`; the caller wipes its own copy.
@@ -19,27 +19,27 @@ impl VolumeKey {
         key
     }
 
-    /// A key of `len` zero bytes, to be filled through [`VolumeKey::as_mut_bytes`].
+    /// Returns a key of `len` zero bytes, to be filled through [`VolumeKey::as_mut_bytes`].
     pub fn zeroed(len: usize) -> Self {
         Self { bytes: LockedBytes::zeroed(len) }
     }
 
-    /// The key.
+    /// Returns the key.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.as_slice()
     }
 
-    /// The key, to be filled.
+    /// Returns the key, to be filled.
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
         self.bytes.as_mut_slice()
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.as_bytes().len()
     }
 
-    /// Whether the key has no bytes, as a null cipher's may.
+    /// Whether the key has no bytes, as is possible for a null cipher.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,8 +1,8 @@
-//! Memory for keys: on pages of its own that are kept out of swap, core dumps and forked processes, between two pages
-//! that nothing may touch, and wiped before they go back to the system.
+//! Memory for keys: on pages of its own that are kept out of swap, core dumps and forked processes, between two guard
+//! pages, and wiped before it is unmapped.
 //!
-//! Locking can fail where the process's limit is low. Then the key is held all the same, and [`memory_lock_failed`]
-//! says so, for the caller to warn about.
+//! Locking can fail if the process's limit is low. The key is then kept nevertheless, and [`memory_lock_failed`]
+//! returns true, for the caller to print a warning.
 
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 use std::ptr::NonNull;
@@ -16,8 +16,8 @@ pub fn memory_lock_failed() -> bool {
     LOCK_FAILED.load(Ordering::Relaxed)
 }
 
-/// Zero bytes on pages of their own, wiped when dropped. They end at the guard page behind them, except for
-/// the bytes that their alignment (64 bytes) takes.
+/// Zero bytes on pages of their own, wiped when dropped. They end at the guard page behind them, except for up to 63
+/// bytes of alignment.
 pub(crate) struct LockedBytes {
     /// Start of the mapping, which is the guard page in front.
     map: NonNull<u8>,
@@ -32,7 +32,7 @@ unsafe impl Send for LockedBytes {}
 unsafe impl Sync for LockedBytes {}
 
 impl LockedBytes {
-    /// `len` zero bytes. Panics where the system has no memory left, as every allocation does.
+    /// Returns `len` zero bytes. Panics if the system has no memory left, like every allocation.
     pub(crate) fn zeroed(len: usize) -> Self {
         let page = rustix::param::page_size();
         let inner_len = len.max(1).next_multiple_of(page);
@@ -47,10 +47,9 @@ impl LockedBytes {
         unsafe {
             mm::mprotect(inner, inner_len, MprotectFlags::READ | MprotectFlags::WRITE)
                 .expect("out of memory while allocating a key");
-            // Kernels without the advice still keep the key; it only ends up in a dump that an administrator asked for.
+            // Kernels without the advice still keep the key; it only is in a dump that an administrator requests.
             let _ = mm::madvise(inner, inner_len, Advice::LinuxDontDump);
-            // A forked process finds zeroes. Linux before 4.14 does not know the advice, and forks as it does all
-            // memory.
+            // A forked process finds zeroes. Linux before 4.14 does not know the advice, and copies the pages.
             let _ = mm::madvise(inner, inner_len, Advice::LinuxWipeOnFork);
             if mm::mlock(inner, inner_len).is_err() {
                 LOCK_FAILED.store(true, Ordering::Relaxed);
@@ -67,13 +66,13 @@ impl LockedBytes {
         unsafe { self.map.add(page + self.inner_len - self.len.next_multiple_of(64)) }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub(crate) fn as_slice(&self) -> &[u8] {
         // SAFETY: `start` begins `len` bytes that are mapped, initialised (by the kernel, to zero) and owned by `self`.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len) }
     }
 
-    /// The bytes, to be filled.
+    /// Returns the bytes, to be filled.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.len) }
@@ -106,7 +105,7 @@ unsafe impl<T: Send> Send for LockedBox<T> {}
 unsafe impl<T: Sync> Sync for LockedBox<T> {}
 
 impl<T> LockedBox<T> {
-    /// Moves `value`, which holds no secret yet, to locked memory; secrets are then written in place.
+    /// Moves `value`, which has no secret yet, to locked memory; secrets are then written in place.
     pub(crate) fn new(value: T) -> Self {
         const { assert!(align_of::<T>() <= 64) };
         // Rounded up so that the start is aligned as well as the end.
@@ -150,11 +149,11 @@ pub(crate) mod tests {
     type Hook = Box<dyn FnMut(&[u8])>;
 
     thread_local! {
-        /// Called with the pages of every allocation that this thread gives back, after the wipe.
+        /// Called with the pages of every allocation that this thread unmaps, after the wipe.
         pub(crate) static ON_RELEASE: RefCell<Option<Hook>> = const { RefCell::new(None) };
     }
 
-    /// Runs `work` and gives back, for every locked allocation it released, whether all bytes were zero by then.
+    /// Runs `work`, and returns for every locked allocation it released whether all bytes were zero by then.
     pub(crate) fn releases_of(work: impl FnOnce()) -> Vec<bool> {
         let seen = std::rc::Rc::new(RefCell::new(Vec::new()));
         let sink = seen.clone();
@@ -186,7 +185,7 @@ pub(crate) mod tests {
         assert_eq!(std::rc::Rc::strong_count(&shared), 1);
     }
 
-    /// The guard pages are in the process's map, on both sides, without access.
+    /// The process's map has guard pages on both sides, without access.
     #[test]
     fn locked_bytes_lie_between_guard_pages() {
         let bytes = LockedBytes::zeroed(5000);
@@ -206,7 +205,7 @@ pub(crate) mod tests {
         assert_eq!(access_at(start + page + bytes.inner_len), "---p");
     }
 
-    /// As the kernel names them in `smaps`: not dumped, wiped on fork, and locked unless that failed.
+    /// Flags in `smaps`: not dumped, wiped on fork, and locked unless that failed.
     #[test]
     fn locked_bytes_are_kept_out_of_dumps_forks_and_swap() {
         let bytes = LockedBytes::zeroed(5000);

@@ -79,7 +79,7 @@ mod tests {
     use std::arch::asm;
 
     #[test]
-    fn registers_are_zero_after_a_scrub() {
+    fn scrub_clears_vector_registers() {
         if !std::arch::is_x86_feature_detected!("avx512f") {
             println!("SKIPPED: no AVX-512 to look at registers with");
             return;

@@ -18,7 +18,7 @@ pub struct Segment {
     pub unit: DataUnitSize,
     /// Whether the IV counts data units (dm-crypt `iv_large_sectors`) instead of sectors of 512 bytes.
     pub large_iv: bool,
-    /// The cipher; `None`: stored as it is (a linear segment, or `--type raw`).
+    /// The cipher; `None`: stored unencrypted (a linear segment, or `--type raw`).
     pub cipher: Option<CipherSpec>,
 }
 
@@ -37,7 +37,7 @@ impl Segment {
 pub enum TargetType {
     /// Encrypted data.
     Crypt,
-    /// Data as it is.
+    /// Unencrypted data.
     Linear,
     /// Zeroes; writes are dropped.
     Zero,
@@ -49,7 +49,7 @@ impl TargetType {
     /// Every type.
     pub const ALL: [Self; 4] = [Self::Crypt, Self::Linear, Self::Zero, Self::Error];
 
-    /// Name in a table.
+    /// Returns its name in a table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crypt => "crypt",
@@ -59,7 +59,7 @@ impl TargetType {
         }
     }
 
-    /// The type with this name in a table.
+    /// Returns the type with this name in a table.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.name() == name)
     }

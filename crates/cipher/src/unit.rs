@@ -32,7 +32,7 @@ pub enum IvNumbering {
 }
 
 impl IvNumbering {
-    /// Difference of the numbers of consecutive units.
+    /// Returns the difference of the numbers of consecutive units.
     pub fn step(self, unit: DataUnitSize) -> u64 {
         match self {
             Self::Sectors => unit.sectors(),
@@ -41,7 +41,7 @@ impl IvNumbering {
     }
 }
 
-/// The flag `iv_large_sectors` of dm-crypt: with it, numbers count data units.
+/// dm-crypt's flag `iv_large_sectors`: with it, numbers count data units.
 impl From<bool> for IvNumbering {
     fn from(large_iv: bool) -> Self {
         if large_iv { Self::DataUnits } else { Self::Sectors }
@@ -58,12 +58,12 @@ pub struct DataUnitSize {
 impl DataUnitSize {
     /// 512 bytes, the size of every keyslot area and of a LUKS1 payload.
     pub const SECTOR: Self = Self { log2: 9 };
-    /// 4096 bytes, the most that LUKS2 allows.
+    /// 4096 bytes, the maximum of LUKS2.
     pub const LUKS_MAX: Self = Self { log2: 12 };
-    /// 64 KiB, the most that a plain volume allows.
+    /// 64 KiB, the maximum of a plain volume.
     pub const MAX: Self = Self { log2: 16 };
 
-    /// A data unit of `bytes`.
+    /// Returns a data unit of `bytes`.
     ///
     /// # Errors
     ///
@@ -76,17 +76,17 @@ impl DataUnitSize {
         }
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(self) -> usize {
         1 << self.log2
     }
 
-    /// The size as a power of two: 9 to 16.
+    /// Returns the size as a power of two: 9 to 16.
     pub fn log2(self) -> u32 {
         u32::from(self.log2)
     }
 
-    /// How many sectors of 512 bytes one unit covers.
+    /// Returns the number of 512-byte sectors in a unit.
     pub fn sectors(self) -> u64 {
         1 << (self.log2 - 9)
     }

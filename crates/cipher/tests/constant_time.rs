@@ -1,10 +1,9 @@
 //! No branch and no address depends on a key or on data: checked by valgrind's memcheck on the finished machine code.
 //!
 //! Each test runs itself again under valgrind, where it marks the key and the data as undefined. Memcheck follows
-//! undefined bits through every instruction and complains when one decides a branch or an address. Two controls do just
-//! that, to show that it would be seen. What valgrind does not emulate (VAES, AVX-512) it hides from the program, so
-//! the kernels that are checked are the portable one and, if the CPU has it, AES-NI; all x86-64 kernels share
-//! their loops.
+//! undefined bits through every instruction and reports one that decides a branch or an address. Two controls do just
+//! that, to show that it would be reported. Valgrind does not emulate VAES and AVX-512 and hides them from the program,
+//! so only the portable kernel and, if the CPU has it, AES-NI are checked; all x86-64 kernels share their loops.
 
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(unsafe_code)] // Requests to valgrind, which are no-ops elsewhere.
@@ -23,14 +22,14 @@ const SPECS: [&str; 6] = [
     "xchacha20,aes-adiantum-plain64",
 ];
 
-/// Says to a test that it runs under valgrind.
+/// Tells a test that it runs under valgrind.
 const INSIDE: &str = "INLOCK_INSIDE_VALGRIND";
-/// The exit status of valgrind where memcheck complained.
+/// Exit status of valgrind if memcheck reports an error.
 const COMPLAINED: i32 = 97;
-/// The last line of a child, so that one that ends early is noticed.
+/// The last line of a child, so that an early exit is detected.
 const DONE: &str = "worked on undefined bytes by ";
 
-/// A memcheck request about a range of bytes: 'M', 'C', and its number.
+/// Sends a memcheck request about a range of bytes: 'M', 'C', and its number.
 fn request(number: u64, bytes: &[u8]) {
     let arguments = [0x4d43_0000 + number, bytes.as_ptr() as u64, bytes.len() as u64, 0, 0, 0];
     // SAFETY: the rotations add up to 128 bits and the exchange is of a register with itself: no effect but the result
@@ -51,8 +50,8 @@ fn make_defined(bytes: &mut [u8]) {
     request(2, bytes);
 }
 
-/// Outside of valgrind: runs the test `name` under it, and gives back its exit status and what it printed. `None`
-/// inside, where the test is to do its work, or where valgrind is not installed.
+/// Outside of valgrind: runs the test `name` under it, and returns its exit status and output. `None`: inside, where
+/// the test does its work, or without valgrind.
 fn outside(name: &str) -> Option<(i32, String)> {
     if std::env::var_os(INSIDE).is_some() {
         return None;
@@ -75,7 +74,7 @@ fn outside(name: &str) -> Option<(i32, String)> {
     }
 }
 
-/// A secret that memcheck follows.
+/// Returns a secret that memcheck follows.
 fn secret(len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len).map(|at| (at * 7 + 1) as u8).collect();
     make_undefined(black_box(&mut bytes));
@@ -113,7 +112,7 @@ fn no_branch_or_address_depends_on_key_or_data() {
     }
 }
 
-/// Checks that a control was complained of.
+/// Checks that memcheck reports a control.
 fn assert_complaint(ended: (i32, String), complaint: &str) {
     let (code, text) = ended;
     if code != -2 {

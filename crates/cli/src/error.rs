@@ -353,8 +353,8 @@ mod tests {
         let path = PathBuf::from("x");
         let missing = || io::Error::from(io::ErrorKind::NotFound);
         for (error, status) in [
-            (CliError::usage("x"), Status::Wrong),
-            (CliError::refused("x", "y"), Status::Wrong),
+            (CliError::usage("Wrong."), Status::Wrong),
+            (CliError::refused("Wrong.", "y"), Status::Wrong),
             (CliError::NoKey.into(), Status::Permission),
             (CliError::NoDevice { path: path.clone(), creating: true, source: missing() }.into(), Status::Device),
             (CliError::NotADevice { path: path.clone() }.into(), Status::Device),

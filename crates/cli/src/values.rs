@@ -102,7 +102,7 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
         'T' => base.pow(4),
         _ => return Err(format!("unknown unit in '{text}'")),
     };
-    number.checked_mul(factor).ok_or_else(|| "the size does not fit 64 bits".to_owned())
+    number.checked_mul(factor).ok_or_else(|| "the size exceeds 64 bits".to_owned())
 }
 
 /// Parses a number of sectors of 512 bytes, or a size with a unit, and returns sectors.
@@ -119,7 +119,7 @@ pub(crate) fn range(text: &str) -> Result<Range, String> {
     let (offset, len) = text.split_once(':').unwrap_or((text, ""));
     let range = Range { offset: size(offset)?, len: if len.is_empty() { None } else { Some(size(len)?) } };
     if range.len.is_some_and(|len| range.offset.checked_add(len).is_none()) {
-        return Err("the range does not fit 64 bits".to_owned());
+        return Err("the range exceeds 64 bits".to_owned());
     }
     Ok(range)
 }
@@ -131,7 +131,7 @@ pub(crate) fn listen(text: &str) -> Result<Listen, String> {
         return match path.len() {
             0 => Err("the path of the unix socket is missing".to_owned()),
             1..=107 => Ok(Listen::Unix(path.into())),
-            _ => Err("the path of a unix socket is at most 107 bytes long".to_owned()),
+            _ => Err("the path of a unix socket has at most 107 bytes".to_owned()),
         };
     }
     let Some(address) = text.strip_prefix("tcp:") else {

@@ -1,11 +1,11 @@
-//! `bench cipher`: the figures that scripts read, and the variable that limits the processor.
+//! `bench`: JSON of the results, and the variable that limits the instruction sets.
 
 mod harness;
 
 use harness::{inlock, run};
 use serde_json::Value;
 
-/// One kernel on this processor is enough to see the form, and takes a quarter of the time.
+/// One kernel shows the form, and takes a quarter of the time.
 #[test]
 fn json_is_a_list_of_results() {
     let ended = run(inlock().args(["bench", "cipher", "--json"]).env("INLOCK_CPU", "portable"), b"");
@@ -42,7 +42,7 @@ fn json_is_a_list_of_results() {
 }
 
 #[test]
-fn an_instruction_set_that_nobody_knows_is_an_error() {
+fn unknown_instruction_set_is_refused() {
     for arguments in [&["bench", "cipher", "--json"][..], &["benchmark", "--cipher", "aes-xts-plain64"]] {
         let ended = run(inlock().args(arguments).env("INLOCK_CPU", "vaes1024"), b"");
         ended.fails(1, &["INLOCK_CPU is 'vaes1024', not one of portable, aesni, vaes256, vaes512"]);
@@ -62,7 +62,7 @@ fn check_rows(told: &Value) {
     for row in told["results"].as_array().expect("a list") {
         let names: Vec<&String> = row.as_object().expect("an object").keys().collect();
         assert_eq!(names, ROW);
-        // What took less than the clock's step took nothing.
+        // A time below the resolution of the clock is 0.
         let least = if row["measure"] == "processor time" || row["unit"] == "ns" { 0.0 } else { f64::MIN_POSITIVE };
         assert!(row["figure"].as_f64().is_some_and(|figure| figure >= least), "{row}");
         assert_eq!(row["compared_with"].is_null(), row["ratio"].is_null(), "{row}");
@@ -75,7 +75,7 @@ fn rows<'a>(told: &'a Value, measure: &'a str) -> impl Iterator<Item = &'a Value
 }
 
 #[test]
-fn the_path_has_every_size_depth_and_direction() {
+fn path_has_every_size_depth_and_direction() {
     let told = shortest(&["path"]);
     check_rows(&told);
     for case in ["raw", "null inline", "null offloaded", "aes-xts inline", "aes-xts offloaded", "cipher alone"] {
@@ -89,7 +89,7 @@ fn the_path_has_every_size_depth_and_direction() {
 }
 
 #[test]
-fn latencies_have_percentiles_idle_and_busy() {
+fn latency_has_percentiles_for_idle_and_busy_cpus() {
     let told = shortest(&["latency"]);
     check_rows(&told);
     for percentile in ["p50", "p99", "p99.9"] {
@@ -101,14 +101,14 @@ fn latencies_have_percentiles_idle_and_busy() {
 }
 
 #[test]
-fn a_report_that_cannot_be_written_is_an_error_before_anything_is_measured() {
+fn unwritable_report_is_refused_before_measuring() {
     let ended = run(inlock().args(["bench", "path", "--report", "/nowhere/report.html"]), b"");
     ended.fails(1, &["cannot write /nowhere/report.html"]);
     assert!(ended.out.is_empty());
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused() {
+fn invalid_bench_options_are_refused() {
     for (arguments, words) in [
         (&["speed"][..], "'speed' is none of cipher, path, latency, compare, all"),
         (&["cipher", "--quick"], "--quick is not allowed with bench cipher"),

@@ -140,8 +140,8 @@ fn status_of_unknown_name_is_inactive() {
     assert_eq!(run.json_of(4, &["status", "data", "--json"])["active"], false);
     assert_eq!(run.call(&["list"]).works().text(), "");
     assert_eq!(run.json(&["list", "--json"]).as_array().unwrap().len(), 0);
-    for verb in ["suspend", "resume", "close"] {
-        run.call(&[verb, "data"]).fails(4, &["data is not active"]);
+    for action in ["suspend", "resume", "close"] {
+        run.call(&[action, "data"]).fails(4, &["data is not active"]);
     }
     for name in ["a/b", "..", "a b", ""] {
         assert_eq!(run.call(&["status", name]).code, 1, "{name:?}");

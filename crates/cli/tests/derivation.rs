@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Value of a line of `/proc/PID/status`, in KiB.
+/// Returns the value of a line of `/proc/PID/status`, in KiB.
 fn kib(pid: u32, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -138,6 +138,6 @@ fn pbkdf2_cost_over_limit_is_refused_at_once() {
     call_with(b"secret", format.iter().chain(&FAST1)).works();
     let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
     file.write_all_at(&900_000_000_u32.to_be_bytes(), 212).unwrap();
-    let words = ["pbkdf2 iterations times blocks of output 3600000000 is over the limit", "hint: "];
+    let words = ["pbkdf2 iterations times blocks of output 3600000000 exceeds the limit", "hint: "];
     call_with(b"secret", ["open", "--test-passphrase", &image]).fails(1, &words);
 }

@@ -18,14 +18,14 @@ fn idle_clients(server: &Named, most: usize) -> Vec<Connection> {
     (0..most).map_while(|n| open(n).ok()).collect()
 }
 
-/// CPU time of the process, in ticks.
+/// Returns the CPU time of the process, in ticks.
 fn ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let fields = stat.rsplit(')').next().expect("a name in brackets").split_whitespace();
     fields.skip(11).take(2).map(|field| field.parse::<u64>().expect("a number")).sum()
 }
 
-/// Number of times that the accepting thread has slept.
+/// Returns the number of times that the accepting thread has slept.
 fn sleeps_of_acceptor(pid: u32) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
     let read = |name: &str, task: &std::path::Path| std::fs::read_to_string(task.join(name)).expect("it runs");
@@ -51,7 +51,7 @@ fn control_works_while_idle_clients_use_up_descriptors() {
     let mut refused: Vec<_> = (0..300).map(|_| UnixStream::connect(&server.socket).expect("it listens")).collect();
     for stream in &mut refused {
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
-        assert_eq!(stream.read(&mut [0]).expect("the server hangs up"), 0);
+        assert_eq!(stream.read(&mut [0]).expect("the server disconnects"), 0);
     }
     let before = ticks(server.pid());
     std::thread::sleep(Duration::from_secs(1));

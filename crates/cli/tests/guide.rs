@@ -1,8 +1,8 @@
 //! The commands of the guide: every fenced `sh` block of a chapter runs, in order, in a directory of its own.
 //!
-//! A block's first line may have a word behind `sh`: `fuse` and `root` name what it needs, `skip: REASON` marks commands
-//! that cannot run in a test. A script around the block feeds passphrases, makes key derivation cheap, and runs servers in
-//! the background until the block ends.
+//! A block's first line may have a word after `sh`: `fuse` and `root` name a requirement, `skip: REASON` marks commands
+//! that cannot run in a test. A script around the block feeds passphrases, makes key derivation cheap, and runs servers
+//! in the background until the block ends.
 
 mod harness;
 

@@ -1,7 +1,7 @@
-"""Sends a line with a descriptor to a control socket, and prints the answer: SOCKET LINE KIND.
+"""Sends a line with a descriptor to a control socket, and prints the reply: SOCKET LINE KIND.
 
-KIND, a function here or a path, says what is handed over. A descriptor that poll(2) calls readable and that read(2) waits on all the same is what the
-other end must not wait for.
+KIND is a function of this file or a path, and selects the descriptor. The server must not block on a descriptor that
+poll(2) reports as readable although read(2) blocks.
 """
 
 import os
@@ -16,7 +16,7 @@ held = []
 
 
 def socket_below_its_low_water_mark():
-    # One byte makes it readable, and a read waits for the other 63.
+    # One byte makes it readable, but a read blocks until the other 63 arrive.
     ours, theirs = socket.socketpair()
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 64)
     ours.send(b"x")
@@ -25,7 +25,7 @@ def socket_below_its_low_water_mark():
 
 
 def pipe_that_others_read():
-    # The more wait in a read, the longer is whoever waits beside them without a byte.
+    # The more readers there are, the longer another one blocks without a byte.
     reader, writer = os.pipe()
     for _ in range(16):
         subprocess.Popen(["cat"], stdin=reader, stdout=subprocess.DEVNULL)

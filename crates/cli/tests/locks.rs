@@ -204,7 +204,7 @@ fn block_device_has_lock_file_of_cryptsetup() {
     let nested = format!("{} import --type raw /dev/null {name}", env!("CARGO_BIN_EXE_inlock"));
     call_with(b"secret", ["serve", &name, "--run", &nested]).fails(5, &[IN_USE]);
     let too_long = dir.image("long", 25);
-    call(["import", "--type", "raw", &too_long, &name]).fails(1, &["there is room for 25165824"]);
+    call(["import", "--type", "raw", &too_long, &name]).fails(1, &["but the volume has only 25165824"]);
 }
 
 /// Checks that every locking command on `name`, run by `by`, exits with status 5.
@@ -294,7 +294,7 @@ fn partition_of_loop_device_locks_its_range() {
     call(["import", "--type", "raw", &dir.name("input"), &image]).works();
 }
 
-/// An image that all users can write, and an input that all can read.
+/// Returns an image that all users can write, and an input that all can read.
 fn image_for_all_users(dir: &Dir) -> String {
     let image = dir.image("image", 24);
     dir.file("input", b"data");

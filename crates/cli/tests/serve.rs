@@ -166,8 +166,8 @@ fn raw_and_plain_volumes_have_their_size() {
     assert_eq!(serve(&["--type", "plain", "-d", &key, "-o", "8", "-b", "16"]), 16 * 512);
     assert_eq!(serve(&["--type", "plain", "-d", &key, "--sector-size", "65536", "--iv-large-sectors"]), 1 << 20);
     let serve = ["serve", &image, "--run", size, "--type", "plain", "-d", &key];
-    call([&serve[..], &["-b", "2049"]].concat()).fails(1, &["past the end"]);
-    call([&serve[..], &["-o", "2049"]].concat()).fails(1, &["past the end"]);
+    call([&serve[..], &["-b", "2049"]].concat()).fails(1, &["exceed the device"]);
+    call([&serve[..], &["-o", "2049"]].concat()).fails(1, &["exceed the device"]);
     call([&serve[..], &["-b", "7", "--sector-size", "4096"]].concat()).fails(1, &["multiple"]);
 }
 

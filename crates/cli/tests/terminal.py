@@ -1,4 +1,4 @@
-"""Runs a command on a terminal of its own and plays a dialogue.
+"""Runs a command on a pseudo-terminal and plays a dialogue.
 
 Usage: terminal.py STEPS COMMAND...   STEPS is a JSON list of [wait for this text, then send this].
 Prints one JSON object: the transcript, the exit status (a signal as its negative number), whether the terminal echoed
@@ -7,7 +7,7 @@ while each step waited, and whether it echoes at the end.
 import fcntl, json, os, select, signal, sys, termios, time
 
 steps = json.loads(sys.argv[1])
-# The slave stays open here, so that the terminal's state can be seen after the command has ended.
+# The slave stays open here, so that the state of the terminal can be read after the command has exited.
 master, slave = os.openpty()
 pid = os.fork()
 if pid == 0:
@@ -16,7 +16,7 @@ if pid == 0:
     for number in range(3):
         os.dup2(slave, number)
     os.closerange(3, 64)
-    # What a caller in the background ignores would stay ignored; somebody at a terminal ignores nothing.
+    # Signals ignored by a caller in the background would stay ignored; a user at a terminal ignores none.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     os.execvp(sys.argv[2], sys.argv[2:])

@@ -59,17 +59,17 @@ fn invalid_zoned_file_is_refused_with_numbers() {
         (&["--zone-size", "1M", "--size", "0"], "The size is zero"),
         (&["--zone-size", "3M", "--size", "8M"], "a zone length of 3145728 bytes is not a power of two"),
         (&["--zone-size", "1M", "--size", "8M", "--zone-capacity", "2M"], "a zone capacity of 2097152 bytes"),
-        (&["--zone-size", "1M", "--size", "8M", "--conventional-zones", "8"], "of 8 zones 8 are conventional"),
+        (&["--zone-size", "1M", "--size", "8M", "--conventional-zones", "8"], "8 of 8 zones are conventional"),
         (
             &["--zone-size", "1M", "--size", "8M", "--max-open-zones", "5", "--max-active-zones", "4"],
-            "5 open zones are more than the 4",
+            "a maximum of 5 open zones exceeds that of 4",
         ),
         (
             &["--zone-size", "1M", "--size", "8M", "--zone-write-granularity", "1000"],
             "a write granularity of 1000 bytes",
         ),
         (&["--zone-size", "1M", "--size", "1K"], "a length of 1024 bytes is not a multiple"),
-        (&["--zone-size", "4K", "--size", "1T"], "268435456 zones are more than the 1048576"),
+        (&["--zone-size", "4K", "--size", "1T"], "268435456 zones exceed the maximum of 1048576"),
         (&["--zone-size", "1M", "--size", "8M", "--json"], "Option --json is not allowed with zoned create"),
     ] {
         create(options).fails(1, &[said]);
@@ -81,9 +81,9 @@ fn invalid_zoned_file_is_refused_with_numbers() {
     call(["zoned", "remake", &file]).fails(1, &["'remake' is neither create nor report"]);
     let plain = dir.file("plain", &[1; 4096]);
     call(["zoned", "report", &plain]).fails(1, &["is neither a zoned block device nor a zoned file"]);
-    call(["zoned", "create", &plain, "--zone-size", "4K"]).fails(1, &["holds data"]);
+    call(["zoned", "create", &plain, "--zone-size", "4K"]).fails(1, &["is not empty"]);
     create(&["--zone-size", "1M", "--size", "8M"]).works();
-    create(&["--zone-size", "1M", "--size", "8M"]).fails(1, &["holds data"]);
+    create(&["--zone-size", "1M", "--size", "8M"]).fails(1, &["is not empty"]);
     std::fs::remove_file(&file).unwrap();
     create(&["--zone-size", "1M", "--size", "8M"]).fails(5, &["already exists."]);
 }
@@ -100,16 +100,16 @@ fn missing_damaged_or_foreign_sidecar_is_refused() {
     let mut bad = good.clone();
     bad[8192 + 3 * 32 + 16] ^= 1;
     std::fs::write(sidecar(&a), &bad).unwrap();
-    call(["zoned", "report", &a]).fails(1, &["the record of zone 3 in the first table of promises is wrong"]);
+    call(["zoned", "report", &a]).fails(1, &["the record of zone 3 in the first table of promises is invalid"]);
     std::fs::write(sidecar(&a), &good[..8192]).unwrap();
-    call(["zoned", "report", &a]).fails(1, &["it is 8192 bytes long, where 20480 are due"]);
+    call(["zoned", "report", &a]).fails(1, &["it has 8192 bytes instead of 20480"]);
     std::fs::copy(sidecar(&b), sidecar(&a)).unwrap();
     call(["zoned", "report", &a]).fails(1, &["it belongs to another file"]);
     std::fs::remove_file(sidecar(&a)).unwrap();
     call(["zoned", "report", &a]).fails(1, &["is missing"]);
     let shorter = std::fs::OpenOptions::new().write(true).open(&b).unwrap();
     shorter.set_len(4 << 20).unwrap();
-    call(["zoned", "report", &b]).fails(1, &["the file is 4194304 bytes long, where 8392704 are due"]);
+    call(["zoned", "report", &b]).fails(1, &["the file has 4194304 bytes instead of 8392704"]);
 }
 
 #[test]

@@ -32,15 +32,15 @@ fn format(image: &str, more: &[&str]) -> Ended {
     call_with(b"secret", ["luksFormat", "-q", image].iter().chain(&FAST).chain(more))
 }
 
-/// A LUKS2 volume on [`LAYOUT`]: two conventional zones, five and a half sequential ones.
+/// Returns a LUKS2 volume on [`LAYOUT`]: two conventional zones, five and a half sequential ones.
 fn volume(dir: &Dir, name: &str) -> String {
     let image = zoned(dir, name, &LAYOUT);
     format(&image, &[]).works();
     image
 }
 
-fn on(verb: &str, one: &str, other: &str, more: &[&str]) -> Ended {
-    call_with(b"secret", [verb, one, other].iter().chain(more))
+fn on(action: &str, one: &str, other: &str, more: &[&str]) -> Ended {
+    call_with(b"secret", [action, one, other].iter().chain(more))
 }
 
 /// Returns the write pointer of each zone, relative to its start.
@@ -99,14 +99,16 @@ fn volume_that_does_not_fit_zones_is_refused_with_numbers() {
     let ordered = ZonedLayout { conventional: 0, write_granularity: 512, ..LAYOUT };
     let image = zoned(&dir, "ordered", &ordered);
     let before = std::fs::read(&image).unwrap();
-    let words = ["a header takes the first 1048576 bytes, and only the first 0 are in", "luksFormat --header FILE"];
+    let words = ["a header takes the first 1048576 bytes, but only the first 0 are in", "luksFormat --header FILE"];
     format(&image, &[]).fails(1, &words);
     call_with(b"secret", ["luksFormat", "-q", &image].iter().chain(&FAST1))
         .fails(1, &["takes the first 2097152 bytes"]);
     let header = dir.name("header");
     let unit = ["--header", &header, "--sector-size", "4096"];
-    format(&image, &unit)
-        .fails(1, &["units of 4096 bytes do not divide the 512 bytes", ": 512 would fit", "--sector-size"]);
+    format(&image, &unit).fails(
+        1,
+        &["units of 4096 bytes do not divide the write granularity of 512 bytes", ": 512 would fit", "--sector-size"],
+    );
     let offset = ["--header", &header, "-o", "32"];
     format(&image, &offset).fails(1, &["start at sector 32, inside a zone of 2048 sectors: 0 or 2048 would fit"]);
     assert!(!dir.path("header").exists());
@@ -114,10 +116,10 @@ fn volume_that_does_not_fit_zones_is_refused_with_numbers() {
     on("export", &image, &dir.name("out"), &["--header", &header]).works();
 
     let image = zoned(&dir, "image", &LAYOUT);
-    format(&image, &["-o", "38912"]).fails(1, &["takes the first 19922944 bytes, and only the first 18874368"]);
+    format(&image, &["-o", "38912"]).fails(1, &["takes the first 19922944 bytes, but only the first 18874368"]);
     format(&image, &["-o", "32769"]).fails(1, &["32768 or 34816 would fit", "hint: set the data offset with --offset"]);
     // A detached header on a zoned file needs conventional zones, too.
-    let words = ["a header takes the first 16777216 bytes, and only the first 0 are"];
+    let words = ["a header takes the first 16777216 bytes, but only the first 0 are"];
     format(&dir.image("data", 1), &["--header", &dir.name("ordered")]).fails(1, &words);
 
     let plain = |more: &[&str]| {
@@ -127,7 +129,8 @@ fn volume_that_does_not_fit_zones_is_refused_with_numbers() {
     plain(&["-o", "8"]).fails(1, &["start at sector 8, inside a zone of 2048 sectors: 0 or 2048 would fit"]);
     plain(&["-b", "100"]).fails(1, &["100 sectors of data end inside a zone of 2048 sectors: 2048 would fit"]);
     plain(&["-b", "48000"]).fails(1, &["48000 sectors of data end", ": 47104 or 48128 would fit"]);
-    plain(&["--sector-size", "8192"]).fails(1, &["8192 bytes do not divide the 4096 bytes", ": 4096 would fit"]);
+    plain(&["--sector-size", "8192"])
+        .fails(1, &["8192 bytes do not divide the write granularity of 4096 bytes", ": 4096 would fit"]);
     assert_eq!(plain(&["-o", "36864", "-b", "2048"]).works().out.len() as u64, MIB);
     let table = |line: &str| call(["export", "--table", &line.replace("IMAGE", &image), "-"]);
     table("0 2048 linear IMAGE 2048").works();
@@ -148,7 +151,7 @@ fn header_in_sequential_zone_is_read_only() {
     let image = zoned(&dir, "image", &ZonedLayout { conventional: 0, capacity: MIB, ..LAYOUT });
     call(["import", "--type", "raw", &luks, &image]).works();
     call(["isLuks", &image]).works();
-    on("import", &luks, &image, &[]).fails(1, &["takes the first 1048576 bytes, and only the first 0", "--read-only"]);
+    on("import", &luks, &image, &[]).fails(1, &["takes the first 1048576 bytes, but only the first 0", "--read-only"]);
     let out = on("export", &image, "-", &["--range", "0:1M"]);
     assert!(out.works().out == noise(1 << 20));
     // With a detached header it is writable.
@@ -286,10 +289,10 @@ fn zoned_volume_over_nbd_is_read_only() {
         run.call(&["reload", "data", "--table", &table])
     };
     let whole = "0 15360 linear IMAGE 32768";
-    reload("0 15360 linear IMAGE 30720").fails(1, &["does not lie on the same zones"]);
+    reload("0 15360 linear IMAGE 30720").fails(1, &["does not have the same zones"]);
     reload("0 2048 linear IMAGE 32768\n2048 13312 linear IMAGE 34816").works();
     reload(whole).works();
-    reload("0 2048 linear IMAGE 34816\n2048 13312 linear IMAGE 34816").fails(1, &["does not lie on the same zones"]);
+    reload("0 2048 linear IMAGE 34816\n2048 13312 linear IMAGE 34816").fails(1, &["does not have the same zones"]);
     run.call(&["close", "data"]).works();
     assert_eq!(server.ended(), (Some(0), String::new()));
 }

@@ -66,7 +66,7 @@ mod tests {
                     assert_eq!(back, key, "{hash} len {len} stripes {stripes}");
                     material[0] ^= 1;
                     merge(&material, &mut back, hash);
-                    // The digest of a few bytes, cut to as few, may be the same by chance.
+                    // A digest of a few bytes, truncated to as few, may collide by chance.
                     assert!(back != key || len < 16, "{hash} len {len} stripes {stripes}: one flipped bit must matter");
                 }
             }

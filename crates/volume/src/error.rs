@@ -1,8 +1,8 @@
 //! Errors of loading, unlocking, creating and rewriting volumes.
 //!
-//! Errors carry their place in the header in the words of the format's specification, for example `LUKS2 header:
-//! keyslots/3/area: offset 4096 overlaps the header`. Texts taken from a header are cut and escaped before they get
-//! here ([`Excerpt`]), so that printing an error is always safe. No error holds a secret.
+//! Errors name the object by its path in the header, in the words of the format's specification: `LUKS2 header:
+//! keyslots/3/area: offset 4096 overlaps the header`. Texts from a header are cut and escaped first ([`Excerpt`]), so
+//! every error is safe to print. No error contains a secret.
 
 use crate::header_policy::PolicyError;
 use crate::pbkdf::{KdfError, RandomError};
@@ -16,23 +16,23 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// There is no LUKS header, whole or damaged.
+    /// There is no LUKS header, valid or damaged.
     #[error("not a LUKS volume")]
     NotLuks,
-    /// The header is of a version that does not exist, or not yet.
+    /// The version of the header does not exist, or is not supported.
     #[error("LUKS header: version {0} is not supported")]
     UnsupportedVersion(u16),
-    /// The device ends before the header does.
+    /// The device ends inside the header.
     #[error("{what} ends at byte {needed}, but the device has only {len}")]
     Truncated {
         /// The object that does not fit.
         what: &'static str,
-        /// Where it ends, in bytes.
+        /// End of the object, in bytes.
         needed: u64,
         /// Length of the device, in bytes.
         len: u64,
     },
-    /// The header breaks a rule of its specification and no other copy of it is whole.
+    /// The header violates its specification, and no other copy of it is valid.
     #[error(transparent)]
     Damaged(#[from] HeaderFault),
     /// The device could not be read.
@@ -40,7 +40,7 @@ pub enum LoadError {
     Io(#[from] io::Error),
 }
 
-/// A volume was loaded, but something about its header is not as it should be.
+/// An irregularity of a header that was loaded nevertheless.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LoadWarning {
@@ -55,7 +55,7 @@ pub enum LoadWarning {
         /// Sequence number of the second copy.
         secondary: u64,
     },
-    /// The copies have the same sequence number but not the same content; the first was used.
+    /// The copies have the same sequence number but different contents; the first was used.
     SameSequenceDifferentContent {
         /// Their sequence number.
         seqid: u64,
@@ -81,82 +81,82 @@ impl fmt::Display for LoadWarning {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnlockError {
-    /// No keyslot that was tried opens with this passphrase.
+    /// No tried keyslot opens with this passphrase.
     #[error("no key available with this passphrase")]
     WrongPassphrase,
-    /// There is no active keyslot that may be tried.
+    /// No active keyslot may be tried.
     #[error("no usable keyslot is available")]
     NoUsableKeyslot,
-    /// The keyslot that was asked for is not active.
+    /// The requested keyslot is not active.
     #[error("keyslot {0} is not active")]
     KeyslotInactive(u32),
-    /// The keyslot that was asked for holds a key that is not this volume's (LUKS2 "unbound").
-    #[error("keyslot {0} holds no key of a segment")]
+    /// The key of the requested keyslot is not bound to a segment (LUKS2 "unbound").
+    #[error("keyslot {0} has a key that is bound to no segment")]
     KeyslotUnbound(u32),
-    /// The header demands something that Inlock does not have; it can be looked at, but not activated.
+    /// The header has a requirement that Inlock does not support; it can be shown, but not activated.
     #[error("LUKS2 header: config/requirements: '{0}' is not supported")]
     Requirement(Excerpt),
-    /// The volume's segments cannot be served.
+    /// The segments of the volume cannot be used.
     #[error("LUKS2 header: segments/{segment}: {reason}")]
     Segment {
-        /// Which segment.
+        /// Number of the segment.
         segment: u32,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
-    /// A cipher that Inlock does not have.
+    /// The cipher is not supported.
     #[error("{place}: cipher '{name}' is not supported (its {part})")]
     UnsupportedCipher {
-        /// Where it is named: `LUKS1 header`, `LUKS2 segment` or `LUKS2 keyslot`.
+        /// The object that names it: `LUKS1 header`, `LUKS2 segment` or `LUKS2 keyslot`.
         place: &'static str,
         /// Its name.
         name: Excerpt,
-        /// Which part of it is not supported: `cipher`, `key count`, `mode`, `IV mode`, `ESSIV hash` or `notation`.
+        /// The unsupported part: `cipher`, `key count`, `mode`, `IV mode`, `ESSIV hash` or `notation`.
         part: &'static str,
     },
-    /// A hash that Inlock does not have.
+    /// The hash is not supported.
     #[error("{place}: hash '{name}' is not supported")]
     UnsupportedHash {
-        /// Where it is named.
+        /// The object that names it.
         place: &'static str,
         /// Its name.
         name: Excerpt,
     },
-    /// A type of object that Inlock does not have.
+    /// The type of an object is not supported.
     #[error("{place}: type '{name}' is not supported")]
     UnsupportedType {
-        /// Where it is named.
+        /// The object that names it.
         place: &'static str,
         /// Its name.
         name: Excerpt,
     },
-    /// A cipher that must not protect key material: no encryption at all.
-    #[error("keyslot {keyslot}: its cipher does not encrypt")]
+    /// The cipher of key material does not encrypt.
+    #[error("keyslot {keyslot}: the cipher does not encrypt")]
     NullCipherKeyslot {
-        /// Which keyslot.
+        /// Number of the keyslot.
         keyslot: u32,
     },
-    /// The volume is not what [`UnlockOptions::policy`](crate::UnlockOptions::policy) allows, or requires.
+    /// The volume violates [`UnlockOptions::policy`](crate::UnlockOptions::policy).
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// No keyslot that was tried opens with this passphrase, and these were not tried.
+    /// No tried keyslot opens with this passphrase, and these were skipped.
     #[error(
         "{} cannot be tried: all together cost more than the limit, and no other opens with this passphrase",
         Keyslots(.0)
     )]
     TooCostlyTogether(Vec<u32>),
-    /// The cipher does not take the key.
-    #[error("cipher key")]
+    /// The cipher does not accept the key.
+    #[error("the cipher does not accept the key")]
     Cipher(#[from] CipherError),
     /// The key derivation was refused or failed.
-    #[error("key derivation")]
+    #[error("key derivation failed")]
     Kdf(#[from] KdfError),
     /// The digest cannot be computed, so no key can be verified.
     #[error("digest {digest} cannot be computed: {reason}")]
     DigestNotComputable {
-        /// Which digest (0 for LUKS1).
+        /// Number of the digest (0 for LUKS1).
         digest: u32,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
     /// Key material could not be read.
@@ -164,17 +164,17 @@ pub enum UnlockError {
     Io(#[from] io::Error),
 }
 
-/// A device does not hold the payload that the header describes.
+/// A device does not have the payload that the header describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataDeviceError {
-    /// The header says that it is detached, but its own device was given for the payload.
+    /// The header is a detached one, but its own device was given for the payload.
     #[error("the header is detached: the payload is on another device")]
     Detached,
-    /// The payload reaches past the end of the device.
-    #[error("the payload reaches to byte {needed}, but the data device has only {len}")]
+    /// The payload ends beyond the device.
+    #[error("the payload ends at byte {needed}, but the data device has only {len}")]
     TooSmall {
-        /// Where the payload ends at the earliest, in bytes.
+        /// Minimum end of the payload, in bytes.
         needed: u64,
         /// Length of the device, in bytes.
         len: u64,
@@ -198,25 +198,25 @@ pub enum FormatError {
     InvalidOption {
         /// cryptsetup's name of the option, without dashes.
         option: &'static str,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
-    /// The volume would not be what its policy allows.
+    /// The new volume would violate its policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// Both halves of an XTS key given by the caller are the same.
-    #[error("both halves of the XTS volume key are the same")]
+    /// Both halves of the caller's XTS key are equal.
+    #[error("both halves of the XTS volume key are equal")]
     EqualXtsKeyHalves,
-    /// The cipher does not take a key of this length.
-    #[error("volume key")]
+    /// The cipher does not accept a key of this length.
+    #[error("the cipher does not accept the volume key")]
     Cipher(#[from] CipherError),
     /// The key derivation was refused or failed.
-    #[error("key derivation")]
+    #[error("key derivation failed")]
     Kdf(#[from] KdfError),
-    /// The system gave no random bytes.
-    #[error("no random bytes from the system")]
+    /// The system returned no random bytes.
+    #[error("the system returned no random bytes")]
     Random(#[from] RandomError),
-    /// The header that was made does not fit its area.
+    /// The new metadata do not fit their area.
     #[error("the metadata takes {needed} bytes, but its area has only {area}")]
     MetadataTooLarge {
         /// Bytes of JSON.
@@ -224,10 +224,10 @@ pub enum FormatError {
         /// Bytes of its area.
         area: u64,
     },
-    /// The device could not be written.
+    /// The device cannot be written.
     #[error("cannot write the header")]
     Io(#[from] io::Error),
-    /// The header that was written does not read back.
+    /// The written header cannot be loaded.
     #[error("cannot load the new header")]
     Verify(#[source] Box<LoadError>),
 }
@@ -236,10 +236,10 @@ pub enum FormatError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
-    /// The changed metadata breaks a rule of the format; nothing was written.
+    /// The changed metadata violate the format; nothing was written.
     #[error("the changed metadata is not valid")]
     Invalid(#[from] HeaderFault),
-    /// The metadata does not fit its area; nothing was written.
+    /// The metadata do not fit their area; nothing was written.
     #[error("the metadata takes {needed} bytes, but its area has only {area}")]
     MetadataTooLarge {
         /// Bytes of JSON.
@@ -250,15 +250,15 @@ pub enum CommitError {
     /// The sequence number is at its maximum.
     #[error("the header's sequence number is at its maximum")]
     SequenceExhausted,
-    /// The system gave no random bytes.
-    #[error("no random bytes from the system")]
+    /// The system returned no random bytes.
+    #[error("the system returned no random bytes")]
     Random(#[from] RandomError),
-    /// The device could not be written; one copy of the header is still whole.
+    /// The device cannot be written; one copy of the header is still valid.
     #[error("cannot write the header")]
     Io(#[from] io::Error),
 }
 
-/// `keyslot 3`, `keyslots 3 and 4`.
+/// Displays `keyslot 3` or `keyslots 3 and 4`.
 struct Keyslots<'a>(&'a [u32]);
 
 impl fmt::Display for Keyslots<'_> {

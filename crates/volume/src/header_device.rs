@@ -48,12 +48,12 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// Takes a file that is open for reading, and for writing where the header is to be written.
+    /// Wraps a file that is open for reading, and for writing if the header is to be written.
     pub fn new(file: File) -> Self {
         Self { file }
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -61,7 +61,7 @@ impl FileDevice {
 
 impl HeaderDevice for FileDevice {
     fn len(&self) -> io::Result<u64> {
-        // A block device's metadata says 0; its end is where a seek to the end arrives.
+        // The metadata of a block device have length 0, so the length is the offset of its end.
         (&self.file).seek(SeekFrom::End(0))
     }
 
@@ -78,7 +78,7 @@ impl HeaderDevice for FileDevice {
     }
 }
 
-/// A device that is only written before a certain byte: behind it lie zones that are written in order, once.
+/// A device that is written only before a certain byte; sequential zones follow.
 #[derive(Debug)]
 pub struct BoundedDevice<D> {
     device: D,
@@ -86,7 +86,7 @@ pub struct BoundedDevice<D> {
 }
 
 impl<D: HeaderDevice> BoundedDevice<D> {
-    /// Lets `device` be written before byte `end`.
+    /// Allows writes to `device` before byte `end`.
     pub fn new(device: D, end: u64) -> Self {
         Self { device, end }
     }
@@ -105,7 +105,7 @@ impl<D: HeaderDevice> HeaderDevice for BoundedDevice<D> {
         if offset.checked_add(data.len() as u64).is_some_and(|end| end <= self.end) {
             return self.device.write_all_at(data, offset);
         }
-        Err(io::Error::other(format!("byte {offset} lies in a zone that is written in order")))
+        Err(io::Error::other(format!("byte {offset} is in a sequential zone")))
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -120,17 +120,17 @@ pub struct MemoryDevice {
 }
 
 impl MemoryDevice {
-    /// A device with these bytes.
+    /// Returns a device with these bytes.
     pub fn new(bytes: Vec<u8>) -> Self {
         Self { bytes: Mutex::new(bytes) }
     }
 
-    /// A device of `len` zero bytes.
+    /// Returns a device of `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
         Self::new(vec![0; len])
     }
 
-    /// A copy of the bytes.
+    /// Returns a copy of the bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         self.lock().clone()
     }
@@ -140,7 +140,7 @@ impl MemoryDevice {
     }
 }
 
-/// The range of `len` bytes at `offset` where it lies inside `whole` bytes.
+/// Returns the range of `len` bytes at `offset` if it is within `whole` bytes.
 fn range(whole: usize, offset: u64, len: usize) -> Option<std::ops::Range<usize>> {
     let start = usize::try_from(offset).ok()?;
     let end = start.checked_add(len)?;

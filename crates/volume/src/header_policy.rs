@@ -1,21 +1,21 @@
-//! The policy that a volume is held against, independent of its header.
+//! The policy that a volume must comply with, independent of its header.
 //!
-//! The checksum of a LUKS header has no key, so a header says how the volume is encrypted, but not who wrote it. A
-//! writer to the image can leave keyslots and digests as they are and change a segment: the right passphrase still
-//! opens the volume, and what is written from then on is stored in the clear. [`HeaderPolicy`] refuses ciphers
-//! that encrypt nothing or have no IV, and pins cipher and UUID. It is held against the header before a key is derived.
+//! The checksum of a LUKS header has no key: anyone who can write an image can change its header. With keyslots and
+//! digests left as they are and a changed segment, the right passphrase still opens the volume, and later writes may be
+//! stored in the clear. [`HeaderPolicy`] refuses ciphers that encrypt nothing or have no IV, and pins cipher and UUID.
+//! It is checked before a key is derived.
 
 use crate::printable::Excerpt;
 use inlock_cipher::{Cipher, CipherSpec, IvMode, Segment};
 use std::fmt;
 
-/// Exceptions that a volume may make, and the values that it must have. The default allows and pins nothing.
+/// Exceptions that a volume may have, and values that it must have. The default allows and pins nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeaderPolicy {
     /// Segments with a null cipher. Keyslots with one are refused in any case.
     pub allow_null_cipher: bool,
-    /// Segments with the IV mode `null`, or with a mode that has no IV (`ecb`): equal data units are encrypted alike.
+    /// Segments with the IV mode `null`, or with a mode without IV (`ecb`): equal data units have equal ciphertexts.
     pub allow_null_iv: bool,
     /// Segments that are stored unencrypted (`linear`).
     pub allow_linear_segment: bool,
@@ -32,7 +32,7 @@ pub enum PolicyError {
     /// A null cipher where none is allowed.
     #[error("segment {segment}: cipher '{cipher}' does not encrypt")]
     NullCipher {
-        /// Which segment, or line of a table, from 0.
+        /// Number of the segment, or of the line of a table, from 0.
         segment: usize,
         /// Its cipher.
         cipher: CipherSpec,
@@ -40,7 +40,7 @@ pub enum PolicyError {
     /// A cipher without an IV where none is allowed.
     #[error("segment {segment}: cipher '{cipher}' has no IV, so equal data units are encrypted alike")]
     NullIv {
-        /// Which segment.
+        /// Number of the segment.
         segment: usize,
         /// Its cipher.
         cipher: CipherSpec,
@@ -48,13 +48,13 @@ pub enum PolicyError {
     /// A linear segment where none is allowed.
     #[error("segment {segment} is stored unencrypted")]
     LinearSegment {
-        /// Which segment.
+        /// Number of the segment.
         segment: usize,
     },
-    /// A segment that has not the required cipher.
+    /// A segment without the required cipher.
     #[error("segment {segment} {}, but {} is required", Found(.found), List(.required))]
     OtherCipher {
-        /// Which segment, or line of a table, from 0.
+        /// Number of the segment, or of the line of a table, from 0.
         segment: usize,
         /// Its cipher; `None`: it is stored unencrypted.
         found: Option<CipherSpec>,
@@ -76,7 +76,7 @@ impl HeaderPolicy {
     ///
     /// # Errors
     ///
-    /// Says which segment is refused, and why.
+    /// Fails with the first segment that violates the policy.
     pub fn check_header(&self, uuid: &str, segments: &[Segment]) -> Result<(), PolicyError> {
         if let Some(expected) = self.expected_uuid.as_deref().filter(|expected| !uuid.eq_ignore_ascii_case(expected)) {
             return Err(PolicyError::OtherUuid { found: Excerpt::new(uuid), expected: Excerpt::new(expected) });
@@ -96,7 +96,7 @@ impl HeaderPolicy {
     ///
     /// # Errors
     ///
-    /// Says which segment is refused, and why.
+    /// Fails with the first segment that violates the policy.
     pub fn check_ciphers(&self, ciphers: impl IntoIterator<Item = Option<CipherSpec>>) -> Result<(), PolicyError> {
         for (segment, found) in ciphers.into_iter().enumerate() {
             if let Some(cipher) = found.filter(|cipher| cipher.cipher == Cipher::Null && !self.allow_null_cipher) {
@@ -123,8 +123,8 @@ impl HeaderPolicy {
     }
 }
 
-/// The cipher of segments whose IV mode is `plain`, with numbers of 32 bits, where they are together so long that
-/// numbers come again. All have one key; `device_len` is in bytes.
+/// Returns the cipher of segments with the IV mode `plain`, whose numbers have 32 bits, if they are together so long
+/// that numbers repeat. All have one key; `device_len` is in bytes.
 pub fn plain_iv_repeats(segments: &[Segment], device_len: u64) -> Option<CipherSpec> {
     let plain = |segment: &&Segment| segment.cipher.is_some_and(|cipher| cipher.iv == IvMode::Plain);
     let numbers = segments.iter().filter(plain).map(|segment| {

@@ -12,10 +12,10 @@ use zeroize::Zeroizing;
 /// The longest key in a LUKS header, in bytes.
 pub(crate) const MAX_KEY_LEN: usize = 512;
 
-/// Where a keyslot's material lies and how it is protected.
+/// Location and protection of the key material of a keyslot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeyMaterial {
-    /// Where it starts on the header device, in bytes.
+    /// Start on the header device, in bytes.
     pub(crate) offset: u64,
     /// Length of the key that it holds, in bytes.
     pub(crate) key_len: usize,
@@ -27,19 +27,20 @@ pub(crate) struct KeyMaterial {
     pub(crate) cipher: CipherSpec,
 }
 
-/// Bytes of key material, rounded up to whole sectors.
+/// Returns the length of key material in bytes, rounded up to whole sectors.
 pub(crate) fn material_len(key_len: u64, stripes: u64) -> Option<u64> {
     key_len.checked_mul(stripes)?.checked_next_multiple_of(512)
 }
 
 impl KeyMaterial {
-    /// Bytes that the material takes. Callers have checked key length and stripes against the area, so this is bounded.
+    /// Returns the length of the material in bytes. It is bounded, since callers have checked key length and stripes
+    /// against the area.
     fn len(&self) -> usize {
         (self.key_len * self.stripes as usize).next_multiple_of(512)
     }
 
-    /// Reads and decrypts the material under `area_key` and merges it. The result is only a candidate until a digest
-    /// says that it is the key.
+    /// Reads and decrypts the material with `area_key`, and merges it. The result is a candidate until a digest
+    /// confirms it.
     pub(crate) fn open(&self, device: &dyn HeaderDevice, area_key: &[u8]) -> Result<VolumeKey, UnlockError> {
         let cipher = new_sector_cipher(&self.cipher, area_key, DataUnitSize::SECTOR, IvNumbering::Sectors)?;
         let mut material = Zeroizing::new(vec![0; self.len()]);
@@ -50,7 +51,7 @@ impl KeyMaterial {
         Ok(key)
     }
 
-    /// Splits `key` and encrypts it under `area_key`: the bytes to be written at [`KeyMaterial::offset`].
+    /// Splits `key` and encrypts it with `area_key`: the bytes to write at [`KeyMaterial::offset`].
     pub(crate) fn seal(&self, key: &VolumeKey, area_key: &[u8]) -> Result<Zeroizing<Vec<u8>>, SealError> {
         let cipher = new_sector_cipher(&self.cipher, area_key, DataUnitSize::SECTOR, IvNumbering::Sectors)?;
         let mut material = random_bytes(self.len())?;
@@ -61,7 +62,7 @@ impl KeyMaterial {
     }
 }
 
-/// Key material could not be made.
+/// Key material cannot be made.
 #[derive(Debug)]
 pub(crate) enum SealError {
     Cipher(CipherError),

@@ -1,11 +1,11 @@
-//! Which cipher specifications a LUKS header may have: those of the legacy notation. cryptsetup refuses the kernel's
-//! `capi:` notation in headers too.
+//! Cipher specifications of LUKS headers: those of the legacy notation. Like cryptsetup, it refuses the kernel's
+//! `capi:` notation.
 
 use crate::error::FormatError;
 use crate::key_material::MAX_KEY_LEN;
 use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize};
 
-/// Reads the name in a header; an error is the part that is not supported.
+/// Parses the name in a header. Fails with the unsupported part.
 pub(crate) fn parse(name: &str) -> Result<CipherSpec, &'static str> {
     if name.starts_with("capi:") {
         return Err("notation");
@@ -19,7 +19,7 @@ pub(crate) fn check_new_keyslot(option: &'static str, cipher: &CipherSpec) -> Re
     if cipher.cipher == Cipher::Null { Err(FormatError::InvalidOption { option, reason }) } else { Ok(()) }
 }
 
-/// Checks what `option` asks a new header's payload or keyslots to be encrypted with.
+/// Checks the cipher that `option` requests for the payload or the keyslots of a new header.
 pub(crate) fn check_new(
     option: &'static str,
     cipher: &CipherSpec,

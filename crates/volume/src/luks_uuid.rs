@@ -3,7 +3,7 @@
 use crate::error::FormatError;
 use uuid::Uuid;
 
-/// The UUID that was asked for, or a random one, as headers spell it.
+/// Returns the requested UUID, or a random one, in the form of headers.
 pub(crate) fn new(text: Option<&str>) -> Result<String, FormatError> {
     let uuid = match text {
         None => Uuid::new_v4(),

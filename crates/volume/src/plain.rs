@@ -1,4 +1,4 @@
-//! Plain volumes: no header, so everything is the caller's choice and nothing can be verified.
+//! Plain volumes: without a header, all parameters are the caller's, and nothing can be verified.
 
 use crate::pbkdf::Hash;
 use crate::secret::Secret;
@@ -14,22 +14,22 @@ pub struct Plain {
     pub cipher: CipherSpec,
     /// Length of the volume key in bytes (`--key-size` / 8).
     pub key_len: usize,
-    /// How a passphrase becomes the key (`--hash`); a key file is the key itself.
+    /// Conversion of a passphrase to the key (`--hash`); a key file is the key itself.
     pub hash: PlainHash,
-    /// Where the ciphertext starts on the device (`--offset`).
+    /// Start of the ciphertext on the device (`--offset`).
     pub offset: Sector,
     /// The IV number of the first sector (`--skip`).
     pub skip: Sector,
     /// Length in sectors (`--size`); `None`: to the end of the device.
     pub size: Option<u64>,
-    /// Size of a data unit (`--sector-size`), to 65536.
+    /// Size of a data unit (`--sector-size`), up to 65536.
     pub unit: DataUnitSize,
     /// Whether IVs count data units (`--iv-large-sectors`).
     pub large_iv: bool,
 }
 
 impl Default for Plain {
-    /// The defaults of cryptsetup since version 2.7: `aes-xts-plain64`, 256 bits, `sha256`, units of 512 bytes.
+    /// Returns the defaults of cryptsetup since version 2.7: `aes-xts-plain64`, 256 bits, `sha256`, units of 512 bytes.
     fn default() -> Self {
         Self {
             cipher: CipherSpec::AES_XTS_PLAIN64,
@@ -44,12 +44,12 @@ impl Default for Plain {
     }
 }
 
-/// How a passphrase becomes the key of a plain volume: `sha256`, `sha256:16`, `plain`, `plain:16`.
+/// Conversion of a passphrase to the key of a plain volume: `sha256`, `sha256:16`, `plain`, `plain:16`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainHash {
-    /// The hash; `None` (`plain`): the passphrase's bytes are the key.
+    /// The hash; `None` (`plain`): the bytes of the passphrase are the key.
     pub hash: Option<Hash>,
-    /// How many bytes of the key are made; the rest are zero. `None`: all.
+    /// Number of bytes of the key that are made; the rest is zero. `None`: all.
     pub len: Option<usize>,
 }
 
@@ -70,7 +70,7 @@ impl FromStr for PlainHash {
     }
 }
 
-/// As it was parsed from.
+/// Displays the form that it is parsed from.
 impl fmt::Display for PlainHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.hash {
@@ -81,17 +81,17 @@ impl fmt::Display for PlainHash {
     }
 }
 
-/// A plain volume's options do not go together.
+/// Options of a plain volume that do not fit together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlainError {
     /// The hash is not known.
     #[error("hash is not supported")]
     UnknownHash,
-    /// The length after the hash's name is not a number, or more than the key has.
+    /// The length after the hash's name is not a number, or exceeds the key.
     #[error("hash length is not a number from 0 to the length of the key")]
     HashLength,
-    /// The cipher does not take keys of this length.
+    /// The cipher does not accept keys of this length.
     #[error("{cipher} does not take a key of {} bits", key_len * 8)]
     KeyLength {
         /// The cipher.
@@ -107,20 +107,21 @@ pub enum PlainError {
         /// Number of bytes of the key.
         needed: usize,
     },
-    /// An offset or a size is not a whole number of data units.
+    /// An offset or a size is not a multiple of the data unit.
     #[error("{0} is not a multiple of the sector size")]
     Misaligned(&'static str),
-    /// The volume ends behind its device.
-    #[error("offset and size reach past the end of the device")]
+    /// The volume ends beyond the device.
+    #[error("offset and size exceed the device")]
     PastEnd,
 }
 
 impl Plain {
-    /// The key that a passphrase stands for. Nothing says whether it is the right one.
+    /// Returns the key of a passphrase. Nothing can tell whether it is the right one.
     ///
     /// # Errors
     ///
-    /// Fails if the cipher does not take the length of the key, or the passphrase is too short to be the key itself.
+    /// Fails if the cipher does not accept the length of the key, or if the passphrase is too short to be the key
+    /// itself.
     pub fn key_from_passphrase(&self, passphrase: &Secret) -> Result<VolumeKey, PlainError> {
         self.check_key_len()?;
         let hashed = self.hash.len.unwrap_or(self.key_len);
@@ -136,21 +137,22 @@ impl Plain {
         Ok(key)
     }
 
-    /// The key in a key file: its first [`Plain::key_len`] bytes.
+    /// Returns the key in a key file: its first [`Plain::key_len`] bytes.
     ///
     /// # Errors
     ///
-    /// Fails if the cipher does not take the length of the key, or the file has fewer bytes.
+    /// Fails if the cipher does not accept the length of the key, or if the file has fewer bytes.
     pub fn key_from_file(&self, content: &Secret) -> Result<VolumeKey, PlainError> {
         self.check_key_len()?;
         Ok(VolumeKey::new(first(content.as_bytes(), self.key_len)?))
     }
 
-    /// The volume's one segment, on a device of `device_len` bytes. Without a size it covers what whole data units can.
+    /// Returns the only segment, on a device of `device_len` bytes. Without a size it has as many whole data units as
+    /// fit.
     ///
     /// # Errors
     ///
-    /// Fails if offset or size are no multiples of the data unit, or exceed the device.
+    /// Fails if offset or size are not multiples of the data unit, or exceed the device.
     pub fn segments(&self, device_len: u64) -> Result<Vec<Segment>, PlainError> {
         let unit = self.unit.sectors();
         for (what, sectors) in [("skip", self.skip.0), ("size", self.size.unwrap_or(0))] {
@@ -184,7 +186,7 @@ fn first(bytes: &[u8], needed: usize) -> Result<&[u8], PlainError> {
     bytes.get(..needed).ok_or(PlainError::TooShort { len: bytes.len(), needed })
 }
 
-/// As many digests as the key takes, of the passphrase behind 0, 1, 2 ... letters `A`.
+/// Fills the key with digests of the passphrase, prefixed by 0, 1, 2 ... letters `A`.
 fn stretch(hash: Hash, passphrase: &[u8], key: &mut [u8]) {
     let letters = [b'A'; VolumeKey::MAX_LEN];
     for (round, chunk) in key.chunks_mut(hash.len()).enumerate() {
@@ -207,7 +209,7 @@ mod tests {
         plain.key_from_passphrase(&Secret::new(passphrase.into())).map(|key| hex(key.as_bytes()))
     }
 
-    /// Each digest is what `sha256sum`, `sha1sum` and `openssl ripemd160` print for `abc`, `Aabc`, `AAabc` ...
+    /// The digests are those that `sha256sum`, `sha1sum` and `openssl ripemd160` print for `abc`, `Aabc`, `AAabc` ...
     #[test]
     fn passphrase_is_stretched_round_by_round() {
         let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";

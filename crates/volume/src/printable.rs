@@ -1,24 +1,24 @@
-//! Texts from a header for people to read. The author of a header must not steer the reader's terminal.
+//! Display of texts from a header, whose author must not control the reader's terminal.
 
 use std::fmt::{self, Write};
 
-/// A text with everything escaped that a terminal may take for a command, as `\u009b`: control characters (C0, DEL,
-/// C1), and those that change the direction of writing. Printing texts from headers and about them goes through this.
+/// A text with everything escaped that a terminal may interpret, as `\u009b`: control characters (C0, DEL, C1), and
+/// those that change the direction of writing. All texts from headers are printed through this.
 #[derive(Clone, Copy, Debug)]
 pub struct Printable<'a> {
     text: &'a str,
-    /// Ends of lines and tabs are the text's own layout.
+    /// Whether line breaks and tabs are kept.
     keeps_layout: bool,
 }
 
 impl<'a> Printable<'a> {
-    /// A text without lines, such as a name.
+    /// Wraps a text without lines, such as a name.
     pub fn new(text: &'a str) -> Self {
         Self { text, keeps_layout: false }
     }
 
-    /// A text whose ends of lines and tabs are kept. The escapes are those of JSON strings, so that JSON, which has
-    /// none of these characters elsewhere, stays the same value.
+    /// Wraps a text whose line breaks and tabs are kept. The escapes are those of JSON strings, so JSON, which has none
+    /// of these characters elsewhere, keeps its value.
     pub fn with_layout(text: &'a str) -> Self {
         Self { text, keeps_layout: true }
     }
@@ -37,7 +37,7 @@ impl fmt::Display for Printable<'_> {
     }
 }
 
-/// Unicode's explicit marks, embeddings, overrides and isolates, and its separators of lines.
+/// Whether the character is one of Unicode's explicit marks, embeddings, overrides and isolates, or separates lines.
 fn changes_direction(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -59,7 +59,7 @@ impl Excerpt {
         Self(short.into())
     }
 
-    /// The excerpt.
+    /// Returns the excerpt.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -77,7 +77,7 @@ impl fmt::Debug for Excerpt {
     }
 }
 
-/// Bytes as `0a 1b `, each followed by a blank.
+/// Displays bytes as `0a 1b `, each followed by a space.
 pub(crate) struct Hex<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Hex<'_> {
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_keeps_its_letters_and_loses_its_commands() {
+    fn printable_text_has_no_terminal_controls() {
         let text = "ü漢 \\ \"q\" e\u{301}";
         assert_eq!(Printable::new(text).to_string(), text);
         for code in (0..0x20).chain(0x7f..0xa0).chain([0x202e, 0x2066]) {

@@ -11,26 +11,26 @@ use std::fmt;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct UnlockOptions {
-    /// Only this keyslot; `None`: all that are active, in the order of their priority.
+    /// The only keyslot to try; `None`: all active ones, in the order of their priority.
     pub keyslot: Option<u32>,
-    /// The most that key derivations may cost.
+    /// Limits of key derivations.
     pub limits: KdfLimits,
-    /// The policy that the header is held against.
+    /// The policy that the header must comply with.
     pub policy: HeaderPolicy,
 }
 
-/// All that serving an unlocked volume needs.
+/// An unlocked volume.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Unlocked {
-    /// The volume key; it was verified against the header's digest.
+    /// The volume key, verified against the header's digest.
     pub key: VolumeKey,
     /// The keyslot that the passphrase opened; `None`: the caller had the volume key.
     pub keyslot: Option<u32>,
-    /// The volume's segments in order of their start; they leave no gap. Offsets count from the start of the data
+    /// The segments of the volume in the order of their start, without gaps. Offsets count from the start of the data
     /// device.
     pub segments: Vec<Segment>,
-    /// Activation flags of the header, without those that Inlock does not know.
+    /// Known activation flags of the header.
     pub flags: ActivationFlags,
     /// Warnings for the user.
     pub warnings: Vec<UnlockWarning>,
@@ -65,18 +65,17 @@ pub enum UnlockWarning {
 impl fmt::Display for UnlockWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::EqualXtsKeyHalves => f.write_str("both halves of the XTS volume key are the same"),
+            Self::EqualXtsKeyHalves => f.write_str("both halves of the XTS volume key are equal"),
         }
     }
 }
 
 /// The outcome of trying keyslots one after the other.
 ///
-/// A keyslot that cannot be tried must not hide one that opens; but where none opens, its error says more than that the
-/// passphrase is wrong, for the passphrase may have been that keyslot's.
+/// A keyslot that cannot be tried must not hide one that opens. If none opens, its error says more than "wrong
+/// passphrase", since the passphrase may be that of the skipped keyslot.
 ///
-/// All derivations together have limits too ([`KdfLimits`]), so that many keyslots of some cost are no way around those
-/// of one.
+/// All derivations together have limits, too ([`KdfLimits`]), so that many keyslots cannot circumvent those of one.
 pub(crate) struct Attempts<'a> {
     limits: &'a KdfLimits,
     spent: KdfWork,
@@ -90,7 +89,7 @@ impl<'a> Attempts<'a> {
         Self { limits, spent: KdfWork::default(), tried: false, first_error: None, too_costly: Vec::new() }
     }
 
-    /// Whether keyslot `number` may be tried, whose derivation and digest take `work`.
+    /// Whether keyslot `number`, whose derivation and digest take `work`, may be tried.
     pub(crate) fn affords(&mut self, number: u32, work: KdfWork) -> bool {
         let spent = self.spent.plus(work);
         let fits = spent.fits(self.limits);
@@ -102,7 +101,7 @@ impl<'a> Attempts<'a> {
         fits
     }
 
-    /// Notes the outcome of one keyslot; gives the key if it opened.
+    /// Records the outcome of one keyslot, and returns the key if it opened.
     pub(crate) fn record(&mut self, outcome: Result<Option<VolumeKey>, UnlockError>) -> Option<VolumeKey> {
         self.tried = true;
         match outcome {
@@ -126,7 +125,7 @@ impl<'a> Attempts<'a> {
     }
 }
 
-/// Puts together what unlocking gives.
+/// Returns the result of unlocking.
 pub(crate) fn finish(key: VolumeKey, keyslot: Option<u32>, segments: Vec<Segment>, flags: ActivationFlags) -> Unlocked {
     let mut warnings = Vec::new();
     let weak = |cipher: CipherSpec| cipher.has_equal_halves(key.as_bytes());
@@ -136,7 +135,7 @@ pub(crate) fn finish(key: VolumeKey, keyslot: Option<u32>, segments: Vec<Segment
     Unlocked { key, keyslot, segments, flags, warnings }
 }
 
-/// The volume key of a new volume: the caller's, or a random one.
+/// Returns the volume key of a new volume: the caller's, or a random one.
 pub(crate) fn new_volume_key(
     cipher: &CipherSpec,
     key_len: usize,

@@ -36,20 +36,20 @@ pub struct HeaderPath {
 }
 
 impl HeaderPath {
-    /// The header as a whole.
+    /// The whole header.
     pub const ROOT: Self = Self { section: "", object: None, part: "" };
 
-    /// A section or a field of the header.
+    /// Returns a section or a field of the header.
     pub const fn section(section: &'static str) -> Self {
         Self { section, object: None, part: "" }
     }
 
-    /// An object of a section.
+    /// Returns an object of a section.
     pub const fn object(section: &'static str, object: u32) -> Self {
         Self { section, object: Some(object), part: "" }
     }
 
-    /// A part of this object.
+    /// Returns a part of this object.
     pub const fn part(&self, part: &'static str) -> Self {
         Self { section: self.section, object: self.object, part }
     }
@@ -72,31 +72,31 @@ impl fmt::Display for HeaderPath {
     }
 }
 
-/// A rule of a header's specification that is broken.
+/// A violated rule of a header's specification.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// The magic bytes are not there.
+    /// The magic is missing.
     #[error("no magic bytes")]
     NoMagic,
-    /// The version is not this header's.
+    /// The version is wrong for this header.
     #[error("version {0} is not supported")]
     Version(u16),
     /// The checksum over the header does not match.
     #[error("checksum does not match")]
     Checksum,
-    /// A text does not end with a zero byte inside its field, or has bytes that a text must not have.
+    /// A text does not end with a zero byte inside its field, or has invalid bytes.
     #[error("{0} is not a zero-terminated text")]
     NotText(&'static str),
     /// The device ends inside the header.
     #[error("ends at byte {needed}, but the device has only {len}")]
     Truncated {
-        /// Where it ends.
+        /// End of the header, in bytes.
         needed: u64,
         /// Length of the device.
         len: u64,
     },
-    /// A number is not one of those allowed.
+    /// A number is not an allowed one.
     #[error("{field} is {value}, which is not allowed")]
     NotAllowed {
         /// The field.
@@ -104,7 +104,7 @@ pub enum Violation {
         /// Its value.
         value: u64,
     },
-    /// A number is not what another place says it must be.
+    /// A number differs from the required value.
     #[error("{field} is {value}, but must be {wanted}")]
     Mismatch {
         /// The field.
@@ -121,9 +121,9 @@ pub enum Violation {
         field: &'static str,
         /// Its value.
         value: u64,
-        /// The least allowed.
+        /// The minimum.
         min: u64,
-        /// The most allowed.
+        /// The maximum.
         max: u64,
     },
     /// A number is not a multiple.
@@ -139,7 +139,7 @@ pub enum Violation {
     /// An area starts inside another.
     #[error("offset {offset} overlaps {with}")]
     Overlap {
-        /// Where the area starts, in bytes.
+        /// Start of the area, in bytes.
         offset: u64,
         /// The object that it overlaps.
         with: &'static str,
@@ -147,27 +147,27 @@ pub enum Violation {
     /// Two objects' areas overlap.
     #[error("offset {offset} overlaps {with}/{object}")]
     OverlapObject {
-        /// Where the area starts, in bytes.
+        /// Start of the area, in bytes.
         offset: u64,
-        /// The other's section.
+        /// Section of the other object.
         with: &'static str,
-        /// The other's number.
+        /// Number of the other object.
         object: u32,
     },
-    /// An area ends outside of what holds it.
-    #[error("offset {offset} and size {size} reach past {limit}, the end of {of}")]
+    /// An area ends outside of its container.
+    #[error("offset {offset} and size {size} exceed {limit}, the end of {of}")]
     PastEnd {
-        /// Where the area starts, in bytes.
+        /// Start of the area, in bytes.
         offset: u64,
         /// Its length in bytes.
         size: u64,
-        /// Where it must end at the latest.
+        /// Maximum end, in bytes.
         limit: u64,
         /// The object that ends there.
         of: &'static str,
     },
-    /// An area is too small for what it must hold.
-    #[error("size {size} is less than the {needed} bytes that the key material takes")]
+    /// An area is too small for its contents.
+    #[error("size {size} is less than the {needed} bytes of the key material")]
     AreaTooSmall {
         /// Length of the area, in bytes.
         size: u64,
@@ -191,7 +191,7 @@ pub enum Violation {
     /// An object of the JSON text has the same key twice.
     #[error("JSON has the key '{0}' twice in one object")]
     JsonDuplicateKey(Excerpt),
-    /// The JSON text is nested too deep.
+    /// The JSON text is nested too deeply.
     #[error("JSON is nested deeper than {0} levels")]
     JsonDepth(usize),
     /// The JSON text has too many values.
@@ -214,9 +214,9 @@ pub enum Violation {
     /// There are more objects than allowed.
     #[error("{count} objects, but at most {max} are allowed")]
     TooMany {
-        /// How many there are.
+        /// Number of objects.
         count: u64,
-        /// How many there may be.
+        /// Maximum number of objects.
         max: u64,
     },
     /// A type is not known where only known ones are allowed.
@@ -238,15 +238,15 @@ pub enum Violation {
     /// A keyslot belongs to more than one digest.
     #[error("keyslots/{keyslot} is already bound to digests/{other}")]
     BoundTwice {
-        /// Which keyslot.
+        /// Number of the keyslot.
         keyslot: u32,
-        /// The other digest.
+        /// Number of the other digest.
         other: u32,
     },
-    /// A keyslot that belongs to no digest: its key could not be verified.
+    /// A keyslot is bound to no digest, so its key cannot be verified.
     #[error("is bound to no digest")]
     Unbound,
-    /// Segments are not numbered one after the other from 0.
+    /// Segments are not numbered consecutively from 0.
     #[error("segment numbers have a gap before this one")]
     SegmentGap,
     /// A segment without a length is not the last one.
@@ -255,7 +255,7 @@ pub enum Violation {
 }
 
 impl Violation {
-    /// The violation with its path.
+    /// Returns the violation with its path.
     pub(crate) fn at(self, header: &'static str, path: HeaderPath) -> HeaderFault {
         HeaderFault { header, path, violation: self }
     }

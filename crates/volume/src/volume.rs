@@ -48,7 +48,7 @@ impl Volume {
     ///
     /// # Errors
     ///
-    /// Fails if the device has no LUKS header, or none that follows its specification.
+    /// Fails if the device has no LUKS header, or one that violates its specification.
     pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
         match luks1::probe(device)? {
             true => Luks1::load(device).map(Self::from),
@@ -56,7 +56,7 @@ impl Volume {
         }
     }
 
-    /// Checks the volume against `policy`, as unlocking does before it derives a key. For a check before the user is
+    /// Checks the volume against `policy`, as unlocking does before it derives a key: for a check before the user is
     /// asked for a passphrase.
     ///
     /// # Errors
@@ -66,8 +66,8 @@ impl Volume {
         Ok(policy.check_header(self.uuid(), &self.segments()?)?)
     }
 
-    /// Opens a keyslot with `passphrase` and verifies its key. Computes for seconds and takes up to gigabytes of
-    /// memory, within the limits of the options.
+    /// Opens a keyslot with `passphrase` and verifies its key. Takes seconds, and up to gigabytes of memory, within the
+    /// limits of the options.
     ///
     /// # Errors
     ///
@@ -84,7 +84,7 @@ impl Volume {
         }
     }
 
-    /// Unlocks with a volume key that the caller has, after verifying it.
+    /// Unlocks with the caller's volume key, after verifying it.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ impl Volume {
         }
     }
 
-    /// Version of the format: 1 or 2.
+    /// Returns the version of the format: 1 or 2.
     pub fn version(&self) -> u32 {
         match self {
             Self::Luks1(_) => 1,
@@ -104,7 +104,7 @@ impl Volume {
         }
     }
 
-    /// The UUID as the header has it.
+    /// Returns the UUID as the header has it.
     pub fn uuid(&self) -> &str {
         match self {
             Self::Luks1(luks1) => luks1.uuid(),
@@ -112,7 +112,7 @@ impl Volume {
         }
     }
 
-    /// The label; LUKS1 has none.
+    /// Returns the label; LUKS1 has none.
     pub fn label(&self) -> Option<&str> {
         match self {
             Self::Luks1(_) => None,
@@ -120,7 +120,7 @@ impl Volume {
         }
     }
 
-    /// The subsystem label; LUKS1 has none.
+    /// Returns the subsystem label; LUKS1 has none.
     pub fn subsystem(&self) -> Option<&str> {
         match self {
             Self::Luks1(_) => None,
@@ -136,7 +136,7 @@ impl Volume {
         }
     }
 
-    /// Where the first segment starts on the data device, in bytes.
+    /// Returns the start of the first segment on the data device, in bytes.
     pub fn data_offset(&self) -> u64 {
         match self {
             Self::Luks1(luks1) => u64::from(luks1.payload_offset()) * SECTOR_SIZE,
@@ -144,7 +144,7 @@ impl Volume {
         }
     }
 
-    /// The segments in order and without gaps, as in [`Unlocked::segments`].
+    /// Returns the segments in order and without gaps, as in [`Unlocked::segments`].
     ///
     /// # Errors
     ///
@@ -156,7 +156,7 @@ impl Volume {
         }
     }
 
-    /// Checks that a data device of `len` bytes can hold the payload. A program checks this before it uses the payload.
+    /// Checks that a data device of `len` bytes can have the payload. Call it before using the payload.
     ///
     /// # Errors
     ///
@@ -182,7 +182,7 @@ impl Volume {
         }
     }
 
-    /// The LUKS2 metadata as stored; LUKS1 has none.
+    /// Returns the LUKS2 metadata as stored; LUKS1 has none.
     pub fn metadata_json(&self) -> Option<&str> {
         match self {
             Self::Luks1(_) => None,
@@ -190,7 +190,7 @@ impl Volume {
         }
     }
 
-    /// The header as text that reads like `cryptsetup luksDump`'s. `device` is the path that LUKS1's first line names.
+    /// Displays the header like `cryptsetup luksDump`. `device` is the path in LUKS1's first line.
     pub fn dump<'a>(&'a self, device: &'a str) -> impl fmt::Display + 'a {
         Dump { volume: self, device }
     }

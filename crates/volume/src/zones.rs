@@ -1,7 +1,7 @@
-//! Checks whether a volume fits zoned storage: data that start and end at borders of zones, a header in conventional
-//! zones, data units that divide the write granularity.
+//! Checks whether a volume fits zoned storage: data that start and end with zones, a header in conventional zones, data
+//! units that divide the write granularity.
 //!
-//! Arithmetic only; the caller knows the zones. An error has the numbers that fit, in sectors of 512 bytes if options
+//! Pure arithmetic; the caller knows the zones. An error has the numbers that fit, in sectors of 512 bytes if options
 //! and tables count in them.
 
 use inlock_cipher::{DataUnitSize, SECTOR_SIZE, Segment};
@@ -12,69 +12,69 @@ use std::fmt;
 pub struct Zones {
     /// Length of the storage.
     pub len: u64,
-    /// From one zone's start to the next. The last zone may be shorter.
+    /// Distance of the starts of two zones. The last zone may be shorter.
     pub zone_len: u64,
-    /// How far the conventional zones at the start reach.
+    /// End of the conventional zones at the start.
     pub conventional: u64,
     /// Writes to sequential zones begin and end on multiples of this.
     pub write_granularity: u32,
 }
 
-/// A volume does not fit the zones, and what would.
+/// A volume does not fit the zones; with values that would fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ZoneFault {
-    /// A part of the volume starts inside a zone's length, counted from the volume's start.
-    #[error("it starts at sector {at} of the volume, and zones have {zone} sectors: {fits}")]
+    /// A part of the volume does not start with a zone, counted from the volume's start.
+    #[error("it starts at sector {at} of the volume, inside a zone of {zone} sectors: {fits}")]
     Start {
-        /// Where, in sectors.
+        /// Start of the part, in sectors.
         at: u64,
         /// Sectors of a zone.
         zone: u64,
-        /// Numbers that fit, in sectors.
+        /// Values that fit, in sectors.
         fits: Fits,
     },
     /// The data start inside a zone.
     #[error("the data start at sector {at}, inside a zone of {zone} sectors: {fits}")]
     Offset {
-        /// Where, in sectors.
+        /// Start of the data, in sectors.
         at: u64,
         /// Sectors of a zone.
         zone: u64,
-        /// Numbers that fit, in sectors.
+        /// Values that fit, in sectors.
         fits: Fits,
     },
     /// The data end inside a zone.
     #[error("{sectors} sectors of data end inside a zone of {zone} sectors: {fits}")]
     Length {
-        /// How many, in sectors.
+        /// Length of the data, in sectors.
         sectors: u64,
         /// Sectors of a zone.
         zone: u64,
-        /// Numbers that fit, in sectors.
+        /// Values that fit, in sectors.
         fits: Fits,
     },
-    /// A data unit is not what writes are made of.
-    #[error("data units of {unit} bytes do not divide the {granularity} bytes that zones are written by: {fits}")]
+    /// The data unit does not divide the write granularity.
+    #[error("data units of {unit} bytes do not divide the write granularity of {granularity} bytes: {fits}")]
     Unit {
         /// Bytes of a data unit.
         unit: usize,
         /// The write granularity, in bytes.
         granularity: u32,
-        /// Numbers that fit, in bytes.
+        /// Values that fit, in bytes.
         fits: Fits,
     },
-    /// A header, which is rewritten in place, would lie in a zone that is written in order.
-    #[error("a header takes the first {needed} bytes, and only the first {conventional} are in conventional zones")]
+    /// A header, which is rewritten in place, would extend into a sequential zone.
+    #[error("a header takes the first {needed} bytes, but only the first {conventional} are in conventional zones")]
     Header {
-        /// Bytes of the header, to the border of a zone.
+        /// Length of the header in bytes, up to the end of a zone.
         needed: u64,
         /// Bytes in conventional zones.
         conventional: u64,
     },
 }
 
-/// The numbers next to one that does not fit, smaller and greater, as far as there are such.
+/// The values next to one that does not fit, if there are any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fits(pub Option<u64>, pub Option<u64>);
 
@@ -89,11 +89,11 @@ impl fmt::Display for Fits {
 }
 
 impl Zones {
-    /// Checks that a segment starts and ends where zones do, and that zones can be written by its data units.
+    /// Checks that a segment starts and ends with zones, and that its data units divide the write granularity.
     ///
     /// # Errors
     ///
-    /// Fails with the numbers that fit.
+    /// Fails with the values that fit.
     pub fn check_segment(&self, segment: &Segment) -> Result<(), ZoneFault> {
         let (zone, len) = (self.zone_sectors(), self.len / SECTOR_SIZE);
         let at = segment.start.0;
@@ -115,11 +115,11 @@ impl Zones {
         if segment.cipher.is_some() { self.check_unit(segment.unit) } else { Ok(()) }
     }
 
-    /// Checks that data that start at this byte start where a zone does.
+    /// Checks that data that start at this byte start with a zone.
     ///
     /// # Errors
     ///
-    /// Fails with the numbers that fit.
+    /// Fails with the values that fit.
     pub fn check_offset(&self, bytes: u64) -> Result<(), ZoneFault> {
         if bytes.is_multiple_of(self.zone_len) {
             return Ok(());
@@ -129,8 +129,7 @@ impl Zones {
         Err(ZoneFault::Offset { at, zone, fits: Self::around(at, zone, last) })
     }
 
-    /// Checks that a header and what lies between it and the data, `data_offset` bytes together, are in conventional
-    /// zones.
+    /// Checks that a header and the space up to the data, `data_offset` bytes together, are in conventional zones.
     ///
     /// # Errors
     ///
@@ -142,8 +141,9 @@ impl Zones {
         Err(ZoneFault::Header { needed: data_offset, conventional: self.conventional })
     }
 
-    /// Where the data start behind a new header on the same storage, in bytes: the next border of a zone. A header that
-    /// usually takes `usual` bytes, and at least `least`, is cut where there are fewer conventional zones.
+    /// Returns the start of the data behind a new header on the same storage, in bytes: the next start of a zone. A
+    /// header that usually takes `usual` bytes, and at least `least`, is shortened if there are fewer conventional
+    /// zones.
     ///
     /// # Errors
     ///
@@ -158,17 +158,17 @@ impl Zones {
         Err(ZoneFault::Header { needed: border(least), conventional: self.conventional })
     }
 
-    /// The largest data unit up to `most` that zones can be written by.
+    /// Returns the largest data unit up to `most` that divides the write granularity.
     pub fn largest_unit(&self, most: DataUnitSize) -> DataUnitSize {
         let sizes = (9..=most.log2()).rev().filter_map(|log2| DataUnitSize::new(1 << log2).ok());
         sizes.into_iter().find(|size| self.check_unit(*size).is_ok()).unwrap_or(DataUnitSize::SECTOR)
     }
 
-    /// Checks that zones can be written by data units of this size.
+    /// Checks that data units of this size divide the write granularity.
     ///
     /// # Errors
     ///
-    /// Fails with the numbers that fit.
+    /// Fails with the values that fit.
     pub fn check_unit(&self, unit: DataUnitSize) -> Result<(), ZoneFault> {
         let granularity = self.write_granularity;
         if granularity.is_multiple_of(unit.bytes() as u32) {
@@ -183,7 +183,7 @@ impl Zones {
         (self.zone_len / SECTOR_SIZE).max(1)
     }
 
-    /// The multiples of `zone` next to `at`, up to `last`.
+    /// Returns the multiples of `zone` next to `at`, up to `last`.
     fn around(at: u64, zone: u64, last: u64) -> Fits {
         let below = at / zone * zone;
         let below_last = below.min(last / zone * zone);
@@ -235,8 +235,8 @@ mod tests {
             (0, Some(8193), 0, 512, "8193 sectors of data end inside a zone of 8192 sectors: 8192 or 16384 would fit"),
             (0, Some(83967), 0, 512, "83967 sectors of data end inside a zone of 8192 sectors: 81920 or 83968 would"),
             (0, Some(2047), 81920, 512, "2047 sectors of data end inside a zone of 8192 sectors: 2048 would fit"),
-            (8, Some(8192), 0, 512, "it starts at sector 8 of the volume, and zones have 8192 sectors: 0 or 8192"),
-            (0, None, 0, 8192, "data units of 8192 bytes do not divide the 4096 bytes that zones are written by: 4096"),
+            (8, Some(8192), 0, 512, "it starts at sector 8 of the volume, inside a zone of 8192 sectors: 0 or 8192"),
+            (0, None, 0, 8192, "data units of 8192 bytes do not divide the write granularity of 4096 bytes: 4096"),
         ] {
             let fault = ZONES.check_segment(&segment(start, sectors, offset, unit)).unwrap_err().to_string();
             assert!(fault.contains(told), "{fault}, not {told}");

@@ -20,10 +20,10 @@ pub enum ZonedFileError {
         source: io::Error,
     },
     /// The sidecar exists already.
-    #[error("{} exists", .0.display())]
+    #[error("{} already exists", .0.display())]
     Exists(PathBuf),
     /// The data file is not empty.
-    #[error("{} holds data", .0.display())]
+    #[error("{} is not empty", .0.display())]
     HoldsData(PathBuf),
     /// Another process has it open.
     #[error("{} is in use by another process", .0.display())]
@@ -39,49 +39,49 @@ pub enum ZonedFileError {
     /// The sidecar is damaged.
     #[error("the sidecar of the zoned file is damaged: {0}")]
     Damaged(Damage),
-    /// The sidecar is that of another file.
+    /// The sidecar belongs to another file.
     #[error("the sidecar does not match the zoned file: {0}")]
     Foreign(Mismatch),
     /// The boot id cannot be read. Without it, the writes that are still in the page cache are not known.
     #[error("cannot read the boot id")]
     BootId(#[source] io::Error),
-    /// No random bytes for the file's identity.
-    #[error("no random bytes: {0}")]
+    /// The system returned no random bytes for the file's identity.
+    #[error("the system returned no random bytes: {0}")]
     Random(getrandom::Error),
 }
 
-/// A damage of a sidecar.
+/// Damage of a sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Damage {
-    /// It is shorter or longer than its header says, or has none.
-    #[error("it is {len} bytes long, where {expected} are due")]
+    /// It is shorter or longer than its header says, or has no header.
+    #[error("it has {len} bytes instead of {expected}")]
     Len {
         /// Its length.
         len: u64,
         /// The expected length.
         expected: u64,
     },
-    /// It does not begin with the magic.
-    #[error("it does not begin with the mark of a sidecar")]
+    /// It does not start with the magic.
+    #[error("it does not start with the magic of a sidecar")]
     Magic,
     /// A later version wrote it.
-    #[error("it has version {0}, which is not known")]
+    #[error("version {0} is not supported")]
     Version(u32),
     /// The header's checksum is wrong.
-    #[error("the checksum of its header is wrong")]
+    #[error("the checksum of its header does not match")]
     Header,
     /// The header has a valid checksum and an impossible layout.
-    #[error("its header says what cannot be: {0}")]
+    #[error("the layout in its header is not possible: {0}")]
     Layout(LayoutError),
     /// The last session is not known.
-    #[error("the checksum of its session is wrong")]
+    #[error("the checksum of its session does not match")]
     Session,
-    /// A byte that is not in use is not zero.
-    #[error("byte {0}, which is not in use, is not zero")]
+    /// An unused byte is not zero.
+    #[error("unused byte {0} is not zero")]
     Padding(u64),
     /// A record is wrong.
-    #[error("the record of zone {zone} in {table} is wrong")]
+    #[error("the record of zone {zone} in {table} is invalid")]
     Record {
         /// The zone.
         zone: u32,
@@ -95,14 +95,14 @@ pub enum Damage {
 #[non_exhaustive]
 pub enum Mismatch {
     /// The data file has another length.
-    #[error("the file is {len} bytes long, where {expected} are due")]
+    #[error("the file has {len} bytes instead of {expected}")]
     Len {
         /// Length of the data file.
         len: u64,
         /// The expected length.
         expected: u64,
     },
-    /// The data file does not end with the mark of a zoned one.
+    /// The data file does not end with the mark of a zoned file.
     #[error("the file does not end with the mark of zoned storage")]
     Unmarked,
     /// The data file has another identity.

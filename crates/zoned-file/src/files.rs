@@ -1,4 +1,4 @@
-//! Zoned files by path: creates and locks them, finds their sidecars.
+//! Zoned files by path: creating, locking, and finding sidecars.
 
 use crate::error::ZonedFileError;
 use crate::layout::ZonedLayout;
@@ -19,7 +19,7 @@ impl ZonedFile {
     ///
     /// # Errors
     ///
-    /// Fails if `path` exists and is not a file without data, if its sidecar exists, or if the layout is not possible.
+    /// Fails if `path` exists and is not an empty file, if its sidecar exists, or if the layout is not possible.
     pub fn create(path: &Path, layout: &ZonedLayout) -> Result<(), ZonedFileError> {
         layout.check()?;
         let boot = boot_id()?;
@@ -50,7 +50,7 @@ impl ZonedFile {
             })
             .and_then(|()| sync_directory(&sidecar_path).map_err(beside));
         if made.is_err() {
-            // A sidecar that is there in part would only be in the way.
+            // An incomplete sidecar would prevent another attempt.
             let _ = std::fs::remove_file(&sidecar_path);
         }
         made.map_err(|error| named(error, path))
@@ -60,7 +60,7 @@ impl ZonedFile {
     ///
     /// # Errors
     ///
-    /// Fails if the file is in use, or the sidecar is missing, damaged or that of another file.
+    /// Fails if the file is in use, or if the sidecar is missing, damaged or that of another file.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, ZonedFileError> {
         let (data, sidecar) = open_both(path, read_only)?;
         let how =
@@ -77,13 +77,13 @@ impl ZonedFile {
         Self::over(Arc::new(data), Arc::new(sidecar), boot_id()?).map_err(|error| named(error, path))
     }
 
-    /// Reads the zones of a file without a lock.
+    /// Reads the zones of a file without locking it.
     ///
     /// # Errors
     ///
-    /// As [`ZonedFile::open`], but a file in use is read.
+    /// As [`ZonedFile::open`], except for a file in use.
     pub fn look(path: &Path) -> Result<(ZoneLimits, Vec<Zone>), ZonedFileError> {
-        // A record that is just being written may be read in part.
+        // A record may be read while it is written.
         let mut tries = 5;
         let file = loop {
             let (data, sidecar) = open_both(path, true)?;
@@ -108,14 +108,14 @@ impl ZonedFile {
     }
 }
 
-/// Path of the sidecar of a file, after symbolic links are resolved.
+/// Returns the path of the sidecar of a file, with symbolic links resolved.
 pub(crate) fn sidecar_path(data: &Path) -> io::Result<PathBuf> {
     let mut name = std::fs::canonicalize(data)?.into_os_string();
     name.push(".zones");
     Ok(name.into())
 }
 
-/// An error of a system call with the file that it was about.
+/// Adds the path to an error of a system call.
 fn named(error: ZonedFileError, path: &Path) -> ZonedFileError {
     match error {
         ZonedFileError::Io { path: none, source } if none.as_os_str().is_empty() => {
@@ -156,7 +156,7 @@ fn sync_directory(file: &Path) -> io::Result<()> {
     file.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
 }
 
-/// The number of the system's start, never 0.
+/// Identifies the current boot of the system; never 0.
 fn boot_id() -> Result<u64, ZonedFileError> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(ZonedFileError::BootId)?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

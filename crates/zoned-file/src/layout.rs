@@ -1,4 +1,4 @@
-//! Layout of a zoned file: number and kinds of zones, and the limits of their use.
+//! Layout of a zoned file: number and types of zones, and their limits.
 
 use inlock_engine::zoned::{ZoneKind, ZoneLimits};
 use std::ops::Range;
@@ -26,18 +26,18 @@ pub struct ZonedLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// Writes to whole blocks of some other length.
+    /// The write granularity is not a power of two in range.
     #[error("a write granularity of {0} bytes is not a power of two from 512 to 65536")]
     Granularity(u32),
-    /// Zones of that length.
+    /// The zone length is not a power of two in range.
     #[error("a zone length of {len} bytes is not a power of two of at least {least}")]
     ZoneLen {
         /// The length.
         len: u64,
-        /// The least that it can be.
+        /// The minimum length.
         least: u64,
     },
-    /// More or less than a zone holds.
+    /// The capacity is not a multiple of the write granularity, or exceeds the zone.
     #[error(
         "a zone capacity of {capacity} bytes is not a multiple of {granularity} from {granularity} to the zone length {zone_len}"
     )]
@@ -49,7 +49,7 @@ pub enum LayoutError {
         /// The write granularity.
         granularity: u32,
     },
-    /// The length of the file.
+    /// The length is not a multiple of the write granularity, or is out of range.
     #[error("a length of {len} bytes is not a multiple of the write granularity {granularity}, or not above zero")]
     Len {
         /// The length.
@@ -58,25 +58,23 @@ pub enum LayoutError {
         granularity: u32,
     },
     /// Too many zones.
-    #[error("{zones} zones are more than the {most} that a zoned file can have")]
+    #[error("{zones} zones exceed the maximum of {most}")]
     TooMany {
         /// Their number.
         zones: u64,
         /// The maximum number.
         most: u32,
     },
-    /// No zone is left that is not conventional.
-    #[error("of {zones} zones {conventional} are conventional: none is left for writes in order")]
+    /// No zone is sequential.
+    #[error("{conventional} of {zones} zones are conventional, but at least one must be sequential")]
     Conventional {
-        /// How many zones there are.
+        /// Number of zones.
         zones: u32,
         /// Number of conventional ones.
         conventional: u32,
     },
-    /// More may be open than active.
-    #[error(
-        "{max_open} open zones are more than the {max_active} active ones that are allowed, and an open zone is active"
-    )]
+    /// The limit of open zones exceeds that of active ones.
+    #[error("a maximum of {max_open} open zones exceeds that of {max_active} active ones, which include open zones")]
     OpenAboveActive {
         /// The limit of open zones.
         max_open: u32,
@@ -86,17 +84,18 @@ pub enum LayoutError {
 }
 
 impl ZonedLayout {
-    /// Sequential zones only, with their whole length as capacity, no limits, and blocks of 4096 bytes.
+    /// Returns a layout of sequential zones only, with their whole length as capacity, no limits, and blocks of 4096
+    /// bytes.
     pub fn new(len: u64, zone_len: u64) -> Self {
         let write_granularity = 4096;
         Self { len, zone_len, capacity: zone_len, conventional: 0, max_open: 0, max_active: 0, write_granularity }
     }
 
-    /// Checks that the numbers fit together.
+    /// Checks that the values fit together.
     ///
     /// # Errors
     ///
-    /// Returns the first rule that the layout breaks.
+    /// Fails with the first violated rule.
     pub fn check(&self) -> Result<(), LayoutError> {
         let granularity = self.write_granularity;
         if !granularity.is_power_of_two() || !(512..=65536).contains(&granularity) {
@@ -111,7 +110,7 @@ impl ZonedLayout {
         if !multiple(capacity) || capacity > zone_len {
             return Err(LayoutError::Capacity { capacity, zone_len, granularity });
         }
-        // The kernel counts bytes of files in 63 bits; what marks the file's end needs some too.
+        // The kernel's file offsets have 63 bits; the mark at the end of the file needs space as well.
         if !multiple(len) || len > i64::MAX as u64 / 2 {
             return Err(LayoutError::Len { len, granularity });
         }
@@ -130,36 +129,36 @@ impl ZonedLayout {
         Ok(())
     }
 
-    /// How many zones there are.
+    /// Returns the number of zones.
     pub fn zones(&self) -> u32 {
         self.len.div_ceil(self.zone_len).min(u64::from(u32::MAX)) as u32
     }
 
-    /// The bytes of a zone.
+    /// Returns the bytes of a zone.
     pub fn range(&self, zone: u32) -> Range<u64> {
         let start = u64::from(zone) * self.zone_len;
         start..self.len.min(start + self.zone_len)
     }
 
-    /// How many bytes of a zone can be written.
+    /// Returns the number of bytes of a zone that can be written.
     pub fn capacity_of(&self, zone: u32) -> u64 {
         let range = self.range(zone);
         let len = range.end - range.start;
         if self.kind(zone) == ZoneKind::Conventional { len } else { len.min(self.capacity) }
     }
 
-    /// Kind of a zone.
+    /// Returns the type of a zone.
     pub fn kind(&self, zone: u32) -> ZoneKind {
         if zone < self.conventional { ZoneKind::Conventional } else { ZoneKind::SequentialRequired }
     }
 
-    /// The zone that holds byte `offset`, which is one of the file's.
+    /// Returns the zone with byte `offset`, which is within the file.
     pub(crate) fn zone_of(&self, offset: u64) -> u32 {
         debug_assert!(offset < self.len);
         (offset / self.zone_len) as u32
     }
 
-    /// Where the conventional zones end.
+    /// Returns the end of the conventional zones.
     pub(crate) fn conventional_end(&self) -> u64 {
         u64::from(self.conventional) * self.zone_len
     }
@@ -181,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_of_an_impossible_layout_names_its_numbers() {
+    fn error_of_impossible_layout_has_its_numbers() {
         let good = ZonedLayout { capacity: 3 << 18, conventional: 2, ..ZonedLayout::new((7 << 20) + 4096, 1 << 20) };
         assert_eq!(good.check(), Ok(()));
         assert_eq!((good.zones(), good.range(7)), (8, 7 << 20..(7 << 20) + 4096));

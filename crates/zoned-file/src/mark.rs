@@ -8,7 +8,7 @@ use inlock_engine::BackingStore;
 use inlock_engine::Errno;
 use inlock_engine::store::{read_all, write_all};
 
-/// Lays zones out on two stores.
+/// Formats two stores with these zones.
 pub(crate) fn format(
     data: &dyn BackingStore,
     sidecar: &dyn BackingStore,
@@ -23,7 +23,7 @@ pub(crate) fn format(
     sidecar::write_new(sidecar, layout, &identity, boot).map_err(failed)
 }
 
-/// Whether a data file is the one that its sidecar is for.
+/// Whether a data file belongs to its sidecar.
 pub(crate) fn check(data: &dyn BackingStore, layout: &ZonedLayout, identity: &Identity) -> Result<(), ZonedFileError> {
     let (len, expected) = (data.geometry().len, records::data_len(layout));
     if len != expected {
@@ -36,7 +36,7 @@ pub(crate) fn check(data: &dyn BackingStore, layout: &ZonedLayout, identity: &Id
     }
 }
 
-/// The identity at the end of a data file.
+/// Returns the identity at the end of a data file.
 pub(crate) fn read(data: &dyn BackingStore) -> Result<Option<Identity>, Errno> {
     let Some(at) = data.geometry().len.checked_sub(BLOCK) else { return Ok(None) };
     let mut block = vec![0; BLOCK as usize];

@@ -1,24 +1,24 @@
 //! The bytes of a sidecar: its header, its sessions, and the records of the zones. No I/O.
 //!
-//! See `docs/formats/zoned-file.md`. Every piece carries a CRC-32C that covers the file's identity and its own place
-//! too, so that what was moved, or belongs to another file, is not taken for good.
+//! See `docs/formats/zoned-file.md`. Every piece has a CRC-32C of its bytes, the file's identity and its position, so
+//! that moved pieces and those of another file are detected.
 
 use crate::layout::{LayoutError, ZonedLayout};
 use crate::states::State;
 use inlock_engine::zoned::ZoneCondition;
 
-/// Random number that a data file and its sidecar share.
+/// Random number shared by a data file and its sidecar.
 pub(crate) type Identity = [u8; 16];
 
-/// Length of the header, of the room for sessions, and of the mark at the end of the data file.
+/// Length of the header, of the space for sessions, and of the mark at the end of the data file.
 pub(crate) const BLOCK: u64 = 4096;
-/// Length of a record of a zone.
+/// Length of the record of a zone.
 pub(crate) const RECORD: usize = 32;
 /// Length of a session.
 pub(crate) const SESSION: usize = 32;
-/// No file has seen so many changes: a number that is higher is none of ours, and might overflow.
+/// Limit of sequence numbers: no file has so many changes, and a higher number might overflow.
 pub(crate) const SEQUENCE_END: u64 = 1 << 62;
-/// How far the two sessions are apart.
+/// Distance of the two sessions.
 const SESSION_STRIDE: u64 = 512;
 const SESSIONS_AT: u64 = BLOCK;
 const TABLES_AT: u64 = 2 * BLOCK;
@@ -34,19 +34,19 @@ pub(crate) enum Table {
     PromisedA,
     /// Promised states; the two tables are written alternately.
     PromisedB,
-    /// Answered states, which survive as long as the page cache.
+    /// Acknowledged states, which survive as long as the page cache.
     Answered,
 }
 
 impl Table {
     pub(crate) const ALL: [Self; 3] = [Self::PromisedA, Self::PromisedB, Self::Answered];
 
-    /// The table of promises that is not this one.
+    /// Returns the other table of promises.
     pub(crate) fn other(self) -> Self {
         if self == Self::PromisedA { Self::PromisedB } else { Self::PromisedA }
     }
 
-    /// Name in messages.
+    /// Returns the name for messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::PromisedA => "the first table of promises",
@@ -56,32 +56,32 @@ impl Table {
     }
 }
 
-/// Length of the data file of a layout.
+/// Returns the length of the data file of a layout.
 pub(crate) fn data_len(layout: &ZonedLayout) -> u64 {
     layout.len + BLOCK
 }
 
-/// Length of a table of so many zones.
+/// Returns the length of a table.
 pub(crate) fn table_len(zones: u32) -> u64 {
     (u64::from(zones) * RECORD as u64).next_multiple_of(BLOCK)
 }
 
-/// Length of the sidecar of so many zones.
+/// Returns the length of the sidecar.
 pub(crate) fn sidecar_len(zones: u32) -> u64 {
     TABLES_AT + table_len(zones) * Table::ALL.len() as u64
 }
 
-/// Where a table begins.
+/// Returns the start of a table.
 pub(crate) fn table_at(table: Table, zones: u32) -> u64 {
     TABLES_AT + table as u64 * table_len(zones)
 }
 
-/// Where the record of a zone is.
+/// Returns the position of a zone's record.
 pub(crate) fn record_at(table: Table, zone: u32, zones: u32) -> u64 {
     table_at(table, zones) + u64::from(zone) * RECORD as u64
 }
 
-/// Where a session is: there are two places.
+/// Returns the position of a session, of which there are two.
 pub(crate) fn session_at(place: usize) -> u64 {
     SESSIONS_AT + place as u64 * SESSION_STRIDE
 }
@@ -98,7 +98,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("the slice has eight bytes"))
 }
 
-/// The checksum of `bytes` without the first four, which hold the checksum.
+/// Returns the checksum of `bytes`, except for the first four, which have the checksum.
 fn checksum(identity: &Identity, place: u64, bytes: &[u8]) -> u32 {
     let crc = crc32c::crc32c(identity);
     crc32c::crc32c_append(crc32c::crc32c_append(crc, &place.to_le_bytes()), &bytes[4..])
@@ -113,7 +113,7 @@ fn is_sealed(identity: &Identity, place: u64, bytes: &[u8]) -> bool {
     u32_at(bytes, 0) == checksum(identity, place, bytes)
 }
 
-/// Why a header is none.
+/// Fault of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BadHeader {
     Magic,
@@ -122,7 +122,7 @@ pub(crate) enum BadHeader {
     Layout(LayoutError),
 }
 
-/// The first block of a sidecar.
+/// Returns the first block of a sidecar.
 pub(crate) fn header(layout: &ZonedLayout, identity: &Identity) -> Vec<u8> {
     let mut block = vec![0; BLOCK as usize];
     put(&mut block, 4, &VERSION.to_le_bytes());
@@ -185,9 +185,9 @@ pub(crate) fn read_mark(block: &[u8], len: u64) -> Option<Identity> {
 pub(crate) struct Session {
     /// Grows with every session.
     pub sequence: u64,
-    /// Of the system's start.
+    /// Number of the boot.
     pub boot: u64,
-    /// Whether it was closed in order.
+    /// Whether it was closed properly.
     pub clean: bool,
 }
 
@@ -201,7 +201,7 @@ impl Session {
         bytes
     }
 
-    /// `None`: it is none.
+    /// `None`: the bytes are not a valid session.
     pub(crate) fn decode(bytes: &[u8], identity: &Identity, place: usize) -> Option<Self> {
         let clean = u32_at(bytes, 4);
         let session = Self { sequence: u64_at(bytes, 8), boot: u64_at(bytes, 16), clean: clean == 1 };
@@ -215,12 +215,12 @@ impl Session {
 pub(crate) struct Record {
     /// State of the zone.
     pub state: State,
-    /// The start of the system whose memory it lives in; 0 in tables of promises.
+    /// Number of the boot whose memory has the state; 0 in tables of promises.
     pub boot: u64,
 }
 
 impl Record {
-    /// Its bytes for their place in a sidecar.
+    /// Encodes the record for its position in a sidecar.
     pub(crate) fn encode(&self, identity: &Identity, place: u64) -> [u8; RECORD] {
         let mut bytes = [0; RECORD];
         bytes[4] = self.state.condition.number();
@@ -231,7 +231,7 @@ impl Record {
         bytes
     }
 
-    /// `None`: it is none.
+    /// `None`: the bytes are not a valid record.
     pub(crate) fn decode(bytes: &[u8], identity: &Identity, place: u64) -> Option<Self> {
         if !is_sealed(identity, place, bytes) || bytes[5..8] != [0; 3] {
             return None;

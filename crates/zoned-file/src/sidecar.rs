@@ -1,8 +1,8 @@
-//! The sidecar of a zoned file: reads it after every kind of end, and writes its records.
+//! The sidecar of a zoned file: reads it after any kind of exit, and writes its records.
 //!
-//! Reading gives three facts of each zone: the promised state, which survives a power cut, the table in which it is,
-//! and the last answered state, which is valid until the system reboots. If a power cut may have torn a record, the
-//! promise in the other table is taken; else a torn record is damage.
+//! Reading yields for each zone the promised state, which survives a power cut, the table that has it, and the last
+//! acknowledged state, which is valid until the system reboots. If a power cut may have torn a record, the promise in
+//! the other table is used; otherwise a torn record is damage.
 
 use crate::error::{Damage, ZonedFileError};
 use crate::layout::ZonedLayout;
@@ -20,7 +20,7 @@ pub(crate) struct Sidecar {
     store: Arc<dyn BackingStore>,
     pub layout: ZonedLayout,
     pub identity: Identity,
-    /// Of the system's start.
+    /// Number of the current boot.
     boot: u64,
 }
 
@@ -31,29 +31,29 @@ pub(crate) struct Loaded {
     pub states: Vec<State>,
     /// Promised state of every zone.
     pub promises: Vec<Promise>,
-    /// The last session, and its place.
+    /// The last session, and its position.
     pub session: (Session, usize),
-    /// Records that a power cut has torn.
+    /// Records torn by a power cut.
     pub torn: Vec<(Table, u32)>,
 }
 
 /// The promised state of a zone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promise {
-    /// The promise that stands.
+    /// The promise in effect.
     pub state: State,
-    /// Where it is written.
+    /// The table that has it.
     pub table: Table,
-    /// The one that takes its place once it is safe.
+    /// The promise that replaces it after the next sync.
     pub next: State,
 }
 
-/// An error of a system call on a file that the caller knows.
+/// Converts an error of a system call on a file that the caller knows.
 pub(crate) fn failed(source: impl Into<io::Error>) -> ZonedFileError {
     ZonedFileError::Io { path: PathBuf::new(), source: source.into() }
 }
 
-/// Writes a new sidecar whose zones are as new, and puts it on stable storage.
+/// Writes a new sidecar with unused zones, and syncs it.
 pub(crate) fn write_new(
     store: &dyn BackingStore,
     layout: &ZonedLayout,
@@ -106,7 +106,7 @@ pub(crate) fn read_header(store: &dyn BackingStore) -> Result<(ZonedLayout, Iden
     Ok((layout, identity))
 }
 
-/// Reads a sidecar back. `boot` is the number of the system's start.
+/// Reads a sidecar. `boot` is the number of the current boot.
 pub(crate) fn load(store: Arc<dyn BackingStore>, boot: u64) -> Result<Loaded, ZonedFileError> {
     let (layout, identity) = read_header(&*store)?;
     let session = load_session(&*store, &identity, boot)?;
@@ -154,8 +154,7 @@ fn load_session(store: &dyn BackingStore, identity: &Identity, boot: u64) -> Res
         [Some(a), None] => (a, 0),
         [None, None] => return Err(ZonedFileError::Damaged(Damage::Session)),
     };
-    // The end of the system's run may have torn the beginning of a session, or the end of one. While it runs nothing
-    // does.
+    // A crash of the system may have torn the start or the end of a session, which cannot happen while it runs.
     if sessions.contains(&None) && last.0.boot == boot {
         return Err(ZonedFileError::Damaged(Damage::Session));
     }
@@ -188,9 +187,9 @@ impl Loaded {
             (None, None) => return Err(wrong(Table::PromisedA)),
         };
         let answered = read(Table::Answered).filter(|record| record.boot == *boot).map(|record| record.state);
-        // The same change may stand in both, and the answer knows whether the zone is open.
+        // Both may have the same change, and only the acknowledged state knows whether the zone is open.
         let now = answered.filter(|answered| answered.sequence >= state.sequence).unwrap_or(state);
-        // It made room while its first bytes were on their way, and they did not arrive.
+        // It was closed for another zone while its first write was in flight, and that write did not complete.
         let never_begun = now.condition == ZoneCondition::Closed && now.written == 0;
         self.states.push(if never_begun { now.at_rest() } else { now });
         self.promises.push(Promise { state, table, next: state });
@@ -199,12 +198,12 @@ impl Loaded {
 }
 
 impl Sidecar {
-    /// Writes what was answered.
+    /// Writes an acknowledged state.
     pub(crate) fn answer(&self, zone: u32, state: State) -> Result<(), Errno> {
         self.write(Table::Answered, zone, Record { state, boot: self.boot })
     }
 
-    /// Writes what is promised; it is safe after [`Sidecar::sync`].
+    /// Writes a promise, which is durable after [`Sidecar::sync`].
     pub(crate) fn promise(&self, table: Table, zone: u32, state: State) -> Result<(), Errno> {
         self.write(table, zone, Record { state, boot: 0 })
     }
@@ -214,14 +213,14 @@ impl Sidecar {
         write_all(&*self.store, &record.encode(&self.identity, place), place)
     }
 
-    /// Begins or ends a session in one of the two places.
+    /// Starts or ends a session at one of the two positions.
     pub(crate) fn write_session(&self, sequence: u64, place: usize, clean: bool) -> Result<(), Errno> {
         let session = Session { sequence, boot: self.boot, clean };
         write_all(&*self.store, &session.encode(&self.identity, place), records::session_at(place))?;
         self.sync()
     }
 
-    /// Puts all records on stable storage.
+    /// Makes all records durable.
     pub(crate) fn sync(&self) -> Result<(), Errno> {
         self.store.sync()
     }

@@ -1,7 +1,7 @@
-//! The states of all zones of a zoned file, and their changes by writes and actions. No I/O.
+//! States of all zones of a zoned file, and their changes by writes and zone management. No I/O.
 //!
-//! The conditions and their changes are those of the zoned block device standards. At the limit of open zones, a zone
-//! that was opened by a write is closed, each time another one.
+//! The conditions and their changes are those of the zoned block device standards. At the limit of open zones, an
+//! implicitly open zone is closed, a different one each time.
 
 use crate::layout::ZonedLayout;
 use inlock_engine::Errno;
@@ -10,7 +10,7 @@ use inlock_engine::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind};
 /// The state of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State {
-    /// How many bytes are written, from the start of the zone.
+    /// Number of written bytes, from the start of the zone.
     pub written: u64,
     /// Its condition.
     pub condition: ZoneCondition,
@@ -19,7 +19,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// A zone that was never used.
+    /// Returns the state of an unused zone.
     pub(crate) fn new(layout: &ZonedLayout, zone: u32) -> Self {
         let condition = match layout.kind(zone) {
             ZoneKind::Conventional => ZoneCondition::NotWritePointer,
@@ -46,7 +46,7 @@ impl State {
             }
     }
 
-    /// The state in which the zone is after the power was off: nothing is open then.
+    /// Returns the state after a power cut, when no zone is open.
     pub(crate) fn at_rest(self) -> Self {
         let condition = match self.condition {
             active if active.is_active() && self.written == 0 => ZoneCondition::Empty,
@@ -62,18 +62,18 @@ impl State {
 pub(crate) struct States {
     layout: ZonedLayout,
     zones: Vec<Entry>,
-    /// How many are open, how many of those because of a write, and how many are open or closed.
+    /// Numbers of open zones, of implicitly open ones, and of open or closed ones.
     open: u32,
     implicit: u32,
     active: u32,
-    /// Where the search begins for a zone that makes room.
+    /// Start of the search for a zone to close.
     pub next_to_close: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     state: State,
-    /// Bytes are on their way.
+    /// A write is in flight.
     writing: bool,
 }
 
@@ -92,7 +92,7 @@ impl States {
         self.zones[zone as usize].state
     }
 
-    /// Puts a state in place, as it is.
+    /// Sets a state unchanged.
     pub(crate) fn put(&mut self, zone: u32, state: State) {
         self.count(self.get(zone).condition, -1);
         self.zones[zone as usize].state = state;
@@ -115,7 +115,7 @@ impl States {
         self.put(zone, State { condition, sequence: state.sequence + 1, ..state });
     }
 
-    /// A zone as it is reported.
+    /// Returns the zone for a report.
     pub(crate) fn report(&self, zone: u32) -> Zone {
         let range = self.layout.range(zone);
         let State { written, condition, .. } = self.get(zone);
@@ -132,8 +132,8 @@ impl States {
         reported
     }
 
-    /// A write of `len` bytes at `at`, counted from the start of the zone, is about to begin: opens the zone. The zone
-    /// that was closed for that, if any. [`States::end_write`] must follow.
+    /// Starts a write of `len` bytes at `at`, counted from the start of the zone, and opens the zone. Returns the zone
+    /// that was closed for it, if any. [`States::end_write`] must follow.
     pub(crate) fn begin_write(&mut self, zone: u32, at: u64, len: u64) -> Result<Option<u32>, Errno> {
         let state = self.get(zone);
         let takes_writes = state.condition.is_active() || state.condition == ZoneCondition::Empty;
@@ -149,7 +149,7 @@ impl States {
         Ok(closed)
     }
 
-    /// The write has ended, with `len` bytes written: moves the pointer.
+    /// Ends the write, of which `len` bytes were written, and moves the write pointer.
     pub(crate) fn end_write(&mut self, zone: u32, len: u64) {
         self.zones[zone as usize].writing = false;
         let mut state = self.get(zone);
@@ -157,14 +157,14 @@ impl States {
         state.sequence += 1;
         state.condition = match state.condition {
             _ if state.written == self.layout.capacity_of(zone) => ZoneCondition::Full,
-            // It made room for another one meanwhile.
+            // It was closed for another zone meanwhile.
             ZoneCondition::Closed if state.written == 0 => ZoneCondition::Empty,
             condition => condition,
         };
         self.put(zone, state);
     }
 
-    /// Opens, closes or finishes a zone. The zone that was closed for that, if any.
+    /// Opens, closes or finishes a zone. Returns the zone that was closed for it, if any.
     pub(crate) fn act(&mut self, action: ZoneAction, zone: u32) -> Result<Option<u32>, Errno> {
         use ZoneCondition::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen};
         let state = self.get(zone);
@@ -179,7 +179,7 @@ impl States {
             }
             (ZoneAction::Close, ImplicitOpen | ExplicitOpen) => self.close(zone),
             (ZoneAction::Finish, Empty | Closed | ImplicitOpen | ExplicitOpen) => {
-                // A zone that is finished is open for a moment.
+                // A zone is open while it is being finished.
                 if !state.condition.is_open() {
                     closed = self.make_room_for(zone)?;
                 }
@@ -190,21 +190,21 @@ impl States {
         Ok(closed)
     }
 
-    /// The state that a reset leads to; `None`: the zone is empty as it is.
+    /// Returns the state after a reset; `None`: the zone is empty already.
     pub(crate) fn reset(&self, zone: u32) -> Result<Option<State>, Errno> {
         let state = self.get(zone);
         match state.condition {
             ZoneCondition::Empty => Ok(None),
             ZoneCondition::NotWritePointer | ZoneCondition::ReadOnly | ZoneCondition::Offline => Err(Errno::IO),
             _ => {
-                // Before it is in place the zone may have to make room for another one, which is a change too.
+                // Before this state is set, the zone may be closed for another one, which is a change too.
                 let sequence = state.sequence + 2;
                 Ok(Some(State { written: 0, condition: ZoneCondition::Empty, sequence }))
             }
         }
     }
 
-    /// Takes a zone out of use.
+    /// Makes a zone read-only or offline.
     pub(crate) fn retire(&mut self, zone: u32, condition: ZoneCondition) -> Result<(), Errno> {
         let retired = matches!(condition, ZoneCondition::ReadOnly | ZoneCondition::Offline);
         if !retired || self.layout.kind(zone) == ZoneKind::Conventional {
@@ -220,7 +220,7 @@ impl States {
         self.change(zone, if untouched { ZoneCondition::Empty } else { ZoneCondition::Closed });
     }
 
-    /// Sees to it that a zone that is not open can be.
+    /// Closes another zone if that is needed to open this one, and returns it.
     fn make_room_for(&mut self, zone: u32) -> Result<Option<u32>, Errno> {
         let (max_open, max_active) = (self.layout.max_open, self.layout.max_active);
         if !self.get(zone).condition.is_active() && max_active != 0 && self.active >= max_active {

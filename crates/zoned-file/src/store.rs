@@ -24,13 +24,13 @@ pub struct ZonedFile {
     data: Arc<dyn BackingStore>,
     sidecar: Sidecar,
     read_only: bool,
-    /// One for each zone: held while it is written, or acted on.
+    /// Held while the zone is written or managed; one for each zone.
     turns: Vec<Mutex<()>>,
     promises: Mutex<Vec<Promise>>,
     states: Mutex<States>,
-    /// The number of this session and its place.
+    /// Number and position of the session.
     session: (u64, usize),
-    /// Answered states may be lost, so no further one is promised.
+    /// Acknowledged states may be lost, so no further one is promised.
     broken: AtomicBool,
 }
 
@@ -50,7 +50,7 @@ impl ZonedFile {
     }
 
     /// Opens two formatted stores. `boot` identifies the boot of the system that caches writes until they are synced:
-    /// if it differs from the last one, writes that were not synced are taken as lost.
+    /// if it differs from that of the last session, unsynced writes are considered lost.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl ZonedFile {
         let session = (last.sequence + 1, 1 - place);
         if !read_only {
             let repair = || {
-                // What was read may be in memory only. It is what is left when that which is written now is torn.
+                // The records just read may be in memory only, and must survive if the next ones are torn.
                 sidecar.sync()?;
                 for (table, zone) in torn {
                     match table {
@@ -99,17 +99,17 @@ impl ZonedFile {
         })
     }
 
-    /// Length of the data store of a layout.
+    /// Returns the length of the data store of a layout.
     pub fn data_len(layout: &ZonedLayout) -> u64 {
         records::data_len(layout)
     }
 
-    /// Length of the sidecar store of a layout.
+    /// Returns the length of the sidecar store of a layout.
     pub fn sidecar_len(layout: &ZonedLayout) -> u64 {
         records::sidecar_len(layout.zones())
     }
 
-    /// The layout.
+    /// Returns the layout.
     pub fn layout(&self) -> &ZonedLayout {
         &self.layout
     }
@@ -118,7 +118,7 @@ impl ZonedFile {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a conventional or missing zone, and for another condition; or the error of writing the record.
+    /// `EINVAL` for a conventional or missing zone, and for any other condition; or the error of writing the record.
     pub fn retire(&self, zone: u32, condition: ZoneCondition) -> Result<(), Errno> {
         if zone >= self.layout.zones() {
             return Err(Errno::INVAL);
@@ -131,7 +131,7 @@ impl ZonedFile {
     ///
     /// # Errors
     ///
-    /// Fails if the states cannot be put on stable storage.
+    /// Fails if the states cannot be made durable.
     pub fn close(mut self) -> Result<(), Errno> {
         let closed = self.end();
         self.read_only = true;
@@ -143,7 +143,7 @@ impl ZonedFile {
             return Ok(());
         }
         self.sync()?;
-        // The last word is that all records are whole.
+        // Declares all records valid as the last step.
         self.make_safe()?;
         self.sidecar.write_session(self.session.0 + 1, 1 - self.session.1, true)
     }
@@ -160,8 +160,8 @@ impl ZonedFile {
         self.promises.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a zone and writes down what it became, and what became of the zone that made room for it. What cannot be
-    /// written down has not happened.
+    /// Changes a zone, and writes the new states of the zone and of the one closed for it. If a record cannot be
+    /// written, the change is undone.
     fn change(&self, zone: u32, change: impl FnOnce(&mut States) -> Result<Option<u32>, Errno>) -> Result<(), Errno> {
         let mut states = self.states();
         let before = states.get(zone);
@@ -172,15 +172,15 @@ impl ZonedFile {
         }
         let written = written.and_then(|()| self.sidecar.answer(zone, states.get(zone)));
         if written.is_err() {
-            // The record may be there in part: the next one is later in any case.
+            // The record may be partly written, so the next one has a later number in any case.
             let sequence = states.get(zone).sequence;
             states.put(zone, State { sequence, ..before });
         }
         written
     }
 
-    /// The part of a range that lies in one zone, or in the conventional ones: how long it is, and the zone if it is
-    /// a sequential one. Nothing at the end.
+    /// Returns the length of the part of a range in one zone, or in the conventional ones, and the zone if it is
+    /// sequential. `None` at the end.
     fn part(&self, offset: u64, len: usize) -> Option<(usize, Option<u32>)> {
         if offset >= self.layout.len {
             return None;
@@ -195,7 +195,7 @@ impl ZonedFile {
         Some(((len as u64).min(end - offset) as usize, zone))
     }
 
-    /// Writes all of `data`, or as much as can be: how much. An error where that is nothing.
+    /// Writes `data` as far as possible, and returns the number of bytes. Fails if it is 0.
     fn write_data(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         let mut done = 0;
         while done < data.len() {
@@ -220,7 +220,7 @@ impl ZonedFile {
         {
             let mut states = self.states();
             if let Some(closed) = states.begin_write(zone, at, data.len() as u64)? {
-                // This zone's own record follows when its bytes are written.
+                // The record of this zone follows when its data are written.
                 if let Err(error) = self.sidecar.answer(closed, states.get(closed)) {
                     states.end_write(zone, 0);
                     return Err(error);
@@ -235,11 +235,11 @@ impl ZonedFile {
         });
         written?;
         moved?;
-        // What is left of a block that was written in part is as if it had not been.
+        // A partly written block counts as not written.
         if whole == 0 { Err(Errno::IO) } else { Ok(whole) }
     }
 
-    /// The zones of a range that is made of whole ones.
+    /// Returns the zones of a range, which must consist of whole zones.
     fn zones_of(&self, offset: u64, len: u64) -> Result<RangeInclusive<u32>, Errno> {
         let (total, zone_len) = (self.layout.len, self.layout.zone_len);
         let end = offset.checked_add(len).filter(|end| len > 0 && *end <= total).ok_or(Errno::INVAL)?;
@@ -249,8 +249,7 @@ impl ZonedFile {
         Ok(self.layout.zone_of(offset)..=self.layout.zone_of(end - 1))
     }
 
-    /// Empties zones. Where one holds bytes that are promised, that it is empty is promised before a byte of it can
-    /// change.
+    /// Empties zones. If one has promised data, the empty state is promised before a byte can change.
     fn reset(&self, zones: RangeInclusive<u32>, all: bool) -> Result<(), Errno> {
         let _turns: Vec<_> = zones.clone().map(|zone| self.turn(zone)).collect();
         let (mut refused, mut empty) = (Ok(()), Vec::new());
@@ -267,18 +266,18 @@ impl ZonedFile {
         }
         self.make_empty(&empty)?;
         for (zone, _) in empty {
-            // Where the space cannot be given back the bytes stay, and are not seen.
+            // If the space cannot be freed, the bytes stay invisible.
             let _ = self.data.discard(self.layout.range(zone).start, self.layout.capacity_of(zone));
         }
         refused
     }
 
-    /// Puts the states of zones that a reset empties in place. No sync begins before it is done: one that saw an old
-    /// pointer would promise it over what is written to the zone next.
+    /// Sets the states of zones emptied by a reset. No sync starts before that: it would promise an old write pointer
+    /// over the next data of the zone.
     fn make_empty(&self, empty: &[(u32, State)]) -> Result<(), Errno> {
         let mut promises = self.promises();
         let promised = self.promise_empty(&mut promises, empty).inspect_err(|_| {
-            // The promise may be there nevertheless: what comes next is later.
+            // The promise may be on disk nevertheless, so the next states have later numbers.
             let mut states = self.states();
             for (zone, State { sequence, .. }) in empty {
                 let state = states.get(*zone);
@@ -298,7 +297,7 @@ impl ZonedFile {
         Ok(())
     }
 
-    /// Promises that zones are empty, if one of them holds bytes that are promised; whether it did.
+    /// Promises that zones are empty, if one of them has promised data. Returns whether it did.
     fn promise_empty(&self, promises: &mut [Promise], zones: &[(u32, State)]) -> Result<bool, Errno> {
         if !zones.iter().any(|(zone, _)| promises[*zone as usize].may_hold_bytes()) {
             return Ok(false);
@@ -320,19 +319,19 @@ impl ZonedFile {
         if self.broken.load(Ordering::Acquire) { Err(Errno::IO) } else { Ok(()) }
     }
 
-    /// Puts the records on stable storage. After a failure, it is not known which of them are there.
+    /// Makes the records durable. After a failure, any of them may be.
     fn make_safe(&self) -> Result<(), Errno> {
         self.sidecar.sync().inspect_err(|_| self.broken.store(true, Ordering::Release))
     }
 }
 
 impl Promise {
-    /// Whether a power cut may find bytes promised. A sync that failed may have written the next promise.
+    /// Whether a power cut may leave promised data. A failed sync may have written the next promise.
     fn may_hold_bytes(&self) -> bool {
         self.state.written > 0 || self.next.written > 0
     }
 
-    /// The next one is safe.
+    /// Puts the next promise into effect after a sync.
     fn stand(&mut self) {
         if self.state != self.next {
             (self.state, self.table) = (self.next, self.table.other());
@@ -387,7 +386,7 @@ impl BackingStore for ZonedFile {
                 promise.next = states.get(zone).at_rest();
             }
         }
-        // The data goes to stable storage before the pointers that count it.
+        // The data must be durable before the pointers that cover them.
         self.data.sync().inspect_err(|_| self.broken.store(true, Ordering::Release))?;
         let mut any = false;
         for (zone, promise) in (0..).zip(promises.iter()).filter(|(_, promise)| promise.state != promise.next) {
@@ -451,11 +450,11 @@ impl ZonedStore for ZonedFile {
         }
         let zones = self.zones_of(offset, len)?;
         if action == ZoneAction::Reset {
-            // As the kernel takes it: all zones are those that can be.
+            // Like in the kernel, "all zones" means those that can change.
             let of_all = zones == all;
             return self.reset(zones, of_all);
         }
-        // One zone that refuses does not keep the others from changing.
+        // A zone that refuses does not prevent others from changing.
         let mut refused = Ok(());
         for zone in zones {
             let _turn = self.turn(zone);

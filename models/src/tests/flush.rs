@@ -1,9 +1,10 @@
-//! The queue of syncs: workers and threads that write, and then ask for stable storage. A disk that is synced by two at
-//! a time fails the model, and reports a lost write to one sync only, as the kernel does.
+//! The sync queue: workers and threads write, and then flush. Two concurrent syncs of the disk fail the model. The disk
+//! reports a lost write to one sync only, like the kernel.
 
 use super::in_every_order;
 use crate::errno::Errno;
 use crate::flush::{SyncQueue, Turn};
+use crate::request::RequestError;
 use crate::ring::Waker;
 use crate::sync::{Mutex, PoisonError};
 use loom::cell::UnsafeCell;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 struct Disk {
     written: u64,
     durable: u64,
-    /// A write was lost, and no sync has been told.
+    /// A write was lost, and no sync has reported it.
     lost: bool,
 }
 
@@ -46,7 +47,7 @@ impl Scene {
         })
     }
 
-    /// Covers what was written before it begins.
+    /// Makes the writes durable that precede it.
     fn sync(&self) -> Result<(), Errno> {
         self.syncing.with_mut(|_| {
             let covered = self.disk(|disk| disk.written);
@@ -58,21 +59,22 @@ impl Scene {
         })
     }
 
-    /// Whether the writer may believe that its write is durable; it must be then.
-    fn promised(&self, write: u64) -> bool {
-        let promised = self.queue.check().is_ok();
-        assert!(!promised || self.disk(|disk| disk.durable) >= write, "a promise without a sync");
-        promised
+    /// Checks that the queue has no lost writes. If it has none, the write must be durable.
+    fn check(&self, write: u64) -> Result<(), RequestError> {
+        self.queue.check()?;
+        assert!(self.disk(|disk| disk.durable) >= write, "a flush succeeded without a sync");
+        Ok(())
     }
 
     /// A thread that writes and flushes.
-    fn write_and_flush(&self) -> bool {
+    fn write_and_flush(&self) -> Result<(), RequestError> {
         let write = self.write();
-        self.queue.sync_blocking(|| self.sync()).is_ok() && self.promised(write)
+        self.queue.sync_blocking(|| self.sync())?;
+        self.check(write)
     }
 
-    /// A worker that writes and flushes, as `Worker::await_sync` and `Worker::look_at_syncs` have it.
-    fn work(&self) -> bool {
+    /// A worker that writes and flushes, like `Worker::await_sync` and `Worker::look_at_syncs`.
+    fn work(&self) -> Result<(), RequestError> {
         let waker = Waker::default();
         let member = self.queue.join(waker.clone());
         let write = self.write();
@@ -86,12 +88,12 @@ impl Scene {
             }
             turn = self.queue.look(member, number);
         }
-        let promised = self.promised(write);
+        let result = self.check(write);
         self.queue.leave(member, None);
-        promised
+        result
     }
 
-    /// A worker that ends while it leads, or waits.
+    /// A worker that exits while it leads, or waits.
     fn work_and_leave(&self) {
         let member = self.queue.join(Waker::default());
         self.write();
@@ -101,55 +103,61 @@ impl Scene {
 }
 
 #[test]
-fn two_workers_are_told_of_what_is_durable() {
+fn flushes_of_two_workers_are_durable() {
     in_every_order(|| {
         let scene = Scene::new(false);
-        let other = scene.spawn(|scene| assert!(scene.work()));
-        assert!(scene.work());
+        let other = scene.spawn(|scene| assert_eq!(scene.work(), Ok(())));
+        assert_eq!(scene.work(), Ok(()));
         other.join().unwrap();
     });
 }
 
 #[test]
-fn worker_and_threads_are_told_of_what_is_durable() {
+fn flushes_of_worker_and_threads_are_durable() {
     super::in_orders_with(3, || {
         let scene = Scene::new(false);
-        let others =
-            [scene.spawn(|scene| assert!(scene.write_and_flush())), scene.spawn(|scene| assert!(scene.work()))];
-        assert!(scene.write_and_flush());
+        let others = [
+            scene.spawn(|scene| assert_eq!(scene.write_and_flush(), Ok(()))),
+            scene.spawn(|scene| assert_eq!(scene.work(), Ok(()))),
+        ];
+        assert_eq!(scene.write_and_flush(), Ok(()));
         others.into_iter().for_each(|other| other.join().unwrap());
     });
 }
 
 #[test]
-fn all_are_told_of_a_lost_write_that_is_reported_once() {
+fn lost_write_reported_once_fails_every_flush() {
     super::in_orders_with(3, || {
         let scene = Scene::new(true);
-        let others =
-            [scene.spawn(|scene| assert!(!scene.write_and_flush())), scene.spawn(|scene| assert!(!scene.work()))];
-        assert!(!scene.work());
+        let others = [
+            scene.spawn(|scene| assert!(scene.write_and_flush().is_err())),
+            scene.spawn(|scene| assert!(scene.work().is_err())),
+        ];
+        assert!(scene.work().is_err());
         others.into_iter().for_each(|other| other.join().unwrap());
         assert!(scene.queue.has_lost_writes());
     });
 }
 
 #[test]
-fn worker_that_ends_holds_up_no_other() {
+fn exit_of_worker_blocks_no_flush() {
     super::in_orders_with(3, || {
         let scene = Scene::new(false);
-        let others =
-            [scene.spawn(|scene| scene.work_and_leave()), scene.spawn(|scene| assert!(scene.write_and_flush()))];
-        assert!(scene.work());
+        let others = [
+            scene.spawn(|scene| scene.work_and_leave()),
+            scene.spawn(|scene| assert_eq!(scene.write_and_flush(), Ok(()))),
+        ];
+        assert_eq!(scene.work(), Ok(()));
         others.into_iter().for_each(|other| other.join().unwrap());
     });
 }
 
 #[test]
-fn worker_that_ends_with_a_failed_sync_is_not_forgotten() {
+fn failed_sync_of_exited_worker_fails_later_flushes() {
     in_every_order(|| {
         let scene = Scene::new(true);
         let other = scene.spawn(|scene| scene.work_and_leave());
         other.join().unwrap();
-        assert!(!scene.work() && !scene.write_and_flush());
+        assert!(scene.work().is_err() && scene.write_and_flush().is_err());
     });
 }

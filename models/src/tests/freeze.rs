@@ -1,8 +1,9 @@
-//! The freeze: a controller that closes it, callers with usage, workers with workers. loom watches who uses the target.
+//! The freeze: a controller that freezes, callers with usage guards, and workers. loom checks all uses of the mapping.
 
 use super::{in_every_order, in_orders_with};
 use crate::crypt_mapping::CryptMapping;
 use crate::freeze::{Freeze, FreezeState};
+use crate::request::RequestError;
 use crate::ring::Waker;
 use loom::cell::UnsafeCell;
 use loom::thread;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 
 struct Scene {
     freeze: Freeze,
-    /// Used by calls and changed while the freeze is closed.
+    /// Used by calls, and changed while the device is frozen.
     table: UnsafeCell<()>,
     waker: Waker,
 }
@@ -26,15 +27,15 @@ impl Scene {
         thread::spawn(move || act(&scene))
     }
 
-    /// A call on a thread that blocks. False: the device was given up.
-    fn call(&self) -> bool {
-        let Ok(pass) = self.freeze.enter() else { return false };
+    /// A call on a thread that may block. Fails if the device has ended.
+    fn call(&self) -> Result<(), RequestError> {
+        let mapping = self.freeze.enter()?;
         self.table.with(|_| ());
-        pass.use_keys();
-        true
+        mapping.use_keys();
+        Ok(())
     }
 
-    /// Turns of a worker, as `Worker::turn` and `Worker::rest` have them, until the device is given up.
+    /// Turns of a worker, like `Worker::turn` and `Worker::rest`, until the device ends.
     fn work(&self) {
         let worker = self.freeze.join(self.waker.clone());
         let mut view = self.freeze.view(worker);
@@ -60,7 +61,7 @@ impl Scene {
         self.freeze.leave(worker);
     }
 
-    /// A worker that uses its target once and ends, be the freeze open or not.
+    /// A worker that uses its mapping once and exits, whether the device is frozen or not.
     fn work_and_leave(&self) {
         let worker = self.freeze.join(self.waker.clone());
         if let Some(target) = self.freeze.view(worker).target {
@@ -70,13 +71,13 @@ impl Scene {
         self.freeze.leave(worker);
     }
 
-    /// Closes the freeze. No other thread uses what is behind it then.
+    /// Freezes the device. No other thread uses the mapping afterwards.
     fn freeze(&self) {
         self.freeze.freeze();
         self.table.with_mut(|_| ());
     }
 
-    /// Changes the target of the closed freeze.
+    /// Changes the mapping of the frozen device.
     fn change(&self) {
         let changed = self.freeze.change(|target| {
             target.change_keys();
@@ -87,10 +88,10 @@ impl Scene {
 }
 
 #[test]
-fn freeze_waits_for_the_call_and_unfreeze_wakes_the_next() {
+fn freeze_waits_for_call_and_unfreeze_wakes_next_call() {
     in_every_order(|| {
         let scene = Scene::new();
-        let caller = scene.spawn(|scene| assert!(scene.call()));
+        let caller = scene.spawn(|scene| assert_eq!(scene.call(), Ok(())));
         scene.freeze();
         scene.change();
         assert!(scene.freeze.unfreeze());
@@ -99,10 +100,10 @@ fn freeze_waits_for_the_call_and_unfreeze_wakes_the_next() {
 }
 
 #[test]
-fn caller_goes_through_again_after_every_opening() {
+fn call_enters_again_after_unfreeze() {
     in_every_order(|| {
         let scene = Scene::new();
-        let caller = scene.spawn(|scene| assert!(scene.call() && scene.call()));
+        let caller = scene.spawn(|scene| assert_eq!((scene.call(), scene.call()), (Ok(()), Ok(()))));
         scene.freeze();
         assert!(scene.freeze.unfreeze());
         caller.join().unwrap();
@@ -110,10 +111,13 @@ fn caller_goes_through_again_after_every_opening() {
 }
 
 #[test]
-fn two_callers_are_both_waited_for_and_woken() {
+fn freeze_waits_for_two_calls_and_unfreeze_wakes_both() {
     in_every_order(|| {
         let scene = Scene::new();
-        let callers = [scene.spawn(|scene| assert!(scene.call())), scene.spawn(|scene| assert!(scene.call()))];
+        let callers = [
+            scene.spawn(|scene| assert_eq!(scene.call(), Ok(()))),
+            scene.spawn(|scene| assert_eq!(scene.call(), Ok(()))),
+        ];
         scene.freeze();
         assert!(scene.freeze.unfreeze());
         callers.into_iter().for_each(|caller| caller.join().unwrap());
@@ -121,18 +125,18 @@ fn two_callers_are_both_waited_for_and_woken() {
 }
 
 #[test]
-fn end_wakes_the_caller_which_fails() {
+fn end_of_device_wakes_call_with_error() {
     in_every_order(|| {
         let scene = Scene::new();
         scene.freeze();
-        let caller = scene.spawn(|scene| assert!(!scene.call()));
+        let caller = scene.spawn(|scene| assert!(scene.call().is_err()));
         scene.freeze.end();
         caller.join().unwrap();
     });
 }
 
 #[test]
-fn no_pass_is_given_after_the_key_was_wiped() {
+fn call_gets_no_usage_guard_after_key_wipe() {
     in_every_order(|| {
         let scene = Scene::new();
         let caller = scene.spawn(|scene| _ = scene.call());
@@ -146,7 +150,7 @@ fn no_pass_is_given_after_the_key_was_wiped() {
 }
 
 #[test]
-fn close_waits_for_the_worker_and_end_wakes_it() {
+fn freeze_waits_for_worker_and_end_of_device_wakes_it() {
     in_every_order(|| {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work);
@@ -158,7 +162,7 @@ fn close_waits_for_the_worker_and_end_wakes_it() {
 }
 
 #[test]
-fn worker_goes_on_after_opening_and_is_waited_for_again() {
+fn freeze_after_unfreeze_waits_for_worker_again() {
     in_orders_with(4, || {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work);
@@ -172,11 +176,11 @@ fn worker_goes_on_after_opening_and_is_waited_for_again() {
 }
 
 #[test]
-fn close_waits_for_worker_and_caller() {
+fn freeze_waits_for_worker_and_call() {
     in_orders_with(4, || {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work_and_leave);
-        let caller = scene.spawn(|scene| assert!(scene.call()));
+        let caller = scene.spawn(|scene| assert_eq!(scene.call(), Ok(())));
         scene.freeze();
         assert!(scene.freeze.unfreeze());
         worker.join().unwrap();
@@ -185,7 +189,7 @@ fn close_waits_for_worker_and_caller() {
 }
 
 #[test]
-fn worker_that_leaves_is_not_waited_for() {
+fn freeze_does_not_wait_for_exited_worker() {
     in_every_order(|| {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work_and_leave);

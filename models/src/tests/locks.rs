@@ -1,4 +1,4 @@
-//! Locks of data units: threads that read and write one unit, which loom watches.
+//! Locks of data units: threads read and write one unit, which loom checks.
 
 use super::{in_every_order, in_orders_with};
 use crate::crypt_mapping::MappedRange;
@@ -20,7 +20,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Reads the unit as a thread does that carries its request to the end without waiting.
+    /// Reads the unit like a thread that completes its request without waiting.
     fn read_briefly(&self) {
         let brief = self.locks.try_lock_all_shared();
         let lock = brief.unwrap_or_else(|| self.locks.lock_blocking(&WHOLE, Purpose::Read));
@@ -28,7 +28,7 @@ impl Scene {
         self.locks.unlock(lock);
     }
 
-    /// Reads the unit if that needs no lock of the table.
+    /// Reads the unit if that takes no lock of the table.
     fn try_to_read_briefly(&self) {
         if let Some(lock) = self.locks.try_lock_all_shared() {
             self.unit.with(|_| ());
@@ -50,43 +50,43 @@ impl Scene {
         self.locks.unlock(lock);
     }
 
-    /// Writes part of the unit as a worker does, which is told when it holds the lock.
-    fn write_when_told(&self) {
-        let told = Arc::new(Told::default());
-        let lock = self.lock_as(&told, 1);
-        told.waker.wait();
+    /// Writes part of the unit like a worker, which gets an event when it holds the lock.
+    fn write_when_granted(&self) {
+        let granted = Arc::new(Granted::default());
+        let lock = self.lock_as(&granted, 1);
+        granted.waker.wait();
         self.unit.with_mut(|_| ());
         self.locks.unlock(lock);
     }
 
-    /// Asks for the lock of a partial write. `told` learns when it is held, at once if it is held at once.
-    fn lock_as(&self, told: &Arc<Told>, token: u64) -> LockId {
+    /// Requests the lock of a partial write. `granted` records when it is granted, possibly immediately.
+    fn lock_as(&self, granted: &Arc<Granted>, token: u64) -> LockId {
         let reply = |token| {
-            let told = Arc::clone(told);
-            ReplyTo::new(move |Event::Locked| told.locked(token))
+            let granted = Arc::clone(granted);
+            ReplyTo::new(move |Event::Locked| granted.locked(token))
         };
         let (lock, is_held) = self.locks.lock(&PARTIAL, Purpose::Write, reply(token));
         if is_held {
-            told.locked(token);
+            granted.locked(token);
         }
         lock
     }
 
-    /// Everything was given up: the fast path is open again.
+    /// Checks that no lock is held: the fast path is open again.
     fn assert_is_free(&self) {
         let lock = self.locks.try_lock_all_shared().expect("no lock is held or waited for");
         self.locks.unlock(lock);
     }
 }
 
-/// A worker's side: which locks were granted, in order.
+/// Locks granted to a worker, in order.
 #[derive(Default)]
-struct Told {
+struct Granted {
     tokens: Mutex<Vec<u64>>,
     waker: Waker,
 }
 
-impl Told {
+impl Granted {
     fn locked(&self, token: u64) {
         self.tokens.lock().unwrap().push(token);
         self.waker.wake();
@@ -95,8 +95,8 @@ impl Told {
 
 type Act = fn(&Scene);
 
-/// Runs each act on a thread of its own, in every order.
-fn beside_each_other(acts: &'static [Act]) {
+/// Runs each function on a thread of its own, in every order.
+fn concurrently(acts: &'static [Act]) {
     in_every_order(|| run(acts));
 }
 
@@ -115,53 +115,53 @@ fn run(acts: &[Act]) {
 
 #[test]
 fn partial_write_excludes_all_shared_read() {
-    beside_each_other(&[Scene::write_blocking, Scene::read_briefly]);
+    concurrently(&[Scene::write_blocking, Scene::read_briefly]);
 }
 
 #[test]
 fn partial_write_excludes_two_all_shared_reads() {
-    beside_each_other(&[Scene::write_blocking, Scene::try_to_read_briefly, Scene::try_to_read_briefly]);
+    concurrently(&[Scene::write_blocking, Scene::try_to_read_briefly, Scene::try_to_read_briefly]);
 }
 
 #[test]
 fn partial_write_excludes_read_and_all_shared_read() {
-    beside_each_other(&[Scene::write_blocking, Scene::read, Scene::try_to_read_briefly]);
+    concurrently(&[Scene::write_blocking, Scene::read, Scene::try_to_read_briefly]);
 }
 
 #[test]
 fn partial_writes_exclude_each_other_and_all_shared_read() {
-    beside_each_other(&[Scene::write_blocking, Scene::write_blocking, Scene::try_to_read_briefly]);
+    concurrently(&[Scene::write_blocking, Scene::write_blocking, Scene::try_to_read_briefly]);
 }
 
 #[test]
 fn partial_write_of_a_worker_excludes_all_shared_read() {
-    beside_each_other(&[Scene::write_when_told, Scene::try_to_read_briefly]);
+    concurrently(&[Scene::write_when_granted, Scene::try_to_read_briefly]);
 }
 
 #[test]
 fn partial_write_of_a_worker_excludes_two_all_shared_reads() {
-    in_orders_with(4, || run(&[Scene::write_when_told, Scene::try_to_read_briefly, Scene::try_to_read_briefly]));
+    in_orders_with(4, || run(&[Scene::write_when_granted, Scene::try_to_read_briefly, Scene::try_to_read_briefly]));
 }
 
 #[test]
 fn partial_writes_of_worker_and_thread_exclude_each_other() {
-    beside_each_other(&[Scene::write_when_told, Scene::write_blocking]);
+    concurrently(&[Scene::write_when_granted, Scene::write_blocking]);
 }
 
 #[test]
-fn more_threads_than_there_is_room_for_are_all_granted() {
-    // Room is for two.
-    beside_each_other(&[Scene::write_blocking, Scene::read, Scene::read]);
+fn locks_of_more_threads_than_slots_are_all_granted() {
+    // The table has slots for two.
+    concurrently(&[Scene::write_blocking, Scene::read, Scene::read]);
 }
 
 #[test]
 fn locks_are_granted_in_order_of_arrival() {
     in_every_order(|| {
         let scene = Arc::new(Scene::default());
-        let told = Arc::new(Told::default());
-        let first = scene.lock_as(&told, 1);
-        let second = scene.lock_as(&told, 2);
-        let giving_up = {
+        let granted = Arc::new(Granted::default());
+        let first = scene.lock_as(&granted, 1);
+        let second = scene.lock_as(&granted, 2);
+        let unlocking = {
             let scene = Arc::clone(&scene);
             thread::spawn(move || {
                 assert!(scene.locks.try_lock_all_shared().is_none(), "no reader overtakes the second write");
@@ -169,32 +169,32 @@ fn locks_are_granted_in_order_of_arrival() {
                 scene.locks.unlock(first);
             })
         };
-        let third = scene.lock_as(&told, 3);
+        let third = scene.lock_as(&granted, 3);
         for (lock, expected) in [(second, &[1, 2][..]), (third, &[1, 2, 3])] {
             loop {
-                let granted = told.tokens.lock().unwrap().clone();
-                assert!(granted.len() <= expected.len(), "one at a time");
-                if granted == expected {
+                let tokens = granted.tokens.lock().unwrap().clone();
+                assert!(tokens.len() <= expected.len(), "locks are granted one at a time");
+                if tokens == expected {
                     break;
                 }
-                told.waker.wait();
-                told.waker.clear();
+                granted.waker.wait();
+                granted.waker.clear();
             }
             scene.unit.with_mut(|_| ());
             scene.locks.unlock(lock);
         }
-        giving_up.join().unwrap();
+        unlocking.join().unwrap();
         scene.assert_is_free();
     });
 }
 
 #[test]
-fn lock_given_up_while_it_waits_lets_later_ones_go_on() {
+fn cancelled_lock_request_blocks_no_later_lock() {
     in_every_order(|| {
         let scene = Arc::new(Scene::default());
-        let told = Arc::new(Told::default());
-        let lock = scene.lock_as(&told, 1);
-        let waiting = scene.lock_as(&told, 2);
+        let granted = Arc::new(Granted::default());
+        let lock = scene.lock_as(&granted, 1);
+        let waiting = scene.lock_as(&granted, 2);
         let reading = {
             let scene = Arc::clone(&scene);
             thread::spawn(move || scene.read())

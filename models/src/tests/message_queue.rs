@@ -6,7 +6,7 @@ use crate::ring::Waker;
 use loom::thread;
 use std::sync::Arc;
 
-/// Turns of a worker until it has `wanted` messages: it waits, clears the waker, and takes all there are.
+/// Runs turns of a worker until it has received `wanted` messages: it waits, clears the waker, and takes all messages.
 fn take(queue: &MessageQueue<(u32, u32)>, waker: &Waker, wanted: usize) -> Vec<(u32, u32)> {
     let mut taken = Vec::new();
     while taken.len() < wanted {
@@ -17,7 +17,7 @@ fn take(queue: &MessageQueue<(u32, u32)>, waker: &Waker, wanted: usize) -> Vec<(
     taken
 }
 
-/// So many threads post so many messages each: all arrive, once, those of a thread in its order.
+/// Posts `each` messages from each of `threads` threads, and checks that all arrive once, those of a thread in order.
 fn post(threads: u32, each: u32) {
     in_every_order(move || {
         let waker = Waker::default();
@@ -30,7 +30,7 @@ fn post(threads: u32, each: u32) {
         let mut taken = take(&queue, &waker, (threads * each) as usize);
         posting.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(queue.next(), None);
-        // Stable: the order of each thread's own messages is kept.
+        // A stable sort keeps the order of each thread's own messages.
         taken.sort_by_key(|(number, _)| *number);
         let expected: Vec<_> =
             (0..threads).flat_map(|number| (0..each).map(move |message| (number, message))).collect();

@@ -1,5 +1,5 @@
-//! Storage that takes no more, and says so at once: a file may not grow further, or its file system is full. The write fails, its
-//! neighbours do not, and everything that was acknowledged is there.
+//! Exhausted storage that reports the error immediately: a limit of the file size, or a full file system. Only the
+//! affected write fails, and all acknowledged data remain.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::thin::fill;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const LEN: u64 = 4 << 20;
-/// From here on nothing is taken.
+/// Position of the first write that fails.
 const END: u64 = 2 << 20;
 const BLOCK: usize = 4096;
 
-/// Writes around the place where storage ends; `serve` begins to serve the image with these words more.
+/// Writes around the end of the storage. `serve` starts a server of the image with further arguments.
 fn meet_the_end(image: &Path, key: &Path, serve: impl Fn(&[&str]) -> Result<Server>) -> Result<()> {
     for io in ["uring", "sync"] {
         for flags in [0, flag::FUA] {
@@ -36,7 +36,7 @@ fn meet_the_end(image: &Path, key: &Path, serve: impl Fn(&[&str]) -> Result<Serv
             }
             first.write(BLOCK as u64, &[4; BLOCK])?;
             let flushed = second.call(0, command::FLUSH, 0, 0, &[])?.error;
-            // A durable write that failed may have met the error of another one.
+            // A durable write that failed may have reported the error of another one.
             ensure!(flushed == 0 || flags == flag::FUA, "{io}: the flush ends with {flushed}");
             drop((first, second));
             let ended = server.terminate()?;
@@ -61,7 +61,7 @@ fn files(dir: &Path) -> Result<(PathBuf, PathBuf)> {
 }
 
 #[test]
-fn write_beyond_the_file_size_limit_fails_and_ends_nothing() -> Result<()> {
+fn write_beyond_file_size_limit_fails_and_server_continues() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let (image, key) = files(dir.path())?;
     meet_the_end(&image, &key, |words| {
@@ -73,7 +73,7 @@ fn write_beyond_the_file_size_limit_fails_and_ends_nothing() -> Result<()> {
     })
 }
 
-/// A file system of memory that goes away.
+/// A mounted tmpfs, unmounted when dropped.
 struct Mounted(PathBuf);
 
 impl Drop for Mounted {
@@ -83,7 +83,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn write_to_a_full_file_system_fails_and_loses_nothing_else() -> Result<()> {
+fn write_to_full_file_system_fails_and_loses_no_other_write() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -93,7 +93,7 @@ fn write_to_a_full_file_system_fails_and_loses_nothing_else() -> Result<()> {
     text(program("mount").args(["-t", "tmpfs", "-o", "size=3m", "inlock-test-small"]).arg(&place))?;
     let _mounted = Mounted(place.clone());
     let (image, key) = files(&place)?;
-    // What is to be written has room, and then there is none.
+    // Allocates the data before `END`; the rest of the file system is filled.
     let head = ["--offset", "0", "--length", &END.to_string()].map(str::to_owned);
     text(program("fallocate").args(head).arg(&image))?;
     fill(&mut File::create(place.join("filler"))?)?;

@@ -1,4 +1,5 @@
-//! The daemon killed with -9 while a file system writes: what had reached its disk is there, and the rest is repaired.
+//! The process of a volume is killed with SIGKILL while a file system writes: synced files remain, and the file system
+//! replays its journal.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,7 +15,7 @@ use inlock_tests::report::count;
 
 use crate::support::{Disk, can_make_disks, harvest, hash};
 
-/// Writes files and syncs every one, until that fails; those that were synced.
+/// Writes and syncs files until that fails, and returns those that were synced.
 fn write_until_it_fails(dir: &Path, written: &AtomicUsize, seed: u64) -> BTreeMap<PathBuf, u64> {
     let mut random = Random::new(seed);
     let mut durable = BTreeMap::new();
@@ -40,7 +41,7 @@ fn killed(mkfs: &[&str], fsck: &[&str]) -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
-    // As much as a fast machine can write in that time: a full disk is not what this is about.
+    // More than a fast machine can write in that time, since a full disk is not under test.
     let disk = Disk::new(4 << 30)?;
     let node = disk.open(&["--via", "loop"])?;
     let (name, words) = mkfs.split_first().expect("a program");
@@ -60,7 +61,7 @@ fn killed(mkfs: &[&str], fsck: &[&str]) -> Result<()> {
                     scope.spawn(move || write_until_it_fails(dir, synced, round as u64 * 10 + number))
                 })
                 .collect();
-            // On a busy machine the first may take longer than the rest of the time.
+            // On a busy machine the first sync may take longer than the rest of the time.
             while synced.load(Ordering::Relaxed) == 0 && !writers.iter().all(|writer| writer.is_finished()) {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -72,11 +73,11 @@ fn killed(mkfs: &[&str], fsck: &[&str]) -> Result<()> {
             }
             Ok::<_, anyhow::Error>(all)
         })?;
-        ensure!(!written.is_empty(), "nothing was written before the daemon died");
+        ensure!(!written.is_empty(), "nothing was written before the process was killed");
         durable.extend(written);
         let status = disk.say("status", &[])?;
-        ensure!(status.status.code() == Some(4), "status of a dead daemon: {}", status.status);
-        // While the file system is mounted nothing can be cleaned up.
+        ensure!(status.status.code() == Some(4), "status of a killed process: {}", status.status);
+        // A mounted file system prevents the cleanup.
         let refused = disk.say("close", &[])?;
         ensure!(refused.status.code() == Some(5), "{}: {}", refused.status, lossy(&refused.stderr));
         disk.unmount()?;
@@ -84,7 +85,7 @@ fn killed(mkfs: &[&str], fsck: &[&str]) -> Result<()> {
             disk.close()?;
         }
     }
-    // Opening cleans up as well.
+    // `open` cleans up as well.
     let node = disk.open(&["--via", "loop"])?;
     disk.mount(&node)?;
     harvest(&disk.mount_point(), &durable)?;
@@ -92,22 +93,22 @@ fn killed(mkfs: &[&str], fsck: &[&str]) -> Result<()> {
     let (name, words) = fsck.split_first().expect("a program");
     text(program(name).args(words).arg(&node))?;
     disk.close()?;
-    count("files_that_outlived_a_daemon", durable.len());
+    count("files_synced_before_kill", durable.len());
     Ok(())
 }
 
 #[test]
-fn ext4_is_clean_after_its_journal_was_replayed() -> Result<()> {
+fn ext4_of_killed_process_replays_journal_and_is_clean() -> Result<()> {
     killed(&["mkfs.ext4", "-q", "-N", "60000"], &["e2fsck", "-fn"])
 }
 
 #[test]
-fn xfs_is_clean_after_its_journal_was_replayed() -> Result<()> {
+fn xfs_of_killed_process_replays_journal_and_is_clean() -> Result<()> {
     killed(&["mkfs.xfs", "-q"], &["xfs_repair", "-n"])
 }
 
 #[test]
-fn a_file_whose_daemon_died_is_cleaned_up() -> Result<()> {
+fn close_cleans_up_fuse_mount_of_killed_process() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }

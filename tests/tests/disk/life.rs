@@ -18,7 +18,8 @@ fn check(program_and_words: &[&str], node: &Path) -> Result<()> {
     text(program(name).args(words).arg(node)).map(drop)
 }
 
-/// mkfs, a tree of files, close, cryptsetup's word for it, open again, every file as it was, fsck.
+/// Runs mkfs, writes a tree of files, closes, lets cryptsetup check the volume, opens again, compares every file, and
+/// runs fsck.
 fn life(mkfs: &[&str], fsck: &[&str]) -> Result<()> {
     if !can_make_disks() {
         return Ok(());
@@ -60,9 +61,9 @@ fn btrfs() -> Result<()> {
     life(&["mkfs.btrfs", "-q"], &["btrfs", "check", "--readonly"])
 }
 
-/// Kernels differ in how long a block of a loop device may be.
+/// Kernels differ in the maximum block size of loop devices.
 #[test]
-fn data_units_longer_than_a_page_have_a_loop_device() -> Result<()> {
+fn loop_device_has_data_units_longer_than_page() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -91,7 +92,7 @@ fn keeps_parts_of_units(node: &Path) -> Result<()> {
 }
 
 #[test]
-fn mount_and_umount_do_it_all() -> Result<()> {
+fn mount_and_umount_open_and_close_volume() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -102,7 +103,7 @@ fn mount_and_umount_do_it_all() -> Result<()> {
         command.args(["--via", "loop", "--name", &disk.name]);
         Ok(command)
     };
-    // No file system yet: what was opened is closed again.
+    // Without a file system the mount fails, and the volume is closed again.
     ensure!(text(&mut mount()?).is_err(), "an empty volume was mounted");
     ensure!(!disk.say("status", &[])?.status.success(), "the volume stays open");
     let node = disk.open(&["--via", "loop"])?;
@@ -120,7 +121,7 @@ fn mount_and_umount_do_it_all() -> Result<()> {
 }
 
 #[test]
-fn a_mounted_file_system_grows_with_its_image() -> Result<()> {
+fn resize_grows_mounted_file_system() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -132,7 +133,7 @@ fn a_mounted_file_system_grows_with_its_image() -> Result<()> {
     let free_before = rest(&disk.mount_point())?;
     let len = || -> Result<u64> { Ok(text(program("blockdev").arg("--getsize64").arg(&node))?.trim().parse()?) };
     let before = len()?;
-    // Not a whole number of data units: the rest is left out.
+    // Not a whole number of data units: the rest is ignored.
     std::fs::OpenOptions::new().write(true).open(&disk.image)?.set_len((480 << 20) + 512)?;
     let resized = disk.say("resize", &[])?;
     ensure!(resized.status.success(), "{resized:?}");
@@ -143,7 +144,7 @@ fn a_mounted_file_system_grows_with_its_image() -> Result<()> {
     std::fs::write(disk.mount_point().join("large"), vec![7; free as usize - (8 << 20)])?;
     disk.unmount()?;
     check(&["xfs_repair", "-n"], &node)?;
-    // What does not grow says the same again.
+    // A second resize without growth succeeds.
     ensure!(disk.say("resize", &[])?.status.success() && len()? == before + (80 << 20));
     disk.close()?;
     std::fs::OpenOptions::new().write(true).open(&disk.image)?.set_len(480 << 20)?;
@@ -154,21 +155,21 @@ fn a_mounted_file_system_grows_with_its_image() -> Result<()> {
     disk.close()
 }
 
-/// Free bytes of a file system.
+/// Returns the free bytes of a file system.
 fn rest(dir: &Path) -> Result<u64> {
     let words = text(program("df").args(["--output=avail", "-B1"]).arg(dir))?;
     Ok(words.split_whitespace().last().unwrap_or_default().parse()?)
 }
 
-/// Root's process is locked into memory, all of it.
+/// The process of root is locked into memory as a whole.
 #[test]
-fn a_file_takes_memory_for_the_threads_that_answer_it() -> Result<()> {
+fn fuse_process_memory_is_bounded() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
     let disk = Disk::new(32 << 20)?;
     let path = disk.open(&["--via", "fuse", "--threads", "1"])?;
-    // Its thread runs.
+    // Its thread is running after the first read.
     File::open(&path)?.read_exact_at(&mut [0; 4096], 0)?;
     let status = std::fs::read_to_string(format!("/proc/{}/status", disk.pid()?))?;
     disk.close()?;

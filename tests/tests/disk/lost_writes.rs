@@ -1,7 +1,8 @@
-//! Acknowledged writes that the kernel loses when it writes them back: no flush, no durable write and no end of the server says
-//! that they are there.
+//! Acknowledged writes that the kernel loses at writeback: no flush, no durable write and no exit of the server may
+//! report them as durable.
 //!
-//! The storage is exhausted, so the loss is the kernel's own, and so are its errors: which call is told of them, and how often.
+//! The storage is exhausted, so the kernel itself loses the writes and reports the errors: it decides which call gets
+//! an error, and how often.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -22,10 +23,10 @@ const BLOCKS: Blocks = Blocks { lost: 9 << 20, kept: ThinDisk::KEPT + (1 << 20) 
 const FILL: u8 = 0x3c;
 const WRITTEN: usize = 8 * MIB;
 
-/// How clients reach the volume.
+/// How clients access the volume.
 #[derive(Clone, Copy, Debug)]
 enum Front {
-    /// Over NBD, with this way of I/O below.
+    /// Over NBD, with this I/O engine for the underlying device.
     Nbd(&'static str),
     Fuse,
 }
@@ -38,7 +39,7 @@ enum Process {
 
 impl Process {
     fn start(thin: &ThinDisk, front: Front) -> Result<Self> {
-        let (image, key) = (thin.image(), thin.beside("key"));
+        let (image, key) = (thin.image(), thin.outside("key"));
         match front {
             Front::Nbd(io) => {
                 let words = ["--type", "plain", "--threads", "2", "--io", io];
@@ -47,12 +48,12 @@ impl Process {
             Front::Fuse => {
                 let mut command = bare(inlock_path()?);
                 command.arg("open").arg(&image).args(["thin", "--type", "plain", "--via", "fuse", "--foreground"]);
-                command.arg("--key-file").arg(&key).env("INLOCK_RUN_DIR", thin.beside("run"));
-                let log = File::create(thin.beside("fuse.log"))?;
+                command.arg("--key-file").arg(&key).env("INLOCK_RUN_DIR", thin.outside("run"));
+                let log = File::create(thin.outside("fuse.log"))?;
                 let mut child = command.stdout(Stdio::piped()).stderr(log).spawn()?;
                 let mut path = String::new();
                 BufReader::new(child.stdout.take().context("no output")?).read_line(&mut path)?;
-                ensure!(!path.is_empty(), "{}", fs::read_to_string(thin.beside("fuse.log"))?);
+                ensure!(!path.is_empty(), "{}", fs::read_to_string(thin.outside("fuse.log"))?);
                 Ok(Self::Fuse { child, path: path.trim_end().to_owned() })
             }
         }
@@ -65,7 +66,7 @@ impl Process {
         }
     }
 
-    /// Ends it; whether it says that all went well.
+    /// Stops it, and returns whether it reports success.
     fn end(self) -> Result<bool> {
         match self {
             Self::Nbd(mut server) => Ok(server.terminate()?.success()),
@@ -77,7 +78,7 @@ impl Process {
     }
 }
 
-/// One way to lose writes: what succeeded over them.
+/// Loses writes in one way, and returns the requests that succeeded nevertheless.
 fn lose(thin: &ThinDisk, front: Front, first: First, connections: usize) -> Result<Vec<&'static str>> {
     thin.exhaust()?;
     let process = Process::start(thin, front)?;
@@ -92,12 +93,12 @@ fn lose(thin: &ThinDisk, front: Front, first: First, connections: usize) -> Resu
     let range = format!("0:{WRITTEN}");
     let mut export = inlock()?;
     export.arg("export").arg(thin.image()).args(["-", "--type", "plain", "--range", &range, "--key-file"]);
-    let found = output(export.arg(thin.beside("key")))?.stdout;
+    let found = output(export.arg(thin.outside("key")))?.stdout;
     ensure!(is_lost(&found, WRITTEN, FILL)?, "nothing is lost");
     Ok(wrong)
 }
 
-/// A way to lose writes: how clients reach the volume, what sees the error first, how many clients there are.
+/// A way to lose writes: access to the volume, the operation that meets the error first, number of clients.
 type Way = (Front, First, usize);
 
 /// Loses writes in these ways on one file system.
@@ -143,10 +144,10 @@ fn flush_after_lost_writes_on_xfs_fails() -> Result<()> {
     lose_in(&every_way(), &["mkfs.xfs", "-q"], 304)
 }
 
-/// Which of several at once the kernel tells is a matter of chance.
+/// The kernel reports an error to an arbitrary one of several concurrent callers.
 #[test]
-fn flushes_at_once_after_lost_writes_all_fail() -> Result<()> {
-    let firsts = [First::FlushesAtOnce, First::DurableWriteBesideFlush];
+fn concurrent_flushes_after_lost_writes_all_fail() -> Result<()> {
+    let firsts = [First::ConcurrentFlushes, First::DurableWriteDuringFlush];
     let round = firsts.iter().flat_map(|first| [(Front::Nbd("uring"), *first, 4), (Front::Fuse, *first, 4)]);
     lose_in(&round.cycle().take(24).collect::<Vec<_>>(), &EXT4, 64)
 }

@@ -1,6 +1,6 @@
-//! A volume as a real disk on this kernel: open, use, close, the daemon killed, users without root, refusals.
+//! Volumes as real disks on this kernel: opening, using, closing, killed processes, users without root, refusals.
 //!
-//! Block devices need root, FUSE and loop devices; where those are missing, the tests say that they are skipped.
+//! Block devices need root, FUSE and loop devices. Without these, the tests are skipped.
 
 mod full;
 mod killed;

@@ -1,4 +1,4 @@
-//! What is refused, with which status, and what it says: names and devices in use, ways that do not work here.
+//! Refused commands with their exit statuses and messages: names and devices in use, missing drivers.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use inlock_tests::process::{inlock, output, program, text};
 use crate::support::{Disk, can_make_disks, fails};
 
 #[test]
-fn a_device_in_use_is_neither_opened_twice_nor_closed() -> Result<()> {
+fn open_and_close_of_device_in_use_are_refused() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -31,11 +31,11 @@ fn a_device_in_use_is_neither_opened_twice_nor_closed() -> Result<()> {
     fails(&disk.say("close", &[])?, 5, &["is still in use: mounted on", &mount_point, "--deferred"])?;
     fs::write(disk.mount_point().join("still"), "usable")?;
 
-    // A signal waits, as a deferred close does.
+    // A signal waits until the volume is unused, like `close --deferred`.
     text(program("kill").arg(disk.pid()?.to_string()))?;
     std::thread::sleep(Duration::from_millis(500));
     ensure!(fs::read(disk.mount_point().join("still"))? == b"usable");
-    ensure!(disk.say("status", &[])?.status.success(), "a signal ended what is mounted");
+    ensure!(disk.say("status", &[])?.status.success(), "a signal closed a mounted volume");
     disk.unmount()?;
     wait_until_closed(&disk)?;
 
@@ -52,14 +52,14 @@ fn a_device_in_use_is_neither_opened_twice_nor_closed() -> Result<()> {
 fn wait_until_closed(disk: &Disk) -> Result<()> {
     let begin = Instant::now();
     while disk.say("status", &[])?.status.success() {
-        ensure!(begin.elapsed() < Duration::from_secs(60), "it is never closed");
+        ensure!(begin.elapsed() < Duration::from_secs(60), "the volume is never closed");
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
 }
 
 #[test]
-fn a_file_that_a_program_has_open_stays() -> Result<()> {
+fn close_of_open_fuse_file_is_refused() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -73,7 +73,7 @@ fn a_file_that_a_program_has_open_stays() -> Result<()> {
 }
 
 #[test]
-fn a_device_that_a_program_has_open_stays() -> Result<()> {
+fn close_of_open_device_is_refused() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -84,7 +84,7 @@ fn a_device_that_a_program_has_open_stays() -> Result<()> {
     fails(&disk.say("close", &[])?, 5, &["is still in use", &own])?;
     ensure!(disk.say("status", &[])?.status.success());
     drop(file);
-    // Who looks at it for a moment is no reason not to close it.
+    // A process that has it open only briefly does not prevent closing.
     let file = File::open(&node)?;
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -96,21 +96,21 @@ fn a_device_that_a_program_has_open_stays() -> Result<()> {
 }
 
 #[test]
-fn a_suspended_file_is_not_closed_under_those_who_wait_for_it() -> Result<()> {
+fn close_of_suspended_file_with_waiting_reader_is_refused() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
     let disk = Disk::new(32 << 20)?;
     let path = disk.open(&["--via", "fuse", "--threads", "1"])?;
     ensure!(disk.say("suspend", &[])?.status.success());
-    // No thread is left to answer the kernel.
+    // The only thread blocks, so the kernel gets no reply.
     let mut waiting = Command::new("head").args(["-c", "4096"]).arg(&path).stdout(Stdio::null()).spawn()?;
-    // Asleep where no signal reaches it.
+    // In uninterruptible sleep, where no signal reaches it.
     let blocked =
         || -> Result<bool> { Ok(fs::read_to_string(format!("/proc/{}/stat", waiting.id()))?.contains(") D ")) };
     let begin = Instant::now();
     while !blocked()? {
-        ensure!(begin.elapsed() < Duration::from_secs(60), "nobody reads");
+        ensure!(begin.elapsed() < Duration::from_secs(60), "no process waits for the file");
         std::thread::sleep(Duration::from_millis(20));
     }
     fails(&disk.say("close", &[])?, 5, &["is still in use", &format!("open in process {}", waiting.id())])?;
@@ -121,12 +121,12 @@ fn a_suspended_file_is_not_closed_under_those_who_wait_for_it() -> Result<()> {
 }
 
 #[test]
-fn a_start_that_fails_late_leaves_no_device() -> Result<()> {
+fn failed_open_leaves_no_device() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
     let disk = Disk::new(32 << 20)?;
-    // The facts are JSON, which cannot say this.
+    // The state file is JSON, which cannot have this path.
     let image = disk.dir.path().join(OsStr::from_bytes(b"image-\xff"));
     fs::rename(&disk.image, &image)?;
     for via in ["fuse", "loop"] {
@@ -142,7 +142,7 @@ fn a_start_that_fails_late_leaves_no_device() -> Result<()> {
 }
 
 #[test]
-fn a_way_that_does_not_work_here_names_one_that_does() -> Result<()> {
+fn error_of_missing_driver_names_other_method() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -156,7 +156,7 @@ fn a_way_that_does_not_work_here_names_one_that_does() -> Result<()> {
         let missing = format!("modprobe {}", if via == "ublk" { "ublk_drv" } else { "nbd" });
         fails(&output(&mut command)?, 1, &["does not work here", &missing, "use --via loop"])?;
     }
-    // Nothing was typed, nothing was opened.
+    // No volume was opened.
     ensure!(!disk.say("status", &[])?.status.success());
     Ok(())
 }

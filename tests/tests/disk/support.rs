@@ -1,4 +1,4 @@
-//! Images that are opened under names of their own, mounts that go away, trees of files.
+//! Images that are opened under unique names, mounts that are removed when dropped, and trees of files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use inlock_tests::process::{inlock, lossy, output, program, text};
 use inlock_tests::random::Random;
 use inlock_tests::report::skipped;
 
-/// Whether block devices can be made here; says so where not.
+/// Whether block devices can be made here. Reports a skip otherwise.
 pub(crate) fn can_make_disks() -> bool {
     let is_root = fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
     if !is_root {
@@ -29,7 +29,7 @@ pub(crate) fn can_make_disks() -> bool {
     false
 }
 
-/// An image that cryptsetup made, and a name to open it under. Whatever is open or mounted goes with it.
+/// An image that cryptsetup created, and a unique name to open it under. Closes and unmounts when dropped.
 pub(crate) struct Disk {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) image: PathBuf,
@@ -55,16 +55,16 @@ impl Disk {
         self.dir.path().join("mnt")
     }
 
-    /// Opens it in the background; the node.
+    /// Opens it in the background, and returns its node.
     pub(crate) fn open(&self, args: &[&str]) -> Result<PathBuf> {
         let mut command = inlock()?;
         command.arg("open").arg(&self.image).arg(&self.name).arg("--key-file").arg(&self.key).args(args);
         Ok(PathBuf::from(text(&mut command)?.trim_end()))
     }
 
-    /// What `inlock VERB NAME` ends with.
-    pub(crate) fn say(&self, verb: &str, args: &[&str]) -> Result<Output> {
-        output(inlock()?.arg(verb).arg(&self.name).args(args))
+    /// Runs `inlock ACTION NAME`, and returns its output.
+    pub(crate) fn say(&self, action: &str, args: &[&str]) -> Result<Output> {
+        output(inlock()?.arg(action).arg(&self.name).args(args))
     }
 
     pub(crate) fn close(&self) -> Result<()> {
@@ -81,7 +81,7 @@ impl Disk {
         text(program("umount").arg(self.mount_point())).map(drop)
     }
 
-    /// The process that serves it.
+    /// Returns the id of the process that serves it.
     pub(crate) fn pid(&self) -> Result<u32> {
         let status = text(inlock()?.arg("status").arg(&self.name).arg("--json"))?;
         let status: serde_json::Value = serde_json::from_str(&status)?;
@@ -92,7 +92,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // After a test that failed; one that passed has left nothing.
+        // Needed only after a failed test; a successful one has cleaned up.
         let _ = output(program("umount").arg("--quiet").arg("--lazy").arg(self.mount_point()));
         let _ = self.say("close", &[]);
     }
@@ -109,7 +109,7 @@ pub(crate) fn fails(ended: &Output, code: i32, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Fills `dir` with `files` files of many lengths, some in folders, and gives the hash of each.
+/// Creates `files` files of many lengths in `dir`, some in subdirectories, and returns the hash of each.
 pub(crate) fn plant(dir: &Path, files: usize, seed: u64) -> Result<BTreeMap<PathBuf, u64>> {
     let mut random = Random::new(seed);
     let noise = random.bytes(1 << 20);
@@ -129,7 +129,7 @@ pub(crate) fn plant(dir: &Path, files: usize, seed: u64) -> Result<BTreeMap<Path
     Ok(planted)
 }
 
-/// Checks that `dir` holds the files that were planted, as they were.
+/// Checks that `dir` has the planted files, unchanged.
 pub(crate) fn harvest(dir: &Path, planted: &BTreeMap<PathBuf, u64>) -> Result<()> {
     let mut wrong = Vec::new();
     for (path, expected) in planted {

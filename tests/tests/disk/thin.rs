@@ -1,5 +1,4 @@
-//! Storage that promises more than it has: a file system on a loop device over a full file system of memory. Writes are taken, and
-//! lost when the kernel writes them back.
+//! Overcommitted storage: a file system on a loop device over a full tmpfs. Writes are accepted, and lost at writeback.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -10,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use inlock_tests::process::{output, program, text};
 
 const BLOCK: usize = 4096;
-/// What fills the blocks of the image that lose their storage.
+/// Content of the blocks of the image that lose their storage.
 const DOOMED: u8 = 0xa5;
 
-/// A mounted file system with an image in it whose first part has no storage.
+/// A mounted file system with an image whose first part has no storage.
 pub(crate) struct ThinDisk {
     dir: tempfile::TempDir,
     /// Ranges of the loop device's file that hold the first part of the image.
@@ -23,10 +22,10 @@ pub(crate) struct ThinDisk {
 impl ThinDisk {
     /// Length of the image.
     pub(crate) const LEN: u64 = 16 << 20;
-    /// From here on the image keeps its storage.
+    /// Start of the part of the image that keeps its storage.
     pub(crate) const KEPT: u64 = 12 << 20;
 
-    /// Makes the file system with `mkfs`, on so many MiB.
+    /// Creates the file system with `mkfs` on `mib` MiB.
     pub(crate) fn new(mkfs: &[&str], mib: u64) -> Result<Self> {
         let mut this = Self { dir: tempfile::tempdir()?, holes: Vec::new() };
         let pool = this.dir.path().join("pool");
@@ -44,7 +43,7 @@ impl ThinDisk {
         image.sync_all()?;
         drop(image);
         this.unmount()?;
-        // Everything but those blocks has storage of its own: the file system itself loses nothing.
+        // Allocates all storage except for those blocks: the file system itself loses no write.
         text(program("fallocate").args(["--length", &(mib << 20).to_string()]).arg(this.store()))?;
         this.holes = doomed_ranges(&this.store())?;
         let len: u64 = this.holes.iter().map(|(start, end)| end - start).sum();
@@ -53,13 +52,13 @@ impl ThinDisk {
         Ok(this)
     }
 
-    /// The image.
+    /// Returns the path of the image.
     pub(crate) fn image(&self) -> PathBuf {
         self.dir.path().join("mnt/image")
     }
 
-    /// A path beside both file systems.
-    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+    /// Returns a path outside of both file systems.
+    pub(crate) fn outside(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -79,7 +78,7 @@ impl ThinDisk {
         text(program("umount").arg(self.dir.path().join("mnt"))).map(drop)
     }
 
-    /// Takes the storage of the first part away, and leaves no other.
+    /// Releases the storage of the first part, and fills the rest of the tmpfs.
     pub(crate) fn exhaust(&self) -> Result<()> {
         self.unmount()?;
         let filler = self.dir.path().join("pool/filler");
@@ -95,12 +94,12 @@ impl ThinDisk {
         self.mount()
     }
 
-    /// Has the kernel write back what waits for that, whatever comes of it.
+    /// Makes the kernel write back dirty pages. Errors are ignored.
     pub(crate) fn write_back(&self) -> Result<()> {
         output(program("sync").arg("--file-system").arg(self.dir.path().join("mnt"))).map(drop)
     }
 
-    /// Drops what the kernel holds in memory: from then on the image holds what is on its storage.
+    /// Drops the page cache: from then on the image reads as stored.
     pub(crate) fn forget(&self) -> Result<()> {
         self.unmount()?;
         self.mount()
@@ -110,7 +109,7 @@ impl ThinDisk {
 impl Drop for ThinDisk {
     fn drop(&mut self) {
         for name in ["mnt", "pool"] {
-            // After a test that failed, a server may hold files.
+            // After a failed test a server may have files open.
             let _ = output(program("umount").arg("--quiet").arg("--lazy").arg(self.dir.path().join(name)));
         }
     }
@@ -125,7 +124,7 @@ pub(crate) fn fill(filler: &mut File) -> Result<()> {
     Ok(())
 }
 
-/// The ranges of a file that hold nothing but doomed blocks.
+/// Returns the ranges of a file that consist of doomed blocks.
 fn doomed_ranges(path: &Path) -> Result<Vec<(u64, u64)>> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for (at, block) in (0..).step_by(BLOCK).zip(fs::read(path)?.chunks(BLOCK)) {

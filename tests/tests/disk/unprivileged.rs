@@ -1,4 +1,4 @@
-//! Without root: the volume as a file, through fusermount3, with the tools that work on files.
+//! Without root: the volume as a file, through fusermount3, with tools for files.
 
 use anyhow::{Result, ensure};
 use inlock_tests::process::{inlock_path, lossy, output, program, text};
@@ -6,7 +6,7 @@ use inlock_tests::report::skipped;
 
 use crate::support::{Disk, can_make_disks};
 
-/// Runs as a user who is nobody, with the permissions of /dev/fuse that udev gives it, in a mount namespace of its own.
+/// Runs a script as the user `nobody`, with udev's permissions of /dev/fuse, in a mount namespace of its own.
 const AS_NOBODY: &str = r#"
 set -e
 mount -t tmpfs -o mode=0777 tmpfs "$1"
@@ -15,7 +15,7 @@ mount --bind "$1/fuse" /dev/fuse
 exec setpriv --reuid=65534 --regid=65534 --clear-groups /bin/sh -ec "$2"
 "#;
 
-/// What the user does. `$IMAGE`, `$KEY` and `$INLOCK` are set.
+/// Script of the user. `$IMAGE`, `$KEY` and `$INLOCK` are set.
 const USER: &str = r#"
 test "$(id -u)" = 65534
 export XDG_RUNTIME_DIR=$HERE/run
@@ -37,7 +37,7 @@ grep -q -- "use --via fuse" "$HERE/said"
 "#;
 
 #[test]
-fn a_user_without_root_opens_a_file() -> Result<()> {
+fn unprivileged_user_opens_volume_as_file() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
@@ -48,7 +48,7 @@ fn a_user_without_root_opens_a_file() -> Result<()> {
     std::fs::create_dir(&tree)?;
     crate::support::plant(&tree, 300, 8)?;
     text(program("chown").args(["-R", "65534:65534"]).arg(disk.dir.path()))?;
-    // The user has to reach the program wherever it was built.
+    // A copy that the user can execute, independent of the build directory.
     let inlock = disk.dir.path().join("inlock");
     std::fs::copy(inlock_path()?, &inlock)?;
     let mut command = program("unshare");

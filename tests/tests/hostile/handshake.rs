@@ -6,14 +6,14 @@ use inlock_tests::nbd::{Connection, Mode, be32, go_data, magic, meta_data, optio
 
 use super::{Case, Target};
 
-/// Every case of the handshake.
+/// All cases of the handshake.
 pub(crate) const CASES: &[Case] = &[
     Case { name: "connect and close", run: |t| Connection::dial(&t.socket, t.patience).map(drop) },
     Case {
         name: "close after the greeting",
         run: |t| Connection::dial(&t.socket, t.patience).and_then(|mut c| c.greeting()).map(drop),
     },
-    Case { name: "half of the client flags, then hang up", run: |t| first(t, &[0, 0])?.finish_and_closed() },
+    Case { name: "half of the client flags, then disconnect", run: |t| first(t, &[0, 0])?.finish_and_closed() },
     Case { name: "unknown client flags", run: |t| first(t, &0xffff_fffcu32.to_be_bytes())?.closed() },
     Case {
         name: "a TLS hello instead of the client flags",
@@ -23,7 +23,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "noise after the client flags", run: |t| sent(t, &[0xa5; 4096])?.closed() },
     Case { name: "an option with a wrong magic", run: wrong_option_magic },
     Case {
-        name: "half an option header, then hang up",
+        name: "half an option header, then disconnect",
         run: |t| sent(t, &option_bytes(option::LIST, &[])[..9])?.finish_and_closed(),
     },
     Case { name: "an unknown option", run: |t| refused(t, 0x7777, &[], &[kind::ERR_UNSUP]) },
@@ -31,7 +31,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "an unknown option with 64 KiB of data", run: unknown_option_with_data },
     Case { name: "option data of 4 GiB announced", run: |t| announced(t, option::LIST, u32::MAX) },
     Case { name: "option data of 32 MiB announced and sent", run: flood_of_option_data },
-    Case { name: "an option's data cut short, then hang up", run: |t| cut_option(t) },
+    Case { name: "an option's data cut short, then disconnect", run: |t| cut_option(t) },
     Case { name: "GO without data", run: |t| refused(t, option::GO, &[], &[kind::ERR_INVALID]) },
     Case {
         name: "GO with a name longer than its data",
@@ -48,7 +48,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         name: "GO for an unknown export",
-        run: |t| refused(t, option::GO, &go_data(b"nobody", &[]), &[kind::ERR_UNKNOWN]),
+        run: |t| refused(t, option::GO, &go_data(b"unknown", &[]), &[kind::ERR_UNKNOWN]),
     },
     Case {
         name: "GO with more information wanted than sent",
@@ -85,7 +85,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "four billion metadata queries announced", run: |t| bad_meta(t, &[0, 0, 0, 0, 255, 255, 255, 255]) },
     Case { name: "metadata for a name longer than its option", run: |t| bad_meta(t, &[0, 1, 0, 0, b'x', 0, 0, 0, 0]) },
     Case { name: "metadata for another export", run: meta_for_another_export },
-    Case { name: "metadata contexts nobody knows", run: unknown_contexts },
+    Case { name: "unknown metadata contexts", run: unknown_contexts },
     Case { name: "ten thousand metadata queries", run: many_queries },
     Case {
         name: "STARTTLS where there is no TLS",
@@ -93,7 +93,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         name: "EXPORT_NAME for an unknown export",
-        run: |t| sent(t, &option_bytes(option::EXPORT_NAME, b"nobody"))?.closed(),
+        run: |t| sent(t, &option_bytes(option::EXPORT_NAME, b"unknown"))?.closed(),
     },
     Case {
         name: "EXPORT_NAME with a name of 100 KiB",
@@ -104,7 +104,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "every option one byte at a time", run: slow_handshake },
 ];
 
-/// A connection after the greeting that has sent bytes in place of the client flags.
+/// Returns a connection that has sent `bytes` instead of the client flags after the greeting.
 fn first(t: &Target, bytes: &[u8]) -> Result<Ending> {
     let mut connection = Connection::dial(&t.socket, t.patience)?;
     connection.greeting()?;
@@ -112,7 +112,8 @@ fn first(t: &Target, bytes: &[u8]) -> Result<Ending> {
     Ok(Ending(connection))
 }
 
-/// A haggling connection that has sent bytes; a server may hang up before it has taken all of them.
+/// Returns a connection in option haggling that has sent `bytes`. A server may disconnect before it has received all of
+/// them.
 fn sent(t: &Target, bytes: &[u8]) -> Result<Ending> {
     let mut connection = t.haggle()?;
     let _ = connection.send(bytes);
@@ -132,14 +133,14 @@ impl Ending {
     }
 }
 
-/// After whatever was refused, the server is in step: GO works, and so does a read.
+/// Checks that the server is in step after a refused option: GO and a read succeed.
 fn goes_on(mut connection: Connection) -> Result<()> {
     connection.go(b"")?;
     connection.read(0, 512)?;
     connection.disconnect()
 }
 
-/// The option is refused with one of these errors, and the connection goes on.
+/// Checks that the option is refused with one of these errors, and that the session continues.
 fn refused(t: &Target, code: u32, data: &[u8], with: &[u32]) -> Result<()> {
     let mut connection = t.haggle()?;
     let reply = connection.ask(code, data)?;
@@ -172,7 +173,7 @@ fn unknown_option_with_data(t: &Target) -> Result<()> {
     }
 }
 
-/// A length nobody will send: the server refuses or hangs up, and never waits with memory set aside.
+/// Announces data that are never sent: the server must refuse or disconnect, and not allocate memory and wait.
 fn announced(t: &Target, code: u32, len: u32) -> Result<()> {
     let mut connection = t.haggle()?;
     let mut head = magic::OPTION.to_be_bytes().to_vec();
@@ -269,7 +270,7 @@ fn bad_meta(t: &Target, data: &[u8]) -> Result<()> {
 fn meta_for_another_export(t: &Target) -> Result<()> {
     let mut connection = t.haggle()?;
     connection.negotiate(Mode::Structured)?;
-    let reply = connection.ask(option::SET_META_CONTEXT, &meta_data(b"nobody", &[b"base:allocation"]))?;
+    let reply = connection.ask(option::SET_META_CONTEXT, &meta_data(b"unknown", &[b"base:allocation"]))?;
     ensure!(reply.kind == kind::ERR_UNKNOWN, "the answer is {:#x}", reply.kind);
     goes_on(connection)
 }
@@ -280,7 +281,7 @@ fn unknown_contexts(t: &Target) -> Result<()> {
     let queries: [&[u8]; 5] = [b"qemu:dirty-bitmap:x", b"base:", b":", b"", b"base:allocation\0"];
     connection.send(&option_bytes(option::SET_META_CONTEXT, &meta_data(b"", &queries)))?;
     let replies = connection.option_replies()?;
-    ensure!(replies.len() == 1, "a context nobody knows was chosen: {replies:?}");
+    ensure!(replies.len() == 1, "an unknown context was chosen: {replies:?}");
     goes_on(connection)
 }
 
@@ -319,7 +320,7 @@ fn option_flood_unread(t: &Target) -> Result<()> {
     connection.greeting()?;
     connection.send(&3u32.to_be_bytes())?;
     let burst: Vec<u8> = (0..1000).flat_map(|_| option_bytes(0x4242, &[])).collect();
-    // A server that stops taking options while nobody reads its replies is right, and so is one that hangs up.
+    // A server may stop receiving options while the client receives no replies, or disconnect.
     let taken = (0..100).take_while(|_| connection.send(&burst).is_ok()).count();
     ensure!(taken < 100, "the server queues replies without a bound");
     Ok(())

@@ -1,8 +1,8 @@
-//! One bad client harms only itself: named misbehaviour, mutated streams and held idle connections against `inlock serve`,
-//! while a good client beside it writes, reads back and compares the whole time.
+//! A misbehaving client harms no other: named cases, mutated streams and idle connections against `inlock serve`, while
+//! another client writes, reads back and compares all the time.
 //!
-//! Each named case states the answer the protocol wants and looks for it. The negative control runs the same cases against
-//! a server that says yes to everything, where most of them have to fail.
+//! Each case checks for the reply that the protocol requires. As the negative control, the same cases run against a
+//! server that accepts everything; most of them must fail there.
 
 mod handshake;
 mod starving;
@@ -21,33 +21,33 @@ use inlock_tests::random::Random;
 use inlock_tests::report::count;
 use inlock_tests::server::Server;
 
-/// The plaintext size of the export under attack.
+/// Length of the plaintext of the export.
 const SIZE: u64 = 64 << 20;
-/// Where the good client works; no case and no mutated stream of the fixed seeds reaches there.
+/// Area of the well-behaved client. No case, and no mutated stream of the fixed seeds, writes there.
 pub(crate) const GOOD_AREA: u64 = 60 << 20;
 const GOOD_AREA_LEN: u64 = 1 << 20;
-/// How many KiB the server may keep after an attack, above what it had before.
+/// Maximum growth of the server by an attack, in KiB.
 const KEPT_KIB: u64 = 32 << 10;
 
-/// A server to misbehave to.
+/// A server under attack.
 pub(crate) struct Target {
     pub(crate) socket: PathBuf,
     pub(crate) patience: Duration,
 }
 
 impl Target {
-    /// A connection after the greeting.
+    /// Returns a connection after the greeting.
     pub(crate) fn haggle(&self) -> Result<Connection> {
         Connection::haggle(&self.socket, self.patience)
     }
 
-    /// A connection in transmission.
+    /// Returns a connection in transmission.
     pub(crate) fn open(&self, mode: Mode) -> Result<Connection> {
         Connection::open(&self.socket, self.patience, mode)
     }
 }
 
-/// A named piece of misbehaviour with the check of the answer.
+/// A named kind of misbehaviour with the check of the reply.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&Target) -> Result<()>,
@@ -78,7 +78,7 @@ fn target(socket: &Path) -> Target {
     Target { socket: socket.to_owned(), patience: Duration::from_secs(60) }
 }
 
-/// Writes random pieces of the good area, reads them back and compares, on one connection, until told to stop.
+/// Writes random pieces of its area, reads them back and compares, on one connection, until stopped.
 fn good_client(socket: &Path, stop: &AtomicBool, rounds: &AtomicU64) -> Result<()> {
     let mut random = Random::new(7);
     let mut model = vec![0u8; GOOD_AREA_LEN as usize];
@@ -104,7 +104,7 @@ fn good_client(socket: &Path, stop: &AtomicBool, rounds: &AtomicU64) -> Result<(
     client.disconnect()
 }
 
-/// Runs an attack while the good client works, then checks that the server is alive, and as small as it was.
+/// Runs an attack while the well-behaved client works, then checks that the server is alive and has not grown.
 fn with_good_client(served: &mut Served, attack: impl FnOnce(&Target) -> Result<()>) -> Result<()> {
     let socket = served.server.socket().to_owned();
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -133,7 +133,7 @@ fn with_good_client(served: &mut Served, attack: impl FnOnce(&Target) -> Result<
 }
 
 #[test]
-fn every_named_case_gets_the_protocols_answer() -> Result<()> {
+fn misbehaving_client_gets_protocol_reply() -> Result<()> {
     let mut served = serve(&[])?;
     let mut failures = Vec::new();
     let mut done = 0;
@@ -143,7 +143,7 @@ fn every_named_case_gets_the_protocols_answer() -> Result<()> {
             if let Err(error) = (case.run)(target) {
                 failures.push(format!("{}: {error:#}", case.name));
             }
-            // The next case must find a server that still serves.
+            // The next case needs a running server.
             let alive =
                 target.open(Mode::Simple).and_then(|mut c| c.read(0, 4096).map(|_| c)).and_then(|c| c.disconnect());
             alive.with_context(|| format!("after the case {}", case.name))?;
@@ -162,7 +162,7 @@ fn every_named_case_gets_the_protocols_answer() -> Result<()> {
 }
 
 #[test]
-fn a_server_that_says_yes_to_everything_fails_the_cases() -> Result<()> {
+fn permissive_server_fails_protocol_cases() -> Result<()> {
     let dir = tempfile::tempdir()?;
     let socket = dir.path().join("yes.sock");
     yes_server::start(&socket, SIZE)?;
@@ -174,7 +174,7 @@ fn a_server_that_says_yes_to_everything_fails_the_cases() -> Result<()> {
 }
 
 #[test]
-fn mutated_streams_harm_nobody() -> Result<()> {
+fn mutated_streams_harm_no_other_client() -> Result<()> {
     const STREAMS: u64 = 1600;
     let mut served = serve(&[])?;
     let mut sent = 0;
@@ -193,7 +193,7 @@ fn mutated_streams_harm_nobody() -> Result<()> {
 }
 
 #[test]
-fn idle_connections_are_held_while_a_good_client_is_served() -> Result<()> {
+fn idle_connections_stay_open_while_client_is_served() -> Result<()> {
     const IDLE: usize = 500;
     let mut served = serve(&[])?;
     let mut held = 0;
@@ -202,7 +202,7 @@ fn idle_connections_are_held_while_a_good_client_is_served() -> Result<()> {
     let pid_status = |s: &Served| s.server.status_field("VmRSS");
     let before = pid_status(&served)?;
     let mut idle = Vec::new();
-    // A third of them each: silent, haggling, in transmission. All have to be taken and kept open.
+    // A third of them each: silent, in option haggling, in transmission. All must be accepted and stay open.
     for n in 0..IDLE {
         let target = target(&socket);
         let connection = match n % 3 {
@@ -222,7 +222,7 @@ fn idle_connections_are_held_while_a_good_client_is_served() -> Result<()> {
         }
         second.disconnect()
     })?;
-    // Those in transmission are still good for a request.
+    // Those in transmission still get replies.
     for (n, connection) in idle.iter_mut().enumerate().filter(|(n, _)| n % 3 == 2) {
         connection.read(0, 512).with_context(|| format!("idle connection {n} after the wait"))?;
     }
@@ -234,7 +234,7 @@ fn idle_connections_are_held_while_a_good_client_is_served() -> Result<()> {
 }
 
 #[test]
-fn a_read_only_export_refuses_every_change() -> Result<()> {
+fn read_only_export_refuses_every_change() -> Result<()> {
     let served = serve(&["--read-only"])?;
     let before = std::fs::read(&served.image)?;
     for case in transmission::READ_ONLY_CASES {

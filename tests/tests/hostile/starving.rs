@@ -1,4 +1,4 @@
-//! Ten hostile clients on the worker of a good one, which wants 4 KiB at a time and has to get them in time.
+//! Ten hostile clients on the worker of a well-behaved one, which reads and writes 4 KiB at a time and must not starve.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -13,18 +13,17 @@ use inlock_tests::report::count;
 
 use super::{GOOD_AREA, Served, serve};
 
-/// Hostile clients at a time.
+/// Number of hostile clients.
 const HOSTILE: usize = 10;
-/// No answer may take longer, on a machine that others use as well. On one that is free they take less than 100 ms, which
-/// is printed.
+/// Maximum latency of a reply on a machine that others use as well. On an idle one it is below 100 ms, as printed.
 const BOUND: Duration = Duration::from_secs(4);
-/// How long each behaviour is kept up, once it has begun.
+/// Duration of each behaviour, once it has started.
 const MEASURED: Duration = Duration::from_millis(900);
-/// Where hostile clients read and write.
+/// Offset at which hostile clients read and write.
 const AREA: u64 = 56 << 20;
 const MIB: u64 = 1 << 20;
 
-/// What a hostile client does until it is told to stop. An error ends it: it was hung up on.
+/// Runs a behaviour until it is stopped. Returns an error when the server disconnects it.
 type Behaviour = fn(&Hostile) -> Result<()>;
 
 const BEHAVIOURS: &[(&str, Behaviour)] = &[
@@ -49,10 +48,10 @@ const BEHAVIOURS: &[(&str, Behaviour)] = &[
     ("256 trims at a time", |h| h.flood(TRIM, 0, AREA, 256)),
     ("256 flushes at a time", |h| h.flood(FLUSH, 0, 0, 256)),
     ("256 questions for extents at a time", |h| h.flood(BLOCK_STATUS, 0, AREA, 256)),
-    ("long reads, and hanging up", Hostile::hang_up),
+    ("long reads, and disconnecting", Hostile::disconnect),
 ];
 
-/// One hostile client's way to the server.
+/// A hostile client.
 struct Hostile {
     socket: PathBuf,
     number: usize,
@@ -61,11 +60,11 @@ struct Hostile {
 }
 
 impl Hostile {
-    fn stopped(&self) -> bool {
+    fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// In transmission, with block status where there is such, and with a short patience.
+    /// Enters transmission with block status if the mode has it, and with a short timeout.
     fn open(&self, mode: Mode) -> Result<Connection> {
         let mut connection = Connection::haggle(&self.socket, BOUND)?;
         connection.negotiate(mode)?;
@@ -79,19 +78,19 @@ impl Hostile {
         Ok(connection)
     }
 
-    /// The behaviour is in force.
+    /// Reports that the behaviour is in effect.
     fn begin(&self) {
         self.begun.store(1, Ordering::Relaxed);
     }
 
     fn rest(&self) {
         self.begin();
-        while !self.stopped() {
+        while !self.is_stopped() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Fills the server with requests and takes no reply; then a byte of the next request every `every`.
+    /// Floods the server with requests and receives no reply, then sends one byte of the next request every `every`.
     fn flood_unread(&self, mode: Mode, kind: u16, len: u64, every: Duration) -> Result<()> {
         let mut connection = self.open(mode)?;
         let flags = if mode == Mode::Extended { flag::DF } else { 0 };
@@ -103,7 +102,7 @@ impl Hostile {
             return Ok(());
         }
         self.begin();
-        for byte in (0..).flat_map(request).take_while(|_| !self.stopped()) {
+        for byte in (0..).flat_map(request).take_while(|_| !self.is_stopped()) {
             let _ = connection.send(&[byte]);
             std::thread::sleep(every);
         }
@@ -115,7 +114,7 @@ impl Hostile {
         let requests = (0..300).flat_map(|n| request_bytes(Mode::Simple, 0, READ, n, (n % 50) * MIB, 128 << 10));
         let _ = connection.send(&requests.collect::<Vec<u8>>());
         self.begin();
-        while !self.stopped() {
+        while !self.is_stopped() {
             connection.receive(1)?;
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -130,7 +129,7 @@ impl Hostile {
             self.rest();
         }
         self.begin();
-        while !self.stopped() {
+        while !self.is_stopped() {
             connection.send(&[1])?;
             std::thread::sleep(every);
         }
@@ -149,7 +148,7 @@ impl Hostile {
 
     fn half_handshakes(&self) -> Result<()> {
         let mut held = Vec::new();
-        while !self.stopped() {
+        while !self.is_stopped() {
             let mut connection = Connection::haggle(&self.socket, BOUND)?;
             connection.send(&option_bytes(option::GO, &go_data(b"", &[]))[..11])?;
             held.push(connection);
@@ -161,7 +160,7 @@ impl Hostile {
         Ok(())
     }
 
-    /// Asks for as much as a client may at a time, and takes every reply as fast as it can.
+    /// Sends as many requests as a client may have in flight, and receives every reply immediately.
     fn flood(&self, kind: u16, flags: u16, len: u64, depth: u64) -> Result<()> {
         let mut connection = self.open(Mode::Structured)?;
         let mut replies = connection.split()?;
@@ -169,7 +168,7 @@ impl Hostile {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut seen = false;
-                while !self.stopped() {
+                while !self.is_stopped() {
                     match replies.discard() {
                         Ok(0) => return,
                         Ok(_) => seen = true,
@@ -182,19 +181,19 @@ impl Hostile {
                 }
             });
             let mut n = 0;
-            while !self.stopped() {
+            while !self.is_stopped() {
                 let place = |n: u64| ((n * len).checked_rem(AREA + 1 - len).unwrap_or(0), len);
                 let requests = (n..n + depth)
                     .flat_map(|n| request_bytes(Mode::Structured, flags, kind, n, place(n).0, place(n).1));
-                connection.send_until(&requests.collect::<Vec<u8>>(), || self.stopped())?;
+                connection.send_until(&requests.collect::<Vec<u8>>(), || self.is_stopped())?;
                 n += depth;
             }
             Ok(())
         })
     }
 
-    fn hang_up(&self) -> Result<()> {
-        while !self.stopped() {
+    fn disconnect(&self) -> Result<()> {
+        while !self.is_stopped() {
             let mut connection = self.open(Mode::Structured)?;
             let reads = (0..256).flat_map(|n| request_bytes(Mode::Structured, 0, READ, n, 0, 32 * MIB));
             let _ = connection.send(&reads.collect::<Vec<u8>>());
@@ -205,7 +204,7 @@ impl Hostile {
     }
 }
 
-/// What the good client saw: how long each answer took.
+/// Returns the latency of each reply to the well-behaved client.
 fn good_answers(socket: &Path, over: &AtomicBool) -> Result<Vec<Duration>> {
     let mut client = Connection::open(socket, BOUND, Mode::Structured)?;
     let mut random = Random::new(3);
@@ -216,7 +215,7 @@ fn good_answers(socket: &Path, over: &AtomicBool) -> Result<Vec<Duration>> {
         if over.load(Ordering::Relaxed) {
             break;
         }
-        // Whole data units mostly, and at times parts of two.
+        // Mostly whole data units, sometimes parts of two.
         let shift = if n % 4 == 3 { 1 + random.below(4000) as usize } else { 0 };
         let at = 4096 * random.below(14) as usize + shift;
         let data = random.bytes(4096);
@@ -234,8 +233,8 @@ fn good_answers(socket: &Path, over: &AtomicBool) -> Result<Vec<Duration>> {
     Ok(times)
 }
 
-/// The good client beside ten hostile ones, `behaviour` being the one of each.
-fn beside(served: &Served, behaviour: impl Fn(usize) -> Behaviour) -> Result<Vec<Duration>> {
+/// Runs the well-behaved client while ten hostile ones are active; `behaviour` returns that of each.
+fn with_hostile_clients(served: &Served, behaviour: impl Fn(usize) -> Behaviour) -> Result<Vec<Duration>> {
     let socket = served.server.socket();
     let hostile: Vec<Hostile> = (0..HOSTILE)
         .map(|number| Hostile {
@@ -249,7 +248,7 @@ fn beside(served: &Served, behaviour: impl Fn(usize) -> Behaviour) -> Result<Vec
     std::thread::scope(|scope| {
         for hostile in &hostile {
             let run = behaviour(hostile.number);
-            // Who is hung up on has got what it deserves.
+            // An error means that the server has disconnected the hostile client.
             scope.spawn(move || {
                 let ended = run(hostile);
                 hostile.begin();
@@ -269,7 +268,7 @@ fn beside(served: &Served, behaviour: impl Fn(usize) -> Behaviour) -> Result<Vec
     })
 }
 
-/// Percentiles of the answers, in milliseconds; all of them below the bound.
+/// Prints percentiles of the latencies in milliseconds, and checks that all are below the bound.
 fn judge(name: &str, io: &str, mut times: Vec<Duration>) -> Result<()> {
     ensure!(times.len() >= 4, "{name}, {io}: only {} answers", times.len());
     times.sort();
@@ -285,15 +284,15 @@ fn judge(name: &str, io: &str, mut times: Vec<Duration>) -> Result<()> {
 }
 
 #[test]
-fn ten_hostile_clients_of_any_behaviour_keep_no_other_waiting() -> Result<()> {
+fn ten_hostile_clients_delay_no_other_client() -> Result<()> {
     let mut failures = Vec::new();
     for io in ["uring", "sync"] {
         let mut served = serve(&["--threads", "1", "--io", io, "--allow-discards"])?;
         let mut attempt = |name: &str, behaviour: &dyn Fn(usize) -> Behaviour| -> Result<()> {
-            let outcome = beside(&served, behaviour).and_then(|times| judge(name, io, times));
+            let outcome = with_hostile_clients(&served, behaviour).and_then(|times| judge(name, io, times));
             if let Err(error) = outcome {
                 failures.push(format!("{name}, --io {io}: {error:#}"));
-                // What the hostile ones have left behind must not be the next one's trouble.
+                // A new server, so that the next behaviour starts clean.
                 served = serve(&["--threads", "1", "--io", io, "--allow-discards"])?;
             }
             ensure!(served.server.ended()?.is_none(), "the server has ended: {}", served.server.log_text());
@@ -307,7 +306,7 @@ fn ten_hostile_clients_of_any_behaviour_keep_no_other_waiting() -> Result<()> {
         }
         ensure!(served.server.terminate()?.success(), "the end: {}", served.server.log_text());
     }
-    count("hostile_behaviours_beside_a_good_client", 2 * BEHAVIOURS.len() as u64);
+    count("hostile_behaviours", 2 * BEHAVIOURS.len() as u64);
     ensure!(failures.is_empty(), "{} behaviours:\n{}", failures.len(), failures.join("\n"));
     Ok(())
 }

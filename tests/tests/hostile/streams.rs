@@ -1,4 +1,4 @@
-//! Whole sessions with seeded damage: flipped bits, other numbers, cuts, repeats and insertions.
+//! Complete sessions with seeded damage: flipped bits, other numbers, cuts, repeats and insertions.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use inlock_tests::nbd::{Mode, command, flag, go_data, meta_data, option, option_bytes, request_bytes};
 use inlock_tests::random::Random;
 
-/// Numbers that stand at the borders of what the fields hold.
+/// Boundary values of the fields.
 const BORDERS: [u64; 12] = [
     0,
     1,
@@ -26,7 +26,7 @@ const BORDERS: [u64; 12] = [
     u64::MAX,
 ];
 
-/// A good session: client flags, options, requests of every kind in the lower part of the export, DISC.
+/// Returns a valid session: client flags, options, requests of every kind in the lower part of the export, DISC.
 fn good_session(random: &mut Random) -> Vec<u8> {
     let mode = *random.pick(&[Mode::Simple, Mode::Structured, Mode::Extended]);
     let mut out = 3u32.to_be_bytes().to_vec();
@@ -64,7 +64,7 @@ fn good_session(random: &mut Random) -> Vec<u8> {
     out
 }
 
-/// Damages a stream in one to four places.
+/// Damages a stream at one to four positions.
 fn damage(stream: &mut Vec<u8>, random: &mut Random) {
     for _ in 0..=random.below(4) {
         let at = random.below(stream.len() as u64) as usize;
@@ -91,7 +91,8 @@ fn replace(stream: &mut [u8], at: usize, with: &[u8]) {
     stream[at..at + len].copy_from_slice(&with[..len]);
 }
 
-/// Sends the damaged session of a seed, drops every answer, and waits until the server has hung up. Gives the bytes sent.
+/// Sends the damaged session of a seed, drops every reply, and waits for the server to disconnect. Returns the number
+/// of bytes sent.
 pub(crate) fn send_mutated(socket: &Path, seed: u64) -> Result<u64> {
     let mut random = Random::new(0x1157_0000 + seed);
     let mut bytes = good_session(&mut random);
@@ -103,7 +104,7 @@ pub(crate) fn send_mutated(socket: &Path, seed: u64) -> Result<u64> {
     let mut reader = stream;
     let sent = std::thread::scope(|scope| {
         let reading = scope.spawn(move || drain(&mut reader));
-        // The server may hang up at the first wrong byte.
+        // The server may disconnect at the first invalid byte.
         let _ = writer.write_all(&bytes);
         let _ = writer.shutdown(Shutdown::Write);
         reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?
@@ -118,7 +119,7 @@ fn drain(reader: &mut UnixStream) -> Result<()> {
             Ok(0) => return Ok(()),
             Ok(_) => {}
             Err(e) if [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe].contains(&e.kind()) => return Ok(()),
-            Err(e) => return Err(e).context("the server neither answers nor hangs up"),
+            Err(e) => return Err(e).context("the server neither replies nor disconnects"),
         }
     }
 }

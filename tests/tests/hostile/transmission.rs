@@ -8,15 +8,18 @@ use super::{Case, SIZE, Target};
 
 const MODES: [Mode; 3] = [Mode::Simple, Mode::Structured, Mode::Extended];
 
-/// Every case of transmission on a writable export.
+/// All cases of transmission on a writable export.
 pub(crate) const CASES: &[Case] = &[
     Case { name: "a request with a wrong magic", run: wrong_magic },
-    Case { name: "half a request, then hang up", run: half_a_request },
+    Case { name: "half a request, then disconnect", run: half_a_request },
     Case {
         name: "an extended request without extended headers",
-        run: |t| other_header(t, Mode::Structured, Mode::Extended),
+        run: |t| mismatched_header(t, Mode::Structured, Mode::Extended),
     },
-    Case { name: "a compact request with extended headers", run: |t| other_header(t, Mode::Extended, Mode::Simple) },
+    Case {
+        name: "a compact request with extended headers",
+        run: |t| mismatched_header(t, Mode::Extended, Mode::Simple),
+    },
     Case { name: "an unknown command", run: |t| each_refused(t, 0, 99, 0, 512, &[errno::INVAL]) },
     Case { name: "command number 65535", run: |t| each_refused(t, 0, 0xffff, 0, 0, &[errno::INVAL]) },
     Case { name: "unknown command flags on a read", run: |t| each_refused(t, 0xff00, READ, 0, 512, &[errno::INVAL]) },
@@ -49,7 +52,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "an extended write of 2^63 bytes announced", run: |t| write_announced(t, Mode::Extended, 1 << 63) },
     Case { name: "a write of 40 MiB, past the announced payload", run: big_write },
     Case { name: "a write cut in the middle of its data", run: half_a_write },
-    Case { name: "a write with no data at all, then hang up", run: write_without_data },
+    Case { name: "a write with no data at all, then disconnect", run: write_without_data },
     Case { name: "a read of no length", run: |t| each_refused(t, 0, READ, 0, 0, &[0, errno::INVAL]) },
     Case { name: "a write of no length", run: |t| each_refused(t, 0, WRITE, 4096, 0, &[0, errno::INVAL]) },
     Case { name: "write-zeroes of no length", run: |t| each_refused(t, 0, WRITE_ZEROES, 4096, 0, &[0, errno::INVAL]) },
@@ -90,7 +93,7 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case { name: "requests after DISC", run: after_disc },
     Case { name: "DISC with reads in flight", run: disc_in_flight },
-    Case { name: "hang up with reads in flight", run: hang_up_in_flight },
+    Case { name: "disconnect with reads in flight", run: disconnect_in_flight },
     Case { name: "one cookie for a thousand requests", run: one_cookie },
     Case { name: "a session one byte at a time", run: slow_session },
     Case { name: "a thousand reads of 1 MiB, replies never read", run: never_read },
@@ -98,7 +101,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "noise after good requests", run: noise_after_good },
 ];
 
-/// Every case of an export that may not be written.
+/// All cases of a read-only export.
 pub(crate) const READ_ONLY_CASES: &[Case] = &[
     Case {
         name: "it says that it is read-only",
@@ -124,7 +127,7 @@ pub(crate) const READ_ONLY_CASES: &[Case] = &[
     Case { name: "a flush", run: |t| each_refused(t, 0, FLUSH, 0, 0, &[0, errno::INVAL]) },
 ];
 
-/// After whatever was refused, the server is in step.
+/// Checks that the server is in step after a refused request.
 fn in_step(mut connection: Connection) -> Result<()> {
     connection.read(1000, 600).context("afterwards")?;
     connection.disconnect()
@@ -133,7 +136,7 @@ fn in_step(mut connection: Connection) -> Result<()> {
 fn refused(t: &Target, mode: Mode, flags: u16, command: u16, range: (u64, u64), with: &[u32]) -> Result<()> {
     let mut connection = t.open(mode)?;
     let cookie = connection.request(flags, command, range.0, range.1)?;
-    // A reply without an error would carry data only if the server took the request, which the check below reports.
+    // A reply without an error has data only if the server accepted the request, which the check below reports.
     let allowed = if with.contains(&0) && command == READ { range.1 as usize } else { 0 };
     let reply = connection.reply(allowed)?;
     ensure!(reply.cookie == cookie, "the reply to {cookie} has the cookie {}", reply.cookie);
@@ -166,7 +169,7 @@ fn half_a_request(t: &Target) -> Result<()> {
     Ok(())
 }
 
-fn other_header(t: &Target, agreed: Mode, sent: Mode) -> Result<()> {
+fn mismatched_header(t: &Target, agreed: Mode, sent: Mode) -> Result<()> {
     let mut connection = t.open(agreed)?;
     connection.send(&request_bytes(sent, 0, READ, 1, 0, 512))?;
     connection.finish_sending()?;
@@ -186,7 +189,7 @@ fn unknown_flags_on_write(t: &Target) -> Result<()> {
     Ok(())
 }
 
-/// Too long for one reply: an error, and in step; or the connection is dropped.
+/// A length that exceeds one reply: the server replies with an error and stays in step, or disconnects.
 fn too_long(t: &Target, command: u16, len: u64) -> Result<()> {
     for mode in MODES {
         let mut connection = t.open(mode)?;
@@ -217,7 +220,7 @@ fn write_announced(t: &Target, mode: Mode, len: u64) -> Result<()> {
     let mut connection = t.open(mode)?;
     let before = connection.read(0, 4096)?;
     connection.request(0, WRITE, 0, len)?;
-    // As much as the server wants to take of it.
+    // As much as the server receives.
     let _ = connection.send(&vec![0xdd; 1 << 20]);
     let _ = connection.finish_sending();
     connection.expect_closed()?;
@@ -232,7 +235,7 @@ fn big_write(t: &Target) -> Result<()> {
     connection.request(0, WRITE, 0, 40 << 20)?;
     let piece = vec![0xdd; 1 << 20];
     let sent = (0..40).all(|_| connection.send(&piece).is_ok());
-    match if sent { connection.reply(0) } else { Err(anyhow::anyhow!("hung up")) } {
+    match if sent { connection.reply(0) } else { Err(anyhow::anyhow!("disconnected")) } {
         Ok(reply) => {
             ensure!([errno::INVAL, errno::OVERFLOW].contains(&reply.error), "the error is {}", reply.error);
             in_step(connection)?;
@@ -306,11 +309,11 @@ fn disc_in_flight(t: &Target) -> Result<()> {
         connection.request(0, READ, n << 16, 1 << 16)?;
     }
     connection.request(0, DISC, 0, 0)?;
-    // Replies to what came before DISC may come or not; the connection ends.
+    // Replies to requests before DISC are optional; the connection is closed.
     connection.expect_closed().map(drop)
 }
 
-fn hang_up_in_flight(t: &Target) -> Result<()> {
+fn disconnect_in_flight(t: &Target) -> Result<()> {
     for _ in 0..20 {
         let mut connection = t.open(Mode::Structured)?;
         for n in 0..32 {
@@ -354,7 +357,7 @@ fn never_read(t: &Target) -> Result<()> {
         Connection::open(&t.socket, t.patience.min(std::time::Duration::from_millis(500)), Mode::Structured)?;
     let taken = (0..1000).take_while(|n| connection.request(0, READ, (n % 32) << 20, 1 << 20).is_ok()).count();
     ensure!(taken > 0, "not one request was taken");
-    // Somebody else is served meanwhile.
+    // Other clients are served meanwhile.
     let mut other = t.open(Mode::Simple)?;
     for n in 0..20 {
         other.read(n * 4096, 4096)?;

@@ -1,4 +1,4 @@
-//! The negative control: an NBD server that agrees to everything and checks nothing.
+//! The negative control: an NBD server that accepts everything and checks nothing.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Result;
 use inlock_tests::nbd::{be16, be32, command, magic, option};
 
-/// Listens for the rest of the test process's life.
+/// Listens until the test process exits.
 pub(crate) fn start(socket: &Path, size: u64) -> Result<()> {
     let listener = UnixListener::bind(socket)?;
     std::thread::spawn(move || {

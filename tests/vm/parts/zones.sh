@@ -1,13 +1,13 @@
 # shellcheck shell=dash
-# For tests of zoned storage: devices in memory, volumes on them by Inlock and by dm-crypt, comparisons, logs of the block layer.
-# Where a DEVICE is named it may be a file with zones, but for dm-crypt.
+# For tests of zoned storage: devices in memory, volumes on them by Inlock and by dm-crypt, comparisons, logs of the
+# block layer. A DEVICE may be a zoned file, except for dm-crypt.
 #
-# A test sets: ZONE, a zone's sectors; FIRST, where a volume begins on the device below, in sectors; SECTORS, how long it is;
+# A test sets: ZONE, sectors of a zone; FIRST, first sector of a volume on the underlying device; SECTORS, its length;
 # UNIT, its data unit; KEY, 128 digits.
 
-# nullb NAME CONVENTIONAL SEQUENTIAL ZONE CAPACITY OPEN ACTIVE BLOCK: /dev/NAME, a zoned device in memory: how many zones of
-# both kinds, their length and how much of it can be written (MiB), how many may be open and active (0: all), bytes a block.
-# What else it is to be follows as NAME=VALUE.
+# nullb NAME CONVENTIONAL SEQUENTIAL ZONE CAPACITY OPEN ACTIVE BLOCK: /dev/NAME, a zoned device in memory: number of
+# conventional and of sequential zones, their length and capacity in MiB, maximum numbers of open and of active zones
+# (0: no limit), block size in bytes. Further attributes follow as NAME=VALUE.
 nullb() {
     local to=/sys/kernel/config/nullb/$1 other
     modprobe null_blk nr_devices=0 || return
@@ -23,9 +23,9 @@ nullb() {
 # nullb_gone NAME
 nullb_gone() { echo 0 > "/sys/kernel/config/nullb/$1/power" && rmdir "/sys/kernel/config/nullb/$1"; }
 
-# line DEVICE: the table's line of the volume on it.
+# line DEVICE: prints the table line of the volume on it.
 line() { echo "0 $SECTORS crypt aes-xts-plain64 $KEY 0 $1 $FIRST 1 sector_size:$UNIT"; }
-# ours DEVICE, theirs DEVICE: NODE becomes the volume on it, by Inlock or by dm-crypt, until closed.
+# ours DEVICE, theirs DEVICE: opens the volume on it, by Inlock or by dm-crypt, as NODE.
 ours() {
     (umask 077 && line "$1" > /tmp/table)
     inlock open --table /tmp/table vol --via ublk --threads 2 || return
@@ -36,10 +36,10 @@ ours_closed() { inlock close vol; }
 theirs() { dmsetup create dm --table "$(line "$1")" && NODE=/dev/mapper/dm; }
 theirs_closed() { dmsetup remove dm; }
 
-# namespace NAME DEVICE WAY: SPACE becomes an NVMe namespace that hands on to the device what it is told: an NVMe append
-# becomes one of the block layer, and its position comes back. All zones of the device have to be sequential. By way `loop`
-# commands may overtake each other. By way `tcp` they seldom do: there is one queue, which does not fill, and the bytes of a
-# write come with its command.
+# namespace NAME DEVICE WAY: SPACE becomes an NVMe namespace over the device: an NVMe append becomes one of the block
+# layer, and its position is returned. All zones of the device are sequential. With WAY `loop` commands may overtake
+# each other. With `tcp` they rarely do: there is one queue, which does not fill, and the data of a write arrive with
+# its command.
 namespace() {
     local to=/sys/kernel/config/nvmet said
     grep -q configfs /proc/mounts || mount -t configfs none /sys/kernel/config || return
@@ -56,7 +56,7 @@ namespace() {
     SPACE=/dev/nvme${said%%,*}n1
     wait_for 10 [ -b "$SPACE" ]
 }
-# port_loop FOLDER, port_tcp FOLDER: PORT is there, and REACHED by these options.
+# port_loop DIRECTORY, port_tcp DIRECTORY: creates PORT, with the options REACHED to connect to it.
 port_loop() {
     PORT=1 REACHED=transport=loop
     [ -d "$1/1" ] || { modprobe nvme-loop && mkdir "$1/1" && echo loop > "$1/1/addr_trtype"; }
@@ -71,7 +71,7 @@ port_tcp() {
     done
     echo 1048576 > "$1/2/param_inline_data_size"
 }
-# namespace_gone NAME: the device stays.
+# namespace_gone NAME: removes the namespace; the device stays.
 namespace_gone() {
     local to=/sys/kernel/config/nvmet controller
     controller=$(grep -lx "$1" /sys/class/nvme/nvme*/subsysnqn) &&
@@ -79,7 +79,7 @@ namespace_gone() {
         echo 0 > "$to/subsystems/$1/namespaces/1/enable" && rmdir "$to/subsystems/$1/namespaces/1" "$to/subsystems/$1"
 }
 
-# reported OFFSET COUNT DEVICE: so many of its zones, without the write pointers of those that have none: read-only and offline.
+# reported OFFSET COUNT DEVICE: prints COUNT of its zones, without the write pointers of read-only and offline ones.
 reported() {
     if [ -b "$3" ]; then
         blkzone report -o "$1" -c "$2" "$3"
@@ -87,12 +87,12 @@ reported() {
         inlock zoned report "$3" | tail -n "+$(($1 / ZONE + 1))" | head -n "$2"
     fi | sed '/zcond:1[35]/s/wptr 0x[0-9a-f]*/wptr none/'
 }
-# shifted DEVICE: NODE's report is the device's, from where the volume begins.
+# shifted DEVICE: checks that NODE's report is that of the device, from the start of the volume.
 shifted() {
     reported "$FIRST" $((SECTORS / ZONE)) "$1" | xtask zones shifted "$FIRST" > /tmp/expected &&
         [ -s /tmp/expected ] && reported 0 $((SECTORS / ZONE)) "$NODE" > /tmp/report && diff /tmp/expected /tmp/report
 }
-# The same but for the write pointers of full zones, which dm-crypt reports otherwise.
+# Except for the write pointers of full zones, which dm-crypt reports differently.
 shifted_but_full() {
     rm -f /tmp/expected /tmp/report
     shifted "$1" > /dev/null
@@ -102,22 +102,22 @@ shifted_but_full() {
     [ -s /tmp/expected.full ] && diff /tmp/expected.full /tmp/report.full
 }
 
-# own_report DEVICE: what Inlock says of a device's zones is what blkzone says; zones without a write pointer have none.
+# own_report DEVICE: checks that Inlock and blkzone report the same zones; some zones have no write pointer.
 own_report() {
     blkzone report "$1" | sed '/zcond:1[35]/s/wptr 0x[0-9a-f]*/wptr 0x000000/' > /tmp/blkzone
     inlock zoned report "$1" > /tmp/own && [ -s /tmp/own ] && diff /tmp/blkzone /tmp/own
 }
 
-# short_requests KIB: NODE is asked for so much at a time, whatever could be merged.
+# short_requests KIB: limits the requests of NODE to this length, also merged ones.
 short_requests() { echo "$1" > "/sys/class/block/$(basename "$NODE")/queue/max_sectors_kb"; }
-# traced DEVICE KIB [EVENT...]: from here on the block layer's events of /dev/DEVICE are kept, in the order in which they
-# happen, so many KiB of them for each processor; those that tell the order, if none is named.
+# traced DEVICE KIB [EVENT...]: starts to log events of /dev/DEVICE's block layer, in order, in KIB of memory per CPU;
+# by default those that show the order.
 traced() {
     local tracing=/sys/kernel/tracing numbers event kib=$2
     [ -e "$tracing/trace" ] || mount -t tracefs tracefs "$tracing" || return
     numbers=$(cat "/sys/class/block/$1/dev") || return
-    # For the names of tasks the scheduler would be traced, too: its code is changed while it runs, and now and then the emulated
-    # processor stumbles over that. The block layer's events tell the names.
+    # Task names would need tracing of the scheduler, which changes code at run time, and the emulated CPU sometimes
+    # fails at that. The events of the block layer include the names.
     echo 0 > "$tracing/options/record-cmd" || return
     echo 0 > "$tracing/tracing_on" && echo "$kib" > "$tracing/buffer_size_kb" && echo counter > "$tracing/trace_clock" &&
         echo > "$tracing/trace" || return
@@ -129,15 +129,15 @@ traced() {
     done
     echo 1 > "$tracing/tracing_on"
 }
-# traced_to FILE: no more of them; FILE is the log.
+# traced_to FILE: stops the log, and writes it to FILE.
 traced_to() {
     echo 0 > /sys/kernel/tracing/tracing_on
     echo 0 > /sys/kernel/tracing/events/enable
     cat /sys/kernel/tracing/trace > "$1"
     echo > /sys/kernel/tracing/trace
 }
-# ordered NAME FILE AT_LEAST: in the log FILE what reached the device's queue, and what was issued to it, is in order within
-# each zone, and so many writes at least reached the queue.
+# ordered NAME FILE AT_LEAST: checks that the writes in the log FILE reached the device's queue, and were issued, in
+# order within each zone, and that there are at least AT_LEAST of them.
 ordered() {
     local event writes
     for event in block_bio_queue block_rq_issue; do
@@ -159,7 +159,7 @@ must_fail() {
         fail "$name" "not '$words': $(tail -n 3 /tmp/said)"
     fi
 }
-# same_words FILE FILE: both hold the same, and something.
+# same_words FILE FILE: checks that both have the same words, and that there are some.
 same_words() { [ -s "$1" ] && cmp "$1" "$2"; }
-# has_grown FILE LINES: it is so long by now.
+# has_grown FILE LINES: checks that the file has at least LINES lines.
 has_grown() { [ "$(wc -l < "$1")" -ge "$2" ]; }

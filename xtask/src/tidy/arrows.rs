@@ -1,9 +1,9 @@
-//! The crate arrows of the design, read from each crate's manifest without asking Cargo.
+//! The crate arrows of the design, checked in each crate's manifest without Cargo.
 //!
-//! A crate under `crates/` may name another Inlock crate only along an arrow listed here, in each table of
-//! the manifest (plain, dev, build or target dependencies), renamed or not.
+//! A crate in `crates/` may depend on another Inlock crate only along an arrow listed here, in each table of the
+//! manifest (plain, dev, build or target dependencies), renamed or not.
 
-/// The crates, and those on which each may depend. Other crates may not be under `crates/`.
+/// The crates, and those on which each may depend. No other crates may be in `crates/`.
 const ALLOWED: [(&str, &[&str]); 7] = [
     ("cipher", &[]),
     ("volume", &["cipher"]),
@@ -14,20 +14,20 @@ const ALLOWED: [(&str, &[&str]); 7] = [
     ("cli", &["bench", "cipher", "volume", "engine", "frontend", "zoned-file"]),
 ];
 
-/// Further arrows that only tests may use, never what is shipped.
+/// Further arrows for tests only.
 const ALLOWED_IN_TESTS: [(&str, &str); 5] = [
-    // The tests of the command and of the server need a client.
+    // Tests of the command need a client.
     ("cli", "tests"),
     ("frontend", "tests"),
-    // The server's tests serve an encrypted device, which they make from a key and a segment.
+    // The server's tests serve an encrypted device, made of a key and a segment.
     ("frontend", "cipher"),
-    // The engine's tests have it with the feature that injects faults.
+    // The engine's tests use it with the feature that injects faults.
     ("engine", "engine"),
-    // The engine's tests run on zoned files too.
+    // The engine's tests use zoned files.
     ("engine", "zoned-file"),
 ];
 
-/// The findings for the manifest of `crates/NAME`.
+/// Checks the manifest of `crates/NAME`.
 pub(crate) fn check(name: &str, manifest: &str) -> Vec<String> {
     let Some((_, allowed)) = ALLOWED.iter().find(|(n, _)| *n == name) else {
         return vec![format!("crates/{name}: the design has no crate of this name (xtask/src/tidy/arrows.rs)")];
@@ -40,7 +40,7 @@ pub(crate) fn check(name: &str, manifest: &str) -> Vec<String> {
     found.map(|(to, _)| format!("crates/{name}/Cargo.toml: the design has no arrow from {name} to {to}")).collect()
 }
 
-/// The Inlock crates a manifest depends on, without the `inlock-` in front, and whether only its tests do.
+/// Returns the Inlock crates in a manifest, without the prefix `inlock-`, and whether only tests depend on them.
 fn inlock_dependencies(manifest: &str) -> Vec<(String, bool)> {
     let mut found = Vec::new();
     let mut in_table = false;
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_write_a_forbidden_arrow_is_seen() {
+    fn every_form_of_forbidden_arrow_is_found() {
         let bad = [
             "[dependencies]\ninlock-volume.workspace = true\n",
             "[dependencies]\ninlock-volume = { workspace = true }\n",
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn crate_the_design_does_not_have_is_refused() {
+    fn unknown_crate_is_refused() {
         assert_eq!(check("helpers", "[package]\n").len(), 1);
     }
 

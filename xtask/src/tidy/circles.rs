@@ -1,9 +1,9 @@
 //! Import circles between the modules of a crate.
 //!
-//! A module and everything below it is one room. Rooms with the same parent must not use each other in a circle:
-//! neither a file of the first an item of the second and the other way round, nor over further rooms. A parent's own
-//! file may use its children, and they may use what it declares: from outside both are the same room. Items are looked
-//! for where they are declared, so a re-export is not a use of its module. Tests may use everything.
+//! A module with everything below it is one node. Nodes with the same parent must not use each other in a circle,
+//! directly or through others. A parent's own file may use its children, and they may use its declarations: outside
+//! both are the same node. A use leads to the module that declares the item, so a re-export is not a use of its module.
+//! Tests may use everything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,20 +13,20 @@ use anyhow::{Context, Result};
 
 use super::modules::{Crate, ModulePath};
 
-/// Circles that are known, to be removed: `CRATE PARENT: MODULE MODULE…`.
+/// Known circles, to be removed: `CRATE PARENT: MODULE MODULE…`.
 pub(crate) const KNOWN: &str = "xtask/tidy-circles.txt";
 
-/// Modules with one parent that use each other.
+/// Modules with the same parent that use each other.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Circle {
     /// `CRATE PARENT`.
     place: String,
     modules: BTreeSet<String>,
-    /// A use for each step of one way round.
+    /// A use for each step of one circle.
     example: String,
 }
 
-/// The circles of the crate in `directory`, called `name`.
+/// Returns the circles of the crate in `directory`, called `name`.
 ///
 /// # Errors
 ///
@@ -53,12 +53,12 @@ fn add_directory(all: &mut Crate, directory: &Path, path: &[String]) -> Result<(
     Ok(())
 }
 
-/// The circles among the children of each module.
+/// Returns the circles among the children of each module.
 pub(crate) fn circles(name: &str, all: &Crate) -> Vec<Circle> {
     let edges = all.edges();
     let mut found = Vec::new();
     for parent in all.paths() {
-        // From room to room, with one pair of modules that shows it.
+        // Between nodes, with a pair of modules as an example.
         let mut rooms: BTreeMap<(&str, &str), (&ModulePath, &ModulePath)> = BTreeMap::new();
         for (from, to) in &edges {
             let below = |path: &'_ ModulePath| path.starts_with(parent) && path.len() > parent.len();
@@ -92,7 +92,7 @@ fn reachable<'a>(edges: &BTreeSet<(&'a str, &'a str)>, from: &'a str) -> BTreeSe
     seen
 }
 
-/// Sets of nodes that reach each other.
+/// Returns sets of nodes that reach each other.
 fn components(edges: &BTreeSet<(&str, &str)>) -> BTreeSet<BTreeSet<String>> {
     let nodes: BTreeSet<&str> = edges.iter().map(|(from, _)| *from).collect();
     let reach: BTreeMap<&str, BTreeSet<&str>> = nodes.iter().map(|node| (*node, reachable(edges, node))).collect();
@@ -103,7 +103,7 @@ fn components(edges: &BTreeSet<(&str, &str)>) -> BTreeSet<BTreeSet<String>> {
     nodes.into_iter().map(circle).filter(|circle| circle.len() > 1).collect()
 }
 
-/// The shortest way from one of the modules to itself.
+/// Returns the shortest path from one of the modules to itself.
 fn way_round<'a>(edges: &BTreeSet<(&'a str, &'a str)>, modules: &BTreeSet<String>) -> Vec<&'a str> {
     let mut shortest: Vec<&str> = Vec::new();
     for start in edges.iter().map(|(from, _)| *from).filter(|from| modules.contains(*from)) {
@@ -127,7 +127,7 @@ fn way_round<'a>(edges: &BTreeSet<(&'a str, &'a str)>, modules: &BTreeSet<String
     shortest
 }
 
-/// Findings for circles that are not in the list, and for entries of the list that are no circle any longer.
+/// Reports circles that are not in the list, and entries of the list that are no longer circles.
 pub(crate) fn check(list: &str, circles: &[Circle]) -> Vec<String> {
     let known: Vec<(&str, BTreeSet<String>)> = known(list).collect();
     let is_known = |circle: &Circle| {
@@ -146,7 +146,7 @@ pub(crate) fn check(list: &str, circles: &[Circle]) -> Vec<String> {
 
 fn known(list: &str) -> impl Iterator<Item = (&str, BTreeSet<String>)> {
     let lines = list.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    // A place has colons of its own, but no space behind them.
+    // A path has colons, but no space after them.
     lines
         .filter_map(|line| line.split_once(": "))
         .map(|(place, modules)| (place, modules.split_whitespace().map(str::to_owned).collect()))
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn rooms_that_use_each_other_through_other_files_are_a_circle() {
+    fn modules_that_use_each_other_through_other_files_are_a_circle() {
         let circles = found(&[
             ROOT,
             ("a", "mod one; mod two;"),

@@ -1,8 +1,8 @@
 //! `cargo xtask tidy`: the layout rules as checks that fail.
 //!
-//! Crate arrows, the list of files that may hold `unsafe`, file and function lengths, module head comments, words and
-//! machine paths that have no place here, tests that docs/semantics.md names. Each rule is a pure function of text, so
-//! its tests can show it a bad sample.
+//! Crate arrows, the list of files with `unsafe`, lengths of files and functions, head comments of modules, forbidden
+//! words and machine paths, tests that docs/semantics.md names. Each rule is a pure function of text, so its tests can
+//! show it a bad sample.
 
 mod arrows;
 mod circles;
@@ -19,9 +19,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-/// Where the reasons for long files and functions stand.
+/// Reasons for long files and functions.
 const EXCEPTIONS: &str = "xtask/tidy-exceptions.txt";
-/// Where the files that may hold `unsafe` are listed, one table row each.
+/// List of files that may have `unsafe`, one table row each.
 const UNSAFE_LIST: &str = "docs/unsafe.md";
 
 /// Checks the whole tree and prints one line for each finding.
@@ -45,7 +45,7 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
         findings.extend(rules::file_name(&name));
         findings.extend(prose::check(&name, &text));
         names.insert(name.clone());
-        // What these rules are tested with is no test and no count.
+        // Samples of these rules are neither tests nor counts.
         if (name.ends_with(".rs") || name.ends_with(".sh")) && !name.starts_with("xtask/src/tidy/") {
             programs.push(text.clone());
         }
@@ -79,7 +79,7 @@ pub(crate) fn run(root: &Path) -> Result<ExitCode> {
     Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Checks what crates and modules use of each other. Returns the number of circles.
+/// Checks dependencies between crates and between modules. Returns the number of circles.
 fn check_arrows(root: &Path, findings: &mut Vec<String>) -> Result<usize> {
     let mut circles = circles::of_crate("xtask", &root.join("xtask"))?;
     for entry in fs::read_dir(root.join("crates")).context("cannot list crates/")? {
@@ -100,7 +100,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Every text file that belongs to the project, sorted; build output, version control and saved corpora left out.
+/// Returns all text files of the project, sorted, without build output, version control and saved corpora.
 fn source_files(root: &Path) -> Result<Vec<PathBuf>> {
     const SUFFIXES: [&str; 8] = ["rs", "toml", "md", "sh", "py", "txt", "fio", "yml"];
     let mut found = Vec::new();

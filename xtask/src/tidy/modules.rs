@@ -1,8 +1,8 @@
-//! The modules of a crate, what they declare, and which names of other modules each of them uses.
+//! The modules of a crate, their declarations, and the names of other modules that each uses.
 //!
-//! Works on tokens, without types: a path that begins with `crate`, `self`, `super`, a child module or an imported
-//! module is followed, through re-exports, to the module that declares the item. Code under `#[cfg(test)]` is left out.
-//! Names that macros make are taken as declared by the module in which the path ends.
+//! Works on tokens, without types: a path that starts with `crate`, `self`, `super`, a child module or an imported
+//! module is followed, through re-exports, to the module that declares the item. Code under `#[cfg(test)]` is ignored.
+//! Names that macros generate count as declared by the module in which the path ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,11 +17,11 @@ pub(crate) type ModulePath = Vec<String>;
 struct Module {
     children: BTreeSet<String>,
     items: BTreeSet<String>,
-    /// Names that a `use` brings in, with the path that they stand for.
+    /// Names that a `use` imports, with their paths.
     imports: BTreeMap<String, Vec<String>>,
     /// Paths of `use …::*`.
     globs: Vec<Vec<String>>,
-    /// Paths that the module uses: of each `use`, and in its code. Re-exports of a child are none.
+    /// Paths that the module uses, in a `use` and in its code. Re-exports of a child are excluded.
     used: BTreeSet<Vec<String>>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Crate {
     modules: BTreeMap<ModulePath, Module>,
 }
 
-/// Where a path leads.
+/// Target of a path.
 enum Target {
     /// An item of a module.
     Item(ModulePath),
@@ -45,14 +45,14 @@ impl Crate {
     ///
     /// # Errors
     ///
-    /// Fails if the text is not made of Rust tokens.
+    /// Fails if the text does not consist of Rust tokens.
     pub(crate) fn add(&mut self, path: &[String], text: &str) -> Result<()> {
         let tokens: TokenStream = text.parse().ok().with_context(|| format!("cannot read the tokens of {path:?}"))?;
         self.read_items(path, tokens);
         Ok(())
     }
 
-    /// Pairs of modules, the first of which uses an item of the second.
+    /// Returns pairs of modules, the first of which uses an item of the second.
     pub(crate) fn edges(&self) -> BTreeSet<(ModulePath, ModulePath)> {
         let mut edges = BTreeSet::new();
         for (path, module) in &self.modules {
@@ -67,7 +67,7 @@ impl Crate {
         edges
     }
 
-    /// All modules.
+    /// Returns all modules.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &ModulePath> {
         self.modules.keys()
     }
@@ -117,9 +117,9 @@ impl Crate {
         self.modules.entry(path.to_vec()).or_default().used.extend(used);
     }
 
-    /// Follows `used`, as written in the module `from`.
+    /// Follows `used`, a path in the module `from`.
     fn resolve(&self, from: &[String], used: &[String], depth: usize) -> Target {
-        // An import that stands for itself by way of others ends here.
+        // Limits imports that lead back to themselves.
         const DEEPEST: usize = 16;
         let Some(module) = self.modules.get(from).filter(|_| depth < DEEPEST) else { return Target::Elsewhere };
         let Some((first, rest)) = used.split_first() else { return Target::Module(from.to_vec()) };
@@ -130,7 +130,7 @@ impl Crate {
             name if module.children.contains(name) => {
                 let child = [from, std::slice::from_ref(first)].concat();
                 match self.resolve(&child, rest, depth + 1) {
-                    // A name that a macro declares.
+                    // A name that a macro generates.
                     Target::Elsewhere => Target::Item(child),
                     found => found,
                 }
@@ -170,7 +170,7 @@ struct Item<'a> {
 }
 
 impl<'a> Item<'a> {
-    /// Reads the item at the start of `tokens`.
+    /// Parses the item at the start of `tokens`.
     fn read(tokens: &'a [TokenTree]) -> Self {
         const KEYWORDS: [&str; 14] = [
             "fn",
@@ -201,7 +201,7 @@ impl<'a> Item<'a> {
                 }
                 TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
                     at += 1;
-                    // A `use` or a value goes on to its semicolon.
+                    // A `use` or a value extends to its semicolon.
                     if !matches!(keyword.as_str(), "use" | "const" | "static" | "type") {
                         break;
                     }
@@ -247,13 +247,13 @@ fn is_for_tests(attribute: &Group) -> bool {
     }
 }
 
-/// One name of a `use`: the path, and the name that it brings in. `None`: all names of a module.
+/// One name of a `use`: its path, and the imported name. `None`: all names of a module.
 struct Import {
     path: Vec<String>,
     name: Option<String>,
 }
 
-/// The names of a `use`, whose tokens may begin with attributes and visibility and end with the semicolon.
+/// Returns the names of a `use`, whose tokens may start with attributes and visibility and end with the semicolon.
 fn imports(tokens: &[TokenTree]) -> Vec<Import> {
     let start = tokens.iter().position(|token| matches!(token, TokenTree::Ident(ident) if ident == "use"));
     let mut found = Vec::new();
@@ -284,7 +284,7 @@ fn use_tree(tokens: &[TokenTree], before: &[String], found: &mut Vec<Import>) {
                 _ => {}
             }
         }
-        // `{self, …}` brings in the module itself.
+        // `{self, …}` imports the module itself.
         if path.len() > 1 && path.last().is_some_and(|last| last == "self") {
             path.pop();
         }
@@ -295,7 +295,7 @@ fn use_tree(tokens: &[TokenTree], before: &[String], found: &mut Vec<Import>) {
     }
 }
 
-/// Collects the paths of two names or more in code, also inside of macro calls, and of each `use` in a body.
+/// Collects the paths of at least two names in code, including macro calls, and of each `use` in a body.
 fn used_paths(tokens: &[TokenTree], found: &mut BTreeSet<Vec<String>>) {
     let is_colon = |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Punct(p)) if p.as_char() == ':');
     let mut at = 0;

@@ -1,18 +1,18 @@
-//! Promises and floors against the tree: a test that docs/semantics.md names exists, a count with a floor is printed.
+//! Guarantees and floors against the tree: a test that docs/semantics.md names exists, a count with a floor is printed.
 //!
-//! A row's last cell names its tests, each in backticks: a `#[test]` function, a script of tests/vm, a file, or a
-//! `cargo xtask` command. A row without any says in words that it has none.
+//! The last cell of a row names its tests, each in backticks: a `#[test]` function, a script of tests/vm, a file, or a
+//! `cargo xtask` command. A row without tests says so in words.
 
 use std::collections::BTreeSet;
 
 use super::scan;
 
-/// The table of promises.
+/// The table of guarantees.
 pub(super) const PROMISES: &str = "docs/semantics.md";
-/// The counts that a full run has to reach.
+/// The minimum counts of a full run.
 pub(super) const FLOORS: &str = "tests/floors.txt";
 
-/// The names of the test functions of a Rust file, from its text without comments and strings.
+/// Returns the names of the test functions of a Rust file, from its text without comments and strings.
 pub(super) fn test_names(code: &str) -> Vec<String> {
     let after_attribute = code.split("#[test]").skip(1);
     let name = |rest: &str| {
@@ -22,9 +22,9 @@ pub(super) fn test_names(code: &str) -> Vec<String> {
     after_attribute.filter_map(name).filter(|name| !name.is_empty()).collect()
 }
 
-/// Names in the last cells of the tables that stand for nothing, and rows that neither name a test nor say "none".
+/// Returns names in the last cells of the tables that do not exist, and rows that neither name a test nor say "none".
 ///
-/// `files` are all files of the tree, relative to its root; `chores` the words that `cargo xtask` knows.
+/// `files` are all files of the tree, relative to its root; `chores` the words that `cargo xtask` accepts.
 pub(super) fn unknown_tests(
     markdown: &str,
     tests: &BTreeSet<String>,
@@ -47,7 +47,7 @@ pub(super) fn unknown_tests(
             heading = true;
             continue;
         };
-        // The first two lines of a table are its head.
+        // The first two lines of a table are its heading.
         if heading || cells.starts_with("--") {
             heading = false;
             continue;
@@ -68,11 +68,11 @@ pub(super) fn unknown_tests(
     findings
 }
 
-/// Floors of counts that nothing prints. `sources` are the texts of all Rust and shell files.
+/// Returns floors of counts that are printed nowhere. `sources` are the texts of all Rust and shell files.
 pub(super) fn unknown_floors(floors: &str, sources: &[String]) -> Vec<String> {
     let names = floors.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split(' ').next());
     let is_printed = |name: &str| {
-        // One of a family: `COUNT corpus_{target}`.
+        // A family of counts: `COUNT corpus_{target}`.
         let families = name.match_indices('_').map(|(at, _)| format!("COUNT {}_{{", &name[..at]));
         let families: Vec<String> = families.collect();
         sources.iter().any(|text| scan::has_word(text, name) || families.iter().any(|family| text.contains(family)))

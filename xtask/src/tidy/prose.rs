@@ -1,6 +1,6 @@
 //! Widths and wording of comments, strings and documents.
 //!
-//! Only the places of [`CLEAN`] are checked; a place is added when it has no finding left. In code, only the names of
+//! Only the trees in [`CLEAN`] are checked; a tree is added when it has no findings left. In code, only the names of
 //! functions are checked. Tables, lines that end in a link, and text in back quotes are left out.
 
 use std::sync::LazyLock;
@@ -10,8 +10,23 @@ use regex_lite::Regex;
 use super::scan;
 
 /// Directories and files that are checked.
-pub(crate) const CLEAN: [&str; 5] =
-    ["crates/bench/", "crates/cipher/", "crates/volume/", "crates/zoned-file/", "xtask/"];
+pub(crate) const CLEAN: &[&str] = &[
+    "benches/",
+    "crates/bench/",
+    "crates/cipher/",
+    "crates/cli/",
+    "crates/volume/",
+    "crates/zoned-file/",
+    "demo.sh",
+    "fuzz/",
+    "models/",
+    "test.sh",
+    "tests/",
+    "xtask/",
+];
+
+/// Its errors are shown to users as sentences; those of other files are causes after a colon.
+const SENTENCES: &str = "crates/cli/src/error.rs";
 
 /// Widest line of a comment or document.
 const COLUMNS: usize = 120;
@@ -41,12 +56,14 @@ static TEXT: LazyLock<Vec<Rule>> = LazyLock::new(|| {
         rule(r"(?i)\b(granule|gulp|ticket|seat|keeper|carrier|twin|passage|stretch)", "the term of the field"),
         rule(r"(?i)\b(the|a|its|whole) cover\b|cover_len", "aligned range"),
         rule(r"\b([Ff]older|[Pp]rocessor)s?\b|\bkey slots?\b", "directory, CPU, keyslot"),
+        rule(r"(?i)\bfront ends?\b|\b(hung|hangs?|hanging) up\b", "frontend, disconnect"),
+        rule(r"(?i)\b(hand(s|ed|ing)? out|file of facts|but once)\b", "attach, state file, only once"),
     ]
 });
 
 /// Patterns for code.
 static CODE: LazyLock<Vec<Rule>> =
-    LazyLock::new(|| vec![rule(r"\bfn (who|what|those|nobody|others?)_\w+ *\(", "subject_condition_result")]);
+    LazyLock::new(|| vec![rule(r"\bfn (who|what|those|nobody|others?|an?|the)_\w+ *\(", "subject_condition_result")]);
 
 /// Beginnings of a doc comment.
 static HEADS: LazyLock<Rule> =
@@ -56,11 +73,16 @@ static HEADS: LazyLock<Rule> =
 static PREDICATE: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"\bfn (\w+)(?:<[^>]*>)?\(&self[^()]*\) -> bool").expect("it is a regular expression"));
 
-/// The text of a library's error.
+/// The text of an error.
 static ERROR: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r#"#\[error\("([^"]*)""#).expect("it is a regular expression"));
+    LazyLock::new(|| Regex::new(r#"#\[error\(\s*"([^"]*)""#).expect("it is a regular expression"));
 
-/// The findings for the file `name`, if its place is clean.
+/// The message of an error of the command line.
+static MESSAGE: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r#"CliError::(?:usage|refused)\(\s*(?:format!\(\s*)?"([^"]*)""#).expect("it is a regular expression")
+});
+
+/// Returns the findings for the file `name`, if its place is clean.
 pub(crate) fn check(name: &str, text: &str) -> Vec<String> {
     // Documents are checked everywhere.
     if !name.ends_with(".md") && !CLEAN.iter().any(|place| name.starts_with(place)) {
@@ -69,6 +91,7 @@ pub(crate) fn check(name: &str, text: &str) -> Vec<String> {
     match name.rsplit_once('.') {
         Some((_, "rs")) => rust(name, text),
         Some((_, "md")) => markdown(name, text),
+        Some((_, "sh" | "py")) => script(name, text),
         _ => Vec::new(),
     }
 }
@@ -90,9 +113,31 @@ fn rust(name: &str, text: &str) -> Vec<String> {
             found_words(&TEXT, &prose_of(line, code), &mut found);
         }
         found_names(code, &mut found);
-        if let Some(captures) = ERROR.captures(line) {
-            found_error(&captures[1], &mut found);
+    }
+    // Formatting may put a text on the line after the call.
+    for (pattern, is_sentence) in [(&ERROR, name == SENTENCES), (&MESSAGE, true)] {
+        for text_found in pattern.captures_iter(text).filter_map(|captures| captures.get(1)) {
+            let number = text[..text_found.start()].matches('\n').count() + 1;
+            let mut found = |what: String| findings.push(format!("{name}:{number}: {what}"));
+            if is_sentence {
+                found_sentence(text_found.as_str(), &mut found);
+            } else {
+                found_error(text_found.as_str(), &mut found);
+            }
         }
+    }
+    findings
+}
+
+/// Checks the comments of a script. Lines `#: KEY VALUE` configure a machine, and cannot be wrapped.
+fn script(name: &str, text: &str) -> Vec<String> {
+    let mut findings = Vec::new();
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| line.trim_start().starts_with('#')) {
+        let mut found = |what: String| findings.push(format!("{name}:{number}: {what}"));
+        if !line.starts_with("#:") && !line.contains("  ./") {
+            found_width(line, &mut found);
+        }
+        found_words(&TEXT, &without_quotes(line), &mut found);
     }
     findings
 }
@@ -145,7 +190,7 @@ fn prose_of(line: &str, code: &str) -> String {
     without_quotes(&blanked.map(|(char, code)| if code == ' ' { char } else { ' ' }).collect::<String>())
 }
 
-/// The text without the text in back quotes.
+/// Returns the text without the text in back quotes.
 fn without_quotes(text: &str) -> String {
     text.split('`').step_by(2).collect::<Vec<_>>().join("`")
 }
@@ -171,6 +216,14 @@ fn found_error(text: &str, found: &mut impl FnMut(String)) {
     }
 }
 
+/// Messages are sentences with a capital and a full stop, unless they are made by the caller.
+fn found_sentence(text: &str, found: &mut impl FnMut(String)) {
+    let is_made_by_caller = text.is_empty() || text.starts_with('{') && text.find('}') == Some(text.len() - 1);
+    if !is_made_by_caller && (text.starts_with(char::is_lowercase) || !text.ends_with('.')) {
+        found(format!("message \"{text}\": begin with a capital, end with a full stop"));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,29 +245,55 @@ mod tests {
 
     #[test]
     fn words_in_comments_and_strings_are_found() {
-        for text in ["// Whoever asks", "x(\"nobody\");", "/// in the folder", "//! the whole cover", "// key slots"] {
+        for text in [
+            "// Whoever asks",
+            "x(\"nobody\");",
+            "/// in the folder",
+            "//! the whole cover",
+            "// key slots",
+            "// The front end",
+            "// a client is hung up on",
+            "// handed out",
+            "x(\"told but once\");",
+        ] {
             assert_eq!(of_rust(text), 1, "{text}");
         }
-        for text in ["let folder = seat(whoever);", "// the `folder`", "json!({ \"processor\": x })", "// covers it"] {
+        for text in [
+            "let folder = seat(whoever);",
+            "// the `folder`",
+            "json!({ \"processor\": x })",
+            "// covers it",
+            "// in front, ends there",
+        ] {
             assert_eq!(of_rust(text), 0, "{text}");
         }
         assert_eq!(markdown("a.md", "He says `he`.\n").len(), 1);
+        assert_eq!(script("a.sh", "# Whoever asks\nx=nobody # he\n#: about he\n").len(), 2);
+        assert_eq!(script("a.sh", &format!("# {0}\n#: about {0}\n", "ab ".repeat(40))).len(), 1);
     }
 
     #[test]
     fn names_and_heads_and_errors_are_found() {
         for text in [
             "fn what_is_wrong_is_told() {}",
+            "fn a_device_in_use_is_refused() {}",
             "/// What it is.",
             "fn fits(&self) -> bool {",
             "fn takes(&self, x: u8) -> bool {",
             "#[error(\"Not found\")]",
             "#[error(\"not found.\")]",
+            "#[error(\n    \"Not found\"\n)]",
+            "CliError::usage(\"not found.\")",
+            "CliError::refused(\n    format!(\"Not {found}\"),",
         ] {
             assert_eq!(of_rust(text), 1, "{text}");
         }
         for text in [
             "fn one_bit_is_found() {}",
+            "fn at_the_end(x: u8) {}",
+            "CliError::usage(\"Not found.\")",
+            "usage(\"not found\")",
+            "CliError::refused(format!(\"{name}: not found.\"),",
             "fn is_fit(&self) -> bool {",
             "fn contains(&self, x: u8) -> bool {",
             "#[error(\"LUKS2 header\")]",
@@ -225,8 +304,11 @@ mod tests {
     }
 
     #[test]
-    fn places_that_are_not_clean_are_left_out() {
-        assert_eq!(check("tests/src/a.rs", "// whoever\n"), Vec::<String>::new());
+    fn unchecked_trees_are_left_out() {
+        assert_eq!(rust(SENTENCES, "#[error(\"{message}\")]\n#[error(\"Not found.\")]"), Vec::<String>::new());
+        assert_eq!(rust(SENTENCES, "#[error(\"not found\")]").len(), 1);
+        assert_eq!(check("elsewhere/a.rs", "// whoever\n"), Vec::<String>::new());
+        assert_eq!(check("tests/vm/a.sh", "# whoever\n").len(), 1);
         assert_eq!(check("crates/cipher/src/a.rs", "// whoever\n").len(), 1);
         assert_eq!(check("docs/a.md", "whoever\n").len(), 1, "a document");
     }

@@ -1,4 +1,4 @@
-//! The rules that look at one file at a time, as pure functions from text to findings.
+//! Rules for single files, as pure functions from text to findings.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ const FILE_LINES: usize = 700;
 const FUNCTION_LINES: usize = 70;
 const HEAD_LINES: usize = 12;
 
-/// Crates whose root has to forbid `unsafe` outright.
+/// Crates that must forbid `unsafe`.
 const WITHOUT_UNSAFE: [&str; 4] =
     ["crates/bench/src/lib.rs", "crates/volume/src/lib.rs", "crates/zoned-file/src/lib.rs", "crates/cli/src/main.rs"];
 
@@ -16,7 +16,7 @@ const WITHOUT_UNSAFE: [&str; 4] =
 pub(crate) struct Exceptions(BTreeMap<String, String>);
 
 impl Exceptions {
-    /// Reads the list; empty lines and lines that start with `#` are left out.
+    /// Parses the list; empty lines and lines that start with `#` are ignored.
     pub(crate) fn parse(text: &str) -> Self {
         let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
         Self(
@@ -35,14 +35,14 @@ impl Exceptions {
         found
     }
 
-    /// Entries that excuse nothing, or give no reason.
+    /// Returns entries that excuse nothing, or have no reason.
     pub(crate) fn stale(&self, used: &BTreeSet<String>) -> Vec<String> {
         let unused = self.0.keys().filter(|key| !used.contains(*key));
         unused.map(|key| format!("xtask/tidy-exceptions.txt: '{key}' excuses nothing, or gives no reason")).collect()
     }
 }
 
-/// Files over 700 lines and functions over 70 that have no reason in the list.
+/// Reports files over 700 lines and functions over 70 without a reason in the list.
 pub(crate) fn lengths(
     name: &str,
     text: &str,
@@ -66,7 +66,7 @@ pub(crate) fn lengths(
     findings
 }
 
-/// A Rust file starts with a head comment of at most 12 lines (a crate's root may say more).
+/// Reports a Rust file without a head comment, or with one of more than 12 lines (except for the root of a crate).
 pub(crate) fn head_comment(name: &str, text: &str) -> Vec<String> {
     let head =
         text.lines().skip_while(|l| l.starts_with("#!") || l.trim().is_empty()).take_while(|l| l.starts_with("//!"));
@@ -81,13 +81,13 @@ pub(crate) fn head_comment(name: &str, text: &str) -> Vec<String> {
     }
 }
 
-/// The files named in the first column of the table in docs/unsafe.md.
+/// Returns the files in the first column of the table in docs/unsafe.md.
 pub(crate) fn unsafe_list(markdown: &str) -> BTreeSet<String> {
     let cells = markdown.lines().filter_map(|l| l.trim().strip_prefix('|')).filter_map(|l| l.split('|').next());
     cells.filter_map(|cell| cell.trim().strip_prefix('`')?.strip_suffix('`')).map(str::to_owned).collect()
 }
 
-/// Files with `unsafe` that are not listed, and listed files without any.
+/// Reports files with `unsafe` that are not listed, and listed files without any.
 pub(crate) fn unsafe_matches(listed: &BTreeSet<String>, found: &BTreeSet<String>) -> Vec<String> {
     let missing = found.difference(listed).map(|f| format!("{f}: holds unsafe and is not in docs/unsafe.md"));
     let stale =
@@ -95,7 +95,7 @@ pub(crate) fn unsafe_matches(listed: &BTreeSet<String>, found: &BTreeSet<String>
     missing.chain(stale).collect()
 }
 
-/// The roots of crates that promise to have no `unsafe` have to say so to the compiler.
+/// Reports crates that must forbid `unsafe` and do not.
 pub(crate) fn forbids_unsafe(name: &str, code: &str) -> Vec<String> {
     if WITHOUT_UNSAFE.contains(&name) && !code.contains("#![forbid(unsafe_code)]") {
         return vec![format!("{name}: does not say #![forbid(unsafe_code)]")];
@@ -103,9 +103,9 @@ pub(crate) fn forbids_unsafe(name: &str, code: &str) -> Vec<String> {
     Vec::new()
 }
 
-/// Words that mean unfinished work, a term that the glossary rules out, or directories of one machine.
+/// Reports words that mark unfinished work, terms that the glossary excludes, and directories of one machine.
 pub(crate) fn words(name: &str, text: &str) -> Vec<String> {
-    // Written in halves, so that this file passes its own rule.
+    // Split, so that this file complies with its own rule.
     const WORDS: [&str; 11] = [
         concat!("TO", "DO"),
         concat!("FIX", "ME"),
@@ -128,7 +128,7 @@ pub(crate) fn words(name: &str, text: &str) -> Vec<String> {
     findings
 }
 
-/// Names that say nothing about what a file is for.
+/// Reports names that do not describe the contents of a file.
 pub(crate) fn file_name(name: &str) -> Vec<String> {
     const EMPTY_NAMES: [&str; 8] = ["util", "utils", "helper", "helpers", "common", "manager", "misc", "stuff"];
     let parts = name.split('/').map(|p| p.split('.').next().unwrap_or(p));

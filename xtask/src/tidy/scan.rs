@@ -1,9 +1,9 @@
-//! Just enough of Rust's lexing to tell code from comments, strings and characters.
+//! Enough of Rust's lexing to separate code from comments, strings and characters.
 //!
-//! `code_only` keeps the length in lines and columns: everything that is not code becomes spaces, so that a place found
-//! in the result is the place in the file.
+//! `code_only` keeps lines and columns: everything except code becomes spaces, so a position in the result is the
+//! position in the file.
 
-/// The text with comments, strings and character literals blanked; line breaks stay.
+/// Returns the text with comments, strings and character literals blanked; line breaks stay.
 pub(crate) fn code_only(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
@@ -21,7 +21,7 @@ pub(crate) fn code_only(text: &str) -> String {
     out
 }
 
-/// Where the comment, string or character literal that starts at `at` ends, or `at` when none starts there.
+/// Returns the end of the comment, string or character literal that starts at `at`, or `at` if none does.
 fn token_to_blank(chars: &[char], at: usize) -> usize {
     let next = chars.get(at + 1).copied();
     match chars[at] {
@@ -72,7 +72,7 @@ fn end_of_string(chars: &[char], at: usize) -> usize {
     chars.len()
 }
 
-/// `r"…"`, `r#"…"#`, `b"…"`, `br#"…"#`, `b'…'`, `c"…"`; `at` itself when it is only a name that begins so.
+/// Returns the end of `r"…"`, `r#"…"#`, `b"…"`, `br#"…"#`, `b'…'` or `c"…"`, or `at` if it is a name.
 fn end_of_prefixed_string(chars: &[char], at: usize) -> usize {
     let mut i = at;
     while i < at + 2 && matches!(chars.get(i), Some('r' | 'b' | 'c')) {
@@ -98,7 +98,7 @@ fn end_of_prefixed_string(chars: &[char], at: usize) -> usize {
     }
 }
 
-/// A character literal, told from a lifetime by its closing quote.
+/// Returns the end of a character literal, which its closing quote distinguishes from a lifetime.
 fn end_of_char(chars: &[char], at: usize) -> usize {
     match (chars.get(at + 1), chars.get(at + 2)) {
         (Some('\\'), _) => {
@@ -109,12 +109,12 @@ fn end_of_char(chars: &[char], at: usize) -> usize {
     }
 }
 
-/// Whether `word` stands in the code as a whole word.
+/// Whether the code has `word` as a whole word.
 pub(crate) fn has_word(code: &str, word: &str) -> bool {
     code.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|w| w == word)
 }
 
-/// A function with a body: its name, its first line (from 1) and how many lines it takes.
+/// A function with a body: its name, first line (from 1) and number of lines.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Function {
     pub name: String,
@@ -122,7 +122,7 @@ pub(crate) struct Function {
     pub lines: usize,
 }
 
-/// Every function with a body in text that `code_only` has blanked.
+/// Returns every function with a body in the output of `code_only`.
 pub(crate) fn functions(code: &str) -> Vec<Function> {
     let bytes = code.as_bytes();
     let is_name = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b >= 0x80;
@@ -148,7 +148,7 @@ pub(crate) fn functions(code: &str) -> Vec<Function> {
     found
 }
 
-/// Where the body that follows a function's name closes; none for a declaration without one.
+/// Returns the end of the body after a function's name. `None`: a declaration without a body.
 fn end_of_body(bytes: &[u8], from: usize) -> Option<usize> {
     let mut round = 0usize;
     let mut curly = 0usize;

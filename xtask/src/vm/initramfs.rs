@@ -1,7 +1,6 @@
 //! The guest's root file system: a cpio archive (format `newc`) in memory, made for each run.
 //!
-//! It holds busybox, the kernel's modules, the test's programs with the libraries that they are linked with, the
-//! guest's scripts, and nothing else.
+//! It has busybox, the kernel's modules, the test's programs with their libraries, and the guest's scripts.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -24,7 +23,7 @@ pub(super) struct Initramfs {
 }
 
 impl Initramfs {
-    /// An archive with what every guest has: busybox, empty mount points and a console for `/init`.
+    /// Returns an archive with the common files: busybox, empty mount points and a console for `/init`.
     pub(super) fn new() -> Result<Self> {
         let mut archive = Self { bytes: Vec::new(), inodes: 0, names: BTreeSet::new() };
         for folder in ["bin", "dev", "mnt", "proc", "run", "sys", "tmp", "tools", "vm"] {
@@ -38,7 +37,7 @@ impl Initramfs {
         Ok(archive)
     }
 
-    /// A file by its path in the guest, without the leading `/`; its directories are made. The first file of a name
+    /// Adds a file by its path in the guest, without the leading `/`, and its directories. The first file of a name
     /// stays.
     pub(super) fn file(&mut self, name: &str, permissions: u32, content: &[u8]) {
         let folders: Vec<usize> = name.match_indices('/').map(|(place, _)| place).collect();
@@ -48,13 +47,13 @@ impl Initramfs {
         self.entry(name, FILE | permissions, (0, 0), content);
     }
 
-    /// A program of the host as `tools/NAME`, with its libraries.
+    /// Adds a program of the host as `tools/NAME`, with its libraries.
     pub(super) fn tool(&mut self, name: &str) -> Result<()> {
         let path = find_program(name)?;
         self.program_as(&path, &format!("tools/{name}"))
     }
 
-    /// A program, or a library that programs load by themselves, under a name in the guest, with its libraries.
+    /// Adds a program, or a library that programs load by themselves, under a name in the guest, with its libraries.
     pub(super) fn program_as(&mut self, path: &Path, name: &str) -> Result<()> {
         self.file(name, 0o755, &read(path)?);
         for library in libraries(path)? {
@@ -81,7 +80,7 @@ impl Initramfs {
         Ok(())
     }
 
-    /// The whole archive.
+    /// Returns the whole archive.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.header("TRAILER!!!", 0, (0, 0), 0);
         self.bytes
@@ -123,8 +122,8 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Where a program lies: `inlock` is the build under test, `xtask` the running program, others are looked for where
-/// root's path leads.
+/// Returns the path of a program: `inlock` is the build under test, `xtask` the running program, others are searched in
+/// root's path.
 fn find_program(name: &str) -> Result<PathBuf> {
     match name {
         "inlock" => return stripped(&inlock_tests::process::inlock_path()?, name),
@@ -147,7 +146,7 @@ fn stripped(path: &Path, name: &str) -> Result<PathBuf> {
     Ok(finished)
 }
 
-/// The libraries that `ldd` names for a program or a library, by their paths.
+/// Returns the paths of the libraries that `ldd` prints for a program or a library.
 fn libraries(path: &Path) -> Result<Vec<PathBuf>> {
     let listed = text(program("ldd").arg(path))?;
     ensure!(!listed.contains("not found"), "{}: {listed}", path.display());
@@ -160,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpio_lists_what_was_put_in() {
+    fn cpio_lists_added_files() {
         let mut archive = Initramfs { bytes: Vec::new(), inodes: 0, names: BTreeSet::new() };
         archive.file("a/b/c", 0o644, b"five!");
         archive.file("a/b/c", 0o644, b"the second of a name is left out");

@@ -1,8 +1,8 @@
-//! The kernel under test: Debian's newest 6.12, taken from its package without installing it.
+//! The kernel under test: Debian's newest 6.12, unpacked from its package without installing it.
 //!
-//! The package is downloaded and unpacked once, under `target/vm`. Of its modules only those are kept that a test can
-//! want, decompressed, with the lists that `modprobe` reads. Tests get the kernel for clouds, a third of the size,
-//! unless they ask for the generic one, which has more modules.
+//! The package is downloaded and unpacked once, in `target/vm`. Of its modules only those that tests need are kept,
+//! decompressed, with the lists that `modprobe` reads. Tests get the cloud kernel, a third of the size, unless they
+//! request the generic one, which has more modules.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use inlock_tests::process::{output, program, text};
 
-/// Which of Debian's packages it is.
+/// A variant of Debian's package.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Flavour {
     /// Made for virtual machines: few drivers and file systems.
     Cloud,
-    /// For everything.
+    /// For all machines.
     Generic,
 }
 
 impl Flavour {
-    /// Beginning and end of the package's name.
+    /// Returns prefix and suffix of the package's name.
     fn package(self) -> &'static str {
         match self {
             Self::Cloud => "^linux-image-6\\.12[^ ]*-cloud-amd64(-unsigned)?$",
@@ -28,7 +28,7 @@ impl Flavour {
         }
     }
 
-    /// Where it is unpacked, under `target/vm`.
+    /// Returns its directory in `target/vm`.
     fn folder(self) -> &'static str {
         match self {
             Self::Cloud => "kernel",
@@ -71,7 +71,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Returns the kernel in its directory under `place`, which is made if it does not exist or has other modules.
+    /// Returns the kernel in its directory in `place`, which is created if it does not exist or has other modules.
     pub(super) fn provide(place: &Path, flavour: Flavour) -> Result<Self> {
         let folder = &place.join(flavour.folder());
         if folder.is_dir() && fs::read_to_string(folder.join("wanted")).ok() != Some(MODULES.join("\n")) {
@@ -81,7 +81,7 @@ impl Kernel {
             fs::create_dir_all(place)?;
             let unfinished = tempfile::tempdir_in(place)?;
             unpack(unfinished.path(), flavour)?;
-            // Another process was faster and has made the same.
+            // Another process may have created the same.
             if fs::rename(unfinished.path(), folder).is_err() && !folder.is_dir() {
                 bail!("cannot put the kernel to {}", folder.display());
             }
@@ -117,7 +117,7 @@ fn unpack(folder: &Path, flavour: Flavour) -> Result<()> {
     Ok(fs::write(folder.join("release"), release)?)
 }
 
-/// The newest package whose name fits; the lists are fetched where they are missing and this is root.
+/// Returns the newest matching package; as root, fetches missing package lists.
 fn newest_package(flavour: Flavour) -> Result<String> {
     let pattern = flavour.package();
     let search = || text(program("apt-cache").args(["search", "--names-only", pattern]));
@@ -131,7 +131,7 @@ fn newest_package(flavour: Flavour) -> Result<String> {
     Ok(newest.to_owned())
 }
 
-/// The numbers in a name, in order: what two versions are compared by.
+/// Returns the numbers in a name, in order, by which versions are compared.
 fn numbers(name: &str) -> Vec<u64> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }

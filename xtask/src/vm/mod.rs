@@ -1,8 +1,8 @@
 //! `cargo xtask vm`: tests that need a real kernel, each in a machine of its own that boots in seconds.
 //!
-//! A test is a script of the guest in `tests/vm`, and where the host has to prepare or to judge something, a module in
-//! `host/`. The guest reports line by line over a serial port; a guest that panics, hangs or says nothing has failed,
-//! and the end of its console is shown. Ends with a line `test result:` as Cargo's tests do.
+//! A test is a script of the guest in `tests/vm` and, if the host has to prepare or check something, a module in
+//! `host/`. The guest reports line by line over a serial port; a guest that panics, hangs or reports nothing has
+//! failed, and the end of its console is printed. The last line starts with `test result:` as in Cargo's tests.
 
 mod host;
 mod initramfs;
@@ -28,15 +28,15 @@ use qemu::{End, Machine};
 use report::{Outcome, Report};
 use script::Script;
 
-/// How much of a failed guest's console is shown.
+/// Number of console lines to print after a failure.
 const CONSOLE_LINES: usize = 60;
 
-/// Number of failures in the last lines, and the length of each: test.sh shows about forty lines of the end of a log.
+/// Number of failures in the last lines, and the length of each: test.sh prints about forty lines of the end of a log.
 const NAMED_FAILURES: usize = 30;
 const NAMED_CHARS: usize = 240;
-/// Machines at a time: one boots, waits or is judged while another computes.
+/// Number of machines at a time: one boots, waits or is checked while another computes.
 const MACHINES: usize = 2;
-/// Factor for the time that a script says it takes, since other machines use the CPUs too.
+/// Factor for the time limit of a script, since other machines use the CPUs too.
 const SHARED_CPUS: u64 = 3;
 
 /// The arguments.
@@ -100,13 +100,13 @@ pub(crate) fn run(root: &Path, target: &Path, args: &[String]) -> Result<ExitCod
         println!("{line}");
     }
     let verdict = if failed == 0 { "ok" } else { "FAILED" };
-    // Skips were printed one a line, which is how the gate counts them.
+    // Skips were printed one per line, which is how `./test.sh` counts them.
     println!("vm: {skipped} skipped");
     println!("test result: {verdict}. {passed} passed; {failed} failed; 0 ignored");
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// How many machines run at a time. One, where a test measures, or where not all disks would find room at once.
+/// Returns the number of machines to run at a time: one if a test measures, or if there is no space for all disks.
 fn machines(options: &Options, wanted: &[(&Script, usize)]) -> usize {
     let alone = options.full || wanted.iter().any(|(script, _)| script.only_named);
     options.jobs.unwrap_or(if alone { 1 } else { MACHINES })
@@ -138,13 +138,13 @@ fn side_by_side<'a, T: Send>(
     Ok(by_number.into_values().collect())
 }
 
-/// The line that says what failed in the test `name`; none where nothing did.
+/// Returns the line with the failures of the test `name`. `None`: there are none.
 fn failure(name: &str, outcome: &Outcome) -> Option<String> {
     let Outcome::Fail(what, why) = outcome else { return None };
     Some(format!("vm {name}: {what} FAILED: {why}"))
 }
 
-/// The failures once more, cut to what fits under the last line of a log whose end is shown.
+/// Returns the failures, shortened to fit below the last line of a log whose end is printed.
 fn last_words(failures: &[String]) -> Vec<String> {
     let short = |line: &String| line.chars().take(NAMED_CHARS).collect();
     let mut lines: Vec<String> = failures.iter().take(NAMED_FAILURES).map(short).collect();
@@ -178,7 +178,7 @@ fn parse(args: &[String]) -> Result<Options> {
     Ok(options)
 }
 
-/// The scripts of these names, or all, by name.
+/// Returns the scripts of these names, or all, by name.
 fn scripts(folder: &Path, names: &[String]) -> Result<Vec<Script>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
@@ -199,14 +199,14 @@ fn scripts(folder: &Path, names: &[String]) -> Result<Vec<Script>> {
 
 /// The files that the host prepares for a guest.
 struct Scene<'a> {
-    /// A directory of this run, for images and notes; emptied before, removed after it.
+    /// A directory of this run for images and notes, emptied before and removed after it.
     folder: &'a Path,
-    /// Whether everything is asked for, however long it takes; and which of the rounds that it takes this is.
+    /// Whether the full test is requested, however long it takes; and the number of this round.
     full: bool,
     round: usize,
-    /// Images for the guest, in the order of `/dev/vda` and on; behind them come those of the script's head.
+    /// Images for the guest, in the order from `/dev/vda`; the empty disks of the script follow.
     disks: Vec<PathBuf>,
-    /// Files for the guest: path without the leading `/`, and content.
+    /// Files for the guest: path without the leading `/`, and contents.
     files: Vec<(String, Vec<u8>)>,
 }
 
@@ -221,7 +221,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The whole run, and the line that sums it up.
+    /// Runs everything, and returns the report with a summary line.
     fn timed(&self) -> Result<(Report, String)> {
         let begin = Instant::now();
         let report = self.whole()?;
@@ -236,7 +236,7 @@ impl Run<'_> {
         Ok((report, verdict))
     }
 
-    /// Prepares, runs, judges and prints. An error is the host's; what goes wrong in the guest is in the report.
+    /// Prepares, runs, checks and prints. An error is the host's; failures in the guest are in the report.
     fn whole(&self) -> Result<Report> {
         if self.folder.exists() {
             fs::remove_dir_all(&self.folder)?;
@@ -290,13 +290,13 @@ impl Run<'_> {
         Ok(archive.finish())
     }
 
-    /// The machine, once, or as often as its script cuts it off; the report is of all runs together.
+    /// Runs the machine once, or as often as its script cuts it off, and returns a common report.
     fn boots(&self, scene: &Scene<'_>) -> Result<Report> {
         let (mut number, mut again) = (1, true);
         loop {
             let report = self.boot(scene, number)?;
             if report.booted.len() < number && again {
-                // Early code of the kernel fails under emulation now and then, before anything of ours runs.
+                // Early kernel code sometimes fails under emulation, before anything of the test runs.
                 let console = text_of(&self.console());
                 let last = console.lines().last().unwrap_or("nothing on its console").to_owned();
                 println!("vm {}: the machine did not come up ({last}); once more", self.script.name);
@@ -309,7 +309,7 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the machine, the script's `number`th time. An abnormal end is a failure in the report.
+    /// Runs the machine, the script's `number`th time. An abnormal exit is a failure in the report.
     fn boot(&self, scene: &Scene<'_>, number: usize) -> Result<Report> {
         let usual = (if self.options.full { 4 } else { SHARED_CPUS }) * self.script.seconds;
         let seconds = self.options.seconds.unwrap_or(usual);
@@ -319,7 +319,7 @@ impl Run<'_> {
             memory_mib: self.script.memory_mib,
             cpus: self.script.cpus,
             disks: &scene.disks,
-            // What the kernel does not know goes to /init as a variable.
+            // A parameter unknown to the kernel becomes a variable of /init.
             kernel_args: &format!("{} BOOT={number}", self.script.kernel_args),
             console: &self.console(),
             report: &self.folder.join("report.txt"),
@@ -353,7 +353,7 @@ impl Run<'_> {
     }
 
     fn print(&self, report: &Report) -> Result<()> {
-        // The reports of machines that run at the same time do not mix with this one.
+        // Keeps the reports of concurrent machines separate.
         let _whole = std::io::stdout().lock();
         let name = &self.script.name;
         for note in &report.notes {
@@ -396,12 +396,12 @@ impl Run<'_> {
     }
 }
 
-/// A file that a machine wrote, as text without carriage returns; empty where it is not there.
+/// Returns a file of the guest as text without carriage returns; empty if it does not exist.
 fn text_of(path: &Path) -> String {
     text_from(path, 0)
 }
 
-/// The text of a file from byte `start` on.
+/// Returns the text of a file from byte `start` on.
 fn text_from(path: &Path, start: usize) -> String {
     let bytes = fs::read(path).unwrap_or_default();
     String::from_utf8_lossy(bytes.get(start..).unwrap_or_default()).replace('\r', "")
@@ -412,7 +412,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_words_name_the_failures_in_few_lines() {
+    fn summary_of_failures_is_short() {
         assert_eq!(failure("boot", &Outcome::Ok("one".into())), None);
         let line = failure("boot", &Outcome::Fail("one".into(), "x".repeat(9000))).unwrap();
         assert!(line.starts_with("vm boot: one FAILED: xxx"));

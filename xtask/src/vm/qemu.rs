@@ -1,7 +1,7 @@
-//! One run of a machine: QEMU's emulated CPU, two serial lines out of it, disks, and a hard time limit.
+//! One run of a machine: QEMU's emulated CPU, two serial lines, disks, and a time limit.
 //!
-//! The kernel's console goes to one file, what the guest reports to another. The limit is kept by `timeout`, so that no
-//! machine outlives it even where this process is killed.
+//! The kernel's console goes to one file, the guest's report to another. `timeout` enforces the limit, even if this
+//! process is killed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,36 +14,36 @@ pub(super) struct Machine<'a> {
     pub initramfs: &'a Path,
     pub memory_mib: u32,
     pub cpus: u32,
-    /// Raw images, in the guest `/dev/vda` and on.
+    /// Raw images, in the guest from `/dev/vda` on.
     pub disks: &'a [PathBuf],
     /// Further words for the kernel's command line.
     pub kernel_args: &'a str,
-    /// The end of which file the kernel's console is written to.
+    /// File to which the kernel's console is appended.
     pub console: &'a Path,
-    /// The end of which file the guest's report is written to.
+    /// File to which the guest's report is appended.
     pub report: &'a Path,
-    /// After so many seconds the machine is switched off.
+    /// Time limit in seconds.
     pub seconds: u64,
 }
 
-/// How a run came to its end.
+/// End of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// The guest switched itself off, or its kernel panicked.
+    /// The guest powered off, or its kernel panicked.
     Stopped,
     /// The time limit was reached.
     TimedOut,
 }
 
-/// A panic ends the machine at once, and so does what Linux would carry on after.
+/// A panic ends the machine immediately, and so does an oops.
 const KERNEL_ARGS: &str = "console=ttyS0 panic=-1 oops=panic mitigations=off random.trust_cpu=on";
 
 impl Machine<'_> {
-    /// Switches it on and waits for its end.
+    /// Runs the machine to its end.
     pub(super) fn run(&self) -> Result<End> {
         let mut command = Command::new("timeout");
         command.args(["--foreground", "--kill-after=5", &self.seconds.to_string(), "qemu-system-x86_64"]);
-        // Without cx16 early code of the kernel takes another way than the one that fails under emulation now and then.
+        // Without cx16 early kernel code takes another path than the one that sometimes fails under emulation.
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-M", "q35"]);
         command.args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16"]);
         command.args(["-m", &self.memory_mib.to_string(), "-smp", &self.cpus.to_string()]);

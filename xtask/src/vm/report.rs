@@ -1,6 +1,6 @@
-//! Reports of a guest: one line each, written by the functions of `tests/vm/lib.sh`, read here.
+//! Reports of a guest: one line each, written by the functions of `tests/vm/lib.sh`, parsed here.
 
-/// A verdict on one thing, by its name.
+/// A named verdict.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     Ok(String),
@@ -8,29 +8,29 @@ pub(super) enum Outcome {
     Skip(String, String),
 }
 
-/// All that a guest said.
+/// The report of a guest.
 #[derive(Default)]
 pub(super) struct Report {
-    /// Verdicts in the order in which they were given.
+    /// Verdicts in their order.
     pub outcomes: Vec<Outcome>,
-    /// Numbers for the gate: a name and how many.
+    /// Counts for `./test.sh`: name and number.
     pub counts: Vec<(String, u64)>,
-    /// A message of the script to the host part: a key and a text.
+    /// Messages of the script to the host part: key and text.
     pub data: Vec<(String, String)>,
-    /// Lines for the person who reads.
+    /// Lines for the reader.
     pub notes: Vec<String>,
-    /// Seconds after power-on when the script began, for each time that it did.
+    /// Seconds after power-on at each start of the script.
     pub booted: Vec<f32>,
-    /// How often the script cut the machine off.
+    /// Number of times that the script cut the power.
     pub cuts: usize,
-    /// The script's exit status; none: it did not come to its end.
+    /// Exit status of the script. `None`: it did not finish.
     pub status: Option<i32>,
-    /// Lines that mean nothing: a report that is not understood is not a good one.
+    /// Unknown lines: a report with such lines is a failure.
     pub strange: Vec<String>,
 }
 
 impl Report {
-    /// Reads a report; a last line that was cut off counts as strange.
+    /// Parses a report; a truncated last line counts as strange.
     pub(super) fn parse(text: &str) -> Self {
         let mut report = Self::default();
         for line in text.lines() {
@@ -39,7 +39,7 @@ impl Report {
         report
     }
 
-    /// How many things passed, failed and were skipped.
+    /// Returns the numbers of passed, failed and skipped checks.
     pub(super) fn sums(&self) -> (usize, usize, usize) {
         let count = |of: fn(&Outcome) -> bool| self.outcomes.iter().filter(|outcome| of(outcome)).count();
         let failures = count(|outcome| matches!(outcome, Outcome::Fail(..)));
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_of_line_is_read() {
+    fn report_lines_are_parsed() {
         let report = Report::parse(
             "booted 3.25\ncut\nbooted 3.5\nok one\nfail two it broke\nskip three no such thing\ncount n 12\ndata k some text\nnote a b\nend 0\n",
         );
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn line_of_no_known_form_is_kept_as_it_is() {
+    fn unknown_report_line_is_kept() {
         let report = Report::parse("ok\ncut off\nnonsense\ncount n many\nend soon\nen");
         assert_eq!(report.strange, ["ok", "cut off", "nonsense", "count n many", "end soon", "en"]);
         assert_eq!((report.status, report.booted.len(), report.cuts), (None, 0, 0));

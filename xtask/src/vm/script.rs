@@ -1,4 +1,4 @@
-//! A test of the guest: `tests/vm/NAME.sh`, whose head says in lines `#: KEY VALUE` what machine it wants.
+//! A test of the guest: `tests/vm/NAME.sh`, whose head describes the machine in lines `#: KEY VALUE`.
 
 use std::path::Path;
 
@@ -13,9 +13,9 @@ pub(super) struct Script {
     pub name: String,
     /// Description of the test, in a line.
     pub about: String,
-    /// Runs only when it is named: it measures, and proves nothing.
+    /// Runs only if named: it measures, and checks nothing.
     pub only_named: bool,
-    /// The kernel's.
+    /// The variant of the kernel.
     pub flavour: Flavour,
     pub memory_mib: u32,
     pub cpus: u32,
@@ -23,14 +23,13 @@ pub(super) struct Script {
     pub seconds: u64,
     /// Further words for the kernel's command line.
     pub kernel_args: String,
-    /// Modules that are loaded before the script begins.
+    /// Modules to load before the script starts.
     pub modules: Vec<String>,
-    /// Programs of the host that are copied with their libraries; `inlock` is the build under test, `xtask` this
-    /// program.
+    /// Programs of the host to copy with their libraries; `inlock` is the build under test, `xtask` this program.
     pub tools: Vec<String>,
-    /// Files of the host that are copied to the same path, libraries with theirs.
+    /// Files of the host to copy to the same path, libraries with their dependencies.
     pub files: Vec<String>,
-    /// How often the machine is started: each time but the last, the script cuts it off.
+    /// Number of starts of the machine: except for the last, the script cuts it off.
     pub boots: usize,
     /// Sizes of empty disks, in bytes.
     pub disks: Vec<u64>,
@@ -39,7 +38,7 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// Reads the script at `path`.
+    /// Parses the script at `path`.
     pub(super) fn load(path: &Path) -> Result<Self> {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -98,7 +97,7 @@ impl Script {
     }
 }
 
-/// A size in bytes: digits with K, M or G behind.
+/// Parses a size in bytes: digits, with K, M or G behind.
 fn size(text: &str) -> Result<u64> {
     let shift = match text.chars().last() {
         Some('K') => 10,
@@ -115,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn head_says_what_is_wanted() {
+    fn script_head_is_parsed() {
         let text = "#: about  a test\n#: memory 256\n#: tools a b\n#: tools c\n#: disk 4M\n#: disk 1G\n#: kernel x=1 y\n#: boots 3\n#: flavour generic\nok it\n#: cpus 9\n";
         let script = Script::parse("name".into(), text.into()).unwrap();
         assert_eq!((script.about.as_str(), script.memory_mib, script.cpus), ("a test", 256, 2));
@@ -125,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_head_is_refused() {
+    fn invalid_script_head_is_refused() {
         for text in ["ok it\n", "#: about x\n#: memory much\n", "#: about x\n#: disk 12\n", "#: about x\n#: dsik 4M\n"]
         {
             assert!(Script::parse("name".into(), text.into()).is_err(), "{text}");

@@ -1,4 +1,4 @@
-//! Memory for direct I/O, and what is written to it: each block says where it lies and in which round it was written.
+//! Memory for direct I/O, and its contents: each block encodes its position and the round of its write.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 /// Unit of positions.
 pub(super) const BLOCK: u64 = 4096;
 
-/// Bytes that begin on a page.
+/// Page-aligned bytes.
 pub(super) struct Aligned {
     bytes: Vec<u8>,
     start: usize,
@@ -33,7 +33,7 @@ impl Aligned {
     }
 }
 
-/// Fills `into`, which lies at byte `place` of a device: every eight bytes tell theirs and the seed.
+/// Fills `into`, which is for byte `place` of a device: every eight bytes encode their position and the seed.
 pub(super) fn stamp(into: &mut [u8], place: u64, seed: u64) {
     for (n, word) in into.chunks_exact_mut(8).enumerate() {
         word.copy_from_slice(&stamped(place + 8 * n as u64, seed).to_le_bytes());
@@ -46,7 +46,7 @@ pub(super) fn is_stamped(bytes: &[u8], place: u64, seed: u64) -> bool {
     words.all(|(n, word)| word == stamped(place + 8 * n as u64, seed).to_le_bytes())
 }
 
-/// The seed, below 2^16, with which [`stamp`] filled the bytes at `place`; none where it did not.
+/// Returns the seed, below 2^16, with which [`stamp`] filled the bytes at `place`. `None`: it did not.
 pub(super) fn seed_of(bytes: &[u8], place: u64) -> Option<u64> {
     let word = bytes.first_chunk().copied().map(u64::from_le_bytes)?;
     let seed = (word.wrapping_mul(inverse(FACTOR)) ^ place) >> 48;
@@ -59,18 +59,18 @@ fn stamped(place: u64, seed: u64) -> u64 {
     (place ^ seed << 48).wrapping_mul(FACTOR)
 }
 
-/// Returns the inverse of an odd number modulo 2^64. Each of Newton's steps doubles the number of right bits, of which
-/// there are three at the start.
+/// Returns the inverse of an odd number modulo 2^64. Each of Newton's steps doubles the number of correct bits, of
+/// which there are three at the start.
 fn inverse(odd: u64) -> u64 {
     (0..5).fold(odd, |x, _| x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x))))
 }
 
-/// A device for direct I/O.
+/// Opens a device for direct I/O.
 pub(super) fn open(path: &Path, write: bool) -> std::io::Result<File> {
     OpenOptions::new().read(true).write(write).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path)
 }
 
-/// One write of everything; a part of it counts as EIO, which is what its rest would have said.
+/// Writes everything in one write; a short write counts as EIO.
 pub(super) fn write(device: &File, bytes: &[u8], place: u64) -> Result<(), Errno> {
     whole(device.write_at(bytes, place), bytes.len())
 }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stamps_tell_their_seed_and_their_place() {
+    fn stamp_encodes_seed_and_position() {
         let mut bytes = [0; 512];
         for (place, seed) in [(0, 0), (4096, 1), (1 << 40, 65535), ((1 << 48) - 512, 7)] {
             stamp(&mut bytes, place, seed);

@@ -1,8 +1,8 @@
-//! Appends to zones from several threads at a time, the account of where they landed, and the look whether it is true.
+//! Concurrent zone appends from several threads, a log of their positions, and the check of the log.
 //!
-//! Each append has a number, and its bytes tell it ([`aligned::stamp`]), so that what stands at a position says which
-//! append put it there. The device is the block device of an NVMe namespace; what was appended can be looked at through
-//! any device with the same zones.
+//! Each append has a number, which its bytes encode ([`aligned::stamp`]), so that the data at a position identify their
+//! append. The device is the block device of an NVMe namespace; the data can be checked through any device with the
+//! same zones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -22,28 +22,28 @@ use super::passthrough::{Appends, Done, Namespace, Status};
 use super::text;
 
 const SECTOR: u64 = 512;
-/// The longest read of what was appended.
+/// Maximum length of a read of appended data.
 const READ_LEN: u64 = 1 << 20;
-/// Numbers of a thread's appends begin this far from those of the next.
+/// Distance between the first numbers of two threads.
 const OF_A_JOB: u64 = 1 << 24;
 
-/// The arguments, in words `NAME=NUMBER`.
+/// Arguments in the form `NAME=NUMBER`.
 struct Plan {
     seed: u64,
-    /// Which of the sequential zones, and how many.
+    /// Index of the first sequential zone, and number of zones.
     first: usize,
     zones: usize,
-    /// The shortest and the longest append.
+    /// Minimum and maximum length of an append.
     bytes: u64,
     most: u64,
-    /// Appends in flight of each thread, and threads; all append to all zones.
+    /// Appends in flight of each thread, and number of threads; all append to all zones.
     depth: usize,
     jobs: usize,
-    /// The most that is appended; else until the zones are full.
+    /// Maximum number of bytes; by default until the zones are full.
     total: u64,
-    /// So many more appends to each zone than it has room for, which have to fail.
+    /// Number of additional appends to each zone, which must fail for lack of space.
     over: u64,
-    /// Whether what was written is looked at.
+    /// Whether to check the written data.
     verify: bool,
     kill: Option<Kill>,
 }
@@ -84,7 +84,7 @@ impl Plan {
     }
 }
 
-/// An append that landed: the byte where, its length and its number.
+/// An append that landed: its position, length and number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Landed {
     at: u64,
@@ -96,16 +96,16 @@ struct Landed {
 struct Load<'a> {
     plan: &'a Plan,
     namespace: Namespace,
-    /// Starts of zones, and how many bytes may still be asked for.
+    /// Starts of zones, and the number of bytes still to append.
     zones: Vec<(u64, AtomicU64)>,
     left: AtomicU64,
     log: Option<File>,
-    /// All begin together.
+    /// All threads start together.
     begin: Barrier,
 }
 
-/// Empties zones and appends to them, with a line `POSITION LENGTH NUMBER` in `log`, if there is one, for each append
-/// that landed. Everything that was told has to be so.
+/// Empties zones and appends to them, with a line `POSITION LENGTH NUMBER` in `log`, if given, for each append that
+/// landed. Checks all reported positions.
 pub(super) fn run(device: &Path, log: Option<&str>, words: &[&str]) -> Result<()> {
     let plan = Plan::parse(words)?;
     let block_device = aligned::open(device, true).with_context(|| format!("cannot open {}", device.display()))?;
@@ -148,7 +148,7 @@ pub(super) fn run(device: &Path, log: Option<&str>, words: &[&str]) -> Result<()
 }
 
 impl Load<'_> {
-    /// Returns the appends that landed, those that were refused, and the seconds taken.
+    /// Returns the appends that landed, the statuses of refused ones, and the seconds taken.
     fn run(&self) -> Result<(Vec<Landed>, Vec<Status>, f64)> {
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.plan.jobs).map(|job| scope.spawn(move || self.job(job))).collect();
@@ -168,7 +168,7 @@ impl Load<'_> {
 
     fn job(&self, job: usize) -> Result<(Vec<Landed>, Vec<Status>)> {
         let appends = Appends::new(&self.namespace, self.plan.depth, self.plan.most as usize);
-        // A thread that cannot begin must not make the others wait.
+        // A thread that cannot start must not block the others.
         self.begin.wait();
         let mut appends = appends?;
         let (mut landed, mut refused) = (Vec::new(), Vec::new());
@@ -184,7 +184,7 @@ impl Load<'_> {
                 appends.begin(zone, len, next, stamp)?;
                 next += 1;
             }
-            if appends.under_way() == 0 {
+            if appends.in_flight() == 0 {
                 return Ok((landed, refused));
             }
             for Done { id, len, result } in appends.wait()? {
@@ -192,7 +192,7 @@ impl Load<'_> {
                     Ok(at) => {
                         landed.push(Landed { at, len, id });
                         if let Some(mut log) = self.log.as_ref() {
-                            // One call, so that lines of several threads do not mix and none is half written.
+                            // One call, so that lines of several threads do not mix and none is partly written.
                             log.write_all(format!("{at} {len} {id}\n").as_bytes())?;
                         }
                         self.plan.kill.as_ref().map_or(Ok(()), Kill::count)?;
@@ -203,9 +203,9 @@ impl Load<'_> {
         }
     }
 
-    /// A zone with room for the append of this number, and its length; none: all has been asked for.
+    /// Returns a zone with space for the append of this number, and its length. `None`: all is reserved.
     fn reserve(&self, id: u64) -> Option<(u64, u64)> {
-        // Lengths that look random, and are the same each time.
+        // Pseudo-random lengths, the same each time.
         let steps = (self.plan.most - self.plan.bytes) / BLOCK + 1;
         let len = self.plan.bytes + (id + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) % steps * BLOCK;
         let len = take(&self.left, len)?;
@@ -214,14 +214,14 @@ impl Load<'_> {
     }
 }
 
-/// Takes as much as is there, at most `wanted`; none: there is nothing.
+/// Takes as much as available, at most `wanted`. `None`: nothing is left.
 fn take(from: &AtomicU64, wanted: u64) -> Option<u64> {
     let less = |left: u64| left.checked_sub(wanted.min(left));
     let before = from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or_default();
     Some(wanted.min(before)).filter(|taken| *taken > 0)
 }
 
-/// The number with which an append's bytes are stamped, instead of a position.
+/// Returns the number with which the bytes of an append are stamped, instead of a position.
 fn place(id: u64) -> u64 {
     id << 24
 }
@@ -231,7 +231,7 @@ fn names(refused: &[Status]) -> String {
     names.into_iter().collect::<Vec<_>>().join(", ")
 }
 
-/// Where a zone begins and ends, and up to where it is written, in bytes.
+/// Start, end and write pointer of a zone, in bytes.
 struct Written {
     start: u64,
     pointer: u64,
@@ -245,7 +245,7 @@ fn written(zones: &[Zone]) -> Vec<Written> {
     zones.iter().map(one).map(bytes).collect()
 }
 
-/// Checks that appends, in the order of their positions, do not overlap and lie in `zones` below the write pointers.
+/// Checks that appends, in the order of their positions, do not overlap and are in `zones` below the write pointers.
 /// Returns the number of other bytes there.
 fn look(landed: &[Landed], zones: &[Written]) -> Result<u64> {
     let mut unknown = 0;
@@ -265,12 +265,12 @@ fn look(landed: &[Landed], zones: &[Written]) -> Result<u64> {
     Ok(unknown)
 }
 
-/// Each position holds the bytes of the append that was told it.
+/// Checks that each position has the bytes of the append that reported it.
 fn verify(device: &File, landed: &[Landed], seed: u64) -> Result<()> {
     let mut bytes = Aligned::new(READ_LEN as usize);
     let mut rest = landed;
     while let Some(first) = rest.first() {
-        // As many as follow each other, in one read.
+        // Consecutive appends are read together.
         let (mut count, mut end) = (0, first.at);
         while let Some(next) =
             rest.get(count).filter(|next| next.at == end && next.at + next.len - first.at <= READ_LEN)
@@ -291,7 +291,8 @@ fn verify(device: &File, landed: &[Landed], seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// All that `log` says has landed is there, through `device`; what else lies below the write pointers is told.
+/// Checks through `device` that all appends in `log` are there, and prints the number of other bytes below the write
+/// pointers.
 pub(super) fn check(device: &Path, log: &str, seed: u64) -> Result<()> {
     let device = aligned::open(device, false).with_context(|| format!("cannot open {}", device.display()))?;
     let log = std::fs::read_to_string(log).with_context(|| format!("cannot read {log}"))?;
@@ -310,8 +311,8 @@ pub(super) fn check(device: &Path, log: &str, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Prints what comes of appends that cannot be, one a line: to a zone that has less room, none, or was finished; and
-/// where those land that can be. It is the sequential zone of this number.
+/// Prints the results of impossible appends, one per line: to a zone with too little space, with none, and to a
+/// finished one; and the positions of possible ones. `number` selects the sequential zone.
 pub(super) fn refused(device: &Path, number: u64) -> Result<()> {
     let block_device = aligned::open(device, true).with_context(|| format!("cannot open {}", device.display()))?;
     let zone = *writable(&block_device)?.get(number as usize).context("there is no such zone")?;
@@ -331,7 +332,7 @@ pub(super) fn refused(device: &Path, number: u64) -> Result<()> {
     };
     act(Action::Reset)?;
     let room = zone.capacity * SECTOR / BLOCK;
-    // All but one block, by writes.
+    // Fills all but one block by writes.
     let bytes = Aligned::new((64 * BLOCK) as usize);
     let mut at = 0;
     while at < room - 1 {
@@ -342,7 +343,7 @@ pub(super) fn refused(device: &Path, number: u64) -> Result<()> {
     }
     append("two blocks where one has room", 2)?;
     append("two blocks again", 2)?;
-    // The kernel's own emulation takes no more until the write pointer is asked for.
+    // The kernel's emulation accepts no more requests until the write pointer is reported.
     ioctl::report(&block_device, zone.start, 1).context("no report")?;
     append("the last block", 1)?;
     append("a full zone", 1)?;
@@ -361,7 +362,7 @@ pub(super) fn refused(device: &Path, number: u64) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A zone of 64 sectors.
+    /// Returns a zone of 64 sectors.
     fn zone(start: u64, written: u64) -> Written {
         Written { start: start * SECTOR, pointer: (start + written) * SECTOR, end: (start + 64) * SECTOR }
     }
@@ -372,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn appends_that_lie_side_by_side_are_told_from_others() {
+    fn overlapping_or_misplaced_appends_are_detected() {
         let zones = [zone(0, 16), zone(64, 24)];
         assert_eq!(look(&landed(&[(0, 8), (8, 8), (64, 24)]), &zones).unwrap(), 0);
         assert_eq!(look(&landed(&[(0, 8), (72, 16)]), &zones).unwrap(), 16 * SECTOR);
@@ -384,13 +385,13 @@ mod tests {
     }
 
     #[test]
-    fn room_is_taken_until_there_is_none() {
+    fn append_space_is_reserved_until_exhausted() {
         let room = AtomicU64::new(10);
         assert_eq!([take(&room, 4), take(&room, 4), take(&room, 4), take(&room, 4)], [Some(4), Some(4), Some(2), None]);
     }
 
     #[test]
-    fn plans_are_read() {
+    fn append_plan_is_parsed() {
         let plan = Plan::parse(&["zones=8", "bytes=4096", "most=65536", "verify=0"]).unwrap();
         assert_eq!((plan.zones, plan.most, plan.verify, plan.jobs), (8, 65536, false, 4));
         for wrong in ["zones", "zone=1", "zones=0", "bytes=512", "most=0"] {

@@ -1,12 +1,12 @@
-//! Runs a table of operations on zones, and tells for each what the kernel answered and what became of the zones.
+//! Runs a table of operations on zones, and prints the kernel's results and the resulting states.
 //!
-//! A line of the table is NAME, a tabulator, STEP; STEP; ..., and what came of it, which is not read here, nor are
-//! lines that begin with a tabulator. A step is a verb with a place and a length: `write s0+1 4`. Places and lengths
-//! are sums of: blocks of 4096 bytes (`4`), bytes (`512B`), zones (`2z`), the capacity of a zone (`cap`), the first,
-//! second, ... sequential (`s0`), conventional (`c0`), read-only (`ro0`), offline zone (`of0`), the device's end
-//! (`end`). Behind `r:` a step has a descriptor for reading only.
+//! A line of the table is NAME, a tab, STEP; STEP; ..., and the expected result, which is ignored here, as are lines
+//! that start with a tab. A step is a verb with an offset and a length: `write s0+1 4`. Offsets and lengths are sums
+//! of: blocks of 4096 bytes (`4`), bytes (`512B`), zones (`2z`), the capacity of a zone (`cap`), the first, second, ...
+//! sequential (`s0`), conventional (`c0`), read-only (`ro0`), offline zone (`of0`), the device's end (`end`). After
+//! `r:` a step uses a read-only descriptor.
 //!
-//! Each line begins with all sequential zones empty.
+//! Each line starts with all sequential zones empty.
 
 use std::fs::File;
 use std::ops::Range;
@@ -20,28 +20,28 @@ use super::ioctl::{self, Action, CONVENTIONAL, Number, Zone};
 use super::text;
 
 const SECTOR: u64 = 512;
-/// No step reads or writes more.
+/// Maximum length of a read or write in a step.
 const LONGEST: u64 = 16 << 20;
 
-/// Prints `NAME`, a tabulator and `RESULT... | ZONES` for each line of the table.
+/// Prints `NAME`, a tab and `RESULT... | ZONES` for each line of the table.
 pub(super) fn run(device: &Path, table: &Path) -> Result<()> {
     let table = std::fs::read_to_string(table).with_context(|| format!("cannot read {}", table.display()))?;
     let mut bench = Bench::new(device)?;
     for (n, line) in table.lines().filter(|line| !line.is_empty() && !line.starts_with(['#', '\t'])).enumerate() {
         let mut fields = line.split('\t');
-        let (name, steps) = fields.next().zip(fields.next()).with_context(|| format!("not understood: {line}"))?;
+        let (name, steps) = fields.next().zip(fields.next()).with_context(|| format!("cannot parse: {line}"))?;
         let result = bench.case(n as u64, steps).with_context(|| name.to_owned())?;
         println!("{name}\t{result}");
     }
     Ok(())
 }
 
-/// A device with what is known of it.
+/// A device and its known contents.
 struct Bench {
     both: File,
     reading: File,
     zones: Vec<Zone>,
-    /// Seeds of the bytes written to sectors; later entries count. `None`: not known any longer.
+    /// Seeds of the bytes written to sectors; later entries override earlier ones. `None`: unknown.
     written: Vec<(Range<u64>, Option<u64>)>,
     bytes: Aligned,
 }
@@ -65,7 +65,7 @@ impl Bench {
         Ok(format!("{} |{}", results.join(" "), self.state()?))
     }
 
-    /// All sequential zones are empty.
+    /// Empties all sequential zones.
     fn clear(&mut self) -> Result<()> {
         self.written.clear();
         for zone in ioctl::all_zones(&self.both)?.iter().filter(|zone| zone.is_usable()) {
@@ -105,7 +105,7 @@ impl Bench {
                 let action = action(verb).with_context(|| format!("no step is called {verb}"))?;
                 self.act(&device, action, place, len)
             }
-            _ => bail!("not understood: {step}"),
+            _ => bail!("cannot parse: {step}"),
         };
         Ok(Some(result))
     }
@@ -118,7 +118,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Whether what was written is read.
+    /// Whether a read returns the written data.
     fn read(&mut self, device: &File, place: u64, len: u64) -> Result<Result<bool, Errno>> {
         let part = self.bytes.get_mut().get_mut(..len as usize).context("too long")?;
         if let Err(errno) = aligned::read(device, part, place) {
@@ -139,8 +139,8 @@ impl Bench {
         said(done)
     }
 
-    /// The sequential zones that are not empty: which, condition, write pointer in blocks from the start; behind them
-    /// how many are implicitly open and closed. Which of those are closed for others to be opened is the device's
+    /// Returns the non-empty sequential zones: index, condition, write pointer in blocks from the start; then the
+    /// numbers of implicitly open and of closed zones. Which open zone is closed for another one is the device's
     /// choice.
     fn state(&self) -> Result<String> {
         let (mut state, mut implicit, mut closed) = (String::new(), 0, 0);
@@ -153,7 +153,7 @@ impl Bench {
             (implicit, closed) = (implicit + u32::from(letters == "oi"), closed + u32::from(letters == "cl"));
             match letters {
                 "em" if at == 0 => {}
-                // Where a full zone's write pointer stands is left open by the standards.
+                // The standards leave the write pointer of a full zone open.
                 "fu" => state += &format!(" s{n}:fu"),
                 "oi" | "cl" => state += &format!(" s{n}:{blocks}{rest}"),
                 letters => state += &format!(" s{n}:{letters}+{blocks}{rest}"),
@@ -165,12 +165,12 @@ impl Bench {
         Ok(state)
     }
 
-    /// A place or a length in bytes. No device has a place before its first byte.
+    /// Parses an offset or a length in bytes. No device has an offset before its first byte.
     fn sum(&self, word: &str) -> Result<Option<u64>> {
         let mut sum = 0u64;
         for part in word.replace('-', "+-").split('+') {
             let (minus, term) = part.strip_prefix('-').map_or((false, part), |term| (true, term));
-            let Some(value) = self.term(term).with_context(|| format!("not understood: {word}"))? else {
+            let Some(value) = self.term(term).with_context(|| format!("cannot parse: {word}"))? else {
                 return Ok(None);
             };
             sum = if minus { sum.wrapping_sub(value) } else { sum.wrapping_add(value) };

@@ -1,5 +1,4 @@
-//! Writes to many zones at a time, with a log of what was acknowledged, and the look afterwards whether it is all
-//! there.
+//! Writes to several zones concurrently with a log of acknowledged writes, and checks the log afterwards.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -13,13 +12,13 @@ use super::ioctl::{self, Action, Zone};
 use super::kill::Kill;
 use super::text;
 
-/// How many zones are written at a time.
+/// Number of zones written concurrently.
 const THREADS: usize = 4;
-/// The longest write, in blocks.
+/// Maximum length of a write, in blocks.
 const LONGEST: u64 = 32;
 
-/// Resets the sequential zones, then writes `mib` to them. After each write a line `START END`, in bytes, goes to
-/// `log`: the zone's start, and how far it was written.
+/// Resets the sequential zones, then writes `mib` MiB to them. After each write a line `START END`, in bytes, is added
+/// to `log`: the zone's start, and the end of its data.
 pub(super) fn write(device: &str, log: &str, seed: u64, mib: u64, kill: Option<Kill>) -> Result<()> {
     let device = aligned::open(Path::new(device), true).with_context(|| format!("cannot open {device}"))?;
     let log = OpenOptions::new().create(true).append(true).open(log).with_context(|| format!("cannot open {log}"))?;
@@ -42,7 +41,7 @@ pub(super) fn write(device: &str, log: &str, seed: u64, mib: u64, kill: Option<K
     Ok(())
 }
 
-/// Zones that are written at their pointers, and can be.
+/// Returns zones that are written at their write pointers, and can be.
 pub(super) fn writable(device: &File) -> Result<Vec<Zone>> {
     let mut zones = ioctl::all_zones(device)?;
     zones.retain(Zone::is_usable);
@@ -63,7 +62,7 @@ fn fill_zone(
     let mut bytes = Aligned::new((LONGEST * BLOCK) as usize);
     let mut at = 0;
     while at < capacity {
-        // Lengths that look random, and are the same each time.
+        // Pseudo-random lengths, the same each time.
         let blocks = 1 + (start ^ at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) % LONGEST;
         let len = (blocks * BLOCK).min(capacity - at);
         if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(len)).is_err() {
@@ -75,14 +74,14 @@ fn fill_zone(
             bail!("{} at byte {at} of the zone at {start}", text::name(errno));
         }
         at += len;
-        // One call, so that lines of several threads do not mix and none is half written.
+        // One call, so that lines of several threads do not mix and none is partly written.
         log.write_all(format!("{start} {at}\n").as_bytes())?;
         kill.map_or(Ok(()), Kill::count)?;
     }
     Ok(())
 }
 
-/// Every byte that `log` says was acknowledged is below its zone's write pointer, and all bytes below are as they were
+/// Checks that every acknowledged byte in `log` is below its zone's write pointer, and that all bytes below it are as
 /// written.
 pub(super) fn check(device: &str, log: &str, seed: u64) -> Result<()> {
     let device = aligned::open(Path::new(device), false).with_context(|| format!("cannot open {device}"))?;

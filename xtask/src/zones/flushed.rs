@@ -1,10 +1,10 @@
-//! A load that only a power cut ends, and the look afterwards: what was flushed is there, and nothing that was not
+//! A load that only a power cut ends, and the check afterwards: flushed data are there, and no data that were never
 //! written.
 //!
-//! Several threads write their zones at the pointers, or append to them, reset them and begin again, and write blocks
-//! of a conventional zone over and over. All bytes of a zone between two resets, or of one write of a block, have one
-//! seed, its *life*; lives count up. On a log device stand, each in a sector of its own that is safe before anything
-//! else is done: the lives that were going to begin, and after each flush the lives and ends that it covered.
+//! Several threads write their zones at the write pointers, or append to them, reset them and start over, and write
+//! blocks of a conventional zone repeatedly. All bytes of a zone between two resets, or of one write of a block, have
+//! one seed, their *life*; lives count up. A log device records, each in a durable sector of its own: the lives that
+//! are about to begin, and after each flush the lives and ends that it covered.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,20 +19,20 @@ use super::passthrough::{Appends, Namespace};
 use super::text;
 
 const THREADS: usize = 4;
-/// The longest write, and how much is read at a time, in blocks.
+/// Maximum length of a write or read, in blocks.
 const LONGEST: u64 = 32;
-/// How many blocks of the first conventional zone are written.
+/// Number of blocks written in the first conventional zone.
 const FREE_BLOCKS: u64 = 16;
-/// At most so many writes before a flush.
+/// Maximum number of writes before a flush.
 const WRITES: u64 = 12;
-/// A record's bytes on the log device, and how many are read at a time.
+/// Length of a record on the log device, and number of bytes read at a time.
 const RECORD: usize = 512;
 const RECORDS: usize = 256;
 
 /// Known state of a zone, or of a block of a conventional one, by its first byte.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Known {
-    /// The last life that was going to begin.
+    /// The last life that was about to begin.
     begun: u64,
     /// Life and end that the last flush covered.
     life: u64,
@@ -42,12 +42,12 @@ struct Known {
 /// A log on a device.
 struct Log {
     device: File,
-    /// How many records it has, and room to write one.
+    /// Number of records, and memory to write one.
     next: Mutex<(u64, Aligned)>,
 }
 
 impl Log {
-    /// The log with what it holds by now.
+    /// Opens the log, and returns it with its contents.
     fn open(path: &str) -> Result<(Self, BTreeMap<u64, Known>)> {
         let device = aligned::open(Path::new(path), true).with_context(|| format!("cannot open {path}"))?;
         let mut known = BTreeMap::new();
@@ -67,7 +67,7 @@ impl Log {
         Ok((Self { device, next: Mutex::new((count, Aligned::new(RECORD))) }, known))
     }
 
-    /// Adds records, which are safe when this returns.
+    /// Appends records, which are durable when this returns.
     fn add(&self, records: &[String]) -> Result<()> {
         let mut next = self.next.lock().expect("a thread that writes does not panic");
         let (count, bytes) = &mut *next;
@@ -81,7 +81,7 @@ impl Log {
     }
 }
 
-/// Adds what a record says: `begin PLACE LIFE`, or `flushed PLACE LIFE END`.
+/// Applies a record: `begin PLACE LIFE`, or `flushed PLACE LIFE END`.
 fn learn(known: &mut BTreeMap<u64, Known>, record: &str) -> Result<()> {
     let (verb, rest) = record.split_once(' ').unwrap_or((record, ""));
     let numbers: Vec<u64> =
@@ -97,7 +97,7 @@ fn learn(known: &mut BTreeMap<u64, Known>, record: &str) -> Result<()> {
     Ok(())
 }
 
-/// Where one thread is with a zone, or with a block of a conventional one.
+/// State of a zone, or of a block of a conventional one, as a thread writes it.
 struct Track {
     start: u64,
     len: u64,
@@ -105,14 +105,14 @@ struct Track {
     life: u64,
     at: u64,
     is_free: bool,
-    /// It is appended to.
+    /// Whether the zone is written by appends.
     appends: bool,
-    /// It was changed after the last flush.
+    /// Whether it was changed after the last flush.
     is_new: bool,
 }
 
-/// Writes until the machine is cut off. To half of the zones it appends by `space`, an NVMe namespace of the device's
-/// sequential zones. With `claims` nothing is flushed and no life is begun, but said there to be flushed.
+/// Writes until the power is cut. Half of the zones are appended to through `space`, an NVMe namespace of the device's
+/// sequential zones. With `claims`, nothing is flushed and no life begins, but `claims` records false flushes.
 pub(super) fn load(device: &str, space: &str, log: &str, seed: u64, claims: Option<&str>) -> Result<()> {
     let device = aligned::open(Path::new(device), true).with_context(|| format!("cannot open {device}"))?;
     let space = Namespace::open(Path::new(space))?;
@@ -142,7 +142,7 @@ pub(super) fn load(device: &str, space: &str, log: &str, seed: u64, claims: Opti
     })
 }
 
-/// All that is written, as it is now.
+/// Returns the current state of everything that is written.
 fn tracks(device: &File, known: &BTreeMap<u64, Known>) -> Result<Vec<Track>> {
     let mut tracks = Vec::new();
     let mut bytes = Aligned::new(BLOCK as usize);
@@ -154,7 +154,7 @@ fn tracks(device: &File, known: &BTreeMap<u64, Known>) -> Result<Vec<Track>> {
             aligned::read(device, bytes.get_mut(), start)?;
             life = aligned::seed_of(bytes.get(), start).unwrap_or(0).max(life);
         }
-        // A zone of each thread's, then another one's.
+        // Alternately in groups of the number of threads.
         let appends = !is_free && (tracks.len() / THREADS).is_multiple_of(2);
         tracks.push(Track { start, len, capacity, life, at, is_free, appends, is_new: false });
         anyhow::Ok(())
@@ -170,16 +170,16 @@ fn tracks(device: &File, known: &BTreeMap<u64, Known>) -> Result<Vec<Track>> {
     Ok(tracks)
 }
 
-/// How many bytes of a zone are written.
+/// Returns the number of written bytes of a zone.
 fn written(zone: &Zone) -> u64 {
     512 * if zone.letters() == "fu" { zone.capacity } else { zone.write_pointer - zone.start }
 }
 
-/// One of the threads that write.
+/// One of the writing threads.
 struct Writer<'a> {
     device: &'a File,
     appends: Appends<'a>,
-    /// Where on the device the namespace begins.
+    /// Start of the namespace on the device.
     space_start: u64,
     log: &'a Log,
     claims: Option<&'a Log>,
@@ -239,7 +239,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Appends to the zone at `start`, to which no other thread appends: it has to land at `place`.
+    /// Appends to the zone at `start`, to which no other thread appends: the data must land at `place`.
     fn append(&mut self, start: u64, place: u64, len: u64, life: u64) -> Result<()> {
         self.appends.begin(start - self.space_start, len, 0, |part| aligned::stamp(part, place, life))?;
         for done in self.appends.wait()? {
@@ -251,14 +251,14 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// A number below `end`: a linear congruential generator's upper bits.
+    /// Returns a number below `end`: the upper bits of a linear congruential generator.
     fn below(&mut self, end: u64) -> u64 {
         self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         (self.random >> 33) % end
     }
 }
 
-/// Holds a device against the logs, the later ones as if they went on where the ones before end.
+/// Checks a device against the logs, of which later ones continue earlier ones.
 pub(super) fn check(device: &str, logs: &[&str]) -> Result<()> {
     let device = aligned::open(Path::new(device), false).with_context(|| format!("cannot open {device}"))?;
     let mut known = BTreeMap::<u64, Known>::new();
@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_tells_the_last_lives() {
+    fn flush_log_has_last_lives() {
         let mut known = BTreeMap::new();
         for record in ["begin 4096 1", "flushed 4096 1 8192", "begin 4096 2", "begin 4096 3", "flushed 0 7 4096"] {
             learn(&mut known, record).unwrap();
@@ -329,7 +329,7 @@ mod tests {
         }
     }
 
-    /// Result of the check for a zone of four blocks with these lives.
+    /// Returns the result of the check for a zone of four blocks with these lives.
     fn verdict(lives: &[u64], begun: u64, life: u64, end: u64) -> Result<bool> {
         let file = tempfile::tempfile().unwrap();
         for (n, life) in lives.iter().enumerate() {
@@ -345,7 +345,7 @@ mod tests {
     fn check_of_a_zone_accepts_only_what_a_cut_may_leave() {
         for (lives, begun, life, end) in [
             (&[3, 3][..], 3, 3, 2),
-            // More was written than flushed; lives were about to begin, and did not; nothing was flushed.
+            // More was written than flushed; lives were about to begin, but did not; nothing was flushed.
             (&[3, 3, 3], 3, 3, 2),
             (&[3, 3], 5, 3, 2),
             (&[], 3, 3, 0),
@@ -356,7 +356,7 @@ mod tests {
             assert!(verdict(lives, begun, life, end).unwrap(), "{lives:?} {begun} {life} {end}");
         }
         for (lives, begun, life, end) in [
-            // Flushed bytes are lost, or whole zones; an old life, one that never began, two at a time.
+            // Flushed bytes or whole zones are lost; an old life, one that never began, two at once.
             (&[3][..], 3, 3, 2),
             (&[], 3, 3, 2),
             (&[2, 2], 3, 3, 2),

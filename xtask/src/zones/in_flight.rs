@@ -1,15 +1,15 @@
-//! How many appends, or writes, of a trace are in flight at a time: in one zone, and in all.
+//! Number of appends, or writes, of a trace that are in flight: in one zone, and in all.
 //!
 //! The trace is the text of `/sys/kernel/tracing/trace` with the events `block_rq_issue` and `block_rq_complete` of one
-//! device. Zone appends are marked `ZA` there, or `N` where the kernel has no letters for them; what else is marked so
-//! has no sectors.
+//! device. Zone appends are marked `ZA`, or `N` if the kernel has no letters for them; other requests with that mark
+//! have no sectors.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Prints how many there were, and the most at a time.
+/// Prints the number of requests, and the maximum in flight.
 pub(super) fn run(log: &Path, zone_sectors: u64, kind: &str) -> Result<()> {
     let text = std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
     let wanted = match kind {
@@ -48,10 +48,10 @@ fn look(text: &str, zone_sectors: u64, wanted: fn(&str) -> bool) -> Result<Found
         let event = issued.or_else(|| line.split_once(" block_rq_complete: ").map(|(_, event)| (false, event)));
         let Some((begins, event)) = event else { continue };
         let words: Vec<&str> = event.split_whitespace().collect();
-        let plus = words.iter().position(|word| *word == "+").with_context(|| format!("not understood: {line}"))?;
+        let plus = words.iter().position(|word| *word == "+").with_context(|| format!("cannot parse: {line}"))?;
         let number = |word: Option<&&str>| word.and_then(|word| word.parse::<u64>().ok());
         let numbers = number(words.get(plus - 1)).zip(number(words.get(plus + 1)));
-        let (sector, sectors) = numbers.with_context(|| format!("not understood: {line}"))?;
+        let (sector, sectors) = numbers.with_context(|| format!("cannot parse: {line}"))?;
         if sectors == 0 || !wanted(words.get(1).copied().unwrap_or_default()) {
             continue;
         }
@@ -61,7 +61,7 @@ fn look(text: &str, zone_sectors: u64, wanted: fn(&str) -> bool) -> Result<Found
             found.all += 1;
             (found.at_a_time, found.of_a_zone) = (found.at_a_time.max(now), found.of_a_zone.max(*in_zone));
         } else {
-            // One that had begun before the trace may end in it.
+            // A request from before the trace may complete in it.
             (now, *in_zone) = (now.saturating_sub(1), in_zone.saturating_sub(1));
         }
     }

@@ -1,6 +1,6 @@
-//! The kernel's calls for zoned block devices, from `linux/blkzoned.h`, in units of 512 bytes as it has them.
+//! The kernel's ioctls for zoned block devices, from `linux/blkzoned.h`, in its units of 512 bytes.
 //!
-//! Written apart from the engine's own store of zoned devices, which is what the guest's tests look at through this.
+//! Independent of the engine's store of zoned devices, which the guest's tests check with it.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -8,9 +8,9 @@ use std::fs::File;
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Ioctl, Opcode, Setter, Updater, ioctl, opcode};
 
-/// The calls' common letter.
+/// The group of the ioctls.
 const GROUP: u8 = 0x12;
-/// How many zones one call reports.
+/// Number of zones in one report.
 const AT_ONCE: usize = 128;
 
 /// An action on a range of a device.
@@ -38,19 +38,19 @@ pub(super) struct Zone {
     _reserved: [u8; 24],
 }
 
-/// A zone's kind, where it takes writes anywhere.
+/// Type of a conventional zone.
 pub(super) const CONVENTIONAL: u8 = 1;
-/// Conditions, and the two letters that `blkzone` has for them.
+/// Conditions, and blkzone's two letters for them.
 pub(super) const CONDITIONS: [(u8, &str); 8] =
     [(0, "nw"), (1, "em"), (2, "oi"), (3, "oe"), (4, "cl"), (0xd, "ro"), (0xe, "fu"), (0xf, "of")];
 
 impl Zone {
-    /// The letters of its condition.
+    /// Returns the letters of its condition.
     pub(super) fn letters(&self) -> &'static str {
         CONDITIONS.iter().find(|(number, _)| *number == self.condition).map_or("??", |(_, letters)| letters)
     }
 
-    /// Whether it is a sequential one that can be written.
+    /// Whether it is a sequential zone that can be written.
     pub(super) fn is_usable(&self) -> bool {
         self.kind != CONVENTIONAL && !["ro", "of"].contains(&self.letters())
     }
@@ -69,7 +69,7 @@ struct Report {
     zones: [Zone; AT_ONCE],
 }
 
-/// Does `action` to `sectors` from `start`.
+/// Runs `action` on `sectors` from `start`.
 pub(super) fn act(device: &File, action: Action, start: u64, sectors: u64) -> Result<(), Errno> {
     const RESET: Opcode = opcode::write::<[u64; 2]>(GROUP, 131);
     const OPEN: Opcode = opcode::write::<[u64; 2]>(GROUP, 134);
@@ -78,7 +78,7 @@ pub(super) fn act(device: &File, action: Action, start: u64, sectors: u64) -> Re
     const DISCARD: Opcode = opcode::none(GROUP, 119);
     const ZEROOUT: Opcode = opcode::none(GROUP, 127);
     let range = [start, sectors];
-    // The two older calls count bytes.
+    // The two older ioctls count bytes.
     let bytes = range.map(|n| n.wrapping_mul(512));
     // SAFETY: each of these calls reads two numbers of 64 bits, which is what it is given.
     unsafe {
@@ -93,7 +93,7 @@ pub(super) fn act(device: &File, action: Action, start: u64, sectors: u64) -> Re
     }
 }
 
-/// The length of a zone, or how many there are; 0 where the device has none.
+/// Returns the length of a zone, or the number of zones; 0 if the device has none.
 pub(super) fn number(device: &File, which: Number) -> Result<u32, Errno> {
     const ZONE_LEN: Opcode = opcode::read::<u32>(GROUP, 132);
     const ZONES: Opcode = opcode::read::<u32>(GROUP, 133);
@@ -106,16 +106,16 @@ pub(super) fn number(device: &File, which: Number) -> Result<u32, Errno> {
     }
 }
 
-/// A number that [`number`] asks for.
+/// A number that [`number`] returns.
 #[derive(Clone, Copy)]
 pub(super) enum Number {
     ZoneLen,
     Zones,
 }
 
-/// At most `wanted` zones from the one that holds `sector`, and no more than one call has room for.
+/// Returns at most `wanted` zones from the one with `sector`, and at most those of one report.
 pub(super) fn report(device: &File, sector: u64, wanted: u32) -> Result<Vec<Zone>, Errno> {
-    // The number of the call is made with the length of its head alone.
+    // The number of the ioctl has the length of the head alone.
     const REPORT: Opcode = opcode::read_write::<Head>(GROUP, 130);
     let head = Head { sector, zones: wanted.min(AT_ONCE as u32), flags: 0 };
     let mut report = Report { head, zones: [Zone::default(); AT_ONCE] };
@@ -124,7 +124,7 @@ pub(super) fn report(device: &File, sector: u64, wanted: u32) -> Result<Vec<Zone
     Ok(report.zones[..(report.head.zones as usize).min(AT_ONCE)].to_vec())
 }
 
-/// All zones of a device.
+/// Returns all zones of a device.
 pub(super) fn all_zones(device: &File) -> Result<Vec<Zone>, Errno> {
     let mut zones = Vec::new();
     for _ in 0..1 + number(device, Number::Zones)? as usize / AT_ONCE {

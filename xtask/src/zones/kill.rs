@@ -1,20 +1,20 @@
-//! Kills processes in the middle of what a program here does, where a script would come too late or too early.
+//! Kills processes in the middle of a load, more precisely than a script can.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal};
 
-/// Processes that are killed in the middle.
+/// Processes to kill in the middle of a load.
 pub(super) struct Kill {
-    /// When so many requests have been acknowledged.
+    /// Number of acknowledged requests before the kill.
     after: u64,
     pids: Vec<Pid>,
     acknowledged: AtomicU64,
 }
 
 impl Kill {
-    /// `pids`: numbers, or `self`.
+    /// Parses `pids`: numbers, or `self`.
     pub(super) fn new(after: u64, pids: &[&str]) -> Result<Self> {
         let pid = |word: &&str| match *word {
             "self" => Ok(rustix::process::getpid()),
@@ -24,7 +24,7 @@ impl Kill {
         Ok(Self { after, pids, acknowledged: AtomicU64::new(0) })
     }
 
-    /// Another request was acknowledged.
+    /// Counts an acknowledged request.
     pub(super) fn count(&self) -> Result<()> {
         if self.acknowledged.fetch_add(1, Ordering::Relaxed) + 1 == self.after {
             println!("killing after {} are acknowledged", self.after);

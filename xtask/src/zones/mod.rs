@@ -1,8 +1,8 @@
-//! `xtask zones`: requests of the guest's tests to zoned devices that no common program can make.
+//! `xtask zones`: requests of the guest's tests to zoned devices that no common program can send.
 //!
-//! `cargo xtask vm` copies this program to the guest as `xtask`. Everything here works through the kernel's own calls,
-//! so that every zoned block device, also those of dm-crypt and Inlock, is tested in the same way. Results go to
-//! standard output.
+//! `cargo xtask vm` copies this program to the guest as `xtask`. It uses only system calls of the kernel, so that all
+//! zoned block devices, including those of dm-crypt and Inlock, are tested in the same way. Results go to standard
+//! output.
 
 mod aligned;
 mod append;
@@ -49,7 +49,7 @@ const USAGE: &str = "usage: xtask zones WHAT
                               how many of them a trace has at a time
   mkzonefs DEVICE             make a zonefs";
 
-/// Runs what the words say.
+/// Runs the command line.
 pub(crate) fn run(words: &[String]) -> Result<ExitCode> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {

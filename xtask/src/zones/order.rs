@@ -1,20 +1,19 @@
-//! Whether the writes of a trace came in order: in each zone every write begins where the one before it ended, and
-//! stays within the zone.
+//! Checks the order of writes in a trace: in each zone every write starts at the end of the previous one, and stays
+//! within the zone.
 //!
 //! The trace is the text of `/sys/kernel/tracing/trace` with the block layer's events of one device. Zone actions are
-//! marked `N` there; after one a zone may begin again. io_uring first asks for a write that must not wait; one that is
-//! longer than the device's requests is turned away, and comes again from a thread of io_uring's. Both are in the
-//! trace.
+//! marked `N`; after one a zone may start over. io_uring first submits a write without waiting; one that is longer than
+//! the device's requests is refused, and repeated by a thread of io_uring's. Both are in the trace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-/// How many faults are named.
+/// Number of faults to print.
 const NAMED: usize = 3;
 
-/// Reads the trace, prints how many writes there were, and fails where one is out of order or none is there.
+/// Reads the trace, prints the number of writes, and fails if one is out of order or there is none.
 pub(super) fn run(log: &Path, event: &str, zone_sectors: u64, free_sectors: u64) -> Result<()> {
     let text = std::fs::read_to_string(log).with_context(|| format!("cannot read {}", log.display()))?;
     let found = look(&text, event, zone_sectors, free_sectors)?;
@@ -29,11 +28,11 @@ pub(super) fn run(log: &Path, event: &str, zone_sectors: u64, free_sectors: u64)
 struct Found {
     writes: u64,
     restarts: u64,
-    /// Where the next write of a zone has to begin.
+    /// Required start of the next write of a zone.
     next: BTreeMap<u64, u64>,
-    /// Where the last one began, and its sectors.
+    /// Start of the last one, and its sectors.
     last: BTreeMap<u64, (u64, u64)>,
-    /// Zones that may begin again.
+    /// Zones that may start over.
     fresh: BTreeSet<u64>,
     faults: Vec<String>,
 }
@@ -63,7 +62,7 @@ impl Found {
     }
 }
 
-/// Goes through the events called `event`; sectors below `free_sectors` may be written in any order.
+/// Checks the events called `event`; sectors below `free_sectors` may be written in any order.
 fn look(text: &str, event: &str, zone_sectors: u64, free_sectors: u64) -> Result<Found> {
     let mut found = Found::default();
     let mark = format!(" {event}: ");
@@ -71,13 +70,13 @@ fn look(text: &str, event: &str, zone_sectors: u64, free_sectors: u64) -> Result
         ensure!(!line.contains("LOST"), "the trace is not whole: {line}");
         let Some((_, event)) = line.split_once(&mark) else { continue };
         let words: Vec<&str> = event.split_whitespace().collect();
-        let plus = words.iter().position(|word| *word == "+").with_context(|| format!("not understood: {line}"))?;
+        let plus = words.iter().position(|word| *word == "+").with_context(|| format!("cannot parse: {line}"))?;
         let number = |word: Option<&&str>| word.and_then(|word| word.parse::<u64>().ok());
         let (sector, sectors) = (number(words.get(plus - 1)), number(words.get(plus + 1)));
-        let (sector, sectors) = sector.zip(sectors).with_context(|| format!("not understood: {line}"))?;
+        let (sector, sectors) = sector.zip(sectors).with_context(|| format!("cannot parse: {line}"))?;
         let kind = words.get(1).copied().unwrap_or_default();
         if kind.contains('N') {
-            // The reset of all has no place of its own.
+            // A reset of all zones has no position.
             let zones: Vec<u64> = found.next.keys().copied().collect();
             let all = sectors == 0 && sector == 0;
             found.fresh.extend(zones.into_iter().filter(|z| all || *z == sector / zone_sectors));
@@ -109,17 +108,17 @@ mod tests {
     }
 
     #[test]
-    fn order_is_asked_of_each_zone_alone() {
+    fn write_order_is_checked_per_zone() {
         assert_eq!(faults(&["WS 8 () 1024 + 8", "WS 8 () 2048 + 8", "WS 8 () 1032 + 8", "RS 8 () 0 + 8"]), (3, 0));
         assert_eq!(faults(&["WS 8 () 1024 + 8", "WS 8 () 1040 + 8", "WS 8 () 1032 + 8"]), (3, 2));
-        // The same twice is no order either.
+        // A repeated write is out of order, too.
         assert_eq!(faults(&["WS 8 () 1024 + 8", "WS 8 () 1024 + 8"]), (2, 1));
-        // What lies before the sequential zones is free.
+        // Sectors before the sequential zones are unordered.
         assert_eq!(faults(&["WS 8 () 512 + 8", "WS 8 () 0 + 8"]), (0, 0));
     }
 
     #[test]
-    fn write_that_was_turned_away_comes_again() {
+    fn retried_write_is_not_out_of_order() {
         let (first, again) = (("inlock-queue-0", "WS 1024 + 8"), ("iou-wrk-171", "WS 1024 + 8"));
         assert_eq!(faults_of(&[first, again, ("inlock-queue-0", "WS 1032 + 8")]), (2, 0));
         assert_eq!(faults_of(&[first, first]), (2, 1), "twice by the same");
@@ -127,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn zone_begins_again_only_after_its_reset() {
+    fn zone_restarts_only_after_reset() {
         assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 1024 + 0", "WS 8 () 1024 + 8"]), (2, 0));
         assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 0 + 0", "WS 8 () 1024 + 8"]), (2, 0));
         assert_eq!(faults(&["WS 8 () 1024 + 8", "N 0 () 2048 + 0", "WS 8 () 1024 + 8"]), (2, 1));

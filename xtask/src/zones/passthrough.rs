@@ -1,5 +1,5 @@
-//! Appends to an NVMe namespace, many at a time, past the block layer: io_uring takes NVMe commands as they are and
-//! gives back what they answer, which is the position of an append. Nothing else tells it to user space.
+//! Concurrent appends to an NVMe namespace without the block layer: io_uring passes NVMe commands on and returns their
+//! results, which include the position of an append. There is no other interface that returns it to user space.
 //!
 //! Numbers are those of `linux/nvme_ioctl.h` and of the NVM Express specifications (Base, Zoned Namespace Command Set).
 #![allow(unsafe_code)]
@@ -17,23 +17,23 @@ use io_uring::{IoUring, opcode, types};
 
 use super::aligned::Aligned;
 
-/// `NVME_URING_CMD_IO`: the letter, the number and the length of what is passed.
+/// `NVME_URING_CMD_IO`: group, number and length of the argument.
 const COMMAND: u32 = 0xc048_4e80;
 /// The operation code of Zone Append.
 const ZONE_APPEND: u8 = 0x7d;
-/// How long the driver waits before it gives a command up: who answers may be killed meanwhile, and come back.
+/// Time after which the driver gives up a command: the serving process may be killed and replaced meanwhile.
 const TIMEOUT_MS: u32 = 300_000;
 
 /// A namespace, by its character device.
 pub(super) struct Namespace {
     device: File,
     number: u32,
-    /// Bytes.
+    /// Block length in bytes.
     block: u64,
 }
 
 impl Namespace {
-    /// That of a block device, `/dev/nvme0n1`.
+    /// Opens the namespace of a block device such as `/dev/nvme0n1`.
     pub(super) fn open(block_device: &Path) -> Result<Self> {
         let name = block_device.file_name().and_then(|name| name.to_str()).context("a device without a name")?;
         let rest = name.strip_prefix("nvme").with_context(|| format!("{name} is no NVMe namespace"))?;
@@ -48,7 +48,7 @@ impl Namespace {
         Ok(Self { device, number: told("nsid")?, block: told("queue/logical_block_size")?.into() })
     }
 
-    /// The command of an append of whole blocks from `address` to the zone that begins at byte `zone`.
+    /// Returns the command of an append of whole blocks from `address` to the zone at byte `zone`.
     fn append(&self, zone: u64, address: u64, len: usize) -> [u8; 80] {
         let first = (zone / self.block).to_ne_bytes();
         let blocks = (len as u64 / self.block - 1) as u32;
@@ -65,7 +65,7 @@ impl Namespace {
     }
 }
 
-/// Why a command failed: an error number where negative, else the status that it ended with.
+/// Failure of a command: an error number if negative, otherwise the NVMe status.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Status(i32);
 
@@ -78,12 +78,12 @@ impl std::fmt::Display for Status {
     }
 }
 
-/// An append that ended.
+/// A completed append.
 pub(super) struct Done {
     /// Its number.
     pub id: u64,
     pub len: u64,
-    /// The byte of the namespace where it landed.
+    /// The position in the namespace, in bytes.
     pub result: Result<u64, Status>,
 }
 
@@ -92,28 +92,28 @@ pub(super) struct Appends<'a> {
     namespace: &'a Namespace,
     ring: IoUring<Entry128, Entry32>,
     idle: Vec<Aligned>,
-    /// By the address of its memory: an append's number and its length.
-    under_way: BTreeMap<u64, (u64, u64, Aligned)>,
+    /// Number, length and memory of each append, by the address of the memory.
+    in_flight: BTreeMap<u64, (u64, u64, Aligned)>,
 }
 
 impl<'a> Appends<'a> {
-    /// At most `depth`, each of at most `len` bytes.
+    /// Prepares at most `depth` appends of at most `len` bytes each.
     pub(super) fn new(namespace: &'a Namespace, depth: usize, len: usize) -> Result<Self> {
         let ring = IoUring::<Entry128, Entry32>::builder().build(depth as u32).context("no ring")?;
         let idle = (0..depth).map(|_| Aligned::new(len)).collect();
-        Ok(Self { namespace, ring, idle, under_way: BTreeMap::new() })
+        Ok(Self { namespace, ring, idle, in_flight: BTreeMap::new() })
     }
 
-    pub(super) fn under_way(&self) -> usize {
-        self.under_way.len()
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.len()
     }
 
-    /// Whether one more can be begun.
+    /// Whether another one can be started.
     pub(super) fn has_room(&self) -> bool {
         !self.idle.is_empty()
     }
 
-    /// Begins one of `len` bytes, which `fill` writes; the kernel is told with the next [`Appends::wait`].
+    /// Starts one of `len` bytes, which `fill` writes; it is submitted with the next [`Appends::wait`].
     pub(super) fn begin(&mut self, zone: u64, len: u64, id: u64, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         let mut memory = self.idle.pop().context("the maximum number of appends is in flight")?;
         let bytes = memory.get_mut().get_mut(..len as usize).context("longer than was said")?;
@@ -123,14 +123,14 @@ impl<'a> Appends<'a> {
         let device = types::Fd(self.namespace.device.as_raw_fd());
         let command = self.namespace.append(zone, address, len as usize);
         let entry = opcode::UringCmd80::new(device, COMMAND).cmd(command).build().user_data(address);
-        self.under_way.insert(address, (id, len, memory));
-        // SAFETY: the command reads `len` bytes of memory that stays in `under_way`, untouched, until the command has
-        // ended; `drop` waits for that, or keeps the memory for good. The descriptor is open as long as the namespace
-        // is borrowed.
+        self.in_flight.insert(address, (id, len, memory));
+        // SAFETY: the command reads `len` bytes of memory that stays in `in_flight`, unchanged, until the command has
+        // completed; `drop` waits for that, or leaks the memory. The descriptor is open as long as the namespace is
+        // borrowed.
         unsafe { self.ring.submission().push(&entry) }.context("the ring has no room")
     }
 
-    /// Waits for one to end, and gives all that have.
+    /// Blocks until at least one completes, and returns all completed ones.
     pub(super) fn wait(&mut self) -> io::Result<Vec<Done>> {
         loop {
             match self.ring.submit_and_wait(1) {
@@ -141,7 +141,7 @@ impl<'a> Appends<'a> {
         }
         let mut all = Vec::new();
         for entry in self.ring.completion() {
-            let Some((id, len, memory)) = self.under_way.remove(&entry.user_data()) else { continue };
+            let Some((id, len, memory)) = self.in_flight.remove(&entry.user_data()) else { continue };
             self.idle.push(memory);
             let result = match entry.result() {
                 0 => Ok(entry.big_cqe()[0] * self.namespace.block),
@@ -155,9 +155,9 @@ impl<'a> Appends<'a> {
 
 impl Drop for Appends<'_> {
     fn drop(&mut self) {
-        while !self.under_way.is_empty() {
+        while !self.in_flight.is_empty() {
             if self.wait().is_err() {
-                std::mem::forget(std::mem::take(&mut self.under_way));
+                std::mem::forget(std::mem::take(&mut self.in_flight));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Zones of a zoned file that fail, as those of a drive do.
+//! Makes zones of a zoned file fail, like those of a drive.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use inlock_engine::zoned::ZoneCondition;
 use inlock_zoned_file::ZonedFile;
 
-/// Makes a zone of `file` what `condition` says, for good.
+/// Sets the condition of a zone of `file` permanently.
 pub(super) fn run(file: &Path, zone: u64, condition: &str) -> Result<()> {
     let condition = match condition {
         "read-only" => ZoneCondition::ReadOnly,

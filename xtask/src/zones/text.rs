@@ -1,11 +1,11 @@
-//! Error numbers by name, and reports of `blkzone` moved to the front.
+//! Names of error numbers, and reports of `blkzone` with shifted zones.
 
 use std::io::Read;
 
 use anyhow::{Context, Result};
 use rustix::io::Errno;
 
-/// The name of an error number, as far as block devices give it.
+/// Returns the name of an error number that block devices return.
 pub(super) fn name(errno: Errno) -> String {
     let known = [
         (Errno::IO, "EIO"),
@@ -31,7 +31,7 @@ pub(super) fn name(errno: Errno) -> String {
     known.iter().find(|(e, _)| *e == errno).map_or(format!("E{}", errno.raw_os_error()), |(_, name)| (*name).to_owned())
 }
 
-/// Rewrites the report on standard input as if the device began `sectors` later.
+/// Rewrites the report on standard input as if the device started `sectors` later.
 pub(super) fn shift(sectors: u64) -> Result<()> {
     let mut report = String::new();
     std::io::stdin().read_to_string(&mut report)?;
@@ -41,7 +41,7 @@ pub(super) fn shift(sectors: u64) -> Result<()> {
     Ok(())
 }
 
-/// A line `  start: 0x000001000, len ...`; what comes behind the start counts from it, and stays.
+/// Shifts a line `  start: 0x000001000, len ...`; the rest is relative to the start, and stays.
 fn shifted(line: &str, sectors: u64) -> Result<String> {
     let (before, rest) = line.split_once("start: 0x").with_context(|| format!("no zone: {line}"))?;
     let (start, behind) = rest.split_once(',').with_context(|| format!("no zone: {line}"))?;
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn starts_are_moved_and_the_rest_stays() {
+    fn shifted_report_moves_zone_starts_only() {
         let line = "  start: 0x000004000, len 0x002000, cap 0x001800, wptr 0x000008 reset:0 non-seq:0, zcond: 2(oi)";
         let moved = shifted(line, 0x2000).unwrap();
         assert_eq!(moved, line.replace("0x000004000", "0x000002000"));

@@ -1,8 +1,8 @@
-//! Makes a zonefs: Debian's release that the tests run on has no program for it.
+//! Creates a zonefs: the Debian release of the tests has no program for it.
 //!
 //! The super block is described in the kernel's `Documentation/filesystems/zonefs.rst` and `fs/zonefs/zonefs.h`: 4096
 //! bytes at the device's start, little-endian: magic, CRC-32 of the whole with this field 0 (not inverted at the end),
-//! label, UUID, features, owner, group and permissions of the files. Where it lies in a sequential zone, that one is
+//! label, UUID, features, owner, group and permissions of the files. If it is in a sequential zone, that zone is
 //! finished.
 
 use std::path::Path;
@@ -38,7 +38,7 @@ fn super_block(into: &mut [u8]) {
     into[4..8].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// CRC-32 with the reversed polynomial of Ethernet, begun with ones and left as it comes out.
+/// Computes the CRC-32 with the reversed polynomial of Ethernet, started with ones and not inverted.
 fn crc32(bytes: &[u8]) -> u32 {
     let bit = |crc: u32, _| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 };
     bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), bit))
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_value_of_crc_32_comes_out_inverted() {
+    fn crc32_check_value_is_inverted() {
         assert_eq!(!crc32(b"123456789"), 0xcbf4_3926);
     }
 }

@@ -1,16 +1,15 @@
 //! Arguments of one kernel call.
 //!
-//! A kernel's entry is safe to call and trusts the pointers of its job. So only the constructors here set the fields,
-//! from slices whose lengths they check, and the job holds the borrows of those slices for as long as it lives. It
-//! holds them as [`PhantomData`]: a mutable reference that moves with the job would claim the bytes that the pointers
-//! refer to.
+//! A kernel's entry point is safe to call and trusts the pointers of its job. So only the constructors here set the
+//! fields, from slices whose lengths they check, and the job borrows those slices while it exists. The borrows are
+//! [`PhantomData`]: a mutable reference in the job would assert unique access to the bytes that the pointers refer to.
 
 use super::schedule::{Schedule, XtsKeys};
 use crate::block_cipher::Block;
 use crate::{DataUnitSize, InOut};
 use std::marker::PhantomData;
 
-/// Whole data units in memory, read at `src` and written at `dst`: the same memory, or without overlap.
+/// Whole data units in memory, read at `src` and written at `dst`, which are equal or do not overlap.
 struct Units<'a> {
     src: *const u8,
     dst: *mut u8,
@@ -32,25 +31,25 @@ impl<'a> Units<'a> {
 /// Adds the accessors of a job's units.
 macro_rules! accessors_of_units {
     () => {
-        /// Start of the data to read: [`Self::units`] times [`Self::unit_len`] bytes.
+        /// Returns the start of the data to read: [`Self::units`] times [`Self::unit_len`] bytes.
         #[inline(always)]
         pub(crate) fn src(&self) -> *const u8 {
             self.units.src
         }
 
-        /// Start of the data to write: the same as [`Self::src`], or without overlap.
+        /// Returns the start of the data to write: equal to [`Self::src`], or without overlap.
         #[inline(always)]
         pub(crate) fn dst(&self) -> *mut u8 {
             self.units.dst
         }
 
-        /// Number of units, at least 1.
+        /// Returns the number of units, at least 1.
         #[inline(always)]
         pub(crate) fn units(&self) -> usize {
             self.units.count
         }
 
-        /// Bytes in a unit, a multiple of 512.
+        /// Returns the length of a unit in bytes, a multiple of 512.
         #[inline(always)]
         pub(crate) fn unit_len(&self) -> usize {
             self.units.unit_len
@@ -74,11 +73,11 @@ pub(crate) struct XtsJob<'a> {
     units: Units<'a>,
 }
 
-/// How many more IVs than units a job has room for: a vector's, and one that is read ahead and not used.
+/// Number of IVs behind those of the units: up to a vector, and one that is read ahead and not used.
 pub(crate) const IV_MARGIN: usize = 4;
 
 impl<'a> XtsJob<'a> {
-    /// A job over `data`. `fill` writes the IVs of its units to the start of `ivs`, rounded up to whole vectors.
+    /// Makes a job for `data`. `fill` writes the IVs of its units, rounded up to whole vectors, to the start of `ivs`.
     ///
     /// # Panics
     ///
@@ -105,8 +104,8 @@ impl<'a> XtsJob<'a> {
         self.keys
     }
 
-    /// The units' IVs, rounded up to whole vectors, with room for [`IV_MARGIN`] more than there are units. The kernel
-    /// makes tweaks of them.
+    /// Returns the IVs of the units, rounded up to whole vectors, with space for [`IV_MARGIN`] more than there are
+    /// units. The kernel turns them into tweaks.
     #[inline(always)]
     pub(crate) fn ivs(&mut self) -> &mut [Block] {
         self.ivs
@@ -129,7 +128,7 @@ impl<'a> CbcJob<'a> {
 
     accessors_of_units!();
 
-    /// The key's schedule.
+    /// Returns the key's schedule.
     #[inline(always)]
     pub(crate) fn keys(&self) -> &'a Schedule {
         self.keys
@@ -159,7 +158,7 @@ mod tests {
         XtsJob::new(&KEYS, DataUnitSize::SECTOR, ivs, data, |_| ())
     }
 
-    /// Uses the pointers as a kernel does, for Miri to check.
+    /// Accesses the pointers like a kernel, for Miri to check.
     #[allow(unsafe_code)]
     fn add_one(src: *const u8, dst: *mut u8, len: usize) {
         for at in 0..len {

@@ -1,4 +1,4 @@
-//! The AES kernels to choose from, and their entry points.
+//! The AES kernels and their entry points.
 //!
 //! A kernel is chosen once for each key, by [`AesKernel::best`], and stored with the proof that its instructions exist.
 //! A new kernel is a file in `x86_64`, a variant here and an arm in each `match`; the shared runner in `testing` then
@@ -60,7 +60,7 @@ impl AesKernel {
         known.into_iter().filter(|(needs, _)| *needs <= limit).filter_map(|(_, kernel)| kernel).collect()
     }
 
-    /// Name of the kernel in `INLOCK_CPU` and in benchmarks.
+    /// Returns the name of the kernel in `INLOCK_CPU` and in benchmarks.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -71,7 +71,7 @@ impl AesKernel {
     }
 }
 
-/// XTS over every unit of `job`.
+/// Runs XTS on every unit of `job`.
 #[inline(always)]
 pub(crate) fn xts(kernel: AesKernel, job: &mut XtsJob<'_>, encrypt: bool) {
     #[cfg(target_arch = "x86_64")]
@@ -85,7 +85,7 @@ pub(crate) fn xts(kernel: AesKernel, job: &mut XtsJob<'_>, encrypt: bool) {
     unreachable!("no kernel but the portable one on this architecture: {kernel:?} {encrypt} {}", job.units());
 }
 
-/// CBC decryption over every unit of `job`.
+/// Decrypts every unit of `job` with CBC.
 pub(crate) fn cbc_decrypt(kernel: AesKernel, job: &CbcJob<'_>) {
     #[cfg(target_arch = "x86_64")]
     match kernel {
@@ -98,7 +98,7 @@ pub(crate) fn cbc_decrypt(kernel: AesKernel, job: &CbcJob<'_>) {
     unreachable!("no kernel but the portable one on this architecture: {kernel:?} {}", job.units());
 }
 
-/// CBC encryption over every unit of `job`. A chain is one block wide, so all kernels share the one of AES-NI.
+/// Encrypts every unit of `job` with CBC. A chain is one block wide, so all kernels share that of AES-NI.
 pub(crate) fn cbc_encrypt(_: AesKernel, job: &CbcJob<'_>) {
     #[cfg(target_arch = "x86_64")]
     AesNiKernel::cbc_encrypt(isa::AesNi::detect().expect("every kernel but the portable one implies AES-NI"), job);
@@ -106,7 +106,7 @@ pub(crate) fn cbc_encrypt(_: AesKernel, job: &CbcJob<'_>) {
     unreachable!("no kernel but the portable one on this architecture: {}", job.units());
 }
 
-/// Encrypts each block on its own.
+/// Encrypts each block by itself.
 #[inline]
 pub(crate) fn encrypt_blocks(kernel: AesKernel, keys: &Schedule, blocks: &mut [Block]) {
     #[cfg(target_arch = "x86_64")]
@@ -124,7 +124,7 @@ pub(crate) fn encrypt_blocks(kernel: AesKernel, keys: &Schedule, blocks: &mut [B
 mod tests {
     use super::*;
 
-    /// No limit admits a wider kernel; without one the widest is the best.
+    /// A limit admits no wider kernel; without one the widest is the best.
     #[test]
     fn kernels_within_a_limit_are_those_up_to_it() {
         let all = AesKernel::available();

@@ -6,7 +6,7 @@ use crate::Cipher;
 use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
 use crate::locked::LockedBox;
 
-/// An AES key, expanded for a kernel, that encrypts blocks each for itself: what ESSIV wants.
+/// An AES key, expanded for a kernel, that encrypts single blocks, as ESSIV needs it.
 pub(crate) enum AesKey {
     Portable(Box<dyn BlockCipher>),
     Kernel(AesKernel, LockedBox<Schedule>),
@@ -24,7 +24,7 @@ impl AesKey {
         Self::Kernel(kernel, schedule)
     }
 
-    /// Encrypts each block for itself.
+    /// Encrypts each block by itself.
     pub(crate) fn encrypt_blocks(&self, blocks: &mut [Block]) {
         match self {
             Self::Portable(cipher) => cipher.encrypt_blocks(blocks.as_flattened_mut()),

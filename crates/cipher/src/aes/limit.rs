@@ -7,8 +7,8 @@ use crate::Cipher;
 use crate::block_cipher::new_block_cipher;
 use crate::isa::AesNi;
 
-/// The throughput limit of a kernel: independent AES rounds of its width, back to back, as many for each block as the
-/// key length has. The portable kernel has the limit of AES-NI; on a CPU without AES instructions, the limit is its own
+/// The throughput limit of a kernel: independent AES rounds of its width, back to back, with the number of rounds of
+/// the key length. The portable kernel has the limit of AES-NI; on a CPU without AES instructions, the limit is its own
 /// block cipher on independent blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
@@ -17,7 +17,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// The limit of `kernel` with AES keys of `key_bits`: 128, 192 or 256.
+    /// Returns the limit of `kernel` with AES keys of `key_bits`: 128, 192 or 256.
     pub fn new(kernel: AesKernel, key_bits: usize) -> Self {
         let kernel = match (kernel, AesNi::detect()) {
             (AesKernel::Portable, Some(proof)) => AesKernel::AesNi(proof),
@@ -26,14 +26,14 @@ impl Limit {
         Self { kernel, key_bits }
     }
 
-    /// Works for some microseconds, `count` times, and returns the number of bytes encrypted.
+    /// Computes for some microseconds, `count` times, and returns the number of bytes encrypted.
     pub fn run(&self, count: usize) -> u64 {
         rounds(self.kernel, self.key_bits, count * 64)
     }
 }
 
-/// AES rounds of `kernel`'s width back to back, `iterations` times; gives back the bytes that went through. The
-/// portable kernel has no rounds of its own: independent blocks through its block cipher.
+/// Runs AES rounds of `kernel`'s width back to back, `iterations` times, and returns the number of bytes. The portable
+/// kernel runs its block cipher on independent blocks.
 fn rounds(kernel: AesKernel, key_bits: usize, iterations: usize) -> u64 {
     #[cfg(target_arch = "x86_64")]
     match kernel {

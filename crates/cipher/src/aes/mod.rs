@@ -1,4 +1,4 @@
-//! AES: key schedules, kernels, and the jobs that kernels work on. The modes on top are sector ciphers.
+//! AES: key schedules, kernels, and their jobs. The modes on top are sector ciphers.
 
 // Other architectures have no kernels that take jobs yet.
 #![cfg_attr(not(target_arch = "x86_64"), allow(unused))]

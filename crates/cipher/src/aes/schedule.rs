@@ -1,17 +1,17 @@
-//! AES key schedules (FIPS 197, section 5.2), expanded once for each key and then only read by the kernels.
+//! AES key schedules (FIPS 197, section 5.2), expanded once for each key.
 //!
-//! The expansion uses no table: the S-box is taken from a whole cipher round of the `aes` crate, which is constant
-//! time on every target. Decryption keys are those of the equivalent inverse cipher (section 5.3.5), which is what
-//! the AES instructions take.
+//! The expansion uses no table: the S-box is taken from a cipher round of the `aes` crate, which is constant time on
+//! every target. Decryption keys are those of the equivalent inverse cipher (section 5.3.5), as the AES instructions
+//! need them.
 
 use crate::block_cipher::Block;
 use ::aes::hazmat;
 use zeroize::Zeroize;
 
-/// The most round keys that a schedule has: AES-256's 14 rounds, and the key before the first.
+/// Maximum number of round keys: AES-256 has 14 rounds, and a key before the first.
 pub(crate) const MAX_ROUND_KEYS: usize = 15;
 
-/// The keys of one direction, in the order in which they are used. Those after the last round are zero.
+/// The keys of one direction, in order of use. Those after the last round are zero.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct RoundKeys(pub(crate) [Block; MAX_ROUND_KEYS]);
@@ -29,14 +29,14 @@ pub(crate) struct Schedule {
 }
 
 impl Schedule {
-    /// A schedule of zeroes, to be filled by [`Schedule::expand`] where it will stay.
+    /// A schedule of zeroes, for [`Schedule::expand`] to fill in place.
     pub(crate) const EMPTY: Self = Self {
         encrypt: RoundKeys([[0; 16]; MAX_ROUND_KEYS]),
         decrypt: RoundKeys([[0; 16]; MAX_ROUND_KEYS]),
         rounds: 0,
     };
 
-    /// Expands `key`, which has 16, 24 or 32 bytes: the caller has checked it against the specification.
+    /// Expands `key`, which has 16, 24 or 32 bytes, as the caller has checked.
     pub(crate) fn expand(&mut self, key: &[u8]) {
         assert!(matches!(key.len(), 16 | 24 | 32), "an AES key has 16, 24 or 32 bytes");
         let key_words = key.len() / 4;
@@ -75,7 +75,8 @@ pub(crate) struct XtsKeys {
     pub(crate) tweak: Schedule,
 }
 
-/// The S-box on four bytes. Four equal columns make a round's row shift do nothing, and its column mix is undone.
+/// Applies the S-box to four bytes. With four equal columns, the row shift of a round has no effect; its column mix is
+/// undone.
 fn substitute(word: [u8; 4]) -> [u8; 4] {
     let mut block: Block = [0; 16];
     block.as_chunks_mut::<4>().0.fill(word);

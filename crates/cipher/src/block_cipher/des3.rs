@@ -1,13 +1,13 @@
 //! Triple DES with three keys (FIPS 46-3, encrypt-decrypt-encrypt), for volumes that were made with it.
 //!
-//! The S-boxes and the permutation P behind them are one table of 2 KiB, made when this is compiled. Several blocks run
-//! side by side, since a round of one waits for the round before. Lookups depend on key and data: not constant time
-//! where another tenant shares the cache.
+//! The S-boxes and the permutation P are one table of 2 KiB, computed at compile time. Several blocks run in parallel,
+//! since a round of one waits for its previous round. Lookups depend on key and data: not constant time if another
+//! tenant shares the cache.
 
 use super::BlockCipher;
 use crate::locked::LockedBox;
 
-/// Blocks that run side by side.
+/// Number of blocks in parallel.
 const LANES: usize = 4;
 
 /// Triple DES under a key.
@@ -17,7 +17,7 @@ pub(crate) struct Des3(LockedBox<[RoundKey; 48]>);
 type RoundKey = [u32; 2];
 
 impl Des3 {
-    /// Expands `key`, which has 24 bytes; parity bits are not looked at.
+    /// Expands `key`, which has 24 bytes; parity bits are ignored.
     pub(crate) fn new(key: &[u8]) -> Self {
         assert!(key.len() == 24, "a triple DES key has 24 bytes");
         let mut rounds = LockedBox::new([[0; 2]; 48]);
@@ -54,7 +54,7 @@ impl BlockCipher for Des3 {
     }
 }
 
-/// The 48 rounds on `N` blocks. The final permutation of one stage and the initial one of the next cancel out.
+/// Runs the 48 rounds on `N` blocks. The final permutation of one stage and the initial one of the next cancel out.
 #[inline(always)]
 fn run_lanes<const N: usize>(blocks: &mut [[u8; 8]; N], mut keys: impl Iterator<Item = RoundKey>) {
     let mut halves = blocks.map(|block| initial_permutation(u64::from_be_bytes(block)));
@@ -69,7 +69,8 @@ fn run_lanes<const N: usize>(blocks: &mut [[u8; 8]; N], mut keys: impl Iterator<
     *blocks = halves.map(|pair| final_permutation(pair).to_be_bytes());
 }
 
-/// The cipher function. Rotated, the half has the six bits of every other S-box at the top of its bytes.
+/// Computes the cipher function. After a rotation, the half has the six bits of every other S-box at the top of its
+/// bytes.
 #[inline(always)]
 fn f(half: u32, key: RoundKey) -> u32 {
     let odd = (half.rotate_right(1) ^ key[0]).to_be_bytes();
@@ -79,7 +80,7 @@ fn f(half: u32, key: RoundKey) -> u32 {
     first ^ look(4, odd[2]) ^ look(5, even[2]) ^ look(6, odd[3]) ^ look(7, even[3])
 }
 
-/// IP of the standard, as exchanges of bits between the halves.
+/// Applies IP of the standard, as exchanges of bits between the halves.
 #[inline(always)]
 fn initial_permutation(block: u64) -> [u32; 2] {
     let (left, right) = ((block >> 32) as u32, block as u32);
@@ -91,7 +92,7 @@ fn initial_permutation(block: u64) -> [u32; 2] {
     [left, right]
 }
 
-/// The inverse of [`initial_permutation`].
+/// Applies the inverse of [`initial_permutation`].
 #[inline(always)]
 fn final_permutation([left, right]: [u32; 2]) -> u64 {
     let (left, right) = exchange(left, right, 1, 0x5555_5555);
@@ -102,14 +103,14 @@ fn final_permutation([left, right]: [u32; 2]) -> u64 {
     u64::from(left) << 32 | u64::from(right)
 }
 
-/// Exchanges the bits of `b` that `mask` has with those of `a` that are higher by `shift`.
+/// Exchanges the bits of `b` in `mask` with those of `a` that are higher by `shift`.
 #[inline(always)]
 fn exchange(a: u32, b: u32, shift: u32, mask: u32) -> (u32, u32) {
     let difference = ((a >> shift) ^ b) & mask;
     (a ^ (difference << shift), b ^ difference)
 }
 
-/// The key schedule of one DES key.
+/// Computes the key schedule of one DES key.
 fn expand(key: u64, rounds: &mut [RoundKey]) {
     const LAST_OF_28: u64 = (1 << 28) - 1;
     let chosen = permute(key, 64, &PC1);
@@ -126,7 +127,7 @@ fn expand(key: u64, rounds: &mut [RoundKey]) {
     }
 }
 
-/// The bits of `value` that `table` names, first to last. Bits count from 1, the highest of `width`.
+/// Returns the bits of `value` that `table` names, first to last. Bits count from 1, the highest of `width`.
 const fn permute(value: u64, width: u32, table: &[u8]) -> u64 {
     let (mut bits, mut at) = (0, 0);
     while at < table.len() {

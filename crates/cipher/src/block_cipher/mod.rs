@@ -1,4 +1,4 @@
-//! Block ciphers as the modes see them: many blocks a call, each for itself, in place.
+//! Block ciphers for the modes: many blocks per call, each by itself, in place.
 //!
 //! The modes of [`crate::sector_cipher`] that have no kernel of their own are built on this trait. A new cipher is a
 //! file or a library, a variant of [`Cipher`] and an arm in [`new_block_cipher`]; its key stays in locked memory and is
@@ -14,20 +14,20 @@ use crate::locked::LockedBox;
 use ::aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use zeroize::Zeroizing;
 
-/// A block of AES, or an IV: of a cipher with short blocks the first bytes.
+/// A block of AES, or an IV, of which a cipher with short blocks uses the first bytes.
 pub(crate) type Block = [u8; 16];
 
 /// A block cipher under a key.
 pub(crate) trait BlockCipher: Send + Sync {
-    /// Bytes in a block: 8 or 16.
+    /// Returns the number of bytes in a block: 8 or 16.
     fn block_len(&self) -> usize;
-    /// Encrypts each block for itself. `blocks` is whole blocks; anything after the last whole one is left as it is.
+    /// Encrypts each block by itself. `blocks` is whole blocks; bytes after the last whole one are unchanged.
     fn encrypt_blocks(&self, blocks: &mut [u8]);
-    /// Decrypts each block for itself. As [`BlockCipher::encrypt_blocks`].
+    /// Decrypts each block by itself, like [`BlockCipher::encrypt_blocks`].
     fn decrypt_blocks(&self, blocks: &mut [u8]);
 }
 
-/// The block cipher of `key`; `None` where `cipher` takes no key of this length, or is not a block cipher by itself
+/// Returns the block cipher of `key`; `None` if `cipher` accepts no key of this length, or is not a block cipher
 /// (Adiantum, the null cipher).
 pub(crate) fn new_block_cipher(cipher: Cipher, key: &[u8]) -> Option<Box<dyn BlockCipher>> {
     if !cipher.key_lens().contains(&key.len()) {
@@ -53,8 +53,7 @@ pub(crate) fn new_block_cipher(cipher: Cipher, key: &[u8]) -> Option<Box<dyn Blo
     }
 }
 
-/// Serpent's own padding to 256 bits, a one and zeroes, which also makes keys of the lengths that the library does not
-/// take.
+/// Applies Serpent's own padding to 256 bits, a one and zeroes. It extends keys to a length that the library accepts.
 fn padded_for_serpent(key: &[u8]) -> Zeroizing<[u8; 32]> {
     let mut padded = Zeroizing::new([0; 32]);
     padded[..key.len()].copy_from_slice(key);

@@ -1,4 +1,4 @@
-//! Known answers, and libraries against our own.
+//! Known answers, and comparisons with other libraries.
 
 use super::*;
 use crate::testing::block::NaiveBlocks;
@@ -144,7 +144,7 @@ fn every_cipher_gives_its_specifications_answers() {
     }
 }
 
-/// In every key length and in runs of every number of blocks, against one block at a time of a library.
+/// In every key length and in runs of every number of blocks, against a library that runs one block at a time.
 #[test]
 fn runs_of_blocks_agree_with_single_ones() {
     for cipher in block_ciphers() {
@@ -181,7 +181,7 @@ fn block_cipher_of_a_wrong_key_length_is_none() {
     }
 }
 
-/// The key pads itself: a short one is that of 256 bits with a one and zeroes behind it.
+/// A short key is padded to 256 bits with a one and zeroes.
 #[test]
 fn short_serpent_keys_are_padded() {
     let short = noise(1, 11);

@@ -1,7 +1,7 @@
 //! Twofish (Schneier and others, "Twofish: A 128-Bit Block Cipher", 1998), with full keying: the four key-dependent
 //! S-boxes and the MDS matrix behind them are one table of 4 KiB a key, made once.
 //!
-//! Lookups depend on key and data, as in every fast Twofish: not constant time where another tenant shares the cache.
+//! Lookups depend on key and data, as in every fast Twofish: not constant time if another tenant shares the cache.
 
 use super::BlockCipher;
 use crate::locked::LockedBox;
@@ -13,9 +13,9 @@ pub(crate) struct Twofish(LockedBox<Keys>);
 
 /// An expanded key.
 struct Keys {
-    /// `h(X, S)` of section 4.3.2, by the place of each byte of X.
+    /// `h(X, S)` of section 4.3.2, by the position of each byte of X.
     tables: [[u32; 256]; 4],
-    /// K of section 4.3: four words before the first round, four after the last, two a round.
+    /// K of section 4.3: four words before the first round, four after the last, two per round.
     words: [u32; 8 + 2 * ROUNDS],
 }
 
@@ -56,7 +56,7 @@ impl Keys {
         t0[usize::from(a)] ^ t1[usize::from(b)] ^ t2[usize::from(c)] ^ t3[usize::from(d)]
     }
 
-    /// Computes the words that a round adds to its other half.
+    /// Computes the words that a round adds to the other half.
     #[inline(always)]
     fn f(&self, round: usize, r0: u32, r1: u32) -> (u32, u32) {
         let (t0, t1) = (self.g(r0), self.g(r1.rotate_left(8)));
@@ -122,10 +122,10 @@ fn store(block: &mut [u8; 16], words: [u32; 4], whitening: &[u32]) {
     }
 }
 
-/// Computes the share of the byte at `place` in `h(X, list)`: through the permutations and the list, then the matrix's
-/// column.
+/// Computes the contribution of the byte at `place` to `h(X, list)`: through the permutations and the list, then the
+/// matrix's column.
 fn h_byte(place: usize, byte: u8, list: &[[u8; 4]]) -> u32 {
-    /// Which permutation comes before which word of the list, by place; the last comes after word 0.
+    /// The permutation before each word of the list, by position; the last one comes after word 0.
     const ORDER: [[usize; 5]; 4] = [[1, 0, 0, 1, 1], [0, 0, 1, 1, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 1]];
     let mut byte = byte;
     for (at, word) in list.iter().enumerate().rev() {
@@ -135,13 +135,13 @@ fn h_byte(place: usize, byte: u8, list: &[[u8; 4]]) -> u32 {
     u32::from_le_bytes(MDS.map(|row| multiply(byte, row[place], 0x69)))
 }
 
-/// The word of S that eight bytes of the key make.
+/// Computes the word of S from eight bytes of the key.
 fn reed_solomon(eight: &[u8; 8]) -> [u8; 4] {
     RS.map(|row| row.iter().zip(eight).fold(0, |sum, (factor, byte)| sum ^ multiply(*byte, *factor, 0x4d)))
 }
 
-/// The product in GF(2^8); `modulus` is the field's polynomial without x^8. Takes as long as `b`, which is no secret,
-/// is large.
+/// Multiplies in GF(2^8); `modulus` is the polynomial of the field without x^8. The time depends on `b`, which is not
+/// secret.
 const fn multiply(mut a: u8, mut b: u8, modulus: u8) -> u8 {
     let mut product = 0;
     while b != 0 {

@@ -1,4 +1,4 @@
-//! CBC over any block cipher, each unit a chain. Encryption runs several units side by side. AES has kernels, in
+//! CBC over any block cipher, each unit a chain. Encryption runs several units in parallel. AES has kernels, in
 //! [`crate::aes`].
 
 use super::{BlockCipher, Chain, RUN, xor};
@@ -7,7 +7,7 @@ use crate::block_cipher::Block;
 /// CBC under a key.
 pub(super) struct Cbc(Box<dyn BlockCipher>);
 
-/// Units side by side: as many as a small cache holds lines of, when units lie a power of two apart.
+/// Number of units in parallel: as many lines as a small cache keeps if units are a power of two apart.
 const SIDE_BY_SIDE: usize = 8;
 
 impl Cbc {
@@ -43,7 +43,7 @@ impl Chain for Cbc {
         for (unit, iv) in data.chunks_exact_mut(unit_len).zip(ivs) {
             room[..block_len].copy_from_slice(&iv[..block_len]);
             for run in unit.chunks_mut(RUN * block_len) {
-                // The ciphertext once more, one block later.
+                // A copy of the ciphertext, one block later.
                 room[block_len..][..run.len()].copy_from_slice(run);
                 self.0.decrypt_blocks(run);
                 xor(run, &room);

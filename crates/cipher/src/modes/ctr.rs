@@ -18,7 +18,7 @@ impl Chain for Ctr {
         let block_len = self.0.block_len();
         let mut room = [0; RUN * 16];
         for (unit, iv) in data.chunks_exact_mut(unit_len).zip(ivs) {
-            // Shorter blocks count in the upper bytes, and their carry falls off.
+            // Shorter blocks use the upper bytes, so their carry is lost.
             let one = 1u128 << (128 - 8 * block_len);
             let mut counter = u128::from_be_bytes(*iv);
             for run in unit.chunks_mut(RUN * block_len) {

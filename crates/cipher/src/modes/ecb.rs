@@ -1,4 +1,4 @@
-//! ECB over any block cipher: each block for itself, no IV.
+//! ECB over any block cipher: each block by itself, without IV.
 
 use super::{BlockCipher, Chain};
 use crate::block_cipher::Block;

@@ -1,16 +1,16 @@
 //! LRW-32 (IEEE P1619's draft before XTS): each block is masked with its index times a secret, in GF(2^128).
 //!
-//! The IV is the index of the unit's first block, big-endian. Indices are public, so what depends on them may branch.
+//! The IV is the index of the unit's first block, big-endian. Indices are public, so branches may depend on them.
 
 use super::{BlockCipher, Chain, between_masks};
 use crate::block_cipher::Block;
 use crate::locked::LockedBox;
 
-/// LRW under a cipher's key and 16 bytes of tweak.
+/// LRW under a cipher's key and a tweak key of 16 bytes.
 pub(super) struct Lrw {
     data: Box<dyn BlockCipher>,
-    /// At `n`, the tweak key times the number whose `n + 1` low bits are ones: what the mask changes by where a count
-    /// carries through `n` bits.
+    /// At `n`, the tweak key times the number with its `n + 1` low bits set: the change of the mask if a count carries
+    /// through `n` bits.
     steps: LockedBox<[u128; 128]>,
 }
 
@@ -20,13 +20,13 @@ impl Lrw {
         let mut steps = LockedBox::new([0; 128]);
         steps[0] = u128::from_be_bytes(*tweak_key);
         for bit in 1..128 {
-            // Times x, and plus one more time the key.
+            // Times x, plus the key.
             steps[bit] = (steps[bit - 1] << 1) ^ ((steps[bit - 1] >> 127) * 0x87) ^ steps[0];
         }
         Self { data, steps }
     }
 
-    /// The tweak key times `index`.
+    /// Returns the tweak key times `index`.
     fn mask(&self, index: u128) -> u128 {
         let power = |bit: usize| if bit == 0 { self.steps[0] } else { self.steps[bit] ^ self.steps[bit - 1] };
         (0..128).filter(|bit| index >> bit & 1 == 1).fold(0, |mask, bit| mask ^ power(bit))

@@ -1,7 +1,7 @@
 //! Chain modes over any block cipher, for ciphers, modes and CPUs without a kernel.
 //!
-//! A mode is a [`Chain`]: it works on a batch of data units in place and is given the IV of each. As many blocks as
-//! possible reach the block cipher in one call, of several units if a unit is a chain.
+//! A mode is a [`Chain`]: it processes a batch of data units in place, with the IV of each. Each call of the block
+//! cipher gets as many blocks as possible, of several units if a unit is a chain.
 
 mod adiantum;
 mod cbc;
@@ -16,14 +16,14 @@ use adiantum::Adiantum;
 
 /// A chain mode under a key.
 pub(crate) trait Chain: Send + Sync {
-    /// Encrypts units of `unit_len` bytes, whole blocks of the cipher, one for each of `ivs`, which is used up. Of an
-    /// IV a cipher with short blocks takes the first bytes.
+    /// Encrypts units of `unit_len` bytes, whole blocks of the cipher, one for each of `ivs`, which are overwritten. A
+    /// cipher with short blocks uses the first bytes of an IV.
     fn encrypt(&self, ivs: &mut [Block], data: &mut [u8], unit_len: usize);
-    /// Decrypts; as [`Chain::encrypt`].
+    /// Decrypts, like [`Chain::encrypt`].
     fn decrypt(&self, ivs: &mut [Block], data: &mut [u8], unit_len: usize);
 }
 
-/// The chain of `mode` over `cipher` under `key`; `None` where they, or the key's length, do not go together.
+/// Returns the chain of `mode` over `cipher` under `key`; `None` if they, or the key's length, do not fit together.
 pub(crate) fn new_chain(cipher: Cipher, mode: ChainMode, key: &[u8]) -> Option<Box<dyn Chain>> {
     Some(match mode {
         ChainMode::Xts => {
@@ -44,10 +44,10 @@ pub(crate) fn new_chain(cipher: Cipher, mode: ChainMode, key: &[u8]) -> Option<B
     })
 }
 
-/// How many blocks of one unit a mode gives to the cipher at a time, and room for them.
+/// Number of blocks of one unit that a mode passes to the cipher at a time.
 const RUN: usize = 32;
 
-/// XORs `with` to `data`, to where the shorter ends.
+/// XORs `with` to `data`, up to the end of the shorter one.
 fn xor(data: &mut [u8], with: &[u8]) {
     for (byte, with) in data.iter_mut().zip(with) {
         *byte ^= with;

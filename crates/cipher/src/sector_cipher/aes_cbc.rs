@@ -14,7 +14,7 @@ use crate::locked::LockedBox;
 use crate::modes::new_chain;
 use crate::{ChainMode, Cipher, DataUnitSize, InOut, IvNumber, SectorCipher};
 
-/// The CBC cipher of `key`, whose length has been checked, on `kernel`.
+/// Returns the CBC cipher of `key`, whose length has been checked, on `kernel`.
 pub(crate) fn new(kernel: AesKernel, key: &[u8], unit: DataUnitSize, ivs: IvGenerator) -> Box<dyn SectorCipher> {
     if kernel == AesKernel::Portable {
         let chain = new_chain(Cipher::Aes, ChainMode::Cbc, key).expect("the key's length was checked");

@@ -11,9 +11,9 @@ use crate::locked::LockedBox;
 use crate::modes::new_chain;
 use crate::{ChainMode, Cipher, DataUnitSize, InOut, IvNumber, SectorCipher};
 
-/// The XTS cipher of `key`, whose length has been checked, on `kernel`.
+/// Returns the XTS cipher of `key`, whose length has been checked, on `kernel`.
 pub(crate) fn new(kernel: AesKernel, key: &[u8], unit: DataUnitSize, ivs: IvGenerator) -> Box<dyn SectorCipher> {
-    // Kernels are made for the two key lengths of IEEE 1619; dm-crypt takes AES-192 too.
+    // Kernels support the two key lengths of IEEE 1619; dm-crypt accepts AES-192 as well.
     if kernel == AesKernel::Portable || key.len() == 48 {
         let chain = new_chain(Cipher::Aes, ChainMode::Xts, key).expect("the key's length was checked");
         return Box::new(AnyMode::new(chain, unit, ivs));

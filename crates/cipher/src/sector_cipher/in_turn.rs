@@ -1,4 +1,4 @@
-//! Several keys, of which the low bits of a unit's first sector choose one (dm-crypt's `aes:64-...`, loop-AES).
+//! Several keys, one of which is selected by the low bits of a unit's first sector (dm-crypt's `aes:64-...`, loop-AES).
 
 use crate::{DataUnitSize, InOut, IvNumber, IvNumbering, SectorCipher};
 
@@ -10,13 +10,13 @@ pub(crate) struct KeysInTurn {
 }
 
 impl KeysInTurn {
-    /// The number of ciphers is a power of two.
+    /// Combines ciphers, whose number is a power of two.
     pub(crate) fn new(ciphers: Vec<Box<dyn SectorCipher>>, unit: DataUnitSize, numbering: IvNumbering) -> Self {
         assert!(ciphers.len().is_power_of_two());
         Self { ciphers, unit, numbering }
     }
 
-    /// Index of the key of a unit.
+    /// Returns the index of the key of a unit.
     fn key_of(&self, number: u64) -> usize {
         let sector = match self.numbering {
             IvNumbering::DataUnits => number.wrapping_mul(self.unit.sectors()),
@@ -27,7 +27,7 @@ impl KeysInTurn {
 
     fn for_each_run(&self, first: IvNumber, data: InOut<'_>, run: impl Fn(&dyn SectorCipher, IvNumber, InOut<'_>)) {
         let units = data.assert_whole_units(self.unit);
-        // Either every unit has the next key, or the units skip whole rounds and all have the same.
+        // Either every unit has the next key, or units are multiples of that many sectors and all have the same key.
         let same_key = self.unit.sectors().is_multiple_of(self.ciphers.len() as u64);
         let run_len = if same_key { units * self.unit.bytes() } else { self.unit.bytes() };
         let step = self.numbering.step(self.unit);

@@ -1,4 +1,4 @@
-//! The one interface between a request and a cipher: many data units a call.
+//! The interface between requests and ciphers: many data units per call.
 
 mod aes_cbc;
 mod aes_xts;
@@ -24,7 +24,7 @@ use null::Null;
 /// The length of `data` is a positive multiple of [`SectorCipher::unit`]. `first` is the IV number of the first unit.
 /// The numbers of the next units grow by the step of the cipher's [`IvNumbering`] and wrap at 2^64.
 pub trait SectorCipher: Send + Sync {
-    /// Size of a data unit.
+    /// Returns the size of a data unit.
     fn unit(&self) -> DataUnitSize;
     /// Encrypts every unit of `data`.
     ///
@@ -38,7 +38,7 @@ pub trait SectorCipher: Send + Sync {
     ///
     /// As [`SectorCipher::encrypt`].
     fn decrypt(&self, first: IvNumber, data: InOut<'_>);
-    /// Encrypts every unit of `data`, whose length comes from outside.
+    /// Encrypts every unit of `data`, whose length is not trusted.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ pub trait SectorCipher: Send + Sync {
         self.encrypt(first, data);
         Ok(())
     }
-    /// Decrypts every unit of `data`, whose length comes from outside.
+    /// Decrypts every unit of `data`, whose length is not trusted.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ pub trait SectorCipher: Send + Sync {
         self.decrypt(first, data);
         Ok(())
     }
-    /// Name of the kernel: `vaes512`, `vaes256`, `aesni`, `portable`, or `none` for the null cipher.
+    /// Returns the name of the kernel: `vaes512`, `vaes256`, `aesni`, `portable`, or `none` for the null cipher.
     fn kernel(&self) -> &'static str {
         AesKernel::Portable.name()
     }
@@ -68,7 +68,7 @@ pub trait SectorCipher: Send + Sync {
 ///
 /// # Errors
 ///
-/// Fails if the specification does not exist or does not take the key's length or the unit, or if `INLOCK_CPU` has an
+/// Fails if the specification is invalid or does not accept the key's length or the unit, or if `INLOCK_CPU` has an
 /// unknown value.
 pub fn new_sector_cipher(
     spec: &CipherSpec,
@@ -135,7 +135,7 @@ fn with_one_key(
     })
 }
 
-/// Checks data that comes from outside before it is given to a cipher, whose own answer to a wrong length is a panic.
+/// Checks the length of untrusted data before a call of a cipher, which panics on a wrong length.
 pub(crate) fn check_data_len(unit: DataUnitSize, len: usize) -> Result<(), CipherError> {
     if len == 0 || !len.is_multiple_of(unit.bytes()) {
         return Err(CipherError::DataLength { len, unit });

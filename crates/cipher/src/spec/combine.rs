@@ -1,23 +1,23 @@
-//! Which parts of a specification go together, and what of a key each part gets. The rules are the Linux kernel's, but
-//! where it takes what cannot be read back.
+//! Valid combinations of the parts of a specification, and the part of a key for each. The rules are the Linux
+//! kernel's, which also accepts some that do not decrypt to the original data.
 
 use super::{ChainMode, Cipher, CipherSpec, EssivHash, InvalidCipherSpec, IvMode, KeyCount};
 
-/// How a key is cut: `keys` times `each` bytes for the ciphers, then `extra` bytes for the IV.
+/// Parts of a key: `keys` times `each` bytes for the ciphers, then `extra` bytes for the IV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyParts {
     /// Bytes of each cipher's key.
     pub each: usize,
-    /// Bytes behind the ciphers' keys: the seed of `lmk`, seed and whitening of `tcw`, the second key of `elephant`.
+    /// Bytes after the ciphers' keys: the seed of `lmk`, seed and whitening of `tcw`, the second key of `elephant`.
     pub extra: usize,
 }
 
 impl CipherSpec {
-    /// Whether the parts go together; the error names the one that does not.
+    /// Checks that the parts fit together.
     ///
     /// # Errors
     ///
-    /// Fails for the first part that does not go with the others.
+    /// Fails with the first part that does not fit the others.
     pub fn check(&self) -> Result<(), InvalidCipherSpec> {
         self.check_mode()?;
         self.check_iv()?;
@@ -67,11 +67,11 @@ impl CipherSpec {
         Err(InvalidCipherSpec::new("IV mode", self.iv.name(), expected))
     }
 
-    /// How a key of `len` bytes is cut; `None` where the specification takes no such key.
+    /// Returns the parts of a key of `len` bytes; `None` if the specification accepts no such key.
     pub fn key_parts(&self, len: usize) -> Option<KeyParts> {
         let keys = self.keys.get();
         let extra = match self.iv {
-            // loop-AES tells its second and third version apart by whether there is one key more.
+            // loop-AES's second and third version differ in one additional key.
             IvMode::Lmk if !len.is_multiple_of(keys) => Some(len / (keys + 1)).filter(|seed| *seed >= 16)?,
             IvMode::Tcw => self.cipher.block_len() + 16,
             IvMode::Elephant => Some(len / 2).filter(|half| Cipher::Aes.key_lens().contains(half))?,
@@ -89,16 +89,16 @@ impl CipherSpec {
         fits.then_some(KeyParts { each, extra })
     }
 
-    /// Key lengths in bytes that this specification takes, ascending.
+    /// Returns the key lengths in bytes that this specification accepts, ascending.
     pub fn key_lens(&self) -> Vec<usize> {
         let longest = (KeyCount::MAX.get() + 1) * 128;
         (0..=longest).filter(|len| self.can_use_key_len(*len)).collect()
     }
 }
 
-/// Every combination of parts that a cipher can be made from, for tests, comparisons and lists: each cipher, mode and
-/// IV mode with one key, ESSIV with every hash that fits, and some with several keys. [`CipherSpec::key_lens`] says
-/// which keys each takes.
+/// Returns every valid combination of parts, for tests, comparisons and lists: each cipher, mode and IV mode with one
+/// key, ESSIV with every hash that fits, and some with several keys. [`CipherSpec::key_lens`] returns the keys that
+/// each accepts.
 pub fn known_specs() -> Vec<CipherSpec> {
     let hashes = EssivHash::ALL.iter().map(|&hash| IvMode::Essiv(hash));
     let ivs = IvMode::ALL.iter().copied().filter(|iv| !matches!(iv, IvMode::Essiv(_))).chain(hashes);
@@ -108,7 +108,7 @@ pub fn known_specs() -> Vec<CipherSpec> {
         for &mode in ChainMode::ALL {
             for &iv in &ivs {
                 for count in [1, 2, 64] {
-                    // The number of keys is no matter of the cipher's: one is enough to see that they take turns.
+                    // The number of keys does not depend on the cipher: one cipher is enough to test it.
                     let several = cipher == Cipher::Aes && (count == 2 || mode == ChainMode::Cbc) || iv == IvMode::Lmk;
                     let keys = KeyCount::new(count).filter(|keys| *keys == KeyCount::ONE || several);
                     specs.extend(keys.map(|keys| CipherSpec { cipher, mode, iv, keys }));

@@ -1,7 +1,7 @@
 //! Cipher specifications such as dm-crypt's `aes-xts-plain64`, in parts.
 //!
-//! This file has the parts, how they are written, and which keys and data units they take; `parse` reads both of
-//! dm-crypt's notations; `combine` says which parts go together, once, for reading, for making ciphers, and for
+//! This file has the parts, their names, and the keys and data units that they accept. `parse` parses both of
+//! dm-crypt's notations; `combine` knows the valid combinations, for parsing, for making ciphers, and for
 //! [`known_specs`].
 
 mod combine;
@@ -20,7 +20,7 @@ use std::fmt;
 pub enum Cipher {
     /// AES with 128-, 192- or 256-bit keys (FIPS 197).
     Aes,
-    /// Serpent, keys to 256 bits.
+    /// Serpent, keys of up to 256 bits.
     Serpent,
     /// Twofish with 128-, 192- or 256-bit keys.
     Twofish,
@@ -36,7 +36,7 @@ pub enum Cipher {
     Blowfish,
     /// CAST-128, keys of 40 to 128 bits (RFC 2144); 8-byte blocks.
     Cast5,
-    /// Adiantum: XChaCha, AES-256, NH and Poly1305 over a whole data unit; a mode of its own.
+    /// Adiantum: XChaCha, AES-256, NH and Poly1305 over a whole data unit; it is a mode as well.
     Adiantum {
         /// XChaCha's rounds: 12 or 20.
         rounds: u8,
@@ -62,7 +62,7 @@ impl Cipher {
         Self::Null,
     ];
 
-    /// The name of the Linux kernel, with which a specification starts.
+    /// Returns the name in the Linux kernel, with which a specification starts.
     pub fn name(self) -> &'static str {
         match self {
             Self::Aes => "aes",
@@ -80,8 +80,7 @@ impl Cipher {
         }
     }
 
-    /// Lengths in bytes of the cipher's own key, as the Linux kernel takes them: XTS has two such keys, several keys
-    /// are several.
+    /// Returns the lengths in bytes of the cipher's own key, as the Linux kernel accepts them: XTS uses two such keys.
     pub fn key_lens(self) -> &'static [usize] {
         match self {
             Self::Aes | Self::Twofish | Self::Camellia | Self::Aria => &[16, 24, 32],
@@ -95,19 +94,19 @@ impl Cipher {
         }
     }
 
-    /// Bytes in a block: 8 or 16. For Adiantum and the null cipher, which have none, 16.
+    /// Returns the number of bytes in a block: 8 or 16; 16 for Adiantum and the null cipher, which have no blocks.
     pub fn block_len(self) -> usize {
         if self.is_legacy() { 8 } else { 16 }
     }
 
-    /// Whether the cipher has blocks of 8 bytes, too short for new volumes (birthday bound: a few GiB under one key):
-    /// kept so that old ones can be read.
+    /// Whether the cipher has blocks of 8 bytes, which are too short for new volumes (birthday bound: a few GiB per
+    /// key) and supported to read old ones.
     pub fn is_legacy(self) -> bool {
         matches!(self, Self::Des3 | Self::Blowfish | Self::Cast5)
     }
 }
 
-/// `N` numbers from `first` on.
+/// Returns `N` numbers from `first` on.
 const fn range<const N: usize>(first: usize) -> [usize; N] {
     let mut lens = [0; N];
     let mut at = 0;
@@ -122,16 +121,16 @@ const fn range<const N: usize>(first: usize) -> [usize; N] {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ChainMode {
-    /// XEX with tweak and ciphertext stealing (IEEE 1619); the key is two of the cipher's of the same length.
+    /// XEX with tweak and ciphertext stealing (IEEE 1619); the key is two keys of the cipher with the same length.
     Xts,
-    /// Cipher block chaining, one chain a data unit.
+    /// Cipher block chaining, one chain per data unit.
     Cbc,
-    /// Electronic codebook: no IV, equal blocks stay equal. For comparison, and for old volumes.
+    /// Electronic codebook: no IV, equal blocks have equal ciphertexts. For comparison, and for old volumes.
     Ecb,
-    /// Counter mode. The IV is the first counter, big-endian over the whole block. A unit written twice gives both
-    /// plaintexts away: for old volumes only.
+    /// Counter mode. The IV is the first counter, big-endian over the whole block. Rewriting a unit reveals the XOR of
+    /// both plaintexts: for old volumes only.
     Ctr,
-    /// Liskov-Rivest-Wagner (IEEE P1619's draft before XTS): the key is the cipher's and 16 bytes of tweak.
+    /// Liskov-Rivest-Wagner (IEEE P1619's draft before XTS): the key is the cipher's and a tweak key of 16 bytes.
     Lrw,
     /// Adiantum's own: the whole data unit is one block.
     Adiantum,
@@ -141,7 +140,7 @@ impl ChainMode {
     /// Every mode that this crate has.
     pub const ALL: &[Self] = &[Self::Xts, Self::Cbc, Self::Ecb, Self::Ctr, Self::Lrw, Self::Adiantum];
 
-    /// dm-crypt's name.
+    /// Returns dm-crypt's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Xts => "xts",
@@ -154,7 +153,7 @@ impl ChainMode {
     }
 }
 
-/// The hash that makes an ESSIV key from the key. Its digest is as long as one of the block cipher's keys.
+/// The hash that makes an ESSIV key from the key. Its digest has the length of a key of the block cipher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EssivHash {
@@ -170,7 +169,7 @@ pub enum EssivHash {
     Sha256,
     /// SHA-384, 48 bytes.
     Sha384,
-    /// SHA-512, 64 bytes: longer than any key of the ciphers here.
+    /// SHA-512, 64 bytes: longer than any key of these ciphers.
     Sha512,
 }
 
@@ -179,7 +178,7 @@ impl EssivHash {
     pub const ALL: &[Self] =
         &[Self::Md5, Self::Sha1, Self::Ripemd160, Self::Sha224, Self::Sha256, Self::Sha384, Self::Sha512];
 
-    /// The Linux kernel's name.
+    /// Returns the Linux kernel's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Md5 => "md5",
@@ -192,7 +191,7 @@ impl EssivHash {
         }
     }
 
-    /// Bytes in a digest.
+    /// Returns the length of a digest in bytes.
     pub fn digest_len(self) -> usize {
         match self {
             Self::Md5 => 16,
@@ -205,7 +204,7 @@ impl EssivHash {
     }
 }
 
-/// How an IV is made from the number of a data unit (dm-crypt's names).
+/// The mode that makes an IV of the number of a data unit (with dm-crypt's names).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IvMode {
@@ -221,16 +220,16 @@ pub enum IvMode {
     Benbi,
     /// Zero bytes.
     Null,
-    /// loop-AES: an MD5 state over number and plaintext, and with a 65th key a seed; CBC in units of 512 bytes.
+    /// loop-AES: an MD5 state over number and plaintext, with a seed if there is a 65th key; CBC in units of 512 bytes.
     Lmk,
-    /// Old TrueCrypt volumes: IV and whitening from the tail of the key; units of 512 bytes.
+    /// Old TrueCrypt volumes: IV and whitening from the end of the key; units of 512 bytes.
     Tcw,
     /// The byte offset of the unit, encrypted as one block under the data's own cipher (BitLocker).
     Eboiv,
     /// As [`IvMode::Eboiv`], with BitLocker's Elephant diffuser under the second half of the key.
     Elephant,
     /// SPDK's: the number little-endian in the last eight bytes of the tweak, zero before. dm-crypt does not have it,
-    /// so no text names it: plain volumes choose it by an option of its own.
+    /// so it has no name in specifications: plain volumes have an option for it.
     SpdkUpper,
 }
 
@@ -250,7 +249,7 @@ impl IvMode {
         Self::SpdkUpper,
     ];
 
-    /// dm-crypt's name, without what follows a colon.
+    /// Returns dm-crypt's name, without the part after a colon.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
@@ -268,7 +267,7 @@ impl IvMode {
     }
 }
 
-/// How many keys share a volume, unit by unit (dm-crypt's `aes:64-...`): a power of two to 64.
+/// Number of keys that the data units of a volume use in turn (dm-crypt's `aes:64-...`): a power of two up to 64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KeyCount {
     log2: u8,
@@ -277,16 +276,16 @@ pub struct KeyCount {
 impl KeyCount {
     /// One key for everything.
     pub const ONE: Self = Self { log2: 0 };
-    /// As many as loop-AES has, and the most that is taken.
+    /// The number of loop-AES, which is the maximum.
     pub const MAX: Self = Self { log2: 6 };
 
-    /// `count` keys, a power of two to 64.
+    /// Returns `count` keys, a power of two up to 64.
     pub fn new(count: u32) -> Option<Self> {
         let fits = count.is_power_of_two() && count <= 1 << Self::MAX.log2;
         fits.then(|| Self { log2: count.trailing_zeros() as u8 })
     }
 
-    /// How many.
+    /// Returns the number.
     pub fn get(self) -> usize {
         1 << self.log2
     }
@@ -299,9 +298,9 @@ pub struct CipherSpec {
     pub cipher: Cipher,
     /// How blocks are chained.
     pub mode: ChainMode,
-    /// How the IV of a data unit is made. [`IvMode::Null`] where the mode takes none.
+    /// The mode that makes IVs; [`IvMode::Null`] if the chain mode needs none.
     pub iv: IvMode,
-    /// How many keys take turns: the low bits of a unit's first sector choose.
+    /// Number of keys that take turns, selected by the low bits of a unit's first sector.
     pub keys: KeyCount,
 }
 
@@ -310,17 +309,17 @@ impl CipherSpec {
     pub const AES_XTS_PLAIN64: Self =
         Self { cipher: Cipher::Aes, mode: ChainMode::Xts, iv: IvMode::Plain64, keys: KeyCount::ONE };
 
-    /// Whether the specification takes a key of `len` bytes.
+    /// Whether the specification accepts a key of `len` bytes.
     pub fn can_use_key_len(&self, len: usize) -> bool {
         self.key_parts(len).is_some()
     }
 
-    /// Whether the specification takes units of this size: `lmk` and `tcw` are defined for 512 bytes only.
+    /// Whether the specification accepts units of this size: `lmk` and `tcw` are defined for 512 bytes only.
     pub fn can_use_unit(&self, unit: DataUnitSize) -> bool {
         unit == DataUnitSize::SECTOR || !matches!(self.iv, IvMode::Lmk | IvMode::Tcw)
     }
 
-    /// The name in two parts, as LUKS1 headers store it: `aes` and `xts-plain64`.
+    /// Returns the name in two parts, as LUKS1 headers store it: `aes` and `xts-plain64`.
     pub fn luks1_names(&self) -> (String, String) {
         let text = self.to_string();
         match text.split_once('-') {
@@ -330,7 +329,7 @@ impl CipherSpec {
     }
 }
 
-/// dm-crypt's legacy notation, which every specification has: `cipher[:keys]-mode-iv[:options]`.
+/// Displays dm-crypt's legacy notation, which every specification has: `cipher[:keys]-mode-iv[:options]`.
 impl fmt::Display for CipherSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.cipher.name())?;
@@ -350,7 +349,7 @@ impl fmt::Display for CipherSpec {
 mod tests {
     use super::*;
 
-    /// Does not compile where a variant is missing here, and fails where one is missing in `ALL`.
+    /// Does not compile if a variant is missing here, and fails if one is missing in `ALL`.
     #[test]
     fn lists_of_ciphers_and_modes_are_complete() {
         for (at, cipher) in Cipher::ALL.iter().enumerate() {

@@ -1,20 +1,20 @@
-//! Reading dm-crypt's two notations, as the Linux kernel cuts them: the legacy `cipher[:keys]-mode-iv[:options]` and
+//! Parsing of dm-crypt's two notations, split as by the Linux kernel: the legacy `cipher[:keys]-mode-iv[:options]`, and
 //! `capi:` with a name of the kernel's crypto API, `capi:xts(aes)-plain64`.
 //!
-//! Options that the kernel passes over are passed over, IV modes given to ECB too.
+//! Options that the kernel ignores are ignored, including IV modes of ECB.
 
 use super::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode, KeyCount};
 use std::str::FromStr;
 
-/// A cipher specification has a word that this crate does not know, or that does not go with the others.
+/// A part of a cipher specification that is not supported, or does not fit the others.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unsupported {part} '{value}': expected {expected}")]
 pub struct InvalidCipherSpec {
-    /// Which part: `cipher`, `key count`, `mode`, `IV mode`, `ESSIV hash`, or `specification`.
+    /// The part: `cipher`, `key count`, `mode`, `IV mode`, `ESSIV hash`, or `specification`.
     pub part: &'static str,
     /// Its text, at most 64 characters.
     pub value: String,
-    /// Texts that are possible.
+    /// Possible values.
     pub expected: &'static str,
 }
 
@@ -32,7 +32,7 @@ const HASHES: &str = "md5, sha1, rmd160, sha224, sha256, sha384 or sha512";
 impl FromStr for CipherSpec {
     type Err = InvalidCipherSpec;
 
-    /// Reads either notation. In the legacy one, a cipher alone or with the mode `plain` means `cbc-plain`.
+    /// Parses either notation. In the legacy one, a cipher alone or with the mode `plain` means `cbc-plain`.
     fn from_str(text: &str) -> Result<Self, InvalidCipherSpec> {
         let spec = match text.strip_prefix("capi:") {
             Some(name) => capi(name)?,
@@ -61,7 +61,7 @@ fn legacy(text: &str) -> Result<CipherSpec, InvalidCipherSpec> {
     Ok(CipherSpec { cipher, mode, iv, keys })
 }
 
-/// `aes:64` in two.
+/// Splits `aes:64`.
 fn key_count(word: &str) -> Result<(&str, KeyCount), InvalidCipherSpec> {
     let Some((name, count)) = word.split_once(':') else { return Ok((word, KeyCount::ONE)) };
     let digits = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
@@ -71,14 +71,14 @@ fn key_count(word: &str) -> Result<(&str, KeyCount), InvalidCipherSpec> {
     }
 }
 
-/// Reads the text after `capi:`. Options follow the last colon, the IV mode the last dash before it.
+/// Parses the text after `capi:`. Options follow the last colon, the IV mode the last dash before it.
 fn capi(text: &str) -> Result<CipherSpec, InvalidCipherSpec> {
     let (rest, options) = text.rsplit_once(':').map_or((text, None), |(rest, options)| (rest, Some(options)));
     let (name, iv) = rest.rsplit_once('-').map_or((rest, None), |(name, iv)| (name, Some(iv)));
     if let Some(inner) = between(name, "essiv(") {
         let (inner, hash) = inner.rsplit_once(',').unwrap_or((inner, ""));
         let (cipher, mode) = api_name(inner)?;
-        // The template encrypts what another IV mode makes, and only this one is ESSIV as it is known.
+        // The template encrypts the output of any IV mode, but only with this one it is ESSIV.
         if iv != Some("plain64") {
             return Err(InvalidCipherSpec::new("IV mode", iv.unwrap_or_default(), "plain64 with essiv(...)"));
         }
@@ -93,7 +93,7 @@ fn capi(text: &str) -> Result<CipherSpec, InvalidCipherSpec> {
     Ok(CipherSpec { cipher, mode, iv, keys })
 }
 
-/// `xts(aes)`, `adiantum(xchacha12,aes)`.
+/// Parses `xts(aes)` or `adiantum(xchacha12,aes)`.
 fn api_name(name: &str) -> Result<(Cipher, ChainMode), InvalidCipherSpec> {
     let expected = "a mode and a cipher: xts(aes)";
     let parts = name.strip_suffix(')').and_then(|name| name.split_once('('));

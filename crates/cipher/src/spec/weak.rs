@@ -1,11 +1,11 @@
-//! Keys that weaken a specification.
+//! Weak keys.
 
 use super::combine::KeyParts;
 use super::{ChainMode, CipherSpec};
 
 impl CipherSpec {
-    /// Whether `key`, or one of several keys in it, is an XTS key of two equal halves, which weakens XTS. Takes the
-    /// same time wherever the halves differ.
+    /// Whether `key`, or one of several keys in it, is an XTS key with two equal halves, which weakens XTS. The time
+    /// does not depend on where the halves differ.
     pub fn has_equal_halves(&self, key: &[u8]) -> bool {
         let parts = self.key_parts(key.len()).filter(|parts| self.mode == ChainMode::Xts && parts.each > 0);
         let Some(KeyParts { each, extra }) = parts else { return false };

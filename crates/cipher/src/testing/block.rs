@@ -1,4 +1,4 @@
-//! Every block cipher one block at a time, from a library that shares nothing with ours where ours is our own.
+//! Every block cipher one block at a time, from a library that shares no code with this crate's own implementations.
 
 use crate::Cipher;
 use ::aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
@@ -27,7 +27,7 @@ impl<C: BlockCipherEncrypt + BlockCipherDecrypt> OneBlock for C {
 }
 
 impl NaiveBlocks {
-    /// Panics where `cipher` takes no such key, or is not a block cipher.
+    /// Makes the cipher. Panics if `cipher` accepts no such key, or is not a block cipher.
     pub(crate) fn new(cipher: Cipher, key: &[u8]) -> Self {
         fn made<C: OneBlock + KeyInit + 'static>(key: &[u8]) -> Box<dyn OneBlock> {
             Box::new(C::new_from_slice(key).unwrap())
@@ -37,7 +37,7 @@ impl NaiveBlocks {
             (Cipher::Aes, 24) => made::<::aes::Aes192>(key),
             (Cipher::Aes, _) => made::<::aes::Aes256>(key),
             (Cipher::Serpent, 16..) => made::<serpent::Serpent>(key),
-            // The library takes no shorter key: but the cipher pads each to 256 bits with a one and zeroes.
+            // The library accepts no shorter key, but the cipher pads each to 256 bits with a one and zeroes.
             (Cipher::Serpent, _) => made::<serpent::Serpent>(&[key, &[1], &[0; 32]].concat()[..32]),
             (Cipher::Twofish, _) => made::<twofish::Twofish>(key),
             (Cipher::Camellia, 16) => made::<camellia::Camellia128>(key),
@@ -54,17 +54,17 @@ impl NaiveBlocks {
         })
     }
 
-    /// 8 or 16 bytes.
+    /// Returns the block length in bytes, 8 or 16.
     pub(crate) fn block_len(&self) -> usize {
         self.0.len()
     }
 
-    /// One block.
+    /// Encrypts one block.
     pub(crate) fn encrypt(&self, block: &mut [u8]) {
         self.0.encrypt(block);
     }
 
-    /// One block.
+    /// Decrypts one block.
     pub(crate) fn decrypt(&self, block: &mut [u8]) {
         self.0.decrypt(block);
     }

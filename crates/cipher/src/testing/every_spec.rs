@@ -1,8 +1,7 @@
-//! Every specification that [`known_specs`] lists, against itself: many units a call give what one unit a call gives,
-//! on the portable path and on the fastest kernel, in place and copied, and come back.
+//! Every specification in [`known_specs`]: many units in one call give the same bytes as single calls, on the portable
+//! path and on the fastest kernel, in place and copied, and decrypt to the original.
 //!
-//! That the bytes are the right ones is said elsewhere: by vectors, and by the table of digests below, which an
-//! independent implementation made.
+//! Vectors, and the table of digests of an independent implementation below, show that the bytes are right.
 
 use super::noise;
 use crate::locked::tests::releases_of;
@@ -10,7 +9,7 @@ use crate::spec::known_specs;
 use crate::*;
 use sha2::{Digest, Sha256};
 
-/// The shortest, the middle and the longest key: ciphers with keys of any length have dozens.
+/// Returns the shortest, the middle and the longest key length: ciphers with keys of any length have dozens.
 fn some_key_lens(spec: &CipherSpec) -> Vec<usize> {
     let lens: Vec<_> = spec.key_lens().into_iter().filter(|len| *len != 0).collect();
     let mut some = vec![lens[0], lens[lens.len() / 2], lens[lens.len() - 1]];
@@ -18,7 +17,8 @@ fn some_key_lens(spec: &CipherSpec) -> Vec<usize> {
     some
 }
 
-/// Key lengths, units and IV numberings to test a specification with. The shortest key is tested with all units.
+/// Returns key lengths, units and IV numberings to test a specification with. The shortest key is tested with all
+/// units.
 fn variants(spec: &CipherSpec) -> Vec<(usize, DataUnitSize, bool)> {
     let units = [9, 12, 16].map(|log2| DataUnitSize::new(1 << log2).unwrap());
     let lens = some_key_lens(spec);
@@ -29,7 +29,7 @@ fn variants(spec: &CipherSpec) -> Vec<(usize, DataUnitSize, bool)> {
     variants
 }
 
-/// Under a key made from its length, so that an independent implementation can make it too.
+/// Makes a cipher with a key derived from its length, so that an independent implementation can derive it, too.
 fn cipher(
     kernel: AesKernel,
     spec: &CipherSpec,
@@ -39,8 +39,8 @@ fn cipher(
         .unwrap_or_else(|error| panic!("{spec} with {key_len} bytes: {error}"))
 }
 
-/// Bytes that another implementation can make: the first of SHA-256 over the seed and a counter, each as eight bytes,
-/// little-endian.
+/// Returns bytes that another implementation can compute: the first of SHA-256 over the seed and a counter, each as
+/// eight bytes, little-endian.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let blocks = (0..len.div_ceil(32) as u64)
         .map(|at| Sha256::new().chain_update(seed.to_le_bytes()).chain_update(at.to_le_bytes()).finalize());
@@ -77,7 +77,7 @@ fn compare(spec: &CipherSpec, variant: (usize, DataUnitSize, bool), first: u64, 
     }
 }
 
-/// More units than one batch of IVs has, over the ends of what 32 and 64 bits hold.
+/// More units than one batch of IVs, across the wraps of 32 and 64 bits.
 #[test]
 fn many_units_in_one_call_equal_single_calls() {
     let (mut combinations, specs) = (0, known_specs());
@@ -97,8 +97,8 @@ fn many_units_in_one_call_equal_single_calls() {
     println!("{} specifications, {combinations} combinations", specs.len());
 }
 
-/// Four units from the number 2^32 - 16 on, against `tests/oracle/cipher_digests.py`: block ciphers of the Python
-/// packages `cryptography` and `pycryptodome`, modes and IVs written out there.
+/// Four units from number 2^32 - 16, against `tests/oracle/cipher_digests.py`, which uses block ciphers of the Python
+/// packages `cryptography` and `pycryptodome` and implements modes and IVs itself.
 #[test]
 fn digests_of_an_independent_implementation() {
     let rows: Vec<_> = include_str!("../../tests/vectors/digests.txt").lines().collect();
@@ -120,7 +120,7 @@ fn digests_of_an_independent_implementation() {
     assert!(ciphers.len() >= 150, "only {} specifications", ciphers.len());
 }
 
-/// Keys, and what is made of them for IVs, are wiped.
+/// Keys, and values derived from them for IVs, are wiped.
 #[test]
 fn key_memory_of_every_specification_is_wiped() {
     for spec in known_specs().iter().filter(|spec| spec.cipher != Cipher::Null) {

@@ -1,8 +1,8 @@
-//! Buffers between two pages that nothing may touch, and canaries around what a call may touch.
+//! Buffers between two guard pages, with canaries around the bytes that a call may access.
 
 use crate::locked::LockedBytes;
 
-/// Where in its pages a buffer lies.
+/// Position of a buffer in its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Its first byte follows a guard page.
@@ -21,7 +21,7 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    /// Room for buffers of up to `len` bytes in any place.
+    /// Returns memory for buffers of up to `len` bytes in any position.
     pub(crate) fn new(len: usize) -> Self {
         let page = rustix::param::page_size();
         let mut pages = LockedBytes::zeroed((len + 64).next_multiple_of(page));
@@ -29,13 +29,13 @@ impl Guarded {
         Self { pages }
     }
 
-    /// The buffer of `len` bytes at `place`.
+    /// Returns the buffer of `len` bytes at `place`.
     pub(crate) fn at(&mut self, place: Place, len: usize) -> &mut [u8] {
         let range = self.range(place, len);
         &mut self.pages.as_mut_slice()[range]
     }
 
-    /// Panics if a byte outside of the buffer at `place` has changed; puts canaries back in the buffer itself.
+    /// Panics if a byte outside of the buffer at `place` has changed; restores the canaries in the buffer itself.
     pub(crate) fn check(&mut self, place: Place, len: usize) {
         let range = self.range(place, len);
         let pages = self.pages.as_mut_slice();
@@ -59,7 +59,7 @@ impl Guarded {
 
 #[test]
 #[should_panic(expected = "wrote outside")]
-fn byte_outside_is_noticed() {
+fn byte_written_outside_of_buffer_is_detected() {
     let mut buffer = Guarded::new(512);
     buffer.at(Place::Offset(7), 513)[512] = 1;
     buffer.check(Place::Offset(7), 512);

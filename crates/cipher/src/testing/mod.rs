@@ -7,7 +7,7 @@ pub(crate) mod naive;
 mod runner;
 mod vectors;
 
-/// `len` bytes that look random, the same for the same `seed`.
+/// Returns `len` pseudo-random bytes, the same for the same `seed`.
 pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = vec![0; len.next_multiple_of(8)];

@@ -1,6 +1,6 @@
-//! Reference implementations of the ciphers that have kernels, block by block, in the words of the standards.
+//! Reference implementations of the ciphers with kernels, block by block, in the words of the standards.
 //!
-//! It shares nothing with the kernels but the `aes` and `sha2` crates, of which it uses one block at a time.
+//! They share with the kernels only the `aes` and `sha2` crates, of which they use one block at a time.
 
 use crate::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode, KeyCount};
 use ::aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
@@ -22,8 +22,7 @@ pub(crate) struct Naive {
 }
 
 impl Naive {
-    /// Whether there is a reference for `spec`: AES-XTS and AES-CBC, which have kernels, with the IV modes that kernels
-    /// fill in line.
+    /// Whether there is a reference for `spec`: AES-XTS and AES-CBC, with the IV modes of the kernels.
     pub(crate) fn knows(spec: &CipherSpec) -> bool {
         let iv = matches!(spec.iv, IvMode::Null | IvMode::Plain | IvMode::Plain64 | IvMode::Essiv(EssivHash::Sha256));
         let aes = spec.cipher == Cipher::Aes && matches!(spec.mode, ChainMode::Xts | ChainMode::Cbc);
@@ -44,7 +43,7 @@ impl Naive {
         Self { spec: *spec, unit_len, step, data, tweak, essiv }
     }
 
-    /// Encrypts, or decrypts, a run of units, the first of which has the IV number `first`.
+    /// Encrypts or decrypts a run of units, the first of which has the IV number `first`.
     pub(crate) fn run(&self, first: u64, data: &mut [u8], encrypt: bool) {
         for (index, unit) in data.chunks_exact_mut(self.unit_len).enumerate() {
             let number = first.wrapping_add(self.step.wrapping_mul(index as u64));
@@ -52,7 +51,7 @@ impl Naive {
         }
     }
 
-    /// One data unit under an IV.
+    /// Encrypts or decrypts one data unit with an IV.
     pub(crate) fn unit(&self, iv: Block, unit: &mut [u8], encrypt: bool) {
         let Some(aes) = &self.data else { return };
         let blocks = unit.as_chunks_mut::<16>().0;
@@ -78,7 +77,7 @@ impl Naive {
     }
 }
 
-/// IEEE 1619, section 5.3.
+/// Implements IEEE 1619, section 5.3.
 fn xts(aes: &Aes, mut tweak: Block, blocks: &mut [Block], encrypt: bool) {
     for block in blocks {
         let whitened = xor(*block, tweak);
@@ -87,7 +86,7 @@ fn xts(aes: &Aes, mut tweak: Block, blocks: &mut [Block], encrypt: bool) {
     }
 }
 
-/// Multiplication by the primitive element, byte by byte (IEEE 1619, section 5.2).
+/// Multiplies by the primitive element, byte by byte (IEEE 1619, section 5.2).
 fn times_x(tweak: Block) -> Block {
     let mut product = [0; 16];
     let mut carry = 0;

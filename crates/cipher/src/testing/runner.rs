@@ -1,8 +1,8 @@
-//! Compares every kernel with every naive reference, in all lengths, places, unit sizes and around the ends of IV
+//! Compares every kernel with every naive reference, in all lengths, positions, unit sizes and around the wraps of IV
 //! numbers.
 //!
-//! Nothing is listed here: what is added to `AesKernel::available`, or to what the naive implementation knows, is
-//! compared from then on. Specifications without kernels are compared in `every_spec`.
+//! It has no list: a new entry of `AesKernel::available`, or of the naive implementation, is compared automatically.
+//! Specifications without kernels are compared in `every_spec`.
 
 use super::guarded::{Guarded, Place};
 use super::naive::Naive;
@@ -11,12 +11,12 @@ use crate::locked::tests::releases_of;
 use crate::spec::known_specs;
 use crate::*;
 
-/// All specifications with a naive reference.
+/// Returns all specifications with a naive reference.
 fn all_specs() -> Vec<CipherSpec> {
     known_specs().into_iter().filter(Naive::knows).collect()
 }
 
-/// IV numbers that a run of 131 units carries across 2^32 or 2^64, and some that it does not.
+/// IV numbers from which a run of 131 units carries across 2^32 or 2^64, and some from which it does not.
 const FIRST: [u64; 7] = [0, 1, (1 << 32) - 3, (1 << 32) - 100, u64::MAX - 3, u64::MAX - 1000, 0x0123_4567_89ab_cdef];
 
 fn unit(log2: u32) -> DataUnitSize {
@@ -53,7 +53,8 @@ impl Case {
         format!("{spec} {} bits, {unit:?}, large {large_iv}, {}", self.key.len() * 8, self.ciphers[cipher].kernel())
     }
 
-    /// All kernels on runs of `counts` units from IV number `first`, in both directions, in changing places.
+    /// Compares all kernels on runs of `counts` units from IV number `first`, in both directions, in changing
+    /// positions.
     fn compare(&mut self, first: u64, counts: &[usize]) {
         let most = counts.iter().copied().max().unwrap_or(0);
         let input = noise(first, most * self.unit.bytes());
@@ -140,7 +141,7 @@ fn every_kernel_agrees_in_every_length() {
     compare_all(9..=9, &[FIRST[3]], &counts);
 }
 
-/// Every IV number, around the ends of what 32 and 64 bits hold.
+/// Every IV number around the wraps of 32 and 64 bits.
 #[test]
 fn every_kernel_agrees_from_every_iv_number() {
     compare_all(9..=10, &FIRST, &[1, 2, 3, 7, 8, 9, 131]);
@@ -173,7 +174,7 @@ fn kernels_and_specifications_to_compare_exist() {
     }
 }
 
-/// Every allocation that a cipher makes for its key is wiped before the pages go back.
+/// Every allocation that a cipher makes for its key is wiped before it is unmapped.
 #[test]
 fn key_memory_is_wiped_when_a_cipher_is_dropped() {
     for spec in all_specs().into_iter().filter(|spec| spec.cipher != Cipher::Null) {
@@ -215,7 +216,7 @@ fn wrong_lengths_panic_before_a_byte_is_written() {
 }
 
 #[test]
-fn wrong_keys_and_parts_are_errors() {
+fn invalid_keys_and_specifications_are_refused() {
     let spec = CipherSpec::AES_XTS_PLAIN64;
     let made = new_sector_cipher(&spec, &[0; 40], DataUnitSize::SECTOR, IvNumbering::DataUnits);
     assert_eq!(made.err(), Some(CipherError::KeyLength { spec, len: 40 }));
@@ -228,7 +229,7 @@ fn wrong_keys_and_parts_are_errors() {
 }
 
 #[test]
-fn equal_halves_of_an_xts_key_are_noticed() {
+fn equal_halves_of_xts_key_are_detected() {
     let spec = CipherSpec::AES_XTS_PLAIN64;
     let mut key = [noise(3, 32), noise(3, 32)].concat();
     assert!(spec.has_equal_halves(&key));

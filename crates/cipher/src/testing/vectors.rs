@@ -1,7 +1,7 @@
 //! Published vectors: those of IEEE 1619, NIST and Wycheproof, on every kernel.
 //!
-//! A kernel takes whole units of 512 bytes or more, and whole blocks of a unit do not depend on what follows them: so a
-//! shorter vector is run as the start of a unit. Vectors that end inside a block are out of reach and counted as such.
+//! A kernel takes whole units of 512 bytes or more, and whole blocks of a unit do not depend on later ones, so a
+//! shorter vector is run as the start of a unit. Vectors that end inside a block cannot be run, and are counted.
 
 use super::naive::Naive;
 use super::unhex;
@@ -10,7 +10,8 @@ use crate::*;
 
 const SPEC: CipherSpec = CipherSpec::AES_XTS_PLAIN64;
 
-/// XTS on `data`, which is whole blocks, under any tweak block, on every kernel and the naive reference. All agree.
+/// Runs XTS on `data`, which is whole blocks, with any tweak block, on every kernel and the naive reference. All must
+/// agree.
 fn xts_everywhere(key: &[u8], iv: [u8; 16], data: &[u8], encrypt: bool) -> Vec<u8> {
     assert!(data.len().is_multiple_of(16));
     let mut expected = data.to_vec();
@@ -35,7 +36,7 @@ fn number_iv(number: u64) -> [u8; 16] {
     u128::from(number).to_le_bytes()
 }
 
-/// Checks both directions and gives back the ciphertext.
+/// Checks both directions, and returns the ciphertext.
 fn both_ways(key: &[u8], iv: [u8; 16], plain: &[u8]) -> Vec<u8> {
     let ciphertext = xts_everywhere(key, iv, plain, true);
     assert_eq!(xts_everywhere(key, iv, &ciphertext, false), plain);
@@ -71,8 +72,8 @@ fn ieee_1619_short_units() {
     }
 }
 
-/// IEEE Std 1619-2007, annex B, vectors 4 to 9: a run of 256 units in which each one's plaintext is the ciphertext of
-/// the one before. So the first and the last block of a few stand for every byte of all.
+/// IEEE Std 1619-2007, annex B, vectors 4 to 9: a run of 256 units in which the plaintext of each one is the ciphertext
+/// of the previous one. So comparing the first and the last block of a few covers every byte of all.
 #[test]
 fn ieee_1619_chain_of_units() {
     const ROWS: [(u64, u128, u128); 6] = [
@@ -98,8 +99,8 @@ fn ieee_1619_chain_of_units() {
     assert_eq!(next, None);
 }
 
-/// IEEE Std 1619-2007, annex B, vectors 10 to 14: AES-256, the plaintext 00 01 02 ... ff twice, and numbers that fill
-/// ever more bytes. First and last block of each.
+/// IEEE Std 1619-2007, annex B, vectors 10 to 14: AES-256, the plaintext 00 01 02 ... ff twice, and numbers of
+/// increasing length. First and last block of each.
 #[test]
 fn ieee_1619_aes_256() {
     const ROWS: [(u64, u128, u128); 5] = [
@@ -124,7 +125,7 @@ fn ieee_1619_aes_256() {
     }
 }
 
-/// Wycheproof's AES-XTS vectors, from the package that carries them.
+/// Wycheproof's AES-XTS vectors, from the package that has them.
 #[test]
 fn wycheproof() {
     let set = wycheproof::cipher::TestSet::load(wycheproof::cipher::TestName::AesXts).unwrap();
@@ -146,8 +147,8 @@ fn wycheproof() {
     assert!(run >= 10, "only {run} of {} vectors are usable", run + other);
 }
 
-/// NIST's XTSVS vectors, as the Python package `cryptography-vectors` carries them: `INLOCK_NIST_XTS` names its
-/// directory `cryptography_vectors/ciphers/AES/XTS`.
+/// NIST's XTSVS vectors, as in the Python package `cryptography-vectors`: `INLOCK_NIST_XTS` names its directory
+/// `cryptography_vectors/ciphers/AES/XTS`.
 #[test]
 fn nist() {
     let Some(directory) = std::env::var_os("INLOCK_NIST_XTS") else {
@@ -168,7 +169,7 @@ fn nist() {
     assert!(run >= 1000, "only {run} vectors");
 }
 
-/// Whether the case was of whole blocks, and so was run.
+/// Runs a case of whole blocks. Returns whether it was one.
 fn nist_case(case: &str) -> bool {
     let field = |name: &str| {
         let line = case.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));

@@ -2,7 +2,7 @@
 
 use clap::CommandFactory;
 
-use super::action::Action;
+use super::action::{Action, IMAGE, NAME, SOURCE};
 use super::options::Options;
 use crate::ui::print::print;
 
@@ -22,11 +22,31 @@ fn of_action(action: &Action) -> String {
             let is_hidden = arg.is_hide_set() || !arg.get_long().is_some_and(|long| action.has_option(long));
             arg.hide(is_hidden)
         });
+    let mut notes: Vec<String> = action.arguments.iter().filter_map(|argument| of_argument(action, argument)).collect();
     if !action.aliases.is_empty() {
         let names: Vec<&str> = action.aliases.iter().map(|alias| alias.name).collect();
-        command = command.after_help(format!("Aliases: {}", names.join(", ")));
+        notes.push(format!("Aliases: {}", names.join(", ")));
+    }
+    if !notes.is_empty() {
+        command = command.after_help(notes.join("\n"));
     }
     command.render_help().to_string()
+}
+
+/// Explains a positional argument. `None`: its name is enough.
+fn of_argument(action: &Action, argument: &str) -> Option<String> {
+    let text = match argument {
+        SOURCE | IMAGE if action.has_option("table") => "an image file or a block device; left out with --table",
+        SOURCE | IMAGE => "an image file or a block device",
+        NAME => "name of a running volume; `inlock list` shows all",
+        "[<name>]" => "name for the volume, needed unless --test-passphrase is given",
+        "[<name>...]" => "names of running volumes (default: all)",
+        "[<key file>]" => "the same as --key-file",
+        "<input file or ->" => "- is standard input",
+        "<output file or ->" => "- is standard output",
+        _ => return None,
+    };
+    Some(format!("{argument}: {text}"))
 }
 
 fn of_program(actions: &[&Action]) -> String {
@@ -76,6 +96,7 @@ mod tests {
         assert!(help.contains("--header") && help.contains("--verbose"), "{help}");
         assert!(!help.contains("--pbkdf") && !help.contains("--nbd"), "{help}");
         assert!(!help.contains("--launched"), "{help}");
+        assert!(help.contains("<image>: an image file or a block device\nAliases: luksLook"), "{help}");
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(crate) struct Options {
     #[arg(value_name = "ACTION", num_args = 0.., hide = true)]
     pub words: Vec<OsString>,
 
-    /// Show this help message, or the help of an action
+    /// Show this help message, or with an action its help
     #[arg(short = '?', long, action = ArgAction::SetTrue, help_heading = "General")]
     pub help: bool,
     /// Print package version
@@ -62,10 +62,10 @@ pub(crate) struct Options {
     #[arg(short = 'y', long, action = ArgAction::SetTrue, help_heading = "Keys")]
     pub verify_passphrase: bool,
 
-    /// Type of volume: luks, luks1, luks2, plain, raw (default: luks)
+    /// Type of volume: luks, luks1, luks2, plain, or raw, which is unencrypted (default: luks)
     #[arg(short = 'M', long = "type", value_name = "TYPE", help_heading = "Volume")]
     pub volume_type: Option<String>,
-    /// Device-mapper table (a file or one line) to open instead of a volume
+    /// Device-mapper table, in a file or as one line
     #[arg(long, value_name = "FILE|LINE", help_heading = "Volume")]
     pub table: Option<OsString>,
     /// Device or file with separated LUKS header
@@ -99,19 +99,19 @@ pub(crate) struct Options {
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = values::sectors, help_heading = "Volume")]
     pub size: Option<u64>,
 
-    /// Open a volume, or a table, with a null cipher, which does not encrypt
+    /// Allow a null cipher, which does not encrypt
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
     pub allow_null_cipher: bool,
-    /// Open a LUKS volume with a cipher without IV
+    /// Allow a cipher without IV (LUKS)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
     pub allow_null_iv: bool,
-    /// Open a LUKS volume with an unencrypted segment
+    /// Allow an unencrypted segment (LUKS)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
     pub allow_linear_segment: bool,
     /// Refuse a volume with any other cipher
     #[arg(long, value_name = "SPEC[,SPEC]", value_parser = values::ciphers, help_heading = "Header policy")]
     pub require_cipher: Option<Ciphers>,
-    /// Refuse a LUKS volume with any other UUID
+    /// Refuse a volume with any other UUID (LUKS)
     #[arg(long, value_name = "UUID", value_parser = values::uuid, help_heading = "Header policy")]
     pub expect_uuid: Option<String>,
 
@@ -140,7 +140,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "TEXT", help_heading = "Creating")]
     pub subsystem: Option<String>,
 
-    /// Zone size: distance between the starts of two zones
+    /// Zone size: distance between the starts of two zones (for create)
     #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Zones")]
     pub zone_size: Option<u64>,
     /// Zone capacity (default: the zone size)
@@ -238,10 +238,10 @@ pub(crate) struct Options {
     /// Number of worker threads (default: number of CPUs, at most 4)
     #[arg(long, value_name = "N", help_heading = "Performance")]
     pub threads: Option<u16>,
-    /// Requests to encrypt on a pool of threads (default: none)
+    /// Requests to encrypt or decrypt on a pool of threads (default: none)
     #[arg(long, value_name = "WHICH", value_parser = ["none", "reads", "writes", "both", "auto"], help_heading = "Performance")]
     pub offload: Option<String>,
-    /// Size of that pool (default: number of CPUs)
+    /// Number of threads in the pool of --offload (default: number of CPUs)
     #[arg(long, value_name = "N", help_heading = "Performance")]
     pub offload_threads: Option<u16>,
     /// Microseconds to poll for the next short request before sleeping (default: 0)
@@ -254,7 +254,7 @@ pub(crate) struct Options {
     /// Also write the results as an HTML page
     #[arg(long, value_name = "FILE.html", help_heading = "Measuring")]
     pub report: Option<PathBuf>,
-    /// Exit with status 1 unless all thresholds are met
+    /// Exit with status 1 unless the results meet all thresholds
     #[arg(long, alias = "bars", action = ArgAction::SetTrue, help_heading = "Measuring")]
     pub check: bool,
     /// With --check: accept thresholds that were not measured
@@ -263,17 +263,17 @@ pub(crate) struct Options {
     /// Measure for seconds instead of minutes
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Measuring")]
     pub quick: bool,
-    /// Number of slices of each case
+    /// Number of measurements of each case
     #[arg(long, value_name = "N", help_heading = "Measuring")]
     pub rounds: Option<u16>,
-    /// Length of a slice (in ms)
+    /// Duration of one measurement (in ms)
     #[arg(long, value_name = "MSECS", help_heading = "Measuring")]
     pub slice_ms: Option<u32>,
-    /// Directory for images (default: /dev/shm, or the temporary directory)
+    /// Directory for test images (default: /dev/shm, or the temporary directory)
     #[arg(long, value_name = "DIRECTORY", help_heading = "Measuring")]
     pub dir: Option<PathBuf>,
 
-    /// Part of the volume to copy; without LENGTH, to the end
+    /// Part of the volume to copy, as in 1M:512K; without LENGTH, to the end
     #[arg(long, value_name = "OFFSET:LENGTH", value_parser = values::range, help_heading = "Copying")]
     pub range: Option<Range>,
 

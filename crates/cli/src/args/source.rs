@@ -152,7 +152,7 @@ fn plain_args(options: &Options) -> anyhow::Result<Plain> {
     }
     let fits = |sectors: Option<u64>| sectors.is_none_or(|n| Sector(n).to_bytes().is_some());
     if !fits(options.offset) || !fits(options.size) {
-        return Err(CliError::usage("The offset or the size does not fit 64 bits of bytes."));
+        return Err(CliError::usage("The offset or the size exceeds 2^64 bytes."));
     }
     if options.size == Some(0) {
         return Err(CliError::usage("The size of the volume is zero."));

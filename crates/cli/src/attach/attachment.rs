@@ -179,7 +179,7 @@ impl Attachment {
             }),
             Self::Fuse(_) => Ok(()),
             Self::Loop(mount, over) => {
-                // The kernel learns the file's length when it is asked for.
+                // The kernel updates its copy of the file's length when a process requests it.
                 std::fs::metadata(mount.path())?;
                 Ok(over.update_len()?)
             }

@@ -1,4 +1,4 @@
-//! The frontends that attach volumes, or their stand-ins where this build leaves them out.
+//! The frontends that attach volumes, or their stand-ins if this build leaves them out.
 
 #[cfg(feature = "fuse")]
 pub(super) use inlock_frontend::fuse;

@@ -1,7 +1,7 @@
 //! Holders of a block device or a file: mounts, swap, stacked devices, processes that have it open.
 //!
-//! For messages, and to refuse detaching a device in use. The list is a snapshot without other mount namespaces; the
-//! kernel's answer to an exclusive open or an unmount decides.
+//! For error messages, and to refuse detaching a device in use. The list is a snapshot without other mount namespaces;
+//! an exclusive open or an unmount by the kernel decides.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -28,7 +28,7 @@ pub(crate) enum Holder {
     Device(String),
     /// A process that has it open.
     Process { pid: u32, name: String },
-    /// The kernel refuses an exclusive open, for a reason not found.
+    /// The kernel refuses an exclusive open for an unknown reason.
     Unknown,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn of_device(node: &Path) -> Vec<Holder> {
     let deadline = Instant::now() + SETTLE_TIME;
     loop {
         let found = of_device_now(node);
-        // A process that exits, and a file system that releases the device a moment after the unmount.
+        // Includes an exiting process, and a file system that releases the device a moment after the unmount.
         let passes = |holder: &Holder| matches!(holder, Holder::Process { .. } | Holder::Unknown);
         let may_pass = !found.is_empty() && found.iter().all(passes);
         if !may_pass || Instant::now() >= deadline {
@@ -75,7 +75,7 @@ fn of_device_now(node: &Path) -> Vec<Holder> {
         found = processes(&real);
     }
     if found.is_empty() && is_taken(node) {
-        // A file system that is mounted elsewhere.
+        // A file system that is mounted in another namespace.
         found.push(Holder::Unknown);
     }
     found

@@ -14,7 +14,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Links the name to `node`. On failure warns, and the volume has no link.
+    /// Links the name to `node`. Warns if that fails; the volume then has no link.
     pub(crate) fn make(name: &str, node: &Path) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             return None;

@@ -50,7 +50,7 @@ impl AttachMethod {
         matches!(self, Self::Ublk | Self::Nbd)
     }
 
-    /// Returns why it cannot work here, as far as that is known before trying.
+    /// Returns the reason why it cannot work here, as far as it is known before trying.
     fn missing(self) -> Option<String> {
         let fuse = || match access("/dev/fuse", Access::READ_OK | Access::WRITE_OK) {
             Ok(()) => None,
@@ -80,8 +80,8 @@ impl AttachMethod {
     }
 }
 
-/// Returns the method that was asked for, or the preferred one of those that work (`None`). `zoned`: the volume has
-/// zones that are written in order, and is writable.
+/// Returns the requested method, or for `None` the preferred one of those that work. `zoned`: the volume has sequential
+/// zones, and is writable.
 pub(crate) fn choose(asked: Option<AttachMethod>, zoned: bool) -> anyhow::Result<AttachMethod> {
     if zoned {
         return choose_for_zones(asked);

@@ -1,7 +1,7 @@
 //! Attaching a volume: as a block device with a node in /dev, or as a file.
 //!
 //! [`method`] chooses how, before a passphrase is asked for; [`attachment`] attaches and detaches; [`stale`] handles
-//! what a process that died has left.
+//! the devices and mounts of processes that died.
 
 pub(crate) mod attachment;
 mod drivers;

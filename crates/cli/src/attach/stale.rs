@@ -55,7 +55,7 @@ fn clean_up_device(stale: StaleDevice<'_>, file: &Path) -> anyhow::Result<()> {
     let held = |node: &Path, by: &[Holder]| CliError::Held { node: node.to_owned(), by: holders::describe(by) };
     let node = stale.node;
     if let Some(node) = node.filter(|_| stale.method == AttachMethod::Ublk.name()) {
-        // Otherwise it is gone, or another process has made a device with its number.
+        // Otherwise the device is gone, or another process has created one with its number.
         let found = ublk::number_of(node).zip(stale.cookie.map(u64::from));
         let found = found.filter(|(number, cookie)| ublk::is_abandoned(*number, *cookie));
         let Some((number, cookie)) = found else { return Ok(()) };

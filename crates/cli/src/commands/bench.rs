@@ -14,7 +14,7 @@ pub(crate) const ACTION: Action = Action {
     aliases: &[],
     arguments: &["cipher|path|latency|compare|all"],
     options: &[&["json", "report", "check", "allow-missing", "quick", "rounds", "slice-ms", "dir"]],
-    about: "benchmark cipher kernels, the I/O path, other NBD servers",
+    about: "benchmark ciphers, I/O path, latency, other NBD servers",
     prepare: |options, mut arguments| {
         let args = BenchArgs::new(&options, &arguments.word()?)?;
         Ok(Prepared::with_status(move || run(&args)))

@@ -1,4 +1,4 @@
-//! `close`: ends the process of a volume when all writes are on stable storage, or cleans up after one that died.
+//! `close`: closes a volume when all writes are on stable storage, or cleans up after a process that died.
 
 use serde_json::json;
 
@@ -23,7 +23,7 @@ pub(crate) const ACTION: Action = Action {
 /// Closes the volume; with `deferred`, as soon as it is no longer in use.
 pub(super) fn run(name: &Name, deferred: bool) -> anyhow::Result<()> {
     match Client::find(name)? {
-        // Its process may continue for long.
+        // Its process may continue for a long time.
         Found::Active(mut client) if deferred => {
             client.command(&json!({"command": "close", "deferred": true}), None).map(drop)
         }

@@ -49,7 +49,7 @@ pub(super) fn within(range: Option<Range>, volume_len: u64) -> anyhow::Result<(u
         (Some(room), None) => Ok((range.offset, room)),
         (Some(room), Some(len)) if len <= room => Ok((range.offset, len)),
         _ => Err(CliError::refused(
-            format!("The range does not lie within the volume, which has {volume_len} bytes."),
+            format!("The range exceeds the volume, which has {volume_len} bytes."),
             "use --range OFFSET:LENGTH, in bytes or with units: 1M:512K",
         )),
     }

@@ -1,4 +1,4 @@
-//! `isLuks`: returns by the exit status whether a device has a LUKS header.
+//! `isLuks`: reports by the exit status whether a device has a LUKS header.
 
 use inlock_volume::LoadError;
 
@@ -13,7 +13,7 @@ pub(crate) const ACTION: Action = Action {
     aliases: &[],
     arguments: &[IMAGE],
     options: &[HEADER],
-    about: "test by the exit status for a LUKS header",
+    about: "test for a LUKS header, by the exit status",
     prepare: |options, mut arguments| {
         let args = header_args(options, arguments.path()?)?;
         Ok(Prepared::new(move || run(&args)))

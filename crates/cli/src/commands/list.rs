@@ -13,7 +13,7 @@ pub(crate) const ACTION: Action = Action {
     aliases: &[],
     arguments: &[],
     options: &[&["json"]],
-    about: "list the names in use",
+    about: "list running volumes",
     prepare: |options, _| Ok(Prepared::new(move || run(options.json))),
 };
 

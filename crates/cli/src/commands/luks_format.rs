@@ -108,7 +108,7 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
         return Err(CliError::usage(format!("Keyslot is invalid: LUKS{version} has keyslots 0 to {}.", slots - 1)));
     }
     for (name, text) in [("label", &options.label), ("subsystem", &options.subsystem)] {
-        // 48 bytes in the header, with a terminating zero.
+        // The header has 48 bytes, including a terminating zero.
         if text.as_ref().is_some_and(|text| text.len() > 47 || text.contains('\0')) {
             return Err(CliError::usage(format!("Option --{name} takes at most 47 bytes.")));
         }
@@ -152,7 +152,7 @@ fn run(args: &FormatArgs) -> anyhow::Result<()> {
     let result = format(args, &device, Some(&data));
     let result = result.and_then(|()| if created { durable::sync_name(&device.file, header) } else { Ok(()) });
     if created && result.is_err() {
-        // The empty file was created by this call.
+        // This call created the empty file.
         let _ = std::fs::remove_file(header);
     }
     result
@@ -203,7 +203,7 @@ struct DataPlacement {
 }
 
 impl DataPlacement {
-    /// Returns what the options say; on a zoned device, what fits the zones of `holder`, which has the data.
+    /// Returns the values of the options; on a zoned device, those that fit the zones of `holder`, which has the data.
     fn find(args: &FormatArgs, device: &Device, holder: &Device) -> anyhow::Result<Self> {
         let asked = Self { offset: args.offset, sector_size: args.sector_size };
         let Some(zones) = &holder.zones else { return Ok(asked) };

@@ -39,7 +39,7 @@ fn mount_args(options: Options, image: PathBuf, dir: PathBuf) -> anyhow::Result<
     let name = match &options.name {
         Some(name) => name.clone(),
         None => {
-            // The last part of the path, without characters that a name cannot have.
+            // The last component of the path, without characters that a name cannot have.
             let last = image.file_name().unwrap_or_default().to_string_lossy();
             let plain = |c: char| if c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c) { c } else { '_' };
             name_of(last.chars().map(plain).collect::<String>().into())?

@@ -231,7 +231,7 @@ impl OpenVolume {
             let woken = caught.fd();
             match poll(&mut [PollFd::new(&woken, PollFlags::IN)], Some(&POLL_INTERVAL)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error).context("cannot wait for a signal"),
+                Err(error) => return Err(error).context("cannot wait for signals"),
             }
             match caught.take() {
                 Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),
@@ -247,7 +247,7 @@ impl OpenVolume {
             && let Err(held) = state.detach()
         {
             let _ = report(&held);
-            print_stderr("inlock: It will be closed when it is no longer in use.");
+            print_stderr("inlock: The volume will be closed when it is no longer in use.");
             state.deferred = true;
         }
     }

@@ -36,7 +36,7 @@ pub(crate) const ACTION: Action = Action {
 struct ResumeArgs {
     name: Name,
     key: KeyArgs,
-    /// Another header than the one that the volume was opened with.
+    /// A header other than the one that the volume was opened with.
     header: Option<PathBuf>,
 }
 
@@ -73,7 +73,7 @@ fn source(args: &ResumeArgs, info: &RuntimeInfo) -> anyhow::Result<SourceArgs> {
     }
     let header = args.header.clone().or_else(|| info.header.clone());
     let flags = CryptOptions::default();
-    // Only the key comes from the header, which may have changed. The mapping stays as it was opened.
+    // Only the key comes from the header, which may have changed. The mapping stays as opened.
     let mut policy = HeaderPolicy::default();
     (policy.allow_null_cipher, policy.allow_null_iv, policy.allow_linear_segment) = (true, true, true);
     Ok(SourceArgs { image: info.device.clone(), header, volume_type, key: args.key.clone(), flags, policy })

@@ -30,7 +30,7 @@ fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
     if let VolumeType::Plain(plain) = &source.volume_type
         && plain.cipher.iv == IvMode::SpdkUpper
     {
-        // With any other IV mode the volume would be read and written as noise.
+        // With any other IV mode, reads and writes of the volume would be noise.
         return Err(CliError::refused(
             "A table cannot describe a volume with SPDK's tweak: the Linux kernel has no IV mode for it.",
             "use `inlock open --spdk-tweak` to attach the volume",

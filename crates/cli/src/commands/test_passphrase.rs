@@ -1,4 +1,4 @@
-//! `open --test-passphrase`: returns by the exit status whether a passphrase unlocks the volume.
+//! `open --test-passphrase`: reports by the exit status whether a passphrase unlocks the volume.
 
 use crate::error::CliError;
 use crate::volume::header::Header;

@@ -257,7 +257,7 @@ fn pause(input: BorrowedFd<'_>, caught: &Caught) -> anyhow::Result<Woken> {
             match rustix::io::read(input, &mut keys) {
                 Ok(0) => return Ok(Woken::Quit),
                 Ok(len) if keys[..len].iter().any(|key| b"qQ".contains(key)) => return Ok(Woken::Quit),
-                // The input would stay readable and fail again.
+                // Otherwise the input would stay readable, and fail again.
                 Err(error) if error != rustix::io::Errno::INTR && error != rustix::io::Errno::AGAIN => {
                     return Err(error.into());
                 }

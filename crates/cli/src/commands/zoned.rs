@@ -88,7 +88,7 @@ fn layout(options: &Options) -> anyhow::Result<ZonedLayout> {
     let fits = |sectors: u64| sectors.checked_mul(512).filter(|len| *len > 0);
     let len = match options.size {
         None => 0,
-        Some(sectors) => fits(sectors).ok_or_else(|| CliError::usage("The size is zero, or does not fit 64 bits."))?,
+        Some(sectors) => fits(sectors).ok_or_else(|| CliError::usage("The size is zero, or exceeds 2^64 bytes."))?,
     };
     Ok(ZonedLayout {
         len,

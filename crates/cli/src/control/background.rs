@@ -63,7 +63,7 @@ pub(crate) fn launch(source: &SourceArgs) -> anyhow::Result<u8> {
         Ok(true) => Ok(0),
         Ok(false) => exited(child.wait().context("cannot wait for the background process")?),
         Err(error) => {
-            // Without the socket the child exits silently.
+            // Without its socket the child exits silently.
             drop(ours);
             give_up(&mut child);
             Err(error)
@@ -174,7 +174,7 @@ impl KeyProvider for Launcher {
     }
 }
 
-/// The parent has exited after an error that it has printed.
+/// Returns the error of a parent that has exited, after printing its own error.
 fn gone() -> anyhow::Error {
     CliError::Silent(Status::Wrong).into()
 }
@@ -191,10 +191,10 @@ pub(crate) fn notify_stopping() {
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
 }
 
-/// Protects the process of a block device, for which the kernel may wait when it reclaims memory: from the OOM killer,
-/// from being swapped out, and from allocations that wait for devices. Call it after the key is derived, since the
-/// gigabytes of a derivation must not be locked or exempt from the OOM killer, and before threads are started, which
-/// inherit it. Needs root; without, the device works as long as there is memory.
+/// Protects the process of a block device, which the kernel may need to reclaim memory: from the OOM killer, from being
+/// swapped out, and from allocations that wait for devices. Call it after the key is derived, since the gigabytes of a
+/// derivation must not be locked or exempt from the OOM killer, and before threads are started, which inherit it. Needs
+/// root; without it, the device works as long as there is memory.
 pub(crate) fn protect() {
     if !rustix::process::geteuid().is_root() {
         return;

@@ -10,7 +10,8 @@ use crate::volume::lock::{self, Lock};
 /// A name held by this process. Its files are removed with it.
 pub(crate) struct Claim {
     files: Files,
-    /// State of a process that died and left a device that awaits recovery. Kept if this process fails before.
+    /// State of a process that died and left a device that awaits recovery. Kept if this process fails before it
+    /// recovers it.
     stale: Option<RuntimeInfo>,
     keep: Option<Box<dyn FnOnce() -> bool>>,
     /// Keep the log even if it is empty.
@@ -66,7 +67,7 @@ impl Claim {
         self.keep = Some(Box::new(keep));
     }
 
-    /// Keeps the log, to which the process has yet to write its last error.
+    /// Keeps the log, since the process will write its last error to it.
     pub(crate) fn keep_log(&mut self) {
         self.keeps_log = true;
     }

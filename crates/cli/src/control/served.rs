@@ -116,8 +116,8 @@ impl ServedVolume {
         openmetrics::text(&self.status(), &self.device.stats().snapshot())
     }
 
-    /// Executes a command that may block, one at a time. `pipe` came with the request. Replies even after a panic: the
-    /// client waits, and the process does not exit before.
+    /// Executes a command that may block, one at a time. `pipe` came with the request. Replies even after a panic,
+    /// since the client waits and the process does not exit before.
     pub(crate) fn change(&self, command: &str, request: &Value, pipe: Option<OwnedFd>) -> Reply {
         let change = || self.execute(command, request, pipe);
         catch_unwind(AssertUnwindSafe(change)).unwrap_or_else(|_| {
@@ -149,7 +149,7 @@ impl ServedVolume {
                 "run `inlock resume` to resume I/O",
             ));
         }
-        // If the flush fails, the device is suspended nevertheless, and the key must go.
+        // Even if the flush fails, the device is suspended, and the key must be wiped.
         let suspended = self.device.suspend();
         if self.key_present.load(Ordering::Acquire) && self.device.is_suspended() {
             let wiped = self.device.wipe_key();
@@ -209,7 +209,7 @@ impl ServedVolume {
             ));
         }
         let len = self.device.grow()?;
-        // Also if it has not grown: an earlier announcement may have failed.
+        // Even if it has not grown: an earlier announcement may have failed.
         self.hooks.resized(len)
     }
 

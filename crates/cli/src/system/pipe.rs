@@ -55,11 +55,11 @@ pub(crate) fn read_text(pipe: &OwnedFd, max: usize) -> io::Result<Zeroizing<Vec<
 
 /// Reads to the end, or until `room` is full. Blocks for at most [`READ_TIMEOUT`], for any kind of descriptor.
 fn read(pipe: &OwnedFd, room: &mut [u8]) -> io::Result<usize> {
-    // Other descriptors may block although poll reports them as readable, and some ignore the flag.
+    // Other descriptors may block although poll reports them as readable, and some ignore O_NONBLOCK.
     if FileType::from_raw_mode(fstat(pipe)?.st_mode) != FileType::Fifo {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the descriptor is not a pipe"));
     }
-    // Another process with this pipe open may read what poll has seen.
+    // Another process with this pipe may read the data that poll has reported.
     fcntl_setfl(pipe, fcntl_getfl(pipe)? | OFlags::NONBLOCK)?;
     let deadline = Instant::now() + READ_TIMEOUT;
     let mut len = 0;

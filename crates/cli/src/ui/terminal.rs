@@ -58,7 +58,7 @@ fn ask(
             Err(error) => match error.downcast_ref::<CliError>() {
                 Some(CliError::Interrupted(number)) if *number == Signal::TSTP.as_raw() => {
                     signals::default_action(*number);
-                    // Continued: ask again, with the terminal as other programs left it.
+                    // After SIGCONT: ask again, with the terminal settings that other programs have left.
                 }
                 _ => return Err(error),
             },
@@ -156,7 +156,7 @@ pub(crate) fn confirm(warning: &str) -> anyhow::Result<()> {
     eprint_flush("Are you sure? (Type 'yes' in capital letters): ");
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
-    // After end of file the cursor is behind the question.
+    // After end of file the cursor is on the line of the question.
     if !answer.ends_with('\n') {
         print_stderr("");
     }

@@ -15,7 +15,7 @@ const DEPTH_MAX: usize = 8;
 /// All bytes of a file.
 pub(crate) const ALL: Range = Range { offset: 0, len: None };
 
-/// Returns the part `inner` of a range. A part behind its end is empty, and returned with one byte.
+/// Returns the part `inner` of a range. A part beyond its end is empty, and returned with one byte.
 fn part(outer: Range, inner: Range) -> Range {
     let room = outer.len.map(|len| len.saturating_sub(inner.offset).max(1));
     let len = match (room, inner.len) {

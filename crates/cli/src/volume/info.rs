@@ -54,7 +54,7 @@ pub(crate) struct SegmentInfo {
 }
 
 impl VolumeInfo {
-    /// Starts with what is known before the header is loaded.
+    /// Starts with the values that are known before the header is loaded.
     pub(super) fn new(args: &SourceArgs, data: &Device) -> Self {
         let (kind, hash) = match &args.volume_type {
             VolumeType::Luks(_) => ("LUKS", None),

@@ -4,8 +4,8 @@
 //! nothing. A wrong key would turn every later write into noise. So zeroes are encrypted with the first key, and a key
 //! that encrypts them to other bytes is refused.
 //!
-//! A [`KeyFingerprint`] does the same for a volume whose process has died. It is stored in a file, thus a salted hash:
-//! a reader can try keys with it, as with the volume itself, which needs less work.
+//! A [`KeyFingerprint`] does the same for a volume whose process has died. It is stored in a file, so it is a salted
+//! hash: a reader can try keys with it, but trying them with the volume itself takes less work.
 
 use std::fs::File;
 use std::io::Read;

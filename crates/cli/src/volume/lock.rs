@@ -65,7 +65,9 @@ pub(crate) fn header(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
     let locked = || CliError::HeaderLocked { path: device.path.clone() };
     if !device.is_block() {
         let file = device.share()?;
-        take(&file, mode, HEADER_TIMEOUT)?.then_some(()).ok_or_else(locked)?;
+        let is_taken = take(&file, mode, HEADER_TIMEOUT);
+        let is_taken = is_taken.with_context(|| format!("cannot lock {}", device.path.display()))?;
+        is_taken.then_some(()).ok_or_else(locked)?;
         return Ok(Lock { held: Some(file), own_file: None, others: None });
     }
     let (major, minor) = device.device_number();
@@ -100,11 +102,12 @@ pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Device
     for name in &names {
         held.push(take_everywhere(&dirs, name, mode)?.ok_or_else(in_use)?);
     }
-    let own = own_description(device, mode).with_context(|| format!("cannot lock {}", device.path.display()))?;
+    let cannot_lock = || format!("cannot lock {}", device.path.display());
+    let own = own_description(device, mode).with_context(cannot_lock)?;
     let backing = backing.iter().map_while(|file| Some((open_backing(file, mode)?, file.range)));
     let mut ranges = Vec::new();
     for (file, range) in std::iter::once((own, backing::ALL)).chain(backing) {
-        match range::take(file, range, mode, EXIT_TIMEOUT)? {
+        match range::take(file, range, mode, EXIT_TIMEOUT).with_context(cannot_lock)? {
             Attempt::Taken(lock) => ranges.push(lock),
             Attempt::Busy => return Err(in_use().into()),
             Attempt::Unsupported => {}
@@ -168,7 +171,8 @@ fn take_file(dir: &Path, path: &Path, mode: Mode, timeout: Duration) -> anyhow::
         let Some(file) = open_lock_file(dir, path)? else {
             return Ok(Some(Lock { held: None, own_file: None, others: None }));
         };
-        if !take(&file, mode, deadline.saturating_duration_since(Instant::now()))? {
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        if !take(&file, mode, timeout).with_context(|| format!("cannot lock {}", path.display()))? {
             return Ok(None);
         }
         // The last holder removes the file; a lock on a removed file excludes no process.
@@ -236,9 +240,9 @@ fn take(file: &File, mode: Mode, timeout: Duration) -> anyhow::Result<bool> {
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) if Instant::now() >= deadline => return Ok(false),
             Err(Errno::AGAIN) => thread::sleep(Duration::from_millis(20)),
-            // File systems without locks: cryptsetup continues as well.
+            // On file systems without locks cryptsetup continues, too.
             Err(Errno::NOSYS | Errno::OPNOTSUPP) => return Ok(true),
-            Err(error) => return Err(error).context("cannot lock"),
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -265,7 +269,7 @@ mod tests {
         }
         drop(both);
         assert_eq!(std::fs::read_dir(&one).unwrap().count() + std::fs::read_dir(&two).unwrap().count(), 0);
-        // One directory is enough if the other cannot be made.
+        // One directory is enough if the other cannot be created.
         let nowhere = PathBuf::from("/proc/none");
         let held = take_everywhere(&[one.clone(), nowhere], "f1.2", Mode::Exclusive).unwrap().unwrap();
         assert!(take_everywhere(&[one], "f1.2", Mode::Shared).unwrap().is_none());

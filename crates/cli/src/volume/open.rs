@@ -38,7 +38,7 @@ pub(crate) enum KeySource<'a> {
     Provider(&'a dyn KeyProvider),
 }
 
-/// Opens, locks and unlocks a volume. Wipes what derivation and check of the key left on the stack.
+/// Opens, locks and unlocks a volume. Wipes the stack memory that deriving and checking the key has used.
 pub(crate) fn open(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Result<UnlockedVolume> {
     let opened = unlock(args, writing, keys);
     scrub_stack::<SCRUB>();
@@ -78,7 +78,7 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
             let detached = device.identity() != data.identity();
             let location = if detached { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
             if detached && !backing::overlap(&device.path, &data.path) {
-                // So that the header is not replaced. The lock of the data device covers one that lies on it.
+                // Prevents replacing the header. The lock of the data device includes a header on it.
                 locks.push(lock::whole_device(&device, Mode::Shared)?);
             }
             let header = Header::load_from(device, *luks, false)?;

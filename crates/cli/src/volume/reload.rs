@@ -47,7 +47,7 @@ pub(crate) fn reload(
     let new_segments = SegmentInfo::of_table(table);
     if running.zone_limits().is_some() && runs(segments, running.len()) != runs(&new_segments, 0) {
         return Err(CliError::refused(
-            "The table does not lie on the same zones in the same order.",
+            "The table does not have the same zones in the same order.",
             "close the volume and open it with this table",
         ));
     }

@@ -73,7 +73,7 @@ pub(crate) fn read(key: &KeyArgs, ask: Ask<'_>, key_len: Option<u64>) -> anyhow:
     }
 }
 
-/// Whether a user at a terminal is asked, who can also be asked again.
+/// Whether the secret is typed by a user at a terminal, who can also be asked again.
 pub(crate) fn prompts(key: &KeyArgs, ask: Ask<'_>) -> bool {
     match key.file {
         Some(KeyFile::Path(_)) => false,
@@ -189,7 +189,7 @@ fn read_some(input: BorrowedFd<'_>, block: &mut [u8]) -> anyhow::Result<usize> {
     }
 }
 
-/// Appends without leaving a copy behind if the buffer has to move.
+/// Appends without leaving a copy behind if the buffer is reallocated.
 fn append(bytes: &mut Zeroizing<Vec<u8>>, more: &[u8]) {
     if bytes.capacity() - bytes.len() < more.len() {
         let room = (bytes.len() + more.len()).next_power_of_two().max(512);

@@ -1,4 +1,4 @@
-//! The volume that an action works on, as the command line names it: checked, and not yet looked at.
+//! The volume of an action as named on the command line: checked, but not opened yet.
 
 use std::path::PathBuf;
 

@@ -19,7 +19,7 @@ use crate::error::{CliError, against_policy, cannot_open};
 /// Maximum number of bytes read from a file. The table itself has a lower limit.
 const MAX_FILE: u64 = 2 << 20;
 
-/// A table of the command line. It is taken out to be used, so that no copy of its keys remains.
+/// A table of the command line. Using it takes it out, so that no copy of its keys remains.
 #[derive(Clone)]
 pub(crate) struct TableArg {
     table: Arc<Mutex<Option<Table>>>,
@@ -37,7 +37,7 @@ impl TableArg {
                 let path = Path::new(given);
                 let mut text = Zeroizing::new(Vec::with_capacity(MAX_FILE as usize));
                 let file = File::open(path).map_err(cannot_open(path, false))?;
-                let place = || format!("cannot use {}", path.display());
+                let place = || format!("cannot read table {}", path.display());
                 file.take(MAX_FILE).read_to_end(&mut text).with_context(place)?;
                 let text = std::str::from_utf8(&text).map_err(|_| CliError::usage("The table is not text."));
                 Table::parse(text?).with_context(place)?
@@ -180,8 +180,8 @@ pub(crate) fn flags(table: &Table) -> CryptOptions {
     flags
 }
 
-/// Refuses a table that does not match what the volume advertises about discards: clients have learned it when they
-/// connected.
+/// Refuses a table whose discard flag differs from the one that the volume advertises, which clients have seen when
+/// they connected.
 pub(crate) fn check_discards(table: &Table, allowed: bool) -> anyhow::Result<()> {
     match asks_for_discards(table) {
         Some(true) if !allowed => Err(CliError::refused(

@@ -17,7 +17,7 @@ use super::zones;
 use crate::error::CliError;
 use crate::ui::print::warn;
 
-/// Bytes of the stack that derivation and check of a key may have used.
+/// Length of the stack that deriving and checking a key may have used.
 pub(super) const SCRUB: usize = 256 << 10;
 
 /// A volume that is unlocked, and whose devices are locked.
@@ -80,7 +80,7 @@ impl UnlockedVolume {
     }
 
     /// Uses direct I/O if the volume is on a block device and aligned with its blocks: the layers above have caches of
-    /// their own, and must not wait for memory of this one. For frontends with workers only, whose buffers are aligned.
+    /// their own, and must not wait for memory of this one. Only for frontends with workers, whose buffers are aligned.
     pub(crate) fn use_direct_io(&mut self) {
         let (Contents::Volume(segments, _), [data]) = (&self.contents, self.data.as_slice()) else { return };
         let block = u64::from(data.block_len());
@@ -164,7 +164,7 @@ impl UnlockedVolume {
     }
 }
 
-/// Returns what the engine makes of a table's target.
+/// Returns the engine's content for a table's target.
 pub(super) fn content_of(target: &Target) -> Content<'_> {
     match target {
         Target::Crypt(crypt) => Content::Crypt(&crypt.key),

@@ -42,7 +42,7 @@ fn look(device: &Device) -> anyhow::Result<Option<Zones>> {
     let conventional = |zones: &[Zone]| zones.iter().take_while(|zone| zone.kind == ZoneKind::Conventional).count();
     let (len, limits, count) = if device.is_block() {
         let store = ZonedDevice::new_read_only(device.share()?, IoMode::Sync);
-        let store = store.with_context(|| format!("cannot use {}", device.path.display()))?;
+        let store = store.with_context(|| format!("cannot read the zones of {}", device.path.display()))?;
         let limits = store.limits();
         let mut zones = vec![Zone::UNKNOWN; REPORT_ZONES.min(limits.zones as usize)];
         let mut count = 0;
@@ -83,8 +83,8 @@ pub(crate) fn check(device: &Device, segments: &[Segment], hint: &'static str) -
     segments.iter().try_for_each(|segment| zones.check_segment(segment)).map_err(unfit(&device.path, hint))
 }
 
-/// Refuses a LUKS volume that does not fit the zones of its device, before a passphrase is asked for. `rewritable`: so
-/// is its header, which is on the same device.
+/// Refuses a LUKS volume that does not fit the zones of its device, before a passphrase is asked for. `rewritable`:
+/// includes its header, which is on the same device.
 pub(super) fn check_volume(volume: &Volume, data: &Device, rewritable: bool) -> anyhow::Result<()> {
     let Some(zones) = &data.zones else { return Ok(()) };
     if rewritable {

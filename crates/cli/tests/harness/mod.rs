@@ -49,7 +49,7 @@ impl Ended {
     }
 }
 
-/// The command under test.
+/// Returns the command under test.
 pub(crate) fn inlock() -> Command {
     Command::new(env!("CARGO_BIN_EXE_inlock"))
 }

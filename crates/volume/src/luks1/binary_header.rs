@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of the header.
 pub(crate) const HEADER_LEN: usize = 592;
-/// How many keyslots there are.
+/// Number of keyslots.
 pub(crate) const KEYSLOTS: usize = 8;
 /// [`RawKeyslot::active`] of a keyslot that holds a key.
 pub(crate) const KEYSLOT_ENABLED: u32 = 0x00ac_71f3;
@@ -16,7 +16,7 @@ pub(crate) const KEYSLOT_DISABLED: u32 = 0x0000_dead;
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct RawHeader {
-    /// `LUKS\xba\xbe`.
+    /// `LUKS\xba\xbe`
     pub magic: [u8; 6],
     /// 1.
     pub version: U16,
@@ -26,7 +26,7 @@ pub(crate) struct RawHeader {
     pub cipher_mode: [u8; 32],
     /// Such as `sha256`: of PBKDF2, the digest and the anti-forensic splitter.
     pub hash_spec: [u8; 32],
-    /// Where the payload starts, in sectors.
+    /// Start of the payload, in sectors.
     pub payload_offset: U32,
     /// Length of the volume key in bytes.
     pub key_bytes: U32,
@@ -52,7 +52,7 @@ pub(crate) struct RawKeyslot {
     pub iterations: U32,
     /// PBKDF2 salt.
     pub salt: [u8; 32],
-    /// Where the key material starts, in sectors.
+    /// Start of the key material, in sectors.
     pub offset: U32,
     /// Anti-forensic stripes.
     pub stripes: U32,

@@ -1,8 +1,8 @@
 //! Creating a LUKS1 volume.
 //!
-//! Order of writes: old headers away, key material, the second sector of the header, its first sector; each made
-//! durable before the next. The first sector alone makes the device a LUKS volume, and a sector is written whole or not
-//! at all: a power cut leaves the new volume, the old one, or plainly none.
+//! Order of writes: wipe old headers, key material, second sector of the header, first sector; each is made durable
+//! before the next. Only the first sector makes the device a LUKS volume, and a sector is written whole or not at all:
+//! a power cut leaves the new volume, the old one, or none.
 
 use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, KEYSLOTS, RawHeader, RawKeyslot};
 use super::{Luks1, STRIPES, validate};
@@ -34,16 +34,16 @@ pub struct FormatOptions {
     pub kdf: KdfRequest,
     /// The UUID (`--uuid`); `None`: a random one.
     pub uuid: Option<String>,
-    /// Whether the payload is on another device (`--header`); it starts there at 0 unless an offset is given.
+    /// Whether the payload is on another device (`--header`), where it starts at 0 unless an offset is given.
     pub detached: bool,
-    /// Where the payload starts, in sectors (`--offset`).
+    /// Start of the payload, in sectors (`--offset`).
     pub payload_offset: Option<u64>,
-    /// Which keyslot gets the key (`--key-slot`).
+    /// Number of the keyslot that gets the key (`--key-slot`).
     pub keyslot: u32,
     /// The volume key (`--volume-key-file`); `None`: a random one.
     pub volume_key: Option<VolumeKey>,
-    /// The policy that the new volume is held against. A null cipher, which its keyslots would have too, is refused in
-    /// any case.
+    /// The policy that the new volume must comply with. A null cipher is always refused, since the keyslots have it,
+    /// too.
     pub policy: HeaderPolicy,
 }
 
@@ -72,12 +72,12 @@ const DIGEST_TIME: Duration = Duration::from_millis(125);
 const MIN_DIGEST_ITERATIONS: u32 = 1000;
 
 impl FormatOptions {
-    /// Bytes that header and keyslots take on the header device.
+    /// Returns the number of bytes that header and keyslots take on the header device.
     pub fn header_len(&self) -> u64 {
         KEYSLOT_ALIGN + KEYSLOTS as u64 * self.area_len()
     }
 
-    /// Where the payload will start on its device, in bytes.
+    /// Returns the start of the payload on its device, in bytes.
     pub fn data_offset(&self) -> u64 {
         match (self.payload_offset, self.detached) {
             (Some(sectors), _) => sectors.saturating_mul(512),
@@ -86,7 +86,7 @@ impl FormatOptions {
         }
     }
 
-    /// Bytes from one keyslot to the next.
+    /// Returns the distance of two keyslots in bytes.
     fn area_len(&self) -> u64 {
         material_len(self.key_len as u64, STRIPES.into()).unwrap_or(0).next_multiple_of(KEYSLOT_ALIGN)
     }
@@ -97,13 +97,13 @@ impl FormatOptions {
             return invalid("key-slot", "LUKS1 has keyslots 0 to 7");
         }
         if self.kdf.kind != KdfKind::Pbkdf2 {
-            return invalid("pbkdf", "LUKS1 has only pbkdf2");
+            return invalid("pbkdf", "LUKS1 supports only pbkdf2");
         }
         if u32::try_from(self.data_offset() / 512).is_err() {
             return invalid("offset", "a LUKS1 payload starts below 2 TiB");
         }
         let needed = self.header_len().max(if self.detached { 0 } else { self.data_offset() });
-        // A payload offset that is not 0 must leave room for the keyslots, even on another device: so says the format.
+        // The format requires that a payload offset other than 0 leaves space for the keyslots, even on another device.
         if self.data_offset() != 0 && self.data_offset() < self.header_len() {
             return invalid("offset", "the payload overlaps the keyslots");
         }
@@ -114,13 +114,12 @@ impl FormatOptions {
     }
 }
 
-/// Writes a new LUKS1 header with one keyslot, which `passphrase` opens. The content of the device is
-/// lost.
+/// Writes a new LUKS1 header with one keyslot, which `passphrase` opens. The contents of the device are lost.
 ///
 /// # Errors
 ///
-/// Fails before it writes if the options are not possible or the device is too small; later, only if the device cannot
-/// be written.
+/// Fails before it writes if the options are invalid or the device is too small; later, only if the device cannot be
+/// written.
 pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Luks1, FormatError> {
     options.check(device.len()?)?;
     luks_cipher::check_new_keyslot("cipher", &options.cipher)?;
@@ -130,7 +129,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     let kdf = KdfRequest { hash: options.hash, ..options.kdf }.resolve(options.key_len)?;
     let mut header = new_header(&options, &key)?;
     let material = seal_keyslot(&mut header, &options, &kdf, &key, passphrase)?;
-    // Once the header is known to load, it is written.
+    // The header is written after it has passed the checks of loading.
     let luks1 = validate::decode(&header).and_then(|luks1| validate::check(&luks1).map(|()| luks1));
     luks1.map_err(|fault| FormatError::Verify(Box::new(fault.into())))?;
 
@@ -176,7 +175,7 @@ fn new_header(options: &FormatOptions, key: &VolumeKey) -> Result<RawHeader, For
     Ok(header)
 }
 
-/// Fills in the keyslot that gets the key; gives its material.
+/// Fills in the keyslot that gets the key, and returns its material.
 fn seal_keyslot(
     header: &mut RawHeader,
     options: &FormatOptions,
@@ -186,7 +185,7 @@ fn seal_keyslot(
 ) -> Result<Zeroizing<Vec<u8>>, FormatError> {
     let slot = &mut header.keyslots[options.keyslot as usize];
     let Kdf::Pbkdf2 { hash, iterations } = *kdf else {
-        return Err(FormatError::InvalidOption { option: "pbkdf", reason: "LUKS1 has only pbkdf2" });
+        return Err(FormatError::InvalidOption { option: "pbkdf", reason: "LUKS1 supports only pbkdf2" });
     };
     slot.active = KEYSLOT_ENABLED.into();
     slot.iterations = iterations.into();

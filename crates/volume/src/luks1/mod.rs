@@ -1,8 +1,7 @@
 //! LUKS version 1: "LUKS On-Disk Format Specification", version 1.2.3.
 //!
-//! One binary header without a checksum and without a second copy, eight keyslots. Since nothing in it is redundant, a
-//! damaged header that passes the checks here shows as a passphrase that opens nothing, never as a wrong key: the key
-//! is taken only if the header's digest agrees.
+//! One binary header without checksum or second copy, and eight keyslots. Damage that passes the checks here makes a
+//! passphrase fail, but never yields a wrong key: a key is accepted only if the header's digest confirms it.
 
 mod binary_header;
 pub(crate) mod dump;
@@ -19,7 +18,7 @@ use binary_header::{HEADER_LEN, KEYSLOTS, RawHeader};
 use zerocopy::FromBytes;
 
 pub(crate) const HEADER: &str = "LUKS1 header";
-/// Anti-forensic stripes of every keyslot; no other number is in use.
+/// Anti-forensic stripes of every keyslot; no other number is used in practice.
 pub(crate) const STRIPES: u32 = 4000;
 
 /// A checked LUKS1 header.
@@ -43,7 +42,7 @@ struct Keyslot {
     active: bool,
     iterations: u32,
     salt: [u8; 32],
-    /// Where its key material starts, in sectors.
+    /// Start of its key material, in sectors.
     offset: u32,
     stripes: u32,
 }
@@ -67,7 +66,7 @@ impl Luks1 {
     ///
     /// # Errors
     ///
-    /// Fails if the device has no LUKS1 header, or none that follows the specification.
+    /// Fails if the device has no LUKS1 header, or one that violates the specification.
     pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
         if !probe(device)? {
             return Err(LoadError::NotLuks);
@@ -85,27 +84,27 @@ impl Luks1 {
         Ok(luks1)
     }
 
-    /// The UUID.
+    /// Returns the UUID.
     pub fn uuid(&self) -> &str {
         &self.uuid
     }
 
-    /// Where the payload starts, in sectors.
+    /// Returns the start of the payload, in sectors.
     pub fn payload_offset(&self) -> u32 {
         self.payload_offset
     }
 
-    /// Length of the volume key in bytes.
+    /// Returns the length of the volume key in bytes.
     pub fn key_len(&self) -> usize {
         self.key_len as usize
     }
 
-    /// The cipher as the header names it, such as `aes-xts-plain64`.
+    /// Returns the cipher as the header names it, such as `aes-xts-plain64`.
     pub fn cipher(&self) -> String {
         format!("{}-{}", self.cipher_name, self.cipher_mode)
     }
 
-    /// The hash as the header names it.
+    /// Returns the hash as the header names it.
     pub fn hash(&self) -> &str {
         &self.hash_spec
     }
@@ -128,7 +127,7 @@ impl Keyslot {
     }
 }
 
-/// A text field's content up to its zero byte, if it has one and is printable ASCII.
+/// Returns the content of a text field up to its zero byte, if it has one and is printable ASCII.
 fn text(field: &'static str, bytes: &[u8]) -> Result<String, Violation> {
     let end = bytes.iter().position(|&byte| byte == 0).ok_or(Violation::NotText(field))?;
     let text = &bytes[..end];

@@ -1,4 +1,4 @@
-//! From a passphrase, or a volume key, to what serves a LUKS1 volume.
+//! Unlocking a LUKS1 volume with a passphrase or a volume key.
 
 use super::{HEADER, Keyslot, Luks1};
 use crate::error::UnlockError;
@@ -14,7 +14,7 @@ use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 impl Luks1 {
-    /// Looks for a keyslot that `passphrase` opens, and verifies the key in it.
+    /// Searches for a keyslot that `passphrase` opens, and verifies the key in it.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl Luks1 {
         Err(attempts.into_error())
     }
 
-    /// Takes a volume key that the caller has, after verifying it.
+    /// Unlocks with the caller's volume key, after verifying it.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl Luks1 {
         Ok(finish(key, None, self.segments_of(cipher), Default::default()))
     }
 
-    /// The one segment as it is served, without a key.
+    /// Returns the only segment, without a key.
     ///
     /// # Errors
     ///
@@ -74,13 +74,13 @@ impl Luks1 {
         self.algorithms().map(|(cipher, _)| self.segments_of(cipher))
     }
 
-    /// Cipher and hash, if Inlock has them and they can protect a key of this length.
+    /// Returns cipher and hash, if Inlock has them and they can protect a key of this length.
     fn algorithms(&self) -> Result<(CipherSpec, Hash), UnlockError> {
         let name = self.cipher();
         let unknown = |part| UnlockError::UnsupportedCipher { place: HEADER, name: Excerpt::new(&name), part };
         let cipher = luks_cipher::parse(&name).map_err(unknown)?;
         if cipher.cipher == Cipher::Null {
-            // The keyslots' cipher is the payload's: their key material would be in the clear.
+            // The keyslots have the cipher of the payload: their key material would be in the clear.
             return Err(UnlockError::NullCipherKeyslot {
                 keyslot: self.active_keyslots().first().copied().unwrap_or(0),
             });
@@ -92,7 +92,7 @@ impl Luks1 {
         Ok((cipher, self.hash_spec.parse().map_err(unsupported)?))
     }
 
-    /// The key in a keyslot, or nothing where the passphrase is not its.
+    /// Returns the key in a keyslot. `None`: the passphrase does not open it.
     fn open_keyslot(
         &self,
         device: &dyn HeaderDevice,

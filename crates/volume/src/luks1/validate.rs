@@ -1,4 +1,4 @@
-//! Every rule that a LUKS1 header must keep.
+//! Rules of a LUKS1 header.
 
 use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, RawHeader, RawKeyslot};
 use super::{HEADER, Keyslot, Luks1, STRIPES, text};
@@ -6,7 +6,7 @@ use crate::error::LoadError;
 use crate::key_material::MAX_KEY_LEN;
 use crate::violation::{HeaderFault, HeaderPath, Violation};
 
-/// Reads the fields. Texts must be texts and keyslots must be enabled or disabled; nothing else is checked yet.
+/// Parses the fields. Texts must be texts, and keyslots enabled or disabled; nothing else is checked yet.
 pub(super) fn decode(raw: &RawHeader) -> Result<Luks1, HeaderFault> {
     let root = |violation: Violation| violation.at(HEADER, HeaderPath::ROOT);
     let mut keyslots = [Keyslot { active: false, iterations: 0, salt: [0; 32], offset: 0, stripes: 0 }; 8];
@@ -42,7 +42,7 @@ fn keyslot(raw: &RawKeyslot) -> Result<Keyslot, Violation> {
     })
 }
 
-/// Checks numbers and areas, of unused keyslots too: the next key to be added goes there.
+/// Checks numbers and areas, also of unused keyslots, which the next new key would use.
 pub(super) fn check(luks1: &Luks1) -> Result<(), HeaderFault> {
     let root = |violation: Violation| Err(violation.at(HEADER, HeaderPath::ROOT));
     let max = MAX_KEY_LEN as u64;
@@ -76,7 +76,7 @@ fn check_keyslot(luks1: &Luks1, number: u32, slot: &Keyslot) -> Result<(), Viola
             return Err(Violation::OverlapObject { offset: start, with: "keyslots", object: other_number });
         }
     }
-    // A payload offset of 0 says that the header is detached: the payload is on another device.
+    // A payload offset of 0 means that the header is detached: the payload is on another device.
     let payload = u64::from(luks1.payload_offset) * 512;
     if payload != 0 && end > payload {
         return Err(Violation::PastEnd {
@@ -89,7 +89,7 @@ fn check_keyslot(luks1: &Luks1, number: u32, slot: &Keyslot) -> Result<(), Viola
     Ok(())
 }
 
-/// Checks that the keys in use lie inside the device.
+/// Checks that the keys in use are inside the device.
 pub(super) fn check_inside(luks1: &Luks1, len: u64) -> Result<(), LoadError> {
     let ends = luks1.keyslots.iter().filter(|slot| slot.active).map(|slot| slot.end(luks1.key_len));
     match ends.max() {

@@ -4,22 +4,22 @@ use super::binary_header::BinaryHeader;
 use super::metadata::Metadata;
 use crate::violation::{HeaderFault, HeaderPath, Violation};
 
-/// The most bytes of all keyslot areas together.
+/// Maximum length of all keyslot areas together, in bytes.
 pub(crate) const MAX_KEYSLOTS_LEN: u64 = 128 << 20;
 /// Alignment of the length of all keyslot areas together.
 pub(crate) const KEYSLOTS_ALIGN: u64 = 4096;
 
-/// Start of the keyslot areas.
+/// Returns the start of the keyslot areas.
 pub(super) fn keyslots_start(header: &BinaryHeader) -> u64 {
     2 * header.hdr_size
 }
 
-/// Where the keyslot areas end: a payload on the same device starts there at the earliest.
+/// Returns the end of the keyslot areas: the minimum start of a payload on the same device.
 pub(super) fn keyslots_end(header: &BinaryHeader, metadata: &Metadata) -> u64 {
     keyslots_start(header) + metadata.config.keyslots_size
 }
 
-/// Checks that nothing lies in anything else's place. `keyslots_size` was checked before.
+/// Checks that no area overlaps another one. `keyslots_size` was checked before.
 pub(super) fn check(name: &'static str, header: &BinaryHeader, metadata: &Metadata) -> Result<(), HeaderFault> {
     check_keyslots(header, metadata)
         .map_err(|(number, violation)| violation.at(name, HeaderPath::object("keyslots", number).part("area")))?;
@@ -42,7 +42,7 @@ fn check_keyslots(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32
             return refuse(Violation::PastEnd { offset, size, limit, of: "the keyslot areas" });
         }
         for (&object, other) in metadata.keyslots.range(..number) {
-            // The other's end was checked in its turn.
+            // The end of the other area was checked before.
             if offset < other.area_offset + other.area_len && other.area_offset < offset + size {
                 return refuse(Violation::OverlapObject { offset, with: "keyslots", object });
             }
@@ -57,7 +57,7 @@ fn check_segments(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32
         return Err((number, Violation::SegmentGap));
     }
     let live: Vec<_> = metadata.segments.iter().filter(|(_, segment)| !segment.is_backup()).collect();
-    // A payload at offset 0 says that the header is detached: then nothing of it is on the data device.
+    // A payload at offset 0 means that the header is detached: no part of it is on the data device.
     let detached = live.iter().any(|(_, segment)| segment.offset == 0);
     for (index, &(&number, segment)) in live.iter().enumerate() {
         let offset = segment.offset;

@@ -11,10 +11,10 @@ pub const BLOCK_LEN: usize = 4096;
 pub const LUKS_MAGIC: [u8; 6] = *b"LUKS\xba\xbe";
 /// First bytes of the second copy.
 pub const SECOND_MAGIC: [u8; 6] = *b"SKUL\xba\xbe";
-/// Where a second copy may start: the allowed lengths of a binary header with its JSON area.
+/// Possible offsets of the second copy: the allowed lengths of a binary header with its JSON area.
 pub const SECOND_OFFSETS: [u64; 9] =
     [16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20];
-/// Where the checksum stands in the block.
+/// Offset of the checksum in the block.
 const CHECKSUM_OFFSET: usize = 448;
 const CHECKSUM_LEN: usize = 64;
 
@@ -39,7 +39,7 @@ struct RawHeader {
 
 const _: () = assert!(size_of::<RawHeader>() == BLOCK_LEN && std::mem::offset_of!(RawHeader, csum) == CHECKSUM_OFFSET);
 
-/// Which of the two copies.
+/// One of the two copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copy {
     /// The one at the start of the device.
@@ -48,10 +48,10 @@ pub enum Copy {
     Secondary,
 }
 
-/// The fields of a header that outlive a rewrite.
+/// The fields of a header that a rewrite keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BinaryHeader {
-    /// Length of the binary header with its JSON area, and so where the second copy starts.
+    /// Length of the binary header with its JSON area, which is the offset of the second copy.
     pub hdr_size: u64,
     /// Grows with each rewrite.
     pub seqid: u64,
@@ -59,23 +59,23 @@ pub struct BinaryHeader {
     pub label: String,
     /// The subsystem label.
     pub subsystem: String,
-    /// The checksum's hash.
+    /// Hash of the checksum.
     pub csum_alg: Hash,
     /// The UUID.
     pub uuid: String,
 }
 
 impl BinaryHeader {
-    /// Bytes of the JSON area.
+    /// Returns the length of the JSON area in bytes.
     pub fn json_len(&self) -> usize {
         self.hdr_size as usize - BLOCK_LEN
     }
 
-    /// Reads the fields of the block that stands at `offset`, and checks all but the checksum.
+    /// Parses the fields of the block at `offset`, and checks all except the checksum.
     ///
     /// # Errors
     ///
-    /// Fails with the rule that the block breaks.
+    /// Fails with the rule that the block violates.
     pub fn decode(block: &[u8; BLOCK_LEN], copy: Copy, offset: u64) -> Result<Self, Violation> {
         let raw = RawHeader::ref_from_bytes(block).expect("the array has the length of the header");
         if raw.magic != copy.magic() {
@@ -108,7 +108,7 @@ impl BinaryHeader {
         })
     }
 
-    /// The block for `copy`, with the checksum over it and `json_area`, and with `salt`.
+    /// Encodes the block for `copy`, with the checksum of it and `json_area`, and with `salt`.
     pub fn encode(&self, copy: Copy, salt: &[u8; 64], json_area: &[u8]) -> [u8; BLOCK_LEN] {
         let mut raw = RawHeader::new_zeroed();
         raw.magic = copy.magic();
@@ -127,7 +127,7 @@ impl BinaryHeader {
         block
     }
 
-    /// Where `copy` stands on the device.
+    /// Returns the offset of `copy` on the device.
     pub fn offset(&self, copy: Copy) -> u64 {
         match copy {
             Copy::Primary => 0,
@@ -137,7 +137,7 @@ impl BinaryHeader {
 }
 
 impl Copy {
-    /// The other one.
+    /// Returns the other one.
     pub fn other(self) -> Self {
         match self {
             Self::Primary => Self::Secondary,
@@ -153,12 +153,12 @@ impl Copy {
     }
 }
 
-/// Whether the block's checksum is that of the block, without it, and the JSON area.
+/// Whether the checksum of the block is right: it covers block, with a zero checksum, and JSON area.
 pub fn checksum_matches(block: &[u8; BLOCK_LEN], json_area: &[u8], hash: Hash) -> bool {
     block[CHECKSUM_OFFSET..CHECKSUM_OFFSET + CHECKSUM_LEN] == checksum(block, json_area, hash)
 }
 
-/// Puts the checksum of block and JSON area into the block.
+/// Stores the checksum of block and JSON area in the block.
 pub fn write_checksum(block: &mut [u8; BLOCK_LEN], json_area: &[u8], hash: Hash) {
     let checksum = checksum(block, json_area, hash);
     block[CHECKSUM_OFFSET..CHECKSUM_OFFSET + CHECKSUM_LEN].copy_from_slice(&checksum);
@@ -173,7 +173,7 @@ fn put(field: &mut [u8], text: &str) {
     field[..text.len()].copy_from_slice(text.as_bytes());
 }
 
-/// A text field's content up to its zero byte, if it has one and is UTF-8 without control characters.
+/// Returns the content of a text field up to its zero byte, if it has one and is UTF-8 without control characters.
 fn text(field: &'static str, bytes: &[u8]) -> Result<String, Violation> {
     let end = bytes.iter().position(|&byte| byte == 0).ok_or(Violation::NotText(field))?;
     let text = std::str::from_utf8(&bytes[..end]).map_err(|_| Violation::NotText(field))?;

@@ -1,7 +1,7 @@
 //! Rewriting the metadata.
 //!
-//! The copy that was not trusted is written first and made durable before the other is touched. So a power cut leaves
-//! at least one whole copy, with the old metadata or the new; and a damaged copy is repaired on the way.
+//! The copy that was not trusted is written first, and made durable before the other one is written. So a power cut
+//! leaves at least one valid copy, with the old metadata or the new; a damaged copy is repaired as well.
 
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy};
 use super::{HEADER, Luks2, validate};
@@ -11,16 +11,16 @@ use crate::pbkdf::fill_random;
 use serde_json::{Map, Value};
 
 impl Luks2 {
-    /// Checks the JSON object `metadata` by every rule of loading and writes it as the new metadata of both copies,
+    /// Checks the JSON object `metadata` by all rules of loading, and writes it as the new metadata of both copies,
     /// with the next sequence number and new salts. Key material that it refers to must be durable before.
     ///
-    /// The caller holds the header's lock since loading it. After an error `self` still has the old metadata; what is
-    /// on the device is the old or the new.
+    /// The caller holds the header's lock since loading it. After an error `self` still has the old metadata, and the
+    /// device has the old or the new.
     ///
     /// # Errors
     ///
-    /// Fails before it writes if the metadata breaks a rule or does not fit its area; later, only if the device cannot
-    /// be written. One copy of the header is whole at every moment.
+    /// Fails before it writes if the metadata violate a rule or do not fit their area; later, only if the device cannot
+    /// be written. One copy of the header is valid at any time.
     pub fn commit(&mut self, device: &dyn HeaderDevice, metadata: &str) -> Result<(), CommitError> {
         let seqid = self.header.seqid.checked_add(1).ok_or(CommitError::SequenceExhausted)?;
         let header = BinaryHeader { seqid, ..self.header.clone() };
@@ -52,7 +52,8 @@ fn write_copy(
     Ok(device.sync()?)
 }
 
-/// The JSON area with the text of `map`; or how many bytes that takes, with its zero byte, and how many there are.
+/// Returns the JSON area with the text of `map`. Fails with the length of the text with its zero byte, and the length
+/// of the area.
 pub(super) fn json_area(header: &BinaryHeader, map: &Map<String, Value>) -> Result<Vec<u8>, (u64, u64)> {
     let mut area = serde_json::to_vec(map).expect("a tree with string keys always becomes text");
     let len = header.hdr_size as usize - BLOCK_LEN;

@@ -1,4 +1,4 @@
-//! Digests of the metadata (specification, section 3.4): what says that a key is the right one.
+//! Digests of the metadata (specification, section 3.4), which confirm keys.
 
 use super::json::Fields;
 use super::keyslot::MAX_SALT_LEN;
@@ -10,7 +10,7 @@ use inlock_cipher::VolumeKey;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// Reads one digest; the functions say which keyslots and segments there are.
+/// Parses one digest; the functions tell which keyslots and segments exist.
 pub(super) fn parse(
     fields: &Fields<'_>,
     keyslot_exists: impl Fn(u32) -> bool,
@@ -32,21 +32,21 @@ pub(super) fn parse(
     })
 }
 
-/// Digest `number` and what computes it. One that cannot be computed is an error, never a yes.
+/// A digest that can be computed, and its derivation. A digest that cannot is an error, and never confirms a key.
 pub(super) struct Computable<'a> {
     pub(super) kdf: Kdf,
     salt: &'a [u8],
     expected: &'a [u8],
 }
 
-/// Returns digest `number` if it can be computed.
+/// Returns digest `number`, if it can be computed.
 pub(super) fn computable(number: u32, digest: &Digest) -> Result<Computable<'_>, UnlockError> {
     let refuse = |reason| UnlockError::DigestNotComputable { digest: number, reason };
     let DigestKind::Pbkdf2 { hash, iterations, salt, digest } = &digest.kind else {
         return Err(refuse("its type is not supported"));
     };
     let hash: Hash = hash.parse().map_err(|_| refuse("its hash is not supported"))?;
-    // A short digest would take other keys for the right one.
+    // A truncated digest would confirm other keys as well.
     if digest.len() != hash.len() {
         return Err(refuse("it does not have the length of its hash"));
     }
@@ -54,7 +54,7 @@ pub(super) fn computable(number: u32, digest: &Digest) -> Result<Computable<'_>,
 }
 
 impl Computable<'_> {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(super) fn len(&self) -> usize {
         self.expected.len()
     }

@@ -154,7 +154,7 @@ fn write_digest(number: u32, digest: &Digest, f: &mut Formatter<'_>) -> fmt::Res
     }
 }
 
-/// Bytes in rows of 16, the name before the first.
+/// Writes bytes in rows of 16, with the name before the first.
 fn write_bytes(name: &str, bytes: &[u8], f: &mut Formatter<'_>) -> fmt::Result {
     for (row, bytes) in bytes.chunks(16).enumerate() {
         writeln!(f, "\t{}{}", if row == 0 { name } else { "            " }, Hex(bytes))?;

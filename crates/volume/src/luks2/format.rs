@@ -1,8 +1,8 @@
 //! Creating a LUKS2 volume.
 //!
-//! Order of writes: old headers away; key material and both JSON areas; the first copy's block; the second's; each made
-//! durable before the next. Only a block's first sector has content, and a sector is written whole or not at all: a
-//! power cut leaves the new volume, the old one, or plainly none.
+//! Order of writes: wipe old headers; key material and both JSON areas; block of the first copy; block of the second
+//! copy; each is made durable before the next. Only the first sector of a block has content, and a sector is written
+//! whole or not at all: a power cut leaves the new volume, the old one, or none.
 
 use super::areas::{KEYSLOTS_ALIGN, MAX_KEYSLOTS_LEN};
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS};
@@ -25,9 +25,9 @@ use serde_json::{Map, Value, json};
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// Bytes of a binary header with its JSON area, unless chosen otherwise.
+/// Default length of a binary header with its JSON area, in bytes.
 pub const DEFAULT_METADATA_LEN: u64 = 16 << 10;
-/// Bytes of all keyslot areas, unless chosen otherwise: with two headers, 16 MiB.
+/// Default length of all keyslot areas, in bytes: with two headers, 16 MiB.
 pub const DEFAULT_KEYSLOTS_LEN: u64 = (16 << 20) - 2 * DEFAULT_METADATA_LEN;
 
 /// Options of a new LUKS2 volume.
@@ -38,37 +38,38 @@ pub struct FormatOptions {
     pub cipher: CipherSpec,
     /// Length of the volume key in bytes (`--key-size` / 8).
     pub key_len: usize,
-    /// Hash of the anti-forensic splitter, of the digest, and of PBKDF2 where that is chosen (`--hash`).
+    /// Hash of the anti-forensic splitter, of the digest, and of PBKDF2 if that is chosen (`--hash`).
     pub hash: Hash,
     /// Costs of the keyslot; [`FormatOptions::hash`] is PBKDF2's hash.
     pub kdf: KdfRequest,
-    /// Cipher of the keyslot's area and its key's length in bytes (`--keyslot-cipher`, `--keyslot-key-size`); `None`:
-    /// as the payload, or cryptsetup's default where that does not encrypt.
+    /// Cipher of the keyslot's area, and length of its key in bytes (`--keyslot-cipher`, `--keyslot-key-size`); `None`:
+    /// like the payload, or cryptsetup's default if that does not encrypt.
     pub keyslot_cipher: Option<(CipherSpec, usize)>,
-    /// Bytes of a data unit, to 4096 (`--sector-size`); `None`: 4096 where the data device's length is a multiple.
+    /// Size of a data unit, up to 4096 bytes (`--sector-size`); `None`: 4096 if the length of the data device is a
+    /// multiple.
     pub sector_size: Option<DataUnitSize>,
     /// The UUID (`--uuid`); `None`: a random one.
     pub uuid: Option<String>,
-    /// The label (`--label`), to 47 bytes.
+    /// The label (`--label`), at most 47 bytes.
     pub label: String,
-    /// The subsystem label (`--subsystem`), to 47 bytes.
+    /// The subsystem label (`--subsystem`), at most 47 bytes.
     pub subsystem: String,
-    /// Whether the payload is on another device (`--header`); it starts there at 0 unless an offset is given.
+    /// Whether the payload is on another device (`--header`), where it starts at 0 unless an offset is given.
     pub detached: bool,
-    /// Length of the data device in bytes; `None`: the header device's.
+    /// Length of the data device in bytes; `None`: that of the header device.
     pub data_len: Option<u64>,
-    /// Where the payload starts, in bytes (`--offset` * 512).
+    /// Start of the payload, in bytes (`--offset` * 512).
     pub data_offset: Option<u64>,
-    /// Bytes of a binary header with its JSON area (`--luks2-metadata-size`).
+    /// Length of a binary header with its JSON area, in bytes (`--luks2-metadata-size`).
     pub metadata_len: u64,
-    /// Bytes of all keyslot areas (`--luks2-keyslots-size`); `None`: [`DEFAULT_KEYSLOTS_LEN`], or what fits before the
-    /// payload.
+    /// Length of all keyslot areas, in bytes (`--luks2-keyslots-size`); `None`: [`DEFAULT_KEYSLOTS_LEN`], or the space
+    /// before the payload.
     pub keyslots_len: Option<u64>,
-    /// Which keyslot gets the key (`--key-slot`).
+    /// Number of the keyslot that gets the key (`--key-slot`).
     pub keyslot: u32,
     /// The volume key (`--volume-key-file`); `None`: a random one.
     pub volume_key: Option<VolumeKey>,
-    /// The policy that the new volume is held against.
+    /// The policy that the new volume must comply with.
     pub policy: HeaderPolicy,
 }
 
@@ -98,17 +99,17 @@ impl Default for FormatOptions {
 }
 
 impl FormatOptions {
-    /// Bytes that headers and keyslot areas take on the header device.
+    /// Returns the number of bytes that headers and keyslot areas take on the header device.
     pub fn header_len(&self) -> u64 {
         self.metadata_len.saturating_mul(2).saturating_add(self.keyslots_len())
     }
 
-    /// The fewest bytes that headers and keyslot areas can take on the header device: those of one keyslot.
+    /// Returns the minimum of [`FormatOptions::header_len`]: with the area of one keyslot.
     pub fn least_header_len(&self) -> u64 {
         self.metadata_len.saturating_mul(2).saturating_add(self.keyslots_len.unwrap_or(self.area_len()))
     }
 
-    /// Where the payload will start on its device, in bytes.
+    /// Returns the start of the payload on its device, in bytes.
     pub fn data_offset(&self) -> u64 {
         match (self.data_offset, self.detached) {
             (Some(offset), _) => offset,
@@ -135,7 +136,7 @@ impl FormatOptions {
         self.keyslot_cipher.unwrap_or(of_payload)
     }
 
-    /// Bytes of the keyslot's area.
+    /// Returns the length of the keyslot's area in bytes.
     fn area_len(&self) -> u64 {
         let len = material_len(self.key_len as u64, STRIPES.into()).unwrap_or(u64::MAX / 2);
         len.next_multiple_of(KEYSLOTS_ALIGN)
@@ -197,13 +198,12 @@ const SALT_LEN: usize = 32;
 const DIGEST_TIME: Duration = Duration::from_millis(125);
 const MIN_DIGEST_ITERATIONS: u32 = 1000;
 
-/// Writes a new LUKS2 header with one keyslot, which `passphrase` opens. The content of the device is
-/// lost.
+/// Writes a new LUKS2 header with one keyslot, which `passphrase` opens. The contents of the device are lost.
 ///
 /// # Errors
 ///
-/// Fails before it writes if the options are not possible or the device is too small; later, only if the device cannot
-/// be written.
+/// Fails before it writes if the options are invalid or the device is too small; later, only if the device cannot be
+/// written.
 pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Luks2, FormatError> {
     let device_len = device.len()?;
     let data_len = if options.detached { options.data_len } else { Some(options.data_len.unwrap_or(device_len)) };
@@ -221,7 +221,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
         csum_alg: Hash::Sha256,
         uuid: luks_uuid::new(options.uuid.as_deref())?,
     };
-    // What cannot be loaded is not written.
+    // Metadata that cannot be loaded are not written.
     validate::check(HEADER, &header, &map).map_err(|fault| FormatError::Verify(Box::new(fault.into())))?;
     let area = json_area(&header, &map).map_err(|(needed, area)| FormatError::MetadataTooLarge { needed, area })?;
 
@@ -242,7 +242,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     Luks2::load(device).map_err(|error| FormatError::Verify(Box::new(error)))
 }
 
-/// A keyslot's metadata and its material.
+/// Returns the metadata of a keyslot and its material.
 fn new_keyslot(
     options: &FormatOptions,
     kdf: &Kdf,

@@ -1,8 +1,7 @@
 //! Strict reading of LUKS2's JSON text, and typed access to its fields.
 //!
-//! A JSON area is at most 4 MiB of an attacker's choice. Depth and number of values are bounded while the text is read,
-//! so that the tree stays within some 20 MiB; a key that stands twice in an object is refused, because two readers
-//! could disagree on it.
+//! An attacker may choose the JSON area, up to 4 MiB. Depth and number of values are bounded during parsing, so the
+//! tree takes at most some 20 MiB. A duplicate key in an object is refused, since parsers could disagree on its value.
 
 use crate::printable::Excerpt;
 use crate::violation::{HeaderFault, HeaderPath, Violation};
@@ -13,12 +12,12 @@ use serde_json::{Map, Number, Value};
 use std::cell::RefCell;
 use std::fmt;
 
-/// The deepest nesting of arrays and objects; LUKS2 itself takes 5.
+/// Maximum nesting of arrays and objects; LUKS2 itself needs 5.
 pub(super) const MAX_DEPTH: usize = 32;
-/// The most values in a text; LUKS2 itself, with all its objects, takes some 2000.
+/// Maximum number of values in a text; LUKS2 itself, with all its objects, needs some 2000.
 pub(super) const MAX_VALUES: usize = 1 << 16;
 
-/// Takes the JSON text out of its area: an object, a zero byte, and zeroes to the end.
+/// Returns the JSON text in an area: an object, a zero byte, and zeroes to the end.
 pub(super) fn text_of_area(area: &[u8]) -> Result<&str, Violation> {
     let end = area.iter().position(|&byte| byte == 0).ok_or(Violation::JsonFrame)?;
     let (text, tail) = area.split_at(end);
@@ -36,7 +35,7 @@ pub(super) fn text_of_area(area: &[u8]) -> Result<&str, Violation> {
     })
 }
 
-/// Reads the text of an object.
+/// Parses the text of an object.
 pub(super) fn parse(text: &str) -> Result<Map<String, Value>, Violation> {
     let state = RefCell::new(State { values: 0, violation: None });
     let mut reader = serde_json::Deserializer::from_str(text);
@@ -63,7 +62,7 @@ struct Strict<'s> {
 }
 
 impl<'s> Strict<'s> {
-    /// The reader of a value inside of this one.
+    /// Returns the parser of a value inside this one.
     fn inner(&self) -> Strict<'s> {
         Strict { depth: self.depth + 1, state: self.state }
     }
@@ -141,7 +140,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
     }
 }
 
-/// A number as LUKS2 writes those of 64 bits: a string of decimal digits and nothing else.
+/// Parses a number in the form that LUKS2 uses for 64 bits: a string of decimal digits only.
 pub(super) fn decimal(text: &str) -> Option<u64> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -149,7 +148,7 @@ pub(super) fn decimal(text: &str) -> Option<u64> {
     text.parse().ok()
 }
 
-/// The number that is an object's name: decimal, without leading zeroes.
+/// Parses the number that is the name of an object: decimal, without leading zeroes.
 pub(super) fn object_number(name: &str) -> Option<u32> {
     let number = u32::try_from(decimal(name)?).ok()?;
     (name.len() == 1 || !name.starts_with('0')).then_some(number)
@@ -168,7 +167,7 @@ impl<'a> Fields<'a> {
         Self { header, path: HeaderPath::ROOT, map }
     }
 
-    /// A fault at this path.
+    /// Returns a fault at this path.
     pub(super) fn fault(&self, violation: Violation) -> HeaderFault {
         violation.at(self.header, self.path.clone())
     }
@@ -185,13 +184,13 @@ impl<'a> Fields<'a> {
         self.map.get(field).ok_or_else(|| self.fault(Violation::Missing(field)))
     }
 
-    /// A top-level section.
+    /// Returns a top-level section.
     pub(super) fn section(&self, name: &'static str) -> Result<Self, HeaderFault> {
         let map = self.get(name)?.as_object().ok_or_else(|| self.wrong(name, "an object"))?;
         Ok(Self { header: self.header, path: HeaderPath::section(name), map })
     }
 
-    /// The objects of a section by number; there are at most `max`, with numbers below it.
+    /// Returns the objects of a section by number: at most `max`, with numbers below it.
     pub(super) fn objects(&self, section: &'static str, max: u32) -> Result<Vec<(u32, Self)>, HeaderFault> {
         let all = self.section(section)?;
         if all.map.len() > max as usize {
@@ -210,7 +209,7 @@ impl<'a> Fields<'a> {
         Ok(objects)
     }
 
-    /// An object inside of this one.
+    /// Returns an object inside this one.
     pub(super) fn part(&self, field: &'static str) -> Result<Self, HeaderFault> {
         let map = self.get(field)?.as_object().ok_or_else(|| self.wrong(field, "an object"))?;
         Ok(Self { header: self.header, path: self.path.part(field), map })
@@ -220,7 +219,7 @@ impl<'a> Fields<'a> {
         self.get(field)?.as_str().ok_or_else(|| self.wrong(field, "a string"))
     }
 
-    /// A JSON number.
+    /// Returns a JSON number.
     pub(super) fn number(&self, field: &'static str, min: u32, max: u32) -> Result<u32, HeaderFault> {
         let value = self.get(field)?.as_u64().ok_or_else(|| self.wrong(field, "a whole number"))?;
         let (min, max) = (u64::from(min), u64::from(max));
@@ -230,12 +229,12 @@ impl<'a> Fields<'a> {
         Ok(value as u32)
     }
 
-    /// A 64-bit number in a string.
+    /// Returns a 64-bit number in a string.
     pub(super) fn decimal(&self, field: &'static str) -> Result<u64, HeaderFault> {
         decimal(self.text(field)?).ok_or_else(|| self.wrong(field, "a string of decimal digits for 64 bits"))
     }
 
-    /// Bytes in base64, from 1 to `max`.
+    /// Returns 1 to `max` bytes in base64.
     pub(super) fn bytes(&self, field: &'static str, max: usize) -> Result<Vec<u8>, HeaderFault> {
         let text = self.text(field)?;
         let (value, max64) = (text.len() as u64 / 4 * 3, max as u64);
@@ -249,20 +248,20 @@ impl<'a> Fields<'a> {
         Ok(bytes)
     }
 
-    /// An array of strings.
+    /// Returns an array of strings.
     pub(super) fn texts(&self, field: &'static str) -> Result<Vec<&'a str>, HeaderFault> {
         let wrong = || self.wrong(field, "an array of strings");
         let array = self.get(field)?.as_array().ok_or_else(wrong)?;
         array.iter().map(|value| value.as_str().ok_or_else(wrong)).collect()
     }
 
-    /// An array of strings that may be left out.
+    /// Returns an array of strings, which may be missing.
     pub(super) fn texts_if_any(&self, field: &'static str) -> Result<Vec<String>, HeaderFault> {
         let texts = if self.has_field(field) { self.texts(field)? } else { Vec::new() };
         Ok(texts.into_iter().map(str::to_owned).collect())
     }
 
-    /// Numbers of objects of `section`; `exists` says which there are.
+    /// Returns the numbers of objects of `section`, all of which must exist.
     pub(super) fn references(
         &self,
         section: &'static str,
@@ -272,7 +271,7 @@ impl<'a> Fields<'a> {
         let mut numbers = Vec::new();
         for name in self.texts(section)? {
             let number = object_number(name).filter(|&number| exists(number)).ok_or_else(|| dangling(name))?;
-            // The same reference twice says nothing more than once.
+            // A duplicate reference is ignored.
             if !numbers.contains(&number) {
                 numbers.push(number);
             }

@@ -7,11 +7,11 @@ use crate::pbkdf::Argon2Cost;
 use crate::printable::Excerpt;
 use crate::violation::{HeaderFault, Violation};
 
-/// The longest salt that is accepted, in bytes; cryptsetup makes 32.
+/// Maximum length of a salt, in bytes; cryptsetup creates 32.
 pub(super) const MAX_SALT_LEN: usize = 512;
 const MAX_KEY_LEN: u32 = key_material::MAX_KEY_LEN as u32;
 
-/// Reads one keyslot. A keyslot of unknown type keeps its area, which no other object may use.
+/// Parses one keyslot. A keyslot of unknown type keeps its area, which no other object may use.
 pub(super) fn parse(fields: &Fields<'_>) -> Result<Keyslot, HeaderFault> {
     let area = fields.part("area")?;
     area.text("type")?;

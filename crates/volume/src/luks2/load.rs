@@ -1,9 +1,9 @@
-//! Which copy of the header to trust.
+//! Choosing the copy of the header to trust.
 //!
-//! The first copy counts if it is whole, and the second tells where it should be. Where the first is damaged, the
-//! second is looked for at every offset that the format allows; the nearest is taken, because a larger header
-//! overwrites what an older, smaller one left nearby, but not the other way round. Of two whole copies the one with the
-//! higher sequence number counts.
+//! The first copy is used if it is valid, and has the offset of the second. If the first is damaged, the second is
+//! searched at every offset that the format allows; the nearest is used, since a larger header overwrites what a
+//! smaller one has left nearby, and not vice versa. Of two valid copies the one with the higher sequence number is
+//! used.
 
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS, checksum_matches};
 use super::json::text_of_area;
@@ -15,7 +15,7 @@ use crate::violation::{HeaderFault, HeaderPath, Violation};
 use serde_json::{Map, Value};
 use std::io;
 
-/// One whole copy.
+/// A valid copy.
 struct Loaded {
     header: BinaryHeader,
     json: String,
@@ -48,7 +48,7 @@ pub(super) fn load(device: &dyn HeaderDevice) -> Result<Luks2, LoadError> {
     Ok(Luks2 { header, json, map, metadata, warnings, trusted })
 }
 
-/// The first copy is whole: does the second say something newer?
+/// Compares a valid first copy with the second, and returns the newer one.
 fn choose(device: &dyn HeaderDevice, primary: Loaded) -> Result<(Loaded, Vec<LoadWarning>, Copy), LoadError> {
     let second = match read_copy(device, Copy::Secondary, primary.header.hdr_size) {
         Ok(second) => second,
@@ -73,7 +73,7 @@ fn choose(device: &dyn HeaderDevice, primary: Loaded) -> Result<(Loaded, Vec<Loa
     Ok((primary, warnings, Copy::Primary))
 }
 
-/// The first copy is damaged: looks for the second everywhere.
+/// Searches for the second copy, since the first is damaged.
 fn find_second(device: &dyn HeaderDevice, primary: &HeaderFault) -> Result<Loaded, LoadError> {
     let mut second_fault = None;
     for offset in SECOND_OFFSETS {
@@ -126,11 +126,11 @@ fn read_copy(device: &dyn HeaderDevice, copy: Copy, offset: u64) -> Result<Loade
     Ok(Loaded { header, json: text.to_owned(), map, metadata })
 }
 
-/// Checks that the device has every keyslot area that holds a key.
+/// Checks that the device has the areas of all keyslots with keys.
 fn check_inside(device: &dyn HeaderDevice, metadata: &Metadata) -> Result<(), LoadError> {
     let len = device.len()?;
     let keys = metadata.keyslots.values().filter(|keyslot| matches!(keyslot.kind, KeyslotKind::Luks2(_)));
-    // The sum was checked against the keyslot areas' end.
+    // The sum was checked against the end of the keyslot areas.
     match keys.map(|keyslot| keyslot.area_offset + keyslot.area_len).max() {
         Some(needed) if needed > len => {
             Err(LoadError::Truncated { what: "LUKS2 header: the last keyslot area in use", needed, len })

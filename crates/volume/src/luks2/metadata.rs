@@ -1,7 +1,7 @@
 //! The typed view of LUKS2 metadata (specification, section 3).
 //!
-//! The view holds what Inlock acts on. Types of keyslots, segments, digests and tokens that it does not know are kept
-//! by name: they are no fault, but nothing is done with them.
+//! The view has what Inlock uses. Unknown types of keyslots, segments, digests and tokens are kept by name: they are
+//! valid, but not used.
 
 use crate::pbkdf::Argon2Cost;
 use std::collections::BTreeMap;
@@ -18,19 +18,19 @@ pub struct Metadata {
     pub segments: BTreeMap<u32, Segment>,
     /// Digests.
     pub digests: BTreeMap<u32, Digest>,
-    /// Everything else.
+    /// All other settings.
     pub config: Config,
 }
 
-/// A keyslot: a key, and what opens it.
+/// A keyslot: a key, and its protection.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keyslot {
     /// Length of the key in bytes.
     pub key_len: u32,
-    /// 0: only when asked for by number; 1: normal; 2: first.
+    /// 0: only if requested by number; 1: normal; 2: first.
     pub priority: u8,
-    /// Where the key material lies, in bytes.
+    /// Offset of the key material, in bytes.
     pub area_offset: u64,
     /// Length of that area in bytes.
     pub area_len: u64,
@@ -44,7 +44,7 @@ pub struct Keyslot {
 pub enum KeyslotKind {
     /// `luks2`: a passphrase keyslot.
     Luks2(PassphraseKeyslot),
-    /// Another type: its name.
+    /// The name of another type.
     Other(String),
 }
 
@@ -74,18 +74,18 @@ pub enum KeyslotKdf {
     Pbkdf2 {
         /// The hash, as stored.
         hash: String,
-        /// How often it is applied.
+        /// Number of iterations.
         iterations: u32,
     },
     /// `argon2i`.
     Argon2i(Argon2Cost),
     /// `argon2id`.
     Argon2id(Argon2Cost),
-    /// Another: its name.
+    /// The name of another one.
     Other(String),
 }
 
-/// A token: where a passphrase may come from.
+/// A token: a source of a passphrase.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
@@ -99,7 +99,7 @@ pub struct Token {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it starts on the data device, in bytes.
+    /// Start on the data device, in bytes.
     pub offset: u64,
     /// Length in bytes; `None`: to the end of the device (`dynamic`).
     pub size: Option<u64>,
@@ -110,7 +110,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Whether it only records what was before a re-encryption.
+    /// Whether it only records the state before a re-encryption.
     pub fn is_backup(&self) -> bool {
         self.flags.iter().any(|flag| flag.starts_with("backup-"))
     }
@@ -122,9 +122,9 @@ impl Segment {
 pub enum SegmentKind {
     /// `crypt`.
     Crypt(CryptSegment),
-    /// `linear`: stored as it is.
+    /// `linear`: stored unencrypted.
     Linear,
-    /// Another type: its name.
+    /// The name of another type.
     Other(String),
 }
 
@@ -142,7 +142,7 @@ pub struct CryptSegment {
     pub integrity: Option<String>,
 }
 
-/// A digest: verifies keys, and says which keyslots hold the key of which segments.
+/// A digest: verifies keys, and binds keyslots to segments.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Digest {
@@ -162,14 +162,14 @@ pub enum DigestKind {
     Pbkdf2 {
         /// The hash, as stored.
         hash: String,
-        /// How often it is applied.
+        /// Number of iterations.
         iterations: u32,
         /// Its salt.
         salt: Vec<u8>,
         /// The digest of the right key.
         digest: Vec<u8>,
     },
-    /// Another type: its name.
+    /// The name of another type.
     Other(String),
 }
 

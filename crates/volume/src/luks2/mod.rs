@@ -1,8 +1,8 @@
 //! LUKS version 2: "LUKS2 On-Disk Format Specification", version 1.1.4.
 //!
-//! Two copies of a binary header with JSON metadata behind it, then the keyslot areas. Loading picks the copy to trust
-//! and checks all of it; [`Luks2`] keeps the JSON as it was read, with a typed view over it, so that what Inlock does
-//! not know survives a rewrite. Loading never writes.
+//! Two copies of a binary header, each with JSON metadata, then the keyslot areas. Loading chooses the copy to trust,
+//! and checks all of it. [`Luks2`] keeps the JSON as read, with a typed view over it, so a rewrite preserves unknown
+//! fields. Loading never writes.
 
 mod areas;
 pub mod binary_header;
@@ -39,31 +39,31 @@ pub struct Luks2 {
     map: Map<String, Value>,
     metadata: Metadata,
     warnings: Vec<LoadWarning>,
-    /// The copy that this was read from; the next commit writes the other one first.
+    /// The copy that was read; the next commit writes the other one first.
     trusted: Copy,
 }
 
 impl Luks2 {
-    /// Reads both copies of the header, and checks the one to trust.
+    /// Reads both copies of the header, and checks the trusted one.
     ///
     /// # Errors
     ///
-    /// Fails if the device has no LUKS2 header, or no copy of it follows the specification.
+    /// Fails if the device has no LUKS2 header, or no copy of it that complies with the specification.
     pub fn load(device: &dyn HeaderDevice) -> Result<Self, LoadError> {
         load::load(device)
     }
 
-    /// The UUID.
+    /// Returns the UUID.
     pub fn uuid(&self) -> &str {
         &self.header.uuid
     }
 
-    /// The label, unless it is empty.
+    /// Returns the label, unless it is empty.
     pub fn label(&self) -> Option<&str> {
         Some(self.header.label.as_str()).filter(|label| !label.is_empty())
     }
 
-    /// The subsystem label, unless it is empty.
+    /// Returns the subsystem label, unless it is empty.
     pub fn subsystem(&self) -> Option<&str> {
         Some(self.header.subsystem.as_str()).filter(|label| !label.is_empty())
     }
@@ -73,27 +73,27 @@ impl Luks2 {
         &self.warnings
     }
 
-    /// The binary header.
+    /// Returns the binary header.
     pub fn header(&self) -> &BinaryHeader {
         &self.header
     }
 
-    /// The typed view of the metadata.
+    /// Returns the typed view of the metadata.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The metadata as stored: a JSON object, of which [`Luks2::commit`] writes a changed version.
+    /// Returns the metadata as stored: a JSON object, of which [`Luks2::commit`] writes a changed version.
     pub fn metadata_json(&self) -> &str {
         &self.json
     }
 
-    /// Where the first segment starts on the data device, in bytes.
+    /// Returns the start of the first segment on the data device, in bytes.
     pub fn data_offset(&self) -> u64 {
         self.metadata.segments.values().filter(|segment| !segment.is_backup()).map(|s| s.offset).min().unwrap_or(0)
     }
 
-    /// Bytes that the data device has at least; one sector of a segment that reaches to its end.
+    /// Returns the minimum length of the data device in bytes; a segment up to its end counts as one sector.
     pub fn data_end(&self) -> u64 {
         let live = self.metadata.segments.values().filter(|segment| !segment.is_backup());
         live.map(|segment| segment.offset.saturating_add(segment.size.unwrap_or(512))).max().unwrap_or(0)

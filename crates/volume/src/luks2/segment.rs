@@ -1,4 +1,4 @@
-//! Segments of the metadata (specification, section 3.3), and what the engine gets of them.
+//! Segments of the metadata (specification, section 3.3), and their form for the engine.
 
 use super::json::Fields;
 use super::metadata::{CryptSegment, Metadata, Segment, SegmentKind};
@@ -8,7 +8,7 @@ use crate::printable::Excerpt;
 use crate::violation::{HeaderFault, Violation};
 use inlock_cipher::{CipherError, CipherSpec, DataUnitSize, SECTOR_SIZE, Sector};
 
-/// Reads one segment.
+/// Parses one segment.
 pub(super) fn parse(fields: &Fields<'_>) -> Result<Segment, HeaderFault> {
     let kind = match fields.text("type")? {
         "crypt" => SegmentKind::Crypt(crypt(fields)?),
@@ -58,7 +58,7 @@ fn multiple(fields: &Fields<'_>, field: &'static str, value: u64, unit: u64) -> 
     if value.is_multiple_of(unit) { Ok(()) } else { Err(fields.fault(Violation::Misaligned { field, value, unit })) }
 }
 
-/// The volume's segments as the engine takes them, in order, without gaps.
+/// Returns the segments of the volume for the engine, in order and without gaps.
 pub(super) fn to_serve(metadata: &Metadata) -> Result<Vec<inlock_cipher::Segment>, UnlockError> {
     let mut segments = Vec::new();
     let mut start = 0u64;
@@ -100,7 +100,7 @@ pub(super) fn to_serve(metadata: &Metadata) -> Result<Vec<inlock_cipher::Segment
     Ok(segments)
 }
 
-/// A cipher by the name that the metadata has.
+/// Parses the name of a cipher in the metadata.
 pub(super) fn cipher(place: &'static str, name: &str) -> Result<CipherSpec, UnlockError> {
     let unknown = |part| UnlockError::UnsupportedCipher { place, name: Excerpt::new(name), part };
     luks_cipher::parse(name).map_err(unknown)

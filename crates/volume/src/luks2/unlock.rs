@@ -1,4 +1,4 @@
-//! From a passphrase, or a volume key, to what serves a LUKS2 volume.
+//! Unlocking a LUKS2 volume with a passphrase or a volume key.
 
 use super::metadata::{Keyslot, KeyslotKdf, KeyslotKind, Metadata, PassphraseKeyslot};
 use super::{Luks2, digest, segment};
@@ -13,9 +13,9 @@ use inlock_cipher::{Cipher, CipherError, Segment, VolumeKey};
 use zeroize::Zeroizing;
 
 impl Luks2 {
-    /// Looks for a keyslot that `passphrase` opens, and verifies the key in it.
+    /// Searches for a keyslot that `passphrase` opens, and verifies the key in it.
     ///
-    /// Keyslots of priority 2 are tried first, then those of priority 1; one of priority 0 only when it is asked for.
+    /// Keyslots of priority 2 are tried first, then those of priority 1; one of priority 0 only if it is requested.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ impl Luks2 {
         Err(attempts.into_error())
     }
 
-    /// Takes a volume key that the caller has, after verifying it.
+    /// Unlocks with the caller's volume key, after verifying it.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl Luks2 {
         Ok(finish(key, None, segments, self.activation_flags()))
     }
 
-    /// The segments as they are served, without a key.
+    /// Returns the segments, without a key.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl Luks2 {
         self.to_serve().map(|(segments, _)| segments)
     }
 
-    /// The segments, and the number of the one digest that all encrypted ones are bound to.
+    /// Returns the segments, and the number of the only digest that all encrypted ones are bound to.
     fn to_serve(&self) -> Result<(Vec<Segment>, u32), UnlockError> {
         if let Some(requirement) = self.metadata.config.requirements.first() {
             return Err(UnlockError::Requirement(Excerpt::new(requirement)));
@@ -106,7 +106,7 @@ impl Luks2 {
         Ok((segments, digest_of_all.ok_or(none)?))
     }
 
-    /// A keyslot's key derivation and the length of what it gives, where it is one that Inlock has.
+    /// Returns the key derivation of a keyslot and the length of its output, if it is supported.
     fn derivation(&self, number: u32) -> Option<(Kdf, usize)> {
         match &self.metadata.keyslots[&number].kind {
             KeyslotKind::Luks2(slot) => Some((key_derivation(&slot.kdf).ok()?, slot.area_key_len as usize)),
@@ -114,7 +114,7 @@ impl Luks2 {
         }
     }
 
-    /// The key in a keyslot, not verified.
+    /// Returns the key in a keyslot, not verified.
     fn open_keyslot(
         &self,
         device: &dyn HeaderDevice,

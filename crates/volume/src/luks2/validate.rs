@@ -1,4 +1,4 @@
-//! From JSON text to checked metadata: every rule that spans more than one object is called from here.
+//! From JSON text to checked metadata; calls every rule that spans several objects.
 
 use super::areas::{self, KEYSLOTS_ALIGN, MAX_KEYSLOTS_LEN};
 use super::binary_header::BinaryHeader;
@@ -8,12 +8,12 @@ use super::{digest, keyslot, segment, token};
 use crate::violation::{HeaderFault, HeaderPath, Violation};
 use serde_json::{Map, Value};
 
-/// The most keyslots, and the most tokens and segments.
+/// Maximum number of keyslots, of tokens and of segments.
 pub(super) const MAX_OBJECTS: u32 = 32;
-/// The most digests.
+/// Maximum number of digests.
 pub(super) const MAX_DIGESTS: u32 = 8;
 
-/// Reads and checks the text behind `header`; `name` is the header's name in errors.
+/// Parses and checks the text behind `header`; `name` is the header's name in errors.
 pub(super) fn read(
     name: &'static str,
     header: &BinaryHeader,
@@ -24,7 +24,7 @@ pub(super) fn read(
     Ok((map, metadata))
 }
 
-/// Checks a tree of metadata and gives its typed view.
+/// Checks a tree of metadata, and returns its typed view.
 pub(super) fn check(
     name: &'static str,
     header: &BinaryHeader,
@@ -75,9 +75,9 @@ fn config(root: &Fields<'_>, header: &BinaryHeader) -> Result<Config, HeaderFaul
     Ok(Config { json_size, keyslots_size, flags: fields.texts_if_any("flags")?, requirements })
 }
 
-/// A passphrase keyslot holds one key, so exactly one digest vouches for it; and keyslots under one digest hold the
-/// same key, so they agree on its length. (PBKDF2 gives a short key and the same key with zeroes behind it the same
-/// digest.)
+/// A passphrase keyslot has one key, so exactly one digest verifies it; and keyslots of one digest have the same key,
+/// so its length must be the same. (PBKDF2 computes the same digest for a short key and for that key with zeroes
+/// appended.)
 fn check_bindings(name: &'static str, metadata: &Metadata) -> Result<(), HeaderFault> {
     let mut bound = [None; MAX_OBJECTS as usize];
     for (&number, digest) in &metadata.digests {

@@ -8,8 +8,8 @@ use crate::pbkdf::random_bytes;
 const SECTOR: usize = 512;
 
 /// Zeroes the first sector of the device, and of every block that looks like a second header, and makes that durable.
-/// From here on the device is no LUKS volume until a new header is written. A sector is written whole or not at all, so
-/// there is no state between; what is left of the old headers means nothing without their magics.
+/// From then on the device is no LUKS volume until a new header is written. There is no intermediate state, since a
+/// sector is written whole or not at all; the rest of the old headers means nothing without their magic.
 pub(crate) fn wipe_old_headers(device: &dyn HeaderDevice) -> Result<(), FormatError> {
     let len = device.len()?;
     device.write_all_at(&[0; SECTOR], 0)?;
@@ -26,7 +26,7 @@ pub(crate) fn wipe_old_headers(device: &dyn HeaderDevice) -> Result<(), FormatEr
     Ok(device.sync()?)
 }
 
-/// Fills an area with random bytes, as unused keyslots have. Not durable yet.
+/// Fills an area with random bytes, like that of an unused keyslot. Not durable yet.
 pub(crate) fn fill_random(device: &dyn HeaderDevice, mut offset: u64, end: u64) -> Result<(), FormatError> {
     const CHUNK: u64 = 1 << 20;
     while offset < end {

@@ -1,4 +1,4 @@
-//! Costs for a new keyslot: forced, or measured so that unlocking takes a wanted time, by cryptsetup's rules.
+//! Costs of a new keyslot: forced, or measured for a wanted unlocking time, by cryptsetup's rules.
 
 use super::memory::SystemMemory;
 use super::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, at_least, at_most};
@@ -9,34 +9,34 @@ use zeroize::Zeroizing;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KdfRequest {
-    /// Which algorithm.
+    /// The algorithm.
     pub kind: KdfKind,
     /// PBKDF2's hash.
     pub hash: Hash,
-    /// Unlocking time on this machine in milliseconds (`--iter-time`, 2000).
+    /// Unlocking time on this machine in milliseconds (`--iter-time`; default: 2000).
     pub iter_time_ms: u32,
-    /// No measurement: this many iterations or passes (`--pbkdf-force-iterations`).
+    /// Number of iterations or passes, without measurement (`--pbkdf-force-iterations`).
     pub forced_iterations: Option<u32>,
-    /// The most memory in KiB (`--pbkdf-memory`); `None`: 1 GiB. Never more than half of the machine's or its cgroup's,
-    /// nor than three quarters of what is available.
+    /// Maximum memory in KiB (`--pbkdf-memory`); `None`: 1 GiB. Never more than half of the memory of the machine or
+    /// its cgroup, or three quarters of the available memory.
     pub memory_kib: Option<u32>,
-    /// The most lanes (`--pbkdf-parallel`); `None`: 4. Never more than there are CPUs.
+    /// Maximum number of lanes (`--pbkdf-parallel`); `None`: 4. Never more than the number of CPUs.
     pub lanes: Option<u32>,
 }
 
 impl KdfRequest {
-    /// Unlocking time of a new keyslot where nothing else is asked for.
+    /// Default unlocking time of a new keyslot, in milliseconds.
     pub const DEFAULT_ITER_TIME_MS: u32 = 2000;
     const DEFAULT_MEMORY_KIB: u32 = 1 << 20;
     const MIN_MEMORY_KIB: u32 = 32;
     const MAX_LANES: u32 = 4;
     const MIN_PASSES: u32 = 4;
     const MIN_ITERATIONS: u32 = 1000;
-    /// Where a measurement starts, and the least time that is taken for one.
+    /// Memory at the start of a measurement, and its minimum duration.
     const START_MEMORY_KIB: u32 = 64 << 10;
     const MEASURE: Duration = Duration::from_millis(250);
 
-    /// The default of this kind: 2 seconds, `sha256`.
+    /// Returns the default of this kind: 2 seconds, `sha256`.
     pub fn new(kind: KdfKind) -> Self {
         Self {
             kind,
@@ -48,11 +48,12 @@ impl KdfRequest {
         }
     }
 
-    /// Costs for keys of `key_len` bytes. Measures, for about twice the wanted time, unless iterations are forced.
+    /// Returns costs for keys of `key_len` bytes. Unless iterations are forced, it measures for about twice the wanted
+    /// time.
     ///
     /// # Errors
     ///
-    /// Fails if a request is out of range, or if there is no memory for the measurement.
+    /// Fails if a request is out of range, or if the measurement gets no memory.
     pub fn resolve(&self, key_len: usize) -> Result<Kdf, KdfError> {
         self.check()?;
         let target = Duration::from_millis(self.iter_time_ms.max(1).into());
@@ -97,12 +98,12 @@ impl KdfRequest {
         if self.kind == KdfKind::Argon2i { Kdf::Argon2i(cost) } else { Kdf::Argon2id(cost) }
     }
 
-    /// Memory grows first, up to `max_kib`; only then passes do.
+    /// Measures Argon2: first the memory grows, up to `max_kib`, then the number of passes.
     fn measure_argon2(&self, max_kib: u32, lanes: u32, key_len: usize, target: Duration) -> Result<Kdf, KdfError> {
         let mut cost = Argon2Cost { time: Self::MIN_PASSES, memory_kib: Self::START_MEMORY_KIB.min(max_kib), lanes };
         for _ in 0..8 {
             let took = measure(&self.argon2(cost), key_len)?;
-            // A short run says little, so it is only a step towards a longer one.
+            // A short run is imprecise, so it only leads to a longer one.
             let aim = if took * 4 < target { target.min(took.max(Self::MEASURE) * 4) } else { target };
             let ratio = aim.as_secs_f64() / took.as_secs_f64().max(1e-6);
             if aim == target && (0.95..=1.10).contains(&(1.0 / ratio)) {
@@ -118,7 +119,7 @@ impl KdfRequest {
     }
 }
 
-/// `cost` with `ratio` times its work.
+/// Scales the work of `cost` by `ratio`.
 fn scaled(cost: Argon2Cost, ratio: f64, max_kib: u32) -> Argon2Cost {
     let work = f64::from(cost.time) * f64::from(cost.memory_kib) * ratio;
     let memory_kib = (work / f64::from(KdfRequest::MIN_PASSES)) as u32;
@@ -127,15 +128,15 @@ fn scaled(cost: Argon2Cost, ratio: f64, max_kib: u32) -> Argon2Cost {
     Argon2Cost { time, memory_kib, lanes: cost.lanes }
 }
 
-/// Half of the memory, and three quarters of what is available, since others take memory meanwhile; on a small machine
-/// without swap, half of what is available.
+/// Returns half of the memory, at most three quarters of the available memory, since other programs allocate meanwhile;
+/// on a small machine without swap, half of the available memory.
 fn usable_memory_kib(memory: SystemMemory) -> u32 {
     let small = memory.total_kib < 4 << 20 && memory.swap_kib == 0;
     let half = if small { memory.available_kib.min(memory.total_kib) / 2 } else { memory.total_kib / 2 };
     u32::try_from(half.min(memory.available_kib / 4 * 3).min(KdfLimits::MAX_MEMORY_KIB)).unwrap_or(u32::MAX)
 }
 
-/// How many PBKDF2 iterations take `target` for a key of `key_len` bytes; at least 1000.
+/// Returns the number of PBKDF2 iterations that take `target` for a key of `key_len` bytes; at least 1000.
 pub(crate) fn pbkdf2_iterations(hash: Hash, key_len: usize, target: Duration) -> Result<u32, KdfError> {
     let mut iterations = 1u32 << 12;
     let took = loop {

@@ -33,7 +33,7 @@ impl Hash {
     /// The longest digest of any hash, in bytes.
     pub const MAX_LEN: usize = 64;
 
-    /// The name in headers and on command lines.
+    /// Returns the name in headers and on command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sha1 => "sha1",
@@ -45,7 +45,7 @@ impl Hash {
         }
     }
 
-    /// Length of a digest in bytes.
+    /// Returns the length of a digest in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(self) -> usize {
         match self {
@@ -57,7 +57,7 @@ impl Hash {
         }
     }
 
-    /// The digest of `parts`, one after the other: the first [`Hash::len`] bytes of the array.
+    /// Returns the digest of the concatenated `parts`: the first [`Hash::len`] bytes of the array.
     pub fn digest(self, parts: &[&[u8]]) -> Zeroizing<[u8; Self::MAX_LEN]> {
         match self {
             Self::Sha1 => digest::<Sha1>(parts),
@@ -69,12 +69,13 @@ impl Hash {
         }
     }
 
-    /// Blocks of output that PBKDF2 computes for a key of `key_len` bytes, each with all iterations.
+    /// Returns the number of blocks of output that PBKDF2 computes for a key of `key_len` bytes, each with all
+    /// iterations.
     pub(super) fn pbkdf2_blocks(self, key_len: usize) -> u64 {
         key_len.div_ceil(self.len()).max(1) as u64
     }
 
-    /// PBKDF2 with HMAC over this hash; `iterations` is at least 1.
+    /// Computes PBKDF2 with HMAC over this hash; `iterations` is at least 1.
     pub(super) fn pbkdf2(self, passphrase: &[u8], salt: &[u8], iterations: u32, key: &mut [u8]) {
         match self {
             Self::Sha1 => pbkdf2_hmac::<Sha1>(passphrase, salt, iterations, key),
@@ -110,7 +111,7 @@ impl FromStr for Hash {
     }
 }
 
-/// There is no hash of this name here.
+/// The hash is not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("hash is not supported")]
 pub struct UnknownHash;

@@ -1,4 +1,4 @@
-//! Limits of the costs of key derivations, which no header can exceed.
+//! Limits of the costs of key derivations, which a header cannot exceed.
 
 use super::{Argon2Cost, Kdf};
 
@@ -6,7 +6,7 @@ use super::{Argon2Cost, Kdf};
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KdfLimits {
-    /// Argon2 memory in KiB. Default: 4 GiB. No derivation takes more than is available.
+    /// Argon2 memory in KiB. Default: 4 GiB. No derivation takes more than the available memory.
     pub memory_kib: u64,
     /// Argon2 time cost. Default: 10 000 passes.
     pub argon2_time: u32,
@@ -14,7 +14,7 @@ pub struct KdfLimits {
     pub argon2_work_kib: u64,
     /// Sum of [`KdfLimits::argon2_work_kib`] over all keyslots tried. Default: 2^32.
     pub argon2_total_work_kib: u64,
-    /// Argon2 lanes. Default: 16 (cryptsetup makes at most 4).
+    /// Argon2 lanes. Default: 16 (cryptsetup creates at most 4).
     pub argon2_lanes: u32,
     /// PBKDF2 iterations times blocks of output. Default: 10^9, minutes of computing.
     pub pbkdf2_iterations: u64,
@@ -23,7 +23,7 @@ pub struct KdfLimits {
 }
 
 impl KdfLimits {
-    /// The most memory for Argon2 that the reference implementation ever asks for, in KiB.
+    /// The reference implementation's maximum of Argon2 memory, in KiB.
     pub const MAX_MEMORY_KIB: u64 = 4 << 20;
 }
 
@@ -49,8 +49,8 @@ pub(crate) struct KdfWork {
 }
 
 impl KdfWork {
-    /// The work of a keyslot and of the digest of its key, each with the length of what it gives. Where `limits` refuse
-    /// the keyslot, neither is ever computed.
+    /// Returns the work of a keyslot and of the digest of its key, each with the length of its output. If `limits`
+    /// refuse the keyslot, neither is ever computed.
     pub(crate) fn of_keyslot(keyslot: (&Kdf, usize), digest: (&Kdf, usize), limits: &KdfLimits) -> Self {
         match keyslot.0.check(keyslot.1, limits) {
             Ok(()) => Self::of(keyslot).plus(Self::of(digest)),
@@ -70,7 +70,7 @@ impl KdfWork {
         }
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             argon2_kib: self.argon2_kib.saturating_add(other.argon2_kib),

@@ -1,7 +1,7 @@
 //! Memory available for a key derivation, on the machine and within the cgroups of this process.
 //!
-//! A cgroup's limit holds for all below it, so every one up to the root counts. A process over it is killed, which a
-//! derivation must not come to.
+//! The limit of a cgroup applies to all below it, so every one up to the root counts. The kernel kills a process that
+//! exceeds it, which a derivation must avoid.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(super) struct SystemMemory {
 }
 
 impl SystemMemory {
-    /// Reads the memory of the system; 2 GiB if it is not known.
+    /// Reads the memory of the system; 2 GiB if it is unknown.
     pub(super) fn read() -> Self {
         Self::read_from(Path::new("/proc"))
     }
@@ -49,15 +49,15 @@ impl SystemMemory {
     }
 }
 
-/// How a version of cgroups names what is needed here.
+/// Names in one version of cgroups.
 struct Version {
     /// Type of its file systems.
     fstype: &'static str,
-    /// Controller that a line of `/proc/self/cgroup` and the options of the mount have.
+    /// Controller in a line of `/proc/self/cgroup`, and in the options of the mount.
     controller: &'static str,
     limit: &'static str,
     usage: &'static str,
-    /// Memory that is given back when it is needed, in lines of `memory.stat`.
+    /// Reclaimable memory, in lines of `memory.stat`.
     reclaimable: &'static [&'static str],
 }
 
@@ -77,7 +77,7 @@ const VERSION_1: Version = Version {
 };
 
 impl Version {
-    /// Directories of the process's cgroup and of those above it, as far as they are mounted.
+    /// Returns the directories of the process's cgroup and of those above it, as far as they are mounted.
     fn dirs(&self, groups: &str, mounts: &str) -> Vec<PathBuf> {
         let of_line = |line: &str| {
             let mut fields = line.splitn(3, ':').skip(1);
@@ -87,14 +87,14 @@ impl Version {
         };
         let Some(path) = groups.lines().find_map(of_line) else { return Vec::new() };
         let Some((root, mount)) = mounts.lines().find_map(|line| self.mount_of(line)) else { return Vec::new() };
-        // A path that does not start with the root of the mount lies outside of what is mounted here.
+        // A path that does not start with the root of the mount is not mounted here.
         let below = Path::new(&path).strip_prefix(&root).ok();
         let below = below.filter(|below| below.is_relative() && !below.starts_with(".."));
         let dir = below.map_or_else(|| mount.clone(), |below| mount.join(below));
         dir.ancestors().take_while(|dir| dir.starts_with(&mount)).map(Path::to_owned).collect()
     }
 
-    /// Root and place of the mount of this line of `mountinfo`, where it is one of this version's with its controller.
+    /// Returns root and mount point in a line of `mountinfo`, if it mounts this version with its controller.
     fn mount_of(&self, line: &str) -> Option<(String, PathBuf)> {
         let (fields, behind) = line.split_once(" - ")?;
         let mut behind = behind.split(' ');
@@ -106,7 +106,7 @@ impl Version {
         is_one.then(|| (unescaped(root), PathBuf::from(unescaped(place))))
     }
 
-    /// The limit of a cgroup and what is left of it, in KiB; `None` without a limit.
+    /// Returns the limit of a cgroup and the rest of it, in KiB; `None` without a limit.
     fn limit_of(&self, dir: &Path) -> Option<(u64, u64)> {
         let number = |file: &str| text(&dir.join(file)).trim().parse::<u64>().ok();
         let limit = number(self.limit)?;
@@ -120,14 +120,14 @@ impl Version {
     }
 }
 
-/// `mountinfo` writes blanks and the like as `\040`.
+/// Decodes `\040` and the like in a field of `mountinfo`.
 fn unescaped(field: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .into_iter()
         .fold(field.to_owned(), |text, (escape, letter)| text.replace(escape, letter))
 }
 
-/// A file's content; nothing where it cannot be read.
+/// Returns the content of a file; an empty one if it cannot be read.
 fn text(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(system.memory_mib(), (512, 512));
     }
 
-    /// A container may see its own cgroup where the root is, under the name that it has outside.
+    /// A container may see its own cgroup as the root, under its name outside.
     #[test]
     fn cgroup_of_a_container_is_found_behind_the_root_of_its_mount() {
         for (path, root) in [("/pod/x", "/pod/x"), ("/", "/"), ("/../other", "/"), ("/elsewhere", "/pod/x")] {

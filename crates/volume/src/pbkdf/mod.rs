@@ -1,8 +1,8 @@
 //! Passphrase to key: PBKDF2 (RFC 8018), Argon2i and Argon2id (RFC 9106, version 1.3).
 //!
-//! Costs come from a header that an attacker may have written, so each is held against [`KdfLimits`] before anything is
-//! allocated or computed, and Argon2's memory against what is available. It is taken from the system as one block,
-//! wiped and given back after each use.
+//! An attacker may have written the header with the costs, so [`KdfLimits`] are checked before any memory is allocated,
+//! and Argon2's memory against the available memory. It is allocated as one block, which is wiped and released after
+//! each use.
 
 mod calibrate;
 mod hash;
@@ -28,7 +28,7 @@ pub enum Kdf {
     Pbkdf2 {
         /// The hash under HMAC.
         hash: Hash,
-        /// How often it is applied.
+        /// Number of iterations.
         iterations: u32,
     },
     /// Argon2i.
@@ -44,7 +44,7 @@ pub struct Argon2Cost {
     pub time: u32,
     /// Memory in KiB.
     pub memory_kib: u32,
-    /// Lanes, each computed by a thread of its own where there are enough.
+    /// Lanes, each computed by its own thread if there are enough.
     pub lanes: u32,
 }
 
@@ -61,7 +61,7 @@ pub enum KdfKind {
 }
 
 impl KdfKind {
-    /// The name in LUKS2 metadata and on cryptsetup's command line.
+    /// Returns the name in LUKS2 metadata and on cryptsetup's command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pbkdf2 => "pbkdf2",
@@ -70,7 +70,7 @@ impl KdfKind {
         }
     }
 
-    /// The kind with this name.
+    /// Returns the kind with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Pbkdf2, Self::Argon2i, Self::Argon2id].into_iter().find(|kind| kind.name() == name)
     }
@@ -87,52 +87,52 @@ impl fmt::Display for KdfKind {
 #[non_exhaustive]
 pub enum KdfError {
     /// A cost is over the limit. Nothing was allocated.
-    #[error("{what} {asked} is over the limit of {limit}")]
+    #[error("{what} {asked} exceeds the limit of {limit}")]
     Limit {
         /// Which cost, with its unit.
         what: &'static str,
         /// The requested cost.
         asked: u64,
-        /// The most that is allowed.
+        /// The limit.
         limit: u64,
     },
-    /// A cost is less than the algorithm or the format allows.
+    /// A cost is below the minimum of the algorithm or the format.
     #[error("{what} {asked} is less than the minimum of {min}")]
     TooSmall {
         /// Which cost, with its unit.
         what: &'static str,
         /// The requested cost.
         asked: u64,
-        /// The least that is allowed.
+        /// The minimum.
         min: u64,
     },
-    /// Less memory is available, to the machine or to the process's cgroup. Nothing was allocated.
-    #[error("argon2 takes {memory_kib} KiB of memory, and only {available_kib} KiB are available")]
+    /// Too little memory is available to the machine or to the process's cgroup. Nothing was allocated.
+    #[error("argon2 takes {memory_kib} KiB of memory, but only {available_kib} KiB are available")]
     MemoryNotAvailable {
         /// The memory cost, in KiB.
         memory_kib: u32,
         /// Available memory, in KiB.
         available_kib: u64,
     },
-    /// The system has no memory for it.
-    #[error("no memory for an argon2 memory cost of {memory_kib} KiB")]
+    /// The system refused to allocate the memory.
+    #[error("cannot allocate {memory_kib} KiB of memory for argon2")]
     OutOfMemory {
         /// The memory cost, in KiB.
         memory_kib: u32,
     },
-    /// The system starts no thread for it.
-    #[error("no threads for {lanes} argon2 lanes")]
+    /// The system cannot start the threads.
+    #[error("cannot start threads for {lanes} argon2 lanes")]
     NoThreads {
-        /// How many lanes there are.
+        /// Number of lanes.
         lanes: u32,
     },
     /// The algorithm refused its input.
-    #[error("{0} refused its input")]
+    #[error("{0} does not accept its input")]
     Refused(&'static str),
 }
 
 impl Kdf {
-    /// The kind, without costs.
+    /// Returns the kind, without costs.
     pub fn kind(&self) -> KdfKind {
         match self {
             Self::Pbkdf2 { .. } => KdfKind::Pbkdf2,
@@ -156,7 +156,7 @@ impl Kdf {
         Ok(())
     }
 
-    /// Holds the costs of a key of `key_len` bytes against the algorithm's minimum and `limits`.
+    /// Checks the costs for a key of `key_len` bytes against the algorithm's minimum and `limits`.
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ fn argon2(alg: Algorithm, cost: Argon2Cost, passphrase: &[u8], salt: &[u8], key:
     at_least("argon2 salt length", salt.len() as u64, argon2::MIN_SALT_LEN as u64)?;
     let params = Params::new(cost.memory_kib, cost.time, cost.lanes, Some(key.len()))
         .map_err(|_| KdfError::Refused("argon2"))?;
-    // Threads of its own: those of the global pool would stay, and would panic where the system starts none.
+    // Own threads: those of the global pool would remain, and would panic if the system cannot start them.
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(cpus.min(cost.lanes as usize)).build();
     let pool = pool.map_err(|_| KdfError::NoThreads { lanes: cost.lanes })?;
@@ -210,13 +210,12 @@ fn argon2(alg: Algorithm, cost: Argon2Cost, passphrase: &[u8], salt: &[u8], key:
         .map_err(|_| KdfError::Refused("argon2"))
 }
 
-/// Argon2's working memory; wiped and given back to the system when dropped.
+/// Argon2's memory; wiped and released when dropped.
 struct Argon2Memory(Vec<Block>);
 
 impl Argon2Memory {
-    /// An allocation of this many bytes is always a mapping of its own, which leaves the process when it is freed:
-    /// glibc keeps smaller ones (up to 32 MiB, `M_MMAP_THRESHOLD_MAX`) on its heap. Pages that are never touched cost
-    /// nothing.
+    /// An allocation of this size is always a mapping of its own, which is released when freed: glibc keeps smaller
+    /// ones (up to 32 MiB, `M_MMAP_THRESHOLD_MAX`) on its heap. Untouched pages cost nothing.
     const MIN_MAPPED: usize = 33 << 20;
 
     fn new(blocks: usize) -> Option<Self> {
@@ -233,7 +232,7 @@ impl Drop for Argon2Memory {
     }
 }
 
-/// Random bytes for salts and keys, straight from the system.
+/// Returns random bytes of the system, for salts and keys.
 pub(crate) fn random_bytes(len: usize) -> Result<Zeroizing<Vec<u8>>, RandomError> {
     let mut bytes = Zeroizing::new(vec![0; len]);
     fill_random(&mut bytes)?;

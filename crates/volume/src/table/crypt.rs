@@ -6,7 +6,7 @@ use super::words::Words;
 use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, IvMode, Sector, VolumeKey, new_sector_cipher};
 use std::fmt;
 
-/// More than any cipher takes: 65 keys of 32 bytes, the most that the IV mode `lmk` can ask for.
+/// More than any cipher needs: 65 keys of 32 bytes, the maximum of the IV mode `lmk`.
 const MAX_KEY_LEN: usize = 65 * 32;
 
 /// An encrypted line: `cipher key iv_offset device offset [count options]`.
@@ -17,11 +17,11 @@ pub struct CryptLine {
     pub cipher: CipherSpec,
     /// The key.
     pub key: VolumeKey,
-    /// Added to each sector's number to give its IV.
+    /// Added to the number of each sector to get its IV.
     pub iv_offset: Sector,
     /// The device: a path or `MAJ:MIN`.
     pub device: String,
-    /// Where the ciphertext starts on it.
+    /// Start of the ciphertext on it.
     pub offset: Sector,
     /// Size of a data unit (`sector_size`).
     pub unit: DataUnitSize,
@@ -35,15 +35,15 @@ pub struct CryptLine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KernelRefusal {
-    /// It stops at 4096 bytes.
+    /// It allows at most 4096 bytes.
     SectorSize(DataUnitSize),
-    /// It wants the IV offset in whole data units.
+    /// It requires an IV offset in whole data units.
     IvOffset(Sector),
-    /// It wants the offset in whole data units.
+    /// It requires an offset in whole data units.
     Offset(Sector),
-    /// It gives `cipher_null` no key.
+    /// It accepts no key for `cipher_null`.
     NullKey,
-    /// It has no IV like SPDK's, nor a name for it.
+    /// It has no IV mode of SPDK's kind.
     SpdkTweak,
 }
 
@@ -137,7 +137,7 @@ fn parse_key(cipher: &CipherSpec, word: &str) -> Result<VolumeKey, TableFault> {
     Ok(key)
 }
 
-/// `size:type:description`
+/// Whether `rest` has the form `size:type:description`.
 fn is_keyring_form(rest: &str) -> bool {
     let mut parts = rest.splitn(3, ':');
     let size = parts.next().and_then(super::words::number).is_some();

@@ -33,64 +33,64 @@ pub enum TableFault {
     /// The line ends too early.
     #[error("missing; expected: start length crypt cipher key iv_offset device offset [count options]")]
     Missing,
-    /// The line goes on behind its last word.
+    /// The line has words after its last one.
     #[error("expected the end of the line")]
     TooMany,
     /// Not a number.
     #[error("expected a whole number of 512-byte sectors")]
     Number,
-    /// Lines leave a gap, or overlap.
-    #[error("expected {expected}, where the line before ends")]
+    /// Lines have a gap, or overlap.
+    #[error("expected {expected}, the end of the previous line")]
     Gap {
-        /// Where the line should start.
+        /// The required start of the line.
         expected: u64,
     },
-    /// A line without sectors.
+    /// A line with 0 sectors.
     #[error("expected a number above zero")]
     ZeroLength,
     /// More sectors than any device has.
-    #[error("expected less: start and length reach past 2^63 bytes")]
+    #[error("expected a smaller number: start and length exceed 2^63 bytes")]
     PastEnd,
-    /// A target that Inlock does not have.
+    /// The target is not supported.
     #[error("expected crypt, linear, zero or error")]
     UnknownTarget,
-    /// The cipher is not known, or its words do not go together.
-    #[error("expected a cipher that is known: {0}")]
+    /// The cipher is unknown, or its parts do not fit together.
+    #[error("expected a supported cipher: {0}")]
     Cipher(#[source] InvalidCipherSpec),
-    /// The cipher does not go with this key, or with this sector size.
+    /// The cipher does not accept this key, or this sector size.
     #[error("{0}")]
     Unfit(#[source] CipherError),
-    /// The key is in the kernel's keyring, which only the kernel reads.
-    #[error("expected the key in hexadecimal: keys in the kernel's keyring stay there")]
+    /// The key is in the kernel's keyring, which only the kernel can read.
+    #[error("expected the key in hexadecimal, not in the kernel's keyring")]
     Keyring,
-    /// The form `:size:type:description` is broken.
+    /// The form `:size:type:description` is invalid.
     #[error("expected :size:type:description, of type logon, user, encrypted or trusted")]
     KeyringForm,
     /// The key is not hexadecimal.
     #[error("expected the key in hexadecimal, or - for none")]
     KeyHex,
-    /// The key has half a byte.
+    /// The key ends with half a byte.
     #[error("expected two hexadecimal digits for each byte of the key")]
     KeyOdd,
     /// The key is longer than any cipher's.
     #[error("expected a key of at most 2080 bytes")]
     KeyTooLong,
-    /// A key for a cipher that takes none.
+    /// A key for a cipher without one.
     #[error("expected -, since cipher_null takes no key")]
     NullKey,
-    /// The offset is not whole data units.
+    /// The offset is not a multiple of the data unit.
     #[error("expected a multiple of {sectors}, the sectors of sector_size")]
     Misaligned {
-        /// How many sectors a data unit has.
+        /// Number of sectors in a data unit.
         sectors: u64,
     },
-    /// The number of options is not one, or more than there can be.
+    /// The number of options is not a number, or too large.
     #[error("expected the number of options that follow, 0 to 9")]
     OptionCount,
-    /// There are more or fewer options than the number says.
+    /// The number of options is wrong.
     #[error("expected {found}, the number of options that follow")]
     OptionCountDiffers {
-        /// How many options follow.
+        /// Actual number of options.
         found: usize,
     },
     /// An option that dm-crypt does not have.
@@ -100,10 +100,10 @@ pub enum TableFault {
     )]
     UnknownOption,
     /// An option of volumes with integrity.
-    #[error("expected no option of integrity, which this version does not have")]
+    #[error("expected no option of integrity, which is not supported")]
     Integrity,
-    /// Not a size of a data unit.
-    #[error("expected sector_size: and a power of two from 512 to 65536")]
+    /// Not the size of a data unit.
+    #[error("expected sector_size:BYTES, a power of two from 512 to 65536")]
     SectorSize,
 }
 
@@ -116,12 +116,12 @@ impl TableError {
         Self { position: None, fault }
     }
 
-    /// The fault.
+    /// Returns the fault.
     pub fn fault(&self) -> &TableFault {
         &self.fault
     }
 
-    /// Line and word, each counted from 1.
+    /// Returns line and word, each counted from 1.
     pub fn position(&self) -> Option<(usize, usize)> {
         self.position.as_ref().map(|position| (position.line, position.word))
     }

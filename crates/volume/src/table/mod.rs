@@ -1,10 +1,10 @@
-//! dm-crypt's table: `start length crypt cipher key iv_offset device offset [count options]`, read and printed as the
-//! Linux kernel does.
+//! dm-crypt's table: `start length crypt cipher key iv_offset device offset [count options]`, parsed and printed like
+//! the Linux kernel.
 //!
-//! A table is what a volume is once it is unlocked, in one line of text or several: a program that has it needs no
-//! header. Lines of the targets `crypt`, `linear`, `zero` and `error` stand one after the other without gaps. What the
-//! kernel refuses is refused here, with the word that is wrong and what was expected; where Inlock is stricter, or goes
-//! further, it says so (see docs/formats/table.md). Keys are held in locked memory and never printed unless asked for.
+//! A table describes an unlocked volume in one or several lines of text: a program that has it needs no header. Lines
+//! of the targets `crypt`, `linear`, `zero` and `error` follow each other without gaps. The parser refuses what the
+//! kernel refuses, with the wrong word and the expected text; docs/formats/table.md lists the differences. Keys are in
+//! locked memory, and printed only on request.
 
 mod crypt;
 mod error;
@@ -21,13 +21,13 @@ use crate::unlock::ActivationFlags;
 use inlock_cipher::{DataUnitSize, Sector, Segment, TargetType, VolumeKey};
 use words::Words;
 
-/// The most bytes that a table may have.
+/// Maximum length of a table in bytes.
 const MAX_LEN: usize = 1 << 20;
-/// The most lines that a table may have.
+/// Maximum number of lines.
 const MAX_LINES: usize = 1024;
-/// The most keys that the lines may have together, of which each takes some mappings of locked memory.
+/// Maximum number of keys in all lines. Each takes some mappings of locked memory.
 const MAX_KEYS: usize = 2048;
-/// The longest device, in sectors: below 2^63 bytes, as Linux counts them.
+/// Maximum length of a device, in sectors: below 2^63 bytes, as in Linux.
 const MAX_SECTORS: u64 = (1 << 54) - 1;
 
 /// The lines of a table, in order and without gaps.
@@ -53,11 +53,11 @@ pub struct TableLine {
 pub enum Target {
     /// Encrypted data.
     Crypt(Box<CryptLine>),
-    /// Data as it is.
+    /// Unencrypted data.
     Linear {
         /// The device: a path or `MAJ:MIN`.
         device: String,
-        /// Where the line's bytes start on it, in sectors.
+        /// Start of the line's data on it, in sectors.
         offset: u64,
     },
     /// Reads return zeroes, writes are dropped.
@@ -67,7 +67,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Type of the target.
+    /// Returns the type of the target.
     pub fn target_type(&self) -> TargetType {
         match self {
             Self::Crypt(_) => TargetType::Crypt,
@@ -79,7 +79,7 @@ impl Target {
 }
 
 impl Table {
-    /// Reads the lines of `text`. Empty lines, and lines that start with `#`, are skipped.
+    /// Parses the lines of `text`. Empty lines, and lines that start with `#`, are skipped.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl Table {
         if lines.is_empty() { Err(TableError::of_table(TableFault::Empty)) } else { Ok(Self { lines }) }
     }
 
-    /// The table of an unlocked volume on `device`, which has `device_len` bytes.
+    /// Returns the table of an unlocked volume on `device`, which has `device_len` bytes.
     pub fn of_volume(
         segments: &[Segment],
         key: &VolumeKey,
@@ -140,17 +140,17 @@ impl Table {
         Self { lines: segments.iter().map(line).collect() }
     }
 
-    /// The lines.
+    /// Returns the lines.
     pub fn lines(&self) -> &[TableLine] {
         &self.lines
     }
 
-    /// Length of the device in sectors.
+    /// Returns the length of the device in sectors.
     pub fn sectors(&self) -> u64 {
         self.lines.last().map_or(0, |line| line.start + line.sectors)
     }
 
-    /// The devices that the lines are on, each once, in the order of their first use.
+    /// Returns the devices of the lines, each once, in the order of their first use.
     pub fn devices(&self) -> Vec<&str> {
         let mut devices = Vec::new();
         for device in self.lines.iter().filter_map(TableLine::device) {
@@ -161,7 +161,7 @@ impl Table {
         devices
     }
 
-    /// The options of all lines together: what one of them asks for.
+    /// Returns the options of all lines together: those that at least one of them has.
     pub fn options(&self) -> CryptOptions {
         let mut all = CryptOptions::default();
         for line in &self.lines {
@@ -200,7 +200,7 @@ impl TableLine {
         Ok(Self { start, sectors, target })
     }
 
-    /// The device that the line is on, if any.
+    /// Returns the device of the line, if any.
     pub fn device(&self) -> Option<&str> {
         match &self.target {
             Target::Crypt(crypt) => Some(&crypt.device),

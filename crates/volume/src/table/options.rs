@@ -1,34 +1,34 @@
-//! dm-crypt's optional arguments: a count, and as many words.
+//! dm-crypt's optional arguments: their number, and the words.
 
 use super::error::{TableError, TableFault};
 use super::words::{Words, number};
 use inlock_cipher::DataUnitSize;
 use std::fmt;
 
-/// The most options that the kernel lets a line have.
+/// Maximum number of options of a line in the kernel.
 const MAX_OPTIONS: u64 = 9;
 
-/// Flags of a line. All except the first control threads of the Linux kernel; Inlock encrypts on the thread that has
-/// the request, as they demand, and only records and shows them.
+/// Flags of a line. All except the first control threads of the Linux kernel. Inlock records and shows them; it always
+/// encrypts on the thread of the request, as they demand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CryptOptions {
-    /// Discards go through to the device.
+    /// Pass discards on to the device.
     pub allow_discards: bool,
-    /// Encrypt on the CPU that the request came from.
+    /// Encrypt on the CPU of the request.
     pub same_cpu_crypt: bool,
     /// Encrypt with high priority.
     pub high_priority: bool,
-    /// Submit writes from where they were encrypted, instead of from one thread that sorts them.
+    /// Submit writes on the CPU that encrypts them, instead of from one thread that sorts them.
     pub submit_from_crypt_cpus: bool,
-    /// Decrypt where the read ends.
+    /// Decrypt in the completion of the read.
     pub no_read_workqueue: bool,
-    /// Encrypt where the write begins.
+    /// Encrypt in the submission of the write.
     pub no_write_workqueue: bool,
 }
 
 impl CryptOptions {
-    /// Every flag in the order of the kernel's status line, and whether it is set.
+    /// Returns every flag, in the order of the kernel's status line, and whether it is set.
     fn flags(&self) -> [(&'static str, bool); 6] {
         [
             ("allow_discards", self.allow_discards),
@@ -52,7 +52,7 @@ impl CryptOptions {
         })
     }
 
-    /// The flags of these names; `None` where one is no flag.
+    /// Returns the flags with these names; `None` if one is unknown.
     pub fn named<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let mut options = Self::default();
         for name in names {
@@ -61,12 +61,12 @@ impl CryptOptions {
         Some(options)
     }
 
-    /// The names of the flags that are set, in the order of the kernel's status line.
+    /// Returns the names of the set flags, in the order of the kernel's status line.
     pub fn names(&self) -> Vec<&'static str> {
         self.flags().into_iter().filter(|(_, set)| *set).map(|(name, _)| name).collect()
     }
 
-    /// Sets what is set in the other.
+    /// Adds the flags of `other`.
     pub fn add(&mut self, other: &Self) {
         for name in other.names() {
             if let Some(flag) = self.flag_mut(name) {
@@ -76,7 +76,7 @@ impl CryptOptions {
     }
 }
 
-/// The options with what else stands among them.
+/// The options of a line.
 pub(super) struct Arguments {
     pub(super) options: CryptOptions,
     pub(super) unit: DataUnitSize,
@@ -84,7 +84,7 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Takes the rest of the line.
+    /// Parses the rest of the line.
     pub(super) fn parse(words: &mut Words) -> Result<Self, TableError> {
         let mut all = Self { options: CryptOptions::default(), unit: DataUnitSize::SECTOR, large_iv: false };
         if words.left() == 0 {
@@ -123,7 +123,7 @@ impl Arguments {
     }
 }
 
-/// As they end a line: with their count, or nothing where there is none.
+/// Displays them as at the end of a line: with their number, or nothing if there are none.
 impl fmt::Display for Arguments {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let flags = self.options.names();

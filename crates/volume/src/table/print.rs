@@ -5,7 +5,7 @@ use super::{Table, TableLine, Target};
 use std::fmt::{self, Write};
 use zeroize::Zeroizing;
 
-/// Whether a key is printed, or as many zeroes, as `dmsetup table` does.
+/// Whether keys are printed. Otherwise as many zeroes are, as by `dmsetup table`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShowKeys {
     /// Zeroes.
@@ -15,9 +15,9 @@ pub enum ShowKeys {
 }
 
 impl Table {
-    /// The lines as `dmsetup table` prints them, and as `dmsetup create` takes them. Wiped when dropped.
+    /// Returns the lines as `dmsetup table` prints them and `dmsetup create` accepts them. Wiped when dropped.
     pub fn to_text(&self, keys: ShowKeys) -> Zeroizing<String> {
-        // Long enough from the start, so that growing leaves no copy of a key behind.
+        // Long enough from the start: growing would leave a copy of a key behind.
         let room = self.lines.iter().map(|line| 512 + 2 * line.len_hint()).sum();
         let mut text = Zeroizing::new(String::with_capacity(room));
         for line in &self.lines {
@@ -29,7 +29,7 @@ impl Table {
     }
 }
 
-/// The line with zeroes for the key.
+/// Displays the line with zeroes for the key.
 impl fmt::Display for TableLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write(f, ShowKeys::No)

@@ -1,19 +1,19 @@
-//! The words of one line, as the kernel splits it, and where an error is in it.
+//! The words of one line, split like in the kernel, and positions of errors in it.
 
 use super::MAX_SECTORS;
 use super::error::{TableError, TableFault};
 use crate::printable::Excerpt;
 use zeroize::Zeroizing;
 
-/// The words of a line, taken one after the other. They may be keys, so they are wiped.
+/// The words of a line, consumed in order. They may be keys, so they are wiped.
 pub(super) struct Words {
     line: usize,
     words: Vec<Zeroizing<String>>,
-    /// How many were taken.
+    /// Number of consumed words.
     taken: usize,
-    /// Name of the last one.
+    /// Name of the last consumed word.
     name: &'static str,
-    /// The number of the word that no error may show.
+    /// Number of the word that no error may show.
     secret: Option<usize>,
 }
 
@@ -34,7 +34,7 @@ impl Words {
                 continue;
             }
             if !open {
-                // As long as the word gets, so that no copy of a key is left behind.
+                // With the final capacity: growing would leave a copy of a key behind.
                 words.push(Zeroizing::new(String::with_capacity(word_len(rest))));
                 open = true;
             }
@@ -50,12 +50,12 @@ impl Words {
         self.words.is_empty()
     }
 
-    /// How many words are left.
+    /// Returns the number of words left.
     pub(super) fn left(&self) -> usize {
         self.words.len() - self.taken
     }
 
-    /// Takes the word that is called `name`.
+    /// Consumes the next word; errors call it `name`.
     pub(super) fn next(&mut self, name: &'static str) -> Result<&str, TableError> {
         self.name = name;
         self.taken += 1;
@@ -65,27 +65,27 @@ impl Words {
         Ok(&self.words[self.taken - 1])
     }
 
-    /// As [`Words::next`], for a word that no error may show.
+    /// Like [`Words::next`], for a word that no error may show.
     pub(super) fn next_secret(&mut self, name: &'static str) -> Result<&str, TableError> {
         self.next(name)?;
         self.secret = Some(self.taken);
         Ok(&self.words[self.taken - 1])
     }
 
-    /// Takes a whole number: digits only.
+    /// Consumes a whole number: digits only.
     pub(super) fn number(&mut self, name: &'static str) -> Result<u64, TableError> {
         let word = self.next(name)?;
         number(word).ok_or(TableFault::Number).map_err(|fault| self.fault(fault))
     }
 
-    /// Takes the place of `sectors` sectors on a device.
+    /// Consumes the offset of `sectors` sectors on a device.
     pub(super) fn offset(&mut self, name: &'static str, sectors: u64) -> Result<u64, TableError> {
         let offset = self.number(name)?;
         let end = offset.checked_add(sectors);
         if end.is_none_or(|end| end > MAX_SECTORS) { Err(self.fault(TableFault::PastEnd)) } else { Ok(offset) }
     }
 
-    /// Nothing may be left.
+    /// Fails unless all words are consumed.
     pub(super) fn end(&mut self) -> Result<(), TableError> {
         if self.left() == 0 {
             return Ok(());
@@ -94,19 +94,19 @@ impl Words {
         Err(self.fault(TableFault::TooMany))
     }
 
-    /// An error about the word that was taken last.
+    /// Returns an error about the last consumed word.
     pub(super) fn fault(&self, fault: TableFault) -> TableError {
         self.fault_at(self.taken, self.name, fault)
     }
 
-    /// An error about another word, by its number from 1.
+    /// Returns an error about another word, by its number from 1.
     pub(super) fn fault_at(&self, word: usize, name: &'static str, fault: TableFault) -> TableError {
         let text = self.words.get(word - 1).filter(|_| self.secret != Some(word));
         TableError::new(self.line, word, name, text.map(|text| Excerpt::new(text)), fault)
     }
 }
 
-/// Bytes to the end of the word that `text` starts with, backslashes counted.
+/// Returns the number of bytes up to the end of the word at the start of `text`, with backslashes.
 fn word_len(text: &str) -> usize {
     let mut escaped = false;
     let ends = |byte: u8| {
@@ -117,7 +117,7 @@ fn word_len(text: &str) -> usize {
     text.bytes().position(ends).unwrap_or(text.len())
 }
 
-/// Digits only, within 64 bits.
+/// Parses a number of at most 64 bits: digits only.
 pub(super) fn number(word: &str) -> Option<u64> {
     let digits = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
     if digits { word.parse().ok() } else { None }
@@ -133,7 +133,7 @@ mod tests {
         let words = Words::new(1, text).words;
         let found: Vec<(&str, usize)> = words.iter().map(|word| (word.as_str(), word.capacity())).collect();
         assert_eq!(found, [("one", 3), ("two parts", 10), ("\\", 2), ("end", 4)]);
-        // Every word as long as the line would be half a terabyte.
+        // With a capacity of the whole line each, the words would take half a terabyte.
         let many = "a ".repeat(1 << 19);
         assert_eq!(Words::new(1, &many).words.iter().map(|word| word.capacity()).sum::<usize>(), 1 << 19);
     }

@@ -1,4 +1,4 @@
-//! Costs that a header asks for: of one keyslot, of all of them, and of the digest.
+//! Costs in a header: of one keyslot, of all of them, and of the digest.
 
 use crate::support::with;
 use crate::support::{PASSPHRASE, chain, luks1_options, luks2_options, secret};
@@ -31,7 +31,7 @@ fn pbkdf2_request() -> KdfRequest {
     crate::support::cheap(inlock_volume::KdfKind::Pbkdf2)
 }
 
-/// A LUKS1 volume of these keyslots, all with the same key, of which the last opens with the passphrase. 1000
+/// Returns a LUKS1 volume with these keyslots, which all have the same key; the last opens with the passphrase. 1000
 /// iterations for each and for the digest.
 fn luks1_volume(key_len: usize, hash: Hash, active: std::ops::Range<u32>) -> MemoryDevice {
     let device = MemoryDevice::zeroed((4 << 20) + 4096);
@@ -44,7 +44,7 @@ fn luks1_volume(key_len: usize, hash: Hash, active: std::ops::Range<u32>) -> Mem
     device
 }
 
-/// A LUKS2 volume whose first keyslot opens with the passphrase.
+/// Returns a LUKS2 volume whose first keyslot opens with the passphrase.
 fn luks2_volume(kdf: KdfRequest, hash: Hash, slots: u32) -> MemoryDevice {
     let device = MemoryDevice::zeroed((16 << 20) + 8192);
     let options = with!(luks2_options(); kdf: kdf, hash: hash, keyslots_len: None);
@@ -87,14 +87,14 @@ fn pbkdf2_cost_is_iterations_times_blocks_of_output() {
     assert_eq!(open(&device, PASSPHRASE, limits, None).unwrap(), 0);
     let refused = open(&device, PASSPHRASE, pbkdf2_limits(3999, u64::MAX), None).unwrap_err();
     assert!(
-        chain(&refused).contains("iterations times blocks of output 4000 is over the limit of 3999"),
+        chain(&refused).contains("iterations times blocks of output 4000 exceeds the limit of 3999"),
         "{refused:?}"
     );
     let device = luks2_volume(pbkdf2_request(), Hash::Sha1, 1);
     assert_eq!(open(&device, PASSPHRASE, limits, None).unwrap(), 0);
     let refused = open(&device, PASSPHRASE, pbkdf2_limits(3999, u64::MAX), None).unwrap_err();
     assert!(
-        chain(&refused).contains("iterations times blocks of output 4000 is over the limit of 3999"),
+        chain(&refused).contains("iterations times blocks of output 4000 exceeds the limit of 3999"),
         "{refused:?}"
     );
 }
@@ -132,8 +132,7 @@ fn argon2_keyslots_over_the_limit_of_all_are_named() {
     assert!(matches!(&refused, UnlockError::TooCostlyTogether(slots) if *slots == [3]), "{refused:?}");
 }
 
-/// A digest that is refused, or too costly, is no reason to derive a key first; nor is a keyslot that is refused one to
-/// leave out others.
+/// No key is derived if the digest is refused or too costly; and a refused keyslot does not prevent trying others.
 #[test]
 fn refused_costs_are_not_paid_and_hide_nothing() {
     let device = luks1_volume(32, Hash::Sha256, 0..2);
@@ -143,11 +142,10 @@ fn refused_costs_are_not_paid_and_hide_nothing() {
     // The second keyslot's derivation would take minutes.
     device.write_all_at(&900_000_000_u32.to_be_bytes(), 260).unwrap();
     let refused = open(&device, PASSPHRASE, KdfLimits::default(), None).unwrap_err();
-    assert!(chain(&refused).contains("pbkdf2 iterations 4294967295 is over the limit"), "{refused:?}");
+    assert!(chain(&refused).contains("pbkdf2 iterations 4294967295 exceeds the limit"), "{refused:?}");
 }
 
-/// The keyslots that cryptsetup makes on a machine that hashes 10 million times a second and is told to take 20 seconds
-/// for each keyslot.
+/// The keyslots of cryptsetup on a machine that computes 10 million hashes per second, with 20 seconds for each.
 #[test]
 fn costs_of_a_fast_machine_are_within_the_limits() {
     let limits = KdfLimits::default();
@@ -162,7 +160,7 @@ fn costs_of_a_fast_machine_are_within_the_limits() {
     assert_eq!(argon2.check(64, &limits), Ok(()));
 }
 
-/// The policy is held against the header before any cost is.
+/// The policy is checked before any key derivation.
 #[test]
 fn policy_is_checked_before_a_key_is_derived_and_for_a_given_key() {
     let device = luks1_volume(32, Hash::Sha256, 0..1);

@@ -1,7 +1,7 @@
-//! Power cuts while a header is written: from the log of writes and syncs, every state that a disk may be left in.
+//! Power cuts while a header is written: every state that a disk may be left in, from the log of writes and syncs.
 //!
-//! Writes before the last completed sync are there. Of the others any subset may be, and one of them may be torn at any
-//! sector. Every such state must be the old volume, the new one, or plainly no volume.
+//! Writes before the last completed sync are there. Any subset of the others may be there, and one of them may be torn
+//! at any sector. Every such state must be the old volume, the new one, or no volume.
 
 use crate::support::{
     PASSPHRASE, RecordingDevice, Step, chain, luks1_options, luks2_image, luks2_options, secret, unlock,
@@ -36,7 +36,7 @@ fn state(bytes: &[u8]) -> State {
     }
 }
 
-/// Calls `check` with every state between `before` and the end of `log`; gives how many there were.
+/// Calls `check` with every state between `before` and the end of `log`, and returns their number.
 fn each_state(before: &[u8], log: &[Step], check: &mut dyn FnMut(&[u8])) -> usize {
     let mut durable = before.to_vec();
     let mut count = 0;
@@ -91,7 +91,7 @@ fn befores() -> Vec<(&'static str, Vec<u8>)> {
     luks2::format(&old_luks2, options, &secret(OLD)).unwrap();
     let old_luks1 = MemoryDevice::zeroed(LEN);
     luks1::format(&old_luks1, luks1_options(), &secret(OLD)).unwrap();
-    // A first copy that is lost, so that the old volume lives in its second one.
+    // With a damaged first copy, so that the old volume depends on its second one.
     let mut second_only = old_luks2.to_vec();
     second_only[..4096].fill(0);
     vec![
@@ -137,7 +137,7 @@ fn power_cut_while_formatting_leaves_old_or_new_or_none() {
 
 /// The negative control: without the syncs in between, the same check must fail.
 #[test]
-fn without_syncs_the_check_fails() {
+fn power_cut_check_without_syncs_fails() {
     for (name, before, log) in format_logs().into_iter().filter(|(name, ..)| name.ends_with("empty")) {
         let unsynced: Vec<_> = log.into_iter().filter(|step| matches!(step, Step::Write { .. })).collect();
         let mut halves = 0;
@@ -176,9 +176,9 @@ fn power_cut_while_rewriting_leaves_a_whole_copy() {
     }
 }
 
-/// A failed write or sync, each in turn, is an error, and what is on the device is old or new.
+/// A failure of each write or sync, in turn, is an error, and the device has the old or the new volume.
 #[test]
-fn failed_write_is_an_error_and_harms_nothing() {
+fn failed_write_is_an_error_and_keeps_a_whole_header() {
     let (_, before) = befores().swap_remove(1);
     let steps = {
         let device = RecordingDevice::new(before.clone());

@@ -1,4 +1,4 @@
-//! Volumes of cryptsetup and QEMU open here, and ours open there.
+//! Volumes of cryptsetup and QEMU open in Inlock, and vice versa.
 
 use crate::support::with;
 use crate::support::{self, Bench, PASSPHRASE, chain, cheap, installed, output, run, secret};
@@ -10,13 +10,13 @@ use inlock_volume::{
 const ARGON2: [&str; 4] = ["--pbkdf-force-iterations", "4", "--pbkdf-memory", "32"];
 const PBKDF2: [&str; 2] = ["--pbkdf-force-iterations", "1000"];
 
-/// `luksFormat` with these arguments, quick costs for the KDF included by the caller.
+/// Runs `luksFormat` with these arguments, which include cheap costs.
 fn luks_format(bench: &Bench, image: &str, args: &[&str]) {
     let key = bench.text("key");
     run("cryptsetup", &[&["luksFormat", "-q", image, &key], args].concat());
 }
 
-/// Unlocks an image and checks the key against the one that cryptsetup gives out.
+/// Unlocks an image, and compares the key with the one that cryptsetup prints.
 fn opens_as_cryptsetup_does(bench: &Bench, name: &str) -> inlock_volume::Unlocked {
     let device = bench.device(name);
     let unlocked = support::unlock(&device, PASSPHRASE).unwrap_or_else(|error| panic!("{}", chain(&error)));
@@ -169,7 +169,7 @@ fn luks_images_of_qemu_open() {
     let bench = Bench::new();
     let secret_arg = format!("secret,id=sec0,file={}", bench.text("key"));
     for more in ["", ",cipher-alg=aes-128,hash-alg=sha1", ",cipher-mode=cbc,ivgen-alg=essiv,ivgen-hash-alg=sha256"] {
-        // On a busy machine QEMU may fail to measure how fast it is.
+        // On a busy machine QEMU may fail to measure its speed.
         let created = [20, 200, 1000, 200, 2000, 500].into_iter().any(|iter_time| {
             let _ = std::fs::remove_file(bench.path("image"));
             let options = format!("key-secret=sec0,iter-time={iter_time}{more}");
@@ -188,7 +188,7 @@ fn luks_images_of_qemu_open() {
     }
 }
 
-/// Output of cryptsetup about an image of ours.
+/// Checks that cryptsetup opens an image of Inlock.
 fn cryptsetup_opens(bench: &Bench, name: &str) {
     let (image, key) = (bench.text(name), bench.text("key"));
     run("cryptsetup", &["isLuks", &image]);
@@ -228,7 +228,7 @@ fn luks2_volumes_of_ours_open_in_cryptsetup() {
         let volume = luks2::format(&device, options, &secret(PASSPHRASE)).unwrap_or_else(|e| panic!("{shown}: {e}"));
         assert_eq!(volume.data_offset(), offset);
         cryptsetup_opens(&bench, "image");
-        // cryptsetup rewrites the header without a complaint, and both read on.
+        // cryptsetup rewrites the header without an error, and both still read it.
         let (image, key) = (bench.text("image"), bench.text("key"));
         std::fs::write(bench.path("more"), b"more").unwrap();
         let args =
@@ -290,7 +290,7 @@ fn rewrite_keeps_what_is_not_known_and_cryptsetup_reads_it() {
     map["keyslots"]["0"]["unknown"] = serde_json::json!("kept");
     map.insert("of-tomorrow".into(), serde_json::json!({"z": 1, "y": 2}));
     luks2.commit(&device, &support::text_of(map.clone())).unwrap();
-    // A second rewrite, from what was read back.
+    // A second rewrite, of the header as read back.
     let Ok(Volume::Luks2(mut luks2)) = Volume::load(&device) else { panic!("not LUKS2") };
     assert!(luks2.warnings().is_empty());
     assert_eq!((luks2.header().seqid, &support::map_of(&luks2)), (2, &map));

@@ -1,4 +1,4 @@
-//! Which keyslot opens a volume, and which volume key is taken for its own.
+//! Keyslots that open a volume, and volume keys that are accepted.
 
 use crate::support::with;
 use crate::support::{PASSPHRASE, chain, luks1_image, luks2_image, secret, unlock};
@@ -55,7 +55,7 @@ fn volume_key_that_the_digest_does_not_confirm_is_refused() {
 #[test]
 fn warning_of_equal_halves_says_what_is_equal() {
     let said = UnlockWarning::EqualXtsKeyHalves.to_string();
-    assert_eq!(said, "both halves of the XTS volume key are the same");
+    assert_eq!(said, "both halves of the XTS volume key are equal");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn luks1_key_has_at_most_512_bytes() {
         Volume::load(&MemoryDevice::new(image)).map_or_else(|error| chain(&error), |_| String::new())
     };
     assert!(with(513).contains("key bytes"), "{}", with(513));
-    // Its areas overlap then, which is another fault.
+    // With more bytes its areas overlap, which is another fault.
     assert!(!with(512).contains("key bytes"), "{}", with(512));
 }
 

@@ -1,6 +1,6 @@
-//! Tests of the volume crate through its public face, in one program because linking is most of their cost.
+//! Tests of the volume crate through its public API, in one program because linking takes most of their time.
 
-// The lint spares test functions, but not what they share.
+// The lint exempts test functions only.
 #![allow(clippy::unwrap_used)]
 
 mod breakages;

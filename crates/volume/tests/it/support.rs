@@ -45,7 +45,7 @@ pub(crate) fn secret(bytes: &[u8]) -> Secret {
     Secret::new(bytes.to_vec())
 }
 
-/// The cheapest costs that formats allow.
+/// Returns the minimum costs of the formats.
 pub(crate) fn cheap(kind: KdfKind) -> KdfRequest {
     let forced = if kind == KdfKind::Pbkdf2 { 1000 } else { 4 };
     with!(KdfRequest::new(kind); forced_iterations: Some(forced), memory_kib: Some(32), lanes: Some(1))
@@ -65,14 +65,14 @@ pub(crate) fn luks1_options() -> luks1::FormatOptions {
     with!(luks1::FormatOptions::default(); kdf: cheap(KdfKind::Pbkdf2), key_len: 32)
 }
 
-/// A small LUKS2 volume: two copies of 16 KiB, keyslot areas of 512 KiB, a payload at 1 MiB.
+/// Returns a small LUKS2 volume: two copies of 16 KiB, keyslot areas of 512 KiB, a payload at 1 MiB.
 pub(crate) fn luks2_image() -> Vec<u8> {
     let device = MemoryDevice::zeroed((1 << 20) + 8192);
     luks2::format(&device, luks2_options(), &secret(PASSPHRASE)).unwrap();
     device.to_vec()
 }
 
-/// A small LUKS1 volume with a payload at 2 MiB.
+/// Returns a small LUKS1 volume with a payload at 2 MiB.
 pub(crate) fn luks1_image() -> Vec<u8> {
     let device = MemoryDevice::zeroed((2 << 20) + 4096);
     luks1::format(&device, luks1_options(), &secret(PASSPHRASE)).unwrap();
@@ -86,7 +86,7 @@ pub(crate) fn unlock(device: &dyn HeaderDevice, passphrase: &[u8]) -> Result<Unl
     Ok(unlocked)
 }
 
-/// An error's message with all that caused it.
+/// Returns the message of an error with all its causes.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -97,7 +97,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Whether a tool is there; says so if not.
+/// Whether a tool is installed. Reports a skip otherwise.
 pub(crate) fn installed(tool: &str) -> bool {
     let there = Command::new(tool).arg("--version").output().is_ok();
     if !there {
@@ -106,7 +106,7 @@ pub(crate) fn installed(tool: &str) -> bool {
     there
 }
 
-/// Runs a tool that must succeed; gives its standard output.
+/// Runs a tool that must succeed, and returns its standard output.
 pub(crate) fn run(tool: &str, args: &[&str]) -> String {
     let output = output(tool, args);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -138,7 +138,7 @@ impl Bench {
         self.path(name).to_str().unwrap().to_owned()
     }
 
-    /// An empty sparse file.
+    /// Creates an empty sparse file.
     pub(crate) fn image(&self, name: &str, len: u64) -> String {
         File::create(self.path(name)).unwrap().set_len(len).unwrap();
         self.text(name)

@@ -1,4 +1,4 @@
-//! Tables: the kernel's verdicts, where errors point, and that what is printed reads back.
+//! Tables: the kernel's verdicts, positions of errors, and parsing of printed tables.
 
 use crate::support::with;
 use inlock_volume::table::{CryptOptions, ShowKeys, Table, TableFault, Target};
@@ -14,8 +14,8 @@ fn line(rest: &str) -> String {
     format!("0 128 crypt aes-xts-plain64 {KEY}{KEY} {rest}")
 }
 
-/// Verdict of Inlock on a line: `accept`, `device` if it depends on the device, or the number of the wrong word and its
-/// fault.
+/// Returns Inlock's verdict on a line: `accept`, `device` if it depends on the device, or the number of the wrong word
+/// and its fault.
 fn verdict(line: &str) -> String {
     let line = line.replace("@DEV@", "/dev/loop0").replace("@SECTORS@", &SECTORS.to_string());
     let line = line.replace("\\n", "\n").replace("\\t", "\t");
@@ -36,7 +36,7 @@ fn verdict(line: &str) -> String {
     }
 }
 
-/// Every line of the file: the kernel's verdict, the line, Inlock's verdict, and why where they differ.
+/// A line of the file has the kernel's verdict, the table, Inlock's verdict, and the reason if they differ.
 #[test]
 fn lines_are_accepted_and_refused_as_by_the_kernel() {
     let file = include_str!("../../../../tests/table/verdicts.txt");
@@ -104,7 +104,7 @@ fn printed_table_reads_back_and_hides_the_key() {
     let first = table.lines()[0].segment();
     assert_eq!((first.iv_offset, first.data_offset, first.large_iv), (Sector(16), Sector(2048), true));
     assert!(!format!("{table:?}").contains("1f"), "no key in a debug print");
-    // Options are printed in the kernel's order, and the count only if there are some.
+    // Options are printed in the kernel's order, and their number only if there are any.
     let shuffled = line("0 7:0 0 3 IV_LARGE_SECTORS no_write_workqueue Allow_Discards");
     let table = Table::parse(&shuffled).unwrap();
     assert!(table.to_text(ShowKeys::Yes).ends_with(" 0 7:0 0 3 allow_discards no_write_workqueue iv_large_sectors\n"));
@@ -145,7 +145,7 @@ fn volume_has_a_line_and_inlock_says_what_the_kernel_would_refuse() {
     assert_eq!(Table::parse(&long).unwrap_err().fault(), &TableFault::TooLong);
     let many: String = (0..1025).map(|start| format!("{start} 1 zero\n")).collect();
     assert_eq!(Table::parse(&many).unwrap_err().fault(), &TableFault::TooLong);
-    // Each key takes mappings of its own, of which a process has a limited number.
+    // Each key takes mappings of its own, whose number is limited for a process.
     let keys = |lines: u64| -> String {
         let key = KEY.repeat(64);
         (0..lines).map(|start| format!("{start} 1 crypt aes:64-cbc-plain64 {key} 0 7:0 0\n")).collect()

@@ -1,4 +1,4 @@
-//! Published test vectors of the key derivations, and what they do with memory.
+//! Published test vectors of the key derivations, and their use of memory.
 
 use crate::support::with;
 use argon2::{Algorithm, Argon2, AssociatedData, ParamsBuilder, Version};
@@ -86,8 +86,8 @@ fn pbkdf2_of_other_hashes() {
     }
 }
 
-/// RFC 9106, sections 5.2 and 5.3. They use a secret and associated data, which LUKS2 does not: so they go to the
-/// implementation itself, as it is built here.
+/// RFC 9106, sections 5.2 and 5.3. They use a secret and associated data, which LUKS2 does not, so they test the Argon2
+/// library directly.
 #[test]
 fn argon2_of_rfc_9106() {
     let rows = [
@@ -104,7 +104,7 @@ fn argon2_of_rfc_9106() {
     }
 }
 
-/// A field of `/proc/self/status` in KiB.
+/// Returns a field of `/proc/self/status` in KiB.
 fn status_kib(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
@@ -112,14 +112,14 @@ fn status_kib(field: &str) -> u64 {
 }
 
 #[test]
-fn argon2_gives_its_memory_back() {
+fn argon2_memory_is_released() {
     const MEMORY_KIB: u32 = 512 << 10;
     let kdf = Kdf::Argon2id(Argon2Cost { time: 1, memory_kib: MEMORY_KIB, lanes: 1 });
     kdf.derive(b"passphrase", b"salt salt", &mut [0; 32], &KdfLimits::default()).unwrap();
     assert!(status_kib("VmHWM") > u64::from(MEMORY_KIB), "the memory was really used");
     let now = status_kib("VmRSS");
     assert!(now < u64::from(MEMORY_KIB) / 2, "{now} KiB are still resident");
-    // Costs below the size of glibc's own mappings are given back as well: nothing adds up.
+    // Memory below the size of glibc's own mappings is released as well: repeated runs do not grow.
     for _ in 0..8 {
         let kdf = Kdf::Argon2i(Argon2Cost { time: 1, memory_kib: 31 << 10, lanes: 2 });
         kdf.derive(b"passphrase", b"salt salt", &mut [0; 32], &KdfLimits::default()).unwrap();

@@ -1,8 +1,7 @@
-//! LUKS and plain volumes, made here and used in the guest by cryptsetup and dm-crypt, and the other way round.
+//! LUKS and plain volumes of Inlock, used in the guest by cryptsetup and dm-crypt, and vice versa.
 //!
-//! Inlock makes a volume and puts an ext4 into it, which the guest checks, mounts, reads and writes; after it Inlock
-//! exports the file system again. cryptsetup makes a volume in the guest and data is written through dm-crypt; Inlock
-//! exports it.
+//! Inlock creates a volume with an ext4, which the guest checks, mounts, reads and writes; then Inlock exports the file
+//! system. cryptsetup creates a volume in the guest, and data are written through dm-crypt; Inlock exports them.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -18,7 +17,7 @@ use super::super::report::{Outcome, Report};
 use super::Judge;
 
 const PASSPHRASE: &[u8] = b"a passphrase with blanks";
-/// Bytes of the disks, of the file system in Inlock's volumes, and of the data in cryptsetup's.
+/// Length of the disks, of the file system in Inlock's volumes, and of the data in cryptsetup's, in bytes.
 const DISK: u64 = 32 << 20;
 const EXT4: u64 = 12 << 20;
 const DATA: u64 = 8 << 20;
@@ -30,9 +29,9 @@ const PLAIN_OLD: &str = "--cipher aes-cbc-essiv:sha256 --key-size 256 --hash rip
 struct Row {
     name: String,
     plain: bool,
-    /// Options that make it; cryptsetup's and Inlock's are the same.
+    /// Options that create it, which are the same for cryptsetup and Inlock.
     format: String,
-    /// Options that open it, of cryptsetup and of Inlock.
+    /// Options that open it, for cryptsetup and for Inlock.
     open: [String; 2],
 }
 
@@ -52,7 +51,7 @@ impl Row {
         Self { name: name.into(), plain: true, format: String::new(), open }
     }
 
-    /// An `inlock` command with this action and the options that open the volume.
+    /// Returns an `inlock` command with this action and the options that open the volume.
     fn inlock(&self, action: &str, key: &Path) -> Result<Command> {
         let mut command = inlock()?;
         command.arg(action).args(self.open[1].split_whitespace());
@@ -62,7 +61,7 @@ impl Row {
         Ok(command)
     }
 
-    /// Runs it; a plain volume's passphrase comes from standard input, where it is hashed.
+    /// Runs the command; the passphrase of a plain volume goes to standard input, where it is hashed.
     fn run(&self, command: &mut Command) -> Result<String> {
         let input = if self.plain { PASSPHRASE } else { b"" };
         text_with_input(command, input).with_context(|| self.name.clone())
@@ -70,7 +69,7 @@ impl Row {
 }
 
 fn rows() -> Result<Vec<Row>> {
-    // The guest's cryptsetup is the host's.
+    // The guest has the host's cryptsetup.
     let version = text(program("cryptsetup").arg("--version"))?;
     let number = |n: usize| version.split(|c: char| !c.is_ascii_digit()).filter(|w| !w.is_empty()).nth(n);
     let version: (u32, u32) = (number(0).context("no version")?.parse()?, number(1).context("no version")?.parse()?);
@@ -129,12 +128,12 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
     Ok(Box::new(move |scene, report| judge(&rows, &new, scene, report)))
 }
 
-/// The name of the n-th virtio disk.
+/// Returns the name of the n-th virtio disk.
 fn disk_name(n: usize) -> String {
     format!("vd{}", char::from(b'a' + n as u8))
 }
 
-/// An image of an ext4 with some files and their hashes.
+/// Creates an image of an ext4 with some files and their hashes.
 fn make_ext4(folder: &Path, random: &mut Random) -> Result<std::path::PathBuf> {
     let (content, image) = (folder.join("content"), folder.join("ext4.img"));
     fs::create_dir(&content)?;
@@ -167,7 +166,8 @@ fn judge(rows: &[Row], new: &[u8], scene: &Scene<'_>, report: &mut Report) -> Re
     Ok(())
 }
 
-/// The file system that the guest wrote to, exported from our volume, is whole and has the guest's file.
+/// Checks that the file system that the guest wrote to, exported from Inlock's volume, is clean and has the guest's
+/// file.
 fn ours_after(row: &Row, new: &[u8], scene: &Scene<'_>, key: &Path) -> Result<()> {
     let raw = scene.folder.join(format!("{}.ext4", row.name));
     let range = format!("0:{EXT4}");

@@ -1,6 +1,6 @@
 //! The host part of a test: prepares disks and files before the guest runs, and judges the results after it.
 //!
-//! A test without an entry here needs neither.
+//! Tests without an entry need neither.
 
 mod dm_crypt;
 mod luks;
@@ -13,14 +13,14 @@ use super::Scene;
 use super::report::Report;
 use super::script::Script;
 
-/// Looks at what the guest left and adds verdicts, counts and notes to its report. Only called where the guest's script
-/// came to its end.
+/// Checks what the guest has left, and adds verdicts, counts and notes to its report. Called only if the guest's script
+/// has finished.
 pub(super) type Judge = Box<dyn FnOnce(&Scene<'_>, &mut Report) -> Result<()>>;
 
-/// Prepares a test, and gives what judges it.
+/// Prepares a test, and returns its judge.
 type Prepare = fn(&mut Scene<'_>) -> Result<Judge>;
 
-/// The tests that the host has a part in, by the names of their scripts.
+/// The tests with a host part, by the names of their scripts.
 const PARTS: &[(&str, Prepare)] =
     &[("dm-crypt", dm_crypt::prepare), ("luks", luks::prepare), ("table", table::prepare), ("zoned", zoned::prepare)];
 
@@ -29,8 +29,8 @@ pub(super) fn prepare(name: &str, scene: &mut Scene<'_>) -> Result<Option<Judge>
     PARTS.iter().find(|(n, _)| *n == name).map(|(_, prepare)| prepare(scene)).transpose()
 }
 
-/// In how many rounds a test runs, each with its own machine and disks: with `--full` not all of it fits onto disks at
-/// once.
+/// Returns the number of rounds of a test, each with its own machine and disks: with `--full` the disks cannot hold all
+/// of it at once.
 pub(super) fn rounds(script: &Script, full: bool) -> usize {
     if full && script.name == "dm-crypt" { dm_crypt::FULL_ROUNDS } else { 1 }
 }

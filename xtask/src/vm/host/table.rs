@@ -1,4 +1,4 @@
-//! Holds the kernel's verdicts in `tests/table/verdicts.txt` against the real `dmsetup` and dm-crypt.
+//! Compares the kernel's verdicts in `tests/table/verdicts.txt` with those of the real `dmsetup` and dm-crypt.
 //!
 //! The first field of a row is the verdict, `accept` or `reject`, the second the table line. The directory of the run
 //! gets the file with the kernel's verdicts.
@@ -12,7 +12,7 @@ use super::super::Scene;
 use super::super::report::{Outcome, Report};
 use super::Judge;
 
-/// Sectors of the guest's disk.
+/// Length of the guest's disk in sectors.
 const SECTORS: u64 = 32768;
 
 pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
@@ -27,7 +27,7 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
     Ok(Box::new(move |scene, report| judge(&text, scene, report)))
 }
 
-/// Verdict, table and the rest of a row; none: an empty line or a comment.
+/// Returns verdict, table and the rest of a row. `None`: an empty line or a comment.
 fn row(line: &str) -> Option<(&str, &str, &str)> {
     if line.is_empty() || line.starts_with('#') {
         return None;
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_cut_at_their_tabulators() {
+    fn table_rows_are_split_at_tabs() {
         assert_eq!(row("accept\t0 8 zero\taccept\twhy"), Some(("accept", "0 8 zero", "\taccept\twhy")));
         assert_eq!(row("reject\t0 8 one"), Some(("reject", "0 8 one", "")));
         assert_eq!((row(""), row("# a comment")), (None, None));

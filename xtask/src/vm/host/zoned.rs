@@ -1,9 +1,9 @@
-//! Holds a table of operations on zones, `tests/table/zones.txt`, against what the guest's devices did.
+//! Compares a table of operations on zones, `tests/table/zones.txt`, with the results of the guest's devices.
 //!
-//! A row says what comes of its steps on a device of the first shape, the lines behind it what is different on other
-//! shapes. Of each shape there is the kernel's own device, which is held against the file, and others that have to do
-//! as it does: dm-crypt's, Inlock's on such a device, Inlock's on a file with zones. The directory of the run
-//! gets the file with the results of the devices.
+//! A row has the result of its steps on a device of the first shape, the lines behind it the differences on other
+//! shapes. Of each shape there is the kernel's own device, which is compared with the file, and others that must behave
+//! like it: dm-crypt's, Inlock's on such a device, Inlock's on a zoned file. The directory of the run gets the file
+//! with the results of the devices.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ const SHAPES: [(&str, &[&str]); 4] = [
 const ABSENT: &str = "absent";
 /// The kernel's own device.
 const OWN: &str = "raw";
-/// A shape whose devices must not do what the first one's do, and in how many rows at least.
+/// A shape whose devices must differ from those of the first, and the minimum number of different rows.
 const CONTROL: &str = "plain";
 const CONTROL_DIFFERS: usize = 10;
 
@@ -37,7 +37,7 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
     Ok(Box::new(move |scene, report| judge(&text, scene, report)))
 }
 
-/// A row with what stands behind it.
+/// A row with the lines behind it.
 struct Row<'a> {
     name: &'a str,
     steps: &'a str,
@@ -46,7 +46,7 @@ struct Row<'a> {
     elsewhere: BTreeMap<&'a str, &'a str>,
 }
 
-/// A line of the file: of the table, or something else.
+/// A line of the file: part of the table, or not.
 enum Line<'a> {
     Row(Row<'a>),
     Text(&'a str),
@@ -56,7 +56,7 @@ fn lines(text: &str) -> Result<Vec<Line<'_>>> {
     let mut lines = Vec::new();
     for line in text.lines() {
         if let Some(difference) = line.strip_prefix('\t') {
-            let (place, result) = difference.split_once('\t').with_context(|| format!("not understood: {line}"))?;
+            let (place, result) = difference.split_once('\t').with_context(|| format!("cannot parse: {line}"))?;
             let known = SHAPES.iter().any(|(shape, others)| {
                 place == *shape || others.iter().any(|device| place == format!("{shape}/{device}"))
             });
@@ -67,7 +67,7 @@ fn lines(text: &str) -> Result<Vec<Line<'_>>> {
             lines.push(Line::Text(line));
         } else {
             let fields: Vec<&str> = line.split('\t').collect();
-            let [name, steps, result] = fields[..] else { anyhow::bail!("not understood: {line}") };
+            let [name, steps, result] = fields[..] else { anyhow::bail!("cannot parse: {line}") };
             lines.push(Line::Row(Row { name, steps, result, elsewhere: BTreeMap::new() }));
         }
     }
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn difference_belongs_to_the_row_before_it() {
+    fn exception_line_belongs_to_preceding_row() {
         let text = "# a table\n\nopen\topen s0 1z\tok |\n\tplain\tEIO |\n\tplain/dm\tok |\nzones\tzones\t14 |\n";
         let lines = lines(text).unwrap();
         let [Line::Text("# a table"), Line::Text(""), Line::Row(open), Line::Row(zones)] = &lines[..] else {

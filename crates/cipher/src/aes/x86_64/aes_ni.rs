@@ -1,4 +1,4 @@
-//! AES-NI: one block at a time. Also the kernel of CBC encryption, whose chains are as wide as one block.
+//! AES-NI: one block at a time. Also the kernel of CBC encryption, whose chains are one block wide.
 
 use super::blocks::{AesVector, IN_FLIGHT, halves};
 use super::entry_points;
@@ -109,9 +109,9 @@ impl AesVector for Block1 {
         u128::from_le_bytes(*first)
     }
 
-    /// One doubling after the other, in general registers: every vector instruction could take a port from the rounds.
-    /// Spelled out, since the compiler makes a double-word shift of it, which is slow enough to be what the rounds wait
-    /// for.
+    /// Doubles one tweak after the other in general registers: every vector instruction could take a port from the
+    /// rounds. Written in assembly, since the compiler uses a double-word shift, which is slow enough to delay the
+    /// rounds.
     #[inline(always)]
     unsafe fn tweak<const INDEX: usize>(walk: &mut u128, _: *const u8) -> Self {
         let (mut low, mut high) = (*walk as u64, (*walk >> 64) as u64);
@@ -145,7 +145,7 @@ impl AesVector for Block1 {
         std::ptr::null()
     }
 
-    /// A row's last doubling was to the next row's first tweak.
+    /// Returns `walk`: the last doubling of a row already made the first tweak of the next row.
     #[inline(always)]
     unsafe fn next_row(walk: u128) -> u128 {
         walk
@@ -153,7 +153,7 @@ impl AesVector for Block1 {
 }
 
 impl AesNiKernel {
-    /// CBC encryption over every unit of `job`, eight units side by side.
+    /// Encrypts every unit of `job` with CBC, eight units in parallel.
     pub(crate) fn cbc_encrypt(_: isa::AesNi, job: &CbcJob<'_>) {
         // SAFETY: the token proves the instructions; `CbcJob::new` made and checked the pointers.
         unsafe {

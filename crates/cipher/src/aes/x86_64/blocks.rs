@@ -1,4 +1,4 @@
-//! The loops of every x86-64 kernel, once, over a vector of AES blocks.
+//! The loops of all x86-64 kernels, generic over a vector of AES blocks.
 //!
 //! Eight vectors are in flight, which hides the latency of a round. The tweaks of up to 64 units are encrypted together
 //! before the units. Tweaks are computed a row ahead, and with VAES from the row's first by shifts and one carry-less
@@ -14,7 +14,7 @@ use crate::block_cipher::Block;
 use std::arch::x86_64::{__m128i, _mm_set_epi64x};
 use std::mem::MaybeUninit;
 
-/// The first of them.
+/// Index of the first vector.
 const FIRST: usize = 0;
 
 /// Vectors in flight.
@@ -23,24 +23,23 @@ pub(super) const IN_FLIGHT: usize = 8;
 /// A vector of AES blocks.
 ///
 /// # Safety
-/// Every method wants the instructions of its implementation; pointers must be valid for `16 * BLOCKS` bytes.
+/// Every method needs the instructions of its implementation; pointers must be valid for `16 * BLOCKS` bytes.
 #[allow(clippy::missing_safety_doc)]
 pub(super) trait AesVector: Copy {
-    /// How many blocks a vector holds.
+    /// Number of blocks in a vector.
     const BLOCKS: usize;
-    /// How many round keys stay in registers, from that of the first round. Each other is read again each round, which
-    /// costs one load for `IN_FLIGHT` vectors or more, and no copy of a key is spilled to the stack.
+    /// Returns the number of round keys that stay in registers, from that of the first round. Each other one is loaded
+    /// in every round, which costs one load for `IN_FLIGHT` vectors or more, and spills no key to the stack.
     fn keys_in_registers(rounds: usize) -> usize;
-    /// How many rounds of a row run while the row before it ends, at most 4. None where there are no registers for two
-    /// rows.
+    /// Number of rounds of a row that run while the previous row ends, at most 4. 0 without registers for two rows.
     const AHEAD: usize;
 
     unsafe fn load(from: *const u8) -> Self;
     unsafe fn store(self, to: *mut u8);
-    /// As `load`, from blocks that the last few instructions wrote half by half. One wide load of them would wait until
-    /// all those writes, and everything before them, are done; narrow ones take them from the CPU's store queue.
+    /// Loads like `load`, from blocks whose halves were written by the last few instructions. One wide load would wait
+    /// for all those writes and everything before them; narrow loads get the halves from the CPU's store queue.
     unsafe fn gather(from: *const u8) -> Self;
-    /// `block` in every place.
+    /// Returns `block` in every position.
     unsafe fn splat(block: &Block) -> Self;
     unsafe fn xor(self, other: Self) -> Self;
     unsafe fn xor3(self, second: Self, third: Self) -> Self;
@@ -48,20 +47,20 @@ pub(super) trait AesVector: Copy {
     unsafe fn enc_last(self, round_key: Self) -> Self;
     unsafe fn dec(self, round_key: Self) -> Self;
     unsafe fn dec_last(self, round_key: Self) -> Self;
-    /// Makes the compiler have computed `states` and `other` here, without an instruction: it would else reorder the
-    /// vectors' rounds to save registers, and so undo the interleaving.
+    /// Forces the compiler to compute `states` and `other` before this point, without an instruction: it would
+    /// otherwise reorder the rounds of the vectors to save registers, and undo the interleaving.
     unsafe fn pin(states: &mut [Self; IN_FLIGHT], other: &mut Self);
     /// State from which the tweaks of a row are computed.
     type Walk: Copy;
-    /// That of a unit's first row, from the unit's first tweak.
+    /// Returns the state for a unit's first row, from the unit's first tweak.
     unsafe fn walk(first: &Block) -> Self::Walk;
-    /// That of the next row, from this one's after all its tweaks were asked for.
+    /// Returns the state for the next row, after all tweaks of this one were computed.
     unsafe fn next_row(walk: Self::Walk) -> Self::Walk;
-    /// The tweaks of vector `INDEX` of a row, that is the row's first tweak times x^(BLOCKS * INDEX + place). Asked for
-    /// once a row for each index, in order, so an implementation may go on from the last by changing `walk`. `counts`
-    /// is what [`AesVector::counts`] gave.
+    /// Returns the tweaks of vector `INDEX` of a row, which are the row's first tweak times x^(BLOCKS * INDEX +
+    /// position). Called once per row for each index, in order, so an implementation may keep its progress in `walk`.
+    /// `counts` is from [`AesVector::counts`].
     unsafe fn tweak<const INDEX: usize>(walk: &mut Self::Walk, counts: *const u8) -> Self;
-    /// Where the table of [`Counts`] for `BLOCKS` is, for vectors that use one.
+    /// Returns the table of [`Counts`] for `BLOCKS`, for vectors that use one.
     fn counts() -> *const u8;
 }
 
@@ -96,7 +95,7 @@ impl<const BLOCKS: usize, const LANES: usize> Counts<BLOCKS, LANES> {
     }
 }
 
-/// The block at `from` by two loads, which the compiler must not merge (see [`AesVector::gather`]).
+/// Loads the block at `from` by two loads, which the compiler must not merge (see [`AesVector::gather`]).
 ///
 /// # Safety
 /// `from` is valid for 16 bytes.
@@ -110,8 +109,7 @@ pub(super) unsafe fn halves(from: *const u8) -> __m128i {
     }
 }
 
-/// Runs a statement once for each of the `IN_FLIGHT` vectors, with the constant `$i`, without leaving the unrolling to
-/// chance.
+/// Runs a statement for each of the `IN_FLIGHT` vectors, with the constant `$i`, always unrolled.
 macro_rules! each {
     ($i:ident => $body:expr) => {{
         each!(@ $i $body, 0 1 2 3 4 5 6 7);
@@ -133,7 +131,7 @@ macro_rules! each_round {
     (@ $r:ident $body:expr, $($n:literal)*) => { $({ const $r: usize = $n; $body; })* };
 }
 
-/// The round keys of one direction, where the loops want them.
+/// The round keys of one direction, in registers or in memory.
 struct Keys<V, const ROUNDS: usize> {
     memory: *const RoundKeys,
     registers: [V; 15],
@@ -155,7 +153,7 @@ impl<V: AesVector, const ROUNDS: usize> Keys<V, ROUNDS> {
         }
     }
 
-    /// The key of round `ROUND`, in every place.
+    /// Returns the key of round `ROUND`, in every position.
     ///
     /// # Safety
     /// As for [`Keys::new`].
@@ -184,11 +182,11 @@ unsafe fn last_round<V: AesVector, const ENCRYPT: bool>(state: V, key: V) -> V {
     unsafe { if ENCRYPT { state.enc_last(key) } else { state.dec_last(key) } }
 }
 
-/// Where the tweaks of the next row come from: a row is `IN_FLIGHT` vectors of one unit.
+/// Source of the tweaks of the next row. A row is `IN_FLIGHT` vectors of one unit.
 struct Rows<V: AesVector> {
     /// As [`AesVector::tweak`] leaves it.
     walk: V::Walk,
-    /// Rows of this unit, with this one.
+    /// Number of rows left in this unit, including this one.
     left: usize,
     rows_in_unit: usize,
     counts: *const u8,
@@ -201,7 +199,7 @@ impl<V: AesVector> Rows<V> {
     /// The instructions of `V` are there, and `unit` points to a tweak.
     #[inline(always)]
     unsafe fn new(unit: *const Block, rows_in_unit: usize) -> Self {
-        // Opaque, so that the compiler does not copy the table to the stack for want of registers.
+        // Opaque, so that the compiler does not copy the table to the stack for lack of registers.
         let counts = V::counts();
         // SAFETY: the caller's promise.
         unsafe { Self { walk: V::walk(&*unit), left: rows_in_unit, rows_in_unit, counts, unit } }
@@ -224,7 +222,7 @@ impl<V: AesVector> Rows<V> {
         }
     }
 
-    /// The tweaks of vector `INDEX` of the row (see [`AesVector::tweak`]).
+    /// Returns the tweaks of vector `INDEX` of the row (see [`AesVector::tweak`]).
     ///
     /// # Safety
     /// The instructions of `V` are there.
@@ -235,15 +233,16 @@ impl<V: AesVector> Rows<V> {
     }
 }
 
-/// The tweaks of the row at hand and of the next, each already added to the last round key: so the last round takes its
+/// The tweaks of the current row and of the next, each already added to the last round key. So the last round takes its
 /// key from here, and a tweak costs one store, one load and no register.
 #[repr(C, align(64))]
 struct LastKeys([MaybeUninit<[u8; 64 * IN_FLIGHT]>; 2]);
 
-/// XTS over every unit of `job`, whose tweaks it makes from the IVs.
+/// Runs XTS on every unit of `job`, whose tweaks it makes from the IVs.
 ///
-/// Works through rows, be they of one unit or of several. While a row's rounds run, the next row's tweaks are computed
-/// and, with registers enough, its data is loaded, so that its first round follows the last round of this row.
+/// Works through rows, of one unit or of several. While the rounds of a row run, the tweaks of the next row are
+/// computed and, with enough registers, its data are loaded, so that its first round follows the last round of this
+/// row.
 ///
 /// # Safety
 /// The instructions of `V` are there; `job` comes from its constructor.
@@ -253,7 +252,7 @@ pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>
     let (units, rows_in_unit) = (job.units(), job.unit_len() / row_len);
     let (mut src, mut dst) = (job.src(), job.dst());
     let mut last_keys = LastKeys([MaybeUninit::uninit(); 2]);
-    // Opaque, so that the compiler does not move the table to registers that it then has to spill.
+    // Opaque, so that the compiler does not move the table to registers that it must spill.
     let mut now = std::hint::black_box(last_keys.0.as_mut_ptr().cast::<u8>());
     // SAFETY: instructions are the caller's promise. The IVs fill whole vectors, and there is one more than units. Data
     // is read and written inside `units * unit_len` bytes, of which a row is always a divisor. The table has two rows.
@@ -279,12 +278,12 @@ pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>
             std::mem::swap(&mut now, &mut then);
             dst = dst.add(row_len);
         }
-        // Work for a row that never comes would be a thirtieth of a request of 4 KiB.
+        // Without this branch, work for a row that does not exist would take a thirtieth of a request of 4 KiB.
         row::<V, ROUNDS, ENCRYPT, true>(&keys, states, &mut rows, then, src, (now, dst));
     }
 }
 
-/// The states of the row at `src` before the first round. `whitening` is the first round key plus the last.
+/// Returns the states of the row at `src` before the first round. `whitening` is the first round key plus the last.
 #[inline(always)]
 unsafe fn start_row<V: AesVector>(whitening: V, last_keys: *const u8, src: *const u8) -> [V; IN_FLIGHT] {
     let mut states = [whitening; IN_FLIGHT];
@@ -298,9 +297,9 @@ unsafe fn start_row<V: AesVector>(whitening: V, last_keys: *const u8, src: *cons
     states
 }
 
-/// The rounds of a row but the first `V::AHEAD`, which are done, to `dst`. The last keys are at `now`. Leaves the last
-/// keys of `next` at `then`, and gives back the states of `next`, whose data is at `next_src`, after their first
-/// `V::AHEAD` rounds. After the `LAST` row there is no next.
+/// Runs the rounds of a row after the first `V::AHEAD`, which are done, and writes to `dst`. The last keys are at
+/// `now`. Stores the last keys of `next` at `then`, and returns the states of `next`, whose data are at `next_src`,
+/// after their first `V::AHEAD` rounds. After the `LAST` row there is no next one.
 #[inline(always)]
 unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, const LAST: bool>(
     keys: &Keys<V, ROUNDS>,
@@ -350,7 +349,7 @@ unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, const LAST
     ahead
 }
 
-/// Round `ROUND` of a row that is ahead of its turn.
+/// Runs round `ROUND` of a row ahead of time.
 #[inline(always)]
 unsafe fn ahead_round<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, const ROUND: usize>(
     keys: &Keys<V, ROUNDS>,
@@ -364,8 +363,8 @@ unsafe fn ahead_round<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, co
     }
 }
 
-/// Computes one of the next row's last keys. One a round, where rows do not run ahead: in one go they would keep the
-/// rounds from their ports.
+/// Computes one of the next row's last keys. One per round if rows do not run ahead: all at once would keep the rounds
+/// from their ports.
 #[inline(always)]
 unsafe fn next_tweak<V: AesVector, const INDEX: usize>(
     last_key: V,
@@ -381,7 +380,7 @@ unsafe fn next_tweak<V: AesVector, const INDEX: usize>(
     }
 }
 
-/// Computes two of the next row's last keys, to run ahead, and starts their states. `edges` are the first key and the
+/// Computes two of the next row's last keys ahead of time, and starts their states. `edges` are the first key and the
 /// last.
 #[inline(always)]
 unsafe fn next_two<V: AesVector, const FIRST: usize, const SECOND: usize>(
@@ -406,7 +405,7 @@ unsafe fn next_two<V: AesVector, const FIRST: usize, const SECOND: usize>(
     }
 }
 
-/// Encrypts blocks that fill whole vectors, each for itself.
+/// Encrypts blocks that fill whole vectors, each by itself.
 ///
 /// # Safety
 /// The instructions of `V` are there, and the number of blocks is a multiple of `V::BLOCKS`.
@@ -439,7 +438,7 @@ pub(super) unsafe fn encrypt_whole_vectors<V: AesVector, const ROUNDS: usize>(ke
     }
 }
 
-/// Encrypts any number of blocks, each for itself.
+/// Encrypts any number of blocks, each by itself.
 ///
 /// # Safety
 /// The instructions of `V` are there.
@@ -459,8 +458,8 @@ pub(super) unsafe fn encrypt_blocks<V: AesVector, const ROUNDS: usize>(keys: &Ro
     }
 }
 
-/// CBC decryption over every unit of `job`. A unit is worked on from its end, so that in place too the ciphertext
-/// before a vector is still there when the vector needs it.
+/// Decrypts every unit of `job` with CBC. Each unit is processed from its end, so that in place the ciphertext before a
+/// vector is still there when the vector needs it.
 ///
 /// # Safety
 /// As for [`xts`].
@@ -479,7 +478,7 @@ pub(super) unsafe fn cbc_decrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
                 job.fill_ivs(unit, &mut ivs[..(units - unit).min(MAX_BATCH)]);
             }
             let (src, dst) = (job.src().add(unit * unit_len), job.dst().add(unit * unit_len));
-            // What the first vector of the unit is chained to: the IV, and all its blocks but the last.
+            // The blocks to chain the first vector of the unit to: the IV, and all its blocks except the last.
             let mut start: [Block; 4] = [ivs[in_batch]; 4];
             std::ptr::copy_nonoverlapping(src, start.as_mut_ptr().cast::<u8>().add(16), len - 16);
             for group in (0..groups).rev() {
@@ -490,7 +489,7 @@ pub(super) unsafe fn cbc_decrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
                 let mut states = [key; IN_FLIGHT];
                 each!(I => {
                     let vector = at + I * len;
-                    // Behind the first vector, what comes before is in the unit itself.
+                    // After the first vector, the previous block is in the unit itself.
                     chain[I] = V::load(if I == FIRST { before } else { src.add(vector).wrapping_sub(16) });
                     states[I] = V::load(src.add(vector)).xor(key);
                 });
@@ -504,7 +503,7 @@ pub(super) unsafe fn cbc_decrypt<V: AesVector, const ROUNDS: usize>(job: &CbcJob
     }
 }
 
-/// CBC encryption over every unit of `job`: a unit is one chain, so `IN_FLIGHT` units go side by side.
+/// Encrypts every unit of `job` with CBC: a unit is one chain, so `IN_FLIGHT` units run in parallel.
 ///
 /// # Safety
 /// As for [`xts`]; `V` holds one block.
@@ -557,7 +556,7 @@ unsafe fn cbc_encrypt_side_by_side<V: AesVector, const ROUNDS: usize>(
     }
 }
 
-/// Fewer units than fit side by side: as many chains as there are, block by block.
+/// Encrypts fewer than `IN_FLIGHT` units, block by block.
 #[inline(always)]
 unsafe fn cbc_encrypt_few<V: AesVector, const ROUNDS: usize>(
     keys: &Keys<V, ROUNDS>,
@@ -584,8 +583,8 @@ unsafe fn cbc_encrypt_few<V: AesVector, const ROUNDS: usize>(
     }
 }
 
-/// Runs independent vectors through `ROUNDS` AES rounds back to back, `iterations` times: the fastest that this width
-/// can be. Returns the number of bytes.
+/// Runs independent vectors through `ROUNDS` AES rounds back to back, `iterations` times: the maximum speed of this
+/// width. Returns the number of bytes.
 ///
 /// # Safety
 /// The instructions of `V` are there.

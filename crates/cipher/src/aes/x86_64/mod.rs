@@ -5,7 +5,7 @@ mod blocks;
 mod vaes_256;
 mod vaes_512;
 
-/// Makes the safe entry points of a kernel, each of which takes the proof token of its instruction set.
+/// Defines the safe entry points of a kernel, each of which takes the proof token of its instruction set.
 ///
 /// The functions that enable instructions are monomorphic in rounds and direction, so that each has one loop and its
 /// own registers.
@@ -20,7 +20,7 @@ macro_rules! entry_points {
         pub(crate) struct $kernel;
 
         impl $kernel {
-            /// XTS over every unit of `job`.
+            /// Runs XTS on every unit of `job`.
             pub(crate) fn xts(_: $token, job: &mut XtsJob<'_>, encrypt: bool) {
                 // SAFETY: the token proves the instructions; the one constructor of an `XtsJob` takes the pointers
                 // from slices whose lengths it has checked, and which the job borrows; its fields are private.
@@ -35,7 +35,7 @@ macro_rules! entry_points {
                 }
             }
 
-            /// CBC over every unit of `job`.
+            /// Decrypts every unit of `job` with CBC.
             pub(crate) fn cbc_decrypt(_: $token, job: &CbcJob<'_>) {
                 // SAFETY: as in `xts`, by `CbcJob::new`.
                 unsafe {
@@ -48,7 +48,7 @@ macro_rules! entry_points {
                 }
             }
 
-            /// Encrypts each block for itself.
+            /// Encrypts each block by itself.
             pub(crate) fn encrypt_blocks(_: $token, keys: &Schedule, blocks: &mut [Block]) {
                 // SAFETY: the token proves the instructions.
                 unsafe {
@@ -61,7 +61,7 @@ macro_rules! entry_points {
                 }
             }
 
-            /// Independent rounds back to back; gives back the bytes that went through.
+            /// Runs independent rounds back to back, and returns the number of bytes.
             pub(crate) fn limit(_: $token, rounds: usize, iterations: usize) -> u64 {
                 // SAFETY: the token proves the instructions.
                 unsafe {

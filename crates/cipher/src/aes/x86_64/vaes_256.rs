@@ -35,7 +35,7 @@ fn pin(states: &mut [Blocks2; IN_FLIGHT], other: &mut Blocks2) {
 }
 
 impl Blocks2 {
-    /// The halves of each block exchanged.
+    /// Exchanges the halves of each block.
     ///
     /// # Safety
     /// As for [`AesVector`].
@@ -48,7 +48,7 @@ impl Blocks2 {
 
 impl AesVector for Blocks2 {
     const BLOCKS: usize = 2;
-    /// The row's first tweak in every place, and its halves crossed.
+    /// The row's first tweak in every position, and the same with its halves exchanged.
     type Walk = (Self, Self);
     const AHEAD: usize = 0;
 

@@ -35,7 +35,7 @@ fn pin(states: &mut [Blocks4; IN_FLIGHT], other: &mut Blocks4) {
 }
 
 impl Blocks4 {
-    /// The halves of each block exchanged.
+    /// Exchanges the halves of each block.
     ///
     /// # Safety
     /// As for [`AesVector`].
@@ -48,7 +48,7 @@ impl Blocks4 {
 
 impl AesVector for Blocks4 {
     const BLOCKS: usize = 4;
-    /// The row's first tweak in every place, and its halves crossed.
+    /// The row's first tweak in every position, and the same with its halves exchanged.
     type Walk = (Self, Self);
     const AHEAD: usize = 3;
 
@@ -146,7 +146,7 @@ impl AesVector for Blocks4 {
 
     #[inline(always)]
     fn keys_in_registers(rounds: usize) -> usize {
-        // As many as the compiler finds room for in each loop: seen in its assembly.
+        // As many as the compiler finds registers for in each loop, according to its assembly.
         if rounds > 10 { 9 } else { 7 }
     }
 

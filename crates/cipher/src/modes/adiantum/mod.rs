@@ -27,24 +27,24 @@ pub(crate) struct Adiantum {
 
 /// An expanded key.
 struct Keys {
-    /// XChaCha's.
+    /// Key of XChaCha.
     stream: [u8; 32],
     /// Hashes length and tweak.
     tweak: poly1305::Key,
-    /// Hashes what NH makes of the wide side.
+    /// Hashes the output of NH for the wide side.
     message: poly1305::Key,
     nh: nh::Key,
 }
 
 impl Keys {
-    /// To be filled where it will stay.
+    /// To be filled in place.
     const EMPTY: Self =
         Self { stream: [0; 32], tweak: poly1305::Key::EMPTY, message: poly1305::Key::EMPTY, nh: nh::Key::EMPTY };
 }
 
-/// Units that go from step to step together. AES takes several blocks in hardly more time than one.
+/// Number of units that go through each step together. AES takes little more time for several blocks than for one.
 const GROUP: usize = 8;
-/// But no more bytes of them than stay in the first cache between the steps.
+/// Maximum number of their bytes, which stay in the first-level cache between the steps.
 const GROUP_BYTES: usize = 16 << 10;
 
 impl Adiantum {
@@ -64,7 +64,7 @@ impl Adiantum {
         Self { keys, block, rounds }
     }
 
-    /// One unit for each of `ivs`, which `tweak_of` makes tweaks of.
+    /// Processes one unit for each of `ivs`, which `tweak_of` turns into tweaks.
     fn run(
         &self,
         ivs: &mut [Block],
@@ -98,7 +98,7 @@ impl Adiantum {
         }
     }
 
-    /// Computes the share of the tweak in the hash of a wide side of `len` bytes.
+    /// Computes the contribution of the tweak to the hash of a wide side of `len` bytes.
     fn hash_of_tweak(&self, [first, second]: [Block; 2], len: usize) -> u128 {
         let bits = (len as u128 * 8).to_le_bytes();
         self.keys.tweak.hash([bits, first, second].into_iter())
@@ -120,12 +120,12 @@ impl Chain for Adiantum {
     }
 }
 
-/// The tweak that dm-crypt makes of an IV.
+/// Returns the tweak that dm-crypt makes of an IV.
 fn padded(iv: Block) -> [Block; 2] {
     [iv, [0; 16]]
 }
 
-/// XORs the stream under `nonce`, which a one and zeroes lengthen to 24 bytes.
+/// XORs the stream of `nonce`, which a one and zeroes extend to 24 bytes.
 fn xchacha(key: &[u8; 32], nonce: &[u8], rounds: u8, data: &mut [u8]) {
     let mut padded = [0; 24];
     padded[..nonce.len()].copy_from_slice(nonce);
@@ -136,7 +136,7 @@ fn xchacha(key: &[u8; 32], nonce: &[u8], rounds: u8, data: &mut [u8]) {
     }
 }
 
-/// The sum of a block and a number, little-endian, modulo 2^128.
+/// Adds a number to a block, little-endian, modulo 2^128.
 fn add(block: &[u8], number: u128) -> Block {
     let block = block.first_chunk().copied().unwrap_or_default();
     u128::from_le_bytes(block).wrapping_add(number).to_le_bytes()

@@ -4,29 +4,29 @@
 //! The loop is shaped for vector registers of four words, which the compiler fills on every CPU: a pass adds,
 //! multiplies two pairs to 64 bits each, and adds again.
 
-/// Blocks of 16 bytes that one hash covers, at most.
+/// Maximum number of 16-byte blocks in one hash.
 pub(super) const MOST_BLOCKS: usize = 64;
 const PASSES: usize = 4;
 /// Each pass starts one block later in the key.
 const KEY_BLOCKS: usize = MOST_BLOCKS + PASSES - 1;
-/// Bytes in a key.
+/// Length of a key in bytes.
 pub(super) const KEY_LEN: usize = KEY_BLOCKS * 16;
 
-/// A key, as the words that it is.
+/// A key, as words.
 pub(super) struct Key([[u32; 4]; KEY_BLOCKS]);
 
 impl Key {
-    /// To be filled by [`Key::set`] where it will stay.
+    /// To be filled by [`Key::set`] in place.
     pub(super) const EMPTY: Self = Self([[0; 4]; KEY_BLOCKS]);
 
-    /// `bytes` are [`KEY_LEN`].
+    /// Sets the key from [`KEY_LEN`] bytes.
     pub(super) fn set(&mut self, bytes: &[u8]) {
         for (block, bytes) in self.0.iter_mut().zip(bytes.as_chunks().0) {
             *block = words(bytes);
         }
     }
 
-    /// Hashes at most [`MOST_BLOCKS`] to two, each little-endian.
+    /// Hashes at most [`MOST_BLOCKS`] blocks to two, each little-endian.
     #[inline]
     pub(super) fn hash(&self, blocks: &[[u8; 16]]) -> [[u8; 16]; 2] {
         let mut sums = [[0u64; 2]; PASSES];

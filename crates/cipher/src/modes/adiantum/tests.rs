@@ -54,7 +54,7 @@ fn adiantum_gives_the_published_answers() {
     }
 }
 
-/// Runs of units, in groups that are full, not full and one alone.
+/// Runs of units, in full groups, partial groups and alone.
 #[test]
 fn runs_of_units_agree_with_the_reference() {
     for rounds in [12, 20] {
@@ -77,8 +77,7 @@ fn runs_of_units_agree_with_the_reference() {
     }
 }
 
-/// Against the crate, at the ends of what words hold too: blocks of ones, and sums that are just below and above 2^130
-/// - 5.
+/// Against the crate, also at word boundaries: blocks of ones, and sums just below and above 2^130 - 5.
 #[test]
 fn poly1305_agrees_with_the_crate() {
     let keys = [vec![0xff; 16], vec![0; 16], [vec![1], vec![0; 15]].concat(), noise(1, 16), noise(2, 16)];
@@ -102,7 +101,7 @@ fn poly1305_agrees_with_the_crate() {
     }
 }
 
-/// Adiantum in the words of the paper, with everything but AES and Poly1305 written once more.
+/// A reference of Adiantum in the words of the paper, sharing only AES and Poly1305.
 struct Twin {
     rounds: u8,
     stream: [u8; 32],
@@ -169,7 +168,7 @@ impl Twin {
     }
 }
 
-/// The first `len` bytes of XChaCha's stream.
+/// Returns the first `len` bytes of XChaCha's stream.
 fn stream(key: &[u8; 32], nonce: &[u8; 24], rounds: u8, len: usize) -> Vec<u8> {
     let words =
         |bytes: &[u8]| -> Vec<u32> { bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect() };
@@ -186,11 +185,11 @@ fn stream(key: &[u8; 32], nonce: &[u8; 24], rounds: u8, len: usize) -> Vec<u8> {
     blocks.take(len).collect()
 }
 
-/// ChaCha's rounds.
+/// Runs ChaCha's rounds.
 fn permute(mut state: [u32; 16], rounds: u8) -> [u32; 16] {
     for round in 0..rounds {
         for column in 0..4 {
-            // Every other round goes down the diagonals.
+            // Every second round works on the diagonals.
             let at = |row: usize| 4 * row + (column + if round % 2 == 0 { 0 } else { row }) % 4;
             for (to, from, with, by) in [(0, 1, 3, 16), (2, 3, 1, 12), (0, 1, 3, 8), (2, 3, 1, 7)] {
                 state[at(to)] = state[at(to)].wrapping_add(state[at(from)]);

@@ -5,7 +5,7 @@ use super::Layer;
 use crate::block_cipher::{BlockCipher, new_block_cipher};
 use crate::{Cipher, DataUnitSize};
 
-/// The diffuser under a key of AES.
+/// The diffuser under an AES key.
 pub(crate) struct Elephant {
     aes: Box<dyn BlockCipher>,
     unit: DataUnitSize,
@@ -16,7 +16,7 @@ const A: (usize, [u32; 4]) = (5, [9, 0, 13, 0]);
 const B: (usize, [u32; 4]) = (3, [0, 10, 0, 25]);
 
 impl Elephant {
-    /// `key` has 16, 24 or 32 bytes: the caller has checked it against the specification.
+    /// Makes the diffuser of `key`, which has 16, 24 or 32 bytes, as the caller has checked.
     pub(crate) fn new(key: &[u8], unit: DataUnitSize) -> Self {
         Self { aes: new_block_cipher(Cipher::Aes, key).expect("an AES key has 16, 24 or 32 bytes"), unit }
     }

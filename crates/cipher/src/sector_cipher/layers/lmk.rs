@@ -1,7 +1,7 @@
-//! loop-AES's IV (`lmk`), which depends on the plaintext behind the first block, in units of 512 bytes.
+//! loop-AES's IV (`lmk`), which depends on the plaintext after the first block, in units of 512 bytes.
 //!
-//! In CBC an IV is what the first block is XORed with. So it is XORed to the plaintext here, outside a CBC whose IV is
-//! zero; after decryption the same is computed again, from plaintext that is already right, and removed.
+//! In CBC the IV is XORed to the first block. So it is XORed to the plaintext here, around a CBC with IV zero. After
+//! decryption it is computed from the decrypted plaintext, and removed.
 
 use super::Layer;
 use crate::locked::LockedBox;
@@ -9,7 +9,7 @@ use md5::block_api::compress;
 
 /// The IV of loop-AES's second version, or of the third with its seed.
 pub(crate) struct Lmk {
-    /// The MD5 state before a unit's bytes: with a seed, behind the seed.
+    /// The MD5 state before the bytes of a unit: with a seed, after the seed.
     start: LockedBox<[u32; 4]>,
     iv_len: usize,
 }
@@ -18,7 +18,8 @@ pub(crate) struct Lmk {
 const MD5_START: [u32; 4] = [0x6745_2301, 0xefcd_ab89, 0x98ba_dcfe, 0x1032_5476];
 
 impl Lmk {
-    /// With the first 16 bytes of `seed`, or without where it is empty; for a cipher of blocks of `iv_len` bytes.
+    /// Makes the layer with the first 16 bytes of `seed`, or without if it is empty, for a cipher with blocks of
+    /// `iv_len` bytes.
     pub(crate) fn new(seed: &[u8], iv_len: usize) -> Self {
         let mut start = LockedBox::new(MD5_START);
         if !seed.is_empty() {
@@ -38,7 +39,7 @@ impl Layer for Lmk {
         let (blocks, tail) = rest.as_chunks::<64>();
         let mut state = *self.start;
         compress(&mut state, blocks);
-        // 48 bytes of plaintext are left, and the number's 56 bits with what loop-AES's own padding was.
+        // 48 bytes of plaintext remain, then 56 bits of the number and loop-AES's own padding.
         let mut last = [0; 64];
         last[..48].copy_from_slice(tail);
         last[48..52].copy_from_slice(&(number as u32).to_le_bytes());

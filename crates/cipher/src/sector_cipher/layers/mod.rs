@@ -15,9 +15,9 @@ use crate::{DataUnitSize, InOut, IvNumber, SectorCipher};
 
 /// A change to single data units, which may depend on the unit's IV number.
 pub(crate) trait Layer: Send + Sync {
-    /// Whether the layer changes plaintext: before the cipher encrypts and after it decrypts. Otherwise ciphertext.
+    /// Whether the layer changes plaintext, before encryption and after decryption. Otherwise it changes ciphertext.
     const AROUND_PLAINTEXT: bool;
-    /// Changes a unit when it is encrypted.
+    /// Changes a unit on encryption.
     fn apply(&self, number: u64, unit: &mut [u8]);
     /// Undoes [`Layer::apply`].
     fn undo(&self, number: u64, unit: &mut [u8]);
@@ -27,7 +27,7 @@ pub(crate) trait Layer: Send + Sync {
 pub(crate) struct Layered<L> {
     layer: L,
     cipher: Box<dyn SectorCipher>,
-    /// How much an IV number grows from unit to unit.
+    /// Difference of the IV numbers of consecutive units.
     step: u64,
 }
 

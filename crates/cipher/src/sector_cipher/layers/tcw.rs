@@ -1,5 +1,5 @@
-//! The whitening of old TrueCrypt volumes (`tcw`): eight bytes of key and number, XORed along a unit's ciphertext. The
-//! IV is made where all IVs are.
+//! The whitening of old TrueCrypt volumes (`tcw`): eight bytes made of key and number, XORed along the ciphertext of a
+//! unit. Its IV is made with the other IVs.
 
 use super::Layer;
 use crate::locked::LockedBox;
@@ -10,7 +10,7 @@ pub(crate) struct Tcw {
 }
 
 impl Tcw {
-    /// `key` has 16 bytes.
+    /// Makes the layer of `key`, which has 16 bytes.
     pub(crate) fn new(key: &[u8]) -> Self {
         let mut locked = LockedBox::new([0; 16]);
         locked.copy_from_slice(key);
@@ -35,8 +35,8 @@ impl Layer for Tcw {
     }
 }
 
-/// The CRC-32 of Ethernet over four bytes, from zero and not inverted. Bit by bit, since a table would be looked up by
-/// key.
+/// Computes the CRC-32 of Ethernet over four bytes, from zero and not inverted. Bit by bit, since a table lookup would
+/// depend on the key.
 fn crc32(word: u32) -> u32 {
     (0..32).fold(word, |sum, _| (sum >> 1) ^ (0xedb8_8320 & (sum & 1).wrapping_neg()))
 }

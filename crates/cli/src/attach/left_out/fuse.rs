@@ -1,6 +1,6 @@
 //! `inlock_frontend::fuse`, left out.
 
-/// Loop devices over FUSE files.
+/// Loop devices on FUSE files.
 pub(crate) mod loop_device {
     use std::path::Path;
 
@@ -10,7 +10,7 @@ pub(crate) mod loop_device {
 
     pub(crate) enum LoopDevice {}
 
-    /// Read only by a build with the feature.
+    /// Used only by builds with the feature.
     #[derive(Default)]
     pub(crate) struct LoopOptions {
         pub block: usize,
@@ -26,7 +26,7 @@ pub(crate) mod loop_device {
             Err(LoopError)
         }
 
-        /// A device of a process with the feature is left to a command with the feature.
+        /// Finds no device: only a build with the feature can take over or remove one.
         pub(crate) fn find(_node: &Path, _file: &Path) -> Option<Self> {
             None
         }
@@ -58,7 +58,7 @@ pub(crate) mod mount {
 
     use inlock_engine::Device;
 
-    /// Read only by a build with the feature.
+    /// Used only by builds with the feature.
     #[derive(Default)]
     pub(crate) struct FuseOptions {
         pub name: String,
@@ -78,7 +78,7 @@ pub(crate) mod mount {
 
     pub(crate) enum FuseMount {}
 
-    /// Refuses where a file is mounted, which a build with the feature did. One whose server is gone has no metadata.
+    /// Refuses to unmount a file that a build with the feature mounted. A file whose server is gone has no metadata.
     pub(crate) fn unmount(path: &Path) -> Result<(), FuseError> {
         let directory = path.parent().and_then(|directory| directory.metadata().ok()).map(|found| found.dev());
         match path.metadata() {

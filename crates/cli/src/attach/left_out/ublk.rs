@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use inlock_engine::{Device, RequestError};
 
-/// Read only by a build with the feature.
+/// Used only by builds with the feature.
 #[derive(Default)]
 #[expect(dead_code, reason = "no device is made with these options")]
 pub(crate) struct UblkOptions {
@@ -32,7 +32,7 @@ pub(crate) enum UblkError {
     Report(RequestError),
     #[error("{0}")]
     Log(io::Error),
-    #[error("it keeps its length")]
+    #[error("its length cannot change")]
     CannotResize,
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn is_available() -> bool {
     false
 }
 
-/// A device of a process with the feature is left to a command with the feature.
+/// Finds no device: only a build with the feature can take over or remove one.
 pub(crate) fn number_of(_node: &Path) -> Option<u32> {
     None
 }

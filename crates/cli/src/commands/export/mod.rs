@@ -1,8 +1,8 @@
 //! `export`: decrypts a volume, or a range of it, to a raw image.
 //!
 //! Runs of plaintext zeroes become holes of a regular output file, and holes of an unencrypted source are not read. A
-//! hole of an encrypted image is not zero: it is copied as what it decrypts to. The part of a zone behind its write
-//! pointer was never written, and becomes a hole of the output.
+//! hole of an encrypted image does not decrypt to zeroes, so its decryption is copied. The part of a zone behind its
+//! write pointer was never written, and becomes a hole of the output.
 
 mod output;
 

@@ -1,8 +1,8 @@
 //! `import`: encrypts a raw image into an existing volume.
 //!
 //! An input of known length that is longer than the volume is refused before anything is written. Holes of the input
-//! are not read, and become encrypted zeroes in the volume, where a hole would decrypt to noise. Zones are written in
-//! order ([`zones`]).
+//! are not read; they become encrypted zeroes in the volume, since a hole there would decrypt to noise. Zones are
+//! written in order ([`zones`]).
 
 mod zones;
 
@@ -133,13 +133,13 @@ impl Input {
         let name = self.name.display();
         if len > room {
             return Err(CliError::refused(
-                format!("{name} has {len} bytes, and there is room for {room}. Nothing was written."),
+                format!("{name} has {len} bytes, but the volume has only {room}. Nothing was written."),
                 "enlarge the image first (truncate -s SIZE IMAGE), or truncate the input",
             ));
         }
         if exact && len < room {
             return Err(CliError::refused(
-                format!("{name} has {len} bytes, and the range has {room}. Nothing was written."),
+                format!("{name} has {len} bytes, but the range has {room}. Nothing was written."),
                 "use --range OFFSET: without a length for all of the input",
             ));
         }

@@ -24,8 +24,8 @@ pub(super) struct ZoneWriter<'a> {
 }
 
 impl<'a> ZoneWriter<'a> {
-    /// Checks the zones of the `len` bytes from `start`, of which `sure` will be written. `None`: the device has no
-    /// zones.
+    /// Checks the zones of the `len` bytes from `start`, of which at least `sure` will be written. `None`: the device
+    /// has no zones.
     pub(super) fn new(device: &'a BlockingDevice, start: u64, len: u64, sure: u64) -> anyhow::Result<Option<Self>> {
         let Some(zoned::ZoneLimits { write_granularity, .. }) = device.device().zone_limits() else { return Ok(None) };
         let writer = Self {
@@ -40,7 +40,7 @@ impl<'a> ZoneWriter<'a> {
                 "use a --range that starts at a multiple",
             ));
         }
-        // Before the first byte is written, as far as the length is known.
+        // Checked before the first byte is written, as far as the length is known.
         for zone in writer.zones.iter().filter(|zone| zone.start < start + sure) {
             check(zone, start.max(zone.start))?;
         }
@@ -48,7 +48,7 @@ impl<'a> ZoneWriter<'a> {
     }
 
     fn zone(&self, at: u64) -> anyhow::Result<&Zone> {
-        zones::at(&self.zones, at).with_context(|| format!("no zone holds byte {at}"))
+        zones::at(&self.zones, at).with_context(|| format!("no zone contains byte {at}"))
     }
 
     /// Returns the number of bytes from `at` to the end of its zone.
@@ -57,7 +57,7 @@ impl<'a> ZoneWriter<'a> {
     }
 
     /// Writes the first `len` bytes of `buffer`, which are in one zone, at `at`. At the end of the image the last block
-    /// is filled with zeroes, for which the buffer has room.
+    /// is padded with zeroes; the buffer is long enough.
     pub(super) fn write(&mut self, buffer: &mut [u8], len: usize, at: u64) -> anyhow::Result<()> {
         let zone = *self.zone(at)?;
         if !is_sequential(&zone) {

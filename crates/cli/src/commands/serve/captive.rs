@@ -48,7 +48,7 @@ fn script(command: &OsStr, address: &Address, export: &str) -> OsString {
     };
     set("uri", uri(address, export).as_bytes());
     set("exportname", export.as_bytes());
-    // The older form, from before NBD URIs.
+    // The format from before NBD URIs.
     let mut nbd = match address {
         Address::Unix(path) => [b"nbd:unix:", path.as_os_str().as_bytes()].concat(),
         Address::Tcp(address) => format!("nbd:{address}").into_bytes(),

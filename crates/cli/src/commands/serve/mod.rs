@@ -232,7 +232,7 @@ fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     ended
 }
 
-/// Refuses writable zoned volumes: clients of NBD cannot write zones in order.
+/// Refuses writable zoned volumes: NBD clients cannot write zones in order.
 fn refuse_zones(args: &ServeArgs) -> anyhow::Result<()> {
     if !args.read_only && has_zones(&args.source) {
         return Err(CliError::refused(
@@ -331,7 +331,7 @@ fn wait_for_signal(caught: &Caught, server: &Server) -> anyhow::Result<()> {
         let woken = caught.fd();
         match poll(&mut [PollFd::new(&woken, PollFlags::IN)], Some(&every)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error).context("cannot wait for a signal"),
+            Err(error) => return Err(error).context("cannot wait for signals"),
         }
         match caught.take() {
             Some(number) if number == Signal::TSTP.as_raw() => signals::default_action(number),

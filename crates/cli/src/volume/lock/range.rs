@@ -7,7 +7,6 @@ use std::fs::File;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -60,7 +59,7 @@ pub(super) fn take(file: File, range: Range, mode: Mode, timeout: Duration) -> a
             Err(Errno::ENOLCK | Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EINVAL | Errno::EOVERFLOW) => {
                 return Ok(Attempt::Unsupported);
             }
-            Err(error) => return Err(error).context("cannot lock"),
+            Err(error) => return Err(error.into()),
         }
     }
 }

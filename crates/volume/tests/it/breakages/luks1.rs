@@ -1,11 +1,11 @@
-//! LUKS1 headers broken on purpose. There is no checksum and no second copy to fall back on.
+//! Damaged LUKS1 headers. There is no checksum and no second copy to fall back on.
 
 use super::Verdict::{Load, Opens, Unlock};
 use super::{Verdict, check, options};
 use crate::support::{PASSPHRASE, chain, luks1_image, secret};
 use inlock_volume::{HeaderDevice, MemoryDevice, Volume};
 
-/// A LUKS1 header has no checksum: a flipped bit may only be seen in that the passphrase opens nothing.
+/// Without a checksum, a flipped bit may show only in a passphrase that opens nothing.
 #[test]
 fn every_bit_flip_of_a_luks1_header_opens_or_is_refused() {
     let whole = luks1_image();
@@ -61,13 +61,13 @@ fn broken_luks1_headers() {
         ("cipher cast6", |i| i[8..14].copy_from_slice(b"cast6\0"), Unlock("cipher 'cast6-xts-plain64' is not supported (its cipher)")),
         ("cipher of another volume", |i| i[8..16].copy_from_slice(b"serpent\0"), Unlock("no key available")),
         ("cipher of the kernel's notation", |i| i[8..13].copy_from_slice(b"capi:"), Unlock("is not supported (its notation)")),
-        ("cipher null", |i| cipher(i, b"cipher_null", b"ecb"), Unlock("its cipher does not encrypt")),
+        ("cipher null", |i| cipher(i, b"cipher_null", b"ecb"), Unlock("the cipher does not encrypt")),
         ("cipher null with a mode", |i| i[8..20].copy_from_slice(b"cipher_null\0"), Unlock("is not supported (its mode)")),
         ("IV null", |i| cipher(i, b"aes", b"xts-null"), Unlock("segment 0: cipher 'aes-xts-null' has no IV")),
         ("mode unknown", |i| i[40..44].copy_from_slice(b"wtf\0"), Unlock("cipher 'aes-wtf' is not supported")),
         ("hash unknown", |i| i[72..77].copy_from_slice(b"md44\0"), Unlock("hash 'md44' is not supported")),
         ("other hash", |i| i[72..77].copy_from_slice(b"sha1\0"), Unlock("no key available with this passphrase")),
-        ("payload offset 1", |i| put(i, 104, 1), Load("keyslots/0: offset 4096 and size 128000 reach past 512, the end of the space before")),
+        ("payload offset 1", |i| put(i, 104, 1), Load("keyslots/0: offset 4096 and size 128000 exceed 512, the end of the space before")),
         ("payload over the last keyslot", |i| put(i, 104, 1800), Load("keyslots/7: offset")),
         ("payload offset 0 (detached)", |i| put(i, 104, 0), Opens("")),
         ("payload offset 2^32 - 1", |i| put(i, 104, u32::MAX), Opens("")),
@@ -79,17 +79,17 @@ fn broken_luks1_headers() {
         ("key bytes 64", |i| put(i, 108, 64), Load("keyslots/1: offset 135168 overlaps keyslots/0")),
         ("digest wrong", |i| i[112] ^= 1, Unlock("no key available with this passphrase")),
         ("digest iterations 0", |i| put(i, 164, 0), Load("digest iterations is 0")),
-        ("digest iterations 2^32 - 1", |i| put(i, 164, u32::MAX), Unlock("pbkdf2 iterations 4294967295 is over the limit")),
+        ("digest iterations 2^32 - 1", |i| put(i, 164, u32::MAX), Unlock("pbkdf2 iterations 4294967295 exceeds the limit")),
         ("active flag 0", |i| put(i, 208, 0), Load("keyslots/0: active flag is 0, which is not allowed")),
         ("active flag 1", |i| put(i, 256, 1), Load("keyslots/1: active flag is 1")),
         ("no active keyslot", |i| put(i, 208, 0xdead), Unlock("no usable keyslot is available")),
         ("another active keyslot", |i| { put(i, 256, 0x00ac71f3); put(i, 260, 1000); }, Opens("")),
         ("iterations 0", |i| put(i, 212, 0), Load("keyslots/0: iterations is 0")),
-        ("iterations 2^31", |i| put(i, 212, 1 << 31), Unlock("pbkdf2 iterations 2147483648 is over the limit")),
+        ("iterations 2^31", |i| put(i, 212, 1 << 31), Unlock("pbkdf2 iterations 2147483648 exceeds the limit")),
         ("keyslot over the header", |i| put(i, 248, 1), Load("keyslots/0: offset 512 overlaps the header")),
         ("keyslot at 0", |i| put(i, 248, 0), Load("keyslots/0: offset 0 overlaps the header")),
         ("keyslot over another", |i| put(i, 296, 9), Load("keyslots/1: offset 4608 overlaps keyslots/0")),
-        ("keyslot at 2^32 - 1", |i| put(i, 248, u32::MAX), Load("reach past")),
+        ("keyslot at 2^32 - 1", |i| put(i, 248, u32::MAX), Load("exceed")),
         ("stripes 0", |i| put(i, 252, 0), Load("keyslots/0: stripes is 0, but must be 4000")),
         ("stripes 2^32 - 1", |i| put(i, 252, u32::MAX), Load("stripes is 4294967295")),
         ("stripes of an unused keyslot", |i| put(i, 300, 4001), Load("keyslots/1: stripes is 4001")),

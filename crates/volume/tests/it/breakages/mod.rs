@@ -1,8 +1,8 @@
-//! Headers broken on purpose, each with its verdict.
+//! Damaged headers, each with its verdict.
 //!
-//! Checksums are put right after every breakage that is not one of the checksum, so that the rule behind it is reached.
-//! A breakage that is refused in both copies must open through the second if only the first has it, and a device whose
-//! header was refused must be unchanged.
+//! Checksums are corrected after every damage except to the checksum itself, so that the rule behind it is reached. A
+//! header that is refused with damage in both copies must open through the second if only the first is damaged, and a
+//! refused header must leave the device unchanged.
 
 mod luks1;
 mod luks2_rows;
@@ -14,17 +14,17 @@ use inlock_volume::luks2::binary_header::{BLOCK_LEN, write_checksum};
 use inlock_volume::{Hash, HeaderDevice, KdfLimits, LoadError, LoadWarning, MemoryDevice, UnlockOptions, Volume};
 use serde_json::{Value, json};
 
-/// The required result for a broken header.
+/// The required result for a damaged header.
 enum Verdict {
-    /// Loading refuses, with this in the message; through the second copy it opens.
+    /// Loading fails with this in the message; it opens through the second copy.
     Load(&'static str),
-    /// It loads and can be dumped; unlocking refuses, with this in the message.
+    /// It loads and can be dumped; unlocking fails with this in the message.
     Unlock(&'static str),
-    /// It opens, with this in the warnings (or with none).
+    /// It opens with this in the warnings, or with none.
     Opens(&'static str),
 }
 
-/// How a LUKS2 header is broken.
+/// The damage to a LUKS2 header.
 enum Break {
     /// A change of the metadata.
     Json(fn(&mut Value)),
@@ -32,7 +32,7 @@ enum Break {
     Text(fn(&str) -> Vec<u8>),
     /// A change of the binary header.
     Header(fn(&mut [u8; BLOCK_LEN])),
-    /// A change of the whole image; checksums are not put right.
+    /// A change of the whole image; checksums are not corrected.
     Raw(fn(&mut Vec<u8>)),
 }
 
@@ -74,13 +74,13 @@ fn json_text(copy: &[u8]) -> String {
     String::from_utf8(area[..end].to_vec()).unwrap()
 }
 
-/// Limits that keep a broken cost from taking the tests' time.
+/// Returns limits that keep a damaged cost from taking the tests' time.
 fn options() -> UnlockOptions {
     let limits = with!(KdfLimits::default(); pbkdf2_iterations: 100_000, memory_kib: 1 << 20);
     with!(UnlockOptions::default(); limits: limits)
 }
 
-/// Loads, dumps and unlocks; `Ok` has the warnings, `Err` the message and whether loading refused.
+/// Loads, dumps and unlocks. `Ok` has the warnings, `Err` the message and whether loading failed.
 fn verdict(image: &[u8]) -> Result<String, (bool, String)> {
     let device = MemoryDevice::new(image.to_vec());
     let outcome = (|| {
@@ -96,7 +96,7 @@ fn verdict(image: &[u8]) -> Result<String, (bool, String)> {
     outcome
 }
 
-/// Notes where the verdict is not the expected one.
+/// Records a verdict that is not the expected one.
 fn check(name: &str, image: &[u8], expected: &Verdict, wrong: &mut Vec<String>) {
     let got = verdict(image);
     let (as_expected, message, part) = match (&got, expected) {
@@ -174,7 +174,7 @@ fn newer_copy_counts() {
     assert!(!has_flag(&older));
 }
 
-/// Wherever the second copy may stand, it is found without the first.
+/// The second copy is found at every possible offset without the first.
 #[test]
 fn second_copy_is_found_at_every_offset() {
     for log2 in 14..=22 {
@@ -212,8 +212,8 @@ fn every_bit_flip_of_the_first_copy_opens_through_the_second() {
     println!("{flips} bit flips");
 }
 
-/// Random bytes of the JSON text and the binary headers changed, checksums put right: no panic, no write, and a key
-/// that comes out is the right one.
+/// Random changes of the JSON text and the binary headers, with corrected checksums: no panic, no write, and never a
+/// wrong key.
 #[test]
 fn random_changes_never_give_a_wrong_key() {
     const SEED: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -19,7 +19,7 @@ fn act(file: &ZonedFile, action: ZoneAction, number: u64) -> Result<(), Errno> {
 }
 
 #[test]
-fn report_of_a_new_file_is_that_of_the_layout() {
+fn report_of_new_zoned_file_matches_layout() {
     let file = in_memory(&layout());
     let mut zones = vec![zone(&file, 0); 10];
     assert_eq!(file.report(0, &mut zones), Ok(8));
@@ -39,7 +39,7 @@ fn report_of_a_new_file_is_that_of_the_layout() {
 }
 
 #[test]
-fn writes_go_where_the_pointer_is() {
+fn write_off_the_write_pointer_is_refused() {
     let file = in_memory(&layout());
     let start = 2 * ZONE;
     assert_eq!(write(&file, start + BLOCK, 1, 1), Err(Errno::IO));
@@ -50,7 +50,7 @@ fn writes_go_where_the_pointer_is() {
     }
     assert_eq!(file.write_at(&[9; 512], start + 8192), Err(Errno::INVAL));
     assert_eq!(file.write_at(&[9; 4096], start + 512), Err(Errno::INVAL));
-    // One block more than there is room for writes nothing.
+    // A write beyond the capacity writes nothing.
     assert_eq!(write(&file, start + 2 * BLOCK, 11, 9), Err(Errno::IO));
     assert_eq!(state(&file, 2), (ImplicitOpen, 8192));
     assert_eq!(write(&file, start + 2 * BLOCK, 10, 2), Ok(40960));
@@ -64,7 +64,7 @@ fn writes_go_where_the_pointer_is() {
 }
 
 #[test]
-fn conventional_zones_take_writes_anywhere() {
+fn conventional_zone_accepts_writes_anywhere() {
     let file = in_memory(&layout());
     assert_eq!(file.write_at(&[7; 100], ZONE - 50), Ok(100));
     assert_eq!(read(&file, ZONE - 51, 102), [&[0][..], &[7; 100], &[0]].concat());
@@ -80,7 +80,7 @@ fn conventional_zones_take_writes_anywhere() {
 }
 
 #[test]
-fn actions_lead_from_condition_to_condition() {
+fn zone_management_changes_zone_condition() {
     use ZoneAction::{Close, Finish, Open, Reset};
     let ok = |condition, blocks| Ok((condition, blocks * BLOCK));
     for (before, blocks, action, after) in [
@@ -138,7 +138,7 @@ fn actions_lead_from_condition_to_condition() {
 }
 
 #[test]
-fn finished_zone_reads_as_zeroes_behind_what_was_written() {
+fn finished_zone_reads_zeroes_after_written_data() {
     let file = in_memory(&layout());
     write(&file, 2 * ZONE, 2, 8).unwrap();
     act(&file, ZoneAction::Finish, 2).unwrap();
@@ -147,7 +147,7 @@ fn finished_zone_reads_as_zeroes_behind_what_was_written() {
 }
 
 #[test]
-fn retired_zones_refuse_writes() {
+fn read_only_and_offline_zones_refuse_writes() {
     let file = in_memory(&layout());
     for (number, condition) in [(2, ReadOnly), (3, Offline)] {
         write(&file, number * ZONE, 1, 4).unwrap();
@@ -165,7 +165,7 @@ fn retired_zones_refuse_writes() {
 }
 
 #[test]
-fn actions_on_parts_of_zones_are_refused() {
+fn zone_management_of_partial_zones_is_refused() {
     let file = in_memory(&layout());
     let end = 7 * ZONE + 4 * BLOCK;
     for (offset, len) in [(2 * ZONE, 0), (2 * ZONE + BLOCK, ZONE), (2 * ZONE, BLOCK), (end, ZONE), (7 * ZONE, ZONE)] {
@@ -174,7 +174,7 @@ fn actions_on_parts_of_zones_are_refused() {
     assert_eq!(file.manage(ZoneAction::Open, u64::MAX - ZONE + 1, ZONE), Err(Errno::INVAL));
     assert_eq!(file.manage(ZoneAction::Open, 6 * ZONE, end - 6 * ZONE), Ok(()));
     assert_eq!((state(&file, 6).0, state(&file, 7).0), (ExplicitOpen, ExplicitOpen));
-    // What refuses does not keep the others from changing.
+    // A zone that refuses does not prevent others from changing.
     assert_eq!(file.manage(ZoneAction::Close, 5 * ZONE, end - 5 * ZONE), Err(Errno::IO));
     assert_eq!((state(&file, 6).0, state(&file, 7).0), (Empty, Empty));
     write(&file, 6 * ZONE, 1, 1).unwrap();
@@ -186,13 +186,13 @@ fn actions_on_parts_of_zones_are_refused() {
 }
 
 #[test]
-fn zone_opened_by_a_write_makes_room_for_another_one() {
+fn implicitly_open_zone_is_closed_at_open_zone_limit() {
     let file = in_memory(&ZonedLayout { max_open: 2, ..layout() });
     for number in [2, 3, 4] {
         write(&file, number * ZONE, 1, 1).unwrap();
     }
     assert_eq!([2, 3, 4].map(|number| state(&file, number).0), [Closed, ImplicitOpen, ImplicitOpen]);
-    // They take turns, and one that is opened by order makes no room.
+    // Zones are closed in turn; an explicitly open one is never closed.
     write(&file, 2 * ZONE + BLOCK, 1, 1).unwrap();
     assert_eq!([2, 3, 4].map(|number| state(&file, number).0), [ImplicitOpen, Closed, ImplicitOpen]);
     act(&file, ZoneAction::Open, 4).unwrap();
@@ -215,7 +215,7 @@ fn closed_zones_count_as_active() {
     write(&file, 3 * ZONE, 1, 1).unwrap();
     assert_eq!(write(&file, 4 * ZONE, 1, 1), Err(Errno::OVERFLOW));
     assert_eq!(act(&file, ZoneAction::Open, 4), Err(Errno::OVERFLOW));
-    // One that is active already needs no more than to be open.
+    // An active zone only needs to be open.
     write(&file, 2 * ZONE + BLOCK, 1, 1).unwrap();
     assert_eq!((state(&file, 2).0, state(&file, 3).0), (ImplicitOpen, Closed));
     act(&file, ZoneAction::Finish, 3).unwrap();

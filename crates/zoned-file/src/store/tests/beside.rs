@@ -14,7 +14,7 @@ enum Call {
 
 type Hook = Box<dyn Fn(Call) -> Result<(), Errno> + Send + Sync>;
 
-/// Storage that runs a function before each call that changes something.
+/// Storage that runs a function before each call that changes it.
 struct Hooked {
     store: Arc<MemoryStore>,
     hook: OnceLock<Hook>,
@@ -58,13 +58,13 @@ impl BackingStore for Hooked {
     }
 }
 
-/// The zones that the tests write and reset.
+/// The zones under test.
 const FIRST: u64 = 2;
 const SECOND: u64 = 3;
 const OLD: [u8; 4 * BLOCK as usize] = [0x0d; 4 * BLOCK as usize];
 const NEW: [u8; BLOCK as usize] = [0x4e; BLOCK as usize];
 
-/// The number of the system's start before the power cut, and after it.
+/// Number of the boot before the power cut, and after it.
 const BOOTS: [u64; 2] = [1, 2];
 
 struct Setup {
@@ -75,7 +75,7 @@ struct Setup {
     file: Arc<ZonedFile>,
 }
 
-/// A file with four old blocks in both zones, promised or only answered.
+/// Returns a file with four old blocks in both zones, promised or only acknowledged.
 fn setup(promised: bool) -> Setup {
     let (data, sidecar) = stores(&layout());
     let (hooked_data, hooked_sidecar) = (Hooked::new(&data), Hooked::new(&sidecar));
@@ -90,8 +90,7 @@ fn setup(promised: bool) -> Setup {
 }
 
 impl Setup {
-    /// Resets both zones. While the space of the first is given back another thread syncs the file, from beginning to
-    /// end.
+    /// Resets both zones. While the space of the first is freed, another thread syncs the file completely.
     fn reset_both_beside_a_sync(&self) {
         let file = Arc::downgrade(&self.file);
         self.hooked_data.set(move |call| {
@@ -105,7 +104,7 @@ impl Setup {
         assert_eq!(state(&self.file, SECOND), (ZoneCondition::Empty, 0));
     }
 
-    /// Cuts the power where both caches had just been written back. What the zone is afterwards.
+    /// Cuts the power after writeback of both caches, and returns the state of the zone afterwards.
     fn cut_power(&self, zone_number: u64) -> Result<(), String> {
         let copy = |store: &MemoryStore| Arc::new(MemoryStore::new(store.contents()));
         let file = ZonedFile::over(copy(&self.data), copy(&self.sidecar), BOOTS[1]).map_err(|e| e.to_string())?;
@@ -118,7 +117,7 @@ impl Setup {
 }
 
 #[test]
-fn zone_reset_beside_a_sync_keeps_no_old_pointer() {
+fn reset_during_sync_keeps_no_old_write_pointer() {
     let setup = setup(false);
     setup.reset_both_beside_a_sync();
     assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE), Ok(NEW.len()));
@@ -126,11 +125,11 @@ fn zone_reset_beside_a_sync_keeps_no_old_pointer() {
 }
 
 #[test]
-fn promised_zone_reset_beside_a_sync_keeps_no_old_pointer_where_the_next_promise_is_torn() {
+fn reset_of_promised_zone_during_torn_sync_keeps_no_old_write_pointer() {
     let setup = setup(true);
     setup.reset_both_beside_a_sync();
     assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE), Ok(NEW.len()));
-    // The power is cut in the next sync, when the record of the zone in one table or in the other is torn.
+    // The power cut hits the next sync, and tears the record of the zone in either table.
     let zones = layout().zones();
     let before = setup.sidecar.contents();
     setup.file.sync().unwrap();
@@ -149,7 +148,7 @@ fn promised_zone_reset_beside_a_sync_keeps_no_old_pointer_where_the_next_promise
 }
 
 #[test]
-fn zone_reset_after_a_sync_that_failed_half_way_keeps_no_old_pointer() {
+fn reset_after_partly_failed_sync_keeps_no_old_write_pointer() {
     let setup = setup(false);
     let zones = layout().zones();
     let second = [Table::PromisedA, Table::PromisedB].map(|table| records::record_at(table, SECOND as u32, zones));
@@ -168,14 +167,14 @@ fn zone_reset_after_a_sync_that_failed_half_way_keeps_no_old_pointer() {
 }
 
 #[test]
-fn zone_reset_holds_off_syncs_until_the_states_have_changed() {
+fn reset_defers_syncs_until_states_have_changed() {
     let setup = setup(false);
     let zones = layout().zones();
     let answers = [FIRST, SECOND].map(|zone| records::record_at(Table::Answered, zone as u32, zones));
     let (file, seen) = (Arc::downgrade(&setup.file), Arc::new(Mutex::new(Vec::new())));
     let note = seen.clone();
     setup.hooked_sidecar.set(move |call| {
-        // At the end, when the file is dropped, it is not to be looked at.
+        // When the file is dropped at the end, there is nothing to check.
         if let (Call::Write(at), Some(file)) = (call, file.upgrade()) {
             let can_sync = file.promises.try_lock().is_ok();
             note.lock().unwrap().push((at, can_sync));

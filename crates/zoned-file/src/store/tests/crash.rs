@@ -1,9 +1,9 @@
-//! Kills and power cuts, and the states that are found after them.
+//! Kills and power cuts, and the states found after them.
 //!
-//! A machine has two disks (data and sidecar) behind a cache. A kill leaves the cache; a power cut leaves of each
-//! sector any of its versions since the last sync, or a mixture of two. A file is used at random through several lives
-//! on such a machine, and what each life finds must be what the last one may have left. In half of the lives another
-//! thread syncs the file all the while.
+//! A machine has two disks (data and sidecar) behind a cache. A kill keeps the cache; a power cut leaves of each sector
+//! any version since the last sync, or a mixture of two. A file is used at random in several lives on such a machine,
+//! and each life must find a state that the previous one may have left. In half of the lives another thread syncs the
+//! file concurrently.
 
 use super::*;
 use std::collections::HashMap;
@@ -28,24 +28,24 @@ fn tiny() -> ZonedLayout {
     }
 }
 
-/// A request that reached the cache.
+/// A request that has reached the cache.
 enum Event {
     Write { disk: usize, offset: usize, bytes: Vec<u8> },
     Sync { disk: usize },
 }
 
 struct Machine {
-    /// Content of the disks at power-on.
+    /// Contents of the disks at power-on.
     disks: [Vec<u8>; 2],
     cache: [Vec<u8>; 2],
     log: Vec<Event>,
-    /// A disk whose syncs do nothing: the negative control.
+    /// A disk that ignores syncs: the negative control.
     lying: Option<usize>,
     /// Another thread that syncs the file.
     beside: Option<Beside>,
 }
 
-/// A thread that syncs the file on request, as seen by the thread that uses the file.
+/// A thread that syncs the file on request, as seen by the main thread.
 struct Beside {
     user: ThreadId,
     ask: mpsc::Sender<u64>,
@@ -55,7 +55,7 @@ struct Beside {
 }
 
 impl Beside {
-    /// Asks for a sync, now and then; its number.
+    /// Requests a sync with a chance of one in `one_in`, and returns its number.
     fn ask(&mut self, one_in: u64) -> Option<u64> {
         if std::thread::current().id() != self.user || self.random.below(one_in) != 0 {
             return None;
@@ -75,13 +75,12 @@ impl Disk {
         self.machine.lock().unwrap()
     }
 
-    /// Has the other thread begin a sync, now and then.
+    /// Occasionally starts a sync in the other thread.
     fn begin_sync_beside(&self) {
         self.machine().beside.as_mut().and_then(|beside| beside.ask(64));
     }
 
-    /// Has the other thread sync, now and then, and waits for the end of that. Where the sync waits for the caller in
-    /// turn there is nothing to wait for.
+    /// Occasionally runs a sync in the other thread, and waits until it ends, unless the sync waits for the caller.
     fn sync_beside(&self) {
         let asked = self.machine().beside.as_mut().and_then(|beside| Some((beside.ask(2)?, beside.done.clone())));
         let begun = Instant::now();
@@ -128,7 +127,7 @@ impl BackingStore for Disk {
 }
 
 impl Machine {
-    /// Takes back everything after the first `events`: the process was killed then.
+    /// Drops everything after the first `events`, when the process was killed.
     fn kill(&mut self, events: usize) {
         self.log.truncate(events);
         self.cache = self.disks.clone();
@@ -139,8 +138,8 @@ impl Machine {
         }
     }
 
-    /// After how many events it ends, at least `first`: after the last, within any, where something is about to be
-    /// safe, or where a sync has just ended.
+    /// Returns the number of events of this life, at least `first`: all, any number, a number just before a sync, or
+    /// just after one.
     fn end_after(&self, first: usize, steps: &[Step], random: &mut Random) -> usize {
         let is_sync = |at: &usize| matches!(self.log[*at], Event::Sync { .. });
         let syncs: Vec<usize> = (first..self.log.len()).filter(is_sync).collect();
@@ -155,7 +154,7 @@ impl Machine {
         }
     }
 
-    /// As [`Machine::kill`], and loses of the cache what a power cut may lose.
+    /// Like [`Machine::kill`], and drops from the cache what a power cut may lose.
     fn cut_power(&mut self, events: usize, random: &mut Random) {
         self.log.truncate(events);
         for disk in 0..2 {
@@ -189,7 +188,7 @@ impl Machine {
                 };
                 let mut content = versions[chosen].clone();
                 if chosen < last && taste == 3 {
-                    // Where the two are alike a tear shows nothing.
+                    // Tearing equal versions would show nothing.
                     let next = &versions[chosen + 1];
                     let differ = |at: &usize| content[*at..*at + 8] != next[*at..*at + 8];
                     let places: Vec<usize> = (0..SECTOR).step_by(8).filter(differ).collect();
@@ -207,7 +206,7 @@ impl Machine {
     }
 }
 
-/// Content of a zone: a number for each sector, and its condition.
+/// Contents of a zone: a number for each sector, and its condition.
 #[derive(Clone, Debug, PartialEq)]
 struct Held {
     sectors: Vec<u64>,
@@ -216,7 +215,7 @@ struct Held {
 
 type Content = Vec<Held>;
 
-/// Reads everything back. What is beyond the pointers must be zero.
+/// Reads everything back. Bytes beyond the write pointers must be zero.
 fn content(file: &ZonedFile) -> Result<Content, String> {
     let mut content = Content::new();
     for zone in 0..ZONES {
@@ -254,14 +253,14 @@ fn after_power_off(held: &Held) -> Held {
 
 /// State after an operation.
 struct Step {
-    /// How many events there were then.
+    /// Number of events then.
     events: usize,
     content: Content,
-    /// How many events there were when a sync had ended that promised all of it.
+    /// Number of events when a sync had ended that promised all of it.
     safe_from: Option<usize>,
 }
 
-/// Whether `found` is what one of `allowed` says, zone by zone.
+/// Checks that each zone of `found` is as in one of `allowed`.
 fn check(found: &Content, allowed: &[Content]) -> Result<(), String> {
     for (zone, found) in found.iter().enumerate() {
         let one_of_them = if zone == CONVENTIONAL {
@@ -278,7 +277,7 @@ fn check(found: &Content, allowed: &[Content]) -> Result<(), String> {
     Ok(())
 }
 
-/// Does something, well or badly. Whether it promised everything.
+/// Runs a random operation, valid or invalid. Returns whether it promised everything.
 fn operate(file: &ZonedFile, random: &mut Random, tag: &mut u64, beside: bool) -> bool {
     let zone = random.below(ZONES as u64);
     let start = zone * TINY_ZONE;
@@ -295,7 +294,7 @@ fn operate(file: &ZonedFile, random: &mut Random, tag: &mut u64, beside: bool) -
         }
         9..=13 => {
             let actions = [ZoneAction::Open, ZoneAction::Close, ZoneAction::Finish, ZoneAction::Reset];
-            // With concurrent syncs, resets are what matters.
+            // With concurrent syncs, resets are the operations of interest.
             let kinds = if beside { 16 } else { 4 };
             let action = actions[random.below(kinds).min(3) as usize];
             let zones = if action == ZoneAction::Reset { 1 + random.below(ZONES as u64 - zone) } else { 1 };
@@ -310,35 +309,35 @@ fn operate(file: &ZonedFile, random: &mut Random, tag: &mut u64, beside: bool) -
             let _ = file.retire(zone as u32, ZoneCondition::ReadOnly);
             false
         }
-        // Others sync.
+        // The other thread syncs.
         _ if beside => false,
         _ => file.sync().is_ok(),
     }
 }
 
-/// How often what happened.
+/// Counters of the kinds of events.
 #[derive(Default, Debug)]
 struct Counts {
     kills: u32,
     cuts: u32,
     closes: u32,
-    /// Promises that a power cut tore.
+    /// Promises torn by a power cut.
     torn: u32,
-    /// Zones that a power cut took back.
+    /// Zones rolled back by a power cut.
     rolled_back: u32,
     /// Syncs of another thread.
     beside: usize,
 }
 
-/// A sync of another thread that has ended.
+/// A completed sync of another thread.
 struct SyncBeside {
-    /// How many steps had ended before it began: it promises the last of them.
+    /// Number of steps that had ended before it started: it promises the last of them.
     steps: usize,
-    /// How many events there were when it had ended.
+    /// Number of events when it had ended.
     events: usize,
 }
 
-/// Does up to 24 things; what was true after each.
+/// Runs up to 24 operations, and returns the state after each.
 fn live(
     file: &ZonedFile,
     machine: &Mutex<Machine>,
@@ -359,7 +358,7 @@ fn live(
     Ok(())
 }
 
-/// As [`live`], while another thread syncs the file. The steps record which states it promised.
+/// Like [`live`], while another thread syncs the file. The steps record which states it promised.
 fn live_beside_syncs(
     file: &ZonedFile,
     machine: &Mutex<Machine>,
@@ -396,7 +395,7 @@ fn live_beside_syncs(
     result
 }
 
-/// Uses a file through some lives. `beside`: while another thread syncs it.
+/// Runs several lives of a file; `beside`: while another thread syncs it.
 fn lives(seed: u64, beside: bool, lying: Option<usize>, counts: &mut Counts) -> Result<(), String> {
     let mut random = Random::new(seed);
     let (mut boot, mut tag) = (1, 0);
@@ -418,7 +417,7 @@ fn lives(seed: u64, beside: bool, lying: Option<usize>, counts: &mut Counts) -> 
         if life > 0 {
             check(&found, &allowed).map_err(|e| format!("life {life}: {e}"))?;
         }
-        // After a power cut, as at first, all that is there is safe.
+        // After a power cut, as at first, the whole state is durable.
         let safe_from = steps.is_empty().then_some(before);
         steps.push(Step { events: before, content: found, safe_from });
         if beside {
@@ -442,7 +441,7 @@ fn lives(seed: u64, beside: bool, lying: Option<usize>, counts: &mut Counts) -> 
             machine.lock().unwrap().kill(end);
             allowed = steps[ended - 1..].iter().map(|step| step.content.clone()).collect();
             steps.truncate(ended);
-            // A sync that ended later did not come to that.
+            // A sync that would have ended later does not count.
             steps.iter_mut().for_each(|step| step.safe_from = step.safe_from.filter(|events| *events <= end));
         } else {
             counts.cuts += 1;
@@ -465,7 +464,7 @@ fn lives(seed: u64, beside: bool, lying: Option<usize>, counts: &mut Counts) -> 
 }
 
 #[test]
-fn every_life_finds_a_state_that_the_last_one_may_have_left() {
+fn crash_leaves_only_possible_states() {
     let mut counts = Counts::default();
     for seed in 0..600 {
         lives(seed, false, None, &mut counts).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
@@ -483,7 +482,7 @@ fn every_life_finds_a_state_that_the_last_one_may_have_left() {
 }
 
 #[test]
-fn disks_that_ignore_syncs_are_noticed() {
+fn crash_check_detects_disks_that_ignore_syncs() {
     for lying in [0, 1] {
         let noticed = (0..300).any(|seed| lives(seed, false, Some(lying), &mut Counts::default()).is_err());
         assert!(noticed, "nothing is lost though disk {lying} never syncs");

@@ -3,7 +3,7 @@
 use super::*;
 use records::Identity;
 
-/// A file that was used and closed: its data and its sidecar.
+/// Returns data and sidecar of a file that was used and closed.
 fn used() -> (Vec<u8>, Vec<u8>) {
     let (data, sidecar) = stores(&layout());
     let file = ZonedFile::over(data.clone(), sidecar.clone(), 1).unwrap();
@@ -29,7 +29,7 @@ fn zones_of(file: &ZonedFile) -> Vec<Zone> {
 }
 
 #[test]
-fn every_changed_byte_is_noticed() {
+fn every_changed_byte_of_sidecar_is_detected() {
     let (data, sidecar) = used();
     open(&data, sidecar.clone(), 1).unwrap();
     let after_start = zones_of(&open(&data, sidecar.clone(), 2).unwrap());
@@ -40,7 +40,7 @@ fn every_changed_byte_is_noticed() {
         bad[at] ^= 1 << random.below(8);
         let refused = matches!(open(&data, bad.clone(), 1), Err(ZonedFileError::Damaged(_)));
         assert!(refused, "byte {at} was changed and not missed");
-        // After another start of the system one session is enough: who wrote last matters no more.
+        // After a reboot one valid session is enough: the last writer does not matter.
         match open(&data, bad, 2) {
             Err(ZonedFileError::Damaged(_)) => after_another_start += 1,
             Err(error) => panic!("byte {at}: {error}"),
@@ -54,7 +54,7 @@ fn every_changed_byte_is_noticed() {
 }
 
 #[test]
-fn every_other_length_is_noticed() {
+fn every_other_length_of_file_or_sidecar_is_detected() {
     let (data, sidecar) = used();
     for len in [0, 1, 4095, 4096, 8192, sidecar.len() - 1, sidecar.len() + 1, sidecar.len() * 2] {
         let mut bad = sidecar.clone();
@@ -73,7 +73,7 @@ fn every_other_length_is_noticed() {
 }
 
 #[test]
-fn sidecar_of_another_file_is_noticed() {
+fn sidecar_of_another_file_is_refused() {
     let (data, sidecar) = used();
     let (other_data, other_sidecar) = used();
     let foreign = |error: Option<ZonedFileError>, mismatch| {
@@ -85,7 +85,7 @@ fn sidecar_of_another_file_is_noticed() {
     let mut mixed = sidecar.clone();
     mixed[8192..].copy_from_slice(&other_sidecar[8192..]);
     assert!(matches!(open(&data, mixed, 1).err(), Some(ZonedFileError::Damaged(Damage::Record { zone: 0, .. }))));
-    // A record in the place of another one, a table in the place of another one.
+    // A record at the position of another one, a table at the position of another one.
     let mut moved = sidecar.clone();
     moved.copy_within(8192 + 64..8192 + 96, 8192 + 96);
     assert!(matches!(open(&data, moved, 1).err(), Some(ZonedFileError::Damaged(Damage::Record { zone: 3, .. }))));
@@ -95,7 +95,7 @@ fn sidecar_of_another_file_is_noticed() {
 }
 
 #[test]
-fn whole_record_that_cannot_be_is_refused() {
+fn impossible_record_with_valid_checksum_is_refused() {
     let (data, sidecar) = used();
     let (layout, identity) = records::read_header(&sidecar[..4096]).unwrap();
     let record = |zone: u32, condition, written, sequence| {
@@ -162,6 +162,6 @@ fn header_of_any_bytes_never_panics() {
     let version = |bytes: &mut [u8]| bytes[4] = 2;
     let mut later = sidecar;
     version(&mut later);
-    // Without its checksum it is damage; with it, a version.
+    // Without a valid checksum it is damage, with one it is another version.
     assert!(matches!(open(&data, later, 1).err(), Some(ZonedFileError::Damaged(Damage::Header))));
 }

@@ -11,17 +11,17 @@ fn create(layout: &ZonedLayout) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn states_and_data_are_found_after_opening_again() {
+fn reopened_zoned_file_has_same_states_and_data() {
     let (dir, path) = create(&layout());
     let block = [3; BLOCK as usize];
     {
         let file = ZonedFile::open(&path, false).unwrap();
         file.write_at(&block, 2 * ZONE).unwrap();
         file.manage(ZoneAction::Open, 3 * ZONE, ZONE).unwrap();
-        // Killed.
+        // The process is killed.
         std::mem::forget(file);
     }
-    // The lock ends with the process; here it has to be another file.
+    // The lock ends with the process; in this test a copy has to be opened instead.
     let copy = dir.path().join("copy");
     for end in ["", ".zones"] {
         std::fs::copy(dir.path().join(format!("disk{end}")), dir.path().join(format!("copy{end}"))).unwrap();
@@ -39,7 +39,7 @@ fn states_and_data_are_found_after_opening_again() {
 }
 
 #[test]
-fn file_has_one_writer_or_many_readers_and_can_be_looked_at() {
+fn zoned_file_has_one_writer_or_many_readers() {
     let (_dir, path) = create(&layout());
     let writer = ZonedFile::open(&path, false).unwrap();
     assert!(matches!(ZonedFile::open(&path, false).err(), Some(ZonedFileError::Busy(_))));
@@ -57,7 +57,7 @@ fn file_has_one_writer_or_many_readers_and_can_be_looked_at() {
 }
 
 #[test]
-fn file_is_zoned_by_its_sidecar_or_its_mark() {
+fn zoned_file_is_detected_by_sidecar_or_mark() {
     let (dir, path) = create(&layout());
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();

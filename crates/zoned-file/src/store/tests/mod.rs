@@ -14,17 +14,17 @@ use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{read_all, write_all};
 use inlock_engine::zoned::ZoneKind;
 
-/// Writes in these blocks.
+/// Block length of the tests.
 pub(super) const BLOCK: u64 = 4096;
-/// Zones of this length, of which three quarters can be written.
+/// Zone length of the tests; the capacity is three quarters of it.
 pub(super) const ZONE: u64 = 16 * BLOCK;
 
-/// Two conventional zones and six that are not, the last of which is short.
+/// Returns two conventional zones and six sequential ones, the last of which is short.
 pub(super) fn layout() -> ZonedLayout {
     ZonedLayout { capacity: 12 * BLOCK, conventional: 2, ..ZonedLayout::new(7 * ZONE + 4 * BLOCK, ZONE) }
 }
 
-/// A data store and its sidecar, in memory, as new.
+/// Returns a data store and its sidecar in memory, newly formatted.
 pub(super) fn stores(layout: &ZonedLayout) -> (Arc<MemoryStore>, Arc<MemoryStore>) {
     let store = |len: u64| Arc::new(MemoryStore::new(vec![0; len as usize]));
     let (data, sidecar) = (store(ZonedFile::data_len(layout)), store(ZonedFile::sidecar_len(layout)));
@@ -32,26 +32,26 @@ pub(super) fn stores(layout: &ZonedLayout) -> (Arc<MemoryStore>, Arc<MemoryStore
     (data, sidecar)
 }
 
-/// A new file in memory.
+/// Returns a new file in memory.
 pub(super) fn in_memory(layout: &ZonedLayout) -> ZonedFile {
     let (data, sidecar) = stores(layout);
     ZonedFile::over(data, sidecar, 1).unwrap()
 }
 
-/// The zone as it is reported.
+/// Returns a zone as reported.
 pub(super) fn zone(file: &ZonedFile, zone: u64) -> Zone {
     let mut zones = [Zone::UNKNOWN];
     assert_eq!(file.report(zone * ZONE, &mut zones), Ok(1));
     zones[0]
 }
 
-/// Condition and bytes written of a zone.
+/// Returns condition and number of written bytes of a zone.
 pub(super) fn state(file: &ZonedFile, number: u64) -> (ZoneCondition, u64) {
     let zone = zone(file, number);
     (zone.condition, zone.write_pointer.map_or(0, |pointer| pointer - zone.start))
 }
 
-/// Numbers that look random, the same for the same seed.
+/// Pseudo-random numbers, the same for the same seed.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -59,7 +59,7 @@ impl Random {
         Self(seed)
     }
 
-    /// The next number: Sebastiano Vigna's SplitMix64.
+    /// Returns the next number: Sebastiano Vigna's SplitMix64.
     pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -67,7 +67,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

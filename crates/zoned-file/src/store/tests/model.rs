@@ -1,9 +1,9 @@
-//! A zoned file against a model of the standard, under random operations, with failing storage below and without.
+//! A zoned file against a model of the standard, under random operations, with and without failing storage.
 
 use super::*;
 use std::sync::atomic::AtomicU32;
 
-/// Storage of which every n-th call that changes something fails, writing something before or nothing.
+/// Storage on which every n-th changing call fails, after writing a part or nothing.
 struct Failing {
     store: Arc<MemoryStore>,
     calls: Arc<AtomicU32>,
@@ -36,7 +36,7 @@ impl BackingStore for Failing {
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         if self.is_failing() {
-            // What a full disk does: some bytes first, then an error at the next call.
+            // Like a full disk: some bytes first, then an error at the next call.
             let part = data.len() * (self.failures.load(Ordering::Relaxed) % 3) as usize / 3;
             return if part == 0 { Err(Errno::NOSPC) } else { self.store.write_at(&data[..part], offset) };
         }
@@ -52,7 +52,7 @@ impl BackingStore for Failing {
     }
 }
 
-/// A zone as the standard has it: what was written, block by block, and how it is.
+/// A zone of the standard: its data, block by block, and its condition.
 #[derive(Clone, Debug, PartialEq)]
 struct ModelZone {
     blocks: Vec<u8>,
@@ -145,7 +145,7 @@ impl Model {
     }
 }
 
-/// The zone in the terms of the model. The bytes are read with `whole`, else those of `known` are taken.
+/// Returns the zone in terms of the model. The data are read with `whole`, otherwise taken from `known`.
 fn observe(file: &ZonedFile, zone: usize, known: &ModelZone, whole: bool) -> ModelZone {
     let State { written, condition, .. } = file.states().get(zone as u32);
     let zone = file.states().report(zone as u32);
@@ -178,14 +178,14 @@ impl Run {
             let (calls, failures, armed) = (self.calls.clone(), self.failures.clone(), armed.clone());
             Arc::new(Failing { store: store.clone(), calls, every, failures, armed })
         };
-        // Opening succeeds, or there is nothing to look at.
+        // If opening fails, there is nothing to check.
         let file = ZonedFile::over(failing(&self.data), failing(&self.sidecar), 1).unwrap();
         armed.store(true, Ordering::Relaxed);
         file
     }
 }
 
-/// Does something with a zone, or with all: what the file says, and what the model says.
+/// Runs an operation on one zone or on all, and returns the results of the file and of the model.
 fn operate(
     file: &ZonedFile,
     model: &mut Model,
@@ -239,8 +239,8 @@ fn operate(
     }
 }
 
-/// Random operations; what the file and the model say of each must be the same, and where storage failed the file
-/// must be as before or as after. How many operations succeeded, and how many calls failed.
+/// Runs random operations. Results of file and model must be the same; after a failure of the storage the file must be
+/// as before or as after the operation. Returns the numbers of successful operations and of failed calls.
 fn compare(seed: u64, operations: u32, every: u32) -> (u32, u32) {
     let layout = ZonedLayout { max_open: 2, max_active: 4, ..layout() };
     let (data, sidecar) = stores(&layout);
@@ -264,7 +264,7 @@ fn compare(seed: u64, operations: u32, every: u32) -> (u32, u32) {
                 continue;
             }
             let new = &model.zones[at];
-            // Some of the blocks may be there, and the zone may have been opened for them.
+            // Some of the blocks may be written, and the zone may have been opened for them.
             let between = found.blocks.len() >= old.blocks.len() && new.blocks.starts_with(&found.blocks);
             let plausible = found.blocks == old.blocks || between;
             assert!(
@@ -274,11 +274,11 @@ fn compare(seed: u64, operations: u32, every: u32) -> (u32, u32) {
             model.zones[at] = found;
         }
         if failed || broken {
-            // Which zone gives way next depends on what came to pass.
+            // The next zone to close depends on what succeeded.
             model.turn = file.states().next_to_close as usize;
         }
         if broken || number % 1000 == 999 {
-            // Killed, and found again.
+            // Killed and reopened.
             std::mem::forget(file);
             file = run.open(every);
             for at in 0..model.zones.len() {
@@ -317,7 +317,7 @@ fn zoned_file_agrees_with_the_model() {
 
 /// Several threads write to zones of their own, more than may be open, while another one syncs and reports.
 #[test]
-fn zones_are_written_from_many_threads() {
+fn concurrent_writes_to_zones_succeed() {
     let layout = ZonedLayout { max_open: 2, conventional: 1, ..ZonedLayout::new(9 * ZONE, ZONE) };
     let (data, sidecar) = stores(&layout);
     let file = ZonedFile::over(data.clone(), sidecar.clone(), 1).unwrap();

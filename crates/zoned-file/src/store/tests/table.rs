@@ -1,12 +1,12 @@
-//! Zoned files against the table that the kernel, dm-crypt and volumes are held against: `tests/table/zones.txt`. How
-//! steps are written stands in `xtask/src/zones/cases.rs`, what the shapes are like in `tests/vm/zoned.sh`.
+//! Zoned files against the table of kernel, dm-crypt and volumes: `tests/table/zones.txt`. `xtask/src/zones/cases.rs`
+//! describes the steps, `tests/vm/zoned.sh` the shapes.
 
 use super::*;
 
 const TABLE: &str = include_str!("../../../../../tests/table/zones.txt");
 const MIB: u64 = 1 << 20;
 
-/// Shapes: their names, how many zones are conventional, the capacity, how many may be open and active, bytes a block.
+/// Shapes: name, number of conventional zones, capacity, limits of open and active zones, block length.
 const SHAPES: [(&str, u32, u64, u32, u32, u32); 4] = [
     ("mixed", 2, MIB, 4, 6, 4096),
     ("plain", 0, 2 * MIB, 0, 0, 4096),
@@ -14,11 +14,11 @@ const SHAPES: [(&str, u32, u64, u32, u32, u32); 4] = [
     ("narrow", 2, MIB, 1, 2, 4096),
 ];
 
-/// Cases about what stands between a caller and a device: descriptors, alignment in memory, plugs.
+/// Cases about the layers between a caller and a device: descriptors, alignment in memory, plugs.
 const OF_THE_KERNEL: &[&str] = &[
     "report-none",
     "read-half-a-block",
-    // Both halves are on their way before one fails; a store is given the second one when the first is written.
+    // A device has both halves in flight before one fails; a store gets the second after the first.
     "write-across-zones-at-the-end",
     // Writes of zeroes by the device itself.
     "zeroout-at-the-pointer",
@@ -148,7 +148,7 @@ impl Bench {
             Some(term) => Some(sum.wrapping_sub(self.term(term)?)),
             None => Some(sum.wrapping_add(self.term(part)?)),
         });
-        // No file has a place before its first byte.
+        // No file has a position before its first byte.
         sum.filter(|sum| i64::try_from(*sum).is_ok())
     }
 
@@ -174,13 +174,13 @@ impl Bench {
     }
 }
 
-/// The rows of the table: name, steps, and what a file of `shape` is to make of them.
+/// Returns name, steps and expected result of the rows for a file of `shape`.
 fn rows(shape: &str) -> Vec<[&'static str; 3]> {
     let mut rows: Vec<[&str; 3]> = Vec::new();
     for line in TABLE.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let fields: Vec<&str> = line.split('\t').collect();
         match fields[..] {
-            // What stands behind a row is of another shape than the first, or of one device. That of a file comes last.
+            // Lines behind a row are for other shapes than the first, or for one device. That of a file comes last.
             ["", place, result] if place == shape || place.strip_prefix(shape) == Some("/file") => {
                 rows.last_mut().expect("a row comes first")[2] = result;
             }
@@ -193,7 +193,7 @@ fn rows(shape: &str) -> Vec<[&'static str; 3]> {
 }
 
 #[test]
-fn zoned_file_answers_as_the_kernels_device() {
+fn zoned_file_matches_kernel_device() {
     for shape in SHAPES {
         let mut bench = Bench::new(shape);
         let (mut compared, mut different) = (0, Vec::new());

@@ -1,10 +1,10 @@
-//! Which combinations of cipher, mode, IV, data unit and IV offset are compared with dm-crypt.
+//! Combinations of cipher, mode, IV, data unit and IV offset to compare with dm-crypt.
 
 use anyhow::{Context, Result};
 use inlock_cipher::known_specs;
 use inlock_cipher::{Cipher, CipherSpec, DataUnitSize, IvMode};
 
-/// Specifications in dm-crypt's words that are compared in full: each cipher and mode with the IVs that are in use.
+/// Specifications in dm-crypt's notation that are compared in full: each cipher and mode with the IVs in use.
 const SPECS: &str = "
     aes-xts-plain aes-xts-plain64 aes-xts-plain64be aes-xts-essiv:sha256 aes-xts-benbi aes-xts-null aes-xts-eboiv
     aes-cbc-plain aes-cbc-plain64 aes-cbc-plain64be aes-cbc-essiv:sha256 aes-cbc-essiv:md5 aes-cbc-benbi aes-cbc-null
@@ -20,13 +20,13 @@ const SPECS: &str = "
     capi:xts(aes)-plain64 capi:cbc(aes)-plain64be capi:cbc(serpent)-plain64 capi:essiv(cbc(aes),sha256)-plain64
     capi:cbc(aes)-essiv:sha256 capi:cbc(aes)-lmk capi:adiantum(xchacha12,aes)-plain64 capi:ecb(cipher_null)-null";
 
-/// An IV offset that makes the number of a sector pass 2^32 within the first units, where `plain` starts again.
+/// An IV offset with which sector numbers exceed 2^32 within the first units, where `plain` wraps.
 const IV_OFFSET: u64 = (1 << 32) - 64;
 
 /// One specification with one key, data unit and IV offset.
 pub(super) struct Combination {
     pub spec: CipherSpec,
-    /// The specification as it stands in the table, in either of dm-crypt's notations.
+    /// The specification in the table, in either of dm-crypt's notations.
     pub word: String,
     pub key: Vec<u8>,
     pub unit: DataUnitSize,
@@ -37,13 +37,13 @@ pub(super) struct Combination {
 }
 
 impl Combination {
-    /// A name of one word.
+    /// Returns a name of one word.
     pub(super) fn name(&self) -> String {
         let large = if self.large_iv { "+large" } else { "" };
         format!("{}/{}/{}{large}/{}", self.word, self.key.len() * 8, self.unit.bytes(), self.iv_offset)
     }
 
-    /// dm-crypt's line for `sectors` of it at `start` of a device whose ciphertext is at `offset` of `device`.
+    /// Returns dm-crypt's line for `sectors` at `start` of a device, with the ciphertext at `offset` of `device`.
     pub(super) fn line(&self, start: u64, sectors: u64, device: &str, offset: u64) -> String {
         let key: String = self.key.iter().map(|byte| format!("{byte:02x}")).collect();
         let key = if key.is_empty() { "-" } else { &key };
@@ -60,14 +60,14 @@ impl Combination {
     }
 }
 
-/// The combinations of one specification: they share a device in the guest, each with a line of its table.
+/// The combinations of one specification. They share a device in the guest, each with a line of its table.
 pub(super) struct Group {
     pub combinations: Vec<Combination>,
-    /// Bytes of each combination.
+    /// Length of each combination in bytes.
     pub each: u64,
 }
 
-/// Everything that is compared. `each`: bytes of a combination of the list above.
+/// Returns everything to compare. `each`: length of a combination of the list above, in bytes.
 pub(super) fn groups(each: u64) -> Result<Vec<Group>> {
     let mut groups = Vec::new();
     for word in SPECS.split_whitespace() {
@@ -77,7 +77,8 @@ pub(super) fn groups(each: u64) -> Result<Vec<Group>> {
     Ok(groups)
 }
 
-/// All that Inlock knows and the list above has not, with `each` bytes of a combination. SPDK's IVs are not dm-crypt's.
+/// Returns all combinations of Inlock that are not in the list above, with `each` bytes per combination. SPDK's IVs are
+/// excluded, since dm-crypt does not have them.
 pub(super) fn others(each: u64) -> Result<Vec<Group>> {
     let listed: Vec<&str> = SPECS.split_whitespace().collect();
     let mut groups = Vec::new();
@@ -90,7 +91,8 @@ pub(super) fn others(each: u64) -> Result<Vec<Group>> {
     Ok(groups)
 }
 
-/// A specification at both data unit sizes, both ways to count IVs, with and without an IV offset, its keys in turn.
+/// Returns a specification with both data unit sizes, both IV numberings, with and without IV offset, and its keys in
+/// turn.
 fn variants(spec: CipherSpec, word: &str) -> Result<Vec<Combination>> {
     let lens = key_lens(&spec);
     let mut found = Vec::new();
@@ -110,8 +112,8 @@ fn variants(spec: CipherSpec, word: &str) -> Result<Vec<Combination>> {
     Ok(found)
 }
 
-/// Key lengths worth a comparison: all where they are few, else a short one, the middle and the longest. The kernel's
-/// null cipher takes none.
+/// Returns key lengths to compare: all if there are few, otherwise a short one, the middle and the longest. The
+/// kernel's null cipher takes no key.
 fn key_lens(spec: &CipherSpec) -> Vec<usize> {
     if spec.cipher == Cipher::Null {
         return vec![0];
@@ -123,7 +125,7 @@ fn key_lens(spec: &CipherSpec) -> Vec<usize> {
     [16, all[all.len() / 2], all[all.len() - 1]].into_iter().filter(|len| all.contains(len)).collect()
 }
 
-/// Bytes that look random, the same in every run; the halves of an XTS key differ.
+/// Returns pseudo-random bytes, the same in every run; the halves of an XTS key differ.
 fn key(word: &str, len: usize) -> Vec<u8> {
     let seed = word.bytes().fold(len as u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
     inlock_tests::random::Random::new(seed).bytes(len)

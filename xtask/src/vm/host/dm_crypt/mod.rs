@@ -1,8 +1,8 @@
-//! Compares Inlock's bytes with dm-crypt's, both ways.
+//! Compares the ciphertext of Inlock with that of dm-crypt, in both directions.
 //!
-//! Inlock encrypts a known plaintext, the guest decrypts it through dm-crypt; the guest encrypts the same plaintext
-//! through dm-crypt, Inlock decrypts it; both ciphertexts have to be the same. One group of combinations is made wrong
-//! on purpose: were it found right, nothing that this comparison says would count.
+//! Inlock encrypts a known plaintext, and the guest decrypts it through dm-crypt; the guest encrypts the same plaintext
+//! through dm-crypt, and Inlock decrypts it; both ciphertexts must be equal. As the control, one group of combinations
+//! is deliberately wrong, and must be reported.
 
 mod combinations;
 
@@ -19,24 +19,24 @@ use super::super::report::{Outcome, Report};
 use super::Judge;
 use combinations::{Combination, Group, groups, others};
 
-/// The guest counts in these.
+/// Unit of positions and lengths in the guest.
 const STEP: u64 = 64 << 10;
-/// Bytes of a combination: in a usual run, and with `--full`.
+/// Length of a combination in bytes, in a usual run and with `--full`.
 const EACH: (u64, u64) = (256 << 10, 16 << 20);
-/// Bytes of a combination that is not on the list of those in use.
+/// Length in bytes of a combination outside of the list.
 const EACH_OTHER: u64 = 64 << 10;
-/// Bytes of the long one, aes-xts-plain64.
+/// Length of the long combination, aes-xts-plain64, in bytes.
 const LONG: u64 = 256 << 20;
-/// With `--full` the combinations are divided among so many machines.
+/// Number of machines that share the combinations with `--full`.
 pub(super) const FULL_ROUNDS: usize = 8;
-/// The host works through a combination in pieces of this size.
+/// Length of the pieces in which the host processes a combination.
 const PIECE: usize = 1 << 20;
 
-/// A group with its place on the disks.
+/// A group with its position on the disks.
 struct Placed {
     group: Group,
     start: u64,
-    /// Whether its ciphertext is wrong on purpose.
+    /// Whether its ciphertext is deliberately wrong.
     wrong: bool,
 }
 
@@ -45,12 +45,12 @@ impl Placed {
         self.group.each * self.group.combinations.len() as u64
     }
 
-    /// The combinations with their distance from the group's start.
+    /// Returns the combinations with their distance from the group's start.
     fn places(&self) -> impl Iterator<Item = (&Combination, u64)> {
         self.group.combinations.iter().enumerate().map(|(n, c)| (c, n as u64 * self.group.each))
     }
 
-    /// The device's table: the groups' lines on `/dev/vda`, then the same on `/dev/vdd`.
+    /// Returns the device's table: the lines of the groups on `/dev/vda`, then the same on `/dev/vdd`.
     fn table(&self) -> String {
         let mut lines = String::new();
         for (device, base) in [("/dev/vda", 0), ("/dev/vdd", self.len())] {
@@ -99,7 +99,8 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
     Ok(Box::new(move |scene, report| judge(&placed, scene, report)))
 }
 
-/// The groups of a round with their places. The long one comes first, in the first round; the wrong one last, in each.
+/// Returns the groups of a round with their positions. The long one comes first, in the first round; the wrong one
+/// last, in each.
 fn place(each: u64, round: usize, rounds: usize) -> Result<Vec<Placed>> {
     let mut long = groups(LONG)?;
     long.retain(|group| group.combinations[0].word == "aes-xts-plain64");
@@ -119,7 +120,7 @@ fn place(each: u64, round: usize, rounds: usize) -> Result<Vec<Placed>> {
     Ok(all.map(place).collect())
 }
 
-/// A combination's cipher and the number of the sector that comes next.
+/// The cipher of a combination, and the number of the next sector.
 struct Stream {
     cipher: Box<dyn SectorCipher>,
     large_iv: bool,
@@ -150,14 +151,14 @@ impl Stream {
     }
 }
 
-/// Findings about one combination.
+/// Results of one combination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Found {
-    /// dm-crypt reads what Inlock wrote.
+    /// dm-crypt decrypts Inlock's ciphertext.
     kernel_reads: bool,
-    /// Inlock reads what dm-crypt wrote.
+    /// Inlock decrypts dm-crypt's ciphertext.
     inlock_reads: bool,
-    /// Both wrote the same.
+    /// Both ciphertexts are equal.
     same_ciphertext: bool,
 }
 
@@ -178,7 +179,7 @@ fn judge(placed: &[Placed], scene: &Scene<'_>, report: &mut Report) -> Result<()
         let said = said.unwrap_or_else(|| "the guest says nothing".to_owned());
         for (combination, at) in placed.places() {
             let name = combination.name();
-            // The disks are there, so what is missing is the cipher.
+            // The disks exist, so the cipher is missing.
             if said.contains("No such file or directory") {
                 report.notes.push(format!("{name:<60} the kernel lacks it"));
                 lacking += 1;
@@ -216,7 +217,7 @@ fn judge(placed: &[Placed], scene: &Scene<'_>, report: &mut Report) -> Result<()
     Ok(())
 }
 
-/// Files that the guest left.
+/// Files written by the guest.
 struct Disks {
     ours: File,
     plain: File,
@@ -225,7 +226,7 @@ struct Disks {
 }
 
 impl Disks {
-    /// Compares `len` bytes: of the plaintext from `plain_at` on, of the others from `at` on.
+    /// Compares `len` bytes, at `plain_at` of the plaintext and at `at` of the others.
     fn compare(&self, of: &Combination, plain_at: u64, at: u64, len: u64) -> Result<Found> {
         let mut found = Found::RIGHT;
         let mut context = Stream::new(of, 0)?;
