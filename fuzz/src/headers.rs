@@ -12,14 +12,13 @@ const PASSPHRASE: &[u8] = b"fuzz";
 
 /// Returns the limits of the key derivation. A header with higher costs must be refused, not computed.
 fn limits() -> KdfLimits {
-    KdfLimits {
-        memory_kib: 1024,
-        argon2_time: 8,
-        argon2_work_kib: 8192,
-        argon2_lanes: 4,
-        pbkdf2_iterations: 4000,
-        ..KdfLimits::default()
-    }
+    let mut limits = KdfLimits::default();
+    limits.memory_kib = 1024;
+    limits.argon2_time = 8;
+    limits.argon2_work_kib = 8192;
+    limits.argon2_lanes = 4;
+    limits.pbkdf2_iterations = 4000;
+    limits
 }
 
 /// Loads the header on the device, and calls all functions that do not write.
@@ -34,7 +33,8 @@ fn exercise(device: &Prefixed<'_>) {
     let shown = volume.dump("/dev/null").to_string();
     assert!(shown.contains("UUID:"), "a description without a UUID: {shown}");
     assert!(volume.active_keyslots().len() <= 32, "{} keyslots", volume.active_keyslots().len());
-    let mut options = UnlockOptions::new().with_limits(limits());
+    let mut options = UnlockOptions::default();
+    options.limits = limits();
     let policy = &mut options.policy;
     (policy.allow_null_cipher, policy.allow_null_iv, policy.allow_linear_segment) = (true, true, true);
     if let Ok(unlocked) = volume.unlock(device, &Secret::new(PASSPHRASE.to_vec()), &options) {

@@ -95,7 +95,7 @@ fn exercise(data: Vec<u8>, sidecar: Vec<u8>, boot: u64) {
     for zone in &zones {
         if let Some(at) = zone.write_pointer.filter(|_| zone.kind == ZoneKind::SequentialRequired) {
             // A write beyond the capacity or the limit of open zones is refused.
-            let _ = file.write_at(&[7; BLOCK], at, false);
+            let _ = file.write_at(&[7; BLOCK], at);
             let _ = file.manage(ZoneAction::Close, zone.start, zone.len);
         }
         let _ = file.read_at(&mut [0; BLOCK], zone.start);

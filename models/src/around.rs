@@ -127,7 +127,7 @@ pub(crate) mod mapping {
 pub(crate) mod request {
     #[derive(Debug, PartialEq, Eq)]
     pub(crate) enum RequestError {
-        Io(rustix::io::Errno),
+        Io(crate::errno::Errno),
     }
 }
 

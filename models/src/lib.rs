@@ -11,6 +11,9 @@
 #![allow(clippy::arc_with_non_send_sync)]
 
 // clippy does not know that loom's `Arc` is one.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../crates/engine/src/errno.rs"]
+mod errno;
 #[allow(dead_code)]
 #[path = "../../crates/engine/src/flush.rs"]
 mod flush;

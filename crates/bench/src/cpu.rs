@@ -38,7 +38,7 @@ pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()
         let file = File::options().read(true).write(true).create(true).truncate(true).open(dir.path().join("image"))?;
         path::fill(&file, FILE_LEN)?;
         // `Sync`: the worker calls the store; no kernel thread works for it.
-        let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Sync)?);
+        let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Sync)?);
         let device = case.device(&store)?;
         let socket = dir.path().join("nbd.sock");
         let mut options = ServerOptions::default();

@@ -105,7 +105,7 @@ fn serve(dir: &Path, name: &str, busy_poll: Duration) -> anyhow::Result<(Server,
     let case = CASES.iter().find(|case| case.name == "aes-xts inline").context("a case has another name")?;
     let file = File::options().read(true).write(true).create(true).truncate(true).open(dir.join(name))?;
     path::fill(&file, SERVED_LEN)?;
-    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Auto)?);
+    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Auto)?);
     let socket = dir.join(format!("{name}.sock"));
     let mut options = ServerOptions::default();
     options.threads = 1;

@@ -77,7 +77,7 @@ fn unit() -> anyhow::Result<DataUnitSize> {
 pub(crate) fn store(dir: &Path) -> anyhow::Result<Arc<dyn BackingStore>> {
     let file = tempfile::tempfile_in(dir).with_context(|| format!("cannot make a file in {}", dir.display()))?;
     fill(&file, FILE_LEN)?;
-    Ok(Arc::new(FileStore::new(file, false, IoMode::Auto)?))
+    Ok(Arc::new(FileStore::new(file, IoMode::Auto)?))
 }
 
 /// Writes every page, so that no measurement includes its first use.
@@ -116,7 +116,9 @@ impl Case {
     ) -> anyhow::Result<Driver> {
         let device = self.device(store)?;
         let policy = if self.offloaded { OffloadPolicy::Both } else { OffloadPolicy::None };
-        let pool = Offload::start(&device, &OffloadOptions { policy, ..OffloadOptions::default() })?;
+        let mut options = OffloadOptions::default();
+        options.policy = policy;
+        let pool = Offload::start(&device, &options)?;
         Ok(Driver::new(&device, pool, blocks, depth)?)
     }
 }

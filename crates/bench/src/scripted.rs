@@ -80,7 +80,7 @@ impl Driver {
         self.mailbox.post(job);
         self.worker.run()?;
         let outcome = self.worker.front().outcome.take();
-        Ok(outcome.unwrap_or(Err(RequestError::Io(rustix::io::Errno::CANCELED)))?)
+        Ok(outcome.unwrap_or(Err(RequestError::Io(inlock_engine::Errno::CANCELED)))?)
     }
 
     /// Returns the number of requests that take about `time`.

@@ -45,6 +45,15 @@ impl VolumeKey {
     }
 }
 
+impl AsRef<[u8]> for VolumeKey {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+// The memory wipes itself.
+impl zeroize::ZeroizeOnDrop for VolumeKey {}
+
 impl std::fmt::Debug for VolumeKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "VolumeKey({} bytes)", self.len())

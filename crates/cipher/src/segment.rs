@@ -3,6 +3,7 @@
 use crate::{CipherSpec, DataUnitSize, Sector};
 
 /// A range of a volume with its cipher and the location of its ciphertext.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// First sector in the volume.
@@ -22,8 +23,8 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Returns a segment over a whole backing store, in data units of `unit`. Without a cipher, data are stored
-    /// unencrypted.
+    /// Returns a segment over a whole backing store, in data units of `unit`. Without a cipher, data is stored as it
+    /// is. Set the public fields for another range.
     pub const fn whole(cipher: Option<CipherSpec>, unit: DataUnitSize) -> Self {
         let (start, data_offset, iv_offset) = (Sector(0), Sector(0), Sector(0));
         Self { start, sectors: None, data_offset, iv_offset, unit, large_iv: false, cipher }

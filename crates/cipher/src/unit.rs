@@ -21,6 +21,7 @@ impl Sector {
 pub struct IvNumber(pub u64);
 
 /// The quantity that IV numbers count.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum IvNumbering {
     /// Sectors of 512 bytes: the number grows by the sectors of a unit.

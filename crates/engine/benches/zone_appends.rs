@@ -151,7 +151,7 @@ impl Bench {
                     for n in 0..self.total / starts.len() as u64 / len {
                         for start in zones {
                             let bytes = &buffers[n as usize % SOURCES].data()[..len as usize];
-                            assert_eq!(self.store.write_at(bytes, start + n * len, false), Ok(bytes.len()));
+                            assert_eq!(self.store.write_at(bytes, start + n * len), Ok(bytes.len()));
                         }
                     }
                     go.wait();
@@ -168,7 +168,8 @@ impl Bench {
         let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(4096).unwrap());
         let key = VolumeKey::new(&(0..64).collect::<Vec<u8>>());
         let device = Arc::new(Device::new(&[segment], &key, Arc::clone(&self.store), Access::default()).unwrap());
-        let options = OffloadOptions { policy: OffloadPolicy::Writes, threads: self.workers };
+        let mut options = OffloadOptions::default();
+        (options.policy, options.threads) = (OffloadPolicy::Writes, self.workers);
         let pool = if way.offloaded { Offload::start(&device, &options).unwrap() } else { None };
         // With one append of a zone in flight at a time, several workers would slow each other down.
         let most = if way.serialised { starts.len() } else { DEPTH };
@@ -227,7 +228,7 @@ fn open(path: &Path, zone_len: u64) -> Arc<dyn BackingStore> {
     }
     let direct = OFlags::DIRECT.bits() as i32;
     let device = File::options().read(true).write(true).custom_flags(direct).open(path).unwrap();
-    Arc::new(ZonedDevice::new(device, false, IoMode::Auto).unwrap())
+    Arc::new(ZonedDevice::new(device, IoMode::Auto).unwrap())
 }
 
 fn main() {

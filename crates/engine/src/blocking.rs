@@ -6,16 +6,19 @@
 use crate::buffer::{Buffer, BufferPool};
 use crate::crypt_mapping::{CryptMapping, MappedRange};
 use crate::device::Device;
+use crate::errno::Errno;
 use crate::locks::{LockId, Purpose};
 use crate::mapping::Kind;
 use crate::request::{Operation, RequestError};
 use crate::rmw;
 use crate::stats::{Account, Phase};
 use crate::store;
-use rustix::io::Errno;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+mod cursor;
 mod zoned;
+
+pub use cursor::DeviceCursor;
 
 /// Device whose calls block until they are complete.
 #[derive(Clone)]
@@ -80,6 +83,10 @@ impl BlockingDevice {
     }
 
     /// Fills `into` from byte `offset`. Reads nothing if the range exceeds the device. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError::OutOfRange`] if the range exceeds the device; otherwise the error of the store.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), RequestError> {
         let target = &*self.device().enter()?;
         self.permit(target, Operation::Read, offset, into.len() as u64)?;
@@ -96,16 +103,29 @@ impl BlockingDevice {
     }
 
     /// Writes `from` at byte `offset`. The data is on stable storage after the next [`BlockingDevice::flush`]. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError::OutOfRange`] if the range exceeds the device, and [`RequestError::ReadOnly`] if the device is
+    /// read-only: nothing is written. After another error the content of the range is undefined.
     pub fn write_at(&self, from: &[u8], offset: u64) -> Result<(), RequestError> {
         self.write(offset, from.len() as u64, Some(from))
     }
 
     /// Makes the range, in bytes, read as zeroes: it stores encrypted zeroes, never a hole. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`BlockingDevice::write_at`].
     pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), RequestError> {
         self.write(offset, len, None)
     }
 
     /// Puts every write that has returned on stable storage. After a flush has failed, every later one fails. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// The error of the store, and `EIO` after an earlier flush has failed: writes may be lost.
     pub fn flush(&self) -> Result<(), RequestError> {
         let _pass = self.device().enter()?;
         let mut account = self.account(Operation::Flush, 0);
@@ -115,6 +135,11 @@ impl BlockingDevice {
     }
 
     /// Deallocates the storage of whole data units. Refused unless the device allows discards. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError::Unsupported`] if the device does not allow discards, or in a sequential zone; otherwise as
+    /// [`BlockingDevice::write_at`].
     pub fn discard(&self, offset: u64, len: u64) -> Result<(), RequestError> {
         let target = &*self.device().enter()?;
         let operation = Operation::Discard { durable: false };

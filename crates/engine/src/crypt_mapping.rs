@@ -14,7 +14,7 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-pub use crate::mapping::{MappedRange, Place};
+pub(crate) use crate::mapping::MappedRange;
 
 /// Bytes of stack that the cipher calls of one worker turn may use.
 pub(crate) const TURN_STACK: usize = 64 << 10;
@@ -31,6 +31,7 @@ pub struct CryptMapping {
 }
 
 /// Content type of a target, with its key.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug)]
 pub enum Content<'a> {
     /// Encrypts data with this key; the segment names the cipher.
@@ -182,6 +183,10 @@ pub enum TargetError {
 
 impl CryptMapping {
     /// Creates a crypt mapping of `segments` with one `key`, on a store of `store_len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// The segments leave a gap or do not fit the store or their data units, or the key does not fit a cipher.
     pub fn new(segments: &[Segment], key: &VolumeKey, store_len: u64) -> Result<Self, TargetError> {
         let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(key) } else { Content::Linear };
         let lines: Vec<Target<'_>> =
@@ -191,6 +196,10 @@ impl CryptMapping {
 
     /// Creates a crypt mapping of several targets, in order and without gaps, on stores of these lengths in bytes.
     /// Checks everything, so that [`Mapping::locate`] has to compare with the length only.
+    ///
+    /// # Errors
+    ///
+    /// As [`CryptMapping::new`], and for a target on a store that does not exist.
     pub fn stacked(lines: &[Target<'_>], store_lens: &[u64]) -> Result<Self, TargetError> {
         let mut parts = Vec::with_capacity(lines.len());
         let mut ciphers = Vec::with_capacity(lines.len());
@@ -431,15 +440,10 @@ mod tests {
     use inlock_cipher::{CipherSpec, Sector};
 
     fn segment(start: u64, sectors: Option<u64>, data_offset: u64, unit: u32) -> Segment {
-        Segment {
-            start: Sector(start),
-            sectors,
-            data_offset: Sector(data_offset),
-            iv_offset: Sector(8),
-            unit: DataUnitSize::new(unit).unwrap(),
-            large_iv: false,
-            cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-        }
+        let mut segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(unit).unwrap());
+        (segment.start, segment.sectors, segment.data_offset) = (Sector(start), sectors, Sector(data_offset));
+        segment.iv_offset = Sector(8);
+        segment
     }
 
     #[test]
@@ -464,7 +468,8 @@ mod tests {
     #[test]
     fn large_ivs_wrap_with_the_sector_number() {
         let key = VolumeKey::new(&[7; 64]);
-        let large = Segment { iv_offset: Sector(u64::MAX - 15), large_iv: true, ..segment(0, None, 0, 4096) };
+        let mut large = segment(0, None, 0, 4096);
+        (large.iv_offset, large.large_iv) = (Sector(u64::MAX - 15), true);
         let target = CryptMapping::new(&[large], &key, 65536).unwrap();
         let places = [(0, 8192), (8192, 8192), (100, 8092), (4096, 4096), (8000, 192)].map(|(offset, longest)| {
             let e = target.locate(offset, 16384, 1 << 20).unwrap();
@@ -478,7 +483,8 @@ mod tests {
     #[test]
     fn range_over_two_segments_is_split_at_the_boundary() {
         let key = VolumeKey::new(&[7; 64]);
-        let linear = Segment { cipher: None, ..segment(0, Some(8), 0, 512) };
+        let mut linear = segment(0, Some(8), 0, 512);
+        linear.cipher = None;
         let target = CryptMapping::new(&[linear, segment(8, None, 100, 512)], &key, 512 * 108).unwrap();
         let e = target.locate(4000, 200, 1 << 20).unwrap();
         assert_eq!((e.len, e.unit_len, e.store_offset), (96, 1, 4000));

@@ -4,6 +4,7 @@
 //! mapping replaced before it is resumed.
 
 use crate::crypt_mapping::{CryptMapping, Target, TargetError};
+use crate::errno::Errno;
 use crate::flush::SyncQueue;
 use crate::freeze::{Freeze, FreezeState, InUse, UsageGuard};
 use crate::locks::UnitLocks;
@@ -15,7 +16,6 @@ use crate::zone_mapping;
 use crate::zone_queue::ZoneWriteQueues;
 use crate::zoned::{Zone, ZoneLimits};
 use inlock_cipher::{DataUnitSize, Segment, VolumeKey};
-use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -100,6 +100,10 @@ pub struct Device {
 
 impl Device {
     /// Creates a device of `segments` on `store`, encrypted with `key`.
+    ///
+    /// # Errors
+    ///
+    /// The segments leave a gap or do not fit the store, their data units or its zones, or the key does not fit a cipher.
     pub fn new(
         segments: &[Segment],
         key: &VolumeKey,
@@ -113,6 +117,10 @@ impl Device {
     }
 
     /// Creates a device of `lines` on `stores`. It is read-only if one of the stores is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::new`], and for a target on a store that does not exist.
     pub fn stacked(
         lines: &[Target<'_>],
         stores: Vec<Arc<dyn BackingStore>>,
@@ -155,7 +163,7 @@ impl Device {
 
     /// Returns the device without its zone write queues: writes to a zone are submitted as soon as they are encrypted.
     /// A negative control for the tests of their order.
-    #[doc(hidden)]
+    #[cfg(feature = "fault-injection")]
     #[must_use]
     pub fn without_zone_write_queues(mut self) -> Self {
         self.zones.iter_mut().for_each(ZoneWriteQueues::bypass);
@@ -251,6 +259,10 @@ impl Device {
     }
 
     /// Resumes the device; requests that waited go first. Refused while there is no key.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::NoKey`] if the key was wiped; [`ControlError::Ended`] after [`Device::end`].
     pub fn resume(&self) -> Result<(), ControlError> {
         let _orders = self.order()?;
         if !self.is_suspended() || self.freeze.unfreeze() { Ok(()) } else { Err(ControlError::NoKey) }
@@ -262,6 +274,10 @@ impl Device {
     }
 
     /// Wipes the keys and all state derived from them from memory. The device must be suspended.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::NotSuspended`], [`ControlError::Ended`], or [`ControlError::InUse`].
     pub fn wipe_key(&self) -> Result<(), ControlError> {
         let _orders = self.order_while_suspended()?;
         self.freeze.replace(None).map_err(|InUse| ControlError::InUse)
@@ -269,12 +285,20 @@ impl Device {
 
     /// Sets `key`, which is as long as the key that the device was opened with. The device must be suspended and have
     /// been opened with one key.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::NotSuspended`] or [`ControlError::Ended`]; [`ControlError::Target`] for a key of another length.
     pub fn set_key(&self, key: &VolumeKey) -> Result<(), ControlError> {
         self.set_keys(&[key])
     }
 
     /// Sets the keys of a device of several: one for each [`VolumeKey`] of its table, in the order of first use. Does
     /// nothing for a device that encrypts nothing. See [`Device::set_key`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::set_key`]; also [`ControlError::Target`] for another number of keys.
     pub fn set_keys(&self, keys: &[&VolumeKey]) -> Result<(), ControlError> {
         let _orders = self.order_while_suspended()?;
         let target = CryptMapping::with_keys(&self.freeze.mapping(), keys)?;
@@ -284,6 +308,11 @@ impl Device {
 
     /// Replaces the mapping by `target`, on the same stores. Waiting requests are carried out on the new one. Suspends
     /// a running device for the duration.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Shorter`], [`ControlError::LargerUnit`], or [`ControlError::Target`] if the mapping does not fit the
+    /// stores; [`ControlError::Ended`]. The old mapping remains.
     pub fn reload(&self, target: CryptMapping) -> Result<(), ControlError> {
         let _orders = self.order()?;
         let (len, current) = (target.len(), self.len());
@@ -311,6 +340,10 @@ impl Device {
     /// Reads the lengths of the stores again and returns the device's length in bytes. A last segment without an end
     /// grows with its store. A segment whose store became too short keeps its
     /// length, and fails beyond the store's end. Suspends a running device for the duration.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Store`] if a length is unavailable; [`ControlError::InUse`]; [`ControlError::Ended`].
     pub fn grow(&self) -> Result<u64, ControlError> {
         let _orders = self.order()?;
         let len = |store: &Arc<dyn BackingStore>| store.revalidate_len();
@@ -416,6 +449,10 @@ impl Device {
 
     /// Returns the allocated range or hole that starts at `offset`, not empty and at most `len` bytes long. A hole of
     /// the store is reported as a hole; on an encrypted segment it does not read as zeroes, but as the decrypted hole.
+    ///
+    /// # Errors
+    ///
+    /// [`RequestError::OutOfRange`] if the range exceeds the device; otherwise the error of the store.
     pub fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, RequestError> {
         let place = self.mapping().place(offset, len)?;
         let unit_len = place.unit_len as u64;

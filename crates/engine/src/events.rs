@@ -5,9 +5,9 @@
 
 use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
+use crate::errno::Errno;
 use crate::message_queue::MessageQueue;
 use crate::request::RequestError;
-use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 //!
 //! Only with the feature `fault-injection`, which no shipped program has.
 
-use rustix::io::Errno;
+use crate::errno::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, PoisonError, RwLock};
 

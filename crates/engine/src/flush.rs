@@ -5,10 +5,10 @@
 //! next one, which covers every write completed before it begins, and shares it with all other waiting requests. A
 //! failed sync is recorded before the next one can begin; every later flush fails.
 
+use crate::errno::Errno;
 use crate::request::RequestError;
 use crate::ring::Waker;
 use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, PoisonError};
-use rustix::io::Errno;
 
 /// Number of a sync. A request waits until a sync of this number or a later one has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,12 +9,12 @@
 //! Model-checked: the package `inlock-models` compiles this file with loom's primitives.
 
 use crate::crypt_mapping::{CALL_STACK, CryptMapping};
+use crate::errno::Errno;
 use crate::mapping::Mapping;
 use crate::request::RequestError;
 use crate::ring::Waker;
 use crate::sync::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, PoisonError, RwLock, RwLockReadGuard, sleep};
 use inlock_cipher::scrub_stack;
-use rustix::io::Errno;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 

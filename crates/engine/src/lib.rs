@@ -15,19 +15,12 @@
 //! encrypted segment never reaches a store.
 //!
 //! ```
-//! use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+//! use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 //! use inlock_engine::{Access, BlockingDevice, Device, store::memory::MemoryStore};
 //! use std::sync::Arc;
 //!
-//! let segment = Segment {
-//!     start: Sector(0),
-//!     sectors: None, // to the end of the store
-//!     data_offset: Sector(0),
-//!     iv_offset: Sector(0),
-//!     unit: DataUnitSize::SECTOR,
-//!     large_iv: false,
-//!     cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-//! };
+//! // The whole store.
+//! let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::SECTOR);
 //! // AES-256-XTS. Use random bytes; the two halves must differ.
 //! let key = VolumeKey::new(&std::array::from_fn::<u8, 64, _>(|i| i as u8));
 //! let store = Arc::new(MemoryStore::new(vec![0; 1 << 20]));
@@ -43,6 +36,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![warn(clippy::missing_errors_doc)]
+
 // Unit tests share a store with the tests in `tests/`.
 #[cfg(test)]
 extern crate self as inlock_engine;
@@ -51,17 +46,18 @@ extern crate self as inlock_engine;
 #[path = "../tests/it/zoned/memory.rs"]
 mod zoned_memory;
 
-pub mod blocking;
+mod blocking;
 pub mod buffer;
-pub mod crypt_mapping;
-pub mod device;
+mod crypt_mapping;
+mod device;
+mod errno;
 mod events;
 #[cfg(feature = "fault-injection")]
 pub mod fault_injection;
 mod flush;
 mod freeze;
-pub mod locks;
-pub mod mapping;
+mod locks;
+mod mapping;
 mod message_queue;
 pub mod request;
 pub mod ring;
@@ -75,12 +71,13 @@ mod zone_mapping;
 mod zone_queue;
 pub mod zoned;
 
-pub use blocking::BlockingDevice;
+pub use blocking::{BlockingDevice, DeviceCursor};
 pub use buffer::{Buffer, BufferPool};
-pub use crypt_mapping::{Content, CryptMapping, MappedRange, Target, TargetError};
+pub use crypt_mapping::{Ciphertext, Content, CryptMapping, Target, TargetError};
 pub use device::{Access, ControlError, Device};
-pub use mapping::{Kind, Mapping};
+pub use errno::Errno;
+pub use mapping::{Kind, MappedRange, Mapping, Place};
 pub use request::{ByteRange, RequestError};
 pub use stats::{Stats, StatsLevel};
 pub use store::{BackingStore, BlockStatus, Geometry, StoreProfile};
-pub use thread_pool::crypt::{Offload, OffloadError, OffloadOptions, OffloadPolicy};
+pub use thread_pool::crypt::{Offload, OffloadError, OffloadOptions, OffloadPolicy, UnknownPolicy};

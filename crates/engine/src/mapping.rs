@@ -42,6 +42,7 @@ pub(crate) struct Crypt {
 }
 
 /// Type of a segment.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Encrypts them and stores them.
@@ -55,6 +56,7 @@ pub enum Kind {
 }
 
 /// Position of one piece of a request: the requested bytes and the whole data units around them.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappedRange {
     pub(crate) target: u32,
@@ -101,6 +103,7 @@ impl MappedRange {
 }
 
 /// Position of the first bytes of a range, up to the end of their segment.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Type of the segment.
@@ -183,6 +186,10 @@ impl Mapping {
     }
 
     /// Returns the position of the first bytes of a range without an aligned range, for operations that move no data.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mapping::locate`].
     pub fn place(&self, offset: u64, len: u64) -> Result<Place, RequestError> {
         let target = &self.targets[self.target_at(offset, len)?];
         let within = offset - target.start;
@@ -199,6 +206,10 @@ impl Mapping {
     /// Returns the bytes of the store that a discard of the range may deallocate, possibly none, and the length of the
     /// range that this handles. Only whole data units are deallocated; a unit that the range touches in part keeps its
     /// content.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mapping::locate`].
     pub fn discardable(&self, offset: u64, len: u64) -> Result<(std::ops::Range<u64>, Place), RequestError> {
         let place = self.place(offset, len)?;
         let unit_len = place.unit_len as u64;

@@ -1,7 +1,7 @@
 //! Requests of frontends, and the ways in which they fail.
 
+use crate::errno::Errno;
 use crate::zoned::ZoneAction;
-use rustix::io::Errno;
 
 /// Range of bytes of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,7 @@ impl ByteRange {
 }
 
 /// Operation on a range of the device.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Read and decrypt into the request's buffer.
@@ -92,6 +93,7 @@ impl Operation {
 
 /// Reason why a request failed. Small and `Copy`, because it travels on the data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RequestError {
     /// The range does not lie within the device.
     #[error("the range does not lie within the device")]
@@ -106,6 +108,8 @@ pub enum RequestError {
     #[error("the store failed: {0}")]
     Io(Errno),
 }
+
+const _: () = assert!(size_of::<RequestError>() == 4);
 
 impl RequestError {
     /// Returns the error number that describes the failure to a client.
@@ -127,7 +131,7 @@ impl From<Errno> for RequestError {
 
 impl From<std::io::Error> for RequestError {
     fn from(error: std::io::Error) -> Self {
-        Self::Io(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        Self::Io(error.into())
     }
 }
 

@@ -43,6 +43,7 @@ mod zone_writes;
 
 use action::Hold;
 pub use frontend::{Context, Finished, Flow, Frontend, Mailbox, Request};
+use path::COPY_MIN_LEN;
 use state::{Origin, Table};
 use sync::Syncs;
 
@@ -95,6 +96,23 @@ struct Volume {
     files: Vec<Option<FileId>>,
     /// Number of locks for which the device's table reserves memory.
     lock_room: usize,
+}
+
+/// Transfers that a worker's copy thread makes, which encrypts and copies in one pass.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyOptions {
+    /// Length in bytes of the shortest transfer for the thread. The worker makes shorter ones itself.
+    pub min_len: usize,
+    /// Bytes between two cipher calls; one data unit if that is longer.
+    pub chunk_len: usize,
+}
+
+impl Default for CopyOptions {
+    /// Returns the lengths for stores in memory: 128 KiB both.
+    fn default() -> Self {
+        Self { min_len: COPY_MIN_LEN, chunk_len: CHUNK }
+    }
 }
 
 /// Helper threads of a worker.
@@ -163,11 +181,15 @@ impl<F: Frontend> Worker<F> {
         self
     }
 
-    /// Returns the worker with transfers of at least `min_len` bytes copied in chunks of `chunk` bytes, on any store:
-    /// for tests and measurements.
-    pub fn with_copy_thread(mut self, min_len: usize, chunk: usize) -> io::Result<Self> {
-        self.helpers.copy = Some(CopyThread::start(chunk)?);
-        self.helpers.copy_min_len = Some(min_len);
+    /// Returns the worker with a copy thread, whatever its stores are. Without this call only a worker with a store in
+    /// memory ([`crate::StoreProfile::in_memory`]) has one.
+    ///
+    /// # Errors
+    ///
+    /// The thread cannot be started.
+    pub fn with_copy_thread(mut self, options: &CopyOptions) -> io::Result<Self> {
+        self.helpers.copy = Some(CopyThread::start(options.chunk_len)?);
+        self.helpers.copy_min_len = Some(options.min_len);
         Ok(self)
     }
 
@@ -181,18 +203,26 @@ impl<F: Frontend> Worker<F> {
         &self.front
     }
 
-    /// Returns the number of buffers in use.
-    pub fn buffers_outstanding(&self) -> usize {
-        self.pool.outstanding()
+    /// Returns the pool of the worker's buffers.
+    pub fn pool(&self) -> &BufferPool {
+        &self.pool
     }
 
     /// Runs turns until the frontend stops. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`Worker::turn`].
     pub fn run(&mut self) -> io::Result<()> {
         while self.turn()? == Flow::Continue {}
         Ok(())
     }
 
     /// Runs one turn: waits for completions and advances each affected request.
+    ///
+    /// # Errors
+    ///
+    /// The ring fails. Requests in flight have not completed; drop the worker.
     pub fn turn(&mut self) -> io::Result<Flow> {
         let woken = self.ring.turn(self.wait, &mut self.completions);
         if self.volume.device.freeze().epoch() != self.volume.epoch {

@@ -1,11 +1,11 @@
 //! Zones of a device: its store's, shifted by the position of the device on it.
 
 use crate::crypt_mapping::{Ciphertext, CryptMapping, TargetError};
+use crate::errno::Errno;
 use crate::mapping::{Kind, MappedRange, Mapping};
 use crate::request::RequestError;
 use crate::store::BackingStore;
 use crate::zoned::{Zone, ZoneAction, ZoneLimits, ZonedStore};
-use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -4,9 +4,10 @@
 //! `include/uapi/linux/blkzoned.h`. All positions and lengths are in bytes. [`crate::BackingStore::zoned`] returns the
 //! zoned interface of a store; the zones of a device on such a store are the store's, shifted by the data offset.
 
-use rustix::io::Errno;
+use crate::errno::Errno;
 
 /// Type of a zone, which decides whether its writes must be in order.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZoneKind {
     /// Takes writes anywhere.
@@ -33,6 +34,7 @@ impl ZoneKind {
 }
 
 /// Condition of a zone.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZoneCondition {
     /// A conventional zone, which has no write pointer.
@@ -87,6 +89,7 @@ impl ZoneCondition {
 }
 
 /// Zone, as reported by a store or device.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zone {
     /// First byte.
@@ -104,6 +107,7 @@ pub struct Zone {
 }
 
 /// Limits that apply to all zones.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZoneLimits {
     /// Distance between zone starts, a power of two. The last zone may be shorter.
@@ -121,6 +125,7 @@ pub struct ZoneLimits {
 }
 
 /// Zone management action on whole zones.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZoneAction {
     /// Open: the zone counts as open until it is closed.
@@ -142,13 +147,28 @@ pub trait ZonedStore: Send + Sync {
     fn limits(&self) -> ZoneLimits;
 
     /// Fills `into` from the zone that contains byte `offset` and returns the number of zones.
+    ///
+    /// # Errors
+    ///
+    /// The error of the device.
     fn report(&self, offset: u64, into: &mut [Zone]) -> Result<usize, Errno>;
 
     /// Applies `action` to the whole zones of the range; [`ZoneAction::ResetAll`] ignores the range.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a range that is not whole zones; `EOPNOTSUPP` for an action that the store does not have; otherwise
+    /// the error of the device.
     fn manage(&self, action: ZoneAction, offset: u64, len: u64) -> Result<(), Errno>;
 }
 
 impl ZoneLimits {
+    /// Returns the limits of `zones` zones of `zone_len` bytes, any number of them open, with writes of whole blocks of
+    /// 512 bytes.
+    pub const fn new(zone_len: u64, zones: u32) -> Self {
+        Self { zone_len, zones, max_open: 0, max_active: 0, write_granularity: 512, longest_write: u32::MAX }
+    }
+
     /// Returns the number of the zone that contains byte `offset`.
     pub fn zone_of(&self, offset: u64) -> u64 {
         offset / self.zone_len
@@ -157,14 +177,19 @@ impl ZoneLimits {
 
 impl Zone {
     /// Placeholder that [`ZonedStore::report`] overwrites.
-    pub const UNKNOWN: Self = Self {
-        start: 0,
-        len: 0,
-        capacity: 0,
-        write_pointer: None,
-        kind: ZoneKind::Conventional,
-        condition: ZoneCondition::Offline,
-    };
+    pub const UNKNOWN: Self = Self { condition: ZoneCondition::Offline, ..Self::new(0, 0) };
+
+    /// Returns a conventional zone of `len` bytes from byte `start`.
+    pub const fn new(start: u64, len: u64) -> Self {
+        Self {
+            start,
+            len,
+            capacity: len,
+            write_pointer: None,
+            kind: ZoneKind::Conventional,
+            condition: ZoneCondition::NotWritePointer,
+        }
+    }
 
     /// Returns whether a reset would change the zone.
     pub(crate) fn can_be_reset(&self) -> bool {

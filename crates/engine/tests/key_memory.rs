@@ -9,7 +9,7 @@ use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::store::{file::IoMode, memory::MemoryStore};
-use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
+use inlock_engine::worker::{Context, CopyOptions, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::{Access, BlockingDevice, Device};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -187,7 +187,9 @@ fn the_key_is_gone_from_memory_while_suspended() {
             let front = Idle { asked: false, stop: false, wrote };
             let mut worker = Worker::new(device, Ring::new(IoMode::Auto).unwrap(), pool, front);
             if carries {
-                worker = worker.with_copy_thread(1, 4096).unwrap();
+                let mut options = CopyOptions::default();
+                (options.min_len, options.chunk_len) = (1, 4096);
+                worker = worker.with_copy_thread(&options).unwrap();
             }
             tell.send(worker.mailbox()).unwrap();
             worker.run().unwrap();

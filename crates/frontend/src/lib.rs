@@ -37,6 +37,8 @@
 //! }
 //! ```
 
+#![warn(clippy::missing_errors_doc)]
+
 #[cfg(feature = "fuse")]
 pub mod fuse;
 #[cfg(feature = "nbd")]

@@ -77,10 +77,11 @@ fn serve(io: IoMode, policy: OffloadPolicy, rounds: u64, on_allocation: OnAlloca
     let len = (CLIENTS * SHARE + 2 * MIB).next_multiple_of(4096);
     let file = tempfile::tempfile().unwrap();
     file.set_len(store_len(len)).unwrap();
-    let device = device(Arc::new(FileStore::new(file, false, io).unwrap()), 4096, READ_WRITE_DISCARD);
+    let device = device(Arc::new(FileStore::new(file, io).unwrap()), 4096, READ_WRITE_DISCARD);
     let dir = tempfile::tempdir().unwrap();
     let listen = Listen::Unix(dir.path().join("socket"));
-    let offload = OffloadOptions { policy, threads: 2 };
+    let mut offload = OffloadOptions::default();
+    (offload.policy, offload.threads) = (policy, 2);
     let mut options = ServerOptions::default();
     (options.threads, options.io, options.offload) = (WORKERS, io, offload);
     let server = Server::start(Arc::clone(&device), &listen, &options).unwrap();

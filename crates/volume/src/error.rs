@@ -5,7 +5,7 @@
 //! every error is safe to print. No error contains a secret.
 
 use crate::header_policy::PolicyError;
-use crate::pbkdf::KdfError;
+use crate::pbkdf::{KdfError, RandomError};
 use crate::printable::Excerpt;
 use crate::violation::HeaderFault;
 use inlock_cipher::CipherError;
@@ -215,7 +215,7 @@ pub enum FormatError {
     Kdf(#[from] KdfError),
     /// The system returned no random bytes.
     #[error("the system returned no random bytes")]
-    Random(#[from] getrandom::Error),
+    Random(#[from] RandomError),
     /// The new metadata do not fit their area.
     #[error("the metadata takes {needed} bytes, but its area has only {area}")]
     MetadataTooLarge {
@@ -252,7 +252,7 @@ pub enum CommitError {
     SequenceExhausted,
     /// The system returned no random bytes.
     #[error("the system returned no random bytes")]
-    Random(#[from] getrandom::Error),
+    Random(#[from] RandomError),
     /// The device cannot be written; one copy of the header is still valid.
     #[error("cannot write the header")]
     Io(#[from] io::Error),

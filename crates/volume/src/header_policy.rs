@@ -72,11 +72,6 @@ pub enum PolicyError {
 }
 
 impl HeaderPolicy {
-    /// Returns the default: no exception is allowed, and nothing is pinned.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Checks UUID and segments of a LUKS header.
     ///
     /// # Errors
@@ -182,7 +177,7 @@ mod tests {
         for cipher in known_specs() {
             let segments = [Segment::whole(Some(cipher), DataUnitSize::SECTOR)];
             let check = |change: fn(&mut HeaderPolicy)| {
-                let mut policy = HeaderPolicy::new();
+                let mut policy = HeaderPolicy::default();
                 change(&mut policy);
                 policy.check_header("", &segments)
             };
@@ -212,12 +207,17 @@ mod tests {
         let of = |segments: &[Segment], len| plain_iv_repeats(segments, len).is_some();
         assert!(!of(&[plain], TIB2) && of(&[plain], TIB2 + 512));
         assert!(!of(&[segment("aes-cbc-plain64")], u64::MAX) && !of(&[], u64::MAX));
-        let cut = Segment { sectors: Some(1 << 32), ..plain };
+        let at = |iv_offset, sectors| {
+            let mut segment = plain;
+            (segment.iv_offset, segment.sectors) = (Sector(iv_offset), Some(sectors));
+            segment
+        };
+        let cut = at(0, 1 << 32);
         assert!(!of(&[cut], u64::MAX), "its own length counts");
-        assert!(!of(&[Segment { iv_offset: Sector(1 << 40), ..cut }], u64::MAX), "numbers that wrap but do not repeat");
-        let second = Segment { iv_offset: Sector(1 << 32), sectors: Some(8), ..plain };
-        assert!(of(&[cut, second], u64::MAX), "the second has the numbers of the first");
-        let large = Segment { unit: DataUnitSize::LUKS_MAX, large_iv: true, ..plain };
+        assert!(!of(&[at(1 << 40, 1 << 32)], u64::MAX), "numbers that wrap but do not repeat");
+        assert!(of(&[cut, at(1 << 32, 8)], u64::MAX), "the second has the numbers of the first");
+        let mut large = plain;
+        (large.unit, large.large_iv) = (DataUnitSize::LUKS_MAX, true);
         assert!(!of(&[large], 8 * TIB2) && of(&[large], 8 * TIB2 + 4096));
     }
 }

@@ -3,7 +3,7 @@
 use crate::af;
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
-use crate::pbkdf::{Hash, random_bytes};
+use crate::pbkdf::{Hash, RandomError, random_bytes};
 use inlock_cipher::{
     CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, VolumeKey, new_sector_cipher,
 };
@@ -66,7 +66,7 @@ impl KeyMaterial {
 #[derive(Debug)]
 pub(crate) enum SealError {
     Cipher(CipherError),
-    Random(getrandom::Error),
+    Random(RandomError),
 }
 
 impl From<CipherError> for SealError {
@@ -75,8 +75,8 @@ impl From<CipherError> for SealError {
     }
 }
 
-impl From<getrandom::Error> for SealError {
-    fn from(error: getrandom::Error) -> Self {
+impl From<RandomError> for SealError {
+    fn from(error: RandomError) -> Self {
         Self::Random(error)
     }
 }

@@ -17,9 +17,9 @@
 //!
 //! let volume = Volume::load(&device)?;
 //! println!("LUKS{} {}", volume.version(), volume.uuid());
-//! let unlocked = volume.unlock(&device, &Secret::new(b"passphrase".to_vec()), &UnlockOptions::new())?;
+//! let unlocked = volume.unlock(&device, &Secret::new(b"passphrase".to_vec()), &UnlockOptions::default())?;
 //! assert_eq!((unlocked.keyslot, unlocked.segments.len()), (Some(0), 1));
-//! assert!(volume.unlock(&device, &Secret::new(b"wrong".to_vec()), &UnlockOptions::new()).is_err());
+//! assert!(volume.unlock(&device, &Secret::new(b"wrong".to_vec()), &UnlockOptions::default()).is_err());
 //! # Ok(())
 //! # }
 //! ```
@@ -54,7 +54,7 @@ pub use error::{CommitError, DataDeviceError, FormatError, LoadError, LoadWarnin
 pub use header_device::{BoundedDevice, FileDevice, HeaderDevice, MemoryDevice};
 pub use header_policy::{HeaderPolicy, PolicyError, plain_iv_repeats};
 pub use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
-pub use pbkdf::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest, UnknownHash};
+pub use pbkdf::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest, RandomError, UnknownHash};
 pub use printable::{Excerpt, Printable};
 pub use secret::Secret;
 pub use table::{Table, TableError};

@@ -7,6 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A plain volume, as the options of `--type plain` describe it.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug)]
 pub struct Plain {
     /// The cipher (`--cipher`).
@@ -164,15 +165,12 @@ impl Plain {
         if sectors > behind || self.size == Some(0) {
             return Err(PlainError::PastEnd);
         }
-        Ok(vec![Segment {
-            start: Sector(0),
-            sectors: Some(sectors),
-            data_offset: self.offset,
-            iv_offset: self.skip,
-            unit: self.unit,
-            large_iv: self.large_iv,
-            cipher: Some(self.cipher),
-        }])
+        let mut segment = Segment::whole(Some(self.cipher), self.unit);
+        segment.sectors = Some(sectors);
+        segment.data_offset = self.offset;
+        segment.iv_offset = self.skip;
+        segment.large_iv = self.large_iv;
+        Ok(vec![segment])
     }
 
     fn check_key_len(&self) -> Result<(), PlainError> {

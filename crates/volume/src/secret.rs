@@ -1,6 +1,6 @@
 //! Passphrases and derived keys: bytes that are wiped when dropped and never printed.
 
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 /// A passphrase or the content of a key file. Wiped when dropped.
 #[derive(Clone)]
@@ -39,6 +39,15 @@ impl Zeroize for Secret {
         self.0.zeroize();
     }
 }
+
+impl AsRef<[u8]> for Secret {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+// `Zeroizing` wipes the bytes.
+impl ZeroizeOnDrop for Secret {}
 
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -6,7 +6,8 @@ use crate::pbkdf::{KdfLimits, KdfWork, random_bytes};
 use inlock_cipher::{CipherError, CipherSpec, Segment, VolumeKey};
 use std::fmt;
 
-/// Options of searching for a keyslot.
+/// How to look for a keyslot that a passphrase opens. The default takes any keyslot, within the default limits and
+/// under the default policy.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct UnlockOptions {
@@ -16,31 +17,6 @@ pub struct UnlockOptions {
     pub limits: KdfLimits,
     /// The policy that the header must comply with.
     pub policy: HeaderPolicy,
-}
-
-impl UnlockOptions {
-    /// Returns options for any keyslot, within the default limits.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Restricts the search to this keyslot, if one is given.
-    pub fn with_keyslot(mut self, keyslot: Option<u32>) -> Self {
-        self.keyslot = keyslot;
-        self
-    }
-
-    /// Sets other limits for key derivations.
-    pub fn with_limits(mut self, limits: KdfLimits) -> Self {
-        self.limits = limits;
-        self
-    }
-
-    /// Sets another policy than the default.
-    pub fn with_policy(mut self, policy: HeaderPolicy) -> Self {
-        self.policy = policy;
-        self
-    }
 }
 
 /// An unlocked volume.

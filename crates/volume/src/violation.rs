@@ -4,6 +4,7 @@ use crate::printable::Excerpt;
 use std::fmt;
 
 /// A violation with its path.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderFault {
     /// The header: `LUKS1 header`, `LUKS2 header` or `LUKS2 second header`.

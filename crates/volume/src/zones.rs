@@ -203,15 +203,9 @@ mod tests {
     const ZONES: Zones = Zones { len: 41 * MIB, zone_len: 4 * MIB, conventional: 12 * MIB, write_granularity: 4096 };
 
     fn segment(start: u64, sectors: Option<u64>, data_offset: u64, unit: u32) -> Segment {
-        Segment {
-            start: Sector(start),
-            sectors,
-            data_offset: Sector(data_offset),
-            iv_offset: Sector(0),
-            unit: DataUnitSize::new(unit).unwrap(),
-            large_iv: false,
-            cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-        }
+        let mut segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(unit).unwrap());
+        (segment.start, segment.sectors, segment.data_offset) = (Sector(start), sectors, Sector(data_offset));
+        segment
     }
 
     #[test]

@@ -44,8 +44,8 @@ impl ZonedFile {
             .map_err(at)
             .and_then(|()| sidecar.set_len(Self::sidecar_len(layout)).map_err(beside))
             .and_then(|()| {
-                let data = FileStore::new(data, false, IoMode::Sync).map_err(at)?;
-                let sidecar = FileStore::new(sidecar, false, IoMode::Sync).map_err(beside)?;
+                let data = FileStore::new(data, IoMode::Sync).map_err(at)?;
+                let sidecar = FileStore::new(sidecar, IoMode::Sync).map_err(beside)?;
                 mark::format(&data, &sidecar, layout, boot)
             })
             .and_then(|()| sync_directory(&sidecar_path).map_err(beside));
@@ -101,7 +101,7 @@ impl ZonedFile {
     pub fn is_zoned(path: &Path) -> bool {
         let has_sidecar = || sidecar_path(path).is_ok_and(|sidecar| sidecar.exists());
         let has_mark = || {
-            let store = FileStore::new(File::open(path).ok()?, true, IoMode::Sync).ok()?;
+            let store = FileStore::new_read_only(File::open(path).ok()?, IoMode::Sync).ok()?;
             mark::read(&store).ok()?
         };
         path.is_file() && (has_sidecar() || has_mark().is_some())
@@ -127,7 +127,8 @@ fn named(error: ZonedFileError, path: &Path) -> ZonedFileError {
 
 fn open_both(path: &Path, read_only: bool) -> Result<(FileStore, FileStore), ZonedFileError> {
     let open = |path: &Path| OpenOptions::new().read(true).write(!read_only).open(path);
-    let store = |file| FileStore::new(file, read_only, IoMode::Sync);
+    let new = if read_only { FileStore::new_read_only } else { FileStore::new };
+    let store = |file| new(file, IoMode::Sync);
     let at = |path: &Path| {
         let path = path.to_owned();
         |source| ZonedFileError::Io { path, source }

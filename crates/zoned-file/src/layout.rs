@@ -164,14 +164,11 @@ impl ZonedLayout {
     }
 
     pub(crate) fn limits(&self) -> ZoneLimits {
-        ZoneLimits {
-            zone_len: self.zone_len,
-            zones: self.zones(),
-            max_open: self.max_open,
-            max_active: self.max_active,
-            write_granularity: self.write_granularity,
-            longest_write: u32::MAX,
-        }
+        let mut limits = ZoneLimits::new(self.zone_len, self.zones());
+        limits.max_open = self.max_open;
+        limits.max_active = self.max_active;
+        limits.write_granularity = self.write_granularity;
+        limits
     }
 }
 

@@ -5,8 +5,8 @@ use crate::layout::ZonedLayout;
 use crate::records::{self, BLOCK, Identity};
 use crate::sidecar::{self, failed};
 use inlock_engine::BackingStore;
+use inlock_engine::Errno;
 use inlock_engine::store::{read_all, write_all};
-use rustix::io::Errno;
 
 /// Formats two stores with these zones.
 pub(crate) fn format(

@@ -8,9 +8,9 @@ use crate::error::{Damage, ZonedFileError};
 use crate::layout::ZonedLayout;
 use crate::records::{self, BLOCK, BadHeader, Identity, RECORD, Record, SESSION, Session, Table};
 use crate::states::State;
+use inlock_engine::Errno;
 use inlock_engine::store::{BackingStore, read_all, write_all};
 use inlock_engine::zoned::ZoneCondition;
-use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,8 +49,8 @@ pub(crate) struct Promise {
 }
 
 /// Converts an error of a system call on a file that the caller knows.
-pub(crate) fn failed(source: Errno) -> ZonedFileError {
-    ZonedFileError::Io { path: PathBuf::new(), source: io::Error::from(source) }
+pub(crate) fn failed(source: impl Into<io::Error>) -> ZonedFileError {
+    ZonedFileError::Io { path: PathBuf::new(), source: source.into() }
 }
 
 /// Writes a new sidecar with unused zones, and syncs it.

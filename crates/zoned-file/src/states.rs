@@ -4,8 +4,8 @@
 //! implicitly open zone is closed, a different one each time.
 
 use crate::layout::ZonedLayout;
+use inlock_engine::Errno;
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind};
-use rustix::io::Errno;
 
 /// The state of a zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,12 +37,12 @@ impl State {
         let whole = self.written.is_multiple_of(u64::from(layout.write_granularity)) && self.written <= capacity;
         whole
             && match self.condition {
-                ZoneCondition::NotWritePointer => false,
                 ZoneCondition::Empty => self.written == 0,
                 ZoneCondition::Closed | ZoneCondition::ImplicitOpen | ZoneCondition::ExplicitOpen => {
                     self.written < capacity
                 }
                 ZoneCondition::Full | ZoneCondition::ReadOnly | ZoneCondition::Offline => true,
+                _ => false,
             }
     }
 
@@ -124,14 +124,12 @@ impl States {
             ZoneCondition::Full => Some(range.end),
             _ => Some(range.start + written),
         };
-        Zone {
-            start: range.start,
-            len: range.end - range.start,
-            capacity: self.layout.capacity_of(zone),
-            write_pointer,
-            kind: self.layout.kind(zone),
-            condition,
-        }
+        let mut reported = Zone::new(range.start, range.end - range.start);
+        reported.capacity = self.layout.capacity_of(zone);
+        reported.write_pointer = write_pointer;
+        reported.kind = self.layout.kind(zone);
+        reported.condition = condition;
+        reported
     }
 
     /// Starts a write of `len` bytes at `at`, counted from the start of the zone, and opens the zone. Returns the zone

@@ -9,9 +9,9 @@ use crate::sidecar::{self, Loaded, Promise, Sidecar};
 use crate::states::{State, States};
 use crate::{mark, records};
 use inlock_engine::BackingStore;
+use inlock_engine::Errno;
 use inlock_engine::store::{BlockStatus, Geometry};
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneCondition, ZoneLimits, ZonedStore};
-use rustix::io::Errno;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -199,7 +199,7 @@ impl ZonedFile {
     fn write_data(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         let mut done = 0;
         while done < data.len() {
-            match self.data.write_at(&data[done..], offset + done as u64, false) {
+            match self.data.write_at(&data[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(n) => done += n,
                 Err(Errno::INTR | Errno::AGAIN) => {}
@@ -341,7 +341,8 @@ impl Promise {
 
 impl BackingStore for ZonedFile {
     fn geometry(&self) -> Geometry {
-        Geometry { len: self.layout.len, read_only: self.read_only }
+        let geometry = if self.read_only { Geometry::new_read_only } else { Geometry::new };
+        geometry(self.layout.len)
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
@@ -361,7 +362,7 @@ impl BackingStore for ZonedFile {
         Ok(len)
     }
 
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         if self.read_only {
             return Err(Errno::PERM);
         }
@@ -369,12 +370,8 @@ impl BackingStore for ZonedFile {
         if len == 0 {
             return Ok(0);
         }
-        let Some(zone) = zone else { return self.data.write_at(&data[..len], offset, durable) };
-        let written = self.write_zone(zone, &data[..len], offset)?;
-        if durable {
-            self.sync()?;
-        }
-        Ok(written)
+        let Some(zone) = zone else { return self.data.write_at(&data[..len], offset) };
+        self.write_zone(zone, &data[..len], offset)
     }
 
     fn sync(&self) -> Result<(), Errno> {
@@ -417,12 +414,15 @@ impl BackingStore for ZonedFile {
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         let len = len.min(usize::MAX as u64);
         let Some((part, zone)) = self.part(offset, len as usize) else {
-            return Ok(BlockStatus { offset, len, hole: false });
+            return Ok(BlockStatus::allocated(offset, len));
         };
         let Some(zone) = zone else { return self.data.block_status(offset, part as u64) };
         let pointer = self.layout.range(zone).start + self.states().get(zone).written;
-        let (len, hole) = (part as u64, offset >= pointer);
-        Ok(BlockStatus { offset, len: if hole { len } else { len.min(pointer - offset) }, hole })
+        let len = part as u64;
+        Ok(match pointer.saturating_sub(offset) {
+            0 => BlockStatus::hole(offset, len),
+            written => BlockStatus::allocated(offset, len.min(written)),
+        })
     }
 }
 

@@ -2,13 +2,13 @@
 //! reports a lost write to one sync only, like the kernel.
 
 use super::in_every_order;
+use crate::errno::Errno;
 use crate::flush::{SyncQueue, Turn};
 use crate::request::RequestError;
 use crate::ring::Waker;
 use crate::sync::{Mutex, PoisonError};
 use loom::cell::UnsafeCell;
 use loom::thread;
-use rustix::io::Errno;
 use std::sync::Arc;
 
 #[derive(Default)]

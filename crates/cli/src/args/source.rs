@@ -117,7 +117,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
 
 /// Converts the header policy.
 pub(crate) fn policy_of(options: &Options) -> HeaderPolicy {
-    let mut policy = HeaderPolicy::new();
+    let mut policy = HeaderPolicy::default();
     policy.allow_null_cipher = options.allow_null_cipher;
     policy.allow_null_iv = options.allow_null_iv;
     policy.allow_linear_segment = options.allow_linear_segment;
@@ -128,14 +128,14 @@ pub(crate) fn policy_of(options: &Options) -> HeaderPolicy {
 
 /// Converts the flags: discards, and dm-crypt's threads.
 pub(crate) fn flags_of(options: &Options) -> CryptOptions {
-    CryptOptions {
-        allow_discards: options.allow_discards,
-        same_cpu_crypt: options.same_cpu_crypt,
-        high_priority: options.high_priority,
-        submit_from_crypt_cpus: options.submit_from_crypt_cpus,
-        no_read_workqueue: options.no_read_workqueue,
-        no_write_workqueue: options.no_write_workqueue,
-    }
+    let mut flags = CryptOptions::default();
+    flags.allow_discards = options.allow_discards;
+    flags.same_cpu_crypt = options.same_cpu_crypt;
+    flags.high_priority = options.high_priority;
+    flags.submit_from_crypt_cpus = options.submit_from_crypt_cpus;
+    flags.no_read_workqueue = options.no_read_workqueue;
+    flags.no_write_workqueue = options.no_write_workqueue;
+    flags
 }
 
 fn plain_args(options: &Options) -> anyhow::Result<Plain> {
@@ -158,16 +158,16 @@ fn plain_args(options: &Options) -> anyhow::Result<Plain> {
         return Err(CliError::usage("The size of the volume is zero."));
     }
     let hash = options.hash.as_deref().unwrap_or("sha256");
-    Ok(Plain {
-        cipher,
-        key_len: key_len_of(options, cipher, false)?,
-        hash: hash.parse::<PlainHash>().map_err(|_| CliError::hash(hash))?,
-        offset: Sector(options.offset.unwrap_or(0)),
-        skip: Sector(options.skip.unwrap_or(0)),
-        size: options.size,
-        unit,
-        large_iv: options.iv_large_sectors,
-    })
+    let mut plain = Plain::default();
+    plain.cipher = cipher;
+    plain.key_len = key_len_of(options, cipher, false)?;
+    plain.hash = hash.parse::<PlainHash>().map_err(|_| CliError::hash(hash))?;
+    plain.offset = Sector(options.offset.unwrap_or(0));
+    plain.skip = Sector(options.skip.unwrap_or(0));
+    plain.size = options.size;
+    plain.unit = unit;
+    plain.large_iv = options.iv_large_sectors;
+    Ok(plain)
 }
 
 /// Converts `--hash` of a LUKS header.

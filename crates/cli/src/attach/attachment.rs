@@ -68,13 +68,14 @@ impl Attachment {
         if method == AttachMethod::Nbd {
             return Self::attach_nbd(device, options);
         }
-        let fuse = FuseOptions { name: format!("inlock:{}", options.name), threads: options.threads };
+        let mut fuse = FuseOptions::default();
+        (fuse.name, fuse.threads) = (format!("inlock:{}", options.name), options.threads);
         let mut mount = FuseMount::start(device, options.file, &fuse).map_err(no_fuse)?;
         if method == AttachMethod::Fuse {
             return Ok(Self::Fuse(mount));
         }
-        let unit = device.mapping().unit_len();
-        let over = LoopOptions { block: unit, read_only: device.access().read_only };
+        let mut over = LoopOptions::default();
+        (over.block, over.read_only) = (device.mapping().unit_len(), device.access().read_only);
         match LoopDevice::attach(options.file, &over) {
             Ok(over) => Ok(Self::Loop(mount, over)),
             Err(error) => {
@@ -89,12 +90,11 @@ impl Attachment {
         let mut server_options = ServerOptions::default();
         server_options.threads = options.threads;
         let server = Server::start(Arc::clone(device), &listen, &server_options)?;
-        let nbd = NbdOptions {
-            export: "",
-            block: device.mapping().unit_len(),
-            connections: options.threads,
-            identifier: &identifier(options.name, options.cookie),
-        };
+        let identifier = identifier(options.name, options.cookie);
+        let mut nbd = NbdOptions::default();
+        nbd.block = device.mapping().unit_len();
+        nbd.connections = options.threads;
+        nbd.identifier = &identifier;
         let attached = match options.recover {
             Some(number) => NbdDevice::reattach(number, options.socket, &nbd),
             None => NbdDevice::attach(options.socket, &nbd),

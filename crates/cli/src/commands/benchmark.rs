@@ -97,7 +97,8 @@ fn run(args: &BenchmarkArgs) -> anyhow::Result<()> {
 }
 
 fn pbkdf2_line(hash: Hash) -> anyhow::Result<()> {
-    let request = KdfRequest { hash, iter_time_ms: 1000, ..KdfRequest::new(KdfKind::Pbkdf2) };
+    let mut request = KdfRequest::new(KdfKind::Pbkdf2);
+    (request.hash, request.iter_time_ms) = (hash, 1000);
     let Kdf::Pbkdf2 { iterations, .. } = request.resolve(KEY_LEN)? else { return Ok(()) };
     let name = hash.name();
     print(format_args!("PBKDF2-{name:<9} {iterations:7} iterations per second for {}-bit key\n", KEY_LEN * 8))
@@ -105,13 +106,11 @@ fn pbkdf2_line(hash: Hash) -> anyhow::Result<()> {
 
 fn argon2_line(args: &BenchmarkArgs, kind: KdfKind) -> anyhow::Result<()> {
     let iter_time_ms = args.kdf.iter_time_ms.unwrap_or(KdfRequest::DEFAULT_ITER_TIME_MS);
-    let request = KdfRequest {
-        iter_time_ms,
-        forced_iterations: args.kdf.force_iterations,
-        memory_kib: args.kdf.memory_kib,
-        lanes: args.kdf.parallel,
-        ..KdfRequest::new(kind)
-    };
+    let mut request = KdfRequest::new(kind);
+    request.iter_time_ms = iter_time_ms;
+    request.forced_iterations = args.kdf.force_iterations;
+    request.memory_kib = args.kdf.memory_kib;
+    request.lanes = args.kdf.parallel;
     let (Kdf::Argon2i(cost) | Kdf::Argon2id(cost)) = request.resolve(KEY_LEN)? else { return Ok(()) };
     print(format_args!(
         "{:<10} {:4} iterations, {:5} memory, {} parallel threads (CPUs) for {}-bit key (requested {iter_time_ms} ms time)\n",

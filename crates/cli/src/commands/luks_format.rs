@@ -277,48 +277,45 @@ fn layout(args: &FormatArgs, placement: DataPlacement) -> (u64, u64) {
 }
 
 fn luks1_options(args: &FormatArgs, placement: DataPlacement) -> luks1::FormatOptions {
-    luks1::FormatOptions {
-        cipher: args.cipher,
-        key_len: args.key_len,
-        hash: args.hash,
-        kdf: kdf_request(args, KdfKind::Pbkdf2),
-        uuid: args.uuid.clone(),
-        detached: args.header.is_some(),
-        payload_offset: placement.offset.filter(|sectors| *sectors > 0 || args.offset.is_some()),
-        keyslot: args.key.slot.unwrap_or(0),
-        volume_key: None,
-        policy: args.policy.clone(),
-    }
+    let mut options = luks1::FormatOptions::default();
+    options.cipher = args.cipher;
+    options.key_len = args.key_len;
+    options.hash = args.hash;
+    options.kdf = kdf_request(args, KdfKind::Pbkdf2);
+    options.uuid = args.uuid.clone();
+    options.detached = args.header.is_some();
+    options.payload_offset = placement.offset.filter(|sectors| *sectors > 0 || args.offset.is_some());
+    options.keyslot = args.key.slot.unwrap_or(0);
+    options.policy = args.policy.clone();
+    options
 }
 
 fn luks2_options(args: &FormatArgs, placement: DataPlacement) -> luks2::FormatOptions {
-    luks2::FormatOptions {
-        cipher: args.cipher,
-        key_len: args.key_len,
-        hash: args.hash,
-        kdf: kdf_request(args, KdfKind::Argon2id),
-        sector_size: placement.sector_size,
-        uuid: args.uuid.clone(),
-        label: args.label.clone().unwrap_or_default(),
-        subsystem: args.subsystem.clone().unwrap_or_default(),
-        detached: args.header.is_some(),
-        data_offset: placement.offset.map(|sectors| sectors.saturating_mul(512)),
-        keyslot: args.key.slot.unwrap_or(0),
-        policy: args.policy.clone(),
-        ..luks2::FormatOptions::default()
-    }
+    let mut options = luks2::FormatOptions::default();
+    options.cipher = args.cipher;
+    options.key_len = args.key_len;
+    options.hash = args.hash;
+    options.kdf = kdf_request(args, KdfKind::Argon2id);
+    options.sector_size = placement.sector_size;
+    options.uuid = args.uuid.clone();
+    options.label = args.label.clone().unwrap_or_default();
+    options.subsystem = args.subsystem.clone().unwrap_or_default();
+    options.detached = args.header.is_some();
+    options.data_offset = placement.offset.map(|sectors| sectors.saturating_mul(512));
+    options.keyslot = args.key.slot.unwrap_or(0);
+    options.policy = args.policy.clone();
+    options
 }
 
 fn kdf_request(args: &FormatArgs, default: KdfKind) -> KdfRequest {
     let kdf = &args.kdf;
-    KdfRequest {
-        hash: args.hash,
-        iter_time_ms: kdf.iter_time_ms.unwrap_or(KdfRequest::DEFAULT_ITER_TIME_MS),
-        forced_iterations: kdf.force_iterations,
-        memory_kib: kdf.memory_kib,
-        lanes: kdf.parallel,
-        ..KdfRequest::new(kdf.kind.unwrap_or(default))
-    }
+    let mut request = KdfRequest::new(kdf.kind.unwrap_or(default));
+    request.hash = args.hash;
+    request.iter_time_ms = kdf.iter_time_ms.unwrap_or(KdfRequest::DEFAULT_ITER_TIME_MS);
+    request.forced_iterations = kdf.force_iterations;
+    request.memory_kib = kdf.memory_kib;
+    request.lanes = kdf.parallel;
+    request
 }
 
 /// Creates the file, for its owner only, unless it exists. Returns whether it was created.

@@ -74,17 +74,16 @@ fn source(args: &ResumeArgs, info: &RuntimeInfo) -> anyhow::Result<SourceArgs> {
     let header = args.header.clone().or_else(|| info.header.clone());
     let flags = CryptOptions::default();
     // Only the key comes from the header, which may have changed. The mapping stays as opened.
-    let mut policy = HeaderPolicy::new();
+    let mut policy = HeaderPolicy::default();
     (policy.allow_null_cipher, policy.allow_null_iv, policy.allow_linear_segment) = (true, true, true);
     Ok(SourceArgs { image: info.device.clone(), header, volume_type, key: args.key.clone(), flags, policy })
 }
 
 fn plain(info: &RuntimeInfo) -> Option<Plain> {
     let segment = info.segments.first()?;
-    Some(Plain {
-        cipher: segment.cipher.as_deref()?.parse().ok()?,
-        key_len: segment.key_bits / 8,
-        hash: info.hash.as_deref()?.parse().ok()?,
-        ..Plain::default()
-    })
+    let mut plain = Plain::default();
+    plain.cipher = segment.cipher.as_deref()?.parse().ok()?;
+    plain.key_len = segment.key_bits / 8;
+    plain.hash = info.hash.as_deref()?.parse().ok()?;
+    Some(plain)
 }

@@ -160,7 +160,7 @@ fn zones_of_device(device: &Device) -> anyhow::Result<(ZoneLimits, Vec<Zone>)> {
     if !ZonedDevice::is_zoned(&device.file) {
         return Err(not_zoned(&device.path));
     }
-    let zoned = ZonedDevice::new(device.share()?, true, IoMode::Sync).with_context(path)?;
+    let zoned = ZonedDevice::new_read_only(device.share()?, IoMode::Sync).with_context(path)?;
     let limits = zoned.limits();
     let mut zones = vec![Zone::UNKNOWN; limits.zones as usize];
     let found = zoned.report(0, &mut zones).map_err(std::io::Error::from).with_context(path)?;
@@ -181,6 +181,7 @@ fn zone_value(zone: &Zone) -> Value {
         ZoneKind::Conventional => "conventional",
         ZoneKind::SequentialRequired => "sequential-required",
         ZoneKind::SequentialPreferred => "sequential-preferred",
+        _ => "unknown",
     };
     let condition = match zone.condition {
         ZoneCondition::NotWritePointer => "not-write-pointer",
@@ -191,6 +192,7 @@ fn zone_value(zone: &Zone) -> Value {
         ZoneCondition::ReadOnly => "read-only",
         ZoneCondition::Full => "full",
         ZoneCondition::Offline => "offline",
+        _ => "unknown",
     };
     json!({
         "start": zone.start, "length": zone.len, "capacity": zone.capacity, "write_pointer": zone.write_pointer,
@@ -203,7 +205,7 @@ struct Line<'a>(&'a Zone);
 
 impl std::fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Zone { start, len, capacity, write_pointer, kind, condition } = self.0;
+        let Zone { start, len, capacity, write_pointer, kind, condition, .. } = self.0;
         let pointer = write_pointer.map_or(0, |pointer| pointer - start) / 512;
         let short = match condition {
             ZoneCondition::NotWritePointer => "nw",
@@ -214,11 +216,13 @@ impl std::fmt::Display for Line<'_> {
             ZoneCondition::ReadOnly => "ro",
             ZoneCondition::Full => "fu",
             ZoneCondition::Offline => "of",
+            _ => "??",
         };
         let kind_name = match kind {
             ZoneKind::Conventional => "CONVENTIONAL",
             ZoneKind::SequentialRequired => "SEQ_WRITE_REQUIRED",
             ZoneKind::SequentialPreferred => "SEQ_WRITE_PREFERRED",
+            _ => "UNKNOWN",
         };
         write!(
             f,

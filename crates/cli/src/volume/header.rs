@@ -55,7 +55,9 @@ impl Header {
     /// Asks for passphrases until one unlocks the volume, as often as the options allow.
     pub(crate) fn unlock(&self, key: &KeyArgs, policy: &HeaderPolicy, ask: Ask<'_>) -> anyhow::Result<Unlocked> {
         let device = FileDevice::new(self.device.share()?);
-        let options = UnlockOptions::new().with_keyslot(key.slot).with_policy(policy.clone());
+        let mut options = UnlockOptions::default();
+        options.keyslot = key.slot;
+        options.policy = policy.clone();
         let tries = if secret::prompts(key, ask) { key.tries } else { 1 };
         for left in (0..tries).rev() {
             let given = secret::read(key, ask, None)?;
@@ -82,7 +84,8 @@ impl Header {
     /// Unlocks the volume with a volume key that another process derived, which is verified again.
     pub(super) fn verify(&self, key: VolumeKey, policy: &HeaderPolicy) -> anyhow::Result<Unlocked> {
         let _lock = lock::header(&self.device, Mode::Shared)?;
-        let options = UnlockOptions::new().with_policy(policy.clone());
+        let mut options = UnlockOptions::default();
+        options.policy = policy.clone();
         self.volume.unlock_with_volume_key(key, &options).map_err(cannot_unlock(&self.device.path))
     }
 

@@ -175,7 +175,9 @@ pub(crate) fn asks_for_discards(table: &Table) -> Option<bool> {
 
 /// Returns the flags of a table: discards, and dm-crypt's threads.
 pub(crate) fn flags(table: &Table) -> CryptOptions {
-    CryptOptions { allow_discards: asks_for_discards(table).unwrap_or(false), ..table.options() }
+    let mut flags = table.options();
+    flags.allow_discards = asks_for_discards(table).unwrap_or(false);
+    flags
 }
 
 /// Refuses a table whose discard flag differs from the one that the volume advertises, which clients have seen when

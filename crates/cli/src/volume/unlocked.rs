@@ -113,7 +113,10 @@ impl UnlockedVolume {
                 continue;
             }
             let file = if self.direct { data.reopen_direct(!access.read_only)? } else { data.share()? };
-            let store = FileStore::new(file, access.read_only, mode);
+            let store = match access.read_only {
+                true => FileStore::new_read_only(file, mode),
+                false => FileStore::new(file, mode),
+            };
             stores.push(Arc::new(store.with_context(|| format!("cannot use {}", data.path.display()))?));
         }
         let lines: Vec<_> = match &self.contents {

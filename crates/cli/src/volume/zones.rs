@@ -41,7 +41,7 @@ fn look(device: &Device) -> anyhow::Result<Option<Zones>> {
     }
     let conventional = |zones: &[Zone]| zones.iter().take_while(|zone| zone.kind == ZoneKind::Conventional).count();
     let (len, limits, count) = if device.is_block() {
-        let store = ZonedDevice::new(device.share()?, true, IoMode::Sync);
+        let store = ZonedDevice::new_read_only(device.share()?, IoMode::Sync);
         let store = store.with_context(|| format!("cannot read the zones of {}", device.path.display()))?;
         let limits = store.limits();
         let mut zones = vec![Zone::UNKNOWN; REPORT_ZONES.min(limits.zones as usize)];
@@ -70,8 +70,10 @@ pub(crate) fn store(device: &Device, read_only: bool, mode: IoMode) -> anyhow::R
     if !device.is_block() {
         return Ok(Arc::new(ZonedFile::open(&device.path, read_only).map_err(cannot_use(&device.path))?));
     }
-    let file = if read_only { device.share()? } else { device.reopen_direct(true)? };
-    let store = ZonedDevice::new(file, read_only, mode);
+    let store = match read_only {
+        true => ZonedDevice::new_read_only(device.share()?, mode),
+        false => ZonedDevice::new(device.reopen_direct(true)?, mode),
+    };
     Ok(Arc::new(store.with_context(|| format!("cannot use {}", device.path.display()))?))
 }
 

@@ -6,13 +6,13 @@
 use super::{BlockingDevice, Scratch, locate};
 use crate::buffer::BufferPool;
 use crate::crypt_mapping::{CryptMapping, MappedRange};
+use crate::errno::Errno;
 use crate::request::{Operation, RequestError};
 use crate::stats::{Account, Phase};
 use crate::store;
 use crate::zone_mapping::{encrypt_elsewhere, moved, ranges_of};
 use crate::zone_queue::{Enqueued, Waiter, WriteId, WriteKind, WriteOutcome, ZoneWriteQueues};
 use crate::zoned::ZoneAction;
-use rustix::io::Errno;
 
 impl BlockingDevice {
     /// Writes `from` at the write pointer of the zone that starts at byte `zone`, in one piece of at most 1 MiB, and

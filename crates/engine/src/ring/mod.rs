@@ -11,11 +11,11 @@ mod uring;
 
 use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
+use crate::errno::Errno;
 use crate::store::BackingStore;
 use crate::store::file::{IoMode, is_direct};
 use busy_poll::BusyPoll;
 use rustix::event::EventfdFlags;
-use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -61,6 +61,7 @@ fn send_available(socket: BorrowedFd<'_>, outgoing: &Outgoing, mut sent: usize) 
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::net::sendmsg(socket, &segments[..count], &mut SendAncillaryBuffer::default(), flags)
+        .map_err(Errno::from_rustix)
 }
 
 /// Part of a vectored write, contiguous in the store with the one before.
@@ -86,6 +87,7 @@ impl WriteSegment {
 pub const MAX_WRITE_SEGMENTS: usize = 64;
 
 /// Operation with the memory that it needs.
+#[non_exhaustive]
 #[derive(Debug)]
 pub enum Operation {
     /// Read into `buffer.data()[range]` from byte `offset` of a store. May transfer less.
@@ -155,6 +157,7 @@ pub struct UblkCommand {
 }
 
 /// Copy mode of a ublk device.
+#[non_exhaustive]
 #[derive(Debug)]
 pub enum UblkBytes {
     /// The driver copies: it puts a write's data into `data()` before the completion, and takes a read's data from
@@ -166,6 +169,7 @@ pub enum UblkBytes {
 }
 
 /// Memory that a completion returns.
+#[non_exhaustive]
 #[derive(Debug)]
 pub enum Returned {
     /// The operation had no memory.
@@ -200,7 +204,8 @@ impl Operation {
         match self {
             Self::Read { offset, buffer, range } => store.read_at(&mut buffer.data_mut()[range.clone()], *offset),
             Self::Write { offset, data, range, durable } => {
-                store.write_at(&data.bytes()[range.clone()], *offset, *durable)
+                let bytes = &data.bytes()[range.clone()];
+                if *durable { store.write_fua_at(bytes, *offset) } else { store.write_at(bytes, *offset) }
             }
             Self::Writev { offset, segments } => {
                 let mut slices = [IoSlice::new(&[]); MAX_WRITE_SEGMENTS];
@@ -227,6 +232,7 @@ impl Operation {
 }
 
 /// Operation that has completed.
+#[non_exhaustive]
 #[derive(Debug)]
 pub struct Completion {
     /// The caller's token.
@@ -390,6 +396,10 @@ enum Backend {
 
 impl Ring {
     /// Creates a ring for the calling thread. `Auto` uses io_uring if the kernel permits it; `Uring` fails if not.
+    ///
+    /// # Errors
+    ///
+    /// The process has no descriptors or memory left, or the kernel does not permit io_uring with [`IoMode::Uring`].
     pub fn new(mode: IoMode) -> io::Result<Self> {
         let waker = Waker::new()?;
         let sync = || sync::SyncRing::new(&waker).map(Backend::Sync);
@@ -461,6 +471,10 @@ impl Ring {
     }
 
     /// Adds a connected stream socket.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not accept the socket, or the process is out of memory.
     pub fn add_socket(&mut self, socket: OwnedFd) -> io::Result<FileId> {
         rustix::io::ioctl_fionbio(&socket, matches!(self.backend, Backend::Sync(_)))?;
         let file = self.files.add(Descriptor::Socket(socket));
@@ -543,6 +557,10 @@ impl Ring {
 
     /// Submits the queued operations, waits as `wait` says, and appends the completions to `done`. Returns whether the
     /// ring was woken.
+    ///
+    /// # Errors
+    ///
+    /// The wait fails other than by a signal. Operations in flight are not affected.
     pub fn turn(&mut self, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
         let before = done.len();
         let (files, poll) = (&mut self.files, &mut self.busy_poll);

@@ -5,8 +5,8 @@
 
 use super::busy_poll::BusyPoll;
 use super::{Completion, Descriptor, FileId, Files, Operation, Returned, Token, Wait, Waker};
+use crate::errno::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
-use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use std::collections::VecDeque;
 use std::io;
@@ -100,7 +100,7 @@ impl SyncRing {
         // The kernel refuses an empty list.
         ready.reserve(EVENTS);
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         debug_assert!(ready.len() >= closed);
@@ -142,7 +142,7 @@ impl SyncRing {
             Descriptor::Store(store) => waiting.operation.execute_step(&**store),
             Descriptor::Ublk(..) => Err(Errno::OPNOTSUPP),
         };
-        if result == Err(Errno::WOULDBLOCK) && matches!(held.descriptor, Descriptor::Socket(_)) && !held.closing {
+        if result == Err(Errno::AGAIN) && matches!(held.descriptor, Descriptor::Socket(_)) && !held.closing {
             return self.waiting.push(waiting);
         }
         let file = waiting.file;
@@ -167,7 +167,7 @@ fn on_socket(fd: &OwnedFd, waiting: &mut Waiting) -> Result<usize, Errno> {
                         }
                         Ok(())
                     }
-                    Err(error) => Err(error),
+                    Err(error) => Err(Errno::from_rustix(error)),
                 }
             }
             Operation::Send(outgoing) => {

@@ -5,9 +5,9 @@ use super::{
 };
 use crate::buffer::{Buffer, HEADROOM, Slot};
 use crate::crypt_mapping::Ciphertext;
+use crate::errno::Errno;
 use crate::store::file::FileStore;
 use crate::store::{BackingStore, Geometry};
-use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -101,8 +101,7 @@ fn parts_are_written_one_behind_the_other() {
         let segments = || (0..MAX_WRITE_SEGMENTS).map(segment).collect();
         let expected: Vec<u8> = (0..MAX_WRITE_SEGMENTS).flat_map(|value| vec![value as u8; 1 + value * 64]).collect();
         let file = tempfile::tempfile().unwrap();
-        let store: Arc<dyn BackingStore> =
-            Arc::new(FileStore::new(file.try_clone().unwrap(), false, IoMode::Auto).unwrap());
+        let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file.try_clone().unwrap(), IoMode::Auto).unwrap());
         let id = ring.add_store(&store).unwrap();
         ring.reserve_writev(1);
         for offset in [0, 12345] {
@@ -170,7 +169,7 @@ struct Pipe(std::fs::File);
 
 impl BackingStore for Pipe {
     fn geometry(&self) -> Geometry {
-        Geometry { len: 4096, read_only: true }
+        Geometry::new_read_only(4096)
     }
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.0.as_fd())
@@ -178,7 +177,7 @@ impl BackingStore for Pipe {
     fn read_at(&self, _data: &mut [u8], _offset: u64) -> Result<usize, Errno> {
         Err(Errno::SPIPE)
     }
-    fn write_at(&self, _data: &[u8], _offset: u64, _durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, _data: &[u8], _offset: u64) -> Result<usize, Errno> {
         Err(Errno::SPIPE)
     }
     fn sync(&self) -> Result<(), Errno> {
@@ -227,7 +226,7 @@ fn finish_waits_until_the_kernel_has_given_back_every_buffer() {
     ring.submit(socket, receive(0..4096, true), Token(0));
     let image = tempfile::tempfile().unwrap();
     image.write_all_at(&[7; 64 * 4096], 0).unwrap();
-    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(image, false, IoMode::Uring).unwrap());
+    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(image, IoMode::Uring).unwrap());
     let file = ring.add_store(&store).unwrap();
     for number in 0..64 {
         let operation = Operation::Read { offset: number * 4096, buffer: Buffer::new(4096), range: 0..4096 };
@@ -249,7 +248,7 @@ fn more_operations_than_the_queue_holds() {
     both(|mut ring| {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
-        let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Uring).unwrap());
+        let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Uring).unwrap());
         let file = ring.add_store(&store).unwrap();
         for number in 0..1000 {
             let operation = Operation::Read { offset: number * 512, buffer: Buffer::new(512), range: 0..512 };
@@ -271,7 +270,7 @@ fn more_operations_than_the_queue_holds() {
 /// Returns a ring with a file that counts as one with direct I/O. Not every file system supports `O_DIRECT`, and the
 /// ring makes no other distinction.
 fn direct(file: &std::fs::File) -> (Ring, FileId) {
-    let store = FileStore::new(file.try_clone().unwrap(), false, IoMode::Uring).unwrap();
+    let store = FileStore::new(file.try_clone().unwrap(), IoMode::Uring).unwrap();
     let mut ring = Ring::new(IoMode::Uring).unwrap();
     let id = ring.add_store(&(Arc::new(store) as Arc<dyn BackingStore>)).unwrap();
     ring.files.get(id).unwrap().direct = true;
@@ -322,7 +321,7 @@ fn registered_buffers_carry_the_same_bytes_and_are_known_to_one_ring_only() {
 
 #[test]
 fn buffers_are_not_registered_where_the_kernels_cache_is_between() {
-    let store = FileStore::new(tempfile::tempfile().unwrap(), false, IoMode::Uring).unwrap();
+    let store = FileStore::new(tempfile::tempfile().unwrap(), IoMode::Uring).unwrap();
     let mut ring = Ring::new(IoMode::Uring).unwrap();
     ring.add_store(&(Arc::new(store) as Arc<dyn BackingStore>)).unwrap();
     let mut buffers = [Buffer::new(512)];

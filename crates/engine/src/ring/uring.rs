@@ -8,11 +8,11 @@
 use super::busy_poll::BusyPoll;
 use super::{Buffer, Completion, FileId, Files, Held, Operation, Token, UblkBytes, UblkCommand, Wait, Waker};
 use crate::buffer::Slot;
+use crate::errno::Errno;
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection::{Call, Fault, decide};
 use crate::store::block_device::RING_DISCARD;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -458,7 +458,12 @@ impl Uring {
 impl super::Ring {
     /// Adds a ublk device's `/dev/ublkcN`, for [`Operation::Ublk`] on this thread. Requires io_uring.
     ///
+    /// # Errors
+    ///
+    /// `Unsupported` without io_uring; otherwise the error of a system call on the device.
+    ///
     /// # Safety
+    ///
     /// The driver copies as many bytes as it was told when the device was added. With `copied`, the device must have
     /// been added with a longest request of at most so many bytes, and without the features that copy nothing or
     /// elsewhere (user copy, zero copy, registered buffers, batches, shared memory); without it, with user copy and

@@ -57,6 +57,7 @@ pub struct Histogram {
 }
 
 /// One bucket of a [`Histogram`].
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
     /// Largest value that the bucket counts, in nanoseconds.

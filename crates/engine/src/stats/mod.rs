@@ -32,6 +32,7 @@ const SHARDS: usize = 64;
 const SHARED: usize = 0;
 
 /// Level of detail of the statistics.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StatsLevel {
     /// Nothing: to measure the cost of statistics.
@@ -101,6 +102,7 @@ pub struct Stats {
 }
 
 /// Sums of all counters and histograms at one time.
+#[non_exhaustive]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Reads that succeeded. Over NBD a long request counts once for each of its pieces, here and below.
@@ -529,7 +531,7 @@ const SEED: u64 = 1_442_695_040_888_963_407;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::io::Errno;
+    use crate::errno::Errno;
 
     const OK: Result<(), RequestError> = Ok(());
 

@@ -1,7 +1,7 @@
 //! Errors that stores returned: their number, and the last one.
 
+use crate::errno::Errno;
 use crate::request::{Operation, RequestError};
-use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,6 +15,7 @@ pub(super) struct StoreErrors {
 }
 
 /// Last error of a store.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreError {
     /// Error number.

@@ -6,7 +6,7 @@
 //! and `include/uapi/linux/blkdev.h` of Linux.
 #![allow(unsafe_code)]
 
-use rustix::io::Errno;
+use crate::errno::Errno;
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 use std::os::fd::BorrowedFd;
 
@@ -19,5 +19,5 @@ pub(crate) const RING_DISCARD: u32 = opcode::none(0x12, 0) as u32;
 pub(super) fn discard(device: BorrowedFd<'_>, offset: u64, len: u64) -> Result<(), Errno> {
     // SAFETY: the call reads two numbers, which `Setter` holds until it returns. It fails on other files than block
     // devices.
-    unsafe { ioctl(device, Setter::<BLKDISCARD, [u64; 2]>::new([offset, len])) }
+    unsafe { ioctl(device, Setter::<BLKDISCARD, [u64; 2]>::new([offset, len])) }.map_err(Errno::from_rustix)
 }

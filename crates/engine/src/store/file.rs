@@ -2,8 +2,9 @@
 
 use super::{BackingStore, BlockStatus, Geometry, StoreProfile, block_device};
 use crate::buffer::Buffer;
+use crate::errno::Errno;
 use rustix::fs::{Advice, AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::ReadWriteFlags;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::num::NonZeroU64;
@@ -12,6 +13,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// I/O engine for a file.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMode {
     /// io_uring if the kernel permits it, except for short requests of a file in memory: it never waits, and the ring
@@ -36,10 +38,27 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// Creates a store from a regular file or block device. `read_only` is how it was opened. A file that was opened
-    /// with `O_DIRECT` is read and written in whole blocks: data units must be multiples of its block, and unencrypted
-    /// data must be requested in whole blocks.
-    pub fn new(file: File, read_only: bool, mode: IoMode) -> io::Result<Self> {
+    /// Creates a store from a regular file or block device that was opened for reading and writing. A file that was
+    /// opened with `O_DIRECT` is read and written in whole blocks: data units must be multiples of its block, and
+    /// unencrypted data must be requested in whole blocks.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput` for another kind of file; otherwise the error of a system call on `file`.
+    pub fn new(file: File, mode: IoMode) -> io::Result<Self> {
+        Self::with_geometry(file, mode, Geometry::new)
+    }
+
+    /// Creates a store as [`FileStore::new`] does, but refuses writes.
+    ///
+    /// # Errors
+    ///
+    /// As [`FileStore::new`].
+    pub fn new_read_only(file: File, mode: IoMode) -> io::Result<Self> {
+        Self::with_geometry(file, mode, Geometry::new_read_only)
+    }
+
+    fn with_geometry(file: File, mode: IoMode, geometry: fn(u64) -> Geometry) -> io::Result<Self> {
         let kind = file.metadata()?.file_type();
         let block_device = kind.is_block_device();
         if !kind.is_file() && !block_device {
@@ -56,6 +75,7 @@ impl FileStore {
             has_native_fua: block_device && is_direct(&file).is_ok_and(|direct| direct),
             memory_alignment: memory_alignment(&file),
         };
+        let Geometry { len, read_only } = geometry(len);
         Ok(Self { file, len: AtomicU64::new(len), read_only, hidden, profile })
     }
 
@@ -63,11 +83,15 @@ impl FileStore {
     pub fn file(&self) -> &File {
         &self.file
     }
+
+    fn seek(&self, to: SeekFrom) -> Result<u64, Errno> {
+        rustix::fs::seek(&self.file, to).map_err(Errno::from_rustix)
+    }
 }
 
 /// Returns whether the file was opened with `O_DIRECT`.
 pub(crate) fn is_direct(file: impl AsFd) -> Result<bool, Errno> {
-    Ok(rustix::fs::fcntl_getfl(file)?.contains(OFlags::DIRECT))
+    Ok(rustix::fs::fcntl_getfl(file).map_err(Errno::from_rustix)?.contains(OFlags::DIRECT))
 }
 
 /// Returns the alignment of memory to read into and write from: 1, unless the file was opened with `O_DIRECT`.
@@ -96,7 +120,7 @@ impl BackingStore for FileStore {
     }
 
     fn revalidate_len(&self) -> Result<u64, Errno> {
-        let len = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
+        let len = self.seek(SeekFrom::End(0))?;
         self.len.store(len, Ordering::Release);
         Ok(len)
     }
@@ -110,29 +134,32 @@ impl BackingStore for FileStore {
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        rustix::io::pread(&self.file, data, offset)
+        rustix::io::pread(&self.file, data, offset).map_err(Errno::from_rustix)
     }
 
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
-        if !durable {
-            return rustix::io::pwrite(&self.file, data, offset);
-        }
-        rustix::io::pwritev2(&self.file, &[IoSlice::new(data)], offset, ReadWriteFlags::DSYNC)
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        rustix::io::pwrite(&self.file, data, offset).map_err(Errno::from_rustix)
+    }
+
+    fn write_fua_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        let parts = [IoSlice::new(data)];
+        rustix::io::pwritev2(&self.file, &parts, offset, ReadWriteFlags::DSYNC).map_err(Errno::from_rustix)
     }
 
     fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
-        rustix::io::pwritev(&self.file, parts, offset)
+        rustix::io::pwritev(&self.file, parts, offset).map_err(Errno::from_rustix)
     }
 
     fn sync(&self) -> Result<(), Errno> {
-        rustix::fs::fdatasync(&self.file)
+        rustix::fs::fdatasync(&self.file).map_err(Errno::from_rustix)
     }
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
         if self.profile.is_block_device {
             return block_device::discard(self.file.as_fd(), offset, len);
         }
-        rustix::fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.file, flags, offset, len).map_err(Errno::from_rustix)
     }
 
     fn prefetch(&self, offset: u64, len: u64) {
@@ -146,13 +173,13 @@ impl BackingStore for FileStore {
             return Ok(all_data);
         }
         let end = offset.saturating_add(len);
-        match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
+        match self.seek(SeekFrom::Data(offset)) {
             // There is no data up to the end of the file.
             Err(Errno::NXIO) => Ok(BlockStatus { offset, len, hole: true }),
             Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(all_data),
             Err(error) => Err(error),
             Ok(data) if data > offset => Ok(BlockStatus { offset, len: data.min(end) - offset, hole: true }),
-            Ok(_) => match rustix::fs::seek(&self.file, SeekFrom::Hole(offset)) {
+            Ok(_) => match self.seek(SeekFrom::Hole(offset)) {
                 Ok(hole) if hole > offset => Ok(BlockStatus { offset, len: hole.min(end) - offset, hole: false }),
                 // The file changed between the two calls; "allocated" is the answer that promises nothing.
                 Ok(_) | Err(Errno::NXIO) => Ok(all_data),

@@ -1,7 +1,7 @@
 //! A store in memory, for tests and benchmarks.
 
 use super::{BackingStore, Geometry};
-use rustix::io::Errno;
+use crate::errno::Errno;
 use std::sync::{PoisonError, RwLock};
 
 /// Backing store in memory.
@@ -37,7 +37,7 @@ impl BackingStore for MemoryStore {
         Ok(len)
     }
 
-    fn write_at(&self, data: &[u8], offset: u64, _durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
         if offset >= self.len {
             return Err(Errno::NOSPC);

@@ -8,18 +8,31 @@ pub mod file;
 pub mod memory;
 pub mod zoned_device;
 
+use crate::errno::Errno;
 use crate::zoned::ZonedStore;
-use rustix::io::Errno;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 
 /// Length and access of a store when it is opened.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Length in bytes.
     pub len: u64,
     /// Whether writes are refused.
     pub read_only: bool,
+}
+
+impl Geometry {
+    /// Describes a store of `len` bytes that can be written.
+    pub const fn new(len: u64) -> Self {
+        Self { len, read_only: false }
+    }
+
+    /// Describes a store of `len` bytes that refuses writes.
+    pub const fn new_read_only(len: u64) -> Self {
+        Self { len, read_only: true }
+    }
 }
 
 /// Properties of a store that decide how the engine accesses it.
@@ -47,6 +60,7 @@ impl Default for StoreProfile {
 }
 
 /// Range of a store that is either allocated or a hole.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockStatus {
     /// First byte.
@@ -55,6 +69,18 @@ pub struct BlockStatus {
     pub len: u64,
     /// Whether the range is a hole.
     pub hole: bool,
+}
+
+impl BlockStatus {
+    /// Describes `len` allocated bytes from `offset`.
+    pub const fn allocated(offset: u64, len: u64) -> Self {
+        Self { offset, len, hole: false }
+    }
+
+    /// Describes a hole of `len` bytes from `offset`.
+    pub const fn hole(offset: u64, len: u64) -> Self {
+        Self { offset, len, hole: true }
+    }
 }
 
 /// Fills `into` from byte `offset`. Blocks.
@@ -84,7 +110,7 @@ pub fn read_all(store: &dyn BackingStore, mut into: &mut [u8], mut offset: u64) 
 /// `EIO` if the store accepts no more bytes; otherwise the store's error.
 pub fn write_all(store: &dyn BackingStore, mut from: &[u8], mut offset: u64) -> Result<(), Errno> {
     while !from.is_empty() {
-        match store.write_at(from, offset, false) {
+        match store.write_at(from, offset) {
             Ok(0) => return Err(Errno::IO),
             Ok(n) => {
                 from = &from[n..];
@@ -104,6 +130,10 @@ pub trait BackingStore: Send + Sync {
     fn geometry(&self) -> Geometry;
 
     /// Reads the current length in bytes and makes [`BackingStore::geometry`] report it.
+    ///
+    /// # Errors
+    ///
+    /// The error of the file or device; the length is unchanged.
     fn revalidate_len(&self) -> Result<u64, Errno> {
         Ok(self.geometry().len)
     }
@@ -119,18 +149,40 @@ pub trait BackingStore: Send + Sync {
     }
 
     /// Reads at byte `offset` and returns the number of bytes read.
+    ///
+    /// # Errors
+    ///
+    /// The error of the file or device. The engine calls again after `EINTR` and `EAGAIN`.
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno>;
 
-    /// Writes at byte `offset` and returns the number of bytes written. With `durable`, which requires
-    /// [`StoreProfile::has_native_fua`], the bytes are on stable storage before this returns.
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno>;
+    /// Writes at byte `offset` and returns the number of bytes written. They are on stable storage after the next
+    /// [`BackingStore::sync`].
+    ///
+    /// # Errors
+    ///
+    /// The error of the file or device. The engine calls again after `EINTR` and `EAGAIN`.
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno>;
+
+    /// Writes as [`BackingStore::write_at`], with force unit access (FUA): the bytes are on stable storage before this
+    /// returns. Called only on a store with [`StoreProfile::has_native_fua`].
+    ///
+    /// # Errors
+    ///
+    /// As [`BackingStore::write_at`]; `EOPNOTSUPP` unless the store overrides this.
+    fn write_fua_at(&self, _data: &[u8], _offset: u64) -> Result<usize, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
 
     /// Writes `parts` one after the other from byte `offset` and returns the number of bytes written. A store with a
     /// vectored write overrides this, so that the drive too receives a single write.
+    ///
+    /// # Errors
+    ///
+    /// As [`BackingStore::write_at`].
     fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {
         let mut done = 0;
         for part in parts {
-            match self.write_at(part, offset + done as u64, false) {
+            match self.write_at(part, offset + done as u64) {
                 Ok(more) if more == part.len() => done += more,
                 Ok(more) => return Ok(done + more),
                 Err(error) if done == 0 => return Err(error),
@@ -143,9 +195,17 @@ pub trait BackingStore: Send + Sync {
 
     /// Puts all earlier writes on stable storage. The engine never runs two calls at a time, and makes none after a
     /// failure.
+    ///
+    /// # Errors
+    ///
+    /// The error of the file or device: earlier writes may be lost.
     fn sync(&self) -> Result<(), Errno>;
 
     /// Deallocates a range in bytes. Its content is undefined afterwards.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the store cannot deallocate; otherwise the error of the file or device.
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno>;
 
     /// Asks the store to cache a range in bytes. Best effort: it cannot fail.
@@ -159,6 +219,10 @@ pub trait BackingStore: Send + Sync {
 
     /// Returns the allocated range or hole that starts at `offset`, at most `len` bytes long. A store that cannot tell
     /// reports all bytes as allocated.
+    ///
+    /// # Errors
+    ///
+    /// The error of the file or device.
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         Ok(BlockStatus { offset, len, hole: false })
     }

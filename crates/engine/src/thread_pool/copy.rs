@@ -8,10 +8,10 @@
 use super::{JobQueue, Threads};
 use crate::buffer::Buffer;
 use crate::crypt_mapping::CryptMapping;
+use crate::errno::Errno;
 use crate::events::{Event, ReplyTo};
 use crate::mapping::MappedRange;
 use crate::store::{self, BackingStore};
-use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;

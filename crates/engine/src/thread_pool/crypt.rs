@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Kinds of requests whose cipher work the pool does.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffloadPolicy {
     /// None: every worker does its own cipher work.
@@ -66,6 +67,7 @@ impl std::fmt::Display for OffloadPolicy {
 }
 
 /// Options of the cipher pool.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadOptions {
     /// Requests for the pool.

@@ -2,9 +2,9 @@
 
 use super::{JobQueue, Threads};
 use crate::device::Device;
+use crate::errno::Errno;
 use crate::events::{Event, ReplyTo};
 use crate::zone_queue::ZoneMgmtId;
-use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! Discards: deallocation of a range, target by target.
 
 use super::action::{Action, Ending};
+use crate::errno::Errno;
 use crate::events::Event;
 use crate::mapping::{Kind, Mapping};
 use crate::request::RequestError;
-use rustix::io::Errno;
 
 /// A discard of a range that lies within the device.
 pub(super) struct Discard {

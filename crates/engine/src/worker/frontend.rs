@@ -58,6 +58,7 @@ pub enum Flow {
 }
 
 /// Resources that a worker lends its frontend for the length of a call.
+#[non_exhaustive]
 pub struct Context<'a> {
     /// Ring for the frontend's own operations. The worker uses the tokens with the top bit set.
     pub ring: &'a mut Ring,

@@ -10,11 +10,11 @@ use super::{ENGINE, Frontend, Worker};
 use crate::buffer::{Buffer, BufferPool};
 use crate::crypt_mapping::Ciphertext;
 use crate::device::Device;
+use crate::errno::Errno;
 use crate::events::{Event, EventQueue, RequestId};
 use crate::ring::{self, Completion, MAX_WRITE_SEGMENTS, Returned, Ring, Token, WriteSegment};
 use crate::store;
 use crate::zone_queue::{Told, WriteId};
-use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -254,7 +254,7 @@ mod tests {
             to.requests.push_back(request(device, n));
             to.run_queue();
         }
-        device.stores()[0].write_at(data.unwrap().bytes(), 0, false).unwrap();
+        device.stores()[0].write_at(data.unwrap().bytes(), 0).unwrap();
         assert_eq!(zones.complete_write(before, true, None), WriteOutcome::Left { next: None, landed: true });
         let Some((id, Event::Released)) = one.events.next() else { panic!("its write is the head of the queue") };
         let Hold::ZoneWrite(write) = one.table.transfer(id).unwrap().hold else { panic!("it is in a queue") };
@@ -278,7 +278,7 @@ mod tests {
     }
 
     fn lands(device: &Device, len: usize) {
-        assert_eq!(device.stores()[0].write_at(&vec![0; len], 4096, false), Ok(len));
+        assert_eq!(device.stores()[0].write_at(&vec![0; len], 4096), Ok(len));
     }
 
     /// Returns the position of the zone's next append.

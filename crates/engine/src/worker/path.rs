@@ -7,7 +7,7 @@ use crate::store::StoreProfile;
 /// wake up.
 const INLINE_MAX_LEN: usize = 32 << 10;
 /// Shortest transfer in bytes for which copying and encrypting in chunks gains more than waking the copy thread costs.
-const COPY_MIN_LEN: usize = 128 << 10;
+pub(super) const COPY_MIN_LEN: usize = 128 << 10;
 
 /// Returns the length in bytes of the longest transfer that is made inline, for a store with a descriptor.
 pub(super) fn inline_max_len(store: &StoreProfile) -> usize {

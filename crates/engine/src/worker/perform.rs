@@ -126,7 +126,8 @@ impl<F: Frontend> Worker<F> {
                 None
             }
             None => {
-                let result = self.volume.device.stores()[store].write_at(&data.bytes()[span], offset, durable);
+                let (store, bytes) = (&self.volume.device.stores()[store], &data.bytes()[span]);
+                let result = if durable { store.write_fua_at(bytes, offset) } else { store.write_at(bytes, offset) };
                 Some(Event::Written { data, result })
             }
         }

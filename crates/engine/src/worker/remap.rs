@@ -7,11 +7,11 @@
 use super::action::{Action, Ending};
 use super::frontend::Request;
 use crate::buffer::{Buffer, BufferPool};
+use crate::errno::Errno;
 use crate::events::Event;
 use crate::mapping::{MappedRange, Mapping};
 use crate::request::{Operation, RequestError};
 use crate::rmw;
-use rustix::io::Errno;
 
 /// Request that is carried out in child requests, one after the other.
 pub(super) struct Remapped {

@@ -10,12 +10,12 @@ use super::transfer::{Kind, State, Transfer};
 use super::zone_writes::ZonePlace;
 use super::{Frontend, Request, Worker};
 use crate::buffer::Buffer;
+use crate::errno::Errno;
 use crate::events::{Event, RequestId};
 use crate::freeze::FreezeState;
 use crate::mapping::{self, MappedRange};
 use crate::request::{Operation, RequestError};
 use crate::stats::Work;
-use rustix::io::Errno;
 
 /// Beginning of a request whose body is in the table.
 enum Begin {

@@ -2,10 +2,10 @@
 //! out ([`crate::flush`]).
 
 use super::{ENGINE, Frontend, Worker};
+use crate::errno::Errno;
 use crate::events::{Event, RequestId};
 use crate::flush::{SyncNumber, Turn};
 use crate::ring::{self, Completion, Token};
-use rustix::io::Errno;
 use std::collections::VecDeque;
 
 /// Token of the sync that this worker carries out.

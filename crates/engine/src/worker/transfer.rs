@@ -9,6 +9,7 @@ use super::action::{Action, Ending, Hold};
 use super::path::{Durability, Executor, Order, Path};
 use crate::buffer::Buffer;
 use crate::crypt_mapping::{Ciphertext, CryptMapping};
+use crate::errno::Errno;
 use crate::events::{Crypted, Event, MergedWrite};
 use crate::locks::Purpose;
 use crate::mapping::MappedRange;
@@ -17,7 +18,6 @@ use crate::rmw;
 use crate::stats::Phase;
 use crate::thread_pool::crypt::Direction;
 use crate::zone_mapping::encrypt_elsewhere;
-use rustix::io::Errno;
 
 /// A read or a write of one mapped range.
 pub(super) struct Transfer {

@@ -20,6 +20,10 @@ where
     /// Makes the kernel allocate its resources for `operations` operations at a time on each store: reads the beginning
     /// that many times, and flushes, for which the kernel starts a thread. Call it before the first turn. Errors are
     /// ignored.
+    ///
+    /// # Errors
+    ///
+    /// The ring fails.
     pub fn warm_up(&mut self, operations: usize) -> io::Result<()> {
         self.volume.device.locks().reserve(operations);
         self.volume.device.zones().inspect(|zones| zones.reserve(operations));

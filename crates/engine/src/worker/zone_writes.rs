@@ -10,6 +10,7 @@ use super::zone_mgmt::ZoneMgmt;
 use super::{Frontend, Request, Worker};
 use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
+use crate::errno::Errno;
 use crate::events::{Event, ReplyTo, RequestId};
 use crate::mapping::MappedRange;
 use crate::request::{Operation, RequestError};
@@ -18,7 +19,6 @@ use crate::thread_pool::zone_mgmt::{ZoneMgmtJob, ZoneMgmtThread};
 use crate::zone_mapping::{moved, ranges_of};
 use crate::zone_queue::{Enqueued, Waiter, WriteId, WriteKind, WriteOutcome};
 use crate::zoned::ZoneAction;
-use rustix::io::Errno;
 use std::sync::Arc;
 
 /// Position of a transfer that begins in the zone write queues.

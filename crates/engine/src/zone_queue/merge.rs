@@ -5,9 +5,9 @@
 use super::table::{NONE, Table, Waiter};
 use super::{WriteId, ZoneWriteQueues};
 use crate::crypt_mapping::Ciphertext;
+use crate::errno::Errno;
 use crate::events::{Event, EventQueue, MergedWrite, RequestId};
 use crate::ring::{MAX_WRITE_SEGMENTS, WriteSegment};
-use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Instant;
 

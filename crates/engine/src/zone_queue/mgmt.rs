@@ -2,8 +2,8 @@
 
 use super::table::{Action, NONE, QueuedKind, QueuedWrite, Waiter};
 use super::{ZoneMgmtId, ZoneWriteQueues};
+use crate::errno::Errno;
 use crate::zoned::{Zone, ZoneAction};
-use rustix::io::Errno;
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 

@@ -7,10 +7,10 @@
 
 use crate::scripted::{self, Ask};
 use crate::support::{DATA_OFFSET, Random, device, image_of, independent_plaintext};
+use inlock_engine::Errno;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, Geometry};
-use rustix::io::Errno;
 use std::sync::{Arc, Mutex};
 
 #[derive(Clone)]
@@ -18,7 +18,6 @@ enum Event {
     Write {
         offset: u64,
         data: Vec<u8>,
-        durable: bool,
     },
     Flush,
     /// The client has received the completion of the script's next request.
@@ -40,10 +39,9 @@ impl BackingStore for RecordingStore {
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
         self.inner.read_at(data, offset)
     }
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
-        let durable = durable && !self.swallow_flushes;
-        self.log.lock().unwrap().push(Event::Write { offset, data: data.to_vec(), durable });
-        self.inner.write_at(data, offset, durable)
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.log.lock().unwrap().push(Event::Write { offset, data: data.to_vec() });
+        self.inner.write_at(data, offset)
     }
     fn sync(&self) -> Result<(), Errno> {
         if !self.swallow_flushes {
@@ -97,8 +95,8 @@ impl History {
         let mut image = self.image.clone();
         let flushed = self.log[..cut].iter().rposition(|e| matches!(e, Event::Flush)).map_or(0, |i| i + 1);
         for (index, event) in self.log[..cut].iter().enumerate() {
-            let Event::Write { offset, data, durable } = event else { continue };
-            let certain = index < flushed || *durable;
+            let Event::Write { offset, data } = event else { continue };
+            let certain = index < flushed;
             for (sector, bytes) in data.chunks(512).enumerate() {
                 if certain || random.below(2) == 0 {
                     let at = *offset as usize + sector * 512;

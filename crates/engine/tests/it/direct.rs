@@ -1,7 +1,8 @@
 //! Files and block devices with direct I/O: callers of a blocking device need not align their memory.
 
+use crate::support::with;
 use crate::support::{Random, key, segment};
-use inlock_cipher::{Sector, Segment};
+use inlock_cipher::Sector;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{Access, BackingStore, BlockingDevice, Content, Device, Target};
 use std::fs::{File, OpenOptions};
@@ -32,11 +33,11 @@ fn memory(of: &mut Vec<u8>, place: usize, len: usize) -> &mut [u8] {
 }
 
 fn device(file: File) -> Arc<Device> {
-    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Sync).unwrap());
+    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Sync).unwrap());
     let (sectors, block) = ((CRYPT / 512) as u64, (BLOCK / 512) as u64);
-    let crypt = Segment { sectors: Some(sectors), data_offset: Sector(block), ..segment(BLOCK as u32) };
+    let crypt = with!(segment(BLOCK as u32); sectors: Some(sectors), data_offset: Sector(block));
     let start = Sector(sectors);
-    let linear = Segment { start, data_offset: Sector(sectors + block), cipher: None, ..crypt };
+    let linear = with!(crypt; start: start, data_offset: Sector(sectors + block), cipher: None);
     let key = key();
     let lines = [
         Target { segment: &crypt, content: Content::Crypt(&key), store: 0 },

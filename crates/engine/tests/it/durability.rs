@@ -6,11 +6,11 @@
 
 use crate::scripted::{self, Answer, Ask};
 use crate::support::{DATA_OFFSET, device, file_in_memory};
+use inlock_engine::Errno;
 use inlock_engine::fault_injection::{Call, Fault, Injection, Injector, around, inject};
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::store::{BackingStore, Geometry};
 use inlock_engine::{BlockingDevice, ControlError, Device, RequestError};
-use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Barrier, Mutex};
@@ -79,7 +79,7 @@ impl LossyStore {
         named.as_file().set_len(DATA_OFFSET as u64 + LEN).unwrap();
         let file = File::options().read(true).write(true).open(named.path()).unwrap();
         let mode = if through == Through::Uring { IoMode::Uring } else { IoMode::Sync };
-        let file = FileStore::new(file, false, mode).unwrap();
+        let file = FileStore::new(file, mode).unwrap();
         let write_back = Arc::new(WriteBack { takes, ..WriteBack::default() });
         let injection = inject(file.file().as_fd(), Arc::clone(&write_back) as _);
         Self { file, write_back, _injection: injection }
@@ -100,9 +100,9 @@ impl BackingStore for LossyStore {
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
         self.file.read_at(data, offset)
     }
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
-        let write = |len: usize| self.file.write_at(&data[..len], offset, durable);
-        around(&*self.write_back, Call::Write { durable }, data.len(), write)
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        let write = |len: usize| self.file.write_at(&data[..len], offset);
+        around(&*self.write_back, Call::Write { durable: false }, data.len(), write)
     }
     fn sync(&self) -> Result<(), Errno> {
         around(&*self.write_back, Call::Sync, 0, |_| self.file.sync().map(|()| 0)).map(|_| ())

@@ -2,12 +2,12 @@
 
 use crate::scripted::{self, Ask};
 use crate::support::{DATA_OFFSET, Random, device, image_of, independent_plaintext};
+use inlock_engine::Errno;
 use inlock_engine::fault_injection::{Call, Fault, Injection, Injector, around, inject};
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, Geometry};
 use inlock_engine::{BlockingDevice, RequestError};
-use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -86,7 +86,7 @@ impl FaultStore {
         let named = crate::support::file_in_memory();
         std::fs::write(named.path(), image).unwrap();
         let file = File::options().read(true).write(true).open(named.path()).unwrap();
-        let inner = Arc::new(FileStore::new(file, false, IoMode::Uring).unwrap());
+        let inner = Arc::new(FileStore::new(file, IoMode::Uring).unwrap());
         let injection = inject(inner.file().as_fd(), Arc::clone(&faults) as _);
         let contents = Box::new(move || std::fs::read(named.path()).unwrap());
         Self { inner, contents, faults, _injection: Some(injection) }
@@ -108,9 +108,9 @@ impl BackingStore for FaultStore {
         let len = data.len();
         around(&*self.faults, Call::Read, len, |len| self.inner.read_at(&mut data[..len], offset))
     }
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
-        let write = |len: usize| self.inner.write_at(&data[..len], offset, durable);
-        around(&*self.faults, Call::Write { durable }, data.len(), write)
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        let write = |len: usize| self.inner.write_at(&data[..len], offset);
+        around(&*self.faults, Call::Write { durable: false }, data.len(), write)
     }
     fn sync(&self) -> Result<(), Errno> {
         around(&*self.faults, Call::Sync, 0, |_| self.inner.sync().map(|()| 0)).map(|_| ())

@@ -11,7 +11,7 @@ const START: u64 = DATA_OFFSET as u64;
 fn a_device_grows_with_its_store_by_whole_data_units() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(START + (64 << 10)).unwrap();
-    let store = FileStore::new(file.try_clone().unwrap(), false, IoMode::Auto).unwrap();
+    let store = FileStore::new(file.try_clone().unwrap(), IoMode::Auto).unwrap();
     let device = Arc::new(Device::new(&[segment(4096)], &key(), Arc::new(store), Access::default()).unwrap());
     let blocking = BlockingDevice::new(Arc::clone(&device));
     let before = device.len();

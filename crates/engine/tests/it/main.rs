@@ -4,6 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod crash;
+mod cursor;
 mod direct;
 mod durability;
 mod faults;

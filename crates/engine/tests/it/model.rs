@@ -1,12 +1,13 @@
 //! The device agrees with a `Vec<u8>`: partial, overlapping and concurrent requests, on every path.
 
 use crate::scripted::{self, Ask, MAX_LEN};
+use crate::support::with;
 use crate::support::{DATA_OFFSET, Random, device, image_of, independent_plaintext};
+use inlock_engine::Errno;
 use inlock_engine::store::Geometry;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{Access, BackingStore, BlockingDevice, Device, RequestError};
-use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -69,7 +70,7 @@ fn file(len: usize, mode: IoMode) -> (tempfile::NamedTempFile, Arc<dyn BackingSt
     let named = tempfile::NamedTempFile::new_in(dir).unwrap();
     named.as_file().set_len(len as u64).unwrap();
     let opened = File::options().read(true).write(true).open(named.path()).unwrap();
-    let store = FileStore::new(opened, false, mode).unwrap();
+    let store = FileStore::new(opened, mode).unwrap();
     (named, Arc::new(store))
 }
 
@@ -293,12 +294,12 @@ impl BackingStore for HalfwayStore {
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
         self.inner.read_at(data, offset)
     }
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         let half = data.len() / 2;
-        self.inner.write_at(&data[..half], offset, durable)?;
+        self.inner.write_at(&data[..half], offset)?;
         let _ = self.halfway.try_send(());
         std::thread::sleep(std::time::Duration::from_millis(20));
-        self.inner.write_at(&data[half..], offset + half as u64, durable)?;
+        self.inner.write_at(&data[half..], offset + half as u64)?;
         Ok(data.len())
     }
     fn sync(&self) -> Result<(), Errno> {
@@ -316,7 +317,7 @@ fn bytes_that_nobody_writes_do_not_change_while_others_of_their_unit_do() {
         let (halfway, reached) = std::sync::mpsc::sync_channel(1);
         let store = Arc::new(HalfwayStore { inner: MemoryStore::new(vec![0; DATA_OFFSET + 8192]), halfway });
         let cipher = Some("aes-cbc-plain64".parse().unwrap());
-        let segment = inlock_cipher::Segment { cipher, ..crate::support::segment(4096) };
+        let segment = with!(crate::support::segment(4096); cipher: cipher);
         let key = inlock_cipher::VolumeKey::new(&[5; 32]);
         let device = Arc::new(Device::new(&[segment], &key, store, Access::default()).unwrap());
         let blocking = BlockingDevice::new(Arc::clone(&device));

@@ -1,5 +1,6 @@
 //! When the pool is asked, and what happens when it cannot be.
 
+use crate::scripted::offload_options;
 use crate::scripted::{self, Ask};
 use crate::support::{DATA_OFFSET, Random, device, independent_plaintext};
 use inlock_engine::OffloadError;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 const LEN: usize = 512 << 10;
 
 fn run(device: &Arc<Device>, policy: OffloadPolicy, depth: usize, script: Vec<Ask>) -> Option<Arc<Offload>> {
-    let pool = Offload::start(device, &OffloadOptions { policy, threads: 2 }).unwrap();
+    let pool = Offload::start(device, &offload_options(policy, 2)).unwrap();
     for answer in scripted::run_with(device, IoMode::Auto, depth, script, pool.clone()) {
         answer.unwrap();
     }
@@ -67,7 +68,7 @@ fn where_the_pool_takes_nothing_the_worker_does_the_work() {
         (0..2000).map(|i| Ask::Write { offset: i % 128 * 4096, data: vec![i as u8; 4096], durable: false }).collect()
     };
     let (store, device) = new_device();
-    let options = OffloadOptions { policy: OffloadPolicy::Both, threads: 1 };
+    let options = offload_options(OffloadPolicy::Both, 1);
     let pool = Offload::start(&device, &options).unwrap();
     pool.as_ref().unwrap().close();
     for answer in scripted::run_with(&device, IoMode::Auto, 1, script(), pool) {
@@ -82,7 +83,7 @@ fn where_the_pool_takes_nothing_the_worker_does_the_work() {
 fn a_pool_without_threads_is_refused() {
     let (_, device) = new_device();
     for threads in [0, OffloadOptions::MAX_THREADS + 1] {
-        let options = OffloadOptions { policy: OffloadPolicy::Reads, threads };
+        let options = offload_options(OffloadPolicy::Reads, threads);
         let refused = Offload::start(&device, &options).unwrap_err();
         assert!(matches!(refused, OffloadError::Threads { given } if given == threads));
         assert_eq!(refused.to_string(), format!("a cipher pool has 1 to 256 threads, not {threads}"));

@@ -5,7 +5,7 @@ use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::rmw;
 use inlock_engine::store::file::IoMode;
-use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
+use inlock_engine::worker::{Context, CopyOptions, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::{Device, Offload, OffloadOptions, OffloadPolicy, RequestError};
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -129,10 +129,17 @@ pub(crate) fn carried(strip: usize, test: impl FnOnce()) {
     CARRIES.set(None);
 }
 
+/// Returns options for a pool of `threads` threads.
+pub(crate) fn offload_options(policy: OffloadPolicy, threads: usize) -> OffloadOptions {
+    let mut options = OffloadOptions::default();
+    (options.policy, options.threads) = (policy, threads);
+    options
+}
+
 /// Three threads for all tests of this program.
 fn pool(device: &Device) -> Option<Arc<Offload>> {
     static POOL: OnceLock<Option<Arc<Offload>>> = OnceLock::new();
-    let options = OffloadOptions { policy: OffloadPolicy::Both, threads: 3 };
+    let options = offload_options(OffloadPolicy::Both, 3);
     let pool = || POOL.get_or_init(|| Offload::start(device, &options).expect("threads"));
     if OFFLOADS.get() { pool().clone() } else { None }
 }
@@ -186,10 +193,12 @@ fn carry_out(
     let ring = Ring::new(mode).expect("a ring");
     let mut worker = Worker::new(Arc::clone(device), ring, pool, front).with_offload(offload);
     if let Some(strip) = CARRIES.get() {
-        worker = worker.with_copy_thread(1, strip).expect("a thread");
+        let mut options = CopyOptions::default();
+        (options.min_len, options.chunk_len) = (1, strip);
+        worker = worker.with_copy_thread(&options).expect("a thread");
     }
     worker.run().expect("a worker that runs");
-    assert_eq!(worker.buffers_outstanding(), 0, "every buffer comes back");
+    assert_eq!(worker.pool().outstanding(), 0, "every buffer comes back");
     let answers = worker.front().answers.clone();
     answers.into_iter().map(|a| a.expect("every request is answered")).collect()
 }

@@ -1,24 +1,22 @@
 //! Devices of several lines: each with its own content, key and store.
 
 use crate::scripted::{self, Ask};
+use crate::support::with;
 use crate::support::{Random, key};
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+use inlock_engine::Errno;
 use inlock_engine::store::{BackingStore, Geometry, file::IoMode, memory::MemoryStore};
 use inlock_engine::{Access, BlockingDevice, Content, CryptMapping, Device, RequestError, Target, TargetError};
-use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(crate) fn segment(start: u64, sectors: u64, data_offset: u64, unit: u32) -> Segment {
-    Segment {
+    with!(
+        Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(unit).expect("tests use valid units"));
         start: Sector(start),
         sectors: Some(sectors),
         data_offset: Sector(data_offset),
-        iv_offset: Sector(0),
-        unit: DataUnitSize::new(unit).expect("tests use valid units"),
-        large_iv: false,
-        cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-    }
+    )
 }
 
 /// Crypt, linear, zero and crypt again, over two stores and two keys; the second crypt line starts on an odd sector.
@@ -50,7 +48,7 @@ fn stack() -> Stack {
 
 /// Reads a line of the stack through a device of that line alone.
 fn alone(stack: &Stack, line: usize, store: usize, key: &VolumeKey) -> Vec<u8> {
-    let segment = Segment { start: Sector(0), ..stack.segments[line] };
+    let segment = with!(stack.segments[line]; start: Sector(0));
     let store = Arc::clone(&stack.stores[store]) as _;
     let device = Device::new(&[segment], key, store, Access::default()).unwrap();
     let mut bytes = vec![0; device.len() as usize];
@@ -167,8 +165,8 @@ fn an_error_line_fails_everything_and_its_neighbours_nothing() {
 fn lines_that_do_not_fit_are_refused() {
     let key = key();
     let (a, b) = (segment(0, 8, 0, 512), segment(8, 8, 0, 512));
-    let open = Segment { sectors: None, ..a };
-    let no_cipher = Segment { cipher: None, ..a };
+    let open = with!(a; sectors: None);
+    let no_cipher = with!(a; cipher: None);
     let try_lines = |lines: &[Target<'_>]| CryptMapping::stacked(lines, &[4096, 2048]).map(|t| t.len());
     let line = |segment, content, store| Target { segment, content, store };
     assert_eq!(try_lines(&[line(&a, Content::Crypt(&key), 0), line(&b, Content::Error, 7)]).unwrap(), 8192);
@@ -184,12 +182,12 @@ struct Flushed(AtomicUsize, bool);
 
 impl BackingStore for Flushed {
     fn geometry(&self) -> Geometry {
-        Geometry { len: 4096, read_only: false }
+        Geometry::new(4096)
     }
     fn read_at(&self, data: &mut [u8], _offset: u64) -> Result<usize, Errno> {
         Ok(data.len())
     }
-    fn write_at(&self, data: &[u8], _offset: u64, _durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], _offset: u64) -> Result<usize, Errno> {
         Ok(data.len())
     }
     fn sync(&self) -> Result<(), Errno> {

@@ -5,6 +5,16 @@ use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use inlock_engine::{Access, BackingStore, Device};
 use std::sync::Arc;
 
+/// Returns `base` with some of its fields changed.
+macro_rules! with {
+    ($base:expr; $($field:ident: $value:expr),+ $(,)?) => {{
+        let mut value = $base;
+        $(value.$field = $value;)+
+        value
+    }};
+}
+pub(crate) use with;
+
 /// xorshift64*; a failing run is repeated by its seed.
 pub(crate) struct Random(u64);
 
@@ -54,15 +64,11 @@ pub(crate) fn key() -> VolumeKey {
 }
 
 pub(crate) fn segment(unit: u32) -> Segment {
-    Segment {
-        start: Sector(0),
-        sectors: None,
+    with!(
+        Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(unit).expect("tests use valid units"));
         data_offset: Sector(DATA_OFFSET as u64 / 512),
         iv_offset: Sector(IV_OFFSET),
-        unit: DataUnitSize::new(unit).expect("tests use valid units"),
-        large_iv: false,
-        cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-    }
+    )
 }
 
 pub(crate) fn device(store: Arc<dyn BackingStore>, unit: u32) -> Arc<Device> {

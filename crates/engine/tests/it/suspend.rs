@@ -2,8 +2,10 @@
 
 use crate::scripted::{self, Ask};
 use crate::stacked::segment;
+use crate::support::with;
 use crate::support::{Random, key};
 use inlock_cipher::{Segment, VolumeKey};
+use inlock_engine::Errno;
 use inlock_engine::buffer::{BufferClass, BufferPool};
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
@@ -14,7 +16,6 @@ use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::{
     Access, BlockingDevice, Content, ControlError, CryptMapping, Device, RequestError, Target, TargetError,
 };
-use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -42,9 +43,9 @@ impl BackingStore for Counted {
         self.calls.fetch_add(1, Ordering::SeqCst);
         self.inner.read_at(data, offset)
     }
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        self.inner.write_at(data, offset, durable)
+        self.inner.write_at(data, offset)
     }
     fn sync(&self) -> Result<(), Errno> {
         self.syncs.fetch_add(1, Ordering::SeqCst);
@@ -56,7 +57,7 @@ impl BackingStore for Counted {
 }
 
 fn whole(len: u64) -> Segment {
-    Segment { sectors: None, ..segment(0, len / 512, 0, 512) }
+    with!(segment(0, len / 512, 0, 512); sectors: None)
 }
 
 fn device_on(store: &Arc<Counted>) -> Arc<Device> {
@@ -275,12 +276,12 @@ fn worker_that_ends_early_leaves_nothing_locked_or_in_flight() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
         // Through the ring, on any file system.
-        let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, false, IoMode::Uring).unwrap());
+        let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Uring).unwrap());
         let device = Arc::new(Device::new(&[whole(8192)], &key(), store, Access::default()).unwrap());
         let pool = BufferPool::new(&[BufferClass { capacity: 4096, count: 4 }]);
         let mut worker = Worker::new(Arc::clone(&device), Ring::new(mode).unwrap(), pool, Hasty { asked: false });
         worker.run().unwrap();
-        assert!(worker.front().asked && worker.buffers_outstanding() == 2);
+        assert!(worker.front().asked && worker.pool().outstanding() == 2);
         drop(worker);
         // It would wait for ever for the lock, and suspending for it.
         BlockingDevice::new(Arc::clone(&device)).write_at(&[1; 512], 0).unwrap();

@@ -19,7 +19,7 @@ use inlock_engine::request::Operation;
 use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::rmw;
 use inlock_engine::store::file::{FileStore, IoMode};
-use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
+use inlock_engine::worker::{Context, CopyOptions, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::{Access, BlockingDevice, Device, Offload, OffloadOptions, OffloadPolicy};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard};
 
@@ -172,14 +172,23 @@ fn run_worker(
     let ring = Ring::new(mode).expect("a ring");
     let mut worker = Worker::new(Arc::clone(device), ring, BufferPool::new(&buffers), front).with_offload(pool);
     if mode == IoMode::Auto {
-        worker = worker.with_copy_thread(5000, 4096).expect("a thread");
+        let mut options = CopyOptions::default();
+        (options.min_len, options.chunk_len) = (5000, 4096);
+        worker = worker.with_copy_thread(&options).expect("a thread");
     }
     go.wait();
     go.wait();
     worker.run().expect("a worker that runs");
-    assert_eq!(worker.buffers_outstanding(), 0);
+    assert_eq!(worker.pool().outstanding(), 0);
     go.wait();
     go.wait();
+}
+
+/// Returns options for a pool of two threads.
+fn offload_options(policy: OffloadPolicy) -> OffloadOptions {
+    let mut options = OffloadOptions::default();
+    (options.policy, options.threads) = (policy, 2);
+    options
 }
 
 fn run_caller(device: &BlockingDevice, number: usize, requests: usize, go: &Barrier) {
@@ -208,18 +217,12 @@ fn run_caller(device: &BlockingDevice, number: usize, requests: usize, go: &Barr
 }
 
 fn device(mode: IoMode) -> Arc<Device> {
-    let segment = Segment {
-        start: Sector(0),
-        sectors: None,
-        data_offset: Sector(3),
-        iv_offset: Sector(0),
-        unit: DataUnitSize::new(4096).unwrap(),
-        large_iv: false,
-        cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-    };
+    let unit = DataUnitSize::new(4096).unwrap();
+    let mut segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), unit);
+    segment.data_offset = Sector(3);
     let file = tempfile::tempfile().unwrap();
     file.set_len(3 * 512 + LEN.next_multiple_of(4096)).unwrap();
-    let store = Arc::new(FileStore::new(file, false, mode).unwrap());
+    let store = Arc::new(FileStore::new(file, mode).unwrap());
     let access = Access { read_only: false, allow_discards: true };
     let device = Arc::new(Device::new(&[segment], &VolumeKey::new(&[7; 64]), store, access).unwrap());
     BlockingDevice::new(Arc::clone(&device)).write_zeroes(0, DISCARDED).unwrap();
@@ -243,7 +246,7 @@ fn alone() -> MutexGuard<'static, ()> {
 fn carry_out(io: IoMode, policy: OffloadPolicy, requests: usize, mode: Mode) -> u64 {
     let device = device(io);
     let blocking = BlockingDevice::new(Arc::clone(&device));
-    let pool = Offload::start(&device, &OffloadOptions { policy, threads: 2 }).unwrap();
+    let pool = Offload::start(&device, &offload_options(policy)).unwrap();
     let before = device.stats().snapshot();
     let go = Barrier::new(WORKERS + CALLERS + 1);
     let allocations = std::thread::scope(|scope| {

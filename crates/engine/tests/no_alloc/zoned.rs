@@ -10,7 +10,7 @@ use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::store::file::IoMode;
 use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
 use inlock_engine::zoned::Zone;
-use inlock_engine::{Access, BlockingDevice, Device, Offload, OffloadOptions, OffloadPolicy};
+use inlock_engine::{Access, BlockingDevice, Device, Offload, OffloadPolicy};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
@@ -114,7 +114,7 @@ fn carry_out(policy: OffloadPolicy, requests: usize, mode: Mode) -> u64 {
     let device =
         Arc::new(Device::new(&[segment], &VolumeKey::new(&[7; 64]), store, Access::default()).expect("it fits"));
     let blocking = BlockingDevice::new(Arc::clone(&device));
-    let pool = Offload::start(&device, &OffloadOptions { policy, threads: 2 }).unwrap();
+    let pool = Offload::start(&device, &super::offload_options(policy)).unwrap();
     let ends = Ends::default();
     let go = Barrier::new(WORKERS + CALLERS + 1);
     let allocations = std::thread::scope(|scope| {

@@ -41,6 +41,7 @@ pub fn is_available() -> bool {
 }
 
 /// Options of a loop device.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopOptions {
     /// Length of a logical block in bytes: a data unit, so that no request ends within one. Kernels that do not support
@@ -48,6 +49,13 @@ pub struct LoopOptions {
     pub block: usize,
     /// Whether writes are refused.
     pub read_only: bool,
+}
+
+impl Default for LoopOptions {
+    /// Returns blocks of 512 bytes, and permits writes.
+    fn default() -> Self {
+        Self { block: 512, read_only: false }
+    }
 }
 
 impl LoopDevice {

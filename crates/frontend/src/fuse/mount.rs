@@ -19,12 +19,21 @@ pub struct FuseMount {
 }
 
 /// Options of a mount.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FuseOptions {
     /// Name in the list of mounts.
     pub name: String,
     /// Number of threads that serve requests.
     pub threads: usize,
+}
+
+impl Default for FuseOptions {
+    /// Returns the name `inlock` and a thread for each CPU, at most four.
+    fn default() -> Self {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { name: "inlock".to_owned(), threads: cpus.min(4) }
+    }
 }
 
 /// Failure to mount or unmount a file.

@@ -16,6 +16,7 @@ const MAX_SKIPPED: u32 = 16 << 20;
 const MAX_NAME: usize = 4096;
 
 /// Form of requests and replies in the transmission phase, in ascending order of preference.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReplyStyle {
     /// Simple replies only.
@@ -28,6 +29,7 @@ pub enum ReplyStyle {
 }
 
 /// Result of a handshake.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Negotiated {
     /// Form of requests and replies.

@@ -64,6 +64,7 @@ pub enum KernelNbdError {
 }
 
 /// Options of a device.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NbdOptions<'a> {
     /// Name of the export.
@@ -74,6 +75,13 @@ pub struct NbdOptions<'a> {
     pub connections: usize,
     /// Identifier of the volume, by which [`NbdDevice::find`] knows the device.
     pub identifier: &'a str,
+}
+
+impl Default for NbdOptions<'_> {
+    /// Returns the default export, blocks of 512 bytes, one connection, and no identifier.
+    fn default() -> Self {
+        Self { export: "", block: 512, connections: 1, identifier: "" }
+    }
 }
 
 /// A device. It stays attached when this is dropped.

@@ -10,6 +10,7 @@ use super::protocol::{
 const MAX_SKIPPED: u64 = 4 << 30;
 
 /// Header of a request.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
     /// [`command_flag`]s.
@@ -80,17 +81,17 @@ impl Command {
 
 /// Header of a reply, or a whole reply without data.
 #[derive(Clone, Copy, Debug)]
-pub struct Head {
+pub(crate) struct Head {
     bytes: [u8; Head::MAX_LEN],
     len: usize,
 }
 
 impl Head {
     /// Maximum length in bytes.
-    pub const MAX_LEN: usize = 48;
+    pub(crate) const MAX_LEN: usize = 48;
 
     /// Returns the bytes.
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
@@ -129,14 +130,14 @@ impl Head {
     }
 
     /// Reply of success without data.
-    pub fn done(command: &Command, style: ReplyStyle) -> Self {
+    pub(crate) fn done(command: &Command, style: ReplyStyle) -> Self {
         let needs_chunk =
             style == ReplyStyle::Extended || (style == ReplyStyle::Structured && command.kind == command::READ);
         if needs_chunk { Self::chunk(command, style, chunk::NONE, true, 0) } else { Self::simple(command, 0) }
     }
 
     /// Reply of failure.
-    pub fn error(command: &Command, style: ReplyStyle, error: NbdError) -> Self {
+    pub(crate) fn error(command: &Command, style: ReplyStyle, error: NbdError) -> Self {
         let error = error as u32;
         if style == ReplyStyle::Simple {
             return Self::simple(command, error);
@@ -145,7 +146,7 @@ impl Head {
     }
 
     /// Header before `len` bytes of data from `offset`. A simple reply has one header, before its first data.
-    pub fn data(command: &Command, style: ReplyStyle, offset: u64, len: usize, done: bool) -> Self {
+    pub(crate) fn data(command: &Command, style: ReplyStyle, offset: u64, len: usize, done: bool) -> Self {
         if style == ReplyStyle::Simple {
             let first = offset == command.offset;
             return if first { Self::simple(command, 0) } else { Self::empty() };
@@ -154,7 +155,7 @@ impl Head {
     }
 
     /// Header before `count` extents of `base:allocation`.
-    pub fn block_status(command: &Command, style: ReplyStyle, count: usize) -> Self {
+    pub(crate) fn block_status(command: &Command, style: ReplyStyle, count: usize) -> Self {
         let id = BASE_ALLOCATION_ID.to_be_bytes();
         let payload = (count * extent_len(style)) as u64;
         if style == ReplyStyle::Extended {
@@ -167,12 +168,12 @@ impl Head {
 }
 
 /// Returns the length of one extent in a block status reply.
-pub fn extent_len(style: ReplyStyle) -> usize {
+pub(crate) fn extent_len(style: ReplyStyle) -> usize {
     if style == ReplyStyle::Extended { 16 } else { 8 }
 }
 
 /// Writes one extent to the front of `into`. The length of an extent that is not extended is at most `u32::MAX`.
-pub fn put_extent(into: &mut [u8], style: ReplyStyle, len: u64, flags: u32) {
+pub(crate) fn put_extent(into: &mut [u8], style: ReplyStyle, len: u64, flags: u32) {
     if style == ReplyStyle::Extended {
         into[..8].copy_from_slice(&len.to_be_bytes());
         into[8..16].copy_from_slice(&u64::from(flags).to_be_bytes());

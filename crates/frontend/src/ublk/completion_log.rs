@@ -187,13 +187,13 @@ mod tests {
 
     /// A conventional zone, an empty one, one that holds 1024 bytes, one that is full.
     fn zones() -> Vec<Zone> {
-        let zone = |index: u64| Zone {
-            start: index * ZONE,
-            len: ZONE,
-            capacity: 6144,
-            write_pointer: (index > 0).then_some(index * ZONE + [0, 0, 1024, ZONE][index as usize]),
-            kind: if index == 0 { ZoneKind::Conventional } else { ZoneKind::SequentialRequired },
-            condition: ZoneCondition::Closed,
+        let zone = |index: u64| {
+            let mut zone = Zone::new(index * ZONE, ZONE);
+            zone.capacity = 6144;
+            zone.write_pointer = (index > 0).then_some(index * ZONE + [0, 0, 1024, ZONE][index as usize]);
+            zone.kind = if index == 0 { ZoneKind::Conventional } else { ZoneKind::SequentialRequired };
+            zone.condition = ZoneCondition::Closed;
+            zone
         };
         (0..4).map(zone).collect()
     }

@@ -10,13 +10,13 @@ use super::driver::operation::{APPEND, DISCARD, FLUSH, READ, REPORT, WRITE, WRIT
 use super::driver::{Info, IoDescriptor, IoDescriptors};
 use super::user_copy::UserCopy;
 use super::zoning::{self, Zoning};
+use inlock_engine::Errno;
 use inlock_engine::request::Operation;
 use inlock_engine::ring::{
     Completion, FileId, Operation as RingOperation, Returned, Token, UblkBytes, UblkCommand, Wait,
 };
 use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request};
 use inlock_engine::{Buffer, RequestError, rmw};
-use rustix::io::Errno;
 use std::collections::VecDeque;
 
 /// The frontend of one queue.

@@ -3,7 +3,8 @@
 //! These are system calls of the queue's thread that only copy; they do not block.
 //! Source: `UBLK_F_USER_COPY` and `UBLKSRV_IO_BUF_OFFSET` of `include/uapi/linux/ublk_cmd.h`.
 
-use rustix::io::Errno;
+use inlock_engine::Errno;
+use std::io;
 use std::os::fd::OwnedFd;
 
 /// Access to the data of the requests of one queue.
@@ -21,13 +22,19 @@ impl UserCopy {
     /// Reads the data of the write with this tag.
     pub(super) fn fetch(&self, tag: u16, into: &mut [u8]) -> Result<(), Errno> {
         let start = position(self.queue, tag);
-        whole(into.len(), |at| rustix::io::pread(&self.character_device, &mut into[at..], start + at as u64))
+        whole(into.len(), |at| {
+            let read = rustix::io::pread(&self.character_device, &mut into[at..], start + at as u64);
+            read.map_err(|error| io::Error::from(error).into())
+        })
     }
 
     /// Writes the data of the read with this tag.
     pub(super) fn hand_over(&self, tag: u16, from: &[u8]) -> Result<(), Errno> {
         let start = position(self.queue, tag);
-        whole(from.len(), |at| rustix::io::pwrite(&self.character_device, &from[at..], start + at as u64))
+        whole(from.len(), |at| {
+            let written = rustix::io::pwrite(&self.character_device, &from[at..], start + at as u64);
+            written.map_err(|error| io::Error::from(error).into())
+        })
     }
 }
 

@@ -221,19 +221,18 @@ mod tests {
 
     #[test]
     fn zone_descriptor_is_in_sectors() {
-        let zone = Zone {
-            start: 8 << 20,
-            len: 4 << 20,
-            capacity: 3 << 20,
-            write_pointer: Some((8 << 20) + 4096),
-            kind: ZoneKind::SequentialRequired,
-            condition: ZoneCondition::Closed,
-        };
+        let mut zone = Zone::new(8 << 20, 4 << 20);
+        zone.capacity = 3 << 20;
+        zone.write_pointer = Some((8 << 20) + 4096);
+        zone.kind = ZoneKind::SequentialRequired;
+        zone.condition = ZoneCondition::Closed;
         let bytes = encode(&zone);
         let number = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
         assert_eq!([0, 8, 16, 32].map(number), [16384, 8192, 16392, 6144]);
         assert_eq!((bytes[24], bytes[25]), (2, 4));
-        let bytes = encode(&Zone { write_pointer: None, condition: ZoneCondition::Offline, ..zone });
+        zone.write_pointer = None;
+        zone.condition = ZoneCondition::Offline;
+        let bytes = encode(&zone);
         assert_eq!((&bytes[16..24], bytes[25]), (&[0xff; 8][..], 15));
     }
 

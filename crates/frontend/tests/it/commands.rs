@@ -1,6 +1,7 @@
 //! Every command in every reply mode, to the byte; and what is refused.
 
 use crate::client::*;
+use crate::support::with;
 use crate::support::*;
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use inlock_engine::{Access, Content, Device, Target};
@@ -160,18 +161,17 @@ fn unfragmented_read_has_one_chunk_or_overflows() {
 fn unfragmented_read_across_targets_has_one_chunk() {
     let key = VolumeKey::new(&[5; 64]);
     let lengths = [8, 1, 63, 16, 128, 8, 1000, 5000];
-    let segment = |(index, sectors): (usize, u64)| Segment {
-        start: Sector(lengths[..index].iter().sum()),
-        sectors: Some(sectors),
-        data_offset: Sector(lengths[..index].iter().sum()),
-        iv_offset: Sector(0),
-        unit: DataUnitSize::new(if index % 2 == 0 && sectors % 8 == 0 { 4096 } else { 512 }).expect("a valid unit"),
-        large_iv: false,
-        cipher: (index % 3 != 1).then_some(CipherSpec::AES_XTS_PLAIN64),
+    let segment = |(index, sectors): (usize, u64)| {
+        with!(
+            Segment::whole((index % 3 != 1).then_some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(if index % 2 == 0 && sectors % 8 == 0 { 4096 } else { 512 }).expect("a valid unit"));
+            start: Sector(lengths[..index].iter().sum()),
+            sectors: Some(sectors),
+            data_offset: Sector(lengths[..index].iter().sum()),
+        )
     };
     let mut segments: Vec<Segment> = lengths.into_iter().enumerate().map(segment).collect();
     let len = 512 * lengths.iter().sum::<u64>();
-    segments.push(Segment { start: Sector(len / 512), sectors: Some(8), cipher: None, ..segments[0] });
+    segments.push(with!(segments[0]; start: Sector(len / 512), sectors: Some(8), cipher: None));
     let content = |s: &Segment| match s.cipher {
         _ if s.start.to_bytes() == Some(len) => Content::Error,
         Some(_) => Content::Crypt(&key),
@@ -211,7 +211,7 @@ fn block_status_covers_range_or_its_start() {
         let mut new = std::fs::File::options();
         let file = new.read(true).write(true).create_new(true).open(&path).expect("a new file");
         file.set_len(store_len(LEN)).expect("a sparse file");
-        let store = inlock_engine::store::file::FileStore::new(file, false, io).expect("a regular file");
+        let store = inlock_engine::store::file::FileStore::new(file, io).expect("a regular file");
         let served = Served::new(device(std::sync::Arc::new(store), 4096, READ_WRITE_DISCARD), io, 1);
         for mode in [Mode::Structured, Mode::Extended] {
             let mut client = Client::open(served.path(), mode);

@@ -2,11 +2,11 @@
 
 use crate::client::*;
 use crate::support::*;
+use inlock_engine::Errno;
 use inlock_engine::store::file::FileStore;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, BlockStatus, Geometry};
 use inlock_frontend::nbd::server::{Limits, Listen, Server, ServerOptions};
-use rustix::io::Errno;
 use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -80,12 +80,12 @@ impl BackingStore for RecordingStore {
         self.note(Entry::Read(offset - store_len(0)));
         self.inner.read_at(data, offset)
     }
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         let held = self.held.lock().expect("no test panics with it");
         self.waits.store(*held, Ordering::SeqCst);
         drop(self.changed.wait_while(held, |held| *held).expect("no test panics with it"));
         self.note(Entry::Write(offset - store_len(0)));
-        self.inner.write_at(data, offset, durable)
+        self.inner.write_at(data, offset)
     }
     fn sync(&self) -> Result<(), Errno> {
         self.note(Entry::Sync);
@@ -100,7 +100,7 @@ impl BackingStore for RecordingStore {
     }
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         self.note(Entry::Run);
-        Ok(BlockStatus { offset, len: len.min(4096), hole: false })
+        Ok(BlockStatus::allocated(offset, len.min(4096)))
     }
 }
 
@@ -301,7 +301,7 @@ fn new_client_after_growth_is_told_new_size() {
     for io in rings() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         file.as_file().set_len(store_len(MIB)).expect("a sparse file");
-        let store = FileStore::new(file.reopen().expect("it is there"), false, io).expect("a regular file");
+        let store = FileStore::new(file.reopen().expect("it is there"), io).expect("a regular file");
         let served = Served::new(device(Arc::new(store), 4096, READ_WRITE_DISCARD), io, 2);
         let mut old = Client::open(served.path(), Mode::Structured);
         assert_eq!(old.size(), MIB);

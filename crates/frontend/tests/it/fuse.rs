@@ -20,7 +20,8 @@ impl Shown {
     /// Mounts a volume. `None`: FUSE mounts are not possible here, which it prints.
     fn new(device: &Arc<Device>) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a directory for the file");
-        let options = FuseOptions { name: "inlock:test".into(), threads: 4 };
+        let mut options = FuseOptions::default();
+        (options.name, options.threads) = ("inlock:test".into(), 4);
         match FuseMount::start(device, &dir.path().join("volume"), &options) {
             Ok(mount) => Some(Self { mount, dir }),
             Err(FuseError::NoFuse | FuseError::NotPermitted(_)) => {
@@ -187,7 +188,7 @@ fn fsync_reaches_store_and_failed_one_is_not_forgotten() {
         assert!(syncs() > before, "{what}");
         assert_eq!(store.synced_writes.load(Ordering::SeqCst), store.writes.load(Ordering::SeqCst), "{what}");
     }
-    store.set(Faults { bad_sync: Some(Errno::IO), ..Faults::default() });
+    store.set(Faults { bad_sync: Some(inlock_engine::Errno::IO), ..Faults::default() });
     assert_eq!(errno(file.sync_data()), Some(Errno::IO));
     assert_eq!(errno(file.sync_data()), Some(Errno::IO), "a sync after a failed one must not succeed");
 }
@@ -199,7 +200,7 @@ fn store_error_reaches_program() {
     let Some(shown) = Shown::new(&device) else { return };
     let file = shown.open(OFlags::DIRECT).unwrap();
     let bad = 8192..12288;
-    let faults = || (bad.clone(), Errno::IO);
+    let faults = || (bad.clone(), inlock_engine::Errno::IO);
     store.set(Faults { bad_reads: Some(faults()), bad_writes: Some(faults()), ..Faults::default() });
     let page = |offset: u64| {
         let mut bytes = vec![0; 8192];
@@ -247,7 +248,8 @@ fn file_in_use_cannot_be_unmounted() {
 fn failed_mount_leaves_nothing() {
     let device = device(memory(MIB), 512, READ_WRITE_DISCARD);
     let dir = tempfile::tempdir().unwrap();
-    let options = FuseOptions { name: "x".into(), threads: 1 };
+    let mut options = FuseOptions::default();
+    options.threads = 1;
     let missing = dir.path().join("none/volume");
     assert!(matches!(FuseMount::start(&device, &missing, &options), Err(FuseError::Mount { .. } | FuseError::NoFuse)));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);

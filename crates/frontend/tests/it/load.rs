@@ -2,8 +2,8 @@
 
 use crate::client::*;
 use crate::support::*;
+use inlock_engine::Errno;
 use inlock_engine::store::file::{FileStore, IoMode};
-use rustix::io::Errno;
 use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ fn many_requests_in_flight_are_all_answered() {
     for io in rings() {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(store_len(16 * MIB)).expect("a sparse file");
-        let store = FileStore::new(file, false, io).expect("a regular file");
+        let store = FileStore::new(file, io).expect("a regular file");
         let served = Served::new(device(Arc::new(store), 4096, READ_WRITE_DISCARD), io, 2);
         for mode in MODES {
             let mut client = Client::open(served.path(), mode);
@@ -356,7 +356,7 @@ fn writers_of_one_data_unit_keep_each_others_bytes() {
     for io in rings() {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(store_len(MIB)).expect("a sparse file");
-        let store = FileStore::new(file, false, io).expect("a regular file");
+        let store = FileStore::new(file, io).expect("a regular file");
         let served = Served::new(device(Arc::new(store), 4096, READ_WRITE_DISCARD), io, 2);
         std::thread::scope(|scope| {
             for n in 0..WRITERS {

@@ -3,11 +3,11 @@
 
 use crate::client::*;
 use crate::support::*;
+use inlock_engine::Errno;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, BlockStatus, Geometry};
 use inlock_frontend::nbd::server::Limits;
-use rustix::io::Errno;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -243,8 +243,8 @@ impl BackingStore for ShortStore {
         let len = data.len().min(512);
         self.0.read_at(&mut data[..len], offset)
     }
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
-        self.0.write_at(&data[..data.len().min(512)], offset, durable)
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.0.write_at(&data[..data.len().min(512)], offset)
     }
     fn sync(&self) -> Result<(), Errno> {
         Ok(())
@@ -311,13 +311,13 @@ const TIB: u64 = 1 << 40;
 
 impl BackingStore for HugeStore {
     fn geometry(&self) -> Geometry {
-        Geometry { len: store_len(8 * TIB), read_only: false }
+        Geometry::new(store_len(8 * TIB))
     }
     fn read_at(&self, data: &mut [u8], _offset: u64) -> Result<usize, Errno> {
         data.fill(0);
         Ok(data.len())
     }
-    fn write_at(&self, data: &[u8], _offset: u64, _durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], _offset: u64) -> Result<usize, Errno> {
         Ok(data.len())
     }
     fn sync(&self) -> Result<(), Errno> {
@@ -333,7 +333,7 @@ impl BackingStore for HugeStore {
     }
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         self.runs.fetch_add(1, Ordering::SeqCst);
-        Ok(BlockStatus { offset, len: len.min(4096), hole: false })
+        Ok(BlockStatus::allocated(offset, len.min(4096)))
     }
 }
 

@@ -1,17 +1,27 @@
 //! Servers in this process, and stores that fail or block on demand.
 
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+use inlock_engine::Errno;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{Geometry, StoreProfile};
 use inlock_engine::{Access, BackingStore, BlockingDevice, Device};
 use inlock_frontend::nbd::server::{Limits, Listen, Server, ServerError, ServerOptions};
-use rustix::io::Errno;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
+
+/// Returns `base` with some of its fields changed.
+macro_rules! with {
+    ($base:expr; $($field:ident: $value:expr),+ $(,)?) => {{
+        let mut value = $base;
+        $(value.$field = $value;)+
+        value
+    }};
+}
+pub(crate) use with;
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const NAME: &str = "export";
@@ -30,15 +40,11 @@ pub(crate) const READ_WRITE_DISCARD: Access = Access { read_only: false, allow_d
 
 /// A device of data units of `unit` bytes that begins three sectors into the store.
 pub(crate) fn device(store: Arc<dyn BackingStore>, unit: u32, access: Access) -> Arc<Device> {
-    let segment = Segment {
-        start: Sector(0),
-        sectors: None,
+    let segment = with!(
+        Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(unit).expect("tests use valid units"));
         data_offset: Sector(3),
         iv_offset: Sector(8),
-        unit: DataUnitSize::new(unit).expect("tests use valid units"),
-        large_iv: false,
-        cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-    };
+    );
     let key = VolumeKey::new(&(0..64u8).map(|i| i * 3 + 2).collect::<Vec<u8>>());
     Arc::new(Device::new(&[segment], &key, store, access).expect("the segment fits"))
 }
@@ -207,15 +213,20 @@ impl BackingStore for FaultyStore {
         self.inner.read_at(data, offset)
     }
 
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         let faults = self.faults.lock().expect("no test panics with it");
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let faults = self.changed.wait_while(faults, |m| m.hold_writes).expect("no test panics with it");
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         self.fails(&faults.bad_writes, offset, data.len())?;
-        let written = self.inner.write_at(data, offset, durable)?;
+        let written = self.inner.write_at(data, offset)?;
         self.writes.fetch_add(1, Ordering::SeqCst);
-        self.durable_writes.fetch_add(u64::from(durable), Ordering::SeqCst);
+        Ok(written)
+    }
+
+    fn write_fua_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        let written = self.write_at(data, offset)?;
+        self.durable_writes.fetch_add(1, Ordering::SeqCst);
         Ok(written)
     }
 

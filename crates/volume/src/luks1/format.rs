@@ -21,6 +21,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use zeroize::Zeroizing;
 
 /// Options of a new LUKS1 volume.
+#[non_exhaustive]
 #[derive(Debug)]
 pub struct FormatOptions {
     /// Cipher of payload and keyslots (`--cipher`).
@@ -59,7 +60,7 @@ impl Default for FormatOptions {
             payload_offset: None,
             keyslot: 0,
             volume_key: None,
-            policy: HeaderPolicy::new(),
+            policy: HeaderPolicy::default(),
         }
     }
 }

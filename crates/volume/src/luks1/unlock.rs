@@ -122,14 +122,8 @@ impl Luks1 {
     }
 
     fn segments_of(&self, cipher: CipherSpec) -> Vec<Segment> {
-        vec![Segment {
-            start: Sector(0),
-            sectors: None,
-            data_offset: Sector(self.payload_offset.into()),
-            iv_offset: Sector(0),
-            unit: DataUnitSize::SECTOR,
-            large_iv: false,
-            cipher: Some(cipher),
-        }]
+        let mut segment = Segment::whole(Some(cipher), DataUnitSize::SECTOR);
+        segment.data_offset = Sector(self.payload_offset.into());
+        vec![segment]
     }
 }

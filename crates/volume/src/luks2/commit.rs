@@ -7,11 +7,12 @@ use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy};
 use super::{HEADER, Luks2, validate};
 use crate::error::CommitError;
 use crate::header_device::HeaderDevice;
+use crate::pbkdf::fill_random;
 use serde_json::{Map, Value};
 
 impl Luks2 {
-    /// Checks `map` by all rules of loading, and writes it as the new metadata of both copies, with the next sequence
-    /// number and new salts. Key material that it refers to must be durable before.
+    /// Checks the JSON object `metadata` by all rules of loading, and writes it as the new metadata of both copies,
+    /// with the next sequence number and new salts. Key material that it refers to must be durable before.
     ///
     /// The caller holds the header's lock since loading it. After an error `self` still has the old metadata, and the
     /// device has the old or the new.
@@ -20,10 +21,10 @@ impl Luks2 {
     ///
     /// Fails before it writes if the metadata violate a rule or do not fit their area; later, only if the device cannot
     /// be written. One copy of the header is valid at any time.
-    pub fn commit(&mut self, device: &dyn HeaderDevice, map: Map<String, Value>) -> Result<(), CommitError> {
+    pub fn commit(&mut self, device: &dyn HeaderDevice, metadata: &str) -> Result<(), CommitError> {
         let seqid = self.header.seqid.checked_add(1).ok_or(CommitError::SequenceExhausted)?;
         let header = BinaryHeader { seqid, ..self.header.clone() };
-        let metadata = validate::check(HEADER, &header, &map)?;
+        let (map, metadata) = validate::read(HEADER, &header, metadata)?;
         let area = json_area(&header, &map).map_err(|(needed, area)| CommitError::MetadataTooLarge { needed, area })?;
         for copy in [self.trusted.other(), self.trusted] {
             write_copy(device, &header, copy, &area)?;
@@ -44,7 +45,7 @@ fn write_copy(
     json_area: &[u8],
 ) -> Result<(), CommitError> {
     let mut salt = [0; 64];
-    getrandom::fill(&mut salt)?;
+    fill_random(&mut salt)?;
     let mut bytes = header.encode(copy, &salt, json_area).to_vec();
     bytes.extend_from_slice(json_area);
     device.write_all_at(&bytes, header.offset(copy))?;

@@ -31,6 +31,7 @@ pub const DEFAULT_METADATA_LEN: u64 = 16 << 10;
 pub const DEFAULT_KEYSLOTS_LEN: u64 = (16 << 20) - 2 * DEFAULT_METADATA_LEN;
 
 /// Options of a new LUKS2 volume.
+#[non_exhaustive]
 #[derive(Debug)]
 pub struct FormatOptions {
     /// Cipher of the payload (`--cipher`).
@@ -92,7 +93,7 @@ impl Default for FormatOptions {
             keyslots_len: None,
             keyslot: 0,
             volume_key: None,
-            policy: HeaderPolicy::new(),
+            policy: HeaderPolicy::default(),
         }
     }
 }
@@ -234,7 +235,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     device.sync()?;
     for copy in [Copy::Primary, Copy::Secondary] {
         let mut salt = [0; 64];
-        getrandom::fill(&mut salt)?;
+        crate::pbkdf::fill_random(&mut salt)?;
         device.write_all_at(&header.encode(copy, &salt, &area), header.offset(copy))?;
         device.sync()?;
     }

@@ -7,6 +7,7 @@ use crate::pbkdf::Argon2Cost;
 use std::collections::BTreeMap;
 
 /// All objects of the metadata by number.
+#[non_exhaustive]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     /// Keyslots.
@@ -22,6 +23,7 @@ pub struct Metadata {
 }
 
 /// A keyslot: a key, and its protection.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keyslot {
     /// Length of the key in bytes.
@@ -37,6 +39,7 @@ pub struct Keyslot {
 }
 
 /// Fields of a keyslot by its type.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyslotKind {
     /// `luks2`: a passphrase keyslot.
@@ -46,6 +49,7 @@ pub enum KeyslotKind {
 }
 
 /// A keyslot that a passphrase opens.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassphraseKeyslot {
     /// The key derivation; hashes are names as stored.
@@ -63,6 +67,7 @@ pub struct PassphraseKeyslot {
 }
 
 /// A keyslot's key derivation.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyslotKdf {
     /// `pbkdf2`.
@@ -81,6 +86,7 @@ pub enum KeyslotKdf {
 }
 
 /// A token: a source of a passphrase.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     /// Its type.
@@ -90,6 +96,7 @@ pub struct Token {
 }
 
 /// A range of the data device.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Start on the data device, in bytes.
@@ -110,6 +117,7 @@ impl Segment {
 }
 
 /// Fields of a segment by its type.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SegmentKind {
     /// `crypt`.
@@ -121,6 +129,7 @@ pub enum SegmentKind {
 }
 
 /// An encrypted segment.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CryptSegment {
     /// IV number of its first sector.
@@ -134,6 +143,7 @@ pub struct CryptSegment {
 }
 
 /// A digest: verifies keys, and binds keyslots to segments.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Digest {
     /// Keyslots that hold the key.
@@ -145,6 +155,7 @@ pub struct Digest {
 }
 
 /// Fields of a digest by its type.
+#[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DigestKind {
     /// `pbkdf2`.
@@ -163,6 +174,7 @@ pub enum DigestKind {
 }
 
 /// The `config` object.
+#[non_exhaustive]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// Bytes of the JSON area.

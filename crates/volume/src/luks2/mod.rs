@@ -83,14 +83,9 @@ impl Luks2 {
         &self.metadata
     }
 
-    /// Returns the metadata as stored.
+    /// Returns the metadata as stored: a JSON object, of which [`Luks2::commit`] writes a changed version.
     pub fn metadata_json(&self) -> &str {
         &self.json
-    }
-
-    /// Returns the metadata as a tree, to be changed and written by [`Luks2::commit`].
-    pub fn metadata_map(&self) -> &Map<String, Value> {
-        &self.map
     }
 
     /// Returns the start of the first segment on the data device, in bytes.

@@ -89,15 +89,12 @@ pub(super) fn to_serve(metadata: &Metadata) -> Result<Vec<inlock_cipher::Segment
         if !iv_offset.is_multiple_of(unit.sectors()) {
             return Err(refuse("iv_tweak is not a multiple of the sector size"));
         }
-        segments.push(inlock_cipher::Segment {
-            start: Sector(start),
-            sectors,
-            data_offset: Sector(segment.offset / SECTOR_SIZE),
-            iv_offset: Sector(iv_offset),
-            unit,
-            large_iv: false,
-            cipher,
-        });
+        let mut mapped = inlock_cipher::Segment::whole(cipher, unit);
+        mapped.start = Sector(start);
+        mapped.sectors = sectors;
+        mapped.data_offset = Sector(segment.offset / SECTOR_SIZE);
+        mapped.iv_offset = Sector(iv_offset);
+        segments.push(mapped);
         start = start.checked_add(sectors.unwrap_or(0)).ok_or_else(|| refuse("sizes add up to too much"))?;
     }
     Ok(segments)

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
 /// Request for the key derivation of a new keyslot.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KdfRequest {
     /// The algorithm.

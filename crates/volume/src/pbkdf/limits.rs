@@ -3,6 +3,7 @@
 use super::{Argon2Cost, Kdf};
 
 /// Limits of the costs of key derivations. An error names the limit that a header exceeds.
+#[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KdfLimits {
     /// Argon2 memory in KiB. Default: 4 GiB. No derivation takes more than the available memory.

@@ -233,8 +233,18 @@ impl Drop for Argon2Memory {
 }
 
 /// Returns random bytes of the system, for salts and keys.
-pub(crate) fn random_bytes(len: usize) -> Result<Zeroizing<Vec<u8>>, getrandom::Error> {
+pub(crate) fn random_bytes(len: usize) -> Result<Zeroizing<Vec<u8>>, RandomError> {
     let mut bytes = Zeroizing::new(vec![0; len]);
-    getrandom::fill(&mut bytes)?;
+    fill_random(&mut bytes)?;
     Ok(bytes)
 }
+
+/// Fills `bytes` with random bytes from the system.
+pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<(), RandomError> {
+    getrandom::fill(bytes).map_err(RandomError)
+}
+
+/// The system gave no random bytes.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct RandomError(getrandom::Error);

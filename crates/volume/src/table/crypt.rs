@@ -11,6 +11,7 @@ const MAX_KEY_LEN: usize = 65 * 32;
 
 /// An encrypted line: `cipher key iv_offset device offset [count options]`.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct CryptLine {
     /// The cipher.
     pub cipher: CipherSpec,

@@ -37,6 +37,7 @@ pub struct Table {
 }
 
 /// A range of the device with its target.
+#[non_exhaustive]
 #[derive(Debug)]
 pub struct TableLine {
     /// First sector of 512 bytes.
@@ -210,27 +211,21 @@ impl TableLine {
 
     /// Returns the line as a segment.
     pub fn segment(&self) -> Segment {
-        let plain = Segment {
-            start: Sector(self.start),
-            sectors: Some(self.sectors),
-            data_offset: Sector(0),
-            iv_offset: Sector(0),
-            unit: DataUnitSize::SECTOR,
-            large_iv: false,
-            cipher: None,
-        };
+        let mut segment = Segment::whole(None, DataUnitSize::SECTOR);
+        segment.start = Sector(self.start);
+        segment.sectors = Some(self.sectors);
         match &self.target {
-            Target::Crypt(crypt) => Segment {
-                data_offset: crypt.offset,
-                iv_offset: crypt.iv_offset,
-                unit: crypt.unit,
-                large_iv: crypt.large_iv,
-                cipher: Some(crypt.cipher),
-                ..plain
-            },
-            Target::Linear { offset, .. } => Segment { data_offset: Sector(*offset), ..plain },
-            Target::Zero | Target::Error => plain,
+            Target::Crypt(crypt) => {
+                segment.data_offset = crypt.offset;
+                segment.iv_offset = crypt.iv_offset;
+                segment.unit = crypt.unit;
+                segment.large_iv = crypt.large_iv;
+                segment.cipher = Some(crypt.cipher);
+            }
+            Target::Linear { offset, .. } => segment.data_offset = Sector(*offset),
+            Target::Zero | Target::Error => {}
         }
+        segment
     }
 }
 

@@ -11,6 +11,7 @@ const MAX_OPTIONS: u64 = 9;
 /// Flags of a line. All except the first control threads of the Linux kernel. Inlock records and shows them; it always
 /// encrypts on the thread of the request, as they demand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CryptOptions {
     /// Pass discards on to the device.
     pub allow_discards: bool,

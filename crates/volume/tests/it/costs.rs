@@ -1,5 +1,6 @@
 //! Costs in a header: of one keyslot, of all of them, and of the digest.
 
+use crate::support::with;
 use crate::support::{PASSPHRASE, chain, luks1_options, luks2_options, secret};
 use inlock_volume::luks2::Luks2;
 use inlock_volume::{
@@ -15,7 +16,7 @@ fn open(
     limits: KdfLimits,
     slot: Option<u32>,
 ) -> Result<u32, UnlockError> {
-    let options = UnlockOptions::new().with_limits(limits).with_keyslot(slot);
+    let options = with!(UnlockOptions::default(); limits: limits, keyslot: slot);
     let volume = Volume::load(device).unwrap();
     volume
         .unlock(device, &secret(passphrase), &options)
@@ -23,7 +24,7 @@ fn open(
 }
 
 fn pbkdf2_limits(one: u64, total: u64) -> KdfLimits {
-    KdfLimits { pbkdf2_iterations: one, pbkdf2_total_iterations: total, ..KdfLimits::default() }
+    with!(KdfLimits::default(); pbkdf2_iterations: one, pbkdf2_total_iterations: total)
 }
 
 fn pbkdf2_request() -> KdfRequest {
@@ -34,7 +35,7 @@ fn pbkdf2_request() -> KdfRequest {
 /// iterations for each and for the digest.
 fn luks1_volume(key_len: usize, hash: Hash, active: std::ops::Range<u32>) -> MemoryDevice {
     let device = MemoryDevice::zeroed((4 << 20) + 4096);
-    let options = luks1::FormatOptions { key_len, hash, keyslot: active.end - 1, ..luks1_options() };
+    let options = with!(luks1_options(); key_len: key_len, hash: hash, keyslot: active.end - 1);
     luks1::format(&device, options, &secret(PASSPHRASE)).unwrap();
     for slot in active.start..active.end - 1 {
         let at = 208 + 48 * u64::from(slot);
@@ -46,10 +47,10 @@ fn luks1_volume(key_len: usize, hash: Hash, active: std::ops::Range<u32>) -> Mem
 /// Returns a LUKS2 volume whose first keyslot opens with the passphrase.
 fn luks2_volume(kdf: KdfRequest, hash: Hash, slots: u32) -> MemoryDevice {
     let device = MemoryDevice::zeroed((16 << 20) + 8192);
-    let options = luks2::FormatOptions { kdf, hash, keyslots_len: None, ..luks2_options() };
+    let options = with!(luks2_options(); kdf: kdf, hash: hash, keyslots_len: None);
     luks2::format(&device, options, &secret(PASSPHRASE)).unwrap();
     let mut luks2 = Luks2::load(&device).unwrap();
-    let mut map = luks2.metadata_map().clone();
+    let mut map = crate::support::map_of(&luks2);
     for slot in 1..slots {
         let mut other = map["keyslots"]["0"].clone();
         other["area"]["offset"] = json!((32768 + 258_048 * u64::from(slot)).to_string());
@@ -57,7 +58,7 @@ fn luks2_volume(kdf: KdfRequest, hash: Hash, slots: u32) -> MemoryDevice {
         map["keyslots"][slot.to_string()] = other;
     }
     map["digests"]["0"]["keyslots"] = (0..slots).map(|slot| slot.to_string()).collect();
-    luks2.commit(&device, map).unwrap();
+    luks2.commit(&device, &crate::support::text_of(map)).unwrap();
     device
 }
 
@@ -125,7 +126,7 @@ fn keyslots_over_the_limit_of_all_are_named_and_open_alone() {
 fn argon2_keyslots_over_the_limit_of_all_are_named() {
     // 4 passes over 32 KiB.
     let device = luks2_volume(luks2_options().kdf, Hash::Sha256, 4);
-    let limits = |total| KdfLimits { argon2_total_work_kib: total, ..KdfLimits::default() };
+    let limits = |total| with!(KdfLimits::default(); argon2_total_work_kib: total);
     assert!(matches!(open(&device, b"wrong", limits(512), None), Err(UnlockError::WrongPassphrase)));
     let refused = open(&device, b"wrong", limits(511), None).unwrap_err();
     assert!(matches!(&refused, UnlockError::TooCostlyTogether(slots) if *slots == [3]), "{refused:?}");
@@ -164,21 +165,21 @@ fn costs_of_a_fast_machine_are_within_the_limits() {
 fn policy_is_checked_before_a_key_is_derived_and_for_a_given_key() {
     let device = luks1_volume(32, Hash::Sha256, 0..1);
     device.write_all_at(&900_000_000_u32.to_be_bytes(), 212).unwrap();
-    let mut policy = HeaderPolicy::new();
+    let mut policy = HeaderPolicy::default();
     policy.expected_uuid = Some("other".into());
     let volume = Volume::load(&device).unwrap();
     assert!(matches!(volume.check_policy(&policy), Err(UnlockError::Policy(PolicyError::OtherUuid { .. }))));
-    let options = UnlockOptions::new().with_policy(policy);
+    let options = with!(UnlockOptions::default(); policy: policy);
     let refused = volume.unlock(&device, &secret(PASSPHRASE), &options).unwrap_err();
     assert!(matches!(refused, UnlockError::Policy(PolicyError::OtherUuid { .. })), "{refused:?}");
     for volume in [volume, Volume::load(&luks2_volume(luks2_options().kdf, Hash::Sha256, 1)).unwrap()] {
         let refused = volume.unlock_with_volume_key(VolumeKey::new(&[7; 64]), &options).unwrap_err();
         assert!(matches!(refused, UnlockError::Policy(_)), "{refused:?}");
     }
-    let mut policy = HeaderPolicy::new();
+    let mut policy = HeaderPolicy::default();
     policy.required_ciphers = vec!["aes-cbc-essiv:sha256".parse().unwrap()];
     let device = luks2_volume(luks2_options().kdf, Hash::Sha256, 1);
-    let options = UnlockOptions::new().with_policy(policy);
+    let options = with!(UnlockOptions::default(); policy: policy);
     let refused = Volume::load(&device).unwrap().unlock(&device, &secret(PASSPHRASE), &options).unwrap_err();
     assert_eq!(refused.to_string(), "segment 0 has cipher 'aes-xts-plain64', but aes-cbc-essiv:sha256 is required");
 }

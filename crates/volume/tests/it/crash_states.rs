@@ -6,6 +6,7 @@
 use crate::support::{
     PASSPHRASE, RecordingDevice, Step, chain, luks1_options, luks2_image, luks2_options, secret, unlock,
 };
+use crate::support::{map_of, text_of, with};
 use inlock_volume::{HeaderDevice, LoadError, MemoryDevice, Volume, luks1, luks2};
 
 const OLD: &[u8] = b"old passphrase";
@@ -86,7 +87,7 @@ fn each_state(before: &[u8], log: &[Step], check: &mut dyn FnMut(&[u8])) -> usiz
 
 fn befores() -> Vec<(&'static str, Vec<u8>)> {
     let old_luks2 = MemoryDevice::zeroed(LEN);
-    let options = luks2::FormatOptions { metadata_len: 64 << 10, uuid: None, ..luks2_options() };
+    let options = with!(luks2_options(); metadata_len: 64 << 10, uuid: None);
     luks2::format(&old_luks2, options, &secret(OLD)).unwrap();
     let old_luks1 = MemoryDevice::zeroed(LEN);
     luks1::format(&old_luks1, luks1_options(), &secret(OLD)).unwrap();
@@ -155,9 +156,9 @@ fn power_cut_while_rewriting_leaves_a_whole_copy() {
         let device = RecordingDevice::new(before.clone());
         let Ok(Volume::Luks2(mut luks2)) = Volume::load(&device) else { panic!("not LUKS2") };
         let old = luks2.metadata_json().to_owned();
-        let mut map = luks2.metadata_map().clone();
+        let mut map = map_of(&luks2);
         map["config"]["flags"] = serde_json::json!(["allow-discards"]);
-        luks2.commit(&device, map).unwrap();
+        luks2.commit(&device, &text_of(map)).unwrap();
         let new = luks2.metadata_json().to_owned();
         assert_ne!(old, new);
         let log = device.log.lock().unwrap().clone();

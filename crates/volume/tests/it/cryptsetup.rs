@@ -1,5 +1,6 @@
 //! Volumes of cryptsetup and QEMU open in Inlock, and vice versa.
 
+use crate::support::with;
 use crate::support::{self, Bench, PASSPHRASE, chain, cheap, installed, output, run, secret};
 use inlock_volume::{
     CipherSpec, DataDeviceError, DataUnitSize, Hash, HeaderDevice, HeaderLocation, KdfKind, Secret, UnlockError,
@@ -129,7 +130,7 @@ fn keyslots_tokens_and_priorities_of_cryptsetup_are_read() {
     let volume = Volume::load(&device).unwrap();
     assert_eq!(volume.active_keyslots(), [9, 0], "preferred first, ignored not at all");
     let unlock = |passphrase: &[u8], keyslot| {
-        volume.unlock(&device, &secret(passphrase), &UnlockOptions::new().with_keyslot(keyslot))
+        volume.unlock(&device, &secret(passphrase), &with!(UnlockOptions::default(); keyslot: keyslot))
     };
     assert_eq!(unlock(PASSPHRASE, None).unwrap().keyslot, Some(0));
     assert_eq!(unlock(b"third", None).unwrap().keyslot, Some(9));
@@ -204,20 +205,20 @@ fn luks2_volumes_of_ours_open_in_cryptsetup() {
         return;
     }
     let bench = Bench::new();
-    let base = || luks2::FormatOptions { kdf: cheap(KdfKind::Argon2id), ..Default::default() };
+    let base = || with!(luks2::FormatOptions::default(); kdf: cheap(KdfKind::Argon2id));
     let cbc = |text: &str| -> CipherSpec { text.parse().unwrap() };
     let unit = |bytes| DataUnitSize::new(bytes).ok();
     let rows = [
         base(),
-        luks2::FormatOptions { kdf: cheap(KdfKind::Argon2i), sector_size: unit(512), ..base() },
-        luks2::FormatOptions { kdf: cheap(KdfKind::Pbkdf2), hash: Hash::Sha1, ..base() },
-        luks2::FormatOptions { kdf: cheap(KdfKind::Pbkdf2), hash: Hash::Sha512, sector_size: unit(1024), ..base() },
-        luks2::FormatOptions { key_len: 32, sector_size: unit(2048), label: "x".repeat(47), ..base() },
-        luks2::FormatOptions { cipher: cbc("aes-cbc-essiv:sha256"), key_len: 32, keyslot: 31, ..base() },
-        luks2::FormatOptions { cipher: cbc("aes-cbc-plain64"), key_len: 16, subsystem: "sub".into(), ..base() },
-        luks2::FormatOptions { keyslot_cipher: Some((cbc("aes-cbc-plain"), 24)), ..base() },
-        luks2::FormatOptions { metadata_len: 1 << 20, ..base() },
-        luks2::FormatOptions { data_offset: Some(1 << 20), ..base() },
+        with!(base(); kdf: cheap(KdfKind::Argon2i), sector_size: unit(512)),
+        with!(base(); kdf: cheap(KdfKind::Pbkdf2), hash: Hash::Sha1),
+        with!(base(); kdf: cheap(KdfKind::Pbkdf2), hash: Hash::Sha512, sector_size: unit(1024)),
+        with!(base(); key_len: 32, sector_size: unit(2048), label: "x".repeat(47)),
+        with!(base(); cipher: cbc("aes-cbc-essiv:sha256"), key_len: 32, keyslot: 31),
+        with!(base(); cipher: cbc("aes-cbc-plain64"), key_len: 16, subsystem: "sub".into()),
+        with!(base(); keyslot_cipher: Some((cbc("aes-cbc-plain"), 24))),
+        with!(base(); metadata_len: 1 << 20),
+        with!(base(); data_offset: Some(1 << 20)),
     ];
     for options in rows {
         bench.image("image", 32 << 20);
@@ -245,14 +246,14 @@ fn luks1_volumes_of_ours_open_in_cryptsetup() {
         return;
     }
     let bench = Bench::new();
-    let base = || luks1::FormatOptions { kdf: cheap(KdfKind::Pbkdf2), ..Default::default() };
+    let base = || with!(luks1::FormatOptions::default(); kdf: cheap(KdfKind::Pbkdf2));
     let rows = [
         base(),
-        luks1::FormatOptions { key_len: 32, hash: Hash::Sha1, ..base() },
-        luks1::FormatOptions { hash: Hash::Sha512, keyslot: 3, ..base() },
-        luks1::FormatOptions { cipher: "aes-cbc-essiv:sha256".parse().unwrap(), key_len: 16, ..base() },
-        luks1::FormatOptions { cipher: "aes-cbc-plain".parse().unwrap(), key_len: 24, keyslot: 7, ..base() },
-        luks1::FormatOptions { payload_offset: Some(8192), ..base() },
+        with!(base(); key_len: 32, hash: Hash::Sha1),
+        with!(base(); hash: Hash::Sha512, keyslot: 3),
+        with!(base(); cipher: "aes-cbc-essiv:sha256".parse().unwrap(), key_len: 16),
+        with!(base(); cipher: "aes-cbc-plain".parse().unwrap(), key_len: 24, keyslot: 7),
+        with!(base(); payload_offset: Some(8192)),
     ];
     for options in rows {
         bench.image("image", 16 << 20);
@@ -267,12 +268,12 @@ fn detached_headers_of_ours_open_in_cryptsetup() {
         return;
     }
     let bench = Bench::new();
-    let options = luks2::FormatOptions { detached: true, kdf: cheap(KdfKind::Argon2id), ..Default::default() };
+    let options = with!(luks2::FormatOptions::default(); detached: true, kdf: cheap(KdfKind::Argon2id));
     bench.image("image", options.header_len());
     let volume = luks2::format(&bench.device("image"), options, &secret(PASSPHRASE)).unwrap();
     assert_eq!(volume.data_offset(), 0);
     cryptsetup_opens(&bench, "image");
-    let options = luks1::FormatOptions { detached: true, kdf: cheap(KdfKind::Pbkdf2), ..Default::default() };
+    let options = with!(luks1::FormatOptions::default(); detached: true, kdf: cheap(KdfKind::Pbkdf2));
     bench.image("image", options.header_len());
     let luks1 = luks1::format(&bench.device("image"), options, &secret(PASSPHRASE)).unwrap();
     assert_eq!(luks1.payload_offset(), 0);
@@ -283,20 +284,21 @@ fn detached_headers_of_ours_open_in_cryptsetup() {
 fn rewrite_keeps_what_is_not_known_and_cryptsetup_reads_it() {
     let device = inlock_volume::MemoryDevice::new(support::luks2_image());
     let Ok(Volume::Luks2(mut luks2)) = Volume::load(&device) else { panic!("not LUKS2") };
-    let mut map = luks2.metadata_map().clone();
+    let mut map = support::map_of(&luks2);
     map["config"]["flags"] = serde_json::json!(["allow-discards", "flag-of-tomorrow"]);
     map["config"]["unknown"] = serde_json::json!({"b": 1, "a": [1.5, null, "x"]});
     map["keyslots"]["0"]["unknown"] = serde_json::json!("kept");
     map.insert("of-tomorrow".into(), serde_json::json!({"z": 1, "y": 2}));
-    luks2.commit(&device, map.clone()).unwrap();
+    luks2.commit(&device, &support::text_of(map.clone())).unwrap();
     // A second rewrite, of the header as read back.
     let Ok(Volume::Luks2(mut luks2)) = Volume::load(&device) else { panic!("not LUKS2") };
     assert!(luks2.warnings().is_empty());
-    assert_eq!((luks2.header().seqid, luks2.metadata_map()), (2, &map));
-    luks2.commit(&device, luks2.metadata_map().clone()).unwrap();
+    assert_eq!((luks2.header().seqid, &support::map_of(&luks2)), (2, &map));
+    let json = luks2.metadata_json().to_owned();
+    luks2.commit(&device, &json).unwrap();
     let volume = Volume::load(&device).unwrap();
-    assert_eq!(volume.metadata_json().unwrap(), serde_json::Value::Object(map).to_string(), "order is kept too");
-    let unlocked = volume.unlock(&device, &secret(PASSPHRASE), &UnlockOptions::new()).unwrap();
+    assert_eq!(volume.metadata_json().unwrap(), support::text_of(map), "order is kept too");
+    let unlocked = volume.unlock(&device, &secret(PASSPHRASE), &UnlockOptions::default()).unwrap();
     assert!(unlocked.flags.allow_discards);
     if installed("cryptsetup") {
         let bench = Bench::new();
@@ -310,10 +312,10 @@ fn rewrite_keeps_what_is_not_known_and_cryptsetup_reads_it() {
 fn volume_key_opens_too() {
     let device = inlock_volume::MemoryDevice::zeroed(1 << 21);
     let key = inlock_volume::VolumeKey::new(&support::VOLUME_KEY_64);
-    let options = luks2::FormatOptions { volume_key: Some(key), ..support::luks2_options() };
+    let options = with!(support::luks2_options(); volume_key: Some(key));
     let volume = luks2::format(&device, options, &secret(PASSPHRASE)).unwrap();
     let with =
-        |bytes: &[u8]| volume.unlock_with_volume_key(inlock_volume::VolumeKey::new(bytes), &UnlockOptions::new());
+        |bytes: &[u8]| volume.unlock_with_volume_key(inlock_volume::VolumeKey::new(bytes), &UnlockOptions::default());
     assert_eq!(with(&support::VOLUME_KEY_64).unwrap().key.as_bytes(), support::VOLUME_KEY_64);
     assert!(matches!(with(&[0; 64]), Err(UnlockError::WrongPassphrase)));
     assert!(matches!(with(&[0; 63]), Err(UnlockError::WrongPassphrase)));
@@ -349,9 +351,9 @@ fn unusual_metadata_is_dumped_as_cryptsetup_does() {
     for change in changes {
         let device = inlock_volume::MemoryDevice::new(image.clone());
         let Ok(Volume::Luks2(mut luks2)) = Volume::load(&device) else { panic!("not LUKS2") };
-        let mut map = luks2.metadata_map().clone();
+        let mut map = support::map_of(&luks2);
         change(&mut map);
-        luks2.commit(&device, map).unwrap();
+        luks2.commit(&device, &support::text_of(map)).unwrap();
         std::fs::write(bench.path("image"), device.to_vec()).unwrap();
         dump_is_cryptsetup_s(&bench, "image");
     }
@@ -380,11 +382,13 @@ fn data_device_must_hold_the_payload() {
 
 #[test]
 fn luks2_header_is_cut_down_to_one_keyslot_and_no_further() {
-    let options = |len| luks2::FormatOptions {
-        keyslots_len: None,
-        data_offset: Some(len),
-        sector_size: Some(DataUnitSize::SECTOR),
-        ..support::luks2_options()
+    let options = |len| {
+        with!(
+            support::luks2_options();
+            keyslots_len: None,
+            data_offset: Some(len),
+            sector_size: Some(DataUnitSize::SECTOR),
+        )
     };
     let least = options(0).least_header_len();
     let format = |len| {

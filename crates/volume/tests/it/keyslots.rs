@@ -1,5 +1,6 @@
 //! Keyslots that open a volume, and volume keys that are accepted.
 
+use crate::support::with;
 use crate::support::{PASSPHRASE, chain, luks1_image, luks2_image, secret, unlock};
 use inlock_volume::{MemoryDevice, UnlockError, UnlockOptions, UnlockWarning, Volume, VolumeKey};
 
@@ -13,7 +14,7 @@ fn named_keyslot_opens_and_an_inactive_one_is_refused() {
         let volume = Volume::load(&device).unwrap();
         assert_eq!(volume.version(), version);
         let with = |number| {
-            let options = UnlockOptions::new().with_keyslot(Some(number));
+            let options = with!(UnlockOptions::default(); keyslot: Some(number));
             volume.unlock(&device, &secret(PASSPHRASE), &options).map(|unlocked| unlocked.keyslot)
         };
         assert_eq!(with(0).unwrap(), Some(0), "LUKS{version}");
@@ -33,7 +34,7 @@ fn volume_key_that_the_digest_does_not_confirm_is_refused() {
         let volume = Volume::load(&device).unwrap();
         let unlocked = unlock(&device, PASSPHRASE).unwrap();
         let right = unlocked.key.as_bytes();
-        let with = |bytes: &[u8]| volume.unlock_with_volume_key(VolumeKey::new(bytes), &UnlockOptions::new());
+        let with = |bytes: &[u8]| volume.unlock_with_volume_key(VolumeKey::new(bytes), &UnlockOptions::default());
         let opened = with(right).unwrap();
         assert_eq!((opened.key.as_bytes(), &opened.segments), (right, &unlocked.segments), "LUKS{version}");
         let mut other = right.to_vec();

@@ -10,6 +10,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Mutex;
 
+/// Returns `base` with some of its fields changed.
+macro_rules! with {
+    ($base:expr; $($field:ident: $value:expr),+ $(,)?) => {{
+        let mut value = $base;
+        $(value.$field = $value;)+
+        value
+    }};
+}
+pub(crate) use with;
+
+/// Returns the metadata as a tree.
+pub(crate) fn map_of(luks2: &luks2::Luks2) -> serde_json::Map<String, serde_json::Value> {
+    serde_json::from_str(luks2.metadata_json()).unwrap()
+}
+
+/// Returns the text of a tree of metadata.
+pub(crate) fn text_of(map: serde_json::Map<String, serde_json::Value>) -> String {
+    serde_json::Value::Object(map).to_string()
+}
+
 pub(crate) const PASSPHRASE: &[u8] = b"correct horse";
 pub(crate) const VOLUME_KEY_64: [u8; 64] = {
     let mut key = [0; 64];
@@ -28,21 +48,21 @@ pub(crate) fn secret(bytes: &[u8]) -> Secret {
 /// Returns the minimum costs of the formats.
 pub(crate) fn cheap(kind: KdfKind) -> KdfRequest {
     let forced = if kind == KdfKind::Pbkdf2 { 1000 } else { 4 };
-    KdfRequest { forced_iterations: Some(forced), memory_kib: Some(32), lanes: Some(1), ..KdfRequest::new(kind) }
+    with!(KdfRequest::new(kind); forced_iterations: Some(forced), memory_kib: Some(32), lanes: Some(1))
 }
 
 pub(crate) fn luks2_options() -> luks2::FormatOptions {
-    luks2::FormatOptions {
+    with!(
+        luks2::FormatOptions::default();
         kdf: cheap(KdfKind::Argon2id),
         keyslots_len: Some(512 << 10),
         uuid: Some("11111111-2222-3333-4444-555555555555".into()),
         label: "label".into(),
-        ..Default::default()
-    }
+    )
 }
 
 pub(crate) fn luks1_options() -> luks1::FormatOptions {
-    luks1::FormatOptions { kdf: cheap(KdfKind::Pbkdf2), key_len: 32, ..Default::default() }
+    with!(luks1::FormatOptions::default(); kdf: cheap(KdfKind::Pbkdf2), key_len: 32)
 }
 
 /// Returns a small LUKS2 volume: two copies of 16 KiB, keyslot areas of 512 KiB, a payload at 1 MiB.
@@ -61,7 +81,7 @@ pub(crate) fn luks1_image() -> Vec<u8> {
 
 pub(crate) fn unlock(device: &dyn HeaderDevice, passphrase: &[u8]) -> Result<Unlocked, UnlockError> {
     let volume = Volume::load(device).unwrap();
-    let unlocked = volume.unlock(device, &secret(passphrase), &UnlockOptions::new())?;
+    let unlocked = volume.unlock(device, &secret(passphrase), &UnlockOptions::default())?;
     assert_eq!(volume.segments().unwrap(), unlocked.segments, "told before the key was there");
     Ok(unlocked)
 }

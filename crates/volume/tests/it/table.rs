@@ -1,5 +1,6 @@
 //! Tables: the kernel's verdicts, positions of errors, and parsing of printed tables.
 
+use crate::support::with;
 use inlock_volume::table::{CryptOptions, ShowKeys, Table, TableFault, Target};
 use inlock_volume::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use std::collections::BTreeMap;
@@ -115,17 +116,12 @@ fn printed_table_reads_back_and_hides_the_key() {
 
 #[test]
 fn volume_has_a_line_and_inlock_says_what_the_kernel_would_refuse() {
-    let segment = Segment {
-        start: Sector(0),
-        sectors: None,
+    let segment = with!(
+        Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(4096).unwrap());
         data_offset: Sector(32768),
-        iv_offset: Sector(0),
-        unit: DataUnitSize::new(4096).unwrap(),
-        large_iv: false,
-        cipher: Some(CipherSpec::AES_XTS_PLAIN64),
-    };
+    );
     let key = VolumeKey::new(&[0x17; 64]);
-    let options = CryptOptions { allow_discards: true, ..CryptOptions::default() };
+    let options = with!(CryptOptions::default(); allow_discards: true);
     let of = |segment| Table::of_volume(&[segment], &key, options, "/dev/sda1", (32768 + 1000) * 512);
     let text = format!(
         "0 1000 crypt aes-xts-plain64 {} 0 /dev/sda1 32768 2 allow_discards sector_size:4096\n",
@@ -137,13 +133,13 @@ fn volume_has_a_line_and_inlock_says_what_the_kernel_would_refuse() {
         _ => unreachable!("it is encrypted"),
     };
     assert_eq!(refuses(segment), None);
-    let large = Segment { unit: DataUnitSize::MAX, ..segment };
+    let large = with!(segment; unit: DataUnitSize::MAX);
     assert_eq!(refuses(large).unwrap(), "sector_size:65536 is more than its 4096");
     assert_eq!(
-        refuses(Segment { iv_offset: Sector(3), ..segment }).unwrap(),
+        refuses(with!(segment; iv_offset: Sector(3))).unwrap(),
         "iv_offset 3 is not a multiple of the sector size"
     );
-    let between = Segment { data_offset: Sector(32769), ..segment };
+    let between = with!(segment; data_offset: Sector(32769));
     assert_eq!(refuses(between).unwrap(), "offset 32769 is not a multiple of the sector size");
     let long = format!("{}\n", line("0 7:0 0")).repeat(9000);
     assert_eq!(Table::parse(&long).unwrap_err().fault(), &TableFault::TooLong);

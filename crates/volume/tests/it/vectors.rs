@@ -1,5 +1,6 @@
 //! Published test vectors of the key derivations, and their use of memory.
 
+use crate::support::with;
 use argon2::{Algorithm, Argon2, AssociatedData, ParamsBuilder, Version};
 use inlock_volume::{Argon2Cost, Hash, Kdf, KdfError, KdfLimits};
 
@@ -128,7 +129,7 @@ fn argon2_memory_is_released() {
 
 #[test]
 fn costs_over_a_limit_are_refused_by_name() {
-    let limits = KdfLimits { memory_kib: 1000, ..KdfLimits::default() };
+    let limits = with!(KdfLimits::default(); memory_kib: 1000);
     let cost = Argon2Cost { time: 4, memory_kib: 1000, lanes: 1 };
     let derive = |kdf: Kdf| kdf.derive(b"passphrase", b"salt salt", &mut [0; 32], &limits);
     let over = |kdf| match derive(kdf) {
@@ -142,7 +143,7 @@ fn costs_over_a_limit_are_refused_by_name() {
     assert_eq!(over(Kdf::Argon2i(Argon2Cost { time: u32::MAX, ..cost })), "argon2 time cost");
     assert_eq!(over(Kdf::Argon2i(Argon2Cost { lanes: 1 << 24, ..cost })), "argon2 lanes");
     assert_eq!(over(Kdf::Pbkdf2 { hash: Hash::Sha1, iterations: 1 << 31 }), "pbkdf2 iterations");
-    let work = KdfLimits { argon2_work_kib: 3999, ..limits };
+    let work = with!(limits; argon2_work_kib: 3999);
     let refused = Kdf::Argon2id(cost).derive(b"", b"salt salt", &mut [0; 32], &work);
     assert!(matches!(refused, Err(KdfError::Limit { asked: 4000, limit: 3999, .. })));
     assert!(matches!(derive(Kdf::Argon2id(Argon2Cost { lanes: 0, ..cost })), Err(KdfError::TooSmall { .. })));

@@ -11,7 +11,7 @@ pub(crate) mod loop_device {
     pub(crate) enum LoopDevice {}
 
     /// Used only by builds with the feature.
-    #[expect(dead_code, reason = "no device is made with these options")]
+    #[derive(Default)]
     pub(crate) struct LoopOptions {
         pub block: usize,
         pub read_only: bool,
@@ -59,7 +59,7 @@ pub(crate) mod mount {
     use inlock_engine::Device;
 
     /// Used only by builds with the feature.
-    #[expect(dead_code, reason = "no file is made with these options")]
+    #[derive(Default)]
     pub(crate) struct FuseOptions {
         pub name: String,
         pub threads: usize,

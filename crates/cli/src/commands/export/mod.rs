@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 
 use anyhow::Context;
-use inlock_engine::blocking::BlockingDevice;
+use inlock_engine::BlockingDevice;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, zoned::Zone};
 

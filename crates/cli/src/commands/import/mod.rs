@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Display, PathBuf};
 
 use anyhow::Context;
-use inlock_engine::blocking::BlockingDevice;
+use inlock_engine::BlockingDevice;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, Buffer};
 

@@ -5,10 +5,10 @@
 //! write pointers.
 
 use anyhow::Context;
-use inlock_engine::blocking::BlockingDevice;
+use inlock_engine::BlockingDevice;
+use inlock_engine::Errno;
 use inlock_engine::zoned::{Zone, ZoneCondition, ZoneKind};
 use inlock_engine::{RequestError, zoned};
-use rustix::io::Errno;
 
 use super::super::copy::is_zero;
 use crate::error::CliError;

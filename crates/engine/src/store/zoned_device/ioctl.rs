@@ -3,8 +3,8 @@
 
 #![allow(unsafe_code)]
 
+use crate::errno::Errno;
 use crate::zoned::ZoneAction;
-use rustix::io::Errno;
 use rustix::ioctl::{self, Opcode, Setter, Updater, opcode};
 use std::os::fd::AsFd;
 
@@ -85,7 +85,7 @@ pub(super) fn report(device: impl AsFd, into: &mut Report, sector: u64, most: us
     into.header = ReportHeader { sector, zones: most.min(BATCH) as u32, flags: 0 };
     // SAFETY: BLKREPORTZONE takes the header and, behind it, room for as many zones as the header says; `Report` is
     // both in the kernel's layout, with room for BATCH, and the header says no more. Any bytes are a `Report`.
-    unsafe { ioctl::ioctl(device, Updater::<REPORT, Report>::new(into)) }?;
+    unsafe { ioctl::ioctl(device, Updater::<REPORT, Report>::new(into)) }.map_err(Errno::from_rustix)?;
     let found = into.zones.get_mut(..into.header.zones as usize).ok_or(Errno::IO)?;
     if into.header.flags & HAS_CAPACITY == 0 {
         found.iter_mut().for_each(|zone| zone.capacity = zone.len);
@@ -107,5 +107,5 @@ pub(super) fn manage(device: impl AsFd, action: ZoneAction, sector: u64, sectors
             }
         }
     };
-    rustix::io::retry_on_intr(call)
+    rustix::io::retry_on_intr(call).map_err(Errno::from_rustix)
 }

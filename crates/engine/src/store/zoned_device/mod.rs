@@ -8,8 +8,8 @@ mod ioctl;
 
 use super::file::{FileStore, IoMode, is_direct};
 use super::{BackingStore, BlockStatus, Geometry, StoreProfile};
+use crate::errno::Errno;
 use crate::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind, ZoneLimits, ZonedStore};
-use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -58,20 +58,31 @@ impl ZonedDevice {
         Queue::of(file).is_ok_and(|queue| queue.is_host_managed())
     }
 
-    /// Returns a store on `file`, a whole host-managed block device, opened with `O_DIRECT` unless `read_only`.
-    pub fn new(file: File, read_only: bool, mode: IoMode) -> Result<Self, ZonedDeviceError> {
-        let queue = Queue::of(&file)?;
-        if !queue.is_host_managed() {
-            return Err(ZonedDeviceError::NotZoned);
-        }
-        if queue.partition {
-            return Err(ZonedDeviceError::Partition);
-        }
-        if !is_direct(&file).map_err(io::Error::from)? && !read_only {
+    /// Creates a store from a whole host-managed block device that was opened for reading and writing, with `O_DIRECT`.
+    ///
+    /// # Errors
+    ///
+    /// [`ZonedDeviceError::Cached`] if `O_DIRECT` is missing; otherwise the reason why `file` is no such device.
+    pub fn new(file: File, mode: IoMode) -> Result<Self, ZonedDeviceError> {
+        if !is_direct(&file).map_err(io::Error::from)? {
+            Queue::whole(&file)?;
             return Err(ZonedDeviceError::Cached);
         }
-        let limits = queue.limits()?;
-        let file = FileStore::new(file, read_only, mode)?;
+        Self::with_store(file, |file| FileStore::new(file, mode))
+    }
+
+    /// Creates a store as [`ZonedDevice::new`] does, but refuses writes. Needs no `O_DIRECT`.
+    ///
+    /// # Errors
+    ///
+    /// As [`ZonedDevice::new`].
+    pub fn new_read_only(file: File, mode: IoMode) -> Result<Self, ZonedDeviceError> {
+        Self::with_store(file, |file| FileStore::new_read_only(file, mode))
+    }
+
+    fn with_store(file: File, store: impl FnOnce(File) -> io::Result<FileStore>) -> Result<Self, ZonedDeviceError> {
+        let limits = Queue::whole(&file)?.limits()?;
+        let file = store(file)?;
         let len = file.geometry().len;
         if !limits.zone_len.is_power_of_two()
             || !limits.write_granularity.is_power_of_two()
@@ -102,6 +113,16 @@ impl Queue {
         let partition = device.join("partition").exists();
         let directory = device.join(if partition { "../queue" } else { "queue" });
         Ok(Self { directory, partition })
+    }
+
+    /// Returns the queue of a whole device with sequential zones.
+    fn whole(file: &File) -> Result<Self, ZonedDeviceError> {
+        let queue = Self::of(file)?;
+        match queue.is_host_managed() {
+            false => Err(ZonedDeviceError::NotZoned),
+            true if queue.partition => Err(ZonedDeviceError::Partition),
+            true => Ok(queue),
+        }
     }
 
     fn is_host_managed(&self) -> bool {
@@ -161,8 +182,12 @@ impl BackingStore for ZonedDevice {
         self.file.read_at(data, offset)
     }
 
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
-        self.file.write_at(data, offset, durable)
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.file.write_at(data, offset)
+    }
+
+    fn write_fua_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.file.write_fua_at(data, offset)
     }
 
     fn write_vectored_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Result<usize, Errno> {

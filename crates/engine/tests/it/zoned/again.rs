@@ -6,9 +6,9 @@ use super::team::Ask;
 use super::trouble::Fault;
 use super::{DATA_ZONES, rig};
 use crate::support::Random;
+use inlock_engine::Errno;
 use inlock_engine::RequestError;
 use inlock_engine::zoned::{ZoneAction, ZoneCondition};
-use rustix::io::Errno;
 
 const SHAPE: Shape = Shape {
     zone_len: 1 << 20,

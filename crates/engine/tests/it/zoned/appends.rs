@@ -6,10 +6,10 @@ use super::rig::{FAULTS, Kind, Rig};
 use super::team::{Answer, Ask};
 use super::trouble::{Fault, Trouble};
 use crate::support::Random;
+use inlock_engine::Errno;
 use inlock_engine::RequestError;
 use inlock_engine::ring::MAX_WRITE_SEGMENTS;
 use inlock_engine::zoned::{ZoneAction, ZoneCondition};
-use rustix::io::Errno;
 use std::collections::HashSet;
 
 const SHAPE: Shape = Shape {

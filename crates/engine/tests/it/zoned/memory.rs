@@ -5,9 +5,9 @@
 //! pointer read as zeroes.
 
 use inlock_engine::BackingStore;
+use inlock_engine::Errno;
 use inlock_engine::store::Geometry;
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind, ZoneLimits, ZonedStore};
-use rustix::io::Errno;
 use std::sync::Mutex;
 
 /// How the zones lie.
@@ -28,14 +28,11 @@ impl Shape {
     }
 
     pub(crate) fn limits(&self) -> ZoneLimits {
-        ZoneLimits {
-            zone_len: self.zone_len,
-            zones: self.zones,
-            max_open: self.max_open,
-            max_active: self.max_active,
-            write_granularity: self.granularity,
-            longest_write: u32::MAX,
-        }
+        let mut limits = ZoneLimits::new(self.zone_len, self.zones);
+        limits.max_open = self.max_open;
+        limits.max_active = self.max_active;
+        limits.write_granularity = self.granularity;
+        limits
     }
 
     fn is_sequential(&self, zone: usize) -> bool {
@@ -106,14 +103,14 @@ impl Zones {
             _ if condition.is_active() || condition == ZoneCondition::Empty => Some(start + written),
             _ => None,
         };
-        Zone {
-            start,
-            len: zone_len,
-            capacity: if sequential { capacity } else { zone_len },
-            write_pointer: pointer,
-            kind: if sequential { ZoneKind::SequentialRequired } else { ZoneKind::Conventional },
-            condition,
+        let mut reported = Zone::new(start, zone_len);
+        if sequential {
+            reported.capacity = capacity;
+            reported.kind = ZoneKind::SequentialRequired;
         }
+        reported.write_pointer = pointer;
+        reported.condition = condition;
+        reported
     }
 
     fn count(&self, which: impl Fn(ZoneCondition) -> bool) -> u32 {
@@ -250,7 +247,7 @@ impl MemoryZones {
 
 impl BackingStore for MemoryZones {
     fn geometry(&self) -> Geometry {
-        Geometry { len: self.shape.len(), read_only: false }
+        Geometry::new(self.shape.len())
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
@@ -269,7 +266,7 @@ impl BackingStore for MemoryZones {
         Ok(len)
     }
 
-    fn write_at(&self, data: &[u8], offset: u64, _durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         let (zone, at, len) = self.part(offset, data.len()).ok_or(Errno::NOSPC)?;
         let mut bytes = self.bytes[zone].lock().unwrap();
         let sequential = self.shape.is_sequential(zone);

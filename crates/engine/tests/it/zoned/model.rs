@@ -10,9 +10,9 @@ use super::rig::{FAULTS, Kind, Rig};
 use super::team::{Answer, Ask, Done};
 use super::trouble::Fault;
 use crate::support::Random;
+use inlock_engine::Errno;
 use inlock_engine::RequestError;
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneCondition, ZoneKind};
-use rustix::io::Errno;
 use std::sync::Arc;
 
 const SHAPE: Shape = Shape {
@@ -204,10 +204,10 @@ impl Model {
     /// As the device reports them.
     fn reports(&self) -> Vec<Zone> {
         let shift = u64::from(DATA_ZONES) * self.shape().zone_len;
-        let shifted = |zone: Zone| Zone {
-            start: zone.start - shift,
-            write_pointer: zone.write_pointer.map(|pointer| pointer - shift),
-            ..zone
+        let shifted = |mut zone: Zone| {
+            zone.start -= shift;
+            zone.write_pointer = zone.write_pointer.map(|pointer| pointer - shift);
+            zone
         };
         (DATA_ZONES as usize..self.shape().zones as usize).map(|zone| shifted(self.zones.report(zone))).collect()
     }

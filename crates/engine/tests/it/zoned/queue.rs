@@ -9,9 +9,11 @@ use super::memory::{MemoryZones, Shape};
 use super::team::{Ask, Team};
 use super::trouble::{Arrival, Trouble};
 use super::{DATA_ZONES, segment};
+use crate::scripted::offload_options;
+use crate::support::with;
 use crate::support::{Random, key};
 use inlock_engine::zoned::ZoneAction;
-use inlock_engine::{Access, BackingStore, BlockingDevice, Device, Offload, OffloadOptions, OffloadPolicy};
+use inlock_engine::{Access, BackingStore, BlockingDevice, Device, Offload, OffloadPolicy};
 use std::sync::Arc;
 
 const SHAPE: Shape = Shape {
@@ -146,7 +148,7 @@ fn run(way: Way, writes: usize) -> Result<(), String> {
     let inner: Arc<dyn BackingStore> = Arc::new(MemoryZones::new(SHAPE));
     let store = Arc::new(Trouble::new(Arc::clone(&inner)).delayed(64, 3).logged(writes + writes / 16));
     let cipher = if way.offloaded { "serpent-xts-plain64" } else { "aes-xts-plain64" };
-    let segments = [inlock_cipher::Segment { cipher: Some(cipher.parse().unwrap()), ..segment(SHAPE.zone_len, 512) }];
+    let segments = [with!(segment(SHAPE.zone_len, 512); cipher: Some(cipher.parse().unwrap()))];
     let open = |store| Device::new(&segments, &key(), store, Access::default()).unwrap();
     let mut device = open(Arc::clone(&store) as _);
     if !way.ordered {
@@ -155,7 +157,7 @@ fn run(way: Way, writes: usize) -> Result<(), String> {
     let device = Arc::new(device);
     let reader = BlockingDevice::new(Arc::new(open(inner)));
     let policy = if way.offloaded { OffloadPolicy::Writes } else { OffloadPolicy::None };
-    let pool = Offload::start(&device, &OffloadOptions { policy, threads: 3 }).unwrap();
+    let pool = Offload::start(&device, &offload_options(policy, 3)).unwrap();
     let team = Team::start(&device, way.workers, pool.as_ref());
     let targets = vec![Target::default(); (SHAPE.zones - DATA_ZONES) as usize];
     let (random, loads) = (Random::new(7), vec![0; way.workers]);

@@ -5,12 +5,13 @@ use super::team::{Answer, Ask, Team};
 pub(crate) use super::trouble::Fault;
 use super::trouble::Trouble;
 use super::{DATA_ZONES, segment};
+use crate::scripted::offload_options;
 use crate::support::key;
+use inlock_engine::Errno;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::zoned::{Zone, ZoneCondition};
-use inlock_engine::{Access, BackingStore, BlockingDevice, Device, Offload, OffloadOptions, OffloadPolicy};
+use inlock_engine::{Access, BackingStore, BlockingDevice, Device, Offload, OffloadPolicy};
 use inlock_zoned_file::{ZonedFile, ZonedLayout};
-use rustix::io::Errno;
 use std::sync::Arc;
 
 /// Which store it is.
@@ -88,7 +89,7 @@ impl Rig {
         };
         let trouble = Arc::new(trouble(Trouble::new(inner.store())));
         let device = open(Arc::clone(&trouble) as _, shape, unit);
-        let options = OffloadOptions { policy: OffloadPolicy::Both, threads: 3 };
+        let options = offload_options(OffloadPolicy::Both, 3);
         let pool = if offloaded { Offload::start(&device, &options).unwrap() } else { None };
         let (team, blocking) = (Team::start(&device, workers, pool.as_ref()), BlockingDevice::new(Arc::clone(&device)));
         let reader = BlockingDevice::new(open(inner.store(), shape, unit));

@@ -206,7 +206,7 @@ impl Team {
                 let mut worker = Worker::new(device, ring, pool, desk).with_offload(offload);
                 ready.send(worker.mailbox()).expect("the team is waited for");
                 worker.run().expect("a worker that runs");
-                let left = worker.buffers_outstanding();
+                let left = worker.pool().outstanding();
                 assert!(worker.front().abandoned || left == 0, "{left} buffers have not come back");
             }));
             mailboxes.push(mailbox.recv().expect("a worker"));

@@ -2,9 +2,9 @@
 
 use crate::support::Random;
 use inlock_engine::BackingStore;
+use inlock_engine::Errno;
 use inlock_engine::store::{Geometry, StoreProfile};
 use inlock_engine::zoned::{Zone, ZoneAction, ZoneKind, ZoneLimits, ZonedStore};
-use rustix::io::Errno;
 use std::io::IoSlice;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -255,14 +255,18 @@ impl Trouble {
         let half = (data.len() / 2).next_multiple_of(granularity).min(data.len());
         // What would be refused as a whole is not taken in part.
         let whole = self.takes(data.len() as u64, offset);
+        let write = |data: &[u8]| match durable {
+            true => self.inner.write_at(data, offset).and_then(|written| self.inner.sync().map(|()| written)),
+            false => self.inner.write_at(data, offset),
+        };
         match self.strike(|fault| whole || !matches!(fault, Fault::Short | Fault::Torn(_))) {
-            None => self.inner.write_at(data, offset, durable),
+            None => write(data),
             Some(Fault::Before(errno)) => Err(errno),
-            Some(Fault::Short) => self.inner.write_at(&data[..half], offset, durable),
-            Some(Fault::Torn(errno)) => self.inner.write_at(&data[..half], offset, durable).and(Err(errno)),
-            Some(Fault::After(errno)) => self.inner.write_at(data, offset, durable).and(Err(errno)),
+            Some(Fault::Short) => write(&data[..half]),
+            Some(Fault::Torn(errno)) => write(&data[..half]).and(Err(errno)),
+            Some(Fault::After(errno)) => write(data).and(Err(errno)),
             Some(Fault::Nothing) => Ok(0),
-            Some(Fault::Taken) => self.inner.write_at(&vec![0x5a; data.len()], offset, false).and(Err(Errno::IO)),
+            Some(Fault::Taken) => self.inner.write_at(&vec![0x5a; data.len()], offset).and(Err(Errno::IO)),
         }
     }
 }
@@ -302,9 +306,14 @@ impl BackingStore for Trouble {
         }
     }
 
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         check_alignment(data)?;
-        self.write_as_one(data, offset, durable, 1)
+        self.write_as_one(data, offset, false, 1)
+    }
+
+    fn write_fua_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        check_alignment(data)?;
+        self.write_as_one(data, offset, true, 1)
     }
 
     /// One write, as it is for a drive.
@@ -332,7 +341,9 @@ impl BackingStore for Trouble {
 
 impl ZonedStore for Trouble {
     fn limits(&self) -> ZoneLimits {
-        ZoneLimits { longest_write: self.longest_write, ..self.zoned_inner().limits() }
+        let mut limits = self.zoned_inner().limits();
+        limits.longest_write = self.longest_write;
+        limits
     }
 
     fn report(&self, offset: u64, into: &mut [Zone]) -> Result<usize, Errno> {

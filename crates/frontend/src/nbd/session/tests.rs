@@ -5,12 +5,12 @@ use crate::nbd::active::After;
 use crate::nbd::handshake::ReplyStyle;
 use crate::nbd::protocol::{Export, INIT_MAGIC, OPTION_MAGIC, REQUEST_MAGIC, command, option};
 use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
+use inlock_engine::Errno;
 use inlock_engine::buffer::BufferClass;
 use inlock_engine::request::Operation;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::worker::{Finished, Request};
 use inlock_engine::{Access, Device, Mapping, RequestError};
-use rustix::io::Errno;
 
 const DEVICE_LEN: u64 = 4 << 20;
 /// Data units in a buffer of the fixture's pool: a write of more is carried in pieces.

@@ -7,6 +7,7 @@
 mod luks1;
 mod luks2_rows;
 
+use crate::support::with;
 use crate::support::{PASSPHRASE, chain, luks1_image, luks2_image, secret};
 use Verdict::{Load, Opens, Unlock};
 use inlock_volume::luks2::binary_header::{BLOCK_LEN, write_checksum};
@@ -75,8 +76,8 @@ fn json_text(copy: &[u8]) -> String {
 
 /// Returns limits that keep a damaged cost from taking the tests' time.
 fn options() -> UnlockOptions {
-    let limits = KdfLimits { pbkdf2_iterations: 100_000, memory_kib: 1 << 20, ..KdfLimits::default() };
-    UnlockOptions::new().with_limits(limits)
+    let limits = with!(KdfLimits::default(); pbkdf2_iterations: 100_000, memory_kib: 1 << 20);
+    with!(UnlockOptions::default(); limits: limits)
 }
 
 /// Loads, dumps and unlocks. `Ok` has the warnings, `Err` the message and whether loading failed.
@@ -178,8 +179,7 @@ fn newer_copy_counts() {
 fn second_copy_is_found_at_every_offset() {
     for log2 in 14..=22 {
         let device = MemoryDevice::zeroed(16 << 20);
-        let format_options =
-            inlock_volume::luks2::FormatOptions { metadata_len: 1 << log2, ..crate::support::luks2_options() };
+        let format_options = with!(crate::support::luks2_options(); metadata_len: 1 << log2);
         inlock_volume::luks2::format(&device, format_options, &secret(PASSPHRASE)).unwrap();
         device.write_all_at(&[0; BLOCK_LEN], 0).unwrap();
         let volume = Volume::load(&device).unwrap();
@@ -227,8 +227,8 @@ fn random_changes_never_give_a_wrong_key() {
     };
     let whole = luks2_image();
     let text_len = json_text(&whole[..HDR]).len();
-    let limits = KdfLimits { pbkdf2_iterations: 2000, memory_kib: 1024, argon2_work_kib: 4096, ..KdfLimits::default() };
-    let cheap = UnlockOptions::new().with_limits(limits);
+    let limits = with!(KdfLimits::default(); pbkdf2_iterations: 2000, memory_kib: 1024, argon2_work_kib: 4096);
+    let cheap = with!(UnlockOptions::default(); limits: limits);
     let unlocked = |device: &MemoryDevice| {
         let volume = Volume::load(device).ok()?;
         volume.dump("image").to_string();

@@ -4,7 +4,7 @@ use super::*;
 use ZoneCondition::{Closed, Empty, ExplicitOpen, Full, ImplicitOpen, NotWritePointer, Offline, ReadOnly};
 
 fn write(file: &ZonedFile, offset: u64, blocks: u64, fill: u8) -> Result<usize, Errno> {
-    file.write_at(&vec![fill; (blocks * BLOCK) as usize], offset, false)
+    file.write_at(&vec![fill; (blocks * BLOCK) as usize], offset)
 }
 
 fn read(file: &ZonedFile, offset: u64, len: u64) -> Vec<u8> {
@@ -48,8 +48,8 @@ fn write_off_the_write_pointer_is_refused() {
     for wrong in [start, start + BLOCK, start + 3 * BLOCK] {
         assert_eq!(write(&file, wrong, 1, 9), Err(Errno::IO));
     }
-    assert_eq!(file.write_at(&[9; 512], start + 8192, false), Err(Errno::INVAL));
-    assert_eq!(file.write_at(&[9; 4096], start + 512, false), Err(Errno::INVAL));
+    assert_eq!(file.write_at(&[9; 512], start + 8192), Err(Errno::INVAL));
+    assert_eq!(file.write_at(&[9; 4096], start + 512), Err(Errno::INVAL));
     // A write beyond the capacity writes nothing.
     assert_eq!(write(&file, start + 2 * BLOCK, 11, 9), Err(Errno::IO));
     assert_eq!(state(&file, 2), (ImplicitOpen, 8192));
@@ -66,7 +66,7 @@ fn write_off_the_write_pointer_is_refused() {
 #[test]
 fn conventional_zone_accepts_writes_anywhere() {
     let file = in_memory(&layout());
-    assert_eq!(file.write_at(&[7; 100], ZONE - 50, false), Ok(100));
+    assert_eq!(file.write_at(&[7; 100], ZONE - 50), Ok(100));
     assert_eq!(read(&file, ZONE - 51, 102), [&[0][..], &[7; 100], &[0]].concat());
     for action in [ZoneAction::Open, ZoneAction::Close, ZoneAction::Finish, ZoneAction::Reset] {
         assert_eq!(act(&file, action, 1), Err(Errno::IO));

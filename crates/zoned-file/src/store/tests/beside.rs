@@ -43,9 +43,9 @@ impl BackingStore for Hooked {
         self.store.read_at(data, offset)
     }
 
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         self.call(Call::Write(offset))?;
-        self.store.write_at(data, offset, durable)
+        self.store.write_at(data, offset)
     }
 
     fn sync(&self) -> Result<(), Errno> {
@@ -81,7 +81,7 @@ fn setup(promised: bool) -> Setup {
     let (hooked_data, hooked_sidecar) = (Hooked::new(&data), Hooked::new(&sidecar));
     let file = ZonedFile::over(hooked_data.clone(), hooked_sidecar.clone(), BOOTS[0]).unwrap();
     for zone in [FIRST, SECOND] {
-        assert_eq!(file.write_at(&OLD, zone * ZONE, false), Ok(OLD.len()));
+        assert_eq!(file.write_at(&OLD, zone * ZONE), Ok(OLD.len()));
     }
     if promised {
         file.sync().unwrap();
@@ -120,7 +120,7 @@ impl Setup {
 fn reset_during_sync_keeps_no_old_write_pointer() {
     let setup = setup(false);
     setup.reset_both_beside_a_sync();
-    assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE, false), Ok(NEW.len()));
+    assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE), Ok(NEW.len()));
     assert_eq!(setup.cut_power(SECOND), Ok(()));
 }
 
@@ -128,7 +128,7 @@ fn reset_during_sync_keeps_no_old_write_pointer() {
 fn reset_of_promised_zone_during_torn_sync_keeps_no_old_write_pointer() {
     let setup = setup(true);
     setup.reset_both_beside_a_sync();
-    assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE, false), Ok(NEW.len()));
+    assert_eq!(setup.file.write_at(&NEW, SECOND * ZONE), Ok(NEW.len()));
     // The power cut hits the next sync, and tears the record of the zone in either table.
     let zones = layout().zones();
     let before = setup.sidecar.contents();
@@ -142,7 +142,7 @@ fn reset_of_promised_zone_during_torn_sync_keeps_no_old_write_pointer() {
         .collect();
     assert_eq!(rewritten.len(), 1, "a sync writes one of the two");
     let half = rewritten[0].start..rewritten[0].start + records::RECORD / 2;
-    let written_over = setup.sidecar.write_at(&before[half.clone()], half.start as u64, false);
+    let written_over = setup.sidecar.write_at(&before[half.clone()], half.start as u64);
     assert_eq!(written_over, Ok(half.len()));
     assert_eq!(setup.cut_power(SECOND), Ok(()));
 }
@@ -162,7 +162,7 @@ fn reset_after_partly_failed_sync_keeps_no_old_write_pointer() {
     assert_eq!(setup.file.sync(), Err(Errno::NOSPC));
     fails.store(false, Ordering::Relaxed);
     setup.file.manage(ZoneAction::Reset, FIRST * ZONE, ZONE).unwrap();
-    assert_eq!(setup.file.write_at(&NEW, FIRST * ZONE, false), Ok(NEW.len()));
+    assert_eq!(setup.file.write_at(&NEW, FIRST * ZONE), Ok(NEW.len()));
     assert_eq!(setup.cut_power(FIRST), Ok(()));
 }
 

@@ -94,7 +94,7 @@ impl Disk {
 
 impl BackingStore for Disk {
     fn geometry(&self) -> Geometry {
-        Geometry { len: self.machine().cache[self.number].len() as u64, read_only: false }
+        Geometry::new(self.machine().cache[self.number].len() as u64)
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
@@ -103,7 +103,7 @@ impl BackingStore for Disk {
         Ok(data.len())
     }
 
-    fn write_at(&self, data: &[u8], offset: u64, _durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         self.begin_sync_beside();
         let mut machine = self.machine();
         machine.cache[self.number][offset as usize..][..data.len()].copy_from_slice(data);
@@ -122,7 +122,7 @@ impl BackingStore for Disk {
 
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
         self.sync_beside();
-        self.write_at(&vec![0; len as usize], offset, false).map(drop)
+        self.write_at(&vec![0; len as usize], offset).map(drop)
     }
 }
 
@@ -290,7 +290,7 @@ fn operate(file: &ZonedFile, random: &mut Random, tag: &mut u64, beside: bool) -
             let fill = |sector: u64| (*tag << 8 | sector).to_le_bytes().repeat(SECTOR / 8);
             let bytes: Vec<u8> = (0..sectors).flat_map(fill).collect();
             let durable = !beside && random.below(8) == 0 && zone != CONVENTIONAL as u64;
-            file.write_at(&bytes, start + at, durable).is_ok() && durable
+            file.write_at(&bytes, start + at).is_ok() && durable && file.sync().is_ok()
         }
         9..=13 => {
             let actions = [ZoneAction::Open, ZoneAction::Close, ZoneAction::Finish, ZoneAction::Reset];

@@ -8,7 +8,7 @@ fn used() -> (Vec<u8>, Vec<u8>) {
     let (data, sidecar) = stores(&layout());
     let file = ZonedFile::over(data.clone(), sidecar.clone(), 1).unwrap();
     for zone in [2, 3, 5] {
-        file.write_at(&[7; 2 * BLOCK as usize], zone * ZONE, false).unwrap();
+        file.write_at(&[7; 2 * BLOCK as usize], zone * ZONE).unwrap();
     }
     file.sync().unwrap();
     file.manage(ZoneAction::Reset, 3 * ZONE, ZONE).unwrap();

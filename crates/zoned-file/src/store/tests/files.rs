@@ -16,7 +16,7 @@ fn reopened_zoned_file_has_same_states_and_data() {
     let block = [3; BLOCK as usize];
     {
         let file = ZonedFile::open(&path, false).unwrap();
-        file.write_at(&block, 2 * ZONE, false).unwrap();
+        file.write_at(&block, 2 * ZONE).unwrap();
         file.manage(ZoneAction::Open, 3 * ZONE, ZONE).unwrap();
         // The process is killed.
         std::mem::forget(file);
@@ -44,14 +44,14 @@ fn zoned_file_has_one_writer_or_many_readers() {
     let writer = ZonedFile::open(&path, false).unwrap();
     assert!(matches!(ZonedFile::open(&path, false).err(), Some(ZonedFileError::Busy(_))));
     assert!(matches!(ZonedFile::open(&path, true).err(), Some(ZonedFileError::Busy(_))));
-    writer.write_at(&[1; BLOCK as usize], 2 * ZONE, false).unwrap();
+    writer.write_at(&[1; BLOCK as usize], 2 * ZONE).unwrap();
     assert_eq!(ZonedFile::look(&path).unwrap().1[2].write_pointer, Some(2 * ZONE + BLOCK));
     drop(writer);
     let readers = [ZonedFile::open(&path, true).unwrap(), ZonedFile::open(&path, true).unwrap()];
     assert!(matches!(ZonedFile::open(&path, false).err(), Some(ZonedFileError::Busy(_))));
     for reader in &readers {
         assert!(reader.geometry().read_only);
-        assert_eq!(reader.write_at(&[1; BLOCK as usize], 2 * ZONE + BLOCK, false), Err(Errno::PERM));
+        assert_eq!(reader.write_at(&[1; BLOCK as usize], 2 * ZONE + BLOCK), Err(Errno::PERM));
         assert_eq!(reader.manage(ZoneAction::ResetAll, 0, 0), Err(Errno::PERM));
     }
 }

@@ -34,13 +34,13 @@ impl BackingStore for Failing {
         self.store.read_at(data, offset)
     }
 
-    fn write_at(&self, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         if self.is_failing() {
             // Like a full disk: some bytes first, then an error at the next call.
             let part = data.len() * (self.failures.load(Ordering::Relaxed) % 3) as usize / 3;
-            return if part == 0 { Err(Errno::NOSPC) } else { self.store.write_at(&data[..part], offset, durable) };
+            return if part == 0 { Err(Errno::NOSPC) } else { self.store.write_at(&data[..part], offset) };
         }
-        self.store.write_at(data, offset, durable)
+        self.store.write_at(data, offset)
     }
 
     fn sync(&self) -> Result<(), Errno> {
@@ -139,6 +139,7 @@ impl Model {
             ZoneAction::Reset | ZoneAction::ResetAll => {
                 self.zones[zone] = ModelZone { blocks: Vec::new(), condition: Empty };
             }
+            _ => return Err(Errno::OPNOTSUPP),
         }
         Ok(())
     }
@@ -202,7 +203,7 @@ fn operate(
             let bytes = vec![fill; count * BLOCK as usize];
             if zone < layout.conventional as usize {
                 let block = random.below(2 * 16 - 5) as usize;
-                let got = file.write_at(&bytes, block as u64 * BLOCK, false);
+                let got = file.write_at(&bytes, block as u64 * BLOCK);
                 if got.is_ok() {
                     model.conventional[block..block + count].fill(fill);
                 }
@@ -210,7 +211,10 @@ fn operate(
             } else {
                 let offset = start + at as u64 * BLOCK;
                 let fits = ((count as u64) * BLOCK).min(layout.range(zone as u32).end.saturating_sub(offset));
-                let got = file.write_at(&bytes, offset, random.below(30) == 0);
+                let mut got = file.write_at(&bytes, offset);
+                if random.below(30) == 0 {
+                    got = got.and_then(|written| file.sync().map(|()| written));
+                }
                 let expected = if offset >= layout.len {
                     Err(Errno::NOSPC)
                 } else {
@@ -326,7 +330,7 @@ fn concurrent_writes_to_zones_succeed() {
                     for round in 0..20_u8 {
                         for block in 0..12_u64 {
                             let bytes = [round + zone as u8; BLOCK as usize];
-                            assert_eq!(file.write_at(&bytes, zone * ZONE + block * BLOCK, false), Ok(4096));
+                            assert_eq!(file.write_at(&bytes, zone * ZONE + block * BLOCK), Ok(4096));
                         }
                         if round < 19 {
                             file.manage(ZoneAction::Reset, zone * ZONE, ZONE).unwrap();
