@@ -115,10 +115,10 @@ pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()
             for turn in 0..servers.len() {
                 let at = (turn + round) % servers.len();
                 progress.step(&format!("compare: {}, {}", load.name(), servers[at].kind.name()));
-                servers[at].place(&cpus, load.placement);
+                servers[at].place(&cpus, load.placement)?;
                 let measured = || one(&servers[at], load.timed(slice), payload, with_fio, &mut row[at]);
                 cpus.run_client(load.placement, measured)??;
-                servers[at].place(&cpus, Placement::Any);
+                servers[at].place(&cpus, Placement::Any)?;
             }
         }
     }

@@ -87,7 +87,7 @@ fn over_nbd(options: &Options, results: &mut Results) -> anyhow::Result<()> {
         for write in [false, true] {
             progress.step(&format!("latency: NBD, {}, {name}", operation(write)));
             let threads = threads("self", |thread| thread == NULL_SERVER || thread.starts_with(WORKER_THREADS));
-            cpus.place_server(placement, &threads);
+            cpus.place_server(placement, &threads)?;
             let job = Job { write, block: BLOCK, depth: 1, end: End::Time(slice), watch: true };
             let samples = cpus.run_client(placement, || measure_nbd(&servers, job, slice, rounds))??;
             let cases = servers.map(|(server, _)| format!("{server}, {name}"));

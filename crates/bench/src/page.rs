@@ -41,7 +41,7 @@ pub(crate) fn html(results: &Results, environment: &[(String, String)]) -> Strin
     text += &thresholds(results);
     text += &compare_sections(results);
     text += &path_sections(results);
-    text += &latency_section(results);
+    text += &latency_sections(results);
     text += "<section><h2>Environment</h2>\n<table class=\"facts\">\n";
     for (name, value) in environment {
         text += &format!("<tr><th>{}</th><td>{}</td></tr>\n", escaped(name), escaped(value));
@@ -107,7 +107,7 @@ fn color(case: &str) -> usize {
 }
 
 fn look(case: &str) -> &'static str {
-    if case.contains("offloaded") { "dash" } else { "" }
+    if case.contains("offloaded") || case.contains("two CPUs") { "dash" } else { "" }
 }
 
 fn most(lines: &[Line]) -> f64 {
@@ -232,12 +232,23 @@ fn nanos_name(nanos: f64) -> String {
     }
 }
 
-fn latency_section(results: &Results) -> String {
+fn latency_sections(results: &Results) -> String {
+    let in_process = "AES-256-XTS in process, one worker. Busy: as many other threads as CPUs compute all the time. An \
+                      offloaded request waits until the scheduler runs the other thread.";
+    let over_nbd = "AES-256-XTS over NBD with one request in flight, client and server on one CPU or (dashed) on two. The \
+                    null server answers without touching data.";
+    section("Latency", in_process, &latency_panels(results, false))
+        + &section("Latency over NBD", over_nbd, &latency_panels(results, true))
+}
+
+fn latency_panels(results: &Results, over_nbd: bool) -> Vec<String> {
     let mut panels = Vec::new();
     for write in [false, true] {
         for depth in latency::DEPTHS {
             let operation = path::operation(write);
-            let wanted = |f: &&Measurement| f.operation == operation && f.queue_depth == depth;
+            let wanted = |f: &&Measurement| {
+                f.operation == operation && f.queue_depth == depth && f.case.starts_with("NBD") == over_nbd
+            };
             let rows: Vec<&Measurement> = results.of("latency").filter(wanted).collect();
             if rows.is_empty() {
                 continue;
@@ -247,6 +258,8 @@ fn latency_section(results: &Results) -> String {
             let mut lines_of = lines(&rows, |f| (2f64.powi(rank(f.measure) as i32), f.value));
             for line in &mut lines_of {
                 line.color = match (line.label.contains("busy"), line.label.contains("offloaded")) {
+                    _ if line.label.contains("null") => 8,
+                    _ if line.label.contains("polling") => 5,
                     (false, false) => 1,
                     (false, true) => 5,
                     (true, false) => 0,
@@ -257,7 +270,11 @@ fn latency_section(results: &Results) -> String {
             let least = lines_of.iter().flat_map(|line| &line.points).map(|point| point.1).fold(f64::MAX, f64::min);
             let ticks = latency::PERCENTILES.iter().map(|(name, _)| (2f64.powi(rank(name) as i32), (*name).to_owned()));
             let plot = LinePlot {
-                id: format!("latency-{}-{depth}", if write { "write" } else { "read" }),
+                id: format!(
+                    "latency{}-{}-{depth}",
+                    if over_nbd { "-nbd" } else { "" },
+                    if write { "write" } else { "read" }
+                ),
                 title: format!("4 KiB {operation}, depth {depth}"),
                 x: Axis::named("percentile", ticks.collect()),
                 y: Axis::decades("completion latency, ns", least, most(&lines_of), nanos_name),
@@ -268,9 +285,7 @@ fn latency_section(results: &Results) -> String {
             panels.push(panel(&plot.svg(), &plot.table()));
         }
     }
-    let words = "AES-256-XTS in process, one worker. Busy: as many other threads as CPUs compute all the time. An offloaded \
-                 request waits until the scheduler runs the other thread.";
-    section("Latency", words, &panels)
+    panels
 }
 
 fn compare_sections(results: &Results) -> String {
@@ -367,13 +382,16 @@ mod tests {
                 );
             }
         }
+        let nbd = "NBD polling, two CPUs";
+        measurements
+            .extend(latency::PERCENTILES.map(|(name, _)| measurement("latency", nbd, "random read", 4096, 1, name)));
         measurements.push(measurement("compare", "Inlock LUKS2", "random read", 4096, 16, "operations"));
         measurements.push(measurement("compare", "nbdkit file", "random read", 4096, 1, "median latency, one CPU"));
         measurements.push(measurement("compare", "nbdkit file", "sequential read", 1 << 20, 4, "processor time"));
         let results = Results { measurements, ..Results::default() };
         let page = html(&results, &[("date".to_owned(), "<today>".to_owned())]);
         let plots = page.matches("<svg ").count();
-        assert_eq!(plots, 2 + 2 + 3 + 4 + 3, "{page}");
+        assert_eq!(plots, 2 + 2 + 3 + 4 + 1 + 3, "{page}");
         assert_eq!(page.matches("<details>").count(), plots);
         assert!(page.contains("&lt;today&gt;") && !page.contains("http"), "{page}");
         assert_eq!(page.matches("<section>").count(), page.matches("</section>").count());

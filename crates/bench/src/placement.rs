@@ -5,7 +5,7 @@
 
 use std::fs;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
 /// CPUs of client and server.
@@ -55,16 +55,25 @@ impl Cpus {
     }
 
     /// Places the threads of a server.
-    pub(crate) fn place_server(&self, placement: Placement, threads: &[Pid]) {
+    ///
+    /// # Errors
+    ///
+    /// There is none, or one cannot be placed.
+    pub(crate) fn place_server(&self, placement: Placement, threads: &[Pid]) -> anyhow::Result<()> {
+        ensure!(!threads.is_empty(), "the server has no thread to place");
         let cpus = match placement {
             Placement::Any => self.all,
             Placement::OneCpu => only(self.client),
             Placement::TwoCpus => self.server.map_or(self.all, only),
         };
         for thread in threads {
-            // Fails if the thread has ended.
-            let _ = sched_setaffinity(Some(*thread), &cpus);
+            match sched_setaffinity(Some(*thread), &cpus) {
+                // The thread has ended.
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(error) => return Err(error).context("cannot place the server"),
+            }
         }
+        Ok(())
     }
 
     /// Runs a client on this thread; a program that it starts inherits the CPU.
@@ -125,9 +134,10 @@ mod tests {
         };
         assert_eq!(found.len(), 1);
         let count = || sched_getaffinity(Some(found[0])).unwrap().count();
-        cpus.place_server(Placement::OneCpu, &found);
+        cpus.place_server(Placement::OneCpu, &found).unwrap();
         assert_eq!(count(), 1);
-        cpus.place_server(Placement::Any, &found);
+        cpus.place_server(Placement::Any, &found).unwrap();
+        assert!(cpus.place_server(Placement::Any, &[]).is_err());
         assert_eq!(count(), cpus.all.count());
         stop.send(()).unwrap();
         assert!(server.join().unwrap());

@@ -118,12 +118,12 @@ impl Server {
     }
 
     /// Places the server's threads.
-    pub(crate) fn place(&self, cpus: &Cpus, placement: Placement) {
+    pub(crate) fn place(&self, cpus: &Cpus, placement: Placement) -> anyhow::Result<()> {
         let found = match &self.child {
             Some(child) => threads(&child.id().to_string(), |_| true),
             None => threads("self", |name| name == wire::NULL_SERVER),
         };
-        cpus.place_server(placement, &found);
+        cpus.place_server(placement, &found)
     }
 
     fn wait_until_ready(&mut self, log: &Path) -> anyhow::Result<()> {

@@ -6,6 +6,7 @@
 use std::io::{self, BufReader, IoSlice, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const SERVER_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
@@ -226,7 +227,10 @@ pub(crate) const NULL_SERVER: &str = "null-server";
 /// one buffer, writes are received and dropped.
 pub(crate) fn serve_null(socket: &Path, size: u64) -> io::Result<()> {
     let listener = UnixListener::bind(socket)?;
+    let (started, wait) = mpsc::channel();
     let accept = move || {
+        // The thread has its name by now.
+        let _ = started.send(());
         while let Ok((stream, _)) = listener.accept() {
             // An error means that the client has disconnected.
             let serve = move || serve_one(stream, size).is_ok();
@@ -236,7 +240,7 @@ pub(crate) fn serve_null(socket: &Path, size: u64) -> io::Result<()> {
         }
     };
     std::thread::Builder::new().name(NULL_SERVER.into()).spawn(accept)?;
-    Ok(())
+    wait.recv().map_err(io::Error::other)
 }
 
 fn serve_one(mut stream: UnixStream, size: u64) -> io::Result<()> {

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_prefers_the_smallest_that_fits_and_degrades_to_smaller_ones() {
+    fn pool_prefers_the_smallest_fitting_buffer_and_falls_back_to_smaller_ones() {
         let class = |capacity, count| BufferClass { capacity, count };
         let mut pool = BufferPool::new(&[class(100, 1), class(10, 2)]);
         let a = pool.take(10, 10).unwrap();

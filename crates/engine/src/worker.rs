@@ -312,10 +312,10 @@ impl<F: Frontend> Worker<F> {
             } else if let Some((id, event)) = self.ready.pop_front() {
                 self.advance(id, event);
             } else if self.volume.state != FreezeState::Frozen
-                && let Some(request) = self.requests.pop_front()
+                && let Some(mut request) = self.requests.pop_front()
             {
                 let origin = Origin::Frontend(request.id);
-                self.start(request, origin);
+                self.start(&mut request, origin);
             } else {
                 let (front, mut cx) = self.split();
                 if !front.process(&mut cx) {

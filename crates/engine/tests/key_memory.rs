@@ -175,7 +175,7 @@ fn open() -> Device {
 }
 
 #[test]
-fn the_key_is_gone_from_memory_while_suspended() {
+fn key_is_gone_from_memory_while_suspended() {
     let device = Arc::new(open());
     let (tell, mailbox) = mpsc::channel();
     let (wrote, written) = mpsc::channel();

@@ -51,18 +51,24 @@ impl BusyPoll {
         self.backoff > 1
     }
 
-    /// Polls until `is_ready`, but not longer than `wait`.
+    /// Polls until `is_ready`, but not longer than `wait`. Another thread may have had the CPU for longer than the
+    /// limit: polling has failed then, too.
     pub(super) fn poll(&mut self, wait: Duration, mut is_ready: impl FnMut() -> bool) {
         let (began, limit) = (Instant::now(), self.limit.min(wait));
-        while !is_ready() {
-            if began.elapsed() >= limit {
+        loop {
+            let is_ready = is_ready();
+            let is_late = began.elapsed() > limit;
+            if is_late {
                 self.skipped = self.backoff;
                 self.backoff = (2 * self.backoff).min(MAX_SKIPPED);
+            } else if is_ready {
+                self.backoff = 1;
+            }
+            if is_ready || is_late {
                 return;
             }
             sched_yield();
         }
-        self.backoff = 1;
     }
 }
 
@@ -97,8 +103,20 @@ mod tests {
         let skipped: Vec<usize> = (0..9).map(|_| waits_until_poll()).collect();
         assert_eq!(skipped, [0, 1, 2, 4, 8, 16, 32, 64, 64]);
         while !polls_after(&mut poll, 28) {}
+        poll.limit = Duration::from_secs(60);
         poll.poll(Duration::MAX, || true);
         assert!(polls_after(&mut poll, 28), "a success ends the back-off");
+    }
+
+    #[test]
+    fn polling_that_finds_something_too_late_has_failed() {
+        let mut poll = BusyPoll::new(Duration::from_millis(1));
+        assert!(polls_after(&mut poll, 28));
+        poll.poll(Duration::MAX, || {
+            std::thread::sleep(Duration::from_millis(2));
+            true
+        });
+        assert!(poll.has_missed() && !polls_after(&mut poll, 28));
     }
 
     #[test]

@@ -218,6 +218,14 @@ impl Operation {
         }
     }
 
+    /// Returns whether a store carries the operation out.
+    fn is_on_store(&self) -> bool {
+        match self {
+            Self::Read { .. } | Self::Write { .. } | Self::Writev { .. } | Self::Sync | Self::Discard { .. } => true,
+            Self::Receive { .. } | Self::Send(_) | Self::Ublk(_) => false,
+        }
+    }
+
     fn into_returned(self) -> Returned {
         match self {
             Self::Read { buffer, .. } | Self::Receive { buffer, .. } => Returned::Buffer(buffer),
@@ -427,8 +435,8 @@ impl Ring {
     }
 
     /// Returns the ring with waits that first poll for completions, for at most `limit`. A wait polls if the transfers
-    /// since the last one were short together, and less often while polling finds nothing. The default is zero: waits
-    /// do not poll.
+    /// since the last one were short together and no operation on a store is in flight, and less often while polling
+    /// finds nothing. The default is zero: waits do not poll.
     #[must_use]
     pub fn with_busy_poll(mut self, limit: Duration) -> Self {
         self.busy_poll = BusyPoll::new(limit);
@@ -436,7 +444,8 @@ impl Ring {
     }
 
     /// Reserves memory for `operations` more operations in flight on stores. Adding a socket reserves memory for its
-    /// two, one that receives and one that sends. So [`Ring::submit`] and [`Ring::turn`] do not allocate.
+    /// two, one that receives and one that sends. So [`Ring::submit`] and [`Ring::turn`] do not
+    /// allocate, if the queue for completions has room for [`Ring::room`] of them.
     pub fn reserve(&mut self, operations: usize) {
         self.operations += operations;
         self.make_room();

@@ -6,7 +6,7 @@
 use super::busy_poll::BusyPoll;
 use super::{Completion, Descriptor, FileId, Files, Operation, Returned, Token, Wait, Waker};
 use crate::errno::Errno;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use rustix::event::{Timespec, epoll};
 use rustix::net::RecvFlags;
 use std::collections::VecDeque;
 use std::io;
@@ -90,16 +90,28 @@ impl SyncRing {
             Wait::Until(limit) => limit.try_into().ok(),
             Wait::Forever => None,
         };
+        let mut outcome = Ok(false);
         if timeout != Some(NO_TIME) && busy_poll.begin() {
-            let is_ready =
-                || rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&NO_TIME)) != Ok(0);
-            busy_poll.poll(wait.limit(), is_ready);
+            // An event is no completion yet: a client that takes its reply makes the socket writable.
+            busy_poll.poll(wait.limit(), || {
+                outcome = self.look(files, Some(&NO_TIME));
+                !self.done.is_empty() || !matches!(outcome, Ok(false))
+            });
         }
+        if self.done.is_empty() && matches!(outcome, Ok(false)) || timeout == Some(NO_TIME) {
+            outcome = self.look(files, timeout.as_ref());
+        }
+        super::hand_over(&mut self.done, done);
+        outcome
+    }
+
+    /// Waits for sockets, and retries their operations. Returns whether the ring was woken.
+    fn look(&mut self, files: &mut Files, timeout: Option<&Timespec>) -> io::Result<bool> {
         let mut ready = std::mem::take(&mut self.events);
         let closed = ready.len();
         // The kernel refuses an empty list.
         ready.reserve(EVENTS);
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), timeout.as_ref()) {
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), timeout) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -114,7 +126,6 @@ impl SyncRing {
             }
         }
         self.events = ready;
-        super::hand_over(&mut self.done, done);
         Ok(woken)
     }
 

@@ -47,6 +47,8 @@ pub(super) struct Uring {
     done: VecDeque<Completion>,
     /// Entries that did not fit the submission queue; they are submitted after completions.
     backlog: VecDeque<squeue::Entry>,
+    /// Operations on stores in flight.
+    store_operations: u32,
     /// The send of this turn, as long as it is the only one: it needs no entry.
     lone_send: Option<u32>,
     /// Sends of this turn.
@@ -107,6 +109,7 @@ impl Uring {
             vectors: Vec::new(),
             done: VecDeque::new(),
             backlog: VecDeque::new(),
+            store_operations: 0,
             lone_send: None,
             sends: 0,
             was_short: false,
@@ -183,6 +186,7 @@ impl Uring {
             assert!(fits, "a place of a ublk queue has a buffer for the longest request, where the driver copies");
         }
         held.in_flight += 1;
+        self.store_operations += u32::from(operation.is_on_store());
         let is_send = matches!(operation, Operation::Send(_));
         let scattered = is_send || matches!(operation, Operation::Writev { .. });
         let vectors = scattered.then(|| self.vectors.pop().unwrap_or_else(Vectors::new));
@@ -326,7 +330,7 @@ impl Uring {
         let waiting = self.push_backlog() && self.done.is_empty();
         #[cfg(feature = "fault-injection")]
         let waiting = waiting && self.late.is_empty();
-        if waiting && wait != Wait::No && busy_poll.begin() {
+        if waiting && !wait.limit().is_zero() && self.store_operations == 0 && busy_poll.begin() {
             self.poll(busy_poll, wait);
         }
         let entered = match wait {
@@ -417,6 +421,7 @@ impl Uring {
         self.free.push(index);
         self.vectors.extend(entry.vectors);
         let result = result.map(|n| if entry.progress > 0 { entry.progress } else { n });
+        self.store_operations -= u32::from(entry.operation.is_on_store());
         let returned = entry.operation.into_returned();
         self.done.push_back(Completion { token: entry.token, result, returned });
         if let Some(held) = files.release(entry.file) {

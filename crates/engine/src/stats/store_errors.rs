@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_error_is_told_with_what_failed() {
+    fn last_error_is_reported_with_its_operation() {
         let errors = StoreErrors::default();
         assert_eq!((errors.count(), errors.last()), (0, None));
         errors.note(Operation::Read, &RequestError::Io(Errno::IO));

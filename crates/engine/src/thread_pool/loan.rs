@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "goes back to its lender")]
-    fn a_loan_does_not_go_to_another_lender() {
+    fn loan_of_another_lender_is_not_taken_back() {
         let mut one = Lender::new(Buffer::new(4096), 4096);
         let mut other = Lender::new(Buffer::new(4096), 4096);
         other.lend(1).unwrap();

@@ -28,10 +28,9 @@ pub struct Request {
 }
 
 impl Request {
-    /// Ends the request and returns its memory.
-    pub(super) fn end(self, result: Result<(), RequestError>) -> Finished {
-        let Self { id, data, spare, .. } = self;
-        Finished { id, result, data, spare }
+    /// Ends the request with its memory.
+    pub(super) fn end(&mut self, result: Result<(), RequestError>) -> Finished {
+        Finished { id: self.id, result, data: self.data.take(), spare: self.spare.take() }
     }
 }
 

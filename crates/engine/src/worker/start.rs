@@ -28,8 +28,8 @@ enum Begin {
 }
 
 impl<F: Frontend> Worker<F> {
-    /// Starts a request and advances it until it waits.
-    pub(super) fn start(&mut self, mut request: Request, origin: Origin) {
+    /// Starts a request, takes its memory, and advances it until it waits.
+    pub(super) fn start(&mut self, request: &mut Request, origin: Origin) {
         if self.volume.state == FreezeState::Ended {
             return self.finished.push_back(request.end(Err(Errno::SHUTDOWN.into())));
         }
@@ -41,11 +41,11 @@ impl<F: Frontend> Worker<F> {
         };
         let work = Work { len: moved, ..Work::default() };
         let id = self.table.insert(origin, Account { operation: request.operation, timing, work });
-        let event = match self.begin(id, &mut request, matches!(origin, Origin::Parent(_))) {
+        let event = match self.begin(id, request, matches!(origin, Origin::Parent(_))) {
             Ok(Begin::Event(event)) => Some(event),
             Ok(Begin::Action(action)) => self.perform(id, action),
-            Ok(Begin::Ended) => return self.report(id, Ok(()), request.data, request.spare),
-            Err(error) => return self.report(id, Err(error), request.data, request.spare),
+            Ok(Begin::Ended) => return self.report(id, Ok(()), request.data.take(), request.spare.take()),
+            Err(error) => return self.report(id, Err(error), request.data.take(), request.spare.take()),
         };
         if let Some(event) = event {
             self.advance(id, event);
@@ -56,8 +56,8 @@ impl<F: Frontend> Worker<F> {
     pub(super) fn start_child(&mut self, parent: RequestId) -> Option<Event> {
         let Some(Body::Remapped(remapped)) = self.table.get(parent).map(|request| &request.body) else { return None };
         match remapped.child(&self.volume.mapping) {
-            Ok(request) => {
-                self.start(request, Origin::Parent(parent));
+            Ok(mut request) => {
+                self.start(&mut request, Origin::Parent(parent));
                 None
             }
             Err(error) => Some(Event::Child { buffer: Buffer::new(0), requested: 0..0, result: Err(error) }),
@@ -136,14 +136,18 @@ impl<F: Frontend> Worker<F> {
             ZonePlace::Deferred(hold) => (hold, true),
         };
         let in_zone = hold != Hold::None;
-        let reads_zeroes = range.kind == mapping::Kind::Zero && operation == Operation::Read;
-        if reads_zeroes || matches!(operation, Operation::WriteZeroes { .. }) {
-            data.data_mut()[range.requested()].fill(0);
-        }
         match range.kind {
-            mapping::Kind::Zero if !in_zone => return Ok(Begin::Ended),
+            mapping::Kind::Zero if !in_zone => {
+                if operation == Operation::Read {
+                    data.data_mut()[range.requested()].fill(0);
+                }
+                return Ok(Begin::Ended);
+            }
             mapping::Kind::Error if !in_zone => return Err(Errno::IO.into()),
             _ => {}
+        }
+        if matches!(operation, Operation::WriteZeroes { .. }) {
+            data.data_mut()[range.requested()].fill(0);
         }
         let kind = match operation {
             Operation::Read => Kind::Read,

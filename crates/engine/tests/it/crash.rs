@@ -188,7 +188,7 @@ fn flushed_writes_survive_a_power_cut_with_a_pool() {
 
 /// The negative control: a store that swallows flushes must be caught.
 #[test]
-fn a_swallowed_flush_is_caught() {
+fn swallowed_flush_is_found() {
     let (states, violations) = cuts(1..4, true);
     assert!(violations > 0, "{states} states of a store that loses writes passed");
     // And the test data itself is fine: the image starts where the data area does.

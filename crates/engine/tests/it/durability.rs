@@ -204,7 +204,7 @@ fn flushes_at_once_all_fail_after_lost_writes() {
 }
 
 #[test]
-fn a_suspend_beside_flushes_is_told_of_lost_writes() {
+fn suspend_during_flushes_reports_lost_writes() {
     for through in WAYS {
         for _ in 0..10 {
             let store = Arc::new(LossyStore::new(through, Duration::from_millis(1)));

@@ -285,7 +285,7 @@ fn every_operation_fails_once_with_a_copy_thread() {
 
 /// The negative control: the check does see a neighbour that changed.
 #[test]
-fn a_changed_neighbour_is_seen() {
+fn changed_neighbour_is_found() {
     let mut model = Random::new(1).bytes(LEN);
     let mut image = image_of(&model, 512);
     image[DATA_OFFSET + 512] ^= 1;
@@ -343,7 +343,7 @@ fn one_failing_request_does_not_fail_its_neighbours_with_a_copy_thread() {
 
 /// A failed write leaves whole data units, old or new, and changes none outside its range.
 #[test]
-fn a_carried_write_that_fails_half_way_leaves_whole_units() {
+fn copied_write_that_fails_half_way_leaves_whole_units() {
     for failing in 0..10 {
         let before = Random::new(7).bytes(LEN);
         // The two edges are read first.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 const START: u64 = DATA_OFFSET as u64;
 
 #[test]
-fn a_device_grows_with_its_store_by_whole_data_units() {
+fn device_grows_with_its_store_by_whole_data_units() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(START + (64 << 10)).unwrap();
     let store = FileStore::new(file.try_clone().unwrap(), IoMode::Auto).unwrap();

@@ -97,7 +97,7 @@ fn one_by_one_on_a_file_through_both_rings() {
 
 /// A store with a descriptor on the plain ring: what `sync` does where the store is not called inline.
 #[test]
-fn a_descriptor_on_the_plain_ring() {
+fn descriptor_on_the_sync_ring_agrees_with_the_model() {
     let (named, store) = file(DATA_OFFSET + LEN as usize, IoMode::Uring);
     check_one_by_one(&store, IoMode::Sync, 4096, 12, &|| std::fs::read(named.path()).unwrap());
 }
@@ -170,7 +170,7 @@ fn share_units(calls: usize) {
 }
 
 #[test]
-fn the_blocking_device_agrees_with_the_model() {
+fn blocking_device_agrees_with_the_model() {
     for unit in UNITS {
         let mut random = Random::new(5);
         let mut model = random.bytes(LEN as usize);
@@ -264,7 +264,7 @@ fn holes_are_reported_as_holes_of_whole_units() {
 }
 
 #[test]
-fn a_pool_gives_the_same_bytes() {
+fn offload_pool_gives_the_same_bytes() {
     scripted::offloaded(|| {
         one_by_one_in_memory();
         one_by_one_on_a_file_through_both_rings();

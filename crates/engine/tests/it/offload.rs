@@ -25,7 +25,7 @@ fn new_device() -> (Arc<MemoryStore>, Arc<Device>) {
 }
 
 #[test]
-fn the_policy_says_which_requests_move() {
+fn offload_policy_selects_requests() {
     let script = || {
         vec![
             Ask::Write { offset: 0, data: vec![1; 8192], durable: false },
@@ -51,7 +51,7 @@ fn the_policy_says_which_requests_move() {
 }
 
 #[test]
-fn a_long_request_is_split_at_unit_boundaries() {
+fn offloaded_request_is_split_at_unit_boundaries() {
     let (store, device) = new_device();
     let data = Random::new(5).bytes(200_000);
     let write = Ask::Write { offset: 0, data: data.clone(), durable: false };
@@ -80,7 +80,7 @@ fn where_the_pool_takes_nothing_the_worker_does_the_work() {
 }
 
 #[test]
-fn a_pool_without_threads_is_refused() {
+fn offload_pool_without_threads_is_refused() {
     let (_, device) = new_device();
     for threads in [0, OffloadOptions::MAX_THREADS + 1] {
         let options = offload_options(OffloadPolicy::Reads, threads);

@@ -105,7 +105,7 @@ fn each_line_has_its_own_content_key_and_store() {
 }
 
 #[test]
-fn a_discard_and_a_run_keep_to_whole_units_of_each_line() {
+fn discard_keeps_to_whole_units_of_each_line() {
     let stack = stack();
     let before = [stack.stores[0].contents(), stack.stores[1].contents()];
     // From the last line's second sector on: its first unit is only touched.
@@ -133,7 +133,7 @@ fn a_discard_and_a_run_keep_to_whole_units_of_each_line() {
 }
 
 #[test]
-fn an_error_line_fails_everything_and_its_neighbours_nothing() {
+fn error_line_fails_every_operation_and_its_neighbours_none() {
     let segments = [segment(0, 8, 0, 512), segment(8, 8, 0, 512)];
     let key = key();
     let lines = [
@@ -200,7 +200,7 @@ impl BackingStore for Flushed {
 }
 
 #[test]
-fn a_flush_reaches_every_store_and_fails_with_any() {
+fn flush_reaches_every_store_and_fails_with_any() {
     let (a, b) = (segment(0, 8, 0, 512), segment(8, 8, 0, 512));
     for failing in [false, true] {
         for worker in [false, true] {
@@ -225,7 +225,7 @@ fn a_flush_reaches_every_store_and_fails_with_any() {
 }
 
 #[test]
-fn a_table_that_stores_nothing_needs_no_store() {
+fn table_of_zero_and_error_needs_no_store() {
     let (zero, error) = (segment(0, 8, 0, 512), segment(8, 8, 0, 512));
     let lines = [
         Target { segment: &zero, content: Content::Zero, store: 0 },

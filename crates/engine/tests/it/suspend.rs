@@ -214,7 +214,7 @@ fn orders_that_cannot_be_followed_are_refused() {
 }
 
 #[test]
-fn a_device_that_is_given_up_fails_what_waits() {
+fn ended_device_fails_waiting_requests() {
     let store = Counted::new(8192);
     let device = device_on(&store);
     device.suspend().unwrap();

@@ -293,7 +293,7 @@ fn ways() -> Vec<(IoMode, OffloadPolicy)> {
 }
 
 #[test]
-fn a_million_requests_allocate_nothing() {
+fn million_requests_allocate_nothing() {
     let _alone = alone();
     let ways = ways();
     let each = 1_000_000 / ways.len() + 1;
@@ -312,7 +312,7 @@ fn without_memory_everything_goes_on() {
 
 /// The negative control: what a watched thread allocates is seen.
 #[test]
-fn an_allocation_is_seen() {
+fn allocation_is_found() {
     let _alone = alone();
     let go = Barrier::new(2);
     std::thread::scope(|scope| {

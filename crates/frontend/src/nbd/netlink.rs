@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_its_attributes_and_its_acknowledgement() {
+    fn reply_has_attributes_and_an_acknowledgement() {
         let mut bytes = message(33, 1, 1, &Attributes::default().with(1, &4u32.to_ne_bytes()));
         let mut ack = message(ERROR, 0, 0, &Attributes::default());
         ack[HEADER..].copy_from_slice(&(-16i32).to_ne_bytes());
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_knows_its_own_families() {
+    fn kernel_knows_its_own_families() {
         // A sandbox may have no netlink at all.
         let Ok(mut socket) = Socket::open("nlctrl") else {
             println!("SKIPPED: netlink is not allowed here");

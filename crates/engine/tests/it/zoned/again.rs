@@ -93,7 +93,7 @@ fn reissued_write_beyond_the_pointer_is_refused() {
 
 /// A queue of writes was cut off somewhere; the kernel asks for all of them again, in any order, of any worker.
 #[test]
-fn a_queue_that_was_cut_off_is_carried_out_in_any_order() {
+fn reissued_queue_is_carried_out_in_any_order() {
     for kind in [Kind::Memory, Kind::File] {
         for cut in 0..=24 {
             let rig = Rig::new(kind, SHAPE, 512, 3);

@@ -81,7 +81,7 @@ fn many_appends_to_one_zone_land_side_by_side() {
 /// One store operation of many fails, for every one of them: what the store may have of it fails, one that is part of
 /// several is tried again alone, and the others move up.
 #[test]
-fn a_failed_append_moves_the_others_and_fails_none_of_them() {
+fn failed_append_moves_the_others_and_fails_none_of_them() {
     let (mut failed, mut moved, mut several) = (0, 0, 0);
     let cases = FAULTS.into_iter().flat_map(|fault| (1..=12).map(move |nth| (fault, nth)));
     for (name, (fault, nth)) in cases.enumerate() {
@@ -285,7 +285,7 @@ fn more_callers_than_there_is_memory_for_get_through() {
 
 /// As where its ring or its frontend fails: what it had in the queues does not keep others waiting.
 #[test]
-fn a_worker_that_ends_leaves_the_queues_to_the_others() {
+fn ending_worker_leaves_the_queues_to_the_others() {
     let rig = Rig::with(Kind::Memory, SHAPE, 512, 1, false, |store| store.delayed(2, 4));
     for round in 0..20 {
         let hasty = super::team::Team::start(&rig.device, 1, None);
