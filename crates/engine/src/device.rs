@@ -103,7 +103,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// The segments leave a gap or do not fit the store, their data units or its zones, or the key does not fit a cipher.
+    /// The segments leave a gap or do not fit the store, their data units or its zones, or the key does not fit a
+    /// cipher.
     pub fn new(
         segments: &[Segment],
         key: &VolumeKey,
@@ -265,7 +266,7 @@ impl Device {
     /// [`ControlError::NoKey`] if the key was wiped; [`ControlError::Ended`] after [`Device::end`].
     pub fn resume(&self) -> Result<(), ControlError> {
         let _orders = self.order()?;
-        if !self.is_suspended() || self.freeze.unfreeze() { Ok(()) } else { Err(ControlError::NoKey) }
+        if !self.is_suspended() || self.freeze.try_unfreeze() { Ok(()) } else { Err(ControlError::NoKey) }
     }
 
     /// Returns whether requests wait.
@@ -311,8 +312,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`ControlError::Shorter`], [`ControlError::LargerUnit`], or [`ControlError::Target`] if the mapping does not fit the
-    /// stores; [`ControlError::Ended`]. The old mapping remains.
+    /// [`ControlError::Shorter`], [`ControlError::LargerUnit`], or [`ControlError::Target`] if the mapping does not fit
+    /// the stores; [`ControlError::Ended`]. The old mapping remains.
     pub fn reload(&self, target: CryptMapping) -> Result<(), ControlError> {
         let _orders = self.order()?;
         let (len, current) = (target.len(), self.len());
@@ -332,7 +333,7 @@ impl Device {
         self.put(target);
         self.len.store(len, Ordering::Release);
         if !suspended {
-            self.freeze.unfreeze();
+            self.freeze.try_unfreeze();
         }
         Ok(())
     }
@@ -357,7 +358,7 @@ impl Device {
         let changed = self.freeze.change(|target| target.grown(&lens).of_generation(generation));
         self.len.fetch_max(self.mapping().len, Ordering::AcqRel);
         if !suspended {
-            self.freeze.unfreeze();
+            self.freeze.try_unfreeze();
         }
         match changed {
             Ok(true) => Ok(self.len()),

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn other_errors_become_eio() {
+    fn error_without_a_number_becomes_eio() {
         for number in [0, -5, 4096, 65536 + 22, i32::MIN, i32::MAX] {
             assert_eq!(Errno::from_raw_os_error(number), Errno::IO, "{number}");
         }

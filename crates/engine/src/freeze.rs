@@ -184,7 +184,7 @@ impl Freeze {
     }
 
     /// Lets requests proceed. Returns false, and stays frozen, if there is no key.
-    pub(crate) fn unfreeze(&self) -> bool {
+    pub(crate) fn try_unfreeze(&self) -> bool {
         let mut state = self.state();
         let Some(target) = &state.target else { return false };
         *self.usage.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(target));
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_user_of_frozen_mapping_is_waited_for() {
+    fn drop_of_keys_waits_for_other_users_of_the_mapping() {
         let freeze = Freeze::new(CryptMapping::raw(4096));
         freeze.freeze();
         let user = freeze.state().target.clone();

@@ -71,7 +71,7 @@ enum Waiter {
 }
 
 impl Claim {
-    fn conflicts(&self, other: &Claim) -> bool {
+    fn is_in_conflict_with(&self, other: &Claim) -> bool {
         let overlap = self.start < other.end && other.start < self.end && self.store == other.store;
         (self.exclusive || other.exclusive) && overlap
     }
@@ -161,8 +161,9 @@ impl UnitLocks {
         for later in index..table.claims.len() {
             let (earlier, rest) = table.claims.split_at_mut(later);
             let claim = &mut rest[0];
-            let concerned = claim.waiter.is_some() && gone.as_ref().is_none_or(|g| g.conflicts(claim));
-            if concerned && !claim.is_held_up(&self.all_shared) && !earlier.iter().any(|e| e.conflicts(claim)) {
+            let concerned = claim.waiter.is_some() && gone.as_ref().is_none_or(|g| g.is_in_conflict_with(claim));
+            if concerned && !claim.is_held_up(&self.all_shared) && !earlier.iter().any(|e| e.is_in_conflict_with(claim))
+            {
                 match claim.waiter.take() {
                     Some(Waiter::Request(reply)) => reply.post(Event::Locked),
                     Some(Waiter::Thread) | None => wakes = true,
@@ -199,7 +200,8 @@ impl Table {
             // From here on the lock of all units is refused.
             all_shared.fetch_add(EXCLUSIVE, Ordering::AcqRel);
         }
-        let held = !claim.is_held_up(all_shared) && !self.claims.iter().any(|earlier| earlier.conflicts(&claim));
+        let held =
+            !claim.is_held_up(all_shared) && !self.claims.iter().any(|earlier| earlier.is_in_conflict_with(&claim));
         if !held {
             claim.waiter = Some(waiter());
         }
@@ -253,10 +255,10 @@ mod tests {
         let locks = UnitLocks::default();
         let (one, two) = (locks.try_lock_all_shared().unwrap(), locks.try_lock_all_shared().unwrap());
         let (whole, held) = locks.lock(&mapped(0, 512), Purpose::Write, log.reply(1));
-        assert!(held, "what is shared goes beside it");
+        assert!(held, "shared locks do not exclude each other");
         let (partial, held) = locks.lock(&mapped(513, 5), Purpose::Write, log.reply(2));
         assert!(!held);
-        assert_eq!(locks.try_lock_all_shared(), None, "nobody overtakes a waiting write");
+        assert_eq!(locks.try_lock_all_shared(), None, "no lock overtakes a waiting write");
         let (late, held) = locks.lock(&mapped(1025, 5), Purpose::Write, log.reply(3));
         assert!(!held);
         locks.unlock(one);
@@ -287,9 +289,9 @@ mod tests {
         let (elsewhere, held) = locks.lock(&mapped(2049, 5), Purpose::Write, log.reply(4));
         assert!(held, "another unit is free");
         let (reader, held) = locks.lock(&mapped(2048, 4), Purpose::Read, log.reply(6));
-        assert!(!held, "nobody reads a unit that is being patched");
+        assert!(!held, "no read of a unit that a write changes in part");
         let (late, held) = locks.lock(&mapped(0, 512), Purpose::Write, log.reply(5));
-        assert!(!held, "nobody overtakes a waiting write");
+        assert!(!held, "no lock overtakes a waiting write");
         locks.unlock(whole_a);
         assert_eq!(log.locked(), [0; 0]);
         locks.unlock(whole_b);

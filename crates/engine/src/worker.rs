@@ -1,8 +1,8 @@
 //! The worker: carries requests between a frontend and the stores of a volume, on one thread, over one ring.
 //!
 //! 1. `start.rs` checks a request and decides its path once (`path.rs`): locks, cipher work, store, durability.
-//! 2. `Transfer::step` (`transfer.rs`) takes an event and returns the next action; discards, zone management and remapped
-//!    requests have a step of their own.
+//! 2. `Transfer::step` (`transfer.rs`) takes an event and returns the next action; discards, zone management and
+//!    remapped requests have a step of their own.
 //! 3. `perform.rs` does what the step asks for: locks, ring, zone write queues, helper threads.
 //! 4. A completion of the ring or a message of another thread is the next event (`events.rs`).
 //! 5. A request that has ended goes back to the frontend (`frontend.rs`), which replies.
@@ -181,7 +181,7 @@ impl<F: Frontend> Worker<F> {
         self
     }
 
-    /// Returns the worker with a copy thread, whatever its stores are. Without this call only a worker with a store in
+    /// Returns the worker with a copy thread for stores of any kind. Without this call only a worker with a store in
     /// memory ([`crate::StoreProfile::in_memory`]) has one.
     ///
     /// # Errors

@@ -15,6 +15,8 @@ pub(crate) const CLEAN: &[&str] = &[
     "crates/bench/",
     "crates/cipher/",
     "crates/cli/",
+    "crates/engine/",
+    "crates/frontend/",
     "crates/volume/",
     "crates/zoned-file/",
     "demo.sh",
@@ -195,9 +197,10 @@ fn without_quotes(text: &str) -> String {
     text.split('`').step_by(2).collect::<Vec<_>>().join("`")
 }
 
-/// Predicates are `is_`, `has_`, `can_`, `may_`, `needs_`, or have a name that the standard library has.
+/// Predicates are `is_`, `has_`, `can_`, `may_`, `needs_`, or have a name that the standard library has. `try_` is an
+/// action that may fail.
 fn found_names(code: &str, found: &mut impl FnMut(String)) {
-    const PREFIXES: [&str; 5] = ["is_", "has_", "can_", "may_", "needs_"];
+    const PREFIXES: [&str; 6] = ["is_", "has_", "can_", "may_", "needs_", "try_"];
     const NAMES: [&str; 3] = ["contains", "eq", "starts_with"];
     if let Some(captures) = PREDICATE.captures(code) {
         let name = &captures[1];

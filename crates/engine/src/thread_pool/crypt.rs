@@ -125,7 +125,7 @@ pub(crate) enum Direction {
 struct Jobs {
     table: Vec<Option<Job>>,
     free: Vec<usize>,
-    /// Jobs with parts left to hand out, in first-come, first-served order.
+    /// Jobs with parts that no thread has, in first-come, first-served order.
     queue: VecDeque<usize>,
 }
 
@@ -187,7 +187,7 @@ impl Offload {
     }
 
     /// Returns whether the policy gives the cipher work of this range to the pool.
-    pub(crate) fn wants(&self, operation: Operation, crypt: &CryptMapping, range: &MappedRange) -> bool {
+    pub(crate) fn is_for(&self, operation: Operation, crypt: &CryptMapping, range: &MappedRange) -> bool {
         if range.unit_len == 1 {
             return false;
         }
@@ -359,9 +359,9 @@ mod tests {
         let pool = without_threads(OffloadPolicy::Auto, 1);
         let short = target.locate(0, 512, 2 << 20).unwrap();
         let slow = |mapped: &MappedRange| target.cipher_time(mapped) > AUTO_THRESHOLD;
-        assert!(!pool.wants(Operation::Read, target, &mapped), "nobody is idle");
+        assert!(!pool.is_for(Operation::Read, target, &mapped), "no thread is idle");
         pool.threads.shared.state().idle = 1;
-        assert_eq!(pool.wants(Operation::Read, target, &mapped), slow(&mapped));
-        assert!(!slow(&short) && !pool.wants(Operation::Read, target, &short));
+        assert_eq!(pool.is_for(Operation::Read, target, &mapped), slow(&mapped));
+        assert!(!slow(&short) && !pool.is_for(Operation::Read, target, &short));
     }
 }

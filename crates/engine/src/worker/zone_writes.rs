@@ -153,7 +153,7 @@ impl<F: Frontend> Worker<F> {
         let Some(zones) = self.volume.device.zones().filter(|zones| zones.has_deferred()) else { return };
         let is_back = |body: &Body| match body {
             Body::Transfer(transfer) => match (&transfer.state, transfer.hold) {
-                (State::Deferred { .. }, Hold::ZoneWrite(write)) => zones.take_back(write),
+                (State::Deferred { .. }, Hold::ZoneWrite(write)) => zones.try_take_back(write),
                 _ => false,
             },
             _ => false,

@@ -260,7 +260,7 @@ impl ZoneWriteQueues {
     }
 
     /// Removes a deferred write. Returns false if it is no longer deferred, and has been informed.
-    pub(crate) fn take_back(&self, write: WriteId) -> bool {
+    pub(crate) fn try_take_back(&self, write: WriteId) -> bool {
         let mut table = self.table();
         let held = table.held.iter().position(|index| *index == write.index);
         let Some(at) = held.filter(|_| !table.has_ended(write)) else { return false };
@@ -276,7 +276,7 @@ impl ZoneWriteQueues {
     pub(crate) fn ready(&self, write: WriteId, position: u64, data: Ciphertext, can_merge: bool) -> Option<Ciphertext> {
         let mut table = self.table();
         table.write(write).can_merge = can_merge;
-        if self.first_ready(&mut table, write) {
+        if self.is_first_ready(&mut table, write) {
             return Some(data);
         }
         table.write(write).data = Some((position, data));
@@ -290,7 +290,7 @@ impl ZoneWriteQueues {
         data.expect("a write that waits for its turn has its data here").1
     }
 
-    fn first_ready(&self, table: &mut Table, write: WriteId) -> bool {
+    fn is_first_ready(&self, table: &mut Table, write: WriteId) -> bool {
         let write = table.write(write);
         write.ready = true;
         if self.bypassed {
@@ -310,7 +310,7 @@ impl ZoneWriteQueues {
 
     /// Marks a write of a thread, which keeps its data, as encrypted. Blocks until it is dispatched.
     pub(crate) fn ready_blocking(&self, write: WriteId) {
-        let now = self.first_ready(&mut self.table(), write);
+        let now = self.is_first_ready(&mut self.table(), write);
         if !now {
             self.wait(|table| table.entries[write.index as usize].granted);
         }
@@ -358,7 +358,7 @@ impl ZoneWriteQueues {
     /// Gives up a write that is deferred, queued, or completed by the store. Returns the next head, if
     /// that has the same owner.
     pub(crate) fn leave(&self, write: WriteId, me: Option<&Arc<EventQueue>>) -> Option<RequestId> {
-        if self.take_back(write) {
+        if self.try_take_back(write) {
             return None;
         }
         let mut table = self.table();

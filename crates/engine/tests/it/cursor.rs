@@ -15,7 +15,7 @@ fn cursor(len: usize) -> (Arc<MemoryStore>, DeviceCursor) {
     (store, BlockingDevice::new(device).cursor())
 }
 
-/// What a cursor of the standard library does on as many bytes, ours does on a device.
+/// A device's cursor behaves as a cursor of the standard library on as many bytes.
 #[test]
 fn cursor_acts_as_the_standard_librarys() {
     let (store, mut ours) = cursor(LEN);

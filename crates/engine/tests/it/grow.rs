@@ -19,7 +19,7 @@ fn device_grows_with_its_store_by_whole_data_units() {
     assert!(blocking.write_at(&[6; 4096], before).is_err());
     assert_eq!(device.grow().unwrap(), before, "nothing has changed");
     file.set_len(START + (64 << 10) + 3 * 4096 + 100).unwrap();
-    assert_eq!(device.len(), before, "nobody has looked");
+    assert_eq!(device.len(), before, "the length was not read again");
     assert_eq!(device.grow().unwrap(), before + 3 * 4096);
     blocking.write_at(&[6; 4096 * 3], before).unwrap();
     let mut back = [0; 4096 * 2];

@@ -99,7 +99,7 @@ fn each_line_has_its_own_content_key_and_store() {
         assert!(stack.stores[1].contents()[3 * 512..38 * 512] == *part(1), "linear is stored as it is");
         assert!(alone(&stack, 3, 1, &stack.keys[1]) == part(3));
         let (first, second) = (stack.stores[0].contents(), stack.stores[1].contents());
-        assert!(first[..8 * 512].iter().chain(&first[72 * 512..]).all(|b| *b == 0xff), "nothing beside its place");
+        assert!(first[..8 * 512].iter().chain(&first[72 * 512..]).all(|b| *b == 0xff), "no byte outside its range");
         assert!(second[..3 * 512].iter().chain(&second[104 * 512..]).all(|b| *b == 0xff));
     }
 }

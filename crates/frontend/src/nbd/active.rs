@@ -93,7 +93,9 @@ pub(super) fn check(command: &Command, negotiated: Negotiated, access: Access, d
             return Verdict::Refused(NbdError::Perm);
         }
         command::WRITE | command::WRITE_ZEROES if !is_in_range => return Verdict::Refused(NbdError::NoSpace),
-        command::WRITE_ZEROES if command.has(command_flag::FAST_ZERO) => return Verdict::Refused(NbdError::NotSup),
+        command::WRITE_ZEROES if command.has_flag(command_flag::FAST_ZERO) => {
+            return Verdict::Refused(NbdError::NotSup);
+        }
         command::WRITE | command::WRITE_ZEROES => {}
         command::TRIM if access.allow_discards => {}
         _ => return Verdict::Refused(NbdError::Inval),
@@ -125,7 +127,7 @@ impl ActiveRequest {
 
     /// Whether its reply must be one chunk.
     fn is_unfragmented(&self) -> bool {
-        self.command.kind == command::READ && self.command.has(command_flag::DF)
+        self.command.kind == command::READ && self.command.has_flag(command_flag::DF)
     }
 
     fn needs_memory(&self) -> bool {
@@ -143,7 +145,7 @@ impl ActiveRequest {
     }
 
     fn is_durable(&self) -> bool {
-        self.command.has(command_flag::FUA)
+        self.command.has_flag(command_flag::FUA)
     }
 }
 
@@ -605,7 +607,7 @@ fn put_block_status(
     style: ReplyStyle,
     turn: &Turn<'_>,
 ) -> Result<usize, RequestError> {
-    let max_count = if command.has(command_flag::REQ_ONE) { 1 } else { MAX_EXTENTS };
+    let max_count = if command.has_flag(command_flag::REQ_ONE) { 1 } else { MAX_EXTENTS };
     let hole_flags = if turn.mapping.is_encrypted() { STATE_HOLE } else { STATE_HOLE | STATE_ZERO };
     let max_len = if style == ReplyStyle::Extended { u64::MAX } else { u64::from(u32::MAX - 0xffff) };
     let size = extent_len(style);

@@ -74,7 +74,7 @@ impl Command {
     }
 
     /// Returns whether `flag` is set.
-    pub fn has(&self, flag: u16) -> bool {
+    pub fn has_flag(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 }

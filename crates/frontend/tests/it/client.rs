@@ -196,12 +196,12 @@ impl Client {
         self.answered.insert(cookie, asked.answer);
     }
 
-    /// Says goodbye and expects the server to hang up without another word.
+    /// Disconnects, and expects the server to close the connection without another reply.
     pub(crate) fn disconnect(mut self) {
         assert_eq!(self.in_flight(), 0);
         self.send(DISC, 0, 0, 0);
         let mut rest = Vec::new();
-        self.connection.stream.read_to_end(&mut rest).expect("the server hangs up");
+        self.connection.stream.read_to_end(&mut rest).expect("the server disconnects");
         assert_eq!(rest, []);
     }
 }

@@ -79,7 +79,7 @@ fn option_in_each_form_gets_its_reply() {
         }
         let kinds: Vec<u32> = ask(&mut connection, number, &data).iter().map(|reply| reply.kind).collect();
         assert_eq!(kinds, expected, "{what}");
-        // Whatever it was, the haggling goes on.
+        // The handshake continues in every case.
         assert_eq!(ask(&mut connection, option::LIST, b"").len(), 2, "{what}: a list after it");
         assert_eq!(ask(&mut connection, option::GO, &go_data(b"", &[])).len(), 2, "{what}: transmission after it");
     }
@@ -142,7 +142,7 @@ fn abort_is_acknowledged_and_disconnects() {
     let served = served();
     let mut connection = greet(served.path(), 3);
     assert_eq!(ask(&mut connection, option::ABORT, b"")[0].kind, ACK);
-    assert_eq!(connection.stream.read_to_end(&mut Vec::new()).expect("the server hangs up"), 0);
+    assert_eq!(connection.stream.read_to_end(&mut Vec::new()).expect("the server disconnects"), 0);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn client_that_violates_handshake_is_dropped() {
     let rows = [(4, vec![]), (u32::MAX, vec![]), (3, wrong_magic), (3, endless), (3, unknown)];
     for (flags, bytes) in rows {
         let mut connection = greet(served.path(), flags);
-        // The server may have hung up already.
+        // The server may have disconnected already.
         let _ = connection.send(&bytes);
         let mut rest = Vec::new();
         let end = connection.stream.read_to_end(&mut rest);

@@ -266,7 +266,7 @@ fn client_that_closes_one_side_is_answered() {
         while client.in_flight() > 0 {
             client.receive();
         }
-        assert_eq!(client.connection.stream.read(&mut [0]).expect("the server hangs up"), 0);
+        assert_eq!(client.connection.stream.read(&mut [0]).expect("the server disconnects"), 0);
     }
 }
 

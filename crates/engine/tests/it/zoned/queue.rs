@@ -204,7 +204,7 @@ fn writes_come_in_the_order_of_their_submission() {
 fn without_order_writes_come_out_of_order() {
     for (workers, offloaded) in [(4, false), (1, true), (4, true)] {
         let way = Way { workers, offloaded, ordered: false };
-        let error = run(way, 20_000).expect_err("nobody keeps the order");
+        let error = run(way, 20_000).expect_err("no queue keeps the order");
         println!("{way:?}: {error}");
     }
 }

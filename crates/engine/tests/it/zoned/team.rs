@@ -85,7 +85,7 @@ impl Ask {
         }
     }
 
-    fn moves_data(&self) -> bool {
+    fn has_data(&self) -> bool {
         self.data().is_some() || matches!(self, Self::Read { .. } | Self::Zeroes { .. })
     }
 
@@ -130,7 +130,7 @@ impl Desk {
     fn ask(&self, cx: &mut Context<'_>, id: u64, ask: &Ask) -> Result<(), RequestError> {
         let (operation, (offset, len)) = (ask.operation(), ask.range());
         let mut request = Request { id, operation, offset, len, data: None, spare: None };
-        if ask.moves_data() {
+        if ask.has_data() {
             let mapped = cx.mapping.locate(offset, len, usize::MAX / 2)?;
             assert_eq!(mapped.len as u64, len, "tests stay within one segment");
             let mut buffer = cx.pool.take(mapped.aligned_len, mapped.aligned_len).expect("the pool is large enough");

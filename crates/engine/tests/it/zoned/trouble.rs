@@ -233,7 +233,7 @@ impl Trouble {
     }
 
     /// Whether the zone has its pointer here, and room.
-    fn takes(&self, len: u64, offset: u64) -> bool {
+    fn can_take(&self, len: u64, offset: u64) -> bool {
         let mut zone = [Zone::UNKNOWN];
         let reported = self.zoned_inner().report(offset, &mut zone);
         let [Zone { start, capacity, write_pointer, kind, .. }] = zone;
@@ -254,7 +254,7 @@ impl Trouble {
         let granularity = self.zoned_inner().limits().write_granularity as usize;
         let half = (data.len() / 2).next_multiple_of(granularity).min(data.len());
         // What would be refused as a whole is not taken in part.
-        let whole = self.takes(data.len() as u64, offset);
+        let whole = self.can_take(data.len() as u64, offset);
         let write = |data: &[u8]| match durable {
             true => self.inner.write_at(data, offset).and_then(|written| self.inner.sync().map(|()| written)),
             false => self.inner.write_at(data, offset),
