@@ -17,16 +17,6 @@ pub struct Buffer {
     memory: Box<[u8]>,
     base: usize,
     capacity: usize,
-    slot: Option<Slot>,
-}
-
-/// Index of a buffer whose pages are registered with a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slot {
-    /// Number of the ring.
-    pub(crate) ring: u32,
-    /// Index among the ring's registered buffers.
-    pub(crate) index: u16,
 }
 
 impl Buffer {
@@ -37,18 +27,7 @@ impl Buffer {
     pub fn new(capacity: usize) -> Self {
         let memory = vec![0u8; capacity + HEADROOM + PAGE].into_boxed_slice();
         let base = memory.as_ptr().addr().wrapping_neg() % PAGE;
-        Self { memory, base, capacity, slot: None }
-    }
-
-    /// Returns the slot at which `ring` has registered the data.
-    pub(crate) fn slot_in(&self, ring: u32) -> Option<u16> {
-        self.slot.filter(|slot| slot.ring == ring).map(|slot| slot.index)
-    }
-
-    /// Sets the slot at which the data is registered. The memory never moves, so the slot stays valid for the buffer's
-    /// lifetime.
-    pub(crate) fn set_slot(&mut self, slot: Slot) {
-        self.slot = Some(slot);
+        Self { memory, base, capacity }
     }
 
     /// Returns the capacity for data in bytes.
@@ -73,14 +52,14 @@ impl Buffer {
         self.base + HEADROOM
     }
 
-    /// Returns the parts: the memory, the start of its aligned part, the capacity for data, and the slot in a ring.
-    pub(crate) fn into_parts(self) -> (Box<[u8]>, usize, usize, Option<Slot>) {
-        (self.memory, self.base, self.capacity, self.slot)
+    /// Returns the parts: the memory, the start of its aligned part, and the capacity for data.
+    pub(crate) fn into_parts(self) -> (Box<[u8]>, usize, usize) {
+        (self.memory, self.base, self.capacity)
     }
 
     /// Returns a buffer made of the parts from [`Buffer::into_parts`].
-    pub(crate) fn from_parts(memory: Box<[u8]>, base: usize, capacity: usize, slot: Option<Slot>) -> Self {
-        Self { memory, base, capacity, slot }
+    pub(crate) fn from_parts(memory: Box<[u8]>, base: usize, capacity: usize) -> Self {
+        Self { memory, base, capacity }
     }
 
     /// Returns headroom and data as one slice; the data starts at [`HEADROOM`].
@@ -200,11 +179,6 @@ impl BufferPool {
         if let Some((_, free)) = class {
             free.push(buffer);
         }
-    }
-
-    /// Returns the buffers that are in the pool.
-    pub(crate) fn buffers_mut(&mut self) -> impl Iterator<Item = &mut Buffer> {
-        self.classes.iter_mut().flat_map(|(_, free)| free)
     }
 
     /// Returns the number of buffers, in the pool or taken, including those of [`BufferPool::with_others`].

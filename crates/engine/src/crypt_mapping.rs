@@ -75,11 +75,6 @@ impl Ciphertext {
         self.0.data()
     }
 
-    /// Returns the slot at which `ring` has registered the buffer.
-    pub(crate) fn slot_in(&self, ring: u32) -> Option<u16> {
-        self.0.slot_in(ring)
-    }
-
     /// Returns the buffer for reuse.
     pub fn into_buffer(self) -> Buffer {
         self.0

@@ -130,7 +130,7 @@ struct Helpers {
 
 impl<F: Frontend> Worker<F> {
     /// Returns a worker for `device` on the calling thread.
-    pub fn new(device: Arc<Device>, mut ring: Ring, mut pool: BufferPool, mut front: F) -> Self {
+    pub fn new(device: Arc<Device>, mut ring: Ring, pool: BufferPool, front: F) -> Self {
         let capacity = pool.len() + MAX_REQUESTS_WITHOUT_DATA;
         ring.reserve(capacity);
         device.locks().reserve(pool.len());
@@ -138,7 +138,6 @@ impl<F: Frontend> Worker<F> {
         device.zones().inspect(|zones| zones.reserve(pool.len()));
         let merges = merge::room(&device, &mut ring);
         let files = device.stores().iter().map(|store| ring.add_store(store)).collect();
-        ring.register_buffers(pool.buffers_mut().chain(front.buffers()));
         let worker_id = device.freeze().join(ring.waker());
         let View { epoch, freeze_state, mapping, target } = device.freeze().view(worker_id);
         let copies = device.stores().iter().any(|store| store.profile().in_memory);

@@ -13,7 +13,7 @@ use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
 use crate::errno::Errno;
 use crate::store::BackingStore;
-use crate::store::file::{IoMode, is_direct};
+use crate::store::file::IoMode;
 use busy_poll::BusyPoll;
 use rustix::event::EventfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
@@ -302,8 +302,6 @@ struct Held {
     registered: bool,
     /// Whether to discard with the block device command; false once the kernel has refused it.
     discards: bool,
-    /// Whether it is a store with direct I/O, which transfers straight to and from the pages of a buffer.
-    direct: bool,
 }
 
 enum Descriptor {
@@ -332,9 +330,7 @@ struct Files {
 impl Files {
     fn add(&mut self, descriptor: Descriptor) -> FileId {
         let discards = matches!(&descriptor, Descriptor::Store(store) if store.profile().is_block_device);
-        let direct =
-            matches!(descriptor, Descriptor::Store(_)) && is_direct(descriptor.as_fd()).is_ok_and(|direct| direct);
-        let held = Some(Held { descriptor, in_flight: 0, closing: false, registered: false, discards, direct });
+        let held = Some(Held { descriptor, in_flight: 0, closing: false, registered: false, discards });
         let index = match self.slots.iter().position(|(_, h)| h.is_none()) {
             Some(free) => free,
             None => {
@@ -501,16 +497,6 @@ impl Ring {
         // Stores are not registered: the kernel drops registered descriptors only some time after the process has
         // ended, and until then no other process gets the store's lock or exclusive access to the block device.
         Some(self.files.add(Descriptor::Store(Arc::clone(store))))
-    }
-
-    /// Registers the pages of buffers, so that the kernel does not look them up for each transfer with direct I/O. Call
-    /// it once, after adding the stores. Does nothing if no store uses direct I/O. If the kernel refuses, for example
-    /// because too little memory may be locked, transfers work as without registration.
-    pub fn register_buffers<'a>(&mut self, buffers: impl IntoIterator<Item = &'a mut Buffer>) {
-        let direct = self.files.slots.iter().flat_map(|(_, held)| held).any(|held| held.direct);
-        if let (Backend::Uring(uring), true) = (&mut self.backend, direct) {
-            uring.register_buffers(buffers.into_iter().collect());
-        }
     }
 
     /// Registers a new socket with the kernel, once for all of its operations.

@@ -1,9 +1,7 @@
 //! Tests of both backends: sockets, stores, wakes, closing.
 
-use super::{
-    Backend, Completion, FileId, IoMode, MAX_WRITE_SEGMENTS, Operation, Returned, Ring, Token, Wait, WriteSegment,
-};
-use crate::buffer::{Buffer, HEADROOM, Slot};
+use super::{Backend, Completion, IoMode, MAX_WRITE_SEGMENTS, Operation, Returned, Ring, Token, Wait, WriteSegment};
+use crate::buffer::{Buffer, HEADROOM};
 use crate::crypt_mapping::Ciphertext;
 use crate::errno::Errno;
 use crate::store::file::FileStore;
@@ -265,68 +263,6 @@ fn more_operations_than_the_queue_holds() {
             assert!(!std::mem::replace(&mut seen[one.token.0 as usize], true));
         }
     });
-}
-
-/// Returns a ring with a file that counts as one with direct I/O. Not every file system supports `O_DIRECT`, and the
-/// ring makes no other distinction.
-fn direct(file: &std::fs::File) -> (Ring, FileId) {
-    let store = FileStore::new(file.try_clone().unwrap(), IoMode::Uring).unwrap();
-    let mut ring = Ring::new(IoMode::Uring).unwrap();
-    let id = ring.add_store(&(Arc::new(store) as Arc<dyn BackingStore>)).unwrap();
-    ring.files.get(id).unwrap().direct = true;
-    (ring, id)
-}
-
-fn number(ring: &Ring) -> u32 {
-    let Backend::Uring(uring) = &ring.backend else { panic!("another ring was asked for") };
-    uring.number
-}
-
-#[test]
-fn registered_buffers_carry_the_same_bytes_and_are_known_to_one_ring_only() {
-    let file = tempfile::tempfile().unwrap();
-    file.set_len(16384).unwrap();
-    let (mut ring, id) = direct(&file);
-    let mut buffers = [Buffer::new(8192), Buffer::new(8192)];
-    ring.register_buffers(&mut buffers);
-    let of_ring = number(&ring);
-    assert_eq!(buffers.each_ref().map(|buffer| buffer.slot_in(of_ring)), [Some(0), Some(1)]);
-
-    let [into, mut from] = buffers;
-    from.data_mut()[100..5100].fill(7);
-    let data = Ciphertext::encrypted(from);
-    ring.submit(id, Operation::Write { offset: 4096, data, range: 100..5100, durable: true }, Token(1));
-    assert_eq!(next(&mut ring).result, Ok(5000));
-    ring.submit(id, Operation::Read { offset: 4095, buffer: into, range: 512..5514 }, Token(2));
-    let done = next(&mut ring);
-    assert_eq!(done.result, Ok(5002));
-    let Returned::Buffer(read) = done.returned else { panic!("no buffer") };
-    assert_eq!((read.data()[511], read.data()[512], read.data()[5513]), (0, 0, 0));
-    assert!(read.data()[513..5513].iter().all(|byte| *byte == 7));
-
-    // In another ring it is an ordinary buffer.
-    let (mut other, same) = direct(&file);
-    assert_eq!(read.slot_in(number(&other)), None);
-    other.submit(same, Operation::Read { offset: 4096, buffer: read, range: 0..5000 }, Token(3));
-    let back = next(&mut other);
-    assert_eq!(back.result, Ok(5000));
-
-    // The kernel goes by the slot: it refuses memory that lies elsewhere. (`back` has the memory of that slot.)
-    let mut stray = Buffer::new(8192);
-    stray.set_slot(Slot { ring: of_ring, index: 0 });
-    ring.submit(id, Operation::Read { offset: 0, buffer: stray, range: 0..512 }, Token(4));
-    assert_eq!(next(&mut ring).result, Err(Errno::FAULT));
-    drop(back);
-}
-
-#[test]
-fn buffers_are_not_registered_where_the_kernels_cache_is_between() {
-    let store = FileStore::new(tempfile::tempfile().unwrap(), IoMode::Uring).unwrap();
-    let mut ring = Ring::new(IoMode::Uring).unwrap();
-    ring.add_store(&(Arc::new(store) as Arc<dyn BackingStore>)).unwrap();
-    let mut buffers = [Buffer::new(512)];
-    ring.register_buffers(&mut buffers);
-    assert_eq!(buffers[0].slot_in(number(&ring)), None);
 }
 
 fn send(bytes: &[u8]) -> Operation {

@@ -6,8 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::busy_poll::BusyPoll;
-use super::{Buffer, Completion, FileId, Files, Held, Operation, Token, UblkBytes, UblkCommand, Wait, Waker};
-use crate::buffer::Slot;
+use super::{Completion, FileId, Files, Held, Operation, Token, UblkBytes, UblkCommand, Wait, Waker};
 use crate::errno::Errno;
 #[cfg(feature = "fault-injection")]
 use crate::fault_injection::{Call, Fault, decide};
@@ -16,7 +15,6 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 const SUBMISSIONS: u32 = 256;
@@ -25,8 +23,6 @@ const WAKER: u64 = u64::MAX;
 /// Numbers of descriptors to try to register. Later descriptors are not registered. The kernel accepts no more than the
 /// process may open files, so smaller numbers are tried as well.
 const REGISTERED: [u32; 3] = [2048, 1024, 128];
-/// Maximum number of buffers that the kernel registers, `IORING_MAX_REG_BUFFERS`.
-const MOST_BUFFERS: usize = 1 << 14;
 
 /// The driver's commands: `_IOWR('u', number, 16 bytes)`. Source: `include/uapi/linux/ublk_cmd.h`.
 const UBLK_FETCH: u32 = ublk_command(0x20);
@@ -60,8 +56,6 @@ pub(super) struct Uring {
     /// Number of descriptors that can be registered: 0 if the kernel does not support it.
     registered: u32,
     vectors_made: usize,
-    /// Number of this ring. A buffer registered with one ring is ordinary memory in another.
-    pub(super) number: u32,
     /// Completions held back, with the number of turns left.
     #[cfg(feature = "fault-injection")]
     late: Vec<(u32, u32, i32)>,
@@ -99,7 +93,6 @@ impl Uring {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is too old"));
         }
-        static RINGS: AtomicU32 = AtomicU32::new(0);
         let registers = |count: &u32| ring.submitter().register_files_sparse(*count).is_ok();
         let registered = REGISTERED.into_iter().find(registers).unwrap_or(0);
         Ok(Self {
@@ -117,7 +110,6 @@ impl Uring {
             waker_armed: false,
             registered,
             vectors_made: 0,
-            number: RINGS.fetch_add(1, Ordering::Relaxed),
             #[cfg(feature = "fault-injection")]
             late: Vec::with_capacity(1024),
         })
@@ -127,20 +119,6 @@ impl Uring {
     pub(super) fn register(&mut self, file: FileId, descriptor: BorrowedFd<'_>) -> bool {
         let update = |fd| self.ring.submitter().register_files_update(file.index, &[fd]).is_ok();
         file.index < self.registered && update(descriptor.as_raw_fd())
-    }
-
-    /// Registers the pages of these buffers with the kernel, and sets the slot of each.
-    pub(super) fn register_buffers(&mut self, mut buffers: Vec<&mut Buffer>) {
-        buffers.truncate(MOST_BUFFERS);
-        let segment = |data: &mut [u8]| libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() };
-        let segments: Vec<libc::iovec> = buffers.iter_mut().map(|buffer| segment(buffer.data_mut())).collect();
-        // SAFETY: the kernel holds the pages itself from here on, and uses them only where an operation names their
-        // slot; a buffer that has a slot owns the memory that was registered there, and an operation owns its buffer.
-        if unsafe { self.ring.submitter().register_buffers(&segments) }.is_ok() {
-            for (index, buffer) in (0..).zip(buffers) {
-                buffer.set_slot(Slot { ring: self.number, index });
-            }
-        }
     }
 
     /// Drops a descriptor that no operation uses.
@@ -248,10 +226,9 @@ impl Uring {
             false => (held.descriptor.as_fd().as_raw_fd(), squeue::Flags::empty()),
         };
         entry.as_command = held.discards && matches!(entry.operation, Operation::Discard { .. });
-        let place = held.direct.then_some(self.number);
         #[cfg(feature = "fault-injection")]
         entry.inject(held);
-        let sqe = entry.describe(types::Fd(fd), place).flags(flags).user_data(u64::from(index));
+        let sqe = entry.describe(types::Fd(fd)).flags(flags).user_data(u64::from(index));
         #[cfg(feature = "fault-injection")]
         let sqe = match entry.fault {
             Some(Fault::Errno(_) | Fault::Nothing) => opcode::Nop::new().build().user_data(u64::from(index)),
@@ -515,26 +492,16 @@ impl Entry {
 }
 
 impl Entry {
-    /// `registered`: the ring whose buffer slots may be used.
-    fn describe(&mut self, fd: types::Fd, registered: Option<u32>) -> squeue::Entry {
+    fn describe(&mut self, fd: types::Fd) -> squeue::Entry {
         match &mut self.operation {
             Operation::Read { offset, buffer, range } => {
-                let slot = registered.and_then(|ring| buffer.slot_in(ring));
                 let into = &mut buffer.data_mut()[range.clone()];
-                let (start, len) = (into.as_mut_ptr(), into.len() as u32);
-                match slot {
-                    Some(slot) => opcode::ReadFixed::new(fd, start, len, slot).offset(*offset).build(),
-                    None => opcode::Read::new(fd, start, len).offset(*offset).build(),
-                }
+                opcode::Read::new(fd, into.as_mut_ptr(), into.len() as u32).offset(*offset).build()
             }
             Operation::Write { offset, data, range, durable } => {
                 let from = &data.bytes()[range.clone()];
-                let (start, len) = (from.as_ptr(), from.len() as u32);
                 let flags = if *durable { libc::RWF_DSYNC } else { 0 };
-                match registered.and_then(|ring| data.slot_in(ring)) {
-                    Some(slot) => opcode::WriteFixed::new(fd, start, len, slot).offset(*offset).rw_flags(flags).build(),
-                    None => opcode::Write::new(fd, start, len).offset(*offset).rw_flags(flags).build(),
-                }
+                opcode::Write::new(fd, from.as_ptr(), from.len() as u32).offset(*offset).rw_flags(flags).build()
             }
             Operation::Writev { offset, segments } => {
                 let vectors = self.vectors.as_mut().expect("a write of several segments is made with its vectors");

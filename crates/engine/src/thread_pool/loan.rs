@@ -5,7 +5,7 @@
 //! is dropped earlier it leaks the memory, because a thread may still write to it.
 #![allow(unsafe_code)]
 
-use crate::buffer::{Buffer, Slot};
+use crate::buffer::Buffer;
 use std::ops::Range;
 
 /// Owner of a buffer while parts of its data are lent.
@@ -14,7 +14,6 @@ pub(super) struct Lender {
     memory: *mut [u8],
     base: usize,
     capacity: usize,
-    slot: Option<Slot>,
     /// Start of the data in the memory.
     data: usize,
     /// Bytes of data that may be lent.
@@ -44,10 +43,10 @@ impl Lender {
     pub(super) fn new(buffer: Buffer, len: usize) -> Self {
         assert!(len <= buffer.capacity(), "no more can be lent than there is");
         let data = buffer.data_start();
-        let (memory, base, capacity, slot) = buffer.into_parts();
+        let (memory, base, capacity) = buffer.into_parts();
         // The pointers of loans are derived from these numbers, which other modules of the crate can set.
         assert!(data.checked_add(len).is_some_and(|end| end <= memory.len()), "a buffer's data lies in its memory");
-        Self { memory: Box::into_raw(memory), base, capacity, slot, data, len, given: 0, out: 0 }
+        Self { memory: Box::into_raw(memory), base, capacity, data, len, given: 0, out: 0 }
     }
 
     /// Lends the next `len` bytes, or the remaining ones if they are fewer. `None`: everything is lent.
@@ -83,7 +82,7 @@ impl Lender {
         // SAFETY: the pointer is that of the box in `new`, it is turned into a box once since `self` is consumed, and
         // no loan is out that could reach the memory.
         let memory = unsafe { Box::from_raw(self.memory) };
-        Some(Buffer::from_parts(memory, self.base, self.capacity, self.slot))
+        Some(Buffer::from_parts(memory, self.base, self.capacity))
     }
 }
 
@@ -138,8 +137,8 @@ mod tests {
     #[test]
     #[should_panic(expected = "lies in its memory")]
     fn data_outside_of_the_buffer_s_memory_is_not_lent() {
-        let (memory, base, _, slot) = Buffer::new(4096).into_parts();
-        Lender::new(Buffer::from_parts(memory, base, 1 << 20, slot), 1 << 20);
+        let (memory, base, _) = Buffer::new(4096).into_parts();
+        Lender::new(Buffer::from_parts(memory, base, 1 << 20), 1 << 20);
     }
 
     #[test]

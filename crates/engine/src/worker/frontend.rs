@@ -78,11 +78,6 @@ pub trait Frontend {
     /// Type of the messages that other threads send with [`Mailbox::post`].
     type Message: Send;
 
-    /// Returns the frontend's own buffers that are used with stores. The worker registers them with its ring at the
-    /// start.
-    fn buffers(&mut self) -> Vec<&mut Buffer> {
-        Vec::new()
-    }
     /// Handles a posted message.
     fn on_message(&mut self, cx: &mut Context<'_>, message: Self::Message);
     /// Handles the completion of one of the frontend's own ring operations.

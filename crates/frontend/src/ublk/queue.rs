@@ -219,11 +219,6 @@ impl Queue {
 impl Frontend for Queue {
     type Message = ();
 
-    fn buffers(&mut self) -> Vec<&mut Buffer> {
-        let bounce = self.bounce.iter_mut().flat_map(|(whole, edges)| [whole, edges]);
-        self.tags.iter_mut().filter_map(|state| state.buffer.as_mut()).chain(bounce).collect()
-    }
-
     fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
 
     fn on_completion(&mut self, cx: &mut Context<'_>, done: Completion) {
