@@ -94,7 +94,7 @@ fn freeze_waits_for_call_and_unfreeze_wakes_next_call() {
         let caller = scene.spawn(|scene| assert_eq!(scene.call(), Ok(())));
         scene.freeze();
         scene.change();
-        assert!(scene.freeze.unfreeze());
+        assert!(scene.freeze.try_unfreeze());
         caller.join().unwrap();
     });
 }
@@ -105,7 +105,7 @@ fn call_enters_again_after_unfreeze() {
         let scene = Scene::new();
         let caller = scene.spawn(|scene| assert_eq!((scene.call(), scene.call()), (Ok(()), Ok(()))));
         scene.freeze();
-        assert!(scene.freeze.unfreeze());
+        assert!(scene.freeze.try_unfreeze());
         caller.join().unwrap();
     });
 }
@@ -119,7 +119,7 @@ fn freeze_waits_for_two_calls_and_unfreeze_wakes_both() {
             scene.spawn(|scene| assert_eq!(scene.call(), Ok(()))),
         ];
         scene.freeze();
-        assert!(scene.freeze.unfreeze());
+        assert!(scene.freeze.try_unfreeze());
         callers.into_iter().for_each(|caller| caller.join().unwrap());
     });
 }
@@ -142,7 +142,7 @@ fn call_gets_no_usage_guard_after_key_wipe() {
         let caller = scene.spawn(|scene| _ = scene.call());
         scene.freeze();
         assert_eq!(scene.freeze.replace(None), Ok(()));
-        assert!(!scene.freeze.unfreeze(), "there is no target");
+        assert!(!scene.freeze.try_unfreeze(), "there is no target");
         scene.table.with_mut(|_| ());
         scene.freeze.end();
         caller.join().unwrap();
@@ -167,7 +167,7 @@ fn freeze_after_unfreeze_waits_for_worker_again() {
         let scene = Scene::new();
         let worker = scene.spawn(Scene::work);
         scene.freeze();
-        assert!(scene.freeze.unfreeze());
+        assert!(scene.freeze.try_unfreeze());
         scene.freeze();
         assert_eq!(scene.freeze.replace(None), Ok(()));
         scene.freeze.end();
@@ -182,7 +182,7 @@ fn freeze_waits_for_worker_and_call() {
         let worker = scene.spawn(Scene::work_and_leave);
         let caller = scene.spawn(|scene| assert_eq!(scene.call(), Ok(())));
         scene.freeze();
-        assert!(scene.freeze.unfreeze());
+        assert!(scene.freeze.try_unfreeze());
         worker.join().unwrap();
         caller.join().unwrap();
     });
