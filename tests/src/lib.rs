@@ -17,3 +17,8 @@ pub mod server;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// The functions of the guide's chapter on the libraries, compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/guide/library.md")]
+struct LibraryGuide;
