@@ -1,9 +1,10 @@
 //! `cargo xtask mutants`: runs cargo-mutants on the code behind the guarantees, and compares survivors with
 //! docs/mutants.md.
 //!
-//! Mutants are built in a copy of the tree in `target/mutants`, so that work on the tree can continue. An interrupted
-//! run is continued: caught mutants are not repeated until `target/mutants/results` is removed. Names are compared
-//! without lines and columns, which move.
+//! Each mutant is tried with the unit tests, which take a second; those that survive are tried with all tests of the
+//! group. Mutants are built in a copy of the tree in `target/mutants`, so that work on the tree can continue. An
+//! interrupted run is continued: caught mutants are not repeated until `target/mutants/results` is removed. Names are
+//! compared without lines and columns, which move.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -104,7 +105,8 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     for group in GROUPS.iter().filter(|group| wanted.groups.contains(&group.name)) {
         let results = place.join("results").join(group.name);
         fs::create_dir_all(&results)?;
-        mutate(&copy, &place, &results, group, &wanted)?;
+        mutate(&copy, &place, &results, group, &wanted, &["--lib"])?;
+        mutate(&copy, &place, &results, group, &wanted, group.tests)?;
         verdict.add(&results.join("mutants.out"))?;
     }
     let explained = explained(&fs::read_to_string(root.join(EXPLAINED)).with_context(|| format!("no {EXPLAINED}"))?);
@@ -149,7 +151,7 @@ fn remove_others(copy: &Path, directory: &Path, names: &BTreeSet<&str>) -> Resul
 }
 
 /// Runs cargo-mutants on one group, which writes its results to `results`.
-fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wanted) -> Result<()> {
+fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wanted, tests: &[&str]) -> Result<()> {
     let mut command = Command::new("cargo");
     command.args([
         "mutants",
@@ -164,7 +166,8 @@ fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wan
     command.args(["--package", group.package, "--test-package", group.package]);
     // A mutant that makes a test hang is caught by the timeout. Without a mutation, the tests take minutes on a busy
     // machine.
-    command.args(["--minimum-test-timeout", "120", "--timeout-multiplier", "3"]);
+    let timeout = if tests == ["--lib"] { "30" } else { "120" };
+    command.args(["--minimum-test-timeout", timeout, "--timeout-multiplier", "3"]);
     command.args(["--exclude-re", "<impl .*Debug for"]);
     // nextest stops at the first failing test, which saves half of the time.
     if output(program("cargo-nextest").arg("--version")).is_ok_and(|found| found.status.success()) {
@@ -179,7 +182,7 @@ fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wan
     if let Some(shard) = &wanted.shard {
         command.args(["--sharding=round-robin", "--shard", shard]);
     }
-    command.arg("--").args(group.tests);
+    command.arg("--").args(tests);
     command.env("CARGO_TARGET_DIR", place.join("build"));
     let status = command.status().context("cannot run cargo-mutants: cargo install --locked cargo-mutants")?;
     match status.code() {
