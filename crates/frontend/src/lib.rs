@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`nbd`] (default) | an NBD export at a unix socket or a TCP address | nothing |
 //! | [`nbd::kernel`] | a block device, `/dev/nbdN`, whose driver is a client of that export | root, the `nbd` driver |
-//! | `ublk` | a block device, `/dev/ublkbN`, with zones if the store has them | root, Linux 6.0, the `ublk_drv` driver |
+//! | `ublk` | a block device, `/dev/ublkbN`, with zones if the store has them | root, Linux 6.4, the `ublk_drv` driver |
 //! | `fuse` | a regular file, and with its `loop_device` a block device, `/dev/loopN` | `/dev/fuse`; root for the latter |
 //!
 //! All are used in the same way: `start` returns when requests are served, on threads of the frontend; `stop` answers
