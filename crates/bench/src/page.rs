@@ -265,7 +265,7 @@ fn latency_panels(results: &Results, over_nbd: bool) -> Vec<String> {
                     (true, false) => 0,
                     (true, true) => 3,
                 };
-                line.label = line.label.replacen("aes-xts ", "", 1);
+                line.label = line.label.replacen("aes-xts ", "", 1).replacen("NBD ", "", 1);
             }
             let least = lines_of.iter().flat_map(|line| &line.points).map(|point| point.1).fold(f64::MAX, f64::min);
             let ticks = latency::PERCENTILES.iter().map(|(name, _)| (2f64.powi(rank(name) as i32), (*name).to_owned()));
@@ -280,7 +280,7 @@ fn latency_panels(results: &Results, over_nbd: bool) -> Vec<String> {
                 y: Axis::decades("completion latency, ns", least, most(&lines_of), nanos_name),
                 lines: lines_of,
                 size: (PANEL, 320.0),
-                names: 150.0,
+                names: if over_nbd { 200.0 } else { 150.0 },
             };
             panels.push(panel(&plot.svg(), &plot.table()));
         }
@@ -316,13 +316,13 @@ fn compare_sections(results: &Results) -> String {
                 color: color(&row.case),
             };
             let plot = BarPlot {
-                id: format!("{}-{}", measure.replace(' ', "-"), load.name().replace([' ', ','], "-")),
+                id: format!("{}-{}", measure.replace([' ', ','], "-"), load.name().replace([' ', ','], "-")),
                 title: load.name(),
                 unit: unit.to_owned(),
                 parts: vec![(String::new(), 0)],
                 bars: rows.iter().map(bar).collect(),
                 width: PANEL,
-                names: (110.0, 110.0),
+                names: (110.0, 135.0),
             };
             panels[section].push(panel(&plot.svg(), &plot.table()));
         }
