@@ -57,13 +57,18 @@ pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()
                     busy_ratio = samples.get(1).and_then(|offloaded| ratio(&samples[0][1], &offloaded[1]));
                 }
                 let names: Vec<String> = cases.iter().map(|case| format!("{}, {state}", case.name)).collect();
-                report(&names, job, &samples, results);
+                report(&names, operation(write).to_owned(), job, &samples, results);
             }
         }
     }
     let what = "in process, 4 KiB random read, depth 4, CPUs busy: p99 inline over p99 offloaded";
     results.thresholds.push(Threshold::at_most(what, busy_ratio, 0.5));
     over_nbd(options, results)
+}
+
+/// Name of an operation over NBD.
+pub(crate) fn over_nbd_name(write: bool) -> String {
+    format!("{} over NBD", operation(write))
 }
 
 /// Length of the served file.
@@ -77,7 +82,7 @@ fn over_nbd(options: &Options, results: &mut Results) -> anyhow::Result<()> {
     let polling = serve(dir.path(), "polling", Duration::from_micros(50))?;
     let null = dir.path().join("null.sock");
     wire::serve_null(&null, SERVED_LEN).context("cannot start the null server")?;
-    let servers = [("NBD null server", &null), ("NBD aes-xts", &served.1), ("NBD polling", &polling.1)];
+    let servers = [("null server", &null), ("aes-xts", &served.1), ("polling", &polling.1)];
     let cpus = Cpus::select()?;
     let placements: Vec<Placement> =
         [Placement::OneCpu, Placement::TwoCpus].into_iter().filter(|placement| cpus.can_place(*placement)).collect();
@@ -91,7 +96,7 @@ fn over_nbd(options: &Options, results: &mut Results) -> anyhow::Result<()> {
             let job = Job { write, block: BLOCK, depth: 1, end: End::Time(slice), watch: true };
             let samples = cpus.run_client(placement, || measure_nbd(&servers, job, slice, rounds))??;
             let cases = servers.map(|(server, _)| format!("{server}, {name}"));
-            report(&cases, job, &samples, results);
+            report(&cases, over_nbd_name(write), job, &samples, results);
         }
     }
     Ok(())
@@ -150,14 +155,14 @@ fn measure(drivers: &mut [Driver], job: Job, rounds: usize) -> anyhow::Result<Ve
 }
 
 /// Reports cases, compared with the first one.
-fn report(cases: &[String], job: Job, samples: &[Rounds], results: &mut Results) {
+fn report(cases: &[String], operation: String, job: Job, samples: &[Rounds], results: &mut Results) {
     for (at, case) in cases.iter().enumerate() {
         for (rank, (name, _)) in PERCENTILES.iter().enumerate() {
             let against = ratio(&samples[at][rank], &samples[0][rank]).filter(|_| at > 0);
             results.measurements.push(Measurement {
                 bench: "latency",
                 case: case.clone(),
-                operation: operation(job.write).to_owned(),
+                operation: operation.clone(),
                 block_size: BLOCK as u64,
                 queue_depth: job.depth,
                 measure: name,

@@ -245,10 +245,8 @@ fn latency_panels(results: &Results, over_nbd: bool) -> Vec<String> {
     let mut panels = Vec::new();
     for write in [false, true] {
         for depth in latency::DEPTHS {
-            let operation = path::operation(write);
-            let wanted = |f: &&Measurement| {
-                f.operation == operation && f.queue_depth == depth && f.case.starts_with("NBD") == over_nbd
-            };
+            let operation = if over_nbd { latency::over_nbd_name(write) } else { path::operation(write).to_owned() };
+            let wanted = |f: &&Measurement| f.operation == operation && f.queue_depth == depth;
             let rows: Vec<&Measurement> = results.of("latency").filter(wanted).collect();
             if rows.is_empty() {
                 continue;
@@ -265,7 +263,7 @@ fn latency_panels(results: &Results, over_nbd: bool) -> Vec<String> {
                     (true, false) => 0,
                     (true, true) => 3,
                 };
-                line.label = line.label.replacen("aes-xts ", "", 1).replacen("NBD ", "", 1);
+                line.label = line.label.replacen("aes-xts ", "", 1);
             }
             let least = lines_of.iter().flat_map(|line| &line.points).map(|point| point.1).fold(f64::MAX, f64::min);
             let ticks = latency::PERCENTILES.iter().map(|(name, _)| (2f64.powi(rank(name) as i32), (*name).to_owned()));
@@ -382,9 +380,8 @@ mod tests {
                 );
             }
         }
-        let nbd = "NBD polling, two CPUs";
-        measurements
-            .extend(latency::PERCENTILES.map(|(name, _)| measurement("latency", nbd, "random read", 4096, 1, name)));
+        let (nbd, case) = (latency::over_nbd_name(false), "polling, two CPUs");
+        measurements.extend(latency::PERCENTILES.map(|(name, _)| measurement("latency", case, &nbd, 4096, 1, name)));
         measurements.push(measurement("compare", "Inlock LUKS2", "random read", 4096, 16, "operations"));
         measurements.push(measurement("compare", "nbdkit file", "random read", 4096, 1, "median latency, one CPU"));
         measurements.push(measurement("compare", "nbdkit file", "sequential read", 1 << 20, 4, "processor time"));
