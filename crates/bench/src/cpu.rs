@@ -4,18 +4,18 @@
 //! thread's clock includes all three. The device's counters give the time of cipher and store; the rest is the
 //! frontend's: protocol, sockets, the worker's turns.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use inlock_engine::BackingStore;
-use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::store::file::IoMode;
 use inlock_frontend::nbd::server::{Listen, Server, ServerOptions};
 
 use crate::options::Options;
 use crate::path::{self, BLOCKS, CASES, operation};
+use crate::placement::{WORKER_THREADS, threads};
 use crate::progress::Progress;
 use crate::results::{Measurement, Results};
 use crate::tables::size_text;
@@ -35,10 +35,8 @@ pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()
     for name in ["raw", "aes-xts inline"] {
         let case = CASES.iter().find(|case| case.name == name).context("a case has another name")?;
         let dir = tempfile::Builder::new().prefix("inlock-bench-").tempdir_in(&options.dir)?;
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(dir.path().join("image"))?;
-        path::fill(&file, FILE_LEN)?;
         // `Sync`: the worker calls the store; no kernel thread works for it.
-        let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Sync)?);
+        let store = path::store(dir.path(), FILE_LEN, IoMode::Sync)?;
         let device = case.device(&store)?;
         let socket = dir.path().join("nbd.sock");
         let mut options = ServerOptions::default();
@@ -88,13 +86,10 @@ fn measure(device: &inlock_engine::Device, socket: &Path, load: Load) -> anyhow:
 /// Returns the CPU time so far of the workers and of their io_uring threads. `None`: the kernel does not report it.
 fn worker_nanos() -> Option<u64> {
     let mut sum = None;
-    for task in fs::read_dir("/proc/self/task").ok()?.flatten() {
-        let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-        if !name.starts_with("inlock-w") && !name.starts_with("iou-") {
-            continue;
-        }
+    for thread in threads("self", |name| name.starts_with(WORKER_THREADS) || name.starts_with("iou-")) {
+        let path = format!("/proc/self/task/{}/schedstat", thread.as_raw_nonzero());
         // The thread may have ended since.
-        let Ok(text) = fs::read_to_string(task.path().join("schedstat")) else { continue };
+        let Ok(text) = fs::read_to_string(path) else { continue };
         let nanos: u64 = text.split_whitespace().next()?.parse().ok()?;
         sum = Some(sum.unwrap_or(0) + nanos);
     }

@@ -6,20 +6,18 @@
 //!
 //! Over NBD, a client with one request in flight shares a CPU with the server, or each has its own.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use inlock_engine::BackingStore;
-use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::store::file::IoMode;
 use inlock_frontend::nbd::server::{Listen, Server, ServerOptions};
 
 use crate::options::Options;
 use crate::path::{self, CASES, Case, operation};
-use crate::placement::{Cpus, Placement, threads};
+use crate::placement::{Cpus, Placement, WORKER_THREADS, threads};
 use crate::progress::Progress;
 use crate::results::{Measurement, Results, Threshold};
 use crate::scripted::{Driver, End, Job};
@@ -38,7 +36,7 @@ type Rounds = [Vec<f64>; PERCENTILES.len()];
 /// Measures every load, first with idle CPUs.
 pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()> {
     let (rounds, slice) = options.rounds_and_slice((7, 300), (3, 50));
-    let store = path::store(&options.dir)?;
+    let store = path::store(&options.dir, path::FILE_LEN, IoMode::Auto)?;
     let cases: Vec<Case> = CASES.into_iter().filter(|case| case.name.starts_with("aes")).collect();
     let deepest = DEPTHS.into_iter().max().unwrap_or(1);
     let mut drivers =
@@ -102,15 +100,10 @@ fn over_nbd(options: &Options, results: &mut Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Start of the names of the server's threads.
-const WORKER_THREADS: &str = "inlock-w";
-
 /// Serves an encrypted file from this process, as `inlock serve` does, with one worker.
 fn serve(dir: &Path, name: &str, busy_poll: Duration) -> anyhow::Result<(Server, PathBuf)> {
     let case = CASES.iter().find(|case| case.name == "aes-xts inline").context("a case has another name")?;
-    let file = File::options().read(true).write(true).create(true).truncate(true).open(dir.join(name))?;
-    path::fill(&file, SERVED_LEN)?;
-    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Auto)?);
+    let store = path::store(dir, SERVED_LEN, IoMode::Auto)?;
     let socket = dir.join(format!("{name}.sock"));
     let mut options = ServerOptions::default();
     options.threads = 1;
@@ -124,31 +117,31 @@ fn measure_nbd(servers: &[(&str, &PathBuf)], job: Job, slice: Duration, rounds: 
         clients.push(Client::connect(socket)?);
     }
     let load = NbdLoad { write: job.write, random: true, block: job.block, depth: job.depth, time: slice };
-    let mut samples: Vec<Rounds> = vec![Rounds::default(); clients.len()];
-    for round in 0..rounds {
-        for turn in 0..clients.len() {
-            let at = (turn + round) % clients.len();
-            add_percentiles(&mut samples[at], &clients[at].run(load)?.latencies);
-        }
-    }
-    Ok(samples)
-}
-
-/// Adds the percentiles of one round; the latencies are sorted.
-fn add_percentiles(samples: &mut Rounds, latencies: &[u64]) {
-    for (place, (_, share)) in samples.iter_mut().zip(PERCENTILES) {
-        place.push(percentile(latencies, share) as f64);
-    }
+    in_turns(&mut clients, rounds, |client| Ok(client.run(load)?.latencies))
 }
 
 fn measure(drivers: &mut [Driver], job: Job, rounds: usize) -> anyhow::Result<Vec<Rounds>> {
-    let mut samples: Vec<Rounds> = vec![Rounds::default(); drivers.len()];
+    in_turns(drivers, rounds, |driver| {
+        let mut latencies = driver.run(job)?.latencies;
+        latencies.sort_unstable();
+        Ok(latencies)
+    })
+}
+
+/// Measures each subject once a round, in another order each round. `run` returns latencies in ascending order.
+fn in_turns<T>(
+    subjects: &mut [T],
+    rounds: usize,
+    mut run: impl FnMut(&mut T) -> anyhow::Result<Vec<u64>>,
+) -> anyhow::Result<Vec<Rounds>> {
+    let mut samples: Vec<Rounds> = vec![Rounds::default(); subjects.len()];
     for round in 0..rounds {
-        for turn in 0..drivers.len() {
-            let at = (turn + round) % drivers.len();
-            let mut latencies = drivers[at].run(job)?.latencies;
-            latencies.sort_unstable();
-            add_percentiles(&mut samples[at], &latencies);
+        for turn in 0..subjects.len() {
+            let at = (turn + round) % subjects.len();
+            let latencies = run(&mut subjects[at])?;
+            for (place, (_, share)) in samples[at].iter_mut().zip(PERCENTILES) {
+                place.push(percentile(&latencies, share) as f64);
+            }
         }
     }
     Ok(samples)

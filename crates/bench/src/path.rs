@@ -29,7 +29,7 @@ pub(crate) const BLOCKS: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
 /// Requests in flight.
 pub(crate) const DEPTHS: [usize; 3] = [1, 4, 32];
 /// Length of the file.
-const FILE_LEN: u64 = 128 << 20;
+pub(crate) const FILE_LEN: u64 = 128 << 20;
 
 pub(crate) const RAW: &str = "raw";
 /// Raw without counters: shows the cost of counters.
@@ -74,14 +74,14 @@ fn unit() -> anyhow::Result<DataUnitSize> {
 }
 
 /// Returns a store on an unlinked file of noise in `dir`.
-pub(crate) fn store(dir: &Path) -> anyhow::Result<Arc<dyn BackingStore>> {
+pub(crate) fn store(dir: &Path, len: u64, io: IoMode) -> anyhow::Result<Arc<dyn BackingStore>> {
     let file = tempfile::tempfile_in(dir).with_context(|| format!("cannot make a file in {}", dir.display()))?;
-    fill(&file, FILE_LEN)?;
-    Ok(Arc::new(FileStore::new(file, IoMode::Auto)?))
+    fill(&file, len)?;
+    Ok(Arc::new(FileStore::new(file, io)?))
 }
 
 /// Writes every page, so that no measurement includes its first use.
-pub(crate) fn fill(file: &File, len: u64) -> anyhow::Result<()> {
+fn fill(file: &File, len: u64) -> anyhow::Result<()> {
     use std::os::unix::fs::FileExt;
     let mut word = 1u64;
     let mut block = vec![0u8; 1 << 20];
@@ -164,7 +164,7 @@ struct Samples {
 /// Measures every load.
 pub(crate) fn run(options: &Options, results: &mut Results) -> anyhow::Result<()> {
     let (rounds, slice) = options.rounds_and_slice((15, 25), (5, 5));
-    let store = store(&options.dir)?;
+    let store = store(&options.dir, FILE_LEN, IoMode::Auto)?;
     let deepest = DEPTHS.into_iter().max().unwrap_or(1);
     let mut drivers =
         CASES.iter().map(|case| case.driver(&store, &BLOCKS, deepest)).collect::<anyhow::Result<Vec<Driver>>>()?;

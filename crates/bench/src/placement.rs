@@ -94,6 +94,9 @@ fn only(cpu: usize) -> CpuSet {
     cpus
 }
 
+/// Start of the names of the workers' threads.
+pub(crate) const WORKER_THREADS: &str = "inlock-w";
+
 /// Returns the threads of a process whose name `is_wanted` accepts, including io_uring workers of the kernel.
 pub(crate) fn threads(process: &str, is_wanted: impl Fn(&str) -> bool) -> Vec<Pid> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();

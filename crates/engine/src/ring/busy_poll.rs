@@ -29,6 +29,10 @@ impl BusyPoll {
         Self { limit, moved: 0, backoff: 1, skipped: 0 }
     }
 
+    pub(super) fn is_on(&self) -> bool {
+        !self.limit.is_zero()
+    }
+
     /// Takes note of a completed transfer.
     pub(super) fn add_moved(&mut self, bytes: usize) {
         self.moved = self.moved.saturating_add(bytes);
@@ -37,7 +41,7 @@ impl BusyPoll {
     /// Whether to poll before a wait.
     pub(super) fn begin(&mut self) -> bool {
         let is_short = (1..=SHORT).contains(&std::mem::take(&mut self.moved));
-        if self.limit.is_zero() || !is_short {
+        if !self.is_on() || !is_short {
             return false;
         }
         let is_due = self.skipped == 0;

@@ -563,7 +563,9 @@ impl Ring {
             Backend::Uring(uring) => uring.turn(files, wait, poll, done)?,
             Backend::Sync(sync) => sync.turn(files, wait, poll, done)?,
         };
-        done.iter().skip(before).flat_map(|done| done.result).for_each(|bytes| self.busy_poll.add_moved(bytes));
+        if self.busy_poll.is_on() {
+            done.iter().skip(before).flat_map(|done| done.result).for_each(|bytes| self.busy_poll.add_moved(bytes));
+        }
         if woken {
             self.waker.clear();
         }
