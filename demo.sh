@@ -106,7 +106,19 @@ status=0
 "$INLOCK_BIN" open --test-passphrase --key-file "$work/wrong" "$work/volume.img" 2> "$work/refusal" || status=$?
 if [ "$status" -eq 2 ]; then good "a wrong passphrase: status 2, $(head -n 1 "$work/refusal")"; else bad "a wrong passphrase: status $status"; fi
 
-say "7. Speed compared with other servers (one short run, interleaved, fio's nbd engine, one connection over a unix socket)"
+say "7. Another key: added here, the first one removed by cryptsetup"
+printf 'another passphrase' > "$work/another"
+opens() { "$INLOCK_BIN" open --test-passphrase --key-file "$1" "$work/volume.img" 2> /dev/null; }
+"$INLOCK_BIN" luksHeaderBackup "$work/volume.img" --header-backup-file "$work/header.backup"
+"$INLOCK_BIN" luksAddKey -q --iter-time 500 --key-file "$work/passphrase" "$work/volume.img" "$work/another" || bad "luksAddKey"
+if opens "$work/passphrase" && opens "$work/another"; then good "inlock luksAddKey: both passphrases open it"; else bad "a key is missing"; fi
+cryptsetup luksRemoveKey -q "$work/volume.img" "$work/passphrase" || bad "cryptsetup luksRemoveKey"
+if opens "$work/another" && ! opens "$work/passphrase"; then good "cryptsetup luksRemoveKey: only the other one does"; else bad "luksRemoveKey"; fi
+if "$INLOCK_BIN" doctor "$work/volume.img" > "$work/doctor"; then good "inlock doctor: no fault found"; else cat "$work/doctor"; bad "doctor"; fi
+"$INLOCK_BIN" luksHeaderRestore -q "$work/volume.img" --header-backup-file "$work/header.backup" || bad "luksHeaderRestore"
+if opens "$work/passphrase" && ! opens "$work/another"; then good "inlock luksHeaderRestore: the first one again"; else bad "luksHeaderRestore"; fi
+
+say "8. Speed compared with other servers (one short run, interleaved, fio's nbd engine, one connection over a unix socket)"
 "$INLOCK_BIN" bench compare --quick --dir "$base" | sed '/^#/d; /^note: /d; s/^/  /'
 
 say "The same with your own disk or image:"

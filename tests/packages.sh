@@ -4,6 +4,7 @@
 PACKAGES=(
     gcc libc6-dev fio nbdkit libnbd-bin python3-libnbd cryptsetup-bin qemu-utils jq shellcheck e2fsprogs
     python3-cryptography python3-cryptography-vectors valgrind
+    clevis clevis-luks jose tang socat
     curl strace qemu-system-x86 busybox-static kmod dmsetup fuse3 xfsprogs btrfs-progs f2fs-tools
 )
 
@@ -13,6 +14,8 @@ missing_packages() {
     for package in "${PACKAGES[@]}"; do
         case $package in
             gcc) command -v cc ;;
+            clevis-luks) command -v clevis-luks-bind ;;
+            tang) test -e /usr/libexec/tangd ;;
             libc6-dev) test -e /usr/include/stdio.h ;;
             qemu-system-x86) command -v qemu-system-x86_64 ;;
             busybox-static) command -v busybox && ! ldd "$(command -v busybox)" ;;

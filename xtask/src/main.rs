@@ -6,6 +6,7 @@
 
 mod bench_record;
 mod cross;
+mod cryptsetup_tests;
 mod dependencies;
 mod faults;
 mod features;
@@ -41,6 +42,8 @@ const USAGE: &str = "usage: cargo xtask CHORE
                                          64 connections, mixed sizes, 5 minutes: no error, no stall, no growth
   vm [--list] [--keep-log] [--full] [--timeout SECONDS] [TEST...]
                                          boot a kernel under QEMU and run the tests of tests/vm in it
+  cryptsetup-tests DIR [--stop] [--seconds N] [--control PROGRAM] [SCRIPT...]
+                                         run cryptsetup's test scripts in DIR against inlock, or PROGRAM
   zones WHAT                             run in guests of `vm`: requests to zoned devices
   faults WHAT DISK                       run in guests of `vm`: tests of storage that loses writes
   ci                                     run the checks of a push: ./test.sh";
@@ -73,6 +76,7 @@ fn run() -> Result<ExitCode> {
         Some("miri") => miri::run(&root),
         Some("soak") => soak::run(&rest),
         Some("vm") => vm::run(&root, &target_dir(&root), &rest),
+        Some("cryptsetup-tests") => cryptsetup_tests::run(&root, &target_dir(&root), &rest),
         Some("zones") => zones::run(&rest),
         Some("faults") => faults::run(&rest),
         Some("ci") => {

@@ -2,13 +2,14 @@
 //! docs/mutants.md.
 //!
 //! Each mutant is tried with the unit tests, which take a second; those that survive are tried with all tests of the
-//! group. Mutants are built in a copy of the tree in `target/mutants`, so that work on the tree can continue. An
-//! interrupted run is continued: caught mutants are not repeated until `target/mutants/results` is removed. Names are
-//! compared without lines and columns, which move.
+//! group. With `--survivors`, only those that survived the last run are tried again. Mutants are built in a copy of the
+//! tree in `target/mutants`, so that work on the tree can continue. An interrupted run without `--shard` is continued:
+//! caught mutants are not repeated until `target/mutants/results` is removed. Names are compared without lines and
+//! columns, which move.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -64,12 +65,24 @@ const GROUPS: [Group; 3] = [
     },
 ];
 
+/// List of the mutants that no test noticed, in a directory of results.
+const MISSED: &str = "mutants.out/missed.txt";
+
+/// Mutants of a run.
+enum Which<'a> {
+    Wanted(&'a Wanted),
+    /// The mutants with these names.
+    Named(&'a [String]),
+}
+
 /// Arguments of the command line.
 #[derive(Debug, Default, PartialEq)]
 struct Wanted {
     groups: Vec<&'static str>,
     /// `K/N`: every N-th mutant, starting with number K.
     shard: Option<String>,
+    /// Try only the survivors of the last run, with all tests of the group.
+    survivors: bool,
     /// Regular expressions; a mutant must match one of them.
     filters: Vec<String>,
 }
@@ -81,6 +94,7 @@ impl Wanted {
         while let Some(arg) = args.next() {
             match arg.as_str() {
                 "--shard" => wanted.shard = Some(args.next().context("--shard needs K/N")?.clone()),
+                "--survivors" => wanted.survivors = true,
                 option if option.starts_with('-') => bail!("'{option}' is no option of mutants"),
                 word => match GROUPS.iter().find(|group| group.name == word) {
                     Some(group) => wanted.groups.push(group.name),
@@ -104,10 +118,18 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
     let mut verdict = Verdict::default();
     for group in GROUPS.iter().filter(|group| wanted.groups.contains(&group.name)) {
         let results = place.join("results").join(group.name);
-        fs::create_dir_all(&results)?;
-        mutate(&copy, &place, &results, group, &wanted, &["--lib"])?;
-        mutate(&copy, &place, &results, group, &wanted, group.tests)?;
-        verdict.add(&results.join("mutants.out"))?;
+        let (quick, full) = (results.join("quick"), results.join("full"));
+        let again = match wanted.survivors {
+            true => lines(&full.join(MISSED))?,
+            false => {
+                mutate(&copy, &place, &quick, group, Which::Wanted(&wanted), &["--lib"])?;
+                lines(&quick.join(MISSED))?
+            }
+        };
+        if !again.is_empty() {
+            mutate(&copy, &place, &full, group, Which::Named(&again), group.tests)?;
+        }
+        verdict.add(&quick, &full)?;
     }
     let explained = explained(&fs::read_to_string(root.join(EXPLAINED)).with_context(|| format!("no {EXPLAINED}"))?);
     Ok(verdict.report(&explained))
@@ -151,17 +173,10 @@ fn remove_others(copy: &Path, directory: &Path, names: &BTreeSet<&str>) -> Resul
 }
 
 /// Runs cargo-mutants on one group, which writes its results to `results`.
-fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wanted, tests: &[&str]) -> Result<()> {
+fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, which: Which<'_>, tests: &[&str]) -> Result<()> {
+    fs::create_dir_all(results)?;
     let mut command = Command::new("cargo");
-    command.args([
-        "mutants",
-        "--in-place",
-        "--iterate",
-        "--no-shuffle",
-        "--colors=never",
-        "--caught",
-        "--line-col=true",
-    ]);
+    command.args(["mutants", "--in-place", "--no-shuffle", "--colors=never", "--caught", "--line-col=true"]);
     command.arg("--dir").arg(copy).arg("--output").arg(results);
     command.args(["--package", group.package, "--test-package", group.package]);
     // A mutant that makes a test hang is caught by the timeout. Without a mutation, the tests take minutes on a busy
@@ -176,11 +191,22 @@ fn mutate(copy: &Path, place: &Path, results: &Path, group: &Group, wanted: &Wan
     for file in group.files {
         command.args(["--file", file]);
     }
-    for filter in &wanted.filters {
-        command.args(["--re", filter]);
-    }
-    if let Some(shard) = &wanted.shard {
-        command.args(["--sharding=round-robin", "--shard", shard]);
+    match which {
+        Which::Wanted(wanted) => {
+            for filter in &wanted.filters {
+                command.args(["--re", filter]);
+            }
+            match &wanted.shard {
+                Some(shard) => command.args(["--sharding=round-robin", "--shard", shard]),
+                // Of a shard, iterating would leave out the caught ones before it takes every N-th.
+                None => command.arg("--iterate"),
+            };
+        }
+        Which::Named(names) => {
+            for name in names {
+                command.args(["--re", &pattern(name)]);
+            }
+        }
     }
     command.arg("--").args(tests);
     command.env("CARGO_TARGET_DIR", place.join("build"));
@@ -200,12 +226,15 @@ struct Verdict {
 }
 
 impl Verdict {
-    fn add(&mut self, out: &Path) -> Result<()> {
-        // A mutant that makes a test hang is caught like one that makes it fail.
-        for list in ["caught.txt", "timeout.txt", "previously_caught.txt"] {
-            self.caught.extend(lines(&out.join(list))?);
+    /// Adds the results of a group: of the unit tests, and of all its tests, which decide on what those missed.
+    fn add(&mut self, quick: &Path, full: &Path) -> Result<()> {
+        for results in [quick, full] {
+            // A mutant that makes a test hang is caught like one that makes it fail.
+            for list in ["caught.txt", "timeout.txt", "previously_caught.txt"] {
+                self.caught.extend(lines(&results.join("mutants.out").join(list))?);
+            }
         }
-        self.survived.extend(lines(&out.join("missed.txt"))?);
+        self.survived.extend(lines(&full.join(MISSED))?);
         Ok(())
     }
 
@@ -235,12 +264,19 @@ impl Verdict {
 }
 
 /// Returns the lines of a list, which may not exist.
-fn lines(path: &PathBuf) -> Result<Vec<String>> {
+fn lines(path: &Path) -> Result<Vec<String>> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
     }
+}
+
+/// Returns a regular expression for the mutants with this name at any line and column.
+fn pattern(name: &str) -> String {
+    let name = bare(name);
+    let (file, change) = name.split_once(':').unwrap_or((&name, ""));
+    format!(r"^{}:\d+:\d+:{}$", regex_lite::escape(file), regex_lite::escape(change))
 }
 
 /// Returns a mutant's name without line and column: `FILE: change`.
@@ -271,6 +307,14 @@ mod tests {
         assert_eq!(bare(name), "crates/volume/src/luks2/commit.rs: replace Luks2::commit -> Result<(), E> with Ok(())");
         assert_eq!(bare(name), bare(&name.replace("33:9", "40:1")));
         assert_eq!(bare("no place"), "no place");
+    }
+
+    #[test]
+    fn pattern_of_a_name_matches_it_at_any_line() {
+        let name = "crates/a.rs:33:9: replace f -> Result<(), E> with Ok(()) [x]";
+        let pattern = regex_lite::Regex::new(&pattern(name)).unwrap();
+        assert!(pattern.is_match(name) && pattern.is_match(&name.replace("33:9", "4:10")));
+        assert!(!pattern.is_match(&name.replace("Ok", "No")) && !pattern.is_match(&name.replace(".rs", "xrs")));
     }
 
     #[test]

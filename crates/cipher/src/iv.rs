@@ -8,8 +8,8 @@ use crate::aes::{AesKernel, AesKey, MAX_BATCH};
 use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
 use crate::locked::LockedBox;
 use crate::modes::{Chain, new_chain};
-use crate::spec::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode};
-use crate::{DataUnitSize, IvNumbering, VolumeKey};
+use crate::spec::{ChainMode, Cipher, CipherSpec, IvMode};
+use crate::{DataUnitSize, Hash, IvNumbering};
 
 /// Makes the IVs of consecutive data units.
 pub(crate) struct IvGenerator {
@@ -158,31 +158,11 @@ impl IvGenerator {
     }
 }
 
-fn essiv(cipher: Cipher, hash: EssivHash, key: &[u8], kernel: AesKernel) -> Mode {
-    let digest = hash.digest(key);
+fn essiv(cipher: Cipher, hash: Hash, key: &[u8], kernel: AesKernel) -> Mode {
+    let digest = hash.digest(&[key]);
+    let digest = &digest[..hash.len()];
     if cipher == Cipher::Aes {
-        return Mode::Essiv(AesKey::new(kernel, digest.as_bytes()));
+        return Mode::Essiv(AesKey::new(kernel, digest));
     }
-    Mode::EssivOf(new_block_cipher(cipher, digest.as_bytes()).expect("the digest's length was checked"))
-}
-
-impl EssivHash {
-    /// Returns the digest of a key, which is a key itself.
-    fn digest(self, key: &[u8]) -> VolumeKey {
-        fn of<D: sha2::Digest>(key: &[u8]) -> VolumeKey {
-            let mut digest = D::digest(key);
-            let kept = VolumeKey::new(&digest);
-            zeroize::Zeroize::zeroize(digest.as_mut_slice());
-            kept
-        }
-        match self {
-            Self::Md5 => of::<md5::Md5>(key),
-            Self::Sha1 => of::<sha1::Sha1>(key),
-            Self::Ripemd160 => of::<ripemd::Ripemd160>(key),
-            Self::Sha224 => of::<sha2::Sha224>(key),
-            Self::Sha256 => of::<sha2::Sha256>(key),
-            Self::Sha384 => of::<sha2::Sha384>(key),
-            Self::Sha512 => of::<sha2::Sha512>(key),
-        }
-    }
+    Mode::EssivOf(new_block_cipher(cipher, digest).expect("the digest's length was checked"))
 }

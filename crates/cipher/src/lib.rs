@@ -30,8 +30,10 @@
 #![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod aes;
+mod argon2;
 mod block_cipher;
 mod error;
+mod hash;
 mod in_out;
 mod isa;
 mod iv;
@@ -39,6 +41,8 @@ mod key;
 #[allow(unsafe_code)] // Maps, locks and wipes pages of its own.
 mod locked;
 mod modes;
+#[allow(unsafe_code)] // Maps, advises and unmaps pages of its own.
+mod scratch;
 mod scrub;
 mod sector_cipher;
 mod segment;
@@ -48,13 +52,16 @@ mod testing;
 mod unit;
 
 pub use aes::{AesKernel, Limit};
+pub use argon2::{Argon2, Argon2Variant};
 pub use error::CipherError;
+pub use hash::{Hash, UnknownHash};
 pub use in_out::InOut;
 pub use isa::{AesNi, CPU_LIMIT_VARIABLE, CpuLimit, Vaes256, Vaes512};
 pub use key::VolumeKey;
 pub use locked::memory_lock_failed;
+pub use scratch::ScratchMemory;
 pub use scrub::scrub_stack;
 pub use sector_cipher::{SectorCipher, new_sector_cipher, new_sector_cipher_on};
 pub use segment::{Segment, TargetType};
-pub use spec::{ChainMode, Cipher, CipherSpec, EssivHash, InvalidCipherSpec, IvMode, KeyCount, KeyParts, known_specs};
+pub use spec::{ChainMode, Cipher, CipherSpec, InvalidCipherSpec, IvMode, KeyCount, KeyParts, known_specs};
 pub use unit::{DataUnitSize, InvalidDataUnitSize, IvNumber, IvNumbering, SECTOR_SIZE, Sector};

@@ -31,9 +31,8 @@ impl Segment {
     }
 }
 
-/// Type of a device-mapper target.
+/// Type of a device-mapper target. A new type is a breaking change, so that no request path can miss it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum TargetType {
     /// Encrypted data.
     Crypt,
@@ -57,6 +56,11 @@ impl TargetType {
             Self::Zero => "zero",
             Self::Error => "error",
         }
+    }
+
+    /// Whether a device stores the data of such a target.
+    pub fn is_stored(self) -> bool {
+        matches!(self, Self::Crypt | Self::Linear)
     }
 
     /// Returns the type with this name in a table.

@@ -7,7 +7,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use inlock_volume::{FormatError, KdfError, LoadError, PolicyError, UnlockError};
+use inlock_volume::{EditError, FormatError, KdfError, LoadError, PolicyError, UnlockError};
 
 /// An exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,10 +50,14 @@ pub(crate) enum CliError {
     Refused { message: String, hint: &'static str },
     #[error("Device {} does not exist or access denied.", .path.display())]
     NoDevice { path: PathBuf, creating: bool, source: io::Error },
+    #[error("Cannot write to device {}, permission denied.", .path.display())]
+    ReadOnly { path: PathBuf },
     #[error("Device {} is neither a regular file nor a block device.", .path.display())]
     NotADevice { path: PathBuf },
     #[error("Device {} is not a valid LUKS device.", .path.display())]
     NotLuks { path: PathBuf, found: Option<u32> },
+    #[error("Device {} is not a valid LUKS2 device.", .path.display())]
+    NotLuks2 { path: PathBuf },
     #[error("{what} is refused: {error}.")]
     AgainstPolicy { what: String, error: PolicyError },
     #[error("No key available with this passphrase.")]
@@ -78,6 +82,12 @@ pub(crate) enum CliError {
     Unreachable { name: String, pid: u32 },
     #[error("Volume key does not match the volume.")]
     OtherKey,
+    #[error("Volume key does not match the volume.")]
+    WrongVolumeKey,
+    #[error("Passphrases do not match.")]
+    OtherPassphrase,
+    #[error("Nothing to read on input.")]
+    NothingToRead,
     #[error("Writes to {} may be lost: a flush failed.", .path.display())]
     WritesLost { path: PathBuf },
     /// Message, hint and status, such as those of another process of Inlock.
@@ -85,7 +95,10 @@ pub(crate) enum CliError {
     Remote(String, Option<String>, Status),
     #[error("Operation aborted.")]
     NotConfirmed,
-    #[error("Timeout while waiting for a passphrase.")]
+    /// The user did not confirm a change of a header.
+    #[error("{0}")]
+    Declined(&'static str),
+    #[error("Error reading passphrase from terminal: timeout.")]
     PromptTimeout,
     #[error("Interrupted by signal {0}.")]
     Interrupted(i32),
@@ -114,20 +127,24 @@ impl CliError {
     pub(crate) fn hash(name: &str) -> Self {
         Self::Refused {
             message: format!("Hash '{name}' is not available."),
-            hint: "use sha1, sha224, sha256, sha384, sha512 or ripemd160",
+            hint: "use sha256, sha512, sha3-256, blake2b-512 or another hash of docs/formats/luks2.md",
         }
     }
 
     fn status(&self) -> Status {
         match self {
-            Self::NoKey | Self::OtherKey => Status::Permission,
+            Self::NoKey | Self::OtherKey | Self::WrongVolumeKey => Status::Permission,
+            Self::OtherPassphrase | Self::Declined(_) => Status::Permission,
             Self::NoDevice { .. } | Self::NotADevice { .. } => Status::Device,
             Self::Inactive { .. } | Self::Gone { .. } => Status::Device,
-            Self::AgainstPolicy { error: PolicyError::OtherUuid { .. }, .. } => Status::Device,
+            Self::AgainstPolicy { error, .. } => match error {
+                PolicyError::OtherUuid { .. } | PolicyError::OtherDigest { .. } => Status::Device,
+                PolicyError::KdfTooCostly { .. } => Status::Memory,
+                _ => Status::Wrong,
+            },
             Self::HeaderLocked { .. } | Self::InUse { .. } | Self::AddressInUse { .. } => Status::Busy,
             Self::NameInUse { .. } | Self::Held { .. } | Self::Unreachable { .. } => Status::Busy,
             Self::Remote(_, _, status) | Self::Silent(status) => *status,
-            Self::PromptTimeout => Status::Permission,
             _ => Status::Wrong,
         }
     }
@@ -142,9 +159,14 @@ impl CliError {
             Self::NotLuks { found: Some(version), .. } => {
                 format!("use --type luks{version} for its LUKS{version} header, or --type luks for any version")
             }
+            Self::NotLuks2 { .. } => "only LUKS2 has this; `inlock luksDump` shows the version".to_owned(),
             Self::NotLuks { found: None, .. } => {
                 "use --type plain for a volume without a header, --header for a detached header".to_owned()
             }
+            Self::ReadOnly { .. } => "make it writable, or work on a copy".to_owned(),
+            Self::WrongVolumeKey => "check the volume key; it belongs to another volume".to_owned(),
+            Self::OtherPassphrase => "try again; nothing was changed".to_owned(),
+            Self::NothingToRead => "pass the passphrase on standard input or with --key-file".to_owned(),
             Self::HeaderLocked { .. } => {
                 "try again when the other program has released the lock of the header".to_owned()
             }
@@ -180,7 +202,15 @@ pub(crate) fn status_of(error: &anyhow::Error) -> Status {
         return own.status();
     }
     for cause in error.chain() {
-        if matches!(cause.downcast_ref(), Some(KdfError::OutOfMemory { .. } | KdfError::MemoryNotAvailable { .. })) {
+        if is_requested_cost(cause) {
+            return Status::Wrong;
+        }
+        // A cost of a header over its limit counts as too little memory, as in cryptsetup.
+        let is_too_costly = match cause.downcast_ref() {
+            Some(KdfError::OutOfMemory { .. } | KdfError::MemoryNotAvailable { .. } | KdfError::Limit { .. }) => true,
+            _ => matches!(cause.downcast_ref(), Some(UnlockError::TooCostlyTogether(_))),
+        };
+        if is_too_costly {
             return Status::Memory;
         }
         if let Some(status) = cause.downcast_ref::<io::Error>().and_then(status_of_io) {
@@ -188,6 +218,12 @@ pub(crate) fn status_of(error: &anyhow::Error) -> Status {
         }
     }
     Status::Wrong
+}
+
+/// Whether options of a new keyslot request a cost over its limit.
+fn is_requested_cost(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let formatting = matches!(cause.downcast_ref(), Some(FormatError::Kdf(KdfError::Limit { .. })));
+    formatting || matches!(cause.downcast_ref(), Some(EditError::Kdf(KdfError::Limit { .. })))
 }
 
 /// Translates error numbers as cryptsetup does.
@@ -216,7 +252,9 @@ fn hint_of_volume(cause: &(dyn std::error::Error + 'static)) -> Option<&'static 
     if let Some(error) = cause.downcast_ref::<LoadError>() {
         return match error {
             LoadError::Truncated { .. } => Some("compare the length of the image with the original's; it is truncated"),
-            LoadError::Damaged(_) => Some("restore the header from a backup (cryptsetup luksHeaderRestore)"),
+            LoadError::Damaged(_) => {
+                Some("run `inlock doctor` to examine it, or restore a backup: inlock luksHeaderRestore")
+            }
             LoadError::UnsupportedVersion(_) => Some("try a newer version of Inlock"),
             _ => None,
         };
@@ -230,6 +268,9 @@ fn hint_of_volume(cause: &(dyn std::error::Error + 'static)) -> Option<&'static 
             | UnlockError::UnsupportedType { .. } => Some("try cryptsetup or a newer version of Inlock"),
             _ => None,
         };
+    }
+    if is_requested_cost(cause) {
+        return Some("use a lower cost");
     }
     match cause.downcast_ref::<KdfError>() {
         Some(KdfError::Limit { .. }) => {
@@ -254,6 +295,17 @@ fn hint_of_policy(error: &PolicyError) -> Option<&'static str> {
         }
         PolicyError::OtherUuid { .. } => {
             Some("check --expect-uuid and the header, which was changed, or belongs to another volume")
+        }
+        PolicyError::OtherDigest { .. } => {
+            Some("find out who changed the header; after a change of your own, write a new policy with `inlock policy`")
+        }
+        PolicyError::OtherKeyLen { .. }
+        | PolicyError::OtherUnit { .. }
+        | PolicyError::OtherKdf { .. }
+        | PolicyError::OtherKdfHash { .. }
+        | PolicyError::KdfTooCheap { .. }
+        | PolicyError::KdfTooCostly { .. } => {
+            Some("check --policy and the header, which was changed, or belongs to another volume")
         }
         _ => None,
     }
@@ -298,6 +350,42 @@ pub(crate) fn cannot_format(path: &Path) -> impl FnOnce(FormatError) -> anyhow::
         FormatError::Policy(error) => against_policy("The new volume".to_owned())(error),
         FormatError::InvalidOption { option, reason } => CliError::usage(format!("Option --{option}: {reason}.")),
         error => anyhow::Error::from(error).context(format!("cannot create a volume on {}", path.display())),
+    }
+}
+
+/// Explains, in cryptsetup's words, why a header cannot be changed.
+pub(crate) fn cannot_edit(path: &Path) -> impl FnOnce(EditError) -> anyhow::Error {
+    let path = path.to_owned();
+    move |error| {
+        let (message, hint) = match error {
+            EditError::NeedsLuks2(_) => return CliError::NotLuks2 { path }.into(),
+            EditError::WrongKey => return CliError::WrongVolumeKey.into(),
+            EditError::KeyslotInvalid { number, max } => (
+                format!("Key slot {number} is invalid, please select between 0 and {max}."),
+                "run `inlock luksDump` to list the keyslots",
+            ),
+            EditError::KeyslotInUse(number) => (
+                format!("Key slot {number} is full, please select another one."),
+                "run `inlock luksDump` to list the keyslots",
+            ),
+            EditError::KeyslotInactive(number) => {
+                (format!("Keyslot {number} is not active."), "run `inlock luksDump` to list the keyslots")
+            }
+            EditError::NoFreeKeyslot => {
+                ("All key slots full.".to_owned(), "remove a keyslot first: inlock luksKillSlot DEVICE NUMBER")
+            }
+            EditError::NoFreeArea { .. } => {
+                ("No space for new keyslot.".to_owned(), "remove a keyslot first: inlock luksKillSlot DEVICE NUMBER")
+            }
+            EditError::InvalidOption { option: "uuid", .. } => {
+                ("Wrong LUKS UUID format provided.".to_owned(), "write it as 8-4-4-4-12 hexadecimal digits")
+            }
+            EditError::InvalidOption { option, reason } => {
+                return CliError::usage(format!("Option --{option}: {reason}."));
+            }
+            error => return anyhow::Error::from(error).context(format!("cannot change {}", path.display())),
+        };
+        CliError::refused(message, hint)
     }
 }
 

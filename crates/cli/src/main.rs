@@ -21,7 +21,7 @@ use args::parse::Request;
 use commands::ACTIONS;
 use error::{CliError, Status};
 use system::signals;
-use ui::print::{print, print_stderr, report};
+use ui::print::{Details, print, print_stderr, report, set_verbose};
 
 fn main() -> ExitCode {
     volume::secret::harden();
@@ -30,7 +30,13 @@ fn main() -> ExitCode {
         Ok(invocation) => invocation,
         Err(error) => return ExitCode::from(report(&error) as u8),
     };
+    if invocation.disable_locks {
+        volume::lock::disable_header_locks();
+    }
     let stdout_is_data = matches!(&invocation.request, Request::Run(prepared) if prepared.stdout_is_data);
+    if invocation.verbose {
+        set_verbose(if stdout_is_data { Details::Stderr } else { Details::Stdout });
+    }
     let status = match run(invocation.request) {
         Ok(code) if code != 0 => return ExitCode::from(code),
         Ok(_) => Status::Ok,
@@ -50,6 +56,7 @@ fn run(request: Request) -> anyhow::Result<u8> {
     match request {
         Request::Help(action) => args::help::print_help(ACTIONS, action)?,
         Request::Version => print(concat!("inlock ", env!("CARGO_PKG_VERSION"), "\n"))?,
+        Request::TestArgs => print("No action taken. Invoked with --test-args option.\n")?,
         Request::Run(prepared) => return prepared.run(),
     }
     Ok(0)

@@ -41,7 +41,7 @@ fn blocks(chapter: &str, text: &str) -> Vec<Block> {
             "sh fuse" => Needs::Fuse,
             "sh root" => Needs::Root,
             // Output, configuration, and Rust, which the library's tests compile.
-            "text" | "ini" | "json" => continue,
+            "text" | "ini" | "json" | "toml" => continue,
             info if info.starts_with("rust") => continue,
             info => match info.strip_prefix("sh skip: ") {
                 Some(reason) => Needs::Skip(reason.to_owned()),
@@ -104,6 +104,9 @@ inlock() {
         *--help*) program "$@" ;;
         luksFormat*luks1*) program "$@" --pbkdf-force-iterations 1000 ;;
         luksFormat*) program "$@" --pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1 ;;
+        luksAddKey* | luksChangeKey*)
+            program "$@" --pbkdf-force-iterations 4 --pbkdf-memory 32 --pbkdf-parallel 1
+            ;;
         bench\ *cipher*) INLOCK_CPU=portable program "$@" ;;
         bench\ *) program "$@" --rounds 1 --slice-ms 1 ;;
         benchmark*) program "$@" -c aes-xts-plain64 ;;

@@ -2,26 +2,9 @@
 
 mod harness;
 
-use harness::{Dir, FAST, call, call_with, have, run};
+use harness::terminal::talk;
+use harness::{Dir, FAST, call, call_with, run};
 use std::process::Command;
-
-/// Runs a dialogue: after each text, what is typed. `None`: there is no Python.
-fn talk(steps: &[(&str, &str)], words: &[&str]) -> Option<serde_json::Value> {
-    if !have("python3") {
-        return None;
-    }
-    let steps = serde_json::to_string(steps).expect("JSON");
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/terminal.py");
-    let mut command = Command::new("python3");
-    command.args([script, &steps, env!("CARGO_BIN_EXE_inlock")]).args(words);
-    let ended = run(&mut command, b"");
-    assert_eq!(ended.code, 0, "{ended:?}");
-    let said: serde_json::Value = serde_json::from_str(ended.text()).expect("JSON");
-    println!("{said}");
-    assert_eq!(said["left"], 0, "not all was asked: {said}");
-    assert_eq!(said["echo_after"], true, "the terminal stays silent: {said}");
-    Some(said)
-}
 
 const SURE: &str = "Are you sure? (Type 'yes' in capital letters): ";
 
@@ -54,7 +37,7 @@ fn format_asks_for_confirmation_and_passphrase_twice() {
     }
     let steps = [(SURE, "YES\n"), (&*enter, "one\n"), ("Verify passphrase: ", "other\n")];
     let said = talk(&steps, &words).unwrap();
-    assert_eq!(said["status"], 1);
+    assert_eq!(said["status"], 2);
     assert!(said["text"].as_str().unwrap().contains("Passphrases do not match."));
     assert_eq!(std::fs::read(&image).unwrap(), before);
 }
@@ -126,9 +109,54 @@ fn echo_is_restored_after_signal_or_timeout() {
         assert_eq!(said["echo"], serde_json::json!([false]));
     }
     let said = talk(&[("Enter passphrase", "")], &[&open[..], &["-t", "1"]].concat()).unwrap();
-    assert_eq!(said["status"], 2);
-    assert!(said["text"].as_str().unwrap().contains("Timeout"), "{said}");
+    assert_eq!(said["status"], 1);
+    assert!(said["text"].as_str().unwrap().contains("timeout"), "{said}");
     // Ctrl-D on an empty line.
     let said = talk(&[("Enter passphrase", "\u{4}")], &open).unwrap();
     assert_eq!(said["status"], 1);
+}
+
+#[test]
+fn pin_has_three_tries_and_passphrase_follows() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    call_with(br#"{"type":"pin","keyslots":["0"]}"#, ["token", "import", &image]).works();
+    let script = "#!/bin/sh\n[ \"$(cat <&\"${INLOCK_TOKEN_PIN_FD:-0}\")\" = 1234 ] || exit 2\nprintf secret\n";
+    let path = dir.name("pin");
+    run(Command::new("sh").args(["-c", "cat > \"$0\"; chmod 755 \"$0\"", &path]), script.as_bytes()).works();
+    let path = dir.path("").to_str().expect("UTF-8").to_owned();
+    let open = ["open", "--test-passphrase", "--external-tokens-path", &path, &image];
+    let (by_number, by_type) = (["--token-id", "0"], ["--token-type", "pin", "--token-only"]);
+    let (first, other, ask) = ("Enter token 0 PIN: ", "Enter token PIN: ", "Enter passphrase for ");
+    let Some(said) = talk(&[(first, "1234\n")], &[&open[..], &by_number].concat()) else { return };
+    assert_eq!((&said["status"], &said["echo"]), (&0.into(), &serde_json::json!([false])));
+    let wrong = "No token could be unlocked with this PIN.";
+    let steps = [(first, "1\n"), (first, "2\n"), (first, "3\n"), (ask, "secret\n")];
+    let said = talk(&steps, &[&open[..], &by_number].concat()).unwrap();
+    assert_eq!(said["status"], 0);
+    assert_eq!(said["text"].as_str().unwrap().matches(wrong).count(), 3, "{said}");
+    let said = talk(&[(other, "1\n"), (other, "1234\n")], &[&open[..], &by_type].concat()).unwrap();
+    assert_eq!(said["status"], 0);
+    let said = talk(&[(other, "1\n")], &[&open[..], &by_type, &["--tries", "1"]].concat()).unwrap();
+    assert_eq!(said["status"], 1);
+    // Without a PIN to the passphrase; without a request no PIN is asked for.
+    assert_eq!(talk(&[(first, "\n"), (ask, "secret\n")], &[&open[..], &by_number].concat()).unwrap()["status"], 0);
+    let said = talk(&[(ask, "secret\n")], &open).unwrap();
+    assert!(!said["text"].as_str().unwrap().contains("PIN"), "{said}");
+}
+
+#[test]
+fn helper_of_token_is_killed_by_ctrl_c() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    call_with(br#"{"type":"slow","keyslots":["0"]}"#, ["token", "import", &image]).works();
+    let path = dir.name("slow");
+    let script = "#!/bin/sh\necho $$ > \"$0.pid\"\necho waiting >&2\nexec sleep 100\n";
+    run(Command::new("sh").args(["-c", "cat > \"$0\"; chmod 755 \"$0\"", &path]), script.as_bytes()).works();
+    let helpers = dir.path("").to_str().expect("UTF-8").to_owned();
+    let open = ["open", "--test-passphrase", "--external-tokens-path", &helpers, &image];
+    let Some(said) = talk(&[("token 0 (slow): waiting", "\u{3}")], &open) else { return };
+    assert_eq!(said["status"], -2, "{said}");
+    let pid = std::fs::read_to_string(dir.path("slow.pid")).unwrap();
+    assert!(!std::path::Path::new(&format!("/proc/{}", pid.trim())).exists(), "the helper still runs");
 }

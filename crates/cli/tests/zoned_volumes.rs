@@ -117,7 +117,7 @@ fn volume_that_does_not_fit_zones_is_refused_with_numbers() {
 
     let image = zoned(&dir, "image", &LAYOUT);
     format(&image, &["-o", "38912"]).fails(1, &["takes the first 19922944 bytes, but only the first 18874368"]);
-    format(&image, &["-o", "32769"]).fails(1, &["32768 or 34816 would fit", "hint: set the data offset with --offset"]);
+    format(&image, &["-o", "32776"]).fails(1, &["32768 or 34816 would fit", "hint: set the data offset with --offset"]);
     // A detached header on a zoned file needs conventional zones, too.
     let words = ["a header takes the first 16777216 bytes, but only the first 0 are"];
     format(&dir.image("data", 1), &["--header", &dir.name("ordered")]).fails(1, &words);

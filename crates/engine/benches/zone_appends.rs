@@ -221,7 +221,7 @@ fn open(path: &Path, zone_len: u64) -> Arc<dyn BackingStore> {
     if path.is_dir() {
         let file = path.join(format!("inlock-bench-{}.zoned", std::process::id()));
         ZonedFile::create(&file, &ZonedLayout::new(ZONES as u64 * zone_len, zone_len)).unwrap();
-        let store = ZonedFile::open(&file, false).unwrap();
+        let store = ZonedFile::open(&file).unwrap();
         let _ = std::fs::remove_file(&file);
         let _ = std::fs::remove_file(file.with_extension("zoned.zones"));
         return Arc::new(store);

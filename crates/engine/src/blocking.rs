@@ -8,11 +8,11 @@ use crate::crypt_mapping::{CryptMapping, MappedRange};
 use crate::device::Device;
 use crate::errno::Errno;
 use crate::locks::{LockId, Purpose};
-use crate::mapping::Kind;
 use crate::request::{Operation, RequestError};
 use crate::rmw;
 use crate::stats::{Account, Phase};
 use crate::store;
+use inlock_cipher::TargetType;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 mod cursor;
@@ -157,12 +157,14 @@ impl BlockingDevice {
             let (range, place) = target.discardable(offset + done, len - done)?;
             done += place.len;
             match place.kind {
-                Kind::Crypt | Kind::Linear if device.is_sequential(&place)? => return Err(RequestError::Unsupported),
-                Kind::Crypt | Kind::Linear if !range.is_empty() => {
+                TargetType::Crypt | TargetType::Linear if device.is_sequential(&place)? => {
+                    return Err(RequestError::Unsupported);
+                }
+                TargetType::Crypt | TargetType::Linear if !range.is_empty() => {
                     device.stores()[place.store as usize].discard(range.start, range.end - range.start)?;
                 }
-                Kind::Crypt | Kind::Linear | Kind::Zero => {}
-                Kind::Error => return Err(RequestError::Io(Errno::IO)),
+                TargetType::Crypt | TargetType::Linear | TargetType::Zero => {}
+                TargetType::Error => return Err(RequestError::Io(Errno::IO)),
             }
         }
         Ok(())
@@ -176,12 +178,12 @@ impl BlockingDevice {
         account: &mut Account<'_>,
     ) -> Result<(), RequestError> {
         match mapped.kind {
-            Kind::Crypt | Kind::Linear => {}
-            Kind::Zero => {
+            TargetType::Crypt | TargetType::Linear => {}
+            TargetType::Zero => {
                 into.fill(0);
                 return Ok(());
             }
-            Kind::Error => return Err(RequestError::Io(Errno::IO)),
+            TargetType::Error => return Err(RequestError::Io(Errno::IO)),
         }
         let _lock = (mapped.unit_len > 1).then(|| Locked::new(self.device(), mapped, Purpose::Read));
         account.lap(Phase::Queue);
@@ -238,9 +240,9 @@ impl BlockingDevice {
         account: &mut Account<'_>,
     ) -> Result<(), RequestError> {
         match mapped.kind {
-            Kind::Crypt | Kind::Linear => {}
-            Kind::Zero => return Ok(()),
-            Kind::Error => return Err(RequestError::Io(Errno::IO)),
+            TargetType::Crypt | TargetType::Linear => {}
+            TargetType::Zero => return Ok(()),
+            TargetType::Error => return Err(RequestError::Io(Errno::IO)),
         }
         if self.write_in_zone(target, mapped, plain, account)? {
             return Ok(());

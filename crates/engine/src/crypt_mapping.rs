@@ -5,10 +5,10 @@
 //! range*, the whole data units that the requested bytes touch, so that one cipher call handles all units of a request.
 
 use crate::buffer::Buffer;
-use crate::mapping::{Crypt, Kind, MappedTarget, Mapping};
+use crate::mapping::{Crypt, MappedTarget, Mapping};
 use inlock_cipher::{
-    CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, SectorCipher, Segment, VolumeKey, new_sector_cipher,
-    scrub_stack,
+    CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, SectorCipher, Segment, TargetType, VolumeKey,
+    new_sector_cipher, scrub_stack,
 };
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -245,7 +245,7 @@ impl CryptMapping {
             iv_offset: 0,
             unit: DataUnitSize::SECTOR,
             large_iv: false,
-            kind: Kind::Linear,
+            kind: TargetType::Linear,
             crypt: None,
         };
         let mapping = Arc::new(Mapping { targets: vec![part], len, generation: 0 });
@@ -390,12 +390,12 @@ fn map_target(index: usize, line: &Target<'_>, store_lens: &[u64]) -> Result<Map
     let Target { segment, content, store } = line;
     let bytes = |sectors: u64| sectors.checked_mul(SECTOR_SIZE).ok_or(TargetError::Overflow(index));
     let kind = match content {
-        Content::Crypt(_) => Kind::Crypt,
-        Content::Linear => Kind::Linear,
-        Content::Zero => Kind::Zero,
-        Content::Error => Kind::Error,
+        Content::Crypt(_) => TargetType::Crypt,
+        Content::Linear => TargetType::Linear,
+        Content::Zero => TargetType::Zero,
+        Content::Error => TargetType::Error,
     };
-    let stored = matches!(kind, Kind::Crypt | Kind::Linear);
+    let stored = kind.is_stored();
     let store_offset = if stored { bytes(segment.data_offset.0)? } else { 0 };
     let store_len = match store_lens.get(*store) {
         _ if !stored => 0,

@@ -8,14 +8,14 @@ use crate::errno::Errno;
 use crate::flush::SyncQueue;
 use crate::freeze::{Freeze, FreezeState, InUse, UsageGuard};
 use crate::locks::UnitLocks;
-use crate::mapping::{Kind, Mapping, Place};
+use crate::mapping::{Mapping, Place};
 use crate::request::RequestError;
 use crate::stats::{Stats, StatsLevel};
 use crate::store::{BackingStore, BlockStatus};
 use crate::zone_mapping;
 use crate::zone_queue::ZoneWriteQueues;
 use crate::zoned::{Zone, ZoneLimits};
-use inlock_cipher::{DataUnitSize, Segment, VolumeKey};
+use inlock_cipher::{DataUnitSize, Segment, TargetType, VolumeKey};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -394,7 +394,7 @@ impl Device {
     }
 
     fn check_stores(&self, target: &CryptMapping) -> Result<(), TargetError> {
-        let stored = |p: &&crate::mapping::MappedTarget| matches!(p.kind, Kind::Crypt | Kind::Linear);
+        let stored = |p: &&crate::mapping::MappedTarget| p.kind.is_stored();
         for (index, part) in target.mapping().targets.iter().enumerate().filter(|(_, p)| stored(p)) {
             let store = self.stores.get(part.store as usize).ok_or(TargetError::NoStore(index))?;
             let (needed, store_len) = (part.store_end(), store.geometry().len);
@@ -458,12 +458,12 @@ impl Device {
         let place = self.mapping().place(offset, len)?;
         let unit_len = place.unit_len as u64;
         let run = match place.kind {
-            Kind::Crypt | Kind::Linear => {
+            TargetType::Crypt | TargetType::Linear => {
                 self.stores[place.store as usize].block_status(place.store_offset, place.len)?
             }
             // The whole segment reads as zeroes, and nothing is stored.
-            Kind::Zero => BlockStatus { offset, len: place.len, hole: true },
-            Kind::Error => return Err(RequestError::Io(Errno::IO)),
+            TargetType::Zero => BlockStatus { offset, len: place.len, hole: true },
+            TargetType::Error => return Err(RequestError::Io(Errno::IO)),
         };
         // A hole shrinks and data grows to whole data units, because a unit that is stored in part is not a hole. Units
         // count from the segment's start, since the data area need not start at a multiple of the unit.

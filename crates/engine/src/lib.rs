@@ -76,7 +76,7 @@ pub use buffer::{Buffer, BufferPool};
 pub use crypt_mapping::{Ciphertext, Content, CryptMapping, Target, TargetError};
 pub use device::{Access, ControlError, Device};
 pub use errno::Errno;
-pub use mapping::{Kind, MappedRange, Mapping, Place};
+pub use mapping::{MappedRange, Mapping, Place};
 pub use request::{ByteRange, RequestError};
 pub use stats::{Stats, StatsLevel};
 pub use store::{BackingStore, BlockStatus, Geometry, StoreProfile};

@@ -5,7 +5,7 @@
 //! cannot be used with another table.
 
 use crate::request::RequestError;
-use inlock_cipher::{CipherSpec, DataUnitSize, IvNumber, SECTOR_SIZE};
+use inlock_cipher::{CipherSpec, DataUnitSize, IvNumber, SECTOR_SIZE, TargetType};
 
 /// Segments of a device, in order.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct MappedTarget {
     pub(crate) iv_offset: u64,
     pub(crate) unit: DataUnitSize,
     pub(crate) large_iv: bool,
-    pub(crate) kind: Kind,
+    pub(crate) kind: TargetType,
     /// Parameters to create the cipher again with another key; set for an encrypted segment.
     pub(crate) crypt: Option<Crypt>,
 }
@@ -41,20 +41,6 @@ pub(crate) struct Crypt {
     pub(crate) key: usize,
 }
 
-/// Type of a segment.
-#[non_exhaustive]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Encrypts them and stores them.
-    Crypt,
-    /// Stores them as they are.
-    Linear,
-    /// Reads as zeroes and discards writes.
-    Zero,
-    /// Fails every request.
-    Error,
-}
-
 /// Position of one piece of a request: the requested bytes and the whole data units around them.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +51,7 @@ pub struct MappedRange {
     /// First requested byte in the device.
     pub offset: u64,
     /// Type of the segment.
-    pub kind: Kind,
+    pub kind: TargetType,
     /// Index of the store that holds the aligned range.
     pub store: u32,
     /// Start of the aligned range in the store, in bytes.
@@ -107,7 +93,7 @@ impl MappedRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Type of the segment.
-    pub kind: Kind,
+    pub kind: TargetType,
     /// Index of the store that holds the bytes.
     pub store: u32,
     /// Position in the store, in bytes.
@@ -133,7 +119,7 @@ impl Mapping {
 
     /// Returns whether any segment is encrypted.
     pub fn is_encrypted(&self) -> bool {
-        self.targets.iter().any(|p| p.kind == Kind::Crypt)
+        self.targets.iter().any(|p| p.kind == TargetType::Crypt)
     }
 
     /// Returns the largest data unit in bytes, 1 if nothing is encrypted.
@@ -231,14 +217,14 @@ impl Mapping {
 
 impl MappedTarget {
     pub(crate) fn unit_len(&self) -> usize {
-        if self.kind == Kind::Crypt { self.unit.bytes() } else { 1 }
+        if self.kind == TargetType::Crypt { self.unit.bytes() } else { 1 }
     }
 
     /// Returns the end of the segment in its store in bytes; 0 without a store.
     pub(crate) fn store_end(&self) -> u64 {
         match self.kind {
-            Kind::Crypt | Kind::Linear => self.store_offset + self.len,
-            Kind::Zero | Kind::Error => 0,
+            TargetType::Crypt | TargetType::Linear => self.store_offset + self.len,
+            TargetType::Zero | TargetType::Error => 0,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::crypt_mapping::{Ciphertext, CryptMapping, TargetError};
 use crate::errno::Errno;
-use crate::mapping::{Kind, MappedRange, Mapping};
+use crate::mapping::{MappedRange, Mapping};
 use crate::request::RequestError;
 use crate::store::BackingStore;
 use crate::zoned::{Zone, ZoneAction, ZoneLimits, ZonedStore};
@@ -21,7 +21,7 @@ pub(crate) fn check(mapping: &Mapping, stores: &[Arc<dyn BackingStore>]) -> Resu
     let ZoneLimits { zone_len, write_granularity: granularity, .. } = zones.limits();
     for (index, part) in mapping.targets.iter().enumerate() {
         let store = stores.get(part.store as usize).filter(|store| store.zoned().is_some());
-        let stored = matches!(part.kind, Kind::Crypt | Kind::Linear);
+        let stored = part.kind.is_stored();
         let store = store.filter(|_| stored && stores.len() == 1).ok_or(TargetError::NotZoned(index))?;
         let (start, end) = (part.store_offset, part.store_end());
         let at_border = |position: u64| position.is_multiple_of(zone_len);

@@ -60,6 +60,17 @@ pub enum LoadWarning {
         /// Their sequence number.
         seqid: u64,
     },
+    /// The UUID is not a text.
+    UuidDamaged(HeaderFault),
+    /// Damage that is confined to a keyslot; the others can be used.
+    KeyslotDamaged {
+        /// Number of the keyslot.
+        keyslot: u32,
+        /// Its damage.
+        fault: HeaderFault,
+        /// Whether it can be used all the same.
+        is_usable: bool,
+    },
 }
 
 impl fmt::Display for LoadWarning {
@@ -72,6 +83,13 @@ impl fmt::Display for LoadWarning {
             }
             Self::SameSequenceDifferentContent { seqid } => {
                 write!(f, "header copies with sequence number {seqid} have different content, using the first")
+            }
+            Self::UuidDamaged(fault) => write!(f, "the UUID is damaged: {fault}"),
+            Self::KeyslotDamaged { keyslot, fault, is_usable: true } => {
+                write!(f, "keyslot {keyslot} is damaged: {fault}")
+            }
+            Self::KeyslotDamaged { keyslot, fault, is_usable: false } => {
+                write!(f, "keyslot {keyslot} is invalid and not used: {fault}")
             }
         }
     }
@@ -93,6 +111,14 @@ pub enum UnlockError {
     /// The key of the requested keyslot is not bound to a segment (LUKS2 "unbound").
     #[error("keyslot {0} has a key that is bound to no segment")]
     KeyslotUnbound(u32),
+    /// The requested keyslot is damaged.
+    #[error("keyslot {keyslot} is invalid")]
+    KeyslotInvalid {
+        /// Number of the keyslot.
+        keyslot: u32,
+        /// Its damage.
+        source: HeaderFault,
+    },
     /// The header has a requirement that Inlock does not support; it can be shown, but not activated.
     #[error("LUKS2 header: config/requirements: '{0}' is not supported")]
     Requirement(Excerpt),
@@ -111,7 +137,7 @@ pub enum UnlockError {
         place: &'static str,
         /// Its name.
         name: Excerpt,
-        /// The unsupported part: `cipher`, `key count`, `mode`, `IV mode`, `ESSIV hash` or `notation`.
+        /// The unsupported part: `cipher`, `key count`, `mode`, `IV mode`, `ESSIV hash` or `specification`.
         part: &'static str,
     },
     /// The hash is not supported.
@@ -254,6 +280,73 @@ pub enum CommitError {
     #[error("the system returned no random bytes")]
     Random(#[from] RandomError),
     /// The device cannot be written; one copy of the header is still valid.
+    #[error("cannot write the header")]
+    Io(#[from] io::Error),
+}
+
+/// A header cannot be backed up, or a backup cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackupError {
+    /// There is no valid header.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The keyslot areas end too far from the start.
+    #[error("a backup would take {0} bytes, which is too long")]
+    TooLong(u64),
+    /// A damaged copy cannot be replaced in the backup.
+    #[error("cannot make the damaged copy whole")]
+    Copy(#[from] CommitError),
+    /// The device cannot be read.
+    #[error("cannot read the keyslot areas")]
+    Io(#[from] io::Error),
+}
+
+/// A backup cannot be restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// The device is too small.
+    #[error("the backup takes {needed} bytes, but the device has only {len}")]
+    DeviceTooSmall {
+        /// Length of the backup, in bytes.
+        needed: u64,
+        /// Length of the device, in bytes.
+        len: u64,
+    },
+    /// The header on the device belongs to other data.
+    #[error("the data start at byte {device} on the device, and at byte {backup} in the backup")]
+    OtherDataOffset {
+        /// Start of the data in the header on the device, in bytes.
+        device: u64,
+        /// Start of the data in the backup, in bytes.
+        backup: u64,
+    },
+    /// The header on the device has a volume key of another length.
+    #[error("the volume key on the device has another length than that in the backup")]
+    OtherKeyLength,
+    /// The backup has requirements that Inlock does not support.
+    #[error("the backup has requirements that are not supported")]
+    Requirements,
+    /// The device cannot be read or written.
+    #[error("cannot write the header")]
+    Io(#[from] io::Error),
+}
+
+/// A header cannot be repaired.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RepairError {
+    /// There is no header, or its damage cannot be repaired.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A LUKS2 header cannot be written.
+    #[error(transparent)]
+    Commit(#[from] CommitError),
+    /// The system returned no random bytes.
+    #[error("the system returned no random bytes")]
+    Random(#[from] RandomError),
+    /// The device cannot be read or written.
     #[error("cannot write the header")]
     Io(#[from] io::Error),
 }

@@ -113,6 +113,39 @@ impl<D: HeaderDevice> HeaderDevice for BoundedDevice<D> {
     }
 }
 
+/// A part of a device, for reading: from a byte to its end.
+#[derive(Debug)]
+pub struct WindowDevice<'a, D> {
+    device: &'a D,
+    start: u64,
+}
+
+impl<'a, D: HeaderDevice> WindowDevice<'a, D> {
+    /// Shows `device` from byte `start` on.
+    pub fn new(device: &'a D, start: u64) -> Self {
+        Self { device, start }
+    }
+}
+
+impl<D: HeaderDevice> HeaderDevice for WindowDevice<'_, D> {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.device.len()?.saturating_sub(self.start))
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let offset = offset.checked_add(self.start).ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.device.read_exact_at(buf, offset)
+    }
+
+    fn write_all_at(&self, _data: &[u8], _offset: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// A device of fixed length in memory, for tests and fuzzing.
 #[derive(Debug, Default)]
 pub struct MemoryDevice {

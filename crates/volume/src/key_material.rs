@@ -3,7 +3,7 @@
 use crate::af;
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
-use crate::pbkdf::{Hash, RandomError, random_bytes};
+use crate::pbkdf::{Hash, KdfError, RandomError, random_bytes};
 use inlock_cipher::{
     CipherError, CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, VolumeKey, new_sector_cipher,
 };
@@ -11,6 +11,9 @@ use zeroize::Zeroizing;
 
 /// The longest key in a LUKS header, in bytes.
 pub(crate) const MAX_KEY_LEN: usize = 512;
+
+/// Anti-forensic stripes of every key; no other number is used in practice.
+pub(crate) const STRIPES: u32 = 4000;
 
 /// Location and protection of the key material of a keyslot.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +33,12 @@ pub(crate) struct KeyMaterial {
 /// Returns the length of key material in bytes, rounded up to whole sectors.
 pub(crate) fn material_len(key_len: u64, stripes: u64) -> Option<u64> {
     key_len.checked_mul(stripes)?.checked_next_multiple_of(512)
+}
+
+/// Returns the length of the area that a key of this length needs, in bytes.
+pub(crate) fn needed_area(key_len: u32) -> u64 {
+    // The product of two 32-bit numbers fits.
+    material_len(key_len.into(), STRIPES.into()).unwrap_or(u64::MAX)
 }
 
 impl KeyMaterial {
@@ -66,12 +75,19 @@ impl KeyMaterial {
 #[derive(Debug)]
 pub(crate) enum SealError {
     Cipher(CipherError),
+    Kdf(KdfError),
     Random(RandomError),
 }
 
 impl From<CipherError> for SealError {
     fn from(error: CipherError) -> Self {
         Self::Cipher(error)
+    }
+}
+
+impl From<KdfError> for SealError {
+    fn from(error: KdfError) -> Self {
+        Self::Kdf(error)
     }
 }
 
@@ -85,6 +101,7 @@ impl From<SealError> for crate::error::FormatError {
     fn from(error: SealError) -> Self {
         match error {
             SealError::Cipher(error) => Self::Cipher(error),
+            SealError::Kdf(error) => Self::Kdf(error),
             SealError::Random(error) => Self::Random(error),
         }
     }

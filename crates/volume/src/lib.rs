@@ -32,10 +32,17 @@
 #![warn(clippy::missing_errors_doc)]
 
 mod af;
+mod convert;
+mod edit;
 mod error;
+mod find_headers;
+mod header_backup;
+mod header_copy;
 mod header_device;
 mod header_policy;
 mod key_material;
+mod keyslot_report;
+mod keyslot_state;
 pub mod luks1;
 pub mod luks2;
 mod luks_cipher;
@@ -43,6 +50,8 @@ mod luks_uuid;
 mod pbkdf;
 pub mod plain;
 mod printable;
+mod repair;
+mod repair_step;
 mod secret;
 pub mod table;
 mod unlock;
@@ -50,12 +59,23 @@ mod violation;
 mod volume;
 mod zones;
 
-pub use error::{CommitError, DataDeviceError, FormatError, LoadError, LoadWarning, UnlockError};
-pub use header_device::{BoundedDevice, FileDevice, HeaderDevice, MemoryDevice};
-pub use header_policy::{HeaderPolicy, PolicyError, plain_iv_repeats};
+pub use convert::{Conversion, ConvertError};
+pub use edit::{EditError, KeyslotStatus, NewKeyslot, Priority};
+pub use error::{
+    BackupError, CommitError, DataDeviceError, FormatError, LoadError, LoadWarning, RepairError, RestoreError,
+    UnlockError,
+};
+pub use find_headers::{FoundHeader, find_headers};
+pub use header_backup::{HeaderBackup, MAX_BACKUP_LEN, Replaced};
+pub use header_device::{BoundedDevice, FileDevice, HeaderDevice, MemoryDevice, WindowDevice};
+pub use header_policy::{HeaderDigest, HeaderPolicy, InvalidHeaderDigest, KdfRule, PolicyError, plain_iv_repeats};
 pub use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+pub use keyslot_report::KeyslotReport;
+pub use keyslot_state::KeyslotState;
 pub use pbkdf::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest, RandomError, UnknownHash};
 pub use printable::{Excerpt, Printable};
+pub use repair::RepairPlan;
+pub use repair_step::Repair;
 pub use secret::Secret;
 pub use table::{Table, TableError};
 pub use unlock::{ActivationFlags, UnlockOptions, UnlockWarning, Unlocked};

@@ -89,6 +89,10 @@ impl<'a> Attempts<'a> {
         Self { limits, spent: KdfWork::default(), tried: false, first_error: None, too_costly: Vec::new() }
     }
 
+    pub(crate) fn limits(&self) -> &'a KdfLimits {
+        self.limits
+    }
+
     /// Whether keyslot `number`, whose derivation and digest take `work`, may be tried.
     pub(crate) fn affords(&mut self, number: u32, work: KdfWork) -> bool {
         let spent = self.spent.plus(work);

@@ -1,8 +1,10 @@
 //! A volume with a header, of any format.
 
+mod edit;
+
 use crate::error::{DataDeviceError, LoadError, LoadWarning, UnlockError};
 use crate::header_device::HeaderDevice;
-use crate::header_policy::HeaderPolicy;
+use crate::header_policy::{HeaderDigest, HeaderPolicy};
 use crate::luks1::{self, Luks1};
 use crate::luks2::{self, Luks2};
 use crate::secret::Secret;
@@ -63,7 +65,57 @@ impl Volume {
     ///
     /// Fails if the policy refuses the volume, or if it cannot be unlocked at all.
     pub fn check_policy(&self, policy: &HeaderPolicy) -> Result<(), UnlockError> {
-        Ok(policy.check_header(self.uuid(), &self.segments()?)?)
+        match self {
+            Self::Luks1(luks1) => luks1.check_policy(policy),
+            Self::Luks2(luks2) => luks2.check_policy(policy),
+        }
+    }
+
+    /// Checks the header against `policy` for access to keys without data, as [`Volume::unlock_key`] does: its
+    /// exceptions matter only if it names ciphers or data units.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the policy refuses the volume.
+    pub fn check_policy_for_keys(&self, policy: &HeaderPolicy) -> Result<(), UnlockError> {
+        match self {
+            Self::Luks1(luks1) => luks1.check_policy_for_keys(policy),
+            Self::Luks2(luks2) => luks2.check_policy_for_keys(policy),
+        }
+    }
+
+    /// Returns the policy with which the present header complies, and no other header: it pins digest, UUID, ciphers,
+    /// keys, data units and the costs of the keyslots. It allows no exception that the default does not.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the volume cannot be unlocked at all.
+    pub fn present_policy(&self) -> Result<HeaderPolicy, UnlockError> {
+        match self {
+            Self::Luks1(luks1) => luks1.present_policy(),
+            Self::Luks2(luks2) => luks2.present_policy(),
+        }
+    }
+
+    /// Returns the digest by which a policy pins the header (`HeaderPolicy::expected_digest`).
+    pub fn header_digest(&self) -> HeaderDigest {
+        match self {
+            Self::Luks1(luks1) => luks1.header_digest(),
+            Self::Luks2(luks2) => luks2.header_digest(),
+        }
+    }
+
+    /// Returns the maximum number of bytes that [`Volume::unlock`] with these options takes in addition to the header:
+    /// the memory and the key material of one keyslot, since keyslots are tried one after the other. Nothing is
+    /// allocated yet.
+    ///
+    /// Unlockings in other threads of the process take turns if they do not fit into the available memory together, so
+    /// this many bytes are enough for all of them.
+    pub fn memory_bound(&self, options: &UnlockOptions) -> u64 {
+        match self {
+            Self::Luks1(luks1) => luks1.memory_bound(options),
+            Self::Luks2(luks2) => luks2.memory_bound(options),
+        }
     }
 
     /// Opens a keyslot with `passphrase` and verifies its key. Takes seconds, and up to gigabytes of memory, within the
@@ -81,6 +133,36 @@ impl Volume {
         match self {
             Self::Luks1(luks1) => luks1.unlock(device, passphrase, options),
             Self::Luks2(luks2) => luks2.unlock(device, passphrase, options),
+        }
+    }
+
+    /// Opens a keyslot with `passphrase`, and returns its number and the verified key in it: for a change of the
+    /// header. Tries unbound keyslots of LUKS2, too, and works for volumes whose payload Inlock cannot open.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no keyslot opens, if the UUID is not that of the policy, or if the keyslots cost too much.
+    pub fn unlock_key(
+        &self,
+        device: &dyn HeaderDevice,
+        passphrase: &Secret,
+        options: &UnlockOptions,
+    ) -> Result<(u32, VolumeKey), UnlockError> {
+        match self {
+            Self::Luks1(luks1) => {
+                let unlocked = luks1.unlock(device, passphrase, options)?;
+                let keyslot = unlocked.keyslot.ok_or(UnlockError::WrongPassphrase)?;
+                Ok((keyslot, unlocked.key))
+            }
+            Self::Luks2(luks2) => luks2.unlock_key(device, passphrase, options),
+        }
+    }
+
+    /// Returns the length of the volume key in bytes. `None`: no keyslot is left that says it.
+    pub fn volume_key_len(&self) -> Option<usize> {
+        match self {
+            Self::Luks1(luks1) => Some(luks1.key_len()),
+            Self::Luks2(luks2) => luks2.volume_key_len(),
         }
     }
 
@@ -131,7 +213,7 @@ impl Volume {
     /// Irregularities that did not prevent loading the header.
     pub fn warnings(&self) -> &[LoadWarning] {
         match self {
-            Self::Luks1(_) => &[],
+            Self::Luks1(luks1) => luks1.warnings(),
             Self::Luks2(luks2) => luks2.warnings(),
         }
     }
@@ -154,6 +236,17 @@ impl Volume {
             Self::Luks1(luks1) => luks1.segments(),
             Self::Luks2(luks2) => luks2.segments(),
         }
+    }
+
+    /// Returns the names of the ciphers of [`Volume::segments`] as the header has them, in either of dm-crypt's
+    /// notations; `None` for an unencrypted segment, and for a name that is no word of a table.
+    pub fn cipher_names(&self) -> Vec<Option<String>> {
+        let names = match self {
+            Self::Luks1(luks1) => vec![Some(luks1.cipher())],
+            Self::Luks2(luks2) => luks2.cipher_names(),
+        };
+        let is_word = |name: &String| name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
+        names.into_iter().map(|name| name.filter(is_word)).collect()
     }
 
     /// Checks that a data device of `len` bytes can have the payload. Call it before using the payload.

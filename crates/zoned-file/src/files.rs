@@ -56,12 +56,25 @@ impl ZonedFile {
         made.map_err(|error| named(error, path))
     }
 
-    /// Opens a zoned file and locks it: exclusively for writing, else shared with other readers.
+    /// Opens a zoned file for reading and writing, and locks it exclusively.
     ///
     /// # Errors
     ///
     /// Fails if the file is in use, or if the sidecar is missing, damaged or that of another file.
-    pub fn open(path: &Path, read_only: bool) -> Result<Self, ZonedFileError> {
+    pub fn open(path: &Path) -> Result<Self, ZonedFileError> {
+        Self::open_locked(path, false)
+    }
+
+    /// Opens a zoned file for reading, and locks it shared with other readers.
+    ///
+    /// # Errors
+    ///
+    /// As [`ZonedFile::open`].
+    pub fn open_read_only(path: &Path) -> Result<Self, ZonedFileError> {
+        Self::open_locked(path, true)
+    }
+
+    fn open_locked(path: &Path, read_only: bool) -> Result<Self, ZonedFileError> {
         let (data, sidecar) = open_both(path, read_only)?;
         let how =
             if read_only { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };

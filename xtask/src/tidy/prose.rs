@@ -57,7 +57,11 @@ static TEXT: LazyLock<Vec<Rule>> = LazyLock::new(|| {
         rule(r"(?i)\b(device|disk|store|file) below\b|past the .{0,10}cache", "underlying device, direct I/O"),
         rule(r"(?i)\b(granule|gulp|ticket|seat|keeper|carrier|twin|passage|stretch)", "the term of the field"),
         rule(r"(?i)\b(the|a|its|whole) cover\b|cover_len", "aligned range"),
-        rule(r"\b([Ff]older|[Pp]rocessor)s?\b|\bkey slots?\b", "directory, CPU, keyslot"),
+        // Except in cryptsetup's sentences "Enter new passphrase for key slot: " and "All key slots full."
+        rule(
+            r"\b([Ff]older|[Pp]rocessor)s?\b|\bkey slot([^s:]|$)|\bkey slots( [^f]|[^ ]|$)",
+            "directory, CPU, keyslot",
+        ),
         rule(r"(?i)\bfront ends?\b|\b(hung|hangs?|hanging) up\b", "frontend, disconnect"),
         rule(r"(?i)\b(hand(s|ed|ing)? out|file of facts|but once)\b", "attach, state file, only once"),
     ]

@@ -13,7 +13,7 @@ pub(super) fn run(file: &Path, zone: u64, condition: &str) -> Result<()> {
         "offline" => ZoneCondition::Offline,
         _ => bail!("a zone fails as read-only or offline, not '{condition}'"),
     };
-    let file = ZonedFile::open(file, false)?;
+    let file = ZonedFile::open(file)?;
     file.retire(u32::try_from(zone)?, condition).with_context(|| format!("cannot retire zone {zone}"))?;
     Ok(file.close()?)
 }

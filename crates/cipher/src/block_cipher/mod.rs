@@ -47,6 +47,7 @@ pub(crate) fn new_block_cipher(cipher: Cipher, key: &[u8]) -> Option<Box<dyn Blo
         (Cipher::Sm4, _) => library::<sm4::Sm4>(key),
         (Cipher::Blowfish, _) => library::<blowfish::Blowfish>(key),
         (Cipher::Cast5, _) => library::<cast5::Cast5>(key),
+        (Cipher::Cast6, _) => library::<cast6::Cast6>(key),
         (Cipher::Twofish, _) => Some(Box::new(twofish::Twofish::new(key))),
         (Cipher::Des3, _) => Some(Box::new(des3::Des3::new(key))),
         (Cipher::Adiantum { .. } | Cipher::Null, _) => None,

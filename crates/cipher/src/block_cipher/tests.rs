@@ -123,6 +123,25 @@ const KNOWN: &[(Cipher, &str, &str, &str)] = &[
     (Cipher::Cast5, "0123456712345678234567893456789a", "0123456789abcdef", "238b4fe5847e44b2"),
     (Cipher::Cast5, "01234567123456782345", "0123456789abcdef", "eb6a711a2c02271b"),
     (Cipher::Cast5, "0123456712", "0123456789abcdef", "7ac816d16e9b302e"),
+    // RFC 2612, appendix A.
+    (
+        Cipher::Cast6,
+        "2342bb9efa38542c0af75647f29f615d",
+        "00000000000000000000000000000000",
+        "c842a08972b43d20836c91d1b7530f6b",
+    ),
+    (
+        Cipher::Cast6,
+        "2342bb9efa38542cbed0ac83940ac298bac77a7717942863",
+        "00000000000000000000000000000000",
+        "1b386c0210dcadcbdd0e41aa08a7a7e8",
+    ),
+    (
+        Cipher::Cast6,
+        "2342bb9efa38542cbed0ac83940ac2988d7c47ce264908461cc1b5137ae6b604",
+        "00000000000000000000000000000000",
+        "4f6a2038286897b9c9870136553317fa",
+    ),
 ];
 
 fn block_ciphers() -> impl Iterator<Item = Cipher> {

@@ -1,7 +1,8 @@
 //! Valid combinations of the parts of a specification, and the part of a key for each. The rules are the Linux
 //! kernel's, which also accepts some that do not decrypt to the original data.
 
-use super::{ChainMode, Cipher, CipherSpec, EssivHash, InvalidCipherSpec, IvMode, KeyCount};
+use super::{ChainMode, Cipher, CipherSpec, InvalidCipherSpec, IvMode, KeyCount};
+use crate::Hash;
 
 /// Parts of a key: `keys` times `each` bytes for the ciphers, then `extra` bytes for the IV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,9 +59,13 @@ impl CipherSpec {
             (_, IvMode::Lmk) => "another one: lmk goes with cbc only",
             (_, IvMode::SpdkUpper) => "another one: SPDK's goes with xts only",
             (Ctr, IvMode::Eboiv | IvMode::Elephant) => "another one: counter mode encrypts no single block",
-            (_, IvMode::Essiv(hash)) if !self.cipher.key_lens().contains(&hash.digest_len()) => {
+            (_, IvMode::Essiv(hash)) if hash.kernel_name().is_none() => {
+                return Err(InvalidCipherSpec::new("ESSIV hash", hash.name(), "a hash of the Linux kernel"));
+            }
+            (_, IvMode::Essiv(hash)) if !self.cipher.key_lens().contains(&hash.len()) => {
                 let expected = "a hash as long as one of the cipher's keys";
-                return Err(InvalidCipherSpec::new("ESSIV hash", hash.name(), expected));
+                let name = hash.kernel_name().unwrap_or(hash.name());
+                return Err(InvalidCipherSpec::new("ESSIV hash", name, expected));
             }
             (Xts | Cbc | Ctr | Lrw, _) => return Ok(()),
         };
@@ -100,7 +105,7 @@ impl CipherSpec {
 /// key, ESSIV with every hash that fits, and some with several keys. [`CipherSpec::key_lens`] returns the keys that
 /// each accepts.
 pub fn known_specs() -> Vec<CipherSpec> {
-    let hashes = EssivHash::ALL.iter().map(|&hash| IvMode::Essiv(hash));
+    let hashes = Hash::ALL.into_iter().map(IvMode::Essiv);
     let ivs = IvMode::ALL.iter().copied().filter(|iv| !matches!(iv, IvMode::Essiv(_))).chain(hashes);
     let ivs: Vec<_> = ivs.collect();
     let mut specs = Vec::new();

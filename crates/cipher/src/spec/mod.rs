@@ -11,7 +11,7 @@ mod weak;
 pub use combine::{KeyParts, known_specs};
 pub use parse::InvalidCipherSpec;
 
-use crate::DataUnitSize;
+use crate::{DataUnitSize, Hash};
 use std::fmt;
 
 /// A block cipher.
@@ -36,6 +36,8 @@ pub enum Cipher {
     Blowfish,
     /// CAST-128, keys of 40 to 128 bits (RFC 2144); 8-byte blocks.
     Cast5,
+    /// CAST-256, keys of 128 to 256 bits in steps of 32 (RFC 2612).
+    Cast6,
     /// Adiantum: XChaCha, AES-256, NH and Poly1305 over a whole data unit; it is a mode as well.
     Adiantum {
         /// XChaCha's rounds: 12 or 20.
@@ -57,6 +59,7 @@ impl Cipher {
         Self::Des3,
         Self::Blowfish,
         Self::Cast5,
+        Self::Cast6,
         Self::Adiantum { rounds: 12 },
         Self::Adiantum { rounds: 20 },
         Self::Null,
@@ -74,6 +77,7 @@ impl Cipher {
             Self::Des3 => "des3_ede",
             Self::Blowfish => "blowfish",
             Self::Cast5 => "cast5",
+            Self::Cast6 => "cast6",
             Self::Adiantum { rounds: 20 } => "xchacha20,aes",
             Self::Adiantum { .. } => "xchacha12,aes",
             Self::Null => "cipher_null",
@@ -89,6 +93,7 @@ impl Cipher {
             Self::Des3 => &[24],
             Self::Blowfish => &const { range::<53>(4) },
             Self::Cast5 => &const { range::<12>(5) },
+            Self::Cast6 => &[16, 20, 24, 28, 32],
             Self::Adiantum { .. } => &[32],
             Self::Null => &[0, 16, 32, 64],
         }
@@ -153,57 +158,6 @@ impl ChainMode {
     }
 }
 
-/// The hash that makes an ESSIV key from the key. Its digest has the length of a key of the block cipher.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum EssivHash {
-    /// MD5, 16 bytes.
-    Md5,
-    /// SHA-1, 20 bytes.
-    Sha1,
-    /// RIPEMD-160, 20 bytes.
-    Ripemd160,
-    /// SHA-224, 28 bytes.
-    Sha224,
-    /// SHA-256, 32 bytes: with AES, the IV is encrypted under AES-256, for every length of the key.
-    Sha256,
-    /// SHA-384, 48 bytes.
-    Sha384,
-    /// SHA-512, 64 bytes: longer than any key of these ciphers.
-    Sha512,
-}
-
-impl EssivHash {
-    /// Every hash that this crate has.
-    pub const ALL: &[Self] =
-        &[Self::Md5, Self::Sha1, Self::Ripemd160, Self::Sha224, Self::Sha256, Self::Sha384, Self::Sha512];
-
-    /// Returns the Linux kernel's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Md5 => "md5",
-            Self::Sha1 => "sha1",
-            Self::Ripemd160 => "rmd160",
-            Self::Sha224 => "sha224",
-            Self::Sha256 => "sha256",
-            Self::Sha384 => "sha384",
-            Self::Sha512 => "sha512",
-        }
-    }
-
-    /// Returns the length of a digest in bytes.
-    pub fn digest_len(self) -> usize {
-        match self {
-            Self::Md5 => 16,
-            Self::Sha1 | Self::Ripemd160 => 20,
-            Self::Sha224 => 28,
-            Self::Sha256 => 32,
-            Self::Sha384 => 48,
-            Self::Sha512 => 64,
-        }
-    }
-}
-
 /// The mode that makes an IV of the number of a data unit (with dm-crypt's names).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -214,8 +168,8 @@ pub enum IvMode {
     Plain64,
     /// All 64 bits, big-endian, at the end of the IV.
     Plain64Be,
-    /// The `plain64` IV encrypted under a hash of the key.
-    Essiv(EssivHash),
+    /// The `plain64` IV encrypted under a hash of the key, which has the length of a key of the cipher.
+    Essiv(Hash),
     /// The number of the unit's first cipher block, counted from 1, big-endian, at the end of the IV.
     Benbi,
     /// Zero bytes.
@@ -239,7 +193,7 @@ impl IvMode {
         Self::Plain,
         Self::Plain64,
         Self::Plain64Be,
-        Self::Essiv(EssivHash::Sha256),
+        Self::Essiv(Hash::Sha256),
         Self::Benbi,
         Self::Null,
         Self::Lmk,
@@ -339,7 +293,7 @@ impl fmt::Display for CipherSpec {
         write!(f, "-{}", self.mode.name())?;
         match self.iv {
             _ if self.mode == ChainMode::Ecb => Ok(()),
-            IvMode::Essiv(hash) => write!(f, "-essiv:{}", hash.name()),
+            IvMode::Essiv(hash) => write!(f, "-essiv:{}", hash.kernel_name().unwrap_or(hash.name())),
             iv => write!(f, "-{}", iv.name()),
         }
     }
@@ -363,9 +317,10 @@ mod tests {
                 Cipher::Des3 => 6,
                 Cipher::Blowfish => 7,
                 Cipher::Cast5 => 8,
-                Cipher::Adiantum { rounds: 12 } => 9,
-                Cipher::Adiantum { .. } => 10,
-                Cipher::Null => 11,
+                Cipher::Cast6 => 9,
+                Cipher::Adiantum { rounds: 12 } => 10,
+                Cipher::Adiantum { .. } => 11,
+                Cipher::Null => 12,
             };
             assert_eq!(place, at);
         }
@@ -380,7 +335,7 @@ mod tests {
             };
             assert_eq!(place, at);
         }
-        assert_eq!((Cipher::ALL.len(), ChainMode::ALL.len()), (12, 6));
+        assert_eq!((Cipher::ALL.len(), ChainMode::ALL.len()), (13, 6));
     }
 
     #[test]
@@ -401,18 +356,6 @@ mod tests {
             };
             assert_eq!(place, at);
         }
-        for (at, hash) in EssivHash::ALL.iter().enumerate() {
-            let place = match hash {
-                EssivHash::Md5 => 0,
-                EssivHash::Sha1 => 1,
-                EssivHash::Ripemd160 => 2,
-                EssivHash::Sha224 => 3,
-                EssivHash::Sha256 => 4,
-                EssivHash::Sha384 => 5,
-                EssivHash::Sha512 => 6,
-            };
-            assert_eq!(place, at);
-        }
-        assert_eq!((IvMode::ALL.len(), EssivHash::ALL.len()), (11, 7));
+        assert_eq!(IvMode::ALL.len(), 11);
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! Options that the kernel ignores are ignored, including IV modes of ECB.
 
-use super::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode, KeyCount};
+use super::{ChainMode, Cipher, CipherSpec, IvMode, KeyCount};
+use crate::Hash;
 use std::str::FromStr;
 
 /// A part of a cipher specification that is not supported, or does not fit the others.
@@ -24,10 +25,11 @@ impl InvalidCipherSpec {
     }
 }
 
-const CIPHERS: &str = "aes, serpent, twofish, camellia, aria, sm4, des3_ede, blowfish, cast5, xchacha12,aes, xchacha20,aes or cipher_null";
+const CIPHERS: &str = "aes, serpent, twofish, camellia, aria, sm4, des3_ede, blowfish, cast5, cast6, xchacha12,aes, xchacha20,aes or cipher_null";
 const MODES: &str = "xts, cbc, ecb, ctr, lrw or adiantum";
 const IVS: &str = "plain, plain64, plain64be, essiv with a hash, benbi, null, lmk, tcw, eboiv or elephant";
-const HASHES: &str = "md5, sha1, rmd160, sha224, sha256, sha384 or sha512";
+const HASHES: &str =
+    "the Linux kernel's name of a hash, such as md5, sha1, rmd160, sha256, sha3-256, blake2b-256 or sm3";
 
 impl FromStr for CipherSpec {
     type Err = InvalidCipherSpec;
@@ -93,13 +95,57 @@ fn capi(text: &str) -> Result<CipherSpec, InvalidCipherSpec> {
     Ok(CipherSpec { cipher, mode, iv, keys })
 }
 
-/// Parses `xts(aes)` or `adiantum(xchacha12,aes)`.
+/// Parses `xts(aes)`, `xts(ecb(aes-generic))`, `adiantum(xchacha12,aes)`, or the name of a driver such as
+/// `xts-aes-aesni`.
 fn api_name(name: &str) -> Result<(Cipher, ChainMode), InvalidCipherSpec> {
-    let expected = "a mode and a cipher: xts(aes)";
-    let parts = name.strip_suffix(')').and_then(|name| name.split_once('('));
-    let (mode, inner) = parts.ok_or_else(|| InvalidCipherSpec::new("specification", name, expected))?;
+    let Some((mode, inner)) = name.strip_suffix(')').and_then(|name| name.split_once('(')) else {
+        return mode_driver(name);
+    };
     let mode = chain_mode(mode)?;
-    Ok((cipher(inner)?, mode))
+    // XTS and LRW are built on ECB, whose name the kernel adds if it is left out.
+    let inner = match mode {
+        ChainMode::Xts | ChainMode::Lrw => between(inner, "ecb(").unwrap_or(inner),
+        _ => inner,
+    };
+    match mode {
+        ChainMode::Adiantum => Ok((adiantum(inner)?, mode)),
+        _ => Ok((cipher_or_driver(inner)?, mode)),
+    }
+}
+
+/// Parses a driver of a whole mode: mode, cipher and the driver's own word.
+fn mode_driver(name: &str) -> Result<(Cipher, ChainMode), InvalidCipherSpec> {
+    let expected = "a mode and a cipher: xts(aes)";
+    let known = name.split_once('-').filter(|(_, rest)| rest.split_once('-').is_some_and(|(_, word)| is_driver(word)));
+    let (mode, rest) = known.ok_or_else(|| InvalidCipherSpec::new("specification", name, expected))?;
+    Ok((cipher_or_driver(rest)?, chain_mode(mode)?))
+}
+
+/// Parses `aes`, or a driver of it such as `aes-generic`. All drivers of a cipher compute the same.
+fn cipher_or_driver(name: &str) -> Result<Cipher, InvalidCipherSpec> {
+    match name.split_once('-') {
+        Some((short, word)) if is_driver(word) => cipher(short),
+        _ => cipher(name),
+    }
+}
+
+/// Parses the arguments of `adiantum`: a stream cipher, AES, and possibly the default of its hash.
+fn adiantum(arguments: &str) -> Result<Cipher, InvalidCipherSpec> {
+    let mut parts = arguments.splitn(3, ',');
+    let (stream, block, hash) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default(), parts.next());
+    let known_hash = hash.is_none_or(|hash| hash.split_once('-').map_or(hash, |(name, _)| name) == "nhpoly1305");
+    let known_block = matches!(cipher_or_driver(block), Ok(Cipher::Aes));
+    let stream = stream.split_once('-').filter(|(_, word)| is_driver(word)).map_or(stream, |(stream, _)| stream);
+    if known_block && known_hash { cipher(&format!("{stream},aes")) } else { cipher(arguments) }
+}
+
+/// Whether a word can follow a cipher in the name of a driver.
+fn is_driver(word: &str) -> bool {
+    const FIRST: &[&str] = &[
+        "generic", "asm", "aesni", "vaes", "ce", "neon", "neonbs", "simd", "arm", "arm64", "avx", "avx2", "sse2",
+        "i586", "x86_64", "ssse3", "gfni", "fixed",
+    ];
+    word.split(['-', '_']).next().is_some_and(|first| FIRST.contains(&first) || FIRST.contains(&word))
 }
 
 fn between<'a>(text: &'a str, before: &str) -> Option<&'a str> {
@@ -131,7 +177,8 @@ fn essiv(mode: ChainMode, hash: &str) -> Result<IvMode, InvalidCipherSpec> {
     if mode == ChainMode::Ecb {
         return Err(InvalidCipherSpec::new("IV mode", "essiv", "no IV mode with ecb"));
     }
-    let found = EssivHash::ALL.iter().copied().find(|known| known.name() == hash);
+    // Names of drivers, such as sha256-generic, are the kernel's too.
+    let found = Hash::from_kernel_name(hash).or_else(|| Hash::from_kernel_name(hash.strip_suffix("-generic")?));
     found.map(IvMode::Essiv).ok_or_else(|| InvalidCipherSpec::new("ESSIV hash", hash, HASHES))
 }
 
@@ -170,6 +217,21 @@ mod tests {
             ("capi:adiantum(xchacha12,aes)-plain64", "xchacha12,aes-adiantum-plain64"),
             ("capi:adiantum(xchacha20,aes)-plain64", "xchacha20,aes-adiantum-plain64"),
             ("capi:lrw(twofish)-benbi:passed-over", "twofish-lrw-benbi"),
+            ("capi:xts(ecb(aes-generic))-plain64", "aes-xts-plain64"),
+            ("capi:xts(ecb(aes))-plain64", "aes-xts-plain64"),
+            ("capi:xts(serpent-generic)-plain64", "serpent-xts-plain64"),
+            ("capi:xts-aes-aesni-plain64", "aes-xts-plain64"),
+            ("capi:xts-aes-vaes-avx10_512-plain64", "aes-xts-plain64"),
+            ("capi:cbc-des3_ede-asm-plain64", "des3_ede-cbc-plain64"),
+            ("capi:lrw(ecb(camellia-asm))-benbi", "camellia-lrw-benbi"),
+            ("capi:cbc(cast6-generic)-plain64", "cast6-cbc-plain64"),
+            ("capi:essiv(cbc(aes-aesni),sha256-generic)-plain64", "aes-cbc-essiv:sha256"),
+            ("capi:essiv(cbc-aes-aesni,sha256)-plain64", "aes-cbc-essiv:sha256"),
+            ("capi:cbc(aes)-essiv:sha3-256", "aes-cbc-essiv:sha3-256"),
+            ("aes-xts-essiv:blake2b-256", "aes-xts-essiv:blake2b-256"),
+            ("twofish-cbc-essiv:streebog256", "twofish-cbc-essiv:streebog256"),
+            ("cast6-lrw-benbi", "cast6-lrw-benbi"),
+            ("capi:adiantum(xchacha12-simd,aes-aesni,nhpoly1305-avx2)-plain64", "xchacha12,aes-adiantum-plain64"),
         ];
         for (text, expected) in rows {
             assert_eq!(read(text).as_deref(), Ok(expected), "{text}");
@@ -195,7 +257,11 @@ mod tests {
             ("aes-xts-plain64-x", "IV mode 'plain64-x'"),
             ("aes-xts-(spdk-upper)", "specification 'aes-xts-(spdk-upper)'"),
             ("aes-cbc-essiv", "ESSIV hash ''"),
-            ("aes-cbc-essiv:wp512", "ESSIV hash 'wp512': expected md5, sha1"),
+            ("aes-cbc-essiv:wp512", "ESSIV hash 'wp512': expected a hash as long"),
+            ("aes-cbc-essiv:tgr192", "ESSIV hash 'tgr192': expected the Linux kernel's name of a hash, such as md5"),
+            ("aes-cbc-essiv:SHA256", "ESSIV hash 'SHA256'"),
+            ("aes-cbc-essiv:ripemd160", "ESSIV hash 'ripemd160'"),
+            ("serpent-cbc-essiv:keccak-256", "ESSIV hash 'keccak-256'"),
             ("aes-cbc-essiv:sha1", "ESSIV hash 'sha1': expected a hash as long as one of the cipher's keys"),
             ("aes-cbc-essiv:sha512", "ESSIV hash 'sha512'"),
             ("aes-ecb-essiv:sha256", "IV mode 'essiv': expected no IV mode"),
@@ -212,6 +278,13 @@ mod tests {
             ("capi:xts(aes)", "IV mode ''"),
             ("capi:xts(aes)-", "IV mode ''"),
             ("capi:xts(aes-plain64", "specification 'xts(aes'"),
+            ("capi:xts(cbc(aes))-plain64", "cipher 'cbc(aes)'"),
+            ("capi:cbc(ecb(aes))-plain64", "cipher 'ecb(aes)'"),
+            ("capi:xts(aes-x)-plain64", "cipher 'aes-x'"),
+            ("capi:xts-aes-x-plain64", "specification 'xts-aes-x'"),
+            ("capi:xts--generic-plain64", "cipher ''"),
+            ("capi:adiantum(xchacha12,aes,x)-plain64", "cipher 'xchacha12,aes,x'"),
+            ("capi:adiantum(xchacha12,des)-plain64", "cipher 'xchacha12,des'"),
             ("capi:xts(des4)-plain64", "cipher 'des4'"),
             ("capi:essiv(cbc(aes),sha256)-plain", "IV mode 'plain': expected plain64 with essiv(...)"),
             ("capi:essiv(cbc(aes))-plain64", "ESSIV hash ''"),
@@ -229,7 +302,6 @@ mod tests {
         let listed = |list: &str, name: &str| list.replace(" or ", ", ").split(", ").any(|word| word == name);
         assert!(Cipher::ALL.iter().all(|cipher| listed(CIPHERS, cipher.name())));
         assert!(ChainMode::ALL.iter().all(|mode| listed(MODES, mode.name())));
-        assert!(EssivHash::ALL.iter().all(|hash| listed(HASHES, hash.name())));
         let ivs = IvMode::ALL.iter().filter(|iv| **iv != IvMode::SpdkUpper);
         assert!(ivs.clone().all(|iv| listed(&IVS.replace("essiv with a hash", "essiv"), iv.name())));
     }

@@ -50,6 +50,7 @@ impl NaiveBlocks {
             (Cipher::Des3, _) => made::<des::TdesEde3>(key),
             (Cipher::Blowfish, _) => made::<blowfish::Blowfish>(key),
             (Cipher::Cast5, _) => made::<cast5::Cast5>(key),
+            (Cipher::Cast6, _) => made::<cast6::Cast6>(key),
             (Cipher::Adiantum { .. } | Cipher::Null, _) => panic!("{cipher:?} is not a block cipher"),
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! They share with the kernels only the `aes` and `sha2` crates, of which they use one block at a time.
 
-use crate::{ChainMode, Cipher, CipherSpec, EssivHash, IvMode, KeyCount};
+use crate::{ChainMode, Cipher, CipherSpec, Hash, IvMode, KeyCount};
 use ::aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use ::aes::{Aes128, Aes192, Aes256};
 use sha2::{Digest, Sha256};
@@ -24,7 +24,7 @@ pub(crate) struct Naive {
 impl Naive {
     /// Whether there is a reference for `spec`: AES-XTS and AES-CBC, with the IV modes of the kernels.
     pub(crate) fn knows(spec: &CipherSpec) -> bool {
-        let iv = matches!(spec.iv, IvMode::Null | IvMode::Plain | IvMode::Plain64 | IvMode::Essiv(EssivHash::Sha256));
+        let iv = matches!(spec.iv, IvMode::Null | IvMode::Plain | IvMode::Plain64 | IvMode::Essiv(Hash::Sha256));
         let aes = spec.cipher == Cipher::Aes && matches!(spec.mode, ChainMode::Xts | ChainMode::Cbc);
         spec.keys == KeyCount::ONE && (spec.cipher == Cipher::Null || iv && aes)
     }
@@ -39,7 +39,7 @@ impl Naive {
             (Cipher::Aes, ChainMode::Cbc) => (Some(Aes::new(key)), None),
             _ => panic!("no such cipher"),
         };
-        let essiv = (spec.iv == IvMode::Essiv(EssivHash::Sha256)).then(|| Aes::new(&Sha256::digest(key)));
+        let essiv = (spec.iv == IvMode::Essiv(Hash::Sha256)).then(|| Aes::new(&Sha256::digest(key)));
         Self { spec: *spec, unit_len, step, data, tweak, essiv }
     }
 

@@ -146,23 +146,33 @@ pub(crate) const IMAGE: &str = "<image>";
 pub(crate) const NAME: &str = "<name>";
 
 /// Options of every action.
-pub(crate) const GENERAL: &[&str] = &["help", "version", "verbose", "batch-mode"];
+pub(crate) const GENERAL: &[&str] = &["help", "version", "verbose", "batch-mode", "test-args"];
 /// Source of a passphrase or key.
 pub(crate) const KEY: &[&str] = &["key-file", "keyfile-offset", "keyfile-size", "timeout", "verify-passphrase"];
+/// A volume key in place of a passphrase.
+pub(crate) const VOLUME_KEY: &[&str] = &["volume-key-file", "volume-key-keyring"];
 /// Unlocking a volume.
-pub(crate) const UNLOCK: &[&str] = &["tries", "key-slot", "type", "header"];
+pub(crate) const UNLOCK: &[&str] =
+    &["tries", "key-slot", "type", "header", "disable-locks", "volume-key-file", "volume-key-keyring"];
+/// Unlocking a volume with a token.
+pub(crate) const TOKENS: &[&str] =
+    &["token-id", "token-type", "token-only", "disable-external-tokens", "external-tokens-path", "token-timeout"];
 /// A LUKS header.
-pub(crate) const HEADER: &[&str] = &["type", "header"];
+pub(crate) const HEADER: &[&str] = &["policy", "type", "header", "disable-locks"];
 /// Plain volumes.
 pub(crate) const PLAIN: &[&str] =
     &["cipher", "key-size", "hash", "sector-size", "iv-large-sectors", "spdk-tweak", "offset", "skip", "size"];
 /// Header policy.
 pub(crate) const POLICY: &[&str] =
-    &["allow-null-cipher", "allow-null-iv", "allow-linear-segment", "require-cipher", "expect-uuid"];
+    &["allow-null-cipher", "allow-null-iv", "allow-linear-segment", "require-cipher", "expect-uuid", "policy"];
 /// Copying.
 pub(crate) const COPY: &[&str] = &["range", "progress-json", "progress-frequency"];
 /// Key derivation.
 pub(crate) const KDF: &[&str] = &["pbkdf", "iter-time", "pbkdf-force-iterations", "pbkdf-memory", "pbkdf-parallel"];
+/// Cost and cipher of a new keyslot.
+pub(crate) const KEYSLOT: &[&str] = &["hash", "keyslot-cipher", "keyslot-key-size", "force-password"];
+/// Passphrase or key of a new keyslot.
+pub(crate) const NEW_KEY: &[&str] = &["new-keyfile-offset", "new-keyfile-size"];
 /// Flags of dm-crypt's threads.
 pub(crate) const THREAD_FLAGS: &[&str] = &[
     "perf-same_cpu_crypt",

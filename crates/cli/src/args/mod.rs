@@ -5,6 +5,7 @@
 
 pub(crate) mod action;
 pub(crate) mod help;
+pub(crate) mod keyslot;
 pub(crate) mod options;
 pub(crate) mod parse;
 pub(crate) mod source;

@@ -39,6 +39,9 @@ pub(crate) struct Options {
     /// Do not ask for confirmation; show no progress
     #[arg(short = 'q', long, action = ArgAction::SetTrue, help_heading = "General")]
     pub batch_mode: bool,
+    /// Do not run action, just validate all command line parameters
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub test_args: bool,
 
     /// Read the key from a file ("-": all of standard input)
     #[arg(short = 'd', long, value_name = "FILE", help_heading = "Keys")]
@@ -49,7 +52,7 @@ pub(crate) struct Options {
     /// Limits the read from keyfile
     #[arg(short = 'l', long, value_name = "BYTES", value_parser = values::count, help_heading = "Keys")]
     pub keyfile_size: Option<u64>,
-    /// Slot number for new key (default: 0), or the only keyslot to try
+    /// Keyslot to try or to change; for luksFormat and luksAddKey, that of the new key (default: the first free one)
     #[arg(short = 'S', long, value_name = "N", help_heading = "Keys")]
     pub key_slot: Option<u32>,
     /// Number of passphrase attempts (default: 3)
@@ -61,6 +64,58 @@ pub(crate) struct Options {
     /// Verifies the passphrase by asking for it twice
     #[arg(short = 'y', long, action = ArgAction::SetTrue, help_heading = "Keys")]
     pub verify_passphrase: bool,
+    /// Disable password quality check, which Inlock does not have
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Keys")]
+    pub force_password: bool,
+    /// Use the volume key from file; with luksDump --dump-volume-key, write it to the file
+    #[arg(long, alias = "master-key-file", value_name = "FILE", help_heading = "Keys")]
+    pub volume_key_file: Option<PathBuf>,
+    /// Use the specified keyring key as a volume key: a number, or %TYPE:NAME
+    #[arg(long, value_name = "KEY", help_heading = "Keys")]
+    pub volume_key_keyring: Option<String>,
+    /// Read the key for a new slot from a file ("-": all of standard input)
+    #[arg(long, value_name = "FILE", help_heading = "Keys")]
+    pub new_keyfile: Option<PathBuf>,
+    /// Number of bytes to skip in newly added keyfile
+    #[arg(long, value_name = "BYTES", value_parser = values::count, help_heading = "Keys")]
+    pub new_keyfile_offset: Option<u64>,
+    /// Limits the read from newly added keyfile
+    #[arg(long, value_name = "BYTES", value_parser = values::count, help_heading = "Keys")]
+    pub new_keyfile_size: Option<u64>,
+    /// Slot number for new key (default: the first free one); --key-slot is then the existing one
+    #[arg(long, value_name = "N", help_heading = "Keys")]
+    pub new_key_slot: Option<u32>,
+    /// Create, dump or try an unbound LUKS2 keyslot, whose key is not that of the volume
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Keys")]
+    pub unbound: bool,
+
+    /// Token number (default: any)
+    #[arg(long, value_name = "N", help_heading = "Tokens")]
+    pub token_id: Option<u32>,
+    /// Restrict allowed token types used to retrieve LUKS2 key
+    #[arg(long, value_name = "TYPE", help_heading = "Tokens")]
+    pub token_type: Option<String>,
+    /// Do not ask for passphrase if activation by token fails
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Tokens")]
+    pub token_only: bool,
+    /// Replace the current token
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Tokens")]
+    pub token_replace: bool,
+    /// Key description
+    #[arg(long, value_name = "TEXT", help_heading = "Tokens")]
+    pub key_description: Option<String>,
+    /// Read or write the json from or to a file ("-": standard input or output)
+    #[arg(long, value_name = "FILE", help_heading = "Tokens")]
+    pub json_file: Option<PathBuf>,
+    /// Run no helpers of tokens
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Tokens")]
+    pub disable_external_tokens: bool,
+    /// Directory with helpers of tokens (default: /usr/lib/inlock/tokens)
+    #[arg(long, value_name = "DIRECTORY", help_heading = "Tokens")]
+    pub external_tokens_path: Option<PathBuf>,
+    /// Time limit for a token's helper, in seconds (default: 30)
+    #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u32).range(1..=86_400), help_heading = "Tokens")]
+    pub token_timeout: Option<u32>,
 
     /// Type of volume: luks, luks1, luks2, plain, or raw, which is unencrypted (default: luks)
     #[arg(short = 'M', long = "type", value_name = "TYPE", help_heading = "Volume")]
@@ -71,6 +126,12 @@ pub(crate) struct Options {
     /// Device or file with separated LUKS header
     #[arg(long, value_name = "FILE", help_heading = "Volume")]
     pub header: Option<PathBuf>,
+    /// File with LUKS header and keyslots backup
+    #[arg(long, value_name = "FILE", help_heading = "Volume")]
+    pub header_backup_file: Option<PathBuf>,
+    /// Search the whole device for headers, even if one is at its start (doctor)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Volume")]
+    pub scan: bool,
     /// The cipher used to encrypt the disk, such as aes-xts-plain64
     #[arg(short = 'c', long, value_name = "SPEC", help_heading = "Volume")]
     pub cipher: Option<String>,
@@ -114,6 +175,9 @@ pub(crate) struct Options {
     /// Refuse a volume with any other UUID (LUKS)
     #[arg(long, value_name = "UUID", value_parser = values::uuid, help_heading = "Header policy")]
     pub expect_uuid: Option<String>,
+    /// Refuse a volume that does not comply with a policy file
+    #[arg(long, value_name = "FILE", help_heading = "Header policy")]
+    pub policy: Option<PathBuf>,
 
     /// PBKDF algorithm (for LUKS2): argon2id, argon2i, pbkdf2
     #[arg(long, value_name = "KDF", help_heading = "Creating")]
@@ -130,7 +194,28 @@ pub(crate) struct Options {
     /// PBKDF parallel cost
     #[arg(long, value_name = "THREADS", help_heading = "Creating")]
     pub pbkdf_parallel: Option<u32>,
-    /// UUID for device to use
+    /// LUKS2 keyslot: The cipher used for keyslot encryption
+    #[arg(long, value_name = "SPEC", help_heading = "Creating")]
+    pub keyslot_cipher: Option<String>,
+    /// LUKS2 keyslot: The size of the encryption key
+    #[arg(long, value_name = "BITS", help_heading = "Creating")]
+    pub keyslot_key_size: Option<u32>,
+    /// LUKS2 header metadata area size
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Creating")]
+    pub luks2_metadata_size: Option<u64>,
+    /// LUKS2 header keyslots area size
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Creating")]
+    pub luks2_keyslots_size: Option<u64>,
+    /// Align payload at SECTORS sector boundaries
+    #[arg(long, value_name = "SECTORS", value_parser = values::count, help_heading = "Creating")]
+    pub align_payload: Option<u64>,
+    /// Use /dev/random for generating volume key: the kernel has one generator for both
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Creating")]
+    pub use_random: bool,
+    /// Use /dev/urandom for generating volume key: the kernel has one generator for both
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Creating")]
+    pub use_urandom: bool,
+    /// UUID for device to use; with luksUUID, the new one
     #[arg(long, value_name = "UUID", help_heading = "Creating")]
     pub uuid: Option<String>,
     /// Set label for the LUKS2 device
@@ -139,6 +224,15 @@ pub(crate) struct Options {
     /// Set subsystem label for the LUKS2 device
     #[arg(long, value_name = "TEXT", help_heading = "Creating")]
     pub subsystem: Option<String>,
+    /// Keyslot priority: ignore, normal, prefer
+    #[arg(long, value_name = "PRIORITY", help_heading = "Creating")]
+    pub priority: Option<String>,
+    /// Disable locking of on-disk metadata
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Access")]
+    pub disable_locks: bool,
+    /// Set activation flags persistent for device (LUKS2)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Access")]
+    pub persistent: bool,
 
     /// Zone size: distance between the starts of two zones (for create)
     #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Zones")]
@@ -162,6 +256,9 @@ pub(crate) struct Options {
     /// Dump info in JSON format (LUKS2 only)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
     pub dump_json_metadata: bool,
+    /// Dump volume key instead of keyslots info
+    #[arg(long, alias = "dump-master-key", action = ArgAction::SetTrue, help_heading = "Output")]
+    pub dump_volume_key: bool,
     /// Print the volume key in the table
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
     pub showkeys: bool,
@@ -290,7 +387,6 @@ pub(crate) fn is_only_cryptsetups(option: &str) -> bool {
 /// Long options of cryptsetup that Inlock does not have.
 const ONLY_CRYPTSETUPS: &[&str] = &[
     "active-name",
-    "align-payload",
     "block-size",
     "cancel-deferred",
     "debug",
@@ -298,18 +394,11 @@ const ONLY_CRYPTSETUPS: &[&str] = &[
     "decrypt",
     "device-size",
     "disable-blkid",
-    "disable-external-tokens",
     "disable-keyring",
-    "disable-locks",
     "disable-veracrypt",
-    "dump-master-key",
-    "dump-volume-key",
     "encrypt",
-    "external-tokens-path",
     "force-no-keyslots",
     "force-offline-reencrypt",
-    "force-password",
-    "header-backup-file",
     "hotzone-size",
     "hw-opal",
     "hw-opal-only",
@@ -319,22 +408,9 @@ const ONLY_CRYPTSETUPS: &[&str] = &[
     "integrity-legacy-padding",
     "integrity-no-journal",
     "integrity-no-wipe",
-    "json-file",
     "keep-key",
-    "key-description",
-    "keyslot-cipher",
-    "keyslot-key-size",
     "link-vk-to-keyring",
-    "luks2-keyslots-size",
-    "luks2-metadata-size",
-    "master-key-file",
-    "new-key-slot",
-    "new-keyfile",
-    "new-keyfile-offset",
-    "new-keyfile-size",
     "new-token-id",
-    "persistent",
-    "priority",
     "reduce-device-size",
     "refresh",
     "resilience",
@@ -345,21 +421,11 @@ const ONLY_CRYPTSETUPS: &[&str] = &[
     "tcrypt-backup",
     "tcrypt-hidden",
     "tcrypt-system",
-    "test-args",
-    "token-id",
-    "token-only",
-    "token-replace",
-    "token-type",
-    "unbound",
     "usage",
     "use-directio",
-    "use-random",
-    "use-urandom",
     "veracrypt",
     "veracrypt-pim",
     "veracrypt-query-pim",
-    "volume-key-file",
-    "volume-key-keyring",
 ];
 
 #[cfg(test)]

@@ -18,31 +18,33 @@ pub(crate) struct Invocation {
     pub request: Request,
     /// `--verbose`
     pub verbose: bool,
+    /// `--disable-locks`
+    pub disable_locks: bool,
 }
 
 /// The request of a command line.
 pub(crate) enum Request {
     Help(Option<&'static Action>),
     Version,
+    /// `--test-args`
+    TestArgs,
     Run(Prepared),
 }
 
 /// Actions of cryptsetup that Inlock does not have.
 const ONLY_CRYPTSETUPS: &[&str] = &[
-    "luksAddKey",
-    "luksRemoveKey",
-    "luksChangeKey",
-    "luksConvertKey",
-    "luksKillSlot",
-    "luksHeaderBackup",
-    "luksHeaderRestore",
-    "luksErase",
-    "erase",
-    "token",
-    "config",
-    "convert",
-    "repair",
     "reencrypt",
+    "loopaesOpen",
+    "loopaesClose",
+    "tcryptOpen",
+    "tcryptClose",
+    "tcryptDump",
+    "bitlkOpen",
+    "bitlkClose",
+    "bitlkDump",
+    "fvault2Open",
+    "fvault2Close",
+    "fvault2Dump",
 ];
 
 /// Parses the arguments of the program for one of `actions`.
@@ -57,8 +59,8 @@ pub(crate) fn parse(
     let mut words = std::mem::take(&mut options.words);
     let action = if words.is_empty() { None } else { Some(find(actions, &words.remove(0), &mut options, &mut words)) };
 
-    let verbose = options.verbose;
-    let done = |request| Ok(Invocation { request, verbose });
+    let (verbose, disable_locks) = (options.verbose, options.disable_locks);
+    let done = |request| Ok(Invocation { request, verbose, disable_locks });
     if options.version {
         return done(Request::Version);
     }
@@ -72,7 +74,9 @@ pub(crate) fn parse(
         words.insert(position.min(words.len()), "--table".into());
     }
     check_arguments(action, &words)?;
-    done(Request::Run((action.prepare)(options, Arguments(words.into_iter()))?))
+    let test_args = options.test_args;
+    let prepared = (action.prepare)(options, Arguments(words.into_iter()))?;
+    done(if test_args { Request::TestArgs } else { Request::Run(prepared) })
 }
 
 /// Finds the action with this name, and applies what an alias implies.
@@ -140,6 +144,12 @@ fn explain(error: &clap::Error) -> anyhow::Error {
     let option = context(ContextKind::InvalidArg);
     let name = option.split(' ').next().unwrap_or_default();
     CliError::usage(match error.kind() {
+        ErrorKind::UnknownArgument if name == "--link-vk-to-keyring" => {
+            return CliError::refused(
+                "Option --link-vk-to-keyring is not available: only the process of a volume has its key.",
+                "leave it out; the kernel needs no key of a volume that Inlock serves",
+            );
+        }
         ErrorKind::UnknownArgument if options::is_only_cryptsetups(name) => {
             return CliError::refused(
                 format!("Option {name} of cryptsetup is not available in this version."),

@@ -1,42 +1,48 @@
 //! Conversion of the options that actions share: volumes, keys, ciphers, key derivation.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use inlock_cipher::{CipherSpec, DataUnitSize, Sector};
 use inlock_volume::plain::{Plain, PlainHash};
 use inlock_volume::table::CryptOptions;
-use inlock_volume::{Hash, HeaderPolicy, KdfKind};
+use inlock_volume::{Hash, HeaderPolicy};
 
 use super::options::Options;
 use crate::error::CliError;
-use crate::volume::source::{HeaderArgs, KeyArgs, KeyFile, Luks, SourceArgs, VolumeType};
+use crate::ui::print::print_stderr;
+use crate::volume::policy_file;
+use crate::volume::source::{
+    HeaderArgs, KeyArgs, KeyFile, Luks, SourceArgs, TokenArgs, VolumeKeyArgs, VolumeKeyOrigin, VolumeType,
+};
 use crate::volume::table::TableArg;
-
-/// Cost of a keyslot.
-#[derive(Clone, Debug)]
-pub(crate) struct KdfArgs {
-    pub kind: Option<KdfKind>,
-    pub iter_time_ms: Option<u32>,
-    pub force_iterations: Option<u32>,
-    pub memory_kib: Option<u32>,
-    pub parallel: Option<u32>,
-}
+use crate::volume::token::HELPERS;
 
 /// Converts the options of an action on a LUKS header.
-pub(crate) fn header_args(options: Options, image: PathBuf) -> anyhow::Result<HeaderArgs> {
-    let luks = match volume_type_of(&options)? {
+pub(crate) fn header_args(options: &Options, image: PathBuf) -> anyhow::Result<HeaderArgs> {
+    let luks = match volume_type_of(options)? {
         VolumeType::Luks(luks) => luks,
         _ => return Err(CliError::usage("This action works on LUKS volumes only.")),
     };
-    Ok(HeaderArgs { image, header: options.header, luks })
+    Ok(HeaderArgs { image, header: options.header.clone(), luks, policy: policy_of(options)? })
+}
+
+/// Returns a key file with this name: `-` is standard input.
+pub(crate) fn key_file(path: PathBuf) -> KeyFile {
+    if path.as_os_str() == "-" { KeyFile::Stdin } else { KeyFile::Path(path) }
 }
 
 /// Converts the options of a passphrase or key.
 pub(crate) fn key_args(options: &Options) -> anyhow::Result<KeyArgs> {
-    let file = options.key_file.as_ref().map(|path| match path.to_str() {
-        Some("-") => KeyFile::Stdin,
-        _ => KeyFile::Path(path.clone()),
-    });
+    key_args_or(options, None)
+}
+
+/// Like [`key_args`], with a key file that is an argument of the action, unless `--key-file` names another one.
+pub(crate) fn key_args_or(options: &Options, argument: Option<PathBuf>) -> anyhow::Result<KeyArgs> {
+    if options.key_file.is_some() && argument.is_some() {
+        print_stderr("Option --key-file takes precedence over specified key file argument.");
+    }
+    let file = options.key_file.clone().or(argument).map(key_file);
     if file.is_none() && options.keyfile_offset.is_some() {
         return Err(CliError::usage("Option --keyfile-offset needs --key-file."));
     }
@@ -54,7 +60,45 @@ pub(crate) fn key_args(options: &Options) -> anyhow::Result<KeyArgs> {
         tries: options.tries.unwrap_or(3),
         timeout_secs: options.timeout.filter(|secs| *secs > 0),
         verify: options.verify_passphrase,
+        volume_key: volume_key_args(options)?,
+        tokens: token_args(options)?,
     })
+}
+
+/// Converts the options of tokens.
+fn token_args(options: &Options) -> anyhow::Result<TokenArgs> {
+    let dir = options.external_tokens_path.clone();
+    if let Some(dir) = dir.as_ref().filter(|dir| !dir.is_absolute()) {
+        let message = format!("Failed to set external tokens path {}.", dir.display());
+        return Err(CliError::refused(message, "use an absolute path"));
+    }
+    let dir = dir.unwrap_or_else(|| PathBuf::from(HELPERS));
+    Ok(TokenArgs {
+        number: options.token_id,
+        kind: options.token_type.clone(),
+        only: options.token_only,
+        helpers: (!options.disable_external_tokens).then_some(dir),
+        timeout: Duration::from_secs(options.token_timeout.unwrap_or(30).into()),
+    })
+}
+
+/// Converts `--volume-key-file` and `--volume-key-keyring`.
+fn volume_key_args(options: &Options) -> anyhow::Result<Option<VolumeKeyArgs>> {
+    let origin = match (&options.volume_key_file, &options.volume_key_keyring) {
+        (None, None) => return Ok(None),
+        (Some(path), None) => VolumeKeyOrigin::File(path.clone()),
+        (None, Some(key)) => VolumeKeyOrigin::Keyring(key.clone()),
+        (Some(_), Some(_)) => {
+            return Err(CliError::usage("Only one of --volume-key-file and --volume-key-keyring is allowed."));
+        }
+    };
+    let len = match options.key_size {
+        Some(bits) if !bits.is_multiple_of(8) => {
+            return Err(CliError::usage("Key size must be a multiple of 8 bits."));
+        }
+        bits => bits.map(|bits| bits as usize / 8),
+    };
+    Ok(Some(VolumeKeyArgs { origin, len }))
 }
 
 /// Converts `--type` and the options that go with it.
@@ -84,7 +128,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
     if !matches!(volume_type, VolumeType::Plain(_)) {
         let given = [
             (options.cipher.is_some(), "cipher"),
-            (options.key_size.is_some(), "key-size"),
+            (options.key_size.is_some() && options.volume_key_file.is_none(), "key-size"),
             (options.hash.is_some(), "hash"),
             (options.sector_size.is_some(), "sector-size"),
             (options.iv_large_sectors, "iv-large-sectors"),
@@ -98,32 +142,64 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
         }
     }
     if !matches!(volume_type, VolumeType::Luks(_)) {
+        if options.volume_key_file.is_some() {
+            return not_allowed("volume-key-file");
+        }
+        if options.volume_key_keyring.is_some() {
+            return not_allowed("volume-key-keyring");
+        }
         if options.header.is_some() {
             return not_allowed("header");
         }
-        if options.key_slot.is_some() {
-            return not_allowed("key-slot");
+        let given = [
+            (options.key_slot.is_some(), "key-slot"),
+            (options.token_id.is_some(), "token-id"),
+            (options.token_type.is_some(), "token-type"),
+            (options.token_only, "token-only"),
+        ];
+        if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
+            return not_allowed(option);
         }
         if options.expect_uuid.is_some() {
             return not_allowed("expect-uuid");
+        }
+        if policy_of(options)?.needs_header() {
+            return Err(CliError::usage(format!(
+                "A policy with uuid, header-digest or pbkdf is not allowed with {name}."
+            )));
         }
     }
     if matches!(volume_type, VolumeType::Raw | VolumeType::Table(_)) && options.key_file.is_some() {
         return not_allowed("key-file");
     }
     let (header, key) = (options.header.clone(), key_args(options)?);
-    Ok(SourceArgs { image, header, volume_type, key, flags: flags_of(options), policy: policy_of(options) })
+    Ok(SourceArgs { image, header, volume_type, key, flags: flags_of(options), policy: policy_of(options)? })
 }
 
 /// Converts the header policy.
-pub(crate) fn policy_of(options: &Options) -> HeaderPolicy {
-    let mut policy = HeaderPolicy::default();
-    policy.allow_null_cipher = options.allow_null_cipher;
-    policy.allow_null_iv = options.allow_null_iv;
-    policy.allow_linear_segment = options.allow_linear_segment;
-    policy.required_ciphers = options.require_cipher.clone().map_or_else(Vec::new, |ciphers| ciphers.0);
-    policy.expected_uuid.clone_from(&options.expect_uuid);
-    policy
+///
+/// # Errors
+///
+/// Fails if the policy file cannot be used, or pins what an option pins too.
+pub(crate) fn policy_of(options: &Options) -> anyhow::Result<HeaderPolicy> {
+    let mut policy = options.policy.as_deref().map_or_else(|| Ok(HeaderPolicy::default()), policy_file::read)?;
+    let twice = |option: &str, key: &str| {
+        Err(CliError::usage(format!("Option --{option} is not allowed with a policy that has {key}.")))
+    };
+    policy.allow_null_cipher |= options.allow_null_cipher;
+    policy.allow_null_iv |= options.allow_null_iv;
+    policy.allow_linear_segment |= options.allow_linear_segment;
+    match &options.require_cipher {
+        Some(_) if !policy.required_ciphers.is_empty() => return twice("require-cipher", "cipher"),
+        Some(ciphers) => policy.required_ciphers.clone_from(&ciphers.0),
+        None => {}
+    }
+    match &options.expect_uuid {
+        Some(_) if policy.expected_uuid.is_some() => return twice("expect-uuid", "uuid"),
+        Some(uuid) => policy.expected_uuid = Some(uuid.clone()),
+        None => {}
+    }
+    Ok(policy)
 }
 
 /// Converts the flags: discards, and dm-crypt's threads.
@@ -211,36 +287,6 @@ pub(crate) fn key_len_of(options: &Options, cipher: CipherSpec, double_for_xts: 
         [] => "none".to_owned(),
     };
     Err(CliError::usage(format!("Cipher {cipher} takes no key of {bits} bits; it takes {takes} bits.")))
-}
-
-/// Converts the options of key derivation.
-pub(crate) fn kdf_args(options: &Options) -> anyhow::Result<KdfArgs> {
-    let kind = match options.pbkdf.as_deref() {
-        None => None,
-        Some(name) => match KdfKind::from_name(name) {
-            None => return Err(CliError::usage(format!("Unknown PBKDF '{name}': use argon2id, argon2i or pbkdf2."))),
-            kind => kind,
-        },
-    };
-    if options.pbkdf_force_iterations.is_some() && options.iter_time.is_some() {
-        return Err(CliError::usage("PBKDF forced iterations cannot be combined with iteration time option."));
-    }
-    let zero = [
-        (options.pbkdf_force_iterations, "pbkdf-force-iterations"),
-        (options.iter_time, "iter-time"),
-        (options.pbkdf_memory, "pbkdf-memory"),
-        (options.pbkdf_parallel, "pbkdf-parallel"),
-    ];
-    if let Some((_, option)) = zero.iter().find(|(value, _)| *value == Some(0)) {
-        return Err(CliError::usage(format!("Option --{option} needs a number above zero.")));
-    }
-    Ok(KdfArgs {
-        kind,
-        iter_time_ms: options.iter_time,
-        force_iterations: options.pbkdf_force_iterations,
-        memory_kib: options.pbkdf_memory,
-        parallel: options.pbkdf_parallel,
-    })
 }
 
 /// Checks `--threads`.

@@ -6,8 +6,9 @@ use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, Volu
 use inlock_volume::{Hash, Kdf, KdfKind, KdfRequest};
 
 use crate::args::action::{Action, KDF, Prepared};
+use crate::args::keyslot::{KdfArgs, kdf_args};
 use crate::args::options::Options;
-use crate::args::source::{KdfArgs, cipher_of, hash_of, kdf_args, key_len_of};
+use crate::args::source::{cipher_of, hash_of, key_len_of};
 use crate::ui::print::print;
 
 pub(crate) const ACTION: Action = Action {

@@ -4,15 +4,14 @@ mod bench;
 mod benchmark;
 mod close;
 mod copy;
+mod doctor;
 mod export;
 mod import;
-mod is_luks;
 mod list;
-mod luks_dump;
-mod luks_format;
-mod luks_uuid;
+mod luks;
 mod mount;
 mod open;
+mod persistent;
 mod refresh;
 mod reload;
 mod resize;
@@ -30,10 +29,24 @@ use crate::args::action::Action;
 
 /// All actions, in the order of the help text.
 pub(crate) const ACTIONS: &[&Action] = &[
-    &luks_format::ACTION,
-    &is_luks::ACTION,
-    &luks_uuid::ACTION,
-    &luks_dump::ACTION,
+    &luks::format::ACTION,
+    &luks::is_luks::ACTION,
+    &luks::uuid::ACTION,
+    &luks::dump::ACTION,
+    &luks::policy::ACTION,
+    &luks::token::ACTION,
+    &luks::add_key::ACTION,
+    &luks::remove_key::ACTION,
+    &luks::change_key::ACTION,
+    &luks::convert_key::ACTION,
+    &luks::kill_slot::ACTION,
+    &luks::erase::ACTION,
+    &luks::config::ACTION,
+    &luks::header_backup::ACTION,
+    &luks::header_restore::ACTION,
+    &luks::repair::ACTION,
+    &luks::convert::ACTION,
+    &doctor::ACTION,
     &open::ACTION,
     &mount::ACTION,
     &umount::ACTION,

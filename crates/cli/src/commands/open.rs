@@ -14,9 +14,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::test_passphrase;
+use super::{persistent, test_passphrase};
 use crate::args::action::{
-    ATTACH, Action, Alias, Arguments, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, UNLOCK,
+    ATTACH, Action, Alias, Arguments, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK,
 };
 use crate::args::options::Options;
 use crate::args::source::{check_threads, source_args};
@@ -46,17 +46,26 @@ pub(crate) const ACTION: Action = Action {
         Alias { volume_type: Some("plain"), is_swapped: true, ..Alias::new("create") },
     ],
     arguments: &[SOURCE, "[<name>]"],
-    options: &[KEY, UNLOCK, PLAIN, POLICY, ATTACH, THREAD_FLAGS, &["table", "test-passphrase", "foreground"]],
+    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, ATTACH, THREAD_FLAGS, OPEN],
     about: "open a volume as a block device or a file",
     prepare,
 };
 
+const OPEN: &[&str] = &["table", "test-passphrase", "unbound", "foreground", "persistent"];
+
 fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepared> {
     let image = arguments.path()?;
     if options.test_passphrase {
+        if options.persistent {
+            return Err(CliError::usage("Option --persistent is not allowed with --test-passphrase."));
+        }
         let source = source_args(&options, image)?;
-        return Ok(Prepared::new(move || test_passphrase::run(&source)));
+        return Ok(Prepared::new(move || test_passphrase::run(&source, options.unbound)));
     }
+    if options.unbound {
+        return Err(CliError::usage("Option --unbound cannot be used without --test-passphrase."));
+    }
+    persistent::check_options(&options)?;
     let name = arguments.name_or("open: requires <source> <name> as arguments.")?;
     let args = OpenArgs::new(&options, image, name)?;
     Ok(Prepared::with_status(move || run(&args)))
@@ -73,6 +82,8 @@ pub(super) struct OpenArgs {
     threads: Option<u16>,
     /// Address for scrapers.
     metrics: Option<Listen>,
+    /// `--persistent`
+    persistent: bool,
 }
 
 impl OpenArgs {
@@ -91,6 +102,7 @@ impl OpenArgs {
             read_only: options.read_only,
             threads: options.threads,
             metrics: options.metrics.clone(),
+            persistent: options.persistent,
         })
     }
 }
@@ -100,11 +112,26 @@ const POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
 
 /// Attaches the volume, and returns when it is detached; in the background, when it is attached.
 pub(super) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
+    if args.persistent && args.run_mode != RunMode::BackgroundChild {
+        persistent::check_header(&args.source.image, args.source.header.as_deref())?;
+    }
     let launcher = match args.run_mode {
         RunMode::Foreground => None,
-        RunMode::Background => return background::launch(&args.source),
+        RunMode::Background => {
+            let status = background::launch(&args.source)?;
+            if status == 0 && args.persistent {
+                persistent::store(&args.name)?;
+            }
+            return Ok(status);
+        }
         RunMode::BackgroundChild => Some(Launcher::on_stdin()?),
     };
+    attach(args, launcher)
+}
+
+/// Attaches the volume in this process, and returns when it is detached. `launcher`: the process that has the user's
+/// terminal.
+fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, false)).transpose()?;
     let mut claim = Claim::take_over(&args.name)?;
     let (file, socket) = (claim.files().volume(), claim.files().nbd_socket());
@@ -161,6 +188,9 @@ pub(super) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
     let _ = print(format_args!("{}\n", node.display()));
     if let Some(launcher) = launcher {
         launcher.ready(&control.log())?;
+    }
+    if args.persistent && args.run_mode == RunMode::Foreground {
+        persistent::store(&args.name)?;
     }
     background::notify_ready(&format!("{} is {}", args.name, node.display()));
     let outcome = stores.check_writes(open.wait(&caught));

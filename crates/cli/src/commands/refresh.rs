@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::persistent;
 use crate::args::action::{Action, NAME, Prepared, THREAD_FLAGS};
 use crate::args::source::flags_of;
 use crate::control::client::Client;
@@ -10,13 +11,15 @@ pub(crate) const ACTION: Action = Action {
     name: "refresh",
     aliases: &[],
     arguments: &[NAME],
-    options: &[THREAD_FLAGS, &["allow-discards"]],
+    options: &[THREAD_FLAGS, &["allow-discards", "persistent", "disable-locks"]],
     about: "set the flags of a volume to its header's plus those given",
     prepare: |options, mut arguments| {
+        persistent::check_options(&options)?;
         let (name, flags) = (arguments.name()?, flags_of(&options));
         Ok(Prepared::new(move || {
             let request = json!({"command": "refresh", "flags": flags.names()});
-            Client::of(&name)?.command(&request, None).map(drop)
+            Client::of(&name)?.command(&request, None)?;
+            if options.persistent { persistent::store(&name) } else { Ok(()) }
         }))
     },
 };

@@ -25,7 +25,7 @@ pub(crate) const ACTION: Action = Action {
         let name = arguments.name()?;
         let table =
             options.table.as_deref().ok_or_else(|| CliError::usage("Option --table is required for reload action."))?;
-        let (table, policy) = (TableArg::parse(table)?, policy_of(&options));
+        let (table, policy) = (TableArg::parse(table)?, policy_of(&options)?);
         Ok(Prepared::new(move || run(&name, &table, &policy)))
     },
 };

@@ -10,8 +10,8 @@ use inlock_volume::plain::Plain;
 use inlock_volume::table::CryptOptions;
 use serde_json::json;
 
-use crate::args::action::{Action, Alias, KEY, NAME, Prepared};
-use crate::args::source::key_args;
+use crate::args::action::{Action, Alias, KEY, NAME, Prepared, TOKENS, VOLUME_KEY};
+use crate::args::source::{key_args, policy_of};
 use crate::control::client::Client;
 use crate::control::info::RuntimeInfo;
 use crate::control::name::Name;
@@ -24,10 +24,11 @@ pub(crate) const ACTION: Action = Action {
     name: "resume",
     aliases: &[Alias::new("luksResume")],
     arguments: &[NAME],
-    options: &[KEY, &["tries", "key-slot", "header"]],
+    options: &[KEY, VOLUME_KEY, TOKENS, &["tries", "key-slot", "header", "key-size", "disable-locks", "policy"]],
     about: "restore the key and resume I/O",
     prepare: |options, mut arguments| {
-        let args = ResumeArgs { name: arguments.name()?, key: key_args(&options)?, header: options.header };
+        let (key, policy) = (key_args(&options)?, policy_of(&options)?);
+        let args = ResumeArgs { name: arguments.name()?, key, header: options.header, policy };
         Ok(Prepared::new(move || run(&args)))
     },
 };
@@ -38,6 +39,7 @@ struct ResumeArgs {
     key: KeyArgs,
     /// A header other than the one that the volume was opened with.
     header: Option<PathBuf>,
+    policy: HeaderPolicy,
 }
 
 fn run(args: &ResumeArgs) -> anyhow::Result<()> {
@@ -74,7 +76,7 @@ fn source(args: &ResumeArgs, info: &RuntimeInfo) -> anyhow::Result<SourceArgs> {
     let header = args.header.clone().or_else(|| info.header.clone());
     let flags = CryptOptions::default();
     // Only the key comes from the header, which may have changed. The mapping stays as opened.
-    let mut policy = HeaderPolicy::default();
+    let mut policy = args.policy.clone();
     (policy.allow_null_cipher, policy.allow_null_iv, policy.allow_linear_segment) = (true, true, true);
     Ok(SourceArgs { image: info.device.clone(), header, volume_type, key: args.key.clone(), flags, policy })
 }

@@ -5,9 +5,9 @@ use inlock_cipher::IvMode;
 use inlock_volume::table::{CryptLine, ShowKeys, TableLine, Target};
 use serde_json::{Value, json};
 use std::fmt::Write;
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
-use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, UNLOCK};
+use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK};
 use crate::args::source::source_args;
 use crate::error::CliError;
 use crate::ui::print::{print, warn};
@@ -18,7 +18,7 @@ pub(crate) const ACTION: Action = Action {
     name: "table",
     aliases: &[],
     arguments: &[SOURCE],
-    options: &[KEY, UNLOCK, PLAIN, POLICY, THREAD_FLAGS, &["table", "allow-discards", "showkeys", "json"]],
+    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, THREAD_FLAGS, &["table", "allow-discards", "showkeys", "json"]],
     about: "print the device-mapper table of a volume",
     prepare: |options, mut arguments| {
         let source = source_args(&options, arguments.path()?)?;
@@ -52,8 +52,32 @@ fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
         return print(&**table.to_text(keys));
     }
     let lines: Vec<Value> = table.lines().iter().map(|line| describe(line, keys)).collect();
-    let text = Zeroizing::new(format!("{:#}\n", json!({ "sectors": table.sectors(), "lines": lines })));
+    let mut shown = json!({ "sectors": table.sectors() });
+    // Assigned, not named in `json!`, which would copy the keys.
+    shown["lines"] = Value::Array(lines);
+    // Of its full length from the start: a string that grows leaves copies of the keys behind.
+    let mut len = Len(0);
+    let _ = write!(len, "{shown:#}");
+    let mut text = Zeroizing::new(String::with_capacity(len.0 + 1));
+    let _ = writeln!(text, "{shown:#}");
+    shown["lines"].as_array_mut().into_iter().flatten().for_each(wipe_key);
     print(&**text)
+}
+
+/// Counts the bytes of a text.
+struct Len(usize);
+
+impl Write for Len {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        self.0 += text.len();
+        Ok(())
+    }
+}
+
+fn wipe_key(line: &mut Value) {
+    if let Some(Value::String(key)) = line.get_mut("key") {
+        key.zeroize();
+    }
 }
 
 fn refusal(line: &TableLine) -> Option<String> {
@@ -63,21 +87,23 @@ fn refusal(line: &TableLine) -> Option<String> {
     }
 }
 
-fn describe(line: &TableLine, keys: ShowKeys) -> Value {
-    let (start, sectors) = (line.start, line.sectors);
-    match &line.target {
+fn describe(table_line: &TableLine, keys: ShowKeys) -> Value {
+    let (start, sectors) = (table_line.start, table_line.sectors);
+    match &table_line.target {
         Target::Crypt(crypt) => {
             let key = match keys {
                 ShowKeys::Yes => json!(*hex(crypt)),
                 ShowKeys::No => Value::Null,
             };
-            json!({
+            let mut line = json!({
                 "start": start, "sectors": sectors, "target": "crypt",
-                "cipher": crypt.cipher.to_string(), "key": key, "key_bits": crypt.key.len() * 8,
+                "cipher": crypt.cipher_name, "key": null, "key_bits": crypt.key.len() * 8,
                 "iv_offset": crypt.iv_offset.0, "device": crypt.device, "offset": crypt.offset.0,
                 "sector_size": crypt.unit.bytes(), "iv_large_sectors": crypt.large_iv,
-                "flags": crypt.options.names(), "kernel_refuses": refusal(line),
-            })
+                "flags": crypt.options.names(), "kernel_refuses": refusal(table_line),
+            });
+            line["key"] = key;
+            line
         }
         Target::Linear { device, offset } => {
             json!({ "start": start, "sectors": sectors, "target": "linear", "device": device, "offset": offset })

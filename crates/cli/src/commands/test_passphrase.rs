@@ -1,17 +1,25 @@
 //! `open --test-passphrase`: reports by the exit status whether a passphrase unlocks the volume.
 
 use crate::error::CliError;
+use crate::volume::edit::scrubbed;
 use crate::volume::header::Header;
 use crate::volume::secret::Ask;
 use crate::volume::source::{HeaderArgs, SourceArgs, VolumeType};
 
-pub(super) fn run(args: &SourceArgs) -> anyhow::Result<()> {
+/// Tests a passphrase. An unbound keyslot counts if it is named, or with `unbound`.
+pub(super) fn run(args: &SourceArgs, unbound: bool) -> anyhow::Result<()> {
     let VolumeType::Luks(luks) = args.volume_type else {
         return Err(CliError::usage("Option --test-passphrase is allowed only for LUKS volumes."));
     };
-    let at = HeaderArgs { image: args.image.clone(), header: args.header.clone(), luks };
+    let at = HeaderArgs { image: args.image.clone(), header: args.header.clone(), luks, policy: args.policy.clone() };
     let header = Header::load(&at, false)?;
     header.check(&args.policy)?;
-    let ask = Ask { device: &args.image, verify: args.key.verify, stdin_taken: false };
-    header.unlock(&args.key, &args.policy, ask).map(drop)
+    let ask = Ask { device: &args.image, prompt: None, verify: args.key.verify, stdin_taken: false };
+    if args.key.volume_key.is_none() && (unbound || args.key.slot.is_some()) {
+        return scrubbed(|| match header.opens_with_token(&args.key, &args.policy, ask)? {
+            true => Ok(()),
+            false => header.open_keyslot(&args.key, ask).map(drop),
+        });
+    }
+    scrubbed(|| header.unlock(&args.key, &args.policy, ask)).map(drop)
 }

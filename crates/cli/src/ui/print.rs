@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::sync::OnceLock;
 
 use inlock_volume::Printable;
 
@@ -13,6 +14,36 @@ pub(crate) fn print(text: impl Display) -> anyhow::Result<()> {
     match write!(out, "{text}").and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(CliError::OutputClosed.into()),
         other => Ok(other?),
+    }
+}
+
+/// Where `--verbose` prints details; unset: nowhere.
+static VERBOSE: OnceLock<Details> = OnceLock::new();
+
+/// Output of `--verbose`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Details {
+    Stdout,
+    /// Standard output carries data.
+    Stderr,
+}
+
+/// Turns on `--verbose`.
+pub(crate) fn set_verbose(to: Details) {
+    let _ = VERBOSE.set(to);
+}
+
+/// Whether `--verbose` is given.
+pub(crate) fn is_verbose() -> bool {
+    VERBOSE.get().is_some()
+}
+
+/// Prints a detail, with `--verbose` only. Errors are ignored.
+pub(crate) fn print_verbose(line: impl Display) {
+    match VERBOSE.get() {
+        Some(Details::Stdout) => drop(print(format_args!("{}\n", Printable::with_layout(&line.to_string())))),
+        Some(Details::Stderr) => print_stderr(line),
+        None => {}
     }
 }
 

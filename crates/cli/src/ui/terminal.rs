@@ -78,10 +78,7 @@ fn read_line(input: BorrowedFd<'_>, caught: &Caught, deadline: Option<Instant>) 
         };
         match byte[0] {
             _ if read == 0 && line.is_empty() => {
-                return Err(CliError::refused(
-                    "Nothing to read on input.",
-                    "pass the passphrase on standard input or with --key-file",
-                ));
+                return Err(CliError::NothingToRead.into());
             }
             _ if read == 0 => return Ok(line),
             b'\n' => return Ok(line),
@@ -150,8 +147,8 @@ impl Drop for EchoOff<'_> {
     }
 }
 
-/// Asks for confirmation: only `YES` in capital letters confirms.
-pub(crate) fn confirm(warning: &str) -> anyhow::Result<()> {
+/// Asks for confirmation: only `YES` in capital letters confirms. Otherwise fails with `aborted`.
+pub(crate) fn confirm(warning: &str, aborted: CliError) -> anyhow::Result<()> {
     print_stderr(format_args!("\nWARNING!\n========\n{warning}\n"));
     eprint_flush("Are you sure? (Type 'yes' in capital letters): ");
     let mut answer = String::new();
@@ -160,7 +157,15 @@ pub(crate) fn confirm(warning: &str) -> anyhow::Result<()> {
     if !answer.ends_with('\n') {
         print_stderr("");
     }
-    if answer.trim_end_matches('\n') == "YES" { Ok(()) } else { Err(CliError::NotConfirmed.into()) }
+    if answer.trim_end_matches('\n') == "YES" { Ok(()) } else { Err(aborted.into()) }
+}
+
+/// Asks the user at the terminal to confirm a change of a header, unless `batch`. Without a terminal, it is confirmed.
+pub(crate) fn confirm_change(batch: bool, warning: &str, aborted: &'static str) -> anyhow::Result<()> {
+    match batch || !stdin_is_terminal() {
+        true => Ok(()),
+        false => confirm(warning, CliError::Declined(aborted)),
+    }
 }
 
 fn eprint_flush(text: &str) {

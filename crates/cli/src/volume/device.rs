@@ -19,6 +19,8 @@ pub(crate) enum OpenMode {
     Write,
     /// Like `Write`, for an action that creates something: a missing file gets another hint.
     Create,
+    /// Reading, and writing to the header only: also of a device in use, such as that of an open volume.
+    Header,
 }
 
 /// An open regular file or block device.
@@ -41,10 +43,15 @@ impl Device {
         check_kind(&path, &metadata)?;
         let mut options = OpenOptions::new();
         options.read(true).write(access != OpenMode::Read);
-        if is_block(&metadata) && access != OpenMode::Read {
+        if is_block(&metadata) && matches!(access, OpenMode::Write | OpenMode::Create) {
             options.custom_flags(rustix::fs::OFlags::EXCL.bits().cast_signed());
         }
-        let mut file = options.open(&path).map_err(cannot_open(&path, creating))?;
+        let mut file = options.open(&path).map_err(|error| match access {
+            OpenMode::Header | OpenMode::Create if is_read_only(&path, &error) => {
+                CliError::ReadOnly { path: path.clone() }.into()
+            }
+            _ => cannot_open(&path, creating)(error),
+        })?;
         let metadata = file.metadata()?;
         check_kind(&path, &metadata)?;
         let len = file.seek(SeekFrom::End(0))?;
@@ -107,6 +114,12 @@ pub(crate) fn identity(metadata: &Metadata) -> String {
 
 fn is_block(metadata: &Metadata) -> bool {
     metadata.file_type().is_block_device()
+}
+
+/// Whether a file or device that cannot be opened for writing can be read.
+fn is_read_only(path: &Path, error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::ACCESS | Errno::PERM | Errno::ROFS)) && File::open(path).is_ok()
 }
 
 fn check_kind(path: &Path, metadata: &Metadata) -> anyhow::Result<()> {

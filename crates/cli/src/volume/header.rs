@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use inlock_volume::{FileDevice, HeaderPolicy, UnlockOptions, Unlocked, Volume, VolumeKey};
+use inlock_volume::{FileDevice, HeaderPolicy, UnlockError, UnlockOptions, Unlocked, Volume, VolumeKey};
 
 use super::device::{Device, OpenMode};
 use super::lock::{self, Mode};
 use super::secret::{self, Ask};
 use super::source::{HeaderArgs, KeyArgs, Luks, SourceArgs};
+use super::token;
 use crate::error::{CliError, cannot_load, cannot_unlock};
-use crate::ui::print::{print_stderr, warn};
+use crate::ui::print::{is_verbose, print_stderr, print_verbose, warn};
 
 /// A loaded header and the device it is on.
 pub(crate) struct Header {
@@ -18,33 +19,44 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Loads the header at `args`, and prints its warnings to standard error unless `quiet`.
+    /// Loads the header at `args`, checks it against the policy for keys, and prints its warnings to standard error
+    /// unless `quiet`.
     pub(crate) fn load(args: &HeaderArgs, quiet: bool) -> anyhow::Result<Self> {
         let device = Device::open(args.header.as_deref().unwrap_or(&args.image), OpenMode::Read)?;
-        Self::load_from(device, args.luks, quiet)
+        Self::load_from(device, args.luks, quiet)?.complying(args)
+    }
+
+    /// Returns the header if it complies with the policy for keys.
+    pub(super) fn complying(self, args: &HeaderArgs) -> anyhow::Result<Self> {
+        self.volume.check_policy_for_keys(&args.policy).map_err(cannot_unlock(&self.device.path))?;
+        Ok(self)
+    }
+
+    /// Prints with `--verbose` how much memory unlocking takes, before it does.
+    pub(super) fn report_memory(&self, options: &UnlockOptions) {
+        if is_verbose() {
+            let kib = self.volume.memory_bound(options).div_ceil(1024);
+            print_stderr(format_args!("Unlocking takes at most {kib} KiB of memory."));
+        }
     }
 
     /// Loads the header on `device`.
     pub(super) fn load_from(device: Device, luks: Luks, quiet: bool) -> anyhow::Result<Self> {
         let volume = {
             let _lock = lock::header(&device, Mode::Shared)?;
-            Volume::load(&FileDevice::new(device.share()?)).map_err(cannot_load(&device.path))?
+            read(&device, luks)?
         };
-        let wanted = match luks {
-            Luks::Any => volume.version(),
-            Luks::One => 1,
-            Luks::Two => 2,
-        };
-        if volume.version() != wanted {
-            let found = Some(volume.version());
-            return Err(CliError::NotLuks { path: device.path.clone(), found }.into());
-        }
         if !quiet {
             for warning in volume.warnings() {
                 warn(format_args!("{}: {warning}", device.path.display()));
             }
         }
         Ok(Self { device, volume })
+    }
+
+    /// Reads the header again. The caller holds its lock.
+    pub(super) fn read_again(&self, luks: Luks) -> anyhow::Result<Volume> {
+        read(&self.device, luks)
     }
 
     /// Checks the volume against the policy. Called before a passphrase is asked for.
@@ -58,6 +70,17 @@ impl Header {
         let mut options = UnlockOptions::default();
         options.keyslot = key.slot;
         options.policy = policy.clone();
+        if let Some(source) = &key.volume_key {
+            let given = secret::read_volume_key(source, self.volume.volume_key_len())?;
+            return match self.volume.unlock_with_volume_key(given, &options) {
+                Err(UnlockError::WrongPassphrase) => Err(CliError::WrongVolumeKey.into()),
+                unlocked => unlocked.map_err(cannot_unlock(&self.device.path)),
+            };
+        }
+        if let Some(unlocked) = self.unlock_with_token(key, &options, ask)? {
+            return Ok(warned(unlocked, ask));
+        }
+        self.report_memory(&options);
         let tries = if secret::prompts(key, ask) { key.tries } else { 1 };
         for left in (0..tries).rev() {
             let given = secret::read(key, ask, None)?;
@@ -70,15 +93,33 @@ impl Header {
                     print_stderr(CliError::NoKey);
                 }
                 Err(error) => return Err(error),
-                Ok(unlocked) => {
-                    for warning in &unlocked.warnings {
-                        warn(format_args!("{}: {warning}", ask.device.display()));
-                    }
-                    return Ok(unlocked);
-                }
+                Ok(unlocked) => return Ok(warned(unlocked, ask)),
             }
         }
         Err(CliError::NoKey.into())
+    }
+
+    /// Whether a token unlocks the volume. Fails if none does and only tokens may be tried.
+    pub(crate) fn opens_with_token(&self, key: &KeyArgs, policy: &HeaderPolicy, ask: Ask<'_>) -> anyhow::Result<bool> {
+        let mut options = UnlockOptions::default();
+        options.keyslot = key.slot;
+        options.policy = policy.clone();
+        let unlocked = self.unlock_with_token(key, &options, ask)?;
+        Ok(unlocked.map(|unlocked| warned(unlocked, ask)).is_some())
+    }
+
+    /// Tries the tokens of the header. `None`: no token unlocks the volume, but a passphrase may.
+    pub(super) fn unlock_with_token(
+        &self,
+        key: &KeyArgs,
+        options: &UnlockOptions,
+        ask: Ask<'_>,
+    ) -> anyhow::Result<Option<Unlocked>> {
+        match &self.volume {
+            Volume::Luks2(luks2) => token::unlock(luks2, &self.device, key, options, ask),
+            _ if key.tokens.only => Err(key.tokens.none_usable(None).into()),
+            _ => Ok(None),
+        }
     }
 
     /// Unlocks the volume with a volume key that another process derived, which is verified again.
@@ -90,9 +131,35 @@ impl Header {
     }
 
     /// Returns the path of its device.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.device.path
     }
+}
+
+/// Prints the keyslot with `--verbose`, and the warnings of an unlocked volume.
+fn warned(unlocked: Unlocked, ask: Ask<'_>) -> Unlocked {
+    if let Some(number) = unlocked.keyslot {
+        print_verbose(format_args!("Key slot {number} unlocked."));
+    }
+    for warning in &unlocked.warnings {
+        warn(format_args!("{}: {warning}", ask.device.display()));
+    }
+    unlocked
+}
+
+/// Reads a header of an accepted version. The caller holds its lock.
+fn read(device: &Device, luks: Luks) -> anyhow::Result<Volume> {
+    let volume = Volume::load(&FileDevice::new(device.share()?)).map_err(cannot_load(&device.path))?;
+    let wanted = match luks {
+        Luks::Any => volume.version(),
+        Luks::One => 1,
+        Luks::Two => 2,
+    };
+    if volume.version() != wanted {
+        let found = Some(volume.version());
+        return Err(CliError::NotLuks { path: device.path.clone(), found }.into());
+    }
+    Ok(volume)
 }
 
 /// Opens the device with the header of a volume on `data`.

@@ -104,7 +104,11 @@ impl SegmentInfo {
                 Target::Error => (0, "error"),
             };
             let device = line.device().map(|name| resolved(Path::new(name)));
-            Self { target: target.to_owned(), device, ..Self::of(&line.segment(), key_len) }
+            let mut info = Self { target: target.to_owned(), device, ..Self::of(&line.segment(), key_len) };
+            if let Target::Crypt(crypt) = &line.target {
+                info.cipher = Some(crypt.cipher_name.clone());
+            }
+            info
         };
         table.lines().iter().map(line).collect()
     }

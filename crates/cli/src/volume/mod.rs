@@ -2,14 +2,20 @@
 
 pub(crate) mod backing;
 pub(crate) mod device;
+pub(crate) mod edit;
 pub(crate) mod header;
+pub(crate) mod header_access;
+pub(crate) mod header_file;
 pub(crate) mod info;
 pub(crate) mod key_check;
+mod keyring;
 pub(crate) mod lock;
 pub(crate) mod open;
+pub(crate) mod policy_file;
 pub(crate) mod reload;
 pub(crate) mod secret;
 pub(crate) mod source;
 pub(crate) mod table;
+pub(crate) mod token;
 pub(crate) mod unlocked;
 pub(crate) mod zones;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_volume::plain::Plain;
-use inlock_volume::{DataDeviceError, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
+use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
 
 use super::backing;
 use super::device::{Device, OpenMode};
@@ -54,15 +54,19 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
     let data = Device::open(&args.image, open_mode)?.with_zones()?;
     let mut locks = vec![lock::whole_device(&data, mode)?];
     let mut info = VolumeInfo::new(args, &data);
+    // As the header has them.
+    let mut cipher_names = Vec::new();
     let contents = match &args.volume_type {
         VolumeType::Raw | VolumeType::Table(_) => {
-            args.policy.check_ciphers([None]).map_err(against_policy(named(&data)))?;
+            let whole = Segment::whole(None, DataUnitSize::SECTOR);
+            args.policy.check_segments(&[whole]).map_err(against_policy(named(&data)))?;
             Contents::Raw
         }
         VolumeType::Plain(plain) => {
-            args.policy.check_ciphers([Some(plain.cipher)]).map_err(against_policy(named(&data)))?;
             // Before a passphrase is asked for.
             let mut segments = plain.segments(data.len).with_context(|| data.path.display().to_string())?;
+            args.policy.check_segments(&segments).map_err(against_policy(named(&data)))?;
+            args.policy.check_key_len(plain.key_len).map_err(against_policy(named(&data)))?;
             zones::check(&data, &segments, "align --offset, --size and --sector-size with the zones")?;
             let key = match keys {
                 KeySource::User { stdin_taken } => plain_key(plain, &args.key, ask(args, &data, stdin_taken))?,
@@ -95,12 +99,16 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
                 KeySource::Provider(provider) => header.verify(provider.key()?, &args.policy)?,
             };
             info.own_flags = unlocked.flags.into();
+            cipher_names = header.volume.cipher_names();
             Contents::Volume(unlocked.segments, unlocked.key)
         }
     };
     if let Contents::Volume(segments, key) = &contents {
         warn_of_repeated_ivs(segments, &data);
         info.segments = segments.iter().map(|segment| SegmentInfo::of(segment, key.len())).collect();
+        for (segment, name) in info.segments.iter_mut().zip(cipher_names).filter(|(_, name)| name.is_some()) {
+            segment.cipher = name;
+        }
         // A key that the cipher refuses is reported when the engine's device is made.
         info.check = KeyCheck::new(segments, key).ok();
     }
@@ -168,7 +176,7 @@ pub(crate) fn has_zones(args: &SourceArgs) -> bool {
 }
 
 fn ask<'a>(args: &SourceArgs, data: &'a Device, stdin_taken: bool) -> Ask<'a> {
-    Ask { device: &data.path, verify: args.key.verify, stdin_taken }
+    Ask { device: &data.path, prompt: None, verify: args.key.verify, stdin_taken }
 }
 
 fn plain_key(plain: &Plain, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<VolumeKey> {

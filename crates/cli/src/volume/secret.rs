@@ -9,17 +9,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use anyhow::Context;
-use inlock_volume::Secret;
+use inlock_volume::{Secret, VolumeKey};
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use zeroize::Zeroizing;
 
-use super::source::{KeyArgs, KeyFile};
+use super::keyring;
+use super::source::{KeyArgs, KeyFile, NewKeyArgs, VolumeKeyArgs, VolumeKeyOrigin};
 use crate::error::CliError;
 use crate::ui::print::print_stderr;
 use crate::ui::terminal;
 
 /// Maximum length of a key file, and of a key on standard input, in bytes (cryptsetup's 8192 KiB).
-const KEY_FILE_MAX: u64 = 8192 * 1024;
+pub(super) const KEY_FILE_MAX: u64 = 8192 * 1024;
 
 /// A secret and its origin: a plain volume hashes a typed passphrase, and uses a key file as the key itself.
 pub(crate) struct Given {
@@ -33,6 +34,8 @@ pub(crate) struct Given {
 pub(crate) struct Ask<'a> {
     /// Named in the prompt.
     pub device: &'a Path,
+    /// The prompt. `None`: asks for the passphrase of the device.
+    pub prompt: Option<&'static str>,
     /// Ask twice.
     pub verify: bool,
     /// Whether standard input carries data, and thus no passphrase.
@@ -62,33 +65,85 @@ pub(crate) fn read(key: &KeyArgs, ask: Ask<'_>, key_len: Option<u64>) -> anyhow:
             "Standard input carries the data, and there is no terminal to ask for the passphrase.",
             "give the passphrase in a file with --key-file",
         )),
-        Some(KeyFile::Stdin) => read_all(rustix::stdio::stdin(), key.offset, key.size).map(typed),
+        Some(KeyFile::Stdin) => match read_all(rustix::stdio::stdin(), key.offset, key.size)? {
+            nothing if nothing.is_empty() => Err(CliError::NothingToRead.into()),
+            bytes => Ok(typed(bytes)),
+        },
         None => {
             if key.verify {
                 print_stderr("Can't do passphrase verification on non-tty inputs.");
-                return Err(CliError::usage("Option --verify-passphrase needs a terminal."));
             }
             first_line(rustix::stdio::stdin()).map(typed)
         }
     }
 }
 
+/// Reads a volume key. `header_len`: the length of the header's key in bytes, if it is known.
+pub(crate) fn read_volume_key(args: &VolumeKeyArgs, header_len: Option<usize>) -> anyhow::Result<VolumeKey> {
+    let len = args.len.or(header_len).ok_or_else(|| {
+        CliError::refused(
+            "Cannot determine volume key size for LUKS without keyslots.",
+            "set --key-size to the length of the key in bits",
+        )
+    })?;
+    let path = match &args.origin {
+        VolumeKeyOrigin::File(path) => path,
+        VolumeKeyOrigin::Keyring(key) => return keyring::read(key, len),
+    };
+    let file = File::open(path).with_context(|| format!("Cannot read keyfile {}.", path.display()))?;
+    let cannot_read = || format!("Cannot read {len} bytes from keyfile {}.", path.display());
+    let mut key = VolumeKey::zeroed(len);
+    let mut done = 0;
+    while done < len {
+        match read_some(file.as_fd(), &mut key.as_mut_bytes()[done..]).with_context(cannot_read)? {
+            0 => return Err(CliError::refused(cannot_read(), "set --key-size to the length of the key in bits")),
+            more => done += more,
+        }
+    }
+    Ok(key)
+}
+
+/// Asks for a new passphrase with `prompt`, or reads a new key.
+pub(crate) fn read_new(new: &NewKeyArgs, device: &Path, prompt: &'static str) -> anyhow::Result<Secret> {
+    let ask = Ask { device, prompt: Some(prompt), verify: new.verify, stdin_taken: false };
+    Ok(read(&new.key, ask, None)?.secret)
+}
+
 /// Whether the secret is typed by a user at a terminal, who can also be asked again.
 pub(crate) fn prompts(key: &KeyArgs, ask: Ask<'_>) -> bool {
     match key.file {
         Some(KeyFile::Path(_)) => false,
-        _ if ask.stdin_taken => terminal::has_controlling_terminal(),
-        _ => terminal::stdin_is_terminal(),
+        _ => can_ask(ask),
     }
 }
 
+/// Whether a user at a terminal can be asked.
+pub(super) fn can_ask(ask: Ask<'_>) -> bool {
+    if ask.stdin_taken { terminal::has_controlling_terminal() } else { terminal::stdin_is_terminal() }
+}
+
+/// Reads one line: from the terminal, or from standard input.
+pub(super) fn read_line(prompt: &str, timeout_secs: Option<u64>, ask: Ask<'_>) -> anyhow::Result<Secret> {
+    let line = match (can_ask(ask), ask.stdin_taken) {
+        (true, _) => terminal::ask_passphrase(prompt, timeout_secs)?,
+        (false, false) => first_line(rustix::stdio::stdin())?,
+        (false, true) => {
+            return Err(CliError::refused(
+                "Standard input carries the data, and there is no terminal to ask for the PIN.",
+                "use a passphrase in a file with --key-file",
+            ));
+        }
+    };
+    Ok(line.into())
+}
+
 fn prompt(key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<Zeroizing<Vec<u8>>> {
-    let first =
-        terminal::ask_passphrase(&format!("Enter passphrase for {}: ", ask.device.display()), key.timeout_secs)?;
+    let of_device = || format!("Enter passphrase for {}: ", ask.device.display());
+    let first = terminal::ask_passphrase(&ask.prompt.map_or_else(of_device, ToOwned::to_owned), key.timeout_secs)?;
     if ask.verify {
         let second = terminal::ask_passphrase("Verify passphrase: ", key.timeout_secs)?;
         if *first != *second {
-            return Err(CliError::refused("Passphrases do not match.", "try again; nothing was changed"));
+            return Err(CliError::OtherPassphrase.into());
         }
     }
     Ok(first)
@@ -166,7 +221,7 @@ fn first_line(input: BorrowedFd<'_>) -> anyhow::Result<Zeroizing<Vec<u8>>> {
     loop {
         if read_some(input, &mut byte[..])? == 0 {
             if line.is_empty() {
-                return Err(CliError::refused("Nothing to read on input.", "pass the passphrase on standard input"));
+                return Err(CliError::NothingToRead.into());
             }
             return Ok(line);
         }
@@ -190,7 +245,7 @@ fn read_some(input: BorrowedFd<'_>, block: &mut [u8]) -> anyhow::Result<usize> {
 }
 
 /// Appends without leaving a copy behind if the buffer is reallocated.
-fn append(bytes: &mut Zeroizing<Vec<u8>>, more: &[u8]) {
+pub(super) fn append(bytes: &mut Zeroizing<Vec<u8>>, more: &[u8]) {
     if bytes.capacity() - bytes.len() < more.len() {
         let room = (bytes.len() + more.len()).next_power_of_two().max(512);
         let mut larger = Zeroizing::new(Vec::with_capacity(room));

@@ -1,6 +1,7 @@
 //! The volume of an action as named on the command line: checked, but not opened yet.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use inlock_volume::HeaderPolicy;
 use inlock_volume::plain::Plain;
@@ -43,6 +44,7 @@ pub(crate) struct HeaderArgs {
     pub image: PathBuf,
     pub header: Option<PathBuf>,
     pub luks: Luks,
+    pub policy: HeaderPolicy,
 }
 
 /// Source of a passphrase or key.
@@ -55,6 +57,48 @@ pub(crate) struct KeyArgs {
     pub tries: u32,
     pub timeout_secs: Option<u64>,
     pub verify: bool,
+    pub tokens: TokenArgs,
+    /// Use a volume key instead of a passphrase.
+    pub volume_key: Option<VolumeKeyArgs>,
+}
+
+/// Source of the passphrase or key of a new keyslot.
+#[derive(Clone, Debug)]
+pub(crate) struct NewKeyArgs {
+    pub key: KeyArgs,
+    /// Ask twice at a terminal.
+    pub verify: bool,
+}
+
+/// Source of a volume key.
+#[derive(Clone, Debug)]
+pub(crate) struct VolumeKeyArgs {
+    pub origin: VolumeKeyOrigin,
+    /// Length in bytes. `None`: that of the header.
+    pub len: Option<usize>,
+}
+
+/// Place of a volume key.
+#[derive(Clone, Debug)]
+pub(crate) enum VolumeKeyOrigin {
+    File(PathBuf),
+    /// A key of the kernel's keyring: a number, or `%TYPE:NAME`.
+    Keyring(String),
+}
+
+/// The tokens to try.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenArgs {
+    /// `--token-id`
+    pub number: Option<u32>,
+    /// `--token-type`
+    pub kind: Option<String>,
+    /// `--token-only`
+    pub only: bool,
+    /// Directory of the helpers; `None`: no helper is run.
+    pub helpers: Option<PathBuf>,
+    /// Time that a helper has.
+    pub timeout: Duration,
 }
 
 /// A key file, or standard input read to its end.

@@ -128,7 +128,15 @@ impl Devices {
 /// Checks the lines of a table against the policy. A line without a device needs no cipher.
 pub(crate) fn check_policy(table: &Table, policy: &HeaderPolicy) -> anyhow::Result<()> {
     let stored = table.lines().iter().filter(|line| line.device().is_some());
-    policy.check_ciphers(stored.map(|line| line.segment().cipher)).map_err(against_policy("The table".to_owned()))
+    let segments: Vec<_> = stored.map(TableLine::segment).collect();
+    let check = || {
+        policy.check_segments(&segments)?;
+        table.lines().iter().try_for_each(|line| match &line.target {
+            Target::Crypt(crypt) => policy.check_key_len(crypt.key.len()),
+            _ => Ok(()),
+        })
+    };
+    check().map_err(against_policy("The table".to_owned()))
 }
 
 /// Returns the index of each line's device among those with these identities; any index for a line without a device.

@@ -160,7 +160,11 @@ impl UnlockedVolume {
             Contents::Raw => (vec![whole()], VolumeKey::zeroed(0)),
         };
         let data = &self.data[0];
-        Table::of_volume(&segments, &key, self.info.flags, &self.info.device.to_string_lossy(), data.len)
+        let mut table =
+            Table::of_volume(&segments, &key, self.info.flags, &self.info.device.to_string_lossy(), data.len);
+        let names: Vec<_> = self.info.segments.iter().map(|segment| segment.cipher.clone()).collect();
+        table.set_cipher_names(&names);
+        table
     }
 }
 

@@ -68,7 +68,8 @@ fn look(device: &Device) -> anyhow::Result<Option<Zones>> {
 /// Opens the store of a zoned device.
 pub(crate) fn store(device: &Device, read_only: bool, mode: IoMode) -> anyhow::Result<Arc<dyn BackingStore>> {
     if !device.is_block() {
-        return Ok(Arc::new(ZonedFile::open(&device.path, read_only).map_err(cannot_use(&device.path))?));
+        let open = if read_only { ZonedFile::open_read_only } else { ZonedFile::open };
+        return Ok(Arc::new(open(&device.path).map_err(cannot_use(&device.path))?));
     }
     let store = match read_only {
         true => ZonedDevice::new_read_only(device.share()?, mode),

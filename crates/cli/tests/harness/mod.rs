@@ -5,6 +5,8 @@
 pub(crate) mod control;
 pub(crate) mod memory;
 pub(crate) mod storage;
+pub(crate) mod terminal;
+pub(crate) mod traced;
 
 use std::ffi::OsStr;
 use std::io::Write;

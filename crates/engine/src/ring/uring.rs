@@ -45,10 +45,7 @@ pub(super) struct Uring {
     backlog: VecDeque<squeue::Entry>,
     /// Operations on stores in flight.
     store_operations: u32,
-    /// The send of this turn, as long as it is the only one: it needs no entry.
-    lone_send: Option<u32>,
-    /// Sends of this turn.
-    sends: u32,
+    sends: Sends,
     /// Whether the last turn returned without entering the ring.
     was_short: bool,
     waker: Waker,
@@ -59,6 +56,15 @@ pub(super) struct Uring {
     /// Completions held back, with the number of turns left.
     #[cfg(feature = "fault-injection")]
     late: Vec<(u32, u32, i32)>,
+}
+
+/// Sends of a turn.
+enum Sends {
+    None,
+    /// Without an entry so far: the only one of a turn needs none.
+    One(u32),
+    /// All have entries.
+    Several,
 }
 
 struct Entry {
@@ -103,8 +109,7 @@ impl Uring {
             done: VecDeque::new(),
             backlog: VecDeque::new(),
             store_operations: 0,
-            lone_send: None,
-            sends: 0,
+            sends: Sends::None,
             was_short: false,
             waker: waker.clone(),
             waker_armed: false,
@@ -188,17 +193,18 @@ impl Uring {
         if !is_send {
             return self.push(files, index);
         }
-        self.sends += 1;
-        if self.sends == 1 {
-            self.lone_send = Some(index);
+        if let Sends::None = self.sends {
+            self.sends = Sends::One(index);
         } else {
-            self.push_lone_send(files);
+            self.push_send(files);
             self.push(files, index);
         }
     }
 
-    fn push_lone_send(&mut self, files: &mut Files) {
-        if let Some(index) = self.lone_send.take() {
+    /// Gives the only send of this turn an entry, since it is no longer the only one or cannot wait.
+    fn push_send(&mut self, files: &mut Files) {
+        if let Sends::One(index) = self.sends {
+            self.sends = Sends::Several;
             self.push(files, index);
         }
     }
@@ -274,7 +280,7 @@ impl Uring {
     }
 
     pub(super) fn submit_now(&mut self, files: &mut Files) {
-        self.push_lone_send(files);
+        self.push_send(files);
         // An error recurs, and is reported, in `turn`.
         let _ = self.ring.submit();
     }
@@ -286,8 +292,7 @@ impl Uring {
         busy_poll: &mut BusyPoll,
         done: &mut VecDeque<Completion>,
     ) -> io::Result<bool> {
-        self.sends = 0;
-        if let Some(index) = self.lone_send.take() {
+        if let Sends::One(index) = std::mem::replace(&mut self.sends, Sends::None) {
             self.send_now(files, index);
         }
         // Entries that are queued wait for one short turn at most.

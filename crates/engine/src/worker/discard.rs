@@ -3,8 +3,9 @@
 use super::action::{Action, Ending};
 use crate::errno::Errno;
 use crate::events::Event;
-use crate::mapping::{Kind, Mapping};
+use crate::mapping::Mapping;
 use crate::request::RequestError;
+use inlock_cipher::TargetType;
 
 /// A discard of a range that lies within the device.
 pub(super) struct Discard {
@@ -25,12 +26,12 @@ impl Discard {
                 Err(error) => return finish(Err(error)),
             };
             match place.kind {
-                Kind::Crypt | Kind::Linear if !range.is_empty() => {
+                TargetType::Crypt | TargetType::Linear if !range.is_empty() => {
                     self.asked = place.len;
                     return Action::Discard { store: place.store, range };
                 }
-                Kind::Crypt | Kind::Linear | Kind::Zero => self.next += place.len,
-                Kind::Error => return finish(Err(Errno::IO.into())),
+                TargetType::Crypt | TargetType::Linear | TargetType::Zero => self.next += place.len,
+                TargetType::Error => return finish(Err(Errno::IO.into())),
             }
         }
         if self.fua { Action::Sync } else { finish(Ok(())) }

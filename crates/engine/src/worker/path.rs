@@ -1,7 +1,8 @@
 //! Path of a transfer, decided once, when it begins, from operation, store and options.
 
-use crate::mapping::{Kind, MappedRange};
+use crate::mapping::MappedRange;
 use crate::store::StoreProfile;
+use inlock_cipher::TargetType;
 
 /// Longest transfer in bytes that is made inline if the store is in memory: it is complete before another thread would
 /// wake up.
@@ -106,7 +107,7 @@ impl Path {
         };
         let order = match () {
             () if facts.in_zone => Order::ZoneQueue,
-            () if range.kind != Kind::Crypt => Order::None,
+            () if range.kind != TargetType::Crypt => Order::None,
             () if writes && range.is_partial() => Order::Exclusive,
             () if store == Via::Inline && crypt == Executor::Inline => Order::AllShared,
             () => Order::Shared,

@@ -13,9 +13,10 @@ use crate::buffer::Buffer;
 use crate::errno::Errno;
 use crate::events::{Event, RequestId};
 use crate::freeze::FreezeState;
-use crate::mapping::{self, MappedRange};
+use crate::mapping::MappedRange;
 use crate::request::{Operation, RequestError};
 use crate::stats::Work;
+use inlock_cipher::TargetType;
 
 /// Beginning of a request whose body is in the table.
 enum Begin {
@@ -108,7 +109,7 @@ impl<F: Frontend> Worker<F> {
 
     fn prefetch(&self, offset: u64, len: u64) -> Result<(), RequestError> {
         let place = self.volume.mapping.place(offset, len)?;
-        if matches!(place.kind, mapping::Kind::Crypt | mapping::Kind::Linear) {
+        if place.kind.is_stored() {
             self.volume.device.stores()[place.store as usize].prefetch(place.store_offset, place.len);
         }
         Ok(())
@@ -137,13 +138,13 @@ impl<F: Frontend> Worker<F> {
         };
         let in_zone = hold != Hold::None;
         match range.kind {
-            mapping::Kind::Zero if !in_zone => {
+            TargetType::Zero if !in_zone => {
                 if operation == Operation::Read {
                     data.data_mut()[range.requested()].fill(0);
                 }
                 return Ok(Begin::Ended);
             }
-            mapping::Kind::Error if !in_zone => return Err(Errno::IO.into()),
+            TargetType::Error if !in_zone => return Err(Errno::IO.into()),
             _ => {}
         }
         if matches!(operation, Operation::WriteZeroes { .. }) {

@@ -268,6 +268,15 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
+    fn number_of_a_node_is_that_in_its_name() {
+        assert_eq!(number_of(Path::new("/dev/nbd0")), Some(0));
+        assert_eq!(number_of(Path::new("/dev/nbd17")), Some(17));
+        for other in ["/dev/nbd", "/dev/nbd0p1", "/dev/sda", "nbd0"] {
+            assert_eq!(number_of(Path::new(other)), None, "{other}");
+        }
+    }
+
+    #[test]
     fn handshake_with_server_returns_length_and_flags() {
         const LEN: u64 = 1 << 20;
         let store = Arc::new(MemoryStore::new(vec![0; LEN as usize]));

@@ -20,8 +20,9 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Maximum time until the driver notices that a device's process has died.
-const RECOVERY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time until the driver notices that a device's process has died: with a full queue, the block layer's
+/// timeout for requests (30 seconds), and some seconds to act on it.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Maximum length of a logical block.
 const LOGICAL_MAX: usize = 4096;

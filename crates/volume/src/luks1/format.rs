@@ -5,11 +5,12 @@
 //! a power cut leaves the new volume, the old one, or none.
 
 use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, KEYSLOTS, RawHeader, RawKeyslot};
+use super::layout::{self, KEYSLOT_ALIGN};
 use super::{Luks1, STRIPES, validate};
 use crate::error::FormatError;
 use crate::header_device::HeaderDevice;
 use crate::header_policy::HeaderPolicy;
-use crate::key_material::{KeyMaterial, material_len};
+use crate::key_material::KeyMaterial;
 use crate::luks2::wipe::{fill_random, wipe_old_headers};
 use crate::pbkdf::{Hash, Kdf, KdfKind, KdfLimits, KdfRequest, random_bytes};
 use crate::secret::Secret;
@@ -65,16 +66,17 @@ impl Default for FormatOptions {
     }
 }
 
-/// Bytes to which payload and keyslots are aligned.
+/// Bytes to which the payload is aligned.
 const PAYLOAD_ALIGN: u64 = 1 << 20;
-const KEYSLOT_ALIGN: u64 = 4096;
 const DIGEST_TIME: Duration = Duration::from_millis(125);
+/// Length of the digest of the volume key.
+const DIGEST_LEN: usize = 20;
 const MIN_DIGEST_ITERATIONS: u32 = 1000;
 
 impl FormatOptions {
     /// Returns the number of bytes that header and keyslots take on the header device.
     pub fn header_len(&self) -> u64 {
-        KEYSLOT_ALIGN + KEYSLOTS as u64 * self.area_len()
+        layout::areas_end(self.key_len as u64)
     }
 
     /// Returns the start of the payload on its device, in bytes.
@@ -86,11 +88,6 @@ impl FormatOptions {
         }
     }
 
-    /// Returns the distance of two keyslots in bytes.
-    fn area_len(&self) -> u64 {
-        material_len(self.key_len as u64, STRIPES.into()).unwrap_or(0).next_multiple_of(KEYSLOT_ALIGN)
-    }
-
     fn check(&self, device_len: u64) -> Result<(), FormatError> {
         let invalid = |option, reason| Err(FormatError::InvalidOption { option, reason });
         if self.keyslot >= KEYSLOTS as u32 {
@@ -98,6 +95,9 @@ impl FormatOptions {
         }
         if self.kdf.kind != KdfKind::Pbkdf2 {
             return invalid("pbkdf", "LUKS1 supports only pbkdf2");
+        }
+        if self.hash.len() < DIGEST_LEN {
+            return invalid("hash", "LUKS1 takes no hash of less than 20 bytes");
         }
         if u32::try_from(self.data_offset() / 512).is_err() {
             return invalid("offset", "a LUKS1 payload starts below 2 TiB");
@@ -123,7 +123,7 @@ impl FormatOptions {
 pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Secret) -> Result<Luks1, FormatError> {
     options.check(device.len()?)?;
     luks_cipher::check_new_keyslot("cipher", &options.cipher)?;
-    options.policy.check_new(options.cipher)?;
+    options.policy.check_new(options.cipher, options.key_len, DataUnitSize::SECTOR)?;
     luks_cipher::check_new("cipher", &options.cipher, options.key_len, DataUnitSize::SECTOR)?;
     let key = new_volume_key(&options.cipher, options.key_len, options.volume_key.as_ref())?;
     let kdf = KdfRequest { hash: options.hash, ..options.kdf }.resolve(options.key_len)?;
@@ -134,7 +134,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     luks1.map_err(|fault| FormatError::Verify(Box::new(fault.into())))?;
 
     wipe_old_headers(device)?;
-    fill_random(device, KEYSLOT_ALIGN, options.header_len())?;
+    fill_random(device, KEYSLOT_ALIGN..options.header_len())?;
     device.write_all_at(&material, u64::from(header.keyslots[options.keyslot as usize].offset.get()) * 512)?;
     let mut bytes = [0; 1024];
     bytes[..HEADER_LEN].copy_from_slice(header.as_bytes());
@@ -166,7 +166,7 @@ fn new_header(options: &FormatOptions, key: &VolumeKey) -> Result<RawHeader, For
     let kdf = Kdf::Pbkdf2 { hash: options.hash, iterations };
     kdf.derive(key.as_bytes(), &header.digest_salt, &mut header.digest, &KdfLimits::default())?;
     for (number, slot) in (0..).zip(&mut header.keyslots) {
-        let offset = (KEYSLOT_ALIGN + number * options.area_len()) / 512;
+        let offset = layout::area_offset(options.key_len as u64, number) / 512;
         *slot = RawKeyslot::new_zeroed();
         slot.active = KEYSLOT_DISABLED.into();
         slot.offset = u32::try_from(offset).unwrap_or(u32::MAX).into();

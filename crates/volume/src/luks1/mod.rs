@@ -5,21 +5,27 @@
 
 mod binary_header;
 pub(crate) mod dump;
+mod edit;
 mod format;
+pub(crate) mod layout;
+mod repair;
 mod unlock;
 mod validate;
 
+pub(crate) use binary_header::{KEYSLOT_DISABLED, KEYSLOT_ENABLED, RawHeader, RawKeyslot};
+pub(crate) use edit::disable;
 pub use format::{FormatOptions, format};
+pub(crate) use repair::Luks1Repair;
 
-use crate::error::LoadError;
+use crate::error::{LoadError, LoadWarning};
 use crate::header_device::HeaderDevice;
-use crate::violation::Violation;
-use binary_header::{HEADER_LEN, KEYSLOTS, RawHeader};
+use crate::header_policy::HeaderDigest;
+use crate::key_material::STRIPES;
+use crate::violation::{HeaderFault, Violation};
+use binary_header::{HEADER_LEN, KEYSLOTS};
 use zerocopy::FromBytes;
 
 pub(crate) const HEADER: &str = "LUKS1 header";
-/// Anti-forensic stripes of every keyslot; no other number is used in practice.
-pub(crate) const STRIPES: u32 = 4000;
 
 /// A checked LUKS1 header.
 #[derive(Clone, Debug)]
@@ -34,12 +40,17 @@ pub struct Luks1 {
     digest_salt: [u8; 32],
     digest_iterations: u32,
     keyslots: [Keyslot; KEYSLOTS],
+    /// Digest of the header's bytes.
+    header_digest: HeaderDigest,
+    warnings: Vec<LoadWarning>,
 }
 
 /// One of the eight keyslots.
 #[derive(Clone, Copy, Debug)]
 struct Keyslot {
     active: bool,
+    /// Whether damage keeps it from being used.
+    is_invalid: bool,
     iterations: u32,
     salt: [u8; 32],
     /// Start of its key material, in sectors.
@@ -94,6 +105,37 @@ impl Luks1 {
         self.payload_offset
     }
 
+    /// Numbers of the keyslots that damage keeps from being used.
+    pub(crate) fn damaged_keyslots(&self) -> Vec<u32> {
+        (0..).zip(&self.keyslots).filter(|(_, slot)| slot.is_invalid).map(|(number, _)| number).collect()
+    }
+
+    /// Returns the damage of a keyslot.
+    fn damage_of(&self, number: u32) -> Option<HeaderFault> {
+        self.warnings.iter().find_map(|warning| match warning {
+            LoadWarning::KeyslotDamaged { keyslot, fault, .. } if *keyslot == number => Some(fault.clone()),
+            _ => None,
+        })
+    }
+
+    /// Returns iterations and salt of a keyslot.
+    pub(crate) fn derivation(&self, number: u32) -> (u32, &[u8; 32]) {
+        let slot = &self.keyslots[number as usize];
+        (slot.iterations, &slot.salt)
+    }
+
+    /// Returns iterations, salt and value of the digest.
+    pub(crate) fn digest(&self) -> (u32, &[u8; 32], &[u8; 20]) {
+        (self.digest_iterations, &self.digest_salt, &self.digest)
+    }
+
+    /// Returns start and end of all keyslot areas together, in bytes.
+    pub(crate) fn areas(&self) -> (u64, u64) {
+        let starts = self.keyslots.iter().map(Keyslot::start);
+        let ends = self.keyslots.iter().map(|slot| slot.end(self.key_len));
+        (starts.min().unwrap_or(0), ends.max().unwrap_or(0))
+    }
+
     /// Returns the length of the volume key in bytes.
     pub fn key_len(&self) -> usize {
         self.key_len as usize
@@ -109,17 +151,35 @@ impl Luks1 {
         &self.hash_spec
     }
 
+    /// Irregularities that did not prevent loading the header.
+    pub fn warnings(&self) -> &[LoadWarning] {
+        &self.warnings
+    }
+
     /// Numbers of the keyslots that hold a key.
     pub fn active_keyslots(&self) -> Vec<u32> {
-        (0..).zip(&self.keyslots).filter(|(_, slot)| slot.active).map(|(number, _)| number).collect()
+        (0..)
+            .zip(&self.keyslots)
+            .filter(|(_, slot)| slot.active && !slot.is_invalid)
+            .map(|(number, _)| number)
+            .collect()
     }
 }
 
+/// Checks a header that is to be written.
+pub(crate) fn check_header(raw: &RawHeader) -> Result<Luks1, HeaderFault> {
+    let luks1 = validate::decode(raw)?;
+    validate::check(&luks1)?;
+    Ok(luks1)
+}
+
 impl Keyslot {
+    /// Returns the start of its area, in bytes.
     fn start(&self) -> u64 {
         u64::from(self.offset) * 512
     }
 
+    /// Returns the end of its area, in bytes.
     fn end(&self, key_len: u32) -> u64 {
         let len = crate::key_material::material_len(key_len.into(), self.stripes.into());
         // Both factors have 32 bits, so neither the product nor the sum overflows.

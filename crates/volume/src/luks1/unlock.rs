@@ -3,13 +3,16 @@
 use super::{HEADER, Keyslot, Luks1};
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
-use crate::key_material::KeyMaterial;
+use crate::header_policy::{HeaderDigest, HeaderFacts, HeaderPolicy};
+use crate::key_material::{KeyMaterial, material_len};
+use crate::keyslot_state::KeyslotState;
 use crate::luks_cipher;
-use crate::pbkdf::{Hash, Kdf, KdfLimits, KdfWork};
+use crate::pbkdf::{Hash, Kdf, KdfLimits, KdfWork, UnknownHash};
 use crate::printable::Excerpt;
 use crate::secret::Secret;
 use crate::unlock::{Attempts, UnlockOptions, Unlocked, finish};
 use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+use std::ops::Range;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
@@ -27,7 +30,7 @@ impl Luks1 {
     ) -> Result<Unlocked, UnlockError> {
         let (cipher, hash) = self.algorithms()?;
         let segments = self.segments_of(cipher);
-        options.policy.check_header(self.uuid(), &segments)?;
+        options.policy.check_header(&self.facts(&segments, hash))?;
         let digest = self.digest_kdf(hash);
         digest.check(self.digest.len(), &options.limits)?;
         let keyslots = match options.keyslot {
@@ -58,7 +61,7 @@ impl Luks1 {
     /// As [`Volume::unlock_with_volume_key`](crate::Volume::unlock_with_volume_key).
     pub fn unlock_with_volume_key(&self, key: VolumeKey, options: &UnlockOptions) -> Result<Unlocked, UnlockError> {
         let (cipher, hash) = self.algorithms()?;
-        options.policy.check_header(self.uuid(), &self.segments_of(cipher))?;
+        options.policy.check_header(&self.facts(&self.segments_of(cipher), hash))?;
         if key.len() != self.key_len() || !self.is_volume_key(&key, hash, &options.limits)? {
             return Err(UnlockError::WrongPassphrase);
         }
@@ -74,11 +77,84 @@ impl Luks1 {
         self.algorithms().map(|(cipher, _)| self.segments_of(cipher))
     }
 
+    /// Returns the maximum memory of unlocking, as [`Volume::memory_bound`](crate::Volume::memory_bound).
+    pub fn memory_bound(&self, options: &UnlockOptions) -> u64 {
+        let is_tried = |number: &u32| options.keyslot.is_none_or(|only| only == *number);
+        let slots = self.active_keyslots().into_iter().filter(is_tried);
+        let len = |number| material_len(self.key_len() as u64, self.keyslots[number as usize].stripes.into());
+        slots.filter_map(len).max().unwrap_or(0)
+    }
+
+    /// Checks the header against a policy.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::check_policy`](crate::Volume::check_policy).
+    pub fn check_policy(&self, policy: &HeaderPolicy) -> Result<(), UnlockError> {
+        let (cipher, hash) = self.algorithms()?;
+        Ok(policy.check_header(&self.facts(&self.segments_of(cipher), hash))?)
+    }
+
+    /// Checks the header against a policy for access to keys only. A header whose cipher or hash is not supported has
+    /// no keys to access, and is refused only if the policy has rules for them.
+    pub(crate) fn check_policy_for_keys(&self, policy: &HeaderPolicy) -> Result<(), UnlockError> {
+        match self.check_policy(&policy.for_keys()) {
+            Err(error) if *policy == HeaderPolicy::default() && !matches!(error, UnlockError::Policy(_)) => Ok(()),
+            checked => checked,
+        }
+    }
+
+    /// Returns the policy that pins the present header.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::present_policy`](crate::Volume::present_policy).
+    pub fn present_policy(&self) -> Result<HeaderPolicy, UnlockError> {
+        let (cipher, hash) = self.algorithms()?;
+        Ok(self.facts(&self.segments_of(cipher), hash).policy())
+    }
+
+    /// Returns the digest by which a policy pins the header.
+    pub fn header_digest(&self) -> HeaderDigest {
+        self.header_digest
+    }
+
+    fn facts<'a>(&'a self, segments: &'a [Segment], hash: Hash) -> HeaderFacts<'a> {
+        let kdf = |number: u32| Kdf::Pbkdf2 { hash, iterations: self.keyslots[number as usize].iterations };
+        HeaderFacts {
+            uuid: self.uuid(),
+            segments,
+            key_lens: vec![self.key_len()],
+            kdfs: self.active_keyslots().into_iter().map(|number| (number, kdf(number))).collect(),
+            digest: self.header_digest,
+        }
+    }
+
+    /// Checks all keyslots without a passphrase; returns the area of each as well.
+    pub(crate) fn check_keyslots(
+        &self,
+        limits: &KdfLimits,
+    ) -> Vec<(u32, Range<u64>, Result<KeyslotState, UnlockError>)> {
+        let check = |number: u32| {
+            let slot = &self.keyslots[number as usize];
+            if let Some(source) = self.damage_of(number) {
+                return Err(UnlockError::KeyslotInvalid { keyslot: number, source });
+            }
+            let (_, hash) = self.algorithms()?;
+            Kdf::Pbkdf2 { hash, iterations: slot.iterations }.check(self.key_len(), limits)?;
+            Ok(KeyslotState::Usable)
+        };
+        let numbers = (0..).zip(&self.keyslots).filter(|(_, slot)| slot.active || slot.is_invalid);
+        numbers.map(|(number, _)| (number, self.area(number), check(number))).collect()
+    }
+
     /// Returns cipher and hash, if Inlock has them and they can protect a key of this length.
-    fn algorithms(&self) -> Result<(CipherSpec, Hash), UnlockError> {
+    pub(super) fn algorithms(&self) -> Result<(CipherSpec, Hash), UnlockError> {
         let name = self.cipher();
         let unknown = |part| UnlockError::UnsupportedCipher { place: HEADER, name: Excerpt::new(&name), part };
-        let cipher = luks_cipher::parse(&name).map_err(unknown)?;
+        // Old versions of cryptsetup stored names as they were typed.
+        let lower = format!("{}-{}", self.cipher_name.to_ascii_lowercase(), self.cipher_mode);
+        let cipher = luks_cipher::parse(&lower).map_err(unknown)?;
         if cipher.cipher == Cipher::Null {
             // The keyslots have the cipher of the payload: their key material would be in the clear.
             return Err(UnlockError::NullCipherKeyslot {
@@ -89,7 +165,8 @@ impl Luks1 {
             return Err(CipherError::KeyLength { spec: cipher, len: self.key_len() }.into());
         }
         let unsupported = |_| UnlockError::UnsupportedHash { place: HEADER, name: Excerpt::new(&self.hash_spec) };
-        Ok((cipher, self.hash_spec.parse().map_err(unsupported)?))
+        let hash: Hash = self.hash_spec.to_ascii_lowercase().parse().map_err(unsupported)?;
+        if hash.len() < self.digest.len() { Err(unsupported(UnknownHash)) } else { Ok((cipher, hash)) }
     }
 
     /// Returns the key in a keyslot. `None`: the passphrase does not open it.
@@ -111,7 +188,7 @@ impl Luks1 {
         Ok(self.is_volume_key(&key, hash, limits)?.then_some(key))
     }
 
-    fn is_volume_key(&self, key: &VolumeKey, hash: Hash, limits: &KdfLimits) -> Result<bool, UnlockError> {
+    pub(super) fn is_volume_key(&self, key: &VolumeKey, hash: Hash, limits: &KdfLimits) -> Result<bool, UnlockError> {
         let mut digest = Zeroizing::new([0; 20]);
         self.digest_kdf(hash).derive(key.as_bytes(), &self.digest_salt, &mut *digest, limits)?;
         Ok(digest.ct_eq(&self.digest).into())

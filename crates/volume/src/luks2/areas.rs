@@ -1,7 +1,8 @@
 //! Areas of the header device: two headers, then the keyslot areas, then the payload.
 
 use super::binary_header::BinaryHeader;
-use super::metadata::Metadata;
+use super::metadata::{KeyslotDamage, KeyslotKind, Metadata};
+use crate::key_material::needed_area;
 use crate::violation::{HeaderFault, HeaderPath, Violation};
 
 /// Maximum length of all keyslot areas together, in bytes.
@@ -10,13 +11,28 @@ pub(crate) const MAX_KEYSLOTS_LEN: u64 = 128 << 20;
 pub(crate) const KEYSLOTS_ALIGN: u64 = 4096;
 
 /// Returns the start of the keyslot areas.
-pub(super) fn keyslots_start(header: &BinaryHeader) -> u64 {
+pub(crate) fn keyslots_start(header: &BinaryHeader) -> u64 {
     2 * header.hdr_size
 }
 
 /// Returns the end of the keyslot areas: the minimum start of a payload on the same device.
-pub(super) fn keyslots_end(header: &BinaryHeader, metadata: &Metadata) -> u64 {
+pub(crate) fn keyslots_end(header: &BinaryHeader, metadata: &Metadata) -> u64 {
     keyslots_start(header) + metadata.config.keyslots_size
+}
+
+/// Returns the start of the first gap between the keyslot areas for an area of `len` bytes.
+pub(super) fn find_gap(header: &BinaryHeader, metadata: &Metadata, len: u64) -> Option<u64> {
+    let mut used: Vec<_> = metadata.keyslots.values().map(|slot| (slot.area_offset, slot.reserved_len())).collect();
+    used.sort_unstable();
+    let mut start = keyslots_start(header);
+    for (offset, used_len) in used {
+        if start.checked_add(len)? <= offset {
+            break;
+        }
+        // Ends of areas were checked against that of all.
+        start = start.max((offset + used_len).next_multiple_of(KEYSLOTS_ALIGN));
+    }
+    (start.checked_add(len)? <= keyslots_end(header, metadata)).then_some(start)
 }
 
 /// Checks that no area overlaps another one. `keyslots_size` was checked before.
@@ -49,6 +65,25 @@ fn check_keyslots(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32
         }
     }
     Ok(())
+}
+
+/// Notes keyslots whose area is too small for their key. The key can be read all the same if the bytes behind the area
+/// belong to no other keyslot.
+pub(super) fn note_small(name: &'static str, header: &BinaryHeader, metadata: &mut Metadata) {
+    let limit = keyslots_end(header, metadata);
+    let ranges: Vec<_> = metadata.keyslots.iter().map(|(&number, slot)| (number, slot.area_offset)).collect();
+    for (&number, slot) in &mut metadata.keyslots {
+        let (size, needed) = (slot.area_len, needed_area(slot.key_len));
+        if !matches!(slot.kind, KeyslotKind::Luks2(_)) || size >= needed || slot.is_invalid() {
+            continue;
+        }
+        let end = slot.area_offset.saturating_add(needed);
+        let is_free = |other: &(u32, u64)| other.0 == number || other.1 < slot.area_offset || other.1 >= end;
+        let is_usable = end <= limit && ranges.iter().all(is_free);
+        let path = HeaderPath::object("keyslots", number).part("area");
+        let fault = Violation::AreaTooSmall { size, needed }.at(name, path);
+        slot.damage = Some(KeyslotDamage { fault, is_usable });
+    }
 }
 
 fn check_segments(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32, Violation)> {

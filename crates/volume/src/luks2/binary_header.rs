@@ -1,5 +1,6 @@
 //! The LUKS2 binary header (specification, section 2). All numbers are big-endian.
 
+pub use crate::header_copy::Copy;
 use crate::pbkdf::Hash;
 use crate::violation::Violation;
 use zerocopy::byteorder::big_endian::{U16, U64};
@@ -17,6 +18,8 @@ pub const SECOND_OFFSETS: [u64; 9] =
 /// Offset of the checksum in the block.
 const CHECKSUM_OFFSET: usize = 448;
 const CHECKSUM_LEN: usize = 64;
+/// Length of the fields of label and subsystem, with a zero byte.
+const LABEL_LEN: usize = 48;
 
 /// The header as stored.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -26,11 +29,11 @@ struct RawHeader {
     version: U16,
     hdr_size: U64,
     seqid: U64,
-    label: [u8; 48],
+    label: [u8; LABEL_LEN],
     csum_alg: [u8; 32],
     salt: [u8; 64],
     uuid: [u8; 40],
-    subsystem: [u8; 48],
+    subsystem: [u8; LABEL_LEN],
     hdr_offset: U64,
     padding: [u8; 184],
     csum: [u8; CHECKSUM_LEN],
@@ -38,15 +41,6 @@ struct RawHeader {
 }
 
 const _: () = assert!(size_of::<RawHeader>() == BLOCK_LEN && std::mem::offset_of!(RawHeader, csum) == CHECKSUM_OFFSET);
-
-/// One of the two copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copy {
-    /// The one at the start of the device.
-    Primary,
-    /// The one behind it.
-    Secondary,
-}
 
 /// The fields of a header that a rewrite keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,7 +139,7 @@ impl Copy {
         }
     }
 
-    pub(super) fn magic(self) -> [u8; 6] {
+    pub(crate) fn magic(self) -> [u8; 6] {
         match self {
             Self::Primary => LUKS_MAGIC,
             Self::Secondary => SECOND_MAGIC,
@@ -167,6 +161,11 @@ pub fn write_checksum(block: &mut [u8; BLOCK_LEN], json_area: &[u8], hash: Hash)
 fn checksum(block: &[u8; BLOCK_LEN], json_area: &[u8], hash: Hash) -> [u8; CHECKSUM_LEN] {
     let behind = CHECKSUM_OFFSET + CHECKSUM_LEN;
     *hash.digest(&[&block[..CHECKSUM_OFFSET], &[0; CHECKSUM_LEN], &block[behind..], json_area])
+}
+
+/// Whether `text` fits the field of a label or a subsystem.
+pub(super) fn is_label(text: &str) -> bool {
+    text.len() < LABEL_LEN && !text.chars().any(char::is_control)
 }
 
 fn put(field: &mut [u8], text: &str) {

@@ -32,6 +32,9 @@ pub(super) fn parse(
     })
 }
 
+/// Length of a LUKS1 digest, in bytes.
+const LUKS1_DIGEST_LEN: usize = 20;
+
 /// A digest that can be computed, and its derivation. A digest that cannot is an error, and never confirms a key.
 pub(super) struct Computable<'a> {
     pub(super) kdf: Kdf,
@@ -45,9 +48,9 @@ pub(super) fn computable(number: u32, digest: &Digest) -> Result<Computable<'_>,
     let DigestKind::Pbkdf2 { hash, iterations, salt, digest } = &digest.kind else {
         return Err(refuse("its type is not supported"));
     };
-    let hash: Hash = hash.parse().map_err(|_| refuse("its hash is not supported"))?;
-    // A truncated digest would confirm other keys as well.
-    if digest.len() != hash.len() {
+    let hash: Hash = hash.to_ascii_lowercase().parse().map_err(|_| refuse("its hash is not supported"))?;
+    // A shorter digest would confirm other keys as well. One of LUKS1, which conversion keeps, has 20 bytes.
+    if digest.len() != hash.len() && digest.len() != LUKS1_DIGEST_LEN {
         return Err(refuse("it does not have the length of its hash"));
     }
     Ok(Computable { kdf: Kdf::Pbkdf2 { hash, iterations: *iterations }, salt, expected: digest })

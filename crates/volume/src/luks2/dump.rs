@@ -1,9 +1,9 @@
 //! The LUKS2 header as `cryptsetup luksDump` prints it.
 
-use super::Luks2;
 use super::metadata::{
     Config, CryptSegment, Digest, DigestKind, Keyslot, KeyslotKdf, KeyslotKind, PassphraseKeyslot, Segment, SegmentKind,
 };
+use super::{Luks2, token};
 use crate::pbkdf::Argon2Cost;
 use crate::printable::{Hex, Printable};
 use std::fmt::{self, Formatter};
@@ -33,9 +33,8 @@ pub(crate) fn write(luks2: &Luks2, f: &mut Formatter<'_>) -> fmt::Result {
     writeln!(f, "Tokens:")?;
     for (number, token) in &metadata.tokens {
         writeln!(f, "  {number}: {}", Printable::new(&token.kind))?;
-        let description = luks2.map["tokens"][number.to_string()]["key_description"].as_str();
-        if let ("luks2-keyring", Some(description)) = (token.kind.as_str(), description) {
-            writeln!(f, "\tKey description: {}", Printable::new(description))?;
+        if let Some(object) = luks2.map["tokens"][number.to_string()].as_object() {
+            token::dump::write(object, f)?;
         }
         token.keyslots.iter().try_for_each(|keyslot| writeln!(f, "\tKeyslot:    {keyslot}"))?;
     }

@@ -5,25 +5,22 @@
 //! whole or not at all: a power cut leaves the new volume, the old one, or none.
 
 use super::areas::{KEYSLOTS_ALIGN, MAX_KEYSLOTS_LEN};
-use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS};
+use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS, is_label};
 use super::commit::json_area;
+use super::new_digest::new_digest;
+use super::new_keyslot::{self, KeyslotPlan};
 use super::validate::{self, MAX_OBJECTS};
 use super::wipe::{fill_random, wipe_old_headers};
 use super::{HEADER, Luks2};
 use crate::error::FormatError;
 use crate::header_device::HeaderDevice;
 use crate::header_policy::HeaderPolicy;
-use crate::key_material::{KeyMaterial, material_len};
-use crate::pbkdf::{Hash, Kdf, KdfKind, KdfLimits, KdfRequest, pbkdf2_iterations, random_bytes};
+use crate::pbkdf::{Hash, KdfKind, KdfRequest};
 use crate::secret::Secret;
 use crate::unlock::new_volume_key;
 use crate::{luks_cipher, luks_uuid};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use inlock_cipher::{Cipher, CipherSpec, DataUnitSize, VolumeKey};
 use serde_json::{Map, Value, json};
-use std::time::Duration;
-use zeroize::Zeroizing;
 
 /// Default length of a binary header with its JSON area, in bytes.
 pub const DEFAULT_METADATA_LEN: u64 = 16 << 10;
@@ -138,8 +135,7 @@ impl FormatOptions {
 
     /// Returns the length of the keyslot's area in bytes.
     fn area_len(&self) -> u64 {
-        let len = material_len(self.key_len as u64, STRIPES.into()).unwrap_or(u64::MAX / 2);
-        len.next_multiple_of(KEYSLOTS_ALIGN)
+        new_keyslot::area_len(self.key_len)
     }
 
     fn sector_size(&self, data_len: Option<u64>) -> DataUnitSize {
@@ -163,7 +159,7 @@ impl FormatOptions {
             return invalid("key-slot", "LUKS2 has keyslots 0 to 31");
         }
         for (option, label) in [("label", &self.label), ("subsystem", &self.subsystem)] {
-            if label.len() > 47 || label.chars().any(char::is_control) {
+            if !is_label(label) {
                 return invalid(option, "not a text of at most 47 bytes");
             }
         }
@@ -184,7 +180,7 @@ impl FormatOptions {
         if data_len.is_some_and(|len| !len.is_multiple_of(sector_size.bytes() as u64)) {
             return invalid("sector-size", "the device is not a whole number of such sectors");
         }
-        self.policy.check_new(self.cipher)?;
+        self.policy.check_new(self.cipher, self.key_len, sector_size)?;
         let (cipher, key_len) = self.keyslot_cipher();
         luks_cipher::check_new_keyslot("keyslot-cipher", &cipher)?;
         luks_cipher::check_new("cipher", &self.cipher, self.key_len, sector_size)?;
@@ -192,11 +188,7 @@ impl FormatOptions {
     }
 }
 
-const STRIPES: u32 = 4000;
 const DATA_ALIGN: u64 = 1 << 20;
-const SALT_LEN: usize = 32;
-const DIGEST_TIME: Duration = Duration::from_millis(125);
-const MIN_DIGEST_ITERATIONS: u32 = 1000;
 
 /// Writes a new LUKS2 header with one keyslot, which `passphrase` opens. The contents of the device are lost.
 ///
@@ -211,7 +203,9 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     let key = new_volume_key(&options.cipher, options.key_len, options.volume_key.as_ref())?;
     let kdf = KdfRequest { hash: options.hash, ..options.kdf }.resolve(options.keyslot_cipher().1)?;
     let area_offset = 2 * options.metadata_len;
-    let (keyslot, material) = new_keyslot(&options, &kdf, &key, passphrase, area_offset)?;
+    let (cipher, area_key_len) = options.keyslot_cipher();
+    let plan = KeyslotPlan { cipher, area_key_len, hash: options.hash, kdf };
+    let (keyslot, material) = plan.seal(&key, passphrase, area_offset)?;
     let map = metadata(&options, &key, keyslot, options.sector_size(data_len))?;
     let header = BinaryHeader {
         hdr_size: options.metadata_len,
@@ -226,7 +220,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     let area = json_area(&header, &map).map_err(|(needed, area)| FormatError::MetadataTooLarge { needed, area })?;
 
     wipe_old_headers(device)?;
-    fill_random(device, area_offset, options.header_len())?;
+    fill_random(device, area_offset..options.header_len())?;
     device.write_all_at(&material, area_offset)?;
     for copy in [Copy::Primary, Copy::Secondary] {
         device.write_all_at(&[0; BLOCK_LEN], header.offset(copy))?;
@@ -240,46 +234,6 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
         device.sync()?;
     }
     Luks2::load(device).map_err(|error| FormatError::Verify(Box::new(error)))
-}
-
-/// Returns the metadata of a keyslot and its material.
-fn new_keyslot(
-    options: &FormatOptions,
-    kdf: &Kdf,
-    key: &VolumeKey,
-    passphrase: &Secret,
-    area_offset: u64,
-) -> Result<(Value, Zeroizing<Vec<u8>>), FormatError> {
-    let (cipher, area_key_len) = options.keyslot_cipher();
-    let salt = random_bytes(SALT_LEN)?;
-    let mut area_key = Zeroizing::new(vec![0; area_key_len]);
-    kdf.derive(passphrase.as_bytes(), &salt, &mut area_key, &KdfLimits::default())?;
-    let place =
-        KeyMaterial { offset: area_offset, key_len: options.key_len, stripes: STRIPES, hash: options.hash, cipher };
-    let material = place.seal(key, &area_key)?;
-    let salt = STANDARD.encode(&salt);
-    let kdf = match kdf {
-        Kdf::Pbkdf2 { hash, iterations } => {
-            json!({"type": "pbkdf2", "hash": hash.name(), "iterations": iterations, "salt": salt})
-        }
-        Kdf::Argon2i(cost) | Kdf::Argon2id(cost) => json!({
-            "type": kdf.kind().name(), "time": cost.time, "memory": cost.memory_kib, "cpus": cost.lanes, "salt": salt
-        }),
-    };
-    let keyslot = json!({
-        "type": "luks2",
-        "key_size": options.key_len,
-        "af": {"type": "luks1", "stripes": STRIPES, "hash": options.hash.name()},
-        "area": {
-            "type": "raw",
-            "offset": area_offset.to_string(),
-            "size": options.area_len().to_string(),
-            "encryption": cipher.to_string(),
-            "key_size": area_key_len,
-        },
-        "kdf": kdf,
-    });
-    Ok((keyslot, material))
 }
 
 fn metadata(
@@ -307,27 +261,8 @@ fn metadata(
     map.insert("keyslots".into(), keyslots.into());
     map.insert("tokens".into(), Map::new().into());
     map.insert("segments".into(), json!({"0": segment}));
-    map.insert("digests".into(), json!({"0": new_digest(options, key, &number)?}));
+    let digest = new_digest(key, options.hash, &options.kdf, &[&number], &["0"])?;
+    map.insert("digests".into(), json!({"0": digest}));
     map.insert("config".into(), config);
     Ok(map)
-}
-
-fn new_digest(options: &FormatOptions, key: &VolumeKey, keyslot: &str) -> Result<Value, FormatError> {
-    let hash = options.hash;
-    let iterations = match options.kdf.forced_iterations {
-        Some(_) => MIN_DIGEST_ITERATIONS,
-        None => pbkdf2_iterations(hash, hash.len(), DIGEST_TIME)?,
-    };
-    let salt = random_bytes(SALT_LEN)?;
-    let mut digest = vec![0; hash.len()];
-    Kdf::Pbkdf2 { hash, iterations }.derive(key.as_bytes(), &salt, &mut digest, &KdfLimits::default())?;
-    Ok(json!({
-        "type": "pbkdf2",
-        "keyslots": [keyslot],
-        "segments": ["0"],
-        "hash": hash.name(),
-        "iterations": iterations,
-        "salt": STANDARD.encode(&salt),
-        "digest": STANDARD.encode(&digest),
-    }))
 }

@@ -229,6 +229,13 @@ impl<'a> Fields<'a> {
         Ok(value as u32)
     }
 
+    /// Returns a JSON number without a fraction; one that does not fit is as large as fits.
+    pub(super) fn integer(&self, field: &'static str) -> Result<i64, HeaderFault> {
+        let value = self.get(field)?;
+        let large = || value.as_u64().map(|_| i64::MAX);
+        value.as_i64().or_else(large).ok_or_else(|| self.wrong(field, "a whole number"))
+    }
+
     /// Returns a 64-bit number in a string.
     pub(super) fn decimal(&self, field: &'static str) -> Result<u64, HeaderFault> {
         decimal(self.text(field)?).ok_or_else(|| self.wrong(field, "a string of decimal digits for 64 bits"))

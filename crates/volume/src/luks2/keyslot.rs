@@ -1,8 +1,8 @@
 //! Keyslots of the metadata (specification, section 3.2).
 
 use super::json::Fields;
-use super::metadata::{Keyslot, KeyslotKdf, KeyslotKind, PassphraseKeyslot};
-use crate::key_material::{self, material_len};
+use super::metadata::{Keyslot, KeyslotDamage, KeyslotKdf, KeyslotKind, PassphraseKeyslot};
+use crate::key_material::{self, STRIPES};
 use crate::pbkdf::Argon2Cost;
 use crate::printable::Excerpt;
 use crate::violation::{HeaderFault, Violation};
@@ -12,43 +12,90 @@ pub(super) const MAX_SALT_LEN: usize = 512;
 const MAX_KEY_LEN: u32 = key_material::MAX_KEY_LEN as u32;
 
 /// Parses one keyslot. A keyslot of unknown type keeps its area, which no other object may use.
+///
+/// A field of the wrong type is a fault of the header. A value that is impossible is damage of this keyslot only:
+/// cryptsetup opens such a volume with its other keyslots.
 pub(super) fn parse(fields: &Fields<'_>) -> Result<Keyslot, HeaderFault> {
     let area = fields.part("area")?;
     area.text("type")?;
+    let mut damage = Damage::default();
+    let key_len = damage.number(fields, "key_size", MAX_KEY_LEN)?;
     let kind = match fields.text("type")? {
-        "luks2" => KeyslotKind::Luks2(passphrase_keyslot(fields, &area)?),
+        "luks2" => KeyslotKind::Luks2(passphrase_keyslot(fields, &area, &mut damage)?),
         other => KeyslotKind::Other(other.to_owned()),
     };
+    let priority = priority(fields).unwrap_or_else(|fault| {
+        // It opens by its number.
+        damage.note_usable(fault);
+        0
+    });
     Ok(Keyslot {
-        key_len: fields.number("key_size", 1, MAX_KEY_LEN)?,
-        priority: if fields.has_field("priority") { fields.number("priority", 0, 2)? as u8 } else { 1 },
+        key_len,
+        priority,
         area_offset: area.decimal("offset")?,
         area_len: area.decimal("size")?,
         kind,
+        damage: damage.0,
     })
 }
 
-fn passphrase_keyslot(fields: &Fields<'_>, area: &Fields<'_>) -> Result<PassphraseKeyslot, HeaderFault> {
+fn priority(fields: &Fields<'_>) -> Result<u8, HeaderFault> {
+    if fields.has_field("priority") { Ok(fields.number("priority", 0, 2)? as u8) } else { Ok(1) }
+}
+
+fn passphrase_keyslot(
+    fields: &Fields<'_>,
+    area: &Fields<'_>,
+    damage: &mut Damage,
+) -> Result<PassphraseKeyslot, HeaderFault> {
     let af = fields.part("af")?;
     only(&af, "type", "luks1")?;
     only(area, "type", "raw")?;
-    let stripes = af.number("stripes", 1, u32::MAX)?;
-    let size = area.decimal("size")?;
-    let needed = material_len(fields.number("key_size", 1, MAX_KEY_LEN)?.into(), stripes.into());
-    // The product of two 32-bit numbers fits.
-    let needed = needed.unwrap_or(u64::MAX);
-    if size < needed {
-        return Err(area.fault(Violation::AreaTooSmall { size, needed }));
-    }
     let kdf = fields.part("kdf")?;
+    kdf.text("salt")?;
+    let salt = kdf.bytes("salt", MAX_SALT_LEN).unwrap_or_else(|fault| damage.note(fault, Vec::new()));
+    let key_derivation = key_derivation(&kdf, damage)?;
+    let area_key_len = damage.number(area, "key_size", MAX_KEY_LEN)?;
+    let stripes = af.integer("stripes")?;
+    if stripes != i64::from(STRIPES) {
+        let violation = match u64::try_from(stripes) {
+            Ok(value) => Violation::Mismatch { field: "stripes", value, wanted: STRIPES.into() },
+            Err(_) => Violation::WrongType { field: "stripes", wanted: "a whole number" },
+        };
+        damage.note_usable(af.fault(violation));
+    }
     Ok(PassphraseKeyslot {
-        salt: kdf.bytes("salt", MAX_SALT_LEN)?,
-        kdf: key_derivation(&kdf)?,
+        salt,
+        kdf: key_derivation,
         stripes,
         af_hash: af.text("hash")?.to_owned(),
         area_cipher: area.text("encryption")?.to_owned(),
-        area_key_len: area.number("key_size", 1, MAX_KEY_LEN)?,
+        area_key_len,
     })
+}
+
+/// The first damage that makes a keyslot invalid, or else the first that does not.
+#[derive(Default)]
+struct Damage(Option<KeyslotDamage>);
+
+impl Damage {
+    /// Notes a fault that makes the keyslot invalid, and returns `value` in place of the field's.
+    fn note<T>(&mut self, fault: HeaderFault, value: T) -> T {
+        if self.0.as_ref().is_none_or(|damage| damage.is_usable) {
+            self.0 = Some(KeyslotDamage { fault, is_usable: false });
+        }
+        value
+    }
+
+    fn note_usable(&mut self, fault: HeaderFault) {
+        self.0.get_or_insert(KeyslotDamage { fault, is_usable: true });
+    }
+
+    /// Returns a number from 1 to `max`. One out of range is noted, and 1 is returned instead.
+    fn number(&mut self, fields: &Fields<'_>, field: &'static str, max: u32) -> Result<u32, HeaderFault> {
+        fields.integer(field)?;
+        Ok(fields.number(field, 1, max).unwrap_or_else(|fault| self.note(fault, 1)))
+    }
 }
 
 fn only(fields: &Fields<'_>, field: &'static str, wanted: &str) -> Result<(), HeaderFault> {
@@ -56,21 +103,14 @@ fn only(fields: &Fields<'_>, field: &'static str, wanted: &str) -> Result<(), He
     if value == wanted { Ok(()) } else { Err(fields.fault(Violation::Unknown { field, value: Excerpt::new(value) })) }
 }
 
-fn key_derivation(kdf: &Fields<'_>) -> Result<KeyslotKdf, HeaderFault> {
-    let cost = || {
-        Ok(Argon2Cost {
-            time: kdf.number("time", 1, u32::MAX)?,
-            memory_kib: kdf.number("memory", 1, u32::MAX)?,
-            lanes: kdf.number("cpus", 1, u32::MAX)?,
-        })
-    };
+fn key_derivation(kdf: &Fields<'_>, damage: &mut Damage) -> Result<KeyslotKdf, HeaderFault> {
+    let mut number = |field| damage.number(kdf, field, u32::MAX);
     Ok(match kdf.text("type")? {
-        "pbkdf2" => KeyslotKdf::Pbkdf2 {
-            hash: kdf.text("hash")?.to_owned(),
-            iterations: kdf.number("iterations", 1, u32::MAX)?,
-        },
-        "argon2i" => KeyslotKdf::Argon2i(cost()?),
-        "argon2id" => KeyslotKdf::Argon2id(cost()?),
+        "pbkdf2" => KeyslotKdf::Pbkdf2 { hash: kdf.text("hash")?.to_owned(), iterations: number("iterations")? },
+        name @ ("argon2i" | "argon2id") => {
+            let cost = Argon2Cost { time: number("time")?, memory_kib: number("memory")?, lanes: number("cpus")? };
+            if name == "argon2i" { KeyslotKdf::Argon2i(cost) } else { KeyslotKdf::Argon2id(cost) }
+        }
         other => KeyslotKdf::Other(other.to_owned()),
     })
 }

@@ -7,7 +7,7 @@
 
 use super::binary_header::{BLOCK_LEN, BinaryHeader, Copy, SECOND_OFFSETS, checksum_matches};
 use super::json::text_of_area;
-use super::metadata::{KeyslotKind, Metadata};
+use super::metadata::{KeyslotDamage, Metadata};
 use super::{HEADER, Luks2, SECOND_HEADER, validate};
 use crate::error::{LoadError, LoadWarning};
 use crate::header_device::HeaderDevice;
@@ -35,7 +35,7 @@ impl From<io::Error> for CopyError {
 }
 
 pub(super) fn load(device: &dyn HeaderDevice) -> Result<Luks2, LoadError> {
-    let (loaded, warnings, trusted) = match read_copy(device, Copy::Primary, 0) {
+    let (loaded, mut warnings, trusted) = match read_copy(device, Copy::Primary, 0) {
         Ok(primary) => choose(device, primary)?,
         Err(CopyError::Io(error)) => return Err(error.into()),
         Err(CopyError::Fault(fault)) => {
@@ -44,6 +44,7 @@ pub(super) fn load(device: &dyn HeaderDevice) -> Result<Luks2, LoadError> {
         }
     };
     check_inside(device, &loaded.metadata)?;
+    warnings.extend(damage_of_keyslots(&loaded.metadata));
     let Loaded { header, json, map, metadata } = loaded;
     Ok(Luks2 { header, json, map, metadata, warnings, trusted })
 }
@@ -126,12 +127,20 @@ fn read_copy(device: &dyn HeaderDevice, copy: Copy, offset: u64) -> Result<Loade
     Ok(Loaded { header, json: text.to_owned(), map, metadata })
 }
 
+/// Warnings of damage that is confined to a keyslot.
+pub(super) fn damage_of_keyslots(metadata: &Metadata) -> impl Iterator<Item = LoadWarning> {
+    metadata.keyslots.iter().filter_map(|(&keyslot, slot)| {
+        let KeyslotDamage { fault, is_usable } = slot.damage.clone()?;
+        Some(LoadWarning::KeyslotDamaged { keyslot, fault, is_usable })
+    })
+}
+
 /// Checks that the device has the areas of all keyslots with keys.
 fn check_inside(device: &dyn HeaderDevice, metadata: &Metadata) -> Result<(), LoadError> {
     let len = device.len()?;
-    let keys = metadata.keyslots.values().filter(|keyslot| matches!(keyslot.kind, KeyslotKind::Luks2(_)));
+    let keys = metadata.keyslots.values().filter(|keyslot| keyslot.can_be_tried());
     // The sum was checked against the end of the keyslot areas.
-    match keys.map(|keyslot| keyslot.area_offset + keyslot.area_len).max() {
+    match keys.map(|keyslot| keyslot.area_offset + keyslot.reserved_len()).max() {
         Some(needed) if needed > len => {
             Err(LoadError::Truncated { what: "LUKS2 header: the last keyslot area in use", needed, len })
         }

@@ -3,7 +3,9 @@
 //! The view has what Inlock uses. Unknown types of keyslots, segments, digests and tokens are kept by name: they are
 //! valid, but not used.
 
+use crate::key_material::needed_area;
 use crate::pbkdf::Argon2Cost;
+use crate::violation::HeaderFault;
 use std::collections::BTreeMap;
 
 /// All objects of the metadata by number.
@@ -36,6 +38,39 @@ pub struct Keyslot {
     pub area_len: u64,
     /// Fields of its type.
     pub kind: KeyslotKind,
+    /// Damage that is confined to this keyslot.
+    pub damage: Option<KeyslotDamage>,
+}
+
+impl Keyslot {
+    /// Whether its damage keeps it from being used.
+    pub fn is_invalid(&self) -> bool {
+        self.damage.as_ref().is_some_and(|damage| !damage.is_usable)
+    }
+
+    /// Returns the length of the area that no other keyslot may use. It ends inside of the keyslot areas.
+    pub(crate) fn reserved_len(&self) -> u64 {
+        match &self.damage {
+            // Its key reaches beyond the end of its area.
+            Some(damage) if damage.is_usable => self.area_len.max(needed_area(self.key_len)),
+            _ => self.area_len,
+        }
+    }
+
+    /// Whether a passphrase can open it.
+    pub(crate) fn can_be_tried(&self) -> bool {
+        matches!(self.kind, KeyslotKind::Luks2(_)) && !self.is_invalid()
+    }
+}
+
+/// Damage that is confined to a keyslot: the others can be used.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyslotDamage {
+    /// The violation.
+    pub fault: HeaderFault,
+    /// Whether the keyslot can be used all the same, since only one value is possible.
+    pub is_usable: bool,
 }
 
 /// Fields of a keyslot by its type.
@@ -56,8 +91,8 @@ pub struct PassphraseKeyslot {
     pub kdf: KeyslotKdf,
     /// Its salt.
     pub salt: Vec<u8>,
-    /// Anti-forensic stripes.
-    pub stripes: u32,
+    /// Anti-forensic stripes as stored; keys have 4000, even if another number is stored.
+    pub stripes: i64,
     /// Hash of the anti-forensic splitter, as stored.
     pub af_hash: String,
     /// The area's cipher, as stored.

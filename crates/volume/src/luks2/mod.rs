@@ -9,24 +9,34 @@ pub mod binary_header;
 mod commit;
 pub(crate) mod digest;
 pub(crate) mod dump;
+mod edit;
 mod format;
 mod json;
 mod keyslot;
 mod load;
 pub mod metadata;
+mod new_digest;
+mod new_keyslot;
+pub(crate) mod repair;
 mod segment;
 mod token;
 mod unlock;
 mod validate;
 pub(crate) mod wipe;
 
+pub(crate) use repair::Luks2Repair;
+
 pub use format::{DEFAULT_KEYSLOTS_LEN, DEFAULT_METADATA_LEN, FormatOptions, format};
+pub use token::{TokenError, TokenFailure, TokenHandler, TokenOptions, TokenRequest};
 
 use crate::error::{LoadError, LoadWarning};
 use crate::header_device::HeaderDevice;
 use binary_header::{BinaryHeader, Copy};
 use metadata::Metadata;
 use serde_json::{Map, Value};
+
+pub(crate) use areas::{MAX_KEYSLOTS_LEN, keyslots_end as header_end};
+pub(crate) use commit::NewCopies;
 
 pub(crate) const HEADER: &str = "LUKS2 header";
 pub(crate) const SECOND_HEADER: &str = "LUKS2 second header";
@@ -97,6 +107,23 @@ impl Luks2 {
     pub fn data_end(&self) -> u64 {
         let live = self.metadata.segments.values().filter(|segment| !segment.is_backup());
         live.map(|segment| segment.offset.saturating_add(segment.size.unwrap_or(512))).max().unwrap_or(0)
+    }
+
+    /// Returns the ciphers of the segments in use, as stored.
+    pub(crate) fn cipher_names(&self) -> Vec<Option<String>> {
+        let live = self.metadata.segments.values().filter(|segment| !segment.is_backup());
+        let name = |segment: &metadata::Segment| match &segment.kind {
+            metadata::SegmentKind::Crypt(crypt) => Some(crypt.cipher.clone()),
+            _ => None,
+        };
+        live.map(name).collect()
+    }
+
+    /// Returns the length of the volume key in bytes. `None`: no keyslot is left that says it.
+    pub fn volume_key_len(&self) -> Option<usize> {
+        let bound = self.metadata.digests.values().find(|digest| !digest.segments.is_empty())?;
+        let slot = bound.keyslots.iter().find_map(|number| self.metadata.keyslots.get(number))?;
+        Some(slot.key_len as usize)
     }
 
     /// Numbers of the keyslots that hold a key of a segment, in the order in which they are tried.

@@ -1,16 +1,27 @@
 //! Unlocking a LUKS2 volume with a passphrase or a volume key.
 
-use super::metadata::{Keyslot, KeyslotKdf, KeyslotKind, Metadata, PassphraseKeyslot};
+use super::metadata::{Keyslot, KeyslotDamage, KeyslotKdf, KeyslotKind, Metadata, PassphraseKeyslot};
 use super::{Luks2, digest, segment};
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
-use crate::key_material::KeyMaterial;
+use crate::header_policy::{HeaderDigest, HeaderFacts, HeaderPolicy};
+use crate::key_material::{KeyMaterial, material_len};
+use crate::key_material::{STRIPES, needed_area};
+use crate::keyslot_state::KeyslotState;
 use crate::pbkdf::{Hash, Kdf, KdfLimits, KdfWork};
 use crate::printable::Excerpt;
 use crate::secret::Secret;
 use crate::unlock::{ActivationFlags, Attempts, UnlockOptions, Unlocked, finish};
 use inlock_cipher::{Cipher, CipherError, Segment, VolumeKey};
+use std::ops::Range;
 use zeroize::Zeroizing;
+
+/// The object of unlocking: the segments, and the digest of their key with its keyslots.
+pub(super) struct Target<'a> {
+    pub(super) segments: Vec<Segment>,
+    pub(super) keyslots: &'a [u32],
+    digest: digest::Computable<'a>,
+}
 
 impl Luks2 {
     /// Searches for a keyslot that `passphrase` opens, and verifies the key in it.
@@ -26,32 +37,97 @@ impl Luks2 {
         passphrase: &Secret,
         options: &UnlockOptions,
     ) -> Result<Unlocked, UnlockError> {
-        let (segments, digest_number) = self.to_serve()?;
-        options.policy.check_header(self.uuid(), &segments)?;
-        let bound = &self.metadata.digests[&digest_number];
-        let digest = digest::computable(digest_number, bound)?;
-        digest.kdf.check(digest.len(), &options.limits)?;
+        let target = self.target(options)?;
         let keyslots = match options.keyslot {
             Some(number) if !self.metadata.keyslots.contains_key(&number) => {
                 return Err(UnlockError::KeyslotInactive(number));
             }
-            Some(number) if !bound.keyslots.contains(&number) => return Err(UnlockError::KeyslotUnbound(number)),
+            Some(number) if !target.keyslots.contains(&number) => return Err(UnlockError::KeyslotUnbound(number)),
             Some(number) => vec![number],
-            None => by_priority(&self.metadata, &bound.keyslots),
+            None => by_priority(&self.metadata, target.keyslots),
         };
         let mut attempts = Attempts::new(&options.limits);
-        for number in keyslots {
+        match self.open_any(device, passphrase, &keyslots, &target, &mut attempts) {
+            Some((number, key)) => Ok(self.unlocked(key, Some(number), target.segments)),
+            None => Err(attempts.into_error()),
+        }
+    }
+
+    /// Returns what to unlock, after checking it against the policy and the limits.
+    pub(super) fn target(&self, options: &UnlockOptions) -> Result<Target<'_>, UnlockError> {
+        let (segments, number) = self.to_serve()?;
+        let bound = &self.metadata.digests[&number];
+        options.policy.check_header(&self.facts(&segments, &bound.keyslots))?;
+        let digest = digest::computable(number, bound)?;
+        digest.kdf.check(digest.len(), &options.limits)?;
+        Ok(Target { segments, keyslots: &bound.keyslots, digest })
+    }
+
+    /// Tries keyslots in this order, and returns the first one that opens with its key.
+    pub(super) fn open_any(
+        &self,
+        device: &dyn HeaderDevice,
+        passphrase: &Secret,
+        keyslots: &[u32],
+        target: &Target<'_>,
+        attempts: &mut Attempts<'_>,
+    ) -> Option<(u32, VolumeKey)> {
+        let (digest, limits) = (&target.digest, attempts.limits());
+        for &number in keyslots {
             let work = self.derivation(number).map_or_else(KdfWork::default, |(kdf, len)| {
-                KdfWork::of_keyslot((&kdf, len), (&digest.kdf, digest.len()), &options.limits)
+                KdfWork::of_keyslot((&kdf, len), (&digest.kdf, digest.len()), limits)
             });
             if !attempts.affords(number, work) {
                 continue;
             }
             let key = self
-                .open_keyslot(device, passphrase, number, &segments, &options.limits)
-                .and_then(|key| Ok(digest.verify(&key, &options.limits)?.then_some(key)));
+                .open_keyslot(device, passphrase, number, &target.segments, limits)
+                .and_then(|key| Ok(digest.verify(&key, limits)?.then_some(key)));
             if let Some(key) = attempts.record(key) {
-                return Ok(finish(key, Some(number), segments, self.activation_flags()));
+                return Some((number, key));
+            }
+        }
+        None
+    }
+
+    pub(super) fn unlocked(&self, key: VolumeKey, keyslot: Option<u32>, segments: Vec<Segment>) -> Unlocked {
+        finish(key, keyslot, segments, self.activation_flags())
+    }
+
+    /// Searches for a keyslot that `passphrase` opens, and returns its number and the key in it, as
+    /// [`Volume::unlock_key`](crate::Volume::unlock_key).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn unlock_key(
+        &self,
+        device: &dyn HeaderDevice,
+        passphrase: &Secret,
+        options: &UnlockOptions,
+    ) -> Result<(u32, VolumeKey), UnlockError> {
+        self.check_policy_for_keys(&options.policy)?;
+        let keyslots = match options.keyslot {
+            Some(number) if !self.metadata.keyslots.contains_key(&number) => {
+                return Err(UnlockError::KeyslotInactive(number));
+            }
+            Some(number) => vec![number],
+            None => by_priority(&self.metadata, &self.metadata.keyslots.keys().copied().collect::<Vec<_>>()),
+        };
+        let mut attempts = Attempts::new(&options.limits);
+        for number in keyslots {
+            let mut digests = self.metadata.digests.iter();
+            let Some((&bound, object)) = digests.find(|(_, digest)| digest.keyslots.contains(&number)) else {
+                continue;
+            };
+            match digest::computable(bound, object) {
+                Ok(digest) => {
+                    let target = Target { segments: Vec::new(), keyslots: &object.keyslots, digest };
+                    if let Some(opened) = self.open_any(device, passphrase, &[number], &target, &mut attempts) {
+                        return Ok(opened);
+                    }
+                }
+                Err(error) => drop(attempts.record(Err(error))),
             }
         }
         Err(attempts.into_error())
@@ -64,12 +140,13 @@ impl Luks2 {
     /// As [`Volume::unlock_with_volume_key`](crate::Volume::unlock_with_volume_key).
     pub fn unlock_with_volume_key(&self, key: VolumeKey, options: &UnlockOptions) -> Result<Unlocked, UnlockError> {
         let (segments, number) = self.to_serve()?;
-        options.policy.check_header(self.uuid(), &segments)?;
+        options.policy.check_header(&self.facts(&segments, &self.metadata.digests[&number].keyslots))?;
+        options.policy.check_key_len(key.len())?;
         let fits = check_key_len(&segments, key.len()).is_ok();
         if !fits || !digest::computable(number, &self.metadata.digests[&number])?.verify(&key, &options.limits)? {
             return Err(UnlockError::WrongPassphrase);
         }
-        Ok(finish(key, None, segments, self.activation_flags()))
+        Ok(self.unlocked(key, None, segments))
     }
 
     /// Returns the segments, without a key.
@@ -79,6 +156,72 @@ impl Luks2 {
     /// Fails if a segment cannot be used, or if the header has a requirement that is not supported.
     pub fn segments(&self) -> Result<Vec<Segment>, UnlockError> {
         self.to_serve().map(|(segments, _)| segments)
+    }
+
+    /// Returns the maximum memory of unlocking, as [`Volume::memory_bound`](crate::Volume::memory_bound). It includes
+    /// keyslots whose keys are bound to no segment, which [`Luks2::unlock_key`] tries.
+    pub fn memory_bound(&self, options: &UnlockOptions) -> u64 {
+        let keyslots = self.metadata.keyslots.iter().filter(|(number, slot)| match options.keyslot {
+            Some(only) => only == **number,
+            None => slot.priority > 0,
+        });
+        let bound = |(number, slot): (&u32, &Keyslot)| {
+            let KeyslotKind::Luks2(_) = &slot.kind else { return 0 };
+            // A keyslot over the limits is refused before it takes anything.
+            let derivation = self.derivation(*number).filter(|(kdf, len)| kdf.check(*len, &options.limits).is_ok());
+            let material = material_len(slot.key_len.into(), STRIPES.into()).unwrap_or(u64::MAX);
+            derivation.map_or(0, |(kdf, _)| kdf.memory_bound().max(material))
+        };
+        keyslots.map(bound).max().unwrap_or(0)
+    }
+
+    /// Checks the header against a policy.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::check_policy`](crate::Volume::check_policy).
+    pub fn check_policy(&self, policy: &HeaderPolicy) -> Result<(), UnlockError> {
+        let (segments, digest) = self.to_serve()?;
+        Ok(policy.check_header(&self.facts(&segments, &self.metadata.digests[&digest].keyslots))?)
+    }
+
+    /// Returns the policy that pins the present header.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::present_policy`](crate::Volume::present_policy).
+    pub fn present_policy(&self) -> Result<HeaderPolicy, UnlockError> {
+        let (segments, digest) = self.to_serve()?;
+        Ok(self.facts(&segments, &self.metadata.digests[&digest].keyslots).policy())
+    }
+
+    /// Returns the digest by which a policy pins the header.
+    pub fn header_digest(&self) -> HeaderDigest {
+        HeaderDigest::of(self.metadata_json().as_bytes())
+    }
+
+    /// Checks the header against a policy for access to keys only: segments that encrypt nothing are no harm, and
+    /// matter only if the policy names what they must be.
+    pub(crate) fn check_policy_for_keys(&self, policy: &HeaderPolicy) -> Result<(), UnlockError> {
+        let segments = match self.to_serve() {
+            Ok((segments, _)) => segments,
+            Err(error) if policy.has_rules_for_segments() => return Err(error),
+            Err(_) => Vec::new(),
+        };
+        let keyslots: Vec<u32> = self.metadata.keyslots.keys().copied().collect();
+        Ok(policy.for_keys().check_header(&self.facts(&segments, &keyslots))?)
+    }
+
+    /// Returns what a policy examines: among others these keyslots.
+    fn facts<'a>(&'a self, segments: &'a [Segment], keyslots: &[u32]) -> HeaderFacts<'a> {
+        HeaderFacts {
+            uuid: self.uuid(),
+            segments,
+            key_lens: keyslots.iter().map(|number| self.metadata.keyslots[number].key_len as usize).collect(),
+            // A keyslot that is not supported is never tried.
+            kdfs: keyslots.iter().filter_map(|number| Some((*number, self.derivation(*number)?.0))).collect(),
+            digest: self.header_digest(),
+        }
     }
 
     /// Returns the segments, and the number of the only digest that all encrypted ones are bound to.
@@ -106,6 +249,48 @@ impl Luks2 {
         Ok((segments, digest_of_all.ok_or(none)?))
     }
 
+    /// Checks all keyslots without a passphrase; returns the area of each as well.
+    pub(crate) fn check_keyslots(
+        &self,
+        limits: &KdfLimits,
+    ) -> Vec<(u32, Range<u64>, Result<KeyslotState, UnlockError>)> {
+        let check = |(&number, keyslot): (&u32, &Keyslot)| {
+            let area = keyslot.area_offset..keyslot.area_offset + keyslot.reserved_len();
+            (number, area, self.check_keyslot(number, keyslot, limits))
+        };
+        let mut all: Vec<_> = self.metadata.keyslots.iter().map(check).collect();
+        for (number, area, _) in &mut all {
+            // Behind the key material an area has anything.
+            area.end = area.end.min(area.start + needed_area(self.metadata.keyslots[number].key_len));
+        }
+        all
+    }
+
+    fn check_keyslot(&self, number: u32, keyslot: &Keyslot, limits: &KdfLimits) -> Result<KeyslotState, UnlockError> {
+        if let Some(KeyslotDamage { fault, is_usable: false }) = &keyslot.damage {
+            return Err(UnlockError::KeyslotInvalid { keyslot: number, source: fault.clone() });
+        }
+        let slot = match &keyslot.kind {
+            KeyslotKind::Luks2(slot) => slot,
+            KeyslotKind::Other(name) => {
+                return Err(UnlockError::UnsupportedType { place: "LUKS2 keyslot", name: Excerpt::new(name) });
+            }
+        };
+        key_material(number, keyslot, slot)?;
+        key_derivation(&slot.kdf)?.check(slot.area_key_len as usize, limits)?;
+        let digest = self.metadata.digests.iter().find(|(_, digest)| digest.keyslots.contains(&number));
+        if let Some((&bound, digest)) = digest {
+            digest::computable(bound, digest)?.kdf.check(1, limits)?;
+            if digest.segments.is_empty() {
+                return Ok(KeyslotState::Unbound);
+            }
+            if let Ok(segments) = self.segments() {
+                check_key_len(&segments, keyslot.key_len as usize)?;
+            }
+        }
+        Ok(if keyslot.priority == 0 { KeyslotState::OnlyByNumber } else { KeyslotState::Usable })
+    }
+
     /// Returns the key derivation of a keyslot and the length of its output, if it is supported.
     fn derivation(&self, number: u32) -> Option<(Kdf, usize)> {
         match &self.metadata.keyslots[&number].kind {
@@ -124,6 +309,9 @@ impl Luks2 {
         limits: &KdfLimits,
     ) -> Result<VolumeKey, UnlockError> {
         let keyslot = &self.metadata.keyslots[&number];
+        if let Some(KeyslotDamage { fault, is_usable: false }) = &keyslot.damage {
+            return Err(UnlockError::KeyslotInvalid { keyslot: number, source: fault.clone() });
+        }
         let slot = match &keyslot.kind {
             KeyslotKind::Luks2(slot) => slot,
             KeyslotKind::Other(name) => {
@@ -160,9 +348,10 @@ pub(super) fn order_of_trial(metadata: &Metadata) -> Vec<u32> {
 
 fn by_priority(metadata: &Metadata, numbers: &[u32]) -> Vec<u32> {
     let of = |priority: u8| {
-        let slots = metadata.keyslots.iter().filter(move |(number, slot)| {
-            slot.priority == priority && numbers.contains(number) && matches!(slot.kind, KeyslotKind::Luks2(_))
-        });
+        let slots = metadata
+            .keyslots
+            .iter()
+            .filter(move |(number, slot)| slot.priority == priority && numbers.contains(number) && slot.can_be_tried());
         slots.map(|(&number, _)| number)
     };
     of(2).chain(of(1)).collect()
@@ -190,7 +379,7 @@ fn key_material(number: u32, keyslot: &Keyslot, slot: &PassphraseKeyslot) -> Res
     Ok(KeyMaterial {
         offset: keyslot.area_offset,
         key_len: keyslot.key_len as usize,
-        stripes: slot.stripes,
+        stripes: STRIPES,
         hash: hash("LUKS2 keyslot: af", &slot.af_hash)?,
         cipher,
     })
@@ -210,5 +399,5 @@ fn key_derivation(kdf: &KeyslotKdf) -> Result<Kdf, UnlockError> {
 }
 
 fn hash(place: &'static str, name: &str) -> Result<Hash, UnlockError> {
-    name.parse().map_err(|_| UnlockError::UnsupportedHash { place, name: Excerpt::new(name) })
+    name.to_ascii_lowercase().parse().map_err(|_| UnlockError::UnsupportedHash { place, name: Excerpt::new(name) })
 }

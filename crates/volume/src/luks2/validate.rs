@@ -3,10 +3,11 @@
 use super::areas::{self, KEYSLOTS_ALIGN, MAX_KEYSLOTS_LEN};
 use super::binary_header::BinaryHeader;
 use super::json::{self, Fields};
-use super::metadata::{Config, KeyslotKind, Metadata};
+use super::metadata::{Config, Keyslot, KeyslotDamage, KeyslotKind, Metadata};
 use super::{digest, keyslot, segment, token};
 use crate::violation::{HeaderFault, HeaderPath, Violation};
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
 /// Maximum number of keyslots, of tokens and of segments.
 pub(super) const MAX_OBJECTS: u32 = 32;
@@ -47,7 +48,8 @@ pub(super) fn check(
         metadata.digests.insert(number, digest::parse(&fields, keyslot_exists, segment_exists)?);
     }
     areas::check(name, header, &metadata)?;
-    check_bindings(name, &metadata)?;
+    areas::note_small(name, header, &mut metadata);
+    check_bindings(name, &mut metadata)?;
     Ok(metadata)
 }
 
@@ -77,26 +79,19 @@ fn config(root: &Fields<'_>, header: &BinaryHeader) -> Result<Config, HeaderFaul
 
 /// A passphrase keyslot has one key, so exactly one digest verifies it; and keyslots of one digest have the same key,
 /// so its length must be the same. (PBKDF2 computes the same digest for a short key and for that key with zeroes
-/// appended.)
-fn check_bindings(name: &'static str, metadata: &Metadata) -> Result<(), HeaderFault> {
+/// appended.) A keyslot whose length differs from that of the others is damaged.
+fn check_bindings(name: &'static str, metadata: &mut Metadata) -> Result<(), HeaderFault> {
     let mut bound = [None; MAX_OBJECTS as usize];
     for (&number, digest) in &metadata.digests {
-        let mut first_len = None;
-        for &keyslot in &digest.keyslots {
-            let Some(slot) = metadata.keyslots.get(&keyslot).filter(|slot| matches!(slot.kind, KeyslotKind::Luks2(_)))
-            else {
-                continue;
-            };
+        let is_passphrase =
+            |slot: &&u32| metadata.keyslots.get(slot).is_some_and(|slot| matches!(slot.kind, KeyslotKind::Luks2(_)));
+        let keyslots: Vec<u32> = digest.keyslots.iter().filter(is_passphrase).copied().collect();
+        for &keyslot in &keyslots {
             if let Some(other) = bound[keyslot as usize].replace(number) {
                 return Err(Violation::BoundTwice { keyslot, other }.at(name, HeaderPath::object("digests", number)));
             }
-            let wanted = u64::from(*first_len.get_or_insert(slot.key_len));
-            let value = u64::from(slot.key_len);
-            if value != wanted {
-                let violation = Violation::Mismatch { field: "key_size", value, wanted };
-                return Err(violation.at(name, HeaderPath::object("keyslots", keyslot)));
-            }
         }
+        note_other_lengths(name, &mut metadata.keyslots, &keyslots);
     }
     for (&number, slot) in &metadata.keyslots {
         if matches!(slot.kind, KeyslotKind::Luks2(_)) && bound[number as usize].is_none() {
@@ -104,4 +99,20 @@ fn check_bindings(name: &'static str, metadata: &Metadata) -> Result<(), HeaderF
         }
     }
     Ok(())
+}
+
+/// Notes as damage that a keyslot's key has another length than those of most keyslots in `numbers`.
+fn note_other_lengths(name: &'static str, keyslots: &mut BTreeMap<u32, Keyslot>, numbers: &[u32]) {
+    let valid: Vec<u32> = numbers.iter().copied().filter(|number| !keyslots[number].is_invalid()).collect();
+    let len_of = |keyslots: &BTreeMap<u32, Keyslot>, number: &u32| keyslots[number].key_len;
+    let count = |len: u32| valid.iter().filter(|number| len_of(keyslots, number) == len).count();
+    // If two lengths are equally frequent, that of the first keyslot counts.
+    let Some(usual) = valid.iter().map(|number| len_of(keyslots, number)).rev().max_by_key(|len| count(*len)) else {
+        return;
+    };
+    for (number, slot) in keyslots.iter_mut().filter(|(number, slot)| valid.contains(number) && slot.key_len != usual) {
+        let violation = Violation::Mismatch { field: "key_size", value: slot.key_len.into(), wanted: usual.into() };
+        let fault = violation.at(name, HeaderPath::object("keyslots", *number));
+        slot.damage = Some(KeyslotDamage { fault, is_usable: false });
+    }
 }

@@ -1,16 +1,18 @@
 //! Wipes older headers, and key material that older passphrases open, before a new header is written.
 
 use super::binary_header::{SECOND_MAGIC, SECOND_OFFSETS};
-use crate::error::FormatError;
+use crate::edit::EditError;
 use crate::header_device::HeaderDevice;
 use crate::pbkdf::random_bytes;
+use std::io;
+use std::ops::Range;
 
 const SECTOR: usize = 512;
 
 /// Zeroes the first sector of the device, and of every block that looks like a second header, and makes that durable.
 /// From then on the device is no LUKS volume until a new header is written. There is no intermediate state, since a
 /// sector is written whole or not at all; the rest of the old headers means nothing without their magic.
-pub(crate) fn wipe_old_headers(device: &dyn HeaderDevice) -> Result<(), FormatError> {
+pub(crate) fn wipe_old_headers(device: &dyn HeaderDevice) -> io::Result<()> {
     let len = device.len()?;
     device.write_all_at(&[0; SECTOR], 0)?;
     for offset in SECOND_OFFSETS {
@@ -23,16 +25,29 @@ pub(crate) fn wipe_old_headers(device: &dyn HeaderDevice) -> Result<(), FormatEr
             device.write_all_at(&[0; SECTOR], offset)?;
         }
     }
-    Ok(device.sync()?)
+    device.sync()
 }
 
 /// Fills an area with random bytes, like that of an unused keyslot. Not durable yet.
-pub(crate) fn fill_random(device: &dyn HeaderDevice, mut offset: u64, end: u64) -> Result<(), FormatError> {
+pub(crate) fn fill_random(device: &dyn HeaderDevice, area: Range<u64>) -> io::Result<()> {
     const CHUNK: u64 = 1 << 20;
-    while offset < end {
-        let len = CHUNK.min(end - offset);
-        device.write_all_at(&random_bytes(len as usize)?, offset)?;
+    let mut offset = area.start;
+    while offset < area.end {
+        let len = CHUNK.min(area.end - offset);
+        device.write_all_at(&random_bytes(len as usize).map_err(io::Error::other)?, offset)?;
         offset += len;
     }
     Ok(())
+}
+
+/// Overwrites the key material of a keyslot, and makes that durable.
+pub(crate) fn overwrite_key(device: &dyn HeaderDevice, keyslot: u32, area: Range<u64>) -> Result<(), EditError> {
+    let overwritten = fill_random(device, area).and_then(|()| device.sync());
+    overwritten.map_err(|source| EditError::NotOverwritten { keyslot, source })
+}
+
+/// Overwrites an area that no longer belongs to a keyslot, and makes that durable.
+pub(crate) fn wipe_area(device: &dyn HeaderDevice, area: Range<u64>) -> io::Result<()> {
+    fill_random(device, area)?;
+    device.sync()
 }

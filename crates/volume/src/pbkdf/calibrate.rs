@@ -1,7 +1,7 @@
 //! Costs of a new keyslot: forced, or measured for a wanted unlocking time, by cryptsetup's rules.
 
 use super::memory::SystemMemory;
-use super::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, at_least, at_most};
+use super::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, at_least, at_most, pbkdf2_blocks};
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
@@ -147,7 +147,7 @@ pub(crate) fn pbkdf2_iterations(hash: Hash, key_len: usize, target: Duration) ->
         iterations *= 2;
     };
     let wanted = f64::from(iterations) * target.as_secs_f64() / took.as_secs_f64().max(1e-9);
-    let most = KdfLimits::default().pbkdf2_iterations / hash.pbkdf2_blocks(key_len);
+    let most = KdfLimits::default().pbkdf2_iterations / pbkdf2_blocks(hash, key_len);
     Ok((wanted as u32).clamp(KdfRequest::MIN_ITERATIONS, u32::try_from(most).unwrap_or(u32::MAX)))
 }
 

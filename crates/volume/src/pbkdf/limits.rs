@@ -1,6 +1,6 @@
 //! Limits of the costs of key derivations, which a header cannot exceed.
 
-use super::{Argon2Cost, Kdf};
+use super::{Argon2Cost, Kdf, pbkdf2_blocks};
 
 /// Limits of the costs of key derivations. An error names the limit that a header exceeds.
 #[non_exhaustive]
@@ -61,7 +61,7 @@ impl KdfWork {
     fn of((kdf, key_len): (&Kdf, usize)) -> Self {
         match *kdf {
             Kdf::Pbkdf2 { hash, iterations } => {
-                let pbkdf2_iterations = u64::from(iterations).saturating_mul(hash.pbkdf2_blocks(key_len));
+                let pbkdf2_iterations = u64::from(iterations).saturating_mul(pbkdf2_blocks(hash, key_len));
                 Self { argon2_kib: 0, pbkdf2_iterations }
             }
             Kdf::Argon2i(Argon2Cost { time, memory_kib, .. }) | Kdf::Argon2id(Argon2Cost { time, memory_kib, .. }) => {

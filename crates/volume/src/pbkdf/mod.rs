@@ -1,24 +1,25 @@
 //! Passphrase to key: PBKDF2 (RFC 8018), Argon2i and Argon2id (RFC 9106, version 1.3).
 //!
 //! An attacker may have written the header with the costs, so [`KdfLimits`] are checked before any memory is allocated,
-//! and Argon2's memory against the available memory. It is allocated as one block, which is wiped and released after
-//! each use.
+//! and Argon2's memory against the available memory. It is one mapping, which is wiped and released after each use.
+//! Derivations of one process that do not fit into memory together take turns.
 
 mod calibrate;
-mod hash;
 mod limits;
 mod memory;
+mod queue;
 
 pub use calibrate::KdfRequest;
 pub(crate) use calibrate::pbkdf2_iterations;
-pub use hash::{Hash, UnknownHash};
+pub use inlock_cipher::{Hash, UnknownHash};
 pub use limits::KdfLimits;
 pub(crate) use limits::KdfWork;
 
-use argon2::{Algorithm, Argon2, Block, Params, Version};
+use inlock_cipher::{Argon2, Argon2Variant, ScratchMemory};
 use memory::SystemMemory;
+use queue::QUEUE;
 use std::fmt;
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 /// A key derivation and its costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,9 +127,6 @@ pub enum KdfError {
         /// Number of lanes.
         lanes: u32,
     },
-    /// The algorithm refused its input.
-    #[error("{0} does not accept its input")]
-    Refused(&'static str),
 }
 
 impl Kdf {
@@ -141,6 +139,16 @@ impl Kdf {
         }
     }
 
+    /// Returns the maximum number of bytes that the derivation takes: Argon2's memory.
+    pub fn memory_bound(&self) -> u64 {
+        let argon2 = match self {
+            Self::Pbkdf2 { .. } => return 0,
+            Self::Argon2i(cost) => cost.argon2(Argon2Variant::Argon2i),
+            Self::Argon2id(cost) => cost.argon2(Argon2Variant::Argon2id),
+        };
+        ScratchMemory::taken(argon2.memory_words()).map_or(u64::MAX, |len| len as u64)
+    }
+
     /// Fills `key` from `passphrase` and `salt`, unless a cost is over `limits`.
     ///
     /// # Errors
@@ -150,8 +158,8 @@ impl Kdf {
         self.check(key.len(), limits)?;
         match *self {
             Self::Pbkdf2 { hash, iterations } => hash.pbkdf2(passphrase, salt, iterations, key),
-            Self::Argon2i(cost) => argon2(Algorithm::Argon2i, cost, passphrase, salt, key)?,
-            Self::Argon2id(cost) => argon2(Algorithm::Argon2id, cost, passphrase, salt, key)?,
+            Self::Argon2i(cost) => argon2(Argon2Variant::Argon2i, cost, passphrase, salt, key)?,
+            Self::Argon2id(cost) => argon2(Argon2Variant::Argon2id, cost, passphrase, salt, key)?,
         }
         Ok(())
     }
@@ -166,7 +174,7 @@ impl Kdf {
             Self::Pbkdf2 { hash, iterations } => {
                 at_least("pbkdf2 iterations", iterations.into(), 1)?;
                 at_most("pbkdf2 iterations", iterations.into(), limits.pbkdf2_iterations)?;
-                let all = u64::from(iterations).saturating_mul(hash.pbkdf2_blocks(key_len));
+                let all = u64::from(iterations).saturating_mul(pbkdf2_blocks(hash, key_len));
                 at_most("pbkdf2 iterations times blocks of output", all, limits.pbkdf2_iterations)
             }
             Self::Argon2i(cost) | Self::Argon2id(cost) => {
@@ -183,6 +191,11 @@ impl Kdf {
     }
 }
 
+/// Returns the number of blocks of output that PBKDF2 computes for a key of `key_len` bytes, each with all iterations.
+fn pbkdf2_blocks(hash: Hash, key_len: usize) -> u64 {
+    key_len.div_ceil(hash.len()).max(1) as u64
+}
+
 fn at_least(what: &'static str, asked: u64, min: u64) -> Result<(), KdfError> {
     if asked < min { Err(KdfError::TooSmall { what, asked, min }) } else { Ok(()) }
 }
@@ -191,44 +204,28 @@ fn at_most(what: &'static str, asked: u64, limit: u64) -> Result<(), KdfError> {
     if asked > limit { Err(KdfError::Limit { what, asked, limit }) } else { Ok(()) }
 }
 
-fn argon2(alg: Algorithm, cost: Argon2Cost, passphrase: &[u8], salt: &[u8], key: &mut [u8]) -> Result<(), KdfError> {
-    at_least("argon2 salt length", salt.len() as u64, argon2::MIN_SALT_LEN as u64)?;
-    let params = Params::new(cost.memory_kib, cost.time, cost.lanes, Some(key.len()))
-        .map_err(|_| KdfError::Refused("argon2"))?;
-    // Own threads: those of the global pool would remain, and would panic if the system cannot start them.
+fn argon2(
+    variant: Argon2Variant,
+    cost: Argon2Cost,
+    passphrase: &[u8],
+    salt: &[u8],
+    key: &mut [u8],
+) -> Result<(), KdfError> {
+    at_least("argon2 salt length", salt.len() as u64, 8)?;
+    at_least("argon2 key length", key.len() as u64, 4)?;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(cpus.min(cost.lanes as usize)).build();
-    let pool = pool.map_err(|_| KdfError::NoThreads { lanes: cost.lanes })?;
-    let available_kib = SystemMemory::read().available_kib;
-    if u64::from(cost.memory_kib) > available_kib {
-        return Err(KdfError::MemoryNotAvailable { memory_kib: cost.memory_kib, available_kib });
-    }
-    let no_memory = KdfError::OutOfMemory { memory_kib: cost.memory_kib };
-    let mut memory = Argon2Memory::new(params.block_count()).ok_or(no_memory)?;
-    let argon2 = Argon2::new(alg, Version::V0x13, params);
-    pool.install(|| argon2.hash_password_into_with_memory(passphrase, salt, key, memory.0.as_mut_slice()))
-        .map_err(|_| KdfError::Refused("argon2"))
+    let threads = cpus.min(cost.lanes as usize);
+    let argon2 = cost.argon2(variant);
+    let _turn = QUEUE.take(cost.memory_kib, || SystemMemory::read().available_kib)?;
+    let memory = ScratchMemory::zeroed(argon2.memory_words(), threads);
+    let mut memory = memory.map_err(|_| KdfError::OutOfMemory { memory_kib: cost.memory_kib })?;
+    let derived = argon2.derive(passphrase, salt, key, &mut memory, threads);
+    derived.map_err(|_| KdfError::NoThreads { lanes: cost.lanes })
 }
 
-/// Argon2's memory; wiped and released when dropped.
-struct Argon2Memory(Vec<Block>);
-
-impl Argon2Memory {
-    /// An allocation of this size is always a mapping of its own, which is released when freed: glibc keeps smaller
-    /// ones (up to 32 MiB, `M_MMAP_THRESHOLD_MAX`) on its heap. Untouched pages cost nothing.
-    const MIN_MAPPED: usize = 33 << 20;
-
-    fn new(blocks: usize) -> Option<Self> {
-        let mut memory = Vec::new();
-        memory.try_reserve_exact(blocks.max(Self::MIN_MAPPED / Block::SIZE)).ok()?;
-        memory.resize(blocks, Block::new());
-        Some(Self(memory))
-    }
-}
-
-impl Drop for Argon2Memory {
-    fn drop(&mut self) {
-        self.0.iter_mut().for_each(Zeroize::zeroize);
+impl Argon2Cost {
+    fn argon2(&self, variant: Argon2Variant) -> Argon2 {
+        Argon2 { variant, passes: self.time, memory_kib: self.memory_kib, lanes: self.lanes }
     }
 }
 

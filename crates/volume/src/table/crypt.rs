@@ -15,6 +15,8 @@ const MAX_KEY_LEN: usize = 65 * 32;
 pub struct CryptLine {
     /// The cipher.
     pub cipher: CipherSpec,
+    /// The cipher as it was written, in either of dm-crypt's notations.
+    pub cipher_name: String,
     /// The key.
     pub key: VolumeKey,
     /// Added to the number of each sector to get its IV.
@@ -61,7 +63,8 @@ impl fmt::Display for KernelRefusal {
 
 impl CryptLine {
     pub(super) fn parse(words: &mut Words, sectors: u64) -> Result<Self, TableError> {
-        let cipher = words.next("cipher")?.parse::<CipherSpec>().map_err(TableFault::Cipher);
+        let cipher_name = words.next("cipher")?.to_owned();
+        let cipher = cipher_name.parse::<CipherSpec>().map_err(TableFault::Cipher);
         let cipher = cipher.map_err(|fault| words.fault(fault))?;
         let key = words.next_secret("key")?;
         let key = parse_key(&cipher, key).map_err(|fault| words.fault(fault))?;
@@ -69,7 +72,7 @@ impl CryptLine {
         let device = words.next("device")?.to_owned();
         let offset = Sector(words.offset("offset", sectors)?);
         let Arguments { options, unit, large_iv } = Arguments::parse(words)?;
-        let line = Self { cipher, key, iv_offset, device, offset, unit, large_iv, options };
+        let line = Self { cipher, cipher_name, key, iv_offset, device, offset, unit, large_iv, options };
         line.check(sectors).map_err(|(word, name, fault)| words.fault_at(word, name, fault))?;
         Ok(line)
     }

@@ -126,6 +126,7 @@ impl Table {
                 None => Target::Linear { device: device.to_owned(), offset: segment.data_offset.0 },
                 Some(cipher) => Target::Crypt(Box::new(CryptLine {
                     cipher,
+                    cipher_name: cipher.to_string(),
                     key: VolumeKey::new(key.as_bytes()),
                     iv_offset: segment.iv_offset,
                     device: device.to_owned(),
@@ -138,6 +139,15 @@ impl Table {
             TableLine { start: segment.start.0, sectors, target }
         };
         Self { lines: segments.iter().map(line).collect() }
+    }
+
+    /// Sets the names of ciphers as a header has them ([`Volume::cipher_names`](crate::Volume::cipher_names)), by line.
+    pub fn set_cipher_names(&mut self, names: &[Option<String>]) {
+        for (line, name) in self.lines.iter_mut().zip(names) {
+            if let (Target::Crypt(crypt), Some(name)) = (&mut line.target, name) {
+                crypt.cipher_name.clone_from(name);
+            }
+        }
     }
 
     /// Returns the lines.
@@ -194,7 +204,7 @@ impl TableLine {
             }
             Some(TargetType::Zero) => Target::Zero,
             Some(TargetType::Error) => Target::Error,
-            _ => return Err(words.fault(TableFault::UnknownTarget)),
+            None => return Err(words.fault(TableFault::UnknownTarget)),
         };
         words.end()?;
         Ok(Self { start, sectors, target })

@@ -38,8 +38,8 @@ impl fmt::Display for TableLine {
 
 impl TableLine {
     fn len_hint(&self) -> usize {
-        let key = if let Target::Crypt(crypt) = &self.target { crypt.key.len() } else { 0 };
-        key + self.device().map_or(0, str::len)
+        let crypt = if let Target::Crypt(crypt) = &self.target { crypt.key.len() + crypt.cipher_name.len() } else { 0 };
+        crypt + self.device().map_or(0, str::len)
     }
 
     fn write(&self, f: &mut dyn Write, keys: ShowKeys) -> fmt::Result {
@@ -53,7 +53,9 @@ impl TableLine {
             }
             Target::Crypt(crypt) => crypt,
         };
-        write!(f, " {} ", crypt.cipher)?;
+        f.write_char(' ')?;
+        write_word(f, &crypt.cipher_name)?;
+        f.write_char(' ')?;
         for byte in crypt.key.as_bytes() {
             match keys {
                 ShowKeys::Yes => write!(f, "{byte:02x}")?,

@@ -183,3 +183,31 @@ fn policy_is_checked_before_a_key_is_derived_and_for_a_given_key() {
     let refused = Volume::load(&device).unwrap().unlock(&device, &secret(PASSPHRASE), &options).unwrap_err();
     assert_eq!(refused.to_string(), "segment 0 has cipher 'aes-xts-plain64', but aes-cbc-essiv:sha256 is required");
 }
+
+/// The bound is that of the keyslots that may be tried: Argon2's memory, or the key material.
+#[test]
+fn memory_bound_is_that_of_the_keyslots_to_try() {
+    const MATERIAL: u64 = 64 * 4000;
+    let request = with!(crate::support::cheap(inlock_volume::KdfKind::Argon2id); memory_kib: Some(3 << 10));
+    let device = luks2_volume(request, Hash::Sha256, 2);
+    let mut luks2 = Luks2::load(&device).unwrap();
+    let mut map = crate::support::map_of(&luks2);
+    map["keyslots"]["1"]["kdf"]["memory"] = json!(1 << 20);
+    luks2.commit(&device, &crate::support::text_of(map)).unwrap();
+    let volume = Volume::load(&device).unwrap();
+    let bound =
+        |keyslot, limits| volume.memory_bound(&with!(UnlockOptions::default(); keyslot: keyslot, limits: limits));
+    let all = KdfLimits::default();
+    // Up to one huge page more, for alignment; 3 MiB are two of them.
+    let (gib, huge_page) = (1u64 << 30, 2u64 << 20);
+    assert!((gib..=gib + huge_page).contains(&bound(None, all)), "{}", bound(None, all));
+    assert_eq!(bound(Some(1), all), bound(None, all));
+    assert!((2 * huge_page..=3 * huge_page).contains(&bound(Some(0), all)), "{}", bound(Some(0), all));
+    let low = with!(all; memory_kib: 4 << 10);
+    assert_eq!(bound(None, low), bound(Some(0), all), "a keyslot over the limit takes nothing");
+    assert_eq!(bound(Some(1), low), 0);
+    let pbkdf2 = Volume::load(&luks2_volume(pbkdf2_request(), Hash::Sha256, 1)).unwrap();
+    assert_eq!(pbkdf2.memory_bound(&UnlockOptions::default()), MATERIAL);
+    let luks1 = Volume::load(&luks1_volume(64, Hash::Sha256, 0..2)).unwrap();
+    assert_eq!(luks1.memory_bound(&UnlockOptions::default()), MATERIAL);
+}

@@ -1,11 +1,8 @@
-//! Power cuts while a header is written: every state that a disk may be left in, from the log of writes and syncs.
-//!
-//! Writes before the last completed sync are there. Any subset of the others may be there, and one of them may be torn
-//! at any sector. Every such state must be the old volume, the new one, or no volume.
+//! Power cuts while a volume is created or its metadata are rewritten: every state is the old volume, the new one, or
+//! none.
 
-use crate::support::{
-    PASSPHRASE, RecordingDevice, Step, chain, luks1_options, luks2_image, luks2_options, secret, unlock,
-};
+use crate::power_cut::{FailingDevice, RecordingDevice, Step, each_state};
+use crate::support::{PASSPHRASE, chain, luks1_options, luks2_image, luks2_options, secret, unlock};
 use crate::support::{map_of, text_of, with};
 use inlock_volume::{HeaderDevice, LoadError, MemoryDevice, Volume, luks1, luks2};
 
@@ -34,55 +31,6 @@ fn state(bytes: &[u8]) -> State {
     } else {
         State::Half("opens with neither passphrase".into())
     }
-}
-
-/// Calls `check` with every state between `before` and the end of `log`, and returns their number.
-fn each_state(before: &[u8], log: &[Step], check: &mut dyn FnMut(&[u8])) -> usize {
-    let mut durable = before.to_vec();
-    let mut count = 0;
-    for epoch in log.split(|step| matches!(step, Step::Sync)) {
-        let writes: Vec<(usize, &[u8])> = epoch
-            .iter()
-            .map(|step| match step {
-                Step::Write { offset, data } => (*offset as usize, data.as_slice()),
-                Step::Sync => unreachable!("split at syncs"),
-            })
-            .collect();
-        assert!(writes.len() <= 12, "{} writes in one epoch are too many for all subsets", writes.len());
-        for subset in 0u32..1 << writes.len() {
-            let mut bytes = durable.clone();
-            let chosen = |index: usize| subset >> index & 1 == 1;
-            for (_, (offset, data)) in writes.iter().enumerate().filter(|(index, _)| chosen(*index)) {
-                bytes[*offset..offset + data.len()].copy_from_slice(data);
-            }
-            check(&bytes);
-            count += 1;
-        }
-        for (index, (offset, data)) in writes.iter().enumerate() {
-            let sectors = data.len() / 512;
-            let step = (sectors / 32).max(1);
-            for cut in (1..sectors).step_by(step) {
-                let mut bytes = durable.clone();
-                for (offset, data) in &writes[..index] {
-                    bytes[*offset..offset + data.len()].copy_from_slice(data);
-                }
-                let torn = &data[..cut * 512];
-                let mut other_end = bytes.clone();
-                bytes[*offset..offset + torn.len()].copy_from_slice(torn);
-                check(&bytes);
-                let torn = &data[cut * 512..];
-                let start = offset + cut * 512;
-                other_end[start..start + torn.len()].copy_from_slice(torn);
-                check(&other_end);
-                count += 2;
-            }
-        }
-        for (offset, data) in writes {
-            durable[offset..offset + data.len()].copy_from_slice(data);
-        }
-    }
-    check(&durable);
-    count + 1
 }
 
 fn befores() -> Vec<(&'static str, Vec<u8>)> {
@@ -186,43 +134,9 @@ fn failed_write_is_an_error_and_keeps_a_whole_header() {
         device.log.into_inner().unwrap().len()
     };
     for failing in 0..steps {
-        let device = FailingDevice { inner: RecordingDevice::new(before.clone()), failing };
+        let device = FailingDevice::new(before.clone(), failing);
         assert!(luks2::format(&device, luks2_options(), &secret(PASSPHRASE)).is_err(), "step {failing}");
-        let mut bytes = vec![0; before.len()];
-        device.read_exact_at(&mut bytes, 0).unwrap();
-        let left = state(&bytes);
+        let left = state(&device.to_vec());
         assert!(!matches!(left, State::Half(_)), "step {failing}: {left:?}");
-    }
-}
-
-struct FailingDevice {
-    inner: RecordingDevice,
-    failing: usize,
-}
-
-impl FailingDevice {
-    fn step(&self) -> std::io::Result<()> {
-        let done = self.inner.log.lock().unwrap().len();
-        if done >= self.failing { Err(std::io::Error::other("injected")) } else { Ok(()) }
-    }
-}
-
-impl HeaderDevice for FailingDevice {
-    fn len(&self) -> std::io::Result<u64> {
-        self.inner.len()
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<()> {
-        self.inner.read_exact_at(buf, offset)
-    }
-
-    fn write_all_at(&self, data: &[u8], offset: u64) -> std::io::Result<()> {
-        self.step()?;
-        self.inner.write_all_at(data, offset)
-    }
-
-    fn sync(&self) -> std::io::Result<()> {
-        self.step()?;
-        self.inner.sync()
     }
 }

@@ -3,11 +3,21 @@
 // The lint exempts test functions only.
 #![allow(clippy::unwrap_used)]
 
+mod algorithms;
 mod breakages;
+mod conversions;
 mod costs;
 mod crash_states;
 mod cryptsetup;
+mod edit_states;
+mod edits;
+mod header_backups;
+mod header_verdicts;
 mod keyslots;
+mod power_cut;
+mod sequences;
+
 mod support;
 mod table;
+mod tokens;
 mod vectors;

@@ -1,14 +1,12 @@
-//! Shared code of the tests: cheap volumes, calls of other tools, and a device that logs its writes.
+//! Shared code of the tests: cheap volumes, and calls of other tools.
 
 use inlock_volume::{
     FileDevice, HeaderDevice, KdfKind, KdfRequest, MemoryDevice, Secret, UnlockError, UnlockOptions, Unlocked, Volume,
     luks1, luks2,
 };
 use std::fs::{File, OpenOptions};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Mutex;
 
 /// Returns `base` with some of its fields changed.
 macro_rules! with {
@@ -151,43 +149,4 @@ impl Bench {
 
 pub(crate) fn open(path: &Path) -> FileDevice {
     FileDevice::new(OpenOptions::new().read(true).write(true).open(path).unwrap())
-}
-
-/// A request to a [`RecordingDevice`].
-#[derive(Clone, Debug)]
-pub(crate) enum Step {
-    Write { offset: u64, data: Vec<u8> },
-    Sync,
-}
-
-/// A device in memory that logs writes and syncs.
-pub(crate) struct RecordingDevice {
-    inner: MemoryDevice,
-    pub(crate) log: Mutex<Vec<Step>>,
-}
-
-impl RecordingDevice {
-    pub(crate) fn new(bytes: Vec<u8>) -> Self {
-        Self { inner: MemoryDevice::new(bytes), log: Mutex::new(Vec::new()) }
-    }
-}
-
-impl HeaderDevice for RecordingDevice {
-    fn len(&self) -> io::Result<u64> {
-        self.inner.len()
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        self.inner.read_exact_at(buf, offset)
-    }
-
-    fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
-        self.log.lock().unwrap().push(Step::Write { offset, data: data.to_vec() });
-        self.inner.write_all_at(data, offset)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.log.lock().unwrap().push(Step::Sync);
-        Ok(())
-    }
 }

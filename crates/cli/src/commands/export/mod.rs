@@ -15,7 +15,7 @@ use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, zoned::Zone};
 
 use super::copy::{self, CHUNK, CopyArgs, copy_args};
-use crate::args::action::{Action, COPY, IMAGE, KEY, PLAIN, POLICY, Prepared, UNLOCK};
+use crate::args::action::{Action, COPY, IMAGE, KEY, PLAIN, POLICY, Prepared, TOKENS, UNLOCK};
 use crate::error::CliError;
 use crate::ui::progress::Progress;
 use crate::ui::terminal;
@@ -28,7 +28,7 @@ pub(crate) const ACTION: Action = Action {
     name: "export",
     aliases: &[],
     arguments: &[IMAGE, "<output file or ->"],
-    options: &[KEY, UNLOCK, PLAIN, POLICY, COPY, &["table"]],
+    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, COPY, &["table"]],
     about: "decrypt a volume, or a part of it, to a raw image",
     prepare: |options, mut arguments| {
         let (image, output) = (arguments.path()?, arguments.path()?);
@@ -127,7 +127,10 @@ fn check_output(args: &CopyArgs) -> anyhow::Result<Output> {
     let found = std::fs::metadata(path);
     let holds_data = found.is_ok_and(|out| out.file_type().is_block_device() || (out.is_file() && out.len() > 0));
     if holds_data && !args.batch && terminal::stdin_is_terminal() {
-        terminal::confirm(&format!("This will overwrite data on {} irrevocably.", path.display()))?;
+        terminal::confirm(
+            &format!("This will overwrite data on {} irrevocably.", path.display()),
+            CliError::NotConfirmed,
+        )?;
     }
     Ok(output)
 }

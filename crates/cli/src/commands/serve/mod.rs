@@ -23,7 +23,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, UNLOCK};
+use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK};
 use crate::args::options::Options;
 use crate::args::source::{check_threads, source_args};
 use crate::control::background::{self, Launcher, RunMode};
@@ -45,7 +45,7 @@ pub(crate) const ACTION: Action = Action {
     name: "serve",
     aliases: &[],
     arguments: &[SOURCE],
-    options: &[KEY, UNLOCK, PLAIN, POLICY, SERVE, THREAD_FLAGS, &["table"]],
+    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SERVE, THREAD_FLAGS, &["table"]],
     about: "serve the decrypted volume over NBD",
     prepare: |options, mut arguments| {
         let args = serve_args(options, arguments.path()?)?;

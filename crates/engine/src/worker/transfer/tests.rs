@@ -1,12 +1,11 @@
 //! Tests of every state with its events, without a ring.
 
 use super::*;
-use crate::mapping::Kind as TargetKind;
 use crate::request::Operation;
 use crate::stats::Work;
 use crate::worker::path::{Facts, Order, Via};
 use crate::zone_queue::WriteId;
-use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
+use inlock_cipher::{CipherSpec, DataUnitSize, Segment, TargetType, VolumeKey};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -30,7 +29,7 @@ fn mapping() -> CryptMapping {
 fn script(kind: Kind, fua: bool, (offset, len): (u64, u64), facts: &Facts) -> Script {
     let crypt = mapping();
     let range = crypt.locate(offset, len, 1 << 20).unwrap();
-    assert_eq!(range.kind, TargetKind::Crypt);
+    assert_eq!(range.kind, TargetType::Crypt);
     let path = Path::of(kind != Kind::Read, fua, &range, facts);
     let mut data = Buffer::new(range.aligned_len);
     data.data_mut()[range.requested()].fill(MARK);

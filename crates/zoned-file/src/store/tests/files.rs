@@ -15,7 +15,7 @@ fn reopened_zoned_file_has_same_states_and_data() {
     let (dir, path) = create(&layout());
     let block = [3; BLOCK as usize];
     {
-        let file = ZonedFile::open(&path, false).unwrap();
+        let file = ZonedFile::open(&path).unwrap();
         file.write_at(&block, 2 * ZONE).unwrap();
         file.manage(ZoneAction::Open, 3 * ZONE, ZONE).unwrap();
         // The process is killed.
@@ -26,7 +26,7 @@ fn reopened_zoned_file_has_same_states_and_data() {
     for end in ["", ".zones"] {
         std::fs::copy(dir.path().join(format!("disk{end}")), dir.path().join(format!("copy{end}"))).unwrap();
     }
-    let file = ZonedFile::open(&copy, false).unwrap();
+    let file = ZonedFile::open(&copy).unwrap();
     assert_eq!(state(&file, 2), (ZoneCondition::ImplicitOpen, BLOCK));
     assert_eq!(state(&file, 3), (ZoneCondition::ExplicitOpen, 0));
     let mut bytes = [0; BLOCK as usize];
@@ -41,14 +41,14 @@ fn reopened_zoned_file_has_same_states_and_data() {
 #[test]
 fn zoned_file_has_one_writer_or_many_readers() {
     let (_dir, path) = create(&layout());
-    let writer = ZonedFile::open(&path, false).unwrap();
-    assert!(matches!(ZonedFile::open(&path, false).err(), Some(ZonedFileError::Busy(_))));
-    assert!(matches!(ZonedFile::open(&path, true).err(), Some(ZonedFileError::Busy(_))));
+    let writer = ZonedFile::open(&path).unwrap();
+    assert!(matches!(ZonedFile::open(&path).err(), Some(ZonedFileError::Busy(_))));
+    assert!(matches!(ZonedFile::open_read_only(&path).err(), Some(ZonedFileError::Busy(_))));
     writer.write_at(&[1; BLOCK as usize], 2 * ZONE).unwrap();
     assert_eq!(ZonedFile::look(&path).unwrap().1[2].write_pointer, Some(2 * ZONE + BLOCK));
     drop(writer);
-    let readers = [ZonedFile::open(&path, true).unwrap(), ZonedFile::open(&path, true).unwrap()];
-    assert!(matches!(ZonedFile::open(&path, false).err(), Some(ZonedFileError::Busy(_))));
+    let readers = [ZonedFile::open_read_only(&path).unwrap(), ZonedFile::open_read_only(&path).unwrap()];
+    assert!(matches!(ZonedFile::open(&path).err(), Some(ZonedFileError::Busy(_))));
     for reader in &readers {
         assert!(reader.geometry().read_only);
         assert_eq!(reader.write_at(&[1; BLOCK as usize], 2 * ZONE + BLOCK), Err(Errno::PERM));
@@ -62,10 +62,10 @@ fn zoned_file_is_detected_by_sidecar_or_mark() {
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     assert!(ZonedFile::is_zoned(&path) && ZonedFile::is_zoned(&link));
-    ZonedFile::open(&link, false).unwrap();
+    ZonedFile::open(&link).unwrap();
     std::fs::remove_file(dir.path().join("disk.zones")).unwrap();
     assert!(ZonedFile::is_zoned(&path));
-    assert!(matches!(ZonedFile::open(&path, true).err(), Some(ZonedFileError::NoSidecar { .. })));
+    assert!(matches!(ZonedFile::open_read_only(&path).err(), Some(ZonedFileError::NoSidecar { .. })));
     let plain = dir.path().join("plain");
     std::fs::write(&plain, [0; 8192]).unwrap();
     assert!(!ZonedFile::is_zoned(&plain) && !ZonedFile::is_zoned(dir.path()));

@@ -8,18 +8,20 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use inlock_volume::{
-    BoundedDevice, CipherSpec, DataUnitSize, FileDevice, Hash, HeaderPolicy, KdfKind, KdfRequest, Secret, Volume,
+    BoundedDevice, CipherSpec, DataUnitSize, FileDevice, Hash, HeaderPolicy, KdfKind, Secret, Volume, VolumeKey,
     ZoneFault, Zones, luks1, luks2,
 };
 
-use crate::args::action::{Action, IMAGE, KDF, KEY, Prepared};
+use crate::args::action::{Action, IMAGE, KDF, KEY, KEYSLOT, Prepared};
+use crate::args::keyslot::{KeyslotArgs, keyslot_args};
 use crate::args::options::Options;
-use crate::args::source::{KdfArgs, cipher_of, hash_of, kdf_args, key_args, key_len_of, policy_of, volume_type_of};
+use crate::args::source::{cipher_of, key_args_or, key_len_of, policy_of, volume_type_of};
 use crate::error::{CliError, cannot_format};
 use crate::system::durable;
 use crate::ui::print::{print_stderr, warn};
 use crate::ui::terminal;
 use crate::volume::device::{Device, OpenMode};
+use crate::volume::header_file;
 use crate::volume::lock::{self, Mode};
 use crate::volume::secret::{self, Ask};
 use crate::volume::source::{KeyArgs, KeyFile, Luks, VolumeType};
@@ -29,7 +31,7 @@ pub(crate) const ACTION: Action = Action {
     name: "luksFormat",
     aliases: &[],
     arguments: &[IMAGE, "[<key file>]"],
-    options: &[KEY, FORMAT, KDF, &["allow-null-cipher", "allow-null-iv"]],
+    options: &[KEY, FORMAT, KDF, KEYSLOT, &["volume-key-file", "allow-null-cipher", "allow-null-iv"]],
     about: "create a LUKS volume in an image file or on a device",
     prepare: |options, mut arguments| {
         let args = format_args(options, arguments.path()?, arguments.optional())?;
@@ -43,12 +45,18 @@ const FORMAT: &[&str] = &[
     "key-slot",
     "cipher",
     "key-size",
-    "hash",
     "sector-size",
     "offset",
+    "align-payload",
+    "luks2-metadata-size",
+    "luks2-keyslots-size",
+    "use-random",
+    "use-urandom",
+    "disable-locks",
     "uuid",
     "label",
     "subsystem",
+    "header-backup-file",
 ];
 
 /// A LUKS volume to create.
@@ -61,14 +69,22 @@ struct FormatArgs {
     cipher: CipherSpec,
     key_len: usize,
     hash: Hash,
+    keyslot: KeyslotArgs,
+    /// In bytes, with LUKS2.
+    metadata_len: Option<u64>,
+    /// In bytes, with LUKS2.
+    keyslots_len: Option<u64>,
     sector_size: Option<DataUnitSize>,
     /// Start of the data in sectors of 512 bytes.
     offset: Option<u64>,
     uuid: Option<String>,
     label: Option<String>,
     subsystem: Option<String>,
-    kdf: KdfArgs,
+    /// Alignment of the data in sectors.
+    align: Option<u64>,
     policy: HeaderPolicy,
+    /// File for a backup of the new header.
+    backup: Option<PathBuf>,
     /// `--batch-mode`
     batch: bool,
 }
@@ -80,13 +96,9 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
         _ => return Err(CliError::usage("Action luksFormat creates LUKS volumes only.")),
     };
     if version == 1 {
-        if options.label.is_some() || options.subsystem.is_some() {
-            return Err(CliError::usage("Options --label and --subsystem are supported only for LUKS2 volumes."));
-        }
-        if options.sector_size.is_some_and(|size| size != 512) {
-            return Err(CliError::usage("Unsupported encryption sector size: LUKS1 has 512 bytes."));
-        }
+        check_luks1(&options)?;
     }
+    check_layout(&options)?;
     let sector_size = match options.sector_size.map(DataUnitSize::new).transpose() {
         Ok(size) if size.is_none_or(|size| size <= DataUnitSize::LUKS_MAX) => size,
         _ => {
@@ -95,14 +107,7 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
             ));
         }
     };
-    let mut key = key_args(&options)?;
-    if let Some(path) = key_file {
-        if key.file.is_some() {
-            return Err(CliError::usage("The key file is given twice: by --key-file and as an argument."));
-        }
-        key.file = Some(if path.as_os_str() == "-" { KeyFile::Stdin } else { KeyFile::Path(path) });
-        key.offset = options.keyfile_offset.unwrap_or(0);
-    }
+    let key = key_args_or(&options, key_file)?;
     let slots = if version == 1 { 8 } else { 32 };
     if key.slot.is_some_and(|slot| slot >= slots) {
         return Err(CliError::usage(format!("Keyslot is invalid: LUKS{version} has keyslots 0 to {}.", slots - 1)));
@@ -114,12 +119,12 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
         }
     }
     let cipher = cipher_of(&options)?;
-    let kdf = kdf_args(&options)?;
-    if version == 1 && kdf.kind.is_some_and(|kind| kind != KdfKind::Pbkdf2) {
+    let keyslot = keyslot_args(&options)?;
+    if version == 1 && keyslot.kdf.kind.is_some_and(|kind| kind != KdfKind::Pbkdf2) {
         return Err(CliError::usage("LUKS1 supports only the PBKDF pbkdf2."));
     }
     Ok(FormatArgs {
-        policy: policy_of(&options),
+        policy: policy_of(&options)?,
         batch: options.batch_mode,
         image,
         version,
@@ -128,16 +133,64 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
         key_len: key_len_of(&options, cipher, true)?,
         sector_size,
         offset: options.offset,
-        kdf,
-        hash: hash_of(&options)?.unwrap_or(Hash::Sha256),
+        align: options.align_payload.filter(|sectors| *sectors > 0),
+        hash: keyslot.hash.unwrap_or(Hash::Sha256),
+        keyslot,
+        metadata_len: options.luks2_metadata_size,
+        keyslots_len: options.luks2_keyslots_size,
         header: options.header,
+        backup: options.header_backup_file,
         uuid: options.uuid,
         label: options.label,
         subsystem: options.subsystem,
     })
 }
 
+/// Refuses what LUKS1 does not have.
+fn check_luks1(options: &Options) -> anyhow::Result<()> {
+    if options.label.is_some() || options.subsystem.is_some() {
+        return Err(CliError::usage("Options --label and --subsystem are supported only for LUKS2 volumes."));
+    }
+    if options.luks2_metadata_size.is_some() || options.luks2_keyslots_size.is_some() {
+        return Err(CliError::usage("Unsupported LUKS2 metadata size options."));
+    }
+    if options.keyslot_cipher.is_some() {
+        return Err(CliError::usage("Keyslot encryption parameters can be set only for LUKS2 device."));
+    }
+    if options.sector_size.is_some_and(|size| size != 512) {
+        return Err(CliError::usage("Unsupported encryption sector size: LUKS1 has 512 bytes."));
+    }
+    Ok(())
+}
+
+/// Refuses options of the layout and of random numbers that exclude each other.
+fn check_layout(options: &Options) -> anyhow::Result<()> {
+    if options.align_payload.is_some() && options.offset.is_some() {
+        return Err(CliError::usage("Options --align-payload and --offset cannot be combined."));
+    }
+    if options.offset.is_some_and(|sectors| !sectors.is_multiple_of(8)) {
+        return Err(CliError::usage("Data offset is not multiple of 4096 bytes."));
+    }
+    if options.use_random && options.use_urandom {
+        return Err(CliError::usage("Only one of --use-[u]random options is allowed."));
+    }
+    Ok(())
+}
+
 fn run(args: &FormatArgs) -> anyhow::Result<()> {
+    if let Some(file) = &args.backup {
+        header_file::check_new(file)?;
+    }
+    create(args)?;
+    if let Some(file) = &args.backup {
+        let device = Device::open(args.header.as_deref().unwrap_or(&args.image), OpenMode::Read)?;
+        let message = || format!("{} was created, but its header was not backed up", args.image.display());
+        header_file::create(&device, file).with_context(message)?;
+    }
+    Ok(())
+}
+
+fn create(args: &FormatArgs) -> anyhow::Result<()> {
     let Some(header) = &args.header else {
         let device = Device::open(&args.image, OpenMode::Create)?.with_zones()?;
         return format(args, &device, None);
@@ -173,24 +226,36 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     if holder.len < needed {
         return Err(CliError::TooSmall { path: holder.path.clone(), len: holder.len, needed }.into());
     }
+    if let (Some(asked), Some(len)) = (args.keyslots_len, luks2_options(args, placement).keyslots_len)
+        && len < asked
+    {
+        warn(format_args!("the LUKS2 keyslots area is changed to {len} bytes, which end before the data"));
+    }
     let interactive = terminal::stdin_is_terminal() && !args.batch;
     if interactive {
         if Volume::load(&FileDevice::new(device.share()?)).is_ok() {
             let path = device.path.display();
             print_stderr(format_args!("WARNING: Device {path} already contains a 'crypto_LUKS' superblock signature."));
         }
-        terminal::confirm(&format!("This will overwrite data on {} irrevocably.", device.path.display()))?;
+        terminal::confirm(
+            &format!("This will overwrite data on {} irrevocably.", device.path.display()),
+            CliError::NotConfirmed,
+        )?;
     }
-    let ask = Ask { device: &args.image, verify: interactive || args.key.verify, stdin_taken: false };
+    let ask = Ask { device: &args.image, prompt: None, verify: interactive || args.key.verify, stdin_taken: false };
     let given = secret::read(&args.key, ask, None)?;
     if given.secret.is_empty() && matches!(args.key.file, Some(KeyFile::Path(_))) {
         warn("the key file is empty: the volume opens without a passphrase");
     }
+    let key = match &args.key.volume_key {
+        Some(source) => Some(secret::read_volume_key(source, Some(args.key_len))?),
+        None => None,
+    };
     let _header = lock::header(device, Mode::Exclusive)?;
     if data.is_some() && !device.is_block() && device.len < header_len {
         device.file.set_len(header_len).with_context(|| format!("cannot enlarge {}", device.path.display()))?;
     }
-    write(args, placement, device, data, &given.secret).map_err(cannot_format(&device.path))
+    write(args, placement, device, data, &given.secret, key).map_err(cannot_format(&device.path))
 }
 
 /// Offset and unit of the data.
@@ -205,7 +270,7 @@ struct DataPlacement {
 impl DataPlacement {
     /// Returns the values of the options; on a zoned device, those that fit the zones of `holder`, which has the data.
     fn find(args: &FormatArgs, device: &Device, holder: &Device) -> anyhow::Result<Self> {
-        let asked = Self { offset: args.offset, sector_size: args.sector_size };
+        let asked = Self { offset: asked_offset(args), sector_size: args.sector_size };
         let Some(zones) = &holder.zones else { return Ok(asked) };
         let attached = device.identity() == holder.identity();
         Self::on_zones(args, zones, attached).map_err(|fault| {
@@ -219,8 +284,8 @@ impl DataPlacement {
     }
 
     fn on_zones(args: &FormatArgs, zones: &Zones, attached: bool) -> Result<Self, ZoneFault> {
-        let asked = Self { offset: args.offset, sector_size: args.sector_size };
-        let offset = match args.offset.map(|sectors| sectors.saturating_mul(512)) {
+        let asked = Self { offset: asked_offset(args), sector_size: args.sector_size };
+        let offset = match asked.offset.map(|sectors| sectors.saturating_mul(512)) {
             Some(bytes) => {
                 zones.check_offset(bytes)?;
                 if attached {
@@ -251,18 +316,29 @@ fn write(
     device: &Device,
     data: Option<&Device>,
     secret: &Secret,
+    key: Option<VolumeKey>,
 ) -> Result<(), inlock_volume::FormatError> {
     let target =
         BoundedDevice::new(FileDevice::new(device.share()?), device.zones.map_or(u64::MAX, |zones| zones.conventional));
     if args.version == 1 {
-        luks1::format(&target, luks1_options(args, placement), secret)?;
+        let mut options = luks1_options(args, placement);
+        options.volume_key = key;
+        luks1::format(&target, options, secret)?;
     } else {
         let mut options = luks2_options(args, placement);
+        options.volume_key = key;
         // A zoned file is longer than its zones.
         options.data_len = data.or(device.zones.map(|_| device)).map(|data| data.len);
         luks2::format(&target, options, secret)?;
     }
     Ok(())
+}
+
+/// Returns the start of the data that the options ask for, in sectors.
+fn asked_offset(args: &FormatArgs) -> Option<u64> {
+    let Some(sectors) = args.align else { return args.offset };
+    let (header_len, _) = layout(args, DataPlacement { offset: None, sector_size: None });
+    header_len.div_ceil(512).checked_next_multiple_of(sectors)
 }
 
 /// Returns length of the header and start of the data, in bytes.
@@ -281,7 +357,7 @@ fn luks1_options(args: &FormatArgs, placement: DataPlacement) -> luks1::FormatOp
     options.cipher = args.cipher;
     options.key_len = args.key_len;
     options.hash = args.hash;
-    options.kdf = kdf_request(args, KdfKind::Pbkdf2);
+    options.kdf = args.keyslot.kdf.request(KdfKind::Pbkdf2, args.hash);
     options.uuid = args.uuid.clone();
     options.detached = args.header.is_some();
     options.payload_offset = placement.offset.filter(|sectors| *sectors > 0 || args.offset.is_some());
@@ -295,27 +371,27 @@ fn luks2_options(args: &FormatArgs, placement: DataPlacement) -> luks2::FormatOp
     options.cipher = args.cipher;
     options.key_len = args.key_len;
     options.hash = args.hash;
-    options.kdf = kdf_request(args, KdfKind::Argon2id);
+    options.kdf = args.keyslot.kdf.request(KdfKind::Argon2id, args.hash);
+    options.keyslot_cipher = args.keyslot.cipher;
+    if let Some(len) = args.metadata_len {
+        options.metadata_len = len;
+    }
     options.sector_size = placement.sector_size;
     options.uuid = args.uuid.clone();
     options.label = args.label.clone().unwrap_or_default();
     options.subsystem = args.subsystem.clone().unwrap_or_default();
     options.detached = args.header.is_some();
     options.data_offset = placement.offset.map(|sectors| sectors.saturating_mul(512));
+    options.keyslots_len = match (args.keyslots_len, options.data_offset) {
+        // The keyslot areas end before the data.
+        (Some(asked), Some(start)) if !options.detached => {
+            Some(asked.min(start.saturating_sub(options.metadata_len.saturating_mul(2))))
+        }
+        (asked, _) => asked,
+    };
     options.keyslot = args.key.slot.unwrap_or(0);
     options.policy = args.policy.clone();
     options
-}
-
-fn kdf_request(args: &FormatArgs, default: KdfKind) -> KdfRequest {
-    let kdf = &args.kdf;
-    let mut request = KdfRequest::new(kdf.kind.unwrap_or(default));
-    request.hash = args.hash;
-    request.iter_time_ms = kdf.iter_time_ms.unwrap_or(KdfRequest::DEFAULT_ITER_TIME_MS);
-    request.forced_iterations = kdf.force_iterations;
-    request.memory_kib = kdf.memory_kib;
-    request.lanes = kdf.parallel;
-    request
 }
 
 /// Creates the file, for its owner only, unless it exists. Returns whether it was created.

@@ -15,7 +15,7 @@ pub(crate) const ACTION: Action = Action {
     options: &[HEADER],
     about: "test for a LUKS header, by the exit status",
     prepare: |options, mut arguments| {
-        let args = header_args(options, arguments.path()?)?;
+        let args = header_args(&options, arguments.path()?)?;
         Ok(Prepared::new(move || run(&args)))
     },
 };

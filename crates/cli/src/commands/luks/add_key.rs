@@ -1,0 +1,123 @@
+//! `luksAddKey`: adds a keyslot with a new passphrase, or an unbound one with a key of its own.
+
+use std::fs::File;
+use std::io::Read;
+
+use anyhow::Context;
+use inlock_volume::{NewKeyslot, VolumeKey};
+
+use crate::args::action::{Action, Arguments, HEADER, IMAGE, KDF, KEY, KEYSLOT, NEW_KEY, Prepared, TOKENS, VOLUME_KEY};
+use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure, new_key_args};
+use crate::args::options::Options;
+use crate::args::source::header_args;
+use crate::error::CliError;
+use crate::ui::print::{print_stderr, print_verbose};
+use crate::volume::edit::scrubbed;
+use crate::volume::header::Header;
+use crate::volume::secret::{self, Ask};
+use crate::volume::source::{HeaderArgs, KeyArgs, NewKeyArgs};
+
+pub(crate) const ACTION: Action = Action {
+    name: "luksAddKey",
+    aliases: &[],
+    arguments: &[IMAGE, "[<new key file>]"],
+    options: &[
+        KEY,
+        VOLUME_KEY,
+        HEADER,
+        KDF,
+        KEYSLOT,
+        NEW_KEY,
+        TOKENS,
+        &["tries", "key-slot", "new-keyfile", "new-key-slot", "unbound", "key-size"],
+    ],
+    about: "add key to LUKS device",
+    prepare: |options, mut arguments| {
+        let args = AddKeyArgs::new(&options, &mut arguments)?;
+        Ok(Prepared::new(move || scrubbed(|| args.run())))
+    },
+};
+
+/// A keyslot to add.
+struct AddKeyArgs {
+    at: HeaderArgs,
+    /// The existing passphrase or key.
+    key: KeyArgs,
+    new: NewKeyArgs,
+    /// Number of the new keyslot.
+    number: Option<u32>,
+    keyslot: KeyslotArgs,
+    /// Length in bytes of the key of an unbound keyslot.
+    unbound: Option<usize>,
+}
+
+impl AddKeyArgs {
+    fn new(options: &Options, arguments: &mut Arguments) -> anyhow::Result<Self> {
+        let at = header_args(options, arguments.path()?)?;
+        let mut key = existing_key_args(options, None)?;
+        let unbound = match (options.unbound, options.key_size) {
+            (true, None | Some(0)) => return Err(CliError::usage("Key size is required with --unbound option.")),
+            (_, Some(bits)) if !bits.is_multiple_of(8) => {
+                return Err(CliError::usage("Key size must be a multiple of 8 bits."));
+            }
+            (true, Some(bits)) => Some(bits as usize / 8),
+            (false, Some(_)) if key.volume_key.is_none() => {
+                return Err(CliError::usage("Option --key-size needs --unbound or --volume-key-file."));
+            }
+            (false, _) => None,
+        };
+        let new = new_key_args(options, arguments.optional())?;
+        let mut number = options.new_key_slot;
+        if number.is_none() && options.key_slot.is_some() {
+            print_stderr("WARNING: The --key-slot parameter is used for new keyslot number.");
+            number = key.slot.take();
+        }
+        Ok(Self { at, key, new, number, keyslot: keyslot_args(options)?, unbound })
+    }
+
+    fn run(&self) -> anyhow::Result<()> {
+        let mut header = Header::load_to_edit(&self.at)?;
+        if self.unbound.is_some() {
+            header.check_luks2()?;
+        }
+        let mut keyslot = self.keyslot.request(&header.volume)?;
+        keyslot.number = self.number;
+        let number = match self.unbound {
+            Some(len) => self.add_unbound(&mut header, &mut keyslot, len)?,
+            None => self.add(&mut header, &mut keyslot)?,
+        };
+        print_verbose(format_args!("Key slot {number} created."));
+        Ok(())
+    }
+
+    fn add(&self, header: &mut Header, keyslot: &mut NewKeyslot) -> anyhow::Result<u32> {
+        let key = match &self.key.volume_key {
+            Some(source) => header.read_volume_key(source)?,
+            None => {
+                let prompt = Some("Enter any existing passphrase: ");
+                let ask = Ask { device: header.path(), prompt, verify: self.key.verify, stdin_taken: false };
+                header.open_bound_keyslot(&self.key, ask)?.1
+            }
+        };
+        let passphrase = secret::read_new(&self.new, header.path(), "Enter new passphrase for key slot: ")?;
+        measure(keyslot, key.len())?;
+        header.edit(|volume, device| volume.add_keyslot(device, &key, &passphrase, keyslot))
+    }
+
+    fn add_unbound(&self, header: &mut Header, keyslot: &mut NewKeyslot, len: usize) -> anyhow::Result<u32> {
+        let key = match &self.key.volume_key {
+            Some(source) => secret::read_volume_key(source, Some(len))?,
+            None => random_key(len)?,
+        };
+        let passphrase = secret::read_new(&self.new, header.path(), "Enter new passphrase for key slot: ")?;
+        measure(keyslot, len)?;
+        header.edit(|volume, device| volume.add_unbound_keyslot(device, &key, &passphrase, keyslot))
+    }
+}
+
+fn random_key(len: usize) -> anyhow::Result<VolumeKey> {
+    let mut key = VolumeKey::zeroed(len);
+    let filled = File::open("/dev/urandom").and_then(|mut random| random.read_exact(key.as_mut_bytes()));
+    filled.context("cannot read random bytes")?;
+    Ok(key)
+}

@@ -1,0 +1,42 @@
+//! `erase`: removes all keyslots that hold the volume key.
+
+use inlock_volume::KeyslotStatus;
+
+use crate::args::action::{Action, Alias, HEADER, IMAGE, Prepared};
+use crate::args::source::header_args;
+use crate::ui::print::print_verbose;
+use crate::ui::terminal::confirm_change;
+use crate::volume::header::Header;
+use crate::volume::source::HeaderArgs;
+
+pub(crate) const ACTION: Action = Action {
+    name: "erase",
+    aliases: &[Alias::new("luksErase")],
+    arguments: &[IMAGE],
+    options: &[HEADER],
+    about: "erase all keyslots (remove encryption key)",
+    prepare: |options, mut arguments| {
+        let at = header_args(&options, arguments.path()?)?;
+        Ok(Prepared::new(move || run(&at, options.batch_mode)))
+    },
+};
+
+fn run(at: &HeaderArgs, batch: bool) -> anyhow::Result<()> {
+    let mut header = Header::load_to_edit(at)?;
+    let warning = format!(
+        "This operation will erase all keyslots on device {}.\nDevice will become unusable after this operation.",
+        header.path().display()
+    );
+    confirm_change(batch, &warning, "Operation aborted, keyslots were NOT wiped.")?;
+    let erased = header.keyslots(|status| matches!(status, KeyslotStatus::Active | KeyslotStatus::ActiveLast));
+    let keeps_others = !header.keyslots(|status| status == KeyslotStatus::Unbound).is_empty();
+    header.edit(|volume, device| match keeps_others {
+        false => volume.erase_keyslots(device),
+        // Their keys are not those of the volume.
+        true => erased.iter().try_for_each(|number| volume.kill_keyslot(device, *number)),
+    })?;
+    for number in erased {
+        print_verbose(format_args!("Key slot {number} removed."));
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! `luksHeaderRestore`: writes a backup of header and keyslots to a device.
+
+use std::path::Path;
+
+use inlock_volume::{HeaderBackup, Replaced, RestoreError, Volume};
+
+use super::header_backup::backup_file;
+use crate::args::action::{Action, IMAGE, Prepared};
+use crate::error::CliError;
+use crate::ui::terminal::confirm_change;
+use crate::volume::header_access::HeaderAccess;
+use crate::volume::header_file;
+
+pub(crate) const ACTION: Action = Action {
+    name: "luksHeaderRestore",
+    aliases: &[],
+    arguments: &[IMAGE],
+    options: &[&["header-backup-file"]],
+    about: "restore the header and the keyslots of a LUKS volume",
+    prepare: |options, mut arguments| {
+        let (file, batch) = (backup_file(&options)?, options.batch_mode);
+        let image = arguments.path()?;
+        Ok(Prepared::new(move || run(&image, &file, batch)))
+    },
+};
+
+fn run(image: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
+    let access = HeaderAccess::open(image)?;
+    let backup = header_file::read(file)?;
+    let path = &access.device.path;
+    let replaced = backup.compare(&access.header).map_err(cannot_restore(path, file))?;
+    confirm_change(batch, &warning(path, &backup, replaced), "Operation aborted, the header was NOT restored.")?;
+    backup.restore(&access.header).map_err(cannot_restore(path, file))
+}
+
+/// Returns cryptsetup's warning.
+fn warning(path: &Path, backup: &HeaderBackup, replaced: Replaced) -> String {
+    let path = path.display();
+    let kind = if matches!(backup.volume(), Volume::Luks1(_)) { "LUKS" } else { "LUKS2" };
+    let Replaced::Header { same_uuid, has_requirements } = replaced else {
+        return format!(
+            "Device {path} does not contain {kind} header. Replacing header can destroy data on that device."
+        );
+    };
+    let mut text =
+        format!("Device {path} already contains {kind} header. Replacing header will destroy existing keyslots.");
+    if !same_uuid {
+        text += "\nWARNING: real device header has different UUID than backup!";
+    }
+    if has_requirements {
+        text += "\nWARNING: unknown LUKS2 requirements detected in real device header!\n\
+                 Replacing header with backup may corrupt the data on that device!";
+    }
+    text
+}
+
+fn cannot_restore(path: &Path, file: &Path) -> impl FnOnce(RestoreError) -> anyhow::Error {
+    let (path, file) = (path.to_owned(), file.to_owned());
+    move |error| {
+        let (message, hint) = match error {
+            RestoreError::DeviceTooSmall { needed, len } => return CliError::TooSmall { path, len, needed }.into(),
+            RestoreError::OtherKeyLength => (
+                "Data offset or key size differs on device and backup, restore failed.".to_owned(),
+                "the backup belongs to another volume; compare `inlock luksDump` of both",
+            ),
+            RestoreError::OtherDataOffset { device, backup } => (
+                format!("Data offset differ on device and backup, restore failed: {device} and {backup} bytes."),
+                "the backup belongs to another volume; compare `inlock luksDump` of both",
+            ),
+            RestoreError::Requirements => (
+                format!("Forbidden LUKS2 requirements detected in backup {}.", file.display()),
+                "the backup was made during an operation that only cryptsetup can finish",
+            ),
+            error => {
+                let context = format!("cannot restore the header of {}", path.display());
+                return anyhow::Error::from(error).context(context);
+            }
+        };
+        CliError::refused(message, hint)
+    }
+}

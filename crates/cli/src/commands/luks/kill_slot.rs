@@ -1,0 +1,72 @@
+//! `luksKillSlot`: removes a keyslot by its number.
+//!
+//! A passphrase of another keyslot proves that one remains. It is not asked for with `--batch-mode`, and without a
+//! terminal standard input may be empty, as in cryptsetup.
+
+use inlock_volume::KeyslotStatus;
+
+use super::{LAST_KEYSLOT, NOT_WIPED};
+use crate::args::action::{Action, HEADER, IMAGE, KEY, Prepared};
+use crate::args::keyslot::existing_key_args;
+use crate::args::source::header_args;
+use crate::error::{CliError, Status};
+use crate::ui::print::{print_stderr, print_verbose};
+use crate::ui::terminal::confirm_change;
+use crate::volume::edit::scrubbed;
+use crate::volume::header::Header;
+use crate::volume::secret::{self, Ask};
+use crate::volume::source::{HeaderArgs, KeyArgs};
+
+pub(crate) const ACTION: Action = Action {
+    name: "luksKillSlot",
+    aliases: &[],
+    arguments: &[IMAGE, "<keyslot>"],
+    options: &[KEY, HEADER, &["tries"]],
+    about: "remove the keyslot of this number",
+    prepare: |options, mut arguments| {
+        let at = header_args(&options, arguments.path()?)?;
+        let number = arguments.word()?;
+        let key = existing_key_args(&options, None)?;
+        Ok(Prepared::new(move || scrubbed(|| run(&at, &number, &key, options.batch_mode))))
+    },
+};
+
+fn run(at: &HeaderArgs, number: &str, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
+    // Arguments in the wrong order are a missing device.
+    let mut header = Header::load_to_edit(at)?;
+    let number = number.parse().map_err(|_| CliError::usage(format!("'{number}' is not the number of a keyslot.")))?;
+    match header.volume.keyslot_status(number) {
+        KeyslotStatus::Invalid => {
+            let max = if header.volume.version() == 1 { 7 } else { 31 };
+            return Err(CliError::refused(
+                format!("Key slot {number} is invalid, please select between 0 and {max}."),
+                "run `inlock luksDump` to list the keyslots",
+            ));
+        }
+        KeyslotStatus::Inactive => {
+            return Err(CliError::refused(
+                format!("Keyslot {number} is not active."),
+                "run `inlock luksDump` to list the keyslots",
+            ));
+        }
+        KeyslotStatus::ActiveLast => confirm_change(batch, LAST_KEYSLOT, NOT_WIPED)?,
+        _ => {}
+    }
+    print_verbose(format_args!("Keyslot {number} is selected for deletion."));
+    let prompt = Some("Enter any remaining passphrase: ");
+    let ask = Ask { device: header.path(), prompt, verify: key.verify, stdin_taken: false };
+    if !(batch && secret::prompts(key, ask)) {
+        match header.open_remaining_keyslot(number, key, ask) {
+            Err(error) if matches!(error.downcast_ref(), Some(CliError::NothingToRead)) => {
+                print_stderr(CliError::NothingToRead);
+                if secret::prompts(key, ask) {
+                    return Err(CliError::Silent(Status::Wrong).into());
+                }
+            }
+            opened => drop(opened?),
+        }
+    }
+    header.edit(|volume, device| volume.kill_keyslot(device, number))?;
+    print_verbose(format_args!("Key slot {number} removed."));
+    Ok(())
+}

@@ -1,0 +1,24 @@
+//! `policy`: prints a policy file that pins the present header of a volume.
+
+use crate::args::action::{Action, HEADER, IMAGE, Prepared};
+use crate::args::source::header_args;
+use crate::error::cannot_unlock;
+use crate::ui::print::print;
+use crate::volume::header::Header;
+use crate::volume::policy_file;
+
+pub(crate) const ACTION: Action = Action {
+    name: "policy",
+    aliases: &[],
+    arguments: &[IMAGE],
+    options: &[HEADER],
+    about: "print a policy file that pins the header of a LUKS volume",
+    prepare: |options, mut arguments| {
+        let args = header_args(&options, arguments.path()?)?;
+        Ok(Prepared::new(move || {
+            let header = Header::load(&args, false)?;
+            let policy = header.volume.present_policy().map_err(cannot_unlock(&header.device.path))?;
+            print(policy_file::text_of(&policy)?)
+        }))
+    },
+};

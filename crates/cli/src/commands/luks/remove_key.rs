@@ -1,0 +1,41 @@
+//! `luksRemoveKey`: removes the keyslot that a passphrase or key opens.
+
+use inlock_volume::KeyslotStatus;
+
+use super::{LAST_KEYSLOT, NOT_WIPED};
+use crate::args::action::{Action, HEADER, IMAGE, KEY, Prepared};
+use crate::args::keyslot::existing_key_args;
+use crate::args::source::header_args;
+use crate::ui::print::print_verbose;
+use crate::ui::terminal::confirm_change;
+use crate::volume::edit::scrubbed;
+use crate::volume::header::Header;
+use crate::volume::secret::Ask;
+use crate::volume::source::{HeaderArgs, KeyArgs};
+
+pub(crate) const ACTION: Action = Action {
+    name: "luksRemoveKey",
+    aliases: &[],
+    arguments: &[IMAGE, "[<key file>]"],
+    options: &[KEY, HEADER, &["tries"]],
+    about: "remove the keyslot of a passphrase or key file",
+    prepare: |options, mut arguments| {
+        let at = header_args(&options, arguments.path()?)?;
+        let key = existing_key_args(&options, arguments.optional())?;
+        Ok(Prepared::new(move || scrubbed(|| run(&at, &key, options.batch_mode))))
+    },
+};
+
+fn run(at: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
+    let mut header = Header::load_to_edit(at)?;
+    let prompt = Some("Enter passphrase to be deleted: ");
+    let ask = Ask { device: header.path(), prompt, verify: key.verify, stdin_taken: false };
+    let (number, _) = header.open_bound_keyslot(key, ask)?;
+    print_verbose(format_args!("Keyslot {number} is selected for deletion."));
+    if header.volume.keyslot_status(number) == KeyslotStatus::ActiveLast {
+        confirm_change(batch, LAST_KEYSLOT, NOT_WIPED)?;
+    }
+    header.edit(|volume, device| volume.kill_keyslot(device, number))?;
+    print_verbose(format_args!("Key slot {number} removed."));
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! `--persistent`: stores the flags of a running volume in its LUKS2 header.
+
+use std::path::Path;
+
+use inlock_volume::{EditError, HeaderPolicy, Volume};
+
+use crate::args::options::Options;
+use crate::control::client::Client;
+use crate::control::name::Name;
+use crate::error::CliError;
+use crate::volume::header::Header;
+use crate::volume::source::{HeaderArgs, Luks};
+
+/// Flags of a device-mapper table that a header can store. There, they are written with dashes.
+const FLAGS: &[&str] =
+    &["allow_discards", "same_cpu_crypt", "submit_from_crypt_cpus", "no_read_workqueue", "no_write_workqueue"];
+
+/// Checks the options that go with `--persistent`.
+pub(super) fn check_options(options: &Options) -> anyhow::Result<()> {
+    if options.persistent && options.high_priority {
+        return Err(CliError::usage("Option --perf-high_priority cannot be combined with --persistent."));
+    }
+    Ok(())
+}
+
+/// Fails unless the header is LUKS2, before the volume is opened.
+pub(super) fn check_header(image: &Path, header: Option<&Path>) -> anyhow::Result<()> {
+    load(image, header).map(drop)
+}
+
+/// Stores the flags of a running volume.
+pub(super) fn store(name: &Name) -> anyhow::Result<()> {
+    let info = Client::of(name)?.status()?.info;
+    let mut header = load(&info.device, info.header.as_deref())?;
+    let mut flags: Vec<String> = Vec::new();
+    if info.allow_discards {
+        flags.push(FLAGS[0].to_owned());
+    }
+    flags.extend(info.table_flags.into_iter().filter(|flag| FLAGS.contains(&&**flag)));
+    header.edit(|volume, device| {
+        let Volume::Luks2(luks2) = volume else { return Err(EditError::NeedsLuks2("a flag")) };
+        let mut all: Vec<String> = flags.iter().map(|flag| flag.replace('_', "-")).collect();
+        // Flags that Inlock does not know stay.
+        let others = luks2.metadata().config.flags.iter();
+        all.extend(others.filter(|flag| !FLAGS.contains(&&*flag.replace('-', "_"))).cloned());
+        luks2.set_flags(device, &all.iter().map(String::as_str).collect::<Vec<_>>())
+    })
+}
+
+fn load(image: &Path, header: Option<&Path>) -> anyhow::Result<Header> {
+    let at = HeaderArgs {
+        image: image.to_owned(),
+        header: header.map(Path::to_owned),
+        luks: Luks::Any,
+        policy: HeaderPolicy::default(),
+    };
+    let header = Header::load_to_edit(&at)?;
+    header.check_luks2()?;
+    Ok(header)
+}

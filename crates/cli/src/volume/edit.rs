@@ -1,0 +1,190 @@
+//! Changing a LUKS header: asking for an existing key, and writing under the exclusive lock of the header.
+//!
+//! The lock of the header is enough, also while the volume is served: a process that serves it writes only to the
+//! payload, and reads the header under the same lock whenever it needs it again (docs/decisions/0036).
+
+use inlock_cipher::scrub_stack;
+use inlock_volume::{
+    EditError, FileDevice, HeaderPolicy, KeyslotStatus, NewKeyslot, Secret, UnlockError, UnlockOptions, Volume,
+    VolumeKey,
+};
+
+use super::device::{Device, OpenMode};
+use super::header::Header;
+use super::lock::{self, DeviceLock, Mode};
+use super::secret::{self, Ask};
+use super::source::{HeaderArgs, KeyArgs, Luks, VolumeKeyArgs};
+use super::unlocked::SCRUB;
+use crate::error::{CliError, cannot_edit, cannot_unlock};
+use crate::ui::print::{print_stderr, print_verbose, warn};
+
+/// Runs an action that handles keys, and wipes the stack memory that it has used.
+pub(crate) fn scrubbed<T>(run: impl FnOnce() -> T) -> T {
+    let result = on_own_frame(run);
+    scrub_stack::<SCRUB>();
+    result
+}
+
+#[inline(never)]
+fn on_own_frame<T>(run: impl FnOnce() -> T) -> T {
+    run()
+}
+
+impl Header {
+    /// Loads the header at `args` for changing it, as [`Header::load`] does.
+    pub(crate) fn load_to_edit(args: &HeaderArgs) -> anyhow::Result<Self> {
+        let device = Device::open(args.header.as_deref().unwrap_or(&args.image), OpenMode::Header)?;
+        Self::load_from(device, args.luks, false)?.complying(args)
+    }
+
+    /// Fails unless the header is LUKS2.
+    pub(crate) fn check_luks2(&self) -> anyhow::Result<()> {
+        match self.volume.version() {
+            2 => Ok(()),
+            _ => Err(CliError::NotLuks2 { path: self.device.path.clone() }.into()),
+        }
+    }
+
+    /// Locks the header exclusively, loads it again, and changes it.
+    pub(crate) fn edit<T>(
+        &mut self,
+        change: impl FnOnce(&mut Volume, &FileDevice) -> Result<T, EditError>,
+    ) -> anyhow::Result<T> {
+        let _lock = lock::header(&self.device, Mode::Exclusive)?;
+        let luks = if self.volume.version() == 1 { Luks::One } else { Luks::Two };
+        let current = self.read_again(luks)?;
+        if current.uuid() != self.volume.uuid() {
+            return Err(CliError::refused(
+                format!("Device {} has another header by now.", self.device.path.display()),
+                "check the device, and try again",
+            ));
+        }
+        self.volume = current;
+        let device = FileDevice::new(self.device.share()?);
+        change(&mut self.volume, &device).map_err(cannot_edit(&self.device.path))
+    }
+
+    /// Numbers of the keyslots in this state or states, in their order.
+    pub(crate) fn keyslots(&self, is_wanted: impl Fn(KeyslotStatus) -> bool) -> Vec<u32> {
+        (0..)
+            .map(|number| (number, self.volume.keyslot_status(number)))
+            .take_while(|(_, status)| *status != KeyslotStatus::Invalid)
+            .filter_map(|(number, status)| is_wanted(status).then_some(number))
+            .collect()
+    }
+
+    /// Reads a volume key, and verifies it.
+    pub(crate) fn read_volume_key(&self, source: &VolumeKeyArgs) -> anyhow::Result<VolumeKey> {
+        let key = secret::read_volume_key(source, self.volume.volume_key_len())?;
+        match self.volume.unlock_with_volume_key(key, &options_to_edit(None)) {
+            Err(UnlockError::WrongPassphrase) => Err(CliError::WrongVolumeKey.into()),
+            unlocked => unlocked.map(|unlocked| unlocked.key).map_err(cannot_unlock(&self.device.path)),
+        }
+    }
+
+    /// Asks for passphrases until one opens a keyslot, as often as the options allow.
+    pub(crate) fn open_keyslot(&self, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<(u32, VolumeKey)> {
+        self.ask_until(key, ask, |passphrase| self.open_keyslot_with(passphrase, key.slot))
+    }
+
+    /// Like [`Header::open_keyslot`], for a keyslot that holds the volume key.
+    pub(crate) fn open_bound_keyslot(&self, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<(u32, VolumeKey)> {
+        if key.tokens.is_requested()
+            && let Some(unlocked) = self.unlock_with_token(key, &options_to_edit(key.slot), ask)?
+        {
+            let number = unlocked.keyslot.unwrap_or_default();
+            print_verbose(format_args!("Key slot {number} unlocked."));
+            return Ok((number, unlocked.key));
+        }
+        self.ask_until(key, ask, |passphrase| match self.open_keyslot_with(passphrase, key.slot)? {
+            (number, _) if self.volume.keyslot_status(number) == KeyslotStatus::Unbound => Err(CliError::NoKey.into()),
+            opened => Ok(opened),
+        })
+    }
+
+    /// Asks for passphrases until one opens a keyslot other than `except`, or the last one.
+    pub(crate) fn open_remaining_keyslot(&self, except: u32, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<u32> {
+        let holds_key = |status| matches!(status, KeyslotStatus::Active | KeyslotStatus::ActiveLast);
+        let mut others = self.keyslots(holds_key);
+        if others.len() > 1 {
+            others.retain(|number| *number != except);
+        }
+        let opened = self.ask_until(key, ask, |passphrase| {
+            let mut first_error = None;
+            for number in &others {
+                match self.open_keyslot_with(passphrase, Some(*number)) {
+                    Err(error) if matches!(error.downcast_ref(), Some(CliError::NoKey)) => {}
+                    Err(error) => drop(first_error.get_or_insert(error)),
+                    opened => return opened,
+                }
+            }
+            Err(first_error.unwrap_or_else(|| CliError::NoKey.into()))
+        });
+        opened.map(|(number, _)| number)
+    }
+
+    /// Opens a keyslot, `slot` or any, and returns its number and its key.
+    pub(crate) fn open_keyslot_with(&self, passphrase: &Secret, slot: Option<u32>) -> anyhow::Result<(u32, VolumeKey)> {
+        let _lock = lock::header(&self.device, Mode::Shared)?;
+        let device = FileDevice::new(self.device.share()?);
+        let opened = self.volume.unlock_key(&device, passphrase, &options_to_edit(slot));
+        let opened = opened.map_err(cannot_unlock(&self.device.path))?;
+        print_verbose(format_args!("Key slot {} unlocked.", opened.0));
+        Ok(opened)
+    }
+
+    fn ask_until<T>(
+        &self,
+        key: &KeyArgs,
+        ask: Ask<'_>,
+        open: impl Fn(&Secret) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        self.report_memory(&options_to_edit(key.slot));
+        let mut left = if secret::prompts(key, ask) { key.tries } else { 1 };
+        loop {
+            let given = secret::read(key, ask, None)?;
+            left = left.saturating_sub(1);
+            match open(&given.secret) {
+                Err(error) if left > 0 && matches!(error.downcast_ref(), Some(CliError::NoKey)) => {
+                    print_stderr(CliError::NoKey);
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Gives a keyslot another passphrase. Without space for a second key, the keyslot is overwritten, with a warning.
+    pub(crate) fn change_keyslot(
+        &mut self,
+        number: u32,
+        key: &VolumeKey,
+        passphrase: &Secret,
+        mut new: NewKeyslot,
+    ) -> anyhow::Result<u32> {
+        self.edit(|volume, device| match volume.change_keyslot(device, number, key, passphrase, &new) {
+            Err(EditError::NoFreeKeyslot | EditError::NoFreeArea { .. }) => {
+                warn(format_args!(
+                    "there is no space for a second keyslot; keyslot {number} is overwritten, and a power cut destroys it"
+                ));
+                new.may_overwrite = true;
+                volume.change_keyslot(device, number, key, passphrase, &new)
+            }
+            changed => changed,
+        })
+    }
+
+    /// Locks the device of the header as a whole: no process has the volume open.
+    pub(crate) fn lock_unused(&self) -> anyhow::Result<DeviceLock> {
+        lock::whole_device(&self.device, Mode::Exclusive)
+    }
+}
+
+/// Returns the options to open a keyslot. No payload is used, so the volume may be one that a policy refuses to open.
+fn options_to_edit(keyslot: Option<u32>) -> UnlockOptions {
+    let mut options = UnlockOptions::default();
+    options.keyslot = keyslot;
+    let mut policy = HeaderPolicy::default();
+    (policy.allow_null_cipher, policy.allow_null_iv, policy.allow_linear_segment) = (true, true, true);
+    options.policy = policy;
+    options
+}

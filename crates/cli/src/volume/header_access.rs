@@ -1,0 +1,26 @@
+//! Opening the device of a LUKS header to replace or repair it: for one process, and with the header's lock.
+
+use std::path::Path;
+
+use inlock_volume::FileDevice;
+
+use super::device::{Device, OpenMode};
+use super::lock::{self, DeviceLock, Lock, Mode};
+
+/// A device whose header may be written. No process serves the volume, and none reads the header.
+pub(crate) struct HeaderAccess {
+    pub device: Device,
+    pub header: FileDevice,
+    _header: Lock,
+    _whole: DeviceLock,
+}
+
+impl HeaderAccess {
+    /// Opens and locks the device at `path`.
+    pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
+        let device = Device::open(path, OpenMode::Write)?;
+        let whole = lock::whole_device(&device, Mode::Exclusive)?;
+        let header = lock::header(&device, Mode::Exclusive)?;
+        Ok(Self { header: FileDevice::new(device.share()?), device, _header: header, _whole: whole })
+    }
+}

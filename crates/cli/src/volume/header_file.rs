@@ -1,0 +1,80 @@
+//! Files with a backup of a LUKS header.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use anyhow::Context;
+use inlock_volume::{BackupError, FileDevice, HeaderBackup};
+
+use super::device::{Device, OpenMode};
+use super::lock::{self, Mode};
+use crate::error::{CliError, cannot_load};
+use crate::system::durable;
+
+/// Refuses a backup file that exists. Called before anything is done that the backup is of.
+pub(crate) fn check_new(file: &Path) -> anyhow::Result<()> {
+    // A dangling link exists as well.
+    match std::fs::symlink_metadata(file) {
+        Ok(_) => Err(exists(file)),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Writes a backup of the header on `device`, which is locked meanwhile, to a new file.
+pub(crate) fn create(device: &Device, file: &Path) -> anyhow::Result<()> {
+    let backup = {
+        let _lock = lock::header(device, Mode::Shared)?;
+        HeaderBackup::of_device(&FileDevice::new(device.share()?)).map_err(cannot_back_up(&device.path))?
+    };
+    write(&backup, file)
+}
+
+/// Writes a backup to a new file, for its owner only to read.
+pub(crate) fn write(backup: &HeaderBackup, file: &Path) -> anyhow::Result<()> {
+    let mut output = match OpenOptions::new().write(true).create_new(true).mode(0o400).open(file) {
+        Ok(output) => output,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(exists(file)),
+        Err(error) => {
+            let message = format!("Cannot create header backup file {}.", file.display());
+            let refused = CliError::Refused { message, hint: "check the directory and its permissions" };
+            return Err(anyhow::Error::from(error).context(refused));
+        }
+    };
+    let written = output.write_all(backup.bytes()).and_then(|()| output.sync_all());
+    let written = written.with_context(|| format!("Cannot write header backup file {}.", file.display()));
+    let written = written.and_then(|()| durable::sync_name(&output, file));
+    if written.is_err() {
+        // This call created it, and a part of a backup is none.
+        let _ = std::fs::remove_file(file);
+    }
+    written
+}
+
+/// Reads and checks a backup file.
+pub(crate) fn read(file: &Path) -> anyhow::Result<HeaderBackup> {
+    let opened = Device::open(file, OpenMode::Read)?;
+    HeaderBackup::of_file(&FileDevice::new(opened.share()?)).map_err(|error| match error {
+        BackupError::Load(error) => anyhow::Error::from(error).context(CliError::Refused {
+            message: "Backup file does not contain valid LUKS header.".to_owned(),
+            hint: "use a file that `luksHeaderBackup` has created",
+        }),
+        error => anyhow::Error::from(error).context(format!("Cannot read header backup file {}.", file.display())),
+    })
+}
+
+fn exists(file: &Path) -> anyhow::Error {
+    CliError::refused(
+        format!("Requested header backup file {} already exists.", file.display()),
+        "choose another name; an old backup is never overwritten",
+    )
+}
+
+pub(crate) fn cannot_back_up(path: &Path) -> impl FnOnce(BackupError) -> anyhow::Error {
+    let path = path.to_owned();
+    move |error| match error {
+        BackupError::Load(error) => cannot_load(&path)(error),
+        error => anyhow::Error::from(error).context(format!("cannot back up the header of {}", path.display())),
+    }
+}

@@ -1,0 +1,174 @@
+//! Repair of a LUKS1 header, which has no second copy.
+//!
+//! Partition tools overwrite single keyslots: a partition table lies in keyslots 4 to 6. Offset and stripes of a
+//! keyslot are known without the header's help, since every program creates the same layout.
+
+use super::binary_header::{HEADER_LEN, KEYSLOT_DISABLED, KEYSLOT_ENABLED, KEYSLOTS, RawHeader, RawKeyslot};
+use super::{HEADER, STRIPES, check_header, layout, validate};
+use crate::error::{LoadError, RepairError};
+use crate::header_device::HeaderDevice;
+use crate::key_material::MAX_KEY_LEN;
+use crate::repair_step::Repair;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Offset of the signature of a partition table: in the salt of keyslot 6.
+const SIGNATURE: std::ops::Range<usize> = 510..512;
+const SIGNED_KEYSLOT: usize = 6;
+const SECTOR: usize = 512;
+
+/// Repairs of a header that may be too damaged to be loaded.
+#[derive(Debug)]
+pub(crate) struct Luks1Repair {
+    /// The header with all repairs, and without those that erase a keyslot.
+    with_erasing: RawHeader,
+    mended: RawHeader,
+    repairs: Vec<Repair>,
+}
+
+impl Luks1Repair {
+    pub(crate) fn plan(device: &dyn HeaderDevice) -> Result<Self, RepairError> {
+        let len = device.len()?;
+        if len < HEADER_LEN as u64 {
+            return Err(LoadError::Truncated { what: HEADER, needed: HEADER_LEN as u64, len }.into());
+        }
+        let mut bytes = [0; HEADER_LEN];
+        device.read_exact_at(&mut bytes, 0)?;
+        let raw = *RawHeader::ref_from_bytes(&bytes).expect("the array has the length of the header");
+        let key_len = u64::from(raw.key_bytes.get());
+        let checked = check_header(&raw);
+        let is_readable = checked.is_ok();
+        if key_len == 0 || key_len > MAX_KEY_LEN as u64 {
+            checked.map_err(LoadError::from)?;
+        }
+        let mut plan = Self { with_erasing: raw, mended: raw, repairs: Vec::new() };
+        plan.lower_hash();
+        for number in 0..KEYSLOTS {
+            if !is_readable {
+                plan.mend_layout(number, &raw);
+            }
+            plan.mend_flag(number);
+        }
+        if !is_readable {
+            plan.wipe_signature(&raw);
+        }
+        plan.with_erasing = plan.mended;
+        plan.erase_useless();
+        let luks1 = check_header(&plan.with_erasing).map_err(LoadError::from)?;
+        validate::check_inside(&luks1, len)?;
+        Ok(plan)
+    }
+
+    pub(crate) fn repairs(&self) -> &[Repair] {
+        &self.repairs
+    }
+
+    /// Writes the header. A power cut between its two sectors leaves some of the repairs.
+    pub(crate) fn execute(&self, device: &dyn HeaderDevice, erase: bool) -> Result<(), RepairError> {
+        let header = if erase { &self.with_erasing } else { &self.mended };
+        let mut bytes = [0; 2 * SECTOR];
+        device.read_exact_at(&mut bytes, 0)?;
+        let before = bytes;
+        bytes[..HEADER_LEN].copy_from_slice(header.as_bytes());
+        for start in [SECTOR, 0] {
+            let sector = start..start + SECTOR;
+            if bytes[sector.clone()] != before[sector.clone()] {
+                device.write_all_at(&bytes[sector], start as u64)?;
+                device.sync()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lower_hash(&mut self) {
+        let name = self.mended.hash_spec;
+        let lower = name.map(|byte| byte.to_ascii_lowercase());
+        if lower != name {
+            self.mended.hash_spec = lower;
+            let end = lower.iter().position(|&byte| byte == 0).unwrap_or(lower.len());
+            self.repairs.push(Repair::LowerHash { to: String::from_utf8_lossy(&lower[..end]).into_owned() });
+        }
+    }
+
+    /// Sets stripes and offset of a keyslot that breaks a rule. `raw`: the header before any repair.
+    fn mend_layout(&mut self, number: usize, raw: &RawHeader) {
+        let key_len = u64::from(raw.key_bytes.get());
+        let wanted = (layout::area_offset(key_len, number as u32) / 512) as u32;
+        let slot = &mut self.mended.keyslots[number];
+        let mut is_mended = false;
+        let mut set = |field, value: &mut zerocopy::byteorder::big_endian::U32, to: u32| {
+            let from = value.get().to_string();
+            let repair = Repair::MendKeyslot { keyslot: number as u32, field, from, to: to.to_string() };
+            self.repairs.push(repair);
+            *value = to.into();
+            is_mended = true;
+        };
+        if slot.stripes.get() != STRIPES {
+            set("stripes", &mut slot.stripes, STRIPES);
+        }
+        if slot.offset.get() != wanted && is_misplaced(raw, number) {
+            set("offset", &mut slot.offset, wanted);
+        }
+        if is_mended && slot.active.get() != KEYSLOT_ENABLED {
+            *slot = RawKeyslot { offset: slot.offset, stripes: slot.stripes, ..unused() };
+        }
+    }
+
+    /// Sets a damaged active flag: a keyslot with iterations and salt holds a key.
+    fn mend_flag(&mut self, number: usize) {
+        let slot = &mut self.mended.keyslots[number];
+        let from = slot.active.get();
+        if [KEYSLOT_ENABLED, KEYSLOT_DISABLED].contains(&from) {
+            return;
+        }
+        let has_key = slot.iterations.get() != 0 && slot.salt != [0; 32];
+        slot.active = if has_key { KEYSLOT_ENABLED } else { KEYSLOT_DISABLED }.into();
+        self.repairs.push(Repair::MendKeyslot {
+            keyslot: number as u32,
+            field: "active flag",
+            from: format!("{from:#010x}"),
+            to: if has_key { "enabled" } else { "disabled" }.to_owned(),
+        });
+    }
+
+    fn wipe_signature(&mut self, raw: &RawHeader) {
+        let slot = &mut self.mended.keyslots[SIGNED_KEYSLOT];
+        if raw.as_bytes()[SIGNATURE] == [0x55, 0xaa] && slot.active.get() == KEYSLOT_DISABLED {
+            slot.salt = [0; 32];
+            self.repairs.push(Repair::WipePartitionTable { keyslot: SIGNED_KEYSLOT as u32 });
+        }
+    }
+
+    /// Disables keyslots that no passphrase can open.
+    fn erase_useless(&mut self) {
+        for (number, slot) in (0..).zip(&mut self.with_erasing.keyslots) {
+            if slot.active.get() == KEYSLOT_ENABLED && slot.iterations.get() == 0 {
+                *slot = RawKeyslot { offset: slot.offset, stripes: slot.stripes, ..unused() };
+                self.repairs.push(Repair::EraseKeyslot { keyslot: number, reason: "iterations is 0".to_owned() });
+            }
+        }
+    }
+}
+
+fn unused() -> RawKeyslot {
+    RawKeyslot {
+        active: KEYSLOT_DISABLED.into(),
+        iterations: 0.into(),
+        salt: [0; 32],
+        offset: 0.into(),
+        stripes: STRIPES.into(),
+    }
+}
+
+/// Whether the area of a keyslot overlaps the header, the payload, or another keyslot.
+fn is_misplaced(raw: &RawHeader, number: usize) -> bool {
+    let key_len = u64::from(raw.key_bytes.get());
+    let len = layout::area_len(key_len);
+    let range = |slot: &RawKeyslot| (u64::from(slot.offset.get()) * 512, u64::from(slot.offset.get()) * 512 + len);
+    let (start, end) = range(&raw.keyslots[number]);
+    let payload = u64::from(raw.payload_offset.get()) * 512;
+    let overlaps = |(other, slot): (usize, &RawKeyslot)| {
+        let (other_start, other_end) = range(slot);
+        other != number && start < other_end && other_start < end
+    };
+    start < HEADER_LEN as u64 || payload != 0 && end > payload || raw.keyslots.iter().enumerate().any(overlaps)
+}

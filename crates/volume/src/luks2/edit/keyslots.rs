@@ -1,0 +1,224 @@
+//! Adding and removing keyslots.
+
+use super::object::{free_number, refer, remove_keyslots, section};
+use crate::edit::{EditError, KeyslotStatus, NewKeyslot};
+use crate::header_device::HeaderDevice;
+use crate::luks_cipher;
+use crate::luks2::metadata::{Keyslot, KeyslotKind, SegmentKind};
+use crate::luks2::new_digest::new_digest;
+use crate::luks2::new_keyslot::{KeyslotPlan, area_len};
+use crate::luks2::validate::{MAX_DIGESTS, MAX_OBJECTS};
+use crate::luks2::wipe::overwrite_key;
+use crate::luks2::{Luks2, areas, digest};
+use crate::pbkdf::{Hash, KdfLimits, KdfRequest};
+use crate::secret::Secret;
+use inlock_cipher::{CipherSpec, VolumeKey};
+use serde_json::{Map, Value};
+use std::ops::Range;
+
+/// Type of the keyslot that holds the state of a re-encryption.
+const REENCRYPT: &str = "reencrypt";
+
+impl Luks2 {
+    /// Adds a keyslot that holds the volume key, as [`Volume::add_keyslot`](crate::Volume::add_keyslot).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn add_keyslot(
+        &mut self,
+        device: &dyn HeaderDevice,
+        key: &VolumeKey,
+        passphrase: &Secret,
+        new: &NewKeyslot,
+    ) -> Result<u32, EditError> {
+        self.check_requirements()?;
+        let digest = self.volume_digest().ok_or(EditError::WrongKey)?;
+        self.check_key(digest, key)?;
+        self.insert(device, key, passphrase, new, |map, number| {
+            refer(&mut section(map, "digests")[&digest.to_string()], number);
+            Ok(())
+        })
+    }
+
+    /// Adds a keyslot that holds another key, bound to no segment, with a digest of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::add_unbound_keyslot`](crate::Volume::add_unbound_keyslot).
+    pub fn add_unbound_keyslot(
+        &mut self,
+        device: &dyn HeaderDevice,
+        key: &VolumeKey,
+        passphrase: &Secret,
+        new: &NewKeyslot,
+    ) -> Result<u32, EditError> {
+        self.check_requirements()?;
+        if !(1..=crate::key_material::MAX_KEY_LEN).contains(&key.len()) {
+            return Err(EditError::InvalidOption { option: "key-size", reason: "a key has 1 to 512 bytes" });
+        }
+        let no_digest = EditError::NoFreeDigest { max: MAX_DIGESTS };
+        let digest = free_number(&self.metadata.digests, MAX_DIGESTS).ok_or(no_digest)?;
+        let hash = new.hash.unwrap_or(Hash::Sha256);
+        self.insert(device, key, passphrase, new, |map, number| {
+            let object = new_digest(key, hash, &new.kdf, &[&number.to_string()], &[])?;
+            section(map, "digests").insert(digest.to_string(), object);
+            Ok(())
+        })
+    }
+
+    /// Adds a keyslot to which `bind` adds the references.
+    fn insert(
+        &mut self,
+        device: &dyn HeaderDevice,
+        key: &VolumeKey,
+        passphrase: &Secret,
+        new: &NewKeyslot,
+        bind: impl FnOnce(&mut Map<String, Value>, u32) -> Result<(), EditError>,
+    ) -> Result<u32, EditError> {
+        let number = self.free_keyslot(new.number)?;
+        let offset = self.free_area(key.len())?;
+        let (object, material) = self.plan(key, new)?.seal(key, passphrase, offset)?;
+        let mut map = self.map.clone();
+        section(&mut map, "keyslots").insert(number.to_string(), object);
+        bind(&mut map, number)?;
+        let draft = self.draft_of(map)?;
+        device.write_all_at(&material, offset)?;
+        device.sync()?;
+        self.write(device, draft)?;
+        Ok(number)
+    }
+
+    /// Removes a keyslot and overwrites its key material, as
+    /// [`Volume::kill_keyslot`](crate::Volume::kill_keyslot).
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn kill_keyslot(&mut self, device: &dyn HeaderDevice, number: u32) -> Result<(), EditError> {
+        let slot = self.active_keyslot(number)?;
+        if matches!(&slot.kind, KeyslotKind::Other(kind) if kind == REENCRYPT) {
+            return Err(EditError::KeyslotOfReencryption(number));
+        }
+        let area = area(slot);
+        let mut map = self.map.clone();
+        remove_keyslots(&mut map, &[number]);
+        let draft = self.draft_of(map)?;
+        overwrite_key(device, number, area)?;
+        Ok(self.write(device, draft)?)
+    }
+
+    /// Removes all keyslots, and overwrites all keyslot areas, also those that no keyslot refers to.
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::erase_keyslots`](crate::Volume::erase_keyslots).
+    pub fn erase_keyslots(&mut self, device: &dyn HeaderDevice) -> Result<(), EditError> {
+        let numbers: Vec<u32> = self.metadata.keyslots.keys().copied().collect();
+        let mut map = self.map.clone();
+        remove_keyslots(&mut map, &numbers);
+        let draft = self.draft_of(map)?;
+        let end = areas::keyslots_end(&self.header, &self.metadata).min(device.len()?);
+        overwrite_key(device, numbers.first().copied().unwrap_or(0), areas::keyslots_start(&self.header)..end)?;
+        Ok(self.write(device, draft)?)
+    }
+
+    /// Returns the state of a keyslot number.
+    pub fn keyslot_status(&self, number: u32) -> KeyslotStatus {
+        if number >= MAX_OBJECTS {
+            return KeyslotStatus::Invalid;
+        }
+        if !self.metadata.keyslots.contains_key(&number) {
+            return KeyslotStatus::Inactive;
+        }
+        let bound: Vec<u32> = self.volume_digest().map_or(Vec::new(), |d| self.metadata.digests[&d].keyslots.clone());
+        let has_other = bound.iter().any(|other| *other != number && self.metadata.keyslots[other].can_be_tried());
+        match (bound.contains(&number), has_other) {
+            (false, _) => KeyslotStatus::Unbound,
+            (true, false) => KeyslotStatus::ActiveLast,
+            (true, _) => KeyslotStatus::Active,
+        }
+    }
+
+    /// Returns the keyslot of that number.
+    pub(super) fn active_keyslot(&self, number: u32) -> Result<&Keyslot, EditError> {
+        self.metadata.keyslots.get(&number).ok_or(match number < MAX_OBJECTS {
+            true => EditError::KeyslotInactive(number),
+            false => EditError::KeyslotInvalid { number, max: MAX_OBJECTS - 1 },
+        })
+    }
+
+    /// Returns the number of a keyslot that is free: the requested one, or the first.
+    pub(super) fn free_keyslot(&self, requested: Option<u32>) -> Result<u32, EditError> {
+        let Some(number) = requested else {
+            return free_number(&self.metadata.keyslots, MAX_OBJECTS).ok_or(EditError::NoFreeKeyslot);
+        };
+        match self.active_keyslot(number) {
+            Ok(_) => Err(EditError::KeyslotInUse(number)),
+            Err(EditError::KeyslotInactive(_)) => Ok(number),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the start of a free area for a key of `key_len` bytes.
+    pub(super) fn free_area(&self, key_len: usize) -> Result<u64, EditError> {
+        let needed = area_len(key_len);
+        areas::find_gap(&self.header, &self.metadata, needed).ok_or(EditError::NoFreeArea { needed })
+    }
+
+    /// Checks that `key` is the one that a digest confirms.
+    pub(super) fn check_key(&self, number: u32, key: &VolumeKey) -> Result<(), EditError> {
+        let digest = &self.metadata.digests[&number];
+        // PBKDF2 pads short keys with zeroes, so the digest alone does not confirm the length.
+        let slot_of = |keyslot: &u32| self.metadata.keyslots.get(keyslot).filter(|slot| !slot.is_invalid());
+        let len_of = |keyslot: &u32| slot_of(keyslot).map(|slot| slot.key_len as usize);
+        let lens = digest.keyslots.iter().filter_map(len_of).all(|len| len == key.len());
+        let takes = |segment: &u32| self.segment_cipher(*segment).is_none_or(|spec| spec.can_use_key_len(key.len()));
+        let is_right = lens && digest.segments.iter().all(takes);
+        if !is_right || !digest::computable(number, digest)?.verify(key, &KdfLimits::default())? {
+            return Err(EditError::WrongKey);
+        }
+        Ok(())
+    }
+
+    /// Returns the parameters of a new keyslot for `key`. Measures the costs unless they are forced.
+    pub(super) fn plan(&self, key: &VolumeKey, new: &NewKeyslot) -> Result<KeyslotPlan, EditError> {
+        let (cipher, area_key_len) = match new.cipher {
+            Some((cipher, len)) => {
+                luks_cipher::check_keyslot(&cipher, len)?;
+                (cipher, len)
+            }
+            None => self.default_keyslot_cipher(key),
+        };
+        let hash = new.hash.unwrap_or(Hash::Sha256);
+        let kdf = KdfRequest { hash, ..new.kdf }.resolve(area_key_len)?;
+        Ok(KeyslotPlan { cipher, area_key_len, hash, kdf })
+    }
+
+    /// Returns the cipher of the payload and the length of its key; if that cannot protect a keyslot, cryptsetup's
+    /// default.
+    fn default_keyslot_cipher(&self, key: &VolumeKey) -> (CipherSpec, usize) {
+        let digest = self.volume_digest().map(|number| &self.metadata.digests[&number]);
+        let slot_of = |keyslot: &u32| self.metadata.keyslots.get(keyslot).filter(|slot| !slot.is_invalid());
+        let len_of = |keyslot: &u32| slot_of(keyslot).map(|slot| slot.key_len as usize);
+        let volume_key_len = digest.and_then(|digest| digest.keyslots.iter().find_map(len_of)).unwrap_or(key.len());
+        let cipher = digest.and_then(|digest| digest.segments.iter().find_map(|&number| self.segment_cipher(number)));
+        match cipher.filter(|cipher| luks_cipher::check_keyslot(cipher, volume_key_len).is_ok()) {
+            Some(cipher) => (cipher, volume_key_len),
+            None => (CipherSpec::AES_XTS_PLAIN64, 64),
+        }
+    }
+
+    /// Returns the cipher of a segment, if it is encrypted and the cipher supported.
+    fn segment_cipher(&self, number: u32) -> Option<CipherSpec> {
+        match &self.metadata.segments.get(&number)?.kind {
+            SegmentKind::Crypt(crypt) if crypt.integrity.is_none() => luks_cipher::parse(&crypt.cipher).ok(),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the area of a keyslot.
+pub(super) fn area(slot: &Keyslot) -> Range<u64> {
+    slot.area_offset..slot.area_offset + slot.reserved_len()
+}

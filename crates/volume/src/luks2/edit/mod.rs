@@ -1,0 +1,42 @@
+//! Changing a LUKS2 header.
+//!
+//! Every change is one or more commits of metadata, each of which a power cut leaves undone or done. Key material is
+//! durable before the metadata that refers to it. Key material of a removed keyslot is overwritten, and that is
+//! durable, before the keyslot leaves the metadata: after a power cut in between, the keyslot can be removed again
+//! ([decision 0034](../../../../../docs/decisions/0034-order-of-writes-of-edits.md)).
+
+mod change;
+mod keyslots;
+mod object;
+mod settings;
+mod tokens;
+
+pub(super) use object::remove_keyslots;
+
+use super::Luks2;
+use super::commit::Draft;
+use crate::edit::EditError;
+use crate::header_device::HeaderDevice;
+use crate::printable::Excerpt;
+use serde_json::{Map, Value};
+
+impl Luks2 {
+    /// Refuses a header with a mandatory requirement, whose rules a change might break.
+    fn check_requirements(&self) -> Result<(), EditError> {
+        match self.metadata.config.requirements.first() {
+            Some(requirement) => Err(EditError::Requirement(Excerpt::new(requirement))),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks changed metadata.
+    fn draft_of(&self, map: Map<String, Value>) -> Result<Draft, EditError> {
+        Ok(self.draft(self.header.clone(), &Value::Object(map).to_string())?)
+    }
+
+    /// Checks and writes changed metadata.
+    fn commit_map(&mut self, device: &dyn HeaderDevice, map: Map<String, Value>) -> Result<(), EditError> {
+        let draft = self.draft_of(map)?;
+        Ok(self.write(device, draft)?)
+    }
+}

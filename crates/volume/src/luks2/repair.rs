@@ -1,0 +1,102 @@
+//! Repair of a LUKS2 header: its copies, and damage that is confined to keyslots.
+
+use super::edit::remove_keyslots;
+use super::metadata::Keyslot;
+use super::wipe::wipe_area;
+use super::{HEADER, Luks2, validate};
+use crate::error::{LoadWarning, RepairError};
+use crate::header_device::HeaderDevice;
+use crate::key_material::{STRIPES, needed_area};
+use crate::repair_step::Repair;
+use serde_json::{Map, Value, json};
+
+/// Repairs of a loaded header.
+#[derive(Debug)]
+pub(crate) struct Luks2Repair {
+    luks2: Luks2,
+    repairs: Vec<Repair>,
+}
+
+impl Luks2Repair {
+    pub(crate) fn plan(luks2: Luks2) -> Self {
+        let mut repairs = Vec::new();
+        let of_copies = luks2.warnings().iter().find(|warning| match warning {
+            LoadWarning::KeyslotDamaged { .. } => false,
+            _ => luks2.has_different_copies(),
+        });
+        if let Some(reason) = of_copies.cloned() {
+            repairs.push(Repair::RewriteCopy { copy: luks2.trusted_copy().other(), reason });
+        }
+        for (&number, keyslot) in &luks2.metadata().keyslots {
+            repairs.extend(of_keyslot(&luks2, number, keyslot));
+        }
+        Self { luks2, repairs }
+    }
+
+    pub(crate) fn repairs(&self) -> &[Repair] {
+        &self.repairs
+    }
+
+    pub(crate) fn execute(self, device: &dyn HeaderDevice, erase: bool) -> Result<(), RepairError> {
+        let Self { mut luks2, repairs } = self;
+        if repairs.iter().any(|repair| matches!(repair, Repair::RewriteCopy { .. })) {
+            luks2.rewrite_other_copy(device)?;
+        }
+        let mut map = luks2.map.clone();
+        let mut erased = Vec::new();
+        for repair in &repairs {
+            match repair {
+                Repair::MendKeyslot { keyslot, field, .. } => mend(&mut map, *keyslot, field, &luks2),
+                Repair::EraseKeyslot { keyslot, .. } if erase => {
+                    remove_keyslots(&mut map, &[*keyslot]);
+                    let slot = &luks2.metadata.keyslots[keyslot];
+                    erased.push((slot.area_offset, slot.area_len));
+                }
+                _ => {}
+            }
+        }
+        if map != luks2.map {
+            // The area is wiped when no header refers to it, so that a power cut leaves no keyslot without its key.
+            luks2.commit(device, &Value::Object(map).to_string())?;
+        }
+        for (offset, len) in erased {
+            wipe_area(device, offset..offset + len)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the repair of a damaged keyslot.
+fn of_keyslot(luks2: &Luks2, number: u32, keyslot: &Keyslot) -> Option<Repair> {
+    let damage = keyslot.damage.as_ref()?;
+    let stored = &luks2.map["keyslots"][number.to_string()];
+    let candidates = [
+        ("stripes", stored["af"]["stripes"].to_string(), STRIPES.to_string()),
+        ("priority", stored["priority"].to_string(), "1".to_owned()),
+        ("size", stored["area"]["size"].to_string(), needed_area(keyslot.key_len).next_multiple_of(4096).to_string()),
+    ];
+    // A value is mended if the header without its damage is valid.
+    for (field, from, to) in candidates {
+        let mut map = luks2.map.clone();
+        mend(&mut map, number, field, luks2);
+        let mended = validate::check(HEADER, luks2.header(), &map);
+        if map != luks2.map && mended.is_ok_and(|metadata| metadata.keyslots[&number].damage.is_none()) {
+            return Some(Repair::MendKeyslot { keyslot: number, field, from, to });
+        }
+    }
+    if damage.is_usable {
+        return None;
+    }
+    Some(Repair::EraseKeyslot { keyslot: number, reason: damage.fault.violation.to_string() })
+}
+
+/// Sets a field of a keyslot to its only possible value.
+fn mend(map: &mut Map<String, Value>, number: u32, field: &str, luks2: &Luks2) {
+    let needed = needed_area(luks2.metadata.keyslots[&number].key_len).next_multiple_of(4096);
+    let slot = &mut map["keyslots"][number.to_string()];
+    match field {
+        "stripes" => slot["af"]["stripes"] = json!(STRIPES),
+        "priority" => slot["priority"] = json!(1),
+        _ => slot["area"]["size"] = json!(needed.to_string()),
+    }
+}

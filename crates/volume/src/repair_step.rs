@@ -1,0 +1,70 @@
+//! Steps of the repair of a header, as the user reads them.
+
+use crate::error::LoadWarning;
+use crate::header_copy::Copy;
+use std::fmt;
+
+/// One repair of a header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Repair {
+    /// A copy of a LUKS2 header is written again from the other one.
+    RewriteCopy {
+        /// The copy to write.
+        copy: Copy,
+        /// Why.
+        reason: LoadWarning,
+    },
+    /// A value of a keyslot is replaced by the only possible one.
+    MendKeyslot {
+        /// Number of the keyslot.
+        keyslot: u32,
+        /// Name of the value.
+        field: &'static str,
+        /// The damaged value.
+        from: String,
+        /// The new value.
+        to: String,
+    },
+    /// Remains of a partition table are wiped from an unused keyslot.
+    WipePartitionTable {
+        /// Number of the keyslot.
+        keyslot: u32,
+    },
+    /// A keyslot that cannot be used is erased.
+    EraseKeyslot {
+        /// Number of the keyslot.
+        keyslot: u32,
+        /// Its damage.
+        reason: String,
+    },
+    /// The name of the hash is written in lower case.
+    LowerHash {
+        /// The name.
+        to: String,
+    },
+}
+
+impl Repair {
+    /// Whether it loses a keyslot for good.
+    pub fn is_erasure(&self) -> bool {
+        matches!(self, Self::EraseKeyslot { .. })
+    }
+}
+
+impl fmt::Display for Repair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RewriteCopy { copy: Copy::Primary, .. } => f.write_str("rewrite the first header copy"),
+            Self::RewriteCopy { copy: Copy::Secondary, .. } => f.write_str("rewrite the second header copy"),
+            Self::MendKeyslot { keyslot, field, from, to } => {
+                write!(f, "keyslot {keyslot}: set {field} from {from} to {to}")
+            }
+            Self::WipePartitionTable { keyslot } => {
+                write!(f, "keyslot {keyslot}: wipe the signature of a partition table")
+            }
+            Self::EraseKeyslot { keyslot, reason } => write!(f, "keyslot {keyslot}: erase it, because {reason}"),
+            Self::LowerHash { to } => write!(f, "write the hash as {to}"),
+        }
+    }
+}
