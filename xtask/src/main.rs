@@ -34,7 +34,7 @@ const USAGE: &str = "usage: cargo xtask CHORE
   floors                                 raise tests/floors.txt to the last full run's counts minus 5 %
   cross [TARGET...]                      type-check for other CPUs: aarch64, and one of 32 bits
   fuzz [--seconds N] [--jobs N] [TARGET] run libFuzzer on one target, or on all, 60 seconds each by default
-  mutants [--shard K/N] [GROUP...] [REGEX...]
+  mutants [--sample N] [--survivors] [--list] [GROUP...] [REGEX...]
                                          mutate the code of volume, engine and nbd, and check that tests fail
   miri                                   run the tests of `unsafe` code that Miri can interpret
   bench-record [ARGUMENT...]             run `inlock bench all` and store the results in benches/record

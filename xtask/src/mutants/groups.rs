@@ -1,0 +1,108 @@
+//! Code that is mutated, and the tests that check it.
+
+/// Code of one crate that is mutated together.
+pub(super) struct Group {
+    pub(super) name: &'static str,
+    /// Directory of the crate.
+    pub(super) directory: &'static str,
+    /// Files below `src`; a name that ends with `/` stands for all files in that directory and below.
+    files: &'static [&'static str],
+    /// Tests, in the order in which mutants are tried.
+    pub(super) tests: &'static [Tests],
+}
+
+/// Test programs that one command builds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tests {
+    /// Arguments after `cargo test --no-run`.
+    pub(super) build: &'static [&'static str],
+    /// Directory of the crate, in which the programs run.
+    pub(super) directory: &'static str,
+    /// Beginnings of the names of tests that take too long: they try thousands of states or random sequences.
+    pub(super) left_out: &'static [&'static str],
+}
+
+const VOLUME: Tests = Tests {
+    build: &["--package", "inlock-volume", "--lib", "--test", "it"],
+    directory: "crates/volume",
+    left_out: &["conversions::power_cut", "edit_states::power_cut", "sequences::"],
+};
+const ENGINE: Tests = Tests {
+    build: &["--package", "inlock-engine", "--lib", "--test", "it", "--test", "no_alloc"],
+    directory: "crates/engine",
+    left_out: &[],
+};
+const FRONTEND: Tests = Tests {
+    build: &["--package", "inlock-frontend", "--lib", "--test", "it", "--test", "no_alloc"],
+    directory: "crates/frontend",
+    left_out: &[],
+};
+
+pub(super) const GROUPS: [Group; 3] = [
+    Group {
+        name: "volume",
+        directory: "crates/volume",
+        files: &[
+            "unlock.rs",
+            "luks1/unlock.rs",
+            "luks1/validate.rs",
+            "luks2/unlock.rs",
+            "luks2/token/unlock.rs",
+            "luks2/validate.rs",
+            "luks2/commit.rs",
+        ],
+        tests: &[VOLUME],
+    },
+    Group {
+        name: "engine",
+        directory: "crates/engine",
+        files: &["worker.rs", "worker/", "ring/", "locks.rs", "rmw.rs", "device.rs", "freeze.rs", "zone_queue/"],
+        tests: &[ENGINE, FRONTEND],
+    },
+    Group { name: "nbd", directory: "crates/frontend", files: &["nbd/"], tests: &[FRONTEND] },
+];
+
+impl Group {
+    /// Returns whether a file of the tree is mutated.
+    pub(super) fn has_file(&self, path: &str) -> bool {
+        let Some(name) = path.strip_prefix(self.directory).and_then(|path| path.strip_prefix("/src/")) else {
+            return false;
+        };
+        // Modules of tests have files of their own.
+        let is_for_tests = name.ends_with("/tests.rs") || name.contains("/tests/");
+        let is_named = |file: &&str| name == *file || file.ends_with('/') && name.starts_with(*file);
+        name.ends_with(".rs") && !is_for_tests && self.files.iter().any(is_named)
+    }
+
+    /// Returns whether a mutant is of this group.
+    pub(super) fn has_mutant(&self, name: &str) -> bool {
+        name.split_once(':').is_some_and(|(file, _)| self.has_file(file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_have_their_files_without_tests() {
+        let group = |name: &str| GROUPS.iter().find(|group| group.name == name).unwrap();
+        let engine = group("engine");
+        assert!(engine.has_file("crates/engine/src/worker.rs"));
+        assert!(engine.has_file("crates/engine/src/ring/uring.rs"));
+        assert!(!engine.has_file("crates/engine/src/ring/tests.rs"));
+        assert!(!engine.has_file("crates/engine/src/worker/transfer/tests.rs"));
+        assert!(!engine.has_file("crates/engine/src/buffer.rs"));
+        assert!(
+            !engine.has_file("crates/frontend/src/nbd/mux.rs")
+                && group("nbd").has_file("crates/frontend/src/nbd/mux.rs")
+        );
+        assert!(group("volume").has_mutant("crates/volume/src/luks2/commit.rs: replace < with > in f"));
+        let root = crate::workspace_root().unwrap();
+        for group in &GROUPS {
+            for file in group.files {
+                assert!(root.join(group.directory).join("src").join(file).exists(), "{file}");
+            }
+        }
+    }
+}

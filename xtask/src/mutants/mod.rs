@@ -1,0 +1,205 @@
+//! `cargo xtask mutants`: changes the code behind the guarantees in small ways, and lists changes that no test notices.
+//!
+//! All mutants are compiled at once into a copy of the tree in `target/mutants`, each behind a check of an environment
+//! variable (`rewrite.rs`, `tree.rs`); those that do not compile are left out (`build.rs`). Each test runs once alone,
+//! and records the mutants that it reaches; each mutant runs the tests that reach it until one fails (`trial.rs`).
+//! Survivors are compared with docs/mutants.md (`verdict.rs`).
+//!
+//! Mutants run in an order that depends on their names alone and looks random, so an interrupted run, or one with
+//! `--sample`, has tried a random sample. A run continues where the last one ended, until `target/mutants/results` is
+//! removed; with `--survivors` it tries the survivors again.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use regex_lite::Regex;
+
+use crate::target_dir;
+
+mod build;
+mod groups;
+mod rewrite;
+mod sites;
+mod tree;
+mod trial;
+mod values;
+mod verdict;
+
+use groups::{GROUPS, Group, Tests};
+use tree::Tree;
+use trial::Test;
+use verdict::{EXPLAINED, Results};
+
+/// Arguments of the command line.
+#[derive(Debug, Default)]
+struct Wanted {
+    groups: Vec<&'static str>,
+    /// Number of mutants of each group to have results of; all without it.
+    sample: Option<usize>,
+    /// Try the survivors of earlier runs again, and no others.
+    survivors: bool,
+    /// List the mutants and try none.
+    list: bool,
+    /// A mutant's name must match one of these.
+    filters: Vec<Regex>,
+}
+
+impl Wanted {
+    fn parse(args: &[String]) -> Result<Self> {
+        let mut wanted = Self::default();
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            match arg.as_str() {
+                "--sample" => {
+                    let number = args.next().and_then(|number| number.parse().ok());
+                    wanted.sample = Some(number.context("--sample needs a number of mutants")?);
+                }
+                "--survivors" => wanted.survivors = true,
+                "--list" => wanted.list = true,
+                option if option.starts_with('-') => bail!("'{option}' is no option of mutants"),
+                word => match GROUPS.iter().find(|group| group.name == word) {
+                    Some(group) => wanted.groups.push(group.name),
+                    None => wanted.filters.push(Regex::new(word).with_context(|| format!("cannot use '{word}'"))?),
+                },
+            }
+        }
+        if wanted.groups.is_empty() {
+            wanted.groups.extend(GROUPS.iter().map(|group| group.name));
+        }
+        Ok(wanted)
+    }
+
+    fn is_wanted(&self, name: &str) -> bool {
+        self.filters.is_empty() || self.filters.iter().any(|filter| filter.is_match(name))
+    }
+}
+
+/// Runs the mutants of the groups named in the arguments, or all, and judges the survivors.
+pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
+    let wanted = Wanted::parse(args)?;
+    let place = target_dir(root).join("mutants");
+    let mut tree = Tree::read(root, &place)?;
+    let groups: Vec<&Group> = GROUPS.iter().filter(|group| wanted.groups.contains(&group.name)).collect();
+    if wanted.list {
+        let listed = tree.names.iter().filter(|name| groups.iter().any(|group| group.has_mutant(name)));
+        listed.filter(|name| wanted.is_wanted(name)).for_each(|name| println!("{name}"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let programs = build(&mut tree, &place, &groups)?;
+    let explained =
+        verdict::explained(&fs::read_to_string(root.join(EXPLAINED)).with_context(|| format!("no {EXPLAINED}"))?);
+    let mut passes = true;
+    for group in groups {
+        let mut results = Results::open(&place.join("results").join(group.name))?;
+        let mut tests: Vec<Test> = Vec::new();
+        for (of, programs, directory) in programs.iter().filter(|(of, ..)| group.tests.contains(of)) {
+            for program in programs {
+                tests.extend(trial::reached(program, directory, of.left_out, &place)?);
+            }
+        }
+        try_group(group, &wanted, &tree, &tests, &mut results, &place)?;
+        let (viable, others): (Vec<usize>, Vec<usize>) = (0..tree.names.len())
+            .filter(|&number| group.has_mutant(&tree.names[number]))
+            .partition(|number| !tree.disabled.contains(number));
+        let names: Vec<&String> = viable.iter().map(|&number| &tree.names[number]).collect();
+        let explained = explained.iter().filter(|(name, _)| group.has_mutant(name));
+        let explained = explained.map(|(name, reason)| (name.clone(), reason.clone())).collect();
+        passes &= verdict::report(group.name, &names, others.len(), &results, &explained);
+    }
+    Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+type Programs = (Tests, Vec<std::path::PathBuf>, std::path::PathBuf);
+
+/// Builds the tests of the groups. A mutant that is left out for one program changes all, so the last round builds all
+/// again.
+fn build(tree: &mut Tree, place: &Path, groups: &[&Group]) -> Result<Vec<Programs>> {
+    loop {
+        let before = tree.disabled.len();
+        let mut built: Vec<Programs> = Vec::new();
+        for tests in groups.iter().flat_map(|group| group.tests) {
+            if built.iter().all(|(known, ..)| known != tests) {
+                let programs = build::programs(tree, &place.join("build"), tests)?;
+                built.push((*tests, programs, tree.copy.join(tests.directory)));
+            }
+        }
+        if tree.disabled.len() == before {
+            return Ok(built);
+        }
+    }
+}
+
+/// Tries the mutants of a group that have no result yet.
+fn try_group(
+    group: &Group,
+    wanted: &Wanted,
+    tree: &Tree,
+    tests: &[Test],
+    results: &mut Results,
+    place: &Path,
+) -> Result<()> {
+    let mut numbers: Vec<usize> = (0..tree.names.len())
+        .filter(|number| !tree.disabled.contains(number))
+        .filter(|&number| group.has_mutant(&tree.names[number]) && wanted.is_wanted(&tree.names[number]))
+        .collect();
+    numbers.sort_by_key(|&number| order(&tree.names[number]));
+    numbers.truncate(wanted.sample.unwrap_or(usize::MAX));
+    numbers.retain(|&number| match results.get(&tree.names[number]) {
+        Some(outcome) => wanted.survivors && verdict::is_survivor(outcome),
+        None => !wanted.survivors,
+    });
+    let begin = Instant::now();
+    for (done, &number) in numbers.iter().enumerate() {
+        let name = &tree.names[number];
+        let outcome = trial::try_mutant(number, tests, place)?;
+        if verdict::is_survivor(&outcome) {
+            println!("mutants: {outcome:?}: {name}");
+        }
+        results.add(name, outcome)?;
+        if done % 50 == 49 {
+            println!("mutants: {}: {} of {} in {:?}", group.name, done + 1, numbers.len(), begin.elapsed());
+        }
+    }
+    Ok(())
+}
+
+/// Returns a mutant's place in the order of trials.
+fn order(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn arguments_name_groups_and_filters() {
+        let parse = |words: &[&str]| Wanted::parse(&words.iter().map(|w| w.to_string()).collect::<Vec<_>>());
+        assert_eq!(parse(&[]).unwrap().groups, ["volume", "engine", "nbd"]);
+        let wanted = parse(&["nbd", "--sample", "300", "netlink"]).unwrap();
+        assert_eq!((wanted.groups.clone(), wanted.sample), (vec!["nbd"], Some(300)));
+        assert!(wanted.is_wanted("crates/frontend/src/nbd/netlink.rs: x") && !wanted.is_wanted("mux.rs: x"));
+        for bad in [&["--fast"][..], &["--sample"], &["--sample", "x"], &["("]] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn mutants_of_the_tree_have_names_of_their_own() {
+        let root = crate::workspace_root().unwrap();
+        let tree = Tree::read(&root, &root.join("unused")).unwrap();
+        let names: BTreeSet<&String> = tree.names.iter().collect();
+        assert_eq!(names.len(), tree.names.len());
+        for group in &GROUPS {
+            let count = names.iter().filter(|name| group.has_mutant(name)).count();
+            assert!(count > 100, "{} has only {count} mutants", group.name);
+        }
+    }
+}

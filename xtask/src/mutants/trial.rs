@@ -1,0 +1,255 @@
+//! Runs tests with one mutant active, or with none to see which mutants each test reaches.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::{Value, json};
+
+/// Address space of a test program: a mutant may ask for any amount.
+const MAX_MEMORY: u64 = 12 << 30;
+/// A mutant hangs if its tests take this many times as long as without it, and `MIN_TIMEOUT` more.
+const TIMEOUT_FACTOR: u32 = 5;
+const MIN_TIMEOUT: Duration = Duration::from_secs(6);
+/// Tests that take less are tried before the others.
+const SHORT: Duration = Duration::from_millis(150);
+
+/// One test without a mutant.
+pub(super) struct Test {
+    program: PathBuf,
+    directory: PathBuf,
+    name: String,
+    time: Duration,
+    reached: BTreeSet<u32>,
+}
+
+/// Result of a mutant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// A test failed.
+    Caught(String),
+    /// A test did not end.
+    Hung,
+    /// All tests that reach the mutant passed.
+    Survived,
+    /// No test reaches it.
+    NotReached,
+}
+
+enum End {
+    Passed,
+    Failed(String),
+    Hung,
+}
+
+/// Runs each test of a program alone, and records the mutants that it reaches. The result of the last run is used if
+/// the program is the same.
+pub(super) fn reached(program: &Path, directory: &Path, left_out: &[&str], place: &Path) -> Result<Vec<Test>> {
+    let metadata = fs::metadata(program)?;
+    let name = program.file_name().and_then(|name| name.to_str()).context("a program has no name")?;
+    let stamp = format!("{:?} {}", metadata.modified()?, metadata.len());
+    let record = place.join("reached").join(format!("{name}.json"));
+    let known: Option<Value> = fs::read(&record).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let known = match known.filter(|known| known["stamp"] == stamp.as_str()) {
+        Some(known) => known,
+        None => {
+            println!("mutants: running each test of {name}");
+            let tests = list(program)?.into_iter().filter(|test| !left_out.iter().any(|name| test.starts_with(name)));
+            let tests = tests.map(|test| measure(program, directory, place, &test));
+            let known = json!({ "stamp": stamp, "tests": tests.collect::<Result<Vec<Value>>>()? });
+            fs::create_dir_all(place.join("reached"))?;
+            fs::write(&record, serde_json::to_vec(&known)?)?;
+            known
+        }
+    };
+    let tests = known["tests"].as_array().context("a record has no tests")?;
+    let parse = |test: &Value| {
+        let reached = test["reached"].as_array()?.iter().filter_map(|n| u32::try_from(n.as_u64()?).ok()).collect();
+        Some(Test {
+            program: program.to_owned(),
+            directory: directory.to_owned(),
+            name: test["name"].as_str()?.to_owned(),
+            time: Duration::from_millis(test["ms"].as_u64()?),
+            reached,
+        })
+    };
+    tests.iter().map(|test| parse(test).context("a record is damaged")).collect()
+}
+
+fn list(program: &Path) -> Result<Vec<String>> {
+    let output = Command::new(program).args(["--list", "--format=terse"]).output()?;
+    let text = String::from_utf8(output.stdout)?;
+    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+fn measure(program: &Path, directory: &Path, place: &Path, test: &str) -> Result<Value> {
+    let file = place.join(format!("reached-{}", std::process::id()));
+    let _ = fs::remove_file(&file);
+    let begin = Instant::now();
+    let variable = ("INLOCK_MUTANTS_REACHED", file.display().to_string());
+    let end = run(program, directory, place, &[test], variable, Duration::from_secs(600))?;
+    ensure!(matches!(end, End::Passed), "{test} fails without a mutant");
+    let bytes = fs::read(&file).unwrap_or_default();
+    let _ = fs::remove_file(&file);
+    let reached: BTreeSet<u32> =
+        bytes.chunks_exact(4).filter_map(|number| Some(u32::from_le_bytes(number.try_into().ok()?))).collect();
+    Ok(json!({ "name": test, "ms": begin.elapsed().as_millis() as u64, "reached": reached }))
+}
+
+/// Runs the tests that reach a mutant until one fails, short ones first.
+pub(super) fn try_mutant(number: usize, tests: &[Test], place: &Path) -> Result<Outcome> {
+    let number = u32::try_from(number)?;
+    let reaching: Vec<&Test> = tests.iter().filter(|test| test.reached.contains(&number)).collect();
+    if reaching.is_empty() {
+        return Ok(Outcome::NotReached);
+    }
+    for is_short in [true, false] {
+        let batch = reaching.iter().filter(|test| (test.time < SHORT) == is_short);
+        let mut programs: Vec<&PathBuf> = batch.clone().map(|test| &test.program).collect();
+        programs.dedup();
+        for program in programs {
+            let of_program: Vec<_> = batch.clone().filter(|test| test.program == *program).collect();
+            let names: Vec<&str> = of_program.iter().map(|test| test.name.as_str()).collect();
+            let time: Duration = of_program.iter().map(|test| test.time).sum();
+            let limit = MIN_TIMEOUT + time * TIMEOUT_FACTOR;
+            let variable = ("INLOCK_MUTANT", number.to_string());
+            match run(program, &of_program[0].directory, place, &names, variable, limit)? {
+                End::Passed => {}
+                End::Failed(test) => return Ok(Outcome::Caught(test)),
+                End::Hung => return Ok(Outcome::Hung),
+            }
+        }
+    }
+    Ok(Outcome::Survived)
+}
+
+/// Runs tests of a program one after the other until one fails.
+fn run(
+    program: &Path,
+    directory: &Path,
+    place: &Path,
+    tests: &[&str],
+    (variable, value): (&str, String),
+    limit: Duration,
+) -> Result<End> {
+    let temporary = place.join(format!("tmp-{}", std::process::id()));
+    fs::create_dir_all(&temporary)?;
+    let mut command = Command::new("nice");
+    command.args(["-n", "10", "prlimit", "--core=0"]).arg(format!("--as={MAX_MEMORY}")).arg(program);
+    command.args(["--exact", "--test-threads=1"]).args(tests);
+    command.current_dir(directory).env("TMPDIR", &temporary).env(variable, value).env("RUST_BACKTRACE", "0");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+    let mut child = command.spawn().context("cannot run nice and prlimit")?;
+    let group = Pid::from_child(&child);
+    let output = child.stdout.take().context("no pipe")?;
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut output = BufReader::new(output);
+        let mut line = Vec::new();
+        while output.read_until(b'\n', &mut line).is_ok_and(|len| len > 0) {
+            if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                return;
+            }
+            line.clear();
+        }
+    });
+    // A step counts at most that long, so that time during which all processes were stopped does not count.
+    const MAX_STEP: Duration = Duration::from_millis(50);
+    let (mut elapsed, mut last_step) = (Duration::ZERO, Instant::now());
+    let mut end = None;
+    while end.is_none() {
+        match lines.recv_timeout(Duration::from_millis(10)) {
+            Ok(line) => end = failed(&line).map(End::Failed),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(Duration::from_millis(2)),
+        }
+        if end.is_none()
+            && let Some(status) = child.try_wait()?
+        {
+            end = Some(if status.success() { End::Passed } else { End::Failed(last(&lines, status)) });
+        }
+        elapsed += last_step.elapsed().min(MAX_STEP);
+        last_step = Instant::now();
+        if end.is_none() && elapsed > limit {
+            end = Some(End::Hung);
+        }
+    }
+    // Also ends what the tests started. The group is gone if the program ended alone.
+    let _ = kill_process_group(group, Signal::KILL);
+    child.wait()?;
+    let _ = fs::remove_dir_all(&temporary);
+    end.context("a run has an end")
+}
+
+/// Returns the test that a line of the output reports as failed.
+fn failed(line: &str) -> Option<String> {
+    line.trim_end().strip_suffix(" ... FAILED")?.strip_prefix("test ").map(str::to_owned)
+}
+
+/// Returns the test that failed last, or how the program ended.
+fn last(lines: &mpsc::Receiver<String>, status: std::process::ExitStatus) -> String {
+    lines.try_iter().find_map(|line| failed(&line)).unwrap_or_else(|| status.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a script that takes the arguments of a test program.
+    fn script(directory: &Path, text: &str) -> PathBuf {
+        use std::os::unix::fs::PermissionsExt;
+        let path = directory.join("program");
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    fn test(program: &Path, directory: &Path, reached: &[u32]) -> Test {
+        Test {
+            program: program.to_owned(),
+            directory: directory.to_owned(),
+            name: "t".to_owned(),
+            time: Duration::ZERO,
+            reached: reached.iter().copied().collect(),
+        }
+    }
+
+    #[test]
+    fn mutant_is_tried_with_the_tests_that_reach_it() {
+        let place = tempfile::tempdir().unwrap();
+        let text = "[ \"$1 $3\" = '--exact t' ] || exit 3
+            [ $INLOCK_MUTANT = 7 ] && echo 'test t ... FAILED' && sleep 100
+            [ $INLOCK_MUTANT = 9 ] && kill -9 $$
+            [ $INLOCK_MUTANT = 8 ] && echo 'test t ... ok'";
+        let program = script(place.path(), text);
+        let tests = [test(&program, place.path(), &[7, 8, 9])];
+        let outcome = |number| try_mutant(number, &tests, place.path()).unwrap();
+        assert_eq!(outcome(6), Outcome::NotReached);
+        assert_eq!(outcome(7), Outcome::Caught("t".to_owned()), "the first failure ends the run");
+        assert_eq!(outcome(8), Outcome::Survived);
+        assert!(matches!(outcome(9), Outcome::Caught(_)), "a crash is a failure");
+    }
+
+    #[test]
+    fn reached_mutants_are_recorded_for_each_test() {
+        let place = tempfile::tempdir().unwrap();
+        let text = "case $1 in --list) echo 'a: test'; echo 'b: test'; echo 'c: test'; exit;; esac
+            [ $3 = a ] && printf '\\005\\000\\000\\000' >> $INLOCK_MUTANTS_REACHED
+            [ $3 != c ]";
+        let program = script(place.path(), text);
+        for _ in 0..2 {
+            let tests = reached(&program, place.path(), &["c"], place.path()).unwrap();
+            let found: Vec<_> = tests.iter().map(|test| (test.name.as_str(), test.reached.clone())).collect();
+            assert_eq!(found, [("a", BTreeSet::from([5])), ("b", BTreeSet::new())]);
+        }
+        let program = script(place.path(), "[ $1 = --list ] && echo 'a: test'");
+        assert!(reached(&program, place.path(), &["c"], place.path()).is_err(), "fails without a mutant");
+    }
+}
