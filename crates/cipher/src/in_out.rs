@@ -71,6 +71,30 @@ impl<'a> InOut<'a> {
         }
     }
 
+    /// Returns the same bytes for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> InOut<'_> {
+        match self {
+            Self::InPlace(data) => InOut::InPlace(data),
+            Self::Copy { src, dst } => InOut::Copy { src, dst },
+        }
+    }
+
+    /// Returns the bytes to read.
+    pub(crate) fn source(&self) -> &[u8] {
+        match self {
+            Self::InPlace(data) => data,
+            Self::Copy { src, .. } => src,
+        }
+    }
+
+    /// Returns the bytes to write.
+    pub(crate) fn destination(&mut self) -> &mut [u8] {
+        match self {
+            Self::InPlace(data) => data,
+            Self::Copy { dst, .. } => dst,
+        }
+    }
+
     /// Returns where to read and where to write, for kernels: equal in place. Valid for `'a`, since the references are
     /// consumed.
     #[inline(always)]

@@ -29,6 +29,7 @@
 
 #![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
+mod aead;
 mod aes;
 mod argon2;
 mod block_cipher;
@@ -51,9 +52,10 @@ mod spec;
 mod testing;
 mod unit;
 
+pub use aead::{Aead, BadUnits};
 pub use aes::{AesKernel, Limit};
 pub use argon2::{Argon2, Argon2Variant};
-pub use error::CipherError;
+pub use error::{AeadError, CipherError};
 pub use hash::{Hash, UnknownHash};
 pub use in_out::InOut;
 pub use isa::{AesNi, CPU_LIMIT_VARIABLE, CpuLimit, Vaes256, Vaes512};
@@ -63,5 +65,8 @@ pub use scratch::ScratchMemory;
 pub use scrub::scrub_stack;
 pub use sector_cipher::{SectorCipher, new_sector_cipher, new_sector_cipher_on};
 pub use segment::{Segment, TargetType};
-pub use spec::{ChainMode, Cipher, CipherSpec, InvalidCipherSpec, IvMode, KeyCount, KeyParts, known_specs};
+pub use spec::{
+    AeadAlgorithm, AeadIv, AeadSpec, ChainMode, Cipher, CipherSpec, InvalidCipherSpec, IvMode, KeyCount, KeyParts,
+    known_aead_specs, known_specs,
+};
 pub use unit::{DataUnitSize, InvalidDataUnitSize, IvNumber, IvNumbering, SECTOR_SIZE, Sector};

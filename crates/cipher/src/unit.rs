@@ -5,6 +5,9 @@ use std::fmt;
 /// Bytes in a sector. Every dm-crypt and LUKS offset counts sectors of this size, for every size of data unit.
 pub const SECTOR_SIZE: u64 = 512;
 
+/// Maximum number of data units in a call of an authenticated cipher: 1 MiB in the smallest ones.
+pub(crate) const MAX_AEAD_UNITS: usize = 2048;
+
 /// A position or a length in sectors of 512 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sector(pub u64);

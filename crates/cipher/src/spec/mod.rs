@@ -4,10 +4,12 @@
 //! dm-crypt's notations; `combine` knows the valid combinations, for parsing, for making ciphers, and for
 //! [`known_specs`].
 
+mod aead;
 mod combine;
 mod parse;
 mod weak;
 
+pub use aead::{AeadAlgorithm, AeadIv, AeadSpec, known_aead_specs};
 pub use combine::{KeyParts, known_specs};
 pub use parse::InvalidCipherSpec;
 

@@ -97,7 +97,7 @@ fn capi(text: &str) -> Result<CipherSpec, InvalidCipherSpec> {
 
 /// Parses `xts(aes)`, `xts(ecb(aes-generic))`, `adiantum(xchacha12,aes)`, or the name of a driver such as
 /// `xts-aes-aesni`.
-fn api_name(name: &str) -> Result<(Cipher, ChainMode), InvalidCipherSpec> {
+pub(super) fn api_name(name: &str) -> Result<(Cipher, ChainMode), InvalidCipherSpec> {
     let Some((mode, inner)) = name.strip_suffix(')').and_then(|name| name.split_once('(')) else {
         return mode_driver(name);
     };
@@ -122,7 +122,7 @@ fn mode_driver(name: &str) -> Result<(Cipher, ChainMode), InvalidCipherSpec> {
 }
 
 /// Parses `aes`, or a driver of it such as `aes-generic`. All drivers of a cipher compute the same.
-fn cipher_or_driver(name: &str) -> Result<Cipher, InvalidCipherSpec> {
+pub(super) fn cipher_or_driver(name: &str) -> Result<Cipher, InvalidCipherSpec> {
     match name.split_once('-') {
         Some((short, word)) if is_driver(word) => cipher(short),
         _ => cipher(name),
@@ -140,7 +140,7 @@ fn adiantum(arguments: &str) -> Result<Cipher, InvalidCipherSpec> {
 }
 
 /// Whether a word can follow a cipher in the name of a driver.
-fn is_driver(word: &str) -> bool {
+pub(super) fn is_driver(word: &str) -> bool {
     const FIRST: &[&str] = &[
         "generic", "asm", "aesni", "vaes", "ce", "neon", "neonbs", "simd", "arm", "arm64", "avx", "avx2", "sse2",
         "i586", "x86_64", "ssse3", "gfni", "fixed",
@@ -148,7 +148,7 @@ fn is_driver(word: &str) -> bool {
     word.split(['-', '_']).next().is_some_and(|first| FIRST.contains(&first) || FIRST.contains(&word))
 }
 
-fn between<'a>(text: &'a str, before: &str) -> Option<&'a str> {
+pub(super) fn between<'a>(text: &'a str, before: &str) -> Option<&'a str> {
     text.strip_prefix(before)?.strip_suffix(')')
 }
 
@@ -162,7 +162,7 @@ fn chain_mode(name: &str) -> Result<ChainMode, InvalidCipherSpec> {
     found.ok_or_else(|| InvalidCipherSpec::new("mode", name, MODES))
 }
 
-fn iv_mode(mode: ChainMode, name: &str, options: Option<&str>) -> Result<IvMode, InvalidCipherSpec> {
+pub(super) fn iv_mode(mode: ChainMode, name: &str, options: Option<&str>) -> Result<IvMode, InvalidCipherSpec> {
     if name == "essiv" {
         return essiv(mode, options.unwrap_or_default());
     }

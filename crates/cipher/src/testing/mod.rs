@@ -4,6 +4,7 @@ pub(crate) mod block;
 mod every_spec;
 pub(crate) mod guarded;
 pub(crate) mod naive;
+pub(crate) mod naive_aead;
 mod runner;
 mod vectors;
 
