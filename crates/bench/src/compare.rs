@@ -279,8 +279,8 @@ impl Thresholds<'_> {
                 (_, true, _) => {
                     let of = |kind| self.of(at, kind).map(|samples| &samples.latencies[..]);
                     let found =
-                        of(Kind::InlockPolling).zip(of(Kind::NbdkitFile)).and_then(|(own, other)| ratio(own, other));
-                    let what = format!("{name}, polling: median latency over nbdkit file");
+                        of(Kind::InlockLuks2).zip(of(Kind::NbdkitFile)).and_then(|(own, other)| ratio(own, other));
+                    let what = format!("{name}: median latency over nbdkit file");
                     rows.push(Threshold::at_most(what, found, 1.0));
                     continue;
                 }

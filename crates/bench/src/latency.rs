@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use inlock_engine::ring::BusyPoll;
 use inlock_engine::store::file::IoMode;
 use inlock_frontend::nbd::server::{Listen, Server, ServerOptions};
 
@@ -76,8 +77,8 @@ const SERVED_LEN: u64 = 64 << 20;
 fn over_nbd(options: &Options, results: &mut Results) -> anyhow::Result<()> {
     let (rounds, slice) = options.rounds_and_slice((7, 300), (3, 50));
     let dir = tempfile::Builder::new().prefix("inlock-bench-").tempdir_in(&options.dir)?;
-    let served = serve(dir.path(), "nbd", Duration::ZERO)?;
-    let polling = serve(dir.path(), "polling", Duration::from_micros(50))?;
+    let served = serve(dir.path(), "nbd", BusyPoll::Never)?;
+    let polling = serve(dir.path(), "polling", BusyPoll::Adaptive)?;
     let null = dir.path().join("null.sock");
     wire::serve_null(&null, SERVED_LEN).context("cannot start the null server")?;
     let servers = [("null server", &null), ("aes-xts", &served.1), ("polling", &polling.1)];
@@ -101,7 +102,7 @@ fn over_nbd(options: &Options, results: &mut Results) -> anyhow::Result<()> {
 }
 
 /// Serves an encrypted file from this process, as `inlock serve` does, with one worker.
-fn serve(dir: &Path, name: &str, busy_poll: Duration) -> anyhow::Result<(Server, PathBuf)> {
+fn serve(dir: &Path, name: &str, busy_poll: BusyPoll) -> anyhow::Result<(Server, PathBuf)> {
     let case = CASES.iter().find(|case| case.name == "aes-xts inline").context("a case has another name")?;
     let store = path::store(dir, SERVED_LEN, IoMode::Auto)?;
     let socket = dir.join(format!("{name}.sock"));

@@ -83,7 +83,10 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["serve", "IMAGE", "--nbd", "unix:x", "--io", "magic"], "one of auto, uring, sync"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--threads", "0"], "--threads takes 1 to 1024"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--offload-threads", "0"], "--offload-threads takes 1 to 256"),
-    (&["serve", "IMAGE", "--nbd", "unix:x", "--busy-poll", "10001"], "--busy-poll takes 0 to 10000"),
+    (
+        &["serve", "IMAGE", "--nbd", "unix:x", "--busy-poll", "10001"],
+        "--busy-poll takes 'auto', or 0 to 10000 microseconds",
+    ),
     (&["serve", "IMAGE", "--nbd", "unix:x", "--offload", "all"], "none, reads, writes, both, auto"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "-c", "aes-xts-plain64"], "--cipher is not allowed with type luks"),
     (&["serve", "IMAGE", "--nbd", "unix:x", "-M", "raw", "-d", "KEY"], "--key-file is not allowed with type raw"),

@@ -341,9 +341,9 @@ pub(crate) struct Options {
     /// Number of threads in the pool of --offload (default: number of CPUs)
     #[arg(long, value_name = "N", help_heading = "Performance")]
     pub offload_threads: Option<u16>,
-    /// Microseconds to poll for the next short request before sleeping (default: 0)
+    /// Microseconds to poll for the next short request before sleeping (default: auto, up to 50 where it helps)
     #[arg(long, value_name = "USECS", help_heading = "Performance")]
-    pub busy_poll: Option<u32>,
+    pub busy_poll: Option<String>,
     /// Allow unencrypted NBD over TCP, and addresses that other machines can reach
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Serving")]
     pub insecure: bool,

@@ -7,6 +7,7 @@
 
 mod busy_poll;
 mod sync;
+mod trial;
 mod uring;
 
 use crate::buffer::Buffer;
@@ -14,7 +15,8 @@ use crate::crypt_mapping::Ciphertext;
 use crate::errno::Errno;
 use crate::store::BackingStore;
 use crate::store::file::IoMode;
-use busy_poll::BusyPoll;
+pub use busy_poll::BusyPoll;
+use busy_poll::Polling;
 use rustix::event::EventfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 use std::collections::VecDeque;
@@ -383,7 +385,7 @@ impl Files {
 pub struct Ring {
     files: Files,
     backend: Backend,
-    busy_poll: BusyPoll,
+    polling: Polling,
     waker: Waker,
     /// Maximum number of operations in flight on stores.
     operations: usize,
@@ -413,8 +415,8 @@ impl Ring {
             IoMode::Uring => uring()?,
             IoMode::Auto => uring().or_else(|_| sync())?,
         };
-        let busy_poll = BusyPoll::new(Duration::ZERO);
-        Ok(Self { files: Files::default(), backend, busy_poll, waker, operations: 0, room: 0, writev: 0 })
+        let polling = Polling::new(BusyPoll::Never);
+        Ok(Self { files: Files::default(), backend, polling, waker, operations: 0, room: 0, writev: 0 })
     }
 
     /// Returns the name of the backend, `io_uring` or `sync`.
@@ -430,12 +432,12 @@ impl Ring {
         self.waker.clone()
     }
 
-    /// Returns the ring with waits that first poll for completions, for at most `limit`. A wait polls if the transfers
+    /// Returns the ring with waits that first poll for completions, as `wanted` says. A wait polls if the transfers
     /// since the last one were short together and no operation on a store is in flight, and less often while polling
-    /// finds nothing. The default is zero: waits do not poll.
+    /// finds nothing. Without this, waits do not poll.
     #[must_use]
-    pub fn with_busy_poll(mut self, limit: Duration) -> Self {
-        self.busy_poll = BusyPoll::new(limit);
+    pub fn with_busy_poll(mut self, wanted: BusyPoll) -> Self {
+        self.polling = Polling::new(wanted);
         self
     }
 
@@ -558,13 +560,13 @@ impl Ring {
     /// The wait fails other than by a signal. Operations in flight are not affected.
     pub fn turn(&mut self, wait: Wait, done: &mut VecDeque<Completion>) -> io::Result<bool> {
         let before = done.len();
-        let (files, poll) = (&mut self.files, &mut self.busy_poll);
+        let (files, poll) = (&mut self.files, &mut self.polling);
         let woken = match &mut self.backend {
             Backend::Uring(uring) => uring.turn(files, wait, poll, done)?,
             Backend::Sync(sync) => sync.turn(files, wait, poll, done)?,
         };
-        if self.busy_poll.is_on() {
-            done.iter().skip(before).flat_map(|done| done.result).for_each(|bytes| self.busy_poll.add_moved(bytes));
+        if self.polling.is_on() {
+            done.iter().skip(before).flat_map(|done| done.result).for_each(|bytes| self.polling.add_moved(bytes));
         }
         if woken {
             self.waker.clear();

@@ -3,7 +3,7 @@
 //! An operation is tried when it is submitted. An operation on a socket that is not ready waits until epoll reports the
 //! socket.
 
-use super::busy_poll::BusyPoll;
+use super::busy_poll::Polling;
 use super::{Completion, Descriptor, FileId, Files, Operation, Returned, Token, Wait, Waker};
 use crate::errno::Errno;
 use rustix::event::{Timespec, epoll};
@@ -81,7 +81,7 @@ impl SyncRing {
         &mut self,
         files: &mut Files,
         wait: Wait,
-        busy_poll: &mut BusyPoll,
+        polling: &mut Polling,
         done: &mut VecDeque<Completion>,
     ) -> io::Result<bool> {
         let timeout = match wait {
@@ -91,9 +91,9 @@ impl SyncRing {
             Wait::Forever => None,
         };
         let mut outcome = Ok(false);
-        if timeout != Some(NO_TIME) && busy_poll.begin() {
+        if timeout != Some(NO_TIME) && polling.begin() {
             // An event is no completion yet: a client that takes its reply makes the socket writable.
-            busy_poll.poll(wait.limit(), || {
+            polling.poll(wait.limit(), || {
                 outcome = self.look(files, Some(&NO_TIME));
                 !self.done.is_empty() || !matches!(outcome, Ok(false))
             });

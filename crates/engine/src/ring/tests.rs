@@ -1,6 +1,8 @@
 //! Tests of both backends: sockets, stores, wakes, closing.
 
-use super::{Backend, Completion, IoMode, MAX_WRITE_SEGMENTS, Operation, Returned, Ring, Token, Wait, WriteSegment};
+use super::{
+    Backend, BusyPoll, Completion, IoMode, MAX_WRITE_SEGMENTS, Operation, Returned, Ring, Token, Wait, WriteSegment,
+};
 use crate::buffer::{Buffer, HEADROOM};
 use crate::crypt_mapping::Ciphertext;
 use crate::errno::Errno;
@@ -305,7 +307,7 @@ fn one_send_of_a_turn_is_a_call_and_several_are_entries() {
 fn ring_that_polls_gets_what_comes_while_it_polls_and_afterwards() {
     for limit in [Duration::from_secs(60), Duration::from_nanos(1)] {
         both(|ring| {
-            let mut ring = ring.with_busy_poll(limit);
+            let mut ring = ring.with_busy_poll(BusyPoll::UpTo(limit));
             let (mut ours, theirs) = UnixStream::pair().unwrap();
             let file = ring.add_socket(theirs.into()).unwrap();
             // A ring polls after a short transfer.
@@ -321,7 +323,7 @@ fn ring_that_polls_gets_what_comes_while_it_polls_and_afterwards() {
             });
             let mut done = VecDeque::new();
             ring.turn(Wait::Forever, &mut done).unwrap();
-            assert_eq!(ring.busy_poll.has_missed(), limit < Duration::from_secs(1));
+            assert_eq!(ring.polling.has_missed(), limit < Duration::from_secs(1));
             if limit > Duration::from_secs(1) {
                 assert_eq!(done.pop_front().map(|done| done.token), Some(Token(2)), "polled in one turn");
             }
@@ -334,7 +336,7 @@ fn ring_that_polls_gets_what_comes_while_it_polls_and_afterwards() {
 fn wait_for_a_store_does_not_poll() {
     let (slow, into) = std::io::pipe().unwrap();
     let store: Arc<dyn BackingStore> = Arc::new(Pipe(OwnedFd::from(slow).into()));
-    let mut ring = Ring::new(IoMode::Uring).unwrap().with_busy_poll(Duration::from_nanos(1));
+    let mut ring = Ring::new(IoMode::Uring).unwrap().with_busy_poll(BusyPoll::UpTo(Duration::from_nanos(1)));
     // Closed before the ring if the test fails: the ring waits for its stores.
     let mut into = into;
     let file = ring.add_store(&store).unwrap();
@@ -343,9 +345,9 @@ fn wait_for_a_store_does_not_poll() {
             let read = Operation::Read { offset: 0, buffer: Buffer::new(4096), range: 0..4096 };
             ring.submit(file, read, Token(1));
         }
-        ring.busy_poll.add_moved(28);
+        ring.polling.add_moved(28);
         ring.turn(Wait::Until(Duration::from_millis(1)), &mut VecDeque::new()).unwrap();
-        assert_eq!(ring.busy_poll.has_missed(), has_missed);
+        assert_eq!(ring.polling.has_missed(), has_missed);
         if in_flight {
             into.write_all(&[7; 4096]).unwrap();
             assert_eq!(next(&mut ring).result, Ok(4096));

@@ -5,7 +5,7 @@
 //! kernel stay valid for as long as it may use them. [`Uring::finish`] waits for all before anything is freed.
 #![allow(unsafe_code)]
 
-use super::busy_poll::BusyPoll;
+use super::busy_poll::{BusyPoll, Polling};
 use super::{Completion, FileId, Files, Held, Operation, Token, UblkBytes, UblkCommand, Wait, Waker};
 use crate::errno::Errno;
 #[cfg(feature = "fault-injection")]
@@ -15,7 +15,6 @@ use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::time::Duration;
 
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
@@ -289,7 +288,7 @@ impl Uring {
         &mut self,
         files: &mut Files,
         wait: Wait,
-        busy_poll: &mut BusyPoll,
+        polling: &mut Polling,
         done: &mut VecDeque<Completion>,
     ) -> io::Result<bool> {
         if let Sends::One(index) = std::mem::replace(&mut self.sends, Sends::None) {
@@ -312,8 +311,8 @@ impl Uring {
         let waiting = self.push_backlog() && self.done.is_empty();
         #[cfg(feature = "fault-injection")]
         let waiting = waiting && self.late.is_empty();
-        if waiting && !wait.limit().is_zero() && self.store_operations == 0 && busy_poll.begin() {
-            self.poll(busy_poll, wait);
+        if waiting && !wait.limit().is_zero() && self.store_operations == 0 && polling.begin() {
+            self.poll(polling, wait);
         }
         let entered = match wait {
             Wait::Forever if waiting => self.ring.submit_and_wait(1).map(|_| ()),
@@ -347,12 +346,12 @@ impl Uring {
     }
 
     /// Polls for completions. The kernel sets a flag when it has some that this thread has to fetch.
-    fn poll(&mut self, busy_poll: &mut BusyPoll, wait: Wait) {
+    fn poll(&mut self, polling: &mut Polling, wait: Wait) {
         if !self.ring.submission().is_empty() {
             // An error recurs, and is reported, in `turn`.
             let _ = self.ring.submit();
         }
-        busy_poll.poll(wait.limit(), || self.ring.submission().taskrun() || !self.ring.completion().is_empty());
+        polling.poll(wait.limit(), || self.ring.submission().taskrun() || !self.ring.completion().is_empty());
     }
 
     fn next_completion(&mut self) -> Option<cqueue::Entry> {
@@ -421,7 +420,7 @@ impl Uring {
         let mut done = VecDeque::new();
         let is_ublk = |entry: &Entry| matches!(entry.operation, Operation::Ublk(_));
         while self.in_flight.iter().flatten().any(|entry| !is_ublk(entry)) {
-            match self.turn(files, Wait::Forever, &mut BusyPoll::new(Duration::ZERO), &mut done) {
+            match self.turn(files, Wait::Forever, &mut Polling::new(BusyPoll::Never), &mut done) {
                 // Clear the waker, or the next wait ends at once.
                 Ok(true) => self.waker.clear(),
                 Ok(false) => {}

@@ -7,7 +7,7 @@ use super::mux::{Message, NbdFrontend, with_discards};
 pub use super::mux::Limits;
 use super::protocol::{Export, transmission_flag};
 use inlock_engine::OffloadError;
-use inlock_engine::ring::Ring;
+use inlock_engine::ring::{BusyPoll, Ring};
 use inlock_engine::store::file::IoMode;
 use inlock_engine::worker::{Mailbox, Worker};
 use inlock_engine::{BufferPool, Device, Offload, OffloadOptions, RequestError};
@@ -23,7 +23,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// Connections that wait to be accepted; more block in `connect`.
 const BACKLOG: i32 = 4096;
@@ -63,9 +62,9 @@ pub struct ServerOptions {
     pub offload: OffloadOptions,
     /// I/O engine of the workers.
     pub io: IoMode,
-    /// How long a worker polls for the next short request before it sleeps ([`Ring::with_busy_poll`]). The default is
-    /// zero: it sleeps at once.
-    pub busy_poll: Duration,
+    /// Whether a worker polls for the next short request before it sleeps ([`Ring::with_busy_poll`]). The default is
+    /// [`BusyPoll::Adaptive`].
+    pub busy_poll: BusyPoll,
     /// Maximum number of clients at a time; the server disconnects further ones. Fewer if the process may not open as
     /// many descriptors.
     pub max_connections: usize,
@@ -82,7 +81,7 @@ impl Default for ServerOptions {
             threads: cpus.min(4),
             offload: OffloadOptions::default(),
             io: IoMode::Auto,
-            busy_poll: Duration::ZERO,
+            busy_poll: BusyPoll::Adaptive,
             max_connections: 1024,
             limits: Limits::default(),
         }

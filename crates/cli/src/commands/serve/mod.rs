@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use inlock_engine::ring::BusyPoll;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, OffloadOptions};
 use inlock_frontend::nbd::descriptors;
@@ -86,7 +87,7 @@ struct ServeArgs {
     io: IoMode,
     threads: Option<u16>,
     offload: OffloadOptions,
-    busy_poll: Option<Duration>,
+    busy_poll: BusyPoll,
     insecure: bool,
 }
 
@@ -122,7 +123,7 @@ fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
         io,
         threads: options.threads,
         offload,
-        busy_poll: busy_poll(options.busy_poll)?,
+        busy_poll: busy_poll(options.busy_poll.as_deref())?,
         insecure: options.insecure,
     })
 }
@@ -141,11 +142,15 @@ fn run_mode(options: &Options) -> anyhow::Result<RunMode> {
     }
 }
 
-fn busy_poll(micros: Option<u32>) -> anyhow::Result<Option<Duration>> {
-    const MAX: u32 = 10_000;
-    match micros {
-        Some(micros) if micros > MAX => Err(CliError::usage(format!("Option --busy-poll takes 0 to {MAX}."))),
-        micros => Ok(micros.map(|micros| Duration::from_micros(micros.into()))),
+fn busy_poll(wanted: Option<&str>) -> anyhow::Result<BusyPoll> {
+    const MAX: u64 = 10_000;
+    match wanted {
+        None | Some("auto") => Ok(BusyPoll::Adaptive),
+        Some("0") => Ok(BusyPoll::Never),
+        Some(micros) => match micros.parse() {
+            Ok(micros) if micros <= MAX => Ok(BusyPoll::UpTo(Duration::from_micros(micros))),
+            _ => Err(CliError::usage(format!("Option --busy-poll takes 'auto', or 0 to {MAX} microseconds."))),
+        },
     }
 }
 
@@ -250,7 +255,7 @@ fn options(args: &ServeArgs) -> ServerOptions {
     options.threads = args.threads.map_or(options.threads, usize::from);
     options.offload = args.offload;
     options.io = args.io;
-    options.busy_poll = args.busy_poll.unwrap_or(options.busy_poll);
+    options.busy_poll = args.busy_poll;
     options
 }
 
