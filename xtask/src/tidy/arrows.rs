@@ -4,14 +4,15 @@
 //! manifest (plain, dev, build or target dependencies), renamed or not.
 
 /// The crates, and those on which each may depend. No other crates may be in `crates/`.
-const ALLOWED: [(&str, &[&str]); 7] = [
+const ALLOWED: [(&str, &[&str]); 8] = [
     ("cipher", &[]),
     ("volume", &["cipher"]),
     ("engine", &["cipher"]),
     ("frontend", &["engine"]),
     ("bench", &["cipher", "engine", "frontend"]),
     ("zoned-file", &["engine"]),
-    ("cli", &["bench", "cipher", "volume", "engine", "frontend", "zoned-file"]),
+    ("integrity", &["cipher", "engine"]),
+    ("cli", &["bench", "cipher", "volume", "engine", "frontend", "integrity", "zoned-file"]),
 ];
 
 /// Further arrows for tests only.

@@ -17,6 +17,7 @@ pub(crate) const CLEAN: &[&str] = &[
     "crates/cli/",
     "crates/engine/",
     "crates/frontend/",
+    "crates/integrity/",
     "crates/volume/",
     "crates/zoned-file/",
     "demo.sh",

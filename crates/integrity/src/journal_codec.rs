@@ -1,0 +1,168 @@
+//! The bytes of a journal's sections: entries, data, commit ids, MACs. No I/O.
+//!
+//! A section has eight metadata sectors with entries, and a block of data for each entry. Each sector ends with its
+//! commit id, which tells the lap around the journal in which it was written; the bytes that it displaces from a sector
+//! of data are in the entry. Entry n is in metadata sector n % 8, at slot n / 8.
+
+use crate::journal_cipher::JournalCipher;
+use crate::layout::{JournalLayout, SECTION_METADATA_SECTORS};
+use crate::superblock::SALT_LEN;
+use crate::tags::{TagHash, is_equal};
+use std::sync::Arc;
+
+/// Number of commit ids.
+pub(crate) const SEQUENCES: u8 = 4;
+/// Upper half of the sector of an entry that is not in use.
+const UNUSED: u32 = !0;
+const MAC_AT: usize = 496;
+const ID_AT: usize = 504;
+
+/// Encodes and decodes the sections of one journal.
+pub(crate) struct JournalCodec {
+    layout: JournalLayout,
+    ids: [u64; SEQUENCES as usize],
+    cipher: Option<Arc<JournalCipher>>,
+    mac: Option<Arc<TagHash>>,
+    salt: Option<[u8; SALT_LEN]>,
+}
+
+/// Returns the lap after `sequence`.
+pub(crate) fn next_sequence(sequence: u8) -> u8 {
+    (sequence + 1) % SEQUENCES
+}
+
+/// Returns the lap before `sequence`.
+pub(crate) fn previous_sequence(sequence: u8) -> u8 {
+    (sequence + SEQUENCES - 1) % SEQUENCES
+}
+
+impl JournalCodec {
+    pub(crate) fn new(
+        layout: JournalLayout,
+        cipher: Option<Arc<JournalCipher>>,
+        mac: Option<Arc<TagHash>>,
+        salt: Option<[u8; SALT_LEN]>,
+    ) -> Self {
+        let mut ids = [0x1111_1111_1111_1111, 0x2222_2222_2222_2222, 0x3333_3333_3333_3333, 0x4444_4444_4444_4444];
+        if let Some(cipher) = &cipher {
+            cipher.encrypt_ids(&mut ids, layout.sectors() * 512);
+        }
+        for n in 1..ids.len() {
+            while ids[..n].contains(&ids[n]) {
+                ids[n] = ids[n].wrapping_add(1);
+            }
+        }
+        Self { layout, ids, cipher, mac, salt }
+    }
+
+    /// Returns a section without entries.
+    pub(crate) fn empty_section(&self) -> Vec<u8> {
+        let mut image = vec![0; self.layout.section_len()];
+        for entry in 0..self.layout.entries {
+            let at = self.entry_at(entry);
+            image[at..at + 8].fill(0xff);
+        }
+        image
+    }
+
+    /// Puts a block into entry `entry` of a section.
+    pub(crate) fn put(&self, image: &mut [u8], entry: usize, sector: u64, block: &[u8], tag: &[u8]) {
+        let (at, data_at) = (self.entry_at(entry), self.data_at(entry));
+        image[at..at + 8].copy_from_slice(&sector.to_le_bytes());
+        for (n, from) in block.chunks_exact(512).enumerate() {
+            image[data_at + n * 512..][..ID_AT].copy_from_slice(&from[..ID_AT]);
+            image[at + 8 + n * 8..][..8].copy_from_slice(&from[ID_AT..]);
+        }
+        let tag_at = at + 8 + 8 * self.layout.sectors_per_block;
+        image[tag_at..tag_at + tag.len()].copy_from_slice(tag);
+    }
+
+    /// Returns the logical sector of an entry, or `None` if it is not in use.
+    pub(crate) fn sector(&self, image: &[u8], entry: usize) -> Option<u64> {
+        let at = self.entry_at(entry);
+        let sector = u64::from_le_bytes(image[at..at + 8].try_into().expect("the slice has eight bytes"));
+        // The values of an unused entry, and of one that was being filled.
+        let upper = (sector >> 32) as u32;
+        (upper < UNUSED - 1).then_some(sector)
+    }
+
+    /// Copies the block and returns the tag of an entry.
+    pub(crate) fn get<'a>(&self, image: &'a [u8], entry: usize, block: &mut [u8]) -> &'a [u8] {
+        let (at, data_at) = (self.entry_at(entry), self.data_at(entry));
+        for (n, to) in block.chunks_exact_mut(512).enumerate() {
+            to[..ID_AT].copy_from_slice(&image[data_at + n * 512..][..ID_AT]);
+            to[ID_AT..].copy_from_slice(&image[at + 8 + n * 8..][..8]);
+        }
+        &image[at + 8 + 8 * self.layout.sectors_per_block..][..self.layout.tag_size]
+    }
+
+    /// Completes a section for writing: MAC, commit ids, encryption.
+    pub(crate) fn seal(&self, section: u32, sequence: u8, image: &mut [u8]) {
+        if let Some(mac) = self.section_mac(section, image) {
+            for (sector, part) in mac.chunks_exact(8).enumerate() {
+                image[sector * 512 + MAC_AT..][..8].copy_from_slice(part);
+            }
+        }
+        for sector in 0..self.layout.section_sectors {
+            let id = self.id(section, sector, sequence).to_le_bytes();
+            image[sector * 512 + ID_AT..][..8].copy_from_slice(&id);
+        }
+        if let Some(cipher) = &self.cipher {
+            cipher.encrypt(section, self.at(section), image);
+        }
+    }
+
+    /// Decrypts a section that was read.
+    pub(crate) fn open(&self, section: u32, image: &mut [u8]) {
+        if let Some(cipher) = &self.cipher {
+            cipher.decrypt(section, self.at(section), image);
+        }
+    }
+
+    /// Whether the MAC of a decrypted section matches, if sections have one.
+    pub(crate) fn has_valid_mac(&self, section: u32, image: &[u8]) -> bool {
+        let Some(mac) = self.section_mac(section, image) else { return true };
+        let mut stored = [0; 64];
+        for (sector, part) in stored.chunks_exact_mut(8).enumerate() {
+            part.copy_from_slice(&image[sector * 512 + MAC_AT..][..8]);
+        }
+        is_equal(&mac, &stored)
+    }
+
+    /// Returns the laps of a decrypted section's sectors; `None` for a sector whose commit id is not one of the four.
+    pub(crate) fn sequences<'a>(&'a self, section: u32, image: &'a [u8]) -> impl Iterator<Item = Option<u8>> + 'a {
+        image.chunks_exact(512).enumerate().map(move |(sector, bytes)| {
+            let id = u64::from_le_bytes(bytes[ID_AT..].try_into().expect("the slice has eight bytes"));
+            (0..SEQUENCES).find(|sequence| self.id(section, sector, *sequence) == id)
+        })
+    }
+
+    fn id(&self, section: u32, sector: usize, sequence: u8) -> u64 {
+        self.ids[usize::from(sequence)] ^ (u64::from(section) << 32 ^ sector as u64)
+    }
+
+    fn section_mac(&self, section: u32, image: &[u8]) -> Option<[u8; 64]> {
+        let mac = self.mac.as_ref().filter(|_| self.layout.has_mac)?;
+        let number = u64::from(section).to_le_bytes();
+        let mut parts: Vec<&[u8]> = Vec::with_capacity(self.layout.entries + 2);
+        if let Some(salt) = &self.salt {
+            parts.extend([&salt[..], &number]);
+        }
+        parts.extend((0..self.layout.entries).map(|entry| &image[self.entry_at(entry)..][..8]));
+        Some(mac.digest(&parts))
+    }
+
+    /// Returns the byte of the journal at which a section starts.
+    fn at(&self, section: u32) -> u64 {
+        u64::from(section) * self.layout.section_len() as u64
+    }
+
+    fn entry_at(&self, entry: usize) -> usize {
+        let (sector, slot) = (entry % SECTION_METADATA_SECTORS, entry / SECTION_METADATA_SECTORS);
+        sector * 512 + slot * self.layout.entry_len
+    }
+
+    fn data_at(&self, entry: usize) -> usize {
+        (SECTION_METADATA_SECTORS + entry * self.layout.sectors_per_block) * 512
+    }
+}

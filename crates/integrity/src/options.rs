@@ -1,0 +1,115 @@
+//! Options of opening a volume, compared with its superblock before anything is written.
+
+use crate::error::IntegrityError;
+use crate::journal_cipher::JournalCipher;
+use crate::layout::Layout;
+use crate::stores::Stores;
+use crate::superblock::{Flags, Superblock};
+use crate::tags::TagHash;
+use std::sync::Arc;
+
+/// Way in which data and tags are kept together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// `J`: data and tags go to the journal first, and a power cut leaves both or none.
+    Journal,
+    /// `B`: a bitmap tells the regions whose tags are computed again after a power cut.
+    Bitmap,
+    /// `D`: a power cut may leave blocks that do not match their tags.
+    Direct,
+    /// `R`: read-only, without replay and without checks.
+    Recovery,
+}
+
+/// Options of opening a volume.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Mode.
+    pub mode: Mode,
+    /// Hash of internal tags. `None`: the caller supplies the tags.
+    pub internal_hash: Option<Arc<TagHash>>,
+    /// MAC of the journal.
+    pub journal_mac: Option<Arc<TagHash>>,
+    /// Cipher of the journal.
+    pub journal_cipher: Option<Arc<JournalCipher>>,
+    /// Expected bytes of a tag.
+    pub tag_size: Option<usize>,
+    /// Expected bytes of a block.
+    pub block_len: Option<usize>,
+    /// Sectors for each bit of the bitmap, if the volume has no bitmap in use.
+    pub sectors_per_bit: Option<u32>,
+    /// Whether discards are allowed.
+    pub allow_discards: bool,
+    /// Whether all tags are to be computed from the present data.
+    pub recalculate: bool,
+    /// Whether tags with a key may be computed from present data although an attacker could have changed them.
+    pub legacy_recalculate: bool,
+    /// Whether the volume is read-only.
+    pub read_only: bool,
+}
+
+impl OpenOptions {
+    /// Returns the options of a mode, without hash, MAC and cipher.
+    pub fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            internal_hash: None,
+            journal_mac: None,
+            journal_cipher: None,
+            tag_size: None,
+            block_len: None,
+            sectors_per_bit: None,
+            allow_discards: false,
+            recalculate: false,
+            legacy_recalculate: false,
+            read_only: false,
+        }
+    }
+
+    /// Checks the options by themselves and against a superblock.
+    fn check(&self, sb: &Superblock) -> Result<(), IntegrityError> {
+        let require = |good: bool, option: &'static str, reason: &'static str| {
+            if good { Ok(()) } else { Err(IntegrityError::option(option, reason)) }
+        };
+        let inline = sb.flags.has(Flags::INLINE);
+        require(!inline, "mode", "the tags are in the device's own metadata, which this store cannot access")?;
+        let tag_size = usize::from(sb.tag_size);
+        require(self.tag_size.is_none_or(|size| size == tag_size), "tag-size", "the superblock has another one")?;
+        let block_len = sb.block_len();
+        require(self.block_len.is_none_or(|len| len == block_len), "sector-size", "the superblock has another one")?;
+        let has_mac = sb.flags.has(Flags::JOURNAL_MAC);
+        let mac_reason = if has_mac { "the volume's journal has a MAC" } else { "the volume's journal has no MAC" };
+        let recovery = self.mode == Mode::Recovery;
+        require(recovery || has_mac == self.journal_mac.is_some(), "journal-integrity", mac_reason)?;
+        let internal = self.internal_hash.is_some();
+        require(self.mode != Mode::Bitmap || internal, "mode", "a bitmap needs an internal hash")?;
+        require(!self.allow_discards || internal, "allow-discards", "discards need an internal hash")?;
+        require(!self.recalculate || internal, "integrity-recalculate", "there is no internal hash")?;
+        let recalculates = self.recalculate || sb.flags.has(Flags::RECALCULATING);
+        // An attacker could change a block and get a valid tag for it, unless a MAC protects the superblock.
+        let is_keyed = self.internal_hash.as_ref().is_some_and(|hash| hash.algorithm().is_keyed());
+        let protected = has_mac && sb.flags.has(Flags::FIXED_HMAC) || self.legacy_recalculate || !is_keyed;
+        let reason = "tags with a key are computed again only if the superblock has a MAC";
+        require(!recalculates || protected || recovery, "integrity-recalculate", reason)?;
+        require(self.sectors_per_bit != Some(0), "bitmap-sectors-per-bit", "it is at least 1")?;
+        Ok(())
+    }
+}
+
+/// Reads the superblock and checks it against the devices and the options. Writes nothing.
+///
+/// # Errors
+///
+/// Names the field or option that is not possible.
+pub fn load(stores: &Stores, options: &OpenOptions) -> Result<(Superblock, Layout), IntegrityError> {
+    let (superblock, bytes) = Superblock::read(stores)?;
+    options.check(&superblock)?;
+    if options.mode != Mode::Recovery {
+        superblock.check_mac(&bytes[..], options.journal_mac.as_deref())?;
+    }
+    let layout = Layout::new(&superblock, &stores.sizes())?;
+    if options.mode == Mode::Bitmap {
+        layout.bitmap_len(superblock.log2_blocks_per_bitmap_bit)?;
+    }
+    Ok((superblock, layout))
+}

@@ -1,0 +1,8 @@
+//! Tests of volumes in memory.
+
+// The lint exempts test functions only.
+#![allow(clippy::unwrap_used)]
+
+mod breakages;
+mod format;
+mod support;
