@@ -4,6 +4,7 @@
 //! request in one call. Each instruction set is measured in a process of its own, since OpenSSL and AWS-LC read the
 //! variable that limits theirs at startup.
 
+mod aead;
 #[cfg(feature = "aws-lc")]
 #[allow(unsafe_code)] // Calls C.
 mod aws_lc;
@@ -18,8 +19,9 @@ use serde_json::{Value, json};
 use std::error::Error;
 use std::process::Command;
 
-const USAGE: &str = "usage: inlock-benches [--json FILE] [--svg FILE] [--from FILE]
-  Prints tables. --json writes all figures; --svg plots them; --from takes them from such a JSON file and runs nothing.";
+const USAGE: &str = "usage: inlock-benches [--aead] [--json FILE] [--svg FILE] [--from FILE]
+  Prints tables. --json writes all figures; --svg plots them; --from takes them from such a JSON file and runs nothing.
+  --aead compares authenticated modes instead.";
 
 /// Instruction sets, and the value of `OPENSSL_ia32cap` that disables wider ones: bits of CPUID leaf 7, AVX-512 F, DQ,
 /// BW and VL (16, 17, 30, 31), VAES and VPCLMULQDQ (41, 42).
@@ -33,6 +35,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut json_file, mut svg_file, mut from) = (None, None, None);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
+        if argument == "--aead" {
+            return aead::run();
+        }
         let value = arguments.next();
         match (argument.as_str(), value) {
             ("--json", Some(file)) => json_file = Some(file),

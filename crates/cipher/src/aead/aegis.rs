@@ -5,16 +5,53 @@
 
 use super::{Sealer, Tag, Units};
 use crate::InOut;
-use crate::aes::AesKernel;
+use crate::aes::{self, AegisJob, AesKernel, MAX_BATCH};
 use crate::block_cipher::Block;
 use crate::locked::LockedBox;
 use ::aes::hazmat;
 
 /// Returns the sealer of `key`, which has 16 bytes.
-pub(super) fn new(_kernel: AesKernel, key: &[u8]) -> Box<dyn Sealer> {
+pub(super) fn new(kernel: AesKernel, key: &[u8]) -> Box<dyn Sealer> {
     let mut locked = LockedBox::new([0; 16]);
     locked.copy_from_slice(key);
-    Box::new(Portable(locked))
+    if kernel == AesKernel::Portable { Box::new(Portable(locked)) } else { Box::new(Aegis { kernel, key: locked }) }
+}
+
+/// AEGIS-128 on a kernel that takes jobs.
+struct Aegis {
+    kernel: AesKernel,
+    key: LockedBox<Block>,
+}
+
+impl Aegis {
+    fn run(&self, units: &Units<'_>, data: InOut<'_>, tags: &mut [Tag], encrypt: bool) {
+        let (mut ad, mut blocks) = ([[[0; 16]; 2]; MAX_BATCH], [[0; 16]; MAX_BATCH]);
+        for (at, ad) in ad[..units.ivs.len()].iter_mut().enumerate() {
+            *ad = units.additional_blocks(at);
+        }
+        aes::aegis(
+            self.kernel,
+            &mut AegisJob::new(&self.key, units.unit, (units.ivs, &ad, &mut blocks), data),
+            encrypt,
+        );
+        for (tag, block) in tags.iter_mut().zip(&blocks) {
+            tag[..16].copy_from_slice(block);
+        }
+    }
+}
+
+impl Sealer for Aegis {
+    fn seal(&self, units: &Units<'_>, data: InOut<'_>, tags: &mut [Tag]) {
+        self.run(units, data, tags, true);
+    }
+
+    fn open(&self, units: &Units<'_>, data: InOut<'_>, tags: &mut [Tag]) {
+        self.run(units, data, tags, false);
+    }
+
+    fn kernel(&self) -> &'static str {
+        AesKernel::name(self.kernel)
+    }
 }
 
 /// The Fibonacci sequence modulo 256, bytes 0 to 15 and 16 to 31.

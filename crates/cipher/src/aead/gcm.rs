@@ -4,17 +4,70 @@
 //! which a table may store a part. GHASH is the `ghash` library's.
 
 use super::{Sealer, Tag, Units};
-use crate::aes::AesKernel;
+use crate::aes::{self, AesKernel, GcmJob, GcmKeys, MAX_BATCH};
 use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
 use crate::locked::LockedBox;
 use crate::modes::{Chain, new_chain};
-use crate::{ChainMode, Cipher, InOut};
+use crate::{ChainMode, Cipher, DataUnitSize, InOut};
 use ghash::GHash;
 use ghash::universal_hash::UniversalHash;
 
 /// Returns the sealer of `key`, whose length has been checked.
-pub(super) fn new(_kernel: AesKernel, key: &[u8]) -> Box<dyn Sealer> {
-    Box::new(Portable::new(key))
+pub(super) fn new(kernel: AesKernel, key: &[u8], unit: DataUnitSize) -> Box<dyn Sealer> {
+    if kernel == AesKernel::Portable {
+        return Box::new(Portable::new(key));
+    }
+    let mut keys = LockedBox::new(GcmKeys::EMPTY);
+    keys.schedule.expand(key);
+    aes::gcm_powers(kernel, &mut keys, &lengths(unit.bytes()));
+    Box::new(Gcm { kernel, keys })
+}
+
+/// GCM on a kernel that takes jobs.
+struct Gcm {
+    kernel: AesKernel,
+    keys: LockedBox<GcmKeys>,
+}
+
+impl Gcm {
+    #[inline(always)]
+    fn run(&self, units: &Units<'_>, data: InOut<'_>, tags: &mut [Tag], encrypt: bool) {
+        const SMALL: usize = 8;
+        if tags.len() <= SMALL {
+            self.run_batch::<SMALL>(units, data, tags, encrypt);
+        } else {
+            self.run_batch::<MAX_BATCH>(units, data, tags, encrypt);
+        }
+    }
+
+    #[inline(always)]
+    fn run_batch<const N: usize>(&self, units: &Units<'_>, data: InOut<'_>, tags: &mut [Tag], encrypt: bool) {
+        let (mut counters, mut ad) = ([[0; 16]; N], [[[0; 16]; 2]; N]);
+        for (at, iv) in units.ivs.iter().enumerate() {
+            counters[at] = first_counter(iv, 1);
+            ad[at] = units.additional_blocks(at);
+        }
+        let mut masks = counters;
+        let mut job = GcmJob::new(&self.keys, units.unit, (&counters, &ad, &mut masks), data);
+        aes::gcm(self.kernel, &mut job, encrypt);
+        for (tag, block) in tags.iter_mut().zip(&masks) {
+            tag[..16].copy_from_slice(block);
+        }
+    }
+}
+
+impl Sealer for Gcm {
+    fn seal(&self, units: &Units<'_>, data: InOut<'_>, tags: &mut [Tag]) {
+        self.run(units, data, tags, true);
+    }
+
+    fn open(&self, units: &Units<'_>, data: InOut<'_>, tags: &mut [Tag]) {
+        self.run(units, data, tags, false);
+    }
+
+    fn kernel(&self) -> &'static str {
+        self.kernel.name()
+    }
 }
 
 /// Length of the additional data: a sector and an IV.

@@ -14,7 +14,7 @@ mod tests;
 
 pub use bad_units::BadUnits;
 
-use crate::aes::{AesKernel, MAX_BATCH};
+use crate::aes::{AdditionalBlocks, AesKernel, MAX_BATCH};
 use crate::block_cipher::Block;
 use crate::iv::{IvGenerator, IvKeys};
 use crate::unit::MAX_AEAD_UNITS;
@@ -38,6 +38,13 @@ struct Units<'a> {
 }
 
 impl Units<'_> {
+    /// Returns the additional data of unit `at` as two blocks. The bytes after the IV are zero.
+    fn additional_blocks(&self, at: usize) -> AdditionalBlocks {
+        let mut blocks = [[0; 16]; 2];
+        blocks.as_flattened_mut()[..24].copy_from_slice(&self.additional_data(at));
+        blocks
+    }
+
     /// Returns the additional data of unit `at`, of which the algorithm uses 8 bytes and as many as an IV has.
     fn additional_data(&self, at: usize) -> AdditionalData {
         let mut data = [0; 24];
@@ -135,7 +142,7 @@ impl Aead {
             return Err(AeadError::Unit { unit });
         }
         let sealer: Box<dyn Sealer> = match spec.algorithm() {
-            AeadAlgorithm::Gcm => gcm::new(kernel, key),
+            AeadAlgorithm::Gcm => gcm::new(kernel, key, unit),
             AeadAlgorithm::Ccm => Box::new(ccm::Ccm::new(kernel, key, spec.tag_len())),
             AeadAlgorithm::ChaCha20Poly1305 => Box::new(chacha20_poly1305::ChaCha20Poly1305::new(key)),
             AeadAlgorithm::Aegis128 => aegis::new(kernel, key),

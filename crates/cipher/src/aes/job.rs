@@ -4,7 +4,7 @@
 //! fields, from slices whose lengths they check, and the job borrows those slices while it exists. The borrows are
 //! [`PhantomData`]: a mutable reference in the job would assert unique access to the bytes that the pointers refer to.
 
-use super::schedule::{Schedule, XtsKeys};
+use super::schedule::{GcmKeys, Schedule, XtsKeys};
 use crate::block_cipher::Block;
 use crate::{DataUnitSize, InOut};
 use std::marker::PhantomData;
@@ -138,6 +138,87 @@ impl<'a> CbcJob<'a> {
     #[inline(always)]
     pub(crate) fn fill_ivs(&self, unit: usize, ivs: &mut [Block]) {
         self.ivs.fill(unit, ivs);
+    }
+}
+
+/// The additional data of a unit, padded with zeroes: sector and IV.
+pub(crate) type AdditionalBlocks = [Block; 2];
+
+/// One call of a GCM kernel.
+pub(crate) struct GcmJob<'a> {
+    keys: &'a GcmKeys,
+    counters: &'a [Block],
+    additional_data: &'a [AdditionalBlocks],
+    masks: &'a mut [Block],
+    units: Units<'a>,
+}
+
+impl<'a> GcmJob<'a> {
+    /// Makes a job for `data`. `counters` are the units' counter blocks with the number 1, which `masks` has as well,
+    /// and room for [`IV_MARGIN`] more.
+    ///
+    /// # Panics
+    ///
+    /// If `data` is not a positive number of whole units, or there are fewer blocks than units.
+    pub(crate) fn new(
+        keys: &'a GcmKeys,
+        unit: DataUnitSize,
+        (counters, additional_data, masks): (&'a [Block], &'a [AdditionalBlocks], &'a mut [Block]),
+        data: InOut<'a>,
+    ) -> Self {
+        let units = Units::new(unit, data);
+        assert!(counters.len() >= units.count && additional_data.len() >= units.count);
+        assert!(masks.len() >= units.count.next_multiple_of(IV_MARGIN), "no room for the masks");
+        Self { keys, counters, additional_data, masks, units }
+    }
+
+    accessors_of_units!();
+
+    /// Returns the expanded key.
+    #[inline(always)]
+    pub(crate) fn keys(&self) -> &'a GcmKeys {
+        self.keys
+    }
+
+    /// Returns counters, additional data and masks: at least one of each for each unit, masks for whole vectors.
+    #[inline(always)]
+    pub(crate) fn blocks(&mut self) -> (&'a [Block], &'a [AdditionalBlocks], &mut [Block]) {
+        (self.counters, self.additional_data, self.masks)
+    }
+}
+
+/// One call of the AEGIS-128 kernel.
+pub(crate) struct AegisJob<'a> {
+    key: &'a Block,
+    ivs: &'a [Block],
+    additional_data: &'a [AdditionalBlocks],
+    tags: &'a mut [Block],
+    units: Units<'a>,
+}
+
+impl<'a> AegisJob<'a> {
+    /// Makes a job for `data`, whose tags are written to `tags`.
+    ///
+    /// # Panics
+    ///
+    /// If `data` is not a positive number of whole units, or there are fewer blocks than units.
+    pub(crate) fn new(
+        key: &'a Block,
+        unit: DataUnitSize,
+        (ivs, additional_data, tags): (&'a [Block], &'a [AdditionalBlocks], &'a mut [Block]),
+        data: InOut<'a>,
+    ) -> Self {
+        let units = Units::new(unit, data);
+        assert!(ivs.len().min(additional_data.len()).min(tags.len()) >= units.count, "fewer blocks than units");
+        Self { key, ivs, additional_data, tags, units }
+    }
+
+    accessors_of_units!();
+
+    /// Returns key, IVs, additional data and tags: at least one of each for each unit.
+    #[inline(always)]
+    pub(crate) fn blocks(&mut self) -> (&'a Block, &'a [Block], &'a [AdditionalBlocks], &mut [Block]) {
+        (self.key, self.ivs, self.additional_data, self.tags)
     }
 }
 

@@ -4,10 +4,10 @@
 //! A new kernel is a file in `x86_64`, a variant here and an arm in each `match`; the shared runner in `testing` then
 //! compares it with the others.
 
-use super::job::{CbcJob, XtsJob};
-use super::schedule::Schedule;
+use super::job::{AegisJob, CbcJob, GcmJob, XtsJob};
+use super::schedule::{GcmKeys, Schedule};
 #[cfg(target_arch = "x86_64")]
-use super::x86_64::{AesNiKernel, Vaes256Kernel, Vaes512Kernel};
+use super::x86_64::{AegisKernel, AesNiKernel, Vaes256Kernel, Vaes512Kernel};
 use crate::CipherError;
 use crate::block_cipher::Block;
 use crate::isa::{self, CpuLimit};
@@ -104,6 +104,43 @@ pub(crate) fn cbc_encrypt(_: AesKernel, job: &CbcJob<'_>) {
     AesNiKernel::cbc_encrypt(isa::AesNi::detect().expect("every kernel but the portable one implies AES-NI"), job);
     #[cfg(not(target_arch = "x86_64"))]
     unreachable!("no kernel but the portable one on this architecture: {}", job.units());
+}
+
+/// Runs GCM on every unit of `job`, whose key [`gcm_powers`] has prepared for the same kernel.
+pub(crate) fn gcm(kernel: AesKernel, job: &mut GcmJob<'_>, encrypt: bool) {
+    #[cfg(target_arch = "x86_64")]
+    match kernel {
+        AesKernel::Vaes512(proof) => Vaes512Kernel::gcm(proof, job, encrypt),
+        AesKernel::Vaes256(proof) => Vaes256Kernel::gcm(proof, job, encrypt),
+        AesKernel::AesNi(proof) => AesNiKernel::gcm(proof, job, encrypt),
+        AesKernel::Portable => unreachable!("the portable kernel has a type of its own"),
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {kernel:?} {encrypt} {}", job.units());
+}
+
+/// Prepares `keys`, whose schedule is expanded, for the GCM of `kernel` and units with the block of `lengths`.
+pub(crate) fn gcm_powers(kernel: AesKernel, keys: &mut GcmKeys, lengths: &Block) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let row_blocks = match kernel {
+            AesKernel::Vaes512(_) => 32,
+            AesKernel::Vaes256(_) => 16,
+            _ => 8,
+        };
+        let proof = isa::AesNi::detect().expect("every kernel but the portable one implies AES-NI");
+        AesNiKernel::gcm_powers(proof, keys, row_blocks, lengths);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {kernel:?} {} {lengths:?}", keys.length.len());
+}
+
+/// Runs AEGIS-128 on every unit of `job`. A state is five blocks wide, so all kernels share that of AES-NI.
+pub(crate) fn aegis(_: AesKernel, job: &mut AegisJob<'_>, encrypt: bool) {
+    #[cfg(target_arch = "x86_64")]
+    AegisKernel::run(isa::AesNi::detect().expect("every kernel but the portable one implies AES-NI"), job, encrypt);
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {encrypt} {}", job.units());
 }
 
 /// Encrypts each block by itself.

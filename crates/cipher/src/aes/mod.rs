@@ -12,9 +12,9 @@ mod schedule;
 #[allow(unsafe_code)] // Vector instructions, behind proof tokens.
 mod x86_64;
 
-pub(crate) use job::{CbcJob, IV_MARGIN, IvSource, MAX_BATCH, XtsJob};
+pub(crate) use job::{AdditionalBlocks, AegisJob, CbcJob, GcmJob, IV_MARGIN, IvSource, MAX_BATCH, XtsJob};
 pub use kernel::AesKernel;
-pub(crate) use kernel::{cbc_decrypt, cbc_encrypt, xts};
+pub(crate) use kernel::{aegis, cbc_decrypt, cbc_encrypt, gcm, gcm_powers, xts};
 pub(crate) use key::AesKey;
 pub use limit::Limit;
-pub(crate) use schedule::{Schedule, XtsKeys};
+pub(crate) use schedule::{GcmKeys, Schedule, XtsKeys};

@@ -75,6 +75,23 @@ pub(crate) struct XtsKeys {
     pub(crate) tweak: Schedule,
 }
 
+/// An AES key for GCM, with the powers of its hash key that a kernel's rows need.
+#[repr(C, align(64))]
+pub(crate) struct GcmKeys {
+    pub(crate) schedule: Schedule,
+    /// From [`GcmKeys::FIRST`] on, descending: two for additional data, one for the last row, those of a row.
+    pub(crate) powers: [Block; 36],
+    /// The hash of the block of lengths.
+    pub(crate) length: Block,
+}
+
+impl GcmKeys {
+    /// To be filled in place.
+    pub(crate) const EMPTY: Self = Self { schedule: Schedule::EMPTY, powers: [[0; 16]; 36], length: [0; 16] };
+    /// Index of the first power, by which those of a row are aligned.
+    pub(crate) const FIRST: usize = 1;
+}
+
 /// Applies the S-box to four bytes. With four equal columns, the row shift of a round has no effect; its column mix is
 /// undone.
 fn substitute(word: [u8; 4]) -> [u8; 4] {

@@ -2,13 +2,15 @@
 
 use super::blocks::{AesVector, IN_FLIGHT, halves};
 use super::entry_points;
+use super::gcm_blocks::GcmVector;
+use crate::aes::schedule::GcmKeys;
 use crate::isa;
 use std::arch::x86_64::*;
 
 entry_points!(AesNiKernel, isa::AesNi, Block1, "avx,aes,pclmulqdq");
 
 #[derive(Clone, Copy)]
-struct Block1(__m128i);
+pub(super) struct Block1(__m128i);
 
 /// See [`AesVector::pin`].
 #[inline]
@@ -153,6 +155,15 @@ impl AesVector for Block1 {
 }
 
 impl AesNiKernel {
+    /// Fills in the powers of `keys`, whose schedule is expanded, for rows of `row_blocks` blocks and units with the
+    /// block of `lengths`.
+    pub(crate) fn gcm_powers(proof: isa::AesNi, keys: &mut GcmKeys, row_blocks: usize, lengths: &Block) {
+        let mut subkey = [[0; 16]];
+        Self::encrypt_blocks(proof, &keys.schedule, &mut subkey);
+        // SAFETY: the token proves the instructions.
+        unsafe { gcm_powers(keys, &subkey[0], row_blocks, lengths) }
+    }
+
     /// Encrypts every unit of `job` with CBC, eight units in parallel.
     pub(crate) fn cbc_encrypt(_: isa::AesNi, job: &CbcJob<'_>) {
         // SAFETY: the token proves the instructions; `CbcJob::new` made and checked the pointers.
@@ -171,4 +182,40 @@ impl AesNiKernel {
 unsafe fn cbc_encrypt<const ROUNDS: usize>(job: &CbcJob<'_>) {
     // SAFETY: the instructions are enabled; the rest is the caller's promise.
     unsafe { blocks::cbc_encrypt::<Block1, ROUNDS>(job) }
+}
+
+impl GcmVector for Block1 {
+    #[inline(always)]
+    unsafe fn reversed(self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_shuffle_epi8(self.0, _mm_set_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))) }
+    }
+
+    #[inline(always)]
+    unsafe fn add32(self, other: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_add_epi32(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn clmul<const HALVES: i32>(self, other: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_clmulepi64_si128::<HALVES>(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn folded(self) -> __m128i {
+        self.0
+    }
+
+    #[inline(always)]
+    unsafe fn first(block: __m128i) -> Self {
+        Self(block)
+    }
+}
+
+#[target_feature(enable = "avx,aes,pclmulqdq")]
+unsafe fn gcm_powers(keys: &mut GcmKeys, subkey: &Block, row_blocks: usize, lengths: &Block) {
+    // SAFETY: the instructions are enabled.
+    unsafe { gcm_blocks::set_powers(keys, subkey, row_blocks, lengths) }
 }

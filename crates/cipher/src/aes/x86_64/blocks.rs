@@ -116,6 +116,7 @@ macro_rules! each {
     }};
     (@ $i:ident $body:expr, $($n:literal)*) => { $({ const $i: usize = $n; $body; })* };
 }
+pub(super) use each;
 
 /// Runs a statement for each round between the first key and the last, with the constant `$r`.
 macro_rules! each_round {
@@ -130,9 +131,10 @@ macro_rules! each_round {
     }};
     (@ $r:ident $body:expr, $($n:literal)*) => { $({ const $r: usize = $n; $body; })* };
 }
+pub(super) use each_round;
 
 /// The round keys of one direction, in registers or in memory.
-struct Keys<V, const ROUNDS: usize> {
+pub(super) struct Keys<V, const ROUNDS: usize> {
     memory: *const RoundKeys,
     registers: [V; 15],
 }
@@ -141,7 +143,7 @@ impl<V: AesVector, const ROUNDS: usize> Keys<V, ROUNDS> {
     /// # Safety
     /// The instructions of `V` are there, and `memory` outlives the result.
     #[inline(always)]
-    unsafe fn new(memory: &RoundKeys) -> Self {
+    pub(super) unsafe fn new(memory: &RoundKeys) -> Self {
         // Opaque, so that the compiler cannot know that no store changes the keys, and keep copies on the stack.
         let memory = std::hint::black_box(std::ptr::from_ref(memory));
         // SAFETY: the caller's promise.
@@ -158,7 +160,7 @@ impl<V: AesVector, const ROUNDS: usize> Keys<V, ROUNDS> {
     /// # Safety
     /// As for [`Keys::new`].
     #[inline(always)]
-    unsafe fn get<const ROUND: usize>(&self) -> V {
+    pub(super) unsafe fn get<const ROUND: usize>(&self) -> V {
         // SAFETY: the caller's promise.
         unsafe {
             if ROUND > 0 && ROUND <= V::keys_in_registers(ROUNDS) {

@@ -1,7 +1,11 @@
-//! The x86-64 kernels: one loop (`blocks`), three vectors.
+//! The x86-64 kernels: one loop for XTS and CBC (`blocks`), one for GCM (`gcm_blocks`), three vectors; AEGIS.
 
+mod aegis;
 mod aes_ni;
 mod blocks;
+mod gcm_blocks;
+#[cfg(test)]
+mod tests;
 mod vaes_256;
 mod vaes_512;
 
@@ -11,8 +15,8 @@ mod vaes_512;
 /// own registers.
 macro_rules! entry_points {
     ($kernel:ident, $token:ty, $vector:ty, $features:literal) => {
-        use super::blocks;
-        use crate::aes::job::{CbcJob, XtsJob};
+        use super::{blocks, gcm_blocks};
+        use crate::aes::job::{CbcJob, GcmJob, XtsJob};
         use crate::aes::schedule::Schedule;
         use crate::block_cipher::Block;
 
@@ -44,6 +48,22 @@ macro_rules! entry_points {
                         12 => cbc_decrypt::<12>(job),
                         14 => cbc_decrypt::<14>(job),
                         rounds => unreachable!("no schedule has {rounds} rounds"),
+                    }
+                }
+            }
+
+            /// Runs GCM on every unit of `job`.
+            pub(crate) fn gcm(_: $token, job: &mut GcmJob<'_>, encrypt: bool) {
+                // SAFETY: as in `xts`, by `GcmJob::new`.
+                unsafe {
+                    match (job.keys().schedule.rounds, encrypt) {
+                        (10, true) => gcm::<10, true>(job),
+                        (10, false) => gcm::<10, false>(job),
+                        (12, true) => gcm::<12, true>(job),
+                        (12, false) => gcm::<12, false>(job),
+                        (14, true) => gcm::<14, true>(job),
+                        (14, false) => gcm::<14, false>(job),
+                        (rounds, _) => unreachable!("no schedule has {rounds} rounds"),
                     }
                 }
             }
@@ -82,6 +102,12 @@ macro_rules! entry_points {
         }
 
         #[target_feature(enable = $features)]
+        unsafe fn gcm<const ROUNDS: usize, const ENCRYPT: bool>(job: &mut GcmJob<'_>) {
+            // SAFETY: as above.
+            unsafe { gcm_blocks::gcm::<$vector, ROUNDS, ENCRYPT>(job) }
+        }
+
+        #[target_feature(enable = $features)]
         unsafe fn cbc_decrypt<const ROUNDS: usize>(job: &CbcJob<'_>) {
             // SAFETY: as above.
             unsafe { blocks::cbc_decrypt::<$vector, ROUNDS>(job) }
@@ -102,6 +128,7 @@ macro_rules! entry_points {
 }
 use entry_points;
 
+pub(crate) use aegis::AegisKernel;
 pub(crate) use aes_ni::AesNiKernel;
 pub(crate) use vaes_256::Vaes256Kernel;
 pub(crate) use vaes_512::Vaes512Kernel;

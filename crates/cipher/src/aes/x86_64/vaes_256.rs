@@ -2,6 +2,7 @@
 
 use super::blocks::{AesVector, Counts, IN_FLIGHT, halves};
 use super::entry_points;
+use super::gcm_blocks::GcmVector;
 use crate::isa;
 use std::arch::x86_64::*;
 
@@ -161,5 +162,42 @@ impl AesVector for Blocks2 {
                 .xor3(Self(overflow), Self(_mm256_clmulepi64_epi128::<0>(overflow, _mm256_set1_epi64x(0x86))));
             (first, first.crossed())
         }
+    }
+}
+
+impl GcmVector for Blocks2 {
+    #[inline(always)]
+    unsafe fn reversed(self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe {
+            Self(_mm256_shuffle_epi8(
+                self.0,
+                _mm256_broadcastsi128_si256(_mm_set_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)),
+            ))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add32(self, other: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_add_epi32(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn clmul<const HALVES: i32>(self, other: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_clmulepi64_epi128::<HALVES>(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn folded(self) -> __m128i {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { _mm_xor_si128(_mm256_castsi256_si128(self.0), _mm256_extracti128_si256::<1>(self.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn first(block: __m128i) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm256_zextsi128_si256(block)) }
     }
 }

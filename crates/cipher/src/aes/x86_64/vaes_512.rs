@@ -2,6 +2,7 @@
 
 use super::blocks::{AesVector, Counts, IN_FLIGHT, halves};
 use super::entry_points;
+use super::gcm_blocks::GcmVector;
 use crate::isa;
 use std::arch::x86_64::*;
 
@@ -166,5 +167,45 @@ impl AesVector for Blocks4 {
                 Self(left).xor3(Self(overflow), Self(_mm512_clmulepi64_epi128::<0>(overflow, _mm512_set1_epi64(0x86))));
             (first, first.crossed())
         }
+    }
+}
+
+impl GcmVector for Blocks4 {
+    #[inline(always)]
+    unsafe fn reversed(self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe {
+            Self(_mm512_shuffle_epi8(
+                self.0,
+                _mm512_broadcast_i32x4(_mm_set_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)),
+            ))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add32(self, other: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_add_epi32(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn clmul<const HALVES: i32>(self, other: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_clmulepi64_epi128::<HALVES>(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn folded(self) -> __m128i {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe {
+            let halves = _mm256_xor_si256(_mm512_castsi512_si256(self.0), _mm512_extracti64x4_epi64::<1>(self.0));
+            _mm_xor_si128(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn first(block: __m128i) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_zextsi128_si512(block)) }
     }
 }
