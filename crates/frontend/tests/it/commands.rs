@@ -275,3 +275,16 @@ fn trim_without_discards_is_refused() {
     assert_eq!(client.call(TRIM, 0, 0, 4096).error, errno::INVAL);
     client.disconnect();
 }
+
+#[test]
+fn new_client_learns_that_discards_became_allowed_or_forbidden() {
+    let access = Access { read_only: false, allow_discards: false };
+    let served = Served::new(device(memory(LEN), 4096, access), rings()[0], 1);
+    for (allowed, flag, error) in [(true, 1 << 5, 0), (false, 0, errno::INVAL)] {
+        served.device.allow_discards(allowed);
+        let mut client = Client::open(served.path(), Mode::Simple);
+        assert_eq!(client.flags() & 1 << 5, flag, "the next client, discards allowed: {allowed}");
+        assert_eq!(client.call(TRIM, 0, 0, 4096).error, error);
+        client.disconnect();
+    }
+}

@@ -43,6 +43,8 @@ fn table() -> Vec<Row> {
         ("info without data", &[], 6, vec![], &[ERR_INVALID]),
         ("info, cut", &[], 6, go_data(name, &[1, 2])[..14].to_vec(), &[ERR_INVALID]),
         ("info, too much", &[], 6, trailing(go_data(name, &[1])), &[ERR_INVALID]),
+        ("info about the longest name", &[], 6, go_data(&[b'x'; 4096], &[]), &[ERR_UNKNOWN]),
+        ("info about a longer name", &[], 6, go_data(&[b'x'; 4097], &[]), &[ERR_INVALID]),
         ("info, a name beyond all measure", &[], 6, vec![0xff; 10], &[ERR_INVALID]),
         ("structured", &[], 8, vec![], &[ACK]),
         ("structured with data", &[], 8, vec![1], &[ERR_INVALID]),

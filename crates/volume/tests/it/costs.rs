@@ -206,8 +206,15 @@ fn memory_bound_is_that_of_the_keyslots_to_try() {
     let low = with!(all; memory_kib: 4 << 10);
     assert_eq!(bound(None, low), bound(Some(0), all), "a keyslot over the limit takes nothing");
     assert_eq!(bound(Some(1), low), 0);
+    let mut map = crate::support::map_of(&luks2);
+    map["keyslots"]["1"]["priority"] = json!(0);
+    luks2.commit(&device, &crate::support::text_of(map)).unwrap();
+    let ignored = Volume::load(&device).unwrap().memory_bound(&UnlockOptions::default());
+    assert_eq!(ignored, bound(Some(0), all), "a keyslot that is tried only by number");
     let pbkdf2 = Volume::load(&luks2_volume(pbkdf2_request(), Hash::Sha256, 1)).unwrap();
     assert_eq!(pbkdf2.memory_bound(&UnlockOptions::default()), MATERIAL);
     let luks1 = Volume::load(&luks1_volume(64, Hash::Sha256, 0..2)).unwrap();
     assert_eq!(luks1.memory_bound(&UnlockOptions::default()), MATERIAL);
+    let of_keyslot = |number| luks1.memory_bound(&with!(UnlockOptions::default(); keyslot: Some(number)));
+    assert_eq!((of_keyslot(1), of_keyslot(7)), (MATERIAL, 0), "the last keyslot is not in use");
 }

@@ -71,6 +71,15 @@ fn luks1_key_has_at_most_512_bytes() {
 }
 
 #[test]
+fn luks1_device_may_end_with_the_last_keyslot_in_use() {
+    // The first keyslot has sectors 8 to 257.
+    let load = |len: usize| Volume::load(&MemoryDevice::new(luks1_image()[..len].to_vec())).map(|_| ());
+    load(258 * 512).unwrap();
+    let refused = chain(&load(258 * 512 - 1).unwrap_err());
+    assert!(refused.contains("the last keyslot in use"), "{refused}");
+}
+
+#[test]
 fn luks1_keyslots_may_adjoin_but_not_overlap() {
     // A key area of 32 bytes and 4000 stripes has 250 sectors.
     let load = |moved: &[(usize, u32)]| {

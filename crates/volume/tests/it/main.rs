@@ -14,6 +14,7 @@ mod edits;
 mod header_backups;
 mod header_verdicts;
 mod keyslots;
+mod policies;
 mod power_cut;
 mod sequences;
 

@@ -154,6 +154,17 @@ fn preferred_keyslot_is_first_and_ignored_one_only_by_number() {
     assert_eq!(try_all(&made, &only, &UnlockOptions::default()).0.unwrap(), (0, Some(0)));
     let slot = with!(UnlockOptions::default(); keyslot: Some(0));
     assert_eq!(try_all(&made, &TokenOptions::default(), &slot).0.unwrap(), (0, Some(0)));
+    let two = volume(json!({"0": token("wrong", &["0", "1"]), "1": token("right", &["0", "1"])}), |map| {
+        map["keyslots"]["0"]["priority"] = 0.into();
+    });
+    let (opened, asked) = try_all(&two, &TokenOptions::default(), &slot);
+    assert_eq!((opened.unwrap(), asked), ((1, Some(0)), vec![0, 1]), "two tokens of an ignored keyslot");
+    let requested = with!(TokenOptions::default(); number: Some(1));
+    assert_eq!(
+        try_all(&two, &requested, &UnlockOptions::default()).0.unwrap(),
+        (1, Some(1)),
+        "the ignored one is last"
+    );
     let kind = with!(TokenOptions::default(); kind: Some("right".to_owned()));
     let all_ignored = volume(json!({"0": token("right", &["0"])}), |map| map["keyslots"]["0"]["priority"] = 0.into());
     assert!(matches!(try_all(&all_ignored, &kind, &UnlockOptions::default()).0, Err(TokenError::NoUsableToken)));
