@@ -4,28 +4,32 @@
 //! block that does not match its tag is not returned (`EILSEQ`). Without one the tags are the caller's, as those of an
 //! AEAD. Tags lie between the data (*interleaved*) or on a *metadata device* of their own.
 //!
-//! [`format()`] makes a volume, [`Superblock`] and [`Layout`] describe one, and refuse sizes that are not possible
-//! before anything is written. The format is that of Linux 6.12, for superblocks of versions 1 to 6.
+//! [`format()`] makes a volume; [`Superblock`] and [`Layout`] describe one, and refuse sizes that are not possible before
+//! anything is written. [`IntegrityDevice`] reads and writes it with a journal, with a bitmap or directly;
+//! [`IntegrityStore`] is such a device as a store of the engine. The format is that of Linux 6.12, for superblocks of versions 1 to 6.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
+mod device;
 mod error;
 mod format;
 mod journal_cipher;
-#[allow(dead_code)] // The device will read sections too.
 mod journal_codec;
 mod layout;
 mod options;
+mod store;
 mod stores;
 mod superblock;
 mod tags;
 
+pub use device::{IntegrityDevice, MetricsSnapshot, ReadError};
 pub use error::{IntegrityError, InvalidField};
 pub use format::{FormatOptions, format};
 pub use journal_cipher::JournalCipher;
 pub use layout::{JournalLayout, Layout};
 pub use options::{Mode, OpenOptions, load};
+pub use store::IntegrityStore;
 pub use stores::{DeviceSizes, Stores};
 pub use superblock::{Flags, SALT_LEN, SUPERBLOCK_LEN, Superblock};
 pub use tags::{DISCARD_FILLER, MAX_TAG_LEN, TagAlgorithm, TagHash, Tagger};

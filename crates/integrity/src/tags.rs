@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256, Sha512};
 use std::fmt;
 use std::hash::Hasher;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// Length of the longest tag in bytes.
 pub const MAX_TAG_LEN: usize = 255;
@@ -215,14 +216,14 @@ fn finish_mac<M: Mac + Clone>(mac: &M, parts: &[&[u8]]) -> Vec<u8> {
 /// Computes the tags of a volume's blocks.
 #[derive(Debug)]
 pub struct Tagger {
-    hash: TagHash,
+    hash: Arc<TagHash>,
     salt: Option<[u8; SALT_LEN]>,
     tag_size: usize,
 }
 
 impl Tagger {
     /// Returns the tags' function of a volume: `salt` is [`crate::Superblock::hash_salt`].
-    pub fn new(hash: TagHash, salt: Option<[u8; SALT_LEN]>, tag_size: usize) -> Self {
+    pub fn new(hash: Arc<TagHash>, salt: Option<[u8; SALT_LEN]>, tag_size: usize) -> Self {
         Self { hash, salt, tag_size }
     }
 
@@ -292,7 +293,7 @@ mod tests {
     #[test]
     fn tag_is_cut_or_padded_and_depends_on_sector_and_salt() {
         let tag = |salt, size, sector| {
-            let hash = TagHash::new(TagAlgorithm::Sha256, b"").unwrap();
+            let hash = Arc::new(TagHash::new(TagAlgorithm::Sha256, b"").unwrap());
             let mut tag = [0xaa; MAX_TAG_LEN];
             Tagger::new(hash, salt, size).tag(sector, &[1; 512], &mut tag[..size]);
             tag[..size].to_vec()
@@ -309,7 +310,7 @@ mod tests {
 
     #[test]
     fn only_a_whole_filler_is_a_discarded_block() {
-        let tagger = Tagger::new(TagHash::new(TagAlgorithm::Crc32c, b"").unwrap(), None, 4);
+        let tagger = Tagger::new(Arc::new(TagHash::new(TagAlgorithm::Crc32c, b"").unwrap()), None, 4);
         let mut tag = [DISCARD_FILLER; 4];
         assert!(tagger.is_valid(0, &[9; 512], &tag));
         tag[3] ^= 1;

@@ -4,5 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod breakages;
+mod crash;
+mod device;
+mod faults;
 mod format;
 mod support;
+mod tampering;

@@ -31,3 +31,26 @@ pub(crate) fn formatted(options: &FormatOptions, len: usize, meta: Option<usize>
     inlock_integrity::format(&stores, options).unwrap();
     (data.contents(), meta.map(|meta| meta.contents()))
 }
+
+/// Pseudo-random numbers (xorshift64).
+pub(crate) struct Numbers(pub(crate) u64);
+
+impl Numbers {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end.max(1)
+    }
+}
+
+/// Returns the content of a block that has `value`: every sector is alike.
+pub(crate) fn fill(block: u64, value: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|at| value ^ (block as u8).wrapping_mul(31) ^ (at % 512) as u8).collect()
+}
+
+/// Returns a tag of the caller's.
+pub(crate) fn tuple(data: &[u8], len: usize) -> Vec<u8> {
+    let sum = hash("sha512").digest(&[data]);
+    (0..len).map(|at| sum[at % 64]).collect()
+}

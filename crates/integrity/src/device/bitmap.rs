@@ -1,0 +1,68 @@
+//! Bitmaps: regions that may have wrong tags after a power cut.
+
+use super::core::Core;
+use inlock_engine::Errno;
+use inlock_engine::store::read_all;
+use std::sync::{Mutex, PoisonError};
+
+const BLOCK: usize = 4096;
+
+/// Bits of a volume, one for 2^`log2` blocks.
+#[derive(Clone)]
+pub(super) struct Bits {
+    bytes: Vec<u8>,
+    log2: u8,
+}
+
+impl Bits {
+    pub(super) fn empty(len: usize, log2: u8) -> Self {
+        Self { bytes: vec![0; len], log2 }
+    }
+
+    pub(super) fn read(core: &Core, len: usize, log2: u8) -> Result<Self, Errno> {
+        let mut bits = Self::empty(len, log2);
+        read_all(core.stores.metadata(), &mut bits.bytes, core.layout.journal_at())?;
+        Ok(bits)
+    }
+
+    pub(super) fn set_all(&mut self) {
+        self.bytes.fill(0xff);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.bytes.fill(0);
+    }
+
+    pub(super) fn is_set(&self, block: u64) -> bool {
+        let bit = block >> self.log2;
+        self.bytes[(bit / 8) as usize] >> (bit % 8) & 1 == 1
+    }
+
+    pub(super) fn write(&self, core: &Core) -> Result<(), Errno> {
+        core.write_metadata(&self.bytes, core.layout.journal_at())
+    }
+}
+
+/// The bitmap of an open device. All its bits are durable.
+pub(super) struct Bitmap(pub(super) Mutex<Bits>);
+
+impl Bitmap {
+    /// Sets the bits of blocks, and makes them durable before it returns.
+    pub(super) fn set(&self, core: &Core, first: u64, count: u64) -> Result<(), Errno> {
+        let mut bits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let range = first >> bits.log2..=(first + count - 1) >> bits.log2;
+        let (low, high) = ((range.start() / 8) as usize / BLOCK, (range.end() / 8) as usize / BLOCK);
+        let mut changed = false;
+        for bit in range {
+            let (byte, mask) = ((bit / 8) as usize, 1 << (bit % 8));
+            changed |= bits.bytes[byte] & mask == 0;
+            bits.bytes[byte] |= mask;
+        }
+        if !changed {
+            return Ok(());
+        }
+        let at = core.layout.journal_at() + (low * BLOCK) as u64;
+        core.write_metadata(&bits.bytes[low * BLOCK..(high + 1) * BLOCK], at)?;
+        core.sync(false)
+    }
+}

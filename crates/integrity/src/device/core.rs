@@ -1,0 +1,99 @@
+//! Data and tags in their places.
+
+use super::metrics::Metrics;
+use super::stripes::Stripes;
+use super::tag_cache::TagCache;
+use crate::layout::Layout;
+use crate::stores::Stores;
+use inlock_engine::Errno;
+use inlock_engine::store::{read_all, write_all};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Stores of a device, with the cached tags and the locks of blocks.
+pub(super) struct Core {
+    pub(super) stores: Stores,
+    pub(super) layout: Layout,
+    pub(super) tags: TagCache,
+    pub(super) stripes: Stripes,
+    pub(super) metrics: Metrics,
+    failed: AtomicBool,
+    /// Held during a sync: stores rely on one at a time.
+    sync: Mutex<()>,
+}
+
+impl Core {
+    pub(super) fn new(stores: Stores, layout: Layout) -> Self {
+        Self {
+            stores,
+            layout,
+            tags: TagCache::default(),
+            stripes: Stripes::default(),
+            metrics: Metrics::default(),
+            failed: AtomicBool::new(false),
+            sync: Mutex::new(()),
+        }
+    }
+
+    /// Fails if a write of metadata or a sync has failed: what is on the store is no longer known.
+    pub(super) fn check(&self) -> Result<(), Errno> {
+        if self.failed.load(Ordering::Acquire) { Err(Errno::IO) } else { Ok(()) }
+    }
+
+    /// Records a failure.
+    pub(super) fn note<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
+        if result.is_err() {
+            self.failed.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    /// Reads blocks and their tags. The caller holds their locks.
+    pub(super) fn read(&self, mut block: u64, mut data: &mut [u8], tags: &mut [u8]) -> Result<(), Errno> {
+        self.tags.read(&self.stores, &self.layout, block, tags)?;
+        while !data.is_empty() {
+            let (at, run) = self.layout.data_position(block);
+            let count = run.min((data.len() / self.layout.block_len()) as u64);
+            let (now, rest) = data.split_at_mut(count as usize * self.layout.block_len());
+            read_all(&*self.stores.data, now, at)?;
+            (block, data) = (block + count, rest);
+        }
+        Ok(())
+    }
+
+    /// Writes blocks and changes their cached tags. The caller holds their locks exclusively.
+    pub(super) fn write(&self, first: u64, mut data: &[u8], tags: &[u8]) -> Result<(), Errno> {
+        let mut block = first;
+        self.metrics.count_stored(data.len() as u64);
+        while !data.is_empty() {
+            let (at, run) = self.layout.data_position(block);
+            let count = run.min((data.len() / self.layout.block_len()) as u64);
+            let (now, rest) = data.split_at(count as usize * self.layout.block_len());
+            write_all(&*self.stores.data, now, at)?;
+            (block, data) = (block + count, rest);
+        }
+        self.tags.write(&self.stores, &self.layout, first, tags)
+    }
+
+    /// Writes the cached tags and syncs all stores.
+    pub(super) fn write_back(&self) -> Result<(), Errno> {
+        self.check()?;
+        let written = self.note(self.tags.flush(&self.stores, &self.layout))?;
+        self.metrics.count_stored(written);
+        self.sync(true)
+    }
+
+    /// Syncs the metadata store, and the data store too if `all`.
+    pub(super) fn sync(&self, all: bool) -> Result<(), Errno> {
+        let _one = self.sync.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check()?;
+        let data = if all && self.stores.meta.is_some() { self.stores.data.sync() } else { Ok(()) };
+        self.note(data.and_then(|()| self.stores.metadata().sync()))
+    }
+
+    /// Writes metadata.
+    pub(super) fn write_metadata(&self, bytes: &[u8], at: u64) -> Result<(), Errno> {
+        self.metrics.count_stored(bytes.len() as u64);
+        self.note(write_all(self.stores.metadata(), bytes, at))
+    }
+}

@@ -1,0 +1,233 @@
+//! The journal of an open device: entries of many requests in one section, one sync for all that wait, and the copies
+//! to their places.
+
+use super::core::Core;
+use crate::journal_codec::{JournalCodec, next_sequence};
+use inlock_engine::Errno;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes of sections that are kept in memory at most, unless two sections are longer.
+const MAX_RESIDENT: usize = 16 << 20;
+/// Blocks that are copied to their places in one write at most.
+const MAX_COPY: usize = 256;
+
+pub(super) struct Journal {
+    codec: JournalCodec,
+    state: Mutex<State>,
+    /// Held by the thread that writes sections or copies them to their places.
+    writer: Mutex<()>,
+    /// Largest number of sections in use.
+    capacity: usize,
+}
+
+struct State {
+    /// Section that is being filled; it has no place yet.
+    open: Vec<u8>,
+    used: usize,
+    /// Number of the open section, counted from the open of the device.
+    ordinal: u64,
+    /// Sections in use, the last one before `ordinal`.
+    sealed: VecDeque<Section>,
+    /// Sections before this one are durable.
+    committed: u64,
+    /// Newest entry of each block.
+    index: HashMap<u64, (u64, usize)>,
+    next: u32,
+    sequence: u8,
+}
+
+struct Section {
+    number: u32,
+    sequence: u8,
+    image: Arc<Vec<u8>>,
+}
+
+impl Journal {
+    /// Starts a journal whose next section is `next`, written in lap `sequence`.
+    pub(super) fn new(core: &Core, codec: JournalCodec, next: u32, sequence: u8) -> Self {
+        let layout = &core.layout.journal;
+        let resident = (MAX_RESIDENT / layout.section_len()).max(2);
+        let capacity = (layout.sections as usize).min(resident);
+        let open = codec.empty_section();
+        let state = State {
+            open,
+            used: 0,
+            ordinal: 0,
+            sealed: VecDeque::new(),
+            committed: 0,
+            index: HashMap::new(),
+            next,
+            sequence,
+        };
+        Self { codec, state: Mutex::new(state), writer: Mutex::new(()), capacity }
+    }
+
+    /// Returns the newest data and tag of a block that is in the journal.
+    pub(super) fn read(&self, block: u64, data: &mut [u8], tag: &mut [u8]) -> bool {
+        let state = self.state();
+        let Some(&(ordinal, entry)) = state.index.get(&block) else { return false };
+        let image = state.image(ordinal);
+        tag.copy_from_slice(self.codec.get(image, entry, data));
+        true
+    }
+
+    /// Whether a block of the range is in the journal.
+    pub(super) fn holds(&self, blocks: std::ops::Range<u64>) -> bool {
+        let state = self.state();
+        !state.index.is_empty() && blocks.clone().any(|block| state.index.contains_key(&block))
+    }
+
+    /// Puts blocks into the journal. They are durable after [`Journal::commit`].
+    pub(super) fn write(&self, core: &Core, first: u64, data: &[u8], tags: &[u8]) -> Result<(), Errno> {
+        let (block_len, tag_size) = (core.layout.block_len(), core.layout.journal.tag_size);
+        for (n, (data, tag)) in data.chunks_exact(block_len).zip(tags.chunks_exact(tag_size)).enumerate() {
+            let block = first + n as u64;
+            let mut state = loop {
+                let mut state = self.state();
+                if state.used < core.layout.journal.entries {
+                    break state;
+                }
+                if state.sealed.len() < self.capacity {
+                    self.seal(core, &mut state);
+                    break state;
+                }
+                drop(state);
+                self.checkpoint(core)?;
+            };
+            let (ordinal, entry) = (state.ordinal, state.used);
+            self.codec.put(&mut state.open, entry, block * core.layout.sectors_per_block(), data, tag);
+            state.used += 1;
+            state.index.insert(block, (ordinal, entry));
+        }
+        let half_full = self.state().sealed.len() * 2 > self.capacity;
+        if half_full { self.checkpoint(core) } else { Ok(()) }
+    }
+
+    /// Makes every write before this call durable. One thread writes and syncs for all that wait meanwhile.
+    pub(super) fn commit(&self, core: &Core) -> Result<(), Errno> {
+        let state = self.state();
+        let target = state.ordinal + u64::from(state.used > 0);
+        drop(state);
+        let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        core.check()?;
+        if self.state().committed >= target { Ok(()) } else { self.commit_all(core) }
+    }
+
+    /// Copies all durable sections to their places, and frees them.
+    pub(super) fn checkpoint(&self, core: &Core) -> Result<(), Errno> {
+        let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        core.check()?;
+        self.commit_all(core)?;
+        let state = self.state();
+        let count = state.sealed.len().min((state.committed + state.sealed.len() as u64 - state.ordinal) as usize);
+        let images: Vec<_> = state.sealed.iter().take(count).map(|section| Arc::clone(&section.image)).collect();
+        let first = state.ordinal - state.sealed.len() as u64;
+        drop(state);
+        core.note(self.copy(core, &images))?;
+        core.write_back()?;
+        let mut state = self.state();
+        state.sealed.drain(..count);
+        state.index.retain(|_, (ordinal, _)| *ordinal >= first + count as u64);
+        core.metrics.set_sections_used(state.sealed.len());
+        Ok(())
+    }
+
+    /// Writes the open section and all that are not durable. The caller holds `writer`.
+    fn commit_all(&self, core: &Core) -> Result<(), Errno> {
+        let mut state = self.state();
+        if state.used > 0 && state.sealed.len() < self.capacity {
+            self.seal(core, &mut state);
+        }
+        let pending = (state.ordinal - state.committed) as usize;
+        let skip = state.sealed.len() - pending;
+        let sections: Vec<_> =
+            state.sealed.iter().skip(skip).map(|s| (s.number, s.sequence, s.image.clone())).collect();
+        let (through, is_full) = (state.ordinal, state.used > 0);
+        drop(state);
+        if !sections.is_empty() {
+            // Sections that follow each other on the store are written at once.
+            for run in sections.chunk_by(|a, b| a.0 + 1 == b.0) {
+                let mut bytes = Vec::with_capacity(run.len() * core.layout.journal.section_len());
+                for (number, sequence, image) in run {
+                    let start = bytes.len();
+                    bytes.extend_from_slice(image);
+                    self.codec.seal(*number, *sequence, &mut bytes[start..]);
+                }
+                core.write_metadata(&bytes, core.layout.section_at(run[0].0))?;
+            }
+            core.sync(false)?;
+            core.metrics.count_commit();
+            self.state().committed = through;
+        }
+        if is_full {
+            // No section was free for the open one: free some, then write it.
+            self.free_all(core)?;
+            return self.commit_all(core);
+        }
+        Ok(())
+    }
+
+    /// Frees all sections, which are durable. The caller holds `writer`.
+    fn free_all(&self, core: &Core) -> Result<(), Errno> {
+        let images: Vec<_> = self.state().sealed.iter().map(|section| Arc::clone(&section.image)).collect();
+        let first = self.state().ordinal - images.len() as u64;
+        core.note(self.copy(core, &images))?;
+        core.write_back()?;
+        let mut state = self.state();
+        state.sealed.drain(..images.len());
+        state.index.retain(|_, (ordinal, _)| *ordinal >= first + images.len() as u64);
+        Ok(())
+    }
+
+    /// Gives the open section its place in the journal, and opens another one.
+    fn seal(&self, core: &Core, state: &mut State) {
+        let image = Arc::new(std::mem::replace(&mut state.open, self.codec.empty_section()));
+        state.sealed.push_back(Section { number: state.next, sequence: state.sequence, image });
+        state.next += 1;
+        if state.next == core.layout.journal.sections {
+            (state.next, state.sequence) = (0, next_sequence(state.sequence));
+        }
+        state.ordinal += 1;
+        state.used = 0;
+        core.metrics.set_sections_used(state.sealed.len());
+    }
+
+    /// Writes the newest entry of each block of these sections to its place.
+    fn copy(&self, core: &Core, images: &[Arc<Vec<u8>>]) -> Result<(), Errno> {
+        let layout = &core.layout;
+        let mut newest = BTreeMap::new();
+        for image in images {
+            for entry in 0..layout.journal.entries {
+                if let Some(sector) = self.codec.sector(image, entry) {
+                    newest.insert(sector / layout.sectors_per_block(), (image, entry));
+                }
+            }
+        }
+        let newest: Vec<_> = newest.into_iter().collect();
+        for run in newest.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(MAX_COPY)) {
+            let mut data = vec![0; run.len() * layout.block_len()];
+            let mut tags = Vec::with_capacity(run.len() * layout.journal.tag_size);
+            for (to, (_, (image, entry))) in data.chunks_exact_mut(layout.block_len()).zip(run) {
+                tags.extend_from_slice(self.codec.get(image, *entry, to));
+            }
+            let _locks = core.stripes.write(run[0].0, run.len() as u64);
+            core.write(run[0].0, &data, &tags)?;
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn image(&self, ordinal: u64) -> &[u8] {
+        if ordinal == self.ordinal {
+            return &self.open;
+        }
+        let first = self.ordinal - self.sealed.len() as u64;
+        &self.sealed[(ordinal - first) as usize].image
+    }
+}

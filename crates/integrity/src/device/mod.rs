@@ -1,0 +1,310 @@
+//! A device over a volume: reads and writes blocks with their tags.
+
+mod bitmap;
+mod core;
+mod journal;
+mod metrics;
+mod open;
+mod recalculate;
+mod replay;
+mod stripes;
+mod tag_cache;
+mod wipe;
+
+pub use metrics::MetricsSnapshot;
+
+use self::core::Core;
+use crate::layout::Layout;
+use crate::options::{Mode, OpenOptions};
+use crate::superblock::{Flags, Superblock};
+use crate::tags::{DISCARD_FILLER, Tagger};
+use bitmap::Bitmap;
+use inlock_engine::Errno;
+use journal::Journal;
+use recalculate::Recalculation;
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+/// An open volume. Several threads may use it at once.
+///
+/// A *sector* is a logical sector of 512 bytes. Data are whole blocks; `tuples` are the tags of the same blocks one
+/// after the other, and are empty with an internal hash.
+pub struct IntegrityDevice {
+    core: Core,
+    options: OpenOptions,
+    tagger: Option<Tagger>,
+    journal: Option<Journal>,
+    bitmap: Option<Bitmap>,
+    superblock: Mutex<Superblock>,
+    recalculation: RwLock<Option<Recalculation>>,
+    /// Held shared during a write in bitmap mode, and exclusively while bits are cleared.
+    writes: RwLock<()>,
+    flushes: Mutex<()>,
+}
+
+/// A read failed.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The request is not possible, or a store failed.
+    #[error(transparent)]
+    Io(#[from] Errno),
+    /// Blocks at these sectors do not match their tags (`EILSEQ`). They are zero in the buffer; all others are valid.
+    #[error("{} blocks do not match their tags, the first at sector {}", .0.len(), .0[0])]
+    Mismatch(Vec<u64>),
+}
+
+impl ReadError {
+    /// Returns the error number.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Io(errno) => *errno,
+            Self::Mismatch(_) => Errno::ILSEQ,
+        }
+    }
+}
+
+impl IntegrityDevice {
+    /// Returns the positions of the volume's parts.
+    pub fn layout(&self) -> &Layout {
+        &self.core.layout
+    }
+
+    /// Returns the superblock as it is stored, or will be at the next flush.
+    pub fn superblock(&self) -> Superblock {
+        *self.lock_superblock()
+    }
+
+    /// Returns the options of the open.
+    pub fn options(&self) -> &OpenOptions {
+        &self.options
+    }
+
+    /// Whether the tags are computed here.
+    pub fn has_internal_tags(&self) -> bool {
+        self.tagger.is_some()
+    }
+
+    /// Returns the counters.
+    pub fn metrics(&self) -> MetricsSnapshot {
+        self.core.metrics.snapshot()
+    }
+
+    /// Reads blocks from `sector`. Blocks the caller.
+    ///
+    /// # Errors
+    ///
+    /// Names the blocks that do not match their tags; the others are in `data`.
+    pub fn read(&self, sector: u64, data: &mut [u8], tuples: &mut [u8]) -> Result<(), ReadError> {
+        let (first, count) = self.locate(sector, data.len(), tuples.len())?;
+        if count == 0 {
+            return Ok(());
+        }
+        let (block_len, tag_size) = (self.core.layout.block_len(), self.core.layout.journal.tag_size);
+        let mut own = vec![0; if self.tagger.is_some() { count as usize * tag_size } else { 0 }];
+        let tags = if self.tagger.is_some() { &mut own[..] } else { tuples };
+        let mut journaled = vec![false; count as usize];
+        self.read_journal(first, data, tags, &mut journaled);
+        let mut at = 0;
+        for run in journaled.chunk_by(|a, b| a == b) {
+            let range = at..at + run.len();
+            at = range.end;
+            if !run[0] {
+                let (start, len) = (first + range.start as u64, run.len() as u64);
+                let _locks = self.core.stripes.read(start, len);
+                let data = &mut data[range.start * block_len..range.end * block_len];
+                self.core.read(start, data, &mut tags[range.start * tag_size..range.end * tag_size])?;
+            }
+        }
+        let mismatches = self.verify(first, data, tags, &journaled);
+        if mismatches.is_empty() { Ok(()) } else { Err(ReadError::Mismatch(mismatches)) }
+    }
+
+    fn read_journal(&self, first: u64, data: &mut [u8], tags: &mut [u8], journaled: &mut [bool]) {
+        let Some(journal) = &self.journal else { return };
+        let (block_len, tag_size) = (self.core.layout.block_len(), self.core.layout.journal.tag_size);
+        let blocks = data.chunks_exact_mut(block_len).zip(tags.chunks_exact_mut(tag_size));
+        for (n, (data, tag)) in blocks.enumerate() {
+            journaled[n] = journal.read(first + n as u64, data, tag);
+        }
+    }
+
+    /// Compares blocks with their tags. Clears and returns those that do not match.
+    fn verify(&self, first: u64, data: &mut [u8], tags: &[u8], journaled: &[bool]) -> Vec<u64> {
+        let Some(tagger) = self.tagger.as_ref().filter(|_| self.options.mode != Mode::Recovery) else { return vec![] };
+        let (block_len, tag_size) = (self.core.layout.block_len(), self.core.layout.journal.tag_size);
+        let mut mismatches = Vec::new();
+        for (n, (data, tag)) in data.chunks_exact_mut(block_len).zip(tags.chunks_exact(tag_size)).enumerate() {
+            let block = first + n as u64;
+            let sector = block * self.core.layout.sectors_per_block();
+            if !journaled[n] && !tagger.is_valid(sector, data, tag) && !self.is_unverified(block) {
+                self.core.metrics.count_mismatch();
+                data.fill(0);
+                mismatches.push(sector);
+            }
+        }
+        mismatches
+    }
+
+    /// Writes blocks from `sector`. They are durable after [`IntegrityDevice::flush`]. Blocks the caller.
+    ///
+    /// # Errors
+    ///
+    /// `EROFS` if the device is read-only, `EINVAL` if the range is not whole blocks of the volume, `EIO` after a store
+    /// has failed.
+    pub fn write(&self, sector: u64, data: &[u8], tuples: &[u8]) -> Result<(), Errno> {
+        let (first, count) = self.locate(sector, data.len(), tuples.len())?;
+        self.check_writable()?;
+        if count == 0 {
+            return Ok(());
+        }
+        self.core.metrics.count_client(data.len() as u64);
+        let own;
+        let tags = match &self.tagger {
+            Some(tagger) => {
+                own = self.tags_of(tagger, first, data);
+                &own[..]
+            }
+            None => tuples,
+        };
+        if let Some(journal) = &self.journal {
+            return journal.write(&self.core, first, data, tags);
+        }
+        let _write = self.writes.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bitmap) = &self.bitmap {
+            bitmap.set(&self.core, first, count)?;
+        }
+        let _locks = self.core.stripes.write(first, count);
+        self.core.write(first, data, tags)
+    }
+
+    fn tags_of(&self, tagger: &Tagger, first: u64, data: &[u8]) -> Vec<u8> {
+        let layout = &self.core.layout;
+        let blocks = data.chunks_exact(layout.block_len());
+        let mut tags = vec![0; blocks.len() * layout.journal.tag_size];
+        for (n, (block, tag)) in blocks.zip(tags.chunks_exact_mut(layout.journal.tag_size)).enumerate() {
+            tagger.tag((first + n as u64) * layout.sectors_per_block(), block, tag);
+        }
+        tags
+    }
+
+    /// Makes all earlier writes durable. With a journal, one thread writes the entries of all that wait.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` after a store has failed, now or earlier.
+    pub fn flush(&self) -> Result<(), Errno> {
+        if self.options.mode == Mode::Recovery || self.options.read_only {
+            return Ok(());
+        }
+        match &self.journal {
+            Some(journal) => journal.commit(&self.core),
+            None => {
+                let _one = self.flushes.lock().unwrap_or_else(PoisonError::into_inner);
+                self.core.write_back()
+            }
+        }
+    }
+
+    /// Marks blocks as discarded: they are no longer checked, and their data are undefined.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` unless [`OpenOptions::allow_discards`] is set; otherwise as [`IntegrityDevice::write`].
+    pub fn discard(&self, sector: u64, sectors: u64) -> Result<(), Errno> {
+        if !self.options.allow_discards {
+            return Err(Errno::OPNOTSUPP);
+        }
+        self.check_writable()?;
+        let layout = &self.core.layout;
+        let end = sector.checked_add(sectors).filter(|end| *end <= layout.provided_data_sectors);
+        let Some(end) = end.filter(|end| (sector | *end).is_multiple_of(layout.sectors_per_block())) else {
+            return Err(Errno::INVAL);
+        };
+        let (mut first, end) = (sector / layout.sectors_per_block(), end / layout.sectors_per_block());
+        if let Some(journal) = &self.journal
+            && journal.holds(first..end)
+        {
+            journal.checkpoint(&self.core)?;
+        }
+        let _write = self.writes.read().unwrap_or_else(PoisonError::into_inner);
+        while first < end {
+            let count = (end - first).min(1024);
+            if let Some(bitmap) = &self.bitmap {
+                bitmap.set(&self.core, first, count)?;
+            }
+            let _locks = self.core.stripes.write(first, count);
+            let filler = vec![DISCARD_FILLER; count as usize * layout.journal.tag_size];
+            self.core.tags.write(&self.core.stores, layout, first, &filler)?;
+            first += count;
+        }
+        Ok(())
+    }
+
+    /// Returns first block and number of blocks of a request.
+    fn locate(&self, sector: u64, len: usize, tuples: usize) -> Result<(u64, u64), Errno> {
+        let layout = &self.core.layout;
+        let blocks = len / layout.block_len();
+        let first = sector / layout.sectors_per_block();
+        let whole = len.is_multiple_of(layout.block_len()) && sector.is_multiple_of(layout.sectors_per_block());
+        let inside = first.checked_add(blocks as u64).is_some_and(|end| end <= layout.blocks());
+        let expected = if self.tagger.is_some() { 0 } else { blocks * layout.journal.tag_size };
+        if whole && inside && tuples == expected { Ok((first, blocks as u64)) } else { Err(Errno::INVAL) }
+    }
+
+    fn check_writable(&self) -> Result<(), Errno> {
+        if self.options.read_only || self.options.mode == Mode::Recovery { Err(Errno::ROFS) } else { self.core.check() }
+    }
+
+    /// Changes the superblock and makes it durable.
+    fn update_superblock(&self, change: impl FnOnce(&mut Superblock)) -> Result<(), Errno> {
+        let mut superblock = self.lock_superblock();
+        change(&mut superblock);
+        let bytes = superblock.encode(self.options.journal_mac.as_deref(), self.options.mode == Mode::Bitmap);
+        self.core.write_metadata(&bytes[..], self.core.stores.start * 512)?;
+        self.core.sync(false)
+    }
+
+    fn lock_superblock(&self) -> MutexGuard<'_, Superblock> {
+        self.superblock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Flushes, and clears the bits of the bitmap. To be called every few seconds, and when the device is idle.
+    ///
+    /// # Errors
+    ///
+    /// As [`IntegrityDevice::flush`].
+    pub fn maintain(&self) -> Result<(), Errno> {
+        let Some(bitmap) = &self.bitmap else { return self.flush() };
+        let _no_writes = self.writes.write().unwrap_or_else(PoisonError::into_inner);
+        self.core.write_back()?;
+        let recalculation = self.recalculation.read().unwrap_or_else(PoisonError::into_inner);
+        if recalculation.is_some() {
+            // Its regions are the set bits; they are cleared when all of them are done.
+            return Ok(());
+        }
+        let mut bits = bitmap.0.lock().unwrap_or_else(PoisonError::into_inner);
+        bits.clear();
+        bits.write(&self.core)?;
+        self.core.sync(false)
+    }
+
+    /// Copies the journal to its places and marks the volume as clean. The device can still be used; without a close a
+    /// volume is replayed or recalculated when it is opened.
+    ///
+    /// # Errors
+    ///
+    /// As [`IntegrityDevice::flush`].
+    pub fn close(&self) -> Result<(), Errno> {
+        if self.options.mode == Mode::Recovery || self.options.read_only {
+            return Ok(());
+        }
+        if let Some(journal) = &self.journal {
+            return journal.checkpoint(&self.core);
+        }
+        self.maintain()?;
+        let unfinished = self.recalculation.read().unwrap_or_else(PoisonError::into_inner).is_some();
+        if self.bitmap.is_some() && !unfinished {
+            self.update_superblock(|superblock| superblock.flags.set(Flags::DIRTY_BITMAP, false))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,125 @@
+//! Opening a device: replay, or the start of a recalculation.
+
+use super::bitmap::{Bitmap, Bits};
+use super::core::Core;
+use super::journal::Journal;
+use super::recalculate::Recalculation;
+use super::replay::replay;
+use super::{IntegrityDevice, Tagger};
+use crate::error::IntegrityError;
+use crate::journal_codec::JournalCodec;
+use crate::layout::Layout;
+use crate::options::{Mode, OpenOptions, load};
+use crate::stores::Stores;
+use crate::superblock::{Flags, Superblock};
+use inlock_engine::Errno;
+use std::sync::{Mutex, RwLock};
+
+impl IntegrityDevice {
+    /// Opens a volume. Replays the journal, or starts the recalculation of regions that the bitmap names; continue it
+    /// with [`IntegrityDevice::recalculate_step`].
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`load`] does before anything is written, or if a store fails.
+    pub fn open(stores: Stores, options: OpenOptions) -> Result<Self, IntegrityError> {
+        let (superblock, layout) = load(&stores, &options)?;
+        let tag_size = usize::from(superblock.tag_size);
+        let tagger = options.internal_hash.clone().map(|hash| Tagger::new(hash, superblock.hash_salt(), tag_size));
+        let device = Self {
+            core: Core::new(stores, layout),
+            options,
+            tagger,
+            journal: None,
+            bitmap: None,
+            superblock: Mutex::new(superblock),
+            recalculation: RwLock::new(None),
+            writes: RwLock::new(()),
+            flushes: Mutex::new(()),
+        };
+        if device.options.mode == Mode::Recovery {
+            return Ok(device);
+        }
+        device.prepare(superblock, layout).map_err(IntegrityError::io("replay the journal"))
+    }
+
+    fn prepare(mut self, superblock: Superblock, layout: Layout) -> Result<Self, Errno> {
+        let salt = superblock.hash_salt();
+        let (cipher, mac) = (self.options.journal_cipher.clone(), self.options.journal_mac.clone());
+        let codec = JournalCodec::new(layout.journal, cipher, mac, salt);
+        let was_dirty = superblock.flags.has(Flags::DIRTY_BITMAP);
+        let log2 = superblock.log2_blocks_per_bitmap_bit;
+        let dirty_bits = match layout.bitmap_len(log2) {
+            Ok(len) if was_dirty && self.options.mode == Mode::Bitmap => Some(Bits::read(&self.core, len, log2)?),
+            _ => None,
+        };
+        if self.options.read_only {
+            // Nothing may be replayed: blocks that the journal would change are refused by their tags.
+            return Ok(self);
+        }
+        let keep = self.options.mode == Mode::Journal;
+        let position = if was_dirty { None } else { Some(replay(&self.core, &codec, self.tagger.as_ref(), keep)?) };
+        self.start_recalculation(&superblock, was_dirty, dirty_bits.clone());
+        let restart = was_dirty || self.options.recalculate;
+        match self.options.mode {
+            Mode::Bitmap => {
+                let len = layout.bitmap_len(log2).map_err(|_| Errno::INVAL)?;
+                let mut bits = dirty_bits.unwrap_or_else(|| Bits::empty(len, log2));
+                if self.options.recalculate || (!was_dirty && superblock.flags.has(Flags::RECALCULATING)) {
+                    bits.set_all();
+                }
+                bits.write(&self.core)?;
+                self.core.sync(false)?;
+                self.bitmap = Some(Bitmap(Mutex::new(bits)));
+            }
+            mode => {
+                if restart {
+                    // The bitmap may be read until the superblock says that everything is recalculated.
+                    self.mark(restart)?;
+                }
+                let (next, sequence) = match position {
+                    Some(position) => position,
+                    None => {
+                        crate::format::clear_journal(&self.core.stores, &layout, &codec, 0)?;
+                        (0, 1)
+                    }
+                };
+                if mode == Mode::Journal {
+                    self.journal = Some(Journal::new(&self.core, codec, next, sequence));
+                }
+                return Ok(self);
+            }
+        }
+        self.mark(restart)?;
+        Ok(self)
+    }
+
+    /// Stores the flags of the session's start.
+    fn mark(&self, restart: bool) -> Result<(), Errno> {
+        let internal = self.tagger.is_some();
+        self.update_superblock(|superblock| {
+            superblock.flags.set(Flags::DIRTY_BITMAP, self.bitmap.is_some());
+            if restart && internal {
+                superblock.flags.set(Flags::RECALCULATING, true);
+                superblock.recalc_sector = 0;
+            }
+        })
+    }
+
+    fn start_recalculation(&self, superblock: &Superblock, was_dirty: bool, dirty: Option<Bits>) {
+        let continues = superblock.flags.has(Flags::RECALCULATING);
+        let everything = self.options.recalculate || (was_dirty && dirty.is_none());
+        let state = match (everything, was_dirty, continues) {
+            (true, ..) => Recalculation { next: 0, bits: None },
+            // The bits of an unfinished recalculation are set too.
+            (false, true, _) => Recalculation { next: 0, bits: dirty },
+            (false, false, true) => {
+                Recalculation { next: superblock.recalc_sector / self.core.layout.sectors_per_block(), bits: None }
+            }
+            (false, false, false) => return,
+        };
+        if self.tagger.is_some() {
+            *self.recalculation.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(state);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Recalculation: tags are computed from the present data, region by region.
+
+use super::IntegrityDevice;
+use super::bitmap::Bits;
+use crate::superblock::Flags;
+use inlock_engine::Errno;
+use std::sync::PoisonError;
+
+/// Blocks between two updates of the superblock.
+const BLOCKS_PER_STEP: u64 = 256;
+
+/// Progress of a recalculation.
+pub(super) struct Recalculation {
+    /// Blocks from here on are still to be computed, if their bit is set.
+    pub(super) next: u64,
+    /// Regions to compute. `None`: all.
+    pub(super) bits: Option<Bits>,
+}
+
+impl IntegrityDevice {
+    /// Whether the tag of a block is still to be computed, so that the block is not checked.
+    pub(super) fn is_unverified(&self, block: u64) -> bool {
+        let state = self.recalculation.read().unwrap_or_else(PoisonError::into_inner);
+        state.as_ref().is_some_and(|state| block >= state.next && state.bits.as_ref().is_none_or(|b| b.is_set(block)))
+    }
+
+    /// Computes the next tags of a recalculation. Returns whether it is finished. Blocks the caller.
+    ///
+    /// # Errors
+    ///
+    /// The store's error. The recalculation can be continued, also after the volume was opened again.
+    pub fn recalculate_step(&self) -> Result<bool, Errno> {
+        let Some(tagger) = &self.tagger else { return Ok(true) };
+        let next = self.recalculation.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|state| state.next);
+        let Some(first) = next else { return Ok(true) };
+        self.check_writable()?;
+        let layout = &self.core.layout;
+        let end = (first + BLOCKS_PER_STEP).min(layout.blocks());
+        let count = end - first;
+        if count > 0 {
+            let locks = self.core.stripes.write(first, count);
+            let mut data = vec![0; count as usize * layout.block_len()];
+            let mut tags = vec![0; count as usize * layout.journal.tag_size];
+            self.core.read(first, &mut data, &mut tags)?;
+            let fresh = self.tags_of(tagger, first, &data);
+            let pairs = tags.chunks_exact_mut(layout.journal.tag_size).zip(fresh.chunks_exact(layout.journal.tag_size));
+            for (n, (tag, fresh)) in pairs.enumerate() {
+                if self.is_unverified(first + n as u64) {
+                    tag.copy_from_slice(fresh);
+                }
+            }
+            self.core.tags.write(&self.core.stores, layout, first, &tags)?;
+            drop(locks);
+        }
+        self.core.write_back()?;
+        let finished = end == layout.blocks();
+        self.update_superblock(|superblock| {
+            superblock.recalc_sector = end * layout.sectors_per_block();
+            superblock.flags.set(Flags::RECALCULATING, !finished);
+        })?;
+        let mut state = self.recalculation.write().unwrap_or_else(PoisonError::into_inner);
+        match state.as_mut().filter(|_| !finished) {
+            Some(state) => state.next = end,
+            None => *state = None,
+        }
+        Ok(finished)
+    }
+}

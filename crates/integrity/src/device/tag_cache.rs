@@ -1,0 +1,144 @@
+//! Cache of tag blocks, written back when the device is flushed.
+
+use crate::layout::Layout;
+use crate::stores::Stores;
+use inlock_engine::Errno;
+use inlock_engine::store::{read_all, write_all};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Bytes of a cached piece. Tag areas are multiples of it.
+const PIECE: usize = 4096;
+/// Pieces side by side that share a lock.
+const GROUP: u64 = 16;
+const SHARDS: usize = 64;
+/// Pieces of a shard: 64 shards have 16 MiB at most.
+const CAPACITY: usize = 64;
+
+#[derive(Default)]
+struct Shard {
+    pieces: BTreeMap<u64, Piece>,
+    clock: u64,
+}
+
+struct Piece {
+    bytes: Box<[u8]>,
+    dirty: bool,
+    used: u64,
+}
+
+/// Cached tags of a volume.
+pub(super) struct TagCache {
+    shards: Vec<Mutex<Shard>>,
+}
+
+impl Default for TagCache {
+    fn default() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+}
+
+impl TagCache {
+    /// Reads the tags of `block` and the blocks after it.
+    pub(super) fn read(&self, stores: &Stores, layout: &Layout, block: u64, tags: &mut [u8]) -> Result<(), Errno> {
+        self.each_run(layout, block, tags.len(), |at, range| {
+            self.access(stores, layout, at, range.len(), |piece, done, len, _| {
+                tags[range.start + done..][..len].copy_from_slice(piece);
+            })
+        })
+    }
+
+    /// Changes the tags of `block` and the blocks after it; they are written when the cache is flushed.
+    pub(super) fn write(&self, stores: &Stores, layout: &Layout, block: u64, tags: &[u8]) -> Result<(), Errno> {
+        self.each_run(layout, block, tags.len(), |at, range| {
+            self.access(stores, layout, at, range.len(), |piece, done, len, dirty| {
+                piece.copy_from_slice(&tags[range.start + done..][..len]);
+                *dirty = true;
+            })
+        })
+    }
+
+    /// Writes all changed pieces. The caller syncs the store.
+    pub(super) fn flush(&self, stores: &Stores, layout: &Layout) -> Result<u64, Errno> {
+        let mut written = 0;
+        for shard in &self.shards {
+            for (number, piece) in lock(shard).pieces.iter_mut().filter(|(_, piece)| piece.dirty) {
+                write_all(stores.metadata(), &piece.bytes, layout.tags_at() + number * PIECE as u64)?;
+                piece.dirty = false;
+                written += PIECE as u64;
+            }
+        }
+        Ok(written)
+    }
+
+    /// Calls `f` for each run of tags that follow each other on the store.
+    fn each_run(
+        &self,
+        layout: &Layout,
+        mut block: u64,
+        len: usize,
+        mut f: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let (mut done, tag_size) = (0, layout.journal.tag_size);
+        while done < len {
+            let (at, run) = layout.tag_position(block);
+            let count = run.min(((len - done) / tag_size) as u64);
+            let end = done + count as usize * tag_size;
+            f(at, done..end)?;
+            (block, done) = (block + count, end);
+        }
+        Ok(())
+    }
+
+    fn access(
+        &self,
+        stores: &Stores,
+        layout: &Layout,
+        at: u64,
+        len: usize,
+        mut f: impl FnMut(&mut [u8], usize, usize, &mut bool),
+    ) -> Result<(), Errno> {
+        let (base, mut done) = (layout.tags_at(), 0);
+        while done < len {
+            let offset = at - base + done as u64;
+            let (number, inside) = (offset / PIECE as u64, (offset % PIECE as u64) as usize);
+            let take = (PIECE - inside).min(len - done);
+            let mut shard = lock(&self.shards[(number / GROUP % SHARDS as u64) as usize]);
+            shard.clock += 1;
+            let clock = shard.clock;
+            if !shard.pieces.contains_key(&number) {
+                shard.make_room(stores, base)?;
+                let mut bytes = vec![0; PIECE].into_boxed_slice();
+                read_all(stores.metadata(), &mut bytes, base + number * PIECE as u64)?;
+                shard.pieces.insert(number, Piece { bytes, dirty: false, used: 0 });
+            }
+            if let Some(piece) = shard.pieces.get_mut(&number) {
+                piece.used = clock;
+                f(&mut piece.bytes[inside..inside + take], done, take, &mut piece.dirty);
+            }
+            done += take;
+        }
+        Ok(())
+    }
+}
+
+impl Shard {
+    /// Removes the piece that was not used for longest if the shard is full.
+    fn make_room(&mut self, stores: &Stores, base: u64) -> Result<(), Errno> {
+        if self.pieces.len() < CAPACITY {
+            return Ok(());
+        }
+        let oldest = self.pieces.iter().min_by_key(|(_, piece)| (piece.dirty, piece.used)).map(|(number, _)| *number);
+        if let Some(number) = oldest {
+            if let Some(piece) = self.pieces.get(&number).filter(|piece| piece.dirty) {
+                write_all(stores.metadata(), &piece.bytes, base + number * PIECE as u64)?;
+            }
+            self.pieces.remove(&number);
+        }
+        Ok(())
+    }
+}
+
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,254 @@
+//! Power cuts at every step of random work: what is on the store then is opened, and every block is read.
+//!
+//! Writes before the last completed sync are there. Each later one is there, or not, or only some of its sectors are.
+
+use crate::support::{Numbers, fill, formatted, hash, memory, open_options, tuple};
+use inlock_cipher::VolumeKey;
+use inlock_engine::{BackingStore, Errno, Geometry, store::memory::MemoryStore};
+use inlock_integrity::{FormatOptions, IntegrityDevice, JournalCipher, Mode, OpenOptions, Stores};
+use std::sync::{Arc, Mutex};
+
+const LEN: usize = 192 << 10;
+/// Blocks that are in use.
+const BLOCKS: u64 = 24;
+
+#[derive(Clone)]
+enum Step {
+    Write {
+        at: usize,
+        data: Vec<u8>,
+    },
+    Sync,
+    /// A request was acknowledged.
+    Ack,
+}
+
+struct Recorder {
+    inner: MemoryStore,
+    log: Mutex<Vec<Step>>,
+    swallow_syncs: bool,
+}
+
+impl BackingStore for Recorder {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.inner.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.log.lock().unwrap().push(Step::Write { at: offset as usize, data: data.to_vec() });
+        self.inner.write_at(data, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        if !self.swallow_syncs {
+            self.log.lock().unwrap().push(Step::Sync);
+        }
+        Ok(())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Request {
+    Write { block: u64, count: u64, value: u8 },
+    Flush,
+    Maintain,
+}
+
+/// Returns the state of the store when the power fails after `cut` steps.
+fn state(before: &[u8], log: &[Step], cut: usize, random: &mut Numbers) -> Vec<u8> {
+    let durable = log[..cut].iter().rposition(|step| matches!(step, Step::Sync)).unwrap_or(0);
+    let mut bytes = before.to_vec();
+    let style = random.below(4);
+    for (n, step) in log[..cut].iter().enumerate() {
+        let Step::Write { at, data } = step else { continue };
+        let whole = n < durable || style == 0 || (style < 3 && random.below(2) == 0);
+        for (sector, part) in data.chunks(512).enumerate() {
+            if whole || (style >= 2 && random.below(2) == 0) {
+                bytes[at + sector * 512..][..part.len()].copy_from_slice(part);
+            }
+        }
+    }
+    bytes
+}
+
+/// Runs random requests and cuts the power after each step. Returns the states and the number of violations.
+fn cuts(format: &FormatOptions, mode: Mode, seed: u64, swallow_syncs: bool) -> (usize, usize) {
+    let external = format.internal_hash.is_none();
+    let mut random = Numbers(seed);
+    let (image, _) = formatted(format, LEN, None);
+    // Every block has a value before the first step.
+    let first = memory(image);
+    let device = IntegrityDevice::open(Stores::interleaved(first.clone()), open_options(mode, format)).unwrap();
+    for block in 0..BLOCKS {
+        write(&device, block, 1, 1, external);
+    }
+    device.close().unwrap();
+    let before = first.contents();
+    let store = Arc::new(Recorder { inner: MemoryStore::new(before.clone()), log: Mutex::default(), swallow_syncs });
+    let device = IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(mode, format)).unwrap();
+    let mut script = Vec::new();
+    for n in 0..40 {
+        let request = match random.below(10) {
+            0..=6 => {
+                let block = random.below(BLOCKS);
+                Request::Write { block, count: 1 + random.below(6).min(BLOCKS - block - 1), value: 2 + n as u8 }
+            }
+            7 | 8 => Request::Flush,
+            _ => Request::Maintain,
+        };
+        match request {
+            Request::Write { block, count, value } => write(&device, block, count, value, external),
+            Request::Flush => device.flush().unwrap(),
+            Request::Maintain => device.maintain().unwrap(),
+        }
+        store.log.lock().unwrap().push(Step::Ack);
+        script.push(request);
+    }
+    let log = store.log.lock().unwrap().clone();
+    let (mut states, mut violations) = (0, 0);
+    for cut in 0..=log.len() {
+        let acknowledged = log[..cut].iter().filter(|step| matches!(step, Step::Ack)).count();
+        let allowed = allowed(&script, acknowledged);
+        for _ in 0..2 {
+            let bytes = state(&before, &log, cut, &mut random);
+            violations += violations_of(bytes, &allowed, &open_options(mode, format), external);
+            states += 1;
+        }
+    }
+    (states, violations)
+}
+
+fn write(device: &IntegrityDevice, block: u64, count: u64, value: u8, external: bool) {
+    let layout = device.layout();
+    let (mut data, mut tuples) = (Vec::new(), Vec::new());
+    for block in block..block + count {
+        let unit = fill(block, value, layout.block_len());
+        if external {
+            tuples.extend(tuple(&unit, layout.journal.tag_size));
+        }
+        data.extend(unit);
+    }
+    device.write(block * layout.sectors_per_block(), &data, &tuples).unwrap();
+}
+
+/// Returns the values that each block may have.
+fn allowed(script: &[Request], acknowledged: usize) -> Vec<Vec<u8>> {
+    let mut allowed = vec![vec![1]; BLOCKS as usize];
+    for (n, request) in script.iter().enumerate().take(acknowledged + 1) {
+        match request {
+            Request::Write { block, count, value } => {
+                (*block..block + count).for_each(|block| allowed[block as usize].push(*value));
+            }
+            _ if n < acknowledged => {
+                for values in &mut allowed {
+                    values.drain(..values.len() - 1);
+                }
+            }
+            _ => {}
+        }
+    }
+    allowed
+}
+
+/// Opens a store and counts the blocks that cannot be read, or have a value that they must not have.
+fn violations_of(bytes: Vec<u8>, allowed: &[Vec<u8>], options: &OpenOptions, external: bool) -> usize {
+    let store = memory(bytes);
+    let Ok(device) = IntegrityDevice::open(Stores::interleaved(store.clone()), options.clone()) else { return 1 };
+    let found = bad_blocks(&device, allowed, external);
+    while !device.recalculate_step().unwrap() {}
+    let again = bad_blocks(&device, allowed, external);
+    device.close().unwrap();
+    // A second open must not find anything else.
+    let device = IntegrityDevice::open(Stores::interleaved(store), options.clone()).unwrap();
+    found + again + bad_blocks(&device, allowed, external)
+}
+
+fn bad_blocks(device: &IntegrityDevice, allowed: &[Vec<u8>], external: bool) -> usize {
+    let layout = *device.layout();
+    let is_bad = |(block, values): (usize, &Vec<u8>)| {
+        let (mut data, mut tuples) = (vec![0; layout.block_len()], vec![]);
+        tuples.resize(if external { layout.journal.tag_size } else { 0 }, 0);
+        let read = device.read(block as u64 * layout.sectors_per_block(), &mut data, &mut tuples);
+        let torn = |data: &[u8]| {
+            data.chunks(512).all(|part| values.iter().any(|value| part[..] == fill(block as u64, *value, 512)))
+        };
+        let known = values.iter().any(|value| data == fill(block as u64, *value, layout.block_len()));
+        // Without a journal, sectors of a block that was being written may be of several writes.
+        let known = known || (device.superblock().flags.bits() & 4 != 0 && torn(&data));
+        let sealed = !external || tuples == tuple(&data, layout.journal.tag_size);
+        read.is_err() || !known || !sealed
+    };
+    allowed.iter().enumerate().filter(|(block, values)| is_bad((*block, values))).count()
+}
+
+fn base(tag_size: Option<usize>, internal: Option<&str>) -> FormatOptions {
+    FormatOptions {
+        tag_size,
+        internal_hash: internal.map(hash),
+        interleave_sectors: 64,
+        journal_sectors: Some(64),
+        sectors_per_bit: 8,
+        salt: Some([5; 16]),
+        ..FormatOptions::default()
+    }
+}
+
+fn shapes() -> Vec<FormatOptions> {
+    let cipher = |name| Some(Arc::new(JournalCipher::new(name, &VolumeKey::new(&[9; 32])).unwrap()));
+    let mac = || Some(hash("hmac-sha256"));
+    vec![
+        // Sections have 8 entries, so that the journal is full often.
+        FormatOptions { block_len: 512, ..base(Some(240), Some("crc32c")) },
+        FormatOptions { block_len: 4096, ..base(Some(240), Some("sha256")) },
+        FormatOptions { journal_mac: mac(), ..base(Some(240), None) },
+        FormatOptions { journal_mac: mac(), journal_cipher: cipher("ctr(aes)"), ..base(Some(200), Some("hmac-sha1")) },
+        FormatOptions { journal_cipher: cipher("cbc(aes)"), block_len: 1024, ..base(Some(240), None) },
+        FormatOptions { journal_sectors: Some(1), ..base(Some(240), Some("xxhash64")) },
+    ]
+}
+
+#[test]
+fn journal_survives_power_cuts() {
+    let (mut states, mut violations) = (0, 0);
+    for (n, format) in shapes().iter().enumerate() {
+        for seed in 1..5 {
+            let (more, bad) = cuts(format, Mode::Journal, seed * 31 + n as u64, false);
+            assert_eq!(bad, 0, "shape {n}, seed {seed}");
+            (states, violations) = (states + more, violations + bad);
+        }
+    }
+    println!("COUNT integrity_journal_states {states}");
+    assert!(states >= 2000 && violations == 0, "{states} states");
+}
+
+#[test]
+fn bitmap_survives_power_cuts() {
+    let mut states = 0;
+    for (n, format) in shapes().iter().enumerate().filter(|(_, format)| format.internal_hash.is_some()) {
+        for seed in 1..8 {
+            let format = FormatOptions { fix_hmac: true, ..format.clone() };
+            let (more, bad) = cuts(&format, Mode::Bitmap, seed * 17 + n as u64, false);
+            assert_eq!(bad, 0, "shape {n}, seed {seed}");
+            states += more;
+        }
+    }
+    println!("COUNT integrity_bitmap_states {states}");
+    assert!(states >= 2000, "{states} states");
+}
+
+/// The negative controls: a store that loses syncs, and the mode that promises nothing.
+#[test]
+fn power_cut_check_finds_lost_syncs_and_direct_mode() {
+    let format = &shapes()[0];
+    assert!((1..6).map(|seed| cuts(format, Mode::Journal, seed, true).1).sum::<usize>() > 0, "lost syncs");
+    assert!((1..6).map(|seed| cuts(format, Mode::Bitmap, seed, true).1).sum::<usize>() > 0, "lost syncs");
+    assert!((1..6).map(|seed| cuts(format, Mode::Direct, seed, false).1).sum::<usize>() > 0, "direct mode");
+}

@@ -1,0 +1,164 @@
+//! Reads and writes through a device.
+
+use crate::support::{fill, formatted, hash, memory, open_options, tuple};
+use inlock_engine::Errno;
+use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, ReadError, Stores};
+use std::sync::Arc;
+
+const MODES: [Mode; 3] = [Mode::Journal, Mode::Bitmap, Mode::Direct];
+
+fn options(block_len: usize, internal: bool) -> FormatOptions {
+    FormatOptions {
+        block_len,
+        tag_size: Some(if internal { 10 } else { 28 }),
+        internal_hash: internal.then(|| hash("hmac-sha256")),
+        interleave_sectors: 64,
+        salt: Some([5; 16]),
+        ..FormatOptions::default()
+    }
+}
+
+/// What one mode writes every mode reads, from one store and from two.
+#[test]
+fn blocks_and_tags_read_back_in_every_mode() {
+    for internal in [true, false] {
+        for block_len in [512, 4096] {
+            for meta in [None, Some(1 << 20)] {
+                let format = options(block_len, internal);
+                let (data, meta) = formatted(&format, 1 << 20, meta);
+                let (data, meta) = (memory(data), meta.map(memory));
+                let stores = || Stores { data: data.clone(), meta: meta.clone().map(|meta| meta as _), start: 0 };
+                let modes = MODES.into_iter().filter(|mode| internal || *mode != Mode::Bitmap);
+                for (n, mode) in modes.enumerate() {
+                    let device = IntegrityDevice::open(stores(), open_options(mode, &format)).unwrap();
+                    let layout = *device.layout();
+                    let tag_size = if internal { 0 } else { 28 };
+                    if n > 0 {
+                        check(&device, n as u8, tag_size);
+                    }
+                    for block in 0..layout.blocks() {
+                        let unit = fill(block, n as u8 + 1, block_len);
+                        let tag = tuple(&unit, tag_size);
+                        device.write(block * layout.sectors_per_block(), &unit, &tag).unwrap();
+                    }
+                    check(&device, n as u8 + 1, tag_size);
+                    device.flush().unwrap();
+                    check(&device, n as u8 + 1, tag_size);
+                    device.close().unwrap();
+                    assert_eq!(device.metrics().mismatches, 0);
+                }
+            }
+        }
+    }
+}
+
+fn check(device: &IntegrityDevice, value: u8, tag_size: usize) {
+    let layout = *device.layout();
+    let blocks = layout.blocks();
+    let mut data = vec![0; blocks as usize * layout.block_len()];
+    let mut tags = vec![0; blocks as usize * tag_size];
+    device.read(0, &mut data, &mut tags).unwrap();
+    for (block, unit) in data.chunks(layout.block_len()).enumerate() {
+        let expected = fill(block as u64, value, layout.block_len());
+        assert!(unit == expected, "block {block}");
+        assert!(tags[block * tag_size..][..tag_size] == tuple(&expected, tag_size)[..], "tag of block {block}");
+    }
+}
+
+#[test]
+fn mismatch_names_its_block_and_leaves_the_neighbours() {
+    let format = options(512, true);
+    let store = memory(formatted(&format, 1 << 20, None).0);
+    let open =
+        || IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(Mode::Direct, &format)).unwrap();
+    let device = open();
+    device.write(8, &[7; 4096], &[]).unwrap();
+    device.close().unwrap();
+    let at = device.layout().data_position(11).0;
+    inlock_engine::store::write_all(&*store, &[8], at + 100).unwrap();
+    let device = open();
+    let mut data = vec![1; 4096];
+    let error = device.read(8, &mut data, &mut []).unwrap_err();
+    assert_eq!((error.errno(), &error), (Errno::ILSEQ, &ReadError::Mismatch(vec![11])));
+    assert!(data[..3 * 512].iter().chain(&data[4 * 512..]).all(|byte| *byte == 7), "neighbours");
+    assert!(data[3 * 512..4 * 512].iter().all(|byte| *byte == 0), "refused data is not handed out");
+    assert_eq!(device.metrics().mismatches, 1);
+    device.write(11, &[9; 512], &[]).unwrap();
+    device.read(8, &mut data, &mut []).unwrap();
+}
+
+#[test]
+fn discarded_blocks_are_not_checked() {
+    for mode in MODES {
+        let format = options(512, true);
+        let store = memory(formatted(&format, 1 << 20, None).0);
+        let mut open = open_options(mode, &format);
+        let device = IntegrityDevice::open(Stores::interleaved(store.clone()), open.clone()).unwrap();
+        assert!(device.read(0, &mut [0; 512], &mut []).is_err(), "tags of a new volume are not written");
+        assert_eq!(device.discard(0, 8), Err(Errno::OPNOTSUPP));
+        device.close().unwrap();
+        open.allow_discards = true;
+        let device = IntegrityDevice::open(Stores::interleaved(store), open).unwrap();
+        device.write(0, &[1; 512], &[]).unwrap();
+        device.discard(0, 8).unwrap();
+        device.read(0, &mut [0; 4096], &mut []).unwrap();
+        assert!(device.read(8, &mut [0; 512], &mut []).is_err());
+    }
+}
+
+#[test]
+fn recalculation_is_continued() {
+    let format = FormatOptions { recalculate: true, internal_hash: Some(hash("sha1")), ..options(512, true) };
+    let store = memory(formatted(&format, 1 << 20, None).0);
+    let mut steps = 0;
+    loop {
+        let stores = Stores::interleaved(store.clone());
+        let device = IntegrityDevice::open(stores, open_options(Mode::Journal, &format)).unwrap();
+        device.read(0, &mut vec![0; 1 << 18], &mut []).unwrap();
+        steps += 1;
+        if device.recalculate_step().unwrap() {
+            assert!(device.superblock().flags.bits() & 2 == 0 && steps > 2, "{steps}");
+            break;
+        }
+    }
+    let device = IntegrityDevice::open(Stores::interleaved(store), open_options(Mode::Journal, &format)).unwrap();
+    let blocks = device.layout().blocks() as usize;
+    device.read(0, &mut vec![0; blocks * 512], &mut []).unwrap();
+}
+
+/// Threads write, read and flush blocks of their own side by side, in small steps of a shared journal.
+#[test]
+fn threads_see_their_own_writes() {
+    for mode in MODES {
+        let format = FormatOptions { journal_sectors: Some(600), ..options(512, true) };
+        let store = memory(formatted(&format, 1 << 20, None).0);
+        let open = || IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(mode, &format)).unwrap();
+        let device = Arc::new(open());
+        let workers: Vec<_> = (0..4u64)
+            .map(|worker| {
+                let device = Arc::clone(&device);
+                std::thread::spawn(move || {
+                    for round in 0..60u8 {
+                        for block in (worker..80).step_by(4) {
+                            device.write(block, &fill(block, round, 512), &[]).unwrap();
+                        }
+                        for block in (worker..80).step_by(4) {
+                            let mut data = [0; 512];
+                            device.read(block, &mut data, &mut []).unwrap();
+                            assert!(data[..] == fill(block, round, 512), "{mode:?} {worker} {round} {block}");
+                        }
+                        device.flush().unwrap();
+                    }
+                })
+            })
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        device.close().unwrap();
+        let again = open();
+        for block in 0..80 {
+            let mut data = [0; 512];
+            again.read(block, &mut data, &mut []).unwrap();
+            assert!(data[..] == fill(block, 59, 512));
+        }
+    }
+}

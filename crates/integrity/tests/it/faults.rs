@@ -1,0 +1,140 @@
+//! The n-th call of a store fails: no flush succeeds afterwards that does not hold, and the volume opens again.
+
+use crate::support::{fill, formatted, hash, memory, open_options};
+use inlock_engine::{BackingStore, Errno, Geometry, store::memory::MemoryStore};
+use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, Mode, Stores};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Failing {
+    inner: Arc<MemoryStore>,
+    left: AtomicUsize,
+}
+
+impl Failing {
+    fn step(&self) -> Result<(), Errno> {
+        let left = self.left.fetch_sub(1, Ordering::SeqCst);
+        if left == 1 { Err(Errno::IO) } else { Ok(()) }
+    }
+}
+
+impl BackingStore for Failing {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.step()?;
+        self.inner.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.step()?;
+        self.inner.write_at(data, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        self.step()?;
+        self.inner.sync()
+    }
+
+    fn discard(&self, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+}
+
+fn options() -> FormatOptions {
+    FormatOptions {
+        tag_size: Some(200),
+        internal_hash: Some(hash("sha256")),
+        interleave_sectors: 64,
+        journal_sectors: Some(64),
+        salt: Some([5; 16]),
+        ..FormatOptions::default()
+    }
+}
+
+#[test]
+fn nth_failure_of_a_store_loses_no_flushed_write() {
+    let mut faults = 0;
+    for mode in [Mode::Journal, Mode::Bitmap] {
+        let format = options();
+        let (image, _) = formatted(&format, 192 << 10, None);
+        for nth in 1.. {
+            let bytes = memory(image.clone());
+            let failing = Arc::new(Failing { inner: bytes.clone(), left: AtomicUsize::new(nth) });
+            let mut flushed = [0; 16];
+            let mut written = [0; 16];
+            if let Ok(device) = IntegrityDevice::open(Stores::interleaved(failing.clone()), open_options(mode, &format))
+            {
+                for round in 1..12u8 {
+                    for block in 0..16u64 {
+                        if device.write(block, &fill(block, round, 512), &[]).is_ok() {
+                            written[block as usize] = round;
+                        }
+                    }
+                    if device.flush().is_ok() {
+                        flushed = written;
+                    }
+                }
+            }
+            let device = IntegrityDevice::open(Stores::interleaved(bytes), open_options(mode, &format)).unwrap();
+            for (block, value) in flushed.iter().enumerate().filter(|(_, value)| **value > 0) {
+                let mut data = [0; 512];
+                device.read(block as u64, &mut data, &mut []).unwrap();
+                let newer = (*value..12).any(|value| data[..] == fill(block as u64, value, 512));
+                assert!(newer, "{mode:?}: call {nth} failed, block {block} is older than {value}");
+            }
+            faults += 1;
+            // No call failed: the end of the loop.
+            if failing.left.load(Ordering::SeqCst) >= 1 && failing.left.load(Ordering::SeqCst) <= nth {
+                break;
+            }
+        }
+    }
+    println!("COUNT integrity_store_faults {faults}");
+    assert!(faults > 100, "{faults}");
+}
+
+#[test]
+fn wipe_is_stopped_and_continued() {
+    let format = options();
+    let store = memory(formatted(&format, 8 << 20, None).0);
+    let open =
+        || IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(Mode::Direct, &format)).unwrap();
+    let nothing = |_: u64, _: &mut [u8], _: &mut [u8]| Ok(());
+    let reached = open().wipe(0, 2, nothing, |_| ControlFlow::Break(())).unwrap();
+    assert_eq!(reached, 2 * 2048);
+    let device = open();
+    device.read(reached - 1, &mut [0; 512], &mut []).unwrap();
+    assert!(device.read(reached, &mut [0; 512], &mut []).is_err(), "not wiped yet");
+    let mut steps = 0;
+    let end = device.wipe(reached, 2, nothing, |_| {
+        steps += 1;
+        ControlFlow::Continue(())
+    });
+    assert_eq!(end, Ok(device.layout().provided_data_sectors));
+    device.read(0, &mut vec![0; end.unwrap() as usize * 512], &mut []).unwrap();
+    assert!(steps > 1, "{steps}");
+}
+
+#[test]
+fn store_takes_requests_of_any_bytes() {
+    let format = FormatOptions { block_len: 4096, ..options() };
+    let bytes = memory(formatted(&format, 1 << 20, None).0);
+    let device = IntegrityDevice::open(Stores::interleaved(bytes), open_options(Mode::Direct, &format)).unwrap();
+    device.wipe(0, 1, |_, _, _| Ok(()), |_| ControlFlow::Continue(())).unwrap();
+    let store = IntegrityStore::new(Arc::new(device)).unwrap();
+    let mut model = vec![0; store.geometry().len as usize];
+    for (n, (at, len)) in [(0, 1), (4095, 2), (5000, 9000), (8192, 4096), (100_000, 77)].into_iter().enumerate() {
+        let data = vec![n as u8 + 1; len];
+        inlock_engine::store::write_all(&store, &data, at as u64).unwrap();
+        model[at..at + len].copy_from_slice(&data);
+    }
+    let mut read = vec![0; model.len()];
+    inlock_engine::store::read_all(&store, &mut read, 0).unwrap();
+    assert!(read == model);
+    assert_eq!(store.write_at(&[1], model.len() as u64), Err(Errno::NOSPC));
+    store.sync().unwrap();
+}
