@@ -5,8 +5,8 @@ use crate::journal_cipher::JournalCipher;
 use crate::journal_codec::JournalCodec;
 use crate::layout::{JournalLayout, Layout, MAX_LOG2_BUFFER, largest_interleaved};
 use crate::stores::{DeviceSizes, Stores};
-use crate::superblock::{Flags, SALT_LEN, SUPERBLOCK_LEN, Superblock, read_bytes, write_bytes};
-use crate::tags::{MAX_TAG_LEN, TagHash};
+use crate::superblock::{Flags, SUPERBLOCK_LEN, Superblock, read_bytes, write_bytes};
+use crate::tags::{MAX_TAG_LEN, SALT_LEN, TagHash};
 use inlock_engine::store::write_all;
 use std::sync::Arc;
 

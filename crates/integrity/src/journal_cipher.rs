@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ciphers_and_keys_are_refused_by_name() {
+    fn unknown_cipher_or_key_length_is_refused_by_name() {
         for (name, len) in [("xts(aes)", 32), ("", 16), ("ctr(aes)", 15), ("cbc(aes)", 64)] {
             let error = JournalCipher::new(name, &VolumeKey::zeroed(len)).unwrap_err().to_string();
             assert!(error.starts_with("option journal-crypt"), "{error}");

@@ -6,8 +6,7 @@
 
 use crate::journal_cipher::JournalCipher;
 use crate::layout::{JournalLayout, SECTION_METADATA_SECTORS};
-use crate::superblock::SALT_LEN;
-use crate::tags::{TagHash, is_equal};
+use crate::tags::{SALT_LEN, TagHash, is_equal};
 use std::sync::Arc;
 
 /// Number of commit ids.

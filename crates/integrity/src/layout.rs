@@ -7,8 +7,6 @@ use crate::error::{InvalidField, check};
 use crate::stores::DeviceSizes;
 use crate::superblock::{Flags, SUPERBLOCK_SECTORS, Superblock};
 
-/// Largest logarithm of the blocks for a bit of the bitmap.
-pub(crate) const MAX_LOG2_BITMAP: u8 = 31;
 /// Metadata sectors at the start of a section.
 pub(crate) const SECTION_METADATA_SECTORS: usize = 8;
 /// Bytes of a tag area are a multiple of this, and of 131072 without `FIXED_PADDING`.

@@ -1,12 +1,13 @@
 //! The on-disk format of dm-integrity, and a device over it.
 //!
-//! A volume stores a *tag* beside each block of data. With an [internal hash](Tagger) the tag is computed here, and a
+//! A volume stores a *tag* for each block of data. With an [internal hash](Tagger) the tag is computed here, and a
 //! block that does not match its tag is not returned (`EILSEQ`). Without one the tags are the caller's, as those of an
 //! AEAD. Tags lie between the data (*interleaved*) or on a *metadata device* of their own.
 //!
-//! [`format()`] makes a volume; [`Superblock`] and [`Layout`] describe one, and refuse sizes that are not possible before
-//! anything is written. [`IntegrityDevice`] reads and writes it with a journal, with a bitmap or directly;
-//! [`IntegrityStore`] is such a device as a store of the engine. The format is that of Linux 6.12, for superblocks of versions 1 to 6.
+//! [`format()`] makes a volume; [`Superblock`] and [`Layout`] describe one, and refuse sizes that are not possible
+//! before anything is written. [`IntegrityDevice`] reads and writes it with a journal, with a bitmap or directly;
+//! [`IntegrityStore`] is such a device as a store of the engine. The format is that of Linux 6.12, for superblocks of
+//! versions 1 to 6.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
@@ -31,5 +32,5 @@ pub use layout::{JournalLayout, Layout};
 pub use options::{Mode, OpenOptions, load};
 pub use store::IntegrityStore;
 pub use stores::{DeviceSizes, Stores};
-pub use superblock::{Flags, SALT_LEN, SUPERBLOCK_LEN, Superblock};
-pub use tags::{DISCARD_FILLER, MAX_TAG_LEN, TagAlgorithm, TagHash, Tagger};
+pub use superblock::{Flags, SUPERBLOCK_LEN, Superblock};
+pub use tags::{DISCARD_FILLER, MAX_TAG_LEN, SALT_LEN, TagAlgorithm, TagHash, Tagger};

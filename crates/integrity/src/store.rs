@@ -8,8 +8,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// Blocks of a partial request that are read and written at a time.
 const MAX_BLOCKS: usize = 256;
 
-/// Backing store over a device with an internal hash. It takes requests of any bytes: a block that is written in part is
-/// read and verified first.
+/// Backing store over a device with an internal hash. It takes requests of any bytes: a block that is written in part
+/// is read and verified first.
 pub struct IntegrityStore {
     device: Arc<IntegrityDevice>,
     read_only: bool,

@@ -1,15 +1,14 @@
 //! The superblock: its fields, its version, and its MAC.
 
 use crate::error::{IntegrityError, InvalidField, check};
-use crate::layout::MAX_LOG2_BITMAP;
 use crate::stores::Stores;
-use crate::tags::{MAX_TAG_LEN, TagHash};
+use crate::tags::{MAX_TAG_LEN, SALT_LEN, TagHash};
 use inlock_engine::store::{read_all, write_all};
 
 /// Length of the superblock in bytes. Only the first 512 are in use.
 pub const SUPERBLOCK_LEN: usize = 4096;
-/// Length of the salt in bytes.
-pub const SALT_LEN: usize = 16;
+/// Largest logarithm of the blocks for a bit of the bitmap.
+const MAX_LOG2_BITMAP: u8 = 31;
 /// Length of the superblock in sectors.
 pub(crate) const SUPERBLOCK_SECTORS: u64 = 8;
 /// Bytes that have the fields; a MAC is at the end of the first 512.

@@ -1,7 +1,6 @@
 //! Tags: hashes by name, the tag of a block, and the filler of discarded blocks.
 
 use crate::error::IntegrityError;
-use crate::superblock::SALT_LEN;
 use hmac::{Hmac, KeyInit, Mac};
 use sha1::Sha1;
 use sha2::{Digest, Sha256, Sha512};
@@ -10,6 +9,8 @@ use std::hash::Hasher;
 use std::str::FromStr;
 use std::sync::Arc;
 
+/// Length of the salt in bytes.
+pub const SALT_LEN: usize = 16;
 /// Length of the longest tag in bytes.
 pub const MAX_TAG_LEN: usize = 255;
 /// Each byte of the tag of a discarded block. Such a block is not checked.

@@ -63,8 +63,8 @@ impl Journal {
         Self { codec, state: Mutex::new(state), writer: Mutex::new(()), capacity }
     }
 
-    /// Returns the newest data and tag of a block that is in the journal.
-    pub(super) fn read(&self, block: u64, data: &mut [u8], tag: &mut [u8]) -> bool {
+    /// Copies the newest data and tag of a block, if it is in the journal.
+    pub(super) fn has_read(&self, block: u64, data: &mut [u8], tag: &mut [u8]) -> bool {
         let state = self.state();
         let Some(&(ordinal, entry)) = state.index.get(&block) else { return false };
         let image = state.image(ordinal);
@@ -73,7 +73,7 @@ impl Journal {
     }
 
     /// Whether a block of the range is in the journal.
-    pub(super) fn holds(&self, blocks: std::ops::Range<u64>) -> bool {
+    pub(super) fn has_any(&self, blocks: std::ops::Range<u64>) -> bool {
         let state = self.state();
         !state.index.is_empty() && blocks.clone().any(|block| state.index.contains_key(&block))
     }

@@ -123,7 +123,7 @@ impl IntegrityDevice {
         let (block_len, tag_size) = (self.core.layout.block_len(), self.core.layout.journal.tag_size);
         let blocks = data.chunks_exact_mut(block_len).zip(tags.chunks_exact_mut(tag_size));
         for (n, (data, tag)) in blocks.enumerate() {
-            journaled[n] = journal.read(first + n as u64, data, tag);
+            journaled[n] = journal.has_read(first + n as u64, data, tag);
         }
     }
 
@@ -221,7 +221,7 @@ impl IntegrityDevice {
         };
         let (mut first, end) = (sector / layout.sectors_per_block(), end / layout.sectors_per_block());
         if let Some(journal) = &self.journal
-            && journal.holds(first..end)
+            && journal.has_any(first..end)
         {
             journal.checkpoint(&self.core)?;
         }

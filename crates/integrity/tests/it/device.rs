@@ -18,7 +18,7 @@ fn options(block_len: usize, internal: bool) -> FormatOptions {
     }
 }
 
-/// What one mode writes every mode reads, from one store and from two.
+/// Each mode reads the blocks of the one before it, from one store and from two.
 #[test]
 fn blocks_and_tags_read_back_in_every_mode() {
     for internal in [true, false] {
@@ -81,7 +81,7 @@ fn mismatch_names_its_block_and_leaves_the_neighbours() {
     let error = device.read(8, &mut data, &mut []).unwrap_err();
     assert_eq!((error.errno(), &error), (Errno::ILSEQ, &ReadError::Mismatch(vec![11])));
     assert!(data[..3 * 512].iter().chain(&data[4 * 512..]).all(|byte| *byte == 7), "neighbours");
-    assert!(data[3 * 512..4 * 512].iter().all(|byte| *byte == 0), "refused data is not handed out");
+    assert!(data[3 * 512..4 * 512].iter().all(|byte| *byte == 0), "refused data is not returned");
     assert_eq!(device.metrics().mismatches, 1);
     device.write(11, &[9; 512], &[]).unwrap();
     device.read(8, &mut data, &mut []).unwrap();

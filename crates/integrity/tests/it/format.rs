@@ -89,7 +89,7 @@ fn superblock_keeps_its_fields() {
 }
 
 #[test]
-fn other_data_is_overwritten_only_if_asked_for() {
+fn present_data_is_overwritten_only_on_request() {
     let mut bytes = vec![0; 1 << 20];
     bytes[4095] = 1;
     let store = memory(bytes.clone());
