@@ -21,7 +21,7 @@ use args::parse::Request;
 use commands::ACTIONS;
 use error::{CliError, Status};
 use system::signals;
-use ui::print::{Details, print, print_stderr, report, set_verbose};
+use ui::print::{Details, print, print_debug, print_stderr, report, set_debug, set_verbose};
 
 fn main() -> ExitCode {
     volume::secret::harden();
@@ -33,9 +33,17 @@ fn main() -> ExitCode {
     if invocation.disable_locks {
         volume::lock::disable_header_locks();
     }
+    if invocation.serialize_pbkdf {
+        volume::lock::serialize_memory_hard_pbkdf();
+    }
     let stdout_is_data = matches!(&invocation.request, Request::Run(prepared) if prepared.stdout_is_data);
     if invocation.verbose {
         set_verbose(if stdout_is_data { Details::Stderr } else { Details::Stdout });
+    }
+    if let Some(debug) = invocation.debug {
+        set_debug(debug);
+        let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        print_debug(format_args!("inlock {} processing \"{}\"", env!("CARGO_PKG_VERSION"), words.join(" ")));
     }
     let status = match run(invocation.request) {
         Ok(code) if code != 0 => return ExitCode::from(code),
@@ -55,6 +63,7 @@ fn main() -> ExitCode {
 fn run(request: Request) -> anyhow::Result<u8> {
     match request {
         Request::Help(action) => args::help::print_help(ACTIONS, action)?,
+        Request::Usage(action) => args::help::print_usage(action)?,
         Request::Version => print(concat!("inlock ", env!("CARGO_PKG_VERSION"), "\n"))?,
         Request::TestArgs => print("No action taken. Invoked with --test-args option.\n")?,
         Request::Run(prepared) => return prepared.run(),

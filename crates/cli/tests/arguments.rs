@@ -102,7 +102,28 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["open", "IMAGE", "name", "--threads", "0"], "--threads takes 1 to 1024"),
     (&["mount", "IMAGE", "/", "--foreground"], "--foreground is not allowed with mount"),
     (&["reencrypt", "IMAGE"], "Action reencrypt is not available in this version."),
-    (&["refresh", "name", "--key-slot", "1"], "Option --key-slot is not allowed with refresh action"),
+    (&["refresh", "name", "--label", "x"], "Option --label is not allowed with refresh action"),
+    (
+        &["open", "--refresh", "IMAGE", "name", "--test-passphrase"],
+        "--test-passphrase is not allowed with refresh action",
+    ),
+    (
+        &["open", "IMAGE", "name", "-I", "hmac-sha256"],
+        "Option -I of cryptsetup is not available: Inlock does not create",
+    ),
+    (&["luksFormat", "IMAGE", "--hw-opal"], "not available: Inlock does not use the encryption of drives"),
+    (&["open", "IMAGE", "name", "--veracrypt"], "Inlock does not open TrueCrypt and VeraCrypt volumes"),
+    (&["luksDump", "IMAGE", "-d", "KEY", "-d", "KEY"], "Only one --key-file argument is allowed."),
+    (
+        &["close", "name", "--deferred", "--cancel-deferred"],
+        "--cancel-deferred and --deferred cannot be used at the same",
+    ),
+    (&["resize", "name", "--size", "8", "--device-size", "4k"], "--device-size and --size cannot be combined"),
+    (&["resize", "name", "--device-size", "513"], "Device size must be multiple of 512 bytes sector."),
+    (&["open", "IMAGE", "name", "-M", "plain", "--device-size", "513"], "Device size must be multiple of 512 bytes"),
+    (&["open", "IMAGE", "name", "--shared"], "Option --shared is not allowed with type luks"),
+    (&["luksAddKey", "IMAGE", "KEY", "--new-token-id", "1"], "Only one of new key file, --new-token-id"),
+    (&["luksFormat", "IMAGE", "--progress-json"], "Option --progress-json is not allowed with luksFormat action."),
     (&["bench", "disk"], "'disk' is none of cipher, path"),
 ];
 
@@ -158,4 +179,40 @@ fn verbose_prints_result() {
     assert_eq!(wrong.text(), "Command failed with code -2 (no permission or bad passphrase).\n");
     let missing = call(["luksUUID", "-v", &dir.name("missing")]);
     assert_eq!(missing.text(), "Command failed with code -4 (wrong device or file specified).\n");
+}
+
+#[test]
+fn usage_goes_to_stdout_without_an_action() {
+    for words in [&["--usage"][..], &["luksFormat", "--usage"]] {
+        let usage = call(words);
+        assert!(usage.works().text().starts_with("Usage: inlock [-?|--help]"), "{usage:?}");
+    }
+    assert!(call(["luksFormat", "--usage"]).text().ends_with("luksFormat <image> [<key file>]\n"));
+}
+
+#[test]
+fn debug_lines_begin_with_hash_and_hold_no_key() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let plain = call(["luksDump", &image]);
+    let debug = call(["luksDump", "--debug", &image]);
+    let lines = |text: &str, is_debug: bool| -> Vec<String> {
+        text.lines().filter(|line| line.starts_with("# ") == is_debug).map(str::to_owned).collect()
+    };
+    let text = debug.works().text();
+    assert!(lines(text, true).len() >= 3 && text.starts_with("# inlock "), "{text}");
+    assert!(!text.contains("\"keyslots\""), "{text}");
+    let rest: Vec<String> = lines(text, false).into_iter().filter(|line| line != "Command successful.").collect();
+    assert_eq!(rest, lines(plain.works().text(), false));
+    let json = call(["luksDump", "--debug-json", &image]);
+    assert!(lines(json.works().text(), true).iter().any(|line| line.contains("\"keyslots\"")), "{json:?}");
+    let opened = call_with(b"secret", ["open", "--test-passphrase", "--debug-json", &image]);
+    assert!(opened.code == 0 && !opened.text().contains("secret") && !opened.err.contains("secret"), "{opened:?}");
+    let token = call_with(br#"{"type":"x","keyslots":[]}"#, ["token", "import", &image]);
+    token.works();
+    let exported = call(["token", "export", "--debug", "--token-id", "0", &image]);
+    assert!(
+        exported.code == 0 && exported.text().starts_with('{') && exported.err.starts_with("# inlock "),
+        "{exported:?}"
+    );
 }

@@ -368,3 +368,47 @@ fn resize_is_advertised_to_new_clients_of_every_type() {
         assert_eq!(server.ended(), (Some(0), String::new()));
     }
 }
+
+#[test]
+fn resize_sets_length_and_options_of_running_volume_are_checked() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let (image, other) = (dir.luks2("image"), dir.luks2("other"));
+    let (good, wrong) = (dir.file("good", b"secret"), dir.file("wrong", b"wrong"));
+    call(["luksUUID", "-q", "--uuid", "11111111-2222-3333-4444-555555555555", &other]).works();
+    let server = Named::start(&run, "data", &[&image]);
+    let size = |run: &Run| {
+        let text = run.call(&["status", "data"]).works().text().to_owned();
+        let line = text.lines().find_map(|line| line.strip_prefix("  size:    ").map(str::to_owned));
+        line.and_then(|line| line.split(' ').next()?.parse::<u64>().ok()).expect("a size")
+    };
+    let full = size(&run);
+    run.call(&["resize", "data", "--size", "800"]).works();
+    assert_eq!(size(&run), 800);
+    run.call(&["resize", "data", "--device-size", "512K", "-d", &good, "--header", &image]).works();
+    assert_eq!(size(&run), 1024);
+    run.call(&["resize", "data", "--size", "801"]).fails(1, &["The volume cannot be resized"]);
+    run.call(&["resize", "data", "--size", "99999999999"]).fails(1, &["The volume cannot be resized"]);
+    run.call(&["resize", "data", "--size", "800", "-d", &wrong]).fails(2, &["No key available with this passphrase."]);
+    let not_its_header = "does not have the header of data.";
+    run.call(&["resize", "data", "--size", "800", "--header", &other]).fails(1, &[not_its_header]);
+    assert_eq!(size(&run), 1024);
+    run.call(&["resize", "data"]).works();
+    assert_eq!(size(&run), full);
+
+    run.call(&["status", "/dev/mapper/data", "--header", &image]).works();
+    run.call(&["status", "data", "--header", &other]).fails(1, &[not_its_header]);
+    run.call(&["suspend", "data", "--header", &other]).fails(1, &[not_its_header]);
+    run.call(&["suspend", "/dev/inlock/data", "--header", &image]).works();
+    run.call(&["resume", "data", "-d", &good, "--type", "luks1"]).fails(1, &["has type luks2, not luks1"]);
+    run.call(&["resume", "data", "-d", &good, "--type", "luks2", "--header", &image]).works();
+    run.call(&["refresh", &image, "data", "-d", &good, "--type", "luks"]).works();
+    run.call(&["open", "--refresh", &image, "data"]).works();
+    run.call(&["refresh", &other, "data"]).fails(1, &["Volume data is on device "]);
+    run.call(&["refresh", "data", "-d", &wrong]).fails(2, &["No key available with this passphrase."]);
+    run.call(&["refresh", "data", "--type", "plain"]).fails(1, &["has type luks2, not plain"]);
+    run.call(&["close", "data", "--header", &other]).fails(1, &[not_its_header]);
+    run.call(&["close", "data", "--cancel-deferred"]).fails(1, &["This volume is not closed later."]);
+    run.call(&["close", "/dev/mapper/data", "--header", &image]).works();
+    assert_eq!(server.ended(), (Some(0), String::new()));
+}

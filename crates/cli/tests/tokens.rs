@@ -257,6 +257,56 @@ fn keyring_token_unlocks_and_falls_back_to_passphrase() {
 }
 
 #[test]
+fn key_actions_take_tokens() {
+    let names = ["one", "two"].map(|name| format!("inlock-edit-{}-{name}", std::process::id()));
+    let [one, two] = names.each_ref().map(String::as_str);
+    let (Some(_one), Some(_two)) = (KernelKey::add(one, b"secret"), KernelKey::add(two, b"second")) else { return };
+    let dir = Dir::new();
+    const COSTS: [&str; 4] = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
+    let new = dir.file("new", b"new");
+    // Keyslot 0 and token 0 have the first passphrase; token 1, which is assigned to none, the second one.
+    let image = || {
+        let image = dir.luks2("image");
+        call(["token", "add", "--key-description", one, "--key-slot", "0", &image]).works();
+        call(["token", "add", "--key-description", two, "--unbound", &image]).works();
+        image
+    };
+    let opens = |image: &str, passphrase: &[u8]| {
+        let open = ["open", "--test-passphrase", "-d", "-", "--token-type", "none", "-v", image];
+        let ended = call_with(passphrase, open);
+        (ended.code == 0).then(|| ended.text().contains("Key slot 1 unlocked"))
+    };
+
+    let added = image();
+    call(["luksAddKey", "--token-id", "0", "--new-token-id", "1", &added].iter().chain(&COSTS)).works();
+    assert_eq!([opens(&added, b"secret"), opens(&added, b"second")], [Some(false), Some(true)]);
+    let no_token = call(["luksAddKey", "--token-id", "0", "--new-token-id", "5", &added].iter().chain(&COSTS));
+    no_token.fails(1, &["No usable token is available."]);
+    call(["luksAddKey", "--token-id", "0", "--new-key-description", two, &added].iter().chain(&COSTS)).works();
+
+    // A token proves that a keyslot remains, unless it opens the one to remove.
+    call(["luksKillSlot", "--token-id", "0", &added, "0"]).fails(1, &["opens keyslot 0, which is to be removed"]);
+    call(["luksKillSlot", "--token-id", "1", &added, "2"]).fails(1, &["Nothing to read on input."]);
+    call(["luksKillSlot", "--token-id", "0", &added, "1"]).works();
+    call(["luksRemoveKey", "--token-id", "0", "-q", &added]).works();
+    assert_eq!([opens(&added, b"secret"), opens(&added, b"second")], [None, Some(false)]);
+
+    let changed = image();
+    call(["luksChangeKey", "--token-only", &changed, &new].iter().chain(&COSTS)).works();
+    assert_eq!([opens(&changed, b"secret"), opens(&changed, b"new")], [None, Some(false)]);
+
+    let converted = image();
+    call(["luksConvertKey", "--token-only", &converted, "-h", "sha512"].iter().chain(&COSTS)).works();
+    assert_eq!(opens(&converted, b"secret"), Some(false));
+    assert!(call(["luksDump", &converted]).text().contains("AF hash:    sha512"));
+
+    let dump = ["luksDump", "-q", "--dump-volume-key", &converted];
+    let by_token = call(dump.iter().chain(&["--token-only"]));
+    assert_eq!(by_token.works().text(), call_with(b"secret", dump).works().text());
+    call(["luksDump", &converted, "--token-only"]).fails(1, &["--token-only needs --dump-volume-key or --unbound"]);
+}
+
+#[test]
 fn unlocking_with_tokens_has_status_of_cryptsetup() {
     let names = ["own", "bad", "none"].map(|name| format!("inlock-status-{}-{name}", std::process::id()));
     let [good, bad, none] = names.each_ref().map(String::as_str);

@@ -287,6 +287,40 @@ impl CryptMapping {
         self
     }
 
+    /// Checks whether a device with `mapping` can have `len` bytes if the end of its last segment is moved.
+    ///
+    /// # Errors
+    ///
+    /// [`TargetError`] if that segment would be empty, end within a data unit, or end beyond its store.
+    pub(crate) fn check_len(mapping: &Mapping, len: u64, store_lens: &[u64]) -> Result<(), TargetError> {
+        let index = mapping.targets.len().saturating_sub(1);
+        let Some(last) = mapping.targets.last() else { return Err(TargetError::NoStore(index)) };
+        let store_len = store_lens.get(last.store as usize).copied().filter(|_| last.kind.is_stored());
+        let segment_len = len.saturating_sub(last.start);
+        if segment_len == 0 {
+            let store_len = store_len.unwrap_or(0);
+            return Err(TargetError::Empty { store_len, data_offset: last.store_offset });
+        }
+        if !segment_len.is_multiple_of((last.unit_len() as u64).max(SECTOR_SIZE)) {
+            return Err(TargetError::UnitLength { len: segment_len, unit: last.unit_len() });
+        }
+        let needed = last.store_offset.saturating_add(segment_len);
+        match store_len {
+            Some(store_len) if needed > store_len => Err(TargetError::BeyondStore { index, needed, store_len }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Moves the end of the last segment so that the device has `len` bytes, which [`CryptMapping::check_len`] has accepted.
+    pub(crate) fn with_len(mut self, len: u64) -> Self {
+        let mapping = Arc::make_mut(&mut self.mapping);
+        if let Some(last) = mapping.targets.last_mut() {
+            last.len = len.saturating_sub(last.start);
+            mapping.len = len;
+        }
+        self
+    }
+
     /// Sets the generation.
     pub(crate) fn of_generation(mut self, generation: u32) -> Self {
         Arc::make_mut(&mut self.mapping).generation = generation;

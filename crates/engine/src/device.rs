@@ -347,16 +347,39 @@ impl Device {
     /// [`ControlError::Store`] if a length is unavailable; [`ControlError::InUse`]; [`ControlError::Ended`].
     pub fn grow(&self) -> Result<u64, ControlError> {
         let _orders = self.order()?;
+        let lens = self.revalidate_lens()?;
+        self.change_len(|mapping| mapping.grown(&lens))
+    }
+
+    /// Moves the end of the last segment so that the device has `len` bytes, more or fewer than before. Requests beyond
+    /// a new end fail. Suspends a running device for the duration.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Target`] if the last segment would be empty, end within a data unit or beyond its store; or as
+    /// [`Device::grow`].
+    pub fn set_len(&self, len: u64) -> Result<u64, ControlError> {
+        let _orders = self.order()?;
+        let lens = self.revalidate_lens()?;
+        CryptMapping::check_len(&self.mapping(), len, &lens)?;
+        self.change_len(|mapping| mapping.with_len(len))
+    }
+
+    fn revalidate_lens(&self) -> Result<Vec<u64>, ControlError> {
         let len = |store: &Arc<dyn BackingStore>| store.revalidate_len();
         let lens = self.stores.iter().map(len).collect::<Result<Vec<_>, _>>();
-        let lens = lens.map_err(|error| ControlError::Store(RequestError::Io(error)))?;
+        lens.map_err(|error| ControlError::Store(RequestError::Io(error)))
+    }
+
+    /// Changes the length of a frozen mapping, and returns the new one. The caller holds `orders`.
+    fn change_len(&self, change: impl FnOnce(CryptMapping) -> CryptMapping) -> Result<u64, ControlError> {
         let generation = self.mapping().generation.wrapping_add(1);
         let suspended = self.is_suspended();
         if !suspended {
             self.freeze.freeze();
         }
-        let changed = self.freeze.change(|target| target.grown(&lens).of_generation(generation));
-        self.len.fetch_max(self.mapping().len, Ordering::AcqRel);
+        let changed = self.freeze.change(|target| change(target).of_generation(generation));
+        self.len.store(self.mapping().len, Ordering::Release);
         if !suspended {
             self.freeze.try_unfreeze();
         }

@@ -2,9 +2,10 @@
 //! common.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::options::Options;
+use crate::control::files::Files;
 use crate::control::name::Name;
 use crate::error::CliError;
 
@@ -116,9 +117,9 @@ impl Arguments {
         self.path().map(|word| word.to_string_lossy().into_owned())
     }
 
-    /// Takes the next argument as the name of a volume.
+    /// Takes the next argument as the name of a running volume.
     pub(crate) fn name(&mut self) -> anyhow::Result<Name> {
-        name_of(self.path()?)
+        running_name(self.path()?)
     }
 
     /// Takes the next argument as the name of a volume, or fails with `usage`.
@@ -126,9 +127,29 @@ impl Arguments {
         name_of(self.optional().ok_or_else(|| CliError::usage(usage))?)
     }
 
-    /// Takes all other arguments as names of volumes.
+    /// Takes all other arguments as names of running volumes.
     pub(crate) fn names(self) -> anyhow::Result<Vec<Name>> {
-        self.0.map(|word| name_of(word.into())).collect()
+        self.0.map(|word| running_name(word.into())).collect()
+    }
+
+    /// Returns the number of arguments that are left.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Converts an argument to the name of a running volume: the name itself, or the path of its device or of a link to it
+/// in `/dev/inlock` or `/dev/mapper`.
+fn running_name(word: PathBuf) -> anyhow::Result<Name> {
+    if !word.is_absolute() {
+        return name_of(word);
+    }
+    let is_link = ["/dev/mapper", "/dev/inlock"].iter().any(|dir| word.parent() == Some(Path::new(dir)));
+    match word.file_name() {
+        Some(name) if is_link => name_of(name.into()),
+        _ => Files::of_node(&word)?
+            .map(|files| files.name().clone())
+            .ok_or_else(|| CliError::Inactive { name: word.display().to_string() }.into()),
     }
 }
 
@@ -146,22 +167,41 @@ pub(crate) const IMAGE: &str = "<image>";
 pub(crate) const NAME: &str = "<name>";
 
 /// Options of every action.
-pub(crate) const GENERAL: &[&str] = &["help", "version", "verbose", "batch-mode", "test-args"];
+pub(crate) const GENERAL: &[&str] =
+    &["help", "usage", "version", "verbose", "batch-mode", "debug", "debug-json", "test-args"];
 /// Source of a passphrase or key.
 pub(crate) const KEY: &[&str] = &["key-file", "keyfile-offset", "keyfile-size", "timeout", "verify-passphrase"];
 /// A volume key in place of a passphrase.
 pub(crate) const VOLUME_KEY: &[&str] = &["volume-key-file", "volume-key-keyring"];
 /// Unlocking a volume.
-pub(crate) const UNLOCK: &[&str] =
-    &["tries", "key-slot", "type", "header", "disable-locks", "volume-key-file", "volume-key-keyring"];
+pub(crate) const UNLOCK: &[&str] = &[
+    "tries",
+    "key-slot",
+    "type",
+    "header",
+    "disable-locks",
+    "disable-keyring",
+    "volume-key-file",
+    "volume-key-keyring",
+];
 /// Unlocking a volume with a token.
 pub(crate) const TOKENS: &[&str] =
     &["token-id", "token-type", "token-only", "disable-external-tokens", "external-tokens-path", "token-timeout"];
 /// A LUKS header.
 pub(crate) const HEADER: &[&str] = &["policy", "type", "header", "disable-locks"];
 /// Plain volumes.
-pub(crate) const PLAIN: &[&str] =
-    &["cipher", "key-size", "hash", "sector-size", "iv-large-sectors", "spdk-tweak", "offset", "skip", "size"];
+pub(crate) const PLAIN: &[&str] = &[
+    "cipher",
+    "key-size",
+    "hash",
+    "sector-size",
+    "iv-large-sectors",
+    "spdk-tweak",
+    "offset",
+    "skip",
+    "size",
+    "device-size",
+];
 /// Header policy.
 pub(crate) const POLICY: &[&str] =
     &["allow-null-cipher", "allow-null-iv", "allow-linear-segment", "require-cipher", "expect-uuid", "policy"];

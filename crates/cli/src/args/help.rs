@@ -14,6 +14,40 @@ pub(crate) fn print_help(actions: &[&Action], action: Option<&Action>) -> anyhow
     })
 }
 
+/// Prints the usage of `action`, or of the program: all options in brief.
+pub(crate) fn print_usage(action: Option<&Action>) -> anyhow::Result<()> {
+    print(brief(action))
+}
+
+/// Returns the options in lines of at most 80 characters.
+fn brief(action: Option<&Action>) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for arg in Options::command().get_arguments().filter(|arg| !arg.is_hide_set()) {
+        let Some(long) = arg.get_long().filter(|long| action.is_none_or(|action| action.has_option(long))) else {
+            continue;
+        };
+        let short = arg.get_short().map_or_else(String::new, |short| format!("-{short}|"));
+        let takes_value = arg.get_action().takes_values();
+        let value = arg.get_value_names().filter(|_| takes_value).and_then(<[_]>::first);
+        let value = value.map_or_else(String::new, |value| format!("={value}"));
+        words.push(format!("[{short}--{long}{value}]"));
+    }
+    words.push(match action {
+        Some(action) => format!("{} {}", action.name, action.synopsis()).trim_end().to_owned(),
+        None => "<action> [<argument>...]".to_owned(),
+    });
+    let mut text = String::new();
+    let mut line = "Usage: inlock".to_owned();
+    for word in words {
+        if line.len() + 1 + word.len() > 80 {
+            text += &format!("{line}\n");
+            line = " ".repeat(7);
+        }
+        line += &format!(" {word}");
+    }
+    text + &line + "\n"
+}
+
 fn of_action(action: &Action) -> String {
     let mut command = Options::command()
         .about(format!("inlock {}: {}", action.name, action.about))
@@ -38,7 +72,8 @@ fn of_argument(action: &Action, argument: &str) -> Option<String> {
     let text = match argument {
         SOURCE | IMAGE if action.has_option("table") => "an image file or a block device; left out with --table",
         SOURCE | IMAGE => "an image file or a block device",
-        NAME => "name of a running volume; `inlock list` shows all",
+        NAME => "name of a running volume, or its device; `inlock list` shows all",
+        "[<source>]" => "the image or device of the volume; it is checked",
         "[<name>]" => "name for the volume, needed unless --test-passphrase is given",
         "[<name>...]" => "names of running volumes (default: all)",
         "[<key file>]" => "the same as --key-file",
@@ -97,6 +132,16 @@ mod tests {
         assert!(!help.contains("--pbkdf") && !help.contains("--nbd"), "{help}");
         assert!(!help.contains("--launched"), "{help}");
         assert!(help.contains("<image>: an image file or a block device\nAliases: luksLook"), "{help}");
+    }
+
+    #[test]
+    fn usage_has_all_options_in_short_lines() {
+        let usage = brief(None);
+        assert!(usage.starts_with("Usage: inlock [-?|--help]"), "{usage}");
+        assert!(usage.contains("[-d|--key-file=FILE]") && usage.contains("[--deferred]"), "{usage}");
+        assert!(!usage.contains("launched") && usage.lines().all(|line| line.len() <= 88), "{usage}");
+        let usage = brief(Some(&ACTION));
+        assert!(usage.ends_with("look <image>\n") && !usage.contains("--pbkdf"), "{usage}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 pub(crate) mod action;
 pub(crate) mod help;
 pub(crate) mod keyslot;
+mod left_out;
 pub(crate) mod options;
 pub(crate) mod parse;
 pub(crate) mod source;

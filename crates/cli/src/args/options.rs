@@ -33,18 +33,30 @@ pub(crate) struct Options {
     /// Print package version
     #[arg(short = 'V', long, action = ArgAction::SetTrue, help_heading = "General")]
     pub version: bool,
+    /// Print a brief usage
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub usage: bool,
     /// Print the result of the command at the end
     #[arg(short = 'v', long, action = ArgAction::SetTrue, help_heading = "General")]
     pub verbose: bool,
     /// Do not ask for confirmation; show no progress
     #[arg(short = 'q', long, action = ArgAction::SetTrue, help_heading = "General")]
     pub batch_mode: bool,
+    /// Show debug messages
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub debug: bool,
+    /// Show debug messages including JSON metadata
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "General")]
+    pub debug_json: bool,
     /// Do not run action, just validate all command line parameters
     #[arg(long, action = ArgAction::SetTrue, help_heading = "General")]
     pub test_args: bool,
 
     /// Read the key from a file ("-": all of standard input)
-    #[arg(short = 'd', long, value_name = "FILE", help_heading = "Keys")]
+    #[arg(short = 'd', long = "key-file", value_name = "FILE", action = ArgAction::Append, help_heading = "Keys")]
+    pub key_files: Vec<PathBuf>,
+    /// The only one of `key_files`.
+    #[arg(skip)]
     pub key_file: Option<PathBuf>,
     /// Number of bytes to skip in keyfile
     #[arg(long, value_name = "BYTES", value_parser = values::count, help_heading = "Keys")]
@@ -85,6 +97,15 @@ pub(crate) struct Options {
     /// Slot number for new key (default: the first free one); --key-slot is then the existing one
     #[arg(long, value_name = "N", help_heading = "Keys")]
     pub new_key_slot: Option<u32>,
+    /// Token that has the passphrase of the new keyslot
+    #[arg(long, value_name = "N", help_heading = "Keys")]
+    pub new_token_id: Option<u32>,
+    /// Key of the kernel's keyring with the passphrase of the new keyslot
+    #[arg(long, value_name = "TEXT", help_heading = "Keys")]
+    pub new_key_description: Option<String>,
+    /// Use global lock to serialize memory hard PBKDF (OOM workaround)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Keys")]
+    pub serialize_memory_hard_pbkdf: bool,
     /// Create, dump or try an unbound LUKS2 keyslot, whose key is not that of the volume
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Keys")]
     pub unbound: bool,
@@ -101,7 +122,7 @@ pub(crate) struct Options {
     /// Replace the current token
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Tokens")]
     pub token_replace: bool,
-    /// Key description
+    /// Key description in the kernel's keyring
     #[arg(long, value_name = "TEXT", help_heading = "Tokens")]
     pub key_description: Option<String>,
     /// Read or write the json from or to a file ("-": standard input or output)
@@ -159,6 +180,12 @@ pub(crate) struct Options {
     /// Size of the device (plain) or of all zones (zoned): 512-byte sectors, or with a unit, as in 1G
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = values::sectors, help_heading = "Volume")]
     pub size: Option<u64>,
+    /// Use only specified device size, in bytes or with a unit (ignore rest of device)
+    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Volume")]
+    pub device_size: Option<u64>,
+    /// Share device with another non-overlapping crypt segment (plain); each of them needs the option
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Volume")]
+    pub shared: bool,
 
     /// Allow a null cipher, which does not encrypt
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Header policy")]
@@ -230,6 +257,15 @@ pub(crate) struct Options {
     /// Disable locking of on-disk metadata
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Access")]
     pub disable_locks: bool,
+    /// Disable loading volume keys via kernel keyring, which Inlock never does
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Access")]
+    pub disable_keyring: bool,
+    /// Disable blkid on-disk signature detection and wiping
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Creating")]
+    pub disable_blkid: bool,
+    /// Refresh (reactivate) device with new parameters
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Access")]
+    pub refresh: bool,
     /// Set activation flags persistent for device (LUKS2)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Access")]
     pub persistent: bool,
@@ -287,6 +323,9 @@ pub(crate) struct Options {
     /// Device removal is deferred until the last user closes it
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Attaching")]
     pub deferred: bool,
+    /// Cancel a previously set deferred device removal
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Attaching")]
+    pub cancel_deferred: bool,
     /// Options for mount(8)
     #[arg(long, value_name = "OPTIONS", help_heading = "Attaching")]
     pub mount_options: Option<String>,
@@ -379,55 +418,6 @@ pub(crate) struct Options {
     pub test_passphrase: bool,
 }
 
-/// Whether cryptsetup has a long option of this name that Inlock does not have.
-pub(crate) fn is_only_cryptsetups(option: &str) -> bool {
-    option.strip_prefix("--").is_some_and(|name| ONLY_CRYPTSETUPS.contains(&name))
-}
-
-/// Long options of cryptsetup that Inlock does not have.
-const ONLY_CRYPTSETUPS: &[&str] = &[
-    "active-name",
-    "block-size",
-    "cancel-deferred",
-    "debug",
-    "debug-json",
-    "decrypt",
-    "device-size",
-    "disable-blkid",
-    "disable-keyring",
-    "disable-veracrypt",
-    "encrypt",
-    "force-no-keyslots",
-    "force-offline-reencrypt",
-    "hotzone-size",
-    "hw-opal",
-    "hw-opal-only",
-    "init-only",
-    "integrity",
-    "integrity-key-size",
-    "integrity-legacy-padding",
-    "integrity-no-journal",
-    "integrity-no-wipe",
-    "keep-key",
-    "link-vk-to-keyring",
-    "new-token-id",
-    "reduce-device-size",
-    "refresh",
-    "resilience",
-    "resilience-hash",
-    "resume-only",
-    "serialize-memory-hard-pbkdf",
-    "shared",
-    "tcrypt-backup",
-    "tcrypt-hidden",
-    "tcrypt-system",
-    "usage",
-    "use-directio",
-    "veracrypt",
-    "veracrypt-pim",
-    "veracrypt-query-pim",
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -436,14 +426,6 @@ mod tests {
     #[test]
     fn options_are_consistent() {
         Options::command().debug_assert();
-    }
-
-    #[test]
-    fn option_is_inlocks_or_cryptsetups_only() {
-        for arg in Options::command().get_arguments() {
-            assert!(!arg.get_long().is_some_and(|long| is_only_cryptsetups(&format!("--{long}"))), "{arg:?}");
-        }
-        assert!(is_only_cryptsetups("--integrity") && !is_only_cryptsetups("--nonsense"));
     }
 
     #[test]

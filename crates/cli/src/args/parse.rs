@@ -10,42 +10,34 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 use super::action::{Action, Arguments, Prepared};
-use super::options::{self, Options};
+use super::left_out;
+use super::options::Options;
 use crate::error::CliError;
+use crate::ui::print::Debug;
 
 /// A checked command line.
 pub(crate) struct Invocation {
     pub request: Request,
     /// `--verbose`
     pub verbose: bool,
+    /// `--debug`
+    pub debug: Option<Debug>,
     /// `--disable-locks`
     pub disable_locks: bool,
+    /// `--serialize-memory-hard-pbkdf`
+    pub serialize_pbkdf: bool,
 }
 
 /// The request of a command line.
 pub(crate) enum Request {
     Help(Option<&'static Action>),
+    /// `--usage`
+    Usage(Option<&'static Action>),
     Version,
     /// `--test-args`
     TestArgs,
     Run(Prepared),
 }
-
-/// Actions of cryptsetup that Inlock does not have.
-const ONLY_CRYPTSETUPS: &[&str] = &[
-    "reencrypt",
-    "loopaesOpen",
-    "loopaesClose",
-    "tcryptOpen",
-    "tcryptClose",
-    "tcryptDump",
-    "bitlkOpen",
-    "bitlkClose",
-    "bitlkDump",
-    "fvault2Open",
-    "fvault2Close",
-    "fvault2Dump",
-];
 
 /// Parses the arguments of the program for one of `actions`.
 pub(crate) fn parse(
@@ -59,21 +51,38 @@ pub(crate) fn parse(
     let mut words = std::mem::take(&mut options.words);
     let action = if words.is_empty() { None } else { Some(find(actions, &words.remove(0), &mut options, &mut words)) };
 
-    let (verbose, disable_locks) = (options.verbose, options.disable_locks);
-    let done = |request| Ok(Invocation { request, verbose, disable_locks });
+    options.key_file = options.key_files.first().cloned();
+    let debug = match (options.debug_json, options.debug) {
+        (true, _) => Some(Debug::WithJson),
+        (false, true) => Some(Debug::Plain),
+        (false, false) => None,
+    };
+    let (verbose, disable_locks) = (options.verbose || debug.is_some(), options.disable_locks);
+    let serialize_pbkdf = options.serialize_memory_hard_pbkdf;
+    let done = |request| Ok(Invocation { request, verbose, debug, disable_locks, serialize_pbkdf });
     if options.version {
         return done(Request::Version);
     }
     if options.help {
         return done(Request::Help(action.transpose()?));
     }
-    let action = action.ok_or_else(|| CliError::usage("Argument <action> missing."))??;
+    if options.usage {
+        return done(Request::Usage(action.transpose()?));
+    }
+    let mut action = action.ok_or_else(|| CliError::usage("Argument <action> missing."))??;
+    if options.refresh && action.name == "open" {
+        // `open --refresh` is another name of it.
+        action = actions.iter().find(|action| action.name == "refresh").copied().unwrap_or(action);
+    }
     check_options(action, &command, &matches)?;
     if let Some(position) = action.source_position().filter(|_| options.table.is_some()) {
         // The table replaces the source; messages about it name the option.
         words.insert(position.min(words.len()), "--table".into());
     }
-    check_arguments(action, &words)?;
+    check_arguments(action, &mut words)?;
+    if options.key_files.len() > 1 {
+        return Err(CliError::usage("Only one --key-file argument is allowed."));
+    }
     let test_args = options.test_args;
     let prepared = (action.prepare)(options, Arguments(words.into_iter()))?;
     done(if test_args { Request::TestArgs } else { Request::Run(prepared) })
@@ -88,7 +97,7 @@ fn find(
 ) -> anyhow::Result<&'static Action> {
     let name = word.to_string_lossy();
     let Some(action) = actions.iter().find(|action| action.is_named(&name)) else {
-        if ONLY_CRYPTSETUPS.contains(&&*name) {
+        if left_out::is_action(&name) {
             return Err(CliError::refused(
                 format!("Action {name} is not available in this version."),
                 "use cryptsetup on the same image; the format is the same",
@@ -119,8 +128,12 @@ fn check_options(action: &Action, command: &clap::Command, matches: &ArgMatches)
     Ok(())
 }
 
-fn check_arguments(action: &Action, words: &[OsString]) -> anyhow::Result<()> {
+fn check_arguments(action: &Action, words: &mut Vec<OsString>) -> anyhow::Result<()> {
     let (least, most) = action.argument_count();
+    // cryptsetup takes any surplus argument; one that repeats another is no mistake.
+    while words.len() > most && words[..most].contains(&words[words.len() - 1]) {
+        words.pop();
+    }
     let name = action.name;
     if words.len() < least {
         return Err(CliError::usage(format!("{name}: requires {} as arguments.", action.synopsis())));
@@ -144,15 +157,10 @@ fn explain(error: &clap::Error) -> anyhow::Error {
     let option = context(ContextKind::InvalidArg);
     let name = option.split(' ').next().unwrap_or_default();
     CliError::usage(match error.kind() {
-        ErrorKind::UnknownArgument if name == "--link-vk-to-keyring" => {
+        ErrorKind::UnknownArgument if left_out::reason(name).is_some() => {
+            let reason = left_out::reason(name).unwrap_or_default();
             return CliError::refused(
-                "Option --link-vk-to-keyring is not available: only the process of a volume has its key.",
-                "leave it out; the kernel needs no key of a volume that Inlock serves",
-            );
-        }
-        ErrorKind::UnknownArgument if options::is_only_cryptsetups(name) => {
-            return CliError::refused(
-                format!("Option {name} of cryptsetup is not available in this version."),
+                format!("Option {name} of cryptsetup is not available: {reason}."),
                 "leave it out, or use cryptsetup on the same image; the format is the same",
             );
         }

@@ -136,6 +136,8 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
             (options.offset.is_some(), "offset"),
             (options.skip.is_some(), "skip"),
             (options.size.is_some(), "size"),
+            (options.device_size.is_some(), "device-size"),
+            (options.shared, "shared"),
         ];
         if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
             return not_allowed(option);
@@ -173,7 +175,8 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
         return not_allowed("key-file");
     }
     let (header, key) = (options.header.clone(), key_args(options)?);
-    Ok(SourceArgs { image, header, volume_type, key, flags: flags_of(options), policy: policy_of(options)? })
+    let (flags, policy) = (flags_of(options), policy_of(options)?);
+    Ok(SourceArgs { image, header, volume_type, key, flags, policy, shared: options.shared })
 }
 
 /// Converts the header policy.
@@ -230,7 +233,14 @@ fn plain_args(options: &Options) -> anyhow::Result<Plain> {
     if !fits(options.offset) || !fits(options.size) {
         return Err(CliError::usage("The offset or the size exceeds 2^64 bytes."));
     }
-    if options.size == Some(0) {
+    if options.size.is_some() && options.device_size.is_some() {
+        return Err(CliError::usage("Options --device-size and --size cannot be combined."));
+    }
+    if options.device_size.is_some_and(|bytes| !bytes.is_multiple_of(512)) {
+        return Err(CliError::usage("Device size must be multiple of 512 bytes sector."));
+    }
+    let size = options.size.or(options.device_size.map(|bytes| bytes / 512));
+    if size == Some(0) {
         return Err(CliError::usage("The size of the volume is zero."));
     }
     let hash = options.hash.as_deref().unwrap_or("sha256");
@@ -240,7 +250,7 @@ fn plain_args(options: &Options) -> anyhow::Result<Plain> {
     plain.hash = hash.parse::<PlainHash>().map_err(|_| CliError::hash(hash))?;
     plain.offset = Sector(options.offset.unwrap_or(0));
     plain.skip = Sector(options.skip.unwrap_or(0));
-    plain.size = options.size;
+    plain.size = size;
     plain.unit = unit;
     plain.large_iv = options.iv_large_sectors;
     Ok(plain)

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::running_key::check_header;
 use crate::args::action::{Action, Alias, NAME, Prepared};
 use crate::control::claim::Claim;
 use crate::control::client::{Client, Found};
@@ -12,11 +13,23 @@ pub(crate) const ACTION: Action = Action {
     name: "close",
     aliases: &[Alias::new("remove"), Alias::new("luksClose"), Alias::new("plainClose")],
     arguments: &[NAME],
-    options: &[&["deferred"]],
+    options: &[&["deferred", "cancel-deferred", "header", "disable-locks"]],
     about: "close an open or served volume when all writes are durable",
     prepare: |options, mut arguments| {
-        let name = arguments.name()?;
-        Ok(Prepared::new(move || run(&name, options.deferred)))
+        let (name, deferred) = (arguments.name()?, options.deferred);
+        if deferred && options.cancel_deferred {
+            return Err(CliError::usage("Options --cancel-deferred and --deferred cannot be used at the same time."));
+        }
+        let (header, cancel) = (options.header, options.cancel_deferred);
+        Ok(Prepared::new(move || {
+            if header.is_some() {
+                check_header(&Client::of(&name)?.status()?.info, header.as_deref())?;
+            }
+            if cancel {
+                return Client::of(&name)?.command(&json!({"command": "cancel_deferred"}), None).map(drop);
+            }
+            run(&name, deferred)
+        }))
     },
 };
 

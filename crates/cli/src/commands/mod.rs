@@ -16,6 +16,7 @@ mod refresh;
 mod reload;
 mod resize;
 mod resume;
+mod running_key;
 mod serve;
 mod status;
 mod suspend;

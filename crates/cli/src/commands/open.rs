@@ -51,7 +51,16 @@ pub(crate) const ACTION: Action = Action {
     prepare,
 };
 
-const OPEN: &[&str] = &["table", "test-passphrase", "unbound", "foreground", "persistent"];
+const OPEN: &[&str] = &[
+    "table",
+    "test-passphrase",
+    "unbound",
+    "foreground",
+    "persistent",
+    "refresh",
+    "shared",
+    "serialize-memory-hard-pbkdf",
+];
 
 fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepared> {
     let image = arguments.path()?;
@@ -316,6 +325,18 @@ impl ControlHooks for Arc<OpenVolume> {
             Err(_) if deferred => Ok(()),
             held => held,
         }
+    }
+
+    fn cancel_deferred(&self) -> anyhow::Result<()> {
+        let mut state = self.state();
+        if matches!(state.attachment, Attachment::Loop(..)) && state.deferred {
+            return Err(CliError::refused(
+                format!("{} detaches when its last user closes it.", state.attachment.node().display()),
+                "close the volume, and open it with --via nbd or --via ublk",
+            ));
+        }
+        state.deferred = false;
+        Ok(())
     }
 
     fn check_discards(&self) -> anyhow::Result<()> {

@@ -1,25 +1,57 @@
-//! `refresh`: sets the flags of a running volume to those of its header or table, and those given.
+//! `refresh`, and `open --refresh`: sets the flags of a running volume to those of its header or table, and those given.
+//!
+//! The key of the volume stays, so none is needed; one that is given is checked.
+
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
 use super::persistent;
-use crate::args::action::{Action, NAME, Prepared, THREAD_FLAGS};
+use super::running_key::{RunningKey, check_type};
+use crate::args::action::{Action, Arguments, KEY, NAME, Prepared, THREAD_FLAGS, TOKENS, UNLOCK};
+use crate::args::options::Options;
 use crate::args::source::flags_of;
 use crate::control::client::Client;
+use crate::control::info::RuntimeInfo;
+use crate::error::CliError;
 
 pub(crate) const ACTION: Action = Action {
     name: "refresh",
     aliases: &[],
-    arguments: &[NAME],
-    options: &[THREAD_FLAGS, &["allow-discards", "persistent", "disable-locks"]],
+    arguments: &["[<source>]", NAME],
+    options: &[
+        THREAD_FLAGS,
+        KEY,
+        UNLOCK,
+        TOKENS,
+        &["allow-discards", "persistent", "refresh", "key-size", "policy", "serialize-memory-hard-pbkdf"],
+    ],
     about: "set the flags of a volume to its header's plus those given",
-    prepare: |options, mut arguments| {
-        persistent::check_options(&options)?;
-        let (name, flags) = (arguments.name()?, flags_of(&options));
-        Ok(Prepared::new(move || {
-            let request = json!({"command": "refresh", "flags": flags.names()});
-            Client::of(&name)?.command(&request, None)?;
-            if options.persistent { persistent::store(&name) } else { Ok(()) }
-        }))
-    },
+    prepare,
 };
+
+fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepared> {
+    persistent::check_options(&options)?;
+    let source = if arguments.count() > 1 { Some(arguments.path()?) } else { None };
+    let (name, flags, key) = (arguments.name()?, flags_of(&options), RunningKey::new(&options)?);
+    let (volume_type, is_persistent) = (options.volume_type, options.persistent);
+    Ok(Prepared::new(move || {
+        let info = Client::of(&name)?.status()?.info;
+        check_source(&info, source.as_deref())?;
+        check_type(&info, volume_type.as_deref())?;
+        key.check(&info)?;
+        let request = json!({"command": "refresh", "flags": flags.names()});
+        Client::of(&name)?.command(&request, None)?;
+        if is_persistent { persistent::store(&name) } else { Ok(()) }
+    }))
+}
+
+/// Fails unless the running volume is on this device.
+fn check_source(info: &RuntimeInfo, source: Option<&Path>) -> anyhow::Result<()> {
+    let resolved = source.map(|path| std::fs::canonicalize(path).unwrap_or_else(|_| PathBuf::from(path)));
+    if resolved.is_none_or(|path| path == info.device) {
+        return Ok(());
+    }
+    let message = format!("Volume {} is on device {}.", info.name, info.device.display());
+    Err(CliError::refused(message, "name this device, or only the volume"))
+}

@@ -1,8 +1,11 @@
 //! `status`: prints the status of a volume, in cryptsetup's form.
 
+use std::path::Path;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::running_key::check_header;
 use crate::args::action::{Action, NAME, Prepared};
 use crate::control::client::{Client, Found};
 use crate::control::info::RuntimeInfo;
@@ -14,18 +17,19 @@ pub(crate) const ACTION: Action = Action {
     name: "status",
     aliases: &[],
     arguments: &[NAME],
-    options: &[&["json"]],
+    options: &[&["json", "header", "disable-locks"]],
     about: "show the status of a volume",
     prepare: |options, mut arguments| {
         let name = arguments.name()?;
-        Ok(Prepared::new(move || run(&name, options.json)))
+        Ok(Prepared::new(move || run(&name, options.header.as_deref(), options.json)))
     },
 };
 
-fn run(name: &Name, json: bool) -> anyhow::Result<()> {
+fn run(name: &Name, header: Option<&Path>, json: bool) -> anyhow::Result<()> {
     match Client::find(name)? {
         Found::Active(mut client) => {
             let status = client.status()?;
+            check_header(&status.info, header)?;
             if json { print(format_args!("{:#}\n", with_state(&status, true)?)) } else { print(&status) }
         }
         Found::Gone(info) => gone(name, &info, json),

@@ -26,9 +26,7 @@ fn run(dir: &Path, deferred: bool) -> anyhow::Result<()> {
         return Err(CliError::usage(format!("No file system is mounted on {}.", dir.display())));
     };
     let real = std::fs::canonicalize(&source).unwrap_or(source);
-    let all = Files::all()?;
-    let ours = all.iter().find(|files| files.info().is_some_and(|info| info.node.as_deref() == Some(&real)));
-    let Some(ours) = ours else {
+    let Some(ours) = Files::of_node(&real)? else {
         return Err(CliError::refused(
             format!("{} on {} is not a volume of Inlock.", real.display(), dir.display()),
             "run `inlock list` to see active volumes",

@@ -6,7 +6,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
@@ -61,6 +61,13 @@ impl Files {
             .collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
+    }
+
+    /// Returns the files of the volume that is attached as this device or file.
+    pub(crate) fn of_node(path: &Path) -> anyhow::Result<Option<Self>> {
+        let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let is_node = |files: &Self| files.info().is_some_and(|info| info.node.as_deref() == Some(&real));
+        Ok(Self::all()?.into_iter().find(is_node))
     }
 
     pub(crate) fn name(&self) -> &Name {

@@ -33,6 +33,11 @@ pub(crate) trait ControlHooks: Send + Sync {
     /// Starts to close, and the process exits soon after. Fails if the volume is in use.
     fn close(&self, request: &Value) -> anyhow::Result<()>;
 
+    /// Stops waiting until the volume is no longer in use, for a request to close that was deferred.
+    fn cancel_deferred(&self) -> anyhow::Result<()> {
+        Err(CliError::refused("This volume is not closed later.", "run `inlock close NAME` to close it"))
+    }
+
     /// Refuses to allow discards if clients have learned that there are none.
     fn check_discards(&self) -> anyhow::Result<()> {
         Ok(())
@@ -134,7 +139,8 @@ impl ServedVolume {
             "resume" => self.resume(pipe)?,
             "reload" => self.reload(pipe)?,
             "refresh" => self.refresh(request)?,
-            "resize" => self.resize()?,
+            "resize" => self.resize(request)?,
+            "cancel_deferred" => self.hooks.cancel_deferred()?,
             _ => return Err(CliError::usage(format!("The process does not know the command '{command}'."))),
         }
         Ok(Map::new())
@@ -198,8 +204,8 @@ impl ServedVolume {
         Ok(())
     }
 
-    /// Grows the volume to the current length of the underlying device.
-    fn resize(&self) -> anyhow::Result<()> {
+    /// Gives the volume a length in sectors, or grows it to the current length of the underlying device.
+    fn resize(&self, request: &Value) -> anyhow::Result<()> {
         if self.device.is_suspended() {
             // The kernel may wait for suspended requests, and resuming them would wait for this command.
             let name = &self.info().name;
@@ -208,7 +214,17 @@ impl ServedVolume {
                 "run `inlock resume` to resume I/O",
             ));
         }
-        let len = self.device.grow()?;
+        let len = match request["sectors"].as_u64() {
+            None => self.device.grow()?,
+            Some(_) if self.device.zone_limits().is_some() => {
+                let message = format!("Volume {} has zones, and cannot end within them.", self.info().name);
+                return Err(CliError::refused(message, "leave --size and --device-size out"));
+            }
+            Some(sectors) => {
+                let len = sectors.checked_mul(512).ok_or_else(|| CliError::usage("The size exceeds 2^64 bytes."))?;
+                self.device.set_len(len).context("The volume cannot be resized.")?
+            }
+        };
         // Even if it has not grown: an earlier announcement may have failed.
         self.hooks.resized(len)
     }

@@ -38,6 +38,36 @@ pub(crate) fn is_verbose() -> bool {
     VERBOSE.get().is_some()
 }
 
+/// Output of `--debug`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Debug {
+    Plain,
+    /// With the metadata of LUKS2 headers.
+    WithJson,
+}
+
+/// `--debug`; unset: not given.
+static DEBUG: OnceLock<Debug> = OnceLock::new();
+
+/// Turns on `--debug`. Its lines go where those of `--verbose` go.
+pub(crate) fn set_debug(debug: Debug) {
+    let _ = DEBUG.set(debug);
+}
+
+/// Prints a diagnosis after `# `, with `--debug` only. It has no secrets.
+pub(crate) fn print_debug(line: impl Display) {
+    if DEBUG.get().is_some() {
+        print_verbose(format_args!("# {line}"));
+    }
+}
+
+/// Prints the metadata of a header, with `--debug-json` only.
+pub(crate) fn print_debug_json(json: &str) {
+    if DEBUG.get() == Some(&Debug::WithJson) {
+        json.lines().for_each(print_debug);
+    }
+}
+
 /// Prints a detail, with `--verbose` only. Errors are ignored.
 pub(crate) fn print_verbose(line: impl Display) {
     match VERBOSE.get() {

@@ -55,6 +55,15 @@ pub(crate) fn ranges_of(device: &Metadata) -> Vec<BackingRange> {
     found
 }
 
+/// Returns the name of a device in a prompt: of a loop device the file behind it, as in cryptsetup.
+pub(crate) fn shown(device: &Path) -> PathBuf {
+    let file = |metadata: Metadata| match metadata.file_type().is_block_device() {
+        true => backing_file(metadata.rdev()).map(|(path, _)| path),
+        false => None,
+    };
+    fs::metadata(device).ok().and_then(file).unwrap_or_else(|| device.to_owned())
+}
+
 /// Whether two files or block devices share bytes.
 pub(crate) fn overlap(one: &Path, other: &Path) -> bool {
     let ranges = |path: &Path| {

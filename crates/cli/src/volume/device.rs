@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use inlock_volume::Zones;
 
 use crate::error::{CliError, cannot_open};
+use crate::ui::print::print_debug;
 
 /// Purpose of opening a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,7 @@ impl Device {
     /// Opens `name`: a path, or `UUID=`, `LABEL=`, `PARTUUID=`, `PARTLABEL=` and a value.
     pub(crate) fn open(name: &Path, access: OpenMode) -> anyhow::Result<Self> {
         let path = resolve(name);
+        print_debug(format_args!("Opening {} ({access:?}).", path.display()));
         let creating = access == OpenMode::Create;
         let metadata = std::fs::metadata(&path).map_err(cannot_open(&path, creating))?;
         check_kind(&path, &metadata)?;

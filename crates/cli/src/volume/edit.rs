@@ -30,6 +30,14 @@ fn on_own_frame<T>(run: impl FnOnce() -> T) -> T {
     run()
 }
 
+/// A keyslot that a passphrase has opened.
+pub(crate) struct OpenedKeyslot {
+    pub number: u32,
+    /// The key that it holds.
+    pub key: VolumeKey,
+    pub passphrase: Secret,
+}
+
 impl Header {
     /// Loads the header at `args` for changing it, as [`Header::load`] does.
     pub(crate) fn load_to_edit(args: &HeaderArgs) -> anyhow::Result<Self> {
@@ -83,18 +91,28 @@ impl Header {
     }
 
     /// Asks for passphrases until one opens a keyslot, as often as the options allow.
-    pub(crate) fn open_keyslot(&self, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<(u32, VolumeKey)> {
+    pub(crate) fn open_keyslot(&self, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<OpenedKeyslot> {
+        if let Some(opened) = self.open_with_token(key, ask)? {
+            return Ok(opened);
+        }
         self.ask_until(key, ask, |passphrase| self.open_keyslot_with(passphrase, key.slot))
     }
 
+    /// Opens a keyslot with a token, if the user requests one. `None`: none does, and a passphrase may.
+    fn open_with_token(&self, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<Option<OpenedKeyslot>> {
+        if !key.tokens.is_requested() {
+            return Ok(None);
+        }
+        let Some(by_token) = self.unlock_with_token(key, &options_to_edit(key.slot), ask)? else { return Ok(None) };
+        let number = by_token.unlocked.keyslot.unwrap_or_default();
+        print_verbose(format_args!("Key slot {number} unlocked."));
+        Ok(Some(OpenedKeyslot { number, key: by_token.unlocked.key, passphrase: by_token.passphrase }))
+    }
+
     /// Like [`Header::open_keyslot`], for a keyslot that holds the volume key.
-    pub(crate) fn open_bound_keyslot(&self, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<(u32, VolumeKey)> {
-        if key.tokens.is_requested()
-            && let Some(unlocked) = self.unlock_with_token(key, &options_to_edit(key.slot), ask)?
-        {
-            let number = unlocked.keyslot.unwrap_or_default();
-            print_verbose(format_args!("Key slot {number} unlocked."));
-            return Ok((number, unlocked.key));
+    pub(crate) fn open_bound_keyslot(&self, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<OpenedKeyslot> {
+        if let Some(opened) = self.open_with_token(key, ask)? {
+            return Ok(opened);
         }
         self.ask_until(key, ask, |passphrase| match self.open_keyslot_with(passphrase, key.slot)? {
             (number, _) if self.volume.keyslot_status(number) == KeyslotStatus::Unbound => Err(CliError::NoKey.into()),
@@ -103,11 +121,21 @@ impl Header {
     }
 
     /// Asks for passphrases until one opens a keyslot other than `except`, or the last one.
-    pub(crate) fn open_remaining_keyslot(&self, except: u32, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<u32> {
+    pub(crate) fn open_remaining_keyslot(&self, except: u32, key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<()> {
         let holds_key = |status| matches!(status, KeyslotStatus::Active | KeyslotStatus::ActiveLast);
         let mut others = self.keyslots(holds_key);
         if others.len() > 1 {
             others.retain(|number| *number != except);
+        }
+        match self.open_with_token(key, ask)? {
+            Some(opened) if others.contains(&opened.number) => return Ok(()),
+            Some(_) => {
+                return Err(CliError::refused(
+                    format!("The token opens keyslot {except}, which is to be removed."),
+                    "name a token of another keyslot, or use a passphrase of one",
+                ));
+            }
+            None => {}
         }
         let opened = self.ask_until(key, ask, |passphrase| {
             let mut first_error = None;
@@ -120,11 +148,12 @@ impl Header {
             }
             Err(first_error.unwrap_or_else(|| CliError::NoKey.into()))
         });
-        opened.map(|(number, _)| number)
+        opened.map(drop)
     }
 
     /// Opens a keyslot, `slot` or any, and returns its number and its key.
-    pub(crate) fn open_keyslot_with(&self, passphrase: &Secret, slot: Option<u32>) -> anyhow::Result<(u32, VolumeKey)> {
+    fn open_keyslot_with(&self, passphrase: &Secret, slot: Option<u32>) -> anyhow::Result<(u32, VolumeKey)> {
+        let _serial = lock::memory_hard_pbkdf()?;
         let _lock = lock::header(&self.device, Mode::Shared)?;
         let device = FileDevice::new(self.device.share()?);
         let opened = self.volume.unlock_key(&device, passphrase, &options_to_edit(slot));
@@ -133,12 +162,12 @@ impl Header {
         Ok(opened)
     }
 
-    fn ask_until<T>(
+    fn ask_until(
         &self,
         key: &KeyArgs,
         ask: Ask<'_>,
-        open: impl Fn(&Secret) -> anyhow::Result<T>,
-    ) -> anyhow::Result<T> {
+        open: impl Fn(&Secret) -> anyhow::Result<(u32, VolumeKey)>,
+    ) -> anyhow::Result<OpenedKeyslot> {
         self.report_memory(&options_to_edit(key.slot));
         let mut left = if secret::prompts(key, ask) { key.tries } else { 1 };
         loop {
@@ -148,7 +177,10 @@ impl Header {
                 Err(error) if left > 0 && matches!(error.downcast_ref(), Some(CliError::NoKey)) => {
                     print_stderr(CliError::NoKey);
                 }
-                opened => return opened,
+                opened => {
+                    let (number, key) = opened?;
+                    return Ok(OpenedKeyslot { number, key, passphrase: given.secret });
+                }
             }
         }
     }

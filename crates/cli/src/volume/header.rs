@@ -8,9 +8,9 @@ use super::device::{Device, OpenMode};
 use super::lock::{self, Mode};
 use super::secret::{self, Ask};
 use super::source::{HeaderArgs, KeyArgs, Luks, SourceArgs};
-use super::token;
+use super::token::{self, ByToken};
 use crate::error::{CliError, cannot_load, cannot_unlock};
-use crate::ui::print::{is_verbose, print_stderr, print_verbose, warn};
+use crate::ui::print::{is_verbose, print_debug, print_debug_json, print_stderr, print_verbose, warn};
 
 /// A loaded header and the device it is on.
 pub(crate) struct Header {
@@ -46,6 +46,16 @@ impl Header {
             let _lock = lock::header(&device, Mode::Shared)?;
             read(&device, luks)?
         };
+        print_debug(format_args!(
+            "LUKS{} header on {} loaded, UUID {}, {} active keyslots.",
+            volume.version(),
+            device.path.display(),
+            volume.uuid(),
+            volume.active_keyslots().len()
+        ));
+        if let Some(json) = volume.metadata_json() {
+            print_debug_json(json);
+        }
         if !quiet {
             for warning in volume.warnings() {
                 warn(format_args!("{}: {warning}", device.path.display()));
@@ -77,14 +87,15 @@ impl Header {
                 unlocked => unlocked.map_err(cannot_unlock(&self.device.path)),
             };
         }
-        if let Some(unlocked) = self.unlock_with_token(key, &options, ask)? {
-            return Ok(warned(unlocked, ask));
+        if let Some(by_token) = self.unlock_with_token(key, &options, ask)? {
+            return Ok(warned(by_token.unlocked, ask));
         }
         self.report_memory(&options);
         let tries = if secret::prompts(key, ask) { key.tries } else { 1 };
         for left in (0..tries).rev() {
             let given = secret::read(key, ask, None)?;
             let unlocked = {
+                let _serial = lock::memory_hard_pbkdf()?;
                 let _lock = lock::header(&self.device, Mode::Shared)?;
                 self.volume.unlock(&device, &given.secret, &options).map_err(cannot_unlock(&self.device.path))
             };
@@ -105,7 +116,7 @@ impl Header {
         options.keyslot = key.slot;
         options.policy = policy.clone();
         let unlocked = self.unlock_with_token(key, &options, ask)?;
-        Ok(unlocked.map(|unlocked| warned(unlocked, ask)).is_some())
+        Ok(unlocked.map(|by_token| warned(by_token.unlocked, ask)).is_some())
     }
 
     /// Tries the tokens of the header. `None`: no token unlocks the volume, but a passphrase may.
@@ -114,7 +125,7 @@ impl Header {
         key: &KeyArgs,
         options: &UnlockOptions,
         ask: Ask<'_>,
-    ) -> anyhow::Result<Option<Unlocked>> {
+    ) -> anyhow::Result<Option<ByToken>> {
         match &self.volume {
             Volume::Luks2(luks2) => token::unlock(luks2, &self.device, key, options, ask),
             _ if key.tokens.only => Err(key.tokens.none_usable(None).into()),

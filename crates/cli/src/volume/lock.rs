@@ -24,6 +24,7 @@ use super::backing::{self, BackingRange};
 use super::device::{self, Device};
 use crate::error::CliError;
 use crate::system::run_dir;
+use crate::ui::print::print_debug;
 pub(crate) use range::Mode;
 use range::{Attempt, RangeLock};
 
@@ -32,6 +33,15 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// `--disable-locks`
 static HEADER_LOCKS_DISABLED: AtomicBool = AtomicBool::new(false);
+
+/// `--serialize-memory-hard-pbkdf`
+static PBKDF_SERIALIZED: AtomicBool = AtomicBool::new(false);
+
+/// Name of cryptsetup's lock file of key derivations that take much memory.
+const PBKDF_LOCK: &str = "LN_memory-hard-access";
+
+/// Time to wait for the key derivations of other processes.
+const PBKDF_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Time to wait for the lock on a device of a process that is exiting.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(250);
@@ -74,6 +84,8 @@ pub(crate) fn header(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
     if HEADER_LOCKS_DISABLED.load(Ordering::Relaxed) {
         return Ok(Lock { held: None, own_file: None, others: None });
     }
+    let kind = if mode == Mode::Exclusive { "write" } else { "read" };
+    print_debug(format_args!("Acquiring {kind} lock for the header on {}.", device.path.display()));
     let locked = || CliError::HeaderLocked { path: device.path.clone() };
     if !device.is_block() {
         let file = device.share()?;
@@ -86,6 +98,28 @@ pub(crate) fn header(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
     let dir = Path::new(CRYPTSETUP_LOCKS);
     // A process without permission for the directory cannot run cryptsetup on the device either.
     take_file(dir, &dir.join(format!("L_{major}:{minor}")), mode, HEADER_TIMEOUT)?.ok_or_else(|| locked().into())
+}
+
+/// Lets key derivations of all processes with this option take turns.
+pub(crate) fn serialize_memory_hard_pbkdf() {
+    PBKDF_SERIALIZED.store(true, Ordering::Relaxed);
+}
+
+/// Waits until no other process derives a key under the lock that cryptsetup takes, too. `None`: the option is not
+/// given.
+pub(crate) fn memory_hard_pbkdf() -> anyhow::Result<Option<Lock>> {
+    if !PBKDF_SERIALIZED.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
+    let dir = Path::new(CRYPTSETUP_LOCKS);
+    print_debug("Waiting for the lock of memory-hard key derivations.");
+    match take_file(dir, &dir.join(PBKDF_LOCK), Mode::Exclusive, PBKDF_TIMEOUT)? {
+        Some(lock) if lock.held.is_some() => Ok(Some(lock)),
+        _ => Err(CliError::refused(
+            "Failed to acquire global memory-hard access serialization lock.",
+            "run it as root, or leave --serialize-memory-hard-pbkdf out",
+        )),
+    }
 }
 
 /// Locks on a device, held until dropped.

@@ -50,7 +50,12 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
     if let VolumeType::Table(table) = &args.volume_type {
         return open_table(table.take()?, args, writing);
     }
-    let (open_mode, mode) = if writing { (OpenMode::Write, Mode::Exclusive) } else { (OpenMode::Read, Mode::Shared) };
+    let (open_mode, mode) = match (writing, args.shared) {
+        (false, _) => (OpenMode::Read, Mode::Shared),
+        (true, false) => (OpenMode::Write, Mode::Exclusive),
+        // Without the exclusive claim on a block device, too.
+        (true, true) => (OpenMode::Header, Mode::Shared),
+    };
     let data = Device::open(&args.image, open_mode)?.with_zones()?;
     let mut locks = vec![lock::whole_device(&data, mode)?];
     let mut info = VolumeInfo::new(args, &data);

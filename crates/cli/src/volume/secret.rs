@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use anyhow::Context;
@@ -13,6 +14,7 @@ use inlock_volume::{Secret, VolumeKey};
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use zeroize::Zeroizing;
 
+use super::backing;
 use super::keyring;
 use super::source::{KeyArgs, KeyFile, NewKeyArgs, VolumeKeyArgs, VolumeKeyOrigin};
 use crate::error::CliError;
@@ -73,7 +75,7 @@ pub(crate) fn read(key: &KeyArgs, ask: Ask<'_>, key_len: Option<u64>) -> anyhow:
             if key.verify {
                 print_stderr("Can't do passphrase verification on non-tty inputs.");
             }
-            first_line(rustix::stdio::stdin()).map(typed)
+            first_line(rustix::stdio::stdin(), key.size).map(typed)
         }
     }
 }
@@ -126,7 +128,7 @@ pub(super) fn can_ask(ask: Ask<'_>) -> bool {
 pub(super) fn read_line(prompt: &str, timeout_secs: Option<u64>, ask: Ask<'_>) -> anyhow::Result<Secret> {
     let line = match (can_ask(ask), ask.stdin_taken) {
         (true, _) => terminal::ask_passphrase(prompt, timeout_secs)?,
-        (false, false) => first_line(rustix::stdio::stdin())?,
+        (false, false) => first_line(rustix::stdio::stdin(), None)?,
         (false, true) => {
             return Err(CliError::refused(
                 "Standard input carries the data, and there is no terminal to ask for the PIN.",
@@ -138,7 +140,7 @@ pub(super) fn read_line(prompt: &str, timeout_secs: Option<u64>, ask: Ask<'_>) -
 }
 
 fn prompt(key: &KeyArgs, ask: Ask<'_>) -> anyhow::Result<Zeroizing<Vec<u8>>> {
-    let of_device = || format!("Enter passphrase for {}: ", ask.device.display());
+    let of_device = || format!("Enter passphrase for {}: ", backing::shown(ask.device).display());
     let first = terminal::ask_passphrase(&ask.prompt.map_or_else(of_device, ToOwned::to_owned), key.timeout_secs)?;
     if ask.verify {
         let second = terminal::ask_passphrase("Verify passphrase: ", key.timeout_secs)?;
@@ -157,8 +159,10 @@ fn read_file(path: &Path, offset: u64, size: Option<u64>) -> anyhow::Result<Zero
     if metadata.is_dir() {
         return Err(CliError::refused(name(), "name a file, not a directory"));
     }
-    let read = if metadata.is_file() {
-        if offset > metadata.len() {
+    let is_block = metadata.file_type().is_block_device();
+    let read = if metadata.is_file() || is_block {
+        let len = if is_block { file.seek(SeekFrom::End(0)).with_context(name)? } else { metadata.len() };
+        if offset > len {
             let message = format!("Cannot seek to requested keyfile offset in {}.", path.display());
             return Err(CliError::refused(message, "use a --keyfile-offset within the key file"));
         }
@@ -214,18 +218,26 @@ fn skip(input: BorrowedFd<'_>, mut left: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads to the first newline, which is left out, or to the end. Consumes nothing after the newline.
-fn first_line(input: BorrowedFd<'_>) -> anyhow::Result<Zeroizing<Vec<u8>>> {
+/// Reads to the first newline, which is left out, or to the end. Consumes nothing after the newline. `size`: reads that
+/// many bytes of the line, which must not be shorter.
+fn first_line(input: BorrowedFd<'_>, size: Option<u64>) -> anyhow::Result<Zeroizing<Vec<u8>>> {
     let mut line = Zeroizing::new(Vec::new());
     let mut byte = Zeroizing::new([0_u8]);
     loop {
-        if read_some(input, &mut byte[..])? == 0 {
-            if line.is_empty() {
-                return Err(CliError::NothingToRead.into());
-            }
+        if size == Some(line.len() as u64) {
             return Ok(line);
         }
-        if byte[0] == b'\n' {
+        let is_end = read_some(input, &mut byte[..])? == 0;
+        if is_end && line.is_empty() {
+            return Err(CliError::NothingToRead.into());
+        }
+        if (is_end || byte[0] == b'\n') && size.is_some() {
+            return Err(CliError::refused(
+                "Cannot read requested amount of data.",
+                "use a --keyfile-size within the passphrase",
+            ));
+        }
+        if is_end || byte[0] == b'\n' {
             return Ok(line);
         }
         if line.len() as u64 == KEY_FILE_MAX {
@@ -270,9 +282,11 @@ mod tests {
     fn line_ends_at_newline_and_rest_is_left() {
         let input = pipe_with(b"first\nsecond\n\nlast");
         for wanted in [&b"first"[..], b"second", b"", b"last"] {
-            assert_eq!(&**first_line(input.as_fd()).unwrap(), wanted);
+            assert_eq!(&**first_line(input.as_fd(), None).unwrap(), wanted);
         }
-        assert!(first_line(input.as_fd()).unwrap_err().to_string().starts_with("Nothing to read"));
+        assert_eq!(&**first_line(pipe_with(b"first\n").as_fd(), Some(3)).unwrap(), b"fir");
+        assert!(first_line(pipe_with(b"first\n").as_fd(), Some(6)).is_err());
+        assert!(first_line(input.as_fd(), None).unwrap_err().to_string().starts_with("Nothing to read"));
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub(crate) struct SourceArgs {
     /// Flags in addition to those of the header or the table.
     pub flags: CryptOptions,
     pub policy: HeaderPolicy,
+    /// `--shared`: other plain volumes on the device may be open.
+    pub shared: bool,
 }
 
 /// Type of a volume.

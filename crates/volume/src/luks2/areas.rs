@@ -102,9 +102,9 @@ fn check_segments(header: &BinaryHeader, metadata: &Metadata) -> Result<(), (u32
         if segment.size.is_none() && index + 1 != live.len() {
             return Err((number, Violation::DynamicNotLast));
         }
-        let end = segment.size.map_or(u64::MAX, |size| offset + size);
+        let end = segment.size.map_or(u64::MAX, |size| offset.saturating_add(size));
         for &(&object, other) in &live[..index] {
-            let other_end = other.size.map_or(u64::MAX, |size| other.offset + size);
+            let other_end = other.size.map_or(u64::MAX, |size| other.offset.saturating_add(size));
             if offset < other_end && other.offset < end {
                 return Err((number, Violation::OverlapObject { offset, with: "segments", object }));
             }

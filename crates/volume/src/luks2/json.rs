@@ -172,7 +172,7 @@ impl<'a> Fields<'a> {
         violation.at(self.header, self.path.clone())
     }
 
-    fn wrong(&self, field: &'static str, wanted: &'static str) -> HeaderFault {
+    pub(super) fn wrong(&self, field: &'static str, wanted: &'static str) -> HeaderFault {
         self.fault(Violation::WrongType { field, wanted })
     }
 

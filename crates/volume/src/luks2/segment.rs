@@ -30,9 +30,6 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<Segment, HeaderFault> {
         if size == 0 {
             return Err(fields.fault(Violation::NotAllowed { field: "size", value: 0 }));
         }
-        if offset.checked_add(size).is_none() {
-            return Err(fields.fault(Violation::PastEnd { offset, size, limit: u64::MAX, of: "any device" }));
-        }
     }
     Ok(Segment { offset, size, kind, flags: fields.texts_if_any("flags")? })
 }
@@ -46,12 +43,11 @@ fn crypt(fields: &Fields<'_>) -> Result<CryptSegment, HeaderFault> {
         true => Some(fields.part("integrity")?.text("type")?.to_owned()),
         false => None,
     };
-    Ok(CryptSegment {
-        iv_tweak: fields.decimal("iv_tweak")?,
-        cipher: fields.text("encryption")?.to_owned(),
-        sector_size,
-        integrity,
-    })
+    let cipher = fields.text("encryption")?;
+    if cipher.is_empty() {
+        return Err(fields.wrong("encryption", "the name of a cipher"));
+    }
+    Ok(CryptSegment { iv_tweak: fields.decimal("iv_tweak")?, cipher: cipher.to_owned(), sector_size, integrity })
 }
 
 fn multiple(fields: &Fields<'_>, field: &'static str, value: u64, unit: u64) -> Result<(), HeaderFault> {
@@ -66,6 +62,9 @@ pub(super) fn to_serve(metadata: &Metadata) -> Result<Vec<inlock_cipher::Segment
         let refuse = |reason| UnlockError::Segment { segment: number, reason };
         if segment.flags.iter().any(|flag| flag == "in-reencryption") {
             return Err(refuse("it is being re-encrypted"));
+        }
+        if segment.offset.checked_add(segment.size.unwrap_or(0)).is_none() {
+            return Err(refuse("it ends beyond the largest device"));
         }
         let sectors = segment.size.map(|size| size / SECTOR_SIZE);
         let (cipher, unit, iv_offset) = match &segment.kind {

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 
 use anyhow::Context;
-use inlock_volume::{NewKeyslot, VolumeKey};
+use inlock_volume::{NewKeyslot, Secret, Volume, VolumeKey};
 
 use crate::args::action::{Action, Arguments, HEADER, IMAGE, KDF, KEY, KEYSLOT, NEW_KEY, Prepared, TOKENS, VOLUME_KEY};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure, new_key_args};
@@ -16,6 +16,7 @@ use crate::volume::edit::scrubbed;
 use crate::volume::header::Header;
 use crate::volume::secret::{self, Ask};
 use crate::volume::source::{HeaderArgs, KeyArgs, NewKeyArgs};
+use crate::volume::token;
 
 pub(crate) const ACTION: Action = Action {
     name: "luksAddKey",
@@ -29,7 +30,16 @@ pub(crate) const ACTION: Action = Action {
         KEYSLOT,
         NEW_KEY,
         TOKENS,
-        &["tries", "key-slot", "new-keyfile", "new-key-slot", "unbound", "key-size"],
+        &[
+            "tries",
+            "key-slot",
+            "new-keyfile",
+            "new-key-slot",
+            "unbound",
+            "key-size",
+            "new-token-id",
+            "new-key-description",
+        ],
     ],
     about: "add key to LUKS device",
     prepare: |options, mut arguments| {
@@ -44,11 +54,33 @@ struct AddKeyArgs {
     /// The existing passphrase or key.
     key: KeyArgs,
     new: NewKeyArgs,
+    new_origin: NewOrigin,
     /// Number of the new keyslot.
     number: Option<u32>,
     keyslot: KeyslotArgs,
     /// Length in bytes of the key of an unbound keyslot.
     unbound: Option<usize>,
+}
+
+/// Origin of the new passphrase.
+enum NewOrigin {
+    /// The user, or a key file.
+    Asked,
+    /// The token of this number.
+    Token(u32),
+    /// The key of the kernel's keyring with this description.
+    Keyring(String),
+}
+
+impl NewOrigin {
+    fn new(options: &Options, new: &NewKeyArgs) -> anyhow::Result<Self> {
+        match (options.new_token_id, &options.new_key_description, &new.key.file) {
+            (None, None, _) => Ok(Self::Asked),
+            (Some(number), None, None) => Ok(Self::Token(number)),
+            (None, Some(description), None) => Ok(Self::Keyring(description.clone())),
+            _ => Err(CliError::usage("Only one of new key file, --new-token-id and --new-key-description is allowed.")),
+        }
+    }
 }
 
 impl AddKeyArgs {
@@ -72,7 +104,8 @@ impl AddKeyArgs {
             print_stderr("WARNING: The --key-slot parameter is used for new keyslot number.");
             number = key.slot.take();
         }
-        Ok(Self { at, key, new, number, keyslot: keyslot_args(options)?, unbound })
+        let new_origin = NewOrigin::new(options, &new)?;
+        Ok(Self { at, key, new, new_origin, number, keyslot: keyslot_args(options)?, unbound })
     }
 
     fn run(&self) -> anyhow::Result<()> {
@@ -96,12 +129,25 @@ impl AddKeyArgs {
             None => {
                 let prompt = Some("Enter any existing passphrase: ");
                 let ask = Ask { device: header.path(), prompt, verify: self.key.verify, stdin_taken: false };
-                header.open_bound_keyslot(&self.key, ask)?.1
+                header.open_bound_keyslot(&self.key, ask)?.key
             }
         };
-        let passphrase = secret::read_new(&self.new, header.path(), "Enter new passphrase for key slot: ")?;
+        let passphrase = self.new_passphrase(header)?;
         measure(keyslot, key.len())?;
         header.edit(|volume, device| volume.add_keyslot(device, &key, &passphrase, keyslot))
+    }
+
+    fn new_passphrase(&self, header: &Header) -> anyhow::Result<Secret> {
+        let prompt = "Enter new passphrase for key slot: ";
+        match (&self.new_origin, &header.volume) {
+            (NewOrigin::Asked, _) => secret::read_new(&self.new, header.path(), prompt),
+            (NewOrigin::Keyring(description), _) => token::keyring_passphrase(description),
+            (NewOrigin::Token(number), Volume::Luks2(luks2)) => {
+                let ask = Ask { device: header.path(), prompt: None, verify: false, stdin_taken: false };
+                token::passphrase(luks2, &header.device, &self.key, *number, ask)
+            }
+            (NewOrigin::Token(_), _) => Err(CliError::NotLuks2 { path: header.path().to_owned() }.into()),
+        }
     }
 
     fn add_unbound(&self, header: &mut Header, keyslot: &mut NewKeyslot, len: usize) -> anyhow::Result<u32> {
@@ -109,7 +155,7 @@ impl AddKeyArgs {
             Some(source) => secret::read_volume_key(source, Some(len))?,
             None => random_key(len)?,
         };
-        let passphrase = secret::read_new(&self.new, header.path(), "Enter new passphrase for key slot: ")?;
+        let passphrase = self.new_passphrase(header)?;
         measure(keyslot, len)?;
         header.edit(|volume, device| volume.add_unbound_keyslot(device, &key, &passphrase, keyslot))
     }

@@ -1,6 +1,6 @@
 //! `luksChangeKey`: replaces the passphrase or key of a keyslot.
 
-use crate::args::action::{Action, Arguments, HEADER, IMAGE, KDF, KEY, KEYSLOT, NEW_KEY, Prepared};
+use crate::args::action::{Action, Arguments, HEADER, IMAGE, KDF, KEY, KEYSLOT, NEW_KEY, Prepared, TOKENS};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure, new_key_args};
 use crate::args::options::Options;
 use crate::args::source::header_args;
@@ -14,7 +14,7 @@ pub(crate) const ACTION: Action = Action {
     name: "luksChangeKey",
     aliases: &[],
     arguments: &[IMAGE, "[<new key file>]"],
-    options: &[KEY, HEADER, KDF, KEYSLOT, NEW_KEY, &["tries", "key-slot"]],
+    options: &[KEY, HEADER, KDF, KEYSLOT, NEW_KEY, TOKENS, &["new-keyfile", "tries", "key-slot"]],
     about: "change the passphrase or key file of a keyslot",
     prepare: |options, mut arguments| {
         let args = ChangeKeyArgs::new(&options, &mut arguments)?;
@@ -45,12 +45,12 @@ impl ChangeKeyArgs {
         let mut keyslot = self.keyslot.request(&header.volume)?;
         let prompt = Some("Enter passphrase to be changed: ");
         let ask = Ask { device: header.path(), prompt, verify: self.key.verify, stdin_taken: false };
-        let (number, key) = header.open_keyslot(&self.key, ask)?;
+        let opened = header.open_keyslot(&self.key, ask)?;
         let passphrase = secret::read_new(&self.new, header.path(), "Enter new passphrase: ")?;
-        measure(&mut keyslot, key.len())?;
+        measure(&mut keyslot, opened.key.len())?;
         // A keyslot that is named keeps its number; otherwise a LUKS1 keyslot takes a free one.
         keyslot.number = self.key.slot;
-        let number = header.change_keyslot(number, &key, &passphrase, keyslot)?;
+        let number = header.change_keyslot(opened.number, &opened.key, &passphrase, keyslot)?;
         print_verbose(format_args!("Key slot {number} created."));
         Ok(())
     }

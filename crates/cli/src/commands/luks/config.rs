@@ -61,7 +61,9 @@ fn run(at: &HeaderArgs, settings: &Settings) -> anyhow::Result<()> {
             luks2.set_priority(device, slot, priority)?;
         }
         if settings.label.is_some() || settings.subsystem.is_some() {
-            luks2.set_labels(device, settings.label.as_deref(), settings.subsystem.as_deref())?;
+            // As in cryptsetup, both are set, and one that is not named is removed.
+            let [label, subsystem] = [&settings.label, &settings.subsystem].map(|text| text.as_deref().unwrap_or(""));
+            luks2.set_labels(device, Some(label), Some(subsystem))?;
         }
         Ok(())
     })

@@ -1,19 +1,19 @@
 //! `luksConvertKey`: gives a LUKS2 keyslot another key derivation or cipher, for the same passphrase.
 
-use crate::args::action::{Action, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared};
+use crate::args::action::{Action, HEADER, IMAGE, KDF, KEY, KEYSLOT, Prepared, TOKENS};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure};
 use crate::args::source::header_args;
 use crate::ui::print::print_verbose;
 use crate::volume::edit::scrubbed;
 use crate::volume::header::Header;
-use crate::volume::secret::{self, Ask};
+use crate::volume::secret::Ask;
 use crate::volume::source::{HeaderArgs, KeyArgs};
 
 pub(crate) const ACTION: Action = Action {
     name: "luksConvertKey",
     aliases: &[],
     arguments: &[IMAGE],
-    options: &[KEY, HEADER, KDF, KEYSLOT, &["tries", "key-slot"]],
+    options: &[KEY, HEADER, KDF, KEYSLOT, TOKENS, &["tries", "key-slot"]],
     about: "convert a keyslot to new PBKDF parameters",
     prepare: |options, mut arguments| {
         let at = header_args(&options, arguments.path()?)?;
@@ -28,11 +28,9 @@ fn run(at: &HeaderArgs, key: &KeyArgs, keyslot: &KeyslotArgs) -> anyhow::Result<
     let mut keyslot = keyslot.request(&header.volume)?;
     let prompt = Some("Enter passphrase for keyslot to be converted: ");
     let ask = Ask { device: header.path(), prompt, verify: key.verify, stdin_taken: false };
-    // The new keyslot gets the passphrase, so it is kept until then.
-    let given = secret::read(key, ask, None)?;
-    let (number, key) = header.open_keyslot_with(&given.secret, key.slot)?;
-    measure(&mut keyslot, key.len())?;
-    let number = header.change_keyslot(number, &key, &given.secret, keyslot)?;
+    let opened = header.open_keyslot(key, ask)?;
+    measure(&mut keyslot, opened.key.len())?;
+    let number = header.change_keyslot(opened.number, &opened.key, &opened.passphrase, keyslot)?;
     print_verbose(format_args!("Key slot {number} created."));
     Ok(())
 }

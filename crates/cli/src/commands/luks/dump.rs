@@ -3,7 +3,7 @@
 use inlock_volume::Printable;
 
 use super::dump_key::DumpKeyArgs;
-use crate::args::action::{Action, Arguments, HEADER, IMAGE, KEY, Prepared};
+use crate::args::action::{Action, Arguments, HEADER, IMAGE, KEY, Prepared, TOKENS};
 use crate::args::keyslot::existing_key_args;
 use crate::args::options::Options;
 use crate::args::source::header_args;
@@ -20,6 +20,7 @@ pub(crate) const ACTION: Action = Action {
     options: &[
         HEADER,
         KEY,
+        TOKENS,
         &["tries", "dump-json-metadata", "dump-volume-key", "volume-key-file", "unbound", "key-slot"],
     ],
     about: "print the header of a LUKS volume, or a key with --dump-volume-key or --unbound",
@@ -48,6 +49,9 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         (options.volume_key_file.is_some(), "volume-key-file"),
         (options.key_slot.is_some(), "key-slot"),
         (options.key_file.is_some(), "key-file"),
+        (options.token_id.is_some(), "token-id"),
+        (options.token_type.is_some(), "token-type"),
+        (options.token_only, "token-only"),
     ];
     if let Some((_, option)) = needs_key.iter().find(|(given, _)| *given) {
         return Err(CliError::usage(format!("Option --{option} needs --dump-volume-key or --unbound.")));

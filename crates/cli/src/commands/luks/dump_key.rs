@@ -53,11 +53,11 @@ impl DumpKeyArgs {
         let warning = if self.unbound.is_some() { UNBOUND_KEY_WARNING } else { VOLUME_KEY_WARNING };
         confirm_change(self.batch, warning, "Operation aborted.")?;
         let ask = Ask { device: header.path(), prompt: None, verify: self.key.verify, stdin_taken: false };
-        let (_, key) = match self.unbound {
+        let opened = match self.unbound {
             Some(_) => header.open_keyslot(&self.key, ask)?,
             None => header.open_bound_keyslot(&self.key, ask)?,
         };
-        self.show(&header, &key)
+        self.show(&header, &opened.key)
     }
 
     fn show(&self, header: &Header, key: &VolumeKey) -> anyhow::Result<()> {

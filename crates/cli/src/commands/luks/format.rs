@@ -20,6 +20,7 @@ use crate::error::{CliError, cannot_format};
 use crate::system::durable;
 use crate::ui::print::{print_stderr, warn};
 use crate::ui::terminal;
+use crate::volume::backing;
 use crate::volume::device::{Device, OpenMode};
 use crate::volume::header_file;
 use crate::volume::lock::{self, Mode};
@@ -52,6 +53,8 @@ const FORMAT: &[&str] = &[
     "luks2-keyslots-size",
     "use-random",
     "use-urandom",
+    "disable-blkid",
+    "disable-keyring",
     "disable-locks",
     "uuid",
     "label",
@@ -87,6 +90,8 @@ struct FormatArgs {
     backup: Option<PathBuf>,
     /// `--batch-mode`
     batch: bool,
+    /// Whether not to look for a header on the device.
+    disable_blkid: bool,
 }
 
 fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> anyhow::Result<FormatArgs> {
@@ -126,6 +131,7 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
     Ok(FormatArgs {
         policy: policy_of(&options)?,
         batch: options.batch_mode,
+        disable_blkid: options.disable_blkid,
         image,
         version,
         key,
@@ -169,6 +175,9 @@ fn check_layout(options: &Options) -> anyhow::Result<()> {
         return Err(CliError::usage("Options --align-payload and --offset cannot be combined."));
     }
     if options.offset.is_some_and(|sectors| !sectors.is_multiple_of(8)) {
+        return Err(CliError::usage("Data offset is not multiple of 4096 bytes."));
+    }
+    if options.header.is_some() && options.align_payload.is_some_and(|sectors| !sectors.is_multiple_of(8)) {
         return Err(CliError::usage("Data offset is not multiple of 4096 bytes."));
     }
     if options.use_random && options.use_urandom {
@@ -233,12 +242,12 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     }
     let interactive = terminal::stdin_is_terminal() && !args.batch;
     if interactive {
-        if Volume::load(&FileDevice::new(device.share()?)).is_ok() {
+        if !args.disable_blkid && Volume::load(&FileDevice::new(device.share()?)).is_ok() {
             let path = device.path.display();
             print_stderr(format_args!("WARNING: Device {path} already contains a 'crypto_LUKS' superblock signature."));
         }
         terminal::confirm(
-            &format!("This will overwrite data on {} irrevocably.", device.path.display()),
+            &format!("This will overwrite data on {} irrevocably.", backing::shown(&device.path).display()),
             CliError::NotConfirmed,
         )?;
     }
@@ -337,6 +346,11 @@ fn write(
 /// Returns the start of the data that the options ask for, in sectors.
 fn asked_offset(args: &FormatArgs) -> Option<u64> {
     let Some(sectors) = args.align else { return args.offset };
+    if args.header.is_some() {
+        // The start of the data itself, in cryptsetup's manual an absolute alignment.
+        return Some(sectors);
+    }
+    let sectors = if args.version == 1 { Some(sectors) } else { sectors.checked_next_multiple_of(8) }?;
     let (header_len, _) = layout(args, DataPlacement { offset: None, sector_size: None });
     header_len.div_ceil(512).checked_next_multiple_of(sectors)
 }

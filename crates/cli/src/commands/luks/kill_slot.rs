@@ -6,7 +6,7 @@
 use inlock_volume::KeyslotStatus;
 
 use super::{LAST_KEYSLOT, NOT_WIPED};
-use crate::args::action::{Action, HEADER, IMAGE, KEY, Prepared};
+use crate::args::action::{Action, HEADER, IMAGE, KEY, Prepared, TOKENS};
 use crate::args::keyslot::existing_key_args;
 use crate::args::source::header_args;
 use crate::error::{CliError, Status};
@@ -21,7 +21,7 @@ pub(crate) const ACTION: Action = Action {
     name: "luksKillSlot",
     aliases: &[],
     arguments: &[IMAGE, "<keyslot>"],
-    options: &[KEY, HEADER, &["tries"]],
+    options: &[KEY, HEADER, TOKENS, &["tries"]],
     about: "remove the keyslot of this number",
     prepare: |options, mut arguments| {
         let at = header_args(&options, arguments.path()?)?;
@@ -55,15 +55,18 @@ fn run(at: &HeaderArgs, number: &str, key: &KeyArgs, batch: bool) -> anyhow::Res
     print_verbose(format_args!("Keyslot {number} is selected for deletion."));
     let prompt = Some("Enter any remaining passphrase: ");
     let ask = Ask { device: header.path(), prompt, verify: key.verify, stdin_taken: false };
-    if !(batch && secret::prompts(key, ask)) {
+    if key.tokens.is_requested() || !(batch && secret::prompts(key, ask)) {
         match header.open_remaining_keyslot(number, key, ask) {
-            Err(error) if matches!(error.downcast_ref(), Some(CliError::NothingToRead)) => {
+            // A token that was requested and does not prove it is an error.
+            Err(error)
+                if !key.tokens.is_requested() && matches!(error.downcast_ref(), Some(CliError::NothingToRead)) =>
+            {
                 print_stderr(CliError::NothingToRead);
                 if secret::prompts(key, ask) {
                     return Err(CliError::Silent(Status::Wrong).into());
                 }
             }
-            opened => drop(opened?),
+            opened => opened?,
         }
     }
     header.edit(|volume, device| volume.kill_keyslot(device, number))?;

@@ -3,7 +3,7 @@
 use inlock_volume::KeyslotStatus;
 
 use super::{LAST_KEYSLOT, NOT_WIPED};
-use crate::args::action::{Action, HEADER, IMAGE, KEY, Prepared};
+use crate::args::action::{Action, HEADER, IMAGE, KEY, Prepared, TOKENS};
 use crate::args::keyslot::existing_key_args;
 use crate::args::source::header_args;
 use crate::ui::print::print_verbose;
@@ -17,7 +17,7 @@ pub(crate) const ACTION: Action = Action {
     name: "luksRemoveKey",
     aliases: &[],
     arguments: &[IMAGE, "[<key file>]"],
-    options: &[KEY, HEADER, &["tries"]],
+    options: &[KEY, HEADER, TOKENS, &["tries"]],
     about: "remove the keyslot of a passphrase or key file",
     prepare: |options, mut arguments| {
         let at = header_args(&options, arguments.path()?)?;
@@ -30,7 +30,7 @@ fn run(at: &HeaderArgs, key: &KeyArgs, batch: bool) -> anyhow::Result<()> {
     let mut header = Header::load_to_edit(at)?;
     let prompt = Some("Enter passphrase to be deleted: ");
     let ask = Ask { device: header.path(), prompt, verify: key.verify, stdin_taken: false };
-    let (number, _) = header.open_bound_keyslot(key, ask)?;
+    let number = header.open_bound_keyslot(key, ask)?.number;
     print_verbose(format_args!("Keyslot {number} is selected for deletion."));
     if header.volume.keyslot_status(number) == KeyslotStatus::ActiveLast {
         confirm_change(batch, LAST_KEYSLOT, NOT_WIPED)?;

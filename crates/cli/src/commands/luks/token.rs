@@ -23,7 +23,10 @@ pub(crate) const ACTION: Action = Action {
     name: "token",
     aliases: &[],
     arguments: &["<add|remove|import|export|unassign>", IMAGE],
-    options: &[HEADER, &["token-id", "key-slot", "key-description", "json-file", "token-replace", "unbound"]],
+    options: &[
+        HEADER,
+        &["token-id", "key-slot", "key-description", "json-file", "token-replace", "unbound", "disable-keyring"],
+    ],
     about: "manipulate LUKS2 tokens",
     prepare: |options, mut arguments| {
         let (command, image) = (arguments.word()?, arguments.path()?);

@@ -17,7 +17,7 @@ use super::lock::{self, Lock, Mode};
 use super::secret::{self, Ask};
 use super::source::{KeyArgs, TokenArgs};
 use crate::error::{CliError, Status, cannot_unlock, message_of};
-use crate::ui::print::{print_stderr, warn};
+use crate::ui::print::{print_debug, print_stderr, warn};
 
 /// Type of the tokens that need no helper.
 const KEYRING: &str = "luks2-keyring";
@@ -27,7 +27,7 @@ pub(crate) const HELPERS: &str = "/usr/lib/inlock/tokens";
 
 impl TokenArgs {
     /// Whether the user requests a token.
-    pub(super) fn is_requested(&self) -> bool {
+    pub(crate) fn is_requested(&self) -> bool {
         self.only || self.number.is_some() || self.kind.is_some()
     }
 
@@ -49,6 +49,13 @@ impl TokenArgs {
     }
 }
 
+/// A volume that a token has unlocked.
+pub(crate) struct ByToken {
+    pub unlocked: Unlocked,
+    /// The passphrase of the token.
+    pub passphrase: Secret,
+}
+
 /// Tries to unlock the volume with a token. `None`: no token did, and the user may be asked for a passphrase.
 pub(super) fn unlock(
     luks2: &Luks2,
@@ -56,16 +63,15 @@ pub(super) fn unlock(
     key: &KeyArgs,
     options: &UnlockOptions,
     ask: Ask<'_>,
-) -> anyhow::Result<Option<Unlocked>> {
+) -> anyhow::Result<Option<ByToken>> {
     let args = &key.tokens;
     let mut tokens = TokenOptions::default();
     (tokens.number, tokens.kind) = (args.number, args.kind.clone());
     let file = FileDevice::new(device.share()?);
-    let mut handler =
-        Handler { args, device, pin: None, needs_pin: BTreeSet::new(), lock: None, hint: None, stop: None };
+    let mut handler = Handler::new(args, device);
     let try_tokens = |handler: &mut Handler<'_>| {
         let unlocked = luks2.unlock_with_tokens(&file, handler, &tokens, options);
-        handler.lock = None;
+        (handler.lock, handler.serial) = (None, None);
         match handler.stop.take() {
             Some(stop) => Err(stop),
             None => Ok(unlocked.map(|(_, unlocked)| unlocked)),
@@ -90,7 +96,10 @@ pub(super) fn unlock(
         }
     }
     let error = match outcome {
-        Ok(unlocked) => return Ok(Some(unlocked)),
+        Ok(unlocked) => {
+            let passphrase = handler.last.take().unwrap_or_else(|| Secret::new(Vec::new()));
+            return Ok(Some(ByToken { unlocked, passphrase }));
+        }
         Err(error) => explain(error, args, device, handler.hint),
     };
     if args.only {
@@ -102,6 +111,46 @@ pub(super) fn unlock(
         warn(format_args!("{}{}", first.to_lowercase(), rest.trim_end_matches('.')));
     }
     Ok(None)
+}
+
+/// Returns the passphrase of a token, for a new keyslot. Asks for the token's PIN if it needs one.
+pub(crate) fn passphrase(
+    luks2: &Luks2,
+    device: &Device,
+    key: &KeyArgs,
+    number: u32,
+    ask: Ask<'_>,
+) -> anyhow::Result<Secret> {
+    let args = TokenArgs { number: Some(number), kind: None, only: true, ..key.tokens.clone() };
+    let mut handler = Handler::new(&args, device);
+    let get = |handler: &mut Handler<'_>| {
+        let passphrase = luks2.token_passphrase(number, handler);
+        (handler.lock, handler.serial) = (None, None);
+        match handler.stop.take() {
+            Some(stop) => Err(stop),
+            None => Ok(passphrase),
+        }
+    };
+    let mut outcome = get(&mut handler)?;
+    let tries = if secret::can_ask(ask) { key.tries } else { 1 };
+    for _ in 0..tries {
+        if !matches!(outcome, Err(TokenError::PinRequired)) {
+            break;
+        }
+        handler.pin = Some(read_pin(&args, key, ask)?);
+        outcome = get(&mut handler)?;
+    }
+    outcome.map_err(|error| explain(error, &args, device, handler.hint))
+}
+
+/// Returns the passphrase that is stored in the kernel's keyring under this description.
+pub(crate) fn keyring_passphrase(description: &str) -> anyhow::Result<Secret> {
+    keyring::read(description).map_err(|_| {
+        CliError::refused(
+            format!("Failed to find key '{description}' in the session keyring."),
+            "add the passphrase as a key of type user: keyctl padd user DESCRIPTION @u",
+        )
+    })
 }
 
 /// Whether the user has ended a prompt.
@@ -151,6 +200,10 @@ struct Handler<'a> {
     needs_pin: BTreeSet<u32>,
     /// Held while keyslots are read, and not while a helper runs, which may take its time or lock the header itself.
     lock: Option<Lock>,
+    /// Lock of memory-hard key derivations, held as long as `lock`.
+    serial: Option<Lock>,
+    /// Passphrase of the token that was tried last.
+    last: Option<Secret>,
     /// Hint about a token that cannot be used.
     hint: Option<&'static str>,
     /// Error that ends the search.
@@ -159,7 +212,8 @@ struct Handler<'a> {
 
 impl TokenHandler for Handler<'_> {
     fn passphrase(&mut self, token: &TokenRequest<'_>) -> Result<Secret, TokenFailure> {
-        self.lock = None;
+        (self.lock, self.serial) = (None, None);
+        print_debug(format_args!("Trying token {} ({}).", token.number, token.kind));
         if self.stop.is_some() || (self.pin.is_some() && !self.needs_pin.contains(&token.number)) {
             return Err(TokenFailure::Unsupported);
         }
@@ -171,14 +225,36 @@ impl TokenHandler for Handler<'_> {
             self.needs_pin.insert(token.number);
         }
         let passphrase = passphrase?;
-        match lock::header(self.device, Mode::Shared) {
-            Ok(lock) => self.lock = Some(lock),
+        let locks = lock::memory_hard_pbkdf().and_then(|serial| Ok((serial, lock::header(self.device, Mode::Shared)?)));
+        match locks {
+            Ok((serial, lock)) => (self.serial, self.lock) = (serial, Some(lock)),
             Err(error) => {
                 self.stop = Some(error);
                 return Err(TokenFailure::Failed);
             }
         }
+        self.last = Some(copy_of(&passphrase));
         Ok(passphrase)
+    }
+}
+
+fn copy_of(secret: &Secret) -> Secret {
+    Secret::new(secret.as_bytes().to_vec())
+}
+
+impl<'a> Handler<'a> {
+    fn new(args: &'a TokenArgs, device: &'a Device) -> Self {
+        Self {
+            args,
+            device,
+            pin: None,
+            needs_pin: BTreeSet::new(),
+            lock: None,
+            serial: None,
+            last: None,
+            hint: None,
+            stop: None,
+        }
     }
 }
 

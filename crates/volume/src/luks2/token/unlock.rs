@@ -152,11 +152,7 @@ impl Luks2 {
                     }
                     TokenError::WrongPassphrase
                 }
-                Err(TokenFailure::Unsupported) => TokenError::NoUsableToken,
-                Err(TokenFailure::PinRequired) => TokenError::PinRequired,
-                Err(TokenFailure::ResourceMissing) => TokenError::ResourceMissing,
-                Err(TokenFailure::NoPassphrase) => TokenError::WrongPassphrase,
-                Err(TokenFailure::Failed) => TokenError::Failed,
+                Err(failure) => failure.into(),
             };
             if rank(&error) > rank(&worst) {
                 worst = error;
@@ -194,6 +190,19 @@ impl Luks2 {
         found.into_iter().map(|(_, number, token, keyslots)| (number, token, keyslots)).collect()
     }
 
+    /// Returns the passphrase of a token, also of one that is assigned to no keyslot.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no such token, or if `handler` has no passphrase for it.
+    pub fn token_passphrase(&self, number: u32, handler: &mut dyn TokenHandler) -> Result<Secret, TokenError> {
+        let Some(token) = self.metadata.tokens.get(&number) else { return Err(TokenError::NoUsableToken) };
+        self.check_token(number)?;
+        let object = &self.map["tokens"][number.to_string()];
+        let request = TokenRequest { number, kind: &token.kind, json: &object.to_string() };
+        handler.passphrase(&request).map_err(TokenError::from)
+    }
+
     /// Checks a token's object by the rules of its type.
     ///
     /// # Errors
@@ -204,6 +213,18 @@ impl Luks2 {
         match object.and_then(Value::as_object).map(kind::check) {
             Some(Err(reason)) => Err(TokenError::Invalid { number, reason }),
             _ => Ok(()),
+        }
+    }
+}
+
+impl From<TokenFailure> for TokenError {
+    fn from(failure: TokenFailure) -> Self {
+        match failure {
+            TokenFailure::Unsupported => Self::NoUsableToken,
+            TokenFailure::PinRequired => Self::PinRequired,
+            TokenFailure::ResourceMissing => Self::ResourceMissing,
+            TokenFailure::NoPassphrase => Self::WrongPassphrase,
+            TokenFailure::Failed => Self::Failed,
         }
     }
 }

@@ -1,0 +1,116 @@
+//! Options and actions of cryptsetup that Inlock does not have, with the reason.
+
+/// Options of cryptsetup that belong to one thing that Inlock does not do.
+struct LeftOut {
+    reason: &'static str,
+    /// Long names, and single letters.
+    options: &'static [&'static str],
+}
+
+const OPTIONS: &[LeftOut] = &[
+    LeftOut {
+        reason: "Inlock does not re-encrypt volumes",
+        options: &[
+            "N",
+            "B",
+            "active-name",
+            "block-size",
+            "decrypt",
+            "encrypt",
+            "force-no-keyslots",
+            "force-offline-reencrypt",
+            "hotzone-size",
+            "init-only",
+            "keep-key",
+            "new",
+            "new-key-size",
+            "new-volume-key-file",
+            "new-volume-key-keyring",
+            "reduce-device-size",
+            "resilience",
+            "resilience-hash",
+            "resume-only",
+            "use-directio",
+            "use-fsync",
+            "write-log",
+        ],
+    },
+    LeftOut {
+        reason: "Inlock does not create or open volumes with integrity protection",
+        options: &[
+            "I",
+            "integrity",
+            "integrity-inline",
+            "integrity-key-size",
+            "integrity-legacy-padding",
+            "integrity-no-journal",
+            "integrity-no-wipe",
+        ],
+    },
+    LeftOut {
+        reason: "Inlock does not use the encryption of drives (OPAL)",
+        options: &["disable-sum", "hw-opal", "hw-opal-factory-reset", "hw-opal-only"],
+    },
+    LeftOut {
+        reason: "Inlock does not open TrueCrypt and VeraCrypt volumes",
+        options: &[
+            "disable-veracrypt",
+            "tcrypt-backup",
+            "tcrypt-hidden",
+            "tcrypt-system",
+            "veracrypt",
+            "veracrypt-pim",
+            "veracrypt-query-pim",
+        ],
+    },
+    LeftOut {
+        reason: "only the process of a volume has its key, and the kernel needs none",
+        options: &["link-vk-to-keyring"],
+    },
+];
+
+/// Actions of cryptsetup that Inlock does not have.
+const ACTIONS: &[&str] = &[
+    "reencrypt",
+    "loopaesOpen",
+    "loopaesClose",
+    "tcryptOpen",
+    "tcryptClose",
+    "tcryptDump",
+    "bitlkOpen",
+    "bitlkClose",
+    "bitlkDump",
+    "fvault2Open",
+    "fvault2Close",
+    "fvault2Dump",
+];
+
+/// Returns why Inlock does not have an option of cryptsetup, `--NAME` or `-X`. `None`: cryptsetup has no such option.
+pub(super) fn reason(option: &str) -> Option<&'static str> {
+    let name = option.strip_prefix("--").or_else(|| option.strip_prefix('-').filter(|name| name.len() == 1))?;
+    OPTIONS.iter().find(|left_out| left_out.options.contains(&name)).map(|left_out| left_out.reason)
+}
+
+/// Whether cryptsetup alone has an action of this name.
+pub(super) fn is_action(name: &str) -> bool {
+    ACTIONS.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::options::Options;
+    use clap::CommandFactory;
+
+    #[test]
+    fn option_is_inlocks_or_left_out() {
+        for arg in Options::command().get_arguments() {
+            assert!(!arg.get_long().is_some_and(|long| reason(&format!("--{long}")).is_some()), "{arg:?}");
+            assert!(!arg.get_short().is_some_and(|short| reason(&format!("-{short}")).is_some()), "{arg:?}");
+        }
+        assert!(reason("--integrity").is_some() && reason("-I").is_some());
+        for name in ["--nonsense", "-integrity", "integrity", "-"] {
+            assert_eq!(reason(name), None, "{name}");
+        }
+    }
+}
