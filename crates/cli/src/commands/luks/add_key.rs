@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 
 use anyhow::Context;
-use inlock_volume::{NewKeyslot, Secret, Volume, VolumeKey};
+use inlock_volume::{EditError, FileDevice, NewKeyslot, Secret, Volume, VolumeKey};
 
 use crate::args::action::{Action, Arguments, HEADER, IMAGE, KDF, KEY, KEYSLOT, NEW_KEY, Prepared, TOKENS, VOLUME_KEY};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure, new_key_args};
@@ -104,6 +104,8 @@ impl AddKeyArgs {
             print_stderr("WARNING: The --key-slot parameter is used for new keyslot number.");
             number = key.slot.take();
         }
+        // As in cryptsetup, a requested token is not replaced by a passphrase here.
+        key.tokens.only |= key.tokens.is_requested();
         let new_origin = NewOrigin::new(options, &new)?;
         Ok(Self { at, key, new, new_origin, number, keyslot: keyslot_args(options)?, unbound })
     }
@@ -134,7 +136,10 @@ impl AddKeyArgs {
         };
         let passphrase = self.new_passphrase(header)?;
         measure(keyslot, key.len())?;
-        header.edit(|volume, device| volume.add_keyslot(device, &key, &passphrase, keyslot))
+        header.edit(|volume, device| {
+            let number = volume.add_keyslot(device, &key, &passphrase, keyslot)?;
+            self.assign(volume, device, number)
+        })
     }
 
     fn new_passphrase(&self, header: &Header) -> anyhow::Result<Secret> {
@@ -150,6 +155,14 @@ impl AddKeyArgs {
         }
     }
 
+    /// Assigns the token that has the new passphrase to the new keyslot, as cryptsetup does. Returns the keyslot.
+    fn assign(&self, volume: &mut Volume, device: &FileDevice, keyslot: u32) -> Result<u32, EditError> {
+        if let (NewOrigin::Token(token), Volume::Luks2(luks2)) = (&self.new_origin, volume) {
+            luks2.assign_token(device, *token, Some(keyslot))?;
+        }
+        Ok(keyslot)
+    }
+
     fn add_unbound(&self, header: &mut Header, keyslot: &mut NewKeyslot, len: usize) -> anyhow::Result<u32> {
         let key = match &self.key.volume_key {
             Some(source) => secret::read_volume_key(source, Some(len))?,
@@ -157,7 +170,10 @@ impl AddKeyArgs {
         };
         let passphrase = self.new_passphrase(header)?;
         measure(keyslot, len)?;
-        header.edit(|volume, device| volume.add_unbound_keyslot(device, &key, &passphrase, keyslot))
+        header.edit(|volume, device| {
+            let number = volume.add_unbound_keyslot(device, &key, &passphrase, keyslot)?;
+            self.assign(volume, device, number)
+        })
     }
 }
 

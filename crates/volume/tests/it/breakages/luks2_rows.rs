@@ -240,7 +240,7 @@ pub(super) fn segment_rows() -> Vec<Row> {
         ("segment offset odd", Json(|j| segment(j)["offset"] = json!("1048577")), Load("segments/0: offset 1048577 is not a multiple of 512")),
         ("segment size odd", Json(|j| segment(j)["size"] = json!("512")), Load("segments/0: size 512 is not a multiple of 4096")),
         ("segment size 0", Json(|j| segment(j)["size"] = json!("0")), Load("segments/0: size is 0")),
-        ("segment size wraps", Json(|j| segment(j)["size"] = json!("18446744073709547520")), Unlock("segment 0: it ends beyond the largest device")),
+        ("segment size wraps", Json(|j| segment(j)["size"] = json!("18446744073709547520")), Unlock("segments/0: it ends beyond the largest device")),
         ("segment without the name of a cipher", Json(|j| segment(j)["encryption"] = json!("")), Load("segments/0: encryption is not the name of a cipher")),
         ("segment size in words", Json(|j| segment(j)["size"] = json!("Dynamic")), Load("segments/0: size is not a string of decimal")),
         ("sector size 0", Json(|j| segment(j)["sector_size"] = json!(0)), Load("sector_size is 0")),
