@@ -108,7 +108,9 @@ check_floors() {
 
 suite() { cargo test --quiet --no-fail-fast --package inlock-tests --test "$1" -- --show-output; }
 others() {
-    cargo test --quiet --no-fail-fast --workspace --exclude inlock-tests --exclude inlock-fuzz --exclude inlock-models --exclude inlock-benches -- --show-output &&
+    # glibc would return the memory of each freed buffer to the kernel, and threads' memory takes long to get back.
+    local -x MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432
+    cargo test --quiet --no-fail-fast --workspace --exclude inlock-tests --exclude inlock-fuzz --exclude inlock-models --exclude inlock-benches -- --show-output --test-threads 4 &&
         cargo test --quiet --package inlock-tests --lib -- --show-output &&
         cargo test --quiet --package inlock-tests --doc
 }

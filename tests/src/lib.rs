@@ -6,6 +6,7 @@
 
 pub mod image;
 pub mod lost_writes;
+pub mod memory_search;
 pub mod nbd;
 pub mod oracle;
 pub mod process;

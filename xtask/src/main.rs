@@ -12,6 +12,7 @@ mod faults;
 mod features;
 mod floors;
 mod fuzz;
+mod header_proof;
 mod metadata;
 mod miri;
 mod mutants;
@@ -44,6 +45,7 @@ const USAGE: &str = "usage: cargo xtask CHORE
                                          boot a kernel under QEMU and run the tests of tests/vm in it
   cryptsetup-tests DIR [--stop] [--seconds N] [--control PROGRAM] [SCRIPT...]
                                          run cryptsetup's test scripts in DIR against inlock, or PROGRAM
+  header-proof                           run the tests of changed and broken headers with all their cases
   zones WHAT                             run in guests of `vm`: requests to zoned devices
   faults WHAT DISK                       run in guests of `vm`: tests of storage that loses writes
   ci                                     run the checks of a push: ./test.sh";
@@ -77,6 +79,7 @@ fn run() -> Result<ExitCode> {
         Some("soak") => soak::run(&rest),
         Some("vm") => vm::run(&root, &target_dir(&root), &rest),
         Some("cryptsetup-tests") => cryptsetup_tests::run(&root, &target_dir(&root), &rest),
+        Some("header-proof") => header_proof::run(&root),
         Some("zones") => zones::run(&rest),
         Some("faults") => faults::run(&rest),
         Some("ci") => {

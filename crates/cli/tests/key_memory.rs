@@ -6,6 +6,8 @@
 mod harness;
 
 use std::cell::Cell;
+use std::fs;
+use std::process::Command;
 
 use harness::traced::{Secrets, Traced, trace};
 use harness::{Dir, FAST, FAST1, call_with};
@@ -195,4 +197,71 @@ fn served_volume_leaves_no_key_in_memory() {
         let Some(traced) = searches.works(&words, OLD, &image, &[OLD, NEW]) else { return };
         assert!(traced.ended.text().contains(&name), "{:?}", traced.ended);
     }
+}
+
+#[test]
+fn recovery_leaves_no_key_in_memory() {
+    let dir = Dir::new();
+    let searches = Searches::default();
+    for kdf in [&FAST1[..], &PBKDF2] {
+        let image = volume(&dir, kdf);
+        let backup = dir.name(&format!("backup-{}", kdf.len()));
+        let works = |words: &[&str]| searches.works(words, "", &image, &[OLD]);
+        if works(&["luksHeaderBackup", &image, "--header-backup-file", &backup]).is_none() {
+            return;
+        }
+        let restore = ["luksHeaderRestore", "-q", &image, "--header-backup-file", &backup];
+        // Over the header itself, another one, and none.
+        works(&restore);
+        call_with(NEW.as_bytes(), [&["luksFormat", "-q", &image][..], kdf].concat()).works();
+        let other = fs::read(&image).expect("readable");
+        works(&restore);
+        fs::write(&image, vec![0; other.len()]).expect("writable");
+        works(&restore);
+        works(&["doctor", &image]);
+        // Stripes of a keyslot that is not used; the second copy of the header.
+        let mut damaged = fs::read(&image).expect("readable");
+        if kdf == FAST1 {
+            damaged[208 + 5 * 48 + 44..][..4].fill(0)
+        } else {
+            damaged[16384 + 5000] ^= 1
+        }
+        fs::write(&image, damaged).expect("writable");
+        let repaired = searches.search(&["repair", "-q", &image], "", &image, &[OLD]).expect("as before");
+        assert!(repaired.ended.code == 0 && !repaired.ended.err.is_empty(), "{:?}", repaired.ended);
+        let other = if kdf == FAST1 { "luks2" } else { "luks1" };
+        works(&["convert", "-q", "--type", other, &image]);
+        call_with(OLD.as_bytes(), ["open", "--test-passphrase", &image]).works();
+    }
+}
+
+#[test]
+fn unlocking_by_token_leaves_no_key_pin_or_passphrase_in_memory() {
+    const PIN: &str = "a PIN that is as long as needed to be found";
+    let dir = Dir::new();
+    let searches = Searches::default();
+    let image = volume(&dir, &FAST);
+    let token = r#"{"type":"pin","keyslots":["0"]}"#;
+    call_with(token.as_bytes(), ["token", "import", &image]).works();
+    let helpers = dir.name("helpers");
+    // Another process writes the helper, so that no child of this one has it open for writing when it runs.
+    let script = format!(
+        "umask 022; mkdir {helpers}; cat > {helpers}/pin << 'END'\n#!/bin/sh\n\
+         read -r pin <&\"$INLOCK_TOKEN_PIN_FD\"\n[ \"$pin\" = '{PIN}' ] || exit 2\nprintf '{OLD}'\nEND\n\
+         chmod 755 {helpers}/pin"
+    );
+    harness::run(Command::new("sh").args(["-c", &script]), b"").works();
+    let open = ["open", "--test-passphrase", &image, "--token-id", "0", "--external-tokens-path", &helpers];
+    let secrets = [OLD, PIN];
+    let Some(traced) = searches.works(&open, &format!("{PIN}\n"), &image, &secrets) else { return };
+    assert!(traced.ended.err.is_empty(), "{:?}", traced.ended);
+    let only = [&open[..], &["--token-only"]].concat();
+    let wrong = format!("{NEW}\n");
+    let refused = searches.search(&only, &wrong, &image, &[OLD, PIN, NEW]).expect("as before");
+    assert!(refused.ended.code != 0, "{:?}", refused.ended);
+    // Control: the search finds a PIN that is an argument.
+    let mut pin = Secrets::default();
+    pin.add_pieces("PIN", PIN.as_bytes());
+    let traced = trace("", &["isLuks", &image, "--label", PIN], b"").expect("as before");
+    assert!(!traced.at_exit(&pin).is_empty(), "{:?}", traced.ended);
 }

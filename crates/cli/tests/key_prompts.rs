@@ -6,11 +6,14 @@
 
 mod harness;
 
-use std::cell::Cell;
 use std::fs;
+use std::path::Path;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use harness::terminal::talk_to;
-use harness::{Dir, call_with, have};
+use harness::{Dir, call, call_with, have};
 use inlock_tests::report::count;
 use serde_json::{Value, json};
 
@@ -21,6 +24,9 @@ const NEW_SLOT: &str = "Enter new passphrase for key slot: ";
 const VERIFY: &str = "Verify passphrase: ";
 const FAST: &str = "--pbkdf pbkdf2 --pbkdf-force-iterations 1000";
 const UUID: &str = "12345678-1234-1234-1234-123456789abc";
+
+/// Place of a keyslot's stripes in a LUKS1 header.
+const STRIPES_OF_5: usize = 208 + 5 * 48 + 44;
 
 const CTRL_C: &str = "\u{3}";
 
@@ -33,6 +39,8 @@ enum Start {
     Last,
     /// LUKS1 with `one` and `two`.
     Luks1,
+    /// LUKS1 with `one` and `two`, and damaged stripes of a keyslot that is not used.
+    Damaged,
 }
 
 /// An action and its prompts, with the answers that make it succeed.
@@ -74,34 +82,37 @@ const CASES: &[Case] = &[
     case(Start::Luks1, "erase IMAGE", &[(SURE, "YES")]),
     case(Start::Two, "luksUUID --uuid UUID IMAGE", &[(SURE, "YES")]),
     case(Start::Two, "luksConvertKey -S 0 IMAGE FAST", &[("Enter passphrase for keyslot to be converted: ", "one")]),
+    case(Start::Last, "luksHeaderRestore IMAGE --header-backup-file BACKUP", &[(SURE, "YES")]),
+    Case {
+        changes: false,
+        ..case(Start::Two, "luksHeaderRestore IMAGE --header-backup-file BACKUP", &[(SURE, "YES")])
+    },
+    Case { changes: false, ..case(Start::Two, "luksHeaderBackup IMAGE --header-backup-file NEW", &[]) },
+    case(Start::Luks1, "convert --type luks2 IMAGE", &[(SURE, "YES")]),
+    case(Start::Two, "convert --type luks1 IMAGE", &[(SURE, "YES")]),
+    case(Start::Damaged, "repair IMAGE", &[(SURE, "YES")]),
     Case { changes: false, ..case(Start::Two, "luksDump --dump-volume-key IMAGE", &[(SURE, "YES"), (UNLOCK, "one")]) },
     Case { changes: false, ..case(Start::Two, "open --test-passphrase IMAGE", &[(UNLOCK, "two")]) },
 ];
 
-/// Images, and a count of dialogues.
+/// Images that the dialogues begin with, made once.
 struct Stage {
     dir: Dir,
-    image: String,
     has_cryptsetup: bool,
-    dialogues: Cell<usize>,
 }
 
-impl Drop for Stage {
-    fn drop(&mut self) {
-        count("dialogues_on_a_terminal", self.dialogues.get());
-    }
-}
+static STAGE: LazyLock<Stage> = LazyLock::new(Stage::new);
 
 /// End of a dialogue.
 struct Played {
     said: Value,
     changed: bool,
+    image: String,
 }
 
 impl Stage {
     fn new() -> Self {
         let dir = Dir::new();
-        let image = dir.name("image");
         let fast: Vec<&str> = FAST.split(' ').collect();
         let luks2 = "luksFormat -q --type luks2 --sector-size 512";
         for (name, mib, format) in [("two", 18, luks2), ("last", 18, luks2), ("luks1", 4, "luksFormat -q --type luks1")]
@@ -112,7 +123,11 @@ impl Stage {
                 call_with(b"one\ntwo\n", [&["luksAddKey", &start], &fast[..]].concat()).works();
             }
         }
-        Self { dir, image, has_cryptsetup: have("cryptsetup"), dialogues: Cell::new(0) }
+        call(["luksHeaderBackup", &dir.name("two"), "--header-backup-file", &dir.name("backup")]).works();
+        let mut damaged = fs::read(dir.path("luks1")).expect("readable");
+        damaged[STRIPES_OF_5..STRIPES_OF_5 + 4].fill(0);
+        dir.file("damaged", &damaged);
+        Self { dir, has_cryptsetup: have("cryptsetup") }
     }
 
     /// Plays a dialogue to one program on a fresh copy of the image. `None`: there is no Python.
@@ -121,10 +136,14 @@ impl Stage {
             Start::Two => "two",
             Start::Last => "last",
             Start::Luks1 => "luks1",
+            Start::Damaged => "damaged",
         };
-        fs::copy(self.dir.path(start), &self.image).expect("a copy");
+        let dir = Dir::new();
+        let image = dir.name("image");
+        fs::copy(self.dir.path(start), &image).expect("a copy");
         let named = |text: &str| {
-            let text = text.replace("IMAGE", &self.image);
+            let text = text.replace("IMAGE", &image).replace("BACKUP", &self.dir.name("backup"));
+            let text = text.replace("NEW", &dir.name("new"));
             text.replace("FAST", FAST).replace(" UUID ", &format!(" {UUID} "))
         };
         let words = named(case.words);
@@ -132,9 +151,9 @@ impl Stage {
         let steps: Vec<(String, &str)> = steps.iter().map(|(prompt, answer)| (named(prompt), *answer)).collect();
         let steps: Vec<(&str, &str)> = steps.iter().map(|(prompt, answer)| (&**prompt, *answer)).collect();
         let said = talk_to(program, &steps, &words)?;
-        let changed = fs::read(&self.image).expect("readable") != fs::read(self.dir.path(start)).expect("readable");
-        self.dialogues.set(self.dialogues.get() + 1);
-        Some(Played { said, changed })
+        let read = |path: &Path| fs::read(path).expect("readable");
+        let changed = read(image.as_ref()) != read(&self.dir.path(start));
+        Some(Played { said, changed, image })
     }
 
     /// Plays a dialogue to Inlock and to cryptsetup, and compares them. Returns Inlock's.
@@ -154,28 +173,47 @@ impl Stage {
                 assert_ne!(theirs.said["status"], 0, "{what}");
             } else {
                 assert_eq!(ours.said["status"], theirs.said["status"], "{what}");
-                assert_eq!(self.text(&ours), self.text(&theirs), "{what}");
+                assert_eq!(text(&ours), text(&theirs), "{what}");
             }
         }
         Some(ours)
     }
+}
 
-    /// Returns the lines on the terminal without what Inlock adds: its name, hints, and the cause of an error.
-    fn text(&self, played: &Played) -> Vec<String> {
-        let text = played.said["text"].as_str().expect("text");
-        let lines =
-            text.lines().map(|line| line.trim_end().trim_start_matches("inlock: ").replace(&self.image, "IMAGE"));
-        let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("hint: "));
-        // A prompt that got no line stands before the error on the same line in cryptsetup.
-        let lines = lines.flat_map(|line| match line.find("Error reading passphrase") {
-            Some(at) if at > 0 => vec![line[..at].trim_end().to_owned(), line[at..].to_owned()],
-            _ => vec![line],
-        });
-        // Declining to dump a key is silent in cryptsetup.
-        let is_dump = text.contains("The header dump with volume key");
-        let lines = lines.filter(|line| !(is_dump && line == "Operation aborted."));
-        lines.map(|line| line.replace(": timeout.", ".")).collect()
-    }
+/// Returns the lines on the terminal without what Inlock adds: its name, hints, and the cause of an error.
+fn text(played: &Played) -> Vec<String> {
+    let text = played.said["text"].as_str().expect("text");
+    let lines = text.lines().map(|line| line.trim_end().trim_start_matches("inlock: ").replace(&played.image, "IMAGE"));
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("hint: "));
+    // A prompt that got no line stands before the error on the same line in cryptsetup.
+    let lines = lines.flat_map(|line| match line.find("Error reading passphrase") {
+        Some(at) if at > 0 => vec![line[..at].trim_end().to_owned(), line[at..].to_owned()],
+        _ => vec![line],
+    });
+    // Declining to dump a key, or to restore a header, is silent in cryptsetup.
+    let is_silent =
+        ["The header dump with volume key", "Replacing header"].iter().any(|warning| text.contains(warning));
+    let lines = lines.filter(|line| !(is_silent && line == "Operation aborted."));
+    // What is repaired, Inlock says before it asks, and cryptsetup afterwards.
+    let lines = lines.filter(|line| !line.to_lowercase().contains("keyslot 5"));
+    lines.map(|line| line.replace(": timeout.", ".")).collect()
+}
+
+/// Plays the dialogues of each case, a few at a time: they wait for each other's processes most of the time.
+fn each_case(play: impl Fn(&Case) -> Option<usize> + Sync) {
+    let (next, dialogues) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while let Some(case) = CASES.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let Some(played) = play(case) else { return };
+                    dialogues.fetch_add(played, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let programs = 1 + usize::from(STAGE.has_cryptsetup);
+    count("dialogues_on_a_terminal", dialogues.into_inner() * programs);
 }
 
 fn typed(prompts: &[(&'static str, &str)]) -> Vec<(&'static str, String)> {
@@ -188,88 +226,90 @@ fn steps<'a>(typed: &'a [(&'static str, String)]) -> Vec<(&'static str, &'a str)
 
 #[test]
 fn prompts_and_effects_are_those_of_cryptsetup() {
-    let stage = Stage::new();
-    for case in CASES {
-        let Some(played) = stage.play(case, &steps(&typed(case.prompts))) else { return };
+    each_case(|case| {
+        let played = STAGE.play(case, &steps(&typed(case.prompts)))?;
         assert_eq!(played.said["status"], 0, "{}: {}", case.words, played.said);
         assert_eq!(played.changed, case.changes, "{}: {}", case.words, played.said);
-    }
+        Some(1)
+    });
 }
 
 #[test]
 fn ctrl_c_at_each_prompt_changes_nothing() {
-    let stage = Stage::new();
-    for case in CASES {
+    each_case(|case| {
         for last in 0..case.prompts.len() {
             let mut typed = typed(&case.prompts[..=last]);
             typed[last].1 = CTRL_C.to_owned();
-            let Some(played) = stage.play(case, &steps(&typed)) else { return };
+            let played = STAGE.play(case, &steps(&typed))?;
             assert_eq!((played.said["status"].as_i64(), played.changed), (Some(-2), false), "{}", case.words);
         }
-    }
+        Some(case.prompts.len())
+    });
 }
 
 #[test]
 fn only_yes_in_capital_letters_confirms() {
-    let stage = Stage::new();
-    for case in CASES {
-        let Some(sure) = case.prompts.iter().position(|(prompt, _)| *prompt == SURE) else { continue };
-        for answer in ["yes", "", "no", "Y"] {
+    each_case(|case| {
+        let Some(sure) = case.prompts.iter().position(|(prompt, _)| *prompt == SURE) else { return Some(0) };
+        let answers = ["yes", "", "no", "Y"];
+        for answer in answers {
             let mut typed = typed(&case.prompts[..=sure]);
             typed[sure].1 = format!("{answer}\n");
-            let Some(played) = stage.play(case, &steps(&typed)) else { return };
+            let played = STAGE.play(case, &steps(&typed))?;
             assert!(played.said["status"] == 1 || played.said["status"] == 2, "{}: {}", case.words, played.said);
             assert!(!played.changed, "{}", case.words);
         }
-    }
+        Some(answers.len())
+    });
 }
 
 #[test]
 fn second_passphrase_must_match() {
-    let stage = Stage::new();
-    for case in CASES {
-        let Some(verify) = case.prompts.iter().position(|(prompt, _)| *prompt == VERIFY) else { continue };
+    each_case(|case| {
+        let Some(verify) = case.prompts.iter().position(|(prompt, _)| *prompt == VERIFY) else { return Some(0) };
         let mut typed = typed(case.prompts);
         typed[verify].1 = "three34\n".to_owned();
-        let Some(played) = stage.play(case, &steps(&typed)) else { return };
+        let played = STAGE.play(case, &steps(&typed))?;
         assert!(played.said["text"].as_str().expect("text").contains("Passphrases do not match."), "{}", case.words);
         assert!(!played.changed, "{}", case.words);
-    }
+        Some(1)
+    });
+}
+
+/// Returns the first prompt for a passphrase that exists.
+fn first_passphrase(case: &Case) -> Option<usize> {
+    case.prompts.iter().position(|(prompt, _)| ![SURE, NEW_SLOT].contains(prompt))
 }
 
 #[test]
 fn wrong_passphrase_changes_nothing() {
-    let stage = Stage::new();
-    for case in CASES {
-        let Some(first) = case.prompts.iter().position(|(prompt, _)| ![SURE, NEW_SLOT].contains(prompt)) else {
-            continue;
-        };
+    each_case(|case| {
         // A new volume has no wrong passphrase; unlocking asks three times.
-        if case.words.starts_with("luksFormat") {
-            continue;
-        }
+        let first = first_passphrase(case).filter(|_| !case.words.starts_with("luksFormat"));
+        let Some(first) = first else { return Some(0) };
         let mut typed = typed(&case.prompts[..=first]);
         typed[first].1 = "wrong\n".to_owned();
         if case.words.starts_with("open") {
             let again = typed[first].clone();
             typed.extend([again.clone(), again]);
         }
-        let Some(played) = stage.play(case, &steps(&typed)) else { return };
+        let played = STAGE.play(case, &steps(&typed))?;
         assert_eq!((played.said["status"].as_i64(), played.changed), (Some(2), false), "{}", case.words);
-    }
+        Some(1)
+    });
 }
 
 #[test]
 fn timeout_at_passphrase_changes_nothing() {
-    let stage = Stage::new();
-    for case in CASES {
-        let passphrases = case.prompts.iter().enumerate().filter(|(_, (prompt, _))| *prompt != SURE);
+    each_case(|case| {
         // The first of each action: each takes a second.
-        let Some((first, _)) = passphrases.into_iter().next() else { continue };
+        let first = case.prompts.iter().position(|(prompt, _)| *prompt != SURE);
+        let Some(first) = first else { return Some(0) };
         let limited = Case { words: Box::leak(format!("{} -t 1", case.words).into_boxed_str()), ..*case };
         let mut typed = typed(&case.prompts[..=first]);
         typed[first].1 = String::new();
-        let Some(played) = stage.play(&limited, &steps(&typed)) else { return };
+        let played = STAGE.play(&limited, &steps(&typed))?;
         assert!(played.said["status"] == 1 && !played.changed, "{}: {}", case.words, played.said);
-    }
+        Some(1)
+    });
 }

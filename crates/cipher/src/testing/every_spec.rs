@@ -8,6 +8,8 @@ use crate::locked::tests::releases_of;
 use crate::spec::known_specs;
 use crate::*;
 use sha2::{Digest, Sha256};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 /// Returns the shortest, the middle and the longest key length: ciphers with keys of any length have dozens.
 fn some_key_lens(spec: &CipherSpec) -> Vec<usize> {
@@ -80,20 +82,28 @@ fn compare(spec: &CipherSpec, variant: (usize, DataUnitSize, bool), first: u64, 
 /// More units than one batch of IVs, across the wraps of 32 and 64 bits.
 #[test]
 fn many_units_in_one_call_equal_single_calls() {
-    let (mut combinations, specs) = (0, known_specs());
-    for spec in &specs {
-        for variant in variants(spec) {
-            let units = match variant.1.bytes() {
-                512 => [1, 67],
-                4096 => [1, 9],
-                _ => [1, 2],
-            };
-            for (first, units) in [((1 << 32) - 16, units[1]), (u64::MAX - 7, units[0])] {
-                compare(spec, variant, first, units);
-                combinations += 1;
+    let (specs, next) = (known_specs(), AtomicUsize::new(0));
+    let compare_some = || {
+        let mut combinations = 0;
+        while let Some(spec) = specs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            for variant in variants(spec) {
+                let units = match variant.1.bytes() {
+                    512 => [1, 67],
+                    4096 => [1, 9],
+                    _ => [1, 2],
+                };
+                for (first, units) in [((1 << 32) - 16, units[1]), (u64::MAX - 7, units[0])] {
+                    compare(spec, variant, first, units);
+                    combinations += 1;
+                }
             }
         }
-    }
+        combinations
+    };
+    let combinations: usize = thread::scope(|scope| {
+        let threads = [scope.spawn(compare_some), scope.spawn(compare_some)];
+        threads.map(|thread| thread.join().unwrap()).into_iter().sum()
+    });
     println!("{} specifications, {combinations} combinations", specs.len());
 }
 

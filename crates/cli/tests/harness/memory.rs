@@ -1,5 +1,6 @@
 //! Searching the memory of another process.
 
+use inlock_tests::memory_search::Needles;
 use rustix::process::Pid;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -13,9 +14,8 @@ pub(crate) fn count(pid: Pid, wanted: &[&[u8]]) -> Option<usize> {
         println!("SKIPPED: only root looks into a process that is not dumpable");
         return None;
     };
-    let len = wanted[0].len();
-    let mut begins = [false; 256];
-    wanted.iter().for_each(|wanted| begins[usize::from(wanted[0])] = true);
+    let needles = Needles::new(wanted.iter().copied());
+    let mut piece = vec![0; 1 << 20];
     let (mut found, mut looked) = (0, 0);
     for line in BufReader::new(maps).lines() {
         let line = line.expect("text");
@@ -23,19 +23,15 @@ pub(crate) fn count(pid: Pid, wanted: &[&[u8]]) -> Option<usize> {
         let mut at = start;
         while at < end {
             // Pieces overlap, so that a match across their edge is found once.
-            let mut piece = vec![0; (end - at).min(1 << 20) as usize];
+            let piece = &mut piece[..(end - at).min(1 << 20) as usize];
             // Pages beyond the end of a file and the kernel's own pages cannot be read.
-            let Ok(read) = memory.read_at(&mut piece, at) else { break };
+            let Ok(read) = memory.read_at(piece, at) else { break };
             looked += read;
-            for place in 0..(read + 1).saturating_sub(len) {
-                if begins[usize::from(piece[place])] && wanted.contains(&&piece[place..place + len]) {
-                    found += 1;
-                }
-            }
+            found += needles.find(&piece[..read]).len();
             if read < piece.len() || at + read as u64 == end {
                 break;
             }
-            at += (read - (len - 1)) as u64;
+            at += (read - (needles.len() - 1)) as u64;
         }
     }
     assert!(looked > 100_000, "{looked} bytes of memory were looked at");

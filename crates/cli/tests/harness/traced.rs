@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
 use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, new_sector_cipher};
+use inlock_tests::memory_search::Needles;
 use inlock_volume::luks2::metadata::{KeyslotKdf, KeyslotKind};
 use inlock_volume::{FileDevice, Hash, Kdf, KdfLimits, Secret, UnlockOptions, Volume};
 
@@ -91,11 +93,9 @@ impl Secrets {
     }
 
     fn found_in(&self, memory: &[u8]) -> BTreeSet<String> {
-        let mut begins = vec![false; 1 << 16];
-        let pair = |bytes: &[u8]| usize::from(u16::from_le_bytes([bytes[0], bytes[1]]));
-        self.0.keys().for_each(|piece| begins[pair(piece)] = true);
-        let windows = memory.windows(PIECE).filter(|window| begins[pair(window)]);
-        windows.filter_map(|window| self.0.get(window).cloned()).collect()
+        let names: Vec<&String> = self.0.values().collect();
+        let found = Needles::new(self.0.keys().map(|piece| &piece[..])).find(memory);
+        found.into_iter().map(|number| names[number].clone()).collect()
     }
 
     /// Adds the passphrases, the volume key, and of every keyslot that one of them opens: the key of its area, and
@@ -123,8 +123,8 @@ impl Secrets {
         let sector = DataUnitSize::SECTOR;
         let cipher = new_sector_cipher(&slot.cipher, &area_key, sector, IvNumbering::Sectors).expect("a cipher");
         let len = slot.key_len * STRIPES;
-        let image = fs::read(image).expect("readable");
-        let mut material = image[slot.offset..slot.offset + len.next_multiple_of(512)].to_vec();
+        let mut material = vec![0; len.next_multiple_of(512)];
+        File::open(image).and_then(|image| image.read_exact_at(&mut material, slot.offset as u64)).expect("readable");
         cipher.decrypt(IvNumber(0), InOut::InPlace(&mut material));
         // Of some stripes; buffers that are not wiped have all of them.
         for part in [0, (len / 2) & !511, (len - 64) & !511] {
@@ -169,7 +169,11 @@ fn keyslots(volume: &Volume, image: &str) -> Vec<Keyslot> {
                 }
             })
             .collect(),
-        Volume::Luks1(luks1) => luks1_keyslots(&fs::read(image).expect("readable"), &luks1.cipher()),
+        Volume::Luks1(luks1) => {
+            let mut header = [0; 592];
+            File::open(image).and_then(|image| image.read_exact_at(&mut header, 0)).expect("readable");
+            luks1_keyslots(&header, &luks1.cipher())
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -9,6 +9,8 @@ use inlock_volume::{
 };
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 /// Passphrases of the keyslots that no verb touches.
 const OTHERS: [&str; 2] = ["second", "third"];
@@ -207,9 +209,15 @@ struct Opener {
 }
 
 impl Opener {
-    /// Whether `passphrase` opens a keyslot of the header in `bytes`.
-    fn opens(&mut self, volume: &Volume, device: &MemoryDevice, bytes: &[u8], passphrase: &'static str) -> bool {
-        keyslots(volume, bytes).into_iter().any(|(number, keyslot)| {
+    /// Whether `passphrase` opens one of `keyslots`.
+    fn opens(
+        &mut self,
+        volume: &Volume,
+        device: &MemoryDevice,
+        keyslots: &[(u32, u64)],
+        passphrase: &'static str,
+    ) -> bool {
+        keyslots.iter().any(|&(number, keyslot)| {
             *self.known.entry((keyslot, passphrase)).or_insert_with(|| {
                 let options = with!(UnlockOptions::default(); keyslot: Some(number));
                 volume.unlock_key(device, &secret(passphrase.as_bytes()), &options).is_ok()
@@ -248,7 +256,8 @@ fn fault_of(opener: &mut Opener, effect: Effect, bytes: &[u8], is_done: bool) ->
         Ok(volume) => volume,
         Err(error) => return Some(format!("does not load: {error}")),
     };
-    let mut opens = |passphrase| opener.opens(&volume, &device, bytes, passphrase);
+    let slots = keyslots(&volume, bytes);
+    let mut opens = |passphrase| opener.opens(&volume, &device, &slots, passphrase);
     if effect != Effect::Erases {
         for other in OTHERS {
             if !opens(other) {
@@ -312,25 +321,41 @@ fn cases() -> Vec<(&'static str, Vec<u8>, &'static [Verb])> {
     ]
 }
 
+/// Calls `judge` with the name of each case, its volume and its verbs, on two threads, and returns the sum.
+fn sum_of_cases(judge: impl Fn(&str, &[u8], &[Verb]) -> usize + Sync) -> usize {
+    let (cases, next) = (cases(), AtomicUsize::new(0));
+    let judge_some = || {
+        let mut sum = 0;
+        while let Some((name, before, verbs)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            sum += judge(name, before, verbs);
+        }
+        sum
+    };
+    thread::scope(|scope| {
+        let threads = [scope.spawn(judge_some), scope.spawn(judge_some)];
+        threads.map(|thread| thread.join().unwrap()).into_iter().sum()
+    })
+}
+
 #[test]
 fn power_cut_while_editing_leaves_change_undone_or_done() {
-    let mut total = 0;
-    for (name, before, verbs) in cases() {
-        let mut opener = Opener::default();
+    let total = sum_of_cases(|name, before, verbs| {
+        let (mut opener, mut total) = (Opener::default(), 0);
         for verb in verbs {
-            let (log, after) = record(verb, &before);
+            let (log, after) = record(verb, before);
             assert!(matches!(log.last(), Some(Step::Sync)), "{name}, {}: the end is durable", verb.name);
             let check = |bytes: &[u8], is_done: bool, opener: &mut Opener| {
                 if let Some(fault) = fault_of(opener, verb.effect, bytes, is_done) {
                     panic!("{name}, {}: {fault}", verb.name);
                 }
             };
-            let count = each_state(&before, &log, &mut |bytes| check(bytes, false, &mut opener));
+            let count = each_state(before, &log, &mut |bytes| check(bytes, false, &mut opener));
             check(&after, true, &mut opener);
             assert!(count >= 4, "{name}, {}: {count} states", verb.name);
             total += count;
         }
-    }
+        total
+    });
     println!("COUNT states_of_header_edits {total}");
     assert!(total >= 2000, "{total}");
 }
@@ -464,13 +489,12 @@ fn removed_key_material_is_nowhere_on_the_device() {
 /// A failure of each write or sync, in turn, is an error, and the device has the change undone or done.
 #[test]
 fn failed_write_while_editing_is_an_error() {
-    let mut total = 0;
-    for (name, before, verbs) in cases() {
-        let mut opener = Opener::default();
+    let total = sum_of_cases(|name, before, verbs| {
+        let (mut opener, mut total) = (Opener::default(), 0);
         for verb in verbs {
-            let (log, _) = record(verb, &before);
+            let (log, _) = record(verb, before);
             for failing in 0..log.len() {
-                let device = FailingDevice::new(before.clone(), failing);
+                let device = FailingDevice::new(before.to_vec(), failing);
                 let mut volume = Volume::load(&device).unwrap();
                 let key = key_of(&volume, &device);
                 let done = (verb.run)(&mut volume, &device, &key);
@@ -481,7 +505,8 @@ fn failed_write_while_editing_is_an_error() {
                 total += 1;
             }
         }
-    }
+        total
+    });
     println!("COUNT failed_writes_of_header_edits {total}");
     assert!(total >= 100, "{total}");
 }

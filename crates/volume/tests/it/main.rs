@@ -16,6 +16,7 @@ mod header_verdicts;
 mod keyslots;
 mod policies;
 mod power_cut;
+mod repair_states;
 mod sequences;
 
 mod support;

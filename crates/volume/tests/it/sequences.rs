@@ -2,18 +2,18 @@
 //! with every key that is left, and with no other.
 //!
 //! `INLOCK_SEQUENCES` is the number of sequences, `INLOCK_SEED` the first seed. With `INLOCK_BIN`, the program of that
-//! path makes steps, too, by the same command lines as cryptsetup.
+//! path makes steps, too, by the same command lines as cryptsetup. `cargo xtask header-proof` runs 300 sequences.
 
 use crate::support::{Bench, cheap, installed, output, run, secret, with};
 use inlock_volume::{
-    EditError, HeaderDevice, KdfKind, NewKeyslot, Priority, Secret, UnlockError, UnlockOptions, Volume, VolumeKey,
-    luks2,
+    EditError, HeaderBackup, HeaderDevice, KdfKind, NewKeyslot, Priority, Secret, UnlockError, UnlockOptions, Volume,
+    VolumeKey, luks2,
 };
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 const CRYPTSETUP: &str = "cryptsetup";
-const SEQUENCES: u64 = 40;
+const SEQUENCES: u64 = 16;
 const MAX_KEYS: usize = 4;
 const PBKDF2: [&str; 5] = ["-q", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
 const ARGON2: [&str; 7] = ["-q", "--pbkdf", "argon2id", "--pbkdf-force-iterations", "4", "--pbkdf-memory", "32"];
@@ -196,8 +196,7 @@ impl<'b> Sequence<'b> {
         let is_luks2 = self.version == 2;
         let choice = self.random.below(if is_luks2 { 22 } else { 13 });
         let (ours, binary) = match (choice, self.random.coin(), binary()) {
-            // Only cryptsetup backs up and restores headers here, and only the library sets flags.
-            (11 | 12, ..) => (false, None),
+            // Only the library sets flags.
             (18, ..) => (true, None),
             (_, ours, binary) => (ours, binary.filter(|_| !ours && self.random.coin())),
         };
@@ -215,8 +214,8 @@ impl<'b> Sequence<'b> {
             5..=6 => self.kill(ours),
             7..=9 => self.change(ours),
             10 => self.set_uuid(ours),
-            11 => self.back_up(),
-            12 => self.restore(),
+            11 => self.back_up(ours),
+            12 => self.restore(ours),
             13 => self.convert_keyslot(ours),
             14 => self.add_unbound(ours),
             15 => self.set_label(ours),
@@ -481,19 +480,32 @@ impl<'b> Sequence<'b> {
         self.model.tokens.remove(&number);
     }
 
-    fn back_up(&mut self) {
+    fn back_up(&mut self, ours: bool) {
         let backup = self.bench.path("backup");
         let _ = std::fs::remove_file(&backup);
         let (file, image) = (self.bench.text("backup"), self.bench.text("image"));
-        self.command(&["luksHeaderBackup", "-q", "--header-backup-file", &file, &image]);
+        if ours {
+            let made = HeaderBackup::of_device(&self.bench.device("image"));
+            let made = made.unwrap_or_else(|error| panic!("{error}: {:?}", self.log));
+            std::fs::write(&backup, made.bytes()).unwrap();
+        } else {
+            self.command(&["luksHeaderBackup", "-q", "--header-backup-file", &file, &image]);
+        }
         self.backup = Some(self.model.clone());
     }
 
-    fn restore(&mut self) {
-        let Some(model) = self.backup.clone() else { return self.back_up() };
-        // cryptsetup refuses the backup of another UUID only after asking, which -q answers.
-        let (file, image) = (self.bench.text("backup"), self.bench.text("image"));
-        self.command(&["luksHeaderRestore", "-q", "--header-backup-file", &file, &image]);
+    /// Restores the last backup, which either program made.
+    fn restore(&mut self, ours: bool) {
+        let Some(model) = self.backup.clone() else { return self.back_up(ours) };
+        if ours {
+            let backup = HeaderBackup::of_file(&self.bench.device("backup")).unwrap();
+            let restored = backup.restore(&self.bench.device("image"));
+            restored.unwrap_or_else(|error| panic!("{error}: {:?}", self.log));
+        } else {
+            // Both programs restore the backup of another UUID only after asking, which -q answers.
+            let (file, image) = (self.bench.text("backup"), self.bench.text("image"));
+            self.command(&["luksHeaderRestore", "-q", "--header-backup-file", &file, &image]);
+        }
         let all = |model: &Model| model.keys.values().chain(model.unbound.values()).cloned().collect::<Vec<_>>();
         let back = all(&model);
         self.removed.retain(|removed| !back.contains(removed));

@@ -8,6 +8,11 @@ use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+/// Whether the tests of headers run with all their cases: `cargo xtask header-proof` sets this.
+pub(crate) fn is_full() -> bool {
+    std::env::var_os("INLOCK_HEADER_PROOF").is_some()
+}
+
 /// Returns `base` with some of its fields changed.
 macro_rules! with {
     ($base:expr; $($field:ident: $value:expr),+ $(,)?) => {{

@@ -7,7 +7,7 @@ use inlock_volume::{HeaderBackup, Replaced, RestoreError, Volume};
 use super::header_backup::backup_file;
 use crate::args::action::{Action, IMAGE, Prepared};
 use crate::error::CliError;
-use crate::ui::terminal::confirm_change;
+use crate::ui::terminal;
 use crate::volume::header_access::HeaderAccess;
 use crate::volume::header_file;
 
@@ -29,7 +29,10 @@ fn run(image: &Path, file: &Path, batch: bool) -> anyhow::Result<()> {
     let backup = header_file::read(file)?;
     let path = &access.device.path;
     let replaced = backup.compare(&access.header).map_err(cannot_restore(path, file))?;
-    confirm_change(batch, &warning(path, &backup, replaced), "Operation aborted, the header was NOT restored.")?;
+    // Declining is status 1 here, as in cryptsetup; of other changes of a header it is 2.
+    if !batch && terminal::stdin_is_terminal() {
+        terminal::confirm(&warning(path, &backup, replaced), CliError::NotConfirmed)?;
+    }
     backup.restore(&access.header).map_err(cannot_restore(path, file))
 }
 

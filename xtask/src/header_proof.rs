@@ -1,0 +1,24 @@
+//! `cargo xtask header-proof`: the tests of changed and broken headers with all their cases, of which `./test.sh` runs a
+//! part: 300 random sequences, and every noted verdict of cryptsetup.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+use inlock_tests::process::inlock_path;
+
+const SEQUENCES: &str = "300";
+
+/// Runs the tests, and fails if one does.
+pub(crate) fn run(root: &Path) -> Result<ExitCode> {
+    let status = Command::new(env!("CARGO"))
+        .current_dir(root)
+        .args(["test", "--package", "inlock-volume", "--test", "it", "--"])
+        .args(["sequences::", "header_verdicts::", "edit_states::", "repair_states::", "--show-output"])
+        .env("INLOCK_HEADER_PROOF", "1")
+        .env("INLOCK_SEQUENCES", std::env::var("INLOCK_SEQUENCES").unwrap_or_else(|_| SEQUENCES.to_owned()))
+        .env("INLOCK_BIN", inlock_path()?)
+        .status()
+        .context("cannot run cargo")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
