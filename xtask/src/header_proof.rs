@@ -1,5 +1,5 @@
-//! `cargo xtask header-proof`: the tests of changed and broken headers with all their cases, of which `./test.sh` runs a
-//! part: 300 random sequences, and every noted verdict of cryptsetup.
+//! `cargo xtask header-proof`: the tests of changed and broken headers with all their cases, of which `./test.sh` runs
+//! a part: 300 random sequences, every noted verdict of cryptsetup, and power cuts of every repair.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};

@@ -203,9 +203,8 @@ fn served_volume_leaves_no_key_in_memory() {
 fn recovery_leaves_no_key_in_memory() {
     let dir = Dir::new();
     let searches = Searches::default();
-    for kdf in [&FAST1[..], &PBKDF2] {
-        let image = volume(&dir, kdf);
-        let backup = dir.name(&format!("backup-{}", kdf.len()));
+    for (backup, kdf) in [("backup-1", &FAST1[..]), ("backup-2", &PBKDF2)] {
+        let (image, backup) = (volume(&dir, kdf), dir.name(backup));
         let works = |words: &[&str]| searches.works(words, "", &image, &[OLD]);
         if works(&["luksHeaderBackup", &image, "--header-backup-file", &backup]).is_none() {
             return;
@@ -247,7 +246,8 @@ fn unlocking_by_token_leaves_no_key_pin_or_passphrase_in_memory() {
     // Another process writes the helper, so that no child of this one has it open for writing when it runs.
     let script = format!(
         "umask 022; mkdir {helpers}; cat > {helpers}/pin << 'END'\n#!/bin/sh\n\
-         read -r pin <&\"$INLOCK_TOKEN_PIN_FD\"\n[ \"$pin\" = '{PIN}' ] || exit 2\nprintf '{OLD}'\nEND\n\
+         [ -n \"$INLOCK_TOKEN_PIN_FD\" ] || exit 2\nread -r pin <&\"$INLOCK_TOKEN_PIN_FD\"\n\
+         [ \"$pin\" = '{PIN}' ] || exit 2\nprintf '{OLD}'\nEND\n\
          chmod 755 {helpers}/pin"
     );
     harness::run(Command::new("sh").args(["-c", &script]), b"").works();

@@ -305,8 +305,8 @@ fn reason_of_a_difference_is_explained() {
     }
 }
 
-/// `INLOCK_TEST_CRYPTSETUP` may name another program, with arguments. `cargo xtask header-proof` judges every row, other
-/// runs one in four: what this compares is the table, not Inlock.
+/// `INLOCK_TEST_CRYPTSETUP` may name another program, with arguments. `cargo xtask header-proof` judges every row,
+/// other runs one in four: what this compares is the table, not Inlock.
 #[test]
 fn broken_header_gets_the_noted_verdict_of_cryptsetup() {
     let program = std::env::var("INLOCK_TEST_CRYPTSETUP").unwrap_or_else(|_| "cryptsetup".into());

@@ -2,7 +2,7 @@
 //! repeated to the same end.
 //!
 //! The damaged headers are the rows of `tests/header/verdicts.txt` that need a repair. `cargo xtask header-proof` takes
-//! all of them, other runs each of LUKS1 and one in three of LUKS2.
+//! all of them, other runs each of LUKS1 and one in six of LUKS2.
 
 use crate::header_verdicts::{PASSPHRASES, broken, in_parallel, rows, volumes};
 use crate::power_cut::{FailingDevice, RecordingDevice, Step, each_state};
@@ -50,7 +50,7 @@ fn selected() -> Vec<Vec<&'static str>> {
     let (luks1, luks2): (Vec<_>, Vec<_>) = rows().into_iter().partition(|row| row[0].starts_with("luks1"));
     // Of the other rows, most need no repair.
     let needs_repair = |row: &Vec<&str>| !cases(row[0], &volumes_once()).is_empty();
-    let luks2 = luks2.into_iter().filter(needs_repair).step_by(if is_full() { 1 } else { 3 });
+    let luks2 = luks2.into_iter().filter(needs_repair).step_by(if is_full() { 1 } else { 6 });
     luks1.into_iter().filter(needs_repair).chain(luks2).collect()
 }
 
@@ -157,7 +157,7 @@ fn power_cut_while_repairing_loses_no_keyslot_and_repair_can_be_repeated() {
     let [kept, erased] = counts.iter().fold([0; 2], |sum, states| [sum[0] + states[0], sum[1] + states[1]]);
     println!("COUNT states_of_repairs {}", kept + erased);
     println!("{} damaged headers, {erased} states while keyslots are erased", counts.len());
-    assert!(kept > 1000 && erased > 50, "{kept}, {erased}");
+    assert!(kept > 500 && erased > 50, "{kept}, {erased}");
 }
 
 /// The negative control: without the syncs in between, a header is lost.
