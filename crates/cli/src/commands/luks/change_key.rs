@@ -14,7 +14,7 @@ pub(crate) const ACTION: Action = Action {
     name: "luksChangeKey",
     aliases: &[],
     arguments: &[IMAGE, "[<new key file>]"],
-    options: &[KEY, HEADER, KDF, KEYSLOT, NEW_KEY, TOKENS, &["new-keyfile", "tries", "key-slot"]],
+    options: &[KEY, HEADER, KDF, KEYSLOT, NEW_KEY, TOKENS, &["tries", "key-slot"]],
     about: "change the passphrase or key file of a keyslot",
     prepare: |options, mut arguments| {
         let args = ChangeKeyArgs::new(&options, &mut arguments)?;

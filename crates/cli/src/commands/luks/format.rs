@@ -350,7 +350,6 @@ fn asked_offset(args: &FormatArgs) -> Option<u64> {
         // The start of the data itself, in cryptsetup's manual an absolute alignment.
         return Some(sectors);
     }
-    let sectors = if args.version == 1 { Some(sectors) } else { sectors.checked_next_multiple_of(8) }?;
     let (header_len, _) = layout(args, DataPlacement { offset: None, sector_size: None });
     header_len.div_ceil(512).checked_next_multiple_of(sectors)
 }
