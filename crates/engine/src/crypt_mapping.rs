@@ -311,7 +311,8 @@ impl CryptMapping {
         }
     }
 
-    /// Moves the end of the last segment so that the device has `len` bytes, which [`CryptMapping::check_len`] has accepted.
+    /// Moves the end of the last segment so that the device has `len` bytes. [`CryptMapping::check_len`] has accepted
+    /// the length.
     pub(crate) fn with_len(mut self, len: u64) -> Self {
         let mapping = Arc::make_mut(&mut self.mapping);
         if let Some(last) = mapping.targets.last_mut() {

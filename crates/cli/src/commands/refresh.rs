@@ -1,4 +1,4 @@
-//! `refresh`, and `open --refresh`: sets the flags of a running volume to those of its header or table, and those given.
+//! `refresh` and `open --refresh`: set the flags of a running volume to those of its header or table, and those given.
 //!
 //! The key of the volume stays, so none is needed; one that is given is checked.
 

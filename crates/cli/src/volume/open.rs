@@ -45,17 +45,22 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> any
     opened
 }
 
+/// Returns how to open and to lock the device.
+fn modes(writing: bool, shared: bool) -> (OpenMode, Mode) {
+    match (writing, shared) {
+        (false, _) => (OpenMode::Read, Mode::Shared),
+        (true, false) => (OpenMode::Write, Mode::Exclusive),
+        // Without the exclusive claim on a block device, too.
+        (true, true) => (OpenMode::Header, Mode::Shared),
+    }
+}
+
 #[inline(never)]
 fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Result<UnlockedVolume> {
     if let VolumeType::Table(table) = &args.volume_type {
         return open_table(table.take()?, args, writing);
     }
-    let (open_mode, mode) = match (writing, args.shared) {
-        (false, _) => (OpenMode::Read, Mode::Shared),
-        (true, false) => (OpenMode::Write, Mode::Exclusive),
-        // Without the exclusive claim on a block device, too.
-        (true, true) => (OpenMode::Header, Mode::Shared),
-    };
+    let (open_mode, mode) = modes(writing, args.shared);
     let data = Device::open(&args.image, open_mode)?.with_zones()?;
     let mut locks = vec![lock::whole_device(&data, mode)?];
     let mut info = VolumeInfo::new(args, &data);

@@ -94,7 +94,7 @@ fn left(bytes: &[u8], erase: bool) -> Vec<Repair> {
     plan.repairs().iter().filter(|repair| erase || !repair.is_erasure()).cloned().collect()
 }
 
-/// What a state must have.
+/// Contents that a state must have.
 struct Promise {
     before: Option<BTreeSet<u32>>,
     after: BTreeSet<u32>,
