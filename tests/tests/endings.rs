@@ -48,7 +48,7 @@ const BAD_CALLS: &[Row] = &[
     ),
     Row("too few arguments", "export IMAGE", 1, "export: requires <image> <output file or -> as arguments"),
     Row("a missing directory", "mount IMAGE", 1, "mount: requires <source> <directory> as arguments"),
-    Row("too many arguments", "luksUUID IMAGE IMAGE", 1, "luksUUID: unexpected argument"),
+    Row("too many arguments", "luksUUID IMAGE OUT", 1, "luksUUID: unexpected argument"),
     Row("an invalid number", "luksFormat -q IMAGE --key-file KEY --iter-time soon", 1, "invalid value 'soon'"),
     Row("an invalid range", "export IMAGE OUT --key-file KEY --range twelve", 1, "invalid value 'twelve'"),
     Row(
