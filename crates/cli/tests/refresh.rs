@@ -77,7 +77,7 @@ fn wrong_refresh_is_refused() {
     let dir = Dir::new();
     let run = Run::new();
     run.call(&["refresh", "data"]).fails(4, &["data is not active"]);
-    run.call(&["refresh"]).fails(1, &["requires <name>"]);
+    run.call(&["refresh"]).fails(1, &["requires [<source>] <name>"]);
     run.call(&["refresh", "data", "--read-only"]).fails(1, &["--read-only is not allowed with refresh"]);
     let server = Named::start(&run, "data", &["--type", "raw", &dir.image("image", 1)]);
     let mut socket = UnixStream::connect(run.path("data.sock")).unwrap();
