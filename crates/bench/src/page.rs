@@ -96,7 +96,7 @@ fn panel(svg: &str, table: &[Vec<String>]) -> String {
 /// Colours of the cases: encrypted red, raw blue, null cipher green. Offloaded cases are dashed.
 fn color(case: &str) -> usize {
     match case {
-        "Inlock LUKS2" | "Inlock without polling" => 0,
+        "Inlock LUKS2" | "Inlock no-poll" => 0,
         _ if case.starts_with("aes") => 0,
         _ if case.starts_with("raw") || case == "Inlock raw" => 1,
         _ if case.starts_with("null") => 2,

@@ -45,7 +45,7 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::InlockLuks2 => "Inlock LUKS2",
-            Self::InlockSleeping => "Inlock without polling",
+            Self::InlockSleeping => "Inlock no-poll",
             Self::InlockRaw => "Inlock raw",
             Self::NbdkitFile => "nbdkit file",
             Self::QemuRaw => "qemu-nbd raw",
