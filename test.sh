@@ -47,7 +47,9 @@ stage() {
     printf '%-7s %-12s %5d passed %3d failed %3d skipped  %4d s\n' "$verdict" "$name" "$good" "$bad" "$left" $((SECONDS - begin))
     if [ "$bad" -gt 0 ]; then
         echo "--- the end of $log:"
-        head -n -40 "$log" | grep -E '^(error|warning: unused|tidy:|test .*FAILED|Error: |thread .* panicked)|panicked at' | head -40
+        # What tests that passed print says nothing about the failure.
+        awk '/^successes:$/ { other = 1 } /^failures:$/ { other = 0; within = 1 } within && !other' "$log" | cut -c 1-600 | head -n 100
+        head -n -40 "$log" | grep -E '^(error|warning: unused|tidy:|test .*FAILED|Error: )' | head -40
         tail -n 40 "$log"
         echo "---"
     fi

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::terminal::talk;
+use harness::terminal::{talk, talk_to};
 use harness::{Dir, FAST, call, call_with, run};
 use std::process::Command;
 
@@ -159,4 +159,25 @@ fn helper_of_token_is_killed_by_ctrl_c() {
     assert_eq!(said["status"], -2, "{said}");
     let pid = std::fs::read_to_string(dir.path("slow.pid")).unwrap();
     assert!(!std::path::Path::new(&format!("/proc/{}", pid.trim())).exists(), "the helper still runs");
+}
+
+#[test]
+fn answer_waits_until_the_program_reads() {
+    // A program that computes between its prompt and the end of echo, and discards what was typed before.
+    let program = "import sys, termios, time
+sys.stdout.write('Name: ')
+sys.stdout.flush()
+end = time.process_time() + 0.5
+while time.process_time() < end:
+    pass
+before = termios.tcgetattr(0)
+quiet = termios.tcgetattr(0)
+quiet[3] &= ~termios.ECHO
+termios.tcsetattr(0, termios.TCSAFLUSH, quiet)
+name = sys.stdin.readline()
+termios.tcsetattr(0, termios.TCSANOW, before)
+sys.exit(name != 'secret\\n')
+";
+    let Some(said) = talk_to("python3", &[("Name: ", "secret\n")], &["-c", program]) else { return };
+    assert_eq!((&said["status"], &said["echo"]), (&0.into(), &serde_json::json!([false])), "{said}");
 }

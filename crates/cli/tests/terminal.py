@@ -1,10 +1,12 @@
 """Runs a command on a pseudo-terminal and plays a dialogue.
 
 Usage: terminal.py STEPS COMMAND...   STEPS is a JSON list of [wait for this text, then send this].
+A text is sent once the command sleeps: a program that has written its prompt may be about to turn the echo off, and to
+discard what was typed before.
 Prints one JSON object: the transcript, the exit status (a signal as its negative number), whether the terminal echoed
 while each step waited, and whether it echoes at the end.
 """
-import fcntl, json, os, select, signal, sys, termios, time
+import fcntl, glob, json, os, select, signal, sys, termios, time
 
 steps = json.loads(sys.argv[1])
 # The slave stays open here, so that the state of the terminal can be read after the command has exited.
@@ -21,13 +23,24 @@ if pid == 0:
         signal.signal(number, signal.SIG_DFL)
     os.execvp(sys.argv[2], sys.argv[2:])
 echoes = lambda: bool(termios.tcgetattr(slave)[3] & termios.ECHO)
+
+
+def sleeps():
+    """Whether all threads of the command wait for something."""
+    try:
+        states = [open(path).read().rpartition(")")[2].split()[0] for path in glob.glob(f"/proc/{pid}/task/*/stat")]
+    except OSError:  # a thread has ended
+        return False
+    return set(states) == {"S"}
+
+
 transcript, seen, echo, status = b"", 0, [], None
 deadline = time.monotonic() + 120
 while time.monotonic() < deadline:
     if select.select([master], [], [], 0.02)[0]:
         transcript += os.read(master, 65536)
         continue
-    if steps and steps[0][0].encode() in transcript[seen:]:
+    if steps and steps[0][0].encode() in transcript[seen:] and sleeps():
         seen = len(transcript)
         echo.append(echoes())
         send = steps.pop(0)[1]
