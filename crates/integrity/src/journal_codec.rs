@@ -6,8 +6,9 @@
 
 use crate::journal_cipher::JournalCipher;
 use crate::layout::{JournalLayout, SECTION_METADATA_SECTORS};
-use crate::tags::{SALT_LEN, TagHash, is_equal};
+use crate::tags::{SALT_LEN, TagHash};
 use std::sync::Arc;
+use subtle::ConstantTimeEq;
 
 /// Number of commit ids.
 pub(crate) const SEQUENCES: u8 = 4;
@@ -125,7 +126,7 @@ impl JournalCodec {
         for (sector, part) in stored.chunks_exact_mut(8).enumerate() {
             part.copy_from_slice(&image[sector * 512 + MAC_AT..][..8]);
         }
-        is_equal(&mac, &stored)
+        mac.ct_eq(&stored).into()
     }
 
     /// Returns the laps of a decrypted section's sectors; `None` for a sector whose commit id is not one of the four.

@@ -4,6 +4,7 @@ use crate::error::{IntegrityError, InvalidField, check};
 use crate::stores::Stores;
 use crate::tags::{MAX_TAG_LEN, SALT_LEN, TagHash};
 use inlock_engine::store::{read_all, write_all};
+use subtle::ConstantTimeEq;
 
 /// Length of the superblock in bytes. Only the first 512 are in use.
 pub const SUPERBLOCK_LEN: usize = 4096;
@@ -211,7 +212,7 @@ impl Superblock {
     pub fn check_mac(&self, bytes: &[u8], journal_mac: Option<&TagHash>) -> Result<(), InvalidField> {
         let Some((at, mac)) = self.mac(bytes, journal_mac) else { return Ok(()) };
         let stored = u64::from_le_bytes(array(bytes, 504));
-        check(crate::tags::is_equal(&bytes[at..512], &mac[..512 - at]), "mac", stored, "it does not match")
+        check(bytes[at..512].ct_eq(&mac[..512 - at]).into(), "mac", stored, "it does not match")
     }
 
     /// Reads the superblock of a volume.

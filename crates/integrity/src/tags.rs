@@ -8,6 +8,7 @@ use std::fmt;
 use std::hash::Hasher;
 use std::str::FromStr;
 use std::sync::Arc;
+use subtle::ConstantTimeEq;
 
 /// Length of the salt in bytes.
 pub const SALT_LEN: usize = 16;
@@ -242,18 +243,13 @@ impl Tagger {
         let mut expected = [0; MAX_TAG_LEN];
         let expected = &mut expected[..self.tag_size];
         self.tag(sector, block, expected);
-        is_equal(expected, tag) || tag.iter().all(|byte| *byte == DISCARD_FILLER)
+        bool::from(expected.ct_eq(tag)) || tag.iter().all(|byte| *byte == DISCARD_FILLER)
     }
 
     /// Returns the hash.
     pub fn hash(&self) -> &TagHash {
         &self.hash
     }
-}
-
-/// Compares in a time that does not depend on the bytes.
-pub(crate) fn is_equal(a: &[u8], b: &[u8]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).fold(0, |differing, (a, b)| std::hint::black_box(differing | (a ^ b))) == 0
 }
 
 #[cfg(test)]

@@ -121,16 +121,8 @@ impl Journal {
         self.commit_all(core)?;
         let state = self.state();
         let count = state.sealed.len().min((state.committed + state.sealed.len() as u64 - state.ordinal) as usize);
-        let images: Vec<_> = state.sealed.iter().take(count).map(|section| Arc::clone(&section.image)).collect();
-        let first = state.ordinal - state.sealed.len() as u64;
         drop(state);
-        core.note(self.copy(core, &images))?;
-        core.write_back()?;
-        let mut state = self.state();
-        state.sealed.drain(..count);
-        state.index.retain(|_, (ordinal, _)| *ordinal >= first + count as u64);
-        core.metrics.set_sections_used(state.sealed.len());
-        Ok(())
+        self.free(core, count)
     }
 
     /// Writes the open section and all that are not durable. The caller holds `writer`.
@@ -162,21 +154,25 @@ impl Journal {
         }
         if is_full {
             // No section was free for the open one: free some, then write it.
-            self.free_all(core)?;
+            let count = self.state().sealed.len();
+            self.free(core, count)?;
             return self.commit_all(core);
         }
         Ok(())
     }
 
-    /// Frees all sections, which are durable. The caller holds `writer`.
-    fn free_all(&self, core: &Core) -> Result<(), Errno> {
-        let images: Vec<_> = self.state().sealed.iter().map(|section| Arc::clone(&section.image)).collect();
-        let first = self.state().ordinal - images.len() as u64;
+    /// Copies the first `count` sections, which are durable, to their places, and frees them. The caller holds `writer`.
+    fn free(&self, core: &Core, count: usize) -> Result<(), Errno> {
+        let state = self.state();
+        let images: Vec<_> = state.sealed.iter().take(count).map(|section| Arc::clone(&section.image)).collect();
+        let end = state.ordinal - state.sealed.len() as u64 + images.len() as u64;
+        drop(state);
         core.note(self.copy(core, &images))?;
         core.write_back()?;
         let mut state = self.state();
         state.sealed.drain(..images.len());
-        state.index.retain(|_, (ordinal, _)| *ordinal >= first + images.len() as u64);
+        state.index.retain(|_, (ordinal, _)| *ordinal >= end);
+        core.metrics.set_sections_used(state.sealed.len());
         Ok(())
     }
 
