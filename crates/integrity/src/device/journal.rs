@@ -161,7 +161,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Copies the first `count` sections, which are durable, to their places, and frees them. The caller holds `writer`.
+    /// Copies the first `count` sections, which are durable, to their places, and frees them. The caller holds
+    /// `writer`.
     fn free(&self, core: &Core, count: usize) -> Result<(), Errno> {
         let state = self.state();
         let images: Vec<_> = state.sealed.iter().take(count).map(|section| Arc::clone(&section.image)).collect();
