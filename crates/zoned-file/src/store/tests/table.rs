@@ -203,7 +203,8 @@ fn zoned_file_matches_kernel_device() {
             }
             let got = bench.case(compared % 200 + 1, steps).unwrap_or("absent".to_owned());
             compared += 1;
-            if got != expected {
+            // Each of them is right: requests of one ioctl reach a device in no order.
+            if !expected.split(" or ").any(|expected| got == expected) {
                 different.push(format!("{name}: {got}, not {expected}"));
             }
         }
