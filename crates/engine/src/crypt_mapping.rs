@@ -112,6 +112,9 @@ pub enum TargetError {
         /// Start of the data area in bytes.
         data_offset: u64,
     },
+    /// The device would end where its last segment begins, or before.
+    #[error("segment {0} would be empty")]
+    EmptySegment(usize),
     /// The length is not a whole number of data units.
     #[error("the data area of {len} bytes is not a multiple of the data unit of {unit} bytes")]
     UnitLength {
@@ -274,51 +277,42 @@ impl CryptMapping {
         Ok(Self { mapping: Arc::clone(mapping), ciphers, costs: OnceLock::new() })
     }
 
-    /// Extends a last segment without an end to the new end of its store, in whole data units.
-    pub(crate) fn grown(mut self, store_lens: &[u64]) -> Self {
-        let mapping = Arc::make_mut(&mut self.mapping);
-        if let Some(last) = mapping.targets.last_mut().filter(|part| part.open_end)
+    /// Returns `mapping` with a last segment without an end extended to the new end of its store, in whole data units.
+    pub(crate) fn grown(mapping: &Mapping, store_lens: &[u64]) -> Mapping {
+        let mut grown = mapping.clone();
+        if let Some(last) = grown.targets.last_mut().filter(|part| part.open_end)
             && let Some(store_len) = store_lens.get(last.store as usize)
         {
             let room = store_len.saturating_sub(last.store_offset);
             last.len = last.len.max(room / last.unit_len() as u64 * last.unit_len() as u64);
-            mapping.len = last.start.saturating_add(last.len);
+            grown.len = last.start.saturating_add(last.len);
         }
-        self
+        grown
     }
 
-    /// Checks whether a device with `mapping` can have `len` bytes if the end of its last segment is moved.
+    /// Returns `mapping` with the end of its last segment moved so that the device has `len` bytes.
     ///
     /// # Errors
     ///
-    /// [`TargetError`] if that segment would be empty, end within a data unit, or end beyond its store.
-    pub(crate) fn check_len(mapping: &Mapping, len: u64, store_lens: &[u64]) -> Result<(), TargetError> {
-        let index = mapping.targets.len().saturating_sub(1);
-        let Some(last) = mapping.targets.last() else { return Err(TargetError::NoStore(index)) };
-        let store_len = store_lens.get(last.store as usize).copied().filter(|_| last.kind.is_stored());
-        let segment_len = len.saturating_sub(last.start);
-        if segment_len == 0 {
-            let store_len = store_len.unwrap_or(0);
-            return Err(TargetError::Empty { store_len, data_offset: last.store_offset });
+    /// [`TargetError`] if that segment would be empty or end within a data unit. Whether it fits its store is not
+    /// checked.
+    pub(crate) fn resized(mapping: &Mapping, len: u64) -> Result<Mapping, TargetError> {
+        let mut resized = mapping.clone();
+        let Some(last) = resized.targets.last_mut() else { return Err(TargetError::Gap(0)) };
+        last.len = len.saturating_sub(last.start);
+        resized.len = len;
+        if last.len == 0 {
+            return Err(TargetError::EmptySegment(mapping.targets.len() - 1));
         }
-        if !segment_len.is_multiple_of((last.unit_len() as u64).max(SECTOR_SIZE)) {
-            return Err(TargetError::UnitLength { len: segment_len, unit: last.unit_len() });
+        if !last.len.is_multiple_of((last.unit_len() as u64).max(SECTOR_SIZE)) {
+            return Err(TargetError::UnitLength { len: last.len, unit: last.unit_len() });
         }
-        let needed = last.store_offset.saturating_add(segment_len);
-        match store_len {
-            Some(store_len) if needed > store_len => Err(TargetError::BeyondStore { index, needed, store_len }),
-            _ => Ok(()),
-        }
+        Ok(resized)
     }
 
-    /// Moves the end of the last segment so that the device has `len` bytes. [`CryptMapping::check_len`] has accepted
-    /// the length.
-    pub(crate) fn with_len(mut self, len: u64) -> Self {
-        let mapping = Arc::make_mut(&mut self.mapping);
-        if let Some(last) = mapping.targets.last_mut() {
-            last.len = len.saturating_sub(last.start);
-            mapping.len = len;
-        }
+    /// Replaces the mapping by one of the same segments with other lengths.
+    pub(crate) fn with_lengths(mut self, mapping: Mapping) -> Self {
+        self.mapping = Arc::new(mapping);
         self
     }
 

@@ -323,8 +323,7 @@ impl Device {
         if target.unit_len() > self.unit_len {
             return Err(ControlError::LargerUnit { unit: target.unit_len(), most: self.unit_len });
         }
-        self.check_stores(&target)?;
-        zone_mapping::check(target.mapping(), &self.stores)?;
+        self.check_stores(target.mapping())?;
         let target = target.of_generation(self.mapping().generation.wrapping_add(1));
         let suspended = self.is_suspended();
         if !suspended {
@@ -348,7 +347,7 @@ impl Device {
     pub fn grow(&self) -> Result<u64, ControlError> {
         let _orders = self.order()?;
         let lens = self.revalidate_lens()?;
-        self.change_len(|mapping| mapping.grown(&lens))
+        self.change_lengths(CryptMapping::grown(&self.mapping(), &lens))
     }
 
     /// Moves the end of the last segment so that the device has `len` bytes, more or fewer than before. Requests beyond
@@ -356,13 +355,14 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`ControlError::Target`] if the last segment would be empty, end within a data unit or beyond its store; or as
-    /// [`Device::grow`].
+    /// [`ControlError::Target`] if the last segment would be empty, end within a data unit or a zone, or beyond its
+    /// store; or as [`Device::grow`].
     pub fn set_len(&self, len: u64) -> Result<u64, ControlError> {
         let _orders = self.order()?;
-        let lens = self.revalidate_lens()?;
-        CryptMapping::check_len(&self.mapping(), len, &lens)?;
-        self.change_len(|mapping| mapping.with_len(len))
+        self.revalidate_lens()?;
+        let resized = CryptMapping::resized(&self.mapping(), len)?;
+        self.check_stores(&resized)?;
+        self.change_lengths(resized)
     }
 
     fn revalidate_lens(&self) -> Result<Vec<u64>, ControlError> {
@@ -371,14 +371,15 @@ impl Device {
         lens.map_err(|error| ControlError::Store(RequestError::Io(error)))
     }
 
-    /// Changes the length of a frozen mapping, and returns the new one. The caller holds `orders`.
-    fn change_len(&self, change: impl FnOnce(CryptMapping) -> CryptMapping) -> Result<u64, ControlError> {
-        let generation = self.mapping().generation.wrapping_add(1);
+    /// Puts `mapping`, the current one with other lengths, in force, and returns the device's new length in bytes. The
+    /// caller holds `orders`.
+    fn change_lengths(&self, mapping: Mapping) -> Result<u64, ControlError> {
+        let generation = mapping.generation.wrapping_add(1);
         let suspended = self.is_suspended();
         if !suspended {
             self.freeze.freeze();
         }
-        let changed = self.freeze.change(|target| change(target).of_generation(generation));
+        let changed = self.freeze.change(|target| target.with_lengths(mapping).of_generation(generation));
         self.len.store(self.mapping().len, Ordering::Release);
         if !suspended {
             self.freeze.try_unfreeze();
@@ -416,16 +417,16 @@ impl Device {
         let _ = self.freeze.replace(Some(target));
     }
 
-    fn check_stores(&self, target: &CryptMapping) -> Result<(), TargetError> {
-        let stored = |p: &&crate::mapping::MappedTarget| p.kind.is_stored();
-        for (index, part) in target.mapping().targets.iter().enumerate().filter(|(_, p)| stored(p)) {
+    /// Checks that all segments lie within their stores, on zoned ones at zone boundaries.
+    fn check_stores(&self, mapping: &Mapping) -> Result<(), TargetError> {
+        for (index, part) in mapping.targets.iter().enumerate().filter(|(_, part)| part.kind.is_stored()) {
             let store = self.stores.get(part.store as usize).ok_or(TargetError::NoStore(index))?;
             let (needed, store_len) = (part.store_end(), store.geometry().len);
             if needed > store_len {
                 return Err(TargetError::BeyondStore { index, needed, store_len });
             }
         }
-        Ok(())
+        zone_mapping::check(mapping, &self.stores)
     }
 
     fn order(&self) -> Result<MutexGuard<'_, bool>, ControlError> {

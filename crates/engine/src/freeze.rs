@@ -278,7 +278,8 @@ mod tests {
                 told.send(()).unwrap();
                 drop(user);
             });
-            assert_eq!(freeze.change(|target| target.grown(&[8192])), Ok(true));
+            let grown = CryptMapping::grown(&freeze.mapping(), &[8192]);
+            assert_eq!(freeze.change(|target| target.with_lengths(grown)), Ok(true));
             assert_eq!(ended.try_recv(), Ok(()), "not before it was given back");
         });
         assert_eq!(freeze.mapping().len(), 8192);

@@ -223,7 +223,7 @@ impl MappedTarget {
     /// Returns the end of the segment in its store in bytes; 0 without a store.
     pub(crate) fn store_end(&self) -> u64 {
         match self.kind {
-            TargetType::Crypt | TargetType::Linear => self.store_offset + self.len,
+            TargetType::Crypt | TargetType::Linear => self.store_offset.saturating_add(self.len),
             TargetType::Zero | TargetType::Error => 0,
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::support::{DATA_OFFSET, key, segment};
 use inlock_engine::store::file::{FileStore, IoMode};
-use inlock_engine::{Access, BlockingDevice, ControlError, Device};
+use inlock_engine::{Access, BlockingDevice, ControlError, Device, TargetError};
 use std::sync::Arc;
 
 const START: u64 = DATA_OFFSET as u64;
@@ -51,6 +51,7 @@ fn device_gets_length_of_whole_data_units_within_its_store() {
         assert!(matches!(device.set_len(wrong), Err(ControlError::Target(_))), "{wrong}");
         assert_eq!(device.len(), 8192);
     }
+    assert!(matches!(device.set_len(0), Err(ControlError::Target(TargetError::EmptySegment(0)))));
     assert_eq!(device.grow().unwrap(), full);
     let mut back = [0; 4096];
     blocking.read_at(&mut back, full - 4096).unwrap();

@@ -5,6 +5,7 @@ mod appends;
 mod memory;
 mod model;
 mod queue;
+mod resize;
 mod rig;
 mod team;
 mod trouble;
