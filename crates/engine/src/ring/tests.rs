@@ -1,7 +1,8 @@
 //! Tests of both backends: sockets, stores, wakes, closing.
 
 use super::{
-    Backend, BusyPoll, Completion, IoMode, MAX_WRITE_SEGMENTS, Operation, Returned, Ring, Token, Wait, WriteSegment,
+    Backend, BusyPoll, Completion, Descriptor, IoMode, MAX_WRITE_SEGMENTS, Operation, Returned, Ring, Token, UblkBytes,
+    UblkCommand, Wait, WriteSegment,
 };
 use crate::buffer::{Buffer, HEADROOM};
 use crate::crypt_mapping::Ciphertext;
@@ -353,4 +354,53 @@ fn wait_for_a_store_does_not_poll() {
             assert_eq!(next(&mut ring).result, Ok(4096));
         }
     }
+}
+
+#[test]
+fn ring_sleeps_while_nothing_completes() {
+    const LIMIT: Duration = Duration::from_millis(40);
+    both(|mut ring| {
+        let (_ours, theirs) = UnixStream::pair().unwrap();
+        let file = ring.add_socket(theirs.into()).unwrap();
+        ring.submit(file, receive(0..1, true), Token(1));
+        let (start, mut turns) = (Instant::now(), 0);
+        while start.elapsed() < LIMIT {
+            ring.turn(Wait::Until(LIMIT), &mut VecDeque::new()).unwrap();
+            turns += 1;
+        }
+        // The socket's room for replies may be an event, too.
+        assert!(turns < 10, "{turns} turns");
+    });
+}
+
+#[test]
+fn send_to_a_closed_peer_fails() {
+    both(|mut ring| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let file = ring.add_socket(theirs.into()).unwrap();
+        drop(ours);
+        ring.submit(file, send(b"a"), Token(1));
+        let done = next(&mut ring);
+        assert_eq!((done.token, done.result), (Token(1), Err(Errno::from_raw_os_error(libc::EPIPE))));
+    });
+}
+
+/// Submits the first command of a ublk tag with a buffer of `len` bytes for requests of up to 8192.
+fn submit_ublk(len: usize) -> Result<usize, Errno> {
+    let mut ring = Ring::new(IoMode::Uring).unwrap();
+    let file = ring.files.add(Descriptor::Ublk(tempfile::tempfile().unwrap().into(), Some(8192)));
+    let bytes = UblkBytes::Copied(Buffer::new(len));
+    ring.submit(file, Operation::Ublk(UblkCommand { queue: 0, tag: 0, answer: None, bytes }), Token(1));
+    next(&mut ring).result
+}
+
+#[test]
+fn ublk_buffer_has_room_for_the_longest_request() {
+    assert!(submit_ublk(8192).is_err(), "a file is no ublk device");
+}
+
+#[test]
+#[should_panic(expected = "a buffer for the longest request")]
+fn ublk_buffer_shorter_than_the_longest_request_is_refused() {
+    let _ = submit_ublk(4096);
 }

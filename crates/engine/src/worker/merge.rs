@@ -330,6 +330,21 @@ mod tests {
         assert!(zones.leave(write, None).is_none());
     }
 
+    #[test]
+    fn deferred_write_returns_to_the_queue_when_the_device_is_suspended() {
+        let device = device();
+        let mut worker = worker(&device);
+        let mapped = device.mapping().locate(8192, 4096, 1 << 20).unwrap();
+        let data = Some((mapped, Buffer::new(4096)));
+        let operation = Operation::Write { durable: false };
+        worker.requests.push_back(Request { id: 0, operation, offset: 8192, len: 4096, data, spare: None });
+        worker.run_queue();
+        assert!(device.zones().unwrap().has_deferred() && worker.table.len() == 1 && worker.requests.is_empty());
+        worker.take_back_deferred();
+        assert!(!device.zones().unwrap().has_deferred());
+        assert_eq!((worker.table.len(), worker.requests.len()), (0, 1));
+    }
+
     /// A segment written in part is continued until the store reports an error.
     #[test]
     fn half_written_segment_is_continued() {

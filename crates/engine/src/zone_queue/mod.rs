@@ -13,6 +13,8 @@
 mod merge;
 mod mgmt;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use crate::crypt_mapping::Ciphertext;
 use crate::errno::Errno;
