@@ -206,10 +206,15 @@ fn terminated(text: &str) -> Vec<u8> {
 }
 
 fn open() -> Result<Socket, KernelNbdError> {
-    Socket::open(FAMILY).map_err(|error| match error.kind() {
+    Socket::open(FAMILY).map_err(unreached)
+}
+
+/// Returns why the driver's netlink family cannot be used.
+fn unreached(error: io::Error) -> KernelNbdError {
+    match error.kind() {
         io::ErrorKind::NotFound => KernelNbdError::NoDriver,
         _ => failed("be reached")(error),
-    })
+    }
 }
 
 fn failed(what: &'static str) -> impl FnOnce(io::Error) -> KernelNbdError {
@@ -274,6 +279,14 @@ mod tests {
         for other in ["/dev/nbd", "/dev/nbd0p1", "/dev/sda", "nbd0"] {
             assert_eq!(number_of(Path::new(other)), None, "{other}");
         }
+    }
+
+    #[test]
+    fn missing_driver_is_told_from_missing_permission() {
+        let of = |kind| unreached(io::Error::from(kind));
+        assert!(matches!(of(io::ErrorKind::NotFound), KernelNbdError::NoDriver));
+        assert!(matches!(of(io::ErrorKind::PermissionDenied), KernelNbdError::NotPermitted(_)));
+        assert!(matches!(of(io::ErrorKind::TimedOut), KernelNbdError::Driver { what: "be reached", .. }));
     }
 
     #[test]
