@@ -119,8 +119,13 @@ impl UnitLocks {
     /// Acquires the lock on the aligned range of `mapped`: exclusive for a write of partial units, otherwise shared.
     /// Returns whether it is held; if not, the request gets [`Event::Locked`] when the last conflicting lock is
     /// released.
-    pub(crate) fn lock(&self, mapped: &MappedRange, purpose: Purpose, reply: ReplyTo) -> (LockId, bool) {
-        self.table().acquire(&self.all_shared, mapped, purpose, false, || Waiter::Request(reply))
+    pub(crate) fn lock(
+        &self,
+        mapped: &MappedRange,
+        purpose: Purpose,
+        reply: impl FnOnce() -> ReplyTo,
+    ) -> (LockId, bool) {
+        self.table().acquire(&self.all_shared, mapped, purpose, false, || Waiter::Request(reply()))
     }
 
     /// Acquires the lock as [`UnitLocks::lock`] does. Blocks until it is held.
@@ -254,12 +259,12 @@ mod tests {
         let log = Log::new();
         let locks = UnitLocks::default();
         let (one, two) = (locks.try_lock_all_shared().unwrap(), locks.try_lock_all_shared().unwrap());
-        let (whole, held) = locks.lock(&mapped(0, 512), Purpose::Write, log.reply(1));
+        let (whole, held) = locks.lock(&mapped(0, 512), Purpose::Write, || log.reply(1));
         assert!(held, "shared locks do not exclude each other");
-        let (partial, held) = locks.lock(&mapped(513, 5), Purpose::Write, log.reply(2));
+        let (partial, held) = locks.lock(&mapped(513, 5), Purpose::Write, || log.reply(2));
         assert!(!held);
         assert_eq!(locks.try_lock_all_shared(), None, "no lock overtakes a waiting write");
-        let (late, held) = locks.lock(&mapped(1025, 5), Purpose::Write, log.reply(3));
+        let (late, held) = locks.lock(&mapped(1025, 5), Purpose::Write, || log.reply(3));
         assert!(!held);
         locks.unlock(one);
         assert_eq!(log.locked(), [0; 0]);
@@ -280,17 +285,17 @@ mod tests {
         let mapped = |offset, len| target.locate(offset, len, 4096).unwrap();
         let log = Log::new();
         let locks = UnitLocks::default();
-        let (whole_a, held) = locks.lock(&mapped(0, 512), Purpose::Write, log.reply(1));
+        let (whole_a, held) = locks.lock(&mapped(0, 512), Purpose::Write, || log.reply(1));
         assert!(held);
-        let (whole_b, held) = locks.lock(&mapped(0, 1024), Purpose::Write, log.reply(2));
+        let (whole_b, held) = locks.lock(&mapped(0, 1024), Purpose::Write, || log.reply(2));
         assert!(held, "two writes of whole units do not wait for each other");
-        let (partial, held) = locks.lock(&mapped(1, 5), Purpose::Write, log.reply(3));
+        let (partial, held) = locks.lock(&mapped(1, 5), Purpose::Write, || log.reply(3));
         assert!(!held);
-        let (elsewhere, held) = locks.lock(&mapped(2049, 5), Purpose::Write, log.reply(4));
+        let (elsewhere, held) = locks.lock(&mapped(2049, 5), Purpose::Write, || log.reply(4));
         assert!(held, "another unit is free");
-        let (reader, held) = locks.lock(&mapped(2048, 4), Purpose::Read, log.reply(6));
+        let (reader, held) = locks.lock(&mapped(2048, 4), Purpose::Read, || log.reply(6));
         assert!(!held, "no read of a unit that a write changes in part");
-        let (late, held) = locks.lock(&mapped(0, 512), Purpose::Write, log.reply(5));
+        let (late, held) = locks.lock(&mapped(0, 512), Purpose::Write, || log.reply(5));
         assert!(!held, "no lock overtakes a waiting write");
         locks.unlock(whole_a);
         assert_eq!(log.locked(), [0; 0]);

@@ -65,7 +65,7 @@ impl Scene {
             let granted = Arc::clone(granted);
             ReplyTo::new(move |Event::Locked| granted.locked(token))
         };
-        let (lock, is_held) = self.locks.lock(&PARTIAL, Purpose::Write, reply(token));
+        let (lock, is_held) = self.locks.lock(&PARTIAL, Purpose::Write, || reply(token));
         if is_held {
             granted.locked(token);
         }

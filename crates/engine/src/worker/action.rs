@@ -1,9 +1,9 @@
 //! Actions that a step requests from the worker.
 
-use super::path::{Order, Via};
+use super::path::Via;
 use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
-use crate::locks::{LockId, Purpose};
+use crate::locks::LockId;
 use crate::request::RequestError;
 use crate::thread_pool::crypt::Direction;
 use crate::zone_queue::WriteId;
@@ -15,7 +15,7 @@ pub(super) enum Action {
     /// Nothing: an event is outstanding.
     Wait,
     /// Acquire the lock on its data units.
-    Lock { order: Order, purpose: Purpose },
+    Lock,
     /// Read from the store into `buffer.data()[span]`.
     Read { via: Via, offset: u64, buffer: Buffer, span: Range<usize> },
     /// Write `span` of the ciphertext to the store.

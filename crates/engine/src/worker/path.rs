@@ -94,6 +94,11 @@ pub(super) struct Facts {
 }
 
 impl Path {
+    /// Returns whether the write ends on stable storage.
+    pub(super) fn is_fua(&self) -> bool {
+        self.durability != Durability::None
+    }
+
     /// Decides the path of a read or a write.
     pub(super) fn of(writes: bool, fua: bool, range: &MappedRange, facts: &Facts) -> Self {
         let via = |len| if facts.inline_max_len.is_none_or(|max| len <= max) { Via::Inline } else { Via::Ring };

@@ -4,7 +4,7 @@ use super::account::Account;
 use super::action::{Action, Ending, Hold};
 use super::path::{Order, Via};
 use super::state::{Body, Origin};
-use super::transfer::StepContext;
+use super::transfer::{Kind, StepContext};
 use super::{ENGINE, Finished, Frontend, Worker};
 use crate::buffer::Buffer;
 use crate::crypt_mapping::Ciphertext;
@@ -52,7 +52,7 @@ impl<F: Frontend> Worker<F> {
     pub(super) fn perform(&mut self, id: RequestId, action: Action) -> Option<Event> {
         match action {
             Action::Wait => None,
-            Action::Lock { order, purpose } => self.lock(id, order, purpose),
+            Action::Lock => self.lock(id),
             Action::Read { via, offset, buffer, span } => self.read(id, via, offset, buffer, span),
             Action::Write { via, offset, data, span, fua } => self.write(id, via, offset, data, span, fua),
             Action::Crypt { direction, buffer } => self.post_crypt(id, direction, buffer),
@@ -80,20 +80,19 @@ impl<F: Frontend> Worker<F> {
         }
     }
 
-    fn lock(&mut self, id: RequestId, order: Order, purpose: Purpose) -> Option<Event> {
+    fn lock(&mut self, id: RequestId) -> Option<Event> {
         let transfer = self.table.transfer(id)?;
         let locks = self.volume.device.locks();
-        let all = if order == Order::AllShared { locks.try_lock_all_shared() } else { None };
-        if let Some(lock) = all {
-            transfer.hold = Hold::Units(lock);
-        } else if order != Order::None {
-            let (lock, held) = locks.lock(&transfer.range, purpose, ReplyTo::new(&self.events, id));
-            transfer.hold = Hold::Units(lock);
-            if !held {
-                return None;
-            }
-        }
-        Some(Event::Locked)
+        let all = if transfer.path.order == Order::AllShared { locks.try_lock_all_shared() } else { None };
+        let (lock, is_held) = all.map_or_else(
+            || {
+                let purpose = if transfer.kind == Kind::Read { Purpose::Read } else { Purpose::Write };
+                locks.lock(&transfer.range, purpose, || ReplyTo::new(&self.events, id))
+            },
+            |lock| (lock, true),
+        );
+        transfer.hold = Hold::Units(lock);
+        is_held.then_some(Event::Locked)
     }
 
     fn read(&mut self, id: RequestId, via: Via, offset: u64, mut buffer: Buffer, span: Range<usize>) -> Option<Event> {

@@ -3,7 +3,7 @@
 use super::account::Account;
 use super::action::{Action, Hold};
 use super::discard::Discard;
-use super::path::{self, Facts, Path};
+use super::path::{self, Facts, Order, Path};
 use super::remap::{Remapped, remap};
 use super::state::{Body, Origin};
 use super::transfer::{Kind, State, Transfer};
@@ -160,10 +160,13 @@ impl<F: Frontend> Worker<F> {
         let (range, data) = request.data.take().ok_or(Errno::INVAL)?;
         let state = if in_zone { State::Deferred { data } } else { State::Locking { data } };
         let spare = request.spare.take();
-        let transfer = Transfer { kind, fua: operation.durable(), range, path, hold, spare, state };
-        let action = transfer.start();
-        self.table.set_body(id, Body::Transfer(transfer));
-        Ok(if in_zone && !is_deferred { Begin::Event(Event::Released) } else { Begin::Action(action) })
+        self.table.set_body(id, Body::Transfer(Transfer { kind, range, path, hold, spare, state }));
+        Ok(match path.order {
+            Order::None => Begin::Event(Event::Locked),
+            Order::ZoneQueue if is_deferred => Begin::Action(Action::Wait),
+            Order::ZoneQueue => Begin::Event(Event::Released),
+            Order::AllShared | Order::Shared | Order::Exclusive => Begin::Action(Action::Lock),
+        })
     }
 
     /// Begins a transfer whose shape another table has changed.

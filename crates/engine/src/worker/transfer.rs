@@ -11,7 +11,6 @@ use crate::buffer::Buffer;
 use crate::crypt_mapping::{Ciphertext, CryptMapping};
 use crate::errno::Errno;
 use crate::events::{Crypted, Event, MergedWrite};
-use crate::locks::Purpose;
 use crate::mapping::MappedRange;
 use crate::request::RequestError;
 use crate::rmw;
@@ -22,7 +21,6 @@ use crate::zone_mapping::encrypt_elsewhere;
 /// A read or a write of one mapped range.
 pub(super) struct Transfer {
     pub(super) kind: Kind,
-    pub(super) fua: bool,
     pub(super) range: MappedRange,
     pub(super) path: Path,
     pub(super) hold: Hold,
@@ -118,15 +116,6 @@ fn unexpected(state: &State, event: &Event) -> ! {
 }
 
 impl Transfer {
-    /// The first action. The state is [`State::Locking`] or [`State::Deferred`].
-    pub(super) fn start(&self) -> Action {
-        let purpose = if self.kind == Kind::Read { Purpose::Read } else { Purpose::Write };
-        match self.path.order {
-            Order::ZoneQueue => Action::Wait,
-            order => Action::Lock { order, purpose },
-        }
-    }
-
     /// Moves on by one event.
     pub(super) fn step(&mut self, event: Event, account: &mut Account, cx: &StepContext<'_>) -> Action {
         match (std::mem::replace(&mut self.state, State::Stepping), event) {
@@ -233,7 +222,7 @@ impl Transfer {
             (State::Queued, Event::NotMerged { data }) => self.write(data, 0),
             (State::Queued, Event::Compared { data, present }) => match present {
                 Ok(present) if present < self.range.aligned_len => self.write(data, present),
-                Ok(_) if self.fua => self.sync(data.into_buffer(), None),
+                Ok(_) if self.path.is_fua() => self.sync(data.into_buffer(), None),
                 Ok(_) => finish(Ok(()), data.into_buffer()),
                 Err(error) => finish(Err(error.into()), data.into_buffer()),
             },
@@ -249,7 +238,7 @@ impl Transfer {
                 self.hold = Hold::None;
                 match result {
                     // In the wrong place, say, which tells nothing of other writes. Only the store knows of those.
-                    Err(error) if self.fua && !landed => self.sync(data.into_buffer(), Some(error)),
+                    Err(error) if self.path.is_fua() && !landed => self.sync(data.into_buffer(), Some(error)),
                     result => self.written(result, data.into_buffer(), cx),
                 }
             }
@@ -264,17 +253,20 @@ impl Transfer {
     }
 
     fn locked(&mut self, data: Buffer, account: &mut Account, cx: &StepContext<'_>) -> Action {
-        match (self.kind, rmw::edges(&self.range)) {
+        match (self.kind, self.path.order) {
             (Kind::Read, _) if self.path.crypt == Executor::Copy => {
                 self.state = State::Copying;
                 Action::Copy { writes: false, buffer: data }
             }
             (Kind::Read, _) => self.read(data, 0),
-            (_, [None, None]) => self.encrypt(data, account, cx),
-            (_, [head, _]) => match self.spare.take() {
-                Some(spare) => self.read_edge(data, spare, usize::from(head.is_none()), 0),
+            (_, Order::Exclusive) => match self.spare.take() {
+                Some(spare) => {
+                    let [head, _] = rmw::edges(&self.range);
+                    self.read_edge(data, spare, usize::from(head.is_none()), 0)
+                }
                 None => finish(Err(Errno::INVAL.into()), data),
             },
+            _ => self.encrypt(data, account, cx),
         }
     }
 
@@ -339,7 +331,7 @@ impl Transfer {
     fn encrypted(&mut self, data: Ciphertext) -> Action {
         if matches!(self.hold, Hold::ZoneWrite(_)) {
             self.state = State::Queued;
-            return Action::Queue { data, can_merge: !self.fua && self.kind != Kind::Reissued };
+            return Action::Queue { data, can_merge: !self.path.is_fua() && self.kind != Kind::Reissued };
         }
         self.write(data, 0)
     }

@@ -37,7 +37,7 @@ fn script(kind: Kind, fua: bool, (offset, len): (u64, u64), facts: &Facts) -> Sc
     let spare = Some(Buffer::new(rmw::spare_len(&range)));
     let state = if facts.in_zone { State::Deferred { data } } else { State::Locking { data } };
     let account = Account { operation: Operation::Read, timing: None, work: Work::default() };
-    let transfer = Transfer { kind, fua, range, path, hold, spare, state };
+    let transfer = Transfer { kind, range, path, hold, spare, state };
     Script { crypt, account, transfer, has_lost_writes: false }
 }
 
@@ -82,7 +82,7 @@ const EIO: Result<(), RequestError> = Err(RequestError::Io(Errno::IO));
 #[test]
 fn read_is_resumed_until_whole_and_decrypted_in_one_call() {
     let mut read = script(Kind::Read, false, (0, 1024), &DISK);
-    assert!(matches!(read.transfer.start(), Action::Lock { order: Order::Shared, purpose: Purpose::Read }));
+    assert_eq!(read.transfer.path.order, Order::Shared);
     let (via, offset, buffer, span) = reads(read.step(Event::Locked));
     assert_eq!((via, offset, span), (Via::Ring, 0, 0..1024));
     let mut buffer = read.crypt.encrypt(&read.transfer.range, buffer).into_buffer();
@@ -132,7 +132,7 @@ fn read_by_cipher_threads_is_decrypted_there_inline_if_refused_and_eio_if_poison
 #[test]
 fn write_of_whole_units_is_encrypted_once_and_resumed() {
     let mut write = script(Kind::Write, false, (512, 1024), &DISK);
-    assert!(matches!(write.transfer.start(), Action::Lock { order: Order::Shared, purpose: Purpose::Write }));
+    assert_eq!(write.transfer.path.order, Order::Shared);
     let (offset, data, span, fua) = writes(write.step(Event::Locked));
     assert_eq!((offset, span, fua), (512, 0..1024, false));
     let (offset, data, span, _) = writes(write.step(Event::Written { data, result: Ok(512) }));
@@ -155,7 +155,7 @@ fn write_that_fails_or_moves_nothing_is_an_error() {
 /// Reads the edges of a write from a store that holds `old` everywhere, and returns the write.
 fn merged(range: (u64, u64), expected_edges: &[(u64, Range<usize>)]) -> Buffer {
     let mut write = script(Kind::Write, false, range, &DISK);
-    assert!(matches!(write.transfer.start(), Action::Lock { order: Order::Exclusive, purpose: Purpose::Write }));
+    assert_eq!(write.transfer.path.order, Order::Exclusive);
     let mut action = write.step(Event::Locked);
     for (expected_offset, expected_span) in expected_edges {
         let (via, offset, mut spare, span) = reads(action);
@@ -285,7 +285,7 @@ fn copied_transfer_ends_with_its_result_and_goes_by_the_ring_if_refused() {
 /// A zone write that is encrypted and in its queue.
 fn queued(kind: Kind, fua: bool) -> (Script, Ciphertext, bool) {
     let mut write = script(kind, fua, (1024, 512), &Facts { in_zone: true, ..DISK });
-    assert!(matches!(write.transfer.start(), Action::Wait));
+    assert_eq!(write.transfer.path.order, Order::ZoneQueue);
     let action = write.step(Event::Released);
     let Action::Queue { data, can_merge } = action else { panic!("{action:?}") };
     (write, data, can_merge)
