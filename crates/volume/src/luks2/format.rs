@@ -42,8 +42,8 @@ pub struct FormatOptions {
     /// Cipher of the keyslot's area, and length of its key in bytes (`--keyslot-cipher`, `--keyslot-key-size`); `None`:
     /// like the payload, or cryptsetup's default if that does not encrypt.
     pub keyslot_cipher: Option<(CipherSpec, usize)>,
-    /// Size of a data unit, up to 4096 bytes (`--sector-size`); `None`: 4096 if the length of the data device is a
-    /// multiple.
+    /// Size of a data unit, up to 4096 bytes (`--sector-size`); `None`: 4096 if length and start of the data are
+    /// multiples.
     pub sector_size: Option<DataUnitSize>,
     /// The UUID (`--uuid`); `None`: a random one.
     pub uuid: Option<String>,
@@ -117,8 +117,11 @@ impl FormatOptions {
 
     fn keyslots_len(&self) -> u64 {
         let headers = self.metadata_len.saturating_mul(2);
-        let fits = match (self.data_offset, self.detached) {
-            (Some(offset), false) => offset.saturating_sub(headers) / KEYSLOTS_ALIGN * KEYSLOTS_ALIGN,
+        // The areas end before the data, also if these are on another device. There they may begin at 0.
+        let fits = match self.data_offset {
+            Some(offset) if offset > 0 || !self.detached => {
+                offset.saturating_sub(headers) / KEYSLOTS_ALIGN * KEYSLOTS_ALIGN
+            }
             _ => u64::MAX,
         };
         let default = (DEFAULT_KEYSLOTS_LEN + 2 * DEFAULT_METADATA_LEN).saturating_sub(headers);
@@ -140,7 +143,8 @@ impl FormatOptions {
 
     fn sector_size(&self, data_len: Option<u64>) -> DataUnitSize {
         let fits = |len: u64| len.is_multiple_of(DataUnitSize::LUKS_MAX.bytes() as u64);
-        let best = if data_len.is_none_or(fits) { DataUnitSize::LUKS_MAX } else { DataUnitSize::SECTOR };
+        let all_fit = data_len.is_none_or(fits) && fits(self.data_offset());
+        let best = if all_fit { DataUnitSize::LUKS_MAX } else { DataUnitSize::SECTOR };
         self.sector_size.unwrap_or(best)
     }
 
@@ -153,7 +157,8 @@ impl FormatOptions {
             return invalid("luks2-keyslots-size", "not a multiple of 4096 up to 128 MiB");
         }
         if self.keyslots_len() < self.area_len() {
-            return invalid("luks2-keyslots-size", "there is no room for one keyslot");
+            let option = if self.keyslots_len.is_none() { "offset" } else { "luks2-keyslots-size" };
+            return invalid(option, "there is no space for one keyslot");
         }
         if self.keyslot >= MAX_OBJECTS {
             return invalid("key-slot", "LUKS2 has keyslots 0 to 31");
@@ -162,9 +167,6 @@ impl FormatOptions {
             if !is_label(label) {
                 return invalid(option, "not a text of at most 47 bytes");
             }
-        }
-        if !self.data_offset().is_multiple_of(KEYSLOTS_ALIGN) {
-            return invalid("offset", "not a multiple of 4096 bytes");
         }
         if !self.detached && self.data_offset() < self.header_len() {
             return invalid("offset", "the payload overlaps the header");
@@ -176,6 +178,9 @@ impl FormatOptions {
         let sector_size = self.sector_size(data_len);
         if sector_size > DataUnitSize::LUKS_MAX {
             return invalid("sector-size", "LUKS2 allows at most 4096");
+        }
+        if !self.data_offset().is_multiple_of(sector_size.bytes() as u64) {
+            return invalid("offset", "the data do not begin at a multiple of the data unit");
         }
         if data_len.is_some_and(|len| !len.is_multiple_of(sector_size.bytes() as u64)) {
             return invalid("sector-size", "the device is not a whole number of such sectors");

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use inlock_volume::{
-    BoundedDevice, CipherSpec, DataUnitSize, FileDevice, Hash, HeaderPolicy, KdfKind, Secret, Volume, VolumeKey,
-    ZoneFault, Zones, luks1, luks2,
+    BoundedDevice, CipherSpec, DataUnitSize, FileDevice, FormatError, Hash, HeaderPolicy, KdfKind, Secret, Volume,
+    VolumeKey, ZoneFault, Zones, luks1, luks2,
 };
 
 use crate::args::action::{Action, IMAGE, KDF, KEY, KEYSLOT, Prepared};
@@ -177,9 +177,6 @@ fn check_layout(options: &Options) -> anyhow::Result<()> {
     if options.offset.is_some_and(|sectors| !sectors.is_multiple_of(8)) {
         return Err(CliError::usage("Data offset is not multiple of 4096 bytes."));
     }
-    if options.header.is_some() && options.align_payload.is_some_and(|sectors| !sectors.is_multiple_of(8)) {
-        return Err(CliError::usage("Data offset is not multiple of 4096 bytes."));
-    }
     if options.use_random && options.use_urandom {
         return Err(CliError::usage("Only one of --use-[u]random options is allowed."));
     }
@@ -264,7 +261,8 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     if data.is_some() && !device.is_block() && device.len < header_len {
         device.file.set_len(header_len).with_context(|| format!("cannot enlarge {}", device.path.display()))?;
     }
-    write(args, placement, device, data, &given.secret, key).map_err(cannot_format(&device.path))
+    write(args, placement, device, data, &given.secret, key)
+        .map_err(|error| cannot_format(&device.path)(with_given_name(args, error)))
 }
 
 /// Offset and unit of the data.
@@ -326,7 +324,7 @@ fn write(
     data: Option<&Device>,
     secret: &Secret,
     key: Option<VolumeKey>,
-) -> Result<(), inlock_volume::FormatError> {
+) -> Result<(), FormatError> {
     let target =
         BoundedDevice::new(FileDevice::new(device.share()?), device.zones.map_or(u64::MAX, |zones| zones.conventional));
     if args.version == 1 {
@@ -341,6 +339,16 @@ fn write(
         luks2::format(&target, options, secret)?;
     }
     Ok(())
+}
+
+/// Names the option by which the user has set the start of the data.
+fn with_given_name(args: &FormatArgs, error: FormatError) -> FormatError {
+    match error {
+        FormatError::InvalidOption { option: "offset", reason } if args.align.is_some() => {
+            FormatError::InvalidOption { option: "align-payload", reason }
+        }
+        error => error,
+    }
 }
 
 /// Returns the start of the data that the options ask for, in sectors.
@@ -396,8 +404,8 @@ fn luks2_options(args: &FormatArgs, placement: DataPlacement) -> luks2::FormatOp
     options.detached = args.header.is_some();
     options.data_offset = placement.offset.map(|sectors| sectors.saturating_mul(512));
     options.keyslots_len = match (args.keyslots_len, options.data_offset) {
-        // The keyslot areas end before the data.
-        (Some(asked), Some(start)) if !options.detached => {
+        // The keyslot areas end before the data, unless these begin at 0 of another device.
+        (Some(asked), Some(start)) if start > 0 || !options.detached => {
             Some(asked.min(start.saturating_sub(options.metadata_len.saturating_mul(2))))
         }
         (asked, _) => asked,
