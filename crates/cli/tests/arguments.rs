@@ -101,6 +101,8 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["open", "IMAGE", "name", "--via", "pigeon"], "one of auto, ublk, nbd, loop, fuse"),
     (&["open", "IMAGE", "name", "--threads", "0"], "--threads takes 1 to 1024"),
     (&["mount", "IMAGE", "/", "--foreground"], "--foreground is not allowed with mount"),
+    (&["open", "IMAGE", "--test-passphrase", "-M", "plain", "--test-args"], "is allowed only for LUKS volumes."),
+    (&["benchmark", "--key-size", "31"], "Key size must be a multiple of 8 bits."),
     (&["reencrypt", "IMAGE"], "Action reencrypt is not available in this version."),
     (&["refresh", "name", "--label", "x"], "Option --label is not allowed with refresh action"),
     (

@@ -20,6 +20,12 @@ fn benchmark_lines_are_those_of_cryptsetup() {
     assert_eq!((words[1], words[3], words[5], words.len()), ("512b", "MiB/s", "MiB/s", 6), "{text}");
     assert!(words[2].parse::<f64>().unwrap() > 0.0 && words[4].parse::<f64>().unwrap() > 0.0);
 
+    // The IV may be left out.
+    for (cipher, name) in [("serpent-cbc", "serpent-cbc"), ("capi:xts(aes)", "aes-xts")] {
+        assert_eq!(line(call(["benchmark", "-c", cipher]).works().text(), name)[3], "MiB/s");
+    }
+    call(["benchmark", "-c", "aes-nonsense"]).fails(1, &["unsupported mode 'nonsense'"]);
+
     let pbkdf2 = call(["benchmark", "--hash", "sha256"]);
     let words = line(pbkdf2.works().text(), "PBKDF2-sha256");
     assert!(words[1].parse::<u64>().unwrap() > 0);

@@ -223,6 +223,11 @@ fn resume_with_wrong_key_is_refused() {
     run.call_with(b"secret", &["resume", "plain"]).works();
     assert!(client.read(0, 512).unwrap() == noise(512));
     run.call(&["resume", "plain"]).fails(1, &["plain is not suspended"]);
+    // cryptsetup's names are for LUKS volumes.
+    run.call(&["luksSuspend", "plain"]).fails(1, &["Volume plain has type plain, not luks."]);
+    run.call(&["suspend", "plain"]).works();
+    run.call_with(b"secret", &["luksResume", "plain"]).fails(1, &["Volume plain has type plain, not luks."]);
+    run.call_with(b"secret", &["resume", "plain"]).works();
 
     // A new header with the same passphrase has another key.
     let (image, other) = (dir.luks2("image"), dir.luks2("other"));

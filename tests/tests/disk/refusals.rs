@@ -43,10 +43,17 @@ fn open_and_close_of_device_in_use_are_refused() -> Result<()> {
     disk.mount(&node)?;
     let deferred = disk.say("close", &["--deferred"])?;
     ensure!(deferred.status.success(), "{deferred:?}");
+    ensure!(is_close_deferred(&disk)?);
+    fails(&disk.say("close", &["--cancel-deferred"])?, 1, &["detaches when its last user closes it"])?;
     ensure!(fs::read(disk.mount_point().join("still"))? == b"usable");
     disk.unmount()?;
     wait_until_closed(&disk)?;
     fails(&disk.say("close", &[])?, 4, &["is not active"])
+}
+
+fn is_close_deferred(disk: &Disk) -> Result<bool> {
+    let status = disk.say("status", &["--json"])?;
+    Ok(serde_json::from_slice::<serde_json::Value>(&status.stdout)?["close_deferred"] == true)
 }
 
 fn wait_until_closed(disk: &Disk) -> Result<()> {
@@ -70,6 +77,33 @@ fn close_of_open_fuse_file_is_refused() -> Result<()> {
     fails(&disk.say("close", &[])?, 5, &["is still in use", &own])?;
     drop(file);
     disk.close()
+}
+
+#[test]
+fn deferred_close_of_fuse_file_is_cancelled_or_happens() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let disk = Disk::new(32 << 20)?;
+    let path = disk.open(&["--via", "fuse"])?;
+    let file = File::open(&path)?;
+    let defer = || -> Result<()> {
+        let ended = disk.say("close", &["--deferred"])?;
+        ensure!(ended.status.success() && is_close_deferred(&disk)?, "{ended:?}");
+        Ok(())
+    };
+    ensure!(!is_close_deferred(&disk)?);
+    defer()?;
+    let cancelled = disk.say("close", &["--cancel-deferred"])?;
+    ensure!(cancelled.status.success() && !is_close_deferred(&disk)?, "{cancelled:?}");
+    // The process looks for users several times in this time.
+    drop(file);
+    std::thread::sleep(Duration::from_secs(2));
+    let file = File::open(&path)?;
+    defer()?;
+    drop(file);
+    wait_until_closed(&disk)?;
+    fails(&disk.say("close", &["--cancel-deferred"])?, 4, &["is not active"])
 }
 
 #[test]

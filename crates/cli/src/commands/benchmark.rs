@@ -9,6 +9,7 @@ use crate::args::action::{Action, KDF, Prepared};
 use crate::args::keyslot::{KdfArgs, kdf_args};
 use crate::args::options::Options;
 use crate::args::source::{cipher_of, hash_of, key_len_of};
+use crate::error::CliError;
 use crate::ui::print::print;
 
 pub(crate) const ACTION: Action = Action {
@@ -32,9 +33,18 @@ struct BenchmarkArgs {
 }
 
 fn benchmark_args(options: &Options) -> anyhow::Result<BenchmarkArgs> {
-    let cipher = options.cipher.as_ref().map(|_| cipher_of(options)).transpose()?;
+    let cipher = options.cipher.as_ref().map(|name| cipher_of(options).or_else(|error| with_iv(name, error)));
+    let cipher = cipher.transpose()?;
+    if options.key_size.is_some_and(|bits| !bits.is_multiple_of(8)) {
+        return Err(CliError::usage("Key size must be a multiple of 8 bits."));
+    }
     let key_len = cipher.map(|cipher| key_len_of(options, cipher, true)).transpose()?;
     Ok(BenchmarkArgs { cipher, key_len, kdf: kdf_args(options)?, hash: hash_of(options)? })
+}
+
+/// Returns the cipher of a specification without IV, as cryptsetup's benchmark takes it, or else the error.
+fn with_iv(name: &str, error: anyhow::Error) -> anyhow::Result<CipherSpec> {
+    format!("{name}-plain64").parse().map_err(|_| error)
 }
 
 /// Bytes encrypted in one call.

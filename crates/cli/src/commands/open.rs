@@ -5,6 +5,7 @@
 //! see no error.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
@@ -69,7 +70,8 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
             return Err(CliError::usage("Option --persistent is not allowed with --test-passphrase."));
         }
         let source = source_args(&options, image)?;
-        return Ok(Prepared::new(move || test_passphrase::run(&source, options.unbound)));
+        let luks = test_passphrase::check_type(&source)?;
+        return Ok(Prepared::new(move || test_passphrase::run(&source, luks, options.unbound)));
     }
     if options.unbound {
         return Err(CliError::usage("Option --unbound cannot be used without --test-passphrase."));
@@ -185,10 +187,15 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     }
     let attachment = Attachment::attach(method, &device, &options)?;
     // From here on every failure detaches it, or keeps its state file as long as it is attached.
-    let state = State { attachment, deferred: false, outcome: None, is_detached: false };
-    let open = Arc::new(OpenVolume { discards: access.allow_discards, method, state: Mutex::new(state) });
+    let state = State { attachment, outcome: None, is_detached: false };
+    let open = Arc::new(OpenVolume {
+        discards: access.allow_discards,
+        method,
+        deferred: AtomicBool::new(false),
+        state: Mutex::new(state),
+    });
     let last = Arc::clone(&open);
-    claim.keep_if(move || last.state().detach().is_err());
+    claim.keep_if(move || last.state().detach(last.is_deferred()).is_err());
     let node = open.state().attachment.node().to_owned();
     info.node = Some(node.clone());
     let link = Link::make(args.name.as_str(), &node);
@@ -226,13 +233,14 @@ struct OpenVolume {
     /// Whether the device was created with discard support.
     discards: bool,
     method: AttachMethod,
+    /// Detach as soon as it is no longer in use. Changes under the lock of `state`, and is read without it, since
+    /// detaching may take long.
+    deferred: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
     attachment: Attachment,
-    /// Detach as soon as it is no longer in use.
-    deferred: bool,
     /// Outcome of detaching.
     outcome: Option<anyhow::Result<()>>,
     is_detached: bool,
@@ -252,12 +260,16 @@ impl OpenVolume {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_deferred(&self) -> bool {
+        self.deferred.load(Ordering::Acquire)
+    }
+
     /// Blocks until it is detached, by this or another process.
     fn wait(&self, caught: &Caught) -> anyhow::Result<()> {
         loop {
             let mut state = self.state();
-            if state.outcome.is_none() && (state.deferred || !state.attachment.is_attached()) {
-                let held = state.detach();
+            if state.outcome.is_none() && (self.is_deferred() || !state.attachment.is_attached()) {
+                let held = state.detach(self.is_deferred());
                 // Another process can recover it. If it is just in use, the loop continues.
                 if held.is_err() && state.attachment.needs_recovery() {
                     return Err(worker_failed(&state.attachment));
@@ -283,22 +295,22 @@ impl OpenVolume {
     fn shut_down_on_signal(&self) {
         let mut state = self.state();
         if state.outcome.is_none()
-            && let Err(held) = state.detach()
+            && let Err(held) = state.detach(self.is_deferred())
         {
             let _ = report(&held);
             print_stderr("inlock: The volume will be closed when it is no longer in use.");
-            state.deferred = true;
+            self.deferred.store(true, Ordering::Release);
         }
     }
 }
 
 impl State {
     /// Detaches it. Fails only if it is in use; any other outcome is stored for [`OpenVolume::wait`].
-    fn detach(&mut self) -> anyhow::Result<()> {
+    fn detach(&mut self, deferred: bool) -> anyhow::Result<()> {
         if self.is_detached {
             return Ok(());
         }
-        match self.attachment.detach(self.deferred) {
+        match self.attachment.detach(deferred) {
             Err(error) if matches!(error.downcast_ref(), Some(CliError::Held { .. })) => Err(error),
             outcome => {
                 self.outcome = Some(outcome);
@@ -316,8 +328,10 @@ impl ControlHooks for Arc<OpenVolume> {
             return Ok(());
         }
         let deferred = served::is_deferred(request);
-        state.deferred |= deferred;
-        match state.detach() {
+        if deferred {
+            self.deferred.store(true, Ordering::Release);
+        }
+        match state.detach(self.is_deferred()) {
             Ok(()) => {
                 signals::request_shutdown();
                 Ok(())
@@ -328,15 +342,19 @@ impl ControlHooks for Arc<OpenVolume> {
     }
 
     fn cancel_deferred(&self) -> anyhow::Result<()> {
-        let mut state = self.state();
-        if matches!(state.attachment, Attachment::Loop(..)) && state.deferred {
+        let state = self.state();
+        if matches!(state.attachment, Attachment::Loop(..)) && self.is_deferred() {
             return Err(CliError::refused(
                 format!("{} detaches when its last user closes it.", state.attachment.node().display()),
                 "close the volume, and open it with --via nbd or --via ublk",
             ));
         }
-        state.deferred = false;
+        self.deferred.store(false, Ordering::Release);
         Ok(())
+    }
+
+    fn is_close_deferred(&self) -> bool {
+        self.is_deferred()
     }
 
     fn check_discards(&self) -> anyhow::Result<()> {

@@ -14,7 +14,7 @@ use crate::volume::open::ask_key;
 
 pub(crate) const ACTION: Action = Action {
     name: "resume",
-    aliases: &[Alias::new("luksResume")],
+    aliases: &[Alias { volume_type: Some("luks"), ..Alias::new("luksResume") }],
     arguments: &[NAME],
     options: &[KEY, TOKENS, UNLOCK, &["key-size", "policy", "serialize-memory-hard-pbkdf"]],
     about: "restore the key and resume I/O",

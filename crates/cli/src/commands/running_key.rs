@@ -99,7 +99,7 @@ pub(super) fn check_type(info: &RuntimeInfo, volume_type: Option<&str>) -> anyho
         Some(name) if name == kind => Ok(()),
         Some(name) => Err(CliError::refused(
             format!("Volume {} has type {kind}, not {name}.", info.name),
-            "leave --type out; the type is known",
+            "run `inlock status NAME` to see its type",
         )),
     }
 }

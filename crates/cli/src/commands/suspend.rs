@@ -2,21 +2,23 @@
 
 use serde_json::json;
 
-use super::running_key::check_header;
+use super::running_key::{check_header, check_type};
 use crate::args::action::{Action, Alias, NAME, Prepared};
 use crate::control::client::Client;
 
 pub(crate) const ACTION: Action = Action {
     name: "suspend",
-    aliases: &[Alias::new("luksSuspend")],
+    aliases: &[Alias { volume_type: Some("luks"), ..Alias::new("luksSuspend") }],
     arguments: &[NAME],
     options: &[&["header", "disable-locks"]],
     about: "suspend I/O and wipe the key from memory",
     prepare: |options, mut arguments| {
-        let (name, header) = (arguments.name()?, options.header);
+        let (name, header, volume_type) = (arguments.name()?, options.header, options.volume_type);
         Ok(Prepared::new(move || {
             let mut client = Client::of(&name)?;
-            check_header(&client.status()?.info, header.as_deref())?;
+            let info = client.status()?.info;
+            check_type(&info, volume_type.as_deref())?;
+            check_header(&info, header.as_deref())?;
             client.command(&json!({"command": "suspend"}), None).map(drop)
         }))
     },

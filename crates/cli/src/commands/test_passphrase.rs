@@ -4,13 +4,18 @@ use crate::error::CliError;
 use crate::volume::edit::scrubbed;
 use crate::volume::header::Header;
 use crate::volume::secret::Ask;
-use crate::volume::source::{HeaderArgs, SourceArgs, VolumeType};
+use crate::volume::source::{HeaderArgs, Luks, SourceArgs, VolumeType};
+
+/// Returns the version of the header, or fails if the type has no header.
+pub(super) fn check_type(args: &SourceArgs) -> anyhow::Result<Luks> {
+    match args.volume_type {
+        VolumeType::Luks(luks) => Ok(luks),
+        _ => Err(CliError::usage("Option --test-passphrase is allowed only for LUKS volumes.")),
+    }
+}
 
 /// Tests a passphrase. An unbound keyslot counts if it is named, or with `unbound`.
-pub(super) fn run(args: &SourceArgs, unbound: bool) -> anyhow::Result<()> {
-    let VolumeType::Luks(luks) = args.volume_type else {
-        return Err(CliError::usage("Option --test-passphrase is allowed only for LUKS volumes."));
-    };
+pub(super) fn run(args: &SourceArgs, luks: Luks, unbound: bool) -> anyhow::Result<()> {
     let at = HeaderArgs { image: args.image.clone(), header: args.header.clone(), luks, policy: args.policy.clone() };
     let header = Header::load(&at, false)?;
     header.check(&args.policy)?;

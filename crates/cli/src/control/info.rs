@@ -94,6 +94,9 @@ pub(crate) struct VolumeStatus {
     /// A flush has failed: earlier writes may be lost, and no later flush succeeds.
     #[serde(default)]
     pub writes_lost: bool,
+    /// Whether it closes as soon as it is no longer in use (`close --deferred`).
+    #[serde(default)]
+    pub close_deferred: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_store_error: Option<LastError>,
     pub counters: Counters,

@@ -38,6 +38,11 @@ pub(crate) trait ControlHooks: Send + Sync {
         Err(CliError::refused("This volume is not closed later.", "run `inlock close NAME` to close it"))
     }
 
+    /// Whether the volume closes as soon as it is no longer in use.
+    fn is_close_deferred(&self) -> bool {
+        false
+    }
+
     /// Refuses to allow discards if clients have learned that there are none.
     fn check_discards(&self) -> anyhow::Result<()> {
         Ok(())
@@ -97,6 +102,7 @@ impl ServedVolume {
             suspended: self.device.is_suspended(),
             key_present: self.key_present.load(Ordering::Acquire),
             writes_lost: self.device.has_lost_writes(),
+            close_deferred: self.hooks.is_close_deferred(),
             last_store_error: LastError::of(&snapshot),
             counters: Counters::of(&snapshot),
             latency_ns: phases(&snapshot)
