@@ -111,6 +111,18 @@ fn persistent_flags_are_stored_in_header() {
     assert_eq!(server.ended().0, Some(0));
     let server = Named::start(&run, "data", &[&image]);
     assert_eq!(run.json(&["status", "data", "--json"])["allow_discards"], true);
+    // Flags that are given replace those of the header, also in the process of the volume.
+    run.call(&["refresh", "data", "--perf-submit_from_crypt_cpus", "--persistent"]).works();
+    run.call(&["refresh", "data"]).works();
+    let stored = || run.json(&["luksDump", &image, "--dump-json-metadata"])["config"]["flags"].clone();
+    assert_eq!(stored(), serde_json::json!(["submit-from-crypt-cpus"]));
+    let status = run.json(&["status", "data", "--json"]);
+    assert_eq!(
+        (&status["allow_discards"], &status["table_flags"][0]),
+        (&false.into(), &"submit_from_crypt_cpus".into())
+    );
+    run.call(&["refresh", "data", "--persistent"]).works();
+    assert!(stored().as_array().is_none_or(Vec::is_empty), "{}", stored());
     run.call(&["close", "data"]).works();
     assert_eq!(server.ended().0, Some(0));
 

@@ -2,6 +2,7 @@
 //!
 //! Block devices need root, FUSE and loop devices. Without these, the tests are skipped.
 
+mod flags;
 mod full;
 mod killed;
 mod life;

@@ -176,7 +176,8 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
     }
     let (header, key) = (options.header.clone(), key_args(options)?);
     let (flags, policy) = (flags_of(options), policy_of(options)?);
-    Ok(SourceArgs { image, header, volume_type, key, flags, policy, shared: options.shared })
+    let (shared, persistent) = (options.shared, options.persistent);
+    Ok(SourceArgs { image, header, volume_type, key, flags, persistent, policy, shared })
 }
 
 /// Converts the header policy.

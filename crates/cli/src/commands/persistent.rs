@@ -28,7 +28,8 @@ pub(super) fn check_header(image: &Path, header: Option<&Path>) -> anyhow::Resul
     load(image, header).map(drop)
 }
 
-/// Stores the flags of a running volume.
+/// Stores the flags of a running volume, which was opened or refreshed with `--persistent`: the header's are not among
+/// them.
 pub(super) fn store(name: &Name) -> anyhow::Result<()> {
     let info = Client::of(name)?.status()?.info;
     let mut header = load(&info.device, info.header.as_deref())?;

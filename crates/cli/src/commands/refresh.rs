@@ -40,7 +40,10 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         check_source(&info, source.as_deref())?;
         check_type(&info, volume_type.as_deref())?;
         key.check(&info)?;
-        let request = json!({"command": "refresh", "flags": flags.names()});
+        if is_persistent {
+            persistent::check_header(&info.device, info.header.as_deref())?;
+        }
+        let request = json!({"command": "refresh", "flags": flags.names(), "persistent": is_persistent});
         Client::of(&name)?.command(&request, None)?;
         if is_persistent { persistent::store(&name) } else { Ok(()) }
     }))

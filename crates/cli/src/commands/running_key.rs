@@ -84,6 +84,7 @@ impl RunningKey {
             volume_type,
             key: self.key.clone(),
             flags,
+            persistent: false,
             policy,
             shared: false,
         })

@@ -193,13 +193,18 @@ impl ServedVolume {
         if len > before { self.hooks.resized(len) } else { Ok(()) }
     }
 
-    /// Sets the flags of the volume to those of its header or table, and those of the request.
+    /// Sets the flags of the volume to those of its header or table, and those of the request. With `persistent` the
+    /// client stores those of the request in the header afterwards, where they replace the others.
     fn refresh(&self, request: &Value) -> anyhow::Result<()> {
         let names = request["flags"].as_array().map(Vec::as_slice).unwrap_or_default();
         let asked = CryptOptions::named(names.iter().map(|name| name.as_str().unwrap_or_default()));
         let mut flags = asked.ok_or_else(|| CliError::usage("The process does not know these flags."))?;
         let mut info = self.info().clone();
-        flags.add(&info.own_flags);
+        if request["persistent"] == true {
+            info.own_flags = flags;
+        } else {
+            flags.add(&info.own_flags);
+        }
         if flags.allow_discards && !info.allow_discards {
             self.hooks.check_discards()?;
         }

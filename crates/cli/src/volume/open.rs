@@ -108,7 +108,7 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
                 }
                 KeySource::Provider(provider) => header.verify(provider.key()?, &args.policy)?,
             };
-            info.own_flags = unlocked.flags.into();
+            info.own_flags = if args.persistent { args.flags } else { unlocked.flags.into() };
             cipher_names = header.volume.cipher_names();
             Contents::Volume(unlocked.segments, unlocked.key)
         }

@@ -18,6 +18,8 @@ pub(crate) struct SourceArgs {
     pub key: KeyArgs,
     /// Flags in addition to those of the header or the table.
     pub flags: CryptOptions,
+    /// `--persistent`: `flags` replace those of the header.
+    pub persistent: bool,
     pub policy: HeaderPolicy,
     /// `--shared`: other plain volumes on the device may be open.
     pub shared: bool,
