@@ -187,13 +187,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     }
     let attachment = Attachment::attach(method, &device, &options)?;
     // From here on every failure detaches it, or keeps its state file as long as it is attached.
-    let state = State { attachment, outcome: None, is_detached: false };
-    let open = Arc::new(OpenVolume {
-        discards: access.allow_discards,
-        method,
-        deferred: AtomicBool::new(false),
-        state: Mutex::new(state),
-    });
+    let open = Arc::new(OpenVolume::new(attachment, method, access.allow_discards));
     let last = Arc::clone(&open);
     claim.keep_if(move || last.state().detach(last.is_deferred()).is_err());
     let node = open.state().attachment.node().to_owned();
@@ -256,6 +250,11 @@ impl Drop for State {
 }
 
 impl OpenVolume {
+    fn new(attachment: Attachment, method: AttachMethod, discards: bool) -> Self {
+        let state = Mutex::new(State { attachment, outcome: None, is_detached: false });
+        Self { discards, method, deferred: AtomicBool::new(false), state }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
