@@ -6,8 +6,8 @@
 //!
 //! [`format()`] makes a volume; [`Superblock`] and [`Layout`] describe one, and refuse sizes that are not possible
 //! before anything is written. [`IntegrityDevice`] reads and writes it with a journal, with a bitmap or directly;
-//! [`IntegrityStore`] is such a device as a store of the engine. The format is that of Linux 6.12, for superblocks of
-//! versions 1 to 6.
+//! [`IntegrityStore`] is such a device as a store of the engine, with internal tags or over the plaintext of an
+//! [AEAD](inlock_cipher::Aead). The format is that of Linux 6.12, for superblocks of versions 1 to 6.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]

@@ -1,34 +1,55 @@
-//! A volume with internal tags as a backing store of the engine.
+//! A volume as a backing store of the engine: with internal tags, or sealed by an AEAD as LUKS2 does it.
 
 use crate::device::{IntegrityDevice, ReadError};
 use crate::options::Mode;
+use inlock_cipher::{Aead, InOut, SECTOR_SIZE, Sector};
 use inlock_engine::{BackingStore, Errno, Geometry};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Blocks of a partial request that are read and written at a time.
-const MAX_BLOCKS: usize = 256;
+/// Bytes of a request that are read and written at a time.
+const MAX_LEN: usize = 1 << 20;
 
-/// Backing store over a device with an internal hash. It takes requests of any bytes: a block that is written in part
-/// is read and verified first.
+/// Backing store over a device. It takes requests of any bytes: a block that is written in part is read and verified
+/// first. All blocks of a call of up to 1 MiB are verified or sealed together; a bad block fails with `EILSEQ`, and
+/// those before and behind it can still be read.
 pub struct IntegrityStore {
     device: Arc<IntegrityDevice>,
+    /// Encrypts the blocks and makes their tuples, unless the tags are internal.
+    aead: Option<Aead>,
     read_only: bool,
     /// Held exclusively while a block is read, changed and written.
     partial: RwLock<()>,
 }
 
 impl IntegrityStore {
-    /// Returns the store of a device.
+    /// Returns the store of a device with internal tags.
     ///
     /// # Errors
     ///
     /// `EINVAL` if the tags are the caller's.
     pub fn new(device: Arc<IntegrityDevice>) -> Result<Self, Errno> {
-        if !device.has_internal_tags() {
+        if device.has_internal_tags() { Ok(Self::over(device, None)) } else { Err(Errno::INVAL) }
+    }
+
+    /// Returns the store of the plaintext of a device whose blocks are the data units of `aead` and whose tags are its
+    /// tuples. A block that was never written does not match its tuple.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the device has internal tags, blocks of another length than the data units, or tags that are shorter
+    /// than the tuples.
+    pub fn sealed(device: Arc<IntegrityDevice>, aead: Aead) -> Result<Self, Errno> {
+        let (block_len, tag_size) = (device.layout().block_len(), device.layout().journal.tag_size);
+        if device.has_internal_tags() || aead.unit().bytes() != block_len {
             return Err(Errno::INVAL);
         }
+        let aead = aead.with_tuple_len(tag_size).map_err(|_| Errno::INVAL)?;
+        Ok(Self::over(device, Some(aead)))
+    }
+
+    fn over(device: Arc<IntegrityDevice>, aead: Option<Aead>) -> Self {
         let read_only = device.options().read_only || device.options().mode == Mode::Recovery;
-        Ok(Self { device, read_only, partial: RwLock::new(()) })
+        Self { device, aead, read_only, partial: RwLock::new(()) }
     }
 
     /// Returns the device.
@@ -37,7 +58,7 @@ impl IntegrityStore {
     }
 
     fn len(&self) -> u64 {
-        self.device.layout().provided_data_sectors * 512
+        self.device.layout().provided_data_sectors * SECTOR_SIZE
     }
 
     /// Returns the whole blocks around bytes, as many as are carried out at a time: first byte and length.
@@ -45,7 +66,37 @@ impl IntegrityStore {
         let block = self.device.layout().block_len();
         let head = (offset % block as u64) as usize;
         let len = len.min((self.len() - offset.min(self.len())) as usize);
-        (offset - head as u64, (head + len).next_multiple_of(block).min(MAX_BLOCKS * block))
+        (offset - head as u64, (head + len).next_multiple_of(block).min(MAX_LEN))
+    }
+
+    fn tuples(&self, aead: &Aead, len: usize) -> Vec<u8> {
+        vec![0; len / self.device.layout().block_len() * aead.tuple_len()]
+    }
+
+    /// Reads whole blocks from byte `start`, and decrypts them.
+    fn read_blocks(&self, start: u64, blocks: &mut [u8]) -> Result<(), ReadError> {
+        let sector = start / SECTOR_SIZE;
+        let Some(aead) = &self.aead else { return self.device.read(sector, blocks, &mut []) };
+        let mut tuples = self.tuples(aead, blocks.len());
+        self.device.read(sector, blocks, &mut tuples)?;
+        let bad = aead.open(Sector(sector), InOut::InPlace(blocks), &tuples).map_err(|_| Errno::INVAL)?;
+        let bad: Vec<u64> = bad.iter().map(|unit| sector + unit as u64 * aead.unit().sectors()).collect();
+        if bad.is_empty() {
+            return Ok(());
+        }
+        self.device.count_mismatches(bad.len());
+        Err(ReadError::Mismatch(bad))
+    }
+
+    /// Encrypts whole blocks, and writes them from byte `start`.
+    fn write_blocks(&self, start: u64, blocks: &[u8]) -> Result<(), Errno> {
+        let sector = start / SECTOR_SIZE;
+        let Some(aead) = &self.aead else { return self.device.write(sector, blocks, &[]) };
+        let (mut sealed, mut tuples) = (vec![0; blocks.len()], self.tuples(aead, blocks.len()));
+        // Nothing is written without random IVs.
+        let data = InOut::Copy { src: blocks, dst: &mut sealed };
+        aead.seal(Sector(sector), data, &mut tuples).map_err(|_| Errno::IO)?;
+        self.device.write(sector, &sealed, &tuples)
     }
 }
 
@@ -59,20 +110,23 @@ impl BackingStore for IntegrityStore {
             return Ok(0);
         }
         let (start, len) = self.aligned(offset, data.len());
-        let mut blocks = vec![0; len];
         let head = (offset - start) as usize;
-        let available = match self.device.read(start / 512, &mut blocks, &mut []) {
-            Ok(()) => len,
-            // The bytes before the first bad block are valid; the error is returned when the caller asks for the rest.
-            Err(ReadError::Mismatch(bad)) => (bad[0] * 512 - start) as usize,
-            Err(ReadError::Io(error)) => return Err(error),
+        // The bytes before the first bad block are valid; the error is returned when the caller asks for the rest.
+        let valid = |result| match result {
+            Ok(()) => Ok(len),
+            Err(ReadError::Mismatch(bad)) => Ok((bad[0] * SECTOR_SIZE - start) as usize),
+            Err(ReadError::Io(error)) => Err(error),
         };
-        let count = available.saturating_sub(head).min(data.len());
-        if count == 0 {
-            return Err(Errno::ILSEQ);
-        }
-        data[..count].copy_from_slice(&blocks[head..head + count]);
-        Ok(count)
+        let count = if head == 0 && len <= data.len() {
+            valid(self.read_blocks(start, &mut data[..len]))?
+        } else {
+            let mut blocks = vec![0; len];
+            let valid = valid(self.read_blocks(start, &mut blocks))?;
+            let count = valid.saturating_sub(head).min(data.len());
+            data[..count].copy_from_slice(&blocks[head..head + count]);
+            count
+        };
+        if count == 0 { Err(Errno::ILSEQ) } else { Ok(count) }
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
@@ -85,17 +139,17 @@ impl BackingStore for IntegrityStore {
         let block_len = self.device.layout().block_len();
         if head == 0 && count.is_multiple_of(block_len) {
             let _shared = self.partial.read().unwrap_or_else(PoisonError::into_inner);
-            self.device.write(start / 512, &data[..count], &[])?;
+            self.write_blocks(start, &data[..count])?;
             return Ok(count);
         }
         let _exclusive = self.partial.write().unwrap_or_else(PoisonError::into_inner);
         let mut blocks = vec![0; len];
         for edge in [0, len - block_len] {
             let block = &mut blocks[edge..edge + block_len];
-            self.device.read((start + edge as u64) / 512, block, &mut []).map_err(|error| error.errno())?;
+            self.read_blocks(start + edge as u64, block).map_err(|error| error.errno())?;
         }
         blocks[head..head + count].copy_from_slice(&data[..count]);
-        self.device.write(start / 512, &blocks, &[])?;
+        self.write_blocks(start, &blocks)?;
         Ok(count)
     }
 
@@ -106,6 +160,6 @@ impl BackingStore for IntegrityStore {
     fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
         let block = self.device.layout().block_len() as u64;
         let (start, end) = (offset.next_multiple_of(block), (offset + len) / block * block);
-        if start < end { self.device.discard(start / 512, (end - start) / 512) } else { Ok(()) }
+        if start < end { self.device.discard(start / SECTOR_SIZE, (end - start) / SECTOR_SIZE) } else { Ok(()) }
     }
 }

@@ -88,6 +88,11 @@ impl IntegrityDevice {
         self.core.metrics.snapshot()
     }
 
+    /// Counts blocks whose tags, of the caller, do not match them.
+    pub(crate) fn count_mismatches(&self, count: usize) {
+        (0..count).for_each(|_| self.core.metrics.count_mismatch());
+    }
+
     /// Reads blocks from `sector`. Blocks the caller.
     ///
     /// # Errors

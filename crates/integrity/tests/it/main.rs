@@ -8,5 +8,6 @@ mod crash;
 mod device;
 mod faults;
 mod format;
+mod sealed;
 mod support;
 mod tampering;
