@@ -268,6 +268,13 @@ fn more_operations_than_the_queue_holds() {
     });
 }
 
+#[test]
+fn waker_is_not_inherited_and_never_blocks() {
+    let waker = Ring::new(IoMode::Sync).unwrap().waker();
+    assert!(rustix::io::fcntl_getfd(&*waker.0).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+    assert!(rustix::fs::fcntl_getfl(&*waker.0).unwrap().contains(rustix::fs::OFlags::NONBLOCK));
+}
+
 fn send(bytes: &[u8]) -> Operation {
     let mut buffer = Buffer::new(bytes.len());
     buffer.data_mut().copy_from_slice(bytes);

@@ -60,3 +60,55 @@ fn is_direct_block_device(store: &dyn BackingStore) -> bool {
     let flags = store.as_fd().and_then(|fd| rustix::fs::fcntl_getfl(fd).ok());
     store.profile().is_block_device && flags.is_some_and(|flags| flags.contains(rustix::fs::OFlags::DIRECT))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Context, Finished, Flow};
+    use super::*;
+    use crate::buffer::BufferPool;
+    use crate::device::{Access, Device};
+    use crate::ring::{Completion, Ring};
+    use crate::store::file::{FileStore, IoMode};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    /// Waits for an hour unless there is something to do.
+    struct Idle;
+
+    impl Frontend for Idle {
+        type Message = ();
+        fn on_message(&mut self, _cx: &mut Context<'_>, (): ()) {}
+        fn on_completion(&mut self, _cx: &mut Context<'_>, _done: Completion) {}
+        fn on_finished(&mut self, _cx: &mut Context<'_>, _done: Finished) {}
+        fn end_turn(&mut self, _cx: &mut Context<'_>) -> (Flow, Wait) {
+            (Flow::Continue, Wait::Until(Duration::from_secs(3600)))
+        }
+    }
+
+    fn worker(mode: IoMode) -> Worker<Idle> {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let device = Device::raw(Arc::new(FileStore::new(file, mode).unwrap()), Access::default());
+        Worker::new(Arc::new(device), Ring::new(mode).unwrap(), BufferPool::new(&[]), Idle)
+    }
+
+    #[test]
+    fn nothing_is_in_flight_after_warm_up() {
+        for (mode, operations) in [(IoMode::Uring, 1), (IoMode::Uring, 5), (IoMode::Sync, 5)] {
+            let mut worker = worker(mode);
+            worker.warm_up(operations).unwrap();
+            let mut late = VecDeque::new();
+            worker.ring.turn(Wait::Until(Duration::from_millis(20)), &mut late).unwrap();
+            assert!(late.is_empty(), "{} of {operations}", late.len());
+        }
+    }
+
+    #[test]
+    fn worker_with_nothing_to_do_waits_as_long_as_its_frontend_says() {
+        for mode in [IoMode::Uring, IoMode::Sync] {
+            let mut worker = worker(mode);
+            worker.turn().unwrap();
+            assert_eq!(worker.wait, Wait::Until(Duration::from_secs(3600)));
+        }
+    }
+}

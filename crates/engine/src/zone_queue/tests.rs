@@ -5,24 +5,30 @@ use crate::buffer::Buffer;
 use crate::events::ReplyTo;
 use crate::ring::{MAX_WRITE_SEGMENTS, Ring};
 use crate::store::file::IoMode;
+use crate::zoned::ZoneAction;
 use crate::zoned_memory::{MemoryZones, Shape};
 
 const ZONE: u64 = 1 << 20;
 const CAPACITY: u64 = 256 << 10;
 const BLOCK: u64 = 512;
 
-fn zones() -> ZoneWriteQueues {
-    let shape = Shape {
-        zone_len: ZONE,
-        capacity: CAPACITY,
-        zones: 4,
-        conventional: 0,
-        max_open: 0,
-        max_active: 0,
-        granularity: 512,
-    };
+const SHAPE: Shape = Shape {
+    zone_len: ZONE,
+    capacity: CAPACITY,
+    zones: 4,
+    conventional: 1,
+    max_open: 0,
+    max_active: 0,
+    granularity: 512,
+};
+
+fn queues(shape: Shape) -> ZoneWriteQueues {
     let store: Arc<dyn BackingStore> = Arc::new(MemoryZones::new(shape));
     ZoneWriteQueues::new(&store)
+}
+
+fn zones() -> ZoneWriteQueues {
+    queues(Shape { conventional: 0, ..SHAPE })
 }
 
 fn events() -> Arc<EventQueue> {
@@ -99,4 +105,37 @@ fn range_lies_in_the_zones_that_the_store_has() {
     assert_eq!(zones.zones_of(ZONE - 1, 1), 0..1);
     assert_eq!(zones.zones_of(ZONE - 1, 2), 0..2);
     assert_eq!(zones.zones_of(3 * ZONE, 8 * ZONE), 3..4);
+}
+
+#[test]
+fn range_in_several_zones_crosses_unless_all_are_conventional() {
+    let queues = queues(Shape { zones: 5, conventional: 2, capacity: ZONE, ..SHAPE });
+    for (position, len, crosses) in [
+        (0, ZONE, false),
+        (ZONE - 512, 1024, false),
+        (2 * ZONE - 512, 1024, true),
+        (3 * ZONE - 512, 512, false),
+        (3 * ZONE - 512, 513, true),
+        (0, 3 * ZONE, true),
+    ] {
+        assert_eq!(queues.crosses(position, len), Ok(crosses), "{position} {len}");
+    }
+}
+
+/// More zones than one report has.
+#[test]
+fn reset_of_all_zones_resets_those_of_the_device_only() {
+    const LEN: u64 = 4096;
+    let queues = queues(Shape { zone_len: LEN, capacity: LEN, zones: 140, conventional: 0, ..SHAPE });
+    for zone in 0..140 {
+        queues.store.write_at(&[1; 512], zone * LEN).unwrap();
+    }
+    let (id, is_head) =
+        queues.enqueue_mgmt(ZoneAction::ResetAll, vec![LEN..70 * LEN, 71 * LEN..139 * LEN], Waiter::Thread);
+    assert!(is_head);
+    queues.carry_out(id).unwrap();
+    let mut zones = [Zone::UNKNOWN; 140];
+    assert_eq!(queues.zoned().report(0, &mut zones), Ok(140));
+    let kept: Vec<usize> = (0..140).filter(|zone| zones[*zone].write_pointer != Some(zones[*zone].start)).collect();
+    assert_eq!(kept, [0, 70, 139]);
 }
