@@ -15,18 +15,19 @@ cut_off() {
     echo b > /proc/sysrq-trigger
 }
 
-# check NAME COMMAND...: ok if the command succeeds; otherwise fail with the end of its output.
+# check NAME COMMAND...: ok if the command succeeds; otherwise fail with the end of its output. A script that checks in
+# several subshells at a time gives each a STREAM of its own.
 check() {
-    local name=$1 status
+    local name=$1 status said=/tmp/check.${STREAM:-0}
     shift
     echo "+ $*"
-    "$@" > "/tmp/check.$$" 2>&1
+    "$@" > "$said" 2>&1
     status=$?
-    cat "/tmp/check.$$"
+    cat "$said"
     if [ "$status" -eq 0 ]; then
         ok "$name"
     else
-        fail "$name" "status $status of '$*': $(tail -n 3 "/tmp/check.$$")"
+        fail "$name" "status $status of '$*': $(tail -n 3 "$said")"
     fi
     return "$status"
 }

@@ -3,7 +3,7 @@
 use crate::error::IntegrityError;
 use crate::journal_cipher::JournalCipher;
 use crate::journal_codec::JournalCodec;
-use crate::layout::{JournalLayout, Layout, MAX_LOG2_BUFFER, largest_interleaved};
+use crate::layout::{DEFAULT_SECTORS_PER_BIT, JournalLayout, Layout, MAX_LOG2_BUFFER, largest_interleaved};
 use crate::stores::{DeviceSizes, Stores};
 use crate::superblock::{Flags, SUPERBLOCK_LEN, Superblock, read_bytes, write_bytes};
 use crate::tags::{MAX_TAG_LEN, SALT_LEN, TagHash};
@@ -12,8 +12,6 @@ use std::sync::Arc;
 
 /// Default number of sectors of a data area.
 pub(crate) const DEFAULT_INTERLEAVE_SECTORS: u32 = 32768;
-/// Default number of sectors for each bit of the bitmap.
-pub(crate) const DEFAULT_SECTORS_PER_BIT: u32 = 32768;
 const MAX_DEFAULT_JOURNAL_SECTORS: u64 = 131_072;
 
 /// Options of a new volume. The defaults are those of integritysetup.

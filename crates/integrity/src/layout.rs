@@ -5,13 +5,15 @@
 
 use crate::error::{InvalidField, check};
 use crate::stores::DeviceSizes;
-use crate::superblock::{Flags, SUPERBLOCK_SECTORS, Superblock};
+use crate::superblock::{Flags, MAX_LOG2_BITMAP, SUPERBLOCK_SECTORS, Superblock};
 
 /// Metadata sectors at the start of a section.
 pub(crate) const SECTION_METADATA_SECTORS: usize = 8;
 /// Bytes of a tag area are a multiple of this, and of 131072 without `FIXED_PADDING`.
 const PADDING: u64 = 4096;
 const LEGACY_PADDING: u64 = 131_072;
+/// Default number of sectors for each bit of the bitmap.
+pub(crate) const DEFAULT_SECTORS_PER_BIT: u32 = 32768;
 /// Largest and smallest logarithm of the sectors of a tag buffer: the end of the tags is rounded up to one.
 pub(crate) const MAX_LOG2_BUFFER: u8 = 7;
 const MIN_LOG2_BUFFER: u8 = 3;
@@ -189,6 +191,17 @@ impl Layout {
     /// Returns the byte of the metadata store at which a section starts.
     pub fn section_at(&self, section: u32) -> u64 {
         self.journal_at() + u64::from(section) * self.journal.section_len() as u64
+    }
+
+    /// Returns the logarithm of the blocks for each bit of a new bitmap: for `sectors`, or the kernel's default,
+    /// rounded down to a power of two; more if the bitmap would not fit the journal's place.
+    pub(crate) fn log2_blocks_per_bit(&self, sectors: Option<u32>) -> u8 {
+        let sectors = sectors.unwrap_or(DEFAULT_SECTORS_PER_BIT).max(1);
+        let mut log2 = (sectors.ilog2() as u8).saturating_sub(self.log2_sectors_per_block);
+        while log2 < MAX_LOG2_BITMAP && self.bitmap_len(log2).is_err() {
+            log2 += 1;
+        }
+        log2
     }
 
     /// Returns the bytes of the bitmap, whole blocks of 4096.

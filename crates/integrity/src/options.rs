@@ -85,7 +85,7 @@ impl OpenOptions {
         require(self.mode != Mode::Bitmap || internal, "mode", "a bitmap needs an internal hash")?;
         require(!self.allow_discards || internal, "allow-discards", "discards need an internal hash")?;
         require(!self.recalculate || internal, "integrity-recalculate", "there is no internal hash")?;
-        let recalculates = self.recalculate || sb.flags.has(Flags::RECALCULATING);
+        let recalculates = self.recalculate || sb.is_recalculating();
         // An attacker could change a block and get a valid tag for it, unless a MAC protects the superblock.
         let is_keyed = self.internal_hash.as_ref().is_some_and(|hash| hash.algorithm().is_keyed());
         let protected = has_mac && sb.flags.has(Flags::FIXED_HMAC) || self.legacy_recalculate || !is_keyed;
@@ -108,7 +108,7 @@ pub fn load(stores: &Stores, options: &OpenOptions) -> Result<(Superblock, Layou
         superblock.check_mac(&bytes[..], options.journal_mac.as_deref())?;
     }
     let layout = Layout::new(&superblock, &stores.sizes())?;
-    if options.mode == Mode::Bitmap {
+    if options.mode == Mode::Bitmap && superblock.flags.has(Flags::DIRTY_BITMAP) {
         layout.bitmap_len(superblock.log2_blocks_per_bitmap_bit)?;
     }
     Ok((superblock, layout))

@@ -9,7 +9,7 @@ use subtle::ConstantTimeEq;
 /// Length of the superblock in bytes. Only the first 512 are in use.
 pub const SUPERBLOCK_LEN: usize = 4096;
 /// Largest logarithm of the blocks for a bit of the bitmap.
-const MAX_LOG2_BITMAP: u8 = 31;
+pub(crate) const MAX_LOG2_BITMAP: u8 = 31;
 /// Length of the superblock in sectors.
 pub(crate) const SUPERBLOCK_SECTORS: u64 = 8;
 /// Bytes that have the fields; a MAC is at the end of the first 512.
@@ -23,7 +23,7 @@ pub struct Flags(u32);
 impl Flags {
     /// Sections of the journal have a MAC.
     pub const JOURNAL_MAC: Self = Self(1);
-    /// The tags from `recalc_sector` on are still to be computed.
+    /// The tags from `recalc_sector` on are still to be computed, unless that is the end of the volume.
     pub const RECALCULATING: Self = Self(2);
     /// The bitmap is in use; regions that are set may have wrong tags.
     pub const DIRTY_BITMAP: Self = Self(4);
@@ -232,6 +232,11 @@ impl Superblock {
     /// Returns the number of bytes in a block.
     pub fn block_len(&self) -> usize {
         512 << self.log2_sectors_per_block
+    }
+
+    /// Whether tags are still to be computed. The kernel leaves the flag set when the last one is done.
+    pub fn is_recalculating(&self) -> bool {
+        self.flags.has(Flags::RECALCULATING) && self.recalc_sector < self.provided_data_sectors
     }
 
     /// Returns the salt that hashes start with, if they do.

@@ -1,9 +1,11 @@
 //! Tags: hashes by name, the tag of a block, and the filler of discarded blocks.
 
 use crate::error::IntegrityError;
+use hmac::digest::Output;
 use hmac::{Hmac, KeyInit, Mac};
+use inlock_cipher::Hash;
 use sha1::Sha1;
-use sha2::{Digest, Sha256, Sha512};
+use sha2::{Sha256, Sha512};
 use std::fmt;
 use std::hash::Hasher;
 use std::str::FromStr;
@@ -121,7 +123,8 @@ pub struct TagHash {
 }
 
 enum State {
-    NoKey,
+    Checksum,
+    Plain(Hash),
     HmacSha1(Box<Hmac<Sha1>>),
     HmacSha256(Box<Hmac<Sha256>>),
     HmacSha512(Box<Hmac<Sha512>>),
@@ -148,7 +151,10 @@ impl TagHash {
             TagAlgorithm::HmacSha1 => State::HmacSha1(Box::new(Hmac::new_from_slice(key).expect(ANY_LENGTH))),
             TagAlgorithm::HmacSha256 => State::HmacSha256(Box::new(Hmac::new_from_slice(key).expect(ANY_LENGTH))),
             TagAlgorithm::HmacSha512 => State::HmacSha512(Box::new(Hmac::new_from_slice(key).expect(ANY_LENGTH))),
-            _ => State::NoKey,
+            TagAlgorithm::Sha1 => State::Plain(Hash::Sha1),
+            TagAlgorithm::Sha256 => State::Plain(Hash::Sha256),
+            TagAlgorithm::Sha512 => State::Plain(Hash::Sha512),
+            TagAlgorithm::Crc32 | TagAlgorithm::Crc32c | TagAlgorithm::XxHash64 => State::Checksum,
         };
         Ok(Self { algorithm, state })
     }
@@ -169,21 +175,19 @@ impl TagHash {
         let mut out = [0; Self::MAX_LEN];
         let mut put = |digest: &[u8]| out[..digest.len()].copy_from_slice(digest);
         match (&self.state, self.algorithm) {
-            (State::HmacSha1(mac), _) => put(&finish_mac(&**mac, parts)),
-            (State::HmacSha256(mac), _) => put(&finish_mac(&**mac, parts)),
-            (State::HmacSha512(mac), _) => put(&finish_mac(&**mac, parts)),
-            (State::NoKey, TagAlgorithm::Crc32) => put(&kernel_crc32(parts).to_le_bytes()),
-            (State::NoKey, TagAlgorithm::Crc32c) => {
+            (State::HmacSha1(mac), _) => put(&finish(&**mac, parts)),
+            (State::HmacSha256(mac), _) => put(&finish(&**mac, parts)),
+            (State::HmacSha512(mac), _) => put(&finish(&**mac, parts)),
+            (State::Plain(hash), _) => return *hash.digest(parts),
+            (State::Checksum, TagAlgorithm::Crc32) => put(&kernel_crc32(parts).to_le_bytes()),
+            (State::Checksum, TagAlgorithm::Crc32c) => {
                 put(&parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part)).to_le_bytes());
             }
-            (State::NoKey, TagAlgorithm::XxHash64) => {
+            (State::Checksum, _) => {
                 let mut hasher = twox_hash::XxHash64::with_seed(0);
                 parts.iter().for_each(|part| hasher.write(part));
                 put(&hasher.finish().to_le_bytes());
             }
-            (State::NoKey, TagAlgorithm::Sha1) => put(&finish::<Sha1>(parts)),
-            (State::NoKey, TagAlgorithm::Sha256) => put(&finish::<Sha256>(parts)),
-            (State::NoKey, _) => put(&finish::<Sha512>(parts)),
         }
         out
     }
@@ -203,16 +207,10 @@ fn kernel_crc32(parts: &[&[u8]]) -> u32 {
     !hasher.finalize()
 }
 
-fn finish<D: Digest>(parts: &[&[u8]]) -> Vec<u8> {
-    let mut state = D::new();
-    parts.iter().for_each(|part| Digest::update(&mut state, part));
-    state.finalize().to_vec()
-}
-
-fn finish_mac<M: Mac + Clone>(mac: &M, parts: &[&[u8]]) -> Vec<u8> {
+fn finish<M: Mac + Clone>(mac: &M, parts: &[&[u8]]) -> Output<M> {
     let mut state = mac.clone();
     parts.iter().for_each(|part| state.update(part));
-    state.finalize().into_bytes().to_vec()
+    state.finalize().into_bytes()
 }
 
 /// Computes the tags of a volume's blocks.

@@ -1,8 +1,10 @@
 //! Bitmaps: regions that may have wrong tags after a power cut.
 
 use super::core::Core;
+use crate::journal_codec::JournalCodec;
 use inlock_engine::Errno;
 use inlock_engine::store::read_all;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 const BLOCK: usize = 4096;
@@ -43,13 +45,28 @@ impl Bits {
     }
 }
 
-/// The bitmap of an open device. All its bits are durable.
-pub(super) struct Bitmap(pub(super) Mutex<Bits>);
+/// The bitmap of an open device, in the journal's place. All its bits are durable.
+pub(super) struct Bitmap {
+    pub(super) bits: Mutex<Bits>,
+    /// Writes the empty journal that a closed volume has.
+    pub(super) journal: JournalCodec,
+    /// Whether an empty journal has replaced it.
+    pub(super) closed: AtomicBool,
+}
 
 impl Bitmap {
+    /// Writes all bits and makes them durable.
+    pub(super) fn write(&self, core: &Core) -> Result<(), Errno> {
+        self.bits.lock().unwrap_or_else(PoisonError::into_inner).write(core)?;
+        core.sync(false)
+    }
+
     /// Sets the bits of blocks, and makes them durable before it returns.
     pub(super) fn set(&self, core: &Core, first: u64, count: u64) -> Result<(), Errno> {
-        let mut bits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Errno::ROFS);
+        }
+        let mut bits = self.bits.lock().unwrap_or_else(PoisonError::into_inner);
         let range = first >> bits.log2..=(first + count - 1) >> bits.log2;
         let (low, high) = ((range.start() / 8) as usize / BLOCK, (range.end() / 8) as usize / BLOCK);
         let mut changed = false;

@@ -50,7 +50,7 @@ impl Core {
 
     /// Reads blocks and their tags. The caller holds their locks.
     pub(super) fn read(&self, mut block: u64, mut data: &mut [u8], tags: &mut [u8]) -> Result<(), Errno> {
-        self.tags.read(&self.stores, &self.layout, block, tags)?;
+        self.metrics.count_stored(self.tags.read(&self.stores, &self.layout, block, tags)?);
         while !data.is_empty() {
             let (at, run) = self.layout.data_position(block);
             let count = run.min((data.len() / self.layout.block_len()) as u64);
@@ -72,7 +72,13 @@ impl Core {
             write_all(&*self.stores.data, now, at)?;
             (block, data) = (block + count, rest);
         }
-        self.tags.write(&self.stores, &self.layout, first, tags)
+        self.write_tags(first, tags)
+    }
+
+    /// Changes the cached tags of blocks. The caller holds their locks exclusively.
+    pub(super) fn write_tags(&self, first: u64, tags: &[u8]) -> Result<(), Errno> {
+        self.metrics.count_stored(self.tags.write(&self.stores, &self.layout, first, tags)?);
+        Ok(())
     }
 
     /// Writes the cached tags and syncs all stores.

@@ -14,6 +14,7 @@ mod wipe;
 pub use metrics::MetricsSnapshot;
 
 use self::core::Core;
+use crate::format::clear_journal;
 use crate::layout::Layout;
 use crate::options::{Mode, OpenOptions};
 use crate::superblock::{Flags, Superblock};
@@ -22,6 +23,7 @@ use bitmap::Bitmap;
 use inlock_engine::Errno;
 use journal::Journal;
 use recalculate::Recalculation;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 /// An open volume. Several threads may use it at once.
@@ -238,7 +240,7 @@ impl IntegrityDevice {
             }
             let _locks = self.core.stripes.write(first, count);
             let filler = vec![DISCARD_FILLER; count as usize * layout.journal.tag_size];
-            self.core.tags.write(&self.core.stores, layout, first, &filler)?;
+            self.core.write_tags(first, &filler)?;
             first += count;
         }
         Ok(())
@@ -278,7 +280,9 @@ impl IntegrityDevice {
     ///
     /// As [`IntegrityDevice::flush`].
     pub fn maintain(&self) -> Result<(), Errno> {
-        let Some(bitmap) = &self.bitmap else { return self.flush() };
+        let Some(bitmap) = self.bitmap.as_ref().filter(|bitmap| !bitmap.closed.load(Ordering::Acquire)) else {
+            return self.flush();
+        };
         let _no_writes = self.writes.write().unwrap_or_else(PoisonError::into_inner);
         self.core.write_back()?;
         let recalculation = self.recalculation.read().unwrap_or_else(PoisonError::into_inner);
@@ -286,14 +290,14 @@ impl IntegrityDevice {
             // Its regions are the set bits; they are cleared when all of them are done.
             return Ok(());
         }
-        let mut bits = bitmap.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bits = bitmap.bits.lock().unwrap_or_else(PoisonError::into_inner);
         bits.clear();
         bits.write(&self.core)?;
         self.core.sync(false)
     }
 
-    /// Copies the journal to its places and marks the volume as clean. The device can still be used; without a close a
-    /// volume is replayed or recalculated when it is opened.
+    /// Copies the journal to its places and marks the volume as clean. The device can still be used, with a bitmap for
+    /// reading only; without a close a volume is replayed or recalculated when it is opened.
     ///
     /// # Errors
     ///
@@ -307,7 +311,13 @@ impl IntegrityDevice {
         }
         self.maintain()?;
         let unfinished = self.recalculation.read().unwrap_or_else(PoisonError::into_inner).is_some();
-        if self.bitmap.is_some() && !unfinished {
+        if let Some(bitmap) = self.bitmap.as_ref().filter(|_| !unfinished) {
+            // The kernel fails a volume whose journal has other bytes than sections. A power cut before the flag is
+            // cleared leaves bits of regions that are computed again, to the tags that they have.
+            let (stores, layout) = (&self.core.stores, &self.core.layout);
+            let _no_writes = self.writes.write().unwrap_or_else(PoisonError::into_inner);
+            bitmap.closed.store(true, Ordering::Release);
+            self.core.note(clear_journal(stores, layout, &bitmap.journal, 0))?;
             self.update_superblock(|superblock| superblock.flags.set(Flags::DIRTY_BITMAP, false))?;
         }
         Ok(())

@@ -13,6 +13,7 @@ use crate::options::{Mode, OpenOptions, load};
 use crate::stores::Stores;
 use crate::superblock::{Flags, Superblock};
 use inlock_engine::Errno;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, RwLock};
 
 impl IntegrityDevice {
@@ -43,11 +44,16 @@ impl IntegrityDevice {
         device.prepare(superblock, layout).map_err(IntegrityError::io("replay the journal"))
     }
 
-    fn prepare(mut self, superblock: Superblock, layout: Layout) -> Result<Self, Errno> {
+    fn prepare(mut self, mut superblock: Superblock, layout: Layout) -> Result<Self, Errno> {
         let salt = superblock.hash_salt();
         let (cipher, mac) = (self.options.journal_cipher.clone(), self.options.journal_mac.clone());
         let codec = JournalCodec::new(layout.journal, cipher, mac, salt);
         let was_dirty = superblock.flags.has(Flags::DIRTY_BITMAP);
+        if self.options.mode == Mode::Bitmap && !was_dirty {
+            let log2 = layout.log2_blocks_per_bit(self.options.sectors_per_bit);
+            superblock.log2_blocks_per_bitmap_bit = log2;
+            self.lock_superblock().log2_blocks_per_bitmap_bit = log2;
+        }
         let log2 = superblock.log2_blocks_per_bitmap_bit;
         let dirty_bits = match layout.bitmap_len(log2) {
             Ok(len) if was_dirty && self.options.mode == Mode::Bitmap => Some(Bits::read(&self.core, len, log2)?),
@@ -64,13 +70,22 @@ impl IntegrityDevice {
         match self.options.mode {
             Mode::Bitmap => {
                 let len = layout.bitmap_len(log2).map_err(|_| Errno::INVAL)?;
+                let everything = self.options.recalculate || (!was_dirty && superblock.is_recalculating());
                 let mut bits = dirty_bits.unwrap_or_else(|| Bits::empty(len, log2));
-                if self.options.recalculate || (!was_dirty && superblock.flags.has(Flags::RECALCULATING)) {
+                if everything {
+                    // Durable before the flag, with which the bits replace the place where the recalculation is.
                     bits.set_all();
+                    bits.write(&self.core)?;
+                    self.core.sync(false)?;
                 }
-                bits.write(&self.core)?;
-                self.core.sync(false)?;
-                self.bitmap = Some(Bitmap(Mutex::new(bits)));
+                self.bitmap = Some(Bitmap { bits: Mutex::new(bits), journal: codec, closed: AtomicBool::new(false) });
+                // The bits tell what is to be computed. With the flag, a volume with a key could not be opened again.
+                self.mark(self.options.recalculate)?;
+                if let Some(bitmap) = self.bitmap.as_ref().filter(|_| !everything) {
+                    // After the flag: the kernel fails a volume without it that has other bytes than a journal.
+                    bitmap.write(&self.core)?;
+                }
+                Ok(self)
             }
             mode => {
                 if restart {
@@ -87,11 +102,9 @@ impl IntegrityDevice {
                 if mode == Mode::Journal {
                     self.journal = Some(Journal::new(&self.core, codec, next, sequence));
                 }
-                return Ok(self);
+                Ok(self)
             }
         }
-        self.mark(restart)?;
-        Ok(self)
     }
 
     /// Stores the flags of the session's start.
@@ -107,7 +120,7 @@ impl IntegrityDevice {
     }
 
     fn start_recalculation(&self, superblock: &Superblock, was_dirty: bool, dirty: Option<Bits>) {
-        let continues = superblock.flags.has(Flags::RECALCULATING);
+        let continues = superblock.is_recalculating();
         let everything = self.options.recalculate || (was_dirty && dirty.is_none());
         let state = match (everything, was_dirty, continues) {
             (true, ..) => Recalculation { next: 0, bits: None },

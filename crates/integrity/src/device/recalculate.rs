@@ -31,8 +31,11 @@ impl IntegrityDevice {
     /// The store's error. The recalculation can be continued, also after the volume was opened again.
     pub fn recalculate_step(&self) -> Result<bool, Errno> {
         let Some(tagger) = &self.tagger else { return Ok(true) };
-        let next = self.recalculation.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|state| state.next);
-        let Some(first) = next else { return Ok(true) };
+        let state = self.recalculation.read().unwrap_or_else(PoisonError::into_inner);
+        let Some((first, by_bitmap)) = state.as_ref().map(|state| (state.next, state.bits.is_some())) else {
+            return Ok(true);
+        };
+        drop(state);
         self.check_writable()?;
         let layout = &self.core.layout;
         let end = (first + BLOCKS_PER_STEP).min(layout.blocks());
@@ -49,15 +52,17 @@ impl IntegrityDevice {
                     tag.copy_from_slice(fresh);
                 }
             }
-            self.core.tags.write(&self.core.stores, layout, first, &tags)?;
+            self.core.write_tags(first, &tags)?;
             drop(locks);
         }
         self.core.write_back()?;
         let finished = end == layout.blocks();
-        self.update_superblock(|superblock| {
-            superblock.recalc_sector = end * layout.sectors_per_block();
-            superblock.flags.set(Flags::RECALCULATING, !finished);
-        })?;
+        if !by_bitmap || finished {
+            self.update_superblock(|superblock| {
+                superblock.recalc_sector = end * layout.sectors_per_block();
+                superblock.flags.set(Flags::RECALCULATING, !finished);
+            })?;
+        }
         let mut state = self.recalculation.write().unwrap_or_else(PoisonError::into_inner);
         match state.as_mut().filter(|_| !finished) {
             Some(state) => state.next = end,

@@ -39,8 +39,8 @@ impl Default for TagCache {
 }
 
 impl TagCache {
-    /// Reads the tags of `block` and the blocks after it.
-    pub(super) fn read(&self, stores: &Stores, layout: &Layout, block: u64, tags: &mut [u8]) -> Result<(), Errno> {
+    /// Reads the tags of `block` and the blocks after it. Returns the number of bytes that were written to make room.
+    pub(super) fn read(&self, stores: &Stores, layout: &Layout, block: u64, tags: &mut [u8]) -> Result<u64, Errno> {
         self.each_run(layout, block, tags.len(), |at, range| {
             self.access(stores, layout, at, range.len(), |piece, done, len, _| {
                 tags[range.start + done..][..len].copy_from_slice(piece);
@@ -48,8 +48,9 @@ impl TagCache {
         })
     }
 
-    /// Changes the tags of `block` and the blocks after it; they are written when the cache is flushed.
-    pub(super) fn write(&self, stores: &Stores, layout: &Layout, block: u64, tags: &[u8]) -> Result<(), Errno> {
+    /// Changes the tags of `block` and the blocks after it; they are written when the cache is flushed. Returns the
+    /// number of bytes that were written to make room.
+    pub(super) fn write(&self, stores: &Stores, layout: &Layout, block: u64, tags: &[u8]) -> Result<u64, Errno> {
         self.each_run(layout, block, tags.len(), |at, range| {
             self.access(stores, layout, at, range.len(), |piece, done, len, dirty| {
                 piece.copy_from_slice(&tags[range.start + done..][..len]);
@@ -58,7 +59,7 @@ impl TagCache {
         })
     }
 
-    /// Writes all changed pieces. The caller syncs the store.
+    /// Writes all changed pieces, and returns the number of bytes. The caller syncs the store.
     pub(super) fn flush(&self, stores: &Stores, layout: &Layout) -> Result<u64, Errno> {
         let mut written = 0;
         for shard in &self.shards {
@@ -71,23 +72,23 @@ impl TagCache {
         Ok(written)
     }
 
-    /// Calls `f` for each run of tags that follow each other on the store.
+    /// Calls `f` for each run of tags that follow each other on the store, and returns the sum of its results.
     fn each_run(
         &self,
         layout: &Layout,
         mut block: u64,
         len: usize,
-        mut f: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        let (mut done, tag_size) = (0, layout.journal.tag_size);
+        mut f: impl FnMut(u64, std::ops::Range<usize>) -> Result<u64, Errno>,
+    ) -> Result<u64, Errno> {
+        let (mut done, mut written, tag_size) = (0, 0, layout.journal.tag_size);
         while done < len {
             let (at, run) = layout.tag_position(block);
             let count = run.min(((len - done) / tag_size) as u64);
             let end = done + count as usize * tag_size;
-            f(at, done..end)?;
+            written += f(at, done..end)?;
             (block, done) = (block + count, end);
         }
-        Ok(())
+        Ok(written)
     }
 
     fn access(
@@ -97,8 +98,8 @@ impl TagCache {
         at: u64,
         len: usize,
         mut f: impl FnMut(&mut [u8], usize, usize, &mut bool),
-    ) -> Result<(), Errno> {
-        let (base, mut done) = (layout.tags_at(), 0);
+    ) -> Result<u64, Errno> {
+        let (base, mut done, mut written) = (layout.tags_at(), 0, 0);
         while done < len {
             let offset = at - base + done as u64;
             let (number, inside) = (offset / PIECE as u64, (offset % PIECE as u64) as usize);
@@ -107,7 +108,7 @@ impl TagCache {
             shard.clock += 1;
             let clock = shard.clock;
             if !shard.pieces.contains_key(&number) {
-                shard.make_room(stores, base)?;
+                written += shard.make_room(stores, base)?;
                 let mut bytes = vec![0; PIECE].into_boxed_slice();
                 read_all(stores.metadata(), &mut bytes, base + number * PIECE as u64)?;
                 shard.pieces.insert(number, Piece { bytes, dirty: false, used: 0 });
@@ -118,24 +119,27 @@ impl TagCache {
             }
             done += take;
         }
-        Ok(())
+        Ok(written)
     }
 }
 
 impl Shard {
-    /// Removes the piece that was not used for longest if the shard is full.
-    fn make_room(&mut self, stores: &Stores, base: u64) -> Result<(), Errno> {
+    /// Removes the piece that was not used for longest if the shard is full, and writes it if it was changed. Returns
+    /// the number of bytes written.
+    fn make_room(&mut self, stores: &Stores, base: u64) -> Result<u64, Errno> {
+        let mut written = 0;
         if self.pieces.len() < CAPACITY {
-            return Ok(());
+            return Ok(written);
         }
         let oldest = self.pieces.iter().min_by_key(|(_, piece)| (piece.dirty, piece.used)).map(|(number, _)| *number);
         if let Some(number) = oldest {
             if let Some(piece) = self.pieces.get(&number).filter(|piece| piece.dirty) {
                 write_all(stores.metadata(), &piece.bytes, base + number * PIECE as u64)?;
+                written = PIECE as u64;
             }
             self.pieces.remove(&number);
         }
-        Ok(())
+        Ok(written)
     }
 }
 

@@ -162,3 +162,65 @@ fn threads_see_their_own_writes() {
         }
     }
 }
+
+/// The bits of the bitmap tell which tags are computed again, not a flag with which a keyed volume would be refused.
+#[test]
+fn keyed_bitmap_volume_is_opened_after_two_power_cuts() {
+    let format = FormatOptions { internal_hash: Some(hash("hmac-sha256")), sectors_per_bit: 8, ..options(512, true) };
+    let store = memory(formatted(&format, 1 << 20, None).0);
+    let open =
+        || IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(Mode::Bitmap, &format)).unwrap();
+    for value in 1..4u8 {
+        let device = open();
+        device.recalculate_step().unwrap();
+        device.write(u64::from(value) * 64, &fill(0, value, 512), &[]).unwrap();
+    }
+    let device = open();
+    let mut data = [0; 512];
+    device.read(3 * 64, &mut data, &mut []).unwrap();
+    assert!(data[..] == fill(0, 3, 512));
+    while !device.recalculate_step().unwrap() {}
+    device.close().unwrap();
+    assert_eq!(open().superblock().flags.bits() & 2, 0);
+}
+
+/// The kernel fails a volume that is not in bitmap mode and has other bytes in the journal's place.
+#[test]
+fn closed_bitmap_volume_has_an_empty_journal() {
+    let format = options(512, true);
+    let (formatted, _) = formatted(&format, 1 << 20, None);
+    let store = memory(formatted.clone());
+    let open =
+        || IntegrityDevice::open(Stores::interleaved(store.clone()), open_options(Mode::Bitmap, &format)).unwrap();
+    let device = open();
+    let journal = device.layout().journal_at() as usize..device.layout().tags_at() as usize;
+    device.write(0, &[1; 512], &[]).unwrap();
+    assert!(store.contents()[journal.clone()] != formatted[journal.clone()]);
+    device.close().unwrap();
+    assert!(store.contents()[journal.clone()] == formatted[journal]);
+    // The place is no longer a bitmap.
+    assert_eq!(device.write(0, &[2; 512], &[]), Err(inlock_engine::Errno::ROFS));
+    device.maintain().unwrap();
+    device.read(0, &mut [0; 512], &mut []).unwrap();
+    open().read(0, &mut [0; 512], &mut []).unwrap();
+}
+
+/// The kernel leaves the flag set when all tags are computed.
+#[test]
+fn finished_recalculation_is_not_refused_and_not_repeated() {
+    let format = FormatOptions { internal_hash: Some(hash("hmac-sha256")), fix_hmac: false, ..options(512, true) };
+    let (mut bytes, _) = formatted(&format, 1 << 20, None);
+    let provided: [u8; 8] = bytes[16..24].try_into().unwrap();
+    bytes[24] |= 2;
+    bytes[32..40].copy_from_slice(&provided);
+    let open = |bytes: &[u8], mode| {
+        IntegrityDevice::open(Stores::interleaved(memory(bytes.to_vec())), open_options(mode, &format))
+    };
+    for mode in MODES {
+        let device = open(&bytes, mode).unwrap();
+        device.read(0, &mut [0; 512], &mut []).unwrap_err();
+        assert!(device.recalculate_step().unwrap());
+    }
+    bytes[32..40].copy_from_slice(&(u64::from_le_bytes(provided) - 1).to_le_bytes());
+    assert!(open(&bytes, Mode::Journal).is_err());
+}

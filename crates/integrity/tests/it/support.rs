@@ -20,6 +20,7 @@ pub(crate) fn open_options(mode: Mode, format: &FormatOptions) -> OpenOptions {
     options.internal_hash = format.internal_hash.clone();
     options.journal_mac = format.journal_mac.clone();
     options.journal_cipher = format.journal_cipher.clone();
+    options.sectors_per_bit = Some(format.sectors_per_bit);
     options
 }
 

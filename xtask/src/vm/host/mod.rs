@@ -3,6 +3,7 @@
 //! Tests without an entry need neither.
 
 mod dm_crypt;
+mod integrity;
 mod luks;
 mod table;
 mod zoned;
@@ -21,8 +22,13 @@ pub(super) type Judge = Box<dyn FnOnce(&Scene<'_>, &mut Report) -> Result<()>>;
 type Prepare = fn(&mut Scene<'_>) -> Result<Judge>;
 
 /// The tests with a host part, by the names of their scripts.
-const PARTS: &[(&str, Prepare)] =
-    &[("dm-crypt", dm_crypt::prepare), ("luks", luks::prepare), ("table", table::prepare), ("zoned", zoned::prepare)];
+const PARTS: &[(&str, Prepare)] = &[
+    ("dm-crypt", dm_crypt::prepare),
+    ("integrity", integrity::prepare),
+    ("luks", luks::prepare),
+    ("table", table::prepare),
+    ("zoned", zoned::prepare),
+];
 
 /// Prepares the test of this name.
 pub(super) fn prepare(name: &str, scene: &mut Scene<'_>) -> Result<Option<Judge>> {
