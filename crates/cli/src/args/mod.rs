@@ -5,6 +5,7 @@
 
 pub(crate) mod action;
 pub(crate) mod help;
+pub(crate) mod integrity;
 pub(crate) mod keyslot;
 mod left_out;
 pub(crate) mod options;

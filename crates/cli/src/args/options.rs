@@ -289,6 +289,92 @@ pub(crate) struct Options {
     #[arg(long, alias = "granularity", value_name = "BYTES", value_parser = values::size, help_heading = "Zones")]
     pub zone_write_granularity: Option<u64>,
 
+    /// Data integrity algorithm: crc32c (default), crc32, xxhash64, sha1, sha256, sha512, hmac-sha1, hmac-sha256 or
+    /// hmac-sha512
+    #[arg(short = 'I', long, value_name = "NAME", help_heading = "Integrity")]
+    pub integrity: Option<String>,
+    /// Read the integrity key from a file
+    #[arg(long, value_name = "FILE", help_heading = "Integrity")]
+    pub integrity_key_file: Option<PathBuf>,
+    /// The size of the data integrity key
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Integrity")]
+    pub integrity_key_size: Option<u64>,
+    /// Tag size (per-sector)
+    #[arg(long, value_name = "BYTES", help_heading = "Integrity")]
+    pub tag_size: Option<u32>,
+    /// Interleave sectors (default: 32768)
+    #[arg(long, value_name = "SECTORS", help_heading = "Integrity")]
+    pub interleave_sectors: Option<u32>,
+    /// Path to data device (if separated)
+    #[arg(long, value_name = "FILE", help_heading = "Integrity")]
+    pub data_device: Option<PathBuf>,
+    /// Journal size
+    #[arg(short = 'j', long, value_name = "BYTES", value_parser = values::size, help_heading = "Integrity")]
+    pub journal_size: Option<u64>,
+    /// Journal watermark; accepted, the journal is copied when it is half full
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100), help_heading = "Integrity")]
+    pub journal_watermark: Option<u32>,
+    /// Journal commit time (in ms, default: 10000)
+    #[arg(long, value_name = "MSECS", help_heading = "Integrity")]
+    pub journal_commit_time: Option<u32>,
+    /// Journal integrity algorithm: hmac-sha1, hmac-sha256 or hmac-sha512
+    #[arg(long, value_name = "NAME", help_heading = "Integrity")]
+    pub journal_integrity: Option<String>,
+    /// Read the journal integrity key from a file
+    #[arg(long, value_name = "FILE", help_heading = "Integrity")]
+    pub journal_integrity_key_file: Option<PathBuf>,
+    /// The size of the journal integrity key
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Integrity")]
+    pub journal_integrity_key_size: Option<u64>,
+    /// Journal encryption algorithm: ctr-aes or cbc-aes
+    #[arg(long, value_name = "NAME", help_heading = "Integrity")]
+    pub journal_crypt: Option<String>,
+    /// Read the journal encryption key from a file
+    #[arg(long, value_name = "FILE", help_heading = "Integrity")]
+    pub journal_crypt_key_file: Option<PathBuf>,
+    /// The size of the journal encryption key
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Integrity")]
+    pub journal_crypt_key_size: Option<u64>,
+    /// Use bitmap to track changes and disable journal for integrity device
+    #[arg(short = 'B', long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_bitmap_mode: bool,
+    /// Number of 512-byte sectors per bit (bitmap mode)
+    #[arg(long, value_name = "SECTORS", help_heading = "Integrity")]
+    pub bitmap_sectors_per_bit: Option<u32>,
+    /// Bitmap mode flush time (in ms, default: 10000)
+    #[arg(long, value_name = "MSECS", help_heading = "Integrity")]
+    pub bitmap_flush_time: Option<u32>,
+    /// Disable journal for integrity device
+    #[arg(short = 'D', long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_no_journal: bool,
+    /// Recovery mode (no journal, no tag checking)
+    #[arg(short = 'R', long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_recovery_mode: bool,
+    /// Recalculate initial tags automatically
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_recalculate: bool,
+    /// Reset automatic recalculate position
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_recalculate_reset: bool,
+    /// Use inefficient legacy padding (old kernels)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_legacy_padding: bool,
+    /// Do not protect superblock with HMAC (old kernels)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_legacy_hmac: bool,
+    /// Allow recalculating of volumes with HMAC keys (old kernels)
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_legacy_recalculate: bool,
+    /// Use the metadata of the device for tags; refused, no store has them
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_inline: bool,
+    /// Do not wipe device after format
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub no_wipe: bool,
+    /// Wipe the end of the device after resize
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub wipe: bool,
+
     /// Dump info in JSON format (LUKS2 only)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
     pub dump_json_metadata: bool,

@@ -7,6 +7,7 @@ mod copy;
 mod doctor;
 mod export;
 mod import;
+mod integrity;
 mod list;
 mod luks;
 mod mount;
@@ -67,6 +68,7 @@ pub(crate) const ACTIONS: &[&Action] = &[
     &bench::ACTION,
     &table::ACTION,
     &zoned::ACTION,
+    &integrity::ACTION,
 ];
 
 #[cfg(test)]

@@ -100,9 +100,14 @@ pub(super) struct OpenArgs {
 impl OpenArgs {
     /// Converts the options of an action that attaches a volume.
     pub(super) fn new(options: &Options, image: PathBuf, name: Name) -> anyhow::Result<Self> {
+        Self::of_source(options, source_args(options, image)?, name)
+    }
+
+    /// Converts the options of an action that attaches a volume whose source is converted already.
+    pub(super) fn of_source(options: &Options, source: SourceArgs, name: Name) -> anyhow::Result<Self> {
         check_threads(options)?;
         Ok(Self {
-            source: source_args(options, image)?,
+            source,
             name,
             method: options.via.as_deref().and_then(AttachMethod::from_name),
             run_mode: match (options.launched, options.foreground) {
@@ -194,6 +199,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     info.node = Some(node.clone());
     let link = Link::make(args.name.as_str(), &node);
     let volume = ServedVolume::new(info, device, claim.files().clone(), Arc::clone(&open));
+    let volume = volume.with_integrity(stores.integrity());
     let control = Control::start(claim, volume, metrics)?;
     let _ = print(format_args!("{}\n", node.display()));
     if let Some(launcher) = launcher {

@@ -25,7 +25,8 @@ pub(crate) const ACTION: Action = Action {
     },
 };
 
-fn run(name: &Name, header: Option<&Path>, json: bool) -> anyhow::Result<()> {
+/// Prints the status of a running volume.
+pub(super) fn run(name: &Name, header: Option<&Path>, json: bool) -> anyhow::Result<()> {
     match Client::find(name)? {
         Found::Active(mut client) => {
             let status = client.status()?;

@@ -10,6 +10,7 @@ use inlock_engine::{CryptMapping, Device};
 use inlock_volume::table::CryptOptions;
 use serde::{Deserialize, Serialize};
 
+use super::integrity::IntegrityStatus;
 use super::metrics::{Counters, LastError, Percentiles, Time};
 use super::name::Name;
 use crate::attach::stale::StaleDevice;
@@ -26,7 +27,7 @@ pub(crate) struct RuntimeInfo {
     pub pid: u32,
     /// Seconds since 1970.
     pub started: u64,
-    /// `LUKS1`, `LUKS2`, `PLAIN`, `TABLE`, `RAW`.
+    /// `LUKS1`, `LUKS2`, `PLAIN`, `TABLE`, `INTEGRITY`, `RAW`.
     #[serde(rename = "type")]
     pub kind: String,
     /// The data device.
@@ -100,6 +101,9 @@ pub(crate) struct VolumeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_store_error: Option<LastError>,
     pub counters: Counters,
+    /// State of a dm-integrity volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub integrity: Option<IntegrityStatus>,
     /// By phase: `total`, `queue`, `store`, `cipher`.
     pub latency_ns: BTreeMap<String, Percentiles>,
 }
@@ -210,9 +214,17 @@ impl fmt::Display for VolumeStatus {
             let place = if self.key_present { "process memory" } else { "none (wiped)" };
             writeln!(f, "  key location: {place}")?;
         }
+        if let Some(integrity) = &self.integrity {
+            writeln!(f, "  tag size: {} [bytes]", integrity.tag_size)?;
+            writeln!(f, "  integrity: {}", integrity.integrity)?;
+        }
         writeln!(f, "  device:  {}", info.device.display())?;
         if let Some(header) = &info.header {
-            writeln!(f, "  header:  {}", header.display())?;
+            let what = if self.integrity.is_some() { "metadata device" } else { "header" };
+            writeln!(f, "  {what}:  {}", header.display())?;
+        }
+        if let Some(integrity) = &self.integrity {
+            integrity.write_layout(f)?;
         }
         if let Some(first) = crypt.or(info.segments.first()) {
             writeln!(f, "  sector size:  {} [bytes]", first.sector_size)?;
@@ -272,6 +284,9 @@ impl VolumeStatus {
             counters.discards,
             counters.errors
         )?;
+        if let Some(integrity) = &self.integrity {
+            integrity.write_counters(f)?;
+        }
         if let Some(last) = &self.last_store_error {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
             writeln!(

@@ -9,6 +9,7 @@ pub(crate) mod claim;
 pub(crate) mod client;
 pub(crate) mod files;
 pub(crate) mod info;
+pub(crate) mod integrity;
 pub(crate) mod line;
 pub(crate) mod metrics;
 pub(crate) mod name;

@@ -9,12 +9,14 @@ use std::time::Instant;
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::{ControlError, Device};
+use inlock_integrity::IntegrityDevice;
 use inlock_volume::Table;
 use inlock_volume::table::CryptOptions;
 use serde_json::{Map, Value, json};
 
 use super::files::Files;
 use super::info::{RuntimeInfo, VolumeStatus};
+use super::integrity::IntegrityStatus;
 use super::metrics::{Buckets, Counters, LastError, Percentiles, Sample, phases};
 use super::openmetrics;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
@@ -62,6 +64,7 @@ pub(crate) struct ServedVolume {
     key_present: AtomicBool,
     hooks: Box<dyn ControlHooks>,
     files: Files,
+    integrity: Option<Arc<IntegrityDevice>>,
 }
 
 impl ServedVolume {
@@ -79,7 +82,13 @@ impl ServedVolume {
             opened: Instant::now(),
             hooks: Box::new(hooks),
             files,
+            integrity: None,
         }
+    }
+
+    /// Adds the dm-integrity volume under the device.
+    pub(crate) fn with_integrity(self, integrity: Option<Arc<IntegrityDevice>>) -> Self {
+        Self { integrity, ..self }
     }
 
     fn info(&self) -> MutexGuard<'_, RuntimeInfo> {
@@ -105,6 +114,7 @@ impl ServedVolume {
             close_deferred: self.hooks.is_close_deferred(),
             last_store_error: LastError::of(&snapshot),
             counters: Counters::of(&snapshot),
+            integrity: self.integrity.as_deref().map(IntegrityStatus::of),
             latency_ns: phases(&snapshot)
                 .map(|(name, histogram)| (name.to_owned(), Percentiles::from(&Buckets::of(histogram))))
                 .into(),

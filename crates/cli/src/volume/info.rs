@@ -13,7 +13,7 @@ use super::source::{SourceArgs, VolumeType};
 /// An opened volume.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeInfo {
-    /// `LUKS1`, `LUKS2`, `PLAIN`, `TABLE`, `RAW`.
+    /// `LUKS1`, `LUKS2`, `PLAIN`, `TABLE`, `INTEGRITY`, `RAW`.
     pub kind: String,
     pub device: PathBuf,
     /// A detached header.
@@ -59,6 +59,7 @@ impl VolumeInfo {
         let (kind, hash) = match &args.volume_type {
             VolumeType::Luks(_) => ("LUKS", None),
             VolumeType::Plain(plain) => ("PLAIN", Some(plain.hash.to_string())),
+            VolumeType::Integrity(_) => ("INTEGRITY", None),
             VolumeType::Raw | VolumeType::Table(_) => ("RAW", None),
         };
         Self {

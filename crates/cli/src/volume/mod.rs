@@ -7,6 +7,7 @@ pub(crate) mod header;
 pub(crate) mod header_access;
 pub(crate) mod header_file;
 pub(crate) mod info;
+pub(crate) mod integrity;
 pub(crate) mod key_check;
 mod keyring;
 pub(crate) mod lock;

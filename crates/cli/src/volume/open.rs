@@ -13,6 +13,7 @@ use super::backing;
 use super::device::{Device, OpenMode};
 use super::header::{Header, header_device};
 use super::info::{SegmentInfo, VolumeInfo, resolved};
+use super::integrity::{IntegrityArgs, IntegrityDevices, IntegrityOpening};
 use super::key_check::KeyCheck;
 use super::lock::{self, Mode};
 use super::secret::{self, Ask};
@@ -40,7 +41,11 @@ pub(crate) enum KeySource<'a> {
 
 /// Opens, locks and unlocks a volume. Wipes the stack memory that deriving and checking the key has used.
 pub(crate) fn open(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Result<UnlockedVolume> {
-    let opened = unlock(args, writing, keys);
+    let opened = match &args.volume_type {
+        VolumeType::Table(table) => open_table(table.take()?, args, writing),
+        VolumeType::Integrity(integrity) => open_integrity(integrity, args, writing),
+        _ => unlock(args, writing, keys),
+    };
     scrub_stack::<SCRUB>();
     opened
 }
@@ -57,9 +62,6 @@ fn modes(writing: bool, shared: bool) -> (OpenMode, Mode) {
 
 #[inline(never)]
 fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Result<UnlockedVolume> {
-    if let VolumeType::Table(table) = &args.volume_type {
-        return open_table(table.take()?, args, writing);
-    }
     let (open_mode, mode) = modes(writing, args.shared);
     let data = Device::open(&args.image, open_mode)?.with_zones()?;
     let mut locks = vec![lock::whole_device(&data, mode)?];
@@ -67,7 +69,7 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
     // As the header has them.
     let mut cipher_names = Vec::new();
     let contents = match &args.volume_type {
-        VolumeType::Raw | VolumeType::Table(_) => {
+        VolumeType::Raw | VolumeType::Table(_) | VolumeType::Integrity(_) => {
             let whole = Segment::whole(None, DataUnitSize::SECTOR);
             args.policy.check_segments(&[whole]).map_err(against_policy(named(&data)))?;
             Contents::Raw
@@ -156,6 +158,23 @@ fn open_table(table: Table, args: &SourceArgs, writing: bool) -> anyhow::Result<
     Ok(UnlockedVolume::new(devices, info, Contents::Table(table, of_line), locks))
 }
 
+/// Opens and locks the devices of a dm-integrity volume, and checks its superblock.
+fn open_integrity(integrity: &IntegrityArgs, args: &SourceArgs, writing: bool) -> anyhow::Result<UnlockedVolume> {
+    let mode = if writing { OpenMode::Write } else { OpenMode::Read };
+    let devices = IntegrityDevices::open(&args.image, integrity.data_device.as_deref(), mode)?;
+    let mut info = VolumeInfo::new(args, &devices.metadata);
+    // No table may use an underlying device without its tags.
+    info.devices.clear();
+    info.header = devices.data.is_some().then(|| info.device.clone());
+    if let Some(data) = &devices.data {
+        info.device = resolved(&data.path);
+    }
+    info.flags.allow_discards = integrity.allow_discards;
+    let opening = IntegrityOpening { options: integrity.load()?, every: integrity.every };
+    let data = std::iter::once(devices.metadata).chain(devices.data).collect();
+    Ok(UnlockedVolume::new(data, info, Contents::Integrity(opening), devices.locks))
+}
+
 /// Asks for the passphrase or key of a volume that another process has opened and locked, and returns its volume key.
 pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
     if let VolumeType::Table(_) = args.volume_type {
@@ -165,7 +184,7 @@ pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
     let data = Device::open(&args.image, OpenMode::Read)?;
     let ask = ask(args, &data, false);
     match &args.volume_type {
-        VolumeType::Raw | VolumeType::Table(_) => Ok(VolumeKey::zeroed(0)),
+        VolumeType::Raw | VolumeType::Table(_) | VolumeType::Integrity(_) => Ok(VolumeKey::zeroed(0)),
         VolumeType::Plain(plain) => plain_key(plain, &args.key, ask),
         VolumeType::Luks(luks) => {
             // The other process has printed the warnings.

@@ -7,6 +7,7 @@ use inlock_volume::HeaderPolicy;
 use inlock_volume::plain::Plain;
 use inlock_volume::table::CryptOptions;
 
+use super::integrity::IntegrityArgs;
 use super::table::TableArg;
 
 /// A volume to open.
@@ -31,6 +32,8 @@ pub(crate) enum VolumeType {
     Luks(Luks),
     Plain(Plain),
     Table(TableArg),
+    /// A volume of dm-integrity; the image is the device with its superblock.
+    Integrity(IntegrityArgs),
     Raw,
 }
 

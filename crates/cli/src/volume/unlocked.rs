@@ -7,11 +7,13 @@ use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{self as engine, Content, TargetError};
+use inlock_integrity::IntegrityDevice;
 use inlock_volume::table::Target;
 use inlock_volume::{CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
 
 use super::device::Device;
 use super::info::VolumeInfo;
+use super::integrity::{IntegrityOpening, MaintainedIntegrity};
 use super::lock::DeviceLock;
 use super::zones;
 use crate::error::CliError;
@@ -38,12 +40,14 @@ pub(super) enum Contents {
     Volume(Vec<Segment>, VolumeKey),
     /// With the index of each line's device.
     Table(Table, Vec<usize>),
+    /// A dm-integrity volume on the device with its superblock, and perhaps another one with its data.
+    Integrity(IntegrityOpening),
 }
 
 impl Contents {
     fn ciphers(&self) -> Vec<CipherSpec> {
         match self {
-            Self::Raw => Vec::new(),
+            Self::Raw | Self::Integrity(_) => Vec::new(),
             Self::Volume(segments, _) => segments.iter().filter_map(|segment| segment.cipher).collect(),
             Self::Table(table, _) => table.lines().iter().filter_map(|line| line.segment().cipher).collect(),
         }
@@ -56,12 +60,20 @@ pub(crate) struct LockedStores {
     /// The devices as first opened. The exclusive claim on a block device belongs to this descriptor, not to the one
     /// for direct I/O.
     data: Vec<Device>,
+    /// The dm-integrity volume under the engine's device.
+    integrity: Option<MaintainedIntegrity>,
     _locks: Vec<DeviceLock>,
 }
 
 impl LockedStores {
     /// Returns how the use of the volume ended: `ended`, or an error if writes may be lost.
+    ///
+    /// Closes a dm-integrity volume first.
     pub(crate) fn check_writes(&self, ended: anyhow::Result<()>) -> anyhow::Result<()> {
+        let ended = match &self.integrity {
+            Some(integrity) => integrity.close().and(ended),
+            None => ended,
+        };
         if !self.device.has_lost_writes() {
             return ended;
         }
@@ -71,6 +83,11 @@ impl LockedStores {
             Ok(()) => lost.into(),
             Err(cause) => cause.context(lost),
         })
+    }
+
+    /// Returns the dm-integrity volume under the engine's device.
+    pub(crate) fn integrity(&self) -> Option<Arc<IntegrityDevice>> {
+        self.integrity.as_ref().map(|integrity| Arc::clone(&integrity.device))
     }
 }
 
@@ -100,7 +117,13 @@ impl UnlockedVolume {
     }
 
     #[inline(never)]
-    fn connect(self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
+    fn connect(mut self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
+        if let Contents::Integrity(opening) = self.contents {
+            self.contents = Contents::Raw;
+            let integrity = opening.open(&self.data[0], self.data.get(1), mode, access.read_only)?;
+            let device = engine::Device::raw(integrity.store()?, access);
+            return Ok(LockedStores { integrity: Some(integrity), ..self.finish(device)? });
+        }
         let legacy = self.contents.ciphers().into_iter().find(|spec| spec.cipher.is_legacy());
         if let Some(spec) = legacy.filter(|_| !access.read_only) {
             warn(format_args!("{}: {spec} is a legacy cipher; opened read-only", self.info.device.display()));
@@ -120,7 +143,9 @@ impl UnlockedVolume {
             stores.push(Arc::new(store.with_context(|| format!("cannot use {}", data.path.display()))?));
         }
         let lines: Vec<_> = match &self.contents {
-            Contents::Raw => return self.finish(engine::Device::raw(stores.remove(0), access)),
+            Contents::Raw | Contents::Integrity(_) => {
+                return self.finish(engine::Device::raw(stores.remove(0), access));
+            }
             Contents::Volume(segments, key) => {
                 let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(key) } else { Content::Linear };
                 segments.iter().map(|segment| (*segment, content(segment), 0)).collect()
@@ -144,7 +169,7 @@ impl UnlockedVolume {
         if inlock_cipher::memory_lock_failed() {
             warn("cannot lock the memory of keys, which may be written to swap (see ulimit -l)");
         }
-        Ok(LockedStores { device: Arc::new(device), data: self.data, _locks: self.locks })
+        Ok(LockedStores { device: Arc::new(device), data: self.data, integrity: None, _locks: self.locks })
     }
 
     /// Returns the names of its devices that are files.
@@ -157,7 +182,7 @@ impl UnlockedVolume {
         let (segments, key) = match self.contents {
             Contents::Table(table, _) => return table,
             Contents::Volume(segments, key) => (segments, key),
-            Contents::Raw => (vec![whole()], VolumeKey::zeroed(0)),
+            Contents::Raw | Contents::Integrity(_) => (vec![whole()], VolumeKey::zeroed(0)),
         };
         let data = &self.data[0];
         let mut table =

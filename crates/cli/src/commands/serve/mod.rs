@@ -54,7 +54,7 @@ pub(crate) const ACTION: Action = Action {
     },
 };
 
-const SERVE: &[&str] = &[
+pub(super) const SERVE: &[&str] = &[
     "nbd",
     "export-name",
     "name",
@@ -73,7 +73,7 @@ const SERVE: &[&str] = &[
 ];
 
 /// A volume to serve.
-struct ServeArgs {
+pub(super) struct ServeArgs {
     source: SourceArgs,
     listen: Option<Listen>,
     export_name: String,
@@ -92,8 +92,13 @@ struct ServeArgs {
 }
 
 fn serve_args(options: Options, image: PathBuf) -> anyhow::Result<ServeArgs> {
-    check_threads(&options)?;
     let source = source_args(&options, image)?;
+    serve_source(options, source)
+}
+
+/// Converts the options of an action that serves a volume whose source is converted already.
+pub(super) fn serve_source(options: Options, source: SourceArgs) -> anyhow::Result<ServeArgs> {
+    check_threads(&options)?;
     if options.nbd.is_none() && options.run.is_none() {
         return Err(CliError::usage("Option --nbd or --run is required for serve action."));
     }
@@ -172,7 +177,8 @@ fn offload_options(policy: Option<&str>, threads: Option<u16>) -> anyhow::Result
     Ok(offload)
 }
 
-fn run(args: &ServeArgs) -> anyhow::Result<u8> {
+/// Serves the volume, and returns when it is closed; in the background, when it is served.
+pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
     let launcher = match args.run_mode {
         RunMode::Foreground => None,
         RunMode::Background => return background::launch(&args.source),
@@ -211,6 +217,7 @@ fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         Some(claim) => {
             let (device, files) = (Arc::clone(&stores.device), claim.files().clone());
             let volume = ServedVolume::new(info(&claim), device, files, ShutDownOnClose);
+            let volume = volume.with_integrity(stores.integrity());
             Some(Control::start(claim, volume, metrics)?)
         }
     };
@@ -305,6 +312,7 @@ fn description(args: &ServeArgs) -> String {
         VolumeType::Luks(_) => "LUKS volume",
         VolumeType::Plain(_) => "plain dm-crypt volume",
         VolumeType::Table(_) => "device-mapper table",
+        VolumeType::Integrity(_) => "dm-integrity volume",
         VolumeType::Raw => "raw image",
     };
     format!("{kind}, served by Inlock")

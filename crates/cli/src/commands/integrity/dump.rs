@@ -1,0 +1,65 @@
+//! `integrity dump`: prints the superblock, in the form of integritysetup.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use inlock_engine::store::file::IoMode;
+use inlock_integrity::{Flags, Superblock};
+use serde_json::json;
+
+use crate::ui::print::print;
+use crate::volume::device::{Device, OpenMode};
+use crate::volume::integrity::{cannot_use, stores};
+
+/// Names of the flags, in the order of integritysetup.
+const FLAGS: [(Flags, &str); 6] = [
+    (Flags::JOURNAL_MAC, "have_journal_mac"),
+    (Flags::RECALCULATING, "recalculating"),
+    (Flags::DIRTY_BITMAP, "dirty_bitmap"),
+    (Flags::FIXED_PADDING, "fix_padding"),
+    (Flags::FIXED_HMAC, "fix_hmac"),
+    (Flags::INLINE, "inline"),
+];
+
+pub(super) fn run(path: &Path, as_json: bool) -> anyhow::Result<()> {
+    let device = Device::open(path, OpenMode::Read)?;
+    let stores = stores(&device, None, IoMode::Sync, true)?;
+    let (superblock, _) = Superblock::read(&stores).map_err(cannot_use(path))?;
+    let flags: Vec<_> = FLAGS.iter().filter(|(flag, _)| superblock.flags.has(*flag)).map(|(_, name)| *name).collect();
+    let salt: String = superblock.salt.iter().map(|byte| format!("{byte:02x}")).collect();
+    let has_salt = superblock.hash_salt().is_some();
+    let recalculating = superblock.flags.has(Flags::RECALCULATING);
+    if as_json {
+        let value = json!({
+            "device": path,
+            "superblock_version": superblock.version,
+            "log2_interleave_sectors": superblock.log2_interleave_sectors,
+            "integrity_tag_size": superblock.tag_size,
+            "journal_sections": superblock.journal_sections,
+            "provided_data_sectors": superblock.provided_data_sectors,
+            "sector_size": superblock.block_len(),
+            "recalc_sector": recalculating.then_some(superblock.recalc_sector),
+            "log2_blocks_per_bitmap": superblock.log2_blocks_per_bitmap_bit,
+            "flags": flags,
+            "salt": has_salt.then_some(salt),
+        });
+        return print(format_args!("{value:#}\n"));
+    }
+    let mut text = String::new();
+    writeln!(text, "Info for integrity device {}.", path.display())?;
+    writeln!(text, "superblock_version {}", superblock.version)?;
+    writeln!(text, "log2_interleave_sectors {}", superblock.log2_interleave_sectors)?;
+    writeln!(text, "integrity_tag_size {}", superblock.tag_size)?;
+    writeln!(text, "journal_sections {}", superblock.journal_sections)?;
+    writeln!(text, "provided_data_sectors {}", superblock.provided_data_sectors)?;
+    writeln!(text, "sector_size {}", superblock.block_len())?;
+    if recalculating {
+        writeln!(text, "recalc_sector {}", superblock.recalc_sector)?;
+    }
+    writeln!(text, "log2_blocks_per_bitmap {}", superblock.log2_blocks_per_bitmap_bit)?;
+    writeln!(text, "flags {}", flags.iter().map(|flag| format!("{flag} ")).collect::<String>())?;
+    if has_salt {
+        writeln!(text, "salt {salt}")?;
+    }
+    print(text)
+}

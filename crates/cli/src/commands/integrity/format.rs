@@ -1,0 +1,117 @@
+//! `integrity format`: creates a volume, and writes zeroes with their tags unless `--no-wipe` is set.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use inlock_engine::store::file::IoMode;
+use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, OpenOptions, Stores, format};
+
+use crate::args::integrity::integrity_args;
+use crate::args::options::Options;
+use crate::error::CliError;
+use crate::system::signals::{self, Caught};
+use crate::ui::print::print_stderr;
+use crate::ui::progress::{Progress, Show};
+use crate::ui::terminal;
+use crate::volume::backing;
+use crate::volume::device::OpenMode;
+use crate::volume::integrity::{HashArgs, IntegrityArgs, IntegrityDevices, JournalCipherArgs, cannot_use, stores};
+
+/// A volume to create.
+pub(super) struct FormatArgs {
+    image: PathBuf,
+    integrity: IntegrityArgs,
+    options: FormatOptions,
+    batch: bool,
+    wipe: bool,
+    show: Show,
+}
+
+impl FormatArgs {
+    pub(super) fn new(options: &Options, image: PathBuf) -> anyhow::Result<Self> {
+        let integrity = integrity_args(options)?;
+        if options.integrity_recovery_mode || options.read_only {
+            return Err(CliError::usage("A volume cannot be created in recovery mode or read-only."));
+        }
+        let mut format = FormatOptions::default();
+        format.tag_size = options.tag_size.map(|size| size as usize);
+        format.block_len = options.sector_size.map_or(512, |size| size as usize);
+        format.interleave_sectors = options.interleave_sectors.unwrap_or(format.interleave_sectors);
+        format.journal_sectors = options.journal_size.map(|bytes| bytes / 512);
+        format.sectors_per_bit = options.bitmap_sectors_per_bit.unwrap_or(format.sectors_per_bit);
+        format.fix_padding = !options.integrity_legacy_padding;
+        format.fix_hmac = !options.integrity_legacy_hmac;
+        format.recalculate = integrity.recalculate;
+        Ok(Self {
+            image,
+            options: format,
+            batch: options.batch_mode,
+            // The tags are computed when the volume is opened.
+            wipe: !options.no_wipe && !integrity.recalculate,
+            integrity,
+            show: Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency),
+        })
+    }
+
+    pub(super) fn run(&self) -> anyhow::Result<()> {
+        let data = self.integrity.data_device.as_deref();
+        let devices = IntegrityDevices::open(&self.image, data, OpenMode::Create)?;
+        if !self.batch && terminal::stdin_is_terminal() {
+            let paths = [Some(&devices.metadata), devices.data.as_ref()].map(|device| device.map(|d| d.path.clone()));
+            for path in paths.iter().flatten() {
+                let text = format!("This will overwrite data on {} irrevocably.", backing::shown(path).display());
+                terminal::confirm(&text, CliError::NotConfirmed)?;
+            }
+        }
+        let mut options = self.options.clone();
+        options.internal_hash = Some(self.integrity.hash.load()?);
+        options.journal_mac = self.integrity.journal_mac.as_ref().map(HashArgs::load).transpose()?;
+        options.journal_cipher = self.integrity.journal_cipher.as_ref().map(JournalCipherArgs::load).transpose()?;
+        options.overwrite = true;
+        let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
+        format(&stores, &options).map_err(cannot_use(&self.image))?;
+        if self.wipe { self.wipe(stores, &options) } else { Ok(()) }
+    }
+
+    /// Writes zeroes and their tags to all blocks.
+    fn wipe(&self, stores: Stores, format: &FormatOptions) -> anyhow::Result<()> {
+        let options = OpenOptions {
+            internal_hash: format.internal_hash.clone(),
+            journal_mac: format.journal_mac.clone(),
+            journal_cipher: format.journal_cipher.clone(),
+            ..OpenOptions::new(Mode::Direct)
+        };
+        let device = IntegrityDevice::open(stores, options).map_err(cannot_use(&self.image))?;
+        let total = device.layout().provided_data_sectors;
+        let caught = signals::catch()?;
+        let mut progress = Progress::start(self.show, &self.image, Some(total * 512), false);
+        let (mut at, mut signal) = (0, None);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(4);
+        let reached = device.wipe(
+            0,
+            threads,
+            |_, _, _| Ok(()),
+            |sector| {
+                progress.add((sector - at) * 512);
+                at = sector;
+                signal = caught_signal(&caught);
+                if signal.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            },
+        );
+        let reached = reached
+            .map_err(std::io::Error::from)
+            .with_context(|| format!("cannot wipe device {}", self.image.display()))?;
+        if reached < total {
+            drop(progress);
+            print_stderr("Wipe interrupted: the blocks after it cannot be read.");
+            return Err(CliError::Interrupted(signal.unwrap_or_default()).into());
+        }
+        progress.finish();
+        device.close().map_err(std::io::Error::from).with_context(|| format!("cannot close {}", self.image.display()))
+    }
+}
+
+fn caught_signal(caught: &Caught) -> Option<i32> {
+    caught.take()
+}

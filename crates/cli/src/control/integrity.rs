@@ -1,0 +1,83 @@
+//! State and counters of a running dm-integrity volume.
+
+use std::fmt;
+
+use inlock_integrity::{IntegrityDevice, Mode};
+use serde::{Deserialize, Serialize};
+
+/// State of a dm-integrity volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct IntegrityStatus {
+    /// Hash of the tags, under the name of integritysetup.
+    pub integrity: String,
+    pub tag_size: usize,
+    pub sector_size: usize,
+    /// 0 with a metadata device.
+    pub interleave_sectors: u64,
+    /// `journal`, `bitmap`, `direct`, `recovery`.
+    pub mode: String,
+    /// Length of the journal in bytes.
+    pub journal_size: u64,
+    /// First sector whose tag is still to be computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recalc_sector: Option<u64>,
+    /// Bytes that clients wrote.
+    pub client_bytes: u64,
+    /// Bytes that were written to the devices for them.
+    pub stored_bytes: u64,
+    /// Blocks that did not match their tags.
+    pub mismatches: u64,
+    pub journal_sections_used: u64,
+    pub commits: u64,
+}
+
+impl IntegrityStatus {
+    pub(crate) fn of(device: &IntegrityDevice) -> Self {
+        let (layout, options, superblock) = (device.layout(), device.options(), device.superblock());
+        let metrics = device.metrics();
+        let mode = match options.mode {
+            Mode::Journal => "journal",
+            Mode::Bitmap => "bitmap",
+            Mode::Direct => "direct",
+            Mode::Recovery => "recovery",
+        };
+        Self {
+            integrity: options.internal_hash.as_ref().map_or("none", |hash| hash.algorithm().name()).to_owned(),
+            tag_size: layout.journal.tag_size,
+            sector_size: layout.block_len(),
+            interleave_sectors: layout.log2_interleave_sectors.map_or(0, |log2| 1 << log2),
+            mode: mode.to_owned(),
+            journal_size: layout.journal.sectors() * 512,
+            recalc_sector: Some(superblock.recalc_sector).filter(|_| superblock.is_recalculating()),
+            client_bytes: metrics.client_bytes,
+            stored_bytes: metrics.stored_bytes,
+            mismatches: metrics.mismatches,
+            journal_sections_used: metrics.journal_sections_used,
+            commits: metrics.commits,
+        }
+    }
+
+    /// Writes the lines that integritysetup has, and the mode.
+    pub(crate) fn write_layout(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "  sector size:  {} [bytes]", self.sector_size)?;
+        writeln!(f, "  interleave sectors: {}", self.interleave_sectors)?;
+        writeln!(f, "  write mode: {}", self.mode)?;
+        writeln!(f, "  journal size: {} [bytes]", self.journal_size)
+    }
+
+    /// Writes the counters.
+    pub(crate) fn write_counters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (client, stored) = (self.client_bytes, self.stored_bytes);
+        writeln!(
+            f,
+            "  tags:    {} mismatches, {} commits, {} journal sections in use",
+            self.mismatches, self.commits, self.journal_sections_used
+        )?;
+        let factor = stored as f64 / client.max(1) as f64;
+        writeln!(f, "  written: {client} bytes by clients, {stored} bytes to the devices ({factor:.2} times)")?;
+        match self.recalc_sector {
+            Some(sector) => writeln!(f, "  recalculating: from sector {sector}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Volumes of dm-integrity: devices, keys, and the device of the library with the thread that maintains it.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use inlock_cipher::VolumeKey;
+use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::{BackingStore, Errno};
+use inlock_integrity::{
+    IntegrityDevice, IntegrityError, IntegrityStore, JournalCipher, Mode, OpenOptions, Stores, TagAlgorithm, TagHash,
+};
+use zeroize::Zeroizing;
+
+use super::device::{Device, OpenMode};
+use super::lock::{self, DeviceLock};
+use crate::error::CliError;
+use crate::ui::print::warn;
+
+/// A dm-integrity volume as named on the command line.
+#[derive(Clone, Debug)]
+pub(crate) struct IntegrityArgs {
+    /// Device of the data; the image is then the metadata device.
+    pub data_device: Option<PathBuf>,
+    pub mode: Mode,
+    pub hash: HashArgs,
+    pub journal_mac: Option<HashArgs>,
+    pub journal_cipher: Option<JournalCipherArgs>,
+    /// Time between two commits of the journal, or two flushes of the bitmap.
+    pub every: Duration,
+    pub sectors_per_bit: Option<u32>,
+    pub allow_discards: bool,
+    pub recalculate: bool,
+    pub legacy_recalculate: bool,
+}
+
+/// A hash and its key.
+#[derive(Clone, Debug)]
+pub(crate) struct HashArgs {
+    pub algorithm: TagAlgorithm,
+    pub key: Option<IntegrityKeyFile>,
+}
+
+/// The cipher of a journal and its key.
+#[derive(Clone, Debug)]
+pub(crate) struct JournalCipherArgs {
+    pub name: String,
+    pub key: IntegrityKeyFile,
+}
+
+/// The first bytes of a file, as a key.
+#[derive(Clone, Debug)]
+pub(crate) struct IntegrityKeyFile {
+    pub path: PathBuf,
+    pub len: usize,
+}
+
+impl IntegrityKeyFile {
+    fn read(&self) -> anyhow::Result<Zeroizing<Vec<u8>>> {
+        let cannot_read = || format!("Cannot read {} bytes from keyfile {}.", self.len, self.path.display());
+        let mut file =
+            File::open(&self.path).with_context(|| format!("Cannot read keyfile {}.", self.path.display()))?;
+        let mut key = Zeroizing::new(vec![0; self.len]);
+        file.read_exact(&mut key).with_context(cannot_read)?;
+        Ok(key)
+    }
+}
+
+impl HashArgs {
+    pub(crate) fn load(&self) -> anyhow::Result<Arc<TagHash>> {
+        let key = self.key.as_ref().map(IntegrityKeyFile::read).transpose()?.unwrap_or_default();
+        Ok(Arc::new(TagHash::new(self.algorithm, &key)?))
+    }
+}
+
+impl JournalCipherArgs {
+    pub(crate) fn load(&self) -> anyhow::Result<Arc<JournalCipher>> {
+        Ok(Arc::new(JournalCipher::new(&self.name, &VolumeKey::new(&self.key.read()?))?))
+    }
+}
+
+impl IntegrityArgs {
+    /// Reads the keys, and returns the options of the library.
+    pub(crate) fn load(&self) -> anyhow::Result<OpenOptions> {
+        let mut options = OpenOptions::new(self.mode);
+        options.internal_hash = Some(self.hash.load()?);
+        options.journal_mac = self.journal_mac.as_ref().map(HashArgs::load).transpose()?;
+        options.journal_cipher = self.journal_cipher.as_ref().map(JournalCipherArgs::load).transpose()?;
+        options.sectors_per_bit = self.sectors_per_bit;
+        options.allow_discards = self.allow_discards;
+        options.recalculate = self.recalculate;
+        options.legacy_recalculate = self.legacy_recalculate;
+        Ok(options)
+    }
+}
+
+/// The devices of a volume, opened and locked.
+pub(crate) struct IntegrityDevices {
+    /// The device with the superblock.
+    pub metadata: Device,
+    /// The device of the data, if it is another one.
+    pub data: Option<Device>,
+    pub locks: Vec<DeviceLock>,
+}
+
+impl IntegrityDevices {
+    pub(crate) fn open(image: &Path, data: Option<&Path>, open_mode: OpenMode) -> anyhow::Result<Self> {
+        let mode = if open_mode == OpenMode::Read { lock::Mode::Shared } else { lock::Mode::Exclusive };
+        let metadata = Device::open(image, open_mode)?;
+        let mut locks = vec![lock::whole_device(&metadata, mode)?];
+        let data = data.map(|path| Device::open(path, open_mode)).transpose()?;
+        if let Some(data) = &data {
+            if data.identity() == metadata.identity() {
+                return Err(CliError::usage("Option --data-device names the device itself."));
+            }
+            locks.push(lock::whole_device(data, mode)?);
+        }
+        Ok(Self { metadata, data, locks })
+    }
+}
+
+/// Returns the stores of a volume for the library.
+pub(crate) fn stores(metadata: &Device, data: Option<&Device>, io: IoMode, read_only: bool) -> anyhow::Result<Stores> {
+    let store = |device: &Device| -> anyhow::Result<Arc<dyn BackingStore>> {
+        let file = device.share()?;
+        let store = if read_only { FileStore::new_read_only(file, io) } else { FileStore::new(file, io) };
+        Ok(Arc::new(store.with_context(|| format!("cannot use {}", device.path.display()))?))
+    };
+    let metadata = store(metadata)?;
+    Ok(match data {
+        None => Stores::interleaved(metadata),
+        Some(data) => Stores::separate(store(data)?, metadata),
+    })
+}
+
+/// How to open a volume whose devices are open.
+pub(crate) struct IntegrityOpening {
+    pub options: OpenOptions,
+    /// Time between two commits of the journal.
+    pub every: Duration,
+}
+
+impl IntegrityOpening {
+    /// Opens the volume: replays its journal, and starts its thread.
+    pub(crate) fn open(
+        self,
+        metadata: &Device,
+        data: Option<&Device>,
+        io: IoMode,
+        read_only: bool,
+    ) -> anyhow::Result<MaintainedIntegrity> {
+        let stores = stores(metadata, data, io, read_only)?;
+        let options = OpenOptions { read_only, ..self.options };
+        let device = IntegrityDevice::open(stores, options).map_err(cannot_use(&metadata.path))?;
+        let mismatches = device.metrics().mismatches;
+        if mismatches > 0 {
+            let path = metadata.path.display();
+            warn(format_args!("{path}: {mismatches} blocks of the journal do not match their tags"));
+        }
+        MaintainedIntegrity::start(Arc::new(device), &metadata.path, self.every)
+    }
+}
+
+/// Returns the error of a volume on the device at `path`.
+pub(crate) fn cannot_use(path: &Path) -> impl FnOnce(IntegrityError) -> anyhow::Error {
+    let path = path.to_owned();
+    move |error| match error {
+        IntegrityError::NoSuperblock | IntegrityError::OtherData => CliError::refused(
+            format!("Device {} is not a valid INTEGRITY device.", path.display()),
+            "create a volume on it with `inlock integrity format`",
+        ),
+        IntegrityError::Option { option: "start" | "device", reason } => {
+            anyhow::anyhow!("{reason}").context(format!("Device {} cannot be used", path.display()))
+        }
+        IntegrityError::Option { option, reason } => {
+            CliError::usage(format!("Option --{option} cannot be used with device {}: {reason}.", path.display()))
+        }
+        error => anyhow::Error::from(error).context(format!("Device {} cannot be used", path.display())),
+    }
+}
+
+/// A device of the library, and the thread that commits its journal, clears its bitmap and computes its tags.
+pub(crate) struct MaintainedIntegrity {
+    pub device: Arc<IntegrityDevice>,
+    path: PathBuf,
+    thread: Mutex<Option<(mpsc::Sender<()>, JoinHandle<()>)>>,
+}
+
+impl MaintainedIntegrity {
+    /// Starts the thread; `every` is the time between two commits.
+    pub(crate) fn start(device: Arc<IntegrityDevice>, path: &Path, every: Duration) -> anyhow::Result<Self> {
+        let (stop, stopped) = mpsc::channel();
+        let (maintained, name) = (Arc::clone(&device), path.to_owned());
+        let thread = std::thread::Builder::new()
+            .name("integrity".to_owned())
+            .spawn(move || maintain(&maintained, &name, every, &stopped))
+            .context("cannot start a thread")?;
+        Ok(Self { device, path: path.to_owned(), thread: Mutex::new(Some((stop, thread))) })
+    }
+
+    /// Stops the thread, copies the journal to its places and marks the volume as clean.
+    pub(crate) fn close(&self) -> anyhow::Result<()> {
+        self.stop();
+        self.device
+            .close()
+            .map_err(|error| anyhow::Error::from(std::io::Error::from(error)))
+            .map_err(|error| error.context(CliError::WritesLost { path: self.path.clone() }))
+    }
+
+    fn stop(&self) {
+        if let Some((stop, thread)) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            drop(stop);
+            // It has reported its errors.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl MaintainedIntegrity {
+    /// Returns the device as a store of the engine.
+    pub(crate) fn store(&self) -> anyhow::Result<Arc<dyn BackingStore>> {
+        Ok(Arc::new(IntegrityStore::new(Arc::clone(&self.device)).map_err(std::io::Error::from)?))
+    }
+}
+
+impl Drop for MaintainedIntegrity {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn maintain(device: &IntegrityDevice, path: &Path, every: Duration, stopped: &mpsc::Receiver<()>) {
+    let read_only = device.options().read_only || device.options().mode == Mode::Recovery;
+    let mut recalculating = !read_only && device.has_internal_tags();
+    let mut last = Instant::now();
+    loop {
+        let wait = if recalculating { Duration::ZERO } else { every.saturating_sub(last.elapsed()) };
+        if stopped.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+        let mut result: Result<(), Errno> = Ok(());
+        if recalculating {
+            result = device.recalculate_step().map(|finished| recalculating = !finished);
+        }
+        if result.is_ok() && last.elapsed() >= every {
+            result = device.maintain();
+            last = Instant::now();
+        }
+        if let Err(error) = result {
+            // Later flushes fail too, and tell the clients.
+            let error = std::io::Error::from(error);
+            warn(format_args!("{}: cannot maintain the volume: {error}", path.display()));
+            return;
+        }
+    }
+}

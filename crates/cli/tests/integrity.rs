@@ -1,0 +1,189 @@
+//! Volumes of dm-integrity: creating, serving, describing, mistakes.
+
+mod harness;
+
+use harness::{Dir, call, have, inlock, run};
+use serde_json::Value;
+use std::fs;
+use std::process::Stdio;
+
+/// Options of a volume with keys for tags, journal MAC and journal cipher.
+fn keyed(dir: &Dir) -> Vec<String> {
+    let key = dir.name("key");
+    fs::write(&key, [7; 64]).unwrap();
+    let mut options = vec!["-I".to_owned(), "hmac-sha256".to_owned()];
+    for (option, len) in [("integrity", "40"), ("journal-integrity", "32"), ("journal-crypt", "16")] {
+        options.extend([format!("--{option}-key-file"), key.clone(), format!("--{option}-key-size"), len.to_owned()]);
+    }
+    options.extend(["--journal-integrity", "hmac-sha256", "--journal-crypt", "ctr-aes"].map(str::to_owned));
+    options
+}
+
+/// Serves a volume while a command runs.
+fn serve(image: &str, options: &[String], command: &str) -> harness::Ended {
+    call(["integrity", "serve", image, "--run", command].map(str::to_owned).into_iter().chain(options.iter().cloned()))
+}
+
+#[test]
+fn data_are_there_again_in_every_mode() {
+    if !have("nbdcopy") {
+        return;
+    }
+    for mode in ["", "-B", "-D"] {
+        let dir = Dir::new();
+        let image = dir.image("image", 4);
+        let mut options = if mode.is_empty() { keyed(&dir) } else { vec![mode.to_owned()] };
+        call(
+            ["integrity", "format", &image, "--sector-size", "4096"]
+                .map(str::to_owned)
+                .into_iter()
+                .chain(options.clone()),
+        )
+        .works();
+        options.push("--name".to_owned());
+        options.push(format!("integrity-test-{}{mode}", std::process::id()));
+        let data = dir.name("data");
+        fs::write(&data, (0..1_000_000u32).map(|byte| (byte % 251) as u8).collect::<Vec<_>>()).unwrap();
+        serve(&image, &options, &format!("nbdcopy --flush {data} \"$uri\"")).works();
+        let copy = dir.name("copy");
+        serve(&image, &options, &format!("nbdcopy \"$uri\" {copy}")).works();
+        assert!(fs::read(&copy).unwrap().starts_with(&fs::read(&data).unwrap()), "{mode}");
+        // Nothing but tagged blocks is returned.
+        let (mut changed, written) = (fs::read(&image).unwrap(), fs::read(&data).unwrap());
+        let block = &written[4096 * 100..4096 * 101];
+        let at =
+            changed.chunks_exact(512).zip(0..).position(|(_, n)| changed[n * 512..].starts_with(block)).unwrap() * 512;
+        changed[at] ^= 1;
+        fs::write(&image, changed).unwrap();
+        let broken = serve(&image, &options, &format!("nbdcopy \"$uri\" {copy}"));
+        assert_ne!(broken.code, 0, "{mode}: {broken:?}");
+    }
+}
+
+#[test]
+fn metadata_device_has_superblock_and_tags() {
+    let dir = Dir::new();
+    let (meta, data) = (dir.image("meta", 1), dir.image("data", 4));
+    let both = ["--data-device", &data].map(str::to_owned);
+    call(["integrity", "format", &meta, both[0].as_str(), both[1].as_str()]).works();
+    let json: Value = serde_json::from_str(call(["integrity", "dump", "--json", &meta]).works().text()).unwrap();
+    assert_eq!((&json["log2_interleave_sectors"], &json["provided_data_sectors"]), (&0.into(), &8192.into()));
+    assert!(fs::read(&data).unwrap().iter().all(|byte| *byte == 0));
+    serve(&meta, &both, "true").works();
+    serve(&meta, &[], "true").fails(1, &["superblock field log2_interleave_sectors"]);
+    call(["integrity", "format", &meta, "--data-device", &meta]).fails(1, &["names the device itself"]);
+}
+
+#[test]
+fn dump_has_the_lines_of_integritysetup() {
+    let dir = Dir::new();
+    let image = dir.image("image", 4);
+    call(["integrity", "format", &image, "-I", "xxhash64", "--journal-size", "131072", "--no-wipe"]).works();
+    let dump = call(["integrity", "dump", &image]);
+    let lines: Vec<&str> = dump.works().text().lines().collect();
+    assert_eq!(lines[1..4], ["superblock_version 5", "log2_interleave_sectors 15", "integrity_tag_size 8"]);
+    assert!(lines.contains(&"sector_size 512") && lines.contains(&"flags fix_padding fix_hmac "), "{lines:?}");
+    if have("integritysetup") {
+        let theirs = run(std::process::Command::new("integritysetup").args(["dump", &image]), b"");
+        let salted = |text: &str| text.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
+        let (theirs, ours) = (salted(theirs.text()), salted(dump.text()));
+        // Older versions do not print the salt.
+        assert!(ours.starts_with(&theirs) && theirs.len() > 8, "{theirs:?} {ours:?}");
+    }
+}
+
+#[test]
+fn volume_in_use_is_refused_through_either_device() {
+    let dir = Dir::new();
+    let (meta, data) = (dir.image("meta", 1), dir.image("data", 4));
+    call(["integrity", "format", &meta, "--data-device", &data]).works();
+    let mut serving = inlock();
+    serving.args(["integrity", "serve", &meta, "--data-device", &data, "--run", "echo ready; cat"]);
+    let mut child = serving.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    for image in [&meta, &data] {
+        call(["integrity", "format", image]).fails(5, &["is in use"]);
+        call(["serve", "--type", "raw", image, "--run", "true"]).fails(5, &["is in use"]);
+    }
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn mistakes_are_refused_by_name() {
+    let dir = Dir::new();
+    let (image, other, small) = (dir.image("image", 4), dir.image("other", 4), dir.name("small"));
+    let key = dir.name("key");
+    fs::write(&key, [7; 16]).unwrap();
+    fs::write(&small, [0; 1024]).unwrap();
+    call(["integrity", "format", &image]).works();
+    let before = fs::read(&image).unwrap();
+    let key = key.as_str();
+    for (words, said) in [
+        (&["integrity", "serve", &other, "--run", "true"][..], "is not a valid INTEGRITY device."),
+        (&["integrity", "dump", &other], "is not a valid INTEGRITY device."),
+        (&["integrity", "dump", &small], "the device ends before the superblock does"),
+        (&["integrity", "mend", &image], "is none of format, open, serve, dump, status and close."),
+        (&["integrity", "format", &other, "-I", "md5"], "Option --integrity 'md5' is not supported."),
+        (&["integrity", "format", &other, "--integrity-inline"], "Inline integrity is not supported"),
+        (&["integrity", "format", &other, "-I", "hmac-sha256"], "needs --integrity-key-file"),
+        (&["integrity", "format", &other, "--integrity-key-file", key], "Both --integrity-key-file and"),
+        (
+            &["integrity", "format", &other, "--integrity-key-file", key, "--integrity-key-size", "9"],
+            "is not allowed with crc32c",
+        ),
+        (
+            &[
+                "integrity",
+                "format",
+                &other,
+                "-I",
+                "hmac-sha1",
+                "--integrity-key-file",
+                key,
+                "--integrity-key-size",
+                "99",
+            ],
+            "Cannot read 99 bytes from keyfile",
+        ),
+        (&["integrity", "format", &other, "--tag-size", "256"], "Option --tag-size cannot be used"),
+        (&["integrity", "format", &other, "--sector-size", "8192"], "Option --sector-size cannot be used"),
+        (&["integrity", "format", &other, "--interleave-sectors", "7"], "Option --interleave-sectors cannot be used"),
+        (&["integrity", "format", &other, "-B", "-D"], "Only one of --integrity-bitmap-mode"),
+        (
+            &["integrity", "format", &other, "-D", "--journal-size", "65536"],
+            "is not allowed with --integrity-no-journal",
+        ),
+        (&["integrity", "format", &other, "--bitmap-flush-time", "5"], "only in bitmap mode"),
+        (&["integrity", "format", &other, "--journal-crypt", "ctr-aes"], "needs --journal-crypt-key-file"),
+        (&["integrity", "format", &small], "the device ends before the superblock does"),
+        (
+            &["integrity", "serve", &image, "--run", "true", "--sector-size", "512"],
+            "is not allowed with integrity serve",
+        ),
+        (&["integrity", "serve", &image], "Option --nbd or --run is required"),
+        (&["integrity", "open", &image], "requires <device> <name>"),
+        (
+            &[
+                "integrity",
+                "serve",
+                &image,
+                "--run",
+                "true",
+                "--journal-integrity",
+                "hmac-sha1",
+                "--journal-integrity-key-file",
+                key,
+                "--journal-integrity-key-size",
+                "9",
+            ],
+            "the volume's journal has no MAC",
+        ),
+    ] {
+        let ended = call(words);
+        ended.fails(1, &[said, "inlock: "]);
+    }
+    assert!(fs::read(&image).unwrap() == before);
+    assert!(fs::read(&other).unwrap().iter().all(|byte| *byte == 0));
+}
