@@ -10,7 +10,7 @@ use std::process::Stdio;
 /// Options of a volume with keys for tags, journal MAC and journal cipher.
 fn keyed(dir: &Dir) -> Vec<String> {
     let key = dir.name("key");
-    fs::write(&key, [7; 64]).unwrap();
+    fs::write(&key, [7; 64]).expect("it can be written");
     let mut options = vec!["-I".to_owned(), "hmac-sha256".to_owned()];
     for (option, len) in [("integrity", "40"), ("journal-integrity", "32"), ("journal-crypt", "16")] {
         options.extend([format!("--{option}-key-file"), key.clone(), format!("--{option}-key-size"), len.to_owned()]);
@@ -110,80 +110,84 @@ fn volume_in_use_is_refused_through_either_device() {
     assert!(child.wait().unwrap().success());
 }
 
+/// Runs commands that fail with these words, and checks that they write nothing.
+fn refuse(images: &[&String], commands: &[(&[&str], &str)]) {
+    let contents = || images.iter().map(|image| fs::read(image).expect("it can be read")).collect::<Vec<_>>();
+    let before = contents();
+    for (words, said) in commands {
+        call(["integrity"].iter().chain(*words)).fails(1, &[said, "inlock: "]);
+    }
+    assert!(contents() == before);
+}
+
 #[test]
-fn mistakes_are_refused_by_name() {
+fn unusable_volume_is_refused_by_name() {
     let dir = Dir::new();
     let (image, other, small) = (dir.image("image", 4), dir.image("other", 4), dir.name("small"));
     let key = dir.name("key");
     fs::write(&key, [7; 16]).unwrap();
     fs::write(&small, [0; 1024]).unwrap();
     call(["integrity", "format", &image]).works();
-    let before = fs::read(&image).unwrap();
     let key = key.as_str();
-    for (words, said) in [
-        (&["integrity", "serve", &other, "--run", "true"][..], "is not a valid INTEGRITY device."),
-        (&["integrity", "dump", &other], "is not a valid INTEGRITY device."),
-        (&["integrity", "dump", &small], "the device ends before the superblock does"),
-        (&["integrity", "mend", &image], "is none of format, open, serve, dump, status and close."),
-        (&["integrity", "format", &other, "-I", "md5"], "Option --integrity 'md5' is not supported."),
-        (&["integrity", "format", &other, "--integrity-inline"], "Inline integrity is not supported"),
-        (&["integrity", "format", &other, "-I", "hmac-sha256"], "needs --integrity-key-file"),
-        (&["integrity", "format", &other, "--integrity-key-file", key], "Both --integrity-key-file and"),
-        (
-            &["integrity", "format", &other, "--integrity-key-file", key, "--integrity-key-size", "9"],
-            "is not allowed with crc32c",
-        ),
-        (
-            &[
-                "integrity",
-                "format",
-                &other,
-                "-I",
-                "hmac-sha1",
-                "--integrity-key-file",
-                key,
-                "--integrity-key-size",
-                "99",
-            ],
-            "Cannot read 99 bytes from keyfile",
-        ),
-        (&["integrity", "format", &other, "--tag-size", "256"], "Option --tag-size cannot be used"),
-        (&["integrity", "format", &other, "--sector-size", "8192"], "Option --sector-size cannot be used"),
-        (&["integrity", "format", &other, "--interleave-sectors", "7"], "Option --interleave-sectors cannot be used"),
-        (&["integrity", "format", &other, "-B", "-D"], "Only one of --integrity-bitmap-mode"),
-        (
-            &["integrity", "format", &other, "-D", "--journal-size", "65536"],
-            "is not allowed with --integrity-no-journal",
-        ),
-        (&["integrity", "format", &other, "--bitmap-flush-time", "5"], "only in bitmap mode"),
-        (&["integrity", "format", &other, "--journal-crypt", "ctr-aes"], "needs --journal-crypt-key-file"),
-        (&["integrity", "format", &small], "the device ends before the superblock does"),
-        (
-            &["integrity", "serve", &image, "--run", "true", "--sector-size", "512"],
-            "is not allowed with integrity serve",
-        ),
-        (&["integrity", "serve", &image], "Option --nbd or --run is required"),
-        (&["integrity", "open", &image], "requires <device> <name>"),
-        (
-            &[
-                "integrity",
-                "serve",
-                &image,
-                "--run",
-                "true",
-                "--journal-integrity",
-                "hmac-sha1",
-                "--journal-integrity-key-file",
-                key,
-                "--journal-integrity-key-size",
-                "9",
-            ],
-            "the volume's journal has no MAC",
-        ),
-    ] {
-        let ended = call(words);
-        ended.fails(1, &[said, "inlock: "]);
-    }
-    assert!(fs::read(&image).unwrap() == before);
-    assert!(fs::read(&other).unwrap().iter().all(|byte| *byte == 0));
+    refuse(
+        &[&image, &other, &small],
+        &[
+            (&["dump", &other], "is not a valid INTEGRITY device."),
+            (&["dump", &small], "the device ends before the superblock does"),
+            (&["format", &other, "--tag-size", "256"], "Option --tag-size cannot be used"),
+            (&["format", &other, "--sector-size", "8192"], "Option --sector-size cannot be used"),
+            (&["format", &other, "--interleave-sectors", "7"], "Option --interleave-sectors cannot be used"),
+            (&["format", &small], "the device ends before the superblock does"),
+            (
+                &[
+                    "serve",
+                    &image,
+                    "--run",
+                    "true",
+                    "--journal-integrity",
+                    "hmac-sha1",
+                    "--journal-integrity-key-file",
+                    key,
+                    "--journal-integrity-key-size",
+                    "9",
+                ],
+                "the volume's journal has no MAC",
+            ),
+        ],
+    );
+}
+
+#[test]
+fn mistake_in_options_is_refused_by_name() {
+    let dir = Dir::new();
+    let (image, other, key) = (dir.image("image", 4), dir.image("other", 4), dir.name("key"));
+    fs::write(&key, [7; 16]).unwrap();
+    call(["integrity", "format", &image]).works();
+    let key = key.as_str();
+    refuse(
+        &[&image, &other],
+        &[
+            (&["serve", &other, "--run", "true"], "is not a valid INTEGRITY device."),
+            (&["mend", &image], "is none of format, open, serve, dump, status and close."),
+            (&["format", &other, "-I", "md5"], "Option --integrity 'md5' is not supported."),
+            (&["format", &other, "--integrity-inline"], "Inline integrity is not supported"),
+            (&["format", &other, "-I", "hmac-sha256"], "needs --integrity-key-file"),
+            (&["format", &other, "--integrity-key-file", key], "Both --integrity-key-file and"),
+            (
+                &["format", &other, "--integrity-key-file", key, "--integrity-key-size", "9"],
+                "is not allowed with crc32c",
+            ),
+            (
+                &["format", &other, "-I", "hmac-sha1", "--integrity-key-file", key, "--integrity-key-size", "99"],
+                "Cannot read 99 bytes from keyfile",
+            ),
+            (&["format", &other, "-B", "-D"], "Only one of --integrity-bitmap-mode"),
+            (&["format", &other, "-D", "--journal-size", "65536"], "is not allowed with --integrity-no-journal"),
+            (&["format", &other, "--bitmap-flush-time", "5"], "only in bitmap mode"),
+            (&["format", &other, "--journal-crypt", "ctr-aes"], "needs --journal-crypt-key-file"),
+            (&["serve", &image, "--run", "true", "--sector-size", "512"], "is not allowed with integrity serve"),
+            (&["serve", &image], "Option --nbd or --run is required"),
+            (&["open", &image], "requires <device> <name>"),
+        ],
+    );
 }
