@@ -95,5 +95,6 @@ fn source(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
         flags: Default::default(),
         policy: HeaderPolicy::default(),
         shared: false,
+        persistent: false,
     })
 }
