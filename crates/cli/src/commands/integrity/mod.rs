@@ -18,9 +18,9 @@ use inlock_volume::HeaderPolicy;
 pub(crate) const ACTION: Action = Action {
     name: "integrity",
     aliases: &[],
-    arguments: &["format|open|serve|dump|status|close", "<device or name>", "[<name>]"],
+    arguments: &["<command>", "<device>", "[<name>]"],
     options: &[INTEGRITY, FORMAT, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "progress-json"]],
-    about: "create, open, serve or describe a dm-integrity volume",
+    about: "create, open, serve, dump a dm-integrity volume",
     prepare,
 };
 
