@@ -5,7 +5,7 @@
 
 mod harness;
 
-use harness::{Dir, FAST1, call_with, inlock};
+use harness::{Dir, FAST1, call, call_with, have, inlock, run};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -67,6 +67,106 @@ fn derivation_of_foreground_open_is_unlocked_and_oom_killable() {
     child.wait().unwrap();
     assert!(locked < 1024, "{locked} KiB are locked while the key is derived");
     assert_eq!(adjusted, own, "it was out of the OOM killer's reach while the key is derived");
+}
+
+/// Whether two of these processes have half of the memory of a derivation at the same time, until all have ended.
+fn derive_at_once(mut children: Vec<Child>, memory_kib: u64) -> bool {
+    let mut at_once = false;
+    loop {
+        let running = children.iter_mut().filter_map(|child| match child.try_wait().unwrap() {
+            None => Some(child.id()),
+            Some(status) => {
+                assert!(status.success(), "{status}");
+                None
+            }
+        });
+        let running: Vec<u32> = running.collect();
+        at_once |= running.iter().filter(|pid| kib(**pid, "VmRSS") > memory_kib / 2).count() > 1;
+        if running.is_empty() {
+            return at_once;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn unlocks_of_processes_take_turns_if_asked_to() {
+    if !is_root() {
+        return;
+    }
+    const MEMORY_KIB: u64 = 96 << 10;
+    let dir = Dir::new();
+    let image = volume(&dir, &MEMORY_KIB.to_string(), "8");
+    let start_all = |options: &[&str]| -> Vec<Child> {
+        let open = || {
+            let mut command = inlock();
+            command.args(["open", "--test-passphrase", &image]).args(options);
+            start(command)
+        };
+        (0..3).map(|_| open()).collect()
+    };
+    assert!(!derive_at_once(start_all(&["--serialize-memory-hard-pbkdf"]), MEMORY_KIB), "two at once");
+    // Control: without the option they are seen at once.
+    assert!(derive_at_once(start_all(&[]), MEMORY_KIB), "the test sees no two processes at once");
+}
+
+/// The lock file is the one of cryptsetup.
+#[test]
+fn unlock_waits_for_lock_of_derivations() {
+    if !is_root() || !have("flock") {
+        return;
+    }
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let key = dir.file("key", b"secret");
+    let script = "mkdir -p -m 0700 /run/cryptsetup; exec 9<>/run/cryptsetup/LN_memory-hard-access; flock --exclusive 9
+        \"$0\" open --test-passphrase --serialize-memory-hard-pbkdf -d \"$2\" \"$1\" 9>&- & pid=$!
+        sleep 1; kill -0 $pid || exit 9; flock --unlock 9; wait $pid";
+    let ended = Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_inlock"), &image, &key]).output().unwrap();
+    assert_eq!(ended.status.code(), Some(0), "9: it did not wait: {ended:?}");
+}
+
+/// Runs `inlock` with the passphrase, and returns its messages and the maximum of its resident memory in KiB.
+fn peak_kib(words: &[&str]) -> (String, u64) {
+    let script = "import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)";
+    let mut command = Command::new("python3");
+    let ended = run(command.args(["-c", script, env!("CARGO_BIN_EXE_inlock")]).args(words), b"secret");
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let last = ended.text().lines().last().unwrap().parse().unwrap();
+    (ended.err.clone(), last)
+}
+
+/// The memory that `--verbose` reports before it is taken: the process takes it, and not more.
+#[test]
+fn memory_of_unlock_is_what_was_reported() {
+    if !have("python3") {
+        return;
+    }
+    let dir = Dir::new();
+    let image = volume(&dir, "65536", "4");
+    let key = dir.file("key", b"secret");
+    let add = ["luksAddKey", "-q", &image, "-d", &key, "--new-keyfile", &key];
+    let larger = ["--pbkdf-memory", "131072", "--pbkdf-force-iterations", "4", "--pbkdf-parallel", "1"];
+    call(add.iter().chain(&larger)).works();
+    call(add.iter().chain(&["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"])).works();
+    let (_, base) = peak_kib(&["luksUUID", &image]);
+    let reported = |err: &str| -> u64 {
+        let (_, rest) = err.split_once("Unlocking takes at most ").unwrap();
+        rest.split_once(" KiB of memory.").unwrap().0.parse().unwrap()
+    };
+    for (slot, memory) in [("0", 65_536), ("1", 131_072), ("2", 0)] {
+        let (err, peak) = peak_kib(&["open", "-v", "--test-passphrase", &image, "-S", slot]);
+        let (bound, taken) = (reported(&err), peak.saturating_sub(base));
+        assert!((memory..memory + memory / 16 + 1024).contains(&bound), "keyslot {slot}: {err}");
+        // Other actions take some MiB more or less for the program itself.
+        assert!(taken <= bound + (6 << 10), "keyslot {slot} took {taken} KiB, more than {bound} KiB");
+        assert!(taken + (6 << 10) >= memory, "keyslot {slot} took only {taken} KiB of {memory} KiB");
+    }
+    // Any keyslot may be the one: the maximum.
+    let (err, _) = peak_kib(&["open", "-v", "--test-passphrase", &image]);
+    assert!(reported(&err) >= 131_072, "{err}");
 }
 
 /// A cgroup inside this process's, removed when dropped. `None`: no limit on memory is possible here.

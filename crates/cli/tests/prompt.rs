@@ -2,6 +2,7 @@
 
 mod harness;
 
+use harness::storage::Loop;
 use harness::terminal::{talk, talk_to};
 use harness::{Dir, FAST, call, call_with, run};
 use std::process::Command;
@@ -143,6 +144,74 @@ fn pin_has_three_tries_and_passphrase_follows() {
     assert_eq!(talk(&[(first, "\n"), (ask, "secret\n")], &[&open[..], &by_number].concat()).unwrap()["status"], 0);
     let said = talk(&[(ask, "secret\n")], &open).unwrap();
     assert!(!said["text"].as_str().unwrap().contains("PIN"), "{said}");
+}
+
+/// Installs a helper for tokens of type `pin`, with the PIN 1234, in the directory, and returns the option.
+fn with_pin_helper(dir: &Dir, passphrase: &str) -> [String; 2] {
+    let script = "#!/bin/sh\n[ \"$(cat <&\"${INLOCK_TOKEN_PIN_FD:-0}\")\" = 1234 ] || exit 2\nprintf ";
+    let install = ["-c", "cat > \"$0\"; chmod 755 \"$0\"", &dir.name("pin")];
+    run(Command::new("sh").args(install), format!("{script}{passphrase}").as_bytes()).works();
+    ["--external-tokens-path".to_owned(), dir.path("").to_str().expect("UTF-8").to_owned()]
+}
+
+#[test]
+fn pin_dialogue_ends_by_signal_timeout_or_end_of_file() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    call_with(br#"{"type":"pin","keyslots":["0"]}"#, ["token", "import", &image]).works();
+    let [option, path] = with_pin_helper(&dir, "secret");
+    let open = ["open", "--test-passphrase", &option, &path, "--token-id", "0", &image];
+    let ask = "Enter token 0 PIN: ";
+    // No passphrase is asked for afterwards: the user wants to end.
+    let Some(said) = talk(&[(ask, "\u{3}")], &open) else { return };
+    assert_eq!(said["status"], -2, "{said}");
+    let said = talk(&[(ask, "")], &[&open[..], &["--timeout", "1"]].concat()).unwrap();
+    assert_eq!(said["status"], 1, "{said}");
+    assert!(!said["text"].as_str().unwrap().contains("passphrase for"), "{said}");
+    let said = talk(&[(ask, "\u{4}"), ("Enter passphrase for ", "secret\n")], &open).unwrap();
+    assert_eq!(said["status"], 0, "{said}");
+    let said = talk(&[(ask, "\u{4}")], &[&open[..], &["--token-only"]].concat()).unwrap();
+    assert_eq!(said["status"], 1, "{said}");
+}
+
+#[test]
+fn pin_is_asked_for_when_token_has_old_or_new_passphrase() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    call_with(br#"{"type":"pin","keyslots":["0"]}"#, ["token", "import", &image]).works();
+    call_with(br#"{"type":"pin","keyslots":[]}"#, ["token", "import", &image]).works();
+    let [option, path] = with_pin_helper(&dir, "secret");
+    let add = [&["luksAddKey", &option, &path, &image][..], &FAST].concat();
+    let (new, again) = ("Enter new passphrase for key slot: ", "Verify passphrase: ");
+    // The existing passphrase is that of token 0.
+    let steps =
+        [("Enter token 0 PIN: ", "1\n"), ("Enter token 0 PIN: ", "1234\n"), (new, "other\n"), (again, "other\n")];
+    let Some(said) = talk(&steps, &[&add[..], &["--token-id", "0", "--tries", "2"]].concat()) else { return };
+    assert_eq!(said["status"], 0, "{said}");
+    call_with(b"other", ["open", "--test-passphrase", "-S", "1", &image]).works();
+    // As for passphrases there is one try by default. A wrong PIN is not replaced by a passphrase.
+    let said = talk(&[("Enter token 0 PIN: ", "1\n")], &[&add[..], &["--token-id", "0"]].concat()).unwrap();
+    assert_eq!(said["status"], 1, "{said}");
+    // The new passphrase is that of token 1.
+    let existing = "Enter any existing passphrase: ";
+    let steps = [(existing, "other\n"), ("Enter token 1 PIN: ", "9\n"), ("Enter token 1 PIN: ", "1234\n")];
+    let said = talk(&steps, &[&add[..], &["--new-token-id", "1", "--tries", "2"]].concat()).unwrap();
+    assert_eq!(said["status"], 0, "{said}");
+    call_with(b"secret", ["open", "--test-passphrase", "-S", "2", &image]).works();
+}
+
+#[test]
+fn prompts_name_file_of_loop_device() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let Some(device) = Loop::over(&image) else { return };
+    let file = std::fs::canonicalize(&image).unwrap();
+    let (ask, file) = (format!("Enter passphrase for {}: ", file.display()), file.display());
+    let Some(said) = talk(&[(&ask, "secret\n")], &["open", "--test-passphrase", &device.0]) else { return };
+    assert_eq!(said["status"], 0, "{said}");
+    let warning = format!("This will overwrite data on {file} irrevocably.");
+    let said = talk(&[(SURE, "no\n")], &["luksFormat", &device.0]).unwrap();
+    assert!(said["text"].as_str().unwrap().contains(&warning), "{said}");
 }
 
 #[test]

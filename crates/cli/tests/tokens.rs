@@ -2,8 +2,8 @@
 
 mod harness;
 
+use harness::keyring::KernelKey;
 use harness::{Dir, Ended, call, call_with, have, inlock, run};
-use linux_keyutils::{Key, KeyRing, KeyRingIdentifier};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -171,29 +171,6 @@ fn token_with_verbose_prints_its_number() {
         .fails(1, &["is not a valid LUKS2 device.", "hint: "]);
     call(["token", "remove", "--token-id", "0", "--key-description", "d", &image])
         .fails(1, &["not allowed with token remove"]);
-}
-
-/// A key in the session keyring, removed when dropped.
-struct KernelKey(Key);
-
-impl KernelKey {
-    /// `None`: there are no keyrings here.
-    fn add(description: &str, content: &[u8]) -> Option<Self> {
-        let ring = KeyRing::from_special_id(KeyRingIdentifier::Session, false);
-        match ring.and_then(|ring| ring.add_key(description, content)) {
-            Ok(key) => Some(Self(key)),
-            Err(error) => {
-                println!("SKIPPED: no kernel keyring can be used here: {error}");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for KernelKey {
-    fn drop(&mut self) {
-        self.0.invalidate().expect("removed");
-    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "every test file uses its own part of this")]
 
 pub(crate) mod control;
+pub(crate) mod keyring;
 pub(crate) mod memory;
 pub(crate) mod storage;
 pub(crate) mod terminal;
