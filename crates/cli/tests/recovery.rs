@@ -2,6 +2,7 @@
 
 mod harness;
 
+use harness::terminal::talk;
 use harness::{Dir, FAST, FAST1, call, call_with, inlock, run};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -158,4 +159,28 @@ fn doctor_finds_headers_in_an_image_of_a_disk_and_changes_nothing() {
     let (code, report) = doctor(&[&image]);
     assert_eq!(code, 11);
     assert!(report["header"]["keyslots"][0]["state"].as_str().unwrap().contains("overwritten"), "{report}");
+}
+
+/// A keyslot that no passphrase can open.
+#[test]
+fn repair_erases_keyslot_only_if_the_user_confirms() {
+    const KEYSLOT_5: usize = 208 + 48 * 5;
+    let dir = Dir::new();
+    let image = volume(&dir, 1);
+    // It is enabled, and has no iterations.
+    damage(&image, |bytes| bytes[KEYSLOT_5..][..4].copy_from_slice(&[0x00, 0xac, 0x71, 0xf3]));
+    let before = std::fs::read(&image).unwrap();
+    for words in [&["repair", &*image][..], &["repair", "-q", &image]] {
+        call(words).fails(0, &["damaged keyslots stay; erase them with `inlock luksKillSlot`"]);
+        assert!(std::fs::read(&image).unwrap() == before, "{words:?} changes the header");
+    }
+    let sure = "Are you sure? (Type 'yes' in capital letters): ";
+    let Some(said) = talk(&[(sure, "yes\n")], &["repair", &image]) else { return };
+    assert!(said["status"] == 1 && std::fs::read(&image).unwrap() == before, "{said}");
+    assert!(said["text"].as_str().unwrap().contains("cannot be restored without a header backup"), "{said}");
+    let said = talk(&[(sure, "YES\n")], &["repair", &image]).unwrap();
+    assert_eq!(said["status"], 0, "{said}");
+    let bytes = std::fs::read(&image).unwrap();
+    assert_eq!(bytes[KEYSLOT_5..][..4], [0x00, 0x00, 0xde, 0xad]);
+    assert!(opens(&image));
 }

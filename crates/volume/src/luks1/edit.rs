@@ -41,7 +41,7 @@ impl Luks1 {
     /// # Errors
     ///
     /// As there.
-    pub fn add_keyslot(
+    pub(crate) fn add_keyslot(
         &mut self,
         device: &dyn HeaderDevice,
         key: &VolumeKey,
@@ -60,7 +60,7 @@ impl Luks1 {
     /// # Errors
     ///
     /// As there.
-    pub fn change_keyslot(
+    pub(crate) fn change_keyslot(
         &mut self,
         device: &dyn HeaderDevice,
         number: u32,
@@ -101,7 +101,7 @@ impl Luks1 {
     /// # Errors
     ///
     /// As there.
-    pub fn kill_keyslot(&mut self, device: &dyn HeaderDevice, number: u32) -> Result<(), EditError> {
+    pub(crate) fn kill_keyslot(&mut self, device: &dyn HeaderDevice, number: u32) -> Result<(), EditError> {
         self.check_active(number)?;
         overwrite_key(device, number, self.area(number))?;
         self.change_header(device, false, |raw| disable(&mut raw.keyslots[number as usize]))
@@ -112,7 +112,7 @@ impl Luks1 {
     /// # Errors
     ///
     /// As [`Volume::erase_keyslots`](crate::Volume::erase_keyslots).
-    pub fn erase_keyslots(&mut self, device: &dyn HeaderDevice) -> Result<(), EditError> {
+    pub(crate) fn erase_keyslots(&mut self, device: &dyn HeaderDevice) -> Result<(), EditError> {
         let len = device.len()?;
         for number in 0..KEYSLOTS as u32 {
             // The areas of disabled keyslots may have old key material, and may be outside of a file.
@@ -130,7 +130,7 @@ impl Luks1 {
     /// # Errors
     ///
     /// Fails if the text is not a UUID, or if the header cannot be written.
-    pub fn set_uuid(&mut self, device: &dyn HeaderDevice, uuid: Option<&str>) -> Result<(), EditError> {
+    pub(crate) fn set_uuid(&mut self, device: &dyn HeaderDevice, uuid: Option<&str>) -> Result<(), EditError> {
         let uuid = luks_uuid::new(uuid)?;
         self.change_header(device, false, |raw| {
             raw.uuid.fill(0);
@@ -139,7 +139,7 @@ impl Luks1 {
     }
 
     /// Returns the state of a keyslot number.
-    pub fn keyslot_status(&self, number: u32) -> KeyslotStatus {
+    pub(crate) fn keyslot_status(&self, number: u32) -> KeyslotStatus {
         let active = self.active_keyslots();
         match (number < KEYSLOTS as u32, active.contains(&number), active.len()) {
             (false, ..) => KeyslotStatus::Invalid,

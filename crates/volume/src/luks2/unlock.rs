@@ -269,15 +269,7 @@ impl Luks2 {
     }
 
     fn check_keyslot(&self, number: u32, keyslot: &Keyslot, limits: &KdfLimits) -> Result<KeyslotState, UnlockError> {
-        if let Some(KeyslotDamage { fault, is_usable: false }) = &keyslot.damage {
-            return Err(UnlockError::KeyslotInvalid { keyslot: number, source: fault.clone() });
-        }
-        let slot = match &keyslot.kind {
-            KeyslotKind::Luks2(slot) => slot,
-            KeyslotKind::Other(name) => {
-                return Err(UnlockError::UnsupportedType { place: "LUKS2 keyslot", name: Excerpt::new(name) });
-            }
-        };
+        let slot = usable_slot(number, keyslot)?;
         key_material(number, keyslot, slot)?;
         key_derivation(&slot.kdf)?.check(slot.area_key_len as usize, limits)?;
         let digest = self.metadata.digests.iter().find(|(_, digest)| digest.keyslots.contains(&number));
@@ -311,15 +303,7 @@ impl Luks2 {
         limits: &KdfLimits,
     ) -> Result<VolumeKey, UnlockError> {
         let keyslot = &self.metadata.keyslots[&number];
-        if let Some(KeyslotDamage { fault, is_usable: false }) = &keyslot.damage {
-            return Err(UnlockError::KeyslotInvalid { keyslot: number, source: fault.clone() });
-        }
-        let slot = match &keyslot.kind {
-            KeyslotKind::Luks2(slot) => slot,
-            KeyslotKind::Other(name) => {
-                return Err(UnlockError::UnsupportedType { place: "LUKS2 keyslot", name: Excerpt::new(name) });
-            }
-        };
+        let slot = usable_slot(number, keyslot)?;
         check_key_len(segments, keyslot.key_len as usize)?;
         let material = key_material(number, keyslot, slot)?;
         let kdf = key_derivation(&slot.kdf)?;
@@ -338,6 +322,24 @@ impl Luks2 {
             no_journal: has("no-journal"),
             no_read_workqueue: has("no-read-workqueue"),
             no_write_workqueue: has("no-write-workqueue"),
+        }
+    }
+}
+
+/// Returns the parameters of a keyslot whose damage, if it has any, does not prevent its use.
+fn usable_slot(number: u32, keyslot: &Keyslot) -> Result<&PassphraseKeyslot, UnlockError> {
+    if let Some(KeyslotDamage { fault, is_usable: false }) = &keyslot.damage {
+        return Err(UnlockError::KeyslotInvalid { keyslot: number, source: fault.clone() });
+    }
+    passphrase_slot(keyslot)
+}
+
+/// Returns the parameters of a keyslot that a passphrase opens, or fails with its unsupported type.
+pub(super) fn passphrase_slot(keyslot: &Keyslot) -> Result<&PassphraseKeyslot, UnlockError> {
+    match &keyslot.kind {
+        KeyslotKind::Luks2(slot) => Ok(slot),
+        KeyslotKind::Other(name) => {
+            Err(UnlockError::UnsupportedType { place: "LUKS2 keyslot", name: Excerpt::new(name) })
         }
     }
 }

@@ -279,7 +279,8 @@ fn tokens_are_added_replaced_assigned_and_removed() {
     assert_eq!(again.unwrap_err().to_string(), "token 31 is not assigned to keyslot 0");
     assert!(matches!(luks2.remove_token(&device, 5), Err(EditError::TokenInactive(5))));
     // A keyslot that goes takes its references along.
-    luks2.kill_keyslot(&device, 0).unwrap();
+    Volume::load(&device).unwrap().kill_keyslot(&device, 0).unwrap();
+    luks2 = luks2_of(&device);
     assert_eq!(luks2.token_json(0).unwrap(), empty);
     luks2.remove_token(&device, 0).unwrap();
     assert_eq!((luks2.token_json(0), luks2.add_token(&device, None, empty).unwrap()), (None, 0));

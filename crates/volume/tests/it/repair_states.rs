@@ -6,7 +6,7 @@
 
 use crate::header_verdicts::{PASSPHRASES, broken, in_parallel, rows, volumes};
 use crate::power_cut::{FailingDevice, RecordingDevice, Step, each_state};
-use crate::support::{is_full, secret, with};
+use crate::support::{is_full, luks1_image, secret, with};
 use inlock_volume::{HeaderDevice, KdfLimits, MemoryDevice, Repair, RepairPlan, UnlockOptions, Volume};
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -225,4 +225,43 @@ fn erased_keyslot_has_no_key_material_left() {
         }
     }
     assert!(erased > 0);
+}
+
+#[test]
+fn odd_flag_of_luks1_keyslot_is_mended_to_the_keyslot_s_state() {
+    let good = luks1_image();
+    for (keyslot, state) in [(0, "enabled"), (5, "disabled")] {
+        let mut image = good.clone();
+        image[208 + 48 * keyslot..][..4].copy_from_slice(&[0x12; 4]);
+        let device = MemoryDevice::new(image);
+        let plan = RepairPlan::new(&device).unwrap();
+        let is_flag =
+            |repair: &Repair| matches!(repair, Repair::MendKeyslot { field: "active flag", to, .. } if to == state);
+        assert!(plan.repairs().iter().all(is_flag) && plan.repairs().len() == 1, "{:?}", plan.repairs());
+        plan.execute(&device, false).unwrap();
+        assert!(device.to_vec() == good, "keyslot {keyslot} differs");
+    }
+}
+
+/// The end of a partition table lies in the salt of keyslot 6, which may be in use.
+#[test]
+fn signature_in_salt_of_luks1_keyslot_in_use_stays() {
+    const KEYSLOT_3: usize = 208 + 48 * 3;
+    const KEYSLOT_6: usize = 208 + 48 * 6;
+    for is_enabled in [false, true] {
+        let mut image = luks1_image();
+        // So that the header cannot be read: an area within the header.
+        image[KEYSLOT_3 + 40..][..4].fill(0);
+        let (enabled, table) = (image[208..256].to_vec(), [0x55, 0xaa]);
+        if is_enabled {
+            image[KEYSLOT_6..][..40].copy_from_slice(&enabled[..40]);
+        }
+        image[510..512].copy_from_slice(&table);
+        let device = MemoryDevice::new(image);
+        let plan = RepairPlan::new(&device).unwrap();
+        let wipes = plan.repairs().iter().any(|repair| matches!(repair, Repair::WipePartitionTable { .. }));
+        assert_eq!(wipes, !is_enabled, "{:?}", plan.repairs());
+        plan.execute(&device, false).unwrap();
+        assert_eq!(device.to_vec()[510..512] == table, is_enabled);
+    }
 }

@@ -4,13 +4,11 @@ use super::keyslots::area;
 use super::object::{refer, remove_keyslots, section};
 use crate::edit::{EditError, NewKeyslot};
 use crate::error::CommitError;
-use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
 use crate::luks2::Luks2;
-use crate::luks2::metadata::KeyslotKind;
 use crate::luks2::new_keyslot::area_len;
+use crate::luks2::unlock::passphrase_slot;
 use crate::luks2::wipe::overwrite_key;
-use crate::printable::Excerpt;
 use crate::secret::Secret;
 use inlock_cipher::VolumeKey;
 use serde_json::{Map, Value};
@@ -22,7 +20,7 @@ impl Luks2 {
     /// # Errors
     ///
     /// As there.
-    pub fn change_keyslot(
+    pub(crate) fn change_keyslot(
         &mut self,
         device: &dyn HeaderDevice,
         number: u32,
@@ -32,10 +30,7 @@ impl Luks2 {
     ) -> Result<u32, EditError> {
         self.check_requirements()?;
         let slot = self.active_keyslot(number)?;
-        if let KeyslotKind::Other(kind) = &slot.kind {
-            let name = Excerpt::new(kind);
-            return Err(UnlockError::UnsupportedType { place: "LUKS2 keyslot", name }.into());
-        }
+        passphrase_slot(slot)?;
         let old_area = area(slot);
         self.check_key(self.digest_of(number).ok_or(EditError::WrongKey)?, key)?;
         let target = match new.number {

@@ -25,7 +25,7 @@ impl Luks2 {
     /// # Errors
     ///
     /// As there.
-    pub fn add_keyslot(
+    pub(crate) fn add_keyslot(
         &mut self,
         device: &dyn HeaderDevice,
         key: &VolumeKey,
@@ -46,7 +46,7 @@ impl Luks2 {
     /// # Errors
     ///
     /// As [`Volume::add_unbound_keyslot`](crate::Volume::add_unbound_keyslot).
-    pub fn add_unbound_keyslot(
+    pub(crate) fn add_unbound_keyslot(
         &mut self,
         device: &dyn HeaderDevice,
         key: &VolumeKey,
@@ -95,7 +95,7 @@ impl Luks2 {
     /// # Errors
     ///
     /// As there.
-    pub fn kill_keyslot(&mut self, device: &dyn HeaderDevice, number: u32) -> Result<(), EditError> {
+    pub(crate) fn kill_keyslot(&mut self, device: &dyn HeaderDevice, number: u32) -> Result<(), EditError> {
         let slot = self.active_keyslot(number)?;
         if matches!(&slot.kind, KeyslotKind::Other(kind) if kind == REENCRYPT) {
             return Err(EditError::KeyslotOfReencryption(number));
@@ -113,7 +113,7 @@ impl Luks2 {
     /// # Errors
     ///
     /// As [`Volume::erase_keyslots`](crate::Volume::erase_keyslots).
-    pub fn erase_keyslots(&mut self, device: &dyn HeaderDevice) -> Result<(), EditError> {
+    pub(crate) fn erase_keyslots(&mut self, device: &dyn HeaderDevice) -> Result<(), EditError> {
         let numbers: Vec<u32> = self.metadata.keyslots.keys().copied().collect();
         let mut map = self.map.clone();
         remove_keyslots(&mut map, &numbers);
@@ -124,7 +124,7 @@ impl Luks2 {
     }
 
     /// Returns the state of a keyslot number.
-    pub fn keyslot_status(&self, number: u32) -> KeyslotStatus {
+    pub(crate) fn keyslot_status(&self, number: u32) -> KeyslotStatus {
         if number >= MAX_OBJECTS {
             return KeyslotStatus::Invalid;
         }

@@ -13,7 +13,7 @@ impl Luks2 {
     /// # Errors
     ///
     /// Fails if the text is not a UUID, or if the header cannot be written.
-    pub fn set_uuid(&mut self, device: &dyn HeaderDevice, uuid: Option<&str>) -> Result<(), EditError> {
+    pub(crate) fn set_uuid(&mut self, device: &dyn HeaderDevice, uuid: Option<&str>) -> Result<(), EditError> {
         let header = BinaryHeader { uuid: luks_uuid::new(uuid)?, ..self.header.clone() };
         self.commit_header(device, header)
     }

@@ -8,6 +8,7 @@ use crate::luks2::metadata::{KeyslotKind, Token};
 use crate::secret::Secret;
 use crate::unlock::{Attempts, UnlockOptions, Unlocked};
 use serde_json::Value;
+use std::cmp::Reverse;
 
 /// The tokens to try. The default tries all.
 #[derive(Clone, Debug, Default)]
@@ -181,12 +182,12 @@ impl Luks2 {
                 && tokens.kind.as_ref().is_none_or(|only| *only == token.kind);
             let mut keyslots: Vec<_> =
                 token.keyslots.iter().filter_map(|&slot| Some((priority(slot)?, slot))).collect();
-            keyslots.sort_by_key(|&(priority, slot)| (u8::MAX - priority, slot));
+            keyslots.sort_by_key(|&(priority, slot)| (Reverse(priority), slot));
             if let Some(&(priority, _)) = keyslots.first().filter(|_| is_requested) {
                 found.push((priority, number, token, keyslots.into_iter().map(|(_, slot)| slot).collect()));
             }
         }
-        found.sort_by_key(|&(priority, number, ..)| (u8::MAX - priority, number));
+        found.sort_by_key(|&(priority, number, ..)| (Reverse(priority), number));
         found.into_iter().map(|(_, number, token, keyslots)| (number, token, keyslots)).collect()
     }
 
