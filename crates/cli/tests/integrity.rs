@@ -93,6 +93,32 @@ fn dump_has_the_lines_of_integritysetup() {
 }
 
 #[test]
+fn resized_volume_keeps_its_data_and_reads_zeroes_behind_them() {
+    if !have("nbdcopy") {
+        return;
+    }
+    let dir = Dir::new();
+    let (image, data, copy) = (dir.image("image", 4), dir.name("data"), dir.name("copy"));
+    let sectors = |image: &str| -> u64 {
+        let json: Value = serde_json::from_str(call(["integrity", "dump", "--json", image]).works().text()).unwrap();
+        json["provided_data_sectors"].as_u64().unwrap()
+    };
+    call(["integrity", "format", &image]).works();
+    fs::write(&data, [0x5a; 100_000]).unwrap();
+    serve(&image, &[], &format!("nbdcopy {data} \"$uri\"")).works();
+    let before = sectors(&image);
+    fs::File::options().write(true).open(&image).unwrap().set_len(8 << 20).unwrap();
+    call(["integrity", "resize", &image, "--wipe"]).works();
+    assert!(sectors(&image) > 2 * before - 1000);
+    serve(&image, &[], &format!("nbdcopy \"$uri\" {copy}")).works();
+    let read = fs::read(&copy).unwrap();
+    assert!(read[..100_000].iter().all(|byte| *byte == 0x5a) && read[before as usize * 512..].iter().all(|b| *b == 0));
+    assert_eq!(read.len() as u64, sectors(&image) * 512);
+    call(["integrity", "resize", &image, "--device-size", "8192"]).works();
+    assert_eq!(sectors(&image), 16);
+}
+
+#[test]
 fn volume_in_use_is_refused_through_either_device() {
     let dir = Dir::new();
     let (meta, data) = (dir.image("meta", 1), dir.image("data", 4));
@@ -168,7 +194,9 @@ fn mistake_in_options_is_refused_by_name() {
         &[&image, &other],
         &[
             (&["serve", &other, "--run", "true"], "is not a valid INTEGRITY device."),
-            (&["mend", &image], "is none of format, open, serve, dump, status and close."),
+            (&["dump", &image, "--wipe"], "Option --wipe is not allowed with integrity dump."),
+            (&["resize", &image, "--size", "9G"], "Option --size cannot be used"),
+            (&["mend", &image], "is none of format, open, serve, dump, status, resize, close."),
             (&["format", &other, "-I", "md5"], "Option --integrity 'md5' is not supported."),
             (&["format", &other, "--integrity-inline"], "Inline integrity is not supported"),
             (&["format", &other, "-I", "hmac-sha256"], "needs --integrity-key-file"),

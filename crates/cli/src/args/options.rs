@@ -371,6 +371,9 @@ pub(crate) struct Options {
     /// Do not wipe device after format
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub no_wipe: bool,
+    /// Wipe the end of the device after resize
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub wipe: bool,
 
     /// Dump info in JSON format (LUKS2 only)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]

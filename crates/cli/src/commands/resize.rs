@@ -29,7 +29,7 @@ pub(crate) const ACTION: Action = Action {
 };
 
 /// Converts `--size` and `--device-size`. `None`: to the end of the device.
-fn sectors_of(options: &Options) -> anyhow::Result<Option<u64>> {
+pub(super) fn sectors_of(options: &Options) -> anyhow::Result<Option<u64>> {
     let sectors = match (options.size, options.device_size) {
         (Some(_), Some(_)) => {
             return Err(CliError::usage("Options --device-size and --size cannot be combined."));

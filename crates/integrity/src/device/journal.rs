@@ -43,6 +43,15 @@ struct Section {
     image: Arc<Vec<u8>>,
 }
 
+/// Sections to write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Also the open one, which is padded with unused entries.
+    All,
+    /// Sections that are full, or were flushed.
+    Sealed,
+}
+
 impl Journal {
     /// Starts a journal whose next section is `next`, written in lap `sequence`.
     pub(super) fn new(core: &Core, codec: JournalCodec, next: u32, sequence: u8) -> Self {
@@ -93,7 +102,7 @@ impl Journal {
                     break state;
                 }
                 drop(state);
-                self.checkpoint(core)?;
+                self.checkpoint(core, Part::Sealed)?;
             };
             let (ordinal, entry) = (state.ordinal, state.used);
             self.codec.put(&mut state.open, entry, block * core.layout.sectors_per_block(), data, tag);
@@ -101,7 +110,7 @@ impl Journal {
             state.index.insert(block, (ordinal, entry));
         }
         let half_full = self.state().sealed.len() * 2 > self.capacity;
-        if half_full { self.checkpoint(core) } else { Ok(()) }
+        if half_full { self.checkpoint(core, Part::Sealed) } else { Ok(()) }
     }
 
     /// Makes every write before this call durable. One thread writes and syncs for all that wait meanwhile.
@@ -111,31 +120,31 @@ impl Journal {
         drop(state);
         let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         core.check()?;
-        if self.state().committed >= target { Ok(()) } else { self.commit_all(core) }
+        if self.state().committed >= target { Ok(()) } else { self.commit_all(core, Part::All) }
     }
 
-    /// Copies all durable sections to their places, and frees them.
-    pub(super) fn checkpoint(&self, core: &Core) -> Result<(), Errno> {
+    /// Makes sections durable, copies them to their places, and frees them.
+    pub(super) fn checkpoint(&self, core: &Core, part: Part) -> Result<(), Errno> {
         let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         core.check()?;
-        self.commit_all(core)?;
+        self.commit_all(core, part)?;
         let state = self.state();
         let count = state.sealed.len().min((state.committed + state.sealed.len() as u64 - state.ordinal) as usize);
         drop(state);
         self.free(core, count)
     }
 
-    /// Writes the open section and all that are not durable. The caller holds `writer`.
-    fn commit_all(&self, core: &Core) -> Result<(), Errno> {
+    /// Writes sections that are not durable. The caller holds `writer`.
+    fn commit_all(&self, core: &Core, part: Part) -> Result<(), Errno> {
         let mut state = self.state();
-        if state.used > 0 && state.sealed.len() < self.capacity {
+        if part == Part::All && state.used > 0 && state.sealed.len() < self.capacity {
             self.seal(core, &mut state);
         }
         let pending = (state.ordinal - state.committed) as usize;
         let skip = state.sealed.len() - pending;
         let sections: Vec<_> =
             state.sealed.iter().skip(skip).map(|s| (s.number, s.sequence, s.image.clone())).collect();
-        let (through, is_full) = (state.ordinal, state.used > 0);
+        let (through, is_full) = (state.ordinal, part == Part::All && state.used > 0);
         drop(state);
         if !sections.is_empty() {
             // Sections that follow each other on the store are written at once.
@@ -156,7 +165,7 @@ impl Journal {
             // No section was free for the open one: free some, then write it.
             let count = self.state().sealed.len();
             self.free(core, count)?;
-            return self.commit_all(core);
+            return self.commit_all(core, part);
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use crate::superblock::{Flags, Superblock};
 use crate::tags::{DISCARD_FILLER, Tagger};
 use bitmap::Bitmap;
 use inlock_engine::Errno;
-use journal::Journal;
+use journal::{Journal, Part};
 use recalculate::Recalculation;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
@@ -230,7 +230,7 @@ impl IntegrityDevice {
         if let Some(journal) = &self.journal
             && journal.has_any(first..end)
         {
-            journal.checkpoint(&self.core)?;
+            journal.checkpoint(&self.core, Part::All)?;
         }
         let _write = self.writes.read().unwrap_or_else(PoisonError::into_inner);
         while first < end {
@@ -307,7 +307,7 @@ impl IntegrityDevice {
             return Ok(());
         }
         if let Some(journal) = &self.journal {
-            return journal.checkpoint(&self.core);
+            return journal.checkpoint(&self.core, Part::All);
         }
         self.maintain()?;
         let unfinished = self.recalculation.read().unwrap_or_else(PoisonError::into_inner).is_some();

@@ -219,7 +219,7 @@ fn shapes() -> Vec<FormatOptions> {
 fn journal_survives_power_cuts() {
     let (mut states, mut violations) = (0, 0);
     for (n, format) in shapes().iter().enumerate() {
-        for seed in 1..5 {
+        for seed in 1..6 {
             let (more, bad) = cuts(format, Mode::Journal, seed * 31 + n as u64, false);
             assert_eq!(bad, 0, "shape {n}, seed {seed}");
             (states, violations) = (states + more, violations + bad);

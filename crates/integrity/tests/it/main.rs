@@ -8,6 +8,8 @@ mod crash;
 mod device;
 mod faults;
 mod format;
+mod metrics;
+mod resize;
 mod sealed;
 mod support;
 mod tampering;

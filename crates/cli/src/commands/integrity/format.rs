@@ -1,18 +1,15 @@
 //! `integrity format`: creates a volume, and writes zeroes with their tags unless `--no-wipe` is set.
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use anyhow::Context;
 use inlock_engine::store::file::IoMode;
-use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, OpenOptions, Stores, format};
+use inlock_integrity::{FormatOptions, Mode, OpenOptions, format};
 
+use super::wipe::wipe;
 use crate::args::integrity::integrity_args;
 use crate::args::options::Options;
 use crate::error::CliError;
-use crate::system::signals::{self, Caught};
-use crate::ui::print::print_stderr;
-use crate::ui::progress::{Progress, Show};
+use crate::ui::progress::Show;
 use crate::ui::terminal;
 use crate::volume::backing;
 use crate::volume::device::OpenMode;
@@ -71,47 +68,15 @@ impl FormatArgs {
         options.overwrite = true;
         let stores = stores(&devices.metadata, devices.data.as_ref(), IoMode::Sync, false)?;
         format(&stores, &options).map_err(cannot_use(&self.image))?;
-        if self.wipe { self.wipe(stores, &options) } else { Ok(()) }
-    }
-
-    /// Writes zeroes and their tags to all blocks.
-    fn wipe(&self, stores: Stores, format: &FormatOptions) -> anyhow::Result<()> {
+        if !self.wipe {
+            return Ok(());
+        }
         let options = OpenOptions {
-            internal_hash: format.internal_hash.clone(),
-            journal_mac: format.journal_mac.clone(),
-            journal_cipher: format.journal_cipher.clone(),
+            internal_hash: options.internal_hash,
+            journal_mac: options.journal_mac,
+            journal_cipher: options.journal_cipher,
             ..OpenOptions::new(Mode::Direct)
         };
-        let device = IntegrityDevice::open(stores, options).map_err(cannot_use(&self.image))?;
-        let total = device.layout().provided_data_sectors;
-        let caught = signals::catch()?;
-        let mut progress = Progress::start(self.show, &self.image, Some(total * 512), false);
-        let (mut at, mut signal) = (0, None);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(4);
-        let reached = device.wipe(
-            0,
-            threads,
-            |_, _, _| Ok(()),
-            |sector| {
-                progress.add((sector - at) * 512);
-                at = sector;
-                signal = caught_signal(&caught);
-                if signal.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            },
-        );
-        let reached = reached
-            .map_err(std::io::Error::from)
-            .with_context(|| format!("cannot wipe device {}", self.image.display()))?;
-        if reached < total {
-            drop(progress);
-            print_stderr("Wipe interrupted: the blocks after it cannot be read.");
-            return Err(CliError::Interrupted(signal.unwrap_or_default()).into());
-        }
-        progress.finish();
-        device.close().map_err(std::io::Error::from).with_context(|| format!("cannot close {}", self.image.display()))
+        wipe(&self.image, stores, options, 0, self.show)
     }
-}
-
-fn caught_signal(caught: &Caught) -> Option<i32> {
-    caught.take()
 }

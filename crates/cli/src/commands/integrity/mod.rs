@@ -2,6 +2,8 @@
 
 mod dump;
 mod format;
+mod resize;
+mod wipe;
 
 use std::path::PathBuf;
 
@@ -19,7 +21,13 @@ pub(crate) const ACTION: Action = Action {
     name: "integrity",
     aliases: &[],
     arguments: &["<command>", "<device>", "[<name>]"],
-    options: &[INTEGRITY, FORMAT, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "progress-json"]],
+    options: &[
+        INTEGRITY,
+        FORMAT,
+        ATTACH,
+        serve::SERVE,
+        &["json", "foreground", "deferred", "progress-json", "wipe", "size", "device-size"],
+    ],
     about: "create, open, serve, dump a dm-integrity volume",
     prepare,
 };
@@ -38,6 +46,13 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
             (options.journal_size.is_some(), "journal-size"),
             (options.no_wipe, "no-wipe"),
         ];
+        if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
+            return Err(not_allowed(option, &command));
+        }
+    }
+    if command != "resize" {
+        let given =
+            [(options.wipe, "wipe"), (options.size.is_some(), "size"), (options.device_size.is_some(), "device-size")];
         if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
             return Err(not_allowed(option, &command));
         }
@@ -68,6 +83,10 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
             let (path, json) = (arguments.path()?, options.json);
             Ok(Prepared::new(move || dump::run(&path, json)))
         }
+        "resize" => {
+            let args = resize::ResizeArgs::new(&options, arguments.path()?)?;
+            Ok(Prepared::new(move || args.run()))
+        }
         "status" => {
             let (name, json) = (arguments.name()?, options.json);
             Ok(Prepared::new(move || status::run(&name, None, json)))
@@ -76,9 +95,9 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
             let (name, deferred) = (arguments.name()?, options.deferred);
             Ok(Prepared::new(move || close::run(&name, deferred)))
         }
-        other => {
-            Err(CliError::usage(format!("Command '{other}' is none of format, open, serve, dump, status and close.")))
-        }
+        other => Err(CliError::usage(format!(
+            "Command '{other}' is none of format, open, serve, dump, status, resize, close."
+        ))),
     }
 }
 

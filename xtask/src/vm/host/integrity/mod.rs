@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use inlock_engine::store::memory::MemoryStore;
-use inlock_integrity::{Flags, IntegrityDevice, Mode, ReadError, Stores, Superblock, format, load};
+use inlock_integrity::{Flags, IntegrityDevice, Mode, ReadError, Stores, Superblock, format, load, resize};
 use inlock_tests::image::difference;
 use inlock_tests::random::Random;
 
@@ -139,13 +139,24 @@ fn write_sparse(disk: &File, slot: &[u8], number: usize) -> Result<()> {
 
 /// Creates a volume, closes it, writes more and leaves it open. Returns the slots of both states.
 fn ours(row: &Row, data: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
-    let image = Image::of_slot(&vec![0; SLOT], row.separate);
+    let mut image = Image::of_slot(&vec![0; SLOT], row.separate);
+    if row.grown {
+        image.data = Arc::new(MemoryStore::new(vec![0; VOLUME / 2]));
+    }
     format(&image.stores(), &row.format)?;
     let mut options = row.open_options();
     options.mode = Mode::Direct;
-    let device = IntegrityDevice::open(image.stores(), options)?;
-    device.wipe(0, 2, |_, _, _| Ok(()), |_| std::ops::ControlFlow::Continue(()))?;
-    device.close()?;
+    let wipe = |image: &Image, from| -> Result<()> {
+        let device = IntegrityDevice::open(image.stores(), options.clone())?;
+        device.wipe(from, 2, |_, _, _| Ok(()), |_| std::ops::ControlFlow::Continue(()))?;
+        Ok(device.close()?)
+    };
+    wipe(&image, 0)?;
+    if row.grown {
+        image = Image::of_slot(&image.slot(), row.separate);
+        let (before, _) = resize(&image.stores(), &options, None)?;
+        wipe(&image, before)?;
+    }
     let device = IntegrityDevice::open(image.stores(), row.open_options())?;
     let mut unused = vec![0; VOLUME];
     for piece in FIRST {

@@ -11,8 +11,9 @@ pub(super) const KEYS: [(&str, &[u8]); 3] =
     [("tag", &[0x5a; 40]), ("journal-integrity", &[0x17; 32]), ("journal-crypt", &[0x93; 32])];
 
 /// Volumes: hash, then words: J, B or D; bytes of a block; `tag=`, `interleave=`, `journal=` (bytes), `bit=` (sectors),
-/// `mac=`, `crypt=`; `separate` metadata device; `legacy-padding`, `legacy-hmac`.
-pub(super) const LINES: [&str; 16] = [
+/// `mac=`, `crypt=`; `separate` metadata device; `grown`; `legacy-padding`, `legacy-hmac`.
+pub(super) const LINES: [&str; 17] = [
+    "crc32c J 512 journal=1048576 grown",
     "crc32 J 512",
     "crc32c J 512",
     "crc32c J 4096 journal=1048576 interleave=1024",
@@ -72,6 +73,8 @@ pub(super) const MORE_LINES: [&str; 32] = [
 pub(super) struct Row {
     pub name: String,
     pub separate: bool,
+    /// Whether Inlock creates its volume shorter, and resizes it.
+    pub grown: bool,
     pub mode: Mode,
     pub sectors_per_bit: Option<u32>,
     pub format: FormatOptions,
@@ -86,6 +89,7 @@ impl Row {
         let mut row = Self {
             name: line.replace(' ', ","),
             separate: false,
+            grown: false,
             mode: Mode::Journal,
             sectors_per_bit: None,
             format: FormatOptions { internal_hash: Some(keyed(hash, 0)?), ..FormatOptions::default() },
@@ -132,6 +136,7 @@ impl Row {
                     both += &format!(" --journal-crypt {value}{key}");
                 }
                 "separate" => row.separate = true,
+                "grown" => row.grown = true,
                 "legacy-padding" => {
                     row.format.fix_padding = false;
                     both += " --integrity-legacy-padding";

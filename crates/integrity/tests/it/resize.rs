@@ -1,0 +1,88 @@
+//! Other lengths of a volume.
+
+use crate::support::{fill, formatted, hash, memory, open_options};
+use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, ReadError, Stores, resize};
+use std::ops::ControlFlow;
+
+const LEN: usize = 1 << 20;
+
+fn options(block_len: usize) -> FormatOptions {
+    FormatOptions {
+        internal_hash: Some(hash("hmac-sha256")),
+        journal_mac: Some(hash("hmac-sha256")),
+        block_len,
+        interleave_sectors: 256,
+        ..FormatOptions::default()
+    }
+}
+
+/// Returns the stores of a volume on longer devices than those that it was made on.
+fn grown(format: &FormatOptions, meta: Option<usize>, mode: Mode) -> (Stores, u64) {
+    let (mut data, meta) = formatted(format, LEN, meta);
+    data.resize(2 * LEN, 0);
+    let stores = Stores { data: memory(data), meta: meta.map(|meta| memory(meta) as _), start: 0 };
+    let device = IntegrityDevice::open(stores.clone(), open_options(mode, format)).unwrap();
+    let blocks = device.layout().blocks();
+    for block in 0..blocks {
+        let sector = block * device.layout().sectors_per_block();
+        device.write(sector, &fill(block, 3, format.block_len), &[]).unwrap();
+    }
+    match mode {
+        // The last writes are in the journal only.
+        Mode::Journal => device.flush().unwrap(),
+        _ => device.close().unwrap(),
+    }
+    (stores, blocks)
+}
+
+#[test]
+fn grown_volume_keeps_its_blocks_and_has_new_ones() {
+    for (block_len, meta, mode) in
+        [(512, None, Mode::Journal), (4096, Some(LEN), Mode::Journal), (4096, None, Mode::Bitmap)]
+    {
+        let format = options(block_len);
+        let (stores, blocks) = grown(&format, meta, mode);
+        let open = open_options(mode, &format);
+        let (before, superblock) = resize(&stores, &open, None).unwrap();
+        let per_block = block_len as u64 / 512;
+        assert_eq!(before, blocks * per_block);
+        assert!(superblock.provided_data_sectors > before * 19 / 10, "{superblock:?}");
+        let device = IntegrityDevice::open(stores.clone(), open_options(Mode::Direct, &format)).unwrap();
+        let mut data = vec![0; block_len];
+        for block in 0..blocks {
+            device.read(block * per_block, &mut data, &mut []).unwrap();
+            assert!(data == fill(block, 3, block_len), "{block_len} {block}");
+        }
+        assert_eq!(device.read(before, &mut data, &mut []), Err(ReadError::Mismatch(vec![before])));
+        let end = device.wipe(before, 2, |_, _, _| Ok(()), |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(end, superblock.provided_data_sectors);
+        device.read(end - per_block, &mut data, &mut []).unwrap();
+        device.read(before - per_block, &mut data, &mut []).unwrap();
+        device.close().unwrap();
+        let (_, smaller) = resize(&stores, &open, Some(8)).unwrap();
+        assert_eq!(smaller.provided_data_sectors, 8);
+        IntegrityDevice::open(stores, open).unwrap().read(0, &mut data, &mut []).unwrap();
+    }
+}
+
+#[test]
+fn impossible_length_is_refused_unchanged() {
+    let format = options(4096);
+    let (data, _) = formatted(&format, LEN, None);
+    let store = memory(data.clone());
+    let stores = Stores::interleaved(store.clone());
+    let refused = |sectors| resize(&stores, &open_options(Mode::Journal, &format), sectors).unwrap_err().to_string();
+    for sectors in [0, 7, 9, LEN as u64 / 512, u64::MAX] {
+        assert!(refused(Some(sectors)).starts_with("option size: "), "{sectors}");
+    }
+    let unkeyed = FormatOptions { journal_mac: None, ..format.clone() };
+    let error = resize(&stores, &open_options(Mode::Journal, &unkeyed), None).unwrap_err().to_string();
+    assert!(error.contains("journal-integrity"), "{error}");
+    assert!(store.contents() == data);
+    let device = IntegrityDevice::open(stores.clone(), open_options(Mode::Bitmap, &format)).unwrap();
+    device.write(0, &[1; 4096], &[]).unwrap();
+    drop(device);
+    let before = store.contents();
+    assert!(refused(None).contains("still to be computed"));
+    assert!(store.contents() == before);
+}
