@@ -6,8 +6,8 @@ use linux_keyutils::{Key, KeyRing, KeyRingIdentifier, KeySerialId};
 
 use crate::error::CliError;
 
-/// Reads a volume key of `len` bytes. `name`: the number of a key, or as in keyctl(1) `%user:DESCRIPTION`, where the
-/// type may be left out. A description is searched for in the session keyring.
+/// Reads a volume key of `len` bytes. `name`: as in keyctl(1) `%user:DESCRIPTION`, where the type may be left out, or
+/// the number of a key. A description, also one of digits, is searched for in the session keyring first.
 pub(super) fn read(name: &str, len: usize) -> anyhow::Result<VolumeKey> {
     let cannot_read = || format!("Failed to read key '{name}' from the keyring.");
     let key = find(name)?;
@@ -22,9 +22,6 @@ pub(super) fn read(name: &str, len: usize) -> anyhow::Result<VolumeKey> {
 }
 
 fn find(name: &str) -> anyhow::Result<Key> {
-    if let Ok(number) = name.parse() {
-        return Ok(Key::from_id(KeySerialId(number)));
-    }
     let description = match name.strip_prefix('%').and_then(|rest| rest.split_once(':')) {
         Some(("user", description)) => description,
         None if !name.starts_with('%') => name,
@@ -38,5 +35,10 @@ fn find(name: &str) -> anyhow::Result<Key> {
     let session = KeyRing::from_special_id(KeyRingIdentifier::Session, false).map_err(anyhow::Error::msg);
     let session = session.context("This system has no kernel keyring for --volume-key-keyring.")?;
     let found = session.search(description).map_err(anyhow::Error::msg);
+    if found.is_err()
+        && let Ok(number) = name.parse()
+    {
+        return Ok(Key::from_id(KeySerialId(number)));
+    }
     found.with_context(|| format!("Failed to find key '{name}' in the session keyring."))
 }
