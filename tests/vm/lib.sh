@@ -18,7 +18,7 @@ cut_off() {
 # check NAME COMMAND...: ok if the command succeeds; otherwise fail with the end of its output. A script that checks in
 # several subshells at a time gives each a STREAM of its own.
 check() {
-    local name=$1 status said=/tmp/check.${STREAM:-0}
+    local name=$1 status said=/tmp/check.$$${STREAM:+.$STREAM}
     shift
     echo "+ $*"
     "$@" > "$said" 2>&1
