@@ -29,11 +29,12 @@ fn volume_key_is_read_from_keyring() {
     let content = std::fs::read(&key_file).expect("written");
     let mut other = content.clone();
     other[0] ^= 1;
-    let names = ["right", "other", "short"].map(|name| format!("inlock-test-{}-{name}", std::process::id()));
-    let [right, wrong, short] = names.each_ref();
+    let longer = [&content[..], &[0]].concat();
+    let names = ["right", "other", "short", "long"].map(|name| format!("inlock-test-{}-{name}", std::process::id()));
+    let [right, wrong, short, long] = names.each_ref();
     let Some(key) = KernelKey::add(right, &content) else { return };
-    let _others =
-        [KernelKey::add(wrong, &other), KernelKey::add(short, &content[..63])].map(|key| key.expect("as before"));
+    let others = [(wrong, &other[..]), (short, &content[..63]), (long, &longer)];
+    let _others = others.map(|(name, key)| KernelKey::add(name, key).expect("as before"));
     let open = |name: &str| both(&["open", "--test-passphrase", &image, "--volume-key-keyring", name]);
     open(&format!("%user:{right}")).works();
     // cryptsetup takes a number for a description, which comes first here, too.
@@ -43,7 +44,10 @@ fn volume_key_is_read_from_keyring() {
     open(&number).fails(2, &["Volume key does not match the volume."]);
     drop(named);
     open(&format!("%user:{wrong}")).fails(2, &["Volume key does not match the volume."]);
-    open(&format!("%user:{short}")).fails(1, &["has 63 bytes; the volume key has 64."]);
+    for (name, len) in [(short, 63), (long, 65)] {
+        let message = format!("has {len} bytes; the volume key has 64");
+        open(&format!("%user:{name}")).fails(2, &["Volume key does not match the volume", &message]);
+    }
     open("%user:inlock-test-no-such-key").fails(1, &["Failed to find key '%user:inlock-test-no-such-key'"]);
     let logon = call(["open", "--test-passphrase", &image, "--volume-key-keyring", &format!("%logon:{right}")]);
     logon.fails(1, &["name a key of type user"]);

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use inlock_tests::process::{lossy, output, program, text};
+use inlock_tests::process::{lossy, program, text};
 use inlock_tests::random::Random;
 use inlock_tests::report::count;
 
-use crate::support::{Disk, can_make_disks, harvest, hash};
+use crate::support::{Disk, KILLING, can_make_disks, harvest, hash};
 
 /// Writes and syncs files until that fails, and returns those that were synced.
 fn write_until_it_fails(dir: &Path, written: &AtomicUsize, seed: u64) -> BTreeMap<PathBuf, u64> {
@@ -41,6 +41,7 @@ fn killed(mkfs: &[&str], fsck: &[&str]) -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
+    let _killing = KILLING.read();
     // More than a fast machine can write in that time, since a full disk is not under test.
     let disk = Disk::new(4 << 30)?;
     let node = disk.open(&["--via", "loop"])?;
@@ -112,16 +113,49 @@ fn close_cleans_up_fuse_mount_of_killed_process() -> Result<()> {
     if !can_make_disks() {
         return Ok(());
     }
+    let _killing = KILLING.read();
     let disk = Disk::new(32 << 20)?;
     let file = disk.open(&["--via", "fuse"])?;
     let pid = disk.pid()?;
     text(program("kill").arg("-9").arg(pid.to_string()))?;
     ensure!(fs::read(&file).is_err(), "the file still answers");
     disk.close()?;
+    nothing_is_left(&disk, &file)
+}
+
+/// `close` is connected to a process that never answers.
+#[test]
+fn close_that_awaits_killed_process_cleans_up() -> Result<()> {
+    if !can_make_disks() {
+        return Ok(());
+    }
+    let _killing = KILLING.read();
+    let disk = Disk::new(32 << 20)?;
+    let file = disk.open(&["--via", "fuse"])?;
+    let pid = disk.pid()?.to_string();
+    text(program("kill").args(["-STOP", &pid]))?;
+    std::thread::scope(|scope| {
+        let close = scope.spawn(|| disk.close());
+        // The name under which the control socket was bound, before it was renamed.
+        let socket = format!("/~{pid}");
+        let has_name = |line: &str| line.ends_with(&socket);
+        // One listens, the other is a connection that waits to be accepted.
+        let is_connected =
+            || anyhow::Ok(fs::read_to_string("/proc/net/unix")?.lines().filter(|line| has_name(line)).count() > 1);
+        while !is_connected()? && !close.is_finished() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        text(program("kill").args(["-KILL", &pid]))?;
+        close.join().expect("no panic")
+    })?;
+    nothing_is_left(&disk, &file)
+}
+
+fn nothing_is_left(disk: &Disk, file: &Path) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     ensure!(!mounts.contains(&disk.name), "the mount stays");
     ensure!(!file.exists(), "the file stays");
-    let gone = output(inlock_tests::process::inlock()?.arg("close").arg(&disk.name))?;
+    let gone = disk.say("close", &[])?;
     ensure!(gone.status.code() == Some(4), "there was something left: {}", lossy(&gone.stderr));
     Ok(())
 }

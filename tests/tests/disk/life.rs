@@ -9,12 +9,13 @@ use inlock_tests::image::key_file;
 use inlock_tests::process::{inlock, lossy, output, program, text};
 use inlock_tests::report::count;
 
-use crate::support::{Disk, can_make_disks, harvest, plant};
+use crate::support::{Disk, KILLING, can_make_disks, harvest, plant};
 
 const FILES: usize = 20_100;
 
 fn check(program_and_words: &[&str], node: &Path) -> Result<()> {
     let (name, words) = program_and_words.split_first().expect("a program");
+    let _alone = name.contains("btrfs").then(|| KILLING.write());
     text(program(name).args(words).arg(node)).map(drop)
 }
 

@@ -6,6 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::RwLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -28,6 +29,10 @@ pub(crate) fn can_make_disks() -> bool {
     }
     false
 }
+
+/// Read by tests that kill the process of a loop device, written around programs that examine all loop devices: those
+/// of Btrfs fail if one of them has a backing file that does not answer.
+pub(crate) static KILLING: RwLock<()> = RwLock::new(());
 
 /// An image that cryptsetup created, and a unique name to open it under. Closes and unmounts when dropped.
 pub(crate) struct Disk {

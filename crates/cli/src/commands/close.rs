@@ -40,9 +40,21 @@ pub(super) fn run(name: &Name, deferred: bool) -> anyhow::Result<()> {
         Found::Active(mut client) if deferred => {
             client.command(&json!({"command": "close", "deferred": true}), None).map(drop)
         }
-        Found::Active(client) => client.close(&json!({"command": "close"})),
-        // Taking the name cleans up; releasing it removes the files.
-        Found::Gone(_) => Claim::take(name).map(drop),
+        Found::Active(client) => match client.close(&json!({"command": "close"})) {
+            // The process died after it had accepted the connection.
+            Err(error) if is_gone(&error) => clean_up(name),
+            closed => closed,
+        },
+        Found::Gone(_) => clean_up(name),
         Found::Inactive => Err(CliError::Inactive { name: name.to_string() }.into()),
     }
+}
+
+/// Taking the name cleans up; releasing it removes the files.
+fn clean_up(name: &Name) -> anyhow::Result<()> {
+    Claim::take(name).map(drop)
+}
+
+fn is_gone(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(CliError::Gone { .. }))
 }

@@ -46,7 +46,7 @@ pub(crate) enum Found {
     Inactive,
 }
 
-/// Whether a process that refuses connections exits: its lock goes last, after its socket.
+/// Whether a process that refuses or closes a connection exits: its lock goes last, after its socket.
 fn is_exiting(files: &Files) -> bool {
     let deadline = Instant::now() + EXIT_TIMEOUT;
     loop {
@@ -170,10 +170,13 @@ impl Client {
 
     fn explain(&self, error: io::Error) -> anyhow::Error {
         let name = self.files.name().to_string();
-        if self.files.is_alive() {
-            anyhow::Error::from(error).context(CliError::Unreachable { name, pid: self.pid })
-        } else {
-            CliError::Gone { name }.into()
+        let gone = match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => !self.files.is_alive(),
+            _ => is_exiting(&self.files),
+        };
+        match gone {
+            true => CliError::Gone { name }.into(),
+            false => anyhow::Error::from(error).context(CliError::Unreachable { name, pid: self.pid }),
         }
     }
 }

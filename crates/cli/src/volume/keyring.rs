@@ -14,10 +14,10 @@ pub(super) fn read(name: &str, len: usize) -> anyhow::Result<VolumeKey> {
     let mut volume_key = VolumeKey::zeroed(len);
     match key.read(&mut volume_key.as_mut_bytes()).map_err(anyhow::Error::msg).with_context(cannot_read)? {
         found if found == len => Ok(volume_key),
-        found => Err(CliError::refused(
-            format!("Key '{name}' has {found} bytes; the volume key has {len}."),
-            "set --key-size to the length of the key in bits, or name another key",
-        )),
+        found => {
+            let lengths = anyhow::anyhow!("key '{name}' has {found} bytes; the volume key has {len}");
+            Err(lengths.context(CliError::WrongVolumeKey))
+        }
     }
 }
 
