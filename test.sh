@@ -108,13 +108,19 @@ check_floors() {
     return "$low"
 }
 
-suite() { cargo test --quiet --no-fail-fast --package inlock-tests --test "$1" -- --show-output; }
-others() {
+# run_tests 'PACKAGE[:TARGET]...' ARGUMENT...: runs these test programs.
+run_tests() {
+    local -x INLOCK_TEST_PROGRAMS=$1
+    shift
+    cargo test --quiet --no-fail-fast --tests --config "target.'cfg(all())'.runner = '$PWD/tests/run_program.sh'" -- --show-output "$@"
+}
+suite() { run_tests "inlock-tests:$1"; }
+units() {
     # glibc would return the memory of each freed buffer to the kernel, and threads' memory takes long to get back.
     local -x MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432
-    cargo test --quiet --no-fail-fast --workspace --exclude inlock-tests --exclude inlock-fuzz --exclude inlock-models --exclude inlock-benches -- --show-output --test-threads 4 &&
-        cargo test --quiet --package inlock-tests --lib -- --show-output &&
-        cargo test --quiet --package inlock-tests --doc
+    local packages
+    packages=$(grep -hm1 '^name = ' crates/*/Cargo.toml xtask/Cargo.toml | cut -d'"' -f2 | tr '\n' ' ') || return 1
+    run_tests "$packages inlock-tests:inlock_tests" --test-threads 4 && cargo test --quiet --doc -- --show-output
 }
 
 # A dead link in the documentation is a warning, which fails here. So does a change of the public API that is missing in
@@ -154,16 +160,16 @@ stage clippy cargo clippy --quiet --all-targets -- -D warnings
 stage features cargo xtask features
 stage dependencies cargo xtask dependencies
 stage doc documentation
-stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/newest_cryptsetup.sh tests/cryptsetup/*.sh tests/cryptsetup/crypto-check tests/cryptsetup/bin/* tests/vm/*.sh tests/vm/parts/*.sh .ci/run
+stage shellcheck shellcheck -x test.sh demo.sh tests/packages.sh tests/run_program.sh tests/newest_cryptsetup.sh tests/cryptsetup/*.sh tests/cryptsetup/crypto-check tests/cryptsetup/bin/* tests/vm/*.sh tests/vm/parts/*.sh .ci/run
 if wanted unit; then
     # Without it, the tests skip their comparison with it.
     INLOCK_NEW_CRYPTSETUP=$(tests/newest_cryptsetup.sh 2> "$LOGS/newest-cryptsetup.log") || INLOCK_NEW_CRYPTSETUP=
     export INLOCK_NEW_CRYPTSETUP
 fi
-stage unit others
-stage models cargo test --quiet --package inlock-models -- --show-output
+stage unit units
+stage models run_tests inlock-models
 stage miri cargo xtask miri
-stage fuzz cargo test --quiet --package inlock-fuzz -- --show-output
+stage fuzz run_tests inlock-fuzz
 stage volumes suite other_volumes
 stage clients suite real_clients
 stage hostile suite hostile

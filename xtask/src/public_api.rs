@@ -12,9 +12,11 @@ use inlock_tests::report::skipped;
 
 use crate::target_dir;
 
-/// Libraries with the features whose API is listed.
-const LIBRARIES: [(&str, &str); 4] =
-    [("inlock-cipher", ""), ("inlock-volume", ""), ("inlock-engine", ""), ("inlock-frontend", "nbd,fuse,ublk")];
+/// Libraries whose API is listed.
+const LIBRARIES: [&str; 4] = ["inlock-cipher", "inlock-volume", "inlock-engine", "inlock-frontend"];
+
+/// Features whose API is listed, besides the default ones.
+const FEATURES: &str = "inlock-frontend/nbd,inlock-frontend/fuse,inlock-frontend/ublk";
 
 /// Where the listings are.
 const LISTINGS: &str = "docs/api";
@@ -32,9 +34,10 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         skipped("no nightly toolchain, the public API is not compared");
         return Ok(ExitCode::SUCCESS);
     }
+    let documents = document(root)?;
     let mut changes = 0;
-    for (package, features) in LIBRARIES {
-        let json = document(root, package, features)?;
+    for package in LIBRARIES {
+        let json = documents.join(format!("{}.json", package.replace('-', "_")));
         let Some(listing) = listing(&json) else {
             ensure!(!update, "rustdoc of this nightly toolchain writes another format");
             skipped("rustdoc of this nightly toolchain writes another format, the public API is not compared");
@@ -64,17 +67,17 @@ fn nightly(root: &Path) -> Command {
     cargo
 }
 
-/// Writes rustdoc's JSON of a package and returns its path.
-fn document(root: &Path, package: &str, features: &str) -> Result<PathBuf> {
+/// Writes rustdoc's JSON of the libraries, and returns its directory. One call builds what they share once.
+fn document(root: &Path) -> Result<PathBuf> {
     let target = target_dir(root).join("public-api");
-    let status = nightly(root)
-        .args(["doc", "--quiet", "--no-deps", "--lib", "--package", package, "--features", features, "--target-dir"])
-        .arg(&target)
-        .env("RUSTDOCFLAGS", "-Z unstable-options --output-format json --cap-lints allow")
-        .status()
-        .context("cannot run cargo")?;
-    ensure!(status.success(), "cannot document {package}");
-    Ok(target.join("doc").join(format!("{}.json", package.replace('-', "_"))))
+    let mut cargo = nightly(root);
+    cargo.args(["doc", "--quiet", "--no-deps", "--lib", "--features", FEATURES, "--target-dir"]).arg(&target);
+    for package in LIBRARIES {
+        cargo.args(["--package", package]);
+    }
+    cargo.env("RUSTDOCFLAGS", "-Z unstable-options --output-format json --cap-lints allow");
+    ensure!(cargo.status().context("cannot run cargo")?.success(), "cannot document the libraries");
+    Ok(target.join("doc"))
 }
 
 /// Returns the public items, a line each. `None`: the format is not known.
