@@ -15,7 +15,7 @@ use crate::target_dir;
 /// Libraries whose API is listed.
 const LIBRARIES: [&str; 4] = ["inlock-cipher", "inlock-volume", "inlock-engine", "inlock-frontend"];
 
-/// Features whose API is listed, besides the default ones.
+/// Features whose API is listed together with that of the default ones.
 const FEATURES: &str = "inlock-frontend/nbd,inlock-frontend/fuse,inlock-frontend/ublk";
 
 /// Where the listings are.

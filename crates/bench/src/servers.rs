@@ -19,7 +19,7 @@ use crate::{environment, wire};
 pub(crate) enum Kind {
     InlockLuks2,
     /// With `--busy-poll 0`.
-    InlockSleeping,
+    InlockNoPoll,
     InlockRaw,
     NbdkitFile,
     QemuRaw,
@@ -32,7 +32,7 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) const ALL: [Self; 8] = [
         Self::InlockLuks2,
-        Self::InlockSleeping,
+        Self::InlockNoPoll,
         Self::InlockRaw,
         Self::NbdkitFile,
         Self::QemuRaw,
@@ -45,7 +45,7 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::InlockLuks2 => "Inlock LUKS2",
-            Self::InlockSleeping => "Inlock no-poll",
+            Self::InlockNoPoll => "Inlock no-poll",
             Self::InlockRaw => "Inlock raw",
             Self::NbdkitFile => "nbdkit file",
             Self::QemuRaw => "qemu-nbd raw",
@@ -60,7 +60,7 @@ impl Kind {
         match self {
             Self::NbdkitFile | Self::NbdkitLuks => Some("nbdkit"),
             Self::QemuRaw | Self::QemuLuks => Some("qemu-nbd"),
-            Self::InlockLuks2 | Self::InlockSleeping | Self::InlockRaw | Self::Null => None,
+            Self::InlockLuks2 | Self::InlockNoPoll | Self::InlockRaw | Self::Null => None,
         }
     }
 
@@ -70,7 +70,7 @@ impl Kind {
 
     fn luks(self) -> Option<&'static str> {
         match self {
-            Self::InlockLuks2 | Self::InlockSleeping => Some("luks2"),
+            Self::InlockLuks2 | Self::InlockNoPoll => Some("luks2"),
             Self::NbdkitLuks | Self::QemuLuks => Some("luks1"),
             _ => None,
         }
@@ -194,9 +194,7 @@ fn command(kind: Kind, image: &Path, socket: &Path, key: &Path) -> anyhow::Resul
     let (image, socket, key) = (image.display(), socket.display(), key.display());
     let (program, args) = match kind {
         Kind::InlockLuks2 => (inlock()?, format!("serve {image} --key-file {key} --nbd unix:{socket}")),
-        Kind::InlockSleeping => {
-            (inlock()?, format!("serve {image} --key-file {key} --busy-poll 0 --nbd unix:{socket}"))
-        }
+        Kind::InlockNoPoll => (inlock()?, format!("serve {image} --key-file {key} --busy-poll 0 --nbd unix:{socket}")),
         Kind::InlockRaw => (inlock()?, format!("serve --type raw {image} --nbd unix:{socket}")),
         Kind::NbdkitFile => ("nbdkit".into(), format!("-f -U {socket} file {image}")),
         Kind::NbdkitLuks => ("nbdkit".into(), format!("-f -U {socket} file {image} --filter=luks passphrase=+{key}")),
