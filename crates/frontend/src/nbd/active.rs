@@ -696,3 +696,6 @@ fn nbd_error(error: RequestError) -> NbdError {
         _ => NbdError::Io,
     }
 }
+
+#[cfg(test)]
+mod tests;

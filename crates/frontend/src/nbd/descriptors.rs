@@ -9,13 +9,18 @@ const RESERVED: u64 = 96;
 /// Raises the soft limit of open descriptors of this process, at most to the hard limit, so that each of `clients`
 /// finds one. Leaves a limit that is high enough.
 pub fn raise_limit(clients: usize) {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let wanted = open_now() + RESERVED + clients as u64;
-    let wanted = maximum.map_or(wanted, |max| wanted.min(max));
-    if current.is_some_and(|current| current < wanted) {
+    if let Some(raised) = raised(getrlimit(Resource::Nofile), open_now(), clients as u64) {
         // If this fails the server accepts fewer clients.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
+        let _ = setrlimit(Resource::Nofile, raised);
     }
+}
+
+/// Returns the limit to set for `clients` more than the `open` descriptors, unless `limit` is high enough.
+fn raised(limit: Rlimit, open: u64, clients: u64) -> Option<Rlimit> {
+    let Rlimit { current, maximum } = limit;
+    let wanted = open + RESERVED + clients;
+    let wanted = maximum.map_or(wanted, |max| wanted.min(max));
+    current.is_some_and(|current| current < wanted).then_some(Rlimit { current: Some(wanted), maximum })
 }
 
 /// Returns the number of clients for which there are descriptors.
@@ -43,5 +48,28 @@ mod tests {
         for (left, clients) in [(0, 0), (1, 1), (10, 5), (191, 96), (192, 96), (193, 97), (1024, 928)] {
             assert_eq!(clients_of(left), clients, "{left}");
         }
+    }
+
+    #[test]
+    fn limit_is_raised_to_what_clients_need_but_not_beyond_the_hard_limit() {
+        let limit = |current, maximum| Rlimit { current, maximum };
+        for (current, maximum, expected) in [
+            (Some(100), Some(4096), Some(Some(10 + 96 + 1000))),
+            (Some(100), None, Some(Some(10 + 96 + 1000))),
+            (Some(100), Some(500), Some(Some(500))),
+            (Some(500), Some(500), None),
+            (Some(1106), None, None),
+            (Some(1105), None, Some(Some(1106))),
+            (None, None, None),
+        ] {
+            let found = raised(limit(current, maximum), 10, 1000);
+            assert_eq!(found, expected.map(|current| limit(current, maximum)), "{current:?} {maximum:?}");
+        }
+    }
+
+    #[test]
+    fn open_descriptors_are_counted() {
+        let _open: Vec<_> = (0..80).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+        assert!(open_now() > 80);
     }
 }

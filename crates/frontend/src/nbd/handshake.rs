@@ -363,3 +363,20 @@ impl<'a> Fields<'a> {
         if len > MAX_NAME { None } else { self.bytes(len) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_reply_with_another_magic_or_too_much_data_is_refused() {
+        let parse = |magic: u64, len: usize| {
+            let fields = [&magic.to_be_bytes()[..], &[0, 0, 0, 7, 0, 0, 0, 3], &(len as u32).to_be_bytes()];
+            OptionReply::parse(&fields.concat().try_into().unwrap())
+        };
+        let magic = 0x3e889045565a9;
+        assert_eq!(parse(magic, MAX_OPTION_LEN), Some(OptionReply { kind: 3, len: MAX_OPTION_LEN }));
+        assert_eq!(parse(magic, MAX_OPTION_LEN + 1), None);
+        assert_eq!(parse(magic + 1, 0), None);
+    }
+}

@@ -290,6 +290,26 @@ mod tests {
     }
 
     #[test]
+    fn attributes_end_in_a_zero_byte() {
+        assert_eq!(terminated("name"), b"name\0");
+        assert_eq!(terminated(""), b"\0");
+    }
+
+    #[test]
+    fn client_flags_are_those_of_fixed_newstyle_without_zeroes() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let server = std::thread::spawn(move || {
+            let mut client = listener.accept().unwrap().0;
+            client.write_all(b"NBDMAGICIHAVEOPT\0\x03").unwrap();
+            receive::<4>(&mut client).unwrap()
+        });
+        handshake(&socket, "volume").unwrap_err();
+        assert_eq!(server.join().unwrap(), [0, 0, 0, 3]);
+    }
+
+    #[test]
     fn handshake_with_server_returns_length_and_flags() {
         const LEN: u64 = 1 << 20;
         let store = Arc::new(MemoryStore::new(vec![0; LEN as usize]));

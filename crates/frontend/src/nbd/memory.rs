@@ -90,3 +90,78 @@ impl Memory {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlock_engine::buffer::BufferClass;
+
+    const SMALL: usize = 4096;
+    const LARGE: usize = 8192;
+
+    /// A pool of two small buffers and one large one, and the memory of a session.
+    fn pool_and_memory() -> (BufferPool, Memory) {
+        let classes = [(SMALL, 2), (LARGE, 1)].map(|(capacity, count)| BufferClass { capacity, count });
+        let pool = BufferPool::new(&classes);
+        let memory = Memory::new(&pool);
+        (pool, memory)
+    }
+
+    fn take(pool: &mut BufferPool, memory: &mut Memory, reserve: bool, want: usize, min: usize) -> Option<Buffer> {
+        let now = Instant::now();
+        memory.take(&mut Supply { pool, may_use_reserve: reserve, is_behind: false, now }, want, min)
+    }
+
+    #[test]
+    fn own_buffers_serve_when_the_pool_is_empty_and_return_first() {
+        let (mut pool, mut memory) = pool_and_memory();
+        let taken: Vec<_> = (0..5).map(|_| take(&mut pool, &mut memory, true, SMALL, SMALL).unwrap()).collect();
+        assert_eq!(taken.iter().map(Buffer::capacity).collect::<Vec<_>>(), [SMALL, SMALL, LARGE, SMALL, SMALL]);
+        assert_eq!((pool.outstanding(), memory.own.len()), (3, 0));
+        assert!(take(&mut pool, &mut memory, true, SMALL, SMALL).is_none());
+        assert!(memory.is_full());
+        // Large ones, and more small ones than its own, are the pool's.
+        for (buffer, (outstanding, own)) in taken.into_iter().zip([(3, 1), (3, 2), (2, 2), (1, 2), (0, 2)]) {
+            memory.give(&mut pool, Some(buffer));
+            assert_eq!((pool.outstanding(), memory.own.len()), (outstanding, own));
+        }
+        assert!(memory.is_empty());
+    }
+
+    #[test]
+    fn own_buffers_are_for_requests_that_may_use_the_reserve_and_fit() {
+        let (mut pool, mut memory) = pool_and_memory();
+        let all: Vec<_> = (0..3).map(|_| pool.take(1, 1).unwrap()).collect();
+        assert!(take(&mut pool, &mut memory, false, SMALL, SMALL).is_none());
+        assert!(take(&mut pool, &mut memory, true, LARGE, LARGE).is_none());
+        assert_eq!(take(&mut pool, &mut memory, true, LARGE, SMALL).unwrap().capacity(), SMALL);
+        drop(all);
+    }
+
+    /// Whether a session counts as waiting for memory after it took a buffer of a pool that has no large one.
+    fn is_blocked(reserve: bool, want: usize) -> bool {
+        let (mut pool, mut memory) = pool_and_memory();
+        let _large = pool.take(LARGE, LARGE).unwrap();
+        assert_eq!(take(&mut pool, &mut memory, reserve, want, SMALL).unwrap().capacity(), SMALL);
+        memory.blocked_since(Instant::now()).is_some()
+    }
+
+    #[test]
+    fn session_that_gets_less_than_it_wants_of_the_reserve_is_waiting() {
+        assert!(is_blocked(true, LARGE));
+        assert!(!is_blocked(true, SMALL));
+        assert!(!is_blocked(true, SMALL - 1));
+        assert!(!is_blocked(false, LARGE));
+    }
+
+    #[test]
+    fn session_behind_others_gets_nothing_of_the_pool() {
+        let (mut pool, mut memory) = pool_and_memory();
+        let now = Instant::now();
+        let mut supply = Supply { pool: &mut pool, may_use_reserve: false, is_behind: true, now };
+        assert!(memory.take(&mut supply, SMALL, SMALL).is_none());
+        assert_eq!(memory.blocked_since(now), Some(now));
+        assert_eq!(memory.blocked_since(now + BLOCKED_FOR), Some(now));
+        assert_eq!(memory.blocked_since(now + BLOCKED_FOR + Duration::from_millis(1)), None);
+    }
+}

@@ -374,7 +374,7 @@ fn accept_clients(
     live: &AtomicUsize,
     limit: usize,
 ) {
-    let mut next = 0;
+    let mut in_turn = mailboxes.iter().cycle();
     while !stopping.load(Ordering::Acquire) {
         let listener = socket.as_fd();
         let mut ready = [PollFd::new(&listener, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
@@ -384,14 +384,55 @@ fn accept_clients(
         match socket.accept() {
             Ok(_) if live.load(Ordering::Relaxed) >= limit => {}
             Ok(client) => {
+                let Some(mailbox) = in_turn.next() else { return };
                 live.fetch_add(1, Ordering::Relaxed);
-                mailboxes[next % mailboxes.len()].post(Message::Accept(client));
-                next += 1;
+                mailbox.post(Message::Accept(client));
             }
             // The client disconnected before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             // Out of descriptors or memory: the client waits until there may be some again.
             Err(_) => drop(rustix::event::poll(&mut [PollFd::new(wake, PollFlags::IN)], Some(&ACCEPT_AGAIN))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use inlock_engine::Access;
+    use inlock_engine::store::memory::MemoryStore;
+
+    /// The numbers are those of the section "Transmission flags" of the protocol.
+    #[test]
+    fn transmission_flags_follow_access() {
+        let all = 1 | 1 << 2 | 1 << 3 | 1 << 7 | 1 << 8 | 1 << 10;
+        let (read_only, writable, trim) = (all | 1 << 1, all | 1 << 6 | 1 << 11, 1 << 5);
+        for (is_read_only, allow_discards, flags) in [
+            (false, false, writable),
+            (false, true, writable | trim),
+            (true, false, read_only),
+            (true, true, read_only),
+        ] {
+            let access = Access { read_only: is_read_only, allow_discards };
+            let device = Device::raw(Arc::new(MemoryStore::new(vec![0; 8192])), access);
+            let export = describe(&device, &ServerOptions::default());
+            assert_eq!(export.flags, flags, "{access:?}");
+            assert_eq!((export.size, export.preferred_block), (8192, 4096));
+            assert_eq!(with_discards(flags, access), flags, "nothing has changed");
+            let opposite = Access { allow_discards: !allow_discards, ..access };
+            let expected = if is_read_only { flags } else { flags ^ trim };
+            assert_eq!(with_discards(flags, opposite), expected, "{opposite:?}");
+        }
+    }
+
+    #[test]
+    fn address_in_use_is_named() {
+        let any = Listen::Tcp("127.0.0.1:0".parse().unwrap());
+        let (_socket, listen) = bind(&any).unwrap();
+        let Listen::Tcp(address) = listen else { panic!("{listen}") };
+        assert_eq!(listen.to_string(), format!("tcp:127.0.0.1:{}", address.port()));
+        let error = bind(&listen).map(drop).unwrap_err();
+        assert_eq!(error.to_string(), format!("{listen} is in use by another server"));
+        assert_eq!(Listen::Unix("/a/socket".into()).to_string(), "unix:/a/socket");
     }
 }

@@ -182,3 +182,44 @@ pub(crate) fn put_extent(into: &mut [u8], style: ReplyStyle, len: u64, flags: u3
         into[4..8].copy_from_slice(&flags.to_be_bytes());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STYLES: [ReplyStyle; 3] = [ReplyStyle::Simple, ReplyStyle::Structured, ReplyStyle::Extended];
+
+    /// The flags that each command may have, in the order of [`STYLES`], as the section "Command flags" of the protocol
+    /// numbers them.
+    #[test]
+    fn commands_have_the_flags_of_the_protocol() {
+        let allowed: [(u16, [u16; 3]); 8] = [
+            (command::READ, [1, 5, 5]),
+            (command::WRITE, [1, 1, 33]),
+            (command::DISC, [1; 3]),
+            (command::FLUSH, [1; 3]),
+            (command::TRIM, [1; 3]),
+            (command::CACHE, [1; 3]),
+            (command::WRITE_ZEROES, [19; 3]),
+            (command::BLOCK_STATUS, [9; 3]),
+        ];
+        for (kind, masks) in allowed {
+            for (style, mask) in STYLES.into_iter().zip(masks) {
+                for flags in (0..16).map(|bit| 1 << bit).chain([0, mask, u16::MAX]) {
+                    let command = Command { flags, kind, cookie: 0, offset: 0, len: 1 };
+                    assert_eq!(command.has_valid_flags(style), flags & !mask == 0, "{command:?} {style:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn payload_that_is_too_long_to_skip_violates_the_protocol() {
+        let parse = |len: u64| {
+            let header = [&EXTENDED_REQUEST_MAGIC.to_be_bytes(), &[0, 0, 0, 1][..], &[0; 16], &len.to_be_bytes()];
+            Command::parse(&header.concat(), ReplyStyle::Extended)
+        };
+        assert_eq!(parse(MAX_SKIPPED).unwrap().unwrap().0.len, MAX_SKIPPED);
+        assert_eq!(parse(MAX_SKIPPED + 1), Err(Violation::PayloadLength(MAX_SKIPPED + 1)));
+    }
+}

@@ -1,0 +1,152 @@
+//! Tests of what needs no worker: the check of commands, errors, block status.
+
+use super::super::protocol::{STATE_HOLE, STATE_ZERO};
+use super::*;
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::store::{BlockStatus, Geometry};
+use inlock_engine::{BackingStore, buffer::BufferClass};
+use std::sync::Arc;
+
+const LEN: u64 = 1 << 40;
+const READ_WRITE: Access = Access { read_only: false, allow_discards: false };
+const READ_WRITE_DISCARD: Access = Access { read_only: false, allow_discards: true };
+const READ_ONLY: Access = Access { read_only: true, allow_discards: false };
+const READ_ONLY_DISCARD: Access = Access { read_only: true, allow_discards: true };
+
+fn command(kind: u16, flags: u16, offset: u64, len: u64) -> Command {
+    let header = [&[0x21, 0xe4, 0x1c, 0x71], &flags.to_be_bytes()[..], &kind.to_be_bytes(), &[0; 8]].concat();
+    let header = [header, offset.to_be_bytes().to_vec(), len.to_be_bytes().to_vec()].concat();
+    Command::parse(&header, ReplyStyle::Extended).unwrap().unwrap().0
+}
+
+/// Errors as the section "Error values" of the NBD protocol has them for each command.
+#[test]
+fn command_is_checked_against_export_and_access() {
+    use command::*;
+    use command_flag::{DF, FAST_ZERO, NO_HOLE};
+    let max = u64::from(MAX_PAYLOAD);
+    let refused = Verdict::Refused;
+    let accepted = Verdict::Accepted;
+    for access in [READ_WRITE, READ_WRITE_DISCARD, READ_ONLY, READ_ONLY_DISCARD] {
+        let writes = |verdict| if access.read_only { refused(NbdError::Perm) } else { verdict };
+        let trims = |verdict| if access.allow_discards { writes(verdict) } else { writes(refused(NbdError::Inval)) };
+        let cases = [
+            (command(DISC, 0xffff, LEN, 1), Verdict::Disconnect),
+            (command(FLUSH, 0, 0, 0), accepted),
+            (command(FLUSH, 0, LEN, 1), accepted),
+            (command(FLUSH, DF, 0, 0), refused(NbdError::Inval)),
+            (command(READ, 0, LEN - 1, 1), accepted),
+            (command(READ, 0, LEN, 0), Verdict::Empty),
+            (command(READ, 0, LEN, 1), refused(NbdError::Inval)),
+            (command(READ, 0, u64::MAX, 1), refused(NbdError::Inval)),
+            (command(READ, 0, 0, max), accepted),
+            (command(READ, 0, 0, max + 1), refused(NbdError::Inval)),
+            (command(READ, NO_HOLE, 0, 1), refused(NbdError::Inval)),
+            (command(CACHE, 0, 0, max + 1), accepted),
+            (command(CACHE, 0, 1, LEN), refused(NbdError::Inval)),
+            (command(BLOCK_STATUS, 0, 0, LEN), accepted),
+            (command(BLOCK_STATUS, 0, 0, 0), refused(NbdError::Inval)),
+            (command(BLOCK_STATUS, 0, 1, LEN), refused(NbdError::Inval)),
+            (command(WRITE, 0, LEN - 1, 1), writes(accepted)),
+            (command(WRITE, 0, 0, 0), writes(Verdict::Empty)),
+            (command(WRITE, 0, LEN, 1), writes(refused(NbdError::NoSpace))),
+            (command(WRITE, 0, 0, max + 1), writes(refused(NbdError::Inval))),
+            (command(WRITE_ZEROES, 0, 0, LEN), writes(accepted)),
+            (command(WRITE_ZEROES, 0, 1, LEN), writes(refused(NbdError::NoSpace))),
+            (command(WRITE_ZEROES, FAST_ZERO, 0, 1), writes(refused(NbdError::NotSup))),
+            (command(WRITE_ZEROES, FAST_ZERO, 1, LEN), writes(refused(NbdError::NoSpace))),
+            (command(TRIM, 0, 0, LEN), trims(accepted)),
+            (command(TRIM, 0, 0, 0), trims(Verdict::Empty)),
+            (command(TRIM, 0, 1, LEN), trims(refused(NbdError::Inval))),
+            (command(8, 0, 0, 1), refused(NbdError::Inval)),
+        ];
+        let negotiated = Negotiated { style: ReplyStyle::Structured, allocation: true };
+        for (command, verdict) in cases {
+            assert_eq!(check(&command, negotiated, access, LEN), verdict, "{command:?} {access:?}");
+        }
+        let negotiated = Negotiated { style: ReplyStyle::Structured, allocation: false };
+        let unasked = check(&command(BLOCK_STATUS, 0, 0, 1), negotiated, access, LEN);
+        assert_eq!(unasked, refused(NbdError::Inval), "block status without a metadata context");
+    }
+}
+
+#[test]
+fn errors_of_requests_are_those_of_the_protocol() {
+    let io = RequestError::Io;
+    for (error, expected) in [
+        (RequestError::OutOfRange, NbdError::Inval),
+        (RequestError::ReadOnly, NbdError::Perm),
+        (RequestError::Unsupported, NbdError::NotSup),
+        (io(Errno::NOSPC), NbdError::NoSpace),
+        (io(Errno::DQUOT), NbdError::NoSpace),
+        (io(Errno::FBIG), NbdError::NoSpace),
+        (io(Errno::IO), NbdError::Io),
+        (io(Errno::INVAL), NbdError::Io),
+    ] {
+        assert_eq!(nbd_error(error), expected, "{error:?}");
+    }
+}
+
+/// A store that reports its first 16 KiB in ranges of 4 KiB: data, two holes, data.
+struct Ranges(MemoryStore);
+
+impl BackingStore for Ranges {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.0.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.0.write_at(data, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        let mut status = BlockStatus::allocated(offset, len.min(4096 - offset % 4096));
+        status.hole = (4096..12 << 10).contains(&offset);
+        Ok(status)
+    }
+}
+
+/// A hole of a store without encryption reads as zeroes.
+#[test]
+fn ranges_that_are_alike_are_one_extent() {
+    let device = Device::raw(Arc::new(Ranges(MemoryStore::new(vec![0; 16 << 10]))), READ_ONLY);
+    let mut pool = BufferPool::new(&[BufferClass { capacity: 8192, count: 1 }]);
+    let mut buffer = pool.take(8192, 8192).unwrap();
+    let export =
+        Export { name: String::new(), description: String::new(), size: 16 << 10, flags: 0, preferred_block: 4096 };
+    let (mapping, mut requests) = (device.mapping(), VecDeque::new());
+    let turn = Turn {
+        pool: &mut pool,
+        device: &device,
+        mapping: &mapping,
+        requests: &mut requests,
+        export: &export,
+        number: 1,
+        now: Instant::now(),
+        is_draining: false,
+    };
+    let mut extents = |flags, offset, len| {
+        let asked = command(command::BLOCK_STATUS, flags, offset, len);
+        let count = put_block_status(&mut buffer, &asked, ReplyStyle::Extended, &turn).unwrap();
+        let fields: Vec<u64> =
+            buffer.data()[..16 * count].chunks(8).map(|field| u64::from_be_bytes(field.try_into().unwrap())).collect();
+        fields.chunks(2).map(|extent| (extent[0], extent[1])).collect::<Vec<_>>()
+    };
+    let hole = u64::from(STATE_HOLE | STATE_ZERO);
+    assert_eq!(hole, 3);
+    assert_eq!(extents(0, 0, 16 << 10), [(4096, 0), (8192, hole), (4096, 0)]);
+    assert_eq!(extents(0, 5000, 8000), [(12288 - 5000, hole), (712, 0)]);
+    assert_eq!(extents(command_flag::REQ_ONE, 4096, 12 << 10), [(8192, hole)]);
+}
