@@ -10,12 +10,11 @@ use super::memory::{Memory, Supply};
 use super::output::{OutgoingChunk, Output};
 use super::protocol::{Export, MAX_PAYLOAD, NbdError, STATE_HOLE, STATE_ZERO, command, command_flag};
 use super::transmission::{Command, Head, extent_len, put_extent};
-use inlock_engine::Errno;
 use inlock_engine::buffer::HEADROOM;
 use inlock_engine::request::Operation;
 use inlock_engine::rmw;
 use inlock_engine::worker::{Finished, MAX_REQUESTS_WITHOUT_DATA, Request};
-use inlock_engine::{Access, Buffer, BufferPool, Device, MappedRange, Mapping, RequestError};
+use inlock_engine::{Access, Buffer, BufferPool, Device, Errno, MappedRange, Mapping, RequestError};
 use std::collections::VecDeque;
 use std::time::Instant;
 
