@@ -120,7 +120,9 @@ units() {
     local -x MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432
     local packages
     packages=$(grep -hm1 '^name = ' crates/*/Cargo.toml xtask/Cargo.toml | cut -d'"' -f2 | tr '\n' ' ') || return 1
-    run_tests "$packages inlock-tests:inlock_tests" --test-threads 4 && cargo test --quiet --doc -- --show-output
+    run_tests "$packages inlock-tests:inlock_tests" --test-threads 4 &&
+        # The models include files of the engine, with its examples.
+        cargo test --quiet --doc --workspace --exclude inlock-models --exclude inlock-benches -- --show-output
 }
 
 # A dead link in the documentation is a warning, which fails here. So does a change of the public API that is missing in
