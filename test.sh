@@ -108,11 +108,17 @@ check_floors() {
     return "$low"
 }
 
-# run_tests 'PACKAGE[:TARGET]...' ARGUMENT...: runs these test programs.
+# run_tests 'PACKAGE[:TARGET]...' ARGUMENT...: runs these test programs, and fails if one of them does not exist.
 run_tests() {
-    local -x INLOCK_TEST_PROGRAMS=$1
+    local -x INLOCK_TEST_PROGRAMS=$1 INLOCK_TEST_PROGRAMS_RUN=$LOGS/programs-run
+    local program status=0
     shift
-    cargo test --quiet --no-fail-fast --tests --config "target.'cfg(all())'.runner = '$PWD/tests/run_program.sh'" -- --show-output "$@"
+    : > "$INLOCK_TEST_PROGRAMS_RUN"
+    cargo test --quiet --no-fail-fast --tests --config "target.'cfg(all())'.runner = '$PWD/tests/run_program.sh'" -- --show-output "$@" || status=$?
+    for program in $INLOCK_TEST_PROGRAMS; do
+        grep -qxF "$program" "$INLOCK_TEST_PROGRAMS_RUN" || { echo "error: there is no test program $program"; status=1; }
+    done
+    return "$status"
 }
 suite() { run_tests "inlock-tests:$1"; }
 units() {
