@@ -97,6 +97,12 @@ impl UnitLocks {
         self.table().room -= less;
     }
 
+    /// Returns the number of locks that memory is reserved for.
+    #[cfg(test)]
+    pub(crate) fn room(&self) -> usize {
+        self.table().room
+    }
+
     /// Acquires the shared lock of every unit, for a request that this thread completes without waiting for anything:
     /// one atomic operation, where the table takes two mutex locks. `None`: exclusive claims exist; acquire the lock of
     /// the needed units instead.
@@ -111,7 +117,7 @@ impl UnitLocks {
     fn unlock_all_shared(&self) {
         let before = self.all_shared.fetch_sub(1, Ordering::AcqRel);
         // The last holder lets the exclusive claims proceed. No holder can have come since the first such claim.
-        if before > EXCLUSIVE && before % EXCLUSIVE == 1 {
+        if before != 1 && before % EXCLUSIVE == 1 {
             self.grant(self.table(), 0, None);
         }
     }
@@ -277,6 +283,24 @@ mod tests {
         let again = locks.try_lock_all_shared().unwrap();
         locks.unlock(again);
         assert_eq!(locks.all_shared.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn end_of_a_shared_lock_does_not_pass_over_the_holder_of_all() {
+        let target = target();
+        let mapped = |offset, len| target.locate(offset, len, 4096).unwrap();
+        let log = Log::new();
+        let locks = UnitLocks::default();
+        let all = locks.try_lock_all_shared().unwrap();
+        let (whole, held) = locks.lock(&mapped(0, 512), Purpose::Read, || log.reply(1));
+        assert!(held);
+        let (partial, held) = locks.lock(&mapped(1, 5), Purpose::Write, || log.reply(2));
+        assert!(!held);
+        locks.unlock(whole);
+        assert_eq!(log.locked(), [0; 0], "the holder of all units still reads");
+        locks.unlock(all);
+        assert_eq!(log.locked(), [2]);
+        locks.unlock(partial);
     }
 
     #[test]

@@ -51,18 +51,14 @@ fn outgoing_len(outgoing: &Outgoing) -> usize {
 /// Sends as many bytes behind the first `sent` as the socket takes now, in one call.
 fn send_available(socket: BorrowedFd<'_>, outgoing: &Outgoing, mut sent: usize) -> Result<usize, Errno> {
     let mut segments = [IoSlice::new(&[]); MAX_OUTGOING];
-    let mut count = 0;
-    for (buffer, range) in outgoing {
+    for (slice, (buffer, range)) in segments.iter_mut().zip(outgoing) {
         let segment = &buffer.frame()[range.clone()];
         let passed = sent.min(segment.len());
         sent -= passed;
-        if passed < segment.len() {
-            segments[count] = IoSlice::new(&segment[passed..]);
-            count += 1;
-        }
+        *slice = IoSlice::new(&segment[passed..]);
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    rustix::net::sendmsg(socket, &segments[..count], &mut SendAncillaryBuffer::default(), flags)
+    rustix::net::sendmsg(socket, &segments[..outgoing.len()], &mut SendAncillaryBuffer::default(), flags)
         .map_err(Errno::from_rustix)
 }
 
@@ -513,9 +509,6 @@ impl Ring {
 
     /// Ends the operations in flight on `file`. They still complete; then the descriptor is closed.
     pub fn close(&mut self, file: FileId) {
-        if let Backend::Sync(sync) = &mut self.backend {
-            sync.deregister(file);
-        }
         let idle = self.files.close(file);
         if let (Some(held), Backend::Uring(uring)) = (idle, &mut self.backend) {
             uring.deregister(file, held);

@@ -50,20 +50,9 @@ impl SyncRing {
     }
 
     pub(super) fn watch(&mut self, file: FileId, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        // A socket that is shut down by either side is ready for both.
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(pack(file)), flags)?)
-    }
-
-    /// Completes the operations that wait for a file that is being closed.
-    pub(super) fn deregister(&mut self, file: FileId) {
-        for waiting in &mut self.waiting {
-            if waiting.file == file {
-                // Tried once more in the next turn, on a socket that is shut down by then.
-                self.events
-                    .push(epoll::Event { flags: epoll::EventFlags::HUP, data: epoll::EventData::new_u64(pack(file)) });
-                return;
-            }
-        }
     }
 
     pub(super) fn submit(&mut self, files: &mut Files, file: FileId, operation: Operation, token: Token) {
@@ -85,7 +74,7 @@ impl SyncRing {
         done: &mut VecDeque<Completion>,
     ) -> io::Result<bool> {
         let timeout = match wait {
-            _ if !self.done.is_empty() || !self.events.is_empty() => Some(NO_TIME),
+            _ if !self.done.is_empty() => Some(NO_TIME),
             Wait::No => Some(NO_TIME),
             Wait::Until(limit) => limit.try_into().ok(),
             Wait::Forever => None,
@@ -108,14 +97,12 @@ impl SyncRing {
     /// Waits for sockets, and retries their operations. Returns whether the ring was woken.
     fn look(&mut self, files: &mut Files, timeout: Option<&Timespec>) -> io::Result<bool> {
         let mut ready = std::mem::take(&mut self.events);
-        let closed = ready.len();
         // The kernel refuses an empty list.
         ready.reserve(EVENTS);
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut ready), timeout) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        debug_assert!(ready.len() >= closed);
         let mut woken = false;
         for event in ready.drain(..) {
             let data = event.data.u64();

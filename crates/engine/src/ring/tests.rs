@@ -134,6 +134,7 @@ fn closing_a_socket_ends_its_operations() {
         let done = next(&mut ring);
         assert_eq!(done.token, Token(1));
         assert!(matches!(done.returned, Returned::Buffer(_)), "the buffer comes back");
+        assert_eq!(ring.files.slots[0].0, 1, "nothing uses the descriptor");
         ring.submit(file, receive(0..9, true), Token(2));
         assert_eq!(next(&mut ring).result, Err(Errno::BADF));
         drop(ours);
@@ -410,4 +411,121 @@ fn ublk_buffer_has_room_for_the_longest_request() {
 #[should_panic(expected = "a buffer for the longest request")]
 fn ublk_buffer_shorter_than_the_longest_request_is_refused() {
     let _ = submit_ublk(4096);
+}
+
+#[test]
+fn room_is_that_of_stores_and_two_for_each_socket() {
+    both(|mut ring| {
+        ring.reserve(2000);
+        assert_eq!(ring.room(), 2000);
+        let pairs = [(); 3].map(|()| UnixStream::pair().unwrap());
+        let files = pairs.map(|(_, theirs)| ring.add_socket(theirs.into()).unwrap());
+        assert_eq!(ring.room(), 2006);
+        ring.close(files[0]);
+        ring.reserve(10);
+        assert_eq!(ring.room(), 2014);
+    });
+}
+
+#[test]
+fn closed_descriptor_is_dropped_and_its_number_means_another() {
+    both(|mut ring| {
+        for _ in 0..3 {
+            // A pipe: only the end of its last descriptor ends it.
+            let (mut ours, theirs) = std::io::pipe().unwrap();
+            let is_sync = matches!(ring.backend, Backend::Sync(_));
+            let file = ring.add_socket(theirs.into()).unwrap();
+            assert_ne!(ring.files.get(file).unwrap().registered, is_sync, "sockets are registered with io_uring");
+            ring.close(file);
+            assert_eq!(ours.read(&mut [0]).unwrap(), 0);
+            let (mut ours, theirs) = UnixStream::pair().unwrap();
+            let socket = ring.add_socket(theirs.into()).unwrap();
+            assert_eq!((socket.index, socket.generation), (file.index, file.generation + 1));
+            ring.submit(socket, receive(0..1, true), Token(1));
+            ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
+            ours.write_all(b"a").unwrap();
+            assert_eq!(next(&mut ring).result, Ok(1));
+            ring.close(socket);
+        }
+    });
+}
+
+#[test]
+fn send_does_not_wait_for_the_reader() {
+    both(|mut ring| {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let file = ring.add_socket(theirs.into()).unwrap();
+        ring.submit(file, send(&[1; 1 << 20]), Token(1));
+        let mut done = VecDeque::new();
+        ring.turn(Wait::No, &mut done).unwrap();
+        assert!(done.is_empty());
+        let reader = std::thread::spawn(move || ours.read_exact(&mut [0; 1 << 20]).unwrap());
+        assert_eq!(next(&mut ring).result, Ok(1 << 20));
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn submit_now_does_not_wait_for_the_turn() {
+    let mut ring = Ring::new(IoMode::Uring).unwrap();
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let file = ring.add_socket(theirs.into()).unwrap();
+    ring.submit(file, send(b"a"), Token(1));
+    ring.submit_now();
+    ours.read_exact(&mut [0]).unwrap();
+    let Backend::Uring(uring) = &mut ring.backend else { panic!("no io_uring") };
+    assert_eq!(uring.queued(), 0);
+    assert_eq!(next(&mut ring).result, Ok(1));
+}
+
+#[test]
+fn finish_returns_what_has_completed_without_a_turn() {
+    both(|mut ring| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Auto).unwrap());
+        let file = ring.add_store(&store).unwrap();
+        let read = |number| (Operation::Read { offset: 0, buffer: Buffer::new(512), range: 0..512 }, Token(number));
+        (0..3).map(read).for_each(|(operation, token)| ring.submit(file, operation, token));
+        let mut tokens: Vec<u64> = ring.finish().into_iter().map(|done| done.token.0).collect();
+        tokens.sort_unstable();
+        assert_eq!(tokens, [0, 1, 2]);
+    });
+}
+
+#[test]
+fn discard_clears_its_range_and_nothing_else() {
+    // Also where the kernel refuses the block device command, as on a file.
+    for as_command in [false, true] {
+        both(|mut ring| {
+            let image = tempfile::tempfile().unwrap();
+            image.write_all_at(&[7; 16 * 4096], 0).unwrap();
+            let store: Arc<dyn BackingStore> =
+                Arc::new(FileStore::new(image.try_clone().unwrap(), IoMode::Auto).unwrap());
+            let file = ring.add_store(&store).unwrap();
+            ring.files.get(file).unwrap().discards = as_command;
+            ring.submit(file, Operation::Discard { offset: 4096, len: 8192 }, Token(1));
+            assert_eq!(next(&mut ring).result, Ok(0));
+            let mut found = vec![1; 16 * 4096];
+            image.read_exact_at(&mut found, 0).unwrap();
+            assert!(found.iter().enumerate().all(|(at, byte)| (*byte == 0) == (4096..12288).contains(&at)));
+            ring.submit(file, Operation::Discard { offset: 15 * 4096, len: 8192 }, Token(2));
+            assert_eq!(next(&mut ring).result, Ok(0));
+            assert_eq!(image.metadata().unwrap().len(), 16 * 4096, "the file keeps its length");
+        });
+    }
+}
+
+#[test]
+fn discard_that_the_file_refuses_fails() {
+    // A file that takes no discards of either kind.
+    let file = std::fs::File::options().read(true).write(true).open("/proc/self/comm").unwrap();
+    let store: Arc<dyn BackingStore> = Arc::new(Pipe(file));
+    let mut ring = Ring::new(IoMode::Uring).unwrap();
+    let file = ring.add_store(&store).unwrap();
+    for as_command in [true, false] {
+        ring.files.get(file).unwrap().discards = as_command;
+        ring.submit(file, Operation::Discard { offset: 0, len: 4096 }, Token(1));
+        assert_eq!(next(&mut ring).result, Err(Errno::OPNOTSUPP));
+    }
 }

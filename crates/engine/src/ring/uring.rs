@@ -49,8 +49,6 @@ pub(super) struct Uring {
     was_short: bool,
     waker: Waker,
     waker_armed: bool,
-    /// Number of descriptors that can be registered: 0 if the kernel does not support it.
-    registered: u32,
     vectors_made: usize,
     /// Completions held back, with the number of turns left.
     #[cfg(feature = "fault-injection")]
@@ -99,7 +97,8 @@ impl Uring {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is too old"));
         }
         let registers = |count: &u32| ring.submitter().register_files_sparse(*count).is_ok();
-        let registered = REGISTERED.into_iter().find(registers).unwrap_or(0);
+        // Without any, each socket is refused later.
+        let _ = REGISTERED.iter().find(|count| registers(count));
         Ok(Self {
             ring,
             in_flight: Vec::with_capacity(1024),
@@ -112,7 +111,6 @@ impl Uring {
             was_short: false,
             waker: waker.clone(),
             waker_armed: false,
-            registered,
             vectors_made: 0,
             #[cfg(feature = "fault-injection")]
             late: Vec::with_capacity(1024),
@@ -121,8 +119,7 @@ impl Uring {
 
     /// Registers the descriptor of `file`. Returns false if operations on it have to use the descriptor itself.
     pub(super) fn register(&mut self, file: FileId, descriptor: BorrowedFd<'_>) -> bool {
-        let update = |fd| self.ring.submitter().register_files_update(file.index, &[fd]).is_ok();
-        file.index < self.registered && update(descriptor.as_raw_fd())
+        self.ring.submitter().register_files_update(file.index, &[descriptor.as_raw_fd()]).is_ok()
     }
 
     /// Drops a descriptor that no operation uses.
@@ -261,7 +258,7 @@ impl Uring {
         unsafe { self.ring.submission().push(sqe) }.is_ok()
     }
 
-    /// Number of entries that the kernel does not have yet.
+    /// Returns the number of entries that the kernel does not have yet.
     #[cfg(test)]
     pub(super) fn queued(&mut self) -> usize {
         self.ring.submission().len()
@@ -580,3 +577,6 @@ impl Vectors {
         self.message.msg_iovlen = self.segments.len() as _;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -76,3 +76,36 @@ impl Remapped {
         Ok(Request { id: 0, operation, offset, len, data: Some((range, buffer)), spare })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crypt_mapping::CryptMapping;
+
+    const LEN: usize = 3 * BufferPool::LARGEST_PIECE;
+
+    #[test]
+    fn child_needs_no_longer_buffer_than_any_request() {
+        let crypt = CryptMapping::raw(LEN as u64);
+        let whole = crypt.mapping().locate(0, LEN as u64, LEN).unwrap();
+        assert_eq!(whole.len, LEN);
+        let remapped = Remapped { operation: Operation::Read, whole, data: None, spare: None, done: 1 };
+        let child = remapped.child(crypt.mapping()).unwrap();
+        assert_eq!(child.offset, 1);
+        let aligned_len = child.data.unwrap().0.aligned_len;
+        let edges = 2 * crypt.mapping().unit_len();
+        let longest = BufferPool::LARGEST_PIECE + edges;
+        assert!((BufferPool::LARGEST_PIECE..=longest).contains(&aligned_len), "{aligned_len}");
+    }
+
+    #[test]
+    fn append_of_another_shape_fails() {
+        let mapping = CryptMapping::raw(LEN as u64);
+        let old = mapping.mapping().locate(0, 4096, LEN).unwrap();
+        let other = MappedRange { unit_len: 2 * old.unit_len, ..old };
+        let append = Operation::Append { durable: false };
+        assert_eq!(remap(mapping.mapping(), &old, append), Ok(Some(old)));
+        assert_eq!(remap(mapping.mapping(), &other, append), Err(Errno::IO.into()));
+        assert_eq!(remap(mapping.mapping(), &other, Operation::Read), Ok(None));
+    }
+}

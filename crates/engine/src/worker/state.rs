@@ -107,3 +107,27 @@ impl Table {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Operation;
+    use crate::stats::Work;
+
+    #[test]
+    fn number_of_an_ended_request_means_no_later_one() {
+        let mut table = Table::new(1);
+        let insert = |table: &mut Table| {
+            let account = Account { operation: Operation::Flush, timing: None, work: Work::default() };
+            table.insert(Origin::Frontend(0), account)
+        };
+        let first = insert(&mut table);
+        assert!(table.get(first).is_some());
+        table.remove(first);
+        let second = insert(&mut table);
+        assert_eq!(second.index, first.index);
+        assert!(table.get(first).is_none());
+        table.remove(first);
+        assert!(table.get(second).is_some(), "an ended request ends no other");
+    }
+}

@@ -111,4 +111,17 @@ mod tests {
             assert_eq!(worker.wait, Wait::Until(Duration::from_secs(3600)));
         }
     }
+
+    #[test]
+    fn locks_have_room_for_the_operations_until_the_worker_ends() {
+        for mode in [IoMode::Uring, IoMode::Sync] {
+            let mut worker = worker(mode);
+            let device = Arc::clone(&worker.volume.device);
+            let (room, locks) = (worker.ring.room(), device.locks().room());
+            worker.warm_up(5).unwrap();
+            assert_eq!((worker.ring.room(), device.locks().room()), (room + 5, locks + 5));
+            drop(worker);
+            assert_eq!(device.locks().room(), 0);
+        }
+    }
 }

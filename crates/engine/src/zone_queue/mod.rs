@@ -175,7 +175,7 @@ impl ZoneWriteQueues {
     pub(crate) fn join(&self, waker: Waker) -> u64 {
         let mut table = self.table();
         let taken = |bit: u32| table.workers.iter().any(|(worker, _)| *worker == 1 << bit);
-        let worker = 1 << (0..WORKERS - 1).find(|bit| !taken(*bit)).unwrap_or(WORKERS - 1);
+        let worker = 1 << (0..WORKERS).find(|bit| !taken(*bit)).unwrap_or(WORKERS - 1);
         table.workers.push((worker, waker));
         worker
     }

@@ -139,3 +139,98 @@ fn reset_of_all_zones_resets_those_of_the_device_only() {
     let kept: Vec<usize> = (0..140).filter(|zone| zones[*zone].write_pointer != Some(zones[*zone].start)).collect();
     assert_eq!(kept, [0, 70, 139]);
 }
+
+fn request(events: &Arc<EventQueue>, index: u32) -> Waiter {
+    Waiter::Request(ReplyTo::new(events, RequestId { index, generation: 0 }))
+}
+
+/// Enqueues a write of one block at the start of a zone.
+fn write_to(zones: &ZoneWriteQueues, zone: u64, events: &Arc<EventQueue>) -> WriteId {
+    match zones.enqueue(zone * ZONE, BLOCK, WriteKind::Data, false, request(events, zone as u32)).unwrap() {
+        Enqueued::Placed(write, _) => write,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn released(events: &EventQueue) -> Vec<u32> {
+    let index = |(request, event): (RequestId, Event)| {
+        assert!(matches!(event, Event::Released));
+        request.index
+    };
+    std::iter::from_fn(|| events.next()).map(index).collect()
+}
+
+#[test]
+fn zone_management_waits_for_all_its_zones_and_their_writes_wait_for_it() {
+    let (zones, events) = (zones(), events());
+    let writes = [1, 3].map(|zone| write_to(&zones, zone, &events));
+    writes.iter().for_each(|write| assert!(zones.ready(*write, 0, data(BLOCK), false).is_some()));
+    let (id, is_head) = zones.enqueue_mgmt(ZoneAction::Reset, vec![ZONE..4 * ZONE], request(&events, 9));
+    assert!(!is_head);
+    let later = [2, 3].map(|zone| write_to(&zones, zone, &events));
+    later.iter().for_each(|write| assert!(zones.ready(*write, 0, data(BLOCK), false).is_none()));
+    let first = write_to(&zones, 0, &events);
+    assert!(zones.ready(first, 0, data(BLOCK), false).is_some(), "the first zone is not concerned");
+    zones.complete_write(writes[0], false, None);
+    assert_eq!(released(&events), [0; 0], "it is not the head of the last zone");
+    zones.complete_write(writes[1], false, None);
+    assert_eq!(released(&events), [9]);
+    zones.carry_out(id).unwrap();
+    assert_eq!(released(&events), [2, 3]);
+}
+
+#[test]
+fn thread_waits_until_its_zone_management_is_the_head() {
+    let (zones, events) = (zones(), events());
+    let write = write_to(&zones, 0, &events);
+    assert!(zones.ready(write, 0, data(BLOCK), false).is_some());
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let id = zones.enqueue_mgmt_blocking(ZoneAction::Reset, vec![0..ZONE]);
+            assert!(ended.load(Ordering::SeqCst));
+            zones.leave_mgmt(id);
+        });
+        while zones.table().actions.is_empty() && !thread.is_finished() {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        ended.store(true, Ordering::SeqCst);
+        zones.complete_write(write, false, None);
+    });
+}
+
+#[test]
+fn deferred_write_waits_for_two_turns_of_each_worker() {
+    let (zones, events) = (zones(), events());
+    let waker = Ring::new(IoMode::Sync).unwrap().waker();
+    let workers: Vec<u64> = (0..WORKERS + 2).map(|_| zones.join(waker.clone())).collect();
+    let last = 1 << (WORKERS - 1);
+    assert!(workers[..WORKERS as usize].iter().eq(&(0..WORKERS).map(|bit| 1 << bit).collect::<Vec<u64>>()));
+    assert_eq!(workers[WORKERS as usize..], [last; 2]);
+    zones.leave_worker(last);
+    zones.leave_worker(workers[5]);
+    assert_eq!(zones.join(waker.clone()), workers[5]);
+    let defer = |number: u64| {
+        let place = zones.enqueue(number * BLOCK, BLOCK, WriteKind::Data, true, request(&events, number as u32));
+        assert!(matches!(place, Ok(Enqueued::Deferred(_))));
+    };
+    defer(3);
+    for worker in workers[..WORKERS as usize - 1].iter().flat_map(|worker| [*worker; 2]) {
+        zones.turned(worker);
+    }
+    zones.turned(last);
+    assert!(zones.has_deferred() && released(&events).is_empty(), "the last ones have had one turn");
+    zones.turned(last);
+    assert!(!zones.has_deferred());
+    assert_eq!(released(&events), [3]);
+    // Nobody waits for a worker that has ended.
+    workers.iter().skip(1).take(WORKERS as usize).for_each(|worker| zones.leave_worker(*worker));
+    let other = zones.join(waker);
+    defer(5);
+    zones.turned(workers[0]);
+    zones.turned(workers[0]);
+    assert!(zones.has_deferred());
+    zones.leave_worker(other);
+    assert_eq!(released(&events), [5]);
+}

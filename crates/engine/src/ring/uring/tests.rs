@@ -1,0 +1,39 @@
+//! Tests of what only this backend has: its queue and its memory.
+
+use super::super::{Backend, IoMode, Ring};
+use super::*;
+
+fn uring(ring: &mut Ring) -> &mut Uring {
+    match &mut ring.backend {
+        Backend::Uring(uring) => uring,
+        Backend::Sync(_) => panic!("no io_uring"),
+    }
+}
+
+#[test]
+fn backlog_fills_the_queue_as_often_as_that_is_empty() {
+    let mut ring = Ring::new(IoMode::Uring).unwrap();
+    let uring = uring(&mut ring);
+    let entry = || opcode::Nop::new().build().user_data(WAKER);
+    while uring.try_push(&entry()) {}
+    uring.backlog.extend((0..SUBMISSIONS + 44).map(|_| entry()));
+    assert!(!uring.push_backlog());
+    assert_eq!(uring.backlog.len(), SUBMISSIONS as usize + 44, "the queue is full");
+    uring.ring.submit().unwrap();
+    assert!(!uring.push_backlog());
+    assert_eq!((uring.queued(), uring.backlog.len()), (SUBMISSIONS as usize, 44));
+    uring.ring.submit().unwrap();
+    assert!(uring.push_backlog());
+    assert_eq!((uring.queued(), uring.backlog.len()), (44, 0));
+}
+
+#[test]
+fn memory_is_reserved_for_all_operations_and_the_waker() {
+    let mut ring = Ring::new(IoMode::Uring).unwrap();
+    ring.reserve(3000);
+    ring.reserve_writev(3);
+    let Uring { in_flight, free, done, backlog, vectors, .. } = uring(&mut ring);
+    assert!(in_flight.capacity() >= 3000 && free.capacity() >= 3000 && done.capacity() >= 3000);
+    assert!(backlog.capacity() > 3000);
+    assert_eq!(vectors.len(), 3);
+}
