@@ -117,7 +117,7 @@ impl UnitLocks {
     fn unlock_all_shared(&self) {
         let before = self.all_shared.fetch_sub(1, Ordering::AcqRel);
         // The last holder lets the exclusive claims proceed. No holder can have come since the first such claim.
-        if before != 1 && before % EXCLUSIVE == 1 {
+        if before > EXCLUSIVE && before % EXCLUSIVE == 1 {
             self.grant(self.table(), 0, None);
         }
     }

@@ -546,7 +546,7 @@ impl Ring {
     }
 
     /// Submits the queued operations, waits as `wait` says, and appends the completions to `done`. Returns whether the
-    /// ring was woken.
+    /// ring was woken. A signal may end the wait early, with no completion.
     ///
     /// # Errors
     ///

@@ -50,7 +50,7 @@ impl SyncRing {
     }
 
     pub(super) fn watch(&mut self, file: FileId, fd: BorrowedFd<'_>) -> io::Result<()> {
-        // A socket that is shut down by either side is ready for both.
+        // A socket becomes ready when either side shuts it down, so no other flags are needed.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         Ok(epoll::add(&self.epoll, fd, epoll::EventData::new_u64(pack(file)), flags)?)
     }

@@ -24,12 +24,19 @@ fn both(test: impl Fn(Ring)) {
     }
 }
 
-fn next(ring: &mut Ring) -> Completion {
+/// Waits for `count` completions, the only ones.
+fn completions(ring: &mut Ring, count: usize) -> VecDeque<Completion> {
     let mut done = VecDeque::new();
-    while done.is_empty() {
+    while done.len() < count {
         ring.turn(Wait::Forever, &mut done).unwrap();
     }
-    done.pop_front().unwrap()
+    assert_eq!(done.len(), count);
+    done
+}
+
+/// Waits for the only completion.
+fn next(ring: &mut Ring) -> Completion {
+    completions(ring, 1).pop_front().unwrap()
 }
 
 fn receive(range: std::ops::Range<usize>, all: bool) -> Operation {
@@ -146,7 +153,8 @@ fn another_thread_wakes_a_ring() {
     both(|mut ring| {
         let waker = ring.waker();
         let thread = std::thread::spawn(move || waker.wake());
-        assert!(ring.turn(Wait::Forever, &mut VecDeque::new()).unwrap());
+        // A signal, or a stop of the process, ends a wait too.
+        while !ring.turn(Wait::Forever, &mut VecDeque::new()).unwrap() {}
         thread.join().unwrap();
         assert!(!ring.turn(Wait::No, &mut VecDeque::new()).unwrap(), "woken once");
     });
@@ -528,4 +536,53 @@ fn discard_that_the_file_refuses_fails() {
         ring.submit(file, Operation::Discard { offset: 0, len: 4096 }, Token(1));
         assert_eq!(next(&mut ring).result, Err(Errno::OPNOTSUPP));
     }
+}
+
+/// Connected sockets of both families.
+fn socket_pairs() -> [(OwnedFd, OwnedFd); 2] {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let tcp = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    [(ours.into(), theirs.into()), (tcp.into(), listener.accept().unwrap().0.into())]
+}
+
+#[test]
+fn closing_a_socket_ends_operations_in_both_directions() {
+    both(|mut ring| {
+        for (ours, theirs) in socket_pairs() {
+            let file = ring.add_socket(theirs).unwrap();
+            ring.submit(file, receive(0..9, true), Token(1));
+            ring.submit(file, send(&[1; 32 << 20]), Token(2));
+            // Two turns: the kernel has both operations, and reports no more events.
+            for _ in 0..2 {
+                let mut done = VecDeque::new();
+                ring.turn(Wait::No, &mut done).unwrap();
+                assert!(done.is_empty());
+            }
+            ring.close(file);
+            let mut ended: Vec<u64> = completions(&mut ring, 2).iter().map(|done| done.token.0).collect();
+            ended.sort_unstable();
+            assert_eq!(ended, [1, 2]);
+            assert!(ring.files.get(file).is_none(), "the descriptor is closed");
+            drop(ours);
+        }
+    });
+}
+
+#[test]
+fn closing_a_socket_that_the_peer_has_reset_ends_its_operations() {
+    both(|mut ring| {
+        for (ours, theirs) in socket_pairs() {
+            let file = ring.add_socket(theirs).unwrap();
+            ring.submit(file, receive(0..9, true), Token(1));
+            ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
+            // Unread data make the end of a TCP socket a reset.
+            ring.submit(file, send(b"unread"), Token(2));
+            assert_eq!(next(&mut ring).token, Token(2));
+            drop(ours);
+            ring.close(file);
+            assert_eq!(next(&mut ring).token, Token(1));
+            assert!(ring.files.get(file).is_none(), "the descriptor is closed");
+        }
+    });
 }

@@ -97,7 +97,7 @@ impl Uring {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel's io_uring is too old"));
         }
         let registers = |count: &u32| ring.submitter().register_files_sparse(*count).is_ok();
-        // Without any, each socket is refused later.
+        // If the kernel accepts none, it refuses to register each socket.
         let _ = REGISTERED.iter().find(|count| registers(count));
         Ok(Self {
             ring,

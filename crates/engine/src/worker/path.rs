@@ -166,6 +166,16 @@ mod tests {
     }
 
     #[test]
+    fn only_stores_in_memory_are_accessed_inline_and_copied() {
+        let lengths = |in_memory| {
+            let profile = StoreProfile { in_memory, ..StoreProfile::default() };
+            (inline_max_len(&profile), copy_min_len(&profile))
+        };
+        assert_eq!(lengths(true), (32 << 10, Some(128 << 10)));
+        assert_eq!(lengths(false), (0, None));
+    }
+
+    #[test]
     fn write_of_partial_units_is_exclusive_and_reads_edges_by_their_length() {
         let path = Path::of(true, false, &range(1, 48 << 10), &TMPFS);
         assert_eq!((path.order, path.store, path.edge), (Order::Exclusive, Via::Ring, Via::Inline));

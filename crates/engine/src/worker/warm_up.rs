@@ -119,7 +119,8 @@ mod tests {
             let device = Arc::clone(&worker.volume.device);
             let (room, locks) = (worker.ring.room(), device.locks().room());
             worker.warm_up(5).unwrap();
-            assert_eq!((worker.ring.room(), device.locks().room()), (room + 5, locks + 5));
+            assert!(worker.ring.room() >= room + 5);
+            assert_eq!(device.locks().room(), locks + 5);
             drop(worker);
             assert_eq!(device.locks().room(), 0);
         }
