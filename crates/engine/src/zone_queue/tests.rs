@@ -165,7 +165,8 @@ fn zone_management_waits_for_all_its_zones_and_their_writes_wait_for_it() {
     let (zones, events) = (zones(), events());
     let writes = [1, 3].map(|zone| write_to(&zones, zone, &events));
     writes.iter().for_each(|write| assert!(zones.ready(*write, 0, data(BLOCK), false).is_some()));
-    let (id, is_head) = zones.enqueue_mgmt(ZoneAction::Reset, vec![ZONE..4 * ZONE], request(&events, 9));
+    let range = ZONE..4 * ZONE;
+    let (id, is_head) = zones.enqueue_mgmt(ZoneAction::Reset, vec![range], request(&events, 9));
     assert!(!is_head);
     let later = [2, 3].map(|zone| write_to(&zones, zone, &events));
     later.iter().for_each(|write| assert!(zones.ready(*write, 0, data(BLOCK), false).is_none()));
@@ -187,7 +188,8 @@ fn thread_waits_until_its_zone_management_is_the_head() {
     let ended = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            let id = zones.enqueue_mgmt_blocking(ZoneAction::Reset, vec![0..ZONE]);
+            let range = 0..ZONE;
+            let id = zones.enqueue_mgmt_blocking(ZoneAction::Reset, vec![range]);
             assert!(ended.load(Ordering::SeqCst));
             zones.leave_mgmt(id);
         });
@@ -224,7 +226,7 @@ fn deferred_write_waits_for_two_turns_of_each_worker() {
     zones.turned(last);
     assert!(!zones.has_deferred());
     assert_eq!(released(&events), [3]);
-    // Nobody waits for a worker that has ended.
+    // A worker that has ended delays no write.
     workers.iter().skip(1).take(WORKERS as usize).for_each(|worker| zones.leave_worker(*worker));
     let other = zones.join(waker);
     defer(5);
