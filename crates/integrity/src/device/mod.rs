@@ -7,6 +7,7 @@ mod metrics;
 mod open;
 mod recalculate;
 mod replay;
+mod stored_journal;
 mod stripes;
 mod tag_cache;
 mod wipe;
@@ -25,6 +26,7 @@ use journal::{Journal, Part};
 use recalculate::Recalculation;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use stored_journal::StoredJournal;
 
 /// An open volume. Several threads may use it at once.
 ///
@@ -35,6 +37,8 @@ pub struct IntegrityDevice {
     options: OpenOptions,
     tagger: Option<Tagger>,
     journal: Option<Journal>,
+    /// The journal of a volume that is open read-only.
+    stored_journal: Option<StoredJournal>,
     bitmap: Option<Bitmap>,
     superblock: Mutex<Superblock>,
     recalculation: RwLock<Option<Recalculation>>,
@@ -109,7 +113,7 @@ impl IntegrityDevice {
         let mut own = vec![0; if self.tagger.is_some() { count as usize * tag_size } else { 0 }];
         let tags = if self.tagger.is_some() { &mut own[..] } else { tuples };
         let mut journaled = vec![false; count as usize];
-        self.read_journal(first, data, tags, &mut journaled);
+        self.read_journal(first, data, tags, &mut journaled)?;
         let mut at = 0;
         for run in journaled.chunk_by(|a, b| a == b) {
             let range = at..at + run.len();
@@ -125,13 +129,21 @@ impl IntegrityDevice {
         if mismatches.is_empty() { Ok(()) } else { Err(ReadError::Mismatch(mismatches)) }
     }
 
-    fn read_journal(&self, first: u64, data: &mut [u8], tags: &mut [u8], journaled: &mut [bool]) {
-        let Some(journal) = &self.journal else { return };
+    fn read_journal(&self, first: u64, data: &mut [u8], tags: &mut [u8], journaled: &mut [bool]) -> Result<(), Errno> {
+        if self.journal.is_none() && self.stored_journal.is_none() {
+            return Ok(());
+        }
         let (block_len, tag_size) = (self.core.layout.block_len(), self.core.layout.journal.tag_size);
         let blocks = data.chunks_exact_mut(block_len).zip(tags.chunks_exact_mut(tag_size));
         for (n, (data, tag)) in blocks.enumerate() {
-            journaled[n] = journal.has_read(first + n as u64, data, tag);
+            let block = first + n as u64;
+            journaled[n] = match (&self.journal, &self.stored_journal) {
+                (Some(journal), _) => journal.has_read(block, data, tag),
+                (None, Some(stored)) => stored.has_read(&self.core, block, data, tag)?,
+                (None, None) => false,
+            };
         }
+        Ok(())
     }
 
     /// Compares blocks with their tags. Clears and returns those that do not match.
@@ -142,7 +154,8 @@ impl IntegrityDevice {
         for (n, (data, tag)) in data.chunks_exact_mut(block_len).zip(tags.chunks_exact(tag_size)).enumerate() {
             let block = first + n as u64;
             let sector = block * self.core.layout.sectors_per_block();
-            if !journaled[n] && !tagger.is_valid(sector, data, tag) && !self.is_unverified(block) {
+            let is_from_memory = journaled[n] && self.journal.is_some();
+            if !is_from_memory && !tagger.is_valid(sector, data, tag) && !self.is_unverified(block) {
                 self.core.metrics.count_mismatch();
                 data.fill(0);
                 mismatches.push(sector);

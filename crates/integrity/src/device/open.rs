@@ -5,6 +5,7 @@ use super::core::Core;
 use super::journal::Journal;
 use super::recalculate::Recalculation;
 use super::replay::replay;
+use super::stored_journal::StoredJournal;
 use super::{IntegrityDevice, Tagger};
 use crate::error::IntegrityError;
 use crate::journal_codec::JournalCodec;
@@ -17,8 +18,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, RwLock};
 
 impl IntegrityDevice {
-    /// Opens a volume. Replays the journal, or starts the recalculation of regions that the bitmap names; continue it
-    /// with [`IntegrityDevice::recalculate_step`].
+    /// Opens a volume. Replays the journal, which is only read if the volume is opened read-only, or starts the
+    /// recalculation of regions that the bitmap names; continue it with [`IntegrityDevice::recalculate_step`].
     ///
     /// # Errors
     ///
@@ -32,6 +33,7 @@ impl IntegrityDevice {
             options,
             tagger,
             journal: None,
+            stored_journal: None,
             bitmap: None,
             superblock: Mutex::new(superblock),
             recalculation: RwLock::new(None),
@@ -60,7 +62,8 @@ impl IntegrityDevice {
             _ => None,
         };
         if self.options.read_only {
-            // Nothing may be replayed: blocks that the journal would change are refused by their tags.
+            // With a bitmap in its place there is no journal.
+            self.stored_journal = if was_dirty { None } else { StoredJournal::load(&self.core, codec)? };
             return Ok(self);
         }
         let keep = self.options.mode == Mode::Journal;

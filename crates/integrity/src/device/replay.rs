@@ -7,7 +7,7 @@ use inlock_engine::Errno;
 use inlock_engine::store::read_all;
 
 /// The oldest section, and the lap in which it was written.
-struct Found {
+pub(super) struct Found {
     start: u32,
     sequence: u8,
 }
@@ -27,21 +27,11 @@ pub(super) fn replay(
         crate::format::clear_journal(&core.stores, &core.layout, codec, 0)?;
         return Ok((0, 1));
     };
-    let (mut section, mut sequence) = (found.start, found.sequence);
-    let (mut whole, mut used) = (0, false);
-    for _ in 0..sections {
-        let image = read_section(core, codec, section)?;
-        if !codec.sequences(section, &image).all(|found| found == Some(sequence)) {
-            // The write of this section was cut off: it was never acknowledged.
-            break;
-        }
-        used |= replay_section(core, codec, tagger, section, &image)?;
-        whole += 1;
-        section += 1;
-        if section == sections {
-            (section, sequence) = (0, next_sequence(sequence));
-        }
-    }
+    let mut used = false;
+    let whole = for_each_section(core, codec, &found, |section, image| {
+        used |= replay_section(core, codec, tagger, section, image)?;
+        Ok(())
+    })?;
     if used {
         core.write_back()?;
     }
@@ -52,7 +42,55 @@ pub(super) fn replay(
     Ok((found.start, next_sequence(next_sequence(found.sequence))))
 }
 
-fn read_section(core: &Core, codec: &JournalCodec, section: u32) -> Result<Vec<u8>, Errno> {
+/// Calls `each` for the sections to replay, in the order in which they were written: all from the oldest one to the one
+/// whose write was cut off, which was never acknowledged. Returns their number.
+pub(super) fn for_each_section(
+    core: &Core,
+    codec: &JournalCodec,
+    found: &Found,
+    mut each: impl FnMut(u32, &[u8]) -> Result<(), Errno>,
+) -> Result<u32, Errno> {
+    let sections = core.layout.journal.sections;
+    let (mut section, mut sequence) = (found.start, found.sequence);
+    for whole in 0..sections {
+        let image = read_section(core, codec, section)?;
+        if !codec.sequences(section, &image).all(|found| found == Some(sequence)) {
+            return Ok(whole);
+        }
+        each(section, &image)?;
+        section += 1;
+        if section == sections {
+            (section, sequence) = (0, next_sequence(sequence));
+        }
+    }
+    Ok(sections)
+}
+
+/// Calls `each` for the entries of a section: block, number of the entry. Fails if the section's MAC is not valid.
+pub(super) fn for_each_entry(
+    core: &Core,
+    codec: &JournalCodec,
+    section: u32,
+    image: &[u8],
+    mut each: impl FnMut(u64, usize) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let layout = &core.layout;
+    if !codec.has_valid_mac(section, image) {
+        core.metrics.count_mismatch();
+        return Err(Errno::ILSEQ);
+    }
+    for entry in 0..layout.journal.entries {
+        let Some(sector) = codec.sector(image, entry) else { continue };
+        if sector >= layout.provided_data_sectors || !sector.is_multiple_of(layout.sectors_per_block()) {
+            core.metrics.count_mismatch();
+            continue;
+        }
+        each(sector / layout.sectors_per_block(), entry)?;
+    }
+    Ok(())
+}
+
+pub(super) fn read_section(core: &Core, codec: &JournalCodec, section: u32) -> Result<Vec<u8>, Errno> {
     let mut image = vec![0; core.layout.journal.section_len()];
     read_all(core.stores.metadata(), &mut image, core.layout.section_at(section))?;
     codec.open(section, &mut image);
@@ -60,7 +98,7 @@ fn read_section(core: &Core, codec: &JournalCodec, section: u32) -> Result<Vec<u
 }
 
 /// Finds the oldest section: it follows the last one that was written in the newest lap.
-fn find_start(core: &Core, codec: &JournalCodec) -> Result<Option<Found>, Errno> {
+pub(super) fn find_start(core: &Core, codec: &JournalCodec) -> Result<Option<Found>, Errno> {
     let sections = core.layout.journal.sections;
     let mut last = [None; SEQUENCES as usize];
     for section in 0..sections {
@@ -95,23 +133,14 @@ fn replay_section(
 ) -> Result<bool, Errno> {
     let layout = &core.layout;
     let mut data = vec![0; layout.block_len()];
-    if !codec.has_valid_mac(section, image) {
-        core.metrics.count_mismatch();
-        return Err(Errno::ILSEQ);
-    }
-    for entry in 0..layout.journal.entries {
-        let Some(sector) = codec.sector(image, entry) else { continue };
-        if sector >= layout.provided_data_sectors || !sector.is_multiple_of(layout.sectors_per_block()) {
-            core.metrics.count_mismatch();
-            continue;
-        }
+    for_each_entry(core, codec, section, image, |block, entry| {
         let tag = codec.get(image, entry, &mut data);
-        if tagger.is_some_and(|tagger| !tagger.is_valid(sector, &data, tag)) {
+        if tagger.is_some_and(|tagger| !tagger.is_valid(block * layout.sectors_per_block(), &data, tag)) {
             // It is written nevertheless: the block is then refused, instead of an older one returned.
             core.metrics.count_mismatch();
         }
-        core.write(sector / layout.sectors_per_block(), &data, tag)?;
-    }
+        core.write(block, &data, tag)
+    })?;
     Ok((0..layout.journal.entries).any(|entry| codec.sector(image, entry).is_some()))
 }
 

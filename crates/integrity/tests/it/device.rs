@@ -1,8 +1,9 @@
 //! Reads and writes through a device.
 
 use crate::support::{fill, formatted, hash, memory, open_options, tuple};
+use inlock_cipher::VolumeKey;
 use inlock_engine::Errno;
-use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, ReadError, Stores};
+use inlock_integrity::{FormatOptions, IntegrityDevice, JournalCipher, Mode, OpenOptions, ReadError, Stores};
 use std::sync::Arc;
 
 const MODES: [Mode; 3] = [Mode::Journal, Mode::Bitmap, Mode::Direct];
@@ -223,4 +224,78 @@ fn finished_recalculation_is_not_refused_and_not_repeated() {
     }
     bytes[32..40].copy_from_slice(&(u64::from_le_bytes(provided) - 1).to_le_bytes());
     assert!(open(&bytes, Mode::Journal).is_err());
+}
+
+/// A volume that was not closed has its newest blocks in the journal only.
+#[test]
+fn read_only_device_returns_what_the_journal_has_and_writes_nothing() {
+    for internal in [true, false] {
+        for cipher in [None, Some("ctr-aes")] {
+            let mut format = FormatOptions { journal_sectors: Some(600), ..options(512, internal) };
+            format.journal_cipher =
+                cipher.map(|name| Arc::new(JournalCipher::new(name, &VolumeKey::new(&[3; 32])).unwrap()));
+            let tag_size = if internal { 0 } else { 28 };
+            let store = memory(formatted(&format, 1 << 20, None).0);
+            let open = |read_only| {
+                let options = OpenOptions { read_only, ..open_options(Mode::Journal, &format) };
+                IntegrityDevice::open(Stores::interleaved(store.clone()), options).unwrap()
+            };
+            let write = |device: &IntegrityDevice, block: u64, value| {
+                let unit = fill(block, value, 512);
+                device.write(block, &unit, &tuple(&unit, tag_size)).unwrap();
+            };
+            let read = |device: &IntegrityDevice, block: u64, value| {
+                let (mut unit, mut tag) = (vec![0; 512], vec![0; tag_size]);
+                device.read(block, &mut unit, &mut tag).unwrap();
+                assert!(unit == fill(block, value, 512) && tag == tuple(&unit, tag_size), "block {block}");
+            };
+            let device = open(false);
+            (0..9).for_each(|block| write(&device, block, 1));
+            device.close().unwrap();
+            let device = open(false);
+            assert!(device.layout().journal.sections >= 3);
+            (3..6).for_each(|block| write(&device, block, 2));
+            write(&device, 4, 3);
+            device.flush().unwrap();
+            // In a section of its own.
+            write(&device, 7, 4);
+            device.flush().unwrap();
+            drop(device);
+
+            let before = store.contents();
+            let device = open(true);
+            for (block, value) in [(2, 1), (3, 2), (7, 4), (4, 3), (5, 2), (6, 1)] {
+                read(&device, block, value);
+            }
+            let (mut units, mut tags) = (vec![0; 512 * 9], vec![0; 9 * tag_size]);
+            device.read(0, &mut units, &mut tags).unwrap();
+            assert_eq!(units[4 * 512..5 * 512], fill(4, 3, 512));
+            device.close().unwrap();
+            assert!(store.contents() == before, "a read-only device wrote");
+
+            let device = open(false);
+            read(&device, 4, 3);
+        }
+    }
+}
+
+/// An entry of the journal is no more trustworthy than a block in its place.
+#[test]
+fn changed_block_in_the_journal_is_refused_read_only() {
+    let format = options(512, true);
+    let store = memory(formatted(&format, 1 << 20, None).0);
+    let open = |read_only| {
+        let options = OpenOptions { read_only, ..open_options(Mode::Journal, &format) };
+        IntegrityDevice::open(Stores::interleaved(store.clone()), options).unwrap()
+    };
+    let device = open(false);
+    let unit: Vec<u8> = (0..512).map(|at| (at % 251) as u8).collect();
+    device.write(8, &unit, &[]).unwrap();
+    device.flush().unwrap();
+    drop(device);
+    // Its only copy on the store, without the bytes that a commit id replaces.
+    let at = store.contents().windows(400).position(|bytes| *bytes == unit[..400]).unwrap();
+    inlock_engine::store::write_all(&*store, &[unit[100] ^ 1], at as u64 + 100).unwrap();
+    let mut data = vec![0; 512];
+    assert_eq!(open(true).read(8, &mut data, &mut []), Err(ReadError::Mismatch(vec![8])));
 }
