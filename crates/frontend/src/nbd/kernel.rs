@@ -153,8 +153,12 @@ impl NbdDevice {
 
     /// Returns the device at `node` if it has this identifier.
     pub fn find(node: &Path, identifier: &str) -> Option<Self> {
+        Self::find_in(Path::new("/sys/block"), node, identifier)
+    }
+
+    fn find_in(sysfs: &Path, node: &Path, identifier: &str) -> Option<Self> {
         let index = number_of(node)?;
-        let backend = fs::read_to_string(format!("/sys/block/nbd{index}/backend")).ok()?;
+        let backend = fs::read_to_string(sysfs.join(format!("nbd{index}/backend"))).ok()?;
         let found = || Self { index, node: node.to_owned(), identifier: identifier.to_owned() };
         (backend.trim_end() == identifier).then(found)
     }
@@ -278,6 +282,19 @@ mod tests {
         assert_eq!(number_of(Path::new("/dev/nbd17")), Some(17));
         for other in ["/dev/nbd", "/dev/nbd0p1", "/dev/sda", "nbd0"] {
             assert_eq!(number_of(Path::new(other)), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn device_is_found_by_its_node_and_identifier() {
+        let sysfs = tempfile::tempdir().unwrap();
+        fs::create_dir(sysfs.path().join("nbd17")).unwrap();
+        fs::write(sysfs.path().join("nbd17/backend"), "volume\n").unwrap();
+        let find = |node, identifier| NbdDevice::find_in(sysfs.path(), Path::new(node), identifier);
+        let found = find("/dev/nbd17", "volume").unwrap();
+        assert_eq!((found.number(), found.node()), (17, Path::new("/dev/nbd17")));
+        for (node, identifier) in [("/dev/nbd17", "another"), ("/dev/nbd1", "volume"), ("/dev/sda", "volume")] {
+            assert_eq!(find(node, identifier), None, "{node}, {identifier}");
         }
     }
 

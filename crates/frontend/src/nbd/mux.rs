@@ -448,7 +448,6 @@ impl Frontend for NbdFrontend {
         }
         let mut turn = lend(cx, export, number, now, is_draining);
         let after = active.on_finished(done, &mut session.owner(), &mut turn);
-        let has_queued = session.output.has_queued();
         if matches!(after, After::NextPiece | After::Data { is_last: false, .. }) {
             session.wait(id);
             self.queue_for_turn(index);
@@ -459,9 +458,9 @@ impl Frontend for NbdFrontend {
                 self.send_queued(cx, index);
                 cx.ring.submit_now();
             }
-            After::Nothing | After::NextPiece | After::Data { .. } if has_queued => self.schedule_send(index),
             After::Nothing | After::NextPiece | After::Data { .. } => {}
         }
+        // Schedules the replies as well.
         self.schedule_input(index);
     }
 
@@ -500,3 +499,6 @@ impl Frontend for NbdFrontend {
         (if is_stopped { Flow::Stop } else { Flow::Continue }, wait)
     }
 }
+
+#[cfg(test)]
+mod tests;

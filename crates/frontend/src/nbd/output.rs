@@ -258,5 +258,13 @@ mod tests {
         (0..3).for_each(|request| queue(&mut output, request));
         assert_eq!(sent(&mut output).len(), 2);
         assert_eq!(sent(&mut output).len(), 1);
+        // Small replies count too.
+        queue_reply(&mut output);
+        for range in [0..MAX_SEND - 16, 0..1] {
+            let chunk = OutgoingChunk { buffer: Buffer::new(MAX_SEND), range, request: 1, is_unfinished: false };
+            output.queue_chunk(chunk);
+        }
+        assert_eq!(sent(&mut output).len(), 2);
+        assert_eq!(sent(&mut output).len(), 1);
     }
 }

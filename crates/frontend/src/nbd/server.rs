@@ -366,6 +366,16 @@ fn remove_stale(path: &Path, listen: &Listen) -> Result<(), ServerError> {
     }
 }
 
+/// Returns the time to wait after a client could not be accepted.
+fn retry_after(error: &io::Error) -> Timespec {
+    match error.kind() {
+        // The client disconnected before it was accepted.
+        io::ErrorKind::ConnectionAborted => Timespec::default(),
+        // Out of descriptors or memory: the client waits until there may be some again.
+        _ => ACCEPT_AGAIN,
+    }
+}
+
 fn accept_clients(
     socket: &Socket,
     wake: &OwnedFd,
@@ -388,10 +398,9 @@ fn accept_clients(
                 live.fetch_add(1, Ordering::Relaxed);
                 mailbox.post(Message::Accept(client));
             }
-            // The client disconnected before it was accepted.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-            // Out of descriptors or memory: the client waits until there may be some again.
-            Err(_) => drop(rustix::event::poll(&mut [PollFd::new(wake, PollFlags::IN)], Some(&ACCEPT_AGAIN))),
+            Err(error) => {
+                drop(rustix::event::poll(&mut [PollFd::new(wake, PollFlags::IN)], Some(&retry_after(&error))))
+            }
         }
     }
 }
@@ -422,6 +431,14 @@ mod tests {
             let opposite = Access { allow_discards: !allow_discards, ..access };
             let expected = if is_read_only { flags } else { flags ^ trim };
             assert_eq!(with_discards(flags, opposite), expected, "{opposite:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_client_that_has_left_is_followed_by_the_next_at_once() {
+        assert_eq!(retry_after(&io::ErrorKind::ConnectionAborted.into()), Timespec::default());
+        for errno in [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE, rustix::io::Errno::NOMEM] {
+            assert_eq!(retry_after(&errno.into()), ACCEPT_AGAIN);
         }
     }
 

@@ -12,6 +12,8 @@ use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::worker::{Finished, Request};
 use inlock_engine::{Access, Device, Mapping, RequestError};
 
+mod waiting;
+
 const DEVICE_LEN: u64 = 4 << 20;
 /// Data units in a buffer of the fixture's pool: a write of more is carried in pieces.
 const UNITS: u64 = 3;

@@ -1,0 +1,238 @@
+//! The queues of the frontend, with a worker, clients and sockets, but without waiting: the tests run each turn.
+
+use super::*;
+use crate::nbd::handshake::option_bytes;
+use crate::nbd::protocol::{REQUEST_MAGIC, command, option};
+use inlock_engine::buffer::BufferClass;
+use inlock_engine::ring::Ring;
+use inlock_engine::store::file::IoMode;
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::worker::{Mailbox, Worker};
+use inlock_engine::{Buffer, BufferPool, Device};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+
+const DEVICE_LEN: u64 = 16 << 20;
+const GREETING_LEN: usize = 18;
+const REPLY_LEN: usize = 16;
+
+/// The frontend, which has the worker never wait, and notes how long it would.
+struct Watched {
+    nbd: NbdFrontend,
+    wait: Wait,
+    elsewhere: Vec<Buffer>,
+}
+
+/// Message of the tests.
+enum Told {
+    Nbd(Message),
+    /// Take all buffers out of the pool.
+    EmptyPool,
+}
+
+impl Frontend for Watched {
+    type Message = Told;
+
+    fn on_message(&mut self, cx: &mut Context<'_>, message: Told) {
+        match message {
+            Told::Nbd(message) => self.nbd.on_message(cx, message),
+            Told::EmptyPool => self.elsewhere.extend(std::iter::from_fn(|| cx.pool.take(1, 1))),
+        }
+    }
+
+    fn on_completion(&mut self, cx: &mut Context<'_>, done: Completion) {
+        self.nbd.on_completion(cx, done);
+    }
+
+    fn on_finished(&mut self, cx: &mut Context<'_>, done: Finished) {
+        self.nbd.on_finished(cx, done);
+    }
+
+    fn process(&mut self, cx: &mut Context<'_>) -> bool {
+        self.nbd.process(cx)
+    }
+
+    fn end_turn(&mut self, cx: &mut Context<'_>) -> (Flow, Wait) {
+        let (flow, wait) = self.nbd.end_turn(cx);
+        self.wait = wait;
+        (flow, Wait::No)
+    }
+}
+
+struct Fixture {
+    worker: Worker<Watched>,
+    mailbox: Arc<Mailbox<Told>>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let store = Arc::new(MemoryStore::new(vec![0; DEVICE_LEN as usize]));
+        let device = Arc::new(Device::raw(store, Access::default()));
+        let pool = BufferPool::new(&[BufferClass { capacity: 64 << 10, count: 64 }]);
+        let export = Export {
+            name: String::new(),
+            description: String::new(),
+            size: DEVICE_LEN,
+            flags: 1,
+            preferred_block: 4096,
+        };
+        let nbd = NbdFrontend::new(Arc::new(export), Arc::default(), Limits::default());
+        let watched = Watched { nbd, wait: Wait::No, elsewhere: Vec::new() };
+        let worker = Worker::new(device, Ring::new(IoMode::Sync).unwrap(), pool, watched);
+        Self { mailbox: worker.mailbox(), worker }
+    }
+
+    fn nbd(&self) -> &NbdFrontend {
+        &self.worker.front().nbd
+    }
+
+    fn turn(&mut self) {
+        assert_eq!(self.worker.turn().unwrap(), Flow::Continue);
+    }
+
+    /// Connects a client that has got no further than the greeting.
+    fn greeted(&mut self) -> Client {
+        let (socket, theirs) = UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        self.nbd().live.fetch_add(1, Ordering::Relaxed);
+        self.mailbox.post(Told::Nbd(Message::Accept(theirs.into())));
+        let mut client = Client { socket, received: Vec::new() };
+        self.run_until(&mut [&mut client], GREETING_LEN);
+        client
+    }
+
+    /// Connects a client that may send commands.
+    fn connected(&mut self) -> Client {
+        let mut client = self.greeted();
+        // An export of any name, and no information beyond what always comes.
+        client.put(&[3u32.to_be_bytes().to_vec(), option_bytes(option::GO, &[0; 6])].concat());
+        let both = (20 + 12) + 20;
+        self.run_until(&mut [&mut client], both);
+        while self.nbd().handshakes.load(Ordering::Relaxed) > 0 {
+            self.turn();
+        }
+        client
+    }
+
+    /// Runs turns until each client has received `len` bytes, and drops them.
+    fn run_until(&mut self, clients: &mut [&mut Client], len: usize) {
+        for _ in 0..100_000 {
+            self.turn();
+            clients.iter_mut().for_each(|client| client.take());
+            if clients.iter().all(|client| client.received.len() >= len) {
+                return clients.iter_mut().for_each(|client| drop(client.received.drain(..len)));
+            }
+        }
+        panic!("a client waits in vain");
+    }
+}
+
+struct Client {
+    socket: UnixStream,
+    received: Vec<u8>,
+}
+
+impl Client {
+    fn put(&mut self, bytes: &[u8]) {
+        self.socket.write_all(bytes).unwrap();
+    }
+
+    fn command(&mut self, kind: u16, len: u64) {
+        let [magic, cookie] = [REQUEST_MAGIC.to_be_bytes(), 7u32.to_be_bytes()];
+        let header = [&magic, &[0, 0][..], &kind.to_be_bytes(), &[0; 4], &cookie, &[0; 8]].concat();
+        self.put(&[header, (len as u32).to_be_bytes().to_vec()].concat());
+    }
+
+    /// Takes what has been sent to the client.
+    fn take(&mut self) {
+        let mut room = [0; 64 << 10];
+        loop {
+            match self.socket.read(&mut room) {
+                Ok(0) => return,
+                Ok(len) => self.received.extend_from_slice(&room[..len]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn client_that_leaves_the_turn_queue_leaves_the_others_in_it() {
+    let mut fixture = Fixture::new();
+    let mut clients = [(); 3].map(|()| fixture.connected());
+    clients.iter_mut().for_each(|client| client.command(command::READ, DEVICE_LEN / 2));
+    let [mut first, second, mut third] = clients;
+    // The server notices it by a send that fails, with all three in the queue.
+    drop(second);
+    let mut most = 0;
+    while fixture.nbd().connections.iter().flatten().count() == 3 {
+        fixture.turn();
+        most = most.max(fixture.nbd().turn_queue.len());
+    }
+    assert_eq!(most, 3);
+    fixture.run_until(&mut [&mut first, &mut third], REPLY_LEN + DEVICE_LEN as usize / 2);
+    while fixture.nbd().connections.iter().flatten().any(|connection| connection.is_queued) {
+        fixture.turn();
+    }
+    assert_eq!((fixture.nbd().turn_queue.len(), fixture.worker.front().wait), (0, Wait::Forever));
+}
+
+#[test]
+fn next_turn_waits_for_nothing_while_clients_have_more_to_begin() {
+    for count in 1..=3 {
+        let mut fixture = Fixture::new();
+        let mut clients: Vec<Client> = (0..count).map(|_| fixture.connected()).collect();
+        fixture.turn();
+        assert_eq!(fixture.worker.front().wait, Wait::Forever, "no client is in its handshake");
+        // Each flush is as much as a client may begin in a turn.
+        clients.iter_mut().for_each(|client| (0..9).for_each(|_| client.command(command::FLUSH, 0)));
+        let mut ready_turns = 0;
+        for _ in 0..20 {
+            fixture.turn();
+            ready_turns += u32::from(fixture.worker.front().wait == Wait::No);
+        }
+        assert!(ready_turns >= 7, "{count} clients, {ready_turns}");
+        let mut waiting: Vec<&mut Client> = clients.iter_mut().collect();
+        fixture.run_until(&mut waiting, 9 * REPLY_LEN);
+        assert_eq!(fixture.worker.front().wait, Wait::Forever);
+        let _handshake = fixture.greeted();
+        assert!(matches!(fixture.worker.front().wait, Wait::Until(limit) if limit <= SCAN));
+    }
+}
+
+#[test]
+fn client_without_memory_stays_in_front_of_those_that_begin() {
+    let mut fixture = Fixture::new();
+    let [mut busy, mut blocked] = [(); 2].map(|()| fixture.connected());
+    fixture.mailbox.post(Told::EmptyPool);
+    fixture.turn();
+    // The client takes no reply, so its own buffers are used up, and the rest waits for others.
+    blocked.command(command::READ, DEVICE_LEN / 2);
+    for _ in 0..1000 {
+        fixture.turn();
+    }
+    assert_eq!(fixture.nbd().turn_queue, [1]);
+    assert!(matches!(fixture.worker.front().wait, Wait::Until(limit) if limit <= SCAN), "for others' memory");
+    (0..20).for_each(|_| busy.command(command::FLUSH, 0));
+    let mut turns = 0;
+    while busy.received.len() < 19 * REPLY_LEN {
+        fixture.turn();
+        busy.take();
+        if fixture.nbd().turn_queue.len() == 2 {
+            turns += 1;
+            assert_eq!(fixture.nbd().turn_queue, [1, 0]);
+        }
+    }
+    assert!(turns > 10, "{turns}");
+}
+
+#[test]
+fn queues_have_room_for_all_connections_twice() {
+    let mut fixture = Fixture::new();
+    let clients: Vec<Client> = (0..40).map(|_| fixture.greeted()).collect();
+    let nbd = fixture.nbd();
+    for queue in [&nbd.input_queue, &nbd.send_queue, &nbd.turn_queue, &nbd.served] {
+        assert!(queue.capacity() >= 2 * clients.len());
+    }
+}
