@@ -399,7 +399,7 @@ fn accept_clients(
                 mailbox.post(Message::Accept(client));
             }
             Err(error) => {
-                drop(rustix::event::poll(&mut [PollFd::new(wake, PollFlags::IN)], Some(&retry_after(&error))))
+                let _ = rustix::event::poll(&mut [PollFd::new(wake, PollFlags::IN)], Some(&retry_after(&error)));
             }
         }
     }

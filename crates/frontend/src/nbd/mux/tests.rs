@@ -13,6 +13,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 
 const DEVICE_LEN: u64 = 16 << 20;
+const READ_LEN: u64 = 8 << 20;
 const GREETING_LEN: usize = 18;
 const REPLY_LEN: usize = 16;
 
@@ -161,7 +162,7 @@ impl Client {
 fn client_that_leaves_the_turn_queue_leaves_the_others_in_it() {
     let mut fixture = Fixture::new();
     let mut clients = [(); 3].map(|()| fixture.connected());
-    clients.iter_mut().for_each(|client| client.command(command::READ, DEVICE_LEN / 2));
+    clients.iter_mut().for_each(|client| client.command(command::READ, READ_LEN));
     let [mut first, second, mut third] = clients;
     // The server notices it by a send that fails, with all three in the queue.
     drop(second);
@@ -171,7 +172,7 @@ fn client_that_leaves_the_turn_queue_leaves_the_others_in_it() {
         most = most.max(fixture.nbd().turn_queue.len());
     }
     assert_eq!(most, 3);
-    fixture.run_until(&mut [&mut first, &mut third], REPLY_LEN + DEVICE_LEN as usize / 2);
+    fixture.run_until(&mut [&mut first, &mut third], REPLY_LEN + READ_LEN as usize);
     while fixture.nbd().connections.iter().flatten().any(|connection| connection.is_queued) {
         fixture.turn();
     }
@@ -208,15 +209,16 @@ fn client_without_memory_stays_in_front_of_those_that_begin() {
     fixture.mailbox.post(Told::EmptyPool);
     fixture.turn();
     // The client takes no reply, so its own buffers are used up, and the rest waits for others.
-    blocked.command(command::READ, DEVICE_LEN / 2);
+    blocked.command(command::READ, READ_LEN);
     for _ in 0..1000 {
         fixture.turn();
     }
     assert_eq!(fixture.nbd().turn_queue, [1]);
     assert!(matches!(fixture.worker.front().wait, Wait::Until(limit) if limit <= SCAN), "for others' memory");
-    (0..20).for_each(|_| busy.command(command::FLUSH, 0));
+    // One piece a turn.
+    busy.command(command::CACHE, DEVICE_LEN);
     let mut turns = 0;
-    while busy.received.len() < 19 * REPLY_LEN {
+    while busy.received.is_empty() {
         fixture.turn();
         busy.take();
         if fixture.nbd().turn_queue.len() == 2 {
