@@ -1,6 +1,6 @@
 #: about   volumes of Inlock in the kernel with cryptsetup, volumes of cryptsetup and the kernel in Inlock
-#: memory  640
-#: modules dm_crypt
+#: memory  768
+#: modules dm_crypt dm_integrity authenc gcm chacha20poly1305 chacha_generic poly1305_generic hmac sha512_generic
 #: tools   cryptsetup e2fsck
 #: files   /usr/lib/x86_64-linux-gnu/ossl-modules/legacy.so
 # shellcheck shell=dash

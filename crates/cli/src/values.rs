@@ -3,11 +3,13 @@
 //! Sizes read as cryptsetup reads them: `S` is 512 bytes, `K M G T` and `KiB MiB GiB TiB` count in 1024, `KB MB GB TB`
 //! in 1000.
 
+use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::Context;
-use inlock_cipher::CipherSpec;
+use inlock_cipher::{AeadSpec, CipherSpec, InvalidCipherSpec};
 
 /// A byte range of a volume's plaintext, or of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +42,46 @@ pub(crate) fn resolve(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
 
 /// Cipher specifications.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ciphers(pub Vec<CipherSpec>);
+pub(crate) struct Ciphers(pub Vec<AnyCipher>);
+
+/// A cipher, authenticated or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AnyCipher {
+    Plain(CipherSpec),
+    Authenticated(AeadSpec),
+}
+
+impl AnyCipher {
+    /// Returns the ciphers of each kind.
+    pub(crate) fn divide(all: &[Self]) -> (Vec<CipherSpec>, Vec<AeadSpec>) {
+        let (mut plain, mut authenticated) = (Vec::new(), Vec::new());
+        for cipher in all {
+            match *cipher {
+                Self::Plain(spec) => plain.push(spec),
+                Self::Authenticated(spec) => authenticated.push(spec),
+            }
+        }
+        (plain, authenticated)
+    }
+}
+
+impl FromStr for AnyCipher {
+    type Err = InvalidCipherSpec;
+
+    fn from_str(text: &str) -> Result<Self, InvalidCipherSpec> {
+        let plain = text.parse().map(Self::Plain);
+        plain.or_else(|error| text.parse().map(Self::Authenticated).map_err(|_| error))
+    }
+}
+
+impl fmt::Display for AnyCipher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(spec) => spec.fmt(f),
+            Self::Authenticated(spec) => spec.fmt(f),
+        }
+    }
+}
 
 /// Parses cipher specifications between commas, which some contain: `xchacha12,aes-adiantum-plain64,aes-xts-plain64`.
 pub(crate) fn ciphers(text: &str) -> Result<Ciphers, String> {
@@ -49,7 +90,7 @@ pub(crate) fn ciphers(text: &str) -> Result<Ciphers, String> {
     let mut word = String::new();
     for part in text.split(',') {
         word += part;
-        match word.parse::<CipherSpec>() {
+        match word.parse::<AnyCipher>() {
             Ok(cipher) => {
                 ciphers.push(cipher);
                 word.clear();

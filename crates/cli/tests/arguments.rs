@@ -35,11 +35,8 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["luksDump", "IMAGE", "more"], "unexpected argument 'more'"),
     (&["luksDump", ""], "argument 1 is empty"),
     (&["--nonsense", "luksDump", "IMAGE"], "--nonsense: unknown option"),
-    (
-        &["luksFormat", "IMAGE", "--integrity", "hmac-sha256"],
-        "Option --integrity is not allowed with luksFormat action.",
-    ),
-    (&["luksFormat", "IMAGE", "--integrity-no-wipe"], "Option --integrity-no-wipe of cryptsetup is not available"),
+    (&["luksFormat", "IMAGE", "--integrity", "crc32c"], "No known integrity specification pattern detected."),
+    (&["luksFormat", "IMAGE", "--integrity-no-wipe"], "Option --integrity-no-wipe needs --integrity."),
     (&["-h"], "help is -? or --help"),
     (&["luksDump", "IMAGE", "--headr", "x"], "is --header meant?"),
     (&["-Z", "luksDump", "IMAGE"], "-Z: unknown option"),
@@ -125,7 +122,7 @@ const MISTAKES: &[(&[&str], &str)] = &[
     (&["open", "IMAGE", "name", "-M", "plain", "--device-size", "513"], "Device size must be multiple of 512 bytes"),
     (&["open", "IMAGE", "name", "--shared"], "Option --shared is not allowed with type luks"),
     (&["luksAddKey", "IMAGE", "KEY", "--new-token-id", "1"], "Only one of new key file, --new-token-id"),
-    (&["luksFormat", "IMAGE", "--progress-json"], "Option --progress-json is not allowed with luksFormat action."),
+    (&["luksDump", "IMAGE", "--progress-json"], "Option --progress-json is not allowed with luksDump action."),
     (&["bench", "disk"], "'disk' is none of cipher, path"),
 ];
 

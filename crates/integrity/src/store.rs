@@ -14,11 +14,18 @@ const MAX_LEN: usize = 1 << 20;
 /// those before and behind it can still be read.
 pub struct IntegrityStore {
     device: Arc<IntegrityDevice>,
-    /// Encrypts the blocks and makes their tuples, unless the tags are internal.
-    aead: Option<Aead>,
+    tags: Tags,
     read_only: bool,
     /// Held exclusively while a block is read, changed and written.
     partial: RwLock<()>,
+}
+
+/// Source of the tags.
+enum Tags {
+    /// The device computes them.
+    Internal,
+    /// The AEAD encrypts the blocks and makes their tuples. `None`: its key was wiped.
+    Sealed(RwLock<Option<Aead>>),
 }
 
 impl IntegrityStore {
@@ -28,7 +35,7 @@ impl IntegrityStore {
     ///
     /// `EINVAL` if the tags are the caller's.
     pub fn new(device: Arc<IntegrityDevice>) -> Result<Self, Errno> {
-        if device.has_internal_tags() { Ok(Self::over(device, None)) } else { Err(Errno::INVAL) }
+        if device.has_internal_tags() { Ok(Self::over(device, Tags::Internal)) } else { Err(Errno::INVAL) }
     }
 
     /// Returns the store of the plaintext of a device whose blocks are the data units of `aead` and whose tags are its
@@ -39,17 +46,33 @@ impl IntegrityStore {
     /// `EINVAL` if the device has internal tags, blocks of another length than the data units, or tags that are shorter
     /// than the tuples.
     pub fn sealed(device: Arc<IntegrityDevice>, aead: Aead) -> Result<Self, Errno> {
-        let (block_len, tag_size) = (device.layout().block_len(), device.layout().journal.tag_size);
-        if device.has_internal_tags() || aead.unit().bytes() != block_len {
-            return Err(Errno::INVAL);
-        }
-        let aead = aead.with_tuple_len(tag_size).map_err(|_| Errno::INVAL)?;
-        Ok(Self::over(device, Some(aead)))
+        let aead = fitting(&device, aead)?;
+        Ok(Self::over(device, Tags::Sealed(RwLock::new(Some(aead)))))
     }
 
-    fn over(device: Arc<IntegrityDevice>, aead: Option<Aead>) -> Self {
+    fn over(device: Arc<IntegrityDevice>, tags: Tags) -> Self {
         let read_only = device.options().read_only || device.options().mode == Mode::Recovery;
-        Self { device, aead, read_only, partial: RwLock::new(()) }
+        Self { device, tags, read_only, partial: RwLock::new(()) }
+    }
+
+    /// Drops the AEAD, which wipes its key. Blocks until calls in progress return; later reads and writes fail with
+    /// `ESHUTDOWN`, flushes do not. Does nothing if the tags are internal.
+    pub fn wipe_key(&self) {
+        if let Tags::Sealed(aead) = &self.tags {
+            *aead.write().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+
+    /// Sets the AEAD after [`IntegrityStore::wipe_key`].
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` as for [`IntegrityStore::sealed`].
+    pub fn set_aead(&self, aead: Aead) -> Result<(), Errno> {
+        let Tags::Sealed(current) = &self.tags else { return Err(Errno::INVAL) };
+        let aead = fitting(&self.device, aead)?;
+        *current.write().unwrap_or_else(PoisonError::into_inner) = Some(aead);
+        Ok(())
     }
 
     /// Returns the device.
@@ -76,7 +99,9 @@ impl IntegrityStore {
     /// Reads whole blocks from byte `start`, and decrypts them.
     fn read_blocks(&self, start: u64, blocks: &mut [u8]) -> Result<(), ReadError> {
         let sector = start / SECTOR_SIZE;
-        let Some(aead) = &self.aead else { return self.device.read(sector, blocks, &mut []) };
+        let Tags::Sealed(aead) = &self.tags else { return self.device.read(sector, blocks, &mut []) };
+        let aead = aead.read().unwrap_or_else(PoisonError::into_inner);
+        let aead = aead.as_ref().ok_or(Errno::SHUTDOWN)?;
         let mut tuples = self.tuples(aead, blocks.len());
         self.device.read(sector, blocks, &mut tuples)?;
         let bad = aead.open(Sector(sector), InOut::InPlace(blocks), &tuples).map_err(|_| Errno::INVAL)?;
@@ -91,13 +116,24 @@ impl IntegrityStore {
     /// Encrypts whole blocks, and writes them from byte `start`.
     fn write_blocks(&self, start: u64, blocks: &[u8]) -> Result<(), Errno> {
         let sector = start / SECTOR_SIZE;
-        let Some(aead) = &self.aead else { return self.device.write(sector, blocks, &[]) };
+        let Tags::Sealed(aead) = &self.tags else { return self.device.write(sector, blocks, &[]) };
+        let aead = aead.read().unwrap_or_else(PoisonError::into_inner);
+        let aead = aead.as_ref().ok_or(Errno::SHUTDOWN)?;
         let (mut sealed, mut tuples) = (vec![0; blocks.len()], self.tuples(aead, blocks.len()));
         // Nothing is written without random IVs.
         let data = InOut::Copy { src: blocks, dst: &mut sealed };
         aead.seal(Sector(sector), data, &mut tuples).map_err(|_| Errno::IO)?;
         self.device.write(sector, &sealed, &tuples)
     }
+}
+
+/// Returns the AEAD with tuples as long as the tags of the device, if its data units are the device's blocks.
+fn fitting(device: &IntegrityDevice, aead: Aead) -> Result<Aead, Errno> {
+    let (block_len, tag_size) = (device.layout().block_len(), device.layout().journal.tag_size);
+    if device.has_internal_tags() || aead.unit().bytes() != block_len {
+        return Err(Errno::INVAL);
+    }
+    aead.with_tuple_len(tag_size).map_err(|_| Errno::INVAL)
 }
 
 impl BackingStore for IntegrityStore {

@@ -8,7 +8,7 @@ use crate::header_policy::PolicyError;
 use crate::pbkdf::{KdfError, RandomError};
 use crate::printable::Excerpt;
 use crate::violation::HeaderFault;
-use inlock_cipher::CipherError;
+use inlock_cipher::{AeadError, CipherError};
 use std::fmt;
 use std::io;
 
@@ -174,6 +174,9 @@ pub enum UnlockError {
     /// The cipher does not accept the key.
     #[error("the cipher does not accept the key")]
     Cipher(#[from] CipherError),
+    /// The authenticated cipher does not accept the key.
+    #[error("the cipher does not accept the key")]
+    Aead(#[from] AeadError),
     /// The key derivation was refused or failed.
     #[error("key derivation failed")]
     Kdf(#[from] KdfError),
@@ -236,6 +239,9 @@ pub enum FormatError {
     /// The cipher does not accept a key of this length.
     #[error("the cipher does not accept the volume key")]
     Cipher(#[from] CipherError),
+    /// The authenticated cipher does not accept a key of this length.
+    #[error("the cipher does not accept the volume key")]
+    Aead(#[from] AeadError),
     /// The key derivation was refused or failed.
     #[error("key derivation failed")]
     Kdf(#[from] KdfError),

@@ -32,6 +32,7 @@
 #![warn(clippy::missing_errors_doc)]
 
 mod af;
+mod authenticated;
 mod convert;
 mod edit;
 mod error;
@@ -59,6 +60,7 @@ mod violation;
 mod volume;
 mod zones;
 
+pub use authenticated::AuthenticatedSegment;
 pub use convert::{Conversion, ConvertError};
 pub use edit::{EditError, KeyslotStatus, NewKeyslot, Priority};
 pub use error::{
@@ -69,7 +71,7 @@ pub use find_headers::{FoundHeader, find_headers};
 pub use header_backup::{HeaderBackup, MAX_BACKUP_LEN, Replaced};
 pub use header_device::{BoundedDevice, FileDevice, HeaderDevice, MemoryDevice, WindowDevice};
 pub use header_policy::{HeaderDigest, HeaderPolicy, InvalidHeaderDigest, KdfRule, PolicyError, plain_iv_repeats};
-pub use inlock_cipher::{CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
+pub use inlock_cipher::{AeadSpec, CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 pub use keyslot_report::KeyslotReport;
 pub use keyslot_state::KeyslotState;
 pub use pbkdf::{Argon2Cost, Hash, Kdf, KdfError, KdfKind, KdfLimits, KdfRequest, RandomError, UnknownHash};

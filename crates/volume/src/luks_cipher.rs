@@ -4,7 +4,7 @@
 use crate::edit::EditError;
 use crate::error::FormatError;
 use crate::key_material::MAX_KEY_LEN;
-use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize};
+use inlock_cipher::{AeadError, AeadSpec, Cipher, CipherError, CipherSpec, DataUnitSize};
 
 /// Parses the name in a header. Fails with the unsupported part.
 pub(crate) fn parse(name: &str) -> Result<CipherSpec, &'static str> {
@@ -29,6 +29,12 @@ pub(crate) fn check_keyslot(cipher: &CipherSpec, key_len: usize) -> Result<(), E
         return Err(CipherError::Unit { spec: *cipher, unit: DataUnitSize::SECTOR }.into());
     }
     Ok(())
+}
+
+/// Checks the authenticated cipher of a new volume.
+pub(crate) fn check_new_aead(spec: &AeadSpec, key_len: usize) -> Result<(), FormatError> {
+    let fits = key_len <= MAX_KEY_LEN && spec.can_use_key_len(key_len);
+    if fits { Ok(()) } else { Err(AeadError::KeyLength { spec: *spec, len: key_len }.into()) }
 }
 
 /// Checks the cipher that `option` requests for the payload or the keyslots of a new header.

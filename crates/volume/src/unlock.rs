@@ -1,9 +1,10 @@
 //! Options and results of unlocking, for every format.
 
+use crate::authenticated::AuthenticatedSegment;
 use crate::error::{FormatError, UnlockError};
 use crate::header_policy::HeaderPolicy;
 use crate::pbkdf::{KdfLimits, KdfWork, random_bytes};
-use inlock_cipher::{CipherError, CipherSpec, Segment, VolumeKey};
+use inlock_cipher::{AeadError, AeadSpec, CipherError, CipherSpec, Segment, VolumeKey};
 use std::fmt;
 
 /// How to look for a keyslot that a passphrase opens. The default takes any keyslot, within the default limits and
@@ -28,8 +29,10 @@ pub struct Unlocked {
     /// The keyslot that the passphrase opened; `None`: the caller had the volume key.
     pub keyslot: Option<u32>,
     /// The segments of the volume in the order of their start, without gaps. Offsets count from the start of the data
-    /// device.
+    /// device. Empty if the volume is authenticated.
     pub segments: Vec<Segment>,
+    /// The only segment of a volume with integrity protection.
+    pub authenticated: Option<AuthenticatedSegment>,
     /// Known activation flags of the header.
     pub flags: ActivationFlags,
     /// Warnings for the user.
@@ -129,14 +132,71 @@ impl<'a> Attempts<'a> {
     }
 }
 
+/// The payload of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Payload {
+    /// Segments for the engine.
+    Segments(Vec<Segment>),
+    /// The only segment of a volume with integrity protection.
+    Authenticated(AuthenticatedSegment),
+}
+
+impl Payload {
+    /// Returns the segments for the engine; an authenticated volume has none.
+    pub(crate) fn segments(&self) -> &[Segment] {
+        match self {
+            Self::Segments(segments) => segments,
+            Self::Authenticated(_) => &[],
+        }
+    }
+
+    /// Returns the authenticated segment.
+    pub(crate) fn authenticated(&self) -> Option<AuthenticatedSegment> {
+        match self {
+            Self::Segments(_) => None,
+            Self::Authenticated(segment) => Some(*segment),
+        }
+    }
+
+    /// Checks that every cipher takes volume keys of `len` bytes.
+    pub(crate) fn check_key_len(&self, len: usize) -> Result<(), UnlockError> {
+        match self {
+            Self::Authenticated(segment) if !segment.spec.can_use_key_len(len) => {
+                Err(AeadError::KeyLength { spec: segment.spec, len }.into())
+            }
+            Self::Authenticated(_) => Ok(()),
+            Self::Segments(segments) => {
+                let mut ciphers = segments.iter().filter_map(|segment| segment.cipher);
+                match ciphers.find(|spec| !spec.can_use_key_len(len)) {
+                    Some(spec) => Err(CipherError::KeyLength { spec, len }.into()),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    fn has_equal_halves(&self, key: &VolumeKey) -> bool {
+        match self {
+            Self::Authenticated(segment) => segment.spec.has_equal_halves(key.as_bytes()),
+            Self::Segments(segments) => {
+                let weak = |cipher: CipherSpec| cipher.has_equal_halves(key.as_bytes());
+                segments.iter().any(|segment| segment.cipher.is_some_and(weak))
+            }
+        }
+    }
+}
+
 /// Returns the result of unlocking.
-pub(crate) fn finish(key: VolumeKey, keyslot: Option<u32>, segments: Vec<Segment>, flags: ActivationFlags) -> Unlocked {
+pub(crate) fn finish(key: VolumeKey, keyslot: Option<u32>, payload: Payload, flags: ActivationFlags) -> Unlocked {
     let mut warnings = Vec::new();
-    let weak = |cipher: CipherSpec| cipher.has_equal_halves(key.as_bytes());
-    if segments.iter().any(|segment| segment.cipher.is_some_and(weak)) {
+    if payload.has_equal_halves(&key) {
         warnings.push(UnlockWarning::EqualXtsKeyHalves);
     }
-    Unlocked { key, keyslot, segments, flags, warnings }
+    let (segments, authenticated) = match payload {
+        Payload::Segments(segments) => (segments, None),
+        Payload::Authenticated(segment) => (Vec::new(), Some(segment)),
+    };
+    Unlocked { key, keyslot, segments, authenticated, flags, warnings }
 }
 
 /// Returns the volume key of a new volume: the caller's, or a random one.
@@ -148,12 +208,29 @@ pub(crate) fn new_volume_key(
     if let Some(len) = given.map(VolumeKey::len).filter(|len| *len != key_len) {
         return Err(CipherError::KeyLength { spec: *cipher, len }.into());
     }
-    let key = match given {
-        Some(key) => VolumeKey::new(key.as_bytes()),
-        None => VolumeKey::new(&random_bytes(key_len)?),
-    };
+    let key = key_or_random(key_len, given)?;
     if cipher.has_equal_halves(key.as_bytes()) {
         return Err(FormatError::EqualXtsKeyHalves);
     }
     Ok(key)
+}
+
+/// As [`new_volume_key`], for a volume with integrity protection.
+pub(crate) fn new_aead_key(
+    spec: &AeadSpec,
+    key_len: usize,
+    given: Option<&VolumeKey>,
+) -> Result<VolumeKey, FormatError> {
+    if let Some(len) = given.map(VolumeKey::len).filter(|len| *len != key_len) {
+        return Err(AeadError::KeyLength { spec: *spec, len }.into());
+    }
+    let key = key_or_random(key_len, given)?;
+    if spec.has_equal_halves(key.as_bytes()) { Err(FormatError::EqualXtsKeyHalves) } else { Ok(key) }
+}
+
+fn key_or_random(key_len: usize, given: Option<&VolumeKey>) -> Result<VolumeKey, FormatError> {
+    Ok(match given {
+        Some(key) => VolumeKey::new(key.as_bytes()),
+        None => VolumeKey::new(&random_bytes(key_len)?),
+    })
 }

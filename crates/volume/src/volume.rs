@@ -2,6 +2,7 @@
 
 mod edit;
 
+use crate::authenticated::AuthenticatedSegment;
 use crate::error::{DataDeviceError, LoadError, LoadWarning, UnlockError};
 use crate::header_device::HeaderDevice;
 use crate::header_policy::{HeaderDigest, HeaderPolicy};
@@ -235,6 +236,18 @@ impl Volume {
         match self {
             Self::Luks1(luks1) => luks1.segments(),
             Self::Luks2(luks2) => luks2.segments(),
+        }
+    }
+
+    /// Returns the only segment of a volume with integrity protection, as in [`Unlocked::authenticated`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Volume::segments`].
+    pub fn authenticated(&self) -> Result<Option<AuthenticatedSegment>, UnlockError> {
+        match self {
+            Self::Luks1(_) => Ok(None),
+            Self::Luks2(luks2) => luks2.authenticated(),
         }
     }
 

@@ -114,7 +114,7 @@ impl AeadSpec {
 
     /// Returns the cipher below the MAC as a specification of its own; random IVs count as `plain64`. `None` if the
     /// algorithm is not `authenc`.
-    pub(crate) fn inner(&self) -> Option<CipherSpec> {
+    pub fn inner(&self) -> Option<CipherSpec> {
         let AeadAlgorithm::Authenc { cipher, mode, .. } = self.algorithm else { return None };
         let iv = match self.iv {
             AeadIv::Random => IvMode::Plain64,
@@ -184,6 +184,11 @@ impl AeadSpec {
         self.mac_key_len
     }
 
+    /// Whether the MAC's key has another length than its digest.
+    pub fn has_own_mac_key_len(&self) -> bool {
+        matches!(self.algorithm, AeadAlgorithm::Authenc { mac, .. } if mac.len() != self.mac_key_len)
+    }
+
     /// Returns the specification with a MAC key of `len` bytes (dm-crypt's `integrity_key_size`).
     ///
     /// # Errors
@@ -213,6 +218,12 @@ impl AeadSpec {
                 inner.into_iter().map(|len| len + self.mac_key_len).collect()
             }
         }
+    }
+
+    /// Whether the cipher below the MAC has an XTS key with two equal halves, as [`CipherSpec::has_equal_halves`].
+    pub fn has_equal_halves(&self, key: &[u8]) -> bool {
+        let cipher_key = key.len().checked_sub(self.mac_key_len).map(|len| &key[..len]);
+        self.inner().zip(cipher_key).is_some_and(|(inner, key)| inner.has_equal_halves(key))
     }
 
     /// Whether the specification accepts a volume key of `len` bytes.

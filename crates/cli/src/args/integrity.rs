@@ -7,7 +7,7 @@ use inlock_integrity::{Mode, TagAlgorithm};
 
 use super::options::Options;
 use crate::error::CliError;
-use crate::volume::integrity::{HashArgs, IntegrityArgs, IntegrityKeyFile, JournalCipherArgs};
+use crate::volume::integrity::{DEFAULT_COMMIT_TIME, HashArgs, IntegrityArgs, IntegrityKeyFile, JournalCipherArgs};
 
 /// Options that open a volume.
 pub(crate) const INTEGRITY: &[&str] = &[
@@ -35,9 +35,6 @@ pub(crate) const INTEGRITY: &[&str] = &[
     "integrity-legacy-recalculate",
     "integrity-inline",
 ];
-
-/// Time between two commits of the journal, or two flushes of the bitmap, in milliseconds.
-const DEFAULT_COMMIT_TIME: u32 = 10_000;
 
 /// Converts the options that open a volume.
 pub(crate) fn integrity_args(options: &Options) -> anyhow::Result<IntegrityArgs> {
@@ -97,7 +94,7 @@ pub(crate) fn integrity_args(options: &Options) -> anyhow::Result<IntegrityArgs>
         hash: hash(options.integrity.as_deref().unwrap_or("crc32c"), key, "integrity")?,
         journal_mac: journal_mac.transpose()?,
         journal_cipher,
-        every: Duration::from_millis(every.unwrap_or(DEFAULT_COMMIT_TIME).into()),
+        every: every.map_or(DEFAULT_COMMIT_TIME, |ms| Duration::from_millis(ms.into())),
         sectors_per_bit: options.bitmap_sectors_per_bit,
         allow_discards: options.allow_discards,
         recalculate: options.integrity_recalculate || options.integrity_recalculate_reset,

@@ -35,10 +35,6 @@ const OPTIONS: &[LeftOut] = &[
         ],
     },
     LeftOut {
-        reason: "Inlock does not create or open LUKS volumes with integrity protection",
-        options: &["integrity-no-wipe"],
-    },
-    LeftOut {
         reason: "Inlock does not use the encryption of drives (OPAL)",
         options: &["disable-sum", "hw-opal", "hw-opal-factory-reset", "hw-opal-only"],
     },

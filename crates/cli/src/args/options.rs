@@ -290,13 +290,13 @@ pub(crate) struct Options {
     pub zone_write_granularity: Option<u64>,
 
     /// Data integrity algorithm: crc32c (default), crc32, xxhash64, sha1, sha256, sha512, hmac-sha1, hmac-sha256 or
-    /// hmac-sha512
+    /// hmac-sha512; with luksFormat hmac-sha1, hmac-sha256, hmac-sha512, aead or poly1305
     #[arg(short = 'I', long, value_name = "NAME", help_heading = "Integrity")]
     pub integrity: Option<String>,
     /// Read the integrity key from a file
     #[arg(long, value_name = "FILE", help_heading = "Integrity")]
     pub integrity_key_file: Option<PathBuf>,
-    /// The size of the data integrity key
+    /// The size of the data integrity key; in bits with luksFormat
     #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Integrity")]
     pub integrity_key_size: Option<u64>,
     /// Tag size (per-sector)
@@ -371,6 +371,9 @@ pub(crate) struct Options {
     /// Do not wipe device after format
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub no_wipe: bool,
+    /// Do not wipe device after luksFormat
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_no_wipe: bool,
     /// Wipe the end of the device after resize
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub wipe: bool,

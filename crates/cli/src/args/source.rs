@@ -1,5 +1,6 @@
 //! Conversion of the options that actions share: volumes, keys, ciphers, key derivation.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use inlock_volume::{Hash, HeaderPolicy};
 use super::options::Options;
 use crate::error::CliError;
 use crate::ui::print::print_stderr;
+use crate::values::AnyCipher;
 use crate::volume::policy_file;
 use crate::volume::source::{
     HeaderArgs, KeyArgs, KeyFile, Luks, SourceArgs, TokenArgs, VolumeKeyArgs, VolumeKeyOrigin, VolumeType,
@@ -158,6 +160,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
             (options.token_id.is_some(), "token-id"),
             (options.token_type.is_some(), "token-type"),
             (options.token_only, "token-only"),
+            (options.integrity_no_journal, "integrity-no-journal"),
         ];
         if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
             return not_allowed(option);
@@ -176,8 +179,8 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
     }
     let (header, key) = (options.header.clone(), key_args(options)?);
     let (flags, policy) = (flags_of(options), policy_of(options)?);
-    let (shared, persistent) = (options.shared, options.persistent);
-    Ok(SourceArgs { image, header, volume_type, key, flags, persistent, policy, shared })
+    let (shared, persistent, no_journal) = (options.shared, options.persistent, options.integrity_no_journal);
+    Ok(SourceArgs { image, header, volume_type, key, flags, persistent, policy, no_journal, shared })
 }
 
 /// Converts the header policy.
@@ -194,8 +197,10 @@ pub(crate) fn policy_of(options: &Options) -> anyhow::Result<HeaderPolicy> {
     policy.allow_null_iv |= options.allow_null_iv;
     policy.allow_linear_segment |= options.allow_linear_segment;
     match &options.require_cipher {
-        Some(_) if !policy.required_ciphers.is_empty() => return twice("require-cipher", "cipher"),
-        Some(ciphers) => policy.required_ciphers.clone_from(&ciphers.0),
+        Some(_) if !policy.required_ciphers.is_empty() || !policy.required_aeads.is_empty() => {
+            return twice("require-cipher", "cipher");
+        }
+        Some(ciphers) => (policy.required_ciphers, policy.required_aeads) = AnyCipher::divide(&ciphers.0),
         None => {}
     }
     match &options.expect_uuid {
@@ -290,14 +295,19 @@ pub(crate) fn key_len_of(options: &Options, cipher: CipherSpec, double_for_xts: 
     if cipher.can_use_key_len(len) {
         return Ok(len);
     }
-    let takes: Vec<String> = cipher.key_lens().iter().map(|len| (len * 8).to_string()).collect();
+    Err(takes_keys_of(cipher, bits, &cipher.key_lens()))
+}
+
+/// Returns the error of a key of `bits` for a cipher that takes keys of these lengths in bytes.
+pub(crate) fn takes_keys_of(cipher: impl Display, bits: u32, lens: &[usize]) -> anyhow::Error {
+    let takes: Vec<String> = lens.iter().map(|len| (len * 8).to_string()).collect();
     let takes = match takes.as_slice() {
         [one] => one.clone(),
         [few @ .., last] if few.len() < 6 => format!("{} or {last}", few.join(", ")),
         [first, .., last] => format!("{first} to {last}"),
         [] => "none".to_owned(),
     };
-    Err(CliError::usage(format!("Cipher {cipher} takes no key of {bits} bits; it takes {takes} bits.")))
+    CliError::usage(format!("Cipher {cipher} takes no key of {bits} bits; it takes {takes} bits."))
 }
 
 /// Checks `--threads`.

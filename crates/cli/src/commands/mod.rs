@@ -1,4 +1,5 @@
-//! The actions of the command line: one file each, which declares the action, and [`copy`] for two of them.
+//! The actions of the command line: one file each, which declares the action; [`copy`], [`wipe`] and others for
+//! several of them.
 
 mod bench;
 mod benchmark;
@@ -25,6 +26,7 @@ mod table;
 mod test_passphrase;
 mod top;
 mod umount;
+mod wipe;
 mod zoned;
 
 use crate::args::action::Action;

@@ -20,7 +20,16 @@ pub(crate) const ACTION: Action = Action {
     name: "mount",
     aliases: &[],
     arguments: &[SOURCE, "<directory>"],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, ATTACH, THREAD_FLAGS, &["table", "name", "mount-options"]],
+    options: &[
+        KEY,
+        UNLOCK,
+        TOKENS,
+        PLAIN,
+        POLICY,
+        ATTACH,
+        THREAD_FLAGS,
+        &["table", "name", "mount-options", "integrity-no-journal"],
+    ],
     about: "open a volume and mount its file system",
     prepare: |options, mut arguments| {
         let (image, dir) = (arguments.path()?, arguments.path()?);

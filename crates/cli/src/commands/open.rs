@@ -53,6 +53,7 @@ pub(crate) const ACTION: Action = Action {
 };
 
 const OPEN: &[&str] = &[
+    "integrity-no-journal",
     "table",
     "test-passphrase",
     "unbound",

@@ -86,6 +86,7 @@ impl RunningKey {
             flags,
             persistent: false,
             policy,
+            no_journal: false,
             shared: false,
         })
     }

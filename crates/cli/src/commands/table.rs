@@ -38,7 +38,7 @@ fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
     }
     let unlocked = open(source, false, KeySource::User { stdin_taken: false })?;
     let files = unlocked.files();
-    let table = unlocked.table();
+    let table = unlocked.table()?;
     for file in files {
         warn(format_args!("{file} is a file; the Linux kernel needs a block device, such as a loop device"));
     }

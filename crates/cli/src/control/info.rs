@@ -215,16 +215,18 @@ impl fmt::Display for VolumeStatus {
             writeln!(f, "  key location: {place}")?;
         }
         if let Some(integrity) = &self.integrity {
-            writeln!(f, "  tag size: {} [bytes]", integrity.tag_size)?;
-            writeln!(f, "  integrity: {}", integrity.integrity)?;
+            match crypt {
+                None => integrity.write_hash(f)?,
+                Some(_) => integrity.write_type(f)?,
+            }
         }
         writeln!(f, "  device:  {}", info.device.display())?;
         if let Some(header) = &info.header {
-            let what = if self.integrity.is_some() { "metadata device" } else { "header" };
+            let what = if self.integrity.is_some() && crypt.is_none() { "metadata device" } else { "header" };
             writeln!(f, "  {what}:  {}", header.display())?;
         }
         if let Some(integrity) = &self.integrity {
-            integrity.write_layout(f)?;
+            integrity.write_layout(f, crypt.is_none())?;
         }
         if let Some(first) = crypt.or(info.segments.first()) {
             writeln!(f, "  sector size:  {} [bytes]", first.sector_size)?;

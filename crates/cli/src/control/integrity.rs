@@ -2,14 +2,19 @@
 
 use std::fmt;
 
-use inlock_integrity::{IntegrityDevice, Mode};
+use inlock_integrity::Mode;
 use serde::{Deserialize, Serialize};
+
+use crate::volume::integrity::RunningIntegrity;
 
 /// State of a dm-integrity volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct IntegrityStatus {
-    /// Hash of the tags, under the name of integritysetup.
+    /// Hash of the tags, under the name of integritysetup; with LUKS2 the type of the integrity in the header.
     pub integrity: String,
+    /// Length of the MAC's key of an AEAD.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_bits: Option<usize>,
     pub tag_size: usize,
     pub sector_size: usize,
     /// 0 with a metadata device.
@@ -32,7 +37,14 @@ pub(crate) struct IntegrityStatus {
 }
 
 impl IntegrityStatus {
-    pub(crate) fn of(device: &IntegrityDevice) -> Self {
+    pub(crate) fn of(running: &RunningIntegrity) -> Self {
+        let device = &running.device;
+        let spec = running.sealed.as_ref().map(|(_, segment)| segment.spec);
+        let internal_hash = || device.options().internal_hash.as_ref().map(|hash| hash.algorithm().name());
+        let integrity = match spec {
+            Some(spec) => spec.luks2_names().1,
+            None => internal_hash().unwrap_or("none").to_owned(),
+        };
         let (layout, options, superblock) = (device.layout(), device.options(), device.superblock());
         let metrics = device.metrics();
         let mode = match options.mode {
@@ -42,7 +54,8 @@ impl IntegrityStatus {
             Mode::Recovery => "recovery",
         };
         Self {
-            integrity: options.internal_hash.as_ref().map_or("none", |hash| hash.algorithm().name()).to_owned(),
+            integrity,
+            key_bits: spec.map(|spec| spec.mac_key_len() * 8).filter(|bits| *bits > 0),
             tag_size: layout.journal.tag_size,
             sector_size: layout.block_len(),
             interleave_sectors: layout.log2_interleave_sectors.map_or(0, |log2| 1 << log2),
@@ -57,9 +70,26 @@ impl IntegrityStatus {
         }
     }
 
-    /// Writes the lines that integritysetup has, and the mode.
-    pub(crate) fn write_layout(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "  sector size:  {} [bytes]", self.sector_size)?;
+    /// Writes the tags as integritysetup does.
+    pub(crate) fn write_hash(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "  tag size: {} [bytes]", self.tag_size)?;
+        writeln!(f, "  integrity: {}", self.integrity)
+    }
+
+    /// Writes the integrity of a LUKS2 volume as cryptsetup does.
+    pub(crate) fn write_type(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "  integrity: {}", self.integrity)?;
+        if let Some(bits) = self.key_bits {
+            writeln!(f, "  integrity keysize: {bits} [bits]")?;
+        }
+        writeln!(f, "  integrity tag size: {} [bytes]", self.tag_size)
+    }
+
+    /// Writes the lines that integritysetup has, and the mode. `sector_size`: unless the lines of a cipher have it.
+    pub(crate) fn write_layout(&self, f: &mut fmt::Formatter<'_>, sector_size: bool) -> fmt::Result {
+        if sector_size {
+            writeln!(f, "  sector size:  {} [bytes]", self.sector_size)?;
+        }
         writeln!(f, "  interleave sectors: {}", self.interleave_sectors)?;
         writeln!(f, "  write mode: {}", self.mode)?;
         writeln!(f, "  journal size: {} [bytes]", self.journal_size)

@@ -9,7 +9,6 @@ use std::time::Instant;
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::{ControlError, Device};
-use inlock_integrity::IntegrityDevice;
 use inlock_volume::Table;
 use inlock_volume::table::CryptOptions;
 use serde_json::{Map, Value, json};
@@ -21,6 +20,7 @@ use super::metrics::{Buckets, Counters, LastError, Percentiles, Sample, phases};
 use super::openmetrics;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 use crate::system::pipe;
+use crate::volume::integrity::RunningIntegrity;
 use crate::volume::key_check::KeyCheck;
 use crate::volume::reload::reload;
 
@@ -64,7 +64,7 @@ pub(crate) struct ServedVolume {
     key_present: AtomicBool,
     hooks: Box<dyn ControlHooks>,
     files: Files,
-    integrity: Option<Arc<IntegrityDevice>>,
+    integrity: Option<RunningIntegrity>,
 }
 
 impl ServedVolume {
@@ -87,7 +87,7 @@ impl ServedVolume {
     }
 
     /// Adds the dm-integrity volume under the device.
-    pub(crate) fn with_integrity(self, integrity: Option<Arc<IntegrityDevice>>) -> Self {
+    pub(crate) fn with_integrity(self, integrity: Option<RunningIntegrity>) -> Self {
         Self { integrity, ..self }
     }
 
@@ -114,7 +114,7 @@ impl ServedVolume {
             close_deferred: self.hooks.is_close_deferred(),
             last_store_error: LastError::of(&snapshot),
             counters: Counters::of(&snapshot),
-            integrity: self.integrity.as_deref().map(IntegrityStatus::of),
+            integrity: self.integrity.as_ref().map(IntegrityStatus::of),
             latency_ns: phases(&snapshot)
                 .map(|(name, histogram)| (name.to_owned(), Percentiles::from(&Buckets::of(histogram))))
                 .into(),
@@ -174,7 +174,13 @@ impl ServedVolume {
         // Even if the flush fails, the device is suspended, and the key must be wiped.
         let suspended = self.device.suspend();
         if self.key_present.load(Ordering::Acquire) && self.device.is_suspended() {
-            let wiped = self.device.wipe_key();
+            let wiped = match self.sealed() {
+                Some(integrity) => {
+                    integrity.wipe_key();
+                    Ok(())
+                }
+                None => self.device.wipe_key(),
+            };
             let gone = matches!(wiped, Ok(()) | Err(ControlError::InUse));
             self.key_present.store(!gone, Ordering::Release);
             wiped?;
@@ -235,6 +241,12 @@ impl ServedVolume {
                 "run `inlock resume` to resume I/O",
             ));
         }
+        if self.sealed().is_some() {
+            return Err(CliError::refused(
+                "Resize of LUKS2 device with integrity protection is not supported.",
+                "copy the data to a new volume: inlock export, luksFormat, import",
+            ));
+        }
         let len = match request["sectors"].as_u64() {
             None => self.device.grow()?,
             Some(_) if self.device.zone_limits().is_some() => {
@@ -277,7 +289,15 @@ impl ServedVolume {
         if !check.is_some_and(|check| check.is_made_with(&key)) {
             return Err(CliError::OtherKey.into());
         }
-        Ok(self.device.set_key(&key)?)
+        match self.sealed() {
+            Some(integrity) => integrity.set_key(&key),
+            None => Ok(self.device.set_key(&key)?),
+        }
+    }
+
+    /// Returns the volume of dm-integrity that has the key, if there is one.
+    fn sealed(&self) -> Option<&RunningIntegrity> {
+        self.integrity.as_ref().filter(|integrity| integrity.sealed.is_some())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use inlock_volume::table::{CryptOptions, TableLine, Target};
-use inlock_volume::{Segment, Table};
+use inlock_volume::{AuthenticatedSegment, Segment, Table};
 use serde::{Deserialize, Serialize};
 
 use super::device::Device;
@@ -89,6 +89,22 @@ impl SegmentInfo {
             key_bits: key_len * 8,
             sector_size: segment.unit.bytes(),
             large_iv: segment.large_iv,
+            offset: segment.data_offset.0,
+            iv_offset: segment.iv_offset.0,
+            device: None,
+        }
+    }
+
+    /// Describes the segment of a volume with integrity protection, whose key has `key_len` bytes.
+    pub(super) fn of_authenticated(segment: &AuthenticatedSegment, key_len: usize) -> Self {
+        Self {
+            start: 0,
+            sectors: None,
+            target: "crypt".to_owned(),
+            cipher: Some(segment.spec.luks2_names().0),
+            key_bits: key_len * 8,
+            sector_size: segment.unit.bytes(),
+            large_iv: false,
             offset: segment.data_offset.0,
             iv_offset: segment.iv_offset.0,
             device: None,

@@ -15,12 +15,16 @@ use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{
     IntegrityDevice, IntegrityError, IntegrityStore, JournalCipher, Mode, OpenOptions, Stores, TagAlgorithm, TagHash,
 };
+use inlock_volume::AuthenticatedSegment;
 use zeroize::Zeroizing;
 
 use super::device::{Device, OpenMode};
 use super::lock::{self, DeviceLock};
 use crate::error::CliError;
 use crate::ui::print::warn;
+
+/// Time between two commits of the journal, or two flushes of the bitmap.
+pub(crate) const DEFAULT_COMMIT_TIME: Duration = Duration::from_secs(10);
 
 /// A dm-integrity volume as named on the command line.
 #[derive(Clone, Debug)]
@@ -124,7 +128,7 @@ impl IntegrityDevices {
     }
 }
 
-/// Returns the stores of a volume for the library.
+/// Returns the stores of a volume for the library, from their first sector.
 pub(crate) fn stores(metadata: &Device, data: Option<&Device>, io: IoMode, read_only: bool) -> anyhow::Result<Stores> {
     let store = |device: &Device| -> anyhow::Result<Arc<dyn BackingStore>> {
         let file = device.share()?;
@@ -143,9 +147,17 @@ pub(crate) struct IntegrityOpening {
     pub options: OpenOptions,
     /// Time between two commits of the journal.
     pub every: Duration,
+    /// First sector of the volume on the device with its superblock.
+    pub start: u64,
 }
 
 impl IntegrityOpening {
+    /// Returns how to open the volume below a segment.
+    pub(crate) fn of_segment(segment: &AuthenticatedSegment, no_journal: bool) -> Self {
+        let mode = if no_journal { Mode::Direct } else { Mode::Journal };
+        Self { options: OpenOptions::new(mode), every: DEFAULT_COMMIT_TIME, start: segment.data_offset.0 }
+    }
+
     /// Opens the volume: replays its journal, and starts its thread.
     pub(crate) fn open(
         self,
@@ -154,7 +166,7 @@ impl IntegrityOpening {
         io: IoMode,
         read_only: bool,
     ) -> anyhow::Result<MaintainedIntegrity> {
-        let stores = stores(metadata, data, io, read_only)?;
+        let stores = Stores { start: self.start, ..stores(metadata, data, io, read_only)? };
         let options = OpenOptions { read_only, ..self.options };
         let device = IntegrityDevice::open(stores, options).map_err(cannot_use(&metadata.path))?;
         let mismatches = device.metrics().mismatches;
@@ -225,6 +237,53 @@ impl MaintainedIntegrity {
     /// Returns the device as a store of the engine.
     pub(crate) fn store(&self) -> anyhow::Result<Arc<dyn BackingStore>> {
         Ok(Arc::new(IntegrityStore::new(Arc::clone(&self.device)).map_err(std::io::Error::from)?))
+    }
+
+    /// Returns the plaintext of the device, which has the data units and tuples of `segment`, as a store of the engine.
+    pub(crate) fn sealed(&self, segment: AuthenticatedSegment, key: &VolumeKey) -> anyhow::Result<Arc<IntegrityStore>> {
+        let store = IntegrityStore::sealed(Arc::clone(&self.device), segment.aead(key)?);
+        let store = store.map_err(|_| {
+            let layout = self.device.layout();
+            CliError::refused(
+                format!(
+                    "Device {} cannot be used: {} with data units of {} bytes needs tags of {} bytes, the volume of \
+                     dm-integrity has blocks of {} bytes and tags of {} bytes.",
+                    self.path.display(),
+                    segment.spec,
+                    segment.unit.bytes(),
+                    segment.spec.metadata_len(),
+                    layout.block_len(),
+                    layout.journal.tag_size
+                ),
+                "the header belongs to another image, or one of the two was changed",
+            )
+        })?;
+        Ok(Arc::new(store))
+    }
+}
+
+/// A running dm-integrity volume, for control commands.
+#[derive(Clone)]
+pub(crate) struct RunningIntegrity {
+    pub device: Arc<IntegrityDevice>,
+    /// The store with the key of an AEAD.
+    pub sealed: Option<(Arc<IntegrityStore>, AuthenticatedSegment)>,
+}
+
+impl RunningIntegrity {
+    /// Wipes the key, while the engine's device is suspended.
+    pub(crate) fn wipe_key(&self) {
+        if let Some((store, _)) = &self.sealed {
+            store.wipe_key();
+        }
+    }
+
+    /// Sets the key after it was wiped.
+    pub(crate) fn set_key(&self, key: &VolumeKey) -> anyhow::Result<()> {
+        match &self.sealed {
+            Some((store, segment)) => Ok(store.set_aead(segment.aead(key)?).map_err(std::io::Error::from)?),
+            None => Ok(()),
+        }
     }
 }
 

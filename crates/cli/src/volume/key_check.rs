@@ -24,12 +24,21 @@ const UNITS: u64 = 64;
 /// Iterations of a fingerprint: at least ten times those of a LUKS header's digest.
 const ITERATIONS: u32 = 10_000;
 
-/// Zeroes, encrypted with a key.
+/// Zeroes, encrypted with a key, or a hash of the key of an AEAD, whose IVs are random.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyCheck {
-    /// Empty for a table, whose lines have a key each: no single key is accepted.
-    segments: Vec<Segment>,
-    ciphertext: Vec<u8>,
+    content: CheckedContent,
+    /// The ciphertext or the hash.
+    bytes: Vec<u8>,
+}
+
+/// Use of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum CheckedContent {
+    Segments(Vec<Segment>),
+    Authenticated,
+    /// The lines of a table have a key each: no single key is accepted.
+    Table,
 }
 
 /// A salted hash of a [`KeyCheck`].
@@ -42,27 +51,38 @@ pub(crate) struct KeyFingerprint {
 impl KeyCheck {
     /// Encrypts zeroes in `segments` with `key`.
     pub(crate) fn new(segments: &[Segment], key: &VolumeKey) -> Result<Self, CipherError> {
-        let mut ciphertext = Vec::new();
+        let mut bytes = Vec::new();
         for segment in segments {
-            encrypt_zeroes(segment, key, &mut ciphertext)?;
+            encrypt_zeroes(segment, key, &mut bytes)?;
         }
-        Ok(Self { segments: segments.to_vec(), ciphertext })
+        Ok(Self { content: CheckedContent::Segments(segments.to_vec()), bytes })
+    }
+
+    /// Hashes the random key of a volume with integrity protection.
+    pub(crate) fn of_authenticated(key: &VolumeKey) -> Result<Self, KdfError> {
+        let mut bytes = vec![0; 32];
+        derive(key.as_bytes(), b"volume key", &mut bytes)?;
+        Ok(Self { content: CheckedContent::Authenticated, bytes })
     }
 
     /// Encrypts zeroes with the keys of a table. For [`KeyCheck::fingerprint`] only: no single key is accepted.
     pub(crate) fn of_table(table: &Table) -> Result<Self, CipherError> {
-        let mut ciphertext = Vec::new();
+        let mut bytes = Vec::new();
         for line in table.lines() {
             if let TableLine { target: Target::Crypt(crypt), .. } = line {
-                encrypt_zeroes(&line.segment(), &crypt.key, &mut ciphertext)?;
+                encrypt_zeroes(&line.segment(), &crypt.key, &mut bytes)?;
             }
         }
-        Ok(Self { segments: Vec::new(), ciphertext })
+        Ok(Self { content: CheckedContent::Table, bytes })
     }
 
     /// Whether `key` is the one of this check.
     pub(crate) fn is_made_with(&self, key: &VolumeKey) -> bool {
-        Self::new(&self.segments, key).is_ok_and(|other| other == *self)
+        match &self.content {
+            CheckedContent::Segments(segments) => Self::new(segments, key).is_ok_and(|other| other == *self),
+            CheckedContent::Authenticated => Self::of_authenticated(key).is_ok_and(|other| other == *self),
+            CheckedContent::Table => false,
+        }
     }
 
     /// Returns a hash that may be stored.
@@ -75,8 +95,7 @@ impl KeyCheck {
 
     fn hash(&self, salt: &str) -> Result<String, KdfError> {
         let mut hash = [0; 32];
-        let kdf = Kdf::Pbkdf2 { hash: Hash::Sha256, iterations: ITERATIONS };
-        kdf.derive(&self.ciphertext, salt.as_bytes(), &mut hash, &KdfLimits::default())?;
+        derive(&self.bytes, salt.as_bytes(), &mut hash)?;
         Ok(hex(&hash))
     }
 }
@@ -86,6 +105,11 @@ impl KeyFingerprint {
     pub(crate) fn is_of(&self, check: &KeyCheck) -> bool {
         check.hash(&self.salt).is_ok_and(|hash| hash == self.hash)
     }
+}
+
+fn derive(secret: &[u8], salt: &[u8], hash: &mut [u8]) -> Result<(), KdfError> {
+    let kdf = Kdf::Pbkdf2 { hash: Hash::Sha256, iterations: ITERATIONS };
+    kdf.derive(secret, salt, hash, &KdfLimits::default())
 }
 
 /// Appends zeroes of a segment, encrypted with `key`.

@@ -15,9 +15,9 @@ use super::header::{Header, header_device};
 use super::info::{SegmentInfo, VolumeInfo, resolved};
 use super::integrity::{IntegrityArgs, IntegrityDevices, IntegrityOpening};
 use super::key_check::KeyCheck;
-use super::lock::{self, Mode};
+use super::lock::{self, DeviceLock, Mode};
 use super::secret::{self, Ask};
-use super::source::{KeyArgs, SourceArgs, VolumeType};
+use super::source::{KeyArgs, Luks, SourceArgs, VolumeType};
 use super::table::{self, Devices};
 use super::unlocked::{Contents, SCRUB, UnlockedVolume};
 use super::zones;
@@ -90,29 +90,9 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
             Contents::Volume(segments, key)
         }
         VolumeType::Luks(luks) => {
-            let device = header_device(args, &data)?;
-            let detached = device.identity() != data.identity();
-            let location = if detached { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
-            if detached && !backing::overlap(&device.path, &data.path) {
-                // Prevents replacing the header. The lock of the data device includes a header on it.
-                locks.push(lock::whole_device(&device, Mode::Shared)?);
-            }
-            let header = Header::load_from(device, *luks, false)?;
-            header.check(&args.policy)?;
-            header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
-            zones::check_volume(&header.volume, &data, !detached && writing)?;
-            info.kind = format!("LUKS{}", header.volume.version());
-            info.uuid = Some(header.volume.uuid().to_owned());
-            info.header = detached.then(|| resolved(header.path()));
-            let unlocked = match keys {
-                KeySource::User { stdin_taken } => {
-                    header.unlock(&args.key, &args.policy, ask(args, &data, stdin_taken))?
-                }
-                KeySource::Provider(provider) => header.verify(provider.key()?, &args.policy)?,
-            };
-            info.own_flags = if args.persistent { args.flags } else { unlocked.flags.into() };
-            cipher_names = header.volume.cipher_names();
-            Contents::Volume(unlocked.segments, unlocked.key)
+            let contents;
+            (contents, cipher_names) = unlock_luks(*luks, args, writing, keys, &data, &mut locks, &mut info)?;
+            contents
         }
     };
     if let Contents::Volume(segments, key) = &contents {
@@ -124,8 +104,65 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
         // A key that the cipher refuses is reported when the engine's device is made.
         info.check = KeyCheck::new(segments, key).ok();
     }
+    if let Contents::Authenticated(segment, key, _) = &contents {
+        // No table may use the device without its tags.
+        info.devices.clear();
+        info.segments = vec![SegmentInfo::of_authenticated(segment, key.len())];
+        info.check = KeyCheck::of_authenticated(key).ok();
+    }
     info.flags.add(&info.own_flags);
+    if matches!(contents, Contents::Authenticated(..)) && std::mem::take(&mut info.flags.allow_discards) {
+        warn(format_args!("{}: a volume with integrity protection has no discards", data.path.display()));
+    }
     Ok(UnlockedVolume::new(vec![data], info, contents, locks))
+}
+
+/// Unlocks a LUKS volume; returns its contents, and the names of its ciphers as the header has them.
+fn unlock_luks(
+    luks: Luks,
+    args: &SourceArgs,
+    writing: bool,
+    keys: KeySource<'_>,
+    data: &Device,
+    locks: &mut Vec<DeviceLock>,
+    info: &mut VolumeInfo,
+) -> anyhow::Result<(Contents, Vec<Option<String>>)> {
+    let device = header_device(args, data)?;
+    let detached = device.identity() != data.identity();
+    let location = if detached { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
+    if detached && !backing::overlap(&device.path, &data.path) {
+        // Prevents replacing the header. The lock of the data device includes a header on it.
+        locks.push(lock::whole_device(&device, Mode::Shared)?);
+    }
+    let header = Header::load_from(device, luks, false)?;
+    header.check(&args.policy)?;
+    header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
+    zones::check_volume(&header.volume, data, !detached && writing)?;
+    let is_authenticated = header.volume.authenticated().is_ok_and(|segment| segment.is_some());
+    if is_authenticated && data.zones.is_some() {
+        return Err(CliError::refused(
+            format!("Device {} is zoned, and its volume has integrity protection.", data.path.display()),
+            "dm-integrity writes tags in place, which zones do not allow; use another device",
+        ));
+    }
+    info.kind = format!("LUKS{}", header.volume.version());
+    info.uuid = Some(header.volume.uuid().to_owned());
+    info.header = detached.then(|| resolved(header.path()));
+    let unlocked = match keys {
+        KeySource::User { stdin_taken } => header.unlock(&args.key, &args.policy, ask(args, data, stdin_taken))?,
+        KeySource::Provider(provider) => header.verify(provider.key()?, &args.policy)?,
+    };
+    info.own_flags = if args.persistent { args.flags } else { unlocked.flags.into() };
+    let cipher_names = header.volume.cipher_names();
+    let contents = match unlocked.authenticated {
+        None => Contents::Volume(unlocked.segments, unlocked.key),
+        Some(segment) => {
+            let no_journal = args.no_journal || unlocked.flags.no_journal && !args.persistent;
+            let opening = IntegrityOpening::of_segment(&segment, no_journal);
+            Contents::Authenticated(segment, unlocked.key, opening)
+        }
+    };
+    Ok((contents, cipher_names))
 }
 
 /// Opens and locks the devices of a table.
@@ -170,7 +207,7 @@ fn open_integrity(integrity: &IntegrityArgs, args: &SourceArgs, writing: bool) -
         info.device = resolved(&data.path);
     }
     info.flags.allow_discards = integrity.allow_discards;
-    let opening = IntegrityOpening { options: integrity.load()?, every: integrity.every };
+    let opening = IntegrityOpening { options: integrity.load()?, every: integrity.every, start: 0 };
     let data = std::iter::once(devices.metadata).chain(devices.data).collect();
     Ok(UnlockedVolume::new(data, info, Contents::Integrity(opening), devices.locks))
 }

@@ -10,11 +10,12 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::Context;
-use inlock_cipher::{CipherSpec, DataUnitSize};
+use inlock_cipher::DataUnitSize;
 use inlock_volume::{Hash, HeaderDigest, HeaderPolicy, KdfKind, KdfRule};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::error::{CliError, cannot_open};
+use crate::values::AnyCipher;
 
 /// Maximum length of a file in bytes.
 const MAX_LEN: u64 = 1 << 20;
@@ -28,7 +29,7 @@ struct PolicyFile {
     #[serde(skip_serializing_if = "Option::is_none")]
     header_digest: Option<Word<HeaderDigest>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    cipher: Option<List<Word<CipherSpec>>>,
+    cipher: Option<List<Word<AnyCipher>>>,
     /// In bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     key_size: Option<List<KeySize>>,
@@ -174,7 +175,8 @@ impl PolicyFile {
         let mut policy = HeaderPolicy::default();
         policy.expected_uuid = self.uuid;
         policy.expected_digest = self.header_digest.map(|digest| digest.0);
-        policy.required_ciphers = items(self.cipher, |cipher| cipher.0);
+        let ciphers = items(self.cipher, |cipher| cipher.0);
+        (policy.required_ciphers, policy.required_aeads) = AnyCipher::divide(&ciphers);
         policy.key_lens = items(self.key_size, |size| size.0);
         policy.units = items(self.sector_size, |size| size.0);
         policy.allow_null_cipher = self.allow_null_cipher;
@@ -218,10 +220,13 @@ impl PolicyFile {
             min_iterations: least(&rule.iterations),
             max_iterations: most(&rule.iterations),
         });
+        let plain = policy.required_ciphers.iter().map(|spec| AnyCipher::Plain(*spec));
+        let authenticated = policy.required_aeads.iter().map(|spec| AnyCipher::Authenticated(*spec));
+        let ciphers: Vec<_> = plain.chain(authenticated).collect();
         Self {
             uuid: policy.expected_uuid.clone(),
             header_digest: policy.expected_digest.map(Word),
-            cipher: list(&policy.required_ciphers, Word),
+            cipher: list(&ciphers, Word),
             key_size: list(&policy.key_lens, KeySize),
             sector_size: list(&policy.units, SectorSize),
             allow_null_cipher: policy.allow_null_cipher,

@@ -22,6 +22,8 @@ pub(crate) struct SourceArgs {
     /// `--persistent`: `flags` replace those of the header.
     pub persistent: bool,
     pub policy: HeaderPolicy,
+    /// `--integrity-no-journal`: without the journal of a volume with integrity protection.
+    pub no_journal: bool,
     /// `--shared`: other plain volumes on the device may be open.
     pub shared: bool,
 }

@@ -7,13 +7,12 @@ use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{self as engine, Content, TargetError};
-use inlock_integrity::IntegrityDevice;
 use inlock_volume::table::Target;
-use inlock_volume::{CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
+use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
 
 use super::device::Device;
 use super::info::VolumeInfo;
-use super::integrity::{IntegrityOpening, MaintainedIntegrity};
+use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity};
 use super::lock::DeviceLock;
 use super::zones;
 use crate::error::CliError;
@@ -42,16 +41,8 @@ pub(super) enum Contents {
     Table(Table, Vec<usize>),
     /// A dm-integrity volume on the device with its superblock, and perhaps another one with its data.
     Integrity(IntegrityOpening),
-}
-
-impl Contents {
-    fn ciphers(&self) -> Vec<CipherSpec> {
-        match self {
-            Self::Raw | Self::Integrity(_) => Vec::new(),
-            Self::Volume(segments, _) => segments.iter().filter_map(|segment| segment.cipher).collect(),
-            Self::Table(table, _) => table.lines().iter().filter_map(|line| line.segment().cipher).collect(),
-        }
-    }
+    /// A LUKS2 volume with integrity protection: a dm-integrity volume whose blocks an AEAD seals.
+    Authenticated(AuthenticatedSegment, VolumeKey, IntegrityOpening),
 }
 
 /// The engine's device, and the locks that are held as long as it is used.
@@ -61,7 +52,7 @@ pub(crate) struct LockedStores {
     /// for direct I/O.
     data: Vec<Device>,
     /// The dm-integrity volume under the engine's device.
-    integrity: Option<MaintainedIntegrity>,
+    integrity: Option<(MaintainedIntegrity, RunningIntegrity)>,
     _locks: Vec<DeviceLock>,
 }
 
@@ -71,7 +62,7 @@ impl LockedStores {
     /// Closes a dm-integrity volume first.
     pub(crate) fn check_writes(&self, ended: anyhow::Result<()>) -> anyhow::Result<()> {
         let ended = match &self.integrity {
-            Some(integrity) => integrity.close().and(ended),
+            Some((integrity, _)) => integrity.close().and(ended),
             None => ended,
         };
         if !self.device.has_lost_writes() {
@@ -86,8 +77,8 @@ impl LockedStores {
     }
 
     /// Returns the dm-integrity volume under the engine's device.
-    pub(crate) fn integrity(&self) -> Option<Arc<IntegrityDevice>> {
-        self.integrity.as_ref().map(|integrity| Arc::clone(&integrity.device))
+    pub(crate) fn integrity(&self) -> Option<RunningIntegrity> {
+        self.integrity.as_ref().map(|(_, running)| running.clone())
     }
 }
 
@@ -117,59 +108,49 @@ impl UnlockedVolume {
     }
 
     #[inline(never)]
-    fn connect(mut self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
-        if let Contents::Integrity(opening) = self.contents {
-            self.contents = Contents::Raw;
-            let integrity = opening.open(&self.data[0], self.data.get(1), mode, access.read_only)?;
-            let device = engine::Device::raw(integrity.store()?, access);
-            return Ok(LockedStores { integrity: Some(integrity), ..self.finish(device)? });
-        }
-        let legacy = self.contents.ciphers().into_iter().find(|spec| spec.cipher.is_legacy());
-        if let Some(spec) = legacy.filter(|_| !access.read_only) {
-            warn(format_args!("{}: {spec} is a legacy cipher; opened read-only", self.info.device.display()));
-        }
-        let access = engine::Access { read_only: access.read_only || legacy.is_some(), ..access };
-        let mut stores: Vec<Arc<dyn engine::BackingStore>> = Vec::with_capacity(self.data.len());
-        for data in &self.data {
-            if data.zones.is_some() {
-                stores.push(zones::store(data, access.read_only, mode)?);
-                continue;
-            }
-            let file = if self.direct { data.reopen_direct(!access.read_only)? } else { data.share()? };
-            let store = match access.read_only {
-                true => FileStore::new_read_only(file, mode),
-                false => FileStore::new(file, mode),
-            };
-            stores.push(Arc::new(store.with_context(|| format!("cannot use {}", data.path.display()))?));
-        }
-        let lines: Vec<_> = match &self.contents {
-            Contents::Raw | Contents::Integrity(_) => {
-                return self.finish(engine::Device::raw(stores.remove(0), access));
+    fn connect(self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
+        let Self { data, info, contents, locks, direct } = self;
+        let path = &info.device;
+        let (device, integrity) = match contents {
+            Contents::Raw => {
+                let mut stores = stores(&data, direct, mode, access.read_only)?;
+                (engine::Device::raw(stores.remove(0), access), None)
             }
             Contents::Volume(segments, key) => {
-                let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(key) } else { Content::Linear };
-                segments.iter().map(|segment| (*segment, content(segment), 0)).collect()
+                let ciphers = segments.iter().filter_map(|segment| segment.cipher);
+                let access = access_to(ciphers, access, path);
+                let stores = stores(&data, direct, mode, access.read_only)?;
+                let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(&key) } else { Content::Linear };
+                let targets = segments.iter().map(|segment| (*segment, content(segment), 0));
+                (stacked(&targets.collect::<Vec<_>>(), stores, access, path)?, None)
             }
             Contents::Table(table, of_line) => {
+                let ciphers = table.lines().iter().filter_map(|line| line.segment().cipher);
+                let access = access_to(ciphers, access, path);
+                let stores = stores(&data, direct, mode, access.read_only)?;
                 let lines = table.lines().iter().zip(of_line);
-                lines.map(|(line, store)| (line.segment(), content_of(&line.target), *store)).collect()
+                let targets = lines.map(|(line, store)| (line.segment(), content_of(&line.target), store));
+                (stacked(&targets.collect::<Vec<_>>(), stores, access, path)?, None)
+            }
+            Contents::Integrity(opening) => {
+                let integrity = opening.open(&data[0], data.get(1), mode, access.read_only)?;
+                let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed: None };
+                (engine::Device::raw(integrity.store()?, access), Some((integrity, running)))
+            }
+            Contents::Authenticated(segment, key, opening) => {
+                let inner = segment.spec.inner();
+                let access = access_to(inner.into_iter(), access, path);
+                let integrity = opening.open(&data[0], None, mode, access.read_only)?;
+                let store = integrity.sealed(segment, &key)?;
+                let sealed = Some((Arc::clone(&store), segment));
+                let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed };
+                (engine::Device::raw(store, access), Some((integrity, running)))
             }
         };
-        let lines: Vec<_> = lines
-            .iter()
-            .map(|(segment, content, store)| engine::Target { segment, content: *content, store: *store })
-            .collect();
-        let device =
-            engine::Device::stacked(&lines, stores, access).map_err(|error| cannot_use(error, &self.info.device))?;
-        drop(lines);
-        self.finish(device)
-    }
-
-    fn finish(self, device: engine::Device) -> anyhow::Result<LockedStores> {
         if inlock_cipher::memory_lock_failed() {
             warn("cannot lock the memory of keys, which may be written to swap (see ulimit -l)");
         }
-        Ok(LockedStores { device: Arc::new(device), data: self.data, integrity: None, _locks: self.locks })
+        Ok(LockedStores { device: Arc::new(device), data, integrity, _locks: locks })
     }
 
     /// Returns the names of its devices that are files.
@@ -178,19 +159,73 @@ impl UnlockedVolume {
     }
 
     /// Returns the device-mapper table of the volume.
-    pub(crate) fn table(self) -> Table {
+    ///
+    /// # Errors
+    ///
+    /// Fails for a volume with integrity protection, which takes two devices of device-mapper.
+    pub(crate) fn table(self) -> anyhow::Result<Table> {
         let (segments, key) = match self.contents {
-            Contents::Table(table, _) => return table,
+            Contents::Table(table, _) => return Ok(table),
             Contents::Volume(segments, key) => (segments, key),
-            Contents::Raw | Contents::Integrity(_) => (vec![whole()], VolumeKey::zeroed(0)),
+            Contents::Raw => (vec![whole()], VolumeKey::zeroed(0)),
+            Contents::Integrity(_) | Contents::Authenticated(..) => {
+                return Err(CliError::refused(
+                    format!(
+                        "{} has integrity protection, which no table of Inlock describes.",
+                        self.info.device.display()
+                    ),
+                    "run `inlock status NAME` of the open volume, or `inlock integrity dump`",
+                ));
+            }
         };
         let data = &self.data[0];
         let mut table =
             Table::of_volume(&segments, &key, self.info.flags, &self.info.device.to_string_lossy(), data.len);
         let names: Vec<_> = self.info.segments.iter().map(|segment| segment.cipher.clone()).collect();
         table.set_cipher_names(&names);
-        table
+        Ok(table)
     }
+}
+
+/// Returns the access to a volume with these ciphers: read-only for a legacy one.
+fn access_to(mut ciphers: impl Iterator<Item = CipherSpec>, access: engine::Access, path: &Path) -> engine::Access {
+    let legacy = ciphers.find(|spec| spec.cipher.is_legacy());
+    if let Some(spec) = legacy.filter(|_| !access.read_only) {
+        warn(format_args!("{}: {spec} is a legacy cipher; opened read-only", path.display()));
+    }
+    engine::Access { read_only: access.read_only || legacy.is_some(), ..access }
+}
+
+/// Returns the stores of the devices.
+fn stores(
+    devices: &[Device],
+    direct: bool,
+    mode: IoMode,
+    read_only: bool,
+) -> anyhow::Result<Vec<Arc<dyn engine::BackingStore>>> {
+    let store = |device: &Device| -> anyhow::Result<Arc<dyn engine::BackingStore>> {
+        if device.zones.is_some() {
+            return zones::store(device, read_only, mode);
+        }
+        let file = if direct { device.reopen_direct(!read_only)? } else { device.share()? };
+        let store = if read_only { FileStore::new_read_only(file, mode) } else { FileStore::new(file, mode) };
+        Ok(Arc::new(store.with_context(|| format!("cannot use {}", device.path.display()))?))
+    };
+    devices.iter().map(store).collect()
+}
+
+/// Returns the engine's device of segments, each with its content and its store.
+fn stacked(
+    targets: &[(Segment, Content<'_>, usize)],
+    stores: Vec<Arc<dyn engine::BackingStore>>,
+    access: engine::Access,
+    path: &Path,
+) -> anyhow::Result<engine::Device> {
+    let targets: Vec<_> = targets
+        .iter()
+        .map(|(segment, content, store)| engine::Target { segment, content: *content, store: *store })
+        .collect();
+    engine::Device::stacked(&targets, stores, access).map_err(|error| cannot_use(error, path))
 }
 
 /// Returns the engine's content for a table's target.

@@ -3,7 +3,7 @@
 use super::HeaderDigest;
 use crate::pbkdf::{Hash, KdfKind};
 use crate::printable::Excerpt;
-use inlock_cipher::{CipherSpec, DataUnitSize};
+use inlock_cipher::{AeadSpec, CipherSpec, DataUnitSize};
 use std::fmt;
 
 /// A volume violates its policy. Nothing was derived from the passphrase.
@@ -39,8 +39,16 @@ pub enum PolicyError {
         segment: usize,
         /// Its cipher; `None`: it is stored unencrypted.
         found: Option<CipherSpec>,
-        /// The required ciphers.
-        required: Vec<CipherSpec>,
+        /// The names of the required ciphers.
+        required: Vec<String>,
+    },
+    /// A segment with integrity protection without the required cipher.
+    #[error("segment 0 has cipher '{found}', but {} is required", Words(.required))]
+    OtherAead {
+        /// Its authenticated cipher.
+        found: AeadSpec,
+        /// The names of the required ciphers.
+        required: Vec<String>,
     },
     /// A UUID that is not the expected one.
     #[error("its UUID is '{found}', but '{expected}' is expected")]

@@ -15,9 +15,10 @@ pub use digest::{HeaderDigest, InvalidHeaderDigest};
 pub use error::PolicyError;
 pub use kdf_rule::KdfRule;
 
+use crate::authenticated::AuthenticatedSegment;
 use crate::pbkdf::Kdf;
 use crate::printable::Excerpt;
-use inlock_cipher::{Cipher, CipherSpec, DataUnitSize, IvMode, Segment};
+use inlock_cipher::{AeadSpec, Cipher, CipherSpec, DataUnitSize, IvMode, Segment};
 
 /// Exceptions that a volume may have, and values that it must have. The default allows and pins nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,8 +30,10 @@ pub struct HeaderPolicy {
     pub allow_null_iv: bool,
     /// Segments that are stored unencrypted (`linear`).
     pub allow_linear_segment: bool,
-    /// Every segment has one of these ciphers; empty: any.
+    /// Every segment has one of these ciphers or of [`HeaderPolicy::required_aeads`]; both empty: any.
     pub required_ciphers: Vec<CipherSpec>,
+    /// Authenticated ciphers that a segment may have. The lengths of tags and keys do not count.
+    pub required_aeads: Vec<AeadSpec>,
     /// The UUID, in upper or lower case; `None`: any.
     pub expected_uuid: Option<String>,
     /// The volume key has one of these lengths in bytes; empty: any.
@@ -47,6 +50,8 @@ pub struct HeaderPolicy {
 pub(crate) struct HeaderFacts<'a> {
     pub(crate) uuid: &'a str,
     pub(crate) segments: &'a [Segment],
+    /// The only segment of a volume with integrity protection.
+    pub(crate) authenticated: Option<AuthenticatedSegment>,
     /// Length of the volume key in bytes, in each keyslot.
     pub(crate) key_lens: Vec<usize>,
     /// The key derivations of keyslots, by their numbers.
@@ -65,6 +70,10 @@ impl HeaderFacts<'_> {
         for segment in self.segments.iter().filter(|segment| segment.cipher.is_some()) {
             add(&mut policy.units, segment.unit);
             segment.cipher.into_iter().for_each(|cipher| add(&mut policy.required_ciphers, cipher));
+        }
+        if let Some(segment) = &self.authenticated {
+            add(&mut policy.units, segment.unit);
+            add(&mut policy.required_aeads, segment.spec);
         }
         self.key_lens.iter().for_each(|len| add(&mut policy.key_lens, *len));
         for (_, kdf) in &self.kdfs {
@@ -92,7 +101,17 @@ impl HeaderPolicy {
 
     /// Whether it names what segments must be.
     pub(crate) fn has_rules_for_segments(&self) -> bool {
-        !self.required_ciphers.is_empty() || !self.units.is_empty()
+        self.has_required_ciphers() || !self.units.is_empty()
+    }
+
+    fn has_required_ciphers(&self) -> bool {
+        !self.required_ciphers.is_empty() || !self.required_aeads.is_empty()
+    }
+
+    /// Returns the names of all required ciphers.
+    fn required_names(&self) -> Vec<String> {
+        let aeads = self.required_aeads.iter().map(ToString::to_string);
+        self.required_ciphers.iter().map(ToString::to_string).chain(aeads).collect()
     }
 
     /// Returns the policy for access to keys without the data, which no missing encryption can harm.
@@ -118,6 +137,7 @@ impl HeaderPolicy {
             }
         }
         self.check_segments(segments)?;
+        header.authenticated.map_or(Ok(()), |segment| self.check_aead(&segment.spec, segment.unit))?;
         header.key_lens.iter().try_for_each(|len| self.check_key_len(*len))?;
         header.kdfs.iter().try_for_each(|(keyslot, kdf)| self.check_kdf(*keyslot, kdf))?;
         match self.expected_digest {
@@ -139,8 +159,8 @@ impl HeaderPolicy {
                 return Err(PolicyError::NullCipher { segment, cipher });
             }
             let is_required = found.is_some_and(|cipher| self.required_ciphers.contains(&cipher));
-            if !self.required_ciphers.is_empty() && !is_required {
-                let required = self.required_ciphers.clone();
+            if self.has_required_ciphers() && !is_required {
+                let required = self.required_names();
                 return Err(PolicyError::OtherCipher { segment, found, required });
             }
             let found = segments[segment].unit;
@@ -180,6 +200,34 @@ impl HeaderPolicy {
         self.check_iv(0, cipher)?;
         self.check_segments(&[Segment::whole(Some(cipher), unit)])?;
         self.check_key_len(key_len)
+    }
+
+    /// Checks authenticated cipher, key and data units of a new volume.
+    pub(crate) fn check_new_aead(
+        &self,
+        spec: &AeadSpec,
+        key_len: usize,
+        unit: DataUnitSize,
+    ) -> Result<(), PolicyError> {
+        self.check_aead(spec, unit)?;
+        self.check_key_len(key_len)
+    }
+
+    fn check_aead(&self, spec: &AeadSpec, unit: DataUnitSize) -> Result<(), PolicyError> {
+        if let Some(cipher) = spec.inner() {
+            self.check_iv(0, cipher)?;
+            if cipher.cipher == Cipher::Null && !self.allow_null_cipher {
+                return Err(PolicyError::NullCipher { segment: 0, cipher });
+            }
+        }
+        let is_it = |other: &AeadSpec| (other.algorithm(), other.iv()) == (spec.algorithm(), spec.iv());
+        if self.has_required_ciphers() && !self.required_aeads.iter().any(is_it) {
+            return Err(PolicyError::OtherAead { found: *spec, required: self.required_names() });
+        }
+        if !self.units.is_empty() && !self.units.contains(&unit) {
+            return Err(PolicyError::OtherUnit { segment: 0, found: unit, allowed: self.units.clone() });
+        }
+        Ok(())
     }
 
     fn check_iv(&self, segment: usize, cipher: CipherSpec) -> Result<(), PolicyError> {

@@ -11,6 +11,7 @@ fn facts(segments: &[Segment]) -> HeaderFacts<'_> {
     HeaderFacts {
         uuid: "f0e1",
         segments,
+        authenticated: None,
         key_lens: vec![64, 64],
         kdfs: vec![(0, Kdf::Argon2id(cost(1000))), (3, Kdf::Argon2id(cost(2000)))],
         digest: HeaderDigest::of(b"header"),

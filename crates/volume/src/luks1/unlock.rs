@@ -10,7 +10,7 @@ use crate::luks_cipher;
 use crate::pbkdf::{Hash, Kdf, KdfLimits, KdfWork, UnknownHash};
 use crate::printable::Excerpt;
 use crate::secret::Secret;
-use crate::unlock::{Attempts, UnlockOptions, Unlocked, finish};
+use crate::unlock::{Attempts, Payload, UnlockOptions, Unlocked, finish};
 use inlock_cipher::{Cipher, CipherError, CipherSpec, DataUnitSize, Sector, Segment, VolumeKey};
 use std::ops::Range;
 use subtle::ConstantTimeEq;
@@ -48,7 +48,7 @@ impl Luks1 {
             }
             let key = self.open_keyslot(device, passphrase, slot, cipher, hash, &options.limits);
             if let Some(key) = attempts.record(key) {
-                return Ok(finish(key, Some(number), segments, Default::default()));
+                return Ok(finish(key, Some(number), Payload::Segments(segments), Default::default()));
             }
         }
         Err(attempts.into_error())
@@ -65,7 +65,7 @@ impl Luks1 {
         if key.len() != self.key_len() || !self.is_volume_key(&key, hash, &options.limits)? {
             return Err(UnlockError::WrongPassphrase);
         }
-        Ok(finish(key, None, self.segments_of(cipher), Default::default()))
+        Ok(finish(key, None, Payload::Segments(self.segments_of(cipher)), Default::default()))
     }
 
     /// Returns the only segment, without a key.
@@ -124,6 +124,7 @@ impl Luks1 {
         HeaderFacts {
             uuid: self.uuid(),
             segments,
+            authenticated: None,
             key_lens: vec![self.key_len()],
             kdfs: self.active_keyslots().into_iter().map(|number| (number, kdf(number))).collect(),
             digest: self.header_digest,

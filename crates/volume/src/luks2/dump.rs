@@ -75,7 +75,10 @@ fn write_segment(number: u32, segment: &Segment, f: &mut Formatter<'_>) -> fmt::
         writeln!(f, "\tcipher: {}", Printable::new(cipher))?;
         writeln!(f, "\tsector: {sector_size} [bytes]")?;
         if let Some(integrity) = integrity {
-            writeln!(f, "\tintegrity: {}", Printable::new(integrity))?;
+            writeln!(f, "\tintegrity: {}", Printable::new(&integrity.kind))?;
+            if let Some(len) = integrity.key_len {
+                writeln!(f, "\tintegrity key size: {} [bits]", u64::from(len) * 8)?;
+            }
         }
     }
     if !segment.flags.is_empty() {

@@ -17,9 +17,9 @@ use crate::header_device::HeaderDevice;
 use crate::header_policy::HeaderPolicy;
 use crate::pbkdf::{Hash, KdfKind, KdfRequest};
 use crate::secret::Secret;
-use crate::unlock::new_volume_key;
+use crate::unlock::{new_aead_key, new_volume_key};
 use crate::{luks_cipher, luks_uuid};
-use inlock_cipher::{Cipher, CipherSpec, DataUnitSize, VolumeKey};
+use inlock_cipher::{AeadSpec, Cipher, CipherSpec, DataUnitSize, VolumeKey};
 use serde_json::{Map, Value, json};
 
 /// Default length of a binary header with its JSON area, in bytes.
@@ -33,7 +33,10 @@ pub const DEFAULT_KEYSLOTS_LEN: u64 = (16 << 20) - 2 * DEFAULT_METADATA_LEN;
 pub struct FormatOptions {
     /// Cipher of the payload (`--cipher`).
     pub cipher: CipherSpec,
-    /// Length of the volume key in bytes (`--key-size` / 8).
+    /// Authenticated cipher of the payload instead of [`FormatOptions::cipher`] (`--cipher` with `--integrity`): the
+    /// payload is a dm-integrity volume, which the caller formats.
+    pub aead: Option<AeadSpec>,
+    /// Length of the volume key in bytes (`--key-size` / 8), with the key of a MAC.
     pub key_len: usize,
     /// Hash of the anti-forensic splitter, of the digest, and of PBKDF2 if that is chosen (`--hash`).
     pub hash: Hash,
@@ -75,6 +78,7 @@ impl Default for FormatOptions {
     fn default() -> Self {
         Self {
             cipher: CipherSpec::AES_XTS_PLAIN64,
+            aead: None,
             key_len: 64,
             hash: Hash::Sha256,
             kdf: KdfRequest::new(KdfKind::Argon2id),
@@ -130,6 +134,7 @@ impl FormatOptions {
 
     fn keyslot_cipher(&self) -> (CipherSpec, usize) {
         let of_payload = match self.cipher.cipher {
+            _ if self.aead.is_some() => (CipherSpec::AES_XTS_PLAIN64, 64),
             Cipher::Null => (CipherSpec::AES_XTS_PLAIN64, 64),
             _ => (self.cipher, self.key_len),
         };
@@ -141,11 +146,24 @@ impl FormatOptions {
         new_keyslot::area_len(self.key_len)
     }
 
-    fn sector_size(&self, data_len: Option<u64>) -> DataUnitSize {
+    /// Returns the size of a data unit on a data device of this length.
+    pub fn sector_size(&self, data_len: Option<u64>) -> DataUnitSize {
         let fits = |len: u64| len.is_multiple_of(DataUnitSize::LUKS_MAX.bytes() as u64);
         let all_fit = data_len.is_none_or(fits) && fits(self.data_offset());
         let best = if all_fit { DataUnitSize::LUKS_MAX } else { DataUnitSize::SECTOR };
         self.sector_size.unwrap_or(best)
+    }
+
+    /// Returns the volume key of the options, or a new random one: for a caller that writes the payload too.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the cipher does not accept the key, or if the system returns no random bytes.
+    pub fn new_key(&self) -> Result<VolumeKey, FormatError> {
+        match &self.aead {
+            Some(spec) => new_aead_key(spec, self.key_len, self.volume_key.as_ref()),
+            None => new_volume_key(&self.cipher, self.key_len, self.volume_key.as_ref()),
+        }
     }
 
     fn check(&self, device_len: u64, data_len: Option<u64>) -> Result<(), FormatError> {
@@ -182,13 +200,22 @@ impl FormatOptions {
         if !self.data_offset().is_multiple_of(sector_size.bytes() as u64) {
             return invalid("offset", "the data do not begin at a multiple of the data unit");
         }
-        if data_len.is_some_and(|len| !len.is_multiple_of(sector_size.bytes() as u64)) {
+        // A dm-integrity volume uses whole blocks of its own.
+        if self.aead.is_none() && data_len.is_some_and(|len| !len.is_multiple_of(sector_size.bytes() as u64)) {
             return invalid("sector-size", "the device is not a whole number of such sectors");
         }
-        self.policy.check_new(self.cipher, self.key_len, sector_size)?;
+        match &self.aead {
+            Some(spec) => {
+                self.policy.check_new_aead(spec, self.key_len, sector_size)?;
+                luks_cipher::check_new_aead(spec, self.key_len)?;
+            }
+            None => {
+                self.policy.check_new(self.cipher, self.key_len, sector_size)?;
+                luks_cipher::check_new("cipher", &self.cipher, self.key_len, sector_size)?;
+            }
+        }
         let (cipher, key_len) = self.keyslot_cipher();
         luks_cipher::check_new_keyslot("keyslot-cipher", &cipher)?;
-        luks_cipher::check_new("cipher", &self.cipher, self.key_len, sector_size)?;
         luks_cipher::check_new("keyslot-cipher", &cipher, key_len, DataUnitSize::SECTOR)
     }
 }
@@ -205,7 +232,7 @@ pub fn format(device: &dyn HeaderDevice, options: FormatOptions, passphrase: &Se
     let device_len = device.len()?;
     let data_len = if options.detached { options.data_len } else { Some(options.data_len.unwrap_or(device_len)) };
     options.check(device_len, data_len)?;
-    let key = new_volume_key(&options.cipher, options.key_len, options.volume_key.as_ref())?;
+    let key = options.new_key()?;
     let kdf = KdfRequest { hash: options.hash, ..options.kdf }.resolve(options.keyslot_cipher().1)?;
     let area_offset = 2 * options.metadata_len;
     let (cipher, area_key_len) = options.keyslot_cipher();
@@ -250,14 +277,23 @@ fn metadata(
     let number = options.keyslot.to_string();
     let mut keyslots = Map::new();
     keyslots.insert(number.clone(), keyslot);
-    let segment = json!({
+    let names = options.aead.map(|spec| spec.luks2_names());
+    let encryption = names.as_ref().map_or_else(|| options.cipher.to_string(), |(encryption, _)| encryption.clone());
+    let mut segment = json!({
         "type": "crypt",
         "offset": options.data_offset().to_string(),
         "size": "dynamic",
         "iv_tweak": "0",
-        "encryption": options.cipher.to_string(),
+        "encryption": encryption,
         "sector_size": sector_size.bytes(),
     });
+    if let (Some(spec), Some((_, kind))) = (&options.aead, names) {
+        let mut integrity = json!({"type": kind, "journal_encryption": "none", "journal_integrity": "none"});
+        if spec.has_own_mac_key_len() {
+            integrity["key_size"] = spec.mac_key_len().into();
+        }
+        segment["integrity"] = integrity;
+    }
     let config = json!({
         "json_size": (options.metadata_len - BLOCK_LEN as u64).to_string(),
         "keyslots_size": options.keyslots_len().to_string(),

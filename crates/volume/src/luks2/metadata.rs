@@ -173,8 +173,22 @@ pub struct CryptSegment {
     pub cipher: String,
     /// Bytes of a data unit.
     pub sector_size: u32,
-    /// Type of its integrity protection, if it has any.
-    pub integrity: Option<String>,
+    /// Its integrity protection, if it has any.
+    pub integrity: Option<Integrity>,
+}
+
+/// The integrity protection of an encrypted segment.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Integrity {
+    /// Its type, such as `hmac(sha256)` or `aead`, as stored.
+    pub kind: String,
+    /// Encryption of the journal, as stored: `none`.
+    pub journal_encryption: String,
+    /// Authentication of the journal, as stored: `none`.
+    pub journal_integrity: String,
+    /// Length of the MAC's key in bytes, if it is not that of the MAC.
+    pub key_len: Option<u32>,
 }
 
 /// A digest: verifies keys, and binds keyslots to segments.

@@ -2,6 +2,7 @@
 
 use super::metadata::{Keyslot, KeyslotDamage, KeyslotKdf, KeyslotKind, Metadata, PassphraseKeyslot};
 use super::{Luks2, digest, segment};
+use crate::authenticated::AuthenticatedSegment;
 use crate::error::UnlockError;
 use crate::header_device::HeaderDevice;
 use crate::header_policy::{HeaderDigest, HeaderFacts, HeaderPolicy};
@@ -11,14 +12,14 @@ use crate::keyslot_state::KeyslotState;
 use crate::pbkdf::{Hash, Kdf, KdfLimits, KdfWork};
 use crate::printable::Excerpt;
 use crate::secret::Secret;
-use crate::unlock::{ActivationFlags, Attempts, UnlockOptions, Unlocked, finish};
+use crate::unlock::{ActivationFlags, Attempts, Payload, UnlockOptions, Unlocked, finish};
 use inlock_cipher::{Cipher, CipherError, Segment, VolumeKey};
 use std::ops::Range;
 use zeroize::Zeroizing;
 
 /// The object of unlocking: the segments, and the digest of their key with its keyslots.
 pub(super) struct Target<'a> {
-    pub(super) segments: Vec<Segment>,
+    pub(super) payload: Payload,
     pub(super) keyslots: &'a [u32],
     digest: digest::Computable<'a>,
 }
@@ -48,19 +49,19 @@ impl Luks2 {
         };
         let mut attempts = Attempts::new(&options.limits);
         match self.open_any(device, passphrase, &keyslots, &target, &mut attempts) {
-            Some((number, key)) => Ok(self.unlocked(key, Some(number), target.segments)),
+            Some((number, key)) => Ok(self.unlocked(key, Some(number), target.payload)),
             None => Err(attempts.into_error()),
         }
     }
 
     /// Returns what to unlock, after checking it against the policy and the limits.
     pub(super) fn target(&self, options: &UnlockOptions) -> Result<Target<'_>, UnlockError> {
-        let (segments, number) = self.to_serve()?;
+        let (payload, number) = self.to_serve()?;
         let bound = &self.metadata.digests[&number];
-        options.policy.check_header(&self.facts(&segments, &bound.keyslots))?;
+        options.policy.check_header(&self.facts(&payload, &bound.keyslots))?;
         let digest = digest::computable(number, bound)?;
         digest.kdf.check(digest.len(), &options.limits)?;
-        Ok(Target { segments, keyslots: &bound.keyslots, digest })
+        Ok(Target { payload, keyslots: &bound.keyslots, digest })
     }
 
     /// Tries keyslots in this order, and returns the first one that opens with its key.
@@ -81,7 +82,7 @@ impl Luks2 {
                 continue;
             }
             let key = self
-                .open_keyslot(device, passphrase, number, &target.segments, limits)
+                .open_keyslot(device, passphrase, number, &target.payload, limits)
                 .and_then(|key| Ok(digest.verify(&key, limits)?.then_some(key)));
             if let Some(key) = attempts.record(key) {
                 return Some((number, key));
@@ -90,8 +91,8 @@ impl Luks2 {
         None
     }
 
-    pub(super) fn unlocked(&self, key: VolumeKey, keyslot: Option<u32>, segments: Vec<Segment>) -> Unlocked {
-        finish(key, keyslot, segments, self.activation_flags())
+    pub(super) fn unlocked(&self, key: VolumeKey, keyslot: Option<u32>, payload: Payload) -> Unlocked {
+        finish(key, keyslot, payload, self.activation_flags())
     }
 
     /// Searches for a keyslot that `passphrase` opens, and returns its number and the key in it, as
@@ -122,7 +123,8 @@ impl Luks2 {
             };
             match digest::computable(bound, object) {
                 Ok(digest) => {
-                    let target = Target { segments: Vec::new(), keyslots: &object.keyslots, digest };
+                    let payload = Payload::Segments(Vec::new());
+                    let target = Target { payload, keyslots: &object.keyslots, digest };
                     if let Some(opened) = self.open_any(device, passphrase, &[number], &target, &mut attempts) {
                         return Ok(opened);
                     }
@@ -139,25 +141,34 @@ impl Luks2 {
     ///
     /// As [`Volume::unlock_with_volume_key`](crate::Volume::unlock_with_volume_key).
     pub fn unlock_with_volume_key(&self, key: VolumeKey, options: &UnlockOptions) -> Result<Unlocked, UnlockError> {
-        let (segments, number) = self.to_serve()?;
-        options.policy.check_header(&self.facts(&segments, &self.metadata.digests[&number].keyslots))?;
+        let (payload, number) = self.to_serve()?;
+        options.policy.check_header(&self.facts(&payload, &self.metadata.digests[&number].keyslots))?;
         options.policy.check_key_len(key.len())?;
         // The digest alone also confirms a key without its zeroes at the end, since HMAC appends zeroes.
         let has_len = self.volume_key_len().is_none_or(|len| len == key.len());
-        let fits = has_len && check_key_len(&segments, key.len()).is_ok();
+        let fits = has_len && payload.check_key_len(key.len()).is_ok();
         if !fits || !digest::computable(number, &self.metadata.digests[&number])?.verify(&key, &options.limits)? {
             return Err(UnlockError::WrongPassphrase);
         }
-        Ok(self.unlocked(key, None, segments))
+        Ok(self.unlocked(key, None, payload))
     }
 
-    /// Returns the segments, without a key.
+    /// Returns the segments, without a key; none if the volume is authenticated.
     ///
     /// # Errors
     ///
     /// Fails if a segment cannot be used, or if the header has a requirement that is not supported.
     pub fn segments(&self) -> Result<Vec<Segment>, UnlockError> {
-        self.to_serve().map(|(segments, _)| segments)
+        self.to_serve().map(|(payload, _)| payload.segments().to_vec())
+    }
+
+    /// Returns the only segment of a volume with integrity protection, without a key.
+    ///
+    /// # Errors
+    ///
+    /// As [`Luks2::segments`].
+    pub fn authenticated(&self) -> Result<Option<AuthenticatedSegment>, UnlockError> {
+        self.to_serve().map(|(payload, _)| payload.authenticated())
     }
 
     /// Returns the maximum memory of unlocking, as [`Volume::memory_bound`](crate::Volume::memory_bound). It includes
@@ -183,8 +194,8 @@ impl Luks2 {
     ///
     /// As [`Volume::check_policy`](crate::Volume::check_policy).
     pub fn check_policy(&self, policy: &HeaderPolicy) -> Result<(), UnlockError> {
-        let (segments, digest) = self.to_serve()?;
-        Ok(policy.check_header(&self.facts(&segments, &self.metadata.digests[&digest].keyslots))?)
+        let (payload, digest) = self.to_serve()?;
+        Ok(policy.check_header(&self.facts(&payload, &self.metadata.digests[&digest].keyslots))?)
     }
 
     /// Returns the policy that pins the present header.
@@ -193,8 +204,8 @@ impl Luks2 {
     ///
     /// As [`Volume::present_policy`](crate::Volume::present_policy).
     pub fn present_policy(&self) -> Result<HeaderPolicy, UnlockError> {
-        let (segments, digest) = self.to_serve()?;
-        Ok(self.facts(&segments, &self.metadata.digests[&digest].keyslots).policy())
+        let (payload, digest) = self.to_serve()?;
+        Ok(self.facts(&payload, &self.metadata.digests[&digest].keyslots).policy())
     }
 
     /// Returns the digest by which a policy pins the header.
@@ -205,20 +216,21 @@ impl Luks2 {
     /// Checks the header against a policy for access to keys only: segments that encrypt nothing are no harm, and
     /// matter only if the policy names what they must be.
     pub(crate) fn check_policy_for_keys(&self, policy: &HeaderPolicy) -> Result<(), UnlockError> {
-        let segments = match self.to_serve() {
-            Ok((segments, _)) => segments,
+        let payload = match self.to_serve() {
+            Ok((payload, _)) => payload,
             Err(error) if policy.has_rules_for_segments() => return Err(error),
-            Err(_) => Vec::new(),
+            Err(_) => Payload::Segments(Vec::new()),
         };
         let keyslots: Vec<u32> = self.metadata.keyslots.keys().copied().collect();
-        Ok(policy.for_keys().check_header(&self.facts(&segments, &keyslots))?)
+        Ok(policy.for_keys().check_header(&self.facts(&payload, &keyslots))?)
     }
 
     /// Returns what a policy examines: among others these keyslots.
-    fn facts<'a>(&'a self, segments: &'a [Segment], keyslots: &[u32]) -> HeaderFacts<'a> {
+    fn facts<'a>(&'a self, payload: &'a Payload, keyslots: &[u32]) -> HeaderFacts<'a> {
         HeaderFacts {
             uuid: self.uuid(),
-            segments,
+            segments: payload.segments(),
+            authenticated: payload.authenticated(),
             key_lens: keyslots.iter().map(|number| self.metadata.keyslots[number].key_len as usize).collect(),
             // A keyslot that is not supported is never tried.
             kdfs: keyslots.iter().filter_map(|number| Some((*number, self.derivation(*number)?.0))).collect(),
@@ -227,14 +239,15 @@ impl Luks2 {
     }
 
     /// Returns the segments, and the number of the only digest that all encrypted ones are bound to.
-    fn to_serve(&self) -> Result<(Vec<Segment>, u32), UnlockError> {
+    fn to_serve(&self) -> Result<(Payload, u32), UnlockError> {
         if let Some(requirement) = self.metadata.config.requirements.first() {
             return Err(UnlockError::Requirement(Excerpt::new(requirement)));
         }
-        let segments = segment::to_serve(&self.metadata)?;
+        let payload = segment::to_serve(&self.metadata)?;
+        let is_encrypted = |at: usize| payload.segments().get(at).is_none_or(|segment| segment.cipher.is_some());
         let mut digest_of_all = None;
         let live = self.metadata.segments.iter().filter(|(_, segment)| !segment.is_backup());
-        for ((&segment, _), _) in live.zip(&segments).filter(|(_, served)| served.cipher.is_some()) {
+        for (_, (&segment, _)) in live.enumerate().filter(|(at, _)| is_encrypted(*at)) {
             let refuse = |reason| Err(UnlockError::Segment { segment, reason });
             let mut bound = self.metadata.digests.iter().filter(|(_, digest)| digest.segments.contains(&segment));
             let Some((&number, _)) = bound.next() else {
@@ -248,7 +261,7 @@ impl Luks2 {
             }
         }
         let none = UnlockError::Segment { segment: 0, reason: "there is no encrypted segment" };
-        Ok((segments, digest_of_all.ok_or(none)?))
+        Ok((payload, digest_of_all.ok_or(none)?))
     }
 
     /// Checks all keyslots without a passphrase; returns the area of each as well.
@@ -278,8 +291,8 @@ impl Luks2 {
             if digest.segments.is_empty() {
                 return Ok(KeyslotState::Unbound);
             }
-            if let Ok(segments) = self.segments() {
-                check_key_len(&segments, keyslot.key_len as usize)?;
+            if let Ok((payload, _)) = self.to_serve() {
+                payload.check_key_len(keyslot.key_len as usize)?;
             }
         }
         Ok(if keyslot.priority == 0 { KeyslotState::OnlyByNumber } else { KeyslotState::Usable })
@@ -299,12 +312,12 @@ impl Luks2 {
         device: &dyn HeaderDevice,
         passphrase: &Secret,
         number: u32,
-        segments: &[Segment],
+        payload: &Payload,
         limits: &KdfLimits,
     ) -> Result<VolumeKey, UnlockError> {
         let keyslot = &self.metadata.keyslots[&number];
         let slot = usable_slot(number, keyslot)?;
-        check_key_len(segments, keyslot.key_len as usize)?;
+        payload.check_key_len(keyslot.key_len as usize)?;
         let material = key_material(number, keyslot, slot)?;
         let kdf = key_derivation(&slot.kdf)?;
         let mut area_key = Zeroizing::new(vec![0; slot.area_key_len as usize]);
@@ -359,16 +372,6 @@ fn by_priority(metadata: &Metadata, numbers: &[u32]) -> Vec<u32> {
         slots.map(|(&number, _)| number)
     };
     of(2).chain(of(1)).collect()
-}
-
-/// Whether every segment's cipher takes keys of this length.
-fn check_key_len(segments: &[Segment], len: usize) -> Result<(), CipherError> {
-    for spec in segments.iter().filter_map(|segment| segment.cipher) {
-        if !spec.can_use_key_len(len) {
-            return Err(CipherError::KeyLength { spec, len });
-        }
-    }
-    Ok(())
 }
 
 fn key_material(number: u32, keyslot: &Keyslot, slot: &PassphraseKeyslot) -> Result<KeyMaterial, UnlockError> {

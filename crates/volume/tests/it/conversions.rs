@@ -244,7 +244,10 @@ fn volume_that_the_other_format_cannot_have_is_refused() {
         ("sector size is not 512", |j| j["segments"]["0"]["sector_size"] = json!(4096)),
         ("has an IV offset", |j| j["segments"]["0"]["iv_tweak"] = json!("8")),
         ("has a length", |j| j["segments"]["0"]["size"] = json!("4096")),
-        ("has integrity", |j| j["segments"]["0"]["integrity"] = json!({"type": "x"})),
+        ("has integrity", |j| {
+            let integrity = json!({"type": "x", "journal_encryption": "none", "journal_integrity": "none"});
+            j["segments"]["0"]["integrity"] = integrity;
+        }),
         ("unmet LUKS2 requirement", |j| j["config"]["requirements"] = json!({"mandatory": ["x"]})),
         ("keyslot 1 is not LUKS1 compatible", |j| j["keyslots"]["1"]["af"]["hash"] = json!("sha512")),
         ("keyslot 1 is not LUKS1 compatible", |j| j["keyslots"]["1"]["kdf"]["hash"] = json!("sha512")),

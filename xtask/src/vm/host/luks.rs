@@ -81,6 +81,11 @@ fn rows() -> Result<Vec<Row>> {
         Row::luks("luks2-4096", "--type luks2 --sector-size 4096"),
         Row::luks("luks2-argon2", "--type luks2 --pbkdf argon2id --sector-size 4096 --key-size 256"),
         Row::luks("luks2-cbc", "--type luks2 --cipher aes-cbc-plain64 --key-size 256 --sector-size 512"),
+        Row::luks("luks2-hmac", "--type luks2 --cipher aes-xts-random --integrity hmac-sha256 --sector-size 4096"),
+        Row::luks(
+            "luks2-gcm",
+            "--type luks2 --cipher aes-gcm-random --integrity aead --key-size 256 --sector-size 4096",
+        ),
         Row::plain("plain-default", "", its_default),
         Row::plain("plain-new", PLAIN_NEW, PLAIN_NEW),
         Row::plain("plain-old", PLAIN_OLD, PLAIN_OLD),

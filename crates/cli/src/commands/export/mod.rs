@@ -28,7 +28,7 @@ pub(crate) const ACTION: Action = Action {
     name: "export",
     aliases: &[],
     arguments: &[IMAGE, "<output file or ->"],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, COPY, &["table"]],
+    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, COPY, &["table", "integrity-no-journal"]],
     about: "decrypt a volume, or a part of it, to a raw image",
     prepare: |options, mut arguments| {
         let (image, output) = (arguments.path()?, arguments.path()?);

@@ -22,13 +22,14 @@ use crate::error::CliError;
 use crate::ui::progress::Progress;
 use crate::volume::backing;
 use crate::volume::open::{KeySource, open};
+use crate::volume::unlocked::LockedStores;
 use zones::ZoneWriter;
 
 pub(crate) const ACTION: Action = Action {
     name: "import",
     aliases: &[],
     arguments: &["<input file or ->", IMAGE],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, COPY, &["table"]],
+    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, COPY, &["table", "integrity-no-journal"]],
     about: "encrypt a raw image into an existing volume",
     prepare: |options, mut arguments| {
         let (input, image) = (arguments.path()?, arguments.path()?);
@@ -45,6 +46,12 @@ fn run(args: &CopyArgs) -> anyhow::Result<()> {
         let message = format!("Device {} is read-only.", args.source.image.display());
         return Err(CliError::refused(message, "export it, and import the result into a new volume"));
     }
+    let copied = copy_in(args, &mut input, &stores);
+    stores.check_writes(copied)
+}
+
+/// Writes the input to the volume.
+fn copy_in(args: &CopyArgs, input: &mut Input, stores: &LockedStores) -> anyhow::Result<()> {
     let device = BlockingDevice::new(stores.device.clone());
     let (start, room) = copy::within(args.range, device.len())?;
     input.check_len(room, args.range.is_some_and(|range| range.len.is_some()))?;

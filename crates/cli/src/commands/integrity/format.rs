@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use inlock_engine::store::file::IoMode;
 use inlock_integrity::{FormatOptions, Mode, OpenOptions, format};
 
-use super::wipe::wipe;
 use crate::args::integrity::integrity_args;
 use crate::args::options::Options;
+use crate::commands::wipe::{wipe, zeroes};
 use crate::error::CliError;
 use crate::ui::progress::Show;
 use crate::ui::terminal;
@@ -77,6 +77,6 @@ impl FormatArgs {
             journal_cipher: options.journal_cipher,
             ..OpenOptions::new(Mode::Direct)
         };
-        wipe(&self.image, stores, options, 0, self.show)
+        wipe(&self.image, stores, options, 0, zeroes, self.show)
     }
 }

@@ -3,7 +3,6 @@
 mod dump;
 mod format;
 mod resize;
-mod wipe;
 
 use std::path::PathBuf;
 
@@ -113,6 +112,7 @@ fn source(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
         key: key_args(options)?,
         flags: Default::default(),
         policy: HeaderPolicy::default(),
+        no_journal: false,
         shared: false,
         persistent: false,
     })

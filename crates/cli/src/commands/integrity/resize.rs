@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use inlock_engine::store::file::IoMode;
 use inlock_integrity::{Mode, OpenOptions, resize};
 
-use super::wipe::wipe;
 use crate::args::integrity::integrity_args;
 use crate::args::options::Options;
 use crate::commands::resize::sectors_of;
+use crate::commands::wipe::{wipe, zeroes};
 use crate::ui::progress::Show;
 use crate::volume::device::OpenMode;
 use crate::volume::integrity::{IntegrityArgs, IntegrityDevices, cannot_use, stores};
@@ -42,6 +42,6 @@ impl ResizeArgs {
         if !self.wipe || superblock.provided_data_sectors <= before {
             return Ok(());
         }
-        wipe(&self.image, stores, OpenOptions { mode: Mode::Direct, ..options }, before, self.show)
+        wipe(&self.image, stores, OpenOptions { mode: Mode::Direct, ..options }, before, zeroes, self.show)
     }
 }

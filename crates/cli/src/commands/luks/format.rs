@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use inlock_volume::{
-    BoundedDevice, CipherSpec, DataUnitSize, FileDevice, FormatError, Hash, HeaderPolicy, KdfKind, Secret, Volume,
-    VolumeKey, ZoneFault, Zones, luks1, luks2,
+    BoundedDevice, CipherSpec, DataUnitSize, FileDevice, FormatError, Hash, HeaderPolicy, KdfKind, Secret, Sector,
+    Volume, VolumeKey, ZoneFault, Zones, luks1, luks2,
 };
 
+use super::integrity::Protection;
 use crate::args::action::{Action, IMAGE, KDF, KEY, KEYSLOT, Prepared};
 use crate::args::keyslot::{KeyslotArgs, keyslot_args};
 use crate::args::options::Options;
@@ -60,6 +61,14 @@ const FORMAT: &[&str] = &[
     "label",
     "subsystem",
     "header-backup-file",
+    "integrity",
+    "integrity-key-size",
+    "integrity-no-wipe",
+    "integrity-no-journal",
+    "integrity-legacy-padding",
+    "integrity-inline",
+    "progress-json",
+    "progress-frequency",
 ];
 
 /// A LUKS volume to create.
@@ -70,6 +79,8 @@ struct FormatArgs {
     version: u8,
     key: KeyArgs,
     cipher: CipherSpec,
+    /// Integrity protection, which has a cipher of its own.
+    protection: Option<Protection>,
     key_len: usize,
     hash: Hash,
     keyslot: KeyslotArgs,
@@ -123,7 +134,14 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
             return Err(CliError::usage(format!("Option --{name} takes at most 47 bytes.")));
         }
     }
-    let cipher = cipher_of(&options)?;
+    let protection = Protection::from_options(&options, version)?;
+    let (cipher, key_len) = match &protection {
+        Some(protection) => (CipherSpec::AES_XTS_PLAIN64, protection.key_len),
+        None => {
+            let cipher = cipher_of(&options)?;
+            (cipher, key_len_of(&options, cipher, true)?)
+        }
+    };
     let keyslot = keyslot_args(&options)?;
     if version == 1 && keyslot.kdf.kind.is_some_and(|kind| kind != KdfKind::Pbkdf2) {
         return Err(CliError::usage("LUKS1 supports only the PBKDF pbkdf2."));
@@ -136,7 +154,8 @@ fn format_args(options: Options, image: PathBuf, key_file: Option<PathBuf>) -> a
         version,
         key,
         cipher,
-        key_len: key_len_of(&options, cipher, true)?,
+        protection,
+        key_len,
         sector_size,
         offset: options.offset,
         align: options.align_payload.filter(|sectors| *sectors > 0),
@@ -232,6 +251,19 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     if holder.len < needed {
         return Err(CliError::TooSmall { path: holder.path.clone(), len: holder.len, needed }.into());
     }
+    let placed = match &args.protection {
+        None => None,
+        Some(_) if holder.zones.is_some() => {
+            return Err(CliError::refused(
+                format!("Device {} is zoned: dm-integrity writes tags in place.", holder.path.display()),
+                "leave --integrity out, or use another device",
+            ));
+        }
+        Some(protection) => {
+            let unit = luks2_options(args, placement).sector_size(Some(holder.len));
+            Some(protection.place(holder, unit, Sector(data_offset / 512))?)
+        }
+    };
     if let (Some(asked), Some(len)) = (args.keyslots_len, luks2_options(args, placement).keyslots_len)
         && len < asked
     {
@@ -261,8 +293,15 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     if data.is_some() && !device.is_block() && device.len < header_len {
         device.file.set_len(header_len).with_context(|| format!("cannot enlarge {}", device.path.display()))?;
     }
-    write(args, placement, device, data, &given.secret, key)
-        .map_err(|error| cannot_format(&device.path)(with_given_name(args, error)))
+    let refused = |error| cannot_format(&device.path)(with_given_name(args, error));
+    let Some(placed) = placed else {
+        return write(args, placement, device, data, &given.secret, key).map_err(refused);
+    };
+    let mut options = luks2_options(args, placement);
+    options.volume_key = key;
+    let key = options.new_key().map_err(refused)?;
+    write(args, placement, device, data, &given.secret, Some(VolumeKey::new(key.as_bytes()))).map_err(refused)?;
+    placed.format(&holder.path, &key)
 }
 
 /// Offset and unit of the data.
@@ -390,6 +429,7 @@ fn luks1_options(args: &FormatArgs, placement: DataPlacement) -> luks1::FormatOp
 fn luks2_options(args: &FormatArgs, placement: DataPlacement) -> luks2::FormatOptions {
     let mut options = luks2::FormatOptions::default();
     options.cipher = args.cipher;
+    options.aead = args.protection.as_ref().map(|protection| protection.spec);
     options.key_len = args.key_len;
     options.hash = args.hash;
     options.kdf = args.keyslot.kdf.request(KdfKind::Argon2id, args.hash);

@@ -11,6 +11,7 @@ pub(super) mod erase;
 pub(super) mod format;
 pub(super) mod header_backup;
 pub(super) mod header_restore;
+mod integrity;
 pub(super) mod is_luks;
 pub(super) mod kill_slot;
 pub(super) mod policy;

@@ -46,7 +46,7 @@ pub(crate) const ACTION: Action = Action {
     name: "serve",
     aliases: &[],
     arguments: &[SOURCE],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SERVE, THREAD_FLAGS, &["table"]],
+    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SERVE, THREAD_FLAGS, &["table", "integrity-no-journal"]],
     about: "serve the decrypted volume over NBD",
     prepare: |options, mut arguments| {
         let args = serve_args(options, arguments.path()?)?;

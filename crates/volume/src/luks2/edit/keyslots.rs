@@ -9,10 +9,10 @@ use crate::luks2::new_digest::new_digest;
 use crate::luks2::new_keyslot::{KeyslotPlan, area_len};
 use crate::luks2::validate::{MAX_DIGESTS, MAX_OBJECTS};
 use crate::luks2::wipe::overwrite_key;
-use crate::luks2::{Luks2, areas, digest};
+use crate::luks2::{Luks2, areas, digest, segment};
 use crate::pbkdf::{Hash, KdfLimits, KdfRequest};
 use crate::secret::Secret;
-use inlock_cipher::{CipherSpec, VolumeKey};
+use inlock_cipher::{AeadSpec, CipherSpec, VolumeKey};
 use serde_json::{Map, Value};
 use std::ops::Range;
 
@@ -173,7 +173,10 @@ impl Luks2 {
         let slot_of = |keyslot: &u32| self.metadata.keyslots.get(keyslot).filter(|slot| !slot.is_invalid());
         let len_of = |keyslot: &u32| slot_of(keyslot).map(|slot| slot.key_len as usize);
         let lens = digest.keyslots.iter().filter_map(len_of).all(|len| len == key.len());
-        let takes = |segment: &u32| self.segment_cipher(*segment).is_none_or(|spec| spec.can_use_key_len(key.len()));
+        let takes = |segment: &u32| {
+            self.segment_cipher(*segment).is_none_or(|spec| spec.can_use_key_len(key.len()))
+                && self.segment_aead(*segment).is_none_or(|spec| spec.can_use_key_len(key.len()))
+        };
         let is_right = lens && digest.segments.iter().all(takes);
         if !is_right || !digest::computable(number, digest)?.verify(key, &KdfLimits::default())? {
             return Err(EditError::WrongKey);
@@ -206,6 +209,14 @@ impl Luks2 {
         match cipher.filter(|cipher| luks_cipher::check_keyslot(cipher, volume_key_len).is_ok()) {
             Some(cipher) => (cipher, volume_key_len),
             None => (CipherSpec::AES_XTS_PLAIN64, 64),
+        }
+    }
+
+    /// Returns the authenticated cipher of a segment, if it has a supported one.
+    fn segment_aead(&self, number: u32) -> Option<AeadSpec> {
+        match &self.metadata.segments.get(&number)?.kind {
+            SegmentKind::Crypt(crypt) => segment::aead_spec(crypt, crypt.integrity.as_ref()?).ok(),
+            _ => None,
         }
     }
 

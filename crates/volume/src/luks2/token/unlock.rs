@@ -149,7 +149,7 @@ impl Luks2 {
                 Ok(passphrase) => {
                     if let Some((keyslot, key)) = self.open_any(device, &passphrase, &keyslots, &target, &mut attempts)
                     {
-                        return Ok((number, self.unlocked(key, Some(keyslot), target.segments)));
+                        return Ok((number, self.unlocked(key, Some(keyslot), target.payload)));
                     }
                     TokenError::WrongPassphrase
                 }

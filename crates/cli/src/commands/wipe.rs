@@ -1,9 +1,10 @@
-//! Writing zeroes and their tags, with progress.
+//! Writing the first data and tags of a dm-integrity volume, with progress.
 
 use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::Context;
+use inlock_engine::Errno;
 use inlock_integrity::{IntegrityDevice, OpenOptions, Stores};
 
 use crate::error::CliError;
@@ -15,8 +16,21 @@ use crate::volume::integrity::cannot_use;
 /// Most threads that write.
 const THREADS: usize = 4;
 
-/// Writes zeroes and their tags to all blocks from sector `from`. `options` open the volume directly.
-pub(super) fn wipe(image: &Path, stores: Stores, options: OpenOptions, from: u64, show: Show) -> anyhow::Result<()> {
+/// Leaves the zeroes that are there, for a volume with internal tags.
+pub(super) fn zeroes(_sector: u64, _data: &mut [u8], _tags: &mut [u8]) -> Result<(), Errno> {
+    Ok(())
+}
+
+/// Writes zeroes and their tags to all blocks from sector `from`. `options` open the volume directly; `fill` makes data
+/// and tags, as in [`IntegrityDevice::wipe`].
+pub(super) fn wipe(
+    image: &Path,
+    stores: Stores,
+    options: OpenOptions,
+    from: u64,
+    fill: impl Fn(u64, &mut [u8], &mut [u8]) -> Result<(), Errno> + Sync,
+    show: Show,
+) -> anyhow::Result<()> {
     let device = IntegrityDevice::open(stores, options).map_err(cannot_use(image))?;
     let total = device.layout().provided_data_sectors;
     let caught = signals::catch()?;
@@ -29,7 +43,7 @@ pub(super) fn wipe(image: &Path, stores: Stores, options: OpenOptions, from: u64
         signal = caught.take();
         if signal.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let reached = device.wipe(from, threads, |_, _, _| Ok(()), report);
+    let reached = device.wipe(from, threads, fill, report);
     let reached = reached.map_err(std::io::Error::from);
     let reached = reached.with_context(|| format!("cannot wipe device {}", image.display()))?;
     if reached < total {

@@ -1,0 +1,172 @@
+//! `luksFormat --integrity`: the dm-integrity volume below a LUKS2 volume, and its first tags.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use inlock_cipher::{Aead, InOut};
+use inlock_engine::Errno;
+use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_integrity::{FormatOptions, IntegrityError, Mode, OpenOptions, Stores, format};
+use inlock_volume::{AeadSpec, AuthenticatedSegment, DataUnitSize, Sector, VolumeKey};
+
+use crate::args::options::Options;
+use crate::args::source::takes_keys_of;
+use crate::commands::wipe::wipe;
+use crate::error::CliError;
+use crate::ui::progress::Show;
+use crate::volume::device::Device;
+use crate::volume::integrity::cannot_use;
+
+/// Integrity protection of a volume to create.
+pub(super) struct Protection {
+    pub spec: AeadSpec,
+    /// Length of the volume key in bytes, with that of the MAC.
+    pub key_len: usize,
+    fix_padding: bool,
+    wipe: bool,
+    show: Show,
+}
+
+impl Protection {
+    /// Converts the options; `None` without `--integrity`.
+    pub(super) fn from_options(options: &Options, version: u8) -> anyhow::Result<Option<Self>> {
+        let name = options.integrity.as_deref();
+        if version == 1 && name.is_some() {
+            return Err(CliError::usage("Integrity option can be used only for LUKS2 format."));
+        }
+        if options.integrity_inline {
+            return Err(CliError::refused(
+                "Inline integrity is not supported: the tags are in the device's own metadata, which no store can \
+                 access.",
+                "format the volume without --integrity-inline",
+            ));
+        }
+        let Some(name) = name.filter(|name| *name != "none") else {
+            let given = [
+                (options.integrity_no_wipe, "integrity-no-wipe"),
+                (options.integrity_key_size.is_some(), "integrity-key-size"),
+            ];
+            return match given.iter().find(|(given, _)| *given) {
+                Some((_, option)) => Err(CliError::usage(format!("Option --{option} needs --integrity."))),
+                None => Ok(None),
+            };
+        };
+        let spec = spec(options, name)?;
+        Ok(Some(Self {
+            spec,
+            key_len: key_len(options, &spec)?,
+            fix_padding: !options.integrity_legacy_padding,
+            wipe: !options.integrity_no_wipe,
+            show: Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency),
+        }))
+    }
+
+    /// Returns the dm-integrity volume on `device` behind `start`, if there is space for it.
+    pub(super) fn place(&self, device: &Device, unit: DataUnitSize, start: Sector) -> anyhow::Result<Placed<'_>> {
+        let store = FileStore::new(device.share()?, IoMode::Sync);
+        let store = store.with_context(|| format!("cannot use {}", device.path.display()))?;
+        let mut stores = Stores::interleaved(Arc::new(store));
+        stores.start = start.0;
+        let options = FormatOptions {
+            tag_size: Some(self.spec.metadata_len()),
+            block_len: unit.bytes(),
+            fix_padding: self.fix_padding,
+            overwrite: true,
+            ..FormatOptions::default()
+        };
+        let placed = Placed { protection: self, stores, options };
+        match placed.options.superblock(&placed.stores.sizes()) {
+            Ok(_) => Ok(placed),
+            Err(IntegrityError::Option { option: "device", .. }) => {
+                let needed = start.0.saturating_mul(512).saturating_add(MIN_LEN);
+                Err(CliError::TooSmall { path: device.path.clone(), len: device.len, needed }.into())
+            }
+            Err(error) => Err(cannot_use(&device.path)(error)),
+        }
+    }
+}
+
+/// Least bytes of a dm-integrity volume that an error names: superblock, journal, tags and some data.
+const MIN_LEN: u64 = 1 << 20;
+
+/// A dm-integrity volume to create.
+pub(super) struct Placed<'a> {
+    protection: &'a Protection,
+    stores: Stores,
+    options: FormatOptions,
+}
+
+impl Placed<'_> {
+    /// Writes superblock and journal, then zeroes with their tags under `key` unless that is left out.
+    pub(super) fn format(self, image: &Path, key: &VolumeKey) -> anyhow::Result<()> {
+        format(&self.stores, &self.options).map_err(cannot_use(image))?;
+        if !self.protection.wipe {
+            return Ok(());
+        }
+        let segment = AuthenticatedSegment::new(
+            self.protection.spec,
+            DataUnitSize::new(self.options.block_len as u32)?,
+            Sector(self.stores.start),
+        );
+        let aead = segment.aead(key)?;
+        let fill = |sector: u64, data: &mut [u8], tags: &mut [u8]| seal(&aead, sector, data, tags);
+        wipe(image, self.stores, OpenOptions::new(Mode::Direct), 0, fill, self.protection.show)
+    }
+}
+
+fn seal(aead: &Aead, sector: u64, data: &mut [u8], tags: &mut [u8]) -> Result<(), Errno> {
+    aead.seal(Sector(sector), InOut::InPlace(data), tags).map_err(|_| Errno::IO)
+}
+
+/// Converts the names of cipher and integrity.
+fn spec(options: &Options, name: &str) -> anyhow::Result<AeadSpec> {
+    let kind = match name {
+        "aead" | "poly1305" => name,
+        "hmac-sha1" => "hmac(sha1)",
+        "hmac-sha256" => "hmac(sha256)",
+        "hmac-sha512" => "hmac(sha512)",
+        _ => {
+            return Err(CliError::refused(
+                "No known integrity specification pattern detected.",
+                "use hmac-sha256, hmac-sha512 or hmac-sha1 with a cipher such as aes-xts-random, aead with \
+                 aes-gcm-random, aes-ccm-random or aegis128-random, or poly1305 with chacha20-random",
+            ));
+        }
+    };
+    let cipher = options.cipher.as_deref().unwrap_or("aes-xts-plain64");
+    let spec = AeadSpec::from_luks2(cipher, kind).map_err(|error| {
+        anyhow::Error::from(error).context(CliError::Refused {
+            message: format!("Cipher {cipher} with --integrity {name} is not available"),
+            hint: "aead goes with --cipher aes-gcm-random, aes-ccm-random or aegis128-random, poly1305 with \
+                   chacha20-random, hmac-* with aes-xts-random and others",
+        })
+    })?;
+    let Some(bits) = options.integrity_key_size else { return Ok(spec) };
+    if !bits.is_multiple_of(8) {
+        return Err(CliError::usage("Key size must be a multiple of 8 bits."));
+    }
+    if spec.mac_key_len() == 0 {
+        return Err(CliError::usage(
+            "Option --integrity-key-size needs --integrity hmac-sha1, hmac-sha256 or hmac-sha512.",
+        ));
+    }
+    // A longer number is refused too.
+    spec.with_mac_key_len(usize::try_from(bits / 8).unwrap_or(usize::MAX))
+        .map_err(|error| CliError::usage(format!("Option --integrity-key-size: {error}.")))
+}
+
+/// Returns the length of the volume key: `--key-size` is that of the cipher alone, as in cryptsetup.
+fn key_len(options: &Options, spec: &AeadSpec) -> anyhow::Result<usize> {
+    let doubled = spec.inner().is_some_and(|inner| inner.mode == inlock_cipher::ChainMode::Xts);
+    let bits = options.key_size.unwrap_or(if doubled { 512 } else { 256 });
+    if !bits.is_multiple_of(8) {
+        return Err(CliError::usage("Key size must be a multiple of 8 bits."));
+    }
+    let len = bits as usize / 8 + spec.mac_key_len();
+    if spec.can_use_key_len(len) {
+        return Ok(len);
+    }
+    let lens: Vec<usize> = spec.key_lens().iter().map(|len| len - spec.mac_key_len()).collect();
+    Err(takes_keys_of(spec, bits, &lens))
+}
