@@ -205,14 +205,8 @@ pub(crate) fn new_volume_key(
     key_len: usize,
     given: Option<&VolumeKey>,
 ) -> Result<VolumeKey, FormatError> {
-    if let Some(len) = given.map(VolumeKey::len).filter(|len| *len != key_len) {
-        return Err(CipherError::KeyLength { spec: *cipher, len }.into());
-    }
-    let key = key_or_random(key_len, given)?;
-    if cipher.has_equal_halves(key.as_bytes()) {
-        return Err(FormatError::EqualXtsKeyHalves);
-    }
-    Ok(key)
+    let other_len = |len| CipherError::KeyLength { spec: *cipher, len }.into();
+    new_key(key_len, given, other_len, |key| cipher.has_equal_halves(key))
 }
 
 /// As [`new_volume_key`], for a volume with integrity protection.
@@ -221,16 +215,20 @@ pub(crate) fn new_aead_key(
     key_len: usize,
     given: Option<&VolumeKey>,
 ) -> Result<VolumeKey, FormatError> {
-    if let Some(len) = given.map(VolumeKey::len).filter(|len| *len != key_len) {
-        return Err(AeadError::KeyLength { spec: *spec, len }.into());
-    }
-    let key = key_or_random(key_len, given)?;
-    if spec.has_equal_halves(key.as_bytes()) { Err(FormatError::EqualXtsKeyHalves) } else { Ok(key) }
+    let other_len = |len| AeadError::KeyLength { spec: *spec, len }.into();
+    new_key(key_len, given, other_len, |key| spec.has_equal_halves(key))
 }
 
-fn key_or_random(key_len: usize, given: Option<&VolumeKey>) -> Result<VolumeKey, FormatError> {
-    Ok(match given {
+fn new_key(
+    key_len: usize,
+    given: Option<&VolumeKey>,
+    other_len: impl Fn(usize) -> FormatError,
+    has_equal_halves: impl Fn(&[u8]) -> bool,
+) -> Result<VolumeKey, FormatError> {
+    let key = match given {
+        Some(key) if key.len() != key_len => return Err(other_len(key.len())),
         Some(key) => VolumeKey::new(key.as_bytes()),
         None => VolumeKey::new(&random_bytes(key_len)?),
-    })
+    };
+    if has_equal_halves(key.as_bytes()) { Err(FormatError::EqualXtsKeyHalves) } else { Ok(key) }
 }

@@ -38,12 +38,7 @@ pub(crate) const INTEGRITY: &[&str] = &[
 
 /// Converts the options that open a volume.
 pub(crate) fn integrity_args(options: &Options) -> anyhow::Result<IntegrityArgs> {
-    if options.integrity_inline {
-        return Err(CliError::refused(
-            "Inline integrity is not supported: the tags are in the device's own metadata, which no store can access.",
-            "format the volume without --integrity-inline, or open it with the kernel",
-        ));
-    }
+    refuse_inline(options)?;
     let modes = [
         (options.integrity_bitmap_mode, Mode::Bitmap),
         (options.integrity_no_journal, Mode::Direct),
@@ -100,6 +95,17 @@ pub(crate) fn integrity_args(options: &Options) -> anyhow::Result<IntegrityArgs>
         recalculate: options.integrity_recalculate || options.integrity_recalculate_reset,
         legacy_recalculate: options.integrity_legacy_recalculate,
     })
+}
+
+/// Refuses `--integrity-inline`.
+pub(crate) fn refuse_inline(options: &Options) -> anyhow::Result<()> {
+    if !options.integrity_inline {
+        return Ok(());
+    }
+    Err(CliError::refused(
+        "Inline integrity is not supported: the tags are in the device's own metadata, which no store can access.",
+        "format the volume without --integrity-inline, or open it with the kernel",
+    ))
 }
 
 /// Converts the name and key of a hash.

@@ -163,9 +163,8 @@ impl HeaderPolicy {
                 let required = self.required_names();
                 return Err(PolicyError::OtherCipher { segment, found, required });
             }
-            let found = segments[segment].unit;
-            if segments[segment].cipher.is_some() && !self.units.is_empty() && !self.units.contains(&found) {
-                return Err(PolicyError::OtherUnit { segment, found, allowed: self.units.clone() });
+            if segments[segment].cipher.is_some() {
+                self.check_unit(segment, segments[segment].unit)?;
             }
         }
         Ok(())
@@ -224,10 +223,14 @@ impl HeaderPolicy {
         if self.has_required_ciphers() && !self.required_aeads.iter().any(is_it) {
             return Err(PolicyError::OtherAead { found: *spec, required: self.required_names() });
         }
-        if !self.units.is_empty() && !self.units.contains(&unit) {
-            return Err(PolicyError::OtherUnit { segment: 0, found: unit, allowed: self.units.clone() });
+        self.check_unit(0, unit)
+    }
+
+    fn check_unit(&self, segment: usize, found: DataUnitSize) -> Result<(), PolicyError> {
+        if self.units.is_empty() || self.units.contains(&found) {
+            return Ok(());
         }
-        Ok(())
+        Err(PolicyError::OtherUnit { segment, found, allowed: self.units.clone() })
     }
 
     fn check_iv(&self, segment: usize, cipher: CipherSpec) -> Result<(), PolicyError> {

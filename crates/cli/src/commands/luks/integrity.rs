@@ -10,6 +10,7 @@ use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_integrity::{FormatOptions, IntegrityError, Mode, OpenOptions, Stores, format};
 use inlock_volume::{AeadSpec, AuthenticatedSegment, DataUnitSize, Sector, VolumeKey};
 
+use crate::args::integrity::refuse_inline;
 use crate::args::options::Options;
 use crate::args::source::takes_keys_of;
 use crate::commands::wipe::wipe;
@@ -35,13 +36,7 @@ impl Protection {
         if version == 1 && name.is_some() {
             return Err(CliError::usage("Integrity option can be used only for LUKS2 format."));
         }
-        if options.integrity_inline {
-            return Err(CliError::refused(
-                "Inline integrity is not supported: the tags are in the device's own metadata, which no store can \
-                 access.",
-                "format the volume without --integrity-inline",
-            ));
-        }
+        refuse_inline(options)?;
         let Some(name) = name.filter(|name| *name != "none") else {
             let given = [
                 (options.integrity_no_wipe, "integrity-no-wipe"),
