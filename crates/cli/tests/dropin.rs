@@ -11,7 +11,7 @@ mod harness;
 
 use harness::{Dir, have, run};
 use inlock_tests::report::count;
-use linux_keyutils::{KeyRing, KeyRingIdentifier};
+use keyutils_raw::{KEY_SPEC_SESSION_KEYRING, KEY_TYPE_USER, add_key, keyctl_get_keyring_id};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -138,8 +138,9 @@ const TOKEN_KEYS: [(&str, &str); 3] =
 /// Adds the keys, and returns whether there is a keyring.
 fn add_token_keys() -> bool {
     let add = || {
-        let session = KeyRing::from_special_id(KeyRingIdentifier::Session, false)?;
-        TOKEN_KEYS.iter().try_for_each(|(name, content)| session.add_key(*name, content.as_bytes()).map(drop))
+        let session = keyctl_get_keyring_id(KEY_SPEC_SESSION_KEYRING, false)?;
+        let mut keys = TOKEN_KEYS.iter();
+        keys.try_for_each(|(name, content)| add_key(KEY_TYPE_USER, name, content.as_bytes(), session).map(drop))
     };
     match add() {
         Ok(()) => true,

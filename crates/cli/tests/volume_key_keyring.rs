@@ -1,9 +1,10 @@
-//! `--volume-key-keyring`: a volume key from the kernel's keyring. The newest cryptsetup, if there is one, has the same
-//! exit statuses.
+//! Volume keys in the kernel's keyrings: `--volume-key-keyring` and `--link-vk-to-keyring`. The newest cryptsetup, if
+//! there is one, has the same exit statuses.
 
 mod harness;
 
-use harness::keyring::KernelKey;
+use harness::control::Run;
+use harness::keyring::{KernelKey, TestKeyring};
 use harness::{Dir, FAST, call, call_with, run};
 use std::process::Command;
 
@@ -65,4 +66,110 @@ fn volume_key_is_read_from_keyring() {
     let export = |option: &str, key: &str| call(["export", "--range", "0:4096", &image, "-", option, key]);
     let by_key = export("--volume-key-keyring", right).works().out.clone();
     assert_eq!(by_key, export("--key-file", &new).works().out);
+}
+
+#[test]
+fn verified_volume_key_is_linked() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let (passphrase, key_file) = (dir.file("passphrase", b"secret"), dir.name("key"));
+    call_with(b"secret", ["luksDump", "-q", "--dump-volume-key", "--volume-key-file", &key_file, &image]).works();
+    let key = std::fs::read(&key_file).expect("written");
+    let Some(keyring) = TestKeyring::add("linked") else { return };
+    let link = |at: &str| both(&["open", "--test-passphrase", &image, "-d", &passphrase, "--link-vk-to-keyring", at]);
+    let name = keyring.name();
+    // Twice: the second replaces the first.
+    for (at, found) in [
+        (format!("%:{name}::plain"), "plain"),
+        (format!("%:{name}::plain"), "plain"),
+        (format!("%keyring:{name}::%user:typed"), "typed"),
+        (format!("{name}::two::colons"), "two::colons"),
+        (format!("{}::numbered", keyring.number()), "numbered"),
+    ] {
+        link(&at).works();
+        // That of cryptsetup.
+        keyring.unlink("user", found);
+        call(["open", "--test-passphrase", &image, "-d", &passphrase, "--link-vk-to-keyring", &at]).works();
+        assert_eq!(keyring.read(found).as_deref(), Some(&key[..]), "{at}");
+        call(["open", "--test-passphrase", &image, "--volume-key-keyring", &keyring.key(found).to_string()]).works();
+    }
+    link(&format!("%:{name}::%logon:prefix:name")).works();
+    assert!(keyring.has_key("logon", "prefix:name") && keyring.read("prefix:name").is_none());
+    link("@t::of-a-thread").works();
+
+    // The key of a keyslot that is not bound to the volume.
+    let other = dir.file("other", b"other");
+    let add = ["luksAddKey", "-q", "--unbound", "--key-size", "256", "--new-key-slot", "5", &image, &other];
+    call_with(b"secret", add.iter().chain(&FAST)).works();
+    let at = format!("{name}::unbound");
+    both(&["open", "--test-passphrase", "-S", "5", &image, "-d", &other, "--link-vk-to-keyring", &at]).works();
+    assert_eq!(keyring.read("unbound").map(|key| key.len()), Some(32));
+}
+
+#[test]
+fn impossible_links_are_refused() {
+    let dir = Dir::new();
+    let (luks1, luks2) = (dir.luks1("luks1"), dir.luks2("luks2"));
+    let (passphrase, wrong) = (dir.file("passphrase", b"secret"), dir.file("wrong", b"wrong"));
+    let Some(keyring) = TestKeyring::add("refused") else { return };
+    let name = keyring.name();
+    let open = |image: &str, key: &str, at: &str| {
+        both(&["open", "--test-passphrase", image, "-d", key, "--link-vk-to-keyring", at])
+    };
+    for at in ["@s:one-colon", "no-delimiter", "@s::", "::name", "@s::%user:", "@s::%big_key:name", "@s::%name"] {
+        open(&luks2, &passphrase, at).fails(1, &["Invalid --link-vk-to-keyring value"]);
+    }
+    // cryptsetup adds no key of this type without a prefix.
+    open(&luks2, &passphrase, &format!("{name}::%logon:name")).fails(1, &["Invalid", "PREFIX"]);
+    for at in ["@x::name", "%:inlock-no-such-keyring::name", "0::name", "2147483647::name"] {
+        open(&luks2, &passphrase, at).fails(1, &["Could not find keyring"]);
+    }
+    let key = KernelKey::add("inlock-test-no-keyring", b"content").expect("as above");
+    open(&luks2, &passphrase, &format!("{}::name", key.number())).fails(1, &["Failed to link the volume key"]);
+    let at = format!("{name}::name");
+    open(&luks1, &passphrase, &at).fails(1, &["allowed only for LUKS2 volumes"]);
+    open(&luks2, &wrong, &at).fails(2, &["No key available"]);
+    both(&["open", "--test-passphrase", &luks2, "-d", &passphrase, "--disable-keyring", "--link-vk-to-keyring", &at])
+        .fails(1, &["not allowed with --disable-keyring"]);
+    both(&["luksDump", &luks2, "--link-vk-to-keyring", &at]).fails(1, &["not allowed with"]);
+    both(&["close", "name", "--link-vk-to-keyring", &at]).fails(1, &["not allowed with"]);
+    let plain = ["open", "--type", "plain", &luks2, "name", "--link-vk-to-keyring", &at];
+    call(plain).fails(1, &["Option --link-vk-to-keyring is not allowed with type plain"]);
+    assert!(!keyring.has_key("user", "name"));
+}
+
+#[test]
+fn key_is_linked_when_the_volume_is_open() {
+    if std::fs::File::open("/dev/fuse").is_err() {
+        println!("SKIPPED: nothing can be mounted with FUSE here");
+        return;
+    }
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = dir.luks2("image");
+    let Some(keyring) = TestKeyring::add("open") else { return };
+    let at = format!("{}::name", keyring.name());
+    let open = ["open", "--via", "fuse", &image, "data", "--link-vk-to-keyring", &at];
+    run.call_with(b"secret", &open).works();
+    let key = keyring.read("name").expect("linked");
+    assert_eq!(key.len(), 64);
+    // It stays when the volume is suspended or closed, and comes again when it is resumed.
+    run.call_with(b"secret", &["resume", "data", "--link-vk-to-keyring", &at]).fails(1, &["has its key"]);
+    run.call(&["suspend", "data"]).works();
+    keyring.unlink("user", "name");
+    run.call_with(b"wrong", &["resume", "data", "--link-vk-to-keyring", &at]).fails(2, &["No key available"]);
+    assert!(!keyring.has_key("user", "name"));
+    run.call_with(b"secret", &["resume", "data", "--link-vk-to-keyring", &at]).works();
+    assert_eq!(keyring.read("name").as_deref(), Some(&key[..]));
+    run.call(&["close", "data"]).works();
+    assert!(keyring.has_key("user", "name"));
+    keyring.unlink("user", "name");
+
+    // Nothing is left in the keyring when the volume is not opened after its key is known.
+    std::fs::create_dir_all(run.path("data.sock/file")).expect("in the way of the socket");
+    for mode in [&["--foreground"][..], &[]] {
+        let ended = run.call_with(b"secret", &[&open[..], mode].concat());
+        ended.fails(1, &["cannot listen"]);
+        assert!(!keyring.has_key("user", "name"), "{mode:?}");
+    }
 }

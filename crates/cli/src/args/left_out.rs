@@ -50,10 +50,6 @@ const OPTIONS: &[LeftOut] = &[
             "veracrypt-query-pim",
         ],
     },
-    LeftOut {
-        reason: "only the process of a volume has its key, and the kernel needs none",
-        options: &["link-vk-to-keyring"],
-    },
 ];
 
 /// Actions of cryptsetup that Inlock does not have.

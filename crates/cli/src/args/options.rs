@@ -85,6 +85,9 @@ pub(crate) struct Options {
     /// Use the specified keyring key as a volume key: a number, or %TYPE:NAME
     #[arg(long, value_name = "KEY", help_heading = "Keys")]
     pub volume_key_keyring: Option<String>,
+    /// Add the volume key to a keyring of the kernel: KEYRING::[%TYPE:]DESCRIPTION
+    #[arg(long, value_name = "KEYRING::KEY", help_heading = "Keys")]
+    pub link_vk_to_keyring: Vec<String>,
     /// Read the key for a new slot from a file ("-": all of standard input)
     #[arg(long, value_name = "FILE", help_heading = "Keys")]
     pub new_keyfile: Option<PathBuf>,

@@ -13,6 +13,7 @@ use super::options::Options;
 use crate::error::CliError;
 use crate::ui::print::print_stderr;
 use crate::values::AnyCipher;
+use crate::volume::keyring::KeyLink;
 use crate::volume::policy_file;
 use crate::volume::source::{
     HeaderArgs, KeyArgs, KeyFile, Luks, SourceArgs, TokenArgs, VolumeKeyArgs, VolumeKeyOrigin, VolumeType,
@@ -103,6 +104,14 @@ fn volume_key_args(options: &Options) -> anyhow::Result<Option<VolumeKeyArgs>> {
     Ok(Some(VolumeKeyArgs { origin, len }))
 }
 
+/// Converts `--link-vk-to-keyring`.
+pub(crate) fn links_of(options: &Options) -> anyhow::Result<Vec<KeyLink>> {
+    if options.disable_keyring && !options.link_vk_to_keyring.is_empty() {
+        return Err(CliError::usage("Option --link-vk-to-keyring is not allowed with --disable-keyring."));
+    }
+    options.link_vk_to_keyring.iter().map(|text| KeyLink::parse(text)).collect()
+}
+
 /// Converts `--type` and the options that go with it.
 pub(crate) fn volume_type_of(options: &Options) -> anyhow::Result<VolumeType> {
     Ok(match options.volume_type.as_deref() {
@@ -160,6 +169,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
             (options.token_id.is_some(), "token-id"),
             (options.token_type.is_some(), "token-type"),
             (options.token_only, "token-only"),
+            (!options.link_vk_to_keyring.is_empty(), "link-vk-to-keyring"),
             (options.integrity_no_journal, "integrity-no-journal"),
         ];
         if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
@@ -177,10 +187,10 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
     if matches!(volume_type, VolumeType::Raw | VolumeType::Table(_)) && options.key_file.is_some() {
         return not_allowed("key-file");
     }
-    let (header, key) = (options.header.clone(), key_args(options)?);
+    let (header, key, links) = (options.header.clone(), key_args(options)?, links_of(options)?);
     let (flags, policy) = (flags_of(options), policy_of(options)?);
     let (shared, persistent, no_journal) = (options.shared, options.persistent, options.integrity_no_journal);
-    Ok(SourceArgs { image, header, volume_type, key, flags, persistent, policy, no_journal, shared })
+    Ok(SourceArgs { image, header, volume_type, key, flags, persistent, policy, no_journal, links, shared })
 }
 
 /// Converts the header policy.

@@ -54,6 +54,7 @@ pub(crate) const ACTION: Action = Action {
 
 const OPEN: &[&str] = &[
     "integrity-no-journal",
+    "link-vk-to-keyring",
     "table",
     "test-passphrase",
     "unbound",
@@ -151,8 +152,6 @@ pub(super) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
 fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, false)).transpose()?;
     let mut claim = Claim::take_over(&args.name)?;
-    let (file, socket) = (claim.files().volume(), claim.files().nbd_socket());
-    let completion_log = claim.files().completion_log();
     let recover = claim.stale().and_then(|info| stale::awaiting_recovery(info.stale_device()));
     let is_zoned = !args.read_only && has_zones(&args.source);
     let method = method::choose(recover.map_or(args.method, |(method, _)| Some(method)), is_zoned)?;
@@ -161,6 +160,9 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     }
     let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
     let mut unlocked = open(&args.source, !args.read_only, keys)?;
+    // In the background the launcher's process does it.
+    let links = if launcher.is_none() { &*args.source.links } else { &[] };
+    let linked = unlocked.link_key(links)?;
     background::protect();
     let info = unlocked.info.clone();
     let access = engine::Access { read_only: args.read_only, allow_discards: info.flags.allow_discards };
@@ -174,9 +176,9 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let caught = signals::catch()?;
     let options = AttachOptions {
         name: args.name.as_str(),
-        file: &file,
-        socket: &socket,
-        completion_log: &completion_log,
+        file: &claim.files().volume(),
+        socket: &claim.files().nbd_socket(),
+        completion_log: &claim.files().completion_log(),
         threads: threads(args),
         recover: recover.map(|(_, number)| number),
         cookie: claim.stale().and_then(|info| info.device_cookie).map_or_else(attachment::new_cookie, Ok)?,
@@ -202,6 +204,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let volume = ServedVolume::new(info, device, claim.files().clone(), Arc::clone(&open));
     let volume = volume.with_integrity(stores.integrity());
     let control = Control::start(claim, volume, metrics)?;
+    linked.keep();
     let _ = print(format_args!("{}\n", node.display()));
     if let Some(launcher) = launcher {
         launcher.ready(&control.log())?;

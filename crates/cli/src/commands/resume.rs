@@ -7,36 +7,49 @@ use serde_json::json;
 
 use super::running_key::{RunningKey, check_type};
 use crate::args::action::{Action, Alias, KEY, NAME, Prepared, TOKENS, UNLOCK};
+use crate::args::source::links_of;
 use crate::control::client::Client;
 use crate::control::name::Name;
+use crate::error::CliError;
 use crate::system::pipe;
+use crate::volume::keyring::{KeyLink, LinkedKeys, check_links};
 use crate::volume::open::ask_key;
 
 pub(crate) const ACTION: Action = Action {
     name: "resume",
     aliases: &[Alias { volume_type: Some("luks"), ..Alias::new("luksResume") }],
     arguments: &[NAME],
-    options: &[KEY, TOKENS, UNLOCK, &["key-size", "policy", "serialize-memory-hard-pbkdf"]],
+    options: &[KEY, TOKENS, UNLOCK, &["key-size", "policy", "serialize-memory-hard-pbkdf", "link-vk-to-keyring"]],
     about: "restore the key and resume I/O",
     prepare: |options, mut arguments| {
-        let (name, key) = (arguments.name()?, RunningKey::new(&options)?);
+        let (name, key, links) = (arguments.name()?, RunningKey::new(&options)?, links_of(&options)?);
         let volume_type = options.volume_type;
-        Ok(Prepared::new(move || run(&name, &key, volume_type.as_deref())))
+        Ok(Prepared::new(move || run(&name, &key, &links, volume_type.as_deref())))
     },
 };
 
-fn run(name: &Name, key: &RunningKey, volume_type: Option<&str>) -> anyhow::Result<()> {
+fn run(name: &Name, key: &RunningKey, links: &[KeyLink], volume_type: Option<&str>) -> anyhow::Result<()> {
     let mut client = Client::of(name)?;
     let status = client.status()?;
     check_type(&status.info, volume_type)?;
     let resume = json!({"command": "resume"});
+    check_links(links, &status.info.kind)?;
+    if !links.is_empty() && (!status.suspended || status.key_present) {
+        return Err(CliError::refused(
+            format!("Volume {name} has its key, so none is asked for."),
+            "to link the key, run `inlock open --test-passphrase IMAGE --link-vk-to-keyring …`",
+        ));
+    }
     if !status.suspended || status.key_present || !status.info.has_key() {
         return client.command(&resume, None).map(drop);
     }
     let source = key.source(&status.info)?;
     let key = ask_key(&source)?;
     let pipe = pipe::filled(key.as_bytes()).context("cannot pass the key")?;
+    let linked = LinkedKeys::link(links, &key)?;
     drop(key);
     // The first connection may have been dropped while the user was asked.
-    Client::of(name)?.command(&resume, Some(&pipe)).map(drop)
+    Client::of(name)?.command(&resume, Some(&pipe))?;
+    linked.keep();
+    Ok(())
 }

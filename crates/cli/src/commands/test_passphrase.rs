@@ -1,8 +1,11 @@
 //! `open --test-passphrase`: reports by the exit status whether a passphrase unlocks the volume.
 
+use inlock_volume::VolumeKey;
+
 use crate::error::CliError;
 use crate::volume::edit::scrubbed;
 use crate::volume::header::Header;
+use crate::volume::keyring::{LinkedKeys, check_links};
 use crate::volume::secret::Ask;
 use crate::volume::source::{HeaderArgs, Luks, SourceArgs, VolumeType};
 
@@ -19,12 +22,18 @@ pub(super) fn run(args: &SourceArgs, luks: Luks, unbound: bool) -> anyhow::Resul
     let at = HeaderArgs { image: args.image.clone(), header: args.header.clone(), luks, policy: args.policy.clone() };
     let header = Header::load(&at, false)?;
     header.check(&args.policy)?;
+    check_links(&args.links, &header.kind())?;
     let ask = Ask { device: &args.image, prompt: None, verify: args.key.verify, stdin_taken: false };
     if args.key.volume_key.is_none() && (unbound || args.key.slot.is_some()) {
         return scrubbed(|| match header.opens_with_token(&args.key, &args.policy, ask)? {
-            true => Ok(()),
-            false => header.open_keyslot(&args.key, ask).map(drop),
+            Some(unlocked) => link(args, &unlocked.key),
+            None => link(args, &header.open_keyslot(&args.key, ask)?.key),
         });
     }
-    scrubbed(|| header.unlock(&args.key, &args.policy, ask)).map(drop)
+    scrubbed(|| link(args, &header.unlock(&args.key, &args.policy, ask)?.key))
+}
+
+/// Adds the key to the keyrings that the user names.
+fn link(args: &SourceArgs, key: &VolumeKey) -> anyhow::Result<()> {
+    LinkedKeys::link(&args.links, key).map(LinkedKeys::keep)
 }

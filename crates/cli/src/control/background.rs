@@ -25,6 +25,7 @@ use sd_notify::NotifyState;
 use crate::error::{CliError, Status};
 use crate::system::{pipe, socket};
 use crate::ui::print::warn;
+use crate::volume::keyring::LinkedKeys;
 use crate::volume::open::{KeyProvider, ask_key};
 use crate::volume::source::{SourceArgs, VolumeType};
 
@@ -46,7 +47,7 @@ pub(crate) enum RunMode {
 }
 
 /// Runs this command line in the background. Blocks until the child is ready or has exited, and returns the exit
-/// status.
+/// status. Links the volume key as `source` says.
 pub(crate) fn launch(source: &SourceArgs) -> anyhow::Result<u8> {
     if let VolumeType::Table(table) = &source.volume_type {
         table.check_for_background()?;
@@ -82,13 +83,18 @@ fn named(words: impl Iterator<Item = OsString>) -> Vec<RawFd> {
 
 /// Returns whether the child is ready; `false`: it has exited.
 fn wait_until_ready(mut socket: &UnixStream, source: &SourceArgs) -> anyhow::Result<bool> {
+    let mut linked = LinkedKeys::default();
     loop {
         let mut word = [0];
         match socket.read(&mut word) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Ok(1) if word[0] == READY => return Ok(true),
+            Ok(1) if word[0] == READY => {
+                linked.keep();
+                return Ok(true);
+            }
             Ok(1) if word[0] == KEY_WANTED => {
                 let key = ask_key(source)?;
+                linked = LinkedKeys::link(&source.links, &key)?;
                 let pipe = pipe::filled(key.as_bytes()).context("cannot pass the key")?;
                 // If this fails, the child has exited, and the next read returns that.
                 let _ = socket::send(socket, &[KEY_WANTED], Some(&pipe));

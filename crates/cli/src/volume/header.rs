@@ -110,13 +110,18 @@ impl Header {
         Err(CliError::NoKey.into())
     }
 
-    /// Whether a token unlocks the volume. Fails if none does and only tokens may be tried.
-    pub(crate) fn opens_with_token(&self, key: &KeyArgs, policy: &HeaderPolicy, ask: Ask<'_>) -> anyhow::Result<bool> {
+    /// Unlocks the volume with a token. `None`: no token does, and a passphrase may.
+    pub(crate) fn opens_with_token(
+        &self,
+        key: &KeyArgs,
+        policy: &HeaderPolicy,
+        ask: Ask<'_>,
+    ) -> anyhow::Result<Option<Unlocked>> {
         let mut options = UnlockOptions::default();
         options.keyslot = key.slot;
         options.policy = policy.clone();
         let unlocked = self.unlock_with_token(key, &options, ask)?;
-        Ok(unlocked.map(|by_token| warned(by_token.unlocked, ask)).is_some())
+        Ok(unlocked.map(|by_token| warned(by_token.unlocked, ask)))
     }
 
     /// Tries the tokens of the header. `None`: no token unlocks the volume, but a passphrase may.
@@ -139,6 +144,11 @@ impl Header {
         let mut options = UnlockOptions::default();
         options.policy = policy.clone();
         self.volume.unlock_with_volume_key(key, &options).map_err(cannot_unlock(&self.device.path))
+    }
+
+    /// Returns `LUKS1` or `LUKS2`.
+    pub(crate) fn kind(&self) -> String {
+        format!("LUKS{}", self.volume.version())
     }
 
     /// Returns the path of its device.

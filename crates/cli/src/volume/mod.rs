@@ -9,7 +9,7 @@ pub(crate) mod header_file;
 pub(crate) mod info;
 pub(crate) mod integrity;
 pub(crate) mod key_check;
-mod keyring;
+pub(crate) mod keyring;
 pub(crate) mod lock;
 pub(crate) mod open;
 pub(crate) mod policy_file;

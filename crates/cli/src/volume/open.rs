@@ -15,6 +15,7 @@ use super::header::{Header, header_device};
 use super::info::{SegmentInfo, VolumeInfo, resolved};
 use super::integrity::{IntegrityArgs, IntegrityDevices, IntegrityOpening};
 use super::key_check::KeyCheck;
+use super::keyring::check_links;
 use super::lock::{self, DeviceLock, Mode};
 use super::secret::{self, Ask};
 use super::source::{KeyArgs, Luks, SourceArgs, VolumeType};
@@ -145,7 +146,8 @@ fn unlock_luks(
             "dm-integrity writes tags in place, which zones do not allow; use another device",
         ));
     }
-    info.kind = format!("LUKS{}", header.volume.version());
+    info.kind = header.kind();
+    check_links(&args.links, &info.kind)?;
     info.uuid = Some(header.volume.uuid().to_owned());
     info.header = detached.then(|| resolved(header.path()));
     let unlocked = match keys {

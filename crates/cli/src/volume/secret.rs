@@ -90,7 +90,7 @@ pub(crate) fn read_volume_key(args: &VolumeKeyArgs, header_len: Option<usize>) -
     })?;
     let path = match &args.origin {
         VolumeKeyOrigin::File(path) => path,
-        VolumeKeyOrigin::Keyring(key) => return keyring::read(key, len),
+        VolumeKeyOrigin::Keyring(key) => return keyring::read_volume_key(key, len),
     };
     let file = File::open(path).with_context(|| format!("Cannot read keyfile {}.", path.display()))?;
     let cannot_read = || format!("Cannot read {len} bytes from keyfile {}.", path.display());

@@ -8,6 +8,7 @@ use inlock_volume::plain::Plain;
 use inlock_volume::table::CryptOptions;
 
 use super::integrity::IntegrityArgs;
+use super::keyring::KeyLink;
 use super::table::TableArg;
 
 /// A volume to open.
@@ -24,6 +25,8 @@ pub(crate) struct SourceArgs {
     pub policy: HeaderPolicy,
     /// `--integrity-no-journal`: without the journal of a volume with integrity protection.
     pub no_journal: bool,
+    /// `--link-vk-to-keyring`
+    pub links: Vec<KeyLink>,
     /// `--shared`: other plain volumes on the device may be open.
     pub shared: bool,
 }

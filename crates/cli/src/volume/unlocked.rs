@@ -13,6 +13,7 @@ use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Tab
 use super::device::Device;
 use super::info::VolumeInfo;
 use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity};
+use super::keyring::{KeyLink, LinkedKeys};
 use super::lock::DeviceLock;
 use super::zones;
 use crate::error::CliError;
@@ -97,6 +98,14 @@ impl UnlockedVolume {
             (segment.unit.bytes() as u64).is_multiple_of(block) && offset.is_some_and(|n| n.is_multiple_of(block))
         };
         self.direct = data.is_block() && segments.iter().all(|s| s.cipher.is_some() && fits(s));
+    }
+
+    /// Adds the volume key, if there is one, to keyrings of the kernel.
+    pub(crate) fn link_key(&self, links: &[KeyLink]) -> anyhow::Result<LinkedKeys> {
+        match &self.contents {
+            Contents::Volume(_, key) | Contents::Authenticated(_, key, _) => LinkedKeys::link(links, key),
+            Contents::Raw | Contents::Table(..) | Contents::Integrity(_) => Ok(LinkedKeys::default()),
+        }
     }
 
     /// Makes the engine's device, read-only for a legacy cipher. Wipes the volume key before it returns; the cipher

@@ -3,7 +3,6 @@
 //! As in cryptsetup, tokens are tried before a passphrase is asked for or a key file is read, and a PIN is asked for
 //! only if the user requests a token. No failure of a token prevents the use of another one, or of the passphrase.
 
-mod keyring;
 mod lookup;
 mod process;
 
@@ -13,6 +12,7 @@ use inlock_volume::luks2::{Luks2, TokenError, TokenFailure, TokenHandler, TokenO
 use inlock_volume::{FileDevice, Printable, Secret, UnlockOptions, Unlocked};
 
 use super::device::Device;
+use super::keyring;
 use super::lock::{self, Lock, Mode};
 use super::secret::{self, Ask};
 use super::source::{KeyArgs, TokenArgs};
@@ -145,7 +145,7 @@ pub(crate) fn passphrase(
 
 /// Returns the passphrase that is stored in the kernel's keyring under this description.
 pub(crate) fn keyring_passphrase(description: &str) -> anyhow::Result<Secret> {
-    keyring::read(description).map_err(|_| {
+    keyring::read_passphrase(description).map_err(|_| {
         CliError::refused(
             format!("Failed to find key '{description}' in the session keyring."),
             "add the passphrase as a key of type user: keyctl padd user DESCRIPTION @u",
@@ -262,7 +262,7 @@ impl Handler<'_> {
     fn keyring_passphrase(&mut self, token: &TokenRequest<'_>) -> Result<Secret, TokenFailure> {
         let object: serde_json::Value = serde_json::from_str(token.json).map_err(|_| TokenFailure::Unsupported)?;
         let description = object["key_description"].as_str().ok_or(TokenFailure::Unsupported)?;
-        keyring::read(description).map_err(|_| {
+        keyring::read_passphrase(description).map_err(|_| {
             self.hint = Some("add the passphrase as a key of type user: keyctl padd user DESCRIPTION @u");
             TokenFailure::NoPassphrase
         })
