@@ -25,7 +25,7 @@ pub(super) fn run(args: &SourceArgs, luks: Luks, unbound: bool) -> anyhow::Resul
     check_links(&args.links, &header.kind())?;
     let ask = Ask { device: &args.image, prompt: None, verify: args.key.verify, stdin_taken: false };
     if args.key.volume_key.is_none() && (unbound || args.key.slot.is_some()) {
-        return scrubbed(|| match header.opens_with_token(&args.key, &args.policy, ask)? {
+        return scrubbed(|| match header.try_tokens(&args.key, &args.policy, ask)? {
             Some(unlocked) => link(args, &unlocked.key),
             None => link(args, &header.open_keyslot(&args.key, ask)?.key),
         });

@@ -111,7 +111,7 @@ impl Header {
     }
 
     /// Unlocks the volume with a token. `None`: no token does, and a passphrase may.
-    pub(crate) fn opens_with_token(
+    pub(crate) fn try_tokens(
         &self,
         key: &KeyArgs,
         policy: &HeaderPolicy,
