@@ -107,8 +107,7 @@ fn log_of_background_server_reports_lost_writes() {
 #[test]
 fn close_of_file_reports_lost_writes() {
     let run = Run::new();
-    if std::fs::File::open("/dev/fuse").is_err() {
-        println!("SKIPPED: nothing can be mounted with FUSE here");
+    if !harness::has_fuse() {
         return;
     }
     for suspended in [true, false] {

@@ -34,13 +34,13 @@ fn run(name: &Name, key: &RunningKey, links: &[KeyLink], volume_type: Option<&st
     check_type(&status.info, volume_type)?;
     let resume = json!({"command": "resume"});
     check_links(links, &status.info.kind)?;
-    if !links.is_empty() && (!status.suspended || status.key_present) {
-        return Err(CliError::refused(
-            format!("Volume {name} has its key, so none is asked for."),
-            "to link the key, run `inlock open --test-passphrase IMAGE --link-vk-to-keyring …`",
-        ));
-    }
     if !status.suspended || status.key_present || !status.info.has_key() {
+        if !links.is_empty() {
+            return Err(CliError::refused(
+                format!("Volume {name} has its key, so none is asked for."),
+                "to link the key, run `inlock open --test-passphrase IMAGE --link-vk-to-keyring …`",
+            ));
+        }
         return client.command(&resume, None).map(drop);
     }
     let source = key.source(&status.info)?;

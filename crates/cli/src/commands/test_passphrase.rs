@@ -1,7 +1,5 @@
 //! `open --test-passphrase`: reports by the exit status whether a passphrase unlocks the volume.
 
-use inlock_volume::VolumeKey;
-
 use crate::error::CliError;
 use crate::volume::edit::scrubbed;
 use crate::volume::header::Header;
@@ -24,16 +22,15 @@ pub(super) fn run(args: &SourceArgs, luks: Luks, unbound: bool) -> anyhow::Resul
     header.check(&args.policy)?;
     check_links(&args.links, &header.kind())?;
     let ask = Ask { device: &args.image, prompt: None, verify: args.key.verify, stdin_taken: false };
-    if args.key.volume_key.is_none() && (unbound || args.key.slot.is_some()) {
-        return scrubbed(|| match header.try_tokens(&args.key, &args.policy, ask)? {
-            Some(unlocked) => link(args, &unlocked.key),
-            None => link(args, &header.open_keyslot(&args.key, ask)?.key),
-        });
-    }
-    scrubbed(|| link(args, &header.unlock(&args.key, &args.policy, ask)?.key))
-}
-
-/// Adds the key to the keyrings that the user names.
-fn link(args: &SourceArgs, key: &VolumeKey) -> anyhow::Result<()> {
-    LinkedKeys::link(&args.links, key).map(LinkedKeys::keep)
+    let of_keyslot = args.key.volume_key.is_none() && (unbound || args.key.slot.is_some());
+    scrubbed(|| {
+        let key = match of_keyslot {
+            true => match header.try_tokens(&args.key, &args.policy, ask)? {
+                Some(unlocked) => unlocked.key,
+                None => header.open_keyslot(&args.key, ask)?.key,
+            },
+            false => header.unlock(&args.key, &args.policy, ask)?.key,
+        };
+        LinkedKeys::link(&args.links, &key).map(LinkedKeys::keep)
+    })
 }

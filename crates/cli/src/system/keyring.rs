@@ -34,7 +34,7 @@ pub(crate) enum KeyType {
 
 impl KeyType {
     /// Returns its name in the kernel.
-    pub(crate) const fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::User => raw::KEY_TYPE_USER,
             Self::Logon => raw::KEY_TYPE_LOGON,
@@ -45,7 +45,12 @@ impl KeyType {
 impl Keyring {
     /// Returns the session keyring, or that of the user's default session.
     pub(crate) fn session() -> io::Result<Self> {
-        Ok(Self(raw::keyctl_get_keyring_id(raw::KEY_SPEC_SESSION_KEYRING, false)?))
+        Self::of_number(raw::KEY_SPEC_SESSION_KEYRING, false)
+    }
+
+    /// Returns the keyring of this number, which may be a special one. `create`: makes that of a thread or a process.
+    fn of_number(number: KeyringSerial, create: bool) -> io::Result<Self> {
+        Ok(Self(raw::keyctl_get_keyring_id(number, create)?))
     }
 
     /// Returns the keyring that `text` names: a special one as in keyctl(1), a number, or a description, which is
@@ -54,11 +59,11 @@ impl Keyring {
         if let Some((_, special)) = SPECIAL.iter().find(|(name, _)| *name == text) {
             // Those of a thread and of a process are created when needed.
             let create = [raw::KEY_SPEC_THREAD_KEYRING, raw::KEY_SPEC_PROCESS_KEYRING].contains(special);
-            return Ok(Self(raw::keyctl_get_keyring_id(*special, create)?));
+            return Self::of_number(*special, create);
         }
         let name = ["%:", "%keyring:"].iter().find_map(|prefix| text.strip_prefix(prefix));
         if let (None, Ok(number)) = (name, text.parse()) {
-            return Ok(Self(raw::keyctl_get_keyring_id(number, false)?));
+            return Self::of_number(number, false);
         }
         let (session, user) = (Self::session()?, Self(raw::KEY_SPEC_USER_KEYRING));
         let search = |ring: Self| ring.search_type(raw::KEY_TYPE_KEYRING, name.unwrap_or(text));
@@ -81,7 +86,7 @@ impl Keyring {
     /// Adds a key, which replaces the one with this type and description.
     pub(crate) fn add(self, key_type: KeyType, description: &str, content: &[u8]) -> io::Result<Key> {
         // Adding it here would update an existing key, which a process may not do that does not possess the keyring.
-        let thread = Self(raw::keyctl_get_keyring_id(raw::KEY_SPEC_THREAD_KEYRING, true)?);
+        let thread = Self::of_number(raw::KEY_SPEC_THREAD_KEYRING, true)?;
         let key = Key(raw::add_key(key_type.name(), description, content, thread.0)?);
         if self != thread {
             let linked = raw::keyctl_link(key.0, self.0);
@@ -103,7 +108,8 @@ impl Key {
         Self(number)
     }
 
-    /// Reads the key into `content`, and returns its length in bytes. A longer key is not read.
+    /// Reads the key into `content`, and returns its length in bytes. A key that is longer than `content` is not
+    /// read whole.
     pub(crate) fn read(self, content: &mut [u8]) -> io::Result<usize> {
         Ok(raw::keyctl_read(self.0, Some(content.into()))?)
     }

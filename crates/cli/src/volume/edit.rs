@@ -10,7 +10,7 @@ use inlock_volume::{
 };
 
 use super::device::{Device, OpenMode};
-use super::header::Header;
+use super::header::{Header, unlock_options};
 use super::lock::{self, DeviceLock, Mode};
 use super::secret::{self, Ask};
 use super::source::{HeaderArgs, KeyArgs, Luks, VolumeKeyArgs};
@@ -213,10 +213,7 @@ impl Header {
 
 /// Returns the options to open a keyslot. No payload is used, so the volume may be one that a policy refuses to open.
 fn options_to_edit(keyslot: Option<u32>) -> UnlockOptions {
-    let mut options = UnlockOptions::default();
-    options.keyslot = keyslot;
     let mut policy = HeaderPolicy::default();
     (policy.allow_null_cipher, policy.allow_null_iv, policy.allow_linear_segment) = (true, true, true);
-    options.policy = policy;
-    options
+    unlock_options(keyslot, policy)
 }

@@ -77,9 +77,7 @@ impl Header {
     /// Asks for passphrases until one unlocks the volume, as often as the options allow.
     pub(crate) fn unlock(&self, key: &KeyArgs, policy: &HeaderPolicy, ask: Ask<'_>) -> anyhow::Result<Unlocked> {
         let device = FileDevice::new(self.device.share()?);
-        let mut options = UnlockOptions::default();
-        options.keyslot = key.slot;
-        options.policy = policy.clone();
+        let options = unlock_options(key.slot, policy.clone());
         if let Some(source) = &key.volume_key {
             let given = secret::read_volume_key(source, self.volume.volume_key_len())?;
             return match self.volume.unlock_with_volume_key(given, &options) {
@@ -110,17 +108,15 @@ impl Header {
         Err(CliError::NoKey.into())
     }
 
-    /// Unlocks the volume with a token. `None`: no token does, and a passphrase may.
+    /// Unlocks the volume with a token. `None`: no token does, and a passphrase may. Fails if none does and only
+    /// tokens may be tried.
     pub(crate) fn try_tokens(
         &self,
         key: &KeyArgs,
         policy: &HeaderPolicy,
         ask: Ask<'_>,
     ) -> anyhow::Result<Option<Unlocked>> {
-        let mut options = UnlockOptions::default();
-        options.keyslot = key.slot;
-        options.policy = policy.clone();
-        let unlocked = self.unlock_with_token(key, &options, ask)?;
+        let unlocked = self.unlock_with_token(key, &unlock_options(key.slot, policy.clone()), ask)?;
         Ok(unlocked.map(|by_token| warned(by_token.unlocked, ask)))
     }
 
@@ -141,8 +137,7 @@ impl Header {
     /// Unlocks the volume with a volume key that another process derived, which is verified again.
     pub(super) fn verify(&self, key: VolumeKey, policy: &HeaderPolicy) -> anyhow::Result<Unlocked> {
         let _lock = lock::header(&self.device, Mode::Shared)?;
-        let mut options = UnlockOptions::default();
-        options.policy = policy.clone();
+        let options = unlock_options(None, policy.clone());
         self.volume.unlock_with_volume_key(key, &options).map_err(cannot_unlock(&self.device.path))
     }
 
@@ -155,6 +150,13 @@ impl Header {
     pub(crate) fn path(&self) -> &Path {
         &self.device.path
     }
+}
+
+/// Returns the options for unlocking with this keyslot, or with any.
+pub(super) fn unlock_options(keyslot: Option<u32>, policy: HeaderPolicy) -> UnlockOptions {
+    let mut options = UnlockOptions::default();
+    (options.keyslot, options.policy) = (keyslot, policy);
+    options
 }
 
 /// Prints the keyslot with `--verbose`, and the warnings of an unlocked volume.

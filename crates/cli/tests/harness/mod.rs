@@ -143,6 +143,15 @@ pub(crate) fn have(program: &str) -> bool {
     found
 }
 
+/// Whether volumes can be mounted with FUSE. Reports a skip otherwise.
+pub(crate) fn has_fuse() -> bool {
+    let opens = std::fs::File::open("/dev/fuse").is_ok();
+    if !opens {
+        println!("SKIPPED: nothing can be mounted with FUSE here");
+    }
+    opens
+}
+
 /// Returns pseudo-random bytes, the same in every run.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
