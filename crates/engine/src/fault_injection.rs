@@ -52,20 +52,31 @@ impl<F: Fn(Call) -> Option<Fault> + Send + Sync> Injector for F {
 
 static INJECTORS: RwLock<Vec<(RawFd, Arc<dyn Injector>)>> = RwLock::new(Vec::new());
 
-/// Keeps an injector at work on a file descriptor. Drop it before the file.
-#[derive(Debug)]
-pub struct Injection(RawFd);
+/// Keeps an injector at work on a file descriptor. Drop it before the file: another thread may get the descriptor's
+/// number as soon as the file is closed.
+pub struct Injection {
+    fd: RawFd,
+    injector: Arc<dyn Injector>,
+}
+
+impl std::fmt::Debug for Injection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Injection").field("fd", &self.fd).finish_non_exhaustive()
+    }
+}
 
 /// Has `injector` decide about each operation on `file`, in the rings of all threads, until the result is dropped.
 pub fn inject(file: BorrowedFd<'_>, injector: Arc<dyn Injector>) -> Injection {
     let fd = file.as_raw_fd();
-    INJECTORS.write().unwrap_or_else(PoisonError::into_inner).push((fd, injector));
-    Injection(fd)
+    INJECTORS.write().unwrap_or_else(PoisonError::into_inner).push((fd, Arc::clone(&injector)));
+    Injection { fd, injector }
 }
 
 impl Drop for Injection {
     fn drop(&mut self) {
-        INJECTORS.write().unwrap_or_else(PoisonError::into_inner).retain(|(fd, _)| *fd != self.0);
+        let ours =
+            |(fd, injector): &(RawFd, Arc<dyn Injector>)| *fd == self.fd && Arc::ptr_eq(injector, &self.injector);
+        INJECTORS.write().unwrap_or_else(PoisonError::into_inner).retain(|entry| !ours(entry));
     }
 }
 
@@ -97,5 +108,26 @@ pub fn around(
         Some(Fault::LateErrno(errno)) => carry_out(len).and(Err(errno)),
         Some(Fault::Short) => carry_out(len.div_ceil(2)),
         Some(Fault::Nothing) => Ok(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Call, Fault, decide, inject};
+    use std::fs::File;
+    use std::os::fd::{AsFd, AsRawFd};
+    use std::sync::Arc;
+
+    /// As after a close, when another file has got the number.
+    #[test]
+    fn dropped_injection_leaves_another_on_the_same_number() {
+        let file = File::open("/dev/zero").expect("the device");
+        let fd = file.as_raw_fd();
+        let old = inject(file.as_fd(), Arc::new(|_| Some(Fault::Short)));
+        let new = inject(file.as_fd(), Arc::new(|_| Some(Fault::Nothing)));
+        drop(old);
+        assert_eq!(decide(fd, Call::Read), Some(Fault::Nothing));
+        drop(new);
+        assert_eq!(decide(fd, Call::Read), None);
     }
 }

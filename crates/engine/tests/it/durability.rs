@@ -68,9 +68,10 @@ enum Through {
 const WAYS: [Through; 3] = [Through::Uring, Through::Sync, Through::Blocking];
 
 struct LossyStore {
+    /// First: fields are dropped in this order.
+    _injection: Injection,
     file: FileStore,
     write_back: Arc<WriteBack>,
-    _injection: Injection,
 }
 
 impl LossyStore {
@@ -82,7 +83,7 @@ impl LossyStore {
         let file = FileStore::new(file, mode).unwrap();
         let write_back = Arc::new(WriteBack { takes, ..WriteBack::default() });
         let injection = inject(file.file().as_fd(), Arc::clone(&write_back) as _);
-        Self { file, write_back, _injection: injection }
+        Self { _injection: injection, file, write_back }
     }
 
     fn lose(&self, error: Errno) {

@@ -64,11 +64,11 @@ enum Below {
 
 /// A store whose operations can fail.
 struct FaultStore {
+    /// First: fields are dropped in this order, and `inner` has the file.
+    _injection: Option<Injection>,
     inner: Arc<dyn BackingStore>,
     contents: Box<dyn Fn() -> Vec<u8> + Send + Sync>,
     faults: Arc<Nth>,
-    /// Before the file, which `inner` has.
-    _injection: Option<Injection>,
 }
 
 impl FaultStore {
