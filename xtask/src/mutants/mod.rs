@@ -7,8 +7,8 @@
 //!
 //! Mutants run in an order that depends on their names alone and looks random, so an interrupted run, or one with
 //! `--sample`, has tried a random sample. A run continues where the last one ended, until `target/mutants/results` is
-//! removed; with `--survivors` or `--hung` it tries those again. `--skip N` leaves out the first N of that order, so the
-//! sample is another one. `--jobs N` tries several mutants at once; `--patience SECONDS` is the time after which a
+//! removed; with `--survivors` or `--hung` it tries those again. `--skip N` leaves out the first N of that order, so
+//! the sample is another one. `--jobs N` tries several mutants at once; `--patience SECONDS` is the time after which a
 //! short test hangs.
 
 use std::fs;

@@ -37,3 +37,17 @@ fn memory_is_reserved_for_all_operations_and_the_waker() {
     assert!(backlog.capacity() > 3000);
     assert_eq!(vectors.len(), 3);
 }
+
+#[test]
+fn kernel_threads_are_limited_to_one_on_request() {
+    let mut ring = Ring::new(IoMode::Uring).unwrap();
+    let uring = uring(&mut ring);
+    let limits = |uring: &Uring| {
+        let mut limits = [0; 2];
+        uring.ring.submitter().register_iowq_max_workers(&mut limits).unwrap();
+        limits
+    };
+    assert!(limits(uring)[0] > 1);
+    uring.set_iowq_max_workers().unwrap();
+    assert_eq!(limits(uring), [1; 2]);
+}

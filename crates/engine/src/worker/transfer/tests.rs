@@ -325,6 +325,16 @@ fn zone_write_at_another_position_is_encrypted_for_it() {
 }
 
 #[test]
+fn units_that_are_encrypted_again_are_decrypted_first() {
+    let mut write = script(Kind::Write, false, (1024, 1536), &Facts { in_zone: true, ..DISK });
+    let action = write.step(Event::Released);
+    let Action::Queue { data, .. } = action else { panic!("{action:?}") };
+    assert_eq!(write.work(), (1, 3));
+    assert!(matches!(write.step(Event::Dispatched { data, position: 4096 }), Action::Merge { .. }));
+    assert_eq!(write.work(), (3, 9));
+}
+
+#[test]
 fn failed_fua_zone_write_asks_for_a_sync_unless_it_landed() {
     let left = |landed| {
         let (mut write, data, can_merge) = queued(Kind::Write, true);
