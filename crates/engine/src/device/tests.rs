@@ -34,3 +34,13 @@ fn ciphers_are_measured_on_request_and_after_each_change_of_keys() {
     change_keys(&device);
     assert!(cipher_time(&device) > Duration::ZERO);
 }
+
+#[test]
+fn block_status_covers_no_more_than_was_asked_for() {
+    // A store that reports all of it as allocated.
+    let device = device();
+    for (offset, len) in [(0, 100), (0, 512), (100, 412), (1000, 50), (4096, 8192), (512, 700)] {
+        let found = device.block_status(offset, len).unwrap();
+        assert_eq!(found, BlockStatus { offset, len, hole: false });
+    }
+}

@@ -413,11 +413,37 @@ fn ring_that_polls_gets_what_comes_while_it_polls_and_afterwards() {
 }
 
 #[test]
-fn wait_without_a_transfer_before_it_does_not_poll() {
+fn completed_store_operation_does_not_hide_sockets_and_wakes() {
+    let mut ring = Ring::new(IoMode::Sync).unwrap();
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let socket = ring.add_socket(theirs.into()).unwrap();
+    ring.submit(socket, receive(0..1, true), Token(1));
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(4096).unwrap();
+    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Uring).unwrap());
+    let file = ring.add_store(&store).unwrap();
+    ring.submit(file, Operation::Read { offset: 0, buffer: Buffer::new(4096), range: 0..4096 }, Token(2));
+    ours.write_all(b"a").unwrap();
+    ring.waker().wake();
+    let mut done = VecDeque::new();
+    assert!(ring.turn(Wait::Forever, &mut done).unwrap());
+    assert!(done.iter().map(|done| done.token.0).eq([2, 1]));
+}
+
+#[test]
+fn wait_without_a_transfer_before_it_and_turn_without_wait_do_not_poll() {
     both(|ring| {
         let mut ring = ring.with_busy_poll(BusyPoll::UpTo(Duration::from_nanos(1)));
         ring.turn(Wait::Until(Duration::from_millis(5)), &mut VecDeque::new()).unwrap();
         assert!(!ring.polling.has_missed());
+        let (_ours, theirs) = UnixStream::pair().unwrap();
+        let file = ring.add_socket(theirs.into()).unwrap();
+        ring.submit(file, send(b"a"), Token(1));
+        next(&mut ring);
+        ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
+        assert!(!ring.polling.has_missed());
+        ring.turn(Wait::Until(Duration::from_millis(5)), &mut VecDeque::new()).unwrap();
+        assert!(ring.polling.has_missed(), "a wait after a short transfer polls");
     });
 }
 

@@ -9,12 +9,20 @@ use crate::store::memory::MemoryStore;
 use crate::store::{BackingStore, Geometry, StoreProfile};
 use crate::{Access, Errno, RequestError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// Store with the descriptor of a pipe: a read ends when the test writes, and the flag for direct I/O can be set.
 pub(super) struct Pipe {
-    pub(super) end: OwnedFd,
-    pub(super) is_block_device: bool,
+    end: OwnedFd,
+    is_block_device: bool,
+    prefetched: Mutex<Vec<(u64, u64)>>,
+}
+
+impl Pipe {
+    pub(super) fn new(end: OwnedFd, is_block_device: bool) -> Self {
+        Self { end, is_block_device, prefetched: Mutex::default() }
+    }
 }
 
 impl BackingStore for Pipe {
@@ -35,6 +43,9 @@ impl BackingStore for Pipe {
     }
     fn sync(&self) -> Result<(), Errno> {
         Err(Errno::SPIPE)
+    }
+    fn prefetch(&self, offset: u64, len: u64) {
+        self.prefetched.lock().unwrap().push((offset, len));
     }
     fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
         Err(Errno::SPIPE)
@@ -166,7 +177,7 @@ fn worker_that_ends_takes_the_result_of_its_sync_from_the_ring() {
 #[test]
 fn suspend_waits_for_a_request_in_flight_and_its_keys_stay_until_then() {
     let (end, into) = rustix::pipe::pipe().unwrap();
-    let mut worker = worker(Arc::new(Pipe { end, is_block_device: false }));
+    let mut worker = worker(Arc::new(Pipe::new(end, false)));
     let device = Arc::clone(&worker.volume.device);
     let data = Some((device.mapping().locate(0, 4096, 4096).unwrap(), Buffer::new(4096)));
     worker.requests.push_back(Request { id: 3, operation: Operation::Read, offset: 0, len: 4096, data, spare: None });
@@ -188,4 +199,17 @@ fn suspend_waits_for_a_request_in_flight_and_its_keys_stay_until_then() {
     });
     assert!(worker.volume.crypt.is_none());
     assert_eq!(worker.front().finished, [(3, Ok(()))]);
+}
+
+#[test]
+fn prefetch_is_passed_to_the_store() {
+    let store = Arc::new(Pipe::new(rustix::pipe::pipe().unwrap().0, false));
+    let mut worker = worker(Arc::clone(&store) as _);
+    for (id, offset) in [(1, 512), (2, 4096)] {
+        let operation = Operation::Prefetch;
+        worker.requests.push_back(Request { id, operation, offset, len: 1024, data: None, spare: None });
+    }
+    worker.run_queue();
+    assert_eq!(*store.prefetched.lock().unwrap(), [(512, 1024)]);
+    assert_eq!(worker.front().finished, [(1, Ok(())), (2, Err(RequestError::OutOfRange))]);
 }

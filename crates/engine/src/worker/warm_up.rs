@@ -109,7 +109,7 @@ mod tests {
         for (is_block_device, is_direct) in [(false, false), (false, true), (true, false), (true, true)] {
             let flags = if is_direct { rustix::pipe::PipeFlags::DIRECT } else { rustix::pipe::PipeFlags::empty() };
             let (_, end) = rustix::pipe::pipe_with(flags).unwrap();
-            let found = is_direct_block_device(&Pipe { end, is_block_device });
+            let found = is_direct_block_device(&Pipe::new(end, is_block_device));
             assert_eq!(found, is_block_device && is_direct, "{is_block_device} {is_direct}");
         }
     }

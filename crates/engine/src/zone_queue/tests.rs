@@ -232,6 +232,23 @@ fn write_that_lands_ahead_of_the_known_pointer_moves_the_end_of_the_queue() {
     assert_eq!(place(0, WriteKind::Append).1, 2 * BLOCK);
 }
 
+#[test]
+fn merged_writes_that_land_ahead_of_the_known_pointer_move_the_end_of_the_queue() {
+    let (zones, events) = (zones(), events());
+    let place = |position, kind| match zones.enqueue(position, BLOCK, kind, false, request(&events, 0)).unwrap() {
+        Enqueued::Placed(write, position) => (write, position),
+        other => panic!("{other:?}"),
+    };
+    // Another user of the store has written the first block.
+    let [first, second] = [BLOCK, 2 * BLOCK].map(|position| place(position, WriteKind::Data).0);
+    let first_data = zones.ready(first, BLOCK, data(BLOCK), true).unwrap();
+    assert!(zones.ready(second, 2 * BLOCK, data(BLOCK), true).is_none());
+    let mut segments = Vec::new();
+    assert!(zones.gather(first, first_data, 1 << 20, &mut segments, &events).is_none());
+    segments.drain(..).for_each(|segment| zones.part_ended(segment, Ok(()), &events, drop));
+    assert_eq!(place(0, WriteKind::Append).1, 3 * BLOCK);
+}
+
 /// Enqueues three writes behind one that ends then, and merges them.
 fn merged(zones: &ZoneWriteQueues, events: &Arc<EventQueue>) -> (Vec<WriteId>, Vec<WriteSegment>) {
     let place = |position| match zones.enqueue(position, BLOCK, WriteKind::Data, false, request(events, 0)).unwrap() {
