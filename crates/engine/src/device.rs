@@ -507,3 +507,6 @@ impl std::fmt::Debug for Device {
         write!(f, "Device({} bytes, {:?})", self.len(), self.access())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -286,6 +286,24 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_reserved_for_workers_and_threads() {
+        let locks = UnitLocks::default();
+        locks.reserve(1);
+        assert!(locks.table().claims.capacity() > MAX_THREADS);
+    }
+
+    #[test]
+    fn neighbouring_units_do_not_exclude_each_other() {
+        let target = target();
+        let log = Log::new();
+        let locks = UnitLocks::default();
+        for offset in [1025, 513, 1537] {
+            let mapped = target.locate(offset, 5, 4096).unwrap();
+            assert!(locks.lock(&mapped, Purpose::Write, || log.reply(1)).1, "{offset}");
+        }
+    }
+
+    #[test]
     fn end_of_a_shared_lock_does_not_pass_over_the_holder_of_all() {
         let target = target();
         let mapped = |offset, len| target.locate(offset, len, 4096).unwrap();

@@ -347,3 +347,6 @@ impl<F: Frontend> Drop for Worker<F> {
         self.volume.device.freeze().leave(self.volume.worker_id);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,15 +7,19 @@
 //!
 //! Mutants run in an order that depends on their names alone and looks random, so an interrupted run, or one with
 //! `--sample`, has tried a random sample. A run continues where the last one ended, until `target/mutants/results` is
-//! removed; with `--survivors` it tries the survivors again.
+//! removed; with `--survivors` or `--hung` it tries those again. `--skip N` leaves out the first N of that order, so
+//! the sample is another one. `--jobs N` tries several mutants at once; `--patience SECONDS` is the time after which a
+//! short test hangs.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use regex_lite::Regex;
 
 use crate::target_dir;
@@ -31,7 +35,7 @@ mod verdict;
 
 use groups::{GROUPS, Group, Tests};
 use tree::Tree;
-use trial::Test;
+use trial::{Outcome, Test};
 use verdict::{EXPLAINED, Results};
 
 /// Arguments of the command line.
@@ -40,8 +44,16 @@ struct Wanted {
     groups: Vec<&'static str>,
     /// Number of mutants of each group to have results of; all without it.
     sample: Option<usize>,
+    /// Number of mutants of each group, the first in the order of trials, to leave out.
+    skip: usize,
     /// Try the survivors of earlier runs again, and no others.
     survivors: bool,
+    /// Try those again that hung in earlier runs, and no others.
+    hung: bool,
+    /// Number of mutants to try at once.
+    jobs: Option<usize>,
+    /// Seconds after which a short test hangs.
+    patience: Option<u64>,
     /// List the mutants and try none.
     list: bool,
     /// A mutant's name must match one of these.
@@ -54,11 +66,18 @@ impl Wanted {
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             match arg.as_str() {
-                "--sample" => {
-                    let number = args.next().and_then(|number| number.parse().ok());
-                    wanted.sample = Some(number.context("--sample needs a number of mutants")?);
+                "--sample" | "--skip" | "--jobs" | "--patience" => {
+                    let number = args.next().and_then(|number| number.parse::<u32>().ok());
+                    let number = number.with_context(|| format!("{arg} needs a number"))?;
+                    match arg.as_str() {
+                        "--sample" => wanted.sample = Some(number as usize),
+                        "--skip" => wanted.skip = number as usize,
+                        "--jobs" => wanted.jobs = Some(number as usize),
+                        _ => wanted.patience = Some(number.into()),
+                    }
                 }
                 "--survivors" => wanted.survivors = true,
+                "--hung" => wanted.hung = true,
                 "--list" => wanted.list = true,
                 option if option.starts_with('-') => bail!("'{option}' is no option of mutants"),
                 word => match GROUPS.iter().find(|group| group.name == word) {
@@ -147,24 +166,35 @@ fn try_group(
         .filter(|&number| group.has_mutant(&tree.names[number]) && wanted.is_wanted(&tree.names[number]))
         .collect();
     numbers.sort_by_key(|&number| order(&tree.names[number]));
+    numbers.drain(..wanted.skip.min(numbers.len()));
     numbers.truncate(wanted.sample.unwrap_or(usize::MAX));
     numbers.retain(|&number| match results.get(&tree.names[number]) {
+        Some(Outcome::Hung) => wanted.hung,
         Some(outcome) => wanted.survivors && verdict::is_survivor(outcome),
-        None => !wanted.survivors,
+        None => !wanted.survivors && !wanted.hung,
     });
+    let patience = wanted.patience.map_or(trial::MIN_TIMEOUT, Duration::from_secs);
     let begin = Instant::now();
-    for (done, &number) in numbers.iter().enumerate() {
-        let name = &tree.names[number];
-        let outcome = trial::try_mutant(number, tests, place)?;
-        if verdict::is_survivor(&outcome) {
-            println!("mutants: {outcome:?}: {name}");
+    let (next, done, results) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(results));
+    let job = || {
+        while let Some(&number) = numbers.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let name = &tree.names[number];
+            let outcome = trial::try_mutant(number, tests, place, patience)?;
+            if verdict::is_survivor(&outcome) {
+                println!("mutants: {outcome:?}: {name}");
+            }
+            results.lock().map_err(|_| anyhow!("another job panicked"))?.add(name, outcome)?;
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            if done.is_multiple_of(50) {
+                println!("mutants: {}: {done} of {} in {:?}", group.name, numbers.len(), begin.elapsed());
+            }
         }
-        results.add(name, outcome)?;
-        if done % 50 == 49 {
-            println!("mutants: {}: {} of {} in {:?}", group.name, done + 1, numbers.len(), begin.elapsed());
-        }
-    }
-    Ok(())
+        Ok::<_, anyhow::Error>(())
+    };
+    std::thread::scope(|scope| {
+        let jobs: Vec<_> = (0..wanted.jobs.unwrap_or(1)).map(|_| scope.spawn(job)).collect();
+        jobs.into_iter().try_for_each(|job| job.join().map_err(|_| anyhow!("a job panicked"))?)
+    })
 }
 
 /// Returns a mutant's place in the order of trials.
@@ -186,7 +216,9 @@ mod tests {
         let wanted = parse(&["nbd", "--sample", "300", "netlink"]).unwrap();
         assert_eq!((wanted.groups.clone(), wanted.sample), (vec!["nbd"], Some(300)));
         assert!(wanted.is_wanted("crates/frontend/src/nbd/netlink.rs: x") && !wanted.is_wanted("mux.rs: x"));
-        for bad in [&["--fast"][..], &["--sample"], &["--sample", "x"], &["("]] {
+        let wanted = parse(&["--skip", "400", "--jobs", "2", "--patience", "30"]).unwrap();
+        assert_eq!((wanted.skip, wanted.jobs, wanted.patience), (400, Some(2), Some(30)));
+        for bad in [&["--fast"][..], &["--sample"], &["--sample", "x"], &["--jobs", "-1"], &["("]] {
             assert!(parse(bad).is_err(), "{bad:?}");
         }
     }

@@ -197,6 +197,7 @@ mod tests {
             "const fn f() -> u8 { 1 + 2 }",
             "#[cfg(test)] mod t { fn f() -> u8 { 1 + 2 } }",
             "#[cfg(test)] fn f() -> u8 { 1 + 2 }",
+            "#[cfg(feature = \"fault-injection\")] impl T { fn f() -> u8 { 1 + 2 } }",
             "impl fmt::Debug for T { fn fmt(&self) -> bool { 1 < 2 } }",
             "fn f() { }",
         ] {

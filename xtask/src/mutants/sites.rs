@@ -349,7 +349,7 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
         let text = attribute.to_token_stream().to_string();
         let has = |word: &str| text.split(|c: char| !c.is_alphanumeric()).any(|part| part == word);
         attribute.path().is_ident("test")
-            || attribute.path().is_ident("cfg") && (has("test") || has("loom")) && !has("not")
+            || attribute.path().is_ident("cfg") && (has("test") || has("loom") || has("injection")) && !has("not")
     })
 }
 

@@ -199,6 +199,26 @@ mod tests {
     }
 
     #[test]
+    fn adaptive_polling_measures_every_wait_of_a_trial_and_obeys_its_result() {
+        for (polling, polls) in [(60, false), (10, true)] {
+            let mut poll = Polling::new(BusyPoll::Adaptive);
+            let mut trial = Trial::new();
+            for time in [[60; 32], [polling; 32]].concat() {
+                assert!(trial.next().is_measured);
+                trial.record(Duration::from_micros(time), 28);
+            }
+            poll.trial = Some(trial);
+            assert_eq!(polls_after(&mut poll, 28), polls);
+            // Waits that are skipped after others that found nothing.
+            poll.skipped = 5;
+            assert!(!polls_after(&mut poll, 28));
+        }
+        let mut poll = Polling::new(BusyPoll::Adaptive);
+        poll.skipped = 40;
+        assert_eq!((0..).take_while(|_| !polls_after(&mut poll, 28)).count(), 32, "a trial skips none");
+    }
+
+    #[test]
     fn adaptive_polling_polls_once_requests_without_it_were_measured() {
         let mut poll = Polling::new(BusyPoll::Adaptive);
         // The times are those of this loop: short.

@@ -183,15 +183,6 @@ pub enum Returned {
 }
 
 impl Operation {
-    /// Returns the number of bytes that the operation transfers to or from a store.
-    pub(crate) fn transfer_len(&self) -> Option<usize> {
-        match self {
-            Self::Read { range, .. } | Self::Write { range, .. } => Some(range.len()),
-            Self::Writev { segments, .. } => Some(segments.iter().map(|segment| segment.range.len()).sum()),
-            _ => None,
-        }
-    }
-
     /// Executes a store operation on the calling thread. Blocks.
     pub(crate) fn execute(mut self, store: &dyn BackingStore) -> (Result<usize, Errno>, Returned) {
         let result = self.execute_step(store);

@@ -44,6 +44,12 @@ fn receive(range: std::ops::Range<usize>, all: bool) -> Operation {
 }
 
 #[test]
+fn ring_is_named_after_its_backend() {
+    let name = |mode| Ring::new(mode).unwrap().name();
+    assert_eq!([name(IoMode::Uring), name(IoMode::Auto), name(IoMode::Sync)], ["io_uring", "io_uring", "sync"]);
+}
+
+#[test]
 fn receives_what_is_there_or_all_of_it() {
     both(|mut ring| {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
@@ -145,6 +151,42 @@ fn closing_a_socket_ends_its_operations() {
         ring.submit(file, receive(0..9, true), Token(2));
         assert_eq!(next(&mut ring).result, Err(Errno::BADF));
         drop(ours);
+    });
+}
+
+#[test]
+fn bytes_for_one_socket_end_its_own_receive_behind_that_of_another() {
+    both(|mut ring| {
+        let mut pairs = [(); 3].map(|()| UnixStream::pair().unwrap());
+        for (token, (_, theirs)) in (0..).zip(&pairs) {
+            let file = ring.add_socket(theirs.try_clone().unwrap().into()).unwrap();
+            ring.submit(file, receive(0..4, true), Token(token));
+        }
+        ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
+        for token in [2, 0, 1] {
+            pairs[token].0.write_all(b"abcd").unwrap();
+            let mut done = VecDeque::new();
+            ring.turn(Wait::Until(Duration::from_secs(20)), &mut done).unwrap();
+            let done: Vec<_> = done.iter().map(|done| (done.token, done.result)).collect();
+            assert_eq!(done, [(Token(token as u64), Ok(4))]);
+        }
+    });
+}
+
+#[test]
+fn socket_that_stops_receiving_keeps_what_came_and_still_sends() {
+    both(|mut ring| {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let file = ring.add_socket(theirs.into()).unwrap();
+        ring.submit(file, receive(0..4, true), Token(1));
+        ours.write_all(b"ab").unwrap();
+        ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
+        ring.stop_receiving(file);
+        let done = next(&mut ring);
+        assert_eq!((done.token, done.result), (Token(1), Ok(2)));
+        ring.submit(file, send(b"c"), Token(2));
+        assert_eq!(next(&mut ring).result, Ok(1));
+        ours.read_exact(&mut [0]).unwrap();
     });
 }
 
@@ -321,6 +363,27 @@ fn one_send_of_a_turn_is_a_call_and_several_are_entries() {
 }
 
 #[test]
+fn send_to_a_full_socket_waits_for_its_reader() {
+    both(|mut ring| {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        let file = ring.add_socket(theirs.try_clone().unwrap().into()).unwrap();
+        let flags = rustix::net::SendFlags::DONTWAIT;
+        let full = std::iter::from_fn(|| rustix::net::send(&theirs, &[1; 4096], flags).ok()).sum::<usize>();
+        ring.submit(file, send(b"abc"), Token(1));
+        let mut done = VecDeque::new();
+        ring.turn(Wait::No, &mut done).unwrap();
+        assert!(done.is_empty());
+        let reader = std::thread::spawn(move || {
+            let mut all = vec![0; full + 3];
+            ours.read_exact(&mut all).unwrap();
+            all
+        });
+        assert_eq!(next(&mut ring).result, Ok(3));
+        assert_eq!(reader.join().unwrap()[full..], *b"abc");
+    });
+}
+
+#[test]
 fn ring_that_polls_gets_what_comes_while_it_polls_and_afterwards() {
     for limit in [Duration::from_secs(60), Duration::from_nanos(1)] {
         both(|ring| {
@@ -347,6 +410,41 @@ fn ring_that_polls_gets_what_comes_while_it_polls_and_afterwards() {
             client.join().unwrap();
         });
     }
+}
+
+#[test]
+fn completed_store_operation_does_not_hide_sockets_and_wakes() {
+    let mut ring = Ring::new(IoMode::Sync).unwrap();
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let socket = ring.add_socket(theirs.into()).unwrap();
+    ring.submit(socket, receive(0..1, true), Token(1));
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(4096).unwrap();
+    let store: Arc<dyn BackingStore> = Arc::new(FileStore::new(file, IoMode::Uring).unwrap());
+    let file = ring.add_store(&store).unwrap();
+    ring.submit(file, Operation::Read { offset: 0, buffer: Buffer::new(4096), range: 0..4096 }, Token(2));
+    ours.write_all(b"a").unwrap();
+    ring.waker().wake();
+    let mut done = VecDeque::new();
+    assert!(ring.turn(Wait::Forever, &mut done).unwrap());
+    assert!(done.iter().map(|done| done.token.0).eq([2, 1]));
+}
+
+#[test]
+fn wait_without_a_transfer_before_it_and_turn_without_wait_do_not_poll() {
+    both(|ring| {
+        let mut ring = ring.with_busy_poll(BusyPoll::UpTo(Duration::from_nanos(1)));
+        ring.turn(Wait::Until(Duration::from_millis(5)), &mut VecDeque::new()).unwrap();
+        assert!(!ring.polling.has_missed());
+        let (_ours, theirs) = UnixStream::pair().unwrap();
+        let file = ring.add_socket(theirs.into()).unwrap();
+        ring.submit(file, send(b"a"), Token(1));
+        next(&mut ring);
+        ring.turn(Wait::No, &mut VecDeque::new()).unwrap();
+        assert!(!ring.polling.has_missed());
+        ring.turn(Wait::Until(Duration::from_millis(5)), &mut VecDeque::new()).unwrap();
+        assert!(ring.polling.has_missed(), "a wait after a short transfer polls");
+    });
 }
 
 #[test]
@@ -401,24 +499,30 @@ fn send_to_a_closed_peer_fails() {
     });
 }
 
-/// Submits the first command of a ublk tag with a buffer of `len` bytes for requests of up to 8192.
-fn submit_ublk(len: usize) -> Result<usize, Errno> {
+/// Submits the first command of a ublk tag whose driver copies requests of up to 8192 bytes, or none.
+fn submit_ublk(copies: bool, bytes: UblkBytes) -> Result<usize, Errno> {
     let mut ring = Ring::new(IoMode::Uring).unwrap();
-    let file = ring.files.add(Descriptor::Ublk(tempfile::tempfile().unwrap().into(), Some(8192)));
-    let bytes = UblkBytes::Copied(Buffer::new(len));
+    let file = ring.files.add(Descriptor::Ublk(tempfile::tempfile().unwrap().into(), copies.then_some(8192)));
     ring.submit(file, Operation::Ublk(UblkCommand { queue: 0, tag: 0, answer: None, bytes }), Token(1));
     next(&mut ring).result
 }
 
 #[test]
 fn ublk_buffer_has_room_for_the_longest_request() {
-    assert!(submit_ublk(8192).is_err(), "a file is no ublk device");
+    assert!(submit_ublk(true, UblkBytes::Copied(Buffer::new(8192))).is_err(), "a file is no ublk device");
+    assert!(submit_ublk(false, UblkBytes::Fetched(0)).is_err());
 }
 
 #[test]
 #[should_panic(expected = "a buffer for the longest request")]
 fn ublk_buffer_shorter_than_the_longest_request_is_refused() {
-    let _ = submit_ublk(4096);
+    let _ = submit_ublk(true, UblkBytes::Copied(Buffer::new(4096)));
+}
+
+#[test]
+#[should_panic(expected = "a buffer for the longest request")]
+fn ublk_command_without_buffer_is_refused_if_the_driver_copies() {
+    let _ = submit_ublk(true, UblkBytes::Fetched(0));
 }
 
 #[test]

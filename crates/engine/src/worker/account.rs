@@ -47,3 +47,21 @@ impl Account {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_units_that_were_encrypted_count() {
+        let mut account = Account { operation: Operation::Read, timing: None, work: Work::default() };
+        // The store failed before the first cipher call.
+        account.copied(0, 8, Duration::ZERO);
+        // Nothing is encrypted.
+        account.ciphered(1, 0);
+        assert_eq!((account.work.cipher_calls, account.work.cipher_units), (0, 0));
+        account.copied(2, 8, Duration::ZERO);
+        account.ciphered(1, 3);
+        assert_eq!((account.work.cipher_calls, account.work.cipher_units), (3, 11));
+    }
+}

@@ -57,3 +57,24 @@ impl Discard {
 fn finish(result: Result<(), RequestError>) -> Action {
     Action::Finish(Ending::new(result, None))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::crypt_mapping::CryptMapping;
+    use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
+
+    /// A file system refuses to deallocate no bytes.
+    #[test]
+    fn discard_without_whole_units_asks_the_store_for_nothing() {
+        let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(4096).unwrap());
+        let crypt = CryptMapping::new(&[segment], &VolumeKey::new(&[3; 64]), 1 << 20).unwrap();
+        let start = |next, end| Discard { next, end, fua: false, asked: 0 }.start(crypt.mapping());
+        for (next, end) in [(1, 4096), (0, 4095), (1, 8191), (4095, 4097)] {
+            let action = start(next, end);
+            assert!(matches!(action, Action::Finish(Ending { result: Ok(()), .. })), "{next}..{end}: {action:?}");
+        }
+        let action = start(1, 8193);
+        assert!(matches!(&action, Action::Discard { range, .. } if *range == (4096..8192)), "{action:?}");
+    }
+}

@@ -52,8 +52,8 @@ impl<F: Frontend> Worker<F> {
     fn submit_merged(&mut self, segments: Vec<WriteSegment>) {
         let zones = self.volume.device.zones().expect("only zone writes are merged");
         let offset = zones.position(WriteId::of(segments[0].token)) + segments[0].range.start as u64;
+        let len: usize = segments.iter().map(|segment| segment.range.len()).sum();
         let operation = ring::Operation::Writev { offset, segments };
-        let len = operation.transfer_len().unwrap_or(0);
         let store = &self.volume.device.stores()[ZONED];
         match self.volume.files[ZONED].filter(|_| len > path::inline_max_len(&store.profile())) {
             Some(file) => self.ring.submit(file, operation, NO_REQUEST),
@@ -189,9 +189,12 @@ mod tests {
     use crate::request::Operation;
     use crate::ring::{Token, Wait};
     use crate::store::file::IoMode;
+    use crate::store::{BackingStore, Geometry, StoreProfile};
     use crate::zone_queue::{Enqueued, Waiter, WriteKind, WriteOutcome};
+    use crate::zoned::{ZoneAction, ZonedStore};
     use crate::zoned_memory::{MemoryZones, Shape};
     use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
+    use std::os::fd::{AsFd, BorrowedFd};
 
     struct NullFrontend;
 
@@ -205,17 +208,21 @@ mod tests {
         }
     }
 
+    const SHAPE: Shape = Shape {
+        zone_len: 1 << 20,
+        capacity: 1 << 20,
+        zones: 4,
+        conventional: 0,
+        max_open: 0,
+        max_active: 0,
+        granularity: 512,
+    };
+
     fn device() -> Arc<Device> {
-        let shape = Shape {
-            zone_len: 1 << 20,
-            capacity: 1 << 20,
-            zones: 4,
-            conventional: 0,
-            max_open: 0,
-            max_active: 0,
-            granularity: 512,
-        };
-        let store = Arc::new(MemoryZones::new(shape));
+        device_on(Arc::new(MemoryZones::new(SHAPE)))
+    }
+
+    fn device_on(store: Arc<dyn BackingStore>) -> Arc<Device> {
         let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::new(512).unwrap());
         let key = VolumeKey::new(&(0..64).collect::<Vec<u8>>());
         Arc::new(Device::new(&[segment], &key, store, Access::default()).unwrap())
@@ -360,6 +367,8 @@ mod tests {
             };
             let mut segments = in_flight(&mut one);
             assert_eq!((segments.len(), segments[0].range.clone()), (1, 2048..4096));
+            let rest = device.zones().unwrap().ask_again(4096).unwrap();
+            assert_eq!(rest, 4096 + 8192, "where the first half ends");
             assert!(one.has_merged(), "it is not at rest");
             for error in [Errno::INTR, Errno::AGAIN] {
                 one.merged_written(segments, Err(error));
@@ -370,5 +379,72 @@ mod tests {
             assert_eq!(told(&other), expected);
             assert!(!one.has_merged() && one.completions.is_empty());
         }
+    }
+
+    /// Zones in memory with a descriptor, so that a ring takes operations on them.
+    struct WithDescriptor {
+        zones: MemoryZones,
+        file: std::fs::File,
+        in_memory: bool,
+    }
+
+    impl BackingStore for WithDescriptor {
+        fn geometry(&self) -> Geometry {
+            self.zones.geometry()
+        }
+        fn profile(&self) -> StoreProfile {
+            StoreProfile { in_memory: self.in_memory, ..StoreProfile::default() }
+        }
+        fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.file.as_fd())
+        }
+        fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+            self.zones.read_at(data, offset)
+        }
+        fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+            self.zones.write_at(data, offset)
+        }
+        fn sync(&self) -> Result<(), Errno> {
+            self.zones.sync()
+        }
+        fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+            self.zones.discard(offset, len)
+        }
+        fn zoned(&self) -> Option<&dyn ZonedStore> {
+            self.zones.zoned()
+        }
+    }
+
+    #[test]
+    fn merged_write_goes_by_the_ring_unless_it_is_short_and_the_store_in_memory() {
+        for (in_memory, count, is_inline) in [(false, 2, false), (true, 8, true), (true, 9, false)] {
+            let (zones, file) = (MemoryZones::new(SHAPE), tempfile::tempfile().unwrap());
+            let device = device_on(Arc::new(WithDescriptor { zones, file, in_memory }));
+            let (mut one, _other, segments) = gathered(&device, count);
+            one.submit_merged(segments);
+            assert_eq!(one.completions.len(), usize::from(is_inline), "{count} blocks, in memory: {in_memory}");
+            one.turn().unwrap();
+            assert!(!one.has_merged());
+            assert_eq!(device.zones().unwrap().ask_again(0), Ok((1 + count) * 4096));
+        }
+    }
+
+    #[test]
+    fn zone_management_that_waits_is_given_up_when_its_worker_ends() {
+        let device = device();
+        let zones = device.zones().unwrap();
+        let Enqueued::Placed(before, position) = zones.enqueue(0, 4096, WriteKind::Append, false, waiter(0)).unwrap()
+        else {
+            panic!("an append is placed")
+        };
+        assert!(zones.ready(before, position, Ciphertext::encrypted(Buffer::new(4096)), false).is_some());
+        let mut worker = worker(&device);
+        let operation = Operation::Zones(ZoneAction::Reset);
+        worker.requests.push_back(Request { id: 0, operation, offset: 0, len: 1 << 20, data: None, spare: None });
+        worker.run_queue();
+        assert_eq!(worker.table.len(), 1, "it waits for the append");
+        drop(worker);
+        zones.complete_write(before, false, None);
+        assert_eq!(next(&device), 0, "nothing else is in the queue");
     }
 }

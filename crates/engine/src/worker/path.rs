@@ -166,6 +166,15 @@ mod tests {
     }
 
     #[test]
+    fn unencrypted_data_needs_no_lock() {
+        let raw = CryptMapping::raw(1 << 20);
+        let range = raw.mapping().locate(1, 4096, 1 << 20).unwrap();
+        for writes in [false, true] {
+            assert_eq!(Path::of(writes, false, &range, &DISK).order, Order::None);
+        }
+    }
+
+    #[test]
     fn only_stores_in_memory_are_accessed_inline_and_copied() {
         let lengths = |in_memory| {
             let profile = StoreProfile { in_memory, ..StoreProfile::default() };

@@ -81,21 +81,23 @@ impl Remapped {
 mod tests {
     use super::*;
     use crate::crypt_mapping::CryptMapping;
+    use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 
     const LEN: usize = 3 * BufferPool::LARGEST_PIECE;
 
     #[test]
     fn child_needs_no_longer_buffer_than_any_request() {
-        let crypt = CryptMapping::raw(LEN as u64);
-        let whole = crypt.mapping().locate(0, LEN as u64, LEN).unwrap();
-        assert_eq!(whole.len, LEN);
-        let remapped = Remapped { operation: Operation::Read, whole, data: None, spare: None, done: 1 };
-        let child = remapped.child(crypt.mapping()).unwrap();
-        assert_eq!(child.offset, 1);
-        let aligned_len = child.data.unwrap().0.aligned_len;
-        let edges = 2 * crypt.mapping().unit_len();
-        let longest = BufferPool::LARGEST_PIECE + edges;
-        assert!((BufferPool::LARGEST_PIECE..=longest).contains(&aligned_len), "{aligned_len}");
+        let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::LUKS_MAX);
+        let key = VolumeKey::new(&(0..64).collect::<Vec<u8>>());
+        for crypt in [CryptMapping::raw(LEN as u64), CryptMapping::new(&[segment], &key, LEN as u64).unwrap()] {
+            let whole = crypt.mapping().locate(0, LEN as u64, LEN).unwrap();
+            assert_eq!(whole.len, LEN);
+            let remapped = Remapped { operation: Operation::Read, whole, data: None, spare: None, done: 1 };
+            let child = remapped.child(crypt.mapping()).unwrap();
+            assert_eq!(child.offset, 1);
+            let edges = 2 * crypt.mapping().unit_len();
+            assert_eq!(child.data.unwrap().0.aligned_len, BufferPool::LARGEST_PIECE + edges);
+        }
     }
 
     #[test]

@@ -138,14 +138,14 @@ impl<F: Frontend> Worker<F> {
         };
         let in_zone = hold != Hold::None;
         match range.kind {
-            TargetType::Zero if !in_zone => {
+            TargetType::Zero => {
                 if operation == Operation::Read {
                     data.data_mut()[range.requested()].fill(0);
                 }
                 return Ok(Begin::Ended);
             }
-            TargetType::Error if !in_zone => return Err(Errno::IO.into()),
-            _ => {}
+            TargetType::Error => return Err(Errno::IO.into()),
+            TargetType::Crypt | TargetType::Linear => {}
         }
         if matches!(operation, Operation::WriteZeroes { .. }) {
             data.data_mut()[range.requested()].fill(0);

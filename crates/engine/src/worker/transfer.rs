@@ -103,7 +103,7 @@ fn progress(result: Result<usize, Errno>, done: usize, wanted: usize) -> Progres
         Err(Errno::INTR | Errno::AGAIN) => Progress::Part(done),
         Err(error) => Progress::Failed(error),
         // The store ends early, or takes no more: never made up for with zeroes.
-        Ok(0) if wanted > 0 => Progress::Failed(Errno::IO),
+        Ok(0) => Progress::Failed(Errno::IO),
         Ok(n) if done + n >= wanted => Progress::Whole,
         Ok(n) => Progress::Part(done + n),
     }

@@ -63,6 +63,7 @@ fn is_direct_block_device(store: &dyn BackingStore) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::Pipe;
     use super::super::{Context, Finished, Flow};
     use super::*;
     use crate::buffer::BufferPool;
@@ -100,6 +101,16 @@ mod tests {
             let mut late = VecDeque::new();
             worker.ring.turn(Wait::Until(Duration::from_millis(20)), &mut late).unwrap();
             assert!(late.is_empty(), "{} of {operations}", late.len());
+        }
+    }
+
+    #[test]
+    fn only_block_devices_with_direct_io_need_no_kernel_threads() {
+        for (is_block_device, is_direct) in [(false, false), (false, true), (true, false), (true, true)] {
+            let flags = if is_direct { rustix::pipe::PipeFlags::DIRECT } else { rustix::pipe::PipeFlags::empty() };
+            let (_, end) = rustix::pipe::pipe_with(flags).unwrap();
+            let found = is_direct_block_device(&Pipe::new(end, is_block_device));
+            assert_eq!(found, is_block_device && is_direct, "{is_block_device} {is_direct}");
         }
     }
 

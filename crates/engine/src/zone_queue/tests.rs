@@ -3,10 +3,12 @@
 use super::*;
 use crate::buffer::Buffer;
 use crate::events::ReplyTo;
-use crate::ring::{MAX_WRITE_SEGMENTS, Ring};
+use crate::ring::{MAX_WRITE_SEGMENTS, Ring, Wait, WriteSegment};
+use crate::store::Geometry;
 use crate::store::file::IoMode;
 use crate::zoned::ZoneAction;
 use crate::zoned_memory::{MemoryZones, Shape};
+use std::collections::VecDeque;
 
 const ZONE: u64 = 1 << 20;
 const CAPACITY: u64 = 256 << 10;
@@ -122,6 +124,62 @@ fn range_in_several_zones_crosses_unless_all_are_conventional() {
     }
 }
 
+/// A store that notes the commands that manage zones.
+struct Noting {
+    inner: MemoryZones,
+    managed: Mutex<Vec<(ZoneAction, u64, u64)>>,
+}
+
+impl BackingStore for Noting {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.inner.read_at(data, offset)
+    }
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.inner.write_at(data, offset)
+    }
+    fn sync(&self) -> Result<(), Errno> {
+        self.inner.sync()
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.inner.discard(offset, len)
+    }
+    fn zoned(&self) -> Option<&dyn ZonedStore> {
+        Some(self)
+    }
+}
+
+impl ZonedStore for Noting {
+    fn limits(&self) -> ZoneLimits {
+        self.inner.limits()
+    }
+    fn report(&self, offset: u64, zones: &mut [Zone]) -> Result<usize, Errno> {
+        self.inner.report(offset, zones)
+    }
+    fn manage(&self, action: ZoneAction, offset: u64, len: u64) -> Result<(), Errno> {
+        self.managed.lock().unwrap().push((action, offset, len));
+        self.inner.manage(action, offset, len)
+    }
+}
+
+#[test]
+fn reset_of_all_zones_of_a_store_is_one_command() {
+    let noting = Arc::new(Noting { inner: MemoryZones::new(SHAPE), managed: Mutex::default() });
+    let store: Arc<dyn BackingStore> = Arc::clone(&noting) as _;
+    let queues = ZoneWriteQueues::new(&store);
+    for zone in [1, 2] {
+        noting.write_at(&[1; BLOCK as usize], zone * ZONE).unwrap();
+    }
+    // In two ranges, as a device of two segments has it.
+    let ranges = vec![0..2 * ZONE, 2 * ZONE..4 * ZONE];
+    let (id, _) = queues.enqueue_mgmt(ZoneAction::ResetAll, ranges, Waiter::Thread);
+    queues.carry_out(id).unwrap();
+    assert_eq!(*noting.managed.lock().unwrap(), [(ZoneAction::ResetAll, 0, 4 * ZONE)]);
+    noting.write_at(&[1; BLOCK as usize], ZONE).unwrap();
+}
+
 /// More zones than one report has.
 #[test]
 fn reset_of_all_zones_resets_those_of_the_device_only() {
@@ -150,6 +208,100 @@ fn write_to(zones: &ZoneWriteQueues, zone: u64, events: &Arc<EventQueue>) -> Wri
         Enqueued::Placed(write, _) => write,
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn write_beyond_the_capacity_of_its_zone_is_not_deferred() {
+    let (zones, events) = (zones(), events());
+    let enqueue = |position| zones.enqueue(position, BLOCK, WriteKind::Data, true, request(&events, 0)).unwrap();
+    assert!(matches!(enqueue(CAPACITY - BLOCK), Enqueued::Deferred(_)));
+    assert!(matches!(enqueue(CAPACITY), Enqueued::Placed(_, CAPACITY)), "it fails, and nothing can change that");
+}
+
+#[test]
+fn write_that_lands_ahead_of_the_known_pointer_moves_the_end_of_the_queue() {
+    let (zones, events) = (zones(), events());
+    let place = |position, kind| match zones.enqueue(position, BLOCK, kind, false, request(&events, 0)).unwrap() {
+        Enqueued::Placed(write, position) => (write, position),
+        other => panic!("{other:?}"),
+    };
+    // Another user of the store has written the first block.
+    let (write, _) = place(BLOCK, WriteKind::Data);
+    assert!(zones.ready(write, BLOCK, data(BLOCK), false).is_some());
+    zones.complete_write(write, true, None);
+    assert_eq!(place(0, WriteKind::Append).1, 2 * BLOCK);
+}
+
+#[test]
+fn merged_writes_that_land_ahead_of_the_known_pointer_move_the_end_of_the_queue() {
+    let (zones, events) = (zones(), events());
+    let place = |position, kind| match zones.enqueue(position, BLOCK, kind, false, request(&events, 0)).unwrap() {
+        Enqueued::Placed(write, position) => (write, position),
+        other => panic!("{other:?}"),
+    };
+    // Another user of the store has written the first block.
+    let [first, second] = [BLOCK, 2 * BLOCK].map(|position| place(position, WriteKind::Data).0);
+    let first_data = zones.ready(first, BLOCK, data(BLOCK), true).unwrap();
+    assert!(zones.ready(second, 2 * BLOCK, data(BLOCK), true).is_none());
+    let mut segments = Vec::new();
+    assert!(zones.gather(first, first_data, 1 << 20, &mut segments, &events).is_none());
+    segments.drain(..).for_each(|segment| zones.part_ended(segment, Ok(()), &events, drop));
+    assert_eq!(place(0, WriteKind::Append).1, 3 * BLOCK);
+}
+
+/// Enqueues three writes behind one that ends then, and merges them.
+fn merged(zones: &ZoneWriteQueues, events: &Arc<EventQueue>) -> (Vec<WriteId>, Vec<WriteSegment>) {
+    let place = |position| match zones.enqueue(position, BLOCK, WriteKind::Data, false, request(events, 0)).unwrap() {
+        Enqueued::Placed(write, _) => write,
+        other => panic!("{other:?}"),
+    };
+    let before = place(0);
+    assert!(zones.ready(before, 0, data(BLOCK), false).is_some());
+    let writes: Vec<WriteId> = (1..4).map(|number| place(number * BLOCK)).collect();
+    for (number, write) in (1..).zip(&writes) {
+        assert!(zones.ready(*write, number * BLOCK, data(BLOCK), true).is_none());
+    }
+    zones.complete_write(before, true, None);
+    let mut segments = Vec::new();
+    assert!(zones.gather(writes[0], zones.take_data(writes[0]), 1 << 20, &mut segments, events).is_none());
+    assert_eq!(segments.len(), 3);
+    (writes, segments)
+}
+
+#[test]
+fn write_that_is_to_go_alone_is_not_merged_again_but_those_behind_it_are() {
+    let (zones, events) = (zones(), events());
+    let (writes, mut segments) = merged(&zones, &events);
+    segments.drain(1..).for_each(|segment| zones.wait_again(segment));
+    segments.drain(..).for_each(|segment| zones.go_alone(segment, &events, drop));
+    let gather = |write, segments: &mut Vec<WriteSegment>| {
+        zones.gather(write, zones.take_data(write), 1 << 20, segments, &events).is_some()
+    };
+    assert!(gather(writes[0], &mut segments), "alone");
+    zones.complete_write(writes[0], true, None);
+    assert!(!gather(writes[1], &mut segments));
+    assert_eq!(segments.len(), 2);
+}
+
+#[test]
+fn append_is_reassigned_eight_times_at_most() {
+    let (zones, events) = (zones(), events());
+    let Ok(Enqueued::Placed(write, mut position)) =
+        zones.enqueue(0, BLOCK, WriteKind::Append, false, request(&events, 0))
+    else {
+        panic!("the zone is empty")
+    };
+    assert!(zones.ready(write, position, data(BLOCK), false).is_some());
+    // Another user of the store writes behind the append each time.
+    let fails = |position: u64| {
+        zones.store.write_at(&[1; 2 * BLOCK as usize], position).unwrap();
+        zones.complete_write(write, false, None)
+    };
+    for _ in 0..8 {
+        assert_eq!(fails(position), WriteOutcome::Reassigned(position + 2 * BLOCK));
+        position += 2 * BLOCK;
+    }
+    assert_eq!(fails(position), WriteOutcome::Left { next: None, landed: false });
 }
 
 fn released(events: &EventQueue) -> Vec<u32> {
@@ -200,6 +352,34 @@ fn thread_waits_until_its_zone_management_is_the_head() {
         ended.store(true, Ordering::SeqCst);
         zones.complete_write(write, false, None);
     });
+}
+
+#[test]
+fn workers_are_woken_until_each_has_had_two_turns_for_every_deferred_write() {
+    let (zones, events) = (zones(), events());
+    let mut rings = [(); 2].map(|()| Ring::new(IoMode::Sync).unwrap());
+    let workers = rings.each_ref().map(|ring| zones.join(ring.waker()));
+    let mut woken = || rings.each_mut().map(|ring| ring.turn(Wait::No, &mut VecDeque::new()).unwrap());
+    let defer = |number: u64| {
+        let place = zones.enqueue(number * BLOCK, BLOCK, WriteKind::Data, true, request(&events, number as u32));
+        assert!(matches!(place, Ok(Enqueued::Deferred(_))));
+    };
+    defer(3);
+    assert_eq!(woken(), [true; 2]);
+    zones.turned(workers[0]);
+    assert_eq!(woken(), [true; 2]);
+    zones.turned(workers[0]);
+    assert_eq!(woken(), [false, true]);
+    defer(5);
+    assert_eq!(woken(), [true; 2], "the other write waits for both");
+    zones.turned(workers[0]);
+    assert_eq!(woken(), [true; 2]);
+    // More turns of a worker than two are as good.
+    (0..2).for_each(|_| zones.turned(workers[1]));
+    assert_eq!(released(&events), [3]);
+    zones.turned(workers[0]);
+    assert_eq!(released(&events), [5]);
+    assert!(!zones.has_deferred());
 }
 
 #[test]

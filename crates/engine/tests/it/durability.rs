@@ -171,6 +171,13 @@ fn lose_writes(through: Through, clients: u64, first: First, error: Errno) {
         }
     });
     assert!(device.has_lost_writes(), "{place}");
+    if through != Through::Blocking {
+        // A write that cannot be made durable is not made at all.
+        let read = Ask::Read { offset: 0, len: 512 };
+        let durable = Ask::Write { offset: 0, data: vec![8; 512], durable: true };
+        let answers = run(&device, through, vec![write(0, false), durable, read]);
+        assert_eq!(answers[1..], [Err(RequestError::Io(Errno::IO)), Ok(vec![7; 512])], "{place}");
+    }
     // All else goes on.
     let rest = run(&device, through, vec![write(0, false), Ask::Read { offset: 0, len: 4096 }]);
     assert!(rest.iter().all(Result::is_ok), "{place}: {rest:?}");

@@ -2,6 +2,7 @@
 
 use crate::support::{DATA_OFFSET, key, segment};
 use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{Access, BlockingDevice, ControlError, Device, TargetError};
 use std::sync::Arc;
 
@@ -15,6 +16,8 @@ fn device_grows_with_its_store_by_whole_data_units() {
     let device = Arc::new(Device::new(&[segment(4096)], &key(), Arc::new(store), Access::default()).unwrap());
     let blocking = BlockingDevice::new(Arc::clone(&device));
     let before = device.len();
+    let is_empty = |bytes| Device::raw(Arc::new(MemoryStore::new(bytes)), Access::default()).is_empty();
+    assert!(!device.is_empty() && !is_empty(vec![0; 1]) && is_empty(Vec::new()));
     blocking.write_at(&[5; 4096], before - 4096).unwrap();
     assert!(blocking.write_at(&[6; 4096], before).is_err());
     assert_eq!(device.grow().unwrap(), before, "nothing has changed");

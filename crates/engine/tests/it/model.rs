@@ -222,6 +222,10 @@ fn refused_requests_change_nothing() {
     assert_eq!(blocking.write_at(&[0; 2], 8191), Err(RequestError::OutOfRange));
     assert_eq!(blocking.discard(0, 512), Err(RequestError::Unsupported));
     assert!(store.contents() == before);
+    plain.allow_discards(true);
+    assert_eq!(of(&plain, Ask::Discard { offset: 0, len: 512 }), Ok(Vec::new()));
+    plain.allow_discards(false);
+    assert_eq!(of(&plain, Ask::Discard { offset: 512, len: 512 }), Err(RequestError::Unsupported));
 }
 
 #[test]

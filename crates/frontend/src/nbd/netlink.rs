@@ -131,11 +131,8 @@ impl Socket {
         let mut room = vec![0; 16 << 10];
         let mut answer = Answer::default();
         loop {
-            let len = match rustix::net::recv(&self.socket, &mut room[..], RecvFlags::empty()) {
-                Ok((len, _)) => len,
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-            };
+            let receive = || rustix::net::recv(&self.socket, &mut room[..], RecvFlags::empty());
+            let (len, _) = rustix::io::retry_on_intr(receive)?;
             read_answer(&room[..len], &mut answer)?;
             if let Some(acknowledged) = answer.acknowledged {
                 acknowledged?;

@@ -98,6 +98,20 @@ fn read_is_resumed_until_whole_and_decrypted_in_one_call() {
 }
 
 #[test]
+fn units_of_unencrypted_data_do_not_count() {
+    let raw = CryptMapping::raw(1 << 20);
+    let range = raw.locate(0, 1024, 1 << 20).unwrap();
+    let transfer = |crypt: CryptMapping| {
+        let base = script(Kind::Read, false, (0, 1024), &DISK);
+        Script { crypt, transfer: Transfer { range, ..base.transfer }, ..base }
+    };
+    let mut read = transfer(raw);
+    let (_, _, buffer, _) = reads(read.step(Event::Locked));
+    assert_eq!(ends(read.step(Event::Read { buffer, result: Ok(1024) })).0, Ok(()));
+    assert_eq!(read.work(), (0, 0));
+}
+
+#[test]
 fn read_that_ends_early_or_fails_is_an_error_and_not_decrypted() {
     for (result, error) in [(Ok(0), Errno::IO), (Err(Errno::NODATA), Errno::NODATA)] {
         let mut read = script(Kind::Read, false, (0, 512), &DISK);
@@ -322,6 +336,16 @@ fn zone_write_at_another_position_is_encrypted_for_it() {
     let (mut write, data, _) = queued(Kind::Write, false);
     let gone = ends(write.step(Event::Dispatched { data, position: 1 << 20 })).0;
     assert_eq!(gone, Err(RequestError::OutOfRange));
+}
+
+#[test]
+fn units_that_are_encrypted_again_are_decrypted_first() {
+    let mut write = script(Kind::Write, false, (1024, 1536), &Facts { in_zone: true, ..DISK });
+    let action = write.step(Event::Released);
+    let Action::Queue { data, .. } = action else { panic!("{action:?}") };
+    assert_eq!(write.work(), (1, 3));
+    assert!(matches!(write.step(Event::Dispatched { data, position: 4096 }), Action::Merge { .. }));
+    assert_eq!(write.work(), (3, 9));
 }
 
 #[test]

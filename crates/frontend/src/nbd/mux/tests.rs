@@ -230,6 +230,25 @@ fn client_without_memory_stays_in_front_of_those_that_begin() {
 }
 
 #[test]
+fn client_that_finds_no_memory_moves_in_front_of_those_that_begin() {
+    let mut fixture = Fixture::new();
+    let [mut busy, mut blocked] = [(); 2].map(|()| fixture.connected());
+    fixture.mailbox.post(Told::EmptyPool);
+    (0..100).for_each(|_| busy.command(command::CACHE, DEVICE_LEN));
+    while fixture.nbd().turn_queue.is_empty() {
+        fixture.turn();
+    }
+    blocked.command(command::READ, READ_LEN);
+    let order_after = |fixture: &mut Fixture, turns: u32| {
+        (0..turns).for_each(|_| fixture.turn());
+        fixture.nbd().turn_queue.clone()
+    };
+    assert_eq!(order_after(&mut fixture, 2), [0, 1], "both begin something in each turn");
+    // The client takes no reply, so its own buffers are used up.
+    assert_eq!(order_after(&mut fixture, 500), [1, 0]);
+}
+
+#[test]
 fn queues_have_room_for_all_connections_twice() {
     let mut fixture = Fixture::new();
     let clients: Vec<Client> = (0..40).map(|_| fixture.greeted()).collect();
