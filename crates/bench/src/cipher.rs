@@ -1,17 +1,24 @@
-//! `bench cipher`: every cipher kernel against the limit of its AES instructions.
+//! `bench cipher`: every cipher kernel against the limit of its AES instructions, and every kernel of SHA-256 against
+//! one stream.
 
 use inlock_cipher::CipherSpec;
 use serde_json::{Value, json};
 
 use crate::environment;
+use crate::hashes::{self, HashRow};
 use crate::kernels::{self, Plan, Row};
 use crate::options::Print;
+
+/// Slices of a row of hashes.
+const HASH_SLICES: usize = 21;
 
 pub(crate) fn run(as_json: bool, print: &mut Print<'_>) -> anyhow::Result<()> {
     let plan = Plan::full(CipherSpec::AES_XTS_PLAIN64)?;
     if as_json {
         let rows: Vec<Value> = kernels::run(&plan, |_| {})?.iter().map(object).collect();
-        return print(&format_args!("{:#}\n", json!({ "processor": environment::cpu_model(), "results": rows })));
+        let hashes: Vec<Value> = hashes::run(HASH_SLICES, |_| {}).iter().map(hash_object).collect();
+        let value = json!({ "processor": environment::cpu_model(), "results": rows, "hashes": hashes });
+        return print(&format_args!("{value:#}\n"));
     }
     print(&format_args!("# {}\n", environment::cpu_model()))?;
     print(&"# kernel     cipher            key  direction    unit   request    GB/s  of limit\n")?;
@@ -21,7 +28,38 @@ pub(crate) fn run(as_json: bool, print: &mut Print<'_>) -> anyhow::Result<()> {
             printed = print(&line(row));
         }
     })?;
+    printed?;
+    print(&"# kernel     hash          message  messages    GB/s  to one stream\n")?;
+    let mut printed = Ok(());
+    hashes::run(HASH_SLICES, |row| {
+        if printed.is_ok() {
+            printed = print(&hash_line(row));
+        }
+    });
     printed
+}
+
+fn hash_line(row: &HashRow) -> String {
+    format!(
+        "{:<12} {:<12} {:>8} {:>9}  {:>6.2}  {:>12.2}x\n",
+        row.kernel,
+        "sha256",
+        row.message_size,
+        row.messages,
+        row.bytes_per_second / 1e9,
+        row.ratio,
+    )
+}
+
+fn hash_object(row: &HashRow) -> Value {
+    json!({
+        "kernel": row.kernel,
+        "hash": "sha256",
+        "message_size": row.message_size,
+        "messages": row.messages,
+        "bytes_per_second": row.bytes_per_second,
+        "ratio_to_one_stream": row.ratio,
+    })
 }
 
 fn line(row: &Row) -> String {

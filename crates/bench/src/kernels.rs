@@ -190,7 +190,7 @@ impl Sides<'_> {
 }
 
 /// Returns the number of times that `work` fits into `time`.
-fn repetitions(time: Duration, mut work: impl FnMut(usize)) -> usize {
+pub(crate) fn repetitions(time: Duration, mut work: impl FnMut(usize)) -> usize {
     let mut count = 1;
     loop {
         let begin = Instant::now();

@@ -11,6 +11,7 @@ mod compare;
 mod cpu;
 mod environment;
 mod fio;
+mod hashes;
 pub mod kernels;
 mod latency;
 mod options;

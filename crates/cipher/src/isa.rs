@@ -21,6 +21,31 @@ pub struct Vaes256(());
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vaes512(());
 
+/// SHA instructions for SHA-256, with SSSE3 and SSE4.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sha(());
+
+/// AVX-512 F and BW: integers of 8 to 64 bits in vectors of 512 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx512(());
+
+#[cfg(target_arch = "x86_64")]
+impl Sha {
+    /// Returns the token if this CPU has the instructions.
+    pub fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("sha") && is_x86_feature_detected!("ssse3") && is_x86_feature_detected!("sse4.1"))
+            .then_some(Self(()))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Avx512 {
+    /// Returns the token if this CPU and its operating system have the instructions.
+    pub fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")).then_some(Self(()))
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 impl AesNi {
     /// Returns the token if this CPU has the instructions.
@@ -62,7 +87,7 @@ mod absent {
             }
         })* };
     }
-    never_detected!(AesNi, Vaes256, Vaes512);
+    never_detected!(AesNi, Vaes256, Vaes512, Sha, Avx512);
 }
 
 /// Upper limit of the instruction sets in use. A later one allows all that an earlier one does.

@@ -4,7 +4,7 @@
 //! of a data unit. One call encrypts or decrypts any number of whole data units, in place or from one buffer into
 //! another ([`InOut`]). Keys and schedules are in locked memory that is wiped when it is dropped ([`VolumeKey`]). The
 //! crate does no I/O. [`Segment`] describes where the data of a volume is and how it is encrypted; `inlock-volume`
-//! makes segments and `inlock-engine` uses them.
+//! makes segments and `inlock-engine` uses them. [`Sha256Batch`] hashes several messages at a time.
 //!
 //! ```
 //! use inlock_cipher::{CipherSpec, DataUnitSize, InOut, IvNumber, IvNumbering, VolumeKey, new_sector_cipher};
@@ -47,6 +47,7 @@ mod scratch;
 mod scrub;
 mod sector_cipher;
 mod segment;
+mod sha256;
 mod spec;
 #[cfg(test)]
 mod testing;
@@ -58,13 +59,14 @@ pub use argon2::{Argon2, Argon2Variant};
 pub use error::{AeadError, CipherError};
 pub use hash::{Hash, UnknownHash};
 pub use in_out::InOut;
-pub use isa::{AesNi, CPU_LIMIT_VARIABLE, CpuLimit, Vaes256, Vaes512};
+pub use isa::{AesNi, Avx512, CPU_LIMIT_VARIABLE, CpuLimit, Sha, Vaes256, Vaes512};
 pub use key::VolumeKey;
 pub use locked::memory_lock_failed;
 pub use scratch::ScratchMemory;
 pub use scrub::scrub_stack;
 pub use sector_cipher::{SectorCipher, new_sector_cipher, new_sector_cipher_on};
 pub use segment::{Segment, TargetType};
+pub use sha256::{Sha256Batch, Sha256Kernel};
 pub use spec::{
     AeadAlgorithm, AeadIv, AeadSpec, ChainMode, Cipher, CipherSpec, InvalidCipherSpec, IvMode, KeyCount, KeyParts,
     known_aead_specs, known_specs,

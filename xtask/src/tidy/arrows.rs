@@ -4,7 +4,7 @@
 //! manifest (plain, dev, build or target dependencies), renamed or not.
 
 /// The crates, and those on which each may depend. No other crates may be in `crates/`.
-const ALLOWED: [(&str, &[&str]); 8] = [
+const ALLOWED: [(&str, &[&str]); 9] = [
     ("cipher", &[]),
     ("volume", &["cipher"]),
     ("engine", &["cipher"]),
@@ -12,7 +12,8 @@ const ALLOWED: [(&str, &[&str]); 8] = [
     ("bench", &["cipher", "engine", "frontend"]),
     ("zoned-file", &["engine"]),
     ("integrity", &["cipher", "engine"]),
-    ("cli", &["bench", "cipher", "volume", "engine", "frontend", "integrity", "zoned-file"]),
+    ("verity", &["cipher", "engine"]),
+    ("cli", &["bench", "cipher", "volume", "engine", "frontend", "integrity", "verity", "zoned-file"]),
 ];
 
 /// Further arrows for tests only.

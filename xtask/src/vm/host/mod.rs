@@ -6,6 +6,7 @@ mod dm_crypt;
 mod integrity;
 mod luks;
 mod table;
+mod verity;
 mod zoned;
 
 use anyhow::Result;
@@ -27,6 +28,7 @@ const PARTS: &[(&str, Prepare)] = &[
     ("integrity", integrity::prepare),
     ("luks", luks::prepare),
     ("table", table::prepare),
+    ("verity", verity::prepare),
     ("zoned", zoned::prepare),
 ];
 

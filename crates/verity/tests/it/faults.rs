@@ -1,0 +1,107 @@
+//! Stores that fail.
+
+use crate::support::{Device, memory, parameters, read};
+use inlock_cipher::Hash;
+use inlock_engine::store::memory::MemoryStore;
+use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_verity::{OpenOptions, Stores, VerityError, VerityStore, create, verify};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A store whose operation of this number, and those behind it, fail.
+struct Faulty {
+    store: Arc<MemoryStore>,
+    left: AtomicU64,
+}
+
+impl Faulty {
+    fn new(bytes: &[u8], left: u64) -> Arc<Self> {
+        Arc::new(Self { store: memory(bytes.to_vec()), left: AtomicU64::new(left) })
+    }
+
+    fn step(&self) -> Result<(), Errno> {
+        let step = |left: u64| Some(left.saturating_sub(1));
+        match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step) {
+            Ok(0) | Err(_) => Err(Errno::NODEV),
+            Ok(_) => Ok(()),
+        }
+    }
+}
+
+impl BackingStore for Faulty {
+    fn geometry(&self) -> Geometry {
+        self.store.geometry()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.step()?;
+        self.store.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.step()?;
+        self.store.write_at(data, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        self.store.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.store.discard(offset, len)
+    }
+}
+
+/// The error of a failed operation of a store is returned, and nothing is taken for corrupt.
+#[test]
+fn error_of_a_store_is_passed_on() {
+    let device = Device::new(&parameters(Hash::Sha256, 512, 512, 400));
+    let is_io = |error: VerityError| matches!(error, VerityError::Io { source: Errno::NODEV, .. });
+    let mut faults = 0;
+    for left in 0..200 {
+        for fail_data in [true, false] {
+            let limit = |fails: bool| if fails { left } else { u64::MAX };
+            let (data, tree) =
+                (Faulty::new(&device.data, limit(fail_data)), Faulty::new(&device.tree, limit(!fail_data)));
+            let stores = Stores::new(data, tree, 0);
+            faults += u32::from(create(&stores, &device.layout, 3).is_err_and(is_io));
+            let (data, tree) =
+                (Faulty::new(&device.data, limit(fail_data)), Faulty::new(&device.tree, limit(!fail_data)));
+            let stores = Stores::new(data, tree, 0);
+            faults += u32::from(verify(&stores, &device.layout, &device.root, 3).is_err_and(is_io));
+            let (data, tree) =
+                (Faulty::new(&device.data, limit(fail_data)), Faulty::new(&device.tree, limit(!fail_data)));
+            match VerityStore::open(&Stores::new(data, tree, 0), &device.layout, &device.root, OpenOptions::default()) {
+                Err(error) => faults += u32::from(is_io(error)),
+                Ok(store) => {
+                    let errors: Vec<_> = (0..400).filter_map(|at| read(&store, at * 512, 512).err()).collect();
+                    assert!(errors.iter().all(|error| *error == Errno::NODEV));
+                    assert_eq!(store.snapshot().corrupted, 0);
+                    faults += errors.len() as u32;
+                }
+            }
+        }
+    }
+    assert!(faults > 40_000);
+    println!("COUNT verity_store_faults {faults}");
+}
+
+#[test]
+fn short_devices_are_refused() {
+    let device = Device::new(&parameters(Hash::Sha256, 512, 512, 400));
+    let short = |bytes: &[u8]| memory(bytes[..bytes.len() - 1].to_vec());
+    let rows = [
+        (Stores::new(short(&device.data), memory(device.tree.clone()), 0), "the data device ends"),
+        (Stores::new(memory(device.data.clone()), short(&device.tree), 0), "the hash device ends"),
+        (Stores::new(memory(device.data.clone()), memory(device.tree.clone()), 1), "the hash device ends"),
+        (Stores::new(memory(device.data.clone()), memory(device.tree.clone()), u64::MAX), "the hash device ends"),
+    ];
+    for (stores, reason) in rows {
+        let open = VerityStore::open(&stores, &device.layout, &device.root, OpenOptions::default());
+        let verify = verify(&stores, &device.layout, &device.root, 1);
+        let create = create(&stores, &device.layout, 1);
+        for error in [open.err(), verify.err(), create.err()] {
+            assert!(error.unwrap().to_string().contains(reason));
+        }
+    }
+}

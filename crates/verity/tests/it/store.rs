@@ -1,0 +1,167 @@
+//! Reads of a device: every range, bad blocks, the bound of the cache.
+
+use crate::support::{Device, noise, parameters, read, recording};
+use inlock_cipher::Hash;
+use inlock_engine::{BackingStore, Errno};
+use inlock_verity::{Area, OpenOptions, VerityError};
+
+#[test]
+fn reads_of_any_range_return_the_data() {
+    for (hash, data_len, hash_len) in [(Hash::Sha256, 512, 512), (Hash::Sha1, 4096, 512), (Hash::Sha512, 1024, 4096)] {
+        let device = Device::new(&parameters(hash, data_len, hash_len, 600));
+        let len = device.data.len();
+        for cache_len in [0, 64 << 10] {
+            let store = device.open(OpenOptions { cache_len, ..OpenOptions::default() }).unwrap();
+            let ranges = noise(7, 400);
+            for range in ranges.as_chunks::<8>().0 {
+                let at = u32::from_le_bytes(range[..4].try_into().unwrap()) as usize % len;
+                let count = u32::from_le_bytes(range[4..].try_into().unwrap()) as usize % 200_000;
+                let expected = &device.data[at..(at + count).min(len)];
+                assert!(read(&store, at as u64, count).unwrap() == expected, "{count} bytes from {at}");
+            }
+            assert!(read(&store, 0, len + 1000).unwrap() == device.data);
+            assert_eq!(store.read_at(&mut [0; 10], len as u64), Ok(0));
+        }
+    }
+}
+
+#[test]
+fn device_is_read_only() {
+    let store = Device::new(&parameters(Hash::Sha256, 512, 512, 9)).open(OpenOptions::default()).unwrap();
+    assert!(store.geometry().read_only && store.geometry().len == 9 * 512);
+    assert_eq!((store.write_at(&[0], 0), store.discard(0, 512)), (Err(Errno::ROFS), Err(Errno::ROFS)));
+    assert_eq!(store.sync(), Ok(()));
+}
+
+#[test]
+fn bad_block_of_data_fails_alone_and_is_reported_once() {
+    let mut device = Device::new(&parameters(Hash::Sha256, 4096, 4096, 300));
+    device.data[17 * 4096 + 5] ^= 1;
+    device.data[299 * 4096] ^= 0x80;
+    let (options, reports) = recording();
+    let store = device.open(options).unwrap();
+    let mut failed = Vec::new();
+    for _ in 0..2 {
+        failed.clear();
+        for block in 0..300u64 {
+            match read(&store, block * 4096, 4096) {
+                Ok(data) => assert!(data == device.data[block as usize * 4096..][..4096]),
+                Err(error) => {
+                    assert_eq!(error, Errno::IO);
+                    failed.push(block);
+                }
+            }
+        }
+    }
+    assert_eq!(failed, [17, 299]);
+    // A long read returns what precedes the bad block, and reads of its neighbours work.
+    let mut long = vec![0; 64 * 4096];
+    assert_eq!(store.read_at(&mut long, 0), Ok(17 * 4096));
+    assert_eq!(store.read_at(&mut long, 17 * 4096 + 4000), Err(Errno::IO));
+    assert_eq!(read(&store, 16 * 4096 + 1, 4095).unwrap(), device.data[16 * 4096 + 1..17 * 4096]);
+    assert_eq!(store.read_at(&mut long[..100], 17 * 4096 - 50), Ok(50));
+    assert_eq!(store.snapshot().corrupted, 5);
+    let reports: Vec<_> = reports.lock().unwrap().iter().map(|bad| (bad.area, bad.block, bad.position)).collect();
+    assert_eq!(reports, [(Area::Data, 17, 17 * 4096), (Area::Data, 299, 299 * 4096)]);
+}
+
+/// A bad block of the tree fails the blocks below it, and no other.
+#[test]
+fn bad_block_of_the_tree_fails_what_it_covers() {
+    let mut device = Device::new(&parameters(Hash::Sha256, 512, 512, 1000));
+    let level = device.layout.levels()[0];
+    // Digests of blocks 48 to 63.
+    let at = (level.start_block as usize + 3) * 512;
+    device.tree[at + 511] ^= 4;
+    let (options, reports) = recording();
+    let store = device.open(options).unwrap();
+    let failed: Vec<u64> = (0..1000).filter(|block| read(&store, block * 512, 512).is_err()).collect();
+    assert_eq!(failed, (48..64).collect::<Vec<u64>>());
+    let reports = reports.lock().unwrap();
+    assert_eq!((reports.len(), reports[0].area, reports[0].block), (1, Area::Level(0), 3));
+    assert_eq!(reports[0].position, at as u64);
+    assert_eq!(reports[0].to_string(), format!("hash block 3 of level 0 at position {at} does not match its digest"));
+}
+
+#[test]
+fn wrong_root_hash_opens_nothing() {
+    let mut device = Device::new(&parameters(Hash::Sha256, 512, 512, 1000));
+    device.root[31] ^= 1;
+    for error in [device.open(OpenOptions::default()).err().unwrap(), device.verify().unwrap_err()] {
+        let VerityError::Corrupt(corruption) = error else { panic!("{error}") };
+        assert!(corruption.is_root && corruption.area == Area::Level(2) && corruption.block == 0);
+        assert_eq!(corruption.to_string(), "hash block 0 of level 2 at position 0 does not match the root hash");
+    }
+    device.root.pop();
+    assert!(device.open(OpenOptions::default()).is_err() && device.verify().is_err());
+}
+
+#[test]
+fn ignored_corruption_is_reported_and_returned() {
+    let mut device = Device::new(&parameters(Hash::Sha256, 512, 512, 100));
+    device.data[512 * 40] ^= 1;
+    let second = (device.layout.levels()[0].start_block as usize + 1) * 512;
+    device.tree[second] ^= 1;
+    let (mut options, reports) = recording();
+    options.ignore_corruption = true;
+    let store = device.open(options).unwrap();
+    assert!(read(&store, 0, 100 * 512).unwrap() == device.data);
+    let mut reports: Vec<_> = reports.lock().unwrap().iter().map(|bad| (bad.area, bad.block)).collect();
+    reports.sort_unstable();
+    assert_eq!(reports, [(Area::Data, 16), (Area::Data, 40), (Area::Level(0), 1)]);
+}
+
+#[test]
+fn zero_blocks_read_as_zeroes_if_they_are_not_verified() {
+    let mut device = Device::new(&parameters(Hash::Sha256, 512, 512, 40));
+    device.data[512 * 3..512 * 5].fill(0);
+    let stores = device.stores();
+    let tree = crate::support::memory(device.tree.clone());
+    let stores = inlock_verity::Stores::new(stores.data, tree.clone(), 0);
+    device.root = inlock_verity::create(&stores, &device.layout, 1).unwrap();
+    device.tree = tree.contents();
+    device.data[512 * 3 + 9] = 1;
+    device.data[512 * 6] ^= 1;
+    let store = device.open(OpenOptions::default()).unwrap();
+    assert_eq!(read(&store, 512 * 3, 512), Err(Errno::IO));
+    let store = device.open(OpenOptions { ignore_zero_blocks: true, ..OpenOptions::default() }).unwrap();
+    assert_eq!(read(&store, 512 * 3, 1024).unwrap(), [0; 1024]);
+    assert_eq!(read(&store, 512 * 6, 512), Err(Errno::IO));
+}
+
+/// Reads that need more blocks of the tree than are cached verify them again; with room for all of them they are
+/// verified once.
+#[test]
+fn cached_blocks_are_verified_once() {
+    let device = Device::new(&parameters(Hash::Sha256, 512, 512, 4096));
+    let hash_blocks = |cache_len| {
+        let store = device.open(OpenOptions { cache_len, ..OpenOptions::default() }).unwrap();
+        for _ in 0..3 {
+            for block in 0..4096 {
+                assert!(read(&store, block * 512, 512).is_ok());
+            }
+        }
+        assert_eq!(store.snapshot().data_blocks, 3 * 4096);
+        store.snapshot().hash_blocks
+    };
+    assert_eq!(hash_blocks(1 << 20), device.layout.tree_blocks());
+    assert!(hash_blocks(0) > 2 * device.layout.tree_blocks());
+}
+
+#[test]
+fn threads_read_the_same_device() {
+    let device = Device::new(&parameters(Hash::Sha256, 512, 512, 4096));
+    let store = device.open(OpenOptions { cache_len: 8 << 10, ..OpenOptions::default() }).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (store, device) = (&store, &device);
+            scope.spawn(move || {
+                for step in 0..500 {
+                    let at = (step * 7919 + thread * 104_729) % (4096 * 512);
+                    let len = 5000.min(device.data.len() - at);
+                    assert!(read(store, at as u64, len).unwrap() == device.data[at..at + len]);
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,52 @@
+#: about   dm-verity and Inlock use the same devices, both ways, whole and with corrupted blocks
+#: memory  512
+#: seconds 120
+#: modules dm_verity dm_mod sha256_generic sha512_generic sha1_generic
+#: tools   dmsetup veritysetup
+# shellcheck shell=dash
+# Each disk has a slot of 4 MiB for each row.
+#   vda  data                          vdb  trees of Inlock
+#   vdc  trees of veritysetup          vdd  what the kernel reads with Inlock's tree
+#   vde  data with corrupted blocks
+# A line of /vm/rows: NAME SLOT BLOCK BLOCKS ROOT FORMAT OPEN, divided by bars; BLOCK is the length of a block of data
+# in bytes, FORMAT and OPEN are options of veritysetup.
+
+SECTORS=8192
+
+slot() { dmsetup create "$1" --table "0 $SECTORS linear /dev/$2 $(($3 * SECTORS))"; }
+
+# unreadable DEVICE BLOCK BLOCKS: the numbers of the blocks that cannot be read.
+unreadable() {
+    local at=0
+    while [ "$at" -lt "$3" ]; do
+        dd if="$1" of=/dev/null bs="$2" skip="$at" count=1 iflag=direct 2> /dev/null || printf '%s ' "$at"
+        at=$((at + 1))
+    done
+}
+
+opened() {
+    # shellcheck disable=SC2086  # several options in one word
+    veritysetup open $4 "/dev/mapper/$1" "$2" "/dev/mapper/$3" "$5"
+}
+
+row() {
+    local name=$1 number=$2 block=$3 blocks=$4 root=$5 format=$6 open=$7
+    slot data vda "$number" && slot ours vdb "$number" && slot theirs vdc "$number" && slot bad vde "$number"
+    if check "open:$name" opened data verity ours "$open" "$root"; then
+        check "read:$name" dd if=/dev/mapper/verity of=/dev/vdd bs=64k seek=$((number * 64)) conv=notrunc
+        check "close:$name" veritysetup close verity
+    fi
+    if check "open-bad:$name" opened bad verity ours "$open" "$root"; then
+        data "unreadable:$name" "$(unreadable /dev/mapper/verity "$block" "$blocks")"
+        check "close-bad:$name" veritysetup close verity
+    fi
+    # shellcheck disable=SC2086
+    check "format:$name" veritysetup format $format /dev/mapper/data /dev/mapper/theirs
+    data "root:$name" "$(tail -n 20 /tmp/check.$$ | sed -n 's/^Root hash:[[:space:]]*//p')"
+    dmsetup remove data && dmsetup remove ours && dmsetup remove theirs && dmsetup remove bad
+}
+
+while IFS='|' read -r name number block blocks root format open; do
+    row "$name" "$number" "$block" "$blocks" "$root" "$format" "$open"
+done < /vm/rows
+ok rows
