@@ -4,10 +4,12 @@ mod harness;
 
 use harness::control::{Named, Run};
 use harness::{Dir, FAST, call_with, have, memory, noise};
-use inlock_tests::nbd::{Connection, Mode};
+use inlock_tests::nbd::{Connection, Mode, command, errno};
 use rustix::process::Pid;
 use std::fs;
+use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Cipher, integrity, key size in bits, data unit.
@@ -74,8 +76,7 @@ fn suspended_volume_has_no_key_and_goes_on_with_it() {
     let run = Run::new();
     let image = format(&dir, 24, &["--cipher", "aes-gcm-random", "--integrity", "aead"]);
     let server = Named::start(&run, "data", &[&image]);
-    let connect = || Connection::open(Path::new(&server.socket), Duration::from_secs(120), Mode::Simple).unwrap();
-    let mut client = connect();
+    let mut client = connect(&server);
     client.write(5000, &[9; 10_000]).unwrap();
     let status = run.json(&["status", "data", "--json"]);
     assert_eq!((&status["integrity"]["integrity"], &status["integrity"]["mode"]), (&"aead".into(), &"journal".into()));
@@ -148,4 +149,125 @@ fn header_is_the_one_that_cryptsetup_reads() {
         test.args(["open", "--test-passphrase", "--key-file", &passphrase, &image]);
         assert!(test.status().unwrap().success(), "{cipher}");
     }
+}
+
+/// Sector of the changed unit below: 100 units of 4096 bytes.
+const BAD: u64 = 800;
+
+/// Makes a volume, and changes a byte of one unit.
+fn with_bad_unit(dir: &Dir) -> String {
+    let image = format(dir, 24, &["--cipher", "aes-gcm-random", "--integrity", "aead", "--sector-size", "4096"]);
+    let before = fs::read(&image).expect("as it should");
+    let run = Run::new();
+    let server = Named::start(&run, "data", &["--integrity-no-journal", &image]);
+    let mut client = connect(&server);
+    client.write(BAD * 512, &noise(4096)).expect("as it should");
+    drop(client);
+    run.call(&["close", "data"]).works();
+    let mut bytes = fs::read(&image).expect("as it should");
+    // The tags are before the data.
+    let at = (0..bytes.len()).rev().find(|at| bytes[*at] != before[*at]).expect("as it should");
+    bytes[at] ^= 1;
+    fs::write(&image, &bytes).expect("as it should");
+    image
+}
+
+fn connect(server: &Named) -> Connection {
+    Connection::open(Path::new(&server.socket), Duration::from_secs(120), Mode::Simple).expect("as it should")
+}
+
+#[test]
+fn bad_unit_fails_alone_and_is_counted_logged_once_and_shown() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = with_bad_unit(&dir);
+    let metrics = run.socket("metrics");
+    let server = Named::start(&run, "data", &["--metrics", &format!("unix:{metrics}"), &image]);
+    let mut client = connect(&server);
+    let units = client.size / 4096;
+    let mut mismatches = 0;
+    let mut read = |client: &mut Connection, offset: u64, len: u64| {
+        let reply = client.call(0, command::READ, offset, len, &[]).unwrap();
+        assert!(reply.error == 0 || reply.error == errno::IO, "{reply:?}");
+        mismatches += u64::from(reply.error != 0);
+        reply.error == 0
+    };
+    let failed: Vec<u64> = (0..units).filter(|unit| !read(&mut client, unit * 4096, 4096)).collect();
+    assert_eq!(failed, [BAD / 8]);
+    // Any part of the unit, and what contains it.
+    assert!(!read(&mut client, BAD * 512 + 1, 2) && !read(&mut client, 0, 1 << 20));
+    assert!(read(&mut client, BAD * 512 - 5, 5) && read(&mut client, (BAD + 8) * 512, 5));
+    // A program that knows nothing of Inlock sees the same.
+    if have("qemu-io") {
+        let uri = format!("nbd+unix:///?socket={}", server.socket);
+        for (unit, is_bad) in [(BAD / 8 - 1, false), (BAD / 8, true), (BAD / 8 + 1, false)] {
+            let command = format!("read {} 4096", unit * 4096);
+            let output = std::process::Command::new("qemu-io").args(["-f", "raw", "-r", "-c", &command, &uri]).output();
+            let output = output.unwrap();
+            let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+            assert_eq!(text.contains("Input/output error"), is_bad, "unit {unit}: {text}");
+            mismatches += u64::from(is_bad);
+        }
+    }
+    client.write(0, &noise(8192)).unwrap();
+    client.flush().unwrap();
+    let status = run.json(&["status", "data", "--json"]);
+    let shown = &status["integrity"];
+    assert_eq!((&shown["mismatches"], &shown["mismatched_sectors"]), (&mismatches.into(), &vec![BAD].into()));
+    assert_eq!((&shown["client_bytes"], &shown["commits"]), (&8192.into(), &1.into()), "{shown}");
+    let text = run.call(&["status", "data"]).works().text().to_owned();
+    assert!(text.contains(&format!("  tags:    {mismatches} mismatches, 1 commits, ")), "{text}");
+    assert!(text.contains(&format!("  mismatches at sectors: {BAD} (the first of each MiB)\n")), "{text}");
+    let mut scraper = std::os::unix::net::UnixStream::connect(&metrics).unwrap();
+    scraper.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let mut scraped = String::new();
+    scraper.read_to_string(&mut scraped).unwrap();
+    let stored = shown["stored_bytes"].as_u64().unwrap();
+    for line in [
+        format!("inlock_integrity_mismatches_total{{volume=\"data\"}} {mismatches}"),
+        "inlock_integrity_journal_commits_total{volume=\"data\"} 1".to_owned(),
+        "inlock_integrity_written_bytes_total{volume=\"data\",place=\"clients\"} 8192".to_owned(),
+        format!("inlock_integrity_written_bytes_total{{volume=\"data\",place=\"devices\"}} {stored}"),
+        format!("inlock_integrity_write_amplification{{volume=\"data\"}} {:.4}", stored as f64 / 8192.0),
+    ] {
+        assert!(scraped.lines().any(|found| found == line), "no {line} in {scraped}");
+    }
+    drop(client);
+    run.call(&["close", "data"]).works();
+    let (code, err) = server.ended();
+    let warning =
+        format!("inlock: warning: {image}: the block at sector {BAD} does not match its tag and cannot be read\n");
+    assert_eq!((code, err), (Some(0), warning));
+}
+
+#[test]
+fn top_shows_commits_mismatches_and_write_amplification() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let server = Named::start(&run, "data", &[&with_bad_unit(&dir)]);
+    let _other = Named::start(&run, "raw", &["--type", "raw", &dir.image("raw", 1)]);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = connect(&server);
+            while !stop.load(Ordering::Relaxed) {
+                client.write(0, &noise(65536)).unwrap();
+                client.flush().unwrap();
+                assert!(client.read(BAD * 512, 4096).is_err());
+            }
+        });
+        let rows = run.json(&["top", "--once", "--json"]);
+        let text = run.call(&["top", "--once"]).works().text().to_owned();
+        stop.store(true, Ordering::Relaxed);
+        let row = |name: &str| rows.as_array().unwrap().iter().find(|row| row["name"] == name).unwrap();
+        let shown = |what: &str| row("data")["integrity"][what].as_f64().unwrap_or_else(|| panic!("no {what}: {rows}"));
+        assert!(shown("commits_per_s") > 0.0 && shown("mismatches_per_s") > 0.0, "{rows}");
+        assert!((1.0..10.0).contains(&shown("write_amplification")), "{rows}");
+        assert!(row("raw").get("integrity").is_none(), "{rows}");
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].ends_with("COMMIT/s  MISMATCH/s  WRITTEN") && lines[1].ends_with('x'), "{text}");
+        assert!(lines[2].starts_with("raw ") && lines[2].ends_with('-'), "{text}");
+    });
+    let alone = run.call(&["top", "--once", "raw"]);
+    assert!(!alone.works().text().contains("COMMIT/s"), "{}", alone.text());
 }

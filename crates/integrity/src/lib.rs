@@ -15,6 +15,7 @@
 mod device;
 mod error;
 mod format;
+mod freshness;
 mod journal_cipher;
 mod journal_codec;
 mod layout;
@@ -25,9 +26,12 @@ mod stores;
 mod superblock;
 mod tags;
 
-pub use device::{IntegrityDevice, MetricsSnapshot, ReadError};
+pub use device::{IntegrityDevice, MetricsSnapshot, Mismatch, ReadError};
 pub use error::{IntegrityError, InvalidField};
 pub use format::{FormatOptions, format};
+pub use freshness::{
+    Digest, Freshness, FreshnessKey, FreshnessRecord, RecordedState, StoredSection, digest, stored_section, tag_root,
+};
 pub use journal_cipher::JournalCipher;
 pub use layout::{JournalLayout, Layout};
 pub use options::{Mode, OpenOptions, load};

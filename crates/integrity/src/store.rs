@@ -96,21 +96,17 @@ impl IntegrityStore {
         vec![0; len / self.device.layout().block_len() * aead.tuple_len()]
     }
 
-    /// Reads whole blocks from byte `start`, and decrypts them.
+    /// Reads whole blocks from byte `start`, and decrypts them. Does not count mismatches.
     fn read_blocks(&self, start: u64, blocks: &mut [u8]) -> Result<(), ReadError> {
         let sector = start / SECTOR_SIZE;
-        let Tags::Sealed(aead) = &self.tags else { return self.device.read(sector, blocks, &mut []) };
+        let Tags::Sealed(aead) = &self.tags else { return self.device.read_uncounted(sector, blocks, &mut []) };
         let aead = aead.read().unwrap_or_else(PoisonError::into_inner);
         let aead = aead.as_ref().ok_or(Errno::SHUTDOWN)?;
         let mut tuples = self.tuples(aead, blocks.len());
-        self.device.read(sector, blocks, &mut tuples)?;
+        self.device.read_uncounted(sector, blocks, &mut tuples)?;
         let bad = aead.open(Sector(sector), InOut::InPlace(blocks), &tuples).map_err(|_| Errno::INVAL)?;
         let bad: Vec<u64> = bad.iter().map(|unit| sector + unit as u64 * aead.unit().sectors()).collect();
-        if bad.is_empty() {
-            return Ok(());
-        }
-        self.device.count_mismatches(bad.len());
-        Err(ReadError::Mismatch(bad))
+        if bad.is_empty() { Ok(()) } else { Err(ReadError::Mismatch(bad)) }
     }
 
     /// Encrypts whole blocks, and writes them from byte `start`.
@@ -124,6 +120,15 @@ impl IntegrityStore {
         let data = InOut::Copy { src: blocks, dst: &mut sealed };
         aead.seal(Sector(sector), data, &mut tuples).map_err(|_| Errno::IO)?;
         self.device.write(sector, &sealed, &tuples)
+    }
+}
+
+/// Returns the number of bytes before the first bad block.
+fn valid_len(result: &Result<(), ReadError>, start: u64, len: usize) -> usize {
+    match result {
+        Ok(()) => len,
+        Err(ReadError::Mismatch(bad)) => (bad[0] * SECTOR_SIZE - start) as usize,
+        Err(ReadError::Io(_)) => 0,
     }
 }
 
@@ -147,22 +152,26 @@ impl BackingStore for IntegrityStore {
         }
         let (start, len) = self.aligned(offset, data.len());
         let head = (offset - start) as usize;
-        // The bytes before the first bad block are valid; the error is returned when the caller asks for the rest.
-        let valid = |result| match result {
-            Ok(()) => Ok(len),
-            Err(ReadError::Mismatch(bad)) => Ok((bad[0] * SECTOR_SIZE - start) as usize),
-            Err(ReadError::Io(error)) => Err(error),
-        };
-        let count = if head == 0 && len <= data.len() {
-            valid(self.read_blocks(start, &mut data[..len]))?
+        let (result, count) = if head == 0 && len <= data.len() {
+            let result = self.read_blocks(start, &mut data[..len]);
+            let valid = valid_len(&result, start, len);
+            (result, valid)
         } else {
             let mut blocks = vec![0; len];
-            let valid = valid(self.read_blocks(start, &mut blocks))?;
-            let count = valid.saturating_sub(head).min(data.len());
+            let result = self.read_blocks(start, &mut blocks);
+            let count = valid_len(&result, start, len).saturating_sub(head).min(data.len());
             data[..count].copy_from_slice(&blocks[head..head + count]);
-            count
+            (result, count)
         };
-        if count == 0 { Err(Errno::ILSEQ) } else { Ok(count) }
+        match result {
+            Err(ReadError::Io(error)) => Err(error),
+            // Mismatches are counted once, when the caller asks for the bad block.
+            Err(ReadError::Mismatch(bad)) if count == 0 => {
+                self.device.note_mismatches(&bad);
+                Err(Errno::ILSEQ)
+            }
+            _ => Ok(count),
+        }
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
@@ -180,9 +189,15 @@ impl BackingStore for IntegrityStore {
         }
         let _exclusive = self.partial.write().unwrap_or_else(PoisonError::into_inner);
         let mut blocks = vec![0; len];
-        for edge in [0, len - block_len] {
+        let last = len - block_len;
+        for edge in std::iter::once(0).chain((last > 0).then_some(last)) {
             let block = &mut blocks[edge..edge + block_len];
-            self.read_blocks(start + edge as u64, block).map_err(|error| error.errno())?;
+            self.read_blocks(start + edge as u64, block).map_err(|error| {
+                if let ReadError::Mismatch(bad) = &error {
+                    self.device.note_mismatches(bad);
+                }
+                error.errno()
+            })?;
         }
         blocks[head..head + count].copy_from_slice(&data[..count]);
         self.write_blocks(start, &blocks)?;

@@ -81,7 +81,8 @@ pub struct Superblock {
     pub salt: [u8; SALT_LEN],
 }
 
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+/// Returns the bytes from `at`.
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes[at..at + N].try_into().expect("the slice has this length")
 }
 

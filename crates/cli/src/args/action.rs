@@ -187,6 +187,8 @@ pub(crate) const UNLOCK: &[&str] = &[
 /// Unlocking a volume with a token.
 pub(crate) const TOKENS: &[&str] =
     &["token-id", "token-type", "token-only", "disable-external-tokens", "external-tokens-path", "token-timeout"];
+/// A LUKS2 volume with integrity protection.
+pub(crate) const SEALED: &[&str] = &["integrity-no-journal", "freshness", "freshness-accept", "freshness-tags"];
 /// A LUKS header.
 pub(crate) const HEADER: &[&str] = &["policy", "type", "header", "disable-locks"];
 /// Plain volumes.

@@ -377,6 +377,15 @@ pub(crate) struct Options {
     /// Do not wipe device after luksFormat
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub integrity_no_wipe: bool,
+    /// File outside the image that records its newest state; an older copy of the image is refused
+    #[arg(long, value_name = "FILE", help_heading = "Integrity")]
+    pub freshness: Option<PathBuf>,
+    /// Record the present state without comparing it
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub freshness_accept: bool,
+    /// Also record a digest of all tags when the volume is closed
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub freshness_tags: bool,
     /// Wipe the end of the device after resize
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub wipe: bool,

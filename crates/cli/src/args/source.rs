@@ -13,6 +13,7 @@ use super::options::Options;
 use crate::error::CliError;
 use crate::ui::print::print_stderr;
 use crate::values::AnyCipher;
+use crate::volume::freshness::FreshnessArgs;
 use crate::volume::keyring::KeyLink;
 use crate::volume::policy_file;
 use crate::volume::source::{
@@ -171,6 +172,7 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
             (options.token_only, "token-only"),
             (!options.link_vk_to_keyring.is_empty(), "link-vk-to-keyring"),
             (options.integrity_no_journal, "integrity-no-journal"),
+            (options.freshness.is_some(), "freshness"),
         ];
         if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
             return not_allowed(option);
@@ -190,7 +192,22 @@ pub(crate) fn source_args(options: &Options, image: PathBuf) -> anyhow::Result<S
     let (header, key, links) = (options.header.clone(), key_args(options)?, links_of(options)?);
     let (flags, policy) = (flags_of(options), policy_of(options)?);
     let (shared, persistent, no_journal) = (options.shared, options.persistent, options.integrity_no_journal);
-    Ok(SourceArgs { image, header, volume_type, key, flags, persistent, policy, no_journal, links, shared })
+    let freshness = freshness_args(options)?;
+    Ok(SourceArgs { image, header, volume_type, key, flags, persistent, policy, no_journal, freshness, links, shared })
+}
+
+/// Converts `--freshness` and the options that go with it.
+fn freshness_args(options: &Options) -> anyhow::Result<Option<FreshnessArgs>> {
+    let Some(file) = &options.freshness else {
+        let given = [(options.freshness_accept, "freshness-accept"), (options.freshness_tags, "freshness-tags")];
+        return match given.iter().find(|(given, _)| *given) {
+            Some((_, option)) => Err(CliError::usage(format!("Option --{option} needs --freshness."))),
+            None => Ok(None),
+        };
+    };
+    // A process in the background has another working directory.
+    let file = std::path::absolute(file)?;
+    Ok(Some(FreshnessArgs { file, accept: options.freshness_accept, tags: options.freshness_tags }))
 }
 
 /// Converts the header policy.

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::{persistent, test_passphrase};
 use crate::args::action::{
-    ATTACH, Action, Alias, Arguments, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK,
+    ATTACH, Action, Alias, Arguments, KEY, PLAIN, POLICY, Prepared, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK,
 };
 use crate::args::options::Options;
 use crate::args::source::{check_threads, source_args};
@@ -47,13 +47,12 @@ pub(crate) const ACTION: Action = Action {
         Alias { volume_type: Some("plain"), is_swapped: true, ..Alias::new("create") },
     ],
     arguments: &[SOURCE, "[<name>]"],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, ATTACH, THREAD_FLAGS, OPEN],
+    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SEALED, ATTACH, THREAD_FLAGS, OPEN],
     about: "open a volume as a block device or a file",
     prepare,
 };
 
 const OPEN: &[&str] = &[
-    "integrity-no-journal",
     "link-vk-to-keyring",
     "table",
     "test-passphrase",

@@ -87,6 +87,7 @@ impl RunningKey {
             persistent: false,
             policy,
             no_journal: false,
+            freshness: None,
             links: Vec::new(),
             shared: false,
         })

@@ -88,6 +88,15 @@ struct Rates {
     inline: Option<f64>,
     units_per_call: f64,
     latency: BTreeMap<String, Percentiles>,
+    /// Rates of a dm-integrity volume.
+    integrity: Option<IntegrityRates>,
+}
+
+struct IntegrityRates {
+    commits: f64,
+    mismatches: f64,
+    /// `None`: clients wrote nothing.
+    write_amplification: Option<f64>,
 }
 
 impl Watch<'_> {
@@ -143,6 +152,14 @@ impl Rates {
             inline: (inline + offloaded > 0.0).then(|| inline / (inline + offloaded)),
             units_per_call: if calls > 0.0 { units / calls } else { 0.0 },
             latency: now.histograms_ns.iter().map(percentiles).collect(),
+            integrity: now.integrity.zip(before.integrity).map(|(now, before)| {
+                let diff = now.since(&before);
+                IntegrityRates {
+                    commits: diff.commits as f64 / secs,
+                    mismatches: diff.mismatches as f64 / secs,
+                    write_amplification: diff.write_amplification(),
+                }
+            }),
         }
     }
 }
@@ -168,13 +185,23 @@ impl Row {
             if let Value::Object(more) = more {
                 fields.extend(more);
             }
+            if let Some(integrity) = &rates.integrity {
+                let integrity = json!({
+                    "commits_per_s": integrity.commits,
+                    "mismatches_per_s": integrity.mismatches,
+                    "write_amplification": integrity.write_amplification,
+                });
+                fields.insert("integrity".to_owned(), integrity);
+            }
         }
         Value::Object(fields)
     }
 }
 
 fn columns(rows: &[Row]) -> Columns {
-    let mut columns = Columns::new(&[
+    let has_integrity = |row: &Row| row.rates.as_ref().is_some_and(|rates| rates.integrity.is_some());
+    let shows_integrity = rows.iter().any(has_integrity);
+    let mut headings = vec![
         "NAME",
         "STATE",
         "READ/s",
@@ -187,7 +214,11 @@ fn columns(rows: &[Row]) -> Columns {
         "INLINE",
         "OFFLOADED",
         "ERROR/s",
-    ]);
+    ];
+    if shows_integrity {
+        headings.extend(["COMMIT/s", "MISMATCH/s", "WRITTEN"]);
+    }
+    let mut columns = Columns::new(&headings);
     for row in rows {
         let mut cells = vec![row.name.to_string(), row.state.to_owned()];
         if let Some(rates) = &row.rates {
@@ -199,6 +230,13 @@ fn columns(rows: &[Row]) -> Columns {
             cells.extend([total.p50, total.p99, total.p99_9].map(time));
             cells.extend([share(rates.inline), share(rates.inline.map(|inline| 1.0 - inline))]);
             cells.push(format!("{:.0}", rates.errors));
+            if shows_integrity {
+                let integrity = rates.integrity.as_ref();
+                let rate = |rate: Option<f64>| rate.map_or("-".to_owned(), |rate| format!("{rate:.0}"));
+                cells.extend([rate(integrity.map(|i| i.commits)), rate(integrity.map(|i| i.mismatches))]);
+                let times = integrity.and_then(|i| i.write_amplification);
+                cells.push(times.map_or("-".to_owned(), |times| format!("{times:.2}x")));
+            }
         }
         columns.row(cells);
     }

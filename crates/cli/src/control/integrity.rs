@@ -2,10 +2,13 @@
 
 use std::fmt;
 
-use inlock_integrity::Mode;
+use inlock_integrity::{IntegrityDevice, Mode};
 use serde::{Deserialize, Serialize};
 
 use crate::volume::integrity::RunningIntegrity;
+
+/// Positions of mismatches that the text of `status` shows.
+const MAX_SHOWN: usize = 8;
 
 /// State of a dm-integrity volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +29,16 @@ pub(crate) struct IntegrityStatus {
     /// First sector whose tag is still to be computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recalc_sector: Option<u64>,
+    #[serde(flatten)]
+    pub counters: IntegrityCounters,
+    /// First sector of the first block without a matching tag in each MiB, of at most 64.
+    #[serde(default)]
+    pub mismatched_sectors: Vec<u64>,
+}
+
+/// Counters of a dm-integrity volume since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct IntegrityCounters {
     /// Bytes that clients wrote.
     pub client_bytes: u64,
     /// Bytes that were written to the devices for them.
@@ -36,17 +49,46 @@ pub(crate) struct IntegrityStatus {
     pub commits: u64,
 }
 
+impl IntegrityCounters {
+    pub(crate) fn of(device: &IntegrityDevice) -> Self {
+        let metrics = device.metrics();
+        Self {
+            client_bytes: metrics.client_bytes,
+            stored_bytes: metrics.stored_bytes,
+            mismatches: metrics.mismatches,
+            journal_sections_used: metrics.journal_sections_used,
+            commits: metrics.commits,
+        }
+    }
+
+    /// Returns the bytes written to the devices for each byte that clients wrote, if they wrote any.
+    pub(crate) fn write_amplification(&self) -> Option<f64> {
+        (self.client_bytes > 0).then(|| self.stored_bytes as f64 / self.client_bytes as f64)
+    }
+
+    /// Returns the difference to `earlier`.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let diff = |get: fn(&Self) -> u64| get(self).saturating_sub(get(earlier));
+        Self {
+            client_bytes: diff(|c| c.client_bytes),
+            stored_bytes: diff(|c| c.stored_bytes),
+            mismatches: diff(|c| c.mismatches),
+            journal_sections_used: self.journal_sections_used,
+            commits: diff(|c| c.commits),
+        }
+    }
+}
+
 impl IntegrityStatus {
     pub(crate) fn of(running: &RunningIntegrity) -> Self {
         let device = &running.device;
-        let spec = running.sealed.as_ref().map(|(_, segment)| segment.spec);
+        let spec = running.sealed.as_ref().map(|sealed| sealed.segment.spec);
         let internal_hash = || device.options().internal_hash.as_ref().map(|hash| hash.algorithm().name());
         let integrity = match spec {
             Some(spec) => spec.luks2_names().1,
             None => internal_hash().unwrap_or("none").to_owned(),
         };
         let (layout, options, superblock) = (device.layout(), device.options(), device.superblock());
-        let metrics = device.metrics();
         let mode = match options.mode {
             Mode::Journal => "journal",
             Mode::Bitmap => "bitmap",
@@ -62,11 +104,8 @@ impl IntegrityStatus {
             mode: mode.to_owned(),
             journal_size: layout.journal.sectors() * 512,
             recalc_sector: Some(superblock.recalc_sector).filter(|_| superblock.is_recalculating()),
-            client_bytes: metrics.client_bytes,
-            stored_bytes: metrics.stored_bytes,
-            mismatches: metrics.mismatches,
-            journal_sections_used: metrics.journal_sections_used,
-            commits: metrics.commits,
+            counters: IntegrityCounters::of(device),
+            mismatched_sectors: device.mismatched_sectors(),
         }
     }
 
@@ -97,13 +136,18 @@ impl IntegrityStatus {
 
     /// Writes the counters.
     pub(crate) fn write_counters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (client, stored) = (self.client_bytes, self.stored_bytes);
+        let IntegrityCounters { client_bytes: client, stored_bytes: stored, .. } = self.counters;
         writeln!(
             f,
             "  tags:    {} mismatches, {} commits, {} journal sections in use",
-            self.mismatches, self.commits, self.journal_sections_used
+            self.counters.mismatches, self.counters.commits, self.counters.journal_sections_used
         )?;
-        let factor = stored as f64 / client.max(1) as f64;
+        if !self.mismatched_sectors.is_empty() {
+            let sectors: Vec<String> = self.mismatched_sectors.iter().take(MAX_SHOWN).map(u64::to_string).collect();
+            let more = if self.mismatched_sectors.len() > MAX_SHOWN { ", ..." } else { "" };
+            writeln!(f, "  mismatches at sectors: {}{more} (the first of each MiB)", sectors.join(", "))?;
+        }
+        let factor = self.counters.write_amplification().unwrap_or(0.0);
         writeln!(f, "  written: {client} bytes by clients, {stored} bytes to the devices ({factor:.2} times)")?;
         match self.recalc_sector {
             Some(sector) => writeln!(f, "  recalculating: from sector {sector}"),

@@ -6,6 +6,8 @@ use std::fmt;
 use inlock_engine::stats::{Histogram, Snapshot};
 use serde::{Deserialize, Serialize};
 
+use super::integrity::IntegrityCounters;
+
 /// Counters since the volume was opened.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Counters {
@@ -157,6 +159,9 @@ pub(crate) struct Sample {
     pub suspended: bool,
     pub counters: Counters,
     pub histograms_ns: BTreeMap<String, Buckets>,
+    /// Counters of a dm-integrity volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub integrity: Option<IntegrityCounters>,
 }
 
 /// Nanoseconds, shown with three digits and a unit.

@@ -13,6 +13,7 @@ use anyhow::Context;
 use inlock_engine::stats::Snapshot;
 
 use super::info::VolumeStatus;
+use super::integrity::IntegrityCounters;
 use super::metrics::phases;
 use crate::error::CliError;
 use crate::system::socket;
@@ -183,6 +184,9 @@ pub(crate) fn text(status: &VolumeStatus, snapshot: &Snapshot) -> String {
     text.counter("inlock_cipher_calls", "", "Cipher calls.", "", &[("", snapshot.cipher_calls)]);
     text.counter("inlock_cipher_units", "", "Data units encrypted or decrypted.", "", &[("", snapshot.cipher_units)]);
 
+    if let Some(integrity) = &status.integrity {
+        text.integrity(&integrity.counters);
+    }
     text.family("inlock_io_latency_seconds", "histogram", "seconds", "Latency of requests, in total and by phase.");
     for (phase, histogram) in phases(snapshot) {
         for bound in BOUNDS {
@@ -217,6 +221,22 @@ impl Text {
             let _ = write!(self.out, ",{label}=\"{}\"", quoted(value));
         }
         let _ = writeln!(self.out, "}} {value}");
+    }
+
+    /// Adds the families of a dm-integrity volume.
+    fn integrity(&mut self, counters: &IntegrityCounters) {
+        let mismatches = [("", counters.mismatches)];
+        self.counter("inlock_integrity_mismatches", "", "Blocks that did not match their tags.", "", &mismatches);
+        let commits = [("", counters.commits)];
+        self.counter("inlock_integrity_journal_commits", "", "Commits of the journal.", "", &commits);
+        let bytes = [("clients", counters.client_bytes), ("devices", counters.stored_bytes)];
+        let help = "Bytes written by clients, and to the devices for them.";
+        self.counter("inlock_integrity_written_bytes", "bytes", help, "place", &bytes);
+        if let Some(ratio) = counters.write_amplification() {
+            let name = "inlock_integrity_write_amplification";
+            self.family(name, "gauge", "", "Bytes written to the devices for each byte that clients wrote.");
+            self.sample(name, &[], &format!("{ratio:.4}"));
+        }
     }
 
     /// Adds a family of counters. A family without a label has one counter.

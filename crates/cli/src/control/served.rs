@@ -15,12 +15,12 @@ use serde_json::{Map, Value, json};
 
 use super::files::Files;
 use super::info::{RuntimeInfo, VolumeStatus};
-use super::integrity::IntegrityStatus;
+use super::integrity::{IntegrityCounters, IntegrityStatus};
 use super::metrics::{Buckets, Counters, LastError, Percentiles, Sample, phases};
 use super::openmetrics;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 use crate::system::pipe;
-use crate::volume::integrity::RunningIntegrity;
+use crate::volume::integrity::{RunningIntegrity, SealedStore};
 use crate::volume::key_check::KeyCheck;
 use crate::volume::reload::reload;
 
@@ -129,6 +129,7 @@ impl ServedVolume {
             suspended: self.device.is_suspended(),
             counters: Counters::of(&snapshot),
             histograms_ns: phases(&snapshot).map(|(name, histogram)| (name.to_owned(), Buckets::of(histogram))).into(),
+            integrity: self.integrity.as_ref().map(|integrity| IntegrityCounters::of(&integrity.device)),
         }
     }
 
@@ -175,8 +176,8 @@ impl ServedVolume {
         let suspended = self.device.suspend();
         if self.key_present.load(Ordering::Acquire) && self.device.is_suspended() {
             let wiped = match self.sealed() {
-                Some(integrity) => {
-                    integrity.wipe_key();
+                Some(sealed) => {
+                    sealed.wipe_key();
                     Ok(())
                 }
                 None => self.device.wipe_key(),
@@ -290,14 +291,14 @@ impl ServedVolume {
             return Err(CliError::OtherKey.into());
         }
         match self.sealed() {
-            Some(integrity) => integrity.set_key(&key),
+            Some(sealed) => sealed.set_key(&key),
             None => Ok(self.device.set_key(&key)?),
         }
     }
 
-    /// Returns the volume of dm-integrity that has the key, if there is one.
-    fn sealed(&self) -> Option<&RunningIntegrity> {
-        self.integrity.as_ref().filter(|integrity| integrity.sealed.is_some())
+    /// Returns the store of a volume of dm-integrity that has the key, if there is one.
+    fn sealed(&self) -> Option<&SealedStore> {
+        self.integrity.as_ref()?.sealed.as_ref()
     }
 }
 

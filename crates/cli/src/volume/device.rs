@@ -60,6 +60,12 @@ impl Device {
         Ok(Self { path, file, len, metadata, zones: None })
     }
 
+    /// Returns another handle of it, of the same open file.
+    pub(crate) fn duplicate(&self) -> io::Result<Self> {
+        let (path, metadata) = (self.path.clone(), self.metadata.clone());
+        Ok(Self { path, file: self.share()?, len: self.len, metadata, zones: self.zones })
+    }
+
     /// Whether it is a block device.
     pub(crate) fn is_block(&self) -> bool {
         is_block(&self.metadata)

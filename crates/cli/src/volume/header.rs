@@ -189,9 +189,6 @@ fn read(device: &Device, luks: Luks) -> anyhow::Result<Volume> {
 pub(super) fn header_device(args: &SourceArgs, data: &Device) -> anyhow::Result<Device> {
     match &args.header {
         Some(header) => Device::open(header, OpenMode::Read),
-        None => {
-            let (path, metadata) = (data.path.clone(), data.metadata.clone());
-            Ok(Device { path, file: data.share()?, len: data.len, metadata, zones: data.zones })
-        }
+        None => Ok(data.duplicate()?),
     }
 }

@@ -13,12 +13,14 @@ use inlock_cipher::VolumeKey;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{
-    IntegrityDevice, IntegrityError, IntegrityStore, JournalCipher, Mode, OpenOptions, Stores, TagAlgorithm, TagHash,
+    IntegrityDevice, IntegrityError, IntegrityStore, JournalCipher, Mismatch, Mode, OpenOptions, Stores, TagAlgorithm,
+    TagHash,
 };
 use inlock_volume::AuthenticatedSegment;
 use zeroize::Zeroizing;
 
 use super::device::{Device, OpenMode};
+use super::freshness::{FreshnessCheck, FreshnessFile};
 use super::lock::{self, DeviceLock};
 use crate::error::CliError;
 use crate::ui::print::warn;
@@ -149,13 +151,42 @@ pub(crate) struct IntegrityOpening {
     pub every: Duration,
     /// First sector of the volume on the device with its superblock.
     pub start: u64,
+    /// `--freshness`
+    pub freshness: Option<FreshnessCheck>,
 }
 
 impl IntegrityOpening {
     /// Returns how to open the volume below a segment.
-    pub(crate) fn of_segment(segment: &AuthenticatedSegment, no_journal: bool) -> Self {
+    pub(super) fn of_segment(
+        segment: &AuthenticatedSegment,
+        no_journal: bool,
+        freshness: Option<FreshnessCheck>,
+    ) -> Self {
         let mode = if no_journal { Mode::Direct } else { Mode::Journal };
-        Self { options: OpenOptions::new(mode), every: DEFAULT_COMMIT_TIME, start: segment.data_offset.0 }
+        Self { options: OpenOptions::new(mode), every: DEFAULT_COMMIT_TIME, start: segment.data_offset.0, freshness }
+    }
+
+    /// Opens the volume below a segment, after a comparison with its freshness file.
+    pub(super) fn open_fresh(
+        mut self,
+        data: &Device,
+        key: &VolumeKey,
+        io: IoMode,
+        read_only: bool,
+    ) -> anyhow::Result<MaintainedIntegrity> {
+        let file = match self.freshness.take() {
+            Some(check) => {
+                let stores = Stores { start: self.start, ..stores(data, None, IoMode::Sync, true)? };
+                check.verify(key, data, stores, &self.options, !read_only)?
+            }
+            None => None,
+        };
+        let mut integrity = self.open(data, None, io, read_only)?;
+        if let Some(file) = file {
+            file.attach(&integrity.device)?;
+            integrity.freshness = Some(file);
+        }
+        Ok(integrity)
     }
 
     /// Opens the volume: replays its journal, and starts its thread.
@@ -172,9 +203,21 @@ impl IntegrityOpening {
         let mismatches = device.metrics().mismatches;
         if mismatches > 0 {
             let path = metadata.path.display();
-            warn(format_args!("{path}: {mismatches} blocks of the journal do not match their tags"));
+            let place = device.mismatched_sectors().first().map(|sector| format!(", the first one at sector {sector}"));
+            let place = place.unwrap_or_default();
+            warn(format_args!("{path}: {mismatches} blocks of the journal do not match their tags{place}"));
         }
+        let path = metadata.path.clone();
+        device.observe_mismatches(move |mismatch| warn_of_mismatch(&path, mismatch));
         MaintainedIntegrity::start(Arc::new(device), &metadata.path, self.every)
+    }
+}
+
+fn warn_of_mismatch(path: &Path, mismatch: Mismatch) {
+    let (path, sector) = (path.display(), mismatch.sector);
+    warn(format_args!("{path}: the block at sector {sector} does not match its tag and cannot be read"));
+    if mismatch.is_last {
+        warn(format_args!("{path}: further blocks that do not match their tags are counted only"));
     }
 }
 
@@ -201,6 +244,7 @@ pub(crate) struct MaintainedIntegrity {
     pub device: Arc<IntegrityDevice>,
     path: PathBuf,
     thread: Mutex<Option<(mpsc::Sender<()>, JoinHandle<()>)>>,
+    freshness: Option<Arc<FreshnessFile>>,
 }
 
 impl MaintainedIntegrity {
@@ -212,7 +256,7 @@ impl MaintainedIntegrity {
             .name("integrity".to_owned())
             .spawn(move || maintain(&maintained, &name, every, &stopped))
             .context("cannot start a thread")?;
-        Ok(Self { device, path: path.to_owned(), thread: Mutex::new(Some((stop, thread))) })
+        Ok(Self { device, path: path.to_owned(), thread: Mutex::new(Some((stop, thread))), freshness: None })
     }
 
     /// Stops the thread, copies the journal to its places and marks the volume as clean.
@@ -221,7 +265,8 @@ impl MaintainedIntegrity {
         self.device
             .close()
             .map_err(|error| anyhow::Error::from(std::io::Error::from(error)))
-            .map_err(|error| error.context(CliError::WritesLost { path: self.path.clone() }))
+            .map_err(|error| error.context(CliError::WritesLost { path: self.path.clone() }))?;
+        self.freshness.as_ref().map_or(Ok(()), |file| file.close())
     }
 
     fn stop(&self) {
@@ -266,24 +311,25 @@ impl MaintainedIntegrity {
 #[derive(Clone)]
 pub(crate) struct RunningIntegrity {
     pub device: Arc<IntegrityDevice>,
-    /// The store with the key of an AEAD.
-    pub sealed: Option<(Arc<IntegrityStore>, AuthenticatedSegment)>,
+    pub sealed: Option<SealedStore>,
 }
 
-impl RunningIntegrity {
+/// The store with the key of an AEAD.
+#[derive(Clone)]
+pub(crate) struct SealedStore {
+    pub store: Arc<IntegrityStore>,
+    pub segment: AuthenticatedSegment,
+}
+
+impl SealedStore {
     /// Wipes the key, while the engine's device is suspended.
     pub(crate) fn wipe_key(&self) {
-        if let Some((store, _)) = &self.sealed {
-            store.wipe_key();
-        }
+        self.store.wipe_key();
     }
 
     /// Sets the key after it was wiped.
     pub(crate) fn set_key(&self, key: &VolumeKey) -> anyhow::Result<()> {
-        match &self.sealed {
-            Some((store, segment)) => Ok(store.set_aead(segment.aead(key)?).map_err(std::io::Error::from)?),
-            None => Ok(()),
-        }
+        Ok(self.store.set_aead(self.segment.aead(key)?).map_err(std::io::Error::from)?)
     }
 }
 

@@ -11,6 +11,7 @@ use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Tabl
 
 use super::backing;
 use super::device::{Device, OpenMode};
+use super::freshness::{FreshnessArgs, FreshnessCheck};
 use super::header::{Header, header_device};
 use super::info::{SegmentInfo, VolumeInfo, resolved};
 use super::integrity::{IntegrityArgs, IntegrityDevices, IntegrityOpening};
@@ -135,6 +136,7 @@ fn unlock_luks(
         // Prevents replacing the header. The lock of the data device includes a header on it.
         locks.push(lock::whole_device(&device, Mode::Shared)?);
     }
+    let header_file = args.freshness.as_ref().map(|_| device.share()).transpose()?;
     let header = Header::load_from(device, luks, false)?;
     header.check(&args.policy)?;
     header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
@@ -145,6 +147,9 @@ fn unlock_luks(
             format!("Device {} is zoned, and its volume has integrity protection.", data.path.display()),
             "dm-integrity writes tags in place, which zones do not allow; use another device",
         ));
+    }
+    if !is_authenticated && args.freshness.is_some() {
+        return Err(CliError::usage("Option --freshness needs a LUKS2 volume with integrity protection."));
     }
     info.kind = header.kind();
     check_links(&args.links, &info.kind)?;
@@ -160,7 +165,10 @@ fn unlock_luks(
         None => Contents::Volume(unlocked.segments, unlocked.key),
         Some(segment) => {
             let no_journal = args.no_journal || unlocked.flags.no_journal && !args.persistent;
-            let opening = IntegrityOpening::of_segment(&segment, no_journal);
+            let uuid = header.volume.uuid().to_owned();
+            let check = |(args, header): (&FreshnessArgs, _)| FreshnessCheck { args: args.clone(), uuid, header };
+            let freshness = args.freshness.as_ref().zip(header_file).map(check);
+            let opening = IntegrityOpening::of_segment(&segment, no_journal, freshness);
             Contents::Authenticated(segment, unlocked.key, opening)
         }
     };
@@ -209,7 +217,7 @@ fn open_integrity(integrity: &IntegrityArgs, args: &SourceArgs, writing: bool) -
         info.device = resolved(&data.path);
     }
     info.flags.allow_discards = integrity.allow_discards;
-    let opening = IntegrityOpening { options: integrity.load()?, every: integrity.every, start: 0 };
+    let opening = IntegrityOpening { options: integrity.load()?, every: integrity.every, start: 0, freshness: None };
     let data = std::iter::once(devices.metadata).chain(devices.data).collect();
     Ok(UnlockedVolume::new(data, info, Contents::Integrity(opening), devices.locks))
 }

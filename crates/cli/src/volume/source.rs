@@ -7,6 +7,7 @@ use inlock_volume::HeaderPolicy;
 use inlock_volume::plain::Plain;
 use inlock_volume::table::CryptOptions;
 
+use super::freshness::FreshnessArgs;
 use super::integrity::IntegrityArgs;
 use super::keyring::KeyLink;
 use super::table::TableArg;
@@ -25,6 +26,8 @@ pub(crate) struct SourceArgs {
     pub policy: HeaderPolicy,
     /// `--integrity-no-journal`: without the journal of a volume with integrity protection.
     pub no_journal: bool,
+    /// `--freshness`
+    pub freshness: Option<FreshnessArgs>,
     /// `--link-vk-to-keyring`
     pub links: Vec<KeyLink>,
     /// `--shared`: other plain volumes on the device may be open.

@@ -12,7 +12,7 @@ use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Tab
 
 use super::device::Device;
 use super::info::VolumeInfo;
-use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity};
+use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore};
 use super::keyring::{KeyLink, LinkedKeys};
 use super::lock::DeviceLock;
 use super::zones;
@@ -149,9 +149,9 @@ impl UnlockedVolume {
             Contents::Authenticated(segment, key, opening) => {
                 let inner = segment.spec.inner();
                 let access = access_to(inner.into_iter(), access, path);
-                let integrity = opening.open(&data[0], None, mode, access.read_only)?;
+                let integrity = opening.open_fresh(&data[0], &key, mode, access.read_only)?;
                 let store = integrity.sealed(segment, &key)?;
-                let sealed = Some((Arc::clone(&store), segment));
+                let sealed = Some(SealedStore { store: Arc::clone(&store), segment });
                 let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed };
                 (engine::Device::raw(store, access), Some((integrity, running)))
             }

@@ -1,6 +1,7 @@
 //! Data and tags in their places.
 
 use super::metrics::Metrics;
+use super::mismatches::Mismatches;
 use super::stripes::Stripes;
 use super::tag_cache::TagCache;
 use crate::layout::Layout;
@@ -17,6 +18,7 @@ pub(super) struct Core {
     pub(super) tags: TagCache,
     pub(super) stripes: Stripes,
     pub(super) metrics: Metrics,
+    pub(super) mismatches: Mismatches,
     failed: AtomicBool,
     /// Held during a sync: stores rely on one at a time.
     sync: Mutex<()>,
@@ -30,6 +32,7 @@ impl Core {
             tags: TagCache::default(),
             stripes: Stripes::default(),
             metrics: Metrics::default(),
+            mismatches: Mismatches::default(),
             failed: AtomicBool::new(false),
             sync: Mutex::new(()),
         }

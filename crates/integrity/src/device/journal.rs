@@ -2,10 +2,11 @@
 //! to their places.
 
 use super::core::Core;
+use crate::freshness::{Digest, section_digest};
 use crate::journal_codec::{JournalCodec, next_sequence};
 use inlock_engine::Errno;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Bytes of sections that are kept in memory at most, unless two sections are longer.
 const MAX_RESIDENT: usize = 16 << 20;
@@ -19,7 +20,14 @@ pub(super) struct Journal {
     writer: Mutex<()>,
     /// Largest number of sections in use.
     capacity: usize,
+    /// Largest number of sections in use if commits are recorded: one less than there are, so that no commit overwrites
+    /// the section that was recorded last.
+    recorded_capacity: usize,
+    recorder: OnceLock<Recorder>,
 }
+
+/// Records the newest section and its digest.
+pub(super) type Recorder = Box<dyn Fn(u32, Digest) -> Result<(), Errno> + Send + Sync>;
 
 struct State {
     /// Section that is being filled; it has no place yet.
@@ -69,7 +77,32 @@ impl Journal {
             next,
             sequence,
         };
-        Self { codec, state: Mutex::new(state), writer: Mutex::new(()), capacity }
+        Self {
+            codec,
+            state: Mutex::new(state),
+            writer: Mutex::new(()),
+            capacity,
+            recorded_capacity: capacity.min(layout.sections as usize - 1),
+            recorder: OnceLock::new(),
+        }
+    }
+
+    /// Returns the section before the next one to write, if nothing was written yet.
+    pub(super) fn newest_section(&self, core: &Core) -> u32 {
+        let sections = core.layout.journal.sections;
+        (self.state().next + sections - 1) % sections
+    }
+
+    /// Calls `recorder` after each commit. Fails if there is one already, or if the journal has a single section.
+    pub(super) fn record(&self, recorder: Recorder) -> Result<(), Errno> {
+        if self.recorded_capacity == 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        self.recorder.set(recorder).map_err(|_| Errno::INVAL)
+    }
+
+    fn capacity(&self) -> usize {
+        if self.recorder.get().is_some() { self.recorded_capacity } else { self.capacity }
     }
 
     /// Copies the newest data and tag of a block, if it is in the journal.
@@ -97,7 +130,7 @@ impl Journal {
                 if state.used < core.layout.journal.entries {
                     break state;
                 }
-                if state.sealed.len() < self.capacity {
+                if state.sealed.len() < self.capacity() {
                     self.seal(core, &mut state);
                     break state;
                 }
@@ -109,7 +142,7 @@ impl Journal {
             state.used += 1;
             state.index.insert(block, (ordinal, entry));
         }
-        let half_full = self.state().sealed.len() * 2 > self.capacity;
+        let half_full = self.state().sealed.len() * 2 > self.capacity();
         if half_full { self.checkpoint(core, Part::Sealed) } else { Ok(()) }
     }
 
@@ -137,7 +170,7 @@ impl Journal {
     /// Writes sections that are not durable. The caller holds `writer`.
     fn commit_all(&self, core: &Core, part: Part) -> Result<(), Errno> {
         let mut state = self.state();
-        if part == Part::All && state.used > 0 && state.sealed.len() < self.capacity {
+        if part == Part::All && state.used > 0 && state.sealed.len() < self.capacity() {
             self.seal(core, &mut state);
         }
         let pending = (state.ordinal - state.committed) as usize;
@@ -147,17 +180,7 @@ impl Journal {
         let (through, is_full) = (state.ordinal, part == Part::All && state.used > 0);
         drop(state);
         if !sections.is_empty() {
-            // Sections that follow each other on the store are written at once.
-            for run in sections.chunk_by(|a, b| a.0 + 1 == b.0) {
-                let mut bytes = Vec::with_capacity(run.len() * core.layout.journal.section_len());
-                for (number, sequence, image) in run {
-                    let start = bytes.len();
-                    bytes.extend_from_slice(image);
-                    self.codec.seal(*number, *sequence, &mut bytes[start..]);
-                }
-                core.write_metadata(&bytes, core.layout.section_at(run[0].0))?;
-            }
-            core.sync(false)?;
+            self.write_sections(core, &sections)?;
             core.metrics.count_commit();
             self.state().committed = through;
         }
@@ -168,6 +191,30 @@ impl Journal {
             return self.commit_all(core, part);
         }
         Ok(())
+    }
+
+    /// Writes and syncs sections, each with its number and lap, and records the last one.
+    fn write_sections(&self, core: &Core, sections: &[(u32, u8, Arc<Vec<u8>>)]) -> Result<(), Errno> {
+        let mut newest = None;
+        // Sections that follow each other on the store are written at once.
+        for run in sections.chunk_by(|a, b| a.0 + 1 == b.0) {
+            let mut bytes = Vec::with_capacity(run.len() * core.layout.journal.section_len());
+            for (number, sequence, image) in run {
+                let start = bytes.len();
+                bytes.extend_from_slice(image);
+                self.codec.seal(*number, *sequence, &mut bytes[start..]);
+                if self.recorder.get().is_some() {
+                    newest = Some((*number, section_digest(&bytes[start..])));
+                }
+            }
+            core.write_metadata(&bytes, core.layout.section_at(run[0].0))?;
+        }
+        core.sync(false)?;
+        match (self.recorder.get(), newest) {
+            // Before the flush is acknowledged: what was acknowledged cannot be taken back unnoticed.
+            (Some(record), Some((number, digest))) => core.note(record(number, digest)),
+            _ => Ok(()),
+        }
     }
 
     /// Copies the first `count` sections, which are durable, to their places, and frees them. The caller holds

@@ -22,7 +22,6 @@ pub struct MetricsSnapshot {
 pub(super) struct Metrics {
     client: AtomicU64,
     stored: AtomicU64,
-    mismatches: AtomicU64,
     used: AtomicU64,
     commits: AtomicU64,
 }
@@ -36,10 +35,6 @@ impl Metrics {
         self.stored.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn count_mismatch(&self) {
-        self.mismatches.fetch_add(1, Ordering::Relaxed);
-    }
-
     pub(super) fn count_commit(&self) {
         self.commits.fetch_add(1, Ordering::Relaxed);
     }
@@ -48,12 +43,12 @@ impl Metrics {
         self.used.store(sections as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn snapshot(&self) -> MetricsSnapshot {
+    pub(super) fn snapshot(&self, mismatches: u64) -> MetricsSnapshot {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         MetricsSnapshot {
             client_bytes: get(&self.client),
             stored_bytes: get(&self.stored),
-            mismatches: get(&self.mismatches),
+            mismatches,
             journal_sections_used: get(&self.used),
             commits: get(&self.commits),
         }

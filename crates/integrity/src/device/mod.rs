@@ -4,6 +4,7 @@ mod bitmap;
 mod core;
 mod journal;
 mod metrics;
+mod mismatches;
 mod open;
 mod recalculate;
 mod replay;
@@ -13,9 +14,11 @@ mod tag_cache;
 mod wipe;
 
 pub use metrics::MetricsSnapshot;
+pub use mismatches::Mismatch;
 
 use self::core::Core;
 use crate::format::clear_journal;
+use crate::freshness::Digest;
 use crate::layout::Layout;
 use crate::options::{Mode, OpenOptions};
 use crate::superblock::{Flags, Superblock};
@@ -91,12 +94,44 @@ impl IntegrityDevice {
 
     /// Returns the counters.
     pub fn metrics(&self) -> MetricsSnapshot {
-        self.core.metrics.snapshot()
+        self.core.metrics.snapshot(self.core.mismatches.get())
     }
 
-    /// Counts blocks whose tags, of the caller, do not match them.
-    pub(crate) fn count_mismatches(&self, count: usize) {
-        (0..count).for_each(|_| self.core.metrics.count_mismatch());
+    /// Returns the first sector of the block that was found first in each region of 1 MiB with mismatches, of at most
+    /// 64 regions.
+    pub fn mismatched_sectors(&self) -> Vec<u64> {
+        self.core.mismatches.sectors()
+    }
+
+    /// Calls `observer` on the thread that reads, for the first mismatch of each MiB, in at most 64 regions.
+    /// A device has one observer; later ones are ignored. Mismatches of the replay came before.
+    pub fn observe_mismatches(&self, observer: impl Fn(Mismatch) + Send + Sync + 'static) {
+        self.core.mismatches.observe(Box::new(observer));
+    }
+
+    /// Returns the section of the journal that was written last. `None` in modes without a journal. Only meaningful
+    /// before the first write.
+    pub fn newest_section(&self) -> Option<u32> {
+        self.journal.as_ref().map(|journal| journal.newest_section(&self.core))
+    }
+
+    /// Calls `recorder` after each commit of the journal, with the number and the
+    /// [digest](crate::StoredSection::digest) of the newest section, before the flush that waits for it returns. If it
+    /// fails, the flush and all later writes fail.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` if the journal has a single section; `EINVAL` if there is a recorder, or no journal.
+    pub fn record_commits(
+        &self,
+        recorder: impl Fn(u32, Digest) -> Result<(), Errno> + Send + Sync + 'static,
+    ) -> Result<(), Errno> {
+        self.journal.as_ref().ok_or(Errno::INVAL)?.record(Box::new(recorder))
+    }
+
+    /// Counts and reports blocks that do not match their tags.
+    pub(crate) fn note_mismatches(&self, sectors: &[u64]) {
+        sectors.iter().for_each(|sector| self.core.mismatches.note(*sector));
     }
 
     /// Reads blocks from `sector`. Blocks the caller.
@@ -105,6 +140,15 @@ impl IntegrityDevice {
     ///
     /// Names the blocks that do not match their tags; the others are in `data`.
     pub fn read(&self, sector: u64, data: &mut [u8], tuples: &mut [u8]) -> Result<(), ReadError> {
+        let result = self.read_uncounted(sector, data, tuples);
+        if let Err(ReadError::Mismatch(bad)) = &result {
+            self.note_mismatches(bad);
+        }
+        result
+    }
+
+    /// Reads like [`IntegrityDevice::read`], but leaves it to the caller to count mismatches.
+    pub(crate) fn read_uncounted(&self, sector: u64, data: &mut [u8], tuples: &mut [u8]) -> Result<(), ReadError> {
         let (first, count) = self.locate(sector, data.len(), tuples.len())?;
         if count == 0 {
             return Ok(());
@@ -156,7 +200,6 @@ impl IntegrityDevice {
             let sector = block * self.core.layout.sectors_per_block();
             let is_from_memory = journaled[n] && self.journal.is_some();
             if !is_from_memory && !tagger.is_valid(sector, data, tag) && !self.is_unverified(block) {
-                self.core.metrics.count_mismatch();
                 data.fill(0);
                 mismatches.push(sector);
             }

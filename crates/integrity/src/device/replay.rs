@@ -76,13 +76,13 @@ pub(super) fn for_each_entry(
 ) -> Result<(), Errno> {
     let layout = &core.layout;
     if !codec.has_valid_mac(section, image) {
-        core.metrics.count_mismatch();
+        core.mismatches.count();
         return Err(Errno::ILSEQ);
     }
     for entry in 0..layout.journal.entries {
         let Some(sector) = codec.sector(image, entry) else { continue };
         if sector >= layout.provided_data_sectors || !sector.is_multiple_of(layout.sectors_per_block()) {
-            core.metrics.count_mismatch();
+            core.mismatches.count();
             continue;
         }
         each(sector / layout.sectors_per_block(), entry)?;
@@ -135,9 +135,10 @@ fn replay_section(
     let mut data = vec![0; layout.block_len()];
     for_each_entry(core, codec, section, image, |block, entry| {
         let tag = codec.get(image, entry, &mut data);
-        if tagger.is_some_and(|tagger| !tagger.is_valid(block * layout.sectors_per_block(), &data, tag)) {
+        let sector = block * layout.sectors_per_block();
+        if tagger.is_some_and(|tagger| !tagger.is_valid(sector, &data, tag)) {
             // It is written nevertheless: the block is then refused, instead of an older one returned.
-            core.metrics.count_mismatch();
+            core.mismatches.note(sector);
         }
         core.write(block, &data, tag)
     })?;

@@ -8,6 +8,7 @@ mod crash;
 mod device;
 mod faults;
 mod format;
+mod freshness;
 mod metrics;
 mod resize;
 mod sealed;

@@ -1,7 +1,9 @@
 //! Counters: the bytes that are stored for those that clients write.
 
 use crate::support::{formatted, hash, memory, open_options};
-use inlock_integrity::{FormatOptions, IntegrityDevice, Mode, Stores};
+use inlock_engine::{BackingStore, Errno};
+use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, Mode, Stores};
+use std::sync::{Arc, Mutex};
 
 /// Returns the bytes stored for each byte of sequential writes of 128 KiB, a flush after each MiB.
 fn sequential(mode: Mode, hash_name: &str, block_len: usize) -> f64 {
@@ -52,4 +54,45 @@ fn evicted_tags_are_counted() {
     }
     device.flush().unwrap();
     assert_eq!(device.metrics().stored_bytes - before, BLOCKS * (512 + 4096));
+}
+
+/// Opens a volume of 80 MiB whose blocks were never written: none matches its tag.
+fn unwritten() -> Arc<IntegrityDevice> {
+    let format = FormatOptions { internal_hash: Some(hash("crc32c")), block_len: 4096, ..FormatOptions::default() };
+    let store = memory(formatted(&format, 80 << 20, None).0);
+    Arc::new(IntegrityDevice::open(Stores::interleaved(store), open_options(Mode::Direct, &format)).unwrap())
+}
+
+#[test]
+fn first_mismatch_of_each_region_is_reported_once_and_all_are_counted() {
+    let device = unwritten();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let events = Arc::clone(&seen);
+    device.observe_mismatches(move |mismatch| events.lock().unwrap().push((mismatch.sector, mismatch.is_last)));
+    let read = |sector| device.read(sector, &mut [0; 4096], &mut []).unwrap_err();
+    for sector in [16, 8, 16, 2047 / 8 * 8, 2048] {
+        assert_eq!(read(sector).errno(), Errno::ILSEQ);
+    }
+    assert_eq!(*seen.lock().unwrap(), [(16, false), (2048, false)]);
+    assert_eq!((device.metrics().mismatches, device.mismatched_sectors()), (5, vec![16, 2048]));
+    // No more than 64 regions are reported.
+    (2..70).for_each(|region| drop(read(region * 2048 + 8)));
+    let seen = seen.lock().unwrap();
+    assert_eq!((seen.len(), seen[62], seen[63]), (64, (62 * 2048 + 8, false), (63 * 2048 + 8, true)));
+    assert_eq!(device.metrics().mismatches, 5 + 68);
+}
+
+#[test]
+fn mismatch_in_a_request_of_a_store_is_counted_once() {
+    let device = unwritten();
+    let store = IntegrityStore::new(Arc::clone(&device)).unwrap();
+    store.write_at(&[7; 3 * 4096], 0).unwrap();
+    let mut data = [0; 5 * 4096];
+    assert_eq!(store.read_at(&mut data, 0), Ok(3 * 4096));
+    assert_eq!(device.metrics().mismatches, 0, "the caller has not asked for a bad block yet");
+    assert_eq!(store.read_at(&mut data[3 * 4096..], 3 * 4096), Err(Errno::ILSEQ));
+    assert_eq!((device.metrics().mismatches, device.mismatched_sectors()), (2, vec![24]));
+    // A block that is completed is read once.
+    assert_eq!(store.write_at(&[1; 10], 5 * 4096 + 1), Err(Errno::ILSEQ));
+    assert_eq!(device.metrics().mismatches, 3);
 }

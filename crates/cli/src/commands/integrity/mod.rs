@@ -113,6 +113,7 @@ fn source(options: &Options, image: PathBuf) -> anyhow::Result<SourceArgs> {
         flags: Default::default(),
         policy: HeaderPolicy::default(),
         no_journal: false,
+        freshness: None,
         links: Vec::new(),
         shared: false,
         persistent: false,

@@ -24,7 +24,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK};
+use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK};
 use crate::args::options::Options;
 use crate::args::source::{check_threads, source_args};
 use crate::control::background::{self, Launcher, RunMode};
@@ -46,7 +46,7 @@ pub(crate) const ACTION: Action = Action {
     name: "serve",
     aliases: &[],
     arguments: &[SOURCE],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SERVE, THREAD_FLAGS, &["table", "integrity-no-journal"]],
+    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SERVE, THREAD_FLAGS, SEALED, &["table"]],
     about: "serve the decrypted volume over NBD",
     prepare: |options, mut arguments| {
         let args = serve_args(options, arguments.path()?)?;

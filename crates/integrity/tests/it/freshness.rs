@@ -1,0 +1,247 @@
+//! Records of freshness: the newest state is accepted after every power cut, and an older one is refused.
+
+use crate::support::{Numbers, fill, formatted, memory, tuple};
+use inlock_engine::{BackingStore, Errno, Geometry, store::memory::MemoryStore};
+use inlock_integrity::{
+    Digest, FormatOptions, Freshness, FreshnessRecord, IntegrityDevice, Mode, OpenOptions, RecordedState, Stores,
+    stored_section, tag_root,
+};
+use std::sync::{Arc, Mutex};
+
+const LEN: usize = 192 << 10;
+const TAG: usize = 240;
+const HEADER: Digest = [5; 32];
+
+#[derive(Clone)]
+enum Step {
+    Write { at: usize, data: Vec<u8> },
+    Sync,
+    Record(FreshnessRecord),
+}
+
+/// A store that keeps what was done to it, with the records between.
+struct Logged {
+    inner: MemoryStore,
+    log: Arc<Mutex<Vec<Step>>>,
+}
+
+impl BackingStore for Logged {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.inner.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.log.lock().unwrap().push(Step::Write { at: offset as usize, data: data.to_vec() });
+        self.inner.write_at(data, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        self.log.lock().unwrap().push(Step::Sync);
+        Ok(())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+}
+
+/// Returns the store when the power fails behind these steps: writes since the last sync are there, or not, or in part.
+fn cut(before: &[u8], log: &[Step], random: &mut Numbers) -> Vec<u8> {
+    let durable = log.iter().rposition(|step| matches!(step, Step::Sync)).unwrap_or(0);
+    let (mut bytes, style) = (before.to_vec(), random.below(3));
+    for (n, step) in log.iter().enumerate() {
+        let Step::Write { at, data } = step else { continue };
+        for (sector, part) in data.chunks(512).enumerate() {
+            if n < durable || style == 0 || (style == 1 && random.below(2) == 0) {
+                bytes[at + sector * 512..][..part.len()].copy_from_slice(part);
+            }
+        }
+    }
+    bytes
+}
+
+fn options(journal_sectors: u64) -> FormatOptions {
+    FormatOptions {
+        tag_size: Some(TAG),
+        interleave_sectors: 64,
+        journal_sectors: Some(journal_sectors),
+        salt: Some([5; 16]),
+        ..FormatOptions::default()
+    }
+}
+
+fn stores(bytes: &[u8]) -> Stores {
+    Stores::interleaved(memory(bytes.to_vec()))
+}
+
+fn open(stores: Stores) -> IntegrityDevice {
+    IntegrityDevice::open(stores, OpenOptions::new(Mode::Journal)).unwrap()
+}
+
+fn write(device: &IntegrityDevice, block: u64, value: u8) {
+    let unit = fill(block, value, 512);
+    device.write(block, &unit, &tuple(&unit, TAG)).unwrap();
+}
+
+fn record(state: RecordedState, section: Option<(u32, Digest)>) -> FreshnessRecord {
+    FreshnessRecord { number: 1, state, volume: [0; 32], header: HEADER, section, tags: None }
+}
+
+fn compare(record: &FreshnessRecord, bytes: &[u8]) -> Freshness {
+    record.compare(&stores(bytes), &OpenOptions::new(Mode::Journal), &HEADER).unwrap()
+}
+
+fn newest(device: &IntegrityDevice, stores: &Stores) -> (u32, Digest) {
+    let number = device.newest_section().unwrap();
+    let stored = stored_section(stores, &OpenOptions::new(Mode::Journal), number).unwrap().unwrap();
+    (number, stored.digest)
+}
+
+/// Opens a volume, records its commits, and returns the device with the log of its store.
+fn open_recorded(bytes: &[u8]) -> (IntegrityDevice, Arc<Mutex<Vec<Step>>>) {
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let store = Arc::new(Logged { inner: MemoryStore::new(bytes.to_vec()), log: log.clone() });
+    let stores = Stores::interleaved(store);
+    let device = open(stores.clone());
+    let first = record(RecordedState::Open, Some(newest(&device, &stores)));
+    log.lock().unwrap().push(Step::Record(first));
+    let records = Arc::clone(&log);
+    let push = move |section, digest| {
+        let next = record(RecordedState::Open, Some((section, digest)));
+        records.lock().unwrap().push(Step::Record(next));
+        Ok(())
+    };
+    device.record_commits(push).unwrap();
+    (device, log)
+}
+
+#[test]
+fn newest_state_is_accepted_after_every_power_cut_and_older_ones_are_not() {
+    let (mut accepted, mut refused) = (0, 0);
+    for (seed, journal_sectors) in [(1, 32), (2, 64), (3, 64), (4, 128), (5, 32), (6, 160)] {
+        let mut random = Numbers(seed * 7919);
+        let (image, _) = formatted(&options(journal_sectors), LEN, None);
+        let first = Stores::interleaved(memory(image));
+        let device = open(first.clone());
+        (0..24).for_each(|block| write(&device, block, 1));
+        device.close().unwrap();
+        let mut before = vec![0; LEN];
+        first.data.read_at(&mut before, 0).unwrap();
+        let closed = record(RecordedState::Closed, Some(newest(&open(stores(&before)), &first)));
+        assert_eq!(compare(&closed, &before), Freshness::Newest);
+        let opening = FreshnessRecord { state: RecordedState::Opening, ..closed };
+        let (device, log) = open_recorded(&before);
+        for n in 0..60 {
+            match random.below(8) {
+                0..6 => (0..1 + random.below(5)).for_each(|_| write(&device, random.below(24), 2 + n)),
+                6 => device.flush().unwrap(),
+                _ => device.maintain().unwrap(),
+            }
+        }
+        device.flush().unwrap();
+        let log = log.lock().unwrap().clone();
+        let records = |log: &[Step]| -> Vec<FreshnessRecord> {
+            log.iter().filter_map(|step| if let Step::Record(record) = step { Some(*record) } else { None }).collect()
+        };
+        let last = *records(&log).last().unwrap();
+        assert!(records(&log).len() > 4);
+        // Behind this step, what the last record tells is being written.
+        let is_record = |step: &Step| matches!(step, Step::Record(_));
+        let end = log.iter().rposition(is_record).unwrap();
+        let end = log[..end].iter().rposition(is_record).unwrap();
+        for at in 0..=log.len() {
+            let known = records(&log[..at]);
+            let newest = known.last().copied().unwrap_or(opening);
+            let bytes = cut(&before, &log[..at], &mut random);
+            assert_eq!(compare(&newest, &bytes), Freshness::Newest, "seed {seed}, step {at} of {}", log.len());
+            accepted += 1;
+            // An interrupted write of the record leaves the one before it.
+            if let (Some(Step::Record(_)), [.., earlier, _]) = (log.get(at.wrapping_sub(1)), &known[..]) {
+                assert_eq!(compare(earlier, &bytes), Freshness::Newest, "seed {seed}, step {at}");
+            }
+            // Everything that is older than the last record is refused.
+            if at <= end {
+                assert_eq!(compare(&last, &bytes), Freshness::Older, "seed {seed}, step {at}");
+                refused += 1;
+            }
+            // The power fails again while the volume is opened, which empties the journal.
+            if at % 5 == 0 {
+                let (_, log) = open_recorded(&bytes);
+                let log = log.lock().unwrap().clone();
+                let opening = FreshnessRecord { state: RecordedState::Opening, ..newest };
+                for again in 0..log.len() {
+                    let bytes = cut(&bytes, &log[..again], &mut random);
+                    let found = compare(records(&log[..again]).last().unwrap_or(&opening), &bytes);
+                    assert_eq!(found, Freshness::Newest, "seed {seed}, step {at}, then {again}");
+                    accepted += 1;
+                }
+            }
+        }
+        assert_eq!(compare(&last, &before), Freshness::Older);
+    }
+    println!("COUNT integrity_fresh_states_accepted {accepted}");
+    println!("COUNT integrity_older_states_refused {refused}");
+    assert!(accepted > 2000 && refused > 300, "{accepted} {refused}");
+}
+
+#[test]
+fn root_of_tags_detects_old_blocks_under_a_new_journal() {
+    let (image, _) = formatted(&options(64), LEN, None);
+    let store = memory(image);
+    let device = open(Stores::interleaved(store.clone()));
+    (0..24).for_each(|block| write(&device, block, 1));
+    device.close().unwrap();
+    let old = store.contents();
+    write(&device, 7, 2);
+    device.close().unwrap();
+    let (new, layout) = (store.contents(), *device.layout());
+    let section = newest(&open(stores(&new)), &stores(&new));
+    let root = |bytes: &[u8]| tag_root(&stores(bytes), &OpenOptions::new(Mode::Journal)).unwrap();
+    let without = record(RecordedState::Closed, Some(section));
+    let with = FreshnessRecord { tags: Some(root(&new)), ..without };
+    assert_eq!((compare(&with, &new), compare(&with, &old)), (Freshness::Newest, Freshness::Older));
+    // The block of an older copy, with its tag: all else is of the newest one.
+    let mut spliced = new.clone();
+    let data = layout.data_position(7).0 as usize;
+    let tag = layout.tag_position(7).0 as usize;
+    for range in [data..data + 512, tag..tag + TAG] {
+        spliced[range.clone()].copy_from_slice(&old[range]);
+    }
+    assert_eq!((compare(&without, &spliced), compare(&with, &spliced)), (Freshness::Newest, Freshness::Older));
+    // Every byte of every tag counts.
+    for at in (0..layout.blocks()).flat_map(|block| [0, TAG as u64 - 1].map(|n| layout.tag_position(block).0 + n)) {
+        let mut changed = new.clone();
+        changed[at as usize] ^= 1;
+        assert_ne!(root(&changed), root(&new), "byte {at}");
+    }
+    let states = [RecordedState::Open, RecordedState::Opening];
+    for record in states.map(|state| FreshnessRecord { state, ..with }) {
+        assert_eq!(compare(&record, &new), Freshness::NewestWithoutTags);
+        assert_eq!(compare(&FreshnessRecord { section: None, ..record }, &new), Freshness::Unknown);
+    }
+    assert_eq!(compare(&FreshnessRecord { section: None, ..with }, &new), Freshness::Newest);
+    assert_eq!(compare(&FreshnessRecord { header: [6; 32], ..with }, &new), Freshness::OtherHeader);
+    let missing = FreshnessRecord { section: Some((1 << 20, section.1)), ..with };
+    assert_eq!(compare(&missing, &new), Freshness::Older, "the journal has no such section");
+}
+
+#[test]
+fn flush_fails_if_its_record_does_and_a_journal_of_one_section_is_refused() {
+    let (image, _) = formatted(&options(64), LEN, None);
+    let device = open(stores(&image));
+    device.record_commits(|_, _| Err(Errno::NOSPC)).unwrap();
+    assert_eq!(device.record_commits(|_, _| Ok(())), Err(Errno::INVAL), "there is one");
+    write(&device, 1, 1);
+    assert_eq!(device.flush(), Err(Errno::NOSPC));
+    assert_eq!(device.flush(), Err(Errno::IO));
+    let unit = fill(1, 1, 512);
+    assert_eq!(device.write(1, &unit, &tuple(&unit, TAG)), Err(Errno::IO));
+    let (image, _) = formatted(&options(1), LEN, None);
+    assert_eq!(open(stores(&image)).record_commits(|_, _| Ok(())), Err(Errno::OPNOTSUPP));
+    let direct = IntegrityDevice::open(stores(&image), OpenOptions::new(Mode::Direct)).unwrap();
+    assert_eq!((direct.newest_section(), direct.record_commits(|_, _| Ok(()))), (None, Err(Errno::INVAL)));
+}
