@@ -12,6 +12,7 @@ mod contest;
 mod peers;
 mod picture;
 mod table;
+mod wide;
 
 use inlock_cipher::{AesKernel, CipherSpec, Limit};
 use peers::{Case, InlockPeer, LimitPeer, OpenSslPeer, Peer, XtsModePeer};
@@ -19,9 +20,9 @@ use serde_json::{Value, json};
 use std::error::Error;
 use std::process::Command;
 
-const USAGE: &str = "usage: inlock-benches [--aead] [--json FILE] [--svg FILE] [--from FILE]
+const USAGE: &str = "usage: inlock-benches [--aead | --wide] [--json FILE] [--svg FILE] [--from FILE]
   Prints tables. --json writes all figures; --svg plots them; --from takes them from such a JSON file and runs nothing.
-  --aead compares authenticated modes instead.";
+  --aead compares authenticated modes instead, --wide the kernels of other ciphers with their libraries.";
 
 /// Instruction sets, and the value of `OPENSSL_ia32cap` that disables wider ones: bits of CPUID leaf 7, AVX-512 F, DQ,
 /// BW and VL (16, 17, 30, 31), VAES and VPCLMULQDQ (41, 42).
@@ -37,6 +38,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     while let Some(argument) = arguments.next() {
         if argument == "--aead" {
             return aead::run();
+        }
+        if argument == "--wide" {
+            return wide::run();
         }
         let value = arguments.next();
         match (argument.as_str(), value) {

@@ -32,6 +32,14 @@ pub enum CipherError {
         /// Its value, at most 64 characters.
         value: String,
     },
+    /// The pieces of the data and those of its destination differ in length.
+    #[error("{len} bytes do not fit {destination} bytes of destination: pass pieces of the same length in all")]
+    DestinationLength {
+        /// Length of the data, in bytes.
+        len: usize,
+        /// Length of the destination, in bytes.
+        destination: usize,
+    },
     /// The data of a call is not a positive number of whole data units.
     #[error("{len} bytes are not a positive number of data units of {} bytes", unit.bytes())]
     DataLength {

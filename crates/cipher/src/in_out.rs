@@ -1,6 +1,6 @@
 //! The data of one cipher call: in place, or from one buffer into another.
 
-use crate::DataUnitSize;
+use crate::{CipherError, DataUnitSize};
 
 /// The bytes that one cipher call reads and writes.
 #[derive(Debug)]
@@ -118,4 +118,12 @@ impl<'a> InOut<'a> {
             }
         }
     }
+}
+
+/// Checks the length of untrusted data before a call of a cipher, which panics on a wrong length.
+pub(crate) fn check_data_len(unit: DataUnitSize, len: usize) -> Result<(), CipherError> {
+    if len == 0 || !len.is_multiple_of(unit.bytes()) {
+        return Err(CipherError::DataLength { len, unit });
+    }
+    Ok(())
 }

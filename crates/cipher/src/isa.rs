@@ -13,6 +13,10 @@ pub const CPU_LIMIT_VARIABLE: &str = "INLOCK_CPU";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AesNi(());
 
+/// Integers on 256-bit vectors, for ciphers other than AES.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Avx2(());
+
 /// VAES on 256-bit vectors: AVX2, VAES, VPCLMULQDQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vaes256(());
@@ -56,6 +60,14 @@ impl AesNi {
 }
 
 #[cfg(target_arch = "x86_64")]
+impl Avx2 {
+    /// Returns the token if this CPU and its operating system have the instructions.
+    pub(crate) fn detect() -> Option<Self> {
+        is_x86_feature_detected!("avx2").then_some(Self(()))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
 impl Vaes256 {
     /// Returns the token if this CPU and its operating system have the instructions.
     pub fn detect() -> Option<Self> {
@@ -87,7 +99,7 @@ mod absent {
             }
         })* };
     }
-    never_detected!(AesNi, Vaes256, Vaes512, Sha, Avx512);
+    never_detected!(AesNi, Avx2, Vaes256, Vaes512, Sha, Avx512);
 }
 
 /// Upper limit of the instruction sets in use. A later one allows all that an earlier one does.
@@ -130,6 +142,96 @@ impl CpuLimit {
     }
 }
 
+/// An implementation of AES and its modes, with the proof that this CPU can run it. Other ciphers have kernels of the
+/// same levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AesKernel {
+    /// Any CPU; constant time.
+    Portable,
+    /// One block per instruction.
+    AesNi(AesNi),
+    /// Two blocks per instruction.
+    Vaes256(Vaes256),
+    /// Four blocks per instruction.
+    Vaes512(Vaes512),
+}
+
+impl AesKernel {
+    /// Returns the fastest kernel that this CPU has and `INLOCK_CPU` allows.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `INLOCK_CPU` has an unknown value.
+    pub fn best() -> Result<Self, CipherError> {
+        Ok(Self::allowed()?.last().copied().unwrap_or(Self::Portable))
+    }
+
+    /// Returns the kernels that this CPU has and `INLOCK_CPU` allows, slowest first.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `INLOCK_CPU` has an unknown value.
+    pub fn allowed() -> Result<Vec<Self>, CipherError> {
+        Ok(Self::available_within(CpuLimit::from_env()?))
+    }
+
+    /// Returns all kernels that this CPU has, slowest first. Ignores `INLOCK_CPU`.
+    pub fn available() -> Vec<Self> {
+        Self::available_within(CpuLimit::default())
+    }
+
+    fn available_within(limit: CpuLimit) -> Vec<Self> {
+        let known = [
+            (CpuLimit::Portable, Some(Self::Portable)),
+            (CpuLimit::AesNi, AesNi::detect().map(Self::AesNi)),
+            (CpuLimit::Vaes256, Vaes256::detect().map(Self::Vaes256)),
+            (CpuLimit::Vaes512, Vaes512::detect().map(Self::Vaes512)),
+        ];
+        known.into_iter().filter(|(needs, _)| *needs <= limit).filter_map(|(_, kernel)| kernel).collect()
+    }
+
+    /// Returns the name of the kernel in `INLOCK_CPU` and in benchmarks.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::AesNi(_) => "aesni",
+            Self::Vaes256(_) => "vaes256",
+            Self::Vaes512(_) => "vaes512",
+        }
+    }
+}
+
+/// The vectors of a kernel of another cipher than AES, with the proof that this CPU has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WideKernel {
+    /// 256 bits.
+    Avx2(Avx2),
+    /// 512 bits.
+    Avx512(Vaes512),
+}
+
+impl WideKernel {
+    /// Returns the kernel for the level of an AES kernel; `None`: the portable one. AVX2 is used from the level
+    /// `aesni` on, since CPUs with AVX2 need not have VAES.
+    pub(crate) fn at_level(level: AesKernel) -> Option<Self> {
+        match level {
+            AesKernel::Portable => None,
+            AesKernel::AesNi(_) | AesKernel::Vaes256(_) => Avx2::detect().map(Self::Avx2),
+            AesKernel::Vaes512(proof) => Some(Self::Avx512(proof)),
+        }
+    }
+
+    /// Returns the name of the kernel for a level.
+    pub(crate) fn name_at_level(level: AesKernel) -> &'static str {
+        match Self::at_level(level) {
+            None => AesKernel::Portable.name(),
+            Some(Self::Avx2(_)) => "avx2",
+            Some(Self::Avx512(_)) => "avx512",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,5 +248,20 @@ mod tests {
     fn limit_of_an_unknown_name_is_an_error() {
         let error = CpuLimit::parse("AESNI").unwrap_err().to_string();
         assert_eq!(error, "INLOCK_CPU is 'AESNI', not one of portable, aesni, vaes256, vaes512");
+    }
+
+    /// A limit admits no wider kernel; without one the widest is the best.
+    #[test]
+    fn kernels_within_a_limit_are_those_up_to_it() {
+        let all = AesKernel::available();
+        let names = ["portable", "aesni", "vaes256", "vaes512"];
+        let limits = [CpuLimit::Portable, CpuLimit::AesNi, CpuLimit::Vaes256, CpuLimit::Vaes512];
+        for (most, limit) in limits.into_iter().enumerate() {
+            let within = AesKernel::available_within(limit);
+            let expected: Vec<_> =
+                all.iter().copied().filter(|kernel| names[..=most].contains(&kernel.name())).collect();
+            assert_eq!(within, expected);
+            assert_eq!(within[0], AesKernel::Portable);
+        }
     }
 }

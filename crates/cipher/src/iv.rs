@@ -80,7 +80,8 @@ impl IvGenerator {
                 Mode::Tcw(seed)
             }
             IvMode::Eboiv | IvMode::Elephant => {
-                let chain = new_chain(spec.cipher, spec.mode, keys.first).expect("the key's length was checked");
+                let chain =
+                    new_chain(kernel, spec.cipher, spec.mode, keys.first).expect("the key's length was checked");
                 Mode::Eboiv { chain, unit, block_len }
             }
             IvMode::SpdkUpper => Mode::SpdkUpper,
@@ -91,6 +92,11 @@ impl IvGenerator {
     #[cfg(test)]
     pub(crate) fn fixed(iv: Block) -> Self {
         Self { mode: Mode::Fixed(iv), step: 1 }
+    }
+
+    /// Returns the difference of the IV numbers of consecutive units.
+    pub(crate) fn step(&self) -> u64 {
+        self.step
     }
 
     /// Returns the IV number `units` units after `number`.
@@ -164,5 +170,5 @@ fn essiv(cipher: Cipher, hash: Hash, key: &[u8], kernel: AesKernel) -> Mode {
     if cipher == Cipher::Aes {
         return Mode::Essiv(AesKey::new(kernel, digest));
     }
-    Mode::EssivOf(new_block_cipher(cipher, digest).expect("the digest's length was checked"))
+    Mode::EssivOf(new_block_cipher(kernel, cipher, digest).expect("the digest's length was checked"))
 }

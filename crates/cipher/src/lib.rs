@@ -42,6 +42,7 @@ mod key;
 #[allow(unsafe_code)] // Maps, locks and wipes pages of its own.
 mod locked;
 mod modes;
+mod scatter;
 #[allow(unsafe_code)] // Maps, advises and unmaps pages of its own.
 mod scratch;
 mod scrub;
@@ -62,6 +63,7 @@ pub use in_out::InOut;
 pub use isa::{AesNi, Avx512, CPU_LIMIT_VARIABLE, CpuLimit, Sha, Vaes256, Vaes512};
 pub use key::VolumeKey;
 pub use locked::memory_lock_failed;
+pub use scatter::ScatterList;
 pub use scratch::ScratchMemory;
 pub use scrub::scrub_stack;
 pub use sector_cipher::{SectorCipher, new_sector_cipher, new_sector_cipher_on};

@@ -23,6 +23,13 @@ impl Sector {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IvNumber(pub u64);
 
+impl IvNumber {
+    /// Returns the number `units` units later, each of which adds `step`.
+    pub(crate) fn after(self, units: usize, step: u64) -> Self {
+        Self(self.0.wrapping_add(step.wrapping_mul(units as u64)))
+    }
+}
+
 /// The quantity that IV numbers count.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -90,7 +90,7 @@ impl BatchCipher {
                 keys.expand(key);
                 Self::Cbc(kernel, keys)
             }
-            _ => Self::Any(new_chain(cipher, mode, key)?),
+            _ => Self::Any(new_chain(kernel, cipher, mode, key)?),
         })
     }
 

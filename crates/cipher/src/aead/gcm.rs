@@ -83,11 +83,11 @@ struct Portable {
 impl Portable {
     fn new(key: &[u8]) -> Self {
         const LEN: &str = "the key's length was checked";
-        let block = new_block_cipher(Cipher::Aes, key).expect(LEN);
+        let block = new_block_cipher(AesKernel::Portable, Cipher::Aes, key).expect(LEN);
         let mut subkey = zeroize::Zeroizing::new([0; 16]);
         block.encrypt_blocks(&mut *subkey);
         let hash = LockedBox::new(GHash::new((&*subkey).into()));
-        Self { block, counter: new_chain(Cipher::Aes, ChainMode::Ctr, key).expect(LEN), hash }
+        Self { block, counter: new_chain(AesKernel::Portable, Cipher::Aes, ChainMode::Ctr, key).expect(LEN), hash }
     }
 
     fn tags(&self, units: &Units<'_>, ciphertext: &[u8], tags: &mut [Tag]) {

@@ -112,6 +112,40 @@ impl<'a> XtsJob<'a> {
     }
 }
 
+/// One call of an LRW or a CTR kernel, with its keys.
+pub(crate) struct BlockJob<'a, K> {
+    keys: &'a K,
+    ivs: &'a [Block],
+    units: Units<'a>,
+}
+
+impl<'a, K> BlockJob<'a, K> {
+    /// Makes a job for `data`, whose IVs are the numbers of the units' first blocks, big-endian.
+    ///
+    /// # Panics
+    ///
+    /// If `data` is not a positive number of whole units, or there are fewer IVs.
+    pub(crate) fn new(keys: &'a K, unit: DataUnitSize, ivs: &'a [Block], data: InOut<'a>) -> Self {
+        let units = Units::new(unit, data);
+        assert!(ivs.len() >= units.count, "fewer IVs than units");
+        Self { keys, ivs, units }
+    }
+
+    accessors_of_units!();
+
+    /// Returns the keys.
+    #[inline(always)]
+    pub(crate) fn keys(&self) -> &'a K {
+        self.keys
+    }
+
+    /// Returns the IVs, at least one for each unit.
+    #[inline(always)]
+    pub(crate) fn ivs(&self) -> &'a [Block] {
+        self.ivs
+    }
+}
+
 /// One call of a CBC kernel.
 pub(crate) struct CbcJob<'a> {
     keys: &'a Schedule,

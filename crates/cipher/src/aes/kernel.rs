@@ -1,75 +1,15 @@
-//! The AES kernels and their entry points.
+//! The entry points of the AES kernels.
 //!
 //! A kernel is chosen once for each key, by [`AesKernel::best`], and stored with the proof that its instructions exist.
-//! A new kernel is a file in `x86_64`, a variant here and an arm in each `match`; the shared runner in `testing` then
-//! compares it with the others.
+//! A new kernel is a file in `x86_64`, a variant of [`AesKernel`] and an arm in each `match` here; the shared runner in
+//! `testing` then compares it with the others.
 
-use super::job::{AegisJob, CbcJob, GcmJob, XtsJob};
-use super::schedule::{GcmKeys, Schedule};
+use super::job::{AegisJob, BlockJob, CbcJob, GcmJob, XtsJob};
+use super::schedule::{GcmKeys, LrwKeys, Schedule};
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{AegisKernel, AesNiKernel, Vaes256Kernel, Vaes512Kernel};
-use crate::CipherError;
 use crate::block_cipher::Block;
-use crate::isa::{self, CpuLimit};
-
-/// An implementation of AES and its modes, with the proof that this CPU can run it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum AesKernel {
-    /// Any CPU; constant time.
-    Portable,
-    /// One block per instruction.
-    AesNi(isa::AesNi),
-    /// Two blocks per instruction.
-    Vaes256(isa::Vaes256),
-    /// Four blocks per instruction.
-    Vaes512(isa::Vaes512),
-}
-
-impl AesKernel {
-    /// Returns the fastest kernel that this CPU has and `INLOCK_CPU` allows.
-    ///
-    /// # Errors
-    ///
-    /// Fails if `INLOCK_CPU` has an unknown value.
-    pub fn best() -> Result<Self, CipherError> {
-        Ok(Self::allowed()?.last().copied().unwrap_or(Self::Portable))
-    }
-
-    /// Returns the kernels that this CPU has and `INLOCK_CPU` allows, slowest first.
-    ///
-    /// # Errors
-    ///
-    /// Fails if `INLOCK_CPU` has an unknown value.
-    pub fn allowed() -> Result<Vec<Self>, CipherError> {
-        Ok(Self::available_within(CpuLimit::from_env()?))
-    }
-
-    /// Returns all kernels that this CPU has, slowest first. Ignores `INLOCK_CPU`.
-    pub fn available() -> Vec<Self> {
-        Self::available_within(CpuLimit::default())
-    }
-
-    fn available_within(limit: CpuLimit) -> Vec<Self> {
-        let known = [
-            (CpuLimit::Portable, Some(Self::Portable)),
-            (CpuLimit::AesNi, isa::AesNi::detect().map(Self::AesNi)),
-            (CpuLimit::Vaes256, isa::Vaes256::detect().map(Self::Vaes256)),
-            (CpuLimit::Vaes512, isa::Vaes512::detect().map(Self::Vaes512)),
-        ];
-        known.into_iter().filter(|(needs, _)| *needs <= limit).filter_map(|(_, kernel)| kernel).collect()
-    }
-
-    /// Returns the name of the kernel in `INLOCK_CPU` and in benchmarks.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Portable => "portable",
-            Self::AesNi(_) => "aesni",
-            Self::Vaes256(_) => "vaes256",
-            Self::Vaes512(_) => "vaes512",
-        }
-    }
-}
+use crate::isa::{self, AesKernel};
 
 /// Runs XTS on every unit of `job`.
 #[inline(always)]
@@ -83,6 +23,32 @@ pub(crate) fn xts(kernel: AesKernel, job: &mut XtsJob<'_>, encrypt: bool) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     unreachable!("no kernel but the portable one on this architecture: {kernel:?} {encrypt} {}", job.units());
+}
+
+/// Runs LRW on every unit of `job`, whose key was expanded for the same kernel.
+pub(crate) fn lrw(kernel: AesKernel, job: &BlockJob<'_, LrwKeys>, encrypt: bool) {
+    #[cfg(target_arch = "x86_64")]
+    match kernel {
+        AesKernel::Vaes512(proof) => Vaes512Kernel::lrw(proof, job, encrypt),
+        AesKernel::Vaes256(proof) => Vaes256Kernel::lrw(proof, job, encrypt),
+        AesKernel::AesNi(proof) => AesNiKernel::lrw(proof, job, encrypt),
+        AesKernel::Portable => unreachable!("the portable kernel has a type of its own"),
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {kernel:?} {encrypt} {}", job.units());
+}
+
+/// Runs CTR on every unit of `job`.
+pub(crate) fn ctr(kernel: AesKernel, job: &BlockJob<'_, Schedule>) {
+    #[cfg(target_arch = "x86_64")]
+    match kernel {
+        AesKernel::Vaes512(proof) => Vaes512Kernel::ctr(proof, job),
+        AesKernel::Vaes256(proof) => Vaes256Kernel::ctr(proof, job),
+        AesKernel::AesNi(proof) => AesNiKernel::ctr(proof, job),
+        AesKernel::Portable => unreachable!("the portable kernel has a type of its own"),
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("no kernel but the portable one on this architecture: {kernel:?} {}", job.units());
 }
 
 /// Decrypts every unit of `job` with CBC.
@@ -119,17 +85,21 @@ pub(crate) fn gcm(kernel: AesKernel, job: &mut GcmJob<'_>, encrypt: bool) {
     unreachable!("no kernel but the portable one on this architecture: {kernel:?} {encrypt} {}", job.units());
 }
 
+/// Returns the number of blocks in a row of `kernel`.
+pub(crate) fn row_blocks(kernel: AesKernel) -> usize {
+    match kernel {
+        AesKernel::Vaes512(_) => 32,
+        AesKernel::Vaes256(_) => 16,
+        _ => 8,
+    }
+}
+
 /// Prepares `keys`, whose schedule is expanded, for the GCM of `kernel` and units with the block of `lengths`.
 pub(crate) fn gcm_powers(kernel: AesKernel, keys: &mut GcmKeys, lengths: &Block) {
     #[cfg(target_arch = "x86_64")]
     {
-        let row_blocks = match kernel {
-            AesKernel::Vaes512(_) => 32,
-            AesKernel::Vaes256(_) => 16,
-            _ => 8,
-        };
         let proof = isa::AesNi::detect().expect("every kernel but the portable one implies AES-NI");
-        AesNiKernel::gcm_powers(proof, keys, row_blocks, lengths);
+        AesNiKernel::gcm_powers(proof, keys, row_blocks(kernel), lengths);
     }
     #[cfg(not(target_arch = "x86_64"))]
     unreachable!("no kernel but the portable one on this architecture: {kernel:?} {} {lengths:?}", keys.length.len());
@@ -155,24 +125,4 @@ pub(crate) fn encrypt_blocks(kernel: AesKernel, keys: &Schedule, blocks: &mut [B
     }
     #[cfg(not(target_arch = "x86_64"))]
     unreachable!("no kernel but the portable one on this architecture: {kernel:?} {}", blocks.len());
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A limit admits no wider kernel; without one the widest is the best.
-    #[test]
-    fn kernels_within_a_limit_are_those_up_to_it() {
-        let all = AesKernel::available();
-        let names = ["portable", "aesni", "vaes256", "vaes512"];
-        let limits = [CpuLimit::Portable, CpuLimit::AesNi, CpuLimit::Vaes256, CpuLimit::Vaes512];
-        for (most, limit) in limits.into_iter().enumerate() {
-            let within = AesKernel::available_within(limit);
-            let expected: Vec<_> =
-                all.iter().copied().filter(|kernel| names[..=most].contains(&kernel.name())).collect();
-            assert_eq!(within, expected);
-            assert_eq!(within[0], AesKernel::Portable);
-        }
-    }
 }

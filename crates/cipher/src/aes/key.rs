@@ -1,9 +1,10 @@
 //! An AES key that encrypts single blocks, as ESSIV does.
 
-use super::kernel::{self, AesKernel};
+use super::kernel;
 use super::schedule::Schedule;
 use crate::Cipher;
 use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
+use crate::isa::AesKernel;
 use crate::locked::LockedBox;
 
 /// An AES key, expanded for a kernel, that encrypts single blocks, as ESSIV needs it.
@@ -16,7 +17,7 @@ impl AesKey {
     /// Expands `key`, which has 16, 24 or 32 bytes.
     pub(crate) fn new(kernel: AesKernel, key: &[u8]) -> Self {
         if kernel == AesKernel::Portable {
-            let cipher = new_block_cipher(Cipher::Aes, key);
+            let cipher = new_block_cipher(kernel, Cipher::Aes, key);
             return Self::Portable(cipher.expect("an AES key has 16, 24 or 32 bytes"));
         }
         let mut schedule = LockedBox::new(Schedule::EMPTY);

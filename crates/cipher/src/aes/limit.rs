@@ -1,11 +1,10 @@
 //! The limit that benchmarks compare a kernel with.
 
-use super::kernel::AesKernel;
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{AesNiKernel, Vaes256Kernel, Vaes512Kernel};
 use crate::Cipher;
 use crate::block_cipher::new_block_cipher;
-use crate::isa::AesNi;
+use crate::isa::{AesKernel, AesNi};
 
 /// The throughput limit of a kernel: independent AES rounds of its width, back to back, with the number of rounds of
 /// the key length. The portable kernel has the limit of AES-NI; on a CPU without AES instructions, the limit is its own
@@ -44,8 +43,8 @@ fn rounds(kernel: AesKernel, key_bits: usize, iterations: usize) -> u64 {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = kernel;
-    let cipher =
-        new_block_cipher(Cipher::Aes, &[0x5a; 32][..key_bits / 8]).expect("AES has keys of 128, 192 and 256 bits");
+    let cipher = new_block_cipher(AesKernel::Portable, Cipher::Aes, &[0x5a; 32][..key_bits / 8])
+        .expect("AES has keys of 128, 192 and 256 bits");
     let mut blocks = [0x5a; 512];
     for _ in 0..iterations {
         cipher.encrypt_blocks(&mut blocks);

@@ -12,9 +12,9 @@ mod schedule;
 #[allow(unsafe_code)] // Vector instructions, behind proof tokens.
 mod x86_64;
 
-pub(crate) use job::{AdditionalBlocks, AegisJob, CbcJob, GcmJob, IV_MARGIN, IvSource, MAX_BATCH, XtsJob};
-pub use kernel::AesKernel;
-pub(crate) use kernel::{aegis, cbc_decrypt, cbc_encrypt, gcm, gcm_powers, xts};
+pub use crate::isa::AesKernel;
+pub(crate) use job::{AdditionalBlocks, AegisJob, BlockJob, CbcJob, GcmJob, IV_MARGIN, IvSource, MAX_BATCH, XtsJob};
+pub(crate) use kernel::{aegis, cbc_decrypt, cbc_encrypt, ctr, gcm, gcm_powers, lrw, row_blocks, xts};
 pub(crate) use key::AesKey;
 pub use limit::Limit;
-pub(crate) use schedule::{GcmKeys, Schedule, XtsKeys};
+pub(crate) use schedule::{GcmKeys, LrwKeys, Schedule, XtsKeys};

@@ -75,6 +75,53 @@ pub(crate) struct XtsKeys {
     pub(crate) tweak: Schedule,
 }
 
+/// An AES key for LRW, with the products that a kernel's rows need. Blocks are as the mode adds them.
+#[repr(C, align(64))]
+pub(crate) struct LrwKeys {
+    pub(crate) data: Schedule,
+    /// The tweak key times each number below the blocks of a row, twice.
+    pub(crate) low: [Block; 64],
+    /// At `n`, the tweak key times the number with its `n + 1` low bits set.
+    pub(crate) steps: [Block; 128],
+    pub(crate) row_blocks: usize,
+}
+
+impl LrwKeys {
+    /// To be filled by [`LrwKeys::expand`] in place.
+    pub(crate) const EMPTY: Self =
+        Self { data: Schedule::EMPTY, low: [[0; 16]; 64], steps: [[0; 16]; 128], row_blocks: 0 };
+
+    /// Expands a key of AES and a tweak key, for a kernel with `row_blocks` blocks in a row.
+    pub(crate) fn expand(&mut self, data: &[u8], tweak: &[u8; 16], row_blocks: usize) {
+        self.data.expand(data);
+        self.row_blocks = row_blocks;
+        let key = u128::from_be_bytes(*tweak);
+        let mut step = 0;
+        for to in &mut self.steps {
+            // Times x, plus the key.
+            step = (step << 1) ^ ((step >> 127) * 0x87) ^ key;
+            *to = step.to_be_bytes();
+        }
+        for at in 0..2 * row_blocks {
+            self.low[at] = self.product((at % row_blocks) as u128);
+        }
+    }
+
+    /// Returns the tweak key times `index`, which is public.
+    pub(crate) fn product(&self, index: u128) -> Block {
+        let (mut left, mut product) = (index, 0);
+        while left != 0 {
+            let bit = left.trailing_zeros() as usize;
+            product ^= u128::from_ne_bytes(self.steps[bit]);
+            if bit > 0 {
+                product ^= u128::from_ne_bytes(self.steps[bit - 1]);
+            }
+            left &= left - 1;
+        }
+        product.to_ne_bytes()
+    }
+}
+
 /// An AES key for GCM, with the powers of its hash key that a kernel's rows need.
 #[repr(C, align(64))]
 pub(crate) struct GcmKeys {

@@ -5,11 +5,14 @@
 //! wiped when dropped.
 
 mod des3;
+mod serpent;
 #[cfg(test)]
 mod tests;
 mod twofish;
 
+use self::serpent::Serpent;
 use crate::Cipher;
+use crate::isa::{AesKernel, WideKernel};
 use crate::locked::LockedBox;
 use ::aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use zeroize::Zeroizing;
@@ -29,9 +32,14 @@ pub(crate) trait BlockCipher: Send + Sync {
 
 /// Returns the block cipher of `key`; `None` if `cipher` accepts no key of this length, or is not a block cipher
 /// (Adiantum, the null cipher).
-pub(crate) fn new_block_cipher(cipher: Cipher, key: &[u8]) -> Option<Box<dyn BlockCipher>> {
+///
+/// Ciphers without a kernel for the CPU level of `kernel` are portable.
+pub(crate) fn new_block_cipher(kernel: AesKernel, cipher: Cipher, key: &[u8]) -> Option<Box<dyn BlockCipher>> {
     if !cipher.key_lens().contains(&key.len()) {
         return None;
+    }
+    if let (Cipher::Serpent, Some(kernel)) = (cipher, WideKernel::at_level(kernel)) {
+        return Some(Box::new(Serpent::new(kernel, &padded_for_serpent(key))));
     }
     match (cipher, key.len()) {
         (Cipher::Aes, 16) => library::<::aes::Aes128>(key),
@@ -43,7 +51,7 @@ pub(crate) fn new_block_cipher(cipher: Cipher, key: &[u8]) -> Option<Box<dyn Blo
         (Cipher::Aria, 16) => library::<aria::Aria128>(key),
         (Cipher::Aria, 24) => library::<aria::Aria192>(key),
         (Cipher::Aria, _) => library::<aria::Aria256>(key),
-        (Cipher::Serpent, _) => library::<serpent::Serpent>(&*padded_for_serpent(key)),
+        (Cipher::Serpent, _) => library::<::serpent::Serpent>(&*padded_for_serpent(key)),
         (Cipher::Sm4, _) => library::<sm4::Sm4>(key),
         (Cipher::Blowfish, _) => library::<blowfish::Blowfish>(key),
         (Cipher::Cast5, _) => library::<cast5::Cast5>(key),

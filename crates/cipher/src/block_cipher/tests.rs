@@ -151,12 +151,14 @@ fn block_ciphers() -> impl Iterator<Item = Cipher> {
 #[test]
 fn every_cipher_gives_its_specifications_answers() {
     for &(cipher, key, plain, ciphertext) in KNOWN {
-        let made = new_block_cipher(cipher, &unhex(key)).unwrap();
-        let mut data = unhex(plain);
-        made.encrypt_blocks(&mut data);
-        assert_eq!(data, unhex(ciphertext), "{cipher:?}, {key}");
-        made.decrypt_blocks(&mut data);
-        assert_eq!(data, unhex(plain), "{cipher:?}, {key}");
+        for kernel in AesKernel::available() {
+            let made = new_block_cipher(kernel, cipher, &unhex(key)).unwrap();
+            let mut data = unhex(plain);
+            made.encrypt_blocks(&mut data);
+            assert_eq!(data, unhex(ciphertext), "{cipher:?}, {key}, {kernel:?}");
+            made.decrypt_blocks(&mut data);
+            assert_eq!(data, unhex(plain), "{cipher:?}, {key}, {kernel:?}");
+        }
     }
     for cipher in block_ciphers() {
         assert!(KNOWN.iter().any(|(known, ..)| *known == cipher), "{cipher:?} has no known answer");
@@ -169,21 +171,27 @@ fn runs_of_blocks_agree_with_single_ones() {
     for cipher in block_ciphers() {
         for &key_len in cipher.key_lens() {
             let key = noise(key_len as u64, key_len);
-            let (made, naive) = (new_block_cipher(cipher, &key).unwrap(), NaiveBlocks::new(cipher, &key));
-            assert_eq!(made.block_len(), naive.block_len());
-            for blocks in 0..=19 {
-                let input = noise(blocks as u64, blocks * made.block_len());
+            let made = AesKernel::available().into_iter().map(|kernel| new_block_cipher(kernel, cipher, &key).unwrap());
+            let (made, naive) = (made.collect::<Vec<_>>(), NaiveBlocks::new(cipher, &key));
+            assert!(made.iter().all(|made| made.block_len() == naive.block_len()));
+            // More than two groups of the widest kernel.
+            let most = if cipher == Cipher::Serpent { 70 } else { 19 };
+            for blocks in 0..=most {
+                let input = noise(blocks as u64, blocks * naive.block_len());
                 for encrypt in [true, false] {
-                    let (mut data, mut expected) = (input.clone(), input.clone());
-                    if encrypt {
-                        made.encrypt_blocks(&mut data)
-                    } else {
-                        made.decrypt_blocks(&mut data)
-                    }
+                    let mut expected = input.clone();
                     for block in expected.chunks_exact_mut(naive.block_len()) {
                         if encrypt { naive.encrypt(block) } else { naive.decrypt(block) }
                     }
-                    assert_eq!(data, expected, "{cipher:?}, {key_len} bytes, {blocks} blocks, {encrypt}");
+                    for (at, made) in made.iter().enumerate() {
+                        let mut data = input.clone();
+                        if encrypt {
+                            made.encrypt_blocks(&mut data)
+                        } else {
+                            made.decrypt_blocks(&mut data)
+                        }
+                        assert_eq!(data, expected, "{cipher:?}, {key_len} bytes, {blocks} blocks, {encrypt}, {at}");
+                    }
                 }
             }
         }
@@ -195,7 +203,10 @@ fn block_cipher_of_a_wrong_key_length_is_none() {
     for cipher in Cipher::ALL {
         for len in 0..=64 {
             let takes = cipher.key_lens().contains(&len) && block_ciphers().any(|block| block == *cipher);
-            assert_eq!(new_block_cipher(*cipher, &vec![1; len]).is_some(), takes, "{cipher:?}, {len} bytes");
+            for kernel in AesKernel::available() {
+                let made = new_block_cipher(kernel, *cipher, &vec![1; len]);
+                assert_eq!(made.is_some(), takes, "{cipher:?}, {len} bytes");
+            }
         }
     }
 }
@@ -207,8 +218,10 @@ fn short_serpent_keys_are_padded() {
     let mut long = short.clone();
     long.push(1);
     long.resize(32, 0);
-    let (mut a, mut b) = ([7; 32], [7; 32]);
-    new_block_cipher(Cipher::Serpent, &short).unwrap().encrypt_blocks(&mut a);
-    NaiveBlocks::new(Cipher::Serpent, &long).encrypt(&mut b[..16]);
-    assert_eq!(a[..16], b[..16]);
+    for kernel in AesKernel::available() {
+        let (mut a, mut b) = ([7; 32], [7; 32]);
+        new_block_cipher(kernel, Cipher::Serpent, &short).unwrap().encrypt_blocks(&mut a);
+        NaiveBlocks::new(Cipher::Serpent, &long).encrypt(&mut b[..16]);
+        assert_eq!(a[..16], b[..16]);
+    }
 }

@@ -11,6 +11,7 @@ mod lrw;
 mod xts;
 
 use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
+use crate::isa::{AesKernel, WideKernel};
 use crate::{ChainMode, Cipher};
 use adiantum::Adiantum;
 
@@ -24,22 +25,22 @@ pub(crate) trait Chain: Send + Sync {
 }
 
 /// Returns the chain of `mode` over `cipher` under `key`; `None` if they, or the key's length, do not fit together.
-pub(crate) fn new_chain(cipher: Cipher, mode: ChainMode, key: &[u8]) -> Option<Box<dyn Chain>> {
+pub(crate) fn new_chain(kernel: AesKernel, cipher: Cipher, mode: ChainMode, key: &[u8]) -> Option<Box<dyn Chain>> {
     Some(match mode {
         ChainMode::Xts => {
             let (data, tweak) = key.split_at_checked(key.len() / 2)?;
-            Box::new(xts::Xts::new(new_block_cipher(cipher, data)?, new_block_cipher(cipher, tweak)?))
+            Box::new(xts::Xts::new(new_block_cipher(kernel, cipher, data)?, new_block_cipher(kernel, cipher, tweak)?))
         }
         ChainMode::Lrw => {
             let (data, tweak) = key.split_last_chunk::<16>()?;
-            Box::new(lrw::Lrw::new(new_block_cipher(cipher, data)?, tweak))
+            Box::new(lrw::Lrw::new(new_block_cipher(kernel, cipher, data)?, tweak))
         }
-        ChainMode::Cbc => Box::new(cbc::Cbc::new(new_block_cipher(cipher, key)?)),
-        ChainMode::Ecb => Box::new(ecb::Ecb::new(new_block_cipher(cipher, key)?)),
-        ChainMode::Ctr => Box::new(ctr::Ctr::new(new_block_cipher(cipher, key)?)),
+        ChainMode::Cbc => Box::new(cbc::Cbc::new(new_block_cipher(kernel, cipher, key)?)),
+        ChainMode::Ecb => Box::new(ecb::Ecb::new(new_block_cipher(kernel, cipher, key)?)),
+        ChainMode::Ctr => Box::new(ctr::Ctr::new(new_block_cipher(kernel, cipher, key)?)),
         ChainMode::Adiantum => {
             let Cipher::Adiantum { rounds } = cipher else { return None };
-            Box::new(Adiantum::new(key.try_into().ok()?, rounds))
+            Box::new(Adiantum::new(WideKernel::at_level(kernel), key.try_into().ok()?, rounds))
         }
     })
 }

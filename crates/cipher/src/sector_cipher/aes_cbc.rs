@@ -17,7 +17,7 @@ use crate::{ChainMode, Cipher, DataUnitSize, InOut, IvNumber, SectorCipher};
 /// Returns the CBC cipher of `key`, whose length has been checked, on `kernel`.
 pub(crate) fn new(kernel: AesKernel, key: &[u8], unit: DataUnitSize, ivs: IvGenerator) -> Box<dyn SectorCipher> {
     if kernel == AesKernel::Portable {
-        let chain = new_chain(Cipher::Aes, ChainMode::Cbc, key).expect("the key's length was checked");
+        let chain = new_chain(kernel, Cipher::Aes, ChainMode::Cbc, key).expect("the key's length was checked");
         return Box::new(AnyMode::new(chain, unit, ivs));
     }
     let mut keys = LockedBox::new(Schedule::EMPTY);
@@ -48,6 +48,10 @@ impl IvSource for Ivs<'_> {
 impl SectorCipher for Cbc {
     fn unit(&self) -> DataUnitSize {
         self.unit
+    }
+
+    fn step(&self) -> u64 {
+        self.ivs.step()
     }
 
     fn encrypt(&self, first: IvNumber, data: InOut<'_>) {

@@ -15,7 +15,7 @@ use crate::{ChainMode, Cipher, DataUnitSize, InOut, IvNumber, SectorCipher};
 pub(crate) fn new(kernel: AesKernel, key: &[u8], unit: DataUnitSize, ivs: IvGenerator) -> Box<dyn SectorCipher> {
     // Kernels support the two key lengths of IEEE 1619; dm-crypt accepts AES-192 as well.
     if kernel == AesKernel::Portable || key.len() == 48 {
-        let chain = new_chain(Cipher::Aes, ChainMode::Xts, key).expect("the key's length was checked");
+        let chain = new_chain(kernel, Cipher::Aes, ChainMode::Xts, key).expect("the key's length was checked");
         return Box::new(AnyMode::new(chain, unit, ivs));
     }
     let (data, tweak) = key.split_at(key.len() / 2);
@@ -61,6 +61,10 @@ impl Xts {
 impl SectorCipher for Xts {
     fn unit(&self) -> DataUnitSize {
         self.unit
+    }
+
+    fn step(&self) -> u64 {
+        self.ivs.step()
     }
 
     fn encrypt(&self, first: IvNumber, data: InOut<'_>) {

@@ -1,6 +1,6 @@
 //! Any chain mode as a sector cipher.
 
-use crate::aes::MAX_BATCH;
+use crate::aes::{AesKernel, MAX_BATCH};
 use crate::block_cipher::Block;
 use crate::iv::IvGenerator;
 use crate::modes::Chain;
@@ -11,23 +11,39 @@ pub(crate) struct AnyMode {
     chain: Box<dyn Chain>,
     unit: DataUnitSize,
     ivs: IvGenerator,
+    kernel: &'static str,
 }
 
 impl AnyMode {
+    /// Makes a cipher of portable parts.
     pub(crate) fn new(chain: Box<dyn Chain>, unit: DataUnitSize, ivs: IvGenerator) -> Self {
-        Self { chain, unit, ivs }
+        Self { chain, unit, ivs, kernel: AesKernel::Portable.name() }
     }
 
-    fn for_each_batch(&self, first: IvNumber, data: InOut<'_>, run: impl Fn(&mut [Block], &mut [u8])) {
-        data.assert_whole_units(self.unit);
-        let mut number = first.0;
-        for batch in data.into_in_place().chunks_mut(self.unit.bytes() * MAX_BATCH) {
-            let mut ivs = [[0; 16]; MAX_BATCH];
-            let ivs = &mut ivs[..batch.len() / self.unit.bytes()];
-            self.ivs.fill(number, ivs);
-            number = self.ivs.advance(number, ivs.len());
-            run(ivs, batch);
-        }
+    /// Names the kernel of the cipher's parts.
+    pub(crate) fn on(self, kernel: &'static str) -> Self {
+        Self { kernel, ..self }
+    }
+}
+
+/// Calls `run` for each batch of `data` with the IVs of its units.
+pub(super) fn for_each_batch(
+    ivs: &IvGenerator,
+    unit: DataUnitSize,
+    first: IvNumber,
+    data: InOut<'_>,
+    run: impl Fn(&mut [Block], InOut<'_>),
+) {
+    data.assert_whole_units(unit);
+    let (mut number, mut left) = (first.0, data);
+    while !left.is_empty() {
+        let (batch, rest) = left.split_at(unit.bytes() * MAX_BATCH);
+        let mut room = [[0; 16]; MAX_BATCH];
+        let own = &mut room[..batch.len() >> unit.log2()];
+        ivs.fill(number, own);
+        number = ivs.advance(number, own.len());
+        run(own, batch);
+        left = rest;
     }
 }
 
@@ -36,11 +52,23 @@ impl SectorCipher for AnyMode {
         self.unit
     }
 
+    fn step(&self) -> u64 {
+        self.ivs.step()
+    }
+
     fn encrypt(&self, first: IvNumber, data: InOut<'_>) {
-        self.for_each_batch(first, data, |ivs, batch| self.chain.encrypt(ivs, batch, self.unit.bytes()));
+        for_each_batch(&self.ivs, self.unit, first, data, |ivs, batch| {
+            self.chain.encrypt(ivs, batch.into_in_place(), self.unit.bytes());
+        });
     }
 
     fn decrypt(&self, first: IvNumber, data: InOut<'_>) {
-        self.for_each_batch(first, data, |ivs, batch| self.chain.decrypt(ivs, batch, self.unit.bytes()));
+        for_each_batch(&self.ivs, self.unit, first, data, |ivs, batch| {
+            self.chain.decrypt(ivs, batch.into_in_place(), self.unit.bytes());
+        });
+    }
+
+    fn kernel(&self) -> &'static str {
+        self.kernel
     }
 }

@@ -46,6 +46,10 @@ impl SectorCipher for KeysInTurn {
         self.unit
     }
 
+    fn step(&self) -> u64 {
+        self.numbering.step(self.unit)
+    }
+
     fn encrypt(&self, first: IvNumber, data: InOut<'_>) {
         self.for_each_run(first, data, |cipher, number, run| cipher.encrypt(number, run));
     }

@@ -1,6 +1,8 @@
 //! The interface between requests and ciphers: many data units per call.
 
 mod aes_cbc;
+mod aes_ctr;
+mod aes_lrw;
 mod aes_xts;
 mod any_mode;
 mod in_turn;
@@ -8,10 +10,16 @@ mod layers;
 mod null;
 
 use crate::aes::AesKernel;
+use crate::in_out::check_data_len;
+use crate::isa::WideKernel;
 use crate::iv::{IvGenerator, IvKeys};
 use crate::modes::new_chain;
 use crate::spec::{ChainMode, Cipher, CipherSpec, IvMode};
-use crate::{CipherError, DataUnitSize, InOut, IvNumber, IvNumbering};
+use crate::{CipherError, DataUnitSize, InOut, IvNumber, IvNumbering, ScatterList};
+#[cfg(test)]
+pub(crate) use aes_ctr::new as new_aes_ctr;
+#[cfg(test)]
+pub(crate) use aes_lrw::new as new_aes_lrw;
 #[cfg(test)]
 pub(crate) use aes_xts::new as new_aes_xts;
 use any_mode::AnyMode;
@@ -26,6 +34,8 @@ use null::Null;
 pub trait SectorCipher: Send + Sync {
     /// Returns the size of a data unit.
     fn unit(&self) -> DataUnitSize;
+    /// Returns the difference of the IV numbers of consecutive units.
+    fn step(&self) -> u64;
     /// Encrypts every unit of `data`.
     ///
     /// # Panics
@@ -58,7 +68,46 @@ pub trait SectorCipher: Send + Sync {
         self.decrypt(first, data);
         Ok(())
     }
-    /// Returns the name of the kernel: `vaes512`, `vaes256`, `aesni`, `portable`, or `none` for the null cipher.
+    /// Encrypts every unit of data in several pieces, in which a unit may begin and end anywhere.
+    ///
+    /// # Panics
+    ///
+    /// Panics before it writes a byte if the data is not a positive number of whole units, or source and destination
+    /// differ in length.
+    fn encrypt_scattered(&self, first: IvNumber, data: ScatterList<'_, '_>) {
+        self.try_encrypt_scattered(first, data).expect("whole data units");
+    }
+    /// Decrypts every unit of data in several pieces.
+    ///
+    /// # Panics
+    ///
+    /// As [`SectorCipher::encrypt_scattered`].
+    fn decrypt_scattered(&self, first: IvNumber, data: ScatterList<'_, '_>) {
+        self.try_decrypt_scattered(first, data).expect("whole data units");
+    }
+    /// Encrypts every unit of data in several pieces, whose lengths are not trusted.
+    ///
+    /// # Errors
+    ///
+    /// Fails before it writes a byte if the data is not a positive number of whole units, or source and destination
+    /// differ in length.
+    fn try_encrypt_scattered(&self, first: IvNumber, data: ScatterList<'_, '_>) -> Result<(), CipherError> {
+        data.check(self.unit())?;
+        data.for_each_run(self.unit(), |before, run| self.encrypt(first.after(before, self.step()), run));
+        Ok(())
+    }
+    /// Decrypts every unit of data in several pieces, whose lengths are not trusted.
+    ///
+    /// # Errors
+    ///
+    /// As [`SectorCipher::try_encrypt_scattered`].
+    fn try_decrypt_scattered(&self, first: IvNumber, data: ScatterList<'_, '_>) -> Result<(), CipherError> {
+        data.check(self.unit())?;
+        data.for_each_run(self.unit(), |before, run| self.decrypt(first.after(before, self.step()), run));
+        Ok(())
+    }
+    /// Returns the name of the kernel: `vaes512`, `vaes256` or `aesni` of AES, `avx512` or `avx2` of other ciphers,
+    /// `portable`, or `none` for the null cipher.
     fn kernel(&self) -> &'static str {
         AesKernel::Portable.name()
     }
@@ -125,20 +174,16 @@ fn with_one_key(
 ) -> Result<Box<dyn SectorCipher>, CipherError> {
     let ivs = || IvGenerator::new(spec, keys, unit, numbering, kernel);
     Ok(match (spec.cipher, spec.mode) {
-        (Cipher::Null, _) => Box::new(Null { unit }),
+        (Cipher::Null, _) => Box::new(Null { unit, step: numbering.step(unit) }),
         (Cipher::Aes, ChainMode::Xts) => aes_xts::new(kernel, keys.own, unit, ivs()),
         (Cipher::Aes, ChainMode::Cbc) => aes_cbc::new(kernel, keys.own, unit, ivs()),
+        (Cipher::Aes, ChainMode::Lrw) => aes_lrw::new(kernel, keys.own, unit, ivs()),
+        (Cipher::Aes, ChainMode::Ctr) => aes_ctr::new(kernel, keys.own, unit, ivs()),
         (cipher, mode) => {
-            let chain = new_chain(cipher, mode, keys.own).ok_or(CipherError::Unsupported(*spec))?;
-            Box::new(AnyMode::new(chain, unit, ivs()))
+            let chain = new_chain(kernel, cipher, mode, keys.own).ok_or(CipherError::Unsupported(*spec))?;
+            let has_wide_kernel = matches!(cipher, Cipher::Serpent | Cipher::Adiantum { .. });
+            let name = if has_wide_kernel { WideKernel::name_at_level(kernel) } else { AesKernel::Portable.name() };
+            Box::new(AnyMode::new(chain, unit, ivs()).on(name))
         }
     })
-}
-
-/// Checks the length of untrusted data before a call of a cipher, which panics on a wrong length.
-pub(crate) fn check_data_len(unit: DataUnitSize, len: usize) -> Result<(), CipherError> {
-    if len == 0 || !len.is_multiple_of(unit.bytes()) {
-        return Err(CipherError::DataLength { len, unit });
-    }
-    Ok(())
 }

@@ -5,11 +5,16 @@ use crate::{DataUnitSize, InOut, IvNumber, SectorCipher};
 /// The null cipher.
 pub(crate) struct Null {
     pub(crate) unit: DataUnitSize,
+    pub(crate) step: u64,
 }
 
 impl SectorCipher for Null {
     fn unit(&self) -> DataUnitSize {
         self.unit
+    }
+
+    fn step(&self) -> u64 {
+        self.step
     }
 
     fn encrypt(&self, _: IvNumber, data: InOut<'_>) {

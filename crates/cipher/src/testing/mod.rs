@@ -5,7 +5,9 @@ mod every_spec;
 pub(crate) mod guarded;
 pub(crate) mod naive;
 pub(crate) mod naive_aead;
+mod numbered;
 mod runner;
+mod scattered;
 mod vectors;
 
 /// Returns `len` pseudo-random bytes, the same for the same `seed`.

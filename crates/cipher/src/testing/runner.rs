@@ -195,7 +195,7 @@ fn wrong_lengths_panic_before_a_byte_is_written() {
             let key = noise(1, spec.key_lens()[0]);
             let cipher = new_sector_cipher_on(kernel, &spec, &key, unit(12), IvNumbering::DataUnits).unwrap();
             for len in [0, 1, 16, 512, 4095, 4097, 8191] {
-                assert!(crate::sector_cipher::check_data_len(unit(12), len).is_err());
+                assert!(crate::in_out::check_data_len(unit(12), len).is_err());
                 let mut data = vec![0x11; len];
                 let call = std::panic::AssertUnwindSafe(|| cipher.encrypt(IvNumber(0), InOut::InPlace(&mut data)));
                 assert!(std::panic::catch_unwind(call).is_err(), "{spec} took {len} bytes");

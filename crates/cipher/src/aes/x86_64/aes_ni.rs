@@ -77,6 +77,12 @@ impl AesVector for Block1 {
     }
 
     #[inline(always)]
+    unsafe fn and(self, other: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm_and_si128(self.0, other.0)) }
+    }
+
+    #[inline(always)]
     unsafe fn enc(self, round_key: Self) -> Self {
         // SAFETY: the caller's promise (see the trait).
         unsafe { Self(_mm_aesenc_si128(self.0, round_key.0)) }
@@ -195,6 +201,17 @@ impl GcmVector for Block1 {
     unsafe fn add32(self, other: Self) -> Self {
         // SAFETY: the caller's promise (see the trait).
         unsafe { Self(_mm_add_epi32(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add128(self, small: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe {
+            let sum = _mm_add_epi64(self.0, small.0);
+            // The top bit of the lower half goes out exactly if there is a carry.
+            let carry = _mm_srli_epi64::<63>(_mm_andnot_si128(sum, self.0));
+            Self(_mm_add_epi64(sum, _mm_slli_si128::<8>(carry)))
+        }
     }
 
     #[inline(always)]

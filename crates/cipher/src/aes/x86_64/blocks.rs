@@ -9,7 +9,7 @@
 //! branches on or indexes by key or data. Powers of x are those of IEEE 1619, section 5.2: little-endian, modulus 0x87.
 
 use crate::aes::job::{CbcJob, MAX_BATCH, XtsJob};
-use crate::aes::schedule::{RoundKeys, XtsKeys};
+use crate::aes::schedule::{RoundKeys, Schedule, XtsKeys};
 use crate::block_cipher::Block;
 use std::arch::x86_64::{__m128i, _mm_set_epi64x};
 use std::mem::MaybeUninit;
@@ -43,6 +43,7 @@ pub(super) trait AesVector: Copy {
     unsafe fn splat(block: &Block) -> Self;
     unsafe fn xor(self, other: Self) -> Self;
     unsafe fn xor3(self, second: Self, third: Self) -> Self;
+    unsafe fn and(self, other: Self) -> Self;
     unsafe fn enc(self, round_key: Self) -> Self;
     unsafe fn enc_last(self, round_key: Self) -> Self;
     unsafe fn dec(self, round_key: Self) -> Self;
@@ -184,7 +185,20 @@ unsafe fn last_round<V: AesVector, const ENCRYPT: bool>(state: V, key: V) -> V {
     unsafe { if ENCRYPT { state.enc_last(key) } else { state.dec_last(key) } }
 }
 
-/// Source of the tweaks of the next row. A row is `IN_FLIGHT` vectors of one unit.
+/// Source of the masks of the next row, which are added to its blocks before and after the cipher: tweaks of XTS, or
+/// products of LRW. A row is `IN_FLIGHT` vectors of one unit.
+///
+/// # Safety
+/// Every method needs the instructions of `V`.
+#[allow(clippy::missing_safety_doc)]
+pub(super) trait Masks<V> {
+    /// Returns the masks of vector `INDEX` of the row. Called once per row for each index, in order.
+    unsafe fn mask<const INDEX: usize>(&mut self) -> V;
+    /// Goes to the next row. There is one.
+    unsafe fn advance(&mut self);
+}
+
+/// The tweaks of XTS.
 struct Rows<V: AesVector> {
     /// As [`AesVector::tweak`] leaves it.
     walk: V::Walk,
@@ -206,9 +220,10 @@ impl<V: AesVector> Rows<V> {
         // SAFETY: the caller's promise.
         unsafe { Self { walk: V::walk(&*unit), left: rows_in_unit, rows_in_unit, counts, unit } }
     }
+}
 
-    /// # Safety
-    /// The instructions of `V` are there, and where this row is its unit's last, another tweak follows.
+impl<V: AesVector> Masks<V> for Rows<V> {
+    /// Where this row is its unit's last, another tweak follows.
     #[inline(always)]
     unsafe fn advance(&mut self) {
         self.left -= 1;
@@ -224,12 +239,9 @@ impl<V: AesVector> Rows<V> {
         }
     }
 
-    /// Returns the tweaks of vector `INDEX` of the row (see [`AesVector::tweak`]).
-    ///
-    /// # Safety
-    /// The instructions of `V` are there.
+    /// See [`AesVector::tweak`].
     #[inline(always)]
-    unsafe fn tweak<const INDEX: usize>(&mut self) -> V {
+    unsafe fn mask<const INDEX: usize>(&mut self) -> V {
         // SAFETY: the caller's promise.
         unsafe { V::tweak::<INDEX>(&mut self.walk, self.counts) }
     }
@@ -242,46 +254,62 @@ struct LastKeys([MaybeUninit<[u8; 64 * IN_FLIGHT]>; 2]);
 
 /// Runs XTS on every unit of `job`, whose tweaks it makes from the IVs.
 ///
-/// Works through rows, of one unit or of several. While the rounds of a row run, the tweaks of the next row are
-/// computed and, with enough registers, its data are loaded, so that its first round follows the last round of this
-/// row.
-///
 /// # Safety
 /// The instructions of `V` are there; `job` comes from its constructor.
 #[inline(always)]
 pub(super) unsafe fn xts<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool>(job: &mut XtsJob<'_>) {
-    let row_len = 16 * V::BLOCKS * IN_FLIGHT;
-    let (units, rows_in_unit) = (job.units(), job.unit_len() / row_len);
-    let (mut src, mut dst) = (job.src(), job.dst());
-    let mut last_keys = LastKeys([MaybeUninit::uninit(); 2]);
-    // Opaque, so that the compiler does not move the table to registers that it must spill.
-    let mut now = std::hint::black_box(last_keys.0.as_mut_ptr().cast::<u8>());
+    let (units, rows_in_unit) = (job.units(), job.unit_len() / (16 * V::BLOCKS * IN_FLIGHT));
+    let (src, dst) = (job.src(), job.dst());
     // SAFETY: instructions are the caller's promise. The IVs fill whole vectors, and there is one more than units. Data
-    // is read and written inside `units * unit_len` bytes, of which a row is always a divisor. The table has two rows.
+    // is read and written inside `units * unit_len` bytes, of which a row is always a divisor.
     unsafe {
-        let mut then = now.add(row_len);
         let XtsKeys { data, tweak } = job.keys();
         let ivs = job.ivs();
         encrypt_whole_vectors::<V, ROUNDS>(&tweak.encrypt, &mut ivs[..units.next_multiple_of(V::BLOCKS)]);
+        let rows = Rows::<V>::new(ivs.as_ptr(), rows_in_unit);
+        masked_rows::<V, _, ROUNDS, ENCRYPT>(data, rows, (src, dst), units * rows_in_unit);
+    }
+}
+
+/// Runs `count` rows between two additions of their masks.
+///
+/// While the rounds of a row run, the masks of the next row are computed and, with enough registers, its data are
+/// loaded, so that its first round follows the last round of this row.
+///
+/// # Safety
+/// The instructions of `V` are there; the pointers are valid for the rows.
+#[inline(always)]
+pub(super) unsafe fn masked_rows<V: AesVector, M: Masks<V>, const ROUNDS: usize, const ENCRYPT: bool>(
+    data: &Schedule,
+    mut rows: M,
+    (mut src, mut dst): (*const u8, *mut u8),
+    count: usize,
+) {
+    let row_len = 16 * V::BLOCKS * IN_FLIGHT;
+    let mut last_keys = LastKeys([MaybeUninit::uninit(); 2]);
+    // Opaque, so that the compiler does not move the table to registers that it must spill.
+    let mut now = std::hint::black_box(last_keys.0.as_mut_ptr().cast::<u8>());
+    // SAFETY: the caller's promise. The table has two rows.
+    unsafe {
+        let mut then = now.add(row_len);
         let keys = Keys::<V, ROUNDS>::new(if ENCRYPT { &data.encrypt } else { &data.decrypt });
         let whitening = keys.get::<0>().xor(keys.get::<ROUNDS>());
-        let mut rows = Rows::<V>::new(ivs.as_ptr(), rows_in_unit);
         each!(I => {
-            let tweak = rows.tweak::<I>();
+            let tweak = rows.mask::<I>();
             tweak.xor(keys.get::<ROUNDS>()).store(now.add(I * 16 * V::BLOCKS));
         });
         let mut states = start_row(whitening, now, src);
         each_round!(@ R if R <= V::AHEAD { ahead_round::<V, ROUNDS, ENCRYPT, R>(&keys, &mut states) }, 1 2 3 4);
-        for _ in 1..units * rows_in_unit {
+        for _ in 1..count {
             rows.advance();
             src = src.add(row_len);
-            let ahead = row::<V, ROUNDS, ENCRYPT, false>(&keys, states, &mut rows, then, src, (now, dst));
+            let ahead = row::<V, M, ROUNDS, ENCRYPT, false>(&keys, states, &mut rows, then, src, (now, dst));
             states = if V::AHEAD > 0 { ahead } else { start_row(whitening, then, src) };
             std::mem::swap(&mut now, &mut then);
             dst = dst.add(row_len);
         }
         // Without this branch, work for a row that does not exist would take a thirtieth of a request of 4 KiB.
-        row::<V, ROUNDS, ENCRYPT, true>(&keys, states, &mut rows, then, src, (now, dst));
+        row::<V, M, ROUNDS, ENCRYPT, true>(&keys, states, &mut rows, then, src, (now, dst));
     }
 }
 
@@ -303,10 +331,10 @@ unsafe fn start_row<V: AesVector>(whitening: V, last_keys: *const u8, src: *cons
 /// `now`. Stores the last keys of `next` at `then`, and returns the states of `next`, whose data are at `next_src`,
 /// after their first `V::AHEAD` rounds. After the `LAST` row there is no next one.
 #[inline(always)]
-unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, const LAST: bool>(
+unsafe fn row<V: AesVector, M: Masks<V>, const ROUNDS: usize, const ENCRYPT: bool, const LAST: bool>(
     keys: &Keys<V, ROUNDS>,
     mut states: [V; IN_FLIGHT],
-    next: &mut Rows<V>,
+    next: &mut M,
     then: *mut u8,
     next_src: *const u8,
     (now, dst): (*const u8, *mut u8),
@@ -320,18 +348,18 @@ unsafe fn row<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, const LAST
             each!(I => states[I] = round::<V, ENCRYPT>(states[I], key));
             match R - V::AHEAD {
                 _ if LAST => V::pin(&mut states, &mut ahead[0]),
-                1 if V::AHEAD == 0 => next_tweak::<V, 0>(edges.1, &mut states, next, then),
-                2 if V::AHEAD == 0 => next_tweak::<V, 1>(edges.1, &mut states, next, then),
-                3 if V::AHEAD == 0 => next_tweak::<V, 2>(edges.1, &mut states, next, then),
-                4 if V::AHEAD == 0 => next_tweak::<V, 3>(edges.1, &mut states, next, then),
-                5 if V::AHEAD == 0 => next_tweak::<V, 4>(edges.1, &mut states, next, then),
-                6 if V::AHEAD == 0 => next_tweak::<V, 5>(edges.1, &mut states, next, then),
-                7 if V::AHEAD == 0 => next_tweak::<V, 6>(edges.1, &mut states, next, then),
-                8 if V::AHEAD == 0 => next_tweak::<V, 7>(edges.1, &mut states, next, then),
-                1 => next_two::<V, 0, 1>(edges, &mut states, &mut ahead, next, then, next_src),
-                2 => next_two::<V, 2, 3>(edges, &mut states, &mut ahead, next, then, next_src),
-                3 => next_two::<V, 4, 5>(edges, &mut states, &mut ahead, next, then, next_src),
-                4 => next_two::<V, 6, 7>(edges, &mut states, &mut ahead, next, then, next_src),
+                1 if V::AHEAD == 0 => next_tweak::<V, M, 0>(edges.1, &mut states, next, then),
+                2 if V::AHEAD == 0 => next_tweak::<V, M, 1>(edges.1, &mut states, next, then),
+                3 if V::AHEAD == 0 => next_tweak::<V, M, 2>(edges.1, &mut states, next, then),
+                4 if V::AHEAD == 0 => next_tweak::<V, M, 3>(edges.1, &mut states, next, then),
+                5 if V::AHEAD == 0 => next_tweak::<V, M, 4>(edges.1, &mut states, next, then),
+                6 if V::AHEAD == 0 => next_tweak::<V, M, 5>(edges.1, &mut states, next, then),
+                7 if V::AHEAD == 0 => next_tweak::<V, M, 6>(edges.1, &mut states, next, then),
+                8 if V::AHEAD == 0 => next_tweak::<V, M, 7>(edges.1, &mut states, next, then),
+                1 => next_two::<V, M, 0, 1>(edges, &mut states, &mut ahead, next, then, next_src),
+                2 => next_two::<V, M, 2, 3>(edges, &mut states, &mut ahead, next, then, next_src),
+                3 => next_two::<V, M, 4, 5>(edges, &mut states, &mut ahead, next, then, next_src),
+                4 => next_two::<V, M, 6, 7>(edges, &mut states, &mut ahead, next, then, next_src),
                 _ => V::pin(&mut states, &mut ahead[0]),
             }
             if !LAST && R + V::AHEAD >= ROUNDS {
@@ -368,15 +396,15 @@ unsafe fn ahead_round<V: AesVector, const ROUNDS: usize, const ENCRYPT: bool, co
 /// Computes one of the next row's last keys. One per round if rows do not run ahead: all at once would keep the rounds
 /// from their ports.
 #[inline(always)]
-unsafe fn next_tweak<V: AesVector, const INDEX: usize>(
+unsafe fn next_tweak<V: AesVector, M: Masks<V>, const INDEX: usize>(
     last_key: V,
     states: &mut [V; IN_FLIGHT],
-    next: &mut Rows<V>,
+    next: &mut M,
     then: *mut u8,
 ) {
     // SAFETY: the caller's promise is that of each call.
     unsafe {
-        let mut tweak = next.tweak::<INDEX>();
+        let mut tweak = next.mask::<INDEX>();
         V::pin(states, &mut tweak);
         tweak.xor(last_key).store(then.add(INDEX * 16 * V::BLOCKS));
     }
@@ -385,18 +413,18 @@ unsafe fn next_tweak<V: AesVector, const INDEX: usize>(
 /// Computes two of the next row's last keys ahead of time, and starts their states. `edges` are the first key and the
 /// last.
 #[inline(always)]
-unsafe fn next_two<V: AesVector, const FIRST: usize, const SECOND: usize>(
+unsafe fn next_two<V: AesVector, M: Masks<V>, const FIRST: usize, const SECOND: usize>(
     edges: (V, V),
     states: &mut [V; IN_FLIGHT],
     ahead: &mut [V; IN_FLIGHT],
-    next: &mut Rows<V>,
+    next: &mut M,
     then: *mut u8,
     next_src: *const u8,
 ) {
     // SAFETY: the caller's promise is that of each call.
     unsafe {
-        let tweak = next.tweak::<FIRST>();
-        let tweak2 = next.tweak::<SECOND>();
+        let tweak = next.mask::<FIRST>();
+        let tweak2 = next.mask::<SECOND>();
         let (at, at2) = (FIRST * 16 * V::BLOCKS, SECOND * 16 * V::BLOCKS);
         ahead[FIRST] = V::load(next_src.add(at)).xor3(tweak, edges.0);
         ahead[SECOND] = V::load(next_src.add(at2)).xor3(tweak2, edges.0);

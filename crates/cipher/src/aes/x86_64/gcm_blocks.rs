@@ -26,6 +26,8 @@ pub(super) trait GcmVector: AesVector {
     unsafe fn reversed(self) -> Self;
     /// Adds numbers of 32 bits.
     unsafe fn add32(self, other: Self) -> Self;
+    /// Adds numbers of 128 bits, of which those of `small` are below 2^63.
+    unsafe fn add128(self, small: Self) -> Self;
     /// Multiplies a half of each block with one of `other`'s: bit 0 of `HALVES` selects the upper half of `self`, bit 4
     /// that of `other`.
     unsafe fn clmul<const HALVES: i32>(self, other: Self) -> Self;
@@ -37,9 +39,9 @@ pub(super) trait GcmVector: AesVector {
 
 /// Numbers from 1, one a block: the differences of a row's counters to that of the block before.
 #[repr(C, align(64))]
-struct Steps([u128; 4 * IN_FLIGHT]);
+pub(super) struct Steps(pub(super) [u128; 4 * IN_FLIGHT]);
 
-static STEPS: Steps = {
+pub(super) static STEPS: Steps = {
     let mut steps = [0; 4 * IN_FLIGHT];
     let mut at = 0;
     while at < steps.len() {

@@ -1,9 +1,11 @@
-//! The x86-64 kernels: one loop for XTS and CBC (`blocks`), one for GCM (`gcm_blocks`), three vectors; AEGIS.
+//! The x86-64 kernels: one loop for XTS, LRW and CBC (`blocks`), one for GCM (`gcm_blocks`), one for CTR (`numbered`),
+//! three vectors; AEGIS.
 
 mod aegis;
 mod aes_ni;
 mod blocks;
 mod gcm_blocks;
+mod numbered;
 #[cfg(test)]
 mod tests;
 mod vaes_256;
@@ -15,9 +17,9 @@ mod vaes_512;
 /// own registers.
 macro_rules! entry_points {
     ($kernel:ident, $token:ty, $vector:ty, $features:literal) => {
-        use super::{blocks, gcm_blocks};
-        use crate::aes::job::{CbcJob, GcmJob, XtsJob};
-        use crate::aes::schedule::Schedule;
+        use super::{blocks, gcm_blocks, numbered};
+        use crate::aes::job::{BlockJob, CbcJob, GcmJob, XtsJob};
+        use crate::aes::schedule::{LrwKeys, Schedule};
         use crate::block_cipher::Block;
 
         /// The entry points of this kernel.
@@ -35,6 +37,35 @@ macro_rules! entry_points {
                         (14, true) => xts::<14, true>(job),
                         (14, false) => xts::<14, false>(job),
                         (rounds, _) => unreachable!("no XTS schedule has {rounds} rounds"),
+                    }
+                }
+            }
+
+            /// Runs LRW on every unit of `job`, whose key was expanded for this kernel.
+            pub(crate) fn lrw(_: $token, job: &BlockJob<'_, LrwKeys>, encrypt: bool) {
+                // SAFETY: as in `xts`, by `BlockJob::new`.
+                unsafe {
+                    match (job.keys().data.rounds, encrypt) {
+                        (10, true) => lrw::<10, true>(job),
+                        (10, false) => lrw::<10, false>(job),
+                        (12, true) => lrw::<12, true>(job),
+                        (12, false) => lrw::<12, false>(job),
+                        (14, true) => lrw::<14, true>(job),
+                        (14, false) => lrw::<14, false>(job),
+                        (rounds, _) => unreachable!("no schedule has {rounds} rounds"),
+                    }
+                }
+            }
+
+            /// Runs CTR on every unit of `job`.
+            pub(crate) fn ctr(_: $token, job: &BlockJob<'_, Schedule>) {
+                // SAFETY: as in `xts`, by `BlockJob::new`.
+                unsafe {
+                    match job.keys().rounds {
+                        10 => ctr::<10>(job),
+                        12 => ctr::<12>(job),
+                        14 => ctr::<14>(job),
+                        rounds => unreachable!("no schedule has {rounds} rounds"),
                     }
                 }
             }
@@ -99,6 +130,18 @@ macro_rules! entry_points {
         unsafe fn xts<const ROUNDS: usize, const ENCRYPT: bool>(job: &mut XtsJob<'_>) {
             // SAFETY: the instructions are enabled; the rest is the caller's promise.
             unsafe { blocks::xts::<$vector, ROUNDS, ENCRYPT>(job) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn lrw<const ROUNDS: usize, const ENCRYPT: bool>(job: &BlockJob<'_, LrwKeys>) {
+            // SAFETY: as above.
+            unsafe { numbered::lrw::<$vector, ROUNDS, ENCRYPT>(job) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn ctr<const ROUNDS: usize>(job: &BlockJob<'_, Schedule>) {
+            // SAFETY: as above.
+            unsafe { numbered::ctr::<$vector, ROUNDS>(job) }
         }
 
         #[target_feature(enable = $features)]

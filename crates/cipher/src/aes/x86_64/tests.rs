@@ -57,6 +57,9 @@ impl AesVector for Four {
     unsafe fn xor3(self, second: Self, third: Self) -> Self {
         each_block!(self, second, third; xor3)
     }
+    unsafe fn and(self, other: Self) -> Self {
+        each_block!(self, other; and)
+    }
     unsafe fn enc(self, key: Self) -> Self {
         each_block!(self, key; enc)
     }
@@ -86,6 +89,9 @@ impl GcmVector for Four {
     }
     unsafe fn add32(self, other: Self) -> Self {
         each_block!(self, other; add32)
+    }
+    unsafe fn add128(self, small: Self) -> Self {
+        each_block!(self, small; add128)
     }
     unsafe fn clmul<const HALVES: i32>(self, other: Self) -> Self {
         // SAFETY: the caller's promise.

@@ -94,6 +94,12 @@ impl AesVector for Blocks4 {
     }
 
     #[inline(always)]
+    unsafe fn and(self, other: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe { Self(_mm512_and_si512(self.0, other.0)) }
+    }
+
+    #[inline(always)]
     unsafe fn enc(self, round_key: Self) -> Self {
         // SAFETY: the caller's promise (see the trait).
         unsafe { Self(_mm512_aesenc_epi128(self.0, round_key.0)) }
@@ -186,6 +192,17 @@ impl GcmVector for Blocks4 {
     unsafe fn add32(self, other: Self) -> Self {
         // SAFETY: the caller's promise (see the trait).
         unsafe { Self(_mm512_add_epi32(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add128(self, small: Self) -> Self {
+        // SAFETY: the caller's promise (see the trait).
+        unsafe {
+            let sum = _mm512_add_epi64(self.0, small.0);
+            // The top bit of the lower half goes out exactly if there is a carry.
+            let carry = _mm512_srli_epi64::<63>(_mm512_andnot_si512(sum, self.0));
+            Self(_mm512_add_epi64(sum, _mm512_bslli_epi128::<8>(carry)))
+        }
     }
 
     #[inline(always)]

@@ -2,16 +2,22 @@
 //! of NH and Poly1305.
 //!
 //! A data unit is one block: a change of one bit changes all of it. Its last 16 bytes are the narrow side, the rest is
-//! the wide side. Constant time on targets on which the `aes` and `chacha20` crates are.
+//! the wide side. Constant time on targets on which the `aes` and `chacha20` crates are. NH and XChaCha have kernels;
+//! elsewhere XChaCha is the `chacha20` crate's.
 
+mod chacha;
 mod nh;
 mod poly1305;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)] // Vector instructions, behind proof tokens.
+mod x86_64;
 
 use super::Chain;
 use crate::Cipher;
 use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
+use crate::isa::{AesKernel, WideKernel};
 use crate::locked::LockedBox;
 use chacha20::cipher::StreamCipher;
 use chacha20::{KeyIvInit, XChaCha12, XChaCha20};
@@ -23,6 +29,7 @@ pub(crate) struct Adiantum {
     /// AES-256.
     block: Box<dyn BlockCipher>,
     rounds: u8,
+    kernel: Option<WideKernel>,
 }
 
 /// An expanded key.
@@ -49,7 +56,7 @@ const GROUP_BYTES: usize = 16 << 10;
 
 impl Adiantum {
     /// Expands `key`, which has 32 bytes. XChaCha has 12 or 20 `rounds`.
-    pub(crate) fn new(key: &[u8; 32], rounds: u8) -> Self {
+    pub(crate) fn new(kernel: Option<WideKernel>, key: &[u8; 32], rounds: u8) -> Self {
         let mut material = Zeroizing::new([0; 32 + 16 + 16 + nh::KEY_LEN]);
         xchacha(key, &[], rounds, &mut *material);
         let (block, hashes) = material.split_at(32);
@@ -60,8 +67,8 @@ impl Adiantum {
         keys.tweak.set(tweak);
         keys.message.set(message);
         keys.nh.set(nh);
-        let block = new_block_cipher(Cipher::Aes, block).expect("32 bytes are an AES key");
-        Self { keys, block, rounds }
+        let block = new_block_cipher(AesKernel::Portable, Cipher::Aes, block).expect("32 bytes are an AES key");
+        Self { keys, block, rounds, kernel }
     }
 
     /// Processes one unit for each of `ivs`, which `tweak_of` turns into tweaks.
@@ -84,10 +91,7 @@ impl Adiantum {
             if encrypt {
                 self.block.encrypt_blocks(middles.as_flattened_mut());
             }
-            for (unit, middle) in units.chunks_exact_mut(unit_len).zip(&*middles) {
-                let wide = unit.len() - 16;
-                xchacha(&self.keys.stream, middle, self.rounds, &mut unit[..wide]);
-            }
+            self.add_streams(middles, units, unit_len);
             if !encrypt {
                 self.block.decrypt_blocks(middles.as_flattened_mut());
             }
@@ -95,6 +99,25 @@ impl Adiantum {
                 let (wide, narrow) = unit.split_at_mut(unit_len - 16);
                 narrow.copy_from_slice(&add(middle, tweak.wrapping_add(self.hash(wide)).wrapping_neg()));
             }
+        }
+    }
+
+    /// Adds the stream of each of `middles` to the wide side of its unit.
+    fn add_streams(&self, middles: &[Block], units: &mut [u8], unit_len: usize) {
+        let Self { keys, rounds, kernel, .. } = self;
+        #[cfg(target_arch = "x86_64")]
+        match *kernel {
+            None => {}
+            Some(WideKernel::Avx2(proof)) => {
+                return x86_64::Avx2Kernel::streams(proof, &keys.stream, middles, *rounds, units, unit_len);
+            }
+            Some(WideKernel::Avx512(proof)) => {
+                return x86_64::Avx512Kernel::streams(proof, &keys.stream, middles, *rounds, units, unit_len);
+            }
+        }
+        assert!(kernel.is_none() || cfg!(target_arch = "x86_64"));
+        for (unit, middle) in units.chunks_exact_mut(unit_len).zip(middles) {
+            xchacha(&keys.stream, middle, *rounds, &mut unit[..unit_len - 16]);
         }
     }
 
@@ -106,7 +129,7 @@ impl Adiantum {
 
     fn hash(&self, wide: &[u8]) -> u128 {
         let pieces = wide.as_chunks::<16>().0.chunks(nh::MOST_BLOCKS);
-        self.keys.message.hash(pieces.flat_map(|piece| self.keys.nh.hash(piece)))
+        self.keys.message.hash(pieces.flat_map(|piece| self.keys.nh.hash(self.kernel, piece)))
     }
 }
 

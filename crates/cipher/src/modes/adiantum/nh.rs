@@ -1,8 +1,12 @@
 //! NH (Black and others, "UMAC: Fast and Secure Message Authentication", 1999) in Adiantum's size: 32-bit words two
 //! apart, four passes.
 //!
-//! The loop is shaped for vector registers of four words, which the compiler fills on every CPU: a pass adds,
+//! The portable loop is shaped for vector registers of four words, which the compiler fills on every CPU: a pass adds,
 //! multiplies two pairs to 64 bits each, and adds again.
+
+#[cfg(target_arch = "x86_64")]
+use super::x86_64::{Avx2Kernel, Avx512Kernel};
+use crate::isa::WideKernel;
 
 /// Maximum number of 16-byte blocks in one hash.
 pub(super) const MOST_BLOCKS: usize = 64;
@@ -28,7 +32,25 @@ impl Key {
 
     /// Hashes at most [`MOST_BLOCKS`] blocks to two, each little-endian.
     #[inline]
-    pub(super) fn hash(&self, blocks: &[[u8; 16]]) -> [[u8; 16]; 2] {
+    pub(super) fn hash(&self, kernel: Option<WideKernel>, blocks: &[[u8; 16]]) -> [[u8; 16]; 2] {
+        #[cfg(target_arch = "x86_64")]
+        let sums = match kernel {
+            None => self.sums(blocks),
+            Some(WideKernel::Avx2(proof)) => Avx2Kernel::nh(proof, self, blocks),
+            Some(WideKernel::Avx512(proof)) => Avx512Kernel::nh(proof, self, blocks),
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let sums = {
+            assert!(kernel.is_none());
+            self.sums(blocks)
+        };
+        let [first, second, third, fourth] = sums.map(|[even, odd]| u128::from(even.wrapping_add(odd)));
+        [first | second << 64, third | fourth << 64].map(u128::to_le_bytes)
+    }
+
+    /// Returns the sums of the two products of each pass.
+    #[inline]
+    fn sums(&self, blocks: &[[u8; 16]]) -> [[u64; 2]; PASSES] {
         let mut sums = [[0u64; 2]; PASSES];
         for (block, keys) in blocks.iter().zip(self.0.windows(PASSES)) {
             let block = words(block);
@@ -38,8 +60,13 @@ impl Key {
                 sum[1] = sum[1].wrapping_add(u64::from(b) * u64::from(d));
             }
         }
-        let [first, second, third, fourth] = sums.map(|[even, odd]| u128::from(even.wrapping_add(odd)));
-        [first | second << 64, third | fourth << 64].map(u128::to_le_bytes)
+        sums
+    }
+
+    /// Returns the start of the key's words.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn as_ptr(&self) -> *const u32 {
+        self.0.as_ptr().cast()
     }
 }
 

@@ -43,14 +43,16 @@ fn adiantum_gives_the_published_answers() {
     assert_eq!(vectors.len(), 14);
     for Vector { rounds, key, tweak, plain, sha256 } in vectors {
         let name = format!("{rounds} rounds, {} bytes", plain.len());
-        let cipher = Adiantum::new(&key, rounds);
-        let mut data = plain.clone();
-        let run = |data: &mut [u8], encrypt| cipher.run(&mut [[0; 16]], |_| tweak, data, plain.len(), encrypt);
-        run(&mut data, true);
-        assert_eq!(Sha256::digest(&data)[..], sha256, "{name}");
-        assert_eq!(Twin::new(&key, rounds).unit(tweak.as_flattened(), &plain, true), data, "{name}");
-        run(&mut data, false);
-        assert_eq!(data, plain, "{name}");
+        for kernel in AesKernel::available().into_iter().map(WideKernel::at_level) {
+            let cipher = Adiantum::new(kernel, &key, rounds);
+            let mut data = plain.clone();
+            let run = |data: &mut [u8], encrypt| cipher.run(&mut [[0; 16]], |_| tweak, data, plain.len(), encrypt);
+            run(&mut data, true);
+            assert_eq!(Sha256::digest(&data)[..], sha256, "{name}, {kernel:?}");
+            assert_eq!(Twin::new(&key, rounds).unit(tweak.as_flattened(), &plain, true), data, "{name}");
+            run(&mut data, false);
+            assert_eq!(data, plain, "{name}, {kernel:?}");
+        }
     }
 }
 
@@ -59,7 +61,9 @@ fn adiantum_gives_the_published_answers() {
 fn runs_of_units_agree_with_the_reference() {
     for rounds in [12, 20] {
         let key: [u8; 32] = noise(1, 32).try_into().unwrap();
-        let (cipher, twin) = (Adiantum::new(&key, rounds), Twin::new(&key, rounds));
+        let twin = Twin::new(&key, rounds);
+        let ciphers = AesKernel::available().into_iter().map(WideKernel::at_level);
+        let ciphers: Vec<_> = ciphers.map(|kernel| Adiantum::new(kernel, &key, rounds)).collect();
         for (unit_len, most) in [(512, 19), (1024, 9), (2048, 9), (4096, 6), (65536, 2)] {
             for count in [1, 2, most] {
                 let ivs: Vec<Block> = noise(count as u64, count * 16).as_chunks().0.to_vec();
@@ -67,11 +71,14 @@ fn runs_of_units_agree_with_the_reference() {
                 let units = plain.chunks_exact(unit_len).zip(&ivs);
                 let expected: Vec<u8> =
                     units.flat_map(|(unit, iv)| twin.unit(&[*iv, [0; 16]].concat(), unit, true)).collect();
-                let mut data = plain.clone();
-                cipher.encrypt(&mut ivs.clone(), &mut data, unit_len);
-                assert!(data == expected, "{rounds} rounds, {count} units of {unit_len}");
-                cipher.decrypt(&mut ivs.clone(), &mut data, unit_len);
-                assert!(data == plain, "{rounds} rounds, {count} units of {unit_len}, back");
+                for cipher in &ciphers {
+                    let mut data = plain.clone();
+                    let name = format!("{rounds} rounds, {count} units of {unit_len}, {:?}", cipher.kernel);
+                    cipher.encrypt(&mut ivs.clone(), &mut data, unit_len);
+                    assert!(data == expected, "{name}");
+                    cipher.decrypt(&mut ivs.clone(), &mut data, unit_len);
+                    assert!(data == plain, "{name}, back");
+                }
             }
         }
     }

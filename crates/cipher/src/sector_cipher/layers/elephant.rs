@@ -3,7 +3,7 @@
 
 use super::Layer;
 use crate::block_cipher::{BlockCipher, new_block_cipher};
-use crate::{Cipher, DataUnitSize};
+use crate::{AesKernel, Cipher, DataUnitSize};
 
 /// The diffuser under an AES key.
 pub(crate) struct Elephant {
@@ -18,7 +18,10 @@ const B: (usize, [u32; 4]) = (3, [0, 10, 0, 25]);
 impl Elephant {
     /// Makes the diffuser of `key`, which has 16, 24 or 32 bytes, as the caller has checked.
     pub(crate) fn new(key: &[u8], unit: DataUnitSize) -> Self {
-        Self { aes: new_block_cipher(Cipher::Aes, key).expect("an AES key has 16, 24 or 32 bytes"), unit }
+        Self {
+            aes: new_block_cipher(AesKernel::Portable, Cipher::Aes, key).expect("an AES key has 16, 24 or 32 bytes"),
+            unit,
+        }
     }
 
     fn add_sector_key(&self, number: u64, unit: &mut [u8]) {

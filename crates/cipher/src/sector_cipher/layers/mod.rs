@@ -50,6 +50,10 @@ impl<L: Layer> SectorCipher for Layered<L> {
         self.cipher.unit()
     }
 
+    fn step(&self) -> u64 {
+        self.step
+    }
+
     fn encrypt(&self, first: IvNumber, data: InOut<'_>) {
         data.assert_whole_units(self.unit());
         let data = data.into_in_place();
