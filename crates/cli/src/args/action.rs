@@ -183,12 +183,16 @@ pub(crate) const UNLOCK: &[&str] = &[
     "disable-keyring",
     "volume-key-file",
     "volume-key-keyring",
+    "connect-timeout",
+    "reconnect-delay",
+    "store-timeout",
+    "replay",
 ];
 /// Unlocking a volume with a token.
 pub(crate) const TOKENS: &[&str] =
     &["token-id", "token-type", "token-only", "disable-external-tokens", "external-tokens-path", "token-timeout"];
 /// A LUKS header.
-pub(crate) const HEADER: &[&str] = &["policy", "type", "header", "disable-locks"];
+pub(crate) const HEADER: &[&str] = &["policy", "type", "header", "disable-locks", "connect-timeout", "store-timeout"];
 /// Plain volumes.
 pub(crate) const PLAIN: &[&str] = &[
     "cipher",

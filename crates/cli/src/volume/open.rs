@@ -17,6 +17,7 @@ use super::integrity::{IntegrityArgs, IntegrityDevices, IntegrityOpening};
 use super::key_check::KeyCheck;
 use super::keyring::check_links;
 use super::lock::{self, DeviceLock, Mode};
+use super::remote;
 use super::secret::{self, Ask};
 use super::source::{KeyArgs, Luks, SourceArgs, VolumeType};
 use super::table::{self, Devices};
@@ -239,6 +240,7 @@ pub(crate) fn has_zones(args: &SourceArgs) -> bool {
     let is_zoned = |device: anyhow::Result<Device>| device.is_ok_and(|device| zones::is_zoned(&device));
     match &args.volume_type {
         VolumeType::Table(table) => table.has_device(is_zoned),
+        _ if remote::uri_of(&args.image).is_some() => false,
         _ => is_zoned(Device::open(&args.image, OpenMode::Read)),
     }
 }

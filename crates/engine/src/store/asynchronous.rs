@@ -85,8 +85,13 @@ impl Pending {
         Self { operation: Some(operation), token, receiver }
     }
 
-    /// Returns the operation, whose memory the store reads from or writes into.
-    pub fn operation(&mut self) -> &mut AsyncOperation {
+    /// Returns the operation, whose memory the store writes from.
+    pub fn operation(&self) -> &AsyncOperation {
+        self.operation.as_ref().expect("an operation is there until it completes")
+    }
+
+    /// Returns the operation, whose memory the store reads into.
+    pub fn operation_mut(&mut self) -> &mut AsyncOperation {
         self.operation.as_mut().expect("an operation is there until it completes")
     }
 

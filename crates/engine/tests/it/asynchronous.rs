@@ -115,7 +115,7 @@ impl Carrier {
             return pending.complete(Err(Errno::IO));
         }
         let fault = Remembered(Arc::clone(&self.faults), Mutex::new(None));
-        let result = self.carry_out(pending.operation(), &fault);
+        let result = self.carry_out(pending.operation_mut(), &fault);
         match fault.1.into_inner().unwrap() {
             // A completion that never comes.
             Some(Fault::Errno(Errno::IO)) => {
@@ -240,7 +240,7 @@ fn aborted_store_fails_what_waits_and_what_comes() {
 fn count_beyond_the_request_is_an_error() {
     struct Boastful(MemoryStore);
     impl AsyncStore for Boastful {
-        fn start(&self, mut pending: Pending) {
+        fn start(&self, pending: Pending) {
             let count = pending.operation().transfer_len() + 1;
             pending.complete(Ok(count));
         }

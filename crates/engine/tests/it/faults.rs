@@ -281,7 +281,7 @@ fn every_operation_of_a_ring_fails_once() {
 fn every_operation_of_an_asynchronous_store_fails_once() {
     let asynchronous = |faults| fail_every_operation(Below::Async, faults, 2, false);
     let faults = asynchronous(&FAULTS) + asynchronous(&OF_RINGS);
-    println!("COUNT asynchronous-faults {faults}");
+    println!("COUNT asynchronous_store_faults {faults}");
     assert!(faults >= 1200, "only {faults} faults were injected");
 }
 
