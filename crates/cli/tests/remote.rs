@@ -106,8 +106,9 @@ fn data_goes_through_the_export_both_ways() {
     assert!(std::fs::read(dir.path("copy")).unwrap()[..8 << 20] == noise(8 << 20));
     let back = dir.file("back", &noise(4 << 20).into_iter().rev().collect::<Vec<u8>>());
     call(["serve", &uri, "-d", &key, "--run", &format!("nbdcopy --flush {back} \"$uri\"")]).works();
-    let verify = "fio --name=v --ioengine=nbd --uri=\"$uri\" --rw=randrw --bs=4k-64k --size=8m --verify=crc32c \
-                  --iodepth=16 --verify_fatal=1 --output=/dev/null --offset=8m --randseed=3";
+    let verify = "fio --name=v --ioengine=nbd --uri=\"$uri\" --rw=randwrite --bsrange=512-64k --bs_unaligned=0 \
+                  --size=8m --offset=8m --iodepth=16 --verify=crc32c --do_verify=1 --verify_fatal=1 --fsync=64 \
+                  --verify_state_save=0 --output=/dev/null";
     call(["serve", &uri, "-d", &key, "--replay", "4M", "--run", verify]).works();
     drop(server);
     let local = call(["export", &image, "-", "-d", &key]).works().out.clone();

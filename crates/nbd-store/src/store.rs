@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for extents, which a worker may ask for. Without an answer the range counts as allocated.
 const EXTENTS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest read or write of a caller that blocks, in bytes: a multiple of every block size.
+const MAX_CALL: u32 = 1 << 20;
 /// Longest range of one query of extents, in bytes: a multiple of every block size.
 const MAX_QUERY: u64 = 1 << 30;
 
@@ -209,7 +211,9 @@ impl BackingStore for NbdStore {
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        let len = data.len().min(usize::try_from(self.facts.size.saturating_sub(offset)).unwrap_or(usize::MAX));
+        // A call is one request, whose memory is no longer than what it moves.
+        let most = self.facts.size.saturating_sub(offset).min(MAX_CALL.min(self.facts.max_payload).into());
+        let len = data.len().min(most as usize);
         let Some((start, whole)) = self.blocks_around(offset, len) else {
             return asynchronous::read_at(self, &mut data[..len], offset);
         };
@@ -225,6 +229,7 @@ impl BackingStore for NbdStore {
         if self.read_only {
             return Err(Errno::ROFS);
         }
+        let data = &data[..data.len().min(MAX_CALL.min(self.facts.max_payload) as usize)];
         let Some((start, whole)) = self.blocks_around(offset, data.len()) else {
             return asynchronous::write_at(self, data, offset, false);
         };

@@ -64,7 +64,7 @@ fn encrypted(store: Arc<dyn BackingStore>) -> BlockingDevice {
 fn compare(name: &str, store: NbdStore, operations: usize) {
     let size = store.geometry().len;
     let mut image = vec![0; size as usize];
-    inlock_engine::store::read_all(&store, &mut image, 0).unwrap();
+    inlock_engine::store::read_all(&store, &mut image, 0).unwrap_or_else(|error| panic!("{name}: {error}"));
     let (model, store) = (Arc::new(MemoryStore::new(image)), Arc::new(store));
     let (expected, found) = (encrypted(Arc::clone(&model) as _), encrypted(Arc::clone(&store) as _));
     let mut random = Random::new(3);
@@ -87,7 +87,7 @@ fn compare(name: &str, store: NbdStore, operations: usize) {
     }
     found.flush().unwrap();
     let mut image = vec![0; size as usize];
-    inlock_engine::store::read_all(&*store, &mut image, 0).unwrap();
+    inlock_engine::store::read_all(&*store, &mut image, 0).unwrap_or_else(|error| panic!("{name}: {error}"));
     assert!(image == model.contents(), "{name}: the ciphertext differs");
 }
 
