@@ -27,7 +27,7 @@ const INPUT_LEN: usize = 2 * (MAX_SMALL_PAYLOAD + 64);
 /// Bytes received behind the data of a read with the same call: the next head.
 const READ_AHEAD: usize = 64;
 /// Bytes received before other connections and new requests are looked at.
-const BUDGET: usize = 4 << 20;
+const BUDGET: usize = if cfg!(test) { 1024 } else { 4 << 20 };
 /// Pieces in which a server may send the data of a read.
 const MAX_PIECES: usize = 1024;
 
@@ -200,6 +200,7 @@ impl Line {
     pub(crate) fn receive(&mut self, ended: &mut Vec<Ended>) -> Result<(), Broken> {
         let mut budget = BUDGET;
         loop {
+            // Only the socket may have more when this returns: nobody is told of what is here already.
             let received = match self.receiving {
                 Receiving::Head => match ReplyHead::parse(&self.input[self.filled.clone()], self.style)? {
                     Some((head, used)) => {
@@ -207,6 +208,7 @@ impl Line {
                         self.on_head(head, ended)?;
                         continue;
                     }
+                    None if budget == 0 => return Ok(()),
                     None => self.fill_input()?,
                 },
                 Receiving::Data { rest: 0, slot, is_last, .. } => {
@@ -216,6 +218,7 @@ impl Line {
                     }
                     continue;
                 }
+                Receiving::Data { .. } if budget == 0 && self.filled.is_empty() => return Ok(()),
                 Receiving::Data { slot, at, rest, is_last } => {
                     let Some(received) = self.receive_data(slot, at, rest)? else { return Ok(()) };
                     let moved = received.min(rest);
@@ -224,8 +227,8 @@ impl Line {
                 }
             };
             match received {
-                Some(received) if received < budget => budget -= received,
-                _ => return Ok(()),
+                Some(received) => budget = budget.saturating_sub(received),
+                None => return Ok(()),
             }
         }
     }
@@ -378,6 +381,11 @@ impl Coverage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::ExportFacts;
+    use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
 
     #[test]
     fn pieces_in_any_order_make_a_whole_and_never_overlap() {
@@ -393,6 +401,51 @@ mod tests {
         let mut many = Coverage::default();
         (0..MAX_PIECES as u64).for_each(|piece| many.add(2 * piece, 2 * piece + 1).unwrap());
         assert_eq!(many.add(1 << 40, (1 << 40) + 1), Err(BadReply::Range));
+    }
+
+    /// Passes what it is given to start to a channel.
+    struct Captured(std::sync::mpsc::Sender<Pending>);
+
+    impl AsyncStore for Captured {
+        fn start(&self, pending: Pending) {
+            self.0.send(pending).unwrap();
+        }
+        fn abort(&self) {}
+    }
+
+    /// A call may end with a full budget and heads in the input, which no poll would report.
+    #[test]
+    fn everything_in_the_input_is_handled_before_receive_returns() {
+        const LEN: usize = 4096;
+        let (sender, started) = std::sync::mpsc::channel();
+        let caller = std::thread::spawn(move || {
+            let mut data = vec![0; LEN];
+            asynchronous::read_at(&Captured(sender), &mut data, 0).map(|_| data)
+        });
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let facts = ExportFacts { size: 1 << 20, flags: 1, min_block: 1, max_payload: 1 << 20 };
+        let style = ReplyStyle::Structured;
+        let mut line = Line::new(Dialed { socket: ours.into(), style, has_extents: false, facts });
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        line.queue(Job::of(started.recv().unwrap(), deadline).unwrap());
+        line.send().unwrap();
+        let mut request = [0; 28];
+        theirs.read_exact(&mut request).unwrap();
+        let head = |flags: u8, kind: u8, len: u32| {
+            let start = [&[0x66, 0x8e, 0x33, 0xef, 0, flags, 0, kind][..], &request[8..16]].concat();
+            [start, len.to_be_bytes().to_vec()].concat()
+        };
+        let data = [head(0, 1, 8 + LEN as u32), vec![0; 8], vec![7; LEN]].concat();
+        theirs.write_all(&[data, head(1, 0, 0)].concat()).unwrap();
+        let mut ended = Vec::new();
+        while ended.is_empty() {
+            let mut polled = [PollFd::from_borrowed_fd(line.socket(), PollFlags::IN)];
+            let ready = rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+            assert!(ready > 0, "the reply is in the input, and the socket has nothing");
+            line.receive(&mut ended).unwrap();
+        }
+        ended.into_iter().for_each(|ended| ended.job.complete(ended.result.map(drop)));
+        assert!(caller.join().unwrap() == Ok(vec![7; LEN]));
     }
 
     #[test]
