@@ -159,7 +159,7 @@ impl Driver {
             self.waiting = rest;
             let late: VecDeque<Job> = late;
             late.into_iter().for_each(|job| job.complete(Err(Errno::IO)));
-            // A query of extents has nobody who waits for it any longer, and ends with its reply.
+            // No caller waits for a late query of extents. It ends with its reply.
             let jobs = self.waiting.iter().chain(self.lines.iter().flat_map(Line::jobs));
             self.next_deadline = jobs.map(|job| job.deadline).filter(|deadline| *deadline > now).min();
         }

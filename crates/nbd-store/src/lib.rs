@@ -5,8 +5,8 @@
 //! (`line`), what waits for them, and connecting again (`dial`).
 //!
 //! The server holds ciphertext and is not trusted: it cannot make the store allocate, wait without bound, or answer for
-//! another request. A server that violates the protocol is disconnected, and its requests are sent again to whatever
-//! server there is afterwards, until they have waited as long as [`StoreOptions`] allow.
+//! another request. A server that violates the protocol is disconnected, and its requests are sent again over
+//! new connections, until they have waited as long as [`StoreOptions`] allow.
 //!
 //! **After a lost connection** the server may have lost writes that it had acknowledged and not flushed. Then the next
 //! flush fails, unless [`StoreOptions::replay`] keeps these writes to make them again.

@@ -200,7 +200,7 @@ impl Line {
     pub(crate) fn receive(&mut self, ended: &mut Vec<Ended>) -> Result<(), Broken> {
         let mut budget = BUDGET;
         loop {
-            // Only the socket may have more when this returns: nobody is told of what is here already.
+            // Only the socket may have more when this returns: no poll reports what is here already.
             let received = match self.receiving {
                 Receiving::Head => match ReplyHead::parse(&self.input[self.filled.clone()], self.style)? {
                     Some((head, used)) => {

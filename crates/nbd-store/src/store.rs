@@ -1,4 +1,4 @@
-//! The store: its face for the engine, and the queue to its thread.
+//! The store as the engine uses it, and the queue to its thread.
 
 use crate::dial::{Dialed, OpenError, dial};
 use crate::driver::Driver;

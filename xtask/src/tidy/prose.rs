@@ -18,6 +18,7 @@ pub(crate) const CLEAN: &[&str] = &[
     "crates/engine/",
     "crates/frontend/",
     "crates/integrity/",
+    "crates/nbd-store/",
     "crates/volume/",
     "crates/zoned-file/",
     "demo.sh",

@@ -95,8 +95,8 @@ impl Pending {
         self.operation.as_mut().expect("an operation is there until it completes")
     }
 
-    /// Ends the operation: the number of bytes transferred, or the error. More bytes than were asked for are a defect of
-    /// the store, and an `EIO`.
+    /// Ends the operation: the number of bytes transferred, or the error. More bytes than were asked for are a defect
+    /// of the store, and an `EIO`.
     pub fn complete(mut self, result: Result<usize, Errno>) {
         self.end(result);
     }

@@ -27,7 +27,7 @@ impl ThreadStore {
         let memory = Arc::new(MemoryStore::new(image));
         let (sender, receiver) = channel();
         let (aborted, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let state = Carrier {
+        let state = StoreThread {
             memory: Arc::clone(&memory),
             faults,
             aborted: Arc::clone(&aborted),
@@ -85,7 +85,7 @@ impl BackingStore for ThreadStore {
 }
 
 /// The thread's state.
-struct Carrier {
+struct StoreThread {
     memory: Arc<MemoryStore>,
     faults: Arc<dyn Injector>,
     aborted: Arc<AtomicBool>,
@@ -96,7 +96,7 @@ struct Carrier {
     dropped: bool,
 }
 
-impl Carrier {
+impl StoreThread {
     fn run(mut self, receiver: &Receiver<Pending>) {
         loop {
             match receiver.recv_timeout(Duration::from_millis(1)) {
@@ -181,7 +181,7 @@ fn script(random: &mut Random, count: usize) -> Vec<Ask> {
     (0..count).map(&mut ask).collect()
 }
 
-/// The worker and the blocking face give the bytes of the model.
+/// The worker and callers that block get the bytes of the model.
 #[test]
 fn asynchronous_store_agrees_with_the_model() {
     for (seed, unit) in [(1, 512), (2, 4096), (3, 512), (4, 4096)] {

@@ -1,6 +1,6 @@
 //! Codec of clients: options and requests that they send, replies that they receive. No I/O.
 //!
-//! A server is not trusted: whatever does not follow the protocol is a [`BadReply`], and ends the connection.
+//! A server is not trusted: a reply that does not follow the protocol is a [`BadReply`], and ends the connection.
 
 use super::handshake::ReplyStyle;
 use super::protocol::{

@@ -228,7 +228,7 @@ fn full_log_forces_flushes_and_stays_bounded() {
     for _ in 0..40 {
         store.write_at(&data, 0).unwrap();
     }
-    // 20 MiB through a log of 4: at least four flushes, which nobody asked for.
+    // 20 MiB through a log of 4: at least four flushes, none of them requested.
     assert!(fake.requests() >= 44, "{} requests", fake.requests());
     fake.lose_power(|| false);
     fake.rise();
