@@ -7,7 +7,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use inlock_nbd_store::OpenError;
 use inlock_volume::{EditError, FormatError, KdfError, LoadError, PolicyError, UnlockError};
+
+use crate::volume::remote;
 
 /// An exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +53,8 @@ pub(crate) enum CliError {
     Refused { message: String, hint: &'static str },
     #[error("Device {} does not exist or access denied.", .path.display())]
     NoDevice { path: PathBuf, creating: bool, source: io::Error },
+    #[error("Device {uri} cannot be opened")]
+    NoExport { uri: String, source: OpenError },
     #[error("Cannot write to device {}, permission denied.", .path.display())]
     ReadOnly { path: PathBuf },
     #[error("Device {} is neither a regular file nor a block device.", .path.display())]
@@ -135,7 +140,7 @@ impl CliError {
         match self {
             Self::NoKey | Self::OtherKey | Self::WrongVolumeKey => Status::Permission,
             Self::OtherPassphrase | Self::Declined(_) => Status::Permission,
-            Self::NoDevice { .. } | Self::NotADevice { .. } => Status::Device,
+            Self::NoDevice { .. } | Self::NotADevice { .. } | Self::NoExport { .. } => Status::Device,
             Self::Inactive { .. } | Self::Gone { .. } => Status::Device,
             Self::AgainstPolicy { error, .. } => match error {
                 PolicyError::OtherUuid { .. } | PolicyError::OtherDigest { .. } => Status::Device,
@@ -156,6 +161,7 @@ impl CliError {
             Self::NoDevice { path, creating: true, source } if source.kind() == io::ErrorKind::NotFound => {
                 format!("create an image file first: truncate -s SIZE {}", path.display())
             }
+            Self::NoExport { source, .. } => return remote::hint_of(source).map(ToOwned::to_owned),
             Self::NotLuks { found: Some(version), .. } => {
                 format!("use --type luks{version} for its LUKS{version} header, or --type luks for any version")
             }

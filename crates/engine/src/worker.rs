@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::events::{Event, EventQueue, RequestId};
 use crate::freeze::{FreezeState, View};
 use crate::mapping::Mapping;
-use crate::ring::{Completion, FileId, Ring, Wait, WriteSegment};
+use crate::ring::{Completion, Ring, Wait, WriteSegment};
 use crate::stats::OwnShard;
 use crate::thread_pool::copy::{CHUNK, CopyThread};
 use crate::thread_pool::crypt::Offload;
@@ -35,6 +35,7 @@ mod perform;
 mod remap;
 mod start;
 mod state;
+mod stores;
 mod sync;
 mod transfer;
 mod warm_up;
@@ -45,6 +46,7 @@ use action::Hold;
 pub use frontend::{Context, Finished, Flow, Frontend, Mailbox, Request};
 use path::COPY_MIN_LEN;
 use state::{Origin, Table};
+use stores::{AsyncOperations, StoreAccess};
 use sync::Syncs;
 
 /// Maximum number of requests without a buffer (flushes, discards and the like) that a frontend may have in flight.
@@ -70,6 +72,8 @@ pub struct Worker<F: Frontend> {
     completions: VecDeque<Completion>,
     /// Events from other threads.
     events: Arc<EventQueue>,
+    /// Operations at asynchronous stores.
+    asynchronous: AsyncOperations,
     /// Messages from other threads to the frontend.
     mailbox: Arc<Mailbox<F::Message>>,
     helpers: Helpers,
@@ -92,8 +96,8 @@ struct Volume {
     worker_id: u64,
     /// Number of this worker in the device's zone write queues.
     zone_worker: u64,
-    /// Ring file of each store; `None` for a store without a descriptor.
-    files: Vec<Option<FileId>>,
+    /// Access to each store.
+    access: Vec<StoreAccess>,
     /// Number of locks for which the device's table reserves memory.
     lock_room: usize,
 }
@@ -137,7 +141,7 @@ impl<F: Frontend> Worker<F> {
         let zone_worker = device.zones().map_or(0, |zones| zones.join(ring.waker()));
         device.zones().inspect(|zones| zones.reserve(pool.len()));
         let merges = merge::room(&device, &mut ring);
-        let files = device.stores().iter().map(|store| ring.add_store(store)).collect();
+        let (access, asynchronous) = stores::connect(&device, &mut ring, capacity);
         let worker_id = device.freeze().join(ring.waker());
         let View { epoch, freeze_state, mapping, target } = device.freeze().view(worker_id);
         let copies = device.stores().iter().any(|store| store.profile().in_memory);
@@ -151,6 +155,7 @@ impl<F: Frontend> Worker<F> {
             finished: VecDeque::with_capacity(capacity),
             completions: VecDeque::with_capacity(capacity),
             events: Arc::new(EventQueue::new(ring.waker(), capacity)),
+            asynchronous,
             mailbox: Arc::new(Mailbox::new(ring.waker())),
             helpers: Helpers { copy, ..Helpers::default() },
             merges,
@@ -164,7 +169,7 @@ impl<F: Frontend> Worker<F> {
                 epoch,
                 worker_id,
                 zone_worker,
-                files,
+                access,
                 lock_room: pool.len(),
                 device,
             },
@@ -293,6 +298,10 @@ impl<F: Frontend> Worker<F> {
             self.advance(id, event);
             self.run_queue();
         }
+        while let Some(done) = self.asynchronous.next() {
+            self.store_completed(done);
+            self.run_queue();
+        }
         while let Some(message) = self.mailbox.next() {
             let (front, mut cx) = self.split();
             front.on_message(&mut cx, message);
@@ -331,7 +340,8 @@ impl<F: Frontend> Drop for Worker<F> {
         // The copy thread may have the keys as well until it has ended.
         self.helpers.copy = None;
         // After this nothing reaches a store, and no other worker waits for locks held here.
-        let ended = self.ring.finish();
+        let mut ended = self.ring.finish();
+        self.asynchronous.finish(&mut ended);
         self.leave_syncs(&ended);
         self.give_merged_back(ended);
         self.leave_zones();

@@ -4,7 +4,7 @@
 //! manifest (plain, dev, build or target dependencies), renamed or not.
 
 /// The crates, and those on which each may depend. No other crates may be in `crates/`.
-const ALLOWED: [(&str, &[&str]); 9] = [
+const ALLOWED: [(&str, &[&str]); 10] = [
     ("cipher", &[]),
     ("volume", &["cipher"]),
     ("engine", &["cipher"]),
@@ -13,16 +13,20 @@ const ALLOWED: [(&str, &[&str]); 9] = [
     ("zoned-file", &["engine"]),
     ("integrity", &["cipher", "engine"]),
     ("verity", &["cipher", "engine"]),
-    ("cli", &["bench", "cipher", "volume", "engine", "frontend", "integrity", "verity", "zoned-file"]),
+    ("nbd-store", &["engine", "frontend"]),
+    ("cli", &["bench", "cipher", "volume", "engine", "frontend", "integrity", "nbd-store", "verity", "zoned-file"]),
 ];
 
 /// Further arrows for tests only.
-const ALLOWED_IN_TESTS: [(&str, &str); 5] = [
+const ALLOWED_IN_TESTS: [(&str, &str); 7] = [
     // Tests of the command need a client.
     ("cli", "tests"),
     ("frontend", "tests"),
     // The server's tests serve an encrypted device, made of a key and a segment.
     ("frontend", "cipher"),
+    // A served volume over a store whose server is killed.
+    ("nbd-store", "cipher"),
+    ("nbd-store", "tests"),
     // The engine's tests use it with the feature that injects faults.
     ("engine", "engine"),
     // The engine's tests use zoned files.

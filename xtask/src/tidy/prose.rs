@@ -19,6 +19,7 @@ pub(crate) const CLEAN: &[&str] = &[
     "crates/frontend/",
     "crates/integrity/",
     "crates/verity/",
+    "crates/nbd-store/",
     "crates/volume/",
     "crates/zoned-file/",
     "demo.sh",

@@ -183,6 +183,10 @@ pub(crate) const UNLOCK: &[&str] = &[
     "disable-keyring",
     "volume-key-file",
     "volume-key-keyring",
+    "connect-timeout",
+    "reconnect-delay",
+    "store-timeout",
+    "replay",
 ];
 /// Unlocking a volume with a token.
 pub(crate) const TOKENS: &[&str] =
@@ -190,7 +194,7 @@ pub(crate) const TOKENS: &[&str] =
 /// A LUKS2 volume with integrity protection.
 pub(crate) const SEALED: &[&str] = &["integrity-no-journal", "freshness", "freshness-accept", "freshness-tags"];
 /// A LUKS header.
-pub(crate) const HEADER: &[&str] = &["policy", "type", "header", "disable-locks"];
+pub(crate) const HEADER: &[&str] = &["policy", "type", "header", "disable-locks", "connect-timeout", "store-timeout"];
 /// Plain volumes.
 pub(crate) const PLAIN: &[&str] = &[
     "cipher",

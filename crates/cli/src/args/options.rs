@@ -257,6 +257,21 @@ pub(crate) struct Options {
     /// Keyslot priority: ignore, normal, prefer
     #[arg(long, value_name = "PRIORITY", help_heading = "Creating")]
     pub priority: Option<String>,
+    /// Longest time for connecting to an NBD server, in seconds (default: 10)
+    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers")]
+    pub connect_timeout: Option<u64>,
+    /// How long requests wait for a lost NBD server before they fail, in seconds (default: 60)
+    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers")]
+    pub reconnect_delay: Option<u64>,
+    /// Longest time for a request to an NBD server in all, in seconds (default: 120)
+    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers")]
+    pub store_timeout: Option<u64>,
+    /// Memory for writes since the last flush, which are made again if the NBD server is lost (default: none)
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Exports of NBD servers")]
+    pub replay: Option<u64>,
+    /// Fail the requests that wait for an NBD server
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers")]
+    pub force: bool,
     /// Disable locking of on-disk metadata
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Access")]
     pub disable_locks: bool,

@@ -14,6 +14,8 @@ use super::left_out;
 use super::options::Options;
 use crate::error::CliError;
 use crate::ui::print::Debug;
+use crate::volume::remote;
+use inlock_nbd_store::StoreOptions;
 
 /// A checked command line.
 pub(crate) struct Invocation {
@@ -26,6 +28,8 @@ pub(crate) struct Invocation {
     pub disable_locks: bool,
     /// `--serialize-memory-hard-pbkdf`
     pub serialize_pbkdf: bool,
+    /// For exports of NBD servers.
+    pub store_options: StoreOptions,
 }
 
 /// The request of a command line.
@@ -59,7 +63,8 @@ pub(crate) fn parse(
     };
     let (verbose, disable_locks) = (options.verbose || debug.is_some(), options.disable_locks);
     let serialize_pbkdf = options.serialize_memory_hard_pbkdf;
-    let done = |request| Ok(Invocation { request, verbose, debug, disable_locks, serialize_pbkdf });
+    let store_options = remote::store_options(&options)?;
+    let done = |request| Ok(Invocation { request, verbose, debug, disable_locks, serialize_pbkdf, store_options });
     if options.version {
         return done(Request::Version);
     }

@@ -13,20 +13,26 @@ pub(crate) const ACTION: Action = Action {
     name: "close",
     aliases: &[Alias::new("remove"), Alias::new("luksClose"), Alias::new("plainClose")],
     arguments: &[NAME],
-    options: &[&["deferred", "cancel-deferred", "header", "disable-locks"]],
+    options: &[&["deferred", "cancel-deferred", "force", "header", "disable-locks"]],
     about: "close an open or served volume when all writes are durable",
     prepare: |options, mut arguments| {
         let (name, deferred) = (arguments.name()?, options.deferred);
         if deferred && options.cancel_deferred {
             return Err(CliError::usage("Options --cancel-deferred and --deferred cannot be used at the same time."));
         }
-        let (header, cancel) = (options.header, options.cancel_deferred);
+        let (header, cancel, force) = (options.header, options.cancel_deferred, options.force);
+        if force && deferred {
+            return Err(CliError::usage("Options --force and --deferred cannot be used at the same time."));
+        }
         Ok(Prepared::new(move || {
             if header.is_some() {
                 check_header(&Client::of(&name)?.status()?.info, header.as_deref())?;
             }
             if cancel {
                 return Client::of(&name)?.command(&json!({"command": "cancel_deferred"}), None).map(drop);
+            }
+            if force && let Found::Active(mut client) = Client::find(&name)? {
+                client.command(&json!({"command": "abort"}), None)?;
             }
             run(&name, deferred)
         }))

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 
 use inlock_volume::{
-    FileDevice, FoundHeader, HeaderBackup, HeaderDevice, HeaderLocation, KdfLimits, KeyslotState, LoadError,
-    LoadWarning, Printable, Repair, RepairPlan, UnlockError, Volume, WindowDevice, find_headers,
+    FoundHeader, HeaderBackup, HeaderDevice, HeaderLocation, KdfLimits, KeyslotState, LoadError, LoadWarning,
+    Printable, Repair, RepairPlan, UnlockError, Volume, WindowDevice, find_headers,
 };
 use serde::Serialize;
 
@@ -14,6 +14,7 @@ use crate::ui::print::print;
 use crate::ui::progress::{Progress, Show};
 use crate::volume::device::{Device, OpenMode};
 use crate::volume::lock::{self, Mode};
+use crate::volume::remote::DeviceHeader;
 use std::path::PathBuf;
 
 pub(crate) const ACTION: Action = Action {
@@ -121,7 +122,7 @@ fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
         Some(_) => Device::open(&args.image, OpenMode::Read)?.len,
         None => device.len,
     };
-    let header = FileDevice::new(device.share()?);
+    let header = device.header()?;
     let location = if args.header.is_some() { HeaderLocation::Detached } else { HeaderLocation::DataDevice };
     let report = {
         let _lock = lock::header(&device, Mode::Shared)?;
@@ -140,7 +141,7 @@ fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
 }
 
 /// Examines the header at the start of the device.
-fn examine(device: &Device, header: &FileDevice, location: HeaderLocation, data_len: u64) -> anyhow::Result<Report> {
+fn examine(device: &Device, header: &DeviceHeader, location: HeaderLocation, data_len: u64) -> anyhow::Result<Report> {
     let mut report = Report {
         device: device.path.clone(),
         length: device.len,
@@ -182,7 +183,7 @@ fn examine(device: &Device, header: &FileDevice, location: HeaderLocation, data_
 
 fn of_volume(
     volume: &Volume,
-    header: &FileDevice,
+    header: &DeviceHeader,
     location: HeaderLocation,
     data_len: u64,
     report: &mut Report,
@@ -267,7 +268,7 @@ fn keyslot(number: u32, state: &KeyslotState) -> Keyslot {
 }
 
 /// Searches the device for other headers.
-fn search(args: &DoctorArgs, device: &Device, header: &FileDevice, report: &mut Report) -> anyhow::Result<()> {
+fn search(args: &DoctorArgs, device: &Device, header: &DeviceHeader, report: &mut Report) -> anyhow::Result<()> {
     let show = if args.json && !matches!(args.show, Show::Json(_)) { Show::Nothing } else { args.show };
     let mut progress = Progress::start(show, &device.path, Some(device.len), args.json);
     let has_first = report.header.is_some();
@@ -304,7 +305,7 @@ fn search(args: &DoctorArgs, device: &Device, header: &FileDevice, report: &mut 
     Ok(())
 }
 
-fn describe(header: &FileDevice, found: FoundHeader) -> Found {
+fn describe(header: &DeviceHeader, found: FoundHeader) -> Found {
     let window = WindowDevice::new(header, found.offset);
     let backup = HeaderBackup::of_device(&window).ok().map(|backup| backup.bytes().len() as u64);
     let (version, uuid, problem) = match &found.volume {

@@ -23,6 +23,7 @@ use crate::system::pipe;
 use crate::volume::integrity::{RunningIntegrity, SealedStore};
 use crate::volume::key_check::KeyCheck;
 use crate::volume::reload::reload;
+use crate::volume::remote;
 
 /// Maximum length of a table, in bytes: the capacity of a pipe.
 const TABLE_MAX: usize = 65536;
@@ -161,6 +162,11 @@ impl ServedVolume {
             _ => return Err(CliError::usage(format!("The process does not know the command '{command}'."))),
         }
         Ok(Map::new())
+    }
+
+    /// Fails the requests that wait for an NBD server, and all later ones. Does not block.
+    pub(crate) fn abort(&self) {
+        remote::abort(&self.device);
     }
 
     /// Suspends I/O and wipes the key.

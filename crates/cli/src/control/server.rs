@@ -352,6 +352,11 @@ impl Server {
         match &*command {
             "status" => return Some(fields(&self.volume.status())),
             "stats" => return Some(fields(&self.volume.sample())),
+            // Also while another command waits for the store.
+            "abort" => {
+                self.volume.abort();
+                return Some(Ok(Map::new()));
+            }
             _ => {}
         }
         if self.changing || self.stopping {

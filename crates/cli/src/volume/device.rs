@@ -1,13 +1,18 @@
-//! Image files and block devices: resolving names, opening, length and identity.
+//! Image files, block devices and exports of NBD servers: resolving names, opening, length and identity.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use inlock_volume::Zones;
+use inlock_engine::BackingStore;
+use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_nbd_store::NbdStore;
+use inlock_volume::{FileDevice, Zones};
 
+use super::remote::{self, DeviceHeader};
 use crate::error::{CliError, cannot_open};
 use crate::ui::print::print_debug;
 
@@ -24,20 +29,34 @@ pub(crate) enum OpenMode {
     Header,
 }
 
-/// An open regular file or block device.
+/// Where the bytes of a device are.
+#[derive(Clone, Debug)]
+pub(crate) enum Medium {
+    /// In a regular file or a block device.
+    Local(Arc<File>, Metadata),
+    /// At an NBD server.
+    Remote(Arc<NbdStore>),
+}
+
+/// An open regular file, block device or export.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub path: PathBuf,
-    pub file: File,
+    pub medium: Medium,
     pub len: u64,
-    pub metadata: Metadata,
     /// Its zones, if `with_zones` has found some.
     pub zones: Option<Zones>,
 }
 
 impl Device {
-    /// Opens `name`: a path, or `UUID=`, `LABEL=`, `PARTUUID=`, `PARTLABEL=` and a value.
+    /// Opens `name`: a path, or `UUID=`, `LABEL=`, `PARTUUID=`, `PARTLABEL=` and a value, or the URI of an export.
     pub(crate) fn open(name: &Path, access: OpenMode) -> anyhow::Result<Self> {
+        if let Some(uri) = remote::uri_of(name) {
+            print_debug(format_args!("Connecting to {uri} ({access:?})."));
+            let store = remote::open(uri, access)?;
+            let len = store.geometry().len;
+            return Ok(Self { path: name.to_owned(), medium: Medium::Remote(store), len, zones: None });
+        }
         let path = resolve(name);
         print_debug(format_args!("Opening {} ({access:?}).", path.display()));
         let creating = access == OpenMode::Create;
@@ -57,46 +76,89 @@ impl Device {
         let metadata = file.metadata()?;
         check_kind(&path, &metadata)?;
         let len = file.seek(SeekFrom::End(0))?;
-        Ok(Self { path, file, len, metadata, zones: None })
+        Ok(Self { path, medium: Medium::Local(Arc::new(file), metadata), len, zones: None })
     }
 
     /// Returns another handle of it, of the same open file.
-    pub(crate) fn duplicate(&self) -> io::Result<Self> {
-        let (path, metadata) = (self.path.clone(), self.metadata.clone());
-        Ok(Self { path, file: self.share()?, len: self.len, metadata, zones: self.zones })
+    pub(crate) fn duplicate(&self) -> Self {
+        Self { path: self.path.clone(), medium: self.medium.clone(), len: self.len, zones: self.zones }
     }
 
     /// Whether it is a block device.
     pub(crate) fn is_block(&self) -> bool {
-        is_block(&self.metadata)
+        self.metadata().is_some_and(is_block)
     }
 
     /// Returns what identifies it under any name.
     pub(crate) fn identity(&self) -> String {
-        identity(&self.metadata)
+        match &self.medium {
+            Medium::Local(_, metadata) => identity(metadata),
+            Medium::Remote(store) => remote::identity(store.uri().as_str()),
+        }
     }
 
     /// Returns major and minor number of a block device.
     pub(crate) fn device_number(&self) -> (u32, u32) {
-        let number = self.metadata.rdev();
+        let number = self.metadata().map_or(0, MetadataExt::rdev);
         (rustix::fs::major(number), rustix::fs::minor(number))
     }
 
     /// Returns the smallest transfer of direct I/O on a block device, in bytes.
     pub(crate) fn block_len(&self) -> u32 {
-        block_len(self.file.as_fd())
+        self.file().map_or(512, |file| block_len(file.as_fd()))
     }
 
     /// Opens the device again, for direct I/O.
     pub(crate) fn reopen_direct(&self, writing: bool) -> io::Result<File> {
-        let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let name = format!("/proc/self/fd/{}", self.file().ok_or_else(remote::no_file)?.as_raw_fd());
         let flags = rustix::fs::OFlags::DIRECT.bits().cast_signed();
         OpenOptions::new().read(true).write(writing).custom_flags(flags).open(name)
     }
 
-    /// Duplicates the file descriptor.
+    /// Duplicates the file descriptor. Fails for an export.
     pub(crate) fn share(&self) -> io::Result<File> {
-        self.file.try_clone()
+        self.file().ok_or_else(remote::no_file)?.try_clone()
+    }
+
+    /// Returns the file, `None` for an export.
+    pub(crate) fn file(&self) -> Option<&File> {
+        match &self.medium {
+            Medium::Local(file, _) => Some(file),
+            Medium::Remote(_) => None,
+        }
+    }
+
+    /// Returns the metadata of the file, `None` for an export.
+    pub(crate) fn metadata(&self) -> Option<&Metadata> {
+        match &self.medium {
+            Medium::Local(_, metadata) => Some(metadata),
+            Medium::Remote(_) => None,
+        }
+    }
+
+    /// Returns the export, `None` for a file.
+    pub(crate) fn export(&self) -> Option<&NbdStore> {
+        match &self.medium {
+            Medium::Local(..) => None,
+            Medium::Remote(store) => Some(store),
+        }
+    }
+
+    /// Returns access to a header on the device.
+    pub(crate) fn header(&self) -> io::Result<DeviceHeader> {
+        Ok(match &self.medium {
+            Medium::Local(file, _) => DeviceHeader::File(FileDevice::new(file.try_clone()?)),
+            Medium::Remote(store) => DeviceHeader::Remote(Arc::clone(store)),
+        })
+    }
+
+    /// Returns the engine's store of a device without zones. `direct`: with direct I/O.
+    pub(crate) fn store(&self, mode: IoMode, read_only: bool, direct: bool) -> io::Result<Arc<dyn BackingStore>> {
+        if let Medium::Remote(store) = &self.medium {
+            return Ok(Arc::clone(store) as _);
+        }
+        let file = if direct { self.reopen_direct(!read_only)? } else { self.share()? };
+        Ok(Arc::new(if read_only { FileStore::new_read_only(file, mode)? } else { FileStore::new(file, mode)? }))
     }
 }
 
@@ -185,7 +247,7 @@ mod tests {
         let path = dir.path().join("a");
         std::fs::write(&path, [0; 4096]).unwrap();
         let device = Device::open(&path, OpenMode::Read).unwrap();
-        assert_eq!(direct_block(device.file.as_fd()), None);
+        assert_eq!(direct_block(device.file().unwrap().as_fd()), None);
         match device.reopen_direct(false) {
             Ok(direct) => assert_eq!(direct_block(direct.as_fd()), Some(4096)),
             Err(_) => println!("SKIPPED: no direct I/O on the file system of temporary files"),

@@ -5,13 +5,13 @@
 
 use inlock_cipher::scrub_stack;
 use inlock_volume::{
-    EditError, FileDevice, HeaderPolicy, KeyslotStatus, NewKeyslot, Secret, UnlockError, UnlockOptions, Volume,
-    VolumeKey,
+    EditError, HeaderPolicy, KeyslotStatus, NewKeyslot, Secret, UnlockError, UnlockOptions, Volume, VolumeKey,
 };
 
 use super::device::{Device, OpenMode};
 use super::header::{Header, unlock_options};
 use super::lock::{self, DeviceLock, Mode};
+use super::remote::DeviceHeader;
 use super::secret::{self, Ask};
 use super::source::{HeaderArgs, KeyArgs, Luks, VolumeKeyArgs};
 use super::unlocked::SCRUB;
@@ -56,7 +56,7 @@ impl Header {
     /// Locks the header exclusively, loads it again, and changes it.
     pub(crate) fn edit<T>(
         &mut self,
-        change: impl FnOnce(&mut Volume, &FileDevice) -> Result<T, EditError>,
+        change: impl FnOnce(&mut Volume, &DeviceHeader) -> Result<T, EditError>,
     ) -> anyhow::Result<T> {
         let _lock = lock::header(&self.device, Mode::Exclusive)?;
         let luks = if self.volume.version() == 1 { Luks::One } else { Luks::Two };
@@ -68,7 +68,7 @@ impl Header {
             ));
         }
         self.volume = current;
-        let device = FileDevice::new(self.device.share()?);
+        let device = self.device.header()?;
         change(&mut self.volume, &device).map_err(cannot_edit(&self.device.path))
     }
 
@@ -155,7 +155,7 @@ impl Header {
     fn open_keyslot_with(&self, passphrase: &Secret, slot: Option<u32>) -> anyhow::Result<(u32, VolumeKey)> {
         let _serial = lock::memory_hard_pbkdf()?;
         let _lock = lock::header(&self.device, Mode::Shared)?;
-        let device = FileDevice::new(self.device.share()?);
+        let device = self.device.header()?;
         let opened = self.volume.unlock_key(&device, passphrase, &options_to_edit(slot));
         let opened = opened.map_err(cannot_unlock(&self.device.path))?;
         print_verbose(format_args!("Key slot {} unlocked.", opened.0));

@@ -15,9 +15,10 @@ use inlock_integrity::{
     Digest, Freshness, FreshnessKey, FreshnessRecord, IntegrityDevice, Mode, OpenOptions, RecordedState, Stores,
     digest, stored_section, tag_root,
 };
-use inlock_volume::VolumeKey;
+use inlock_volume::{HeaderDevice, VolumeKey};
 
 use super::device::Device;
+use super::remote::DeviceHeader;
 use crate::error::{CliError, Status};
 use crate::ui::print::warn;
 
@@ -41,7 +42,7 @@ pub(crate) struct FreshnessCheck {
     pub args: FreshnessArgs,
     pub uuid: String,
     /// The device of the header.
-    pub header: File,
+    pub header: DeviceHeader,
 }
 
 /// The file of a volume that was compared with it.
@@ -49,7 +50,7 @@ pub(crate) struct FreshnessFile {
     path: PathBuf,
     file: File,
     key: FreshnessKey,
-    header: File,
+    header: DeviceHeader,
     /// Device of the volume.
     data: Device,
     /// The dm-integrity volume on it, read-only, and the options that open it.
@@ -99,7 +100,7 @@ impl FreshnessCheck {
                 "add --freshness-tags, or leave --integrity-no-journal out",
             ));
         }
-        let (data, options, record) = (data.duplicate()?, options.clone(), Mutex::new(record));
+        let (data, options, record) = (data.duplicate(), options.clone(), Mutex::new(record));
         let fresh = FreshnessFile { path, file, key, header, data, stores, options, record, tags };
         if stored.is_some() && !args.accept {
             fresh.write(|record| record.state = RecordedState::Opening)?;
@@ -197,7 +198,7 @@ fn newest_record(
 }
 
 /// Returns the digest of the first copy of LUKS2 metadata, and of the superblock.
-fn header_digest(header: &File, data: &Device, start: u64) -> anyhow::Result<Digest> {
+fn header_digest(header: &DeviceHeader, data: &Device, start: u64) -> anyhow::Result<Digest> {
     let cannot_read = || format!("cannot read the header of {}", data.path.display());
     let mut first = [0; 16];
     header.read_exact_at(&mut first, 0).with_context(cannot_read)?;
@@ -205,7 +206,7 @@ fn header_digest(header: &File, data: &Device, start: u64) -> anyhow::Result<Dig
     let mut bytes = vec![0; len as usize + 512];
     let (metadata, superblock) = bytes.split_at_mut(len as usize);
     header.read_exact_at(metadata, 0).with_context(cannot_read)?;
-    data.file.read_exact_at(superblock, start * 512).with_context(cannot_read)?;
+    data.header()?.read_exact_at(superblock, start * 512).with_context(cannot_read)?;
     Ok(digest(&bytes))
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use inlock_volume::{FileDevice, HeaderPolicy, UnlockError, UnlockOptions, Unlocked, Volume, VolumeKey};
+use inlock_volume::{HeaderPolicy, UnlockError, UnlockOptions, Unlocked, Volume, VolumeKey};
 
 use super::device::{Device, OpenMode};
 use super::lock::{self, Mode};
@@ -76,7 +76,7 @@ impl Header {
 
     /// Asks for passphrases until one unlocks the volume, as often as the options allow.
     pub(crate) fn unlock(&self, key: &KeyArgs, policy: &HeaderPolicy, ask: Ask<'_>) -> anyhow::Result<Unlocked> {
-        let device = FileDevice::new(self.device.share()?);
+        let device = self.device.header()?;
         let options = unlock_options(key.slot, policy.clone());
         if let Some(source) = &key.volume_key {
             let given = secret::read_volume_key(source, self.volume.volume_key_len())?;
@@ -172,7 +172,7 @@ fn warned(unlocked: Unlocked, ask: Ask<'_>) -> Unlocked {
 
 /// Reads a header of an accepted version. The caller holds its lock.
 fn read(device: &Device, luks: Luks) -> anyhow::Result<Volume> {
-    let volume = Volume::load(&FileDevice::new(device.share()?)).map_err(cannot_load(&device.path))?;
+    let volume = Volume::load(&device.header()?).map_err(cannot_load(&device.path))?;
     let wanted = match luks {
         Luks::Any => volume.version(),
         Luks::One => 1,
@@ -189,6 +189,6 @@ fn read(device: &Device, luks: Luks) -> anyhow::Result<Volume> {
 pub(super) fn header_device(args: &SourceArgs, data: &Device) -> anyhow::Result<Device> {
     match &args.header {
         Some(header) => Device::open(header, OpenMode::Read),
-        None => Ok(data.duplicate()?),
+        None => Ok(data.duplicate()),
     }
 }

@@ -2,15 +2,14 @@
 
 use std::path::Path;
 
-use inlock_volume::FileDevice;
-
 use super::device::{Device, OpenMode};
 use super::lock::{self, DeviceLock, Lock, Mode};
+use super::remote::DeviceHeader;
 
 /// A device whose header may be written. No process serves the volume, and none reads the header.
 pub(crate) struct HeaderAccess {
     pub device: Device,
-    pub header: FileDevice,
+    pub header: DeviceHeader,
     _header: Lock,
     _whole: DeviceLock,
 }
@@ -21,6 +20,6 @@ impl HeaderAccess {
         let device = Device::open(path, OpenMode::Write)?;
         let whole = lock::whole_device(&device, Mode::Exclusive)?;
         let header = lock::header(&device, Mode::Exclusive)?;
-        Ok(Self { header: FileDevice::new(device.share()?), device, _header: header, _whole: whole })
+        Ok(Self { header: device.header()?, device, _header: header, _whole: whole })
     }
 }

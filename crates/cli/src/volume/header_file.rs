@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::Context;
-use inlock_volume::{BackupError, FileDevice, HeaderBackup};
+use inlock_volume::{BackupError, HeaderBackup};
 
 use super::device::{Device, OpenMode};
 use super::lock::{self, Mode};
@@ -26,7 +26,7 @@ pub(crate) fn check_new(file: &Path) -> anyhow::Result<()> {
 pub(crate) fn create(device: &Device, file: &Path) -> anyhow::Result<()> {
     let backup = {
         let _lock = lock::header(device, Mode::Shared)?;
-        HeaderBackup::of_device(&FileDevice::new(device.share()?)).map_err(cannot_back_up(&device.path))?
+        HeaderBackup::of_device(&device.header()?).map_err(cannot_back_up(&device.path))?
     };
     write(&backup, file)
 }
@@ -55,7 +55,7 @@ pub(crate) fn write(backup: &HeaderBackup, file: &Path) -> anyhow::Result<()> {
 /// Reads and checks a backup file.
 pub(crate) fn read(file: &Path) -> anyhow::Result<HeaderBackup> {
     let opened = Device::open(file, OpenMode::Read)?;
-    HeaderBackup::of_file(&FileDevice::new(opened.share()?)).map_err(|error| match error {
+    HeaderBackup::of_file(&opened.header()?).map_err(|error| match error {
         BackupError::Load(error) => anyhow::Error::from(error).context(CliError::Refused {
             message: "Backup file does not contain valid LUKS header.".to_owned(),
             hint: "use a file that `luksHeaderBackup` has created",

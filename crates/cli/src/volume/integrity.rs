@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use inlock_cipher::VolumeKey;
-use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::store::file::IoMode;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{
     IntegrityDevice, IntegrityError, IntegrityStore, JournalCipher, Mismatch, Mode, OpenOptions, Stores, TagAlgorithm,
@@ -133,9 +133,7 @@ impl IntegrityDevices {
 /// Returns the stores of a volume for the library, from their first sector.
 pub(crate) fn stores(metadata: &Device, data: Option<&Device>, io: IoMode, read_only: bool) -> anyhow::Result<Stores> {
     let store = |device: &Device| -> anyhow::Result<Arc<dyn BackingStore>> {
-        let file = device.share()?;
-        let store = if read_only { FileStore::new_read_only(file, io) } else { FileStore::new(file, io) };
-        Ok(Arc::new(store.with_context(|| format!("cannot use {}", device.path.display()))?))
+        device.store(io, read_only, false).with_context(|| format!("cannot use {}", device.path.display()))
     };
     let metadata = store(metadata)?;
     Ok(match data {

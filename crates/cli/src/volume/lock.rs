@@ -87,6 +87,11 @@ pub(crate) fn header(device: &Device, mode: Mode) -> anyhow::Result<Lock> {
     let kind = if mode == Mode::Exclusive { "write" } else { "read" };
     print_debug(format_args!("Acquiring {kind} lock for the header on {}.", device.path.display()));
     let locked = || CliError::HeaderLocked { path: device.path.clone() };
+    if device.file().is_none() {
+        // Known to the processes of this host alone.
+        let name = format!("{}.header", device.identity());
+        return take_everywhere(&lock_dirs(), &name, mode, HEADER_TIMEOUT)?.ok_or_else(|| locked().into());
+    }
     if !device.is_block() {
         let file = device.share()?;
         let is_taken = take(&file, mode, HEADER_TIMEOUT);
@@ -139,17 +144,21 @@ pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Device
         };
         CliError::InUse { path: device.path.clone(), hint }
     };
-    let backing = backing::ranges_of(&device.metadata);
+    let backing = device.metadata().map(backing::ranges_of).unwrap_or_default();
     let mut names = vec![device.identity()];
     // A name locks a whole file, so a part of a file has no other name.
     names.extend(backing.iter().take_while(|file| file.range == backing::ALL).map(|file| file.identity.clone()));
     let dirs = lock_dirs();
     let mut held = Vec::with_capacity(names.len());
     for name in &names {
-        held.push(take_everywhere(&dirs, name, mode)?.ok_or_else(in_use)?);
+        held.push(take_everywhere(&dirs, name, mode, EXIT_TIMEOUT)?.ok_or_else(in_use)?);
     }
     let cannot_lock = || format!("cannot lock {}", device.path.display());
-    let own = own_description(device, mode).with_context(cannot_lock)?;
+    let Some(file) = device.file() else {
+        // A server locks nothing; the name does, among the processes of this host.
+        return Ok(DeviceLock { _names: held, _ranges: Vec::new() });
+    };
+    let own = own_description(file, mode).with_context(cannot_lock)?;
     let backing = backing.iter().map_while(|file| Some((open_backing(file, mode)?, file.range)));
     let mut ranges = Vec::new();
     for (file, range) in std::iter::once((own, backing::ALL)).chain(backing) {
@@ -170,15 +179,15 @@ pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Device
 
 /// Opens the device again for its lock: the kernel may keep the description that a ring has open for a while after the
 /// process has exited.
-fn own_description(device: &Device, mode: Mode) -> io::Result<File> {
-    if flock_locks_ranges(&device.file) {
+fn own_description(file: &File, mode: Mode) -> io::Result<File> {
+    if flock_locks_ranges(file) {
         // There, the lock of the header would belong to another owner.
-        return device.share();
+        return file.try_clone();
     }
-    let path = format!("/proc/self/fd/{}", device.file.as_raw_fd());
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let alone = mode == Mode::Exclusive;
     // A process that inherited the descriptor may lack permission to open the file.
-    OpenOptions::new().read(!alone).write(alone).open(path).or_else(|_| device.share())
+    OpenOptions::new().read(!alone).write(alone).open(path).or_else(|_| file.try_clone())
 }
 
 /// Whether the file system implements `flock` as a lock of the whole range at its server, as NFS and SMB do.
@@ -197,10 +206,10 @@ fn open_backing(backing: &BackingRange, mode: Mode) -> Option<File> {
 }
 
 /// Takes the lock of this name in each directory. `None`: another process holds one of them.
-fn take_everywhere(dirs: &[PathBuf], name: &str, mode: Mode) -> anyhow::Result<Option<Lock>> {
+fn take_everywhere(dirs: &[PathBuf], name: &str, mode: Mode, timeout: Duration) -> anyhow::Result<Option<Lock>> {
     let mut all = Lock { held: None, own_file: None, others: None };
     for dir in dirs {
-        let Some(mut taken) = take_file(dir, &dir.join(name), mode, EXIT_TIMEOUT)? else { return Ok(None) };
+        let Some(mut taken) = take_file(dir, &dir.join(name), mode, timeout)? else { return Ok(None) };
         // A lock without a file adds nothing.
         if taken.held.is_some() {
             taken.others = all.held.is_some().then(|| Box::new(all));
@@ -308,17 +317,18 @@ mod tests {
     fn lock_in_two_directories_excludes_process_that_sees_one() {
         let dir = tempfile::tempdir().unwrap();
         let [one, two] = ["one", "two"].map(|name| dir.path().join(name));
-        let both = take_everywhere(&[one.clone(), two.clone()], "f1.2", Mode::Exclusive).unwrap().unwrap();
+        let both =
+            take_everywhere(&[one.clone(), two.clone()], "f1.2", Mode::Exclusive, EXIT_TIMEOUT).unwrap().unwrap();
         for known in [&one, &two].map(std::slice::from_ref::<PathBuf>) {
-            assert!(take_everywhere(known, "f1.2", Mode::Shared).unwrap().is_none());
-            assert!(take_everywhere(known, "f1.3", Mode::Shared).unwrap().is_some());
+            assert!(take_everywhere(known, "f1.2", Mode::Shared, EXIT_TIMEOUT).unwrap().is_none());
+            assert!(take_everywhere(known, "f1.3", Mode::Shared, EXIT_TIMEOUT).unwrap().is_some());
         }
         drop(both);
         assert_eq!(std::fs::read_dir(&one).unwrap().count() + std::fs::read_dir(&two).unwrap().count(), 0);
         // One directory is enough if the other cannot be created.
         let nowhere = PathBuf::from("/proc/none");
-        let held = take_everywhere(&[one.clone(), nowhere], "f1.2", Mode::Exclusive).unwrap().unwrap();
-        assert!(take_everywhere(&[one], "f1.2", Mode::Shared).unwrap().is_none());
+        let held = take_everywhere(&[one.clone(), nowhere], "f1.2", Mode::Exclusive, EXIT_TIMEOUT).unwrap().unwrap();
+        assert!(take_everywhere(&[one], "f1.2", Mode::Shared, EXIT_TIMEOUT).unwrap().is_none());
         drop(held);
     }
 }

@@ -15,6 +15,7 @@ pub(crate) mod lock;
 pub(crate) mod open;
 pub(crate) mod policy_file;
 pub(crate) mod reload;
+pub(crate) mod remote;
 pub(crate) mod secret;
 pub(crate) mod source;
 pub(crate) mod table;

@@ -18,6 +18,7 @@ use super::integrity::{IntegrityArgs, IntegrityDevices, IntegrityOpening};
 use super::key_check::KeyCheck;
 use super::keyring::check_links;
 use super::lock::{self, DeviceLock, Mode};
+use super::remote;
 use super::secret::{self, Ask};
 use super::source::{KeyArgs, Luks, SourceArgs, VolumeType};
 use super::table::{self, Devices};
@@ -136,7 +137,7 @@ fn unlock_luks(
         // Prevents replacing the header. The lock of the data device includes a header on it.
         locks.push(lock::whole_device(&device, Mode::Shared)?);
     }
-    let header_file = args.freshness.as_ref().map(|_| device.share()).transpose()?;
+    let header_file = args.freshness.as_ref().map(|_| device.header()).transpose()?;
     let header = Header::load_from(device, luks, false)?;
     header.check(&args.policy)?;
     header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
@@ -247,6 +248,7 @@ pub(crate) fn has_zones(args: &SourceArgs) -> bool {
     let is_zoned = |device: anyhow::Result<Device>| device.is_ok_and(|device| zones::is_zoned(&device));
     match &args.volume_type {
         VolumeType::Table(table) => table.has_device(is_zoned),
+        _ if remote::uri_of(&args.image).is_some() => false,
         _ => is_zoned(Device::open(&args.image, OpenMode::Read)),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
-use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, Content, TargetError};
 use inlock_volume::table::Target;
 use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
@@ -15,6 +15,7 @@ use super::info::VolumeInfo;
 use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore};
 use super::keyring::{KeyLink, LinkedKeys};
 use super::lock::DeviceLock;
+use super::remote;
 use super::zones;
 use crate::error::CliError;
 use crate::ui::print::warn;
@@ -128,6 +129,7 @@ impl UnlockedVolume {
             Contents::Volume(segments, key) => {
                 let ciphers = segments.iter().filter_map(|segment| segment.cipher);
                 let access = access_to(ciphers, access, path);
+                check_blocks(&segments, &data[0])?;
                 let stores = stores(&data, direct, mode, access.read_only)?;
                 let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(&key) } else { Content::Linear };
                 let targets = segments.iter().map(|segment| (*segment, content(segment), 0));
@@ -216,11 +218,27 @@ fn stores(
         if device.zones.is_some() {
             return zones::store(device, read_only, mode);
         }
-        let file = if direct { device.reopen_direct(!read_only)? } else { device.share()? };
-        let store = if read_only { FileStore::new_read_only(file, mode) } else { FileStore::new(file, mode) };
-        Ok(Arc::new(store.with_context(|| format!("cannot use {}", device.path.display()))?))
+        device.store(mode, read_only, direct).with_context(|| format!("cannot use {}", device.path.display()))
     };
     devices.iter().map(store).collect()
+}
+
+/// Refuses segments whose data units are parts of the blocks of their server.
+fn check_blocks(segments: &[Segment], data: &Device) -> anyhow::Result<()> {
+    let Some(store) = data.export() else { return Ok(()) };
+    let fits = |s: &Segment| remote::fits(store, s.unit.bytes() as u64, s.data_offset.to_bytes());
+    match segments.iter().find(|segment| !fits(segment)) {
+        None => Ok(()),
+        Some(segment) => Err(CliError::refused(
+            format!(
+                "The server of {} takes blocks of {} bytes, and the volume has sectors of {} bytes.",
+                data.path.display(),
+                store.facts().min_block,
+                segment.unit.bytes()
+            ),
+            "create the volume with a larger --sector-size, or let the server take smaller blocks",
+        )),
+    }
 }
 
 /// Returns the engine's device of segments, each with its content and its store.

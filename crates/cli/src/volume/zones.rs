@@ -31,7 +31,11 @@ impl Device {
 
 /// Whether a device has zones that are written in order.
 pub(crate) fn is_zoned(device: &Device) -> bool {
-    if device.is_block() { ZonedDevice::is_zoned(&device.file) } else { ZonedFile::is_zoned(&device.path) }
+    match device.file() {
+        None => false,
+        Some(file) if device.is_block() => ZonedDevice::is_zoned(file),
+        Some(_) => ZonedFile::is_zoned(&device.path),
+    }
 }
 
 /// Returns the zones of a device, `None` if it has none.

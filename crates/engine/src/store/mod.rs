@@ -1,8 +1,10 @@
 //! Backing stores: files, block devices and memory that hold ciphertext.
 //!
-//! A store moves bytes and knows nothing of ciphers. The worker's ring drives a store that has a descriptor; the worker
-//! calls any other store inline, as it does with a store that answers from memory.
+//! A store moves bytes and knows nothing of ciphers. The worker's ring drives a store that has a descriptor, and an
+//! [asynchronous](asynchronous) store completes operations by itself; the worker calls any other store inline, as it
+//! does with a store that answers from memory.
 
+pub mod asynchronous;
 pub(crate) mod block_device;
 pub mod file;
 pub mod memory;
@@ -10,6 +12,7 @@ pub mod zoned_device;
 
 use crate::errno::Errno;
 use crate::zoned::ZonedStore;
+use asynchronous::AsyncStore;
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
 
@@ -138,8 +141,15 @@ pub trait BackingStore: Send + Sync {
         Ok(self.geometry().len)
     }
 
-    /// Returns the descriptor for the ring. `None`: the worker calls the methods below inline.
+    /// Returns the descriptor for the ring. `None`: the store is asynchronous, or the worker calls the methods below
+    /// inline.
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Returns the interface of a store without a descriptor that completes operations later. Callers that block use
+    /// the methods below.
+    fn asynchronous(&self) -> Option<&dyn AsyncStore> {
         None
     }
 

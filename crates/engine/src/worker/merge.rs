@@ -6,6 +6,7 @@
 
 use super::action::Hold;
 use super::path;
+use super::stores::StoreAccess;
 use super::{ENGINE, Frontend, Worker};
 use crate::buffer::{Buffer, BufferPool};
 use crate::crypt_mapping::Ciphertext;
@@ -55,9 +56,11 @@ impl<F: Frontend> Worker<F> {
         let len: usize = segments.iter().map(|segment| segment.range.len()).sum();
         let operation = ring::Operation::Writev { offset, segments };
         let store = &self.volume.device.stores()[ZONED];
-        match self.volume.files[ZONED].filter(|_| len > path::inline_max_len(&store.profile())) {
-            Some(file) => self.ring.submit(file, operation, NO_REQUEST),
-            None => {
+        match self.volume.access[ZONED] {
+            StoreAccess::Ring(file) if len > path::inline_max_len(&store.profile()) => {
+                self.ring.submit(file, operation, NO_REQUEST);
+            }
+            _ => {
                 let (result, returned) = operation.execute(&**store);
                 // Complete later: a store that transfers less every time must not cause recursion.
                 self.completions.push_back(Completion { token: NO_REQUEST, result, returned });

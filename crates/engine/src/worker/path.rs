@@ -10,7 +10,7 @@ const INLINE_MAX_LEN: usize = 32 << 10;
 /// Shortest transfer in bytes for which copying and encrypting in chunks gains more than waking the copy thread costs.
 pub(super) const COPY_MIN_LEN: usize = 128 << 10;
 
-/// Returns the length in bytes of the longest transfer that is made inline, for a store with a descriptor.
+/// Returns the length in bytes of the longest transfer that is made inline, for a store that has operations.
 pub(super) fn inline_max_len(store: &StoreProfile) -> usize {
     if store.in_memory { INLINE_MAX_LEN } else { 0 }
 }
@@ -63,8 +63,8 @@ pub(super) enum Executor {
 pub(super) enum Via {
     /// By a call of the worker.
     Inline,
-    /// By an operation of the ring.
-    Ring,
+    /// By an operation that completes later, of the ring or of an asynchronous store.
+    Operation,
 }
 
 /// Step after a write that makes it durable.
@@ -101,7 +101,7 @@ impl Path {
 
     /// Decides the path of a read or a write.
     pub(super) fn of(writes: bool, fua: bool, range: &MappedRange, facts: &Facts) -> Self {
-        let via = |len| if facts.inline_max_len.is_none_or(|max| len <= max) { Via::Inline } else { Via::Ring };
+        let via = |len| if facts.inline_max_len.is_none_or(|max| len <= max) { Via::Inline } else { Via::Operation };
         let (store, edge) = (via(range.aligned_len), via(range.unit_len));
         let is_long = facts.copy_min_len.is_some_and(|min| range.aligned_len >= min);
         let crypt = match () {
@@ -153,16 +153,16 @@ mod tests {
             let path = Path::of(false, false, &range(0, len), facts);
             (path.order, path.crypt, path.store)
         };
-        assert_eq!(path(4096, &DISK), (Order::Shared, Executor::Inline, Via::Ring));
+        assert_eq!(path(4096, &DISK), (Order::Shared, Executor::Inline, Via::Operation));
         assert_eq!(path(32 << 10, &TMPFS), (Order::AllShared, Executor::Inline, Via::Inline));
-        assert_eq!(path(64 << 10, &TMPFS), (Order::Shared, Executor::Inline, Via::Ring));
-        assert_eq!(path(128 << 10, &TMPFS), (Order::Shared, Executor::Copy, Via::Ring));
+        assert_eq!(path(64 << 10, &TMPFS), (Order::Shared, Executor::Inline, Via::Operation));
+        assert_eq!(path(128 << 10, &TMPFS), (Order::Shared, Executor::Copy, Via::Operation));
         let memory = Facts { inline_max_len: None, ..DISK };
         assert_eq!(path(1 << 20, &memory), (Order::AllShared, Executor::Inline, Via::Inline));
         // A request for other threads waits for them, so it locks its own units.
         let pool = Facts { pool_wanted: true, ..TMPFS };
         assert_eq!(path(4096, &pool), (Order::Shared, Executor::Pool, Via::Inline));
-        assert_eq!(path(128 << 10, &pool), (Order::Shared, Executor::Pool, Via::Ring));
+        assert_eq!(path(128 << 10, &pool), (Order::Shared, Executor::Pool, Via::Operation));
     }
 
     #[test]
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn write_of_partial_units_is_exclusive_and_reads_edges_by_their_length() {
         let path = Path::of(true, false, &range(1, 48 << 10), &TMPFS);
-        assert_eq!((path.order, path.store, path.edge), (Order::Exclusive, Via::Ring, Via::Inline));
+        assert_eq!((path.order, path.store, path.edge), (Order::Exclusive, Via::Operation, Via::Inline));
         let path = Path::of(false, false, &range(1, 48 << 10), &TMPFS);
         assert_eq!(path.order, Order::Shared, "a read changes nothing");
     }

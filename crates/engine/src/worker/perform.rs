@@ -4,6 +4,7 @@ use super::account::Account;
 use super::action::{Action, Ending, Hold};
 use super::path::{Order, Via};
 use super::state::{Body, Origin};
+use super::stores::StoreAccess;
 use super::transfer::{Kind, StepContext};
 use super::{ENGINE, Finished, Frontend, Worker};
 use crate::buffer::Buffer;
@@ -97,12 +98,12 @@ impl<F: Frontend> Worker<F> {
 
     fn read(&mut self, id: RequestId, via: Via, offset: u64, mut buffer: Buffer, span: Range<usize>) -> Option<Event> {
         let store = self.table.transfer(id)?.range.store as usize;
-        match self.volume.files[store].filter(|_| via == Via::Ring) {
-            Some(file) => {
-                self.ring.submit(file, ring::Operation::Read { offset, buffer, range: span }, token(id));
+        match via {
+            Via::Operation => {
+                self.submit(store, ring::Operation::Read { offset, buffer, range: span }, token(id));
                 None
             }
-            None => {
+            Via::Inline => {
                 let result = self.volume.device.stores()[store].read_at(&mut buffer.data_mut()[span], offset);
                 Some(Event::Read { buffer, result })
             }
@@ -119,12 +120,12 @@ impl<F: Frontend> Worker<F> {
         durable: bool,
     ) -> Option<Event> {
         let store = self.table.transfer(id)?.range.store as usize;
-        match self.volume.files[store].filter(|_| via == Via::Ring) {
-            Some(file) => {
-                self.ring.submit(file, ring::Operation::Write { offset, data, range: span, durable }, token(id));
+        match via {
+            Via::Operation => {
+                self.submit(store, ring::Operation::Write { offset, data, range: span, durable }, token(id));
                 None
             }
-            None => {
+            Via::Inline => {
                 let (store, bytes) = (&self.volume.device.stores()[store], &data.bytes()[span]);
                 let result = if durable { store.write_fua_at(bytes, offset) } else { store.write_at(bytes, offset) };
                 Some(Event::Written { data, result })
@@ -133,14 +134,12 @@ impl<F: Frontend> Worker<F> {
     }
 
     fn discard(&mut self, id: RequestId, store: u32, range: Range<u64>) -> Option<Event> {
-        let (offset, len) = (range.start, range.end - range.start);
-        match self.volume.files[store as usize] {
-            Some(file) => {
-                self.ring.submit(file, ring::Operation::Discard { offset, len }, token(id));
-                None
-            }
-            None => Some(Event::Discarded(self.volume.device.stores()[store as usize].discard(offset, len))),
+        let (store, offset, len) = (store as usize, range.start, range.end - range.start);
+        if self.volume.access[store] == StoreAccess::Inline {
+            return Some(Event::Discarded(self.volume.device.stores()[store].discard(offset, len)));
         }
+        self.submit(store, ring::Operation::Discard { offset, len }, token(id));
+        None
     }
 
     fn post_crypt(&mut self, id: RequestId, direction: Direction, buffer: Buffer) -> Option<Event> {
@@ -162,7 +161,7 @@ impl<F: Frontend> Worker<F> {
         copy.post(job).err().map(|job| Event::Refused(job.buffer))
     }
 
-    /// The event of an operation of the ring that has ended.
+    /// Handles the completion of an operation of the ring or of an asynchronous store.
     pub(super) fn store_completed(&mut self, done: Completion) {
         let Completion { token, result, returned } = done;
         let event = match returned {

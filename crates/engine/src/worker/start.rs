@@ -6,6 +6,7 @@ use super::discard::Discard;
 use super::path::{self, Facts, Order, Path};
 use super::remap::{Remapped, remap};
 use super::state::{Body, Origin};
+use super::stores::StoreAccess;
 use super::transfer::{Kind, State, Transfer};
 use super::zone_writes::ZonePlace;
 use super::{Frontend, Request, Worker};
@@ -180,10 +181,14 @@ impl<F: Frontend> Worker<F> {
 
     fn facts(&self, operation: Operation, range: &MappedRange, in_zone: bool) -> Facts {
         let profile = self.volume.device.stores()[range.store as usize].profile();
-        let has_file = self.volume.files[range.store as usize].is_some();
         let pool = self.helpers.crypt.as_ref().zip(self.volume.crypt.as_deref());
         Facts {
-            inline_max_len: has_file.then(|| path::inline_max_len(&profile)),
+            inline_max_len: match self.volume.access[range.store as usize] {
+                StoreAccess::Inline => None,
+                StoreAccess::Ring(_) => Some(path::inline_max_len(&profile)),
+                // Every call would block the worker.
+                StoreAccess::Async => Some(0),
+            },
             copy_min_len: self
                 .helpers
                 .copy

@@ -1,6 +1,7 @@
 //! Requests that promise stable storage: they wait for a sync of the stores, which only one worker at a time carries
 //! out ([`crate::flush`]).
 
+use super::stores::StoreAccess;
 use super::{ENGINE, Frontend, Worker};
 use crate::errno::Errno;
 use crate::events::{Event, RequestId};
@@ -31,7 +32,7 @@ impl<F: Frontend> Worker<F> {
     /// Queues the request for [`Event::Synced`], which it gets when all writes completed before now are on stable
     /// storage.
     pub(super) fn await_sync(&mut self, id: RequestId) -> Option<Event> {
-        if self.volume.files.is_empty() {
+        if self.volume.access.is_empty() {
             // The table has only targets that store nothing.
             return Some(Event::Synced(self.volume.device.check_flush()));
         }
@@ -44,13 +45,13 @@ impl<F: Frontend> Worker<F> {
     }
 
     /// Syncs the stores from `first` on, on behalf of all users. Returns whether the sync has ended, as it has if all
-    /// of them are called inline; if not, the ring syncs the rest.
+    /// of them are called inline; if not, a completion continues with the rest.
     fn sync_stores(&mut self, first: usize) -> bool {
         let mut result = Ok(());
-        for (store, file) in self.volume.files.iter().enumerate().skip(first) {
-            if let Some(file) = file {
+        for store in first..self.volume.access.len() {
+            if self.volume.access[store] != StoreAccess::Inline {
                 self.syncs.store = Some(store);
-                self.ring.submit(*file, ring::Operation::Sync, TOKEN);
+                self.submit(store, ring::Operation::Sync, TOKEN);
                 return false;
             }
             result = self.volume.device.stores()[store].sync();

@@ -3,6 +3,7 @@
 //! A device that is used as swap, or whose file system must be written to before memory is free, must not allocate
 //! memory on the request path.
 
+use super::stores::StoreAccess;
 use super::{ENGINE, Frontend, Worker};
 use crate::buffer::Buffer;
 use crate::ring::{self, Token, Wait};
@@ -34,8 +35,8 @@ where
             self.ring.set_iowq_max_workers()?;
         }
         let mut done = VecDeque::with_capacity(operations);
-        for (store, file) in self.volume.device.stores().iter().zip(&self.volume.files) {
-            let Some(file) = *file else { continue };
+        for (store, access) in self.volume.device.stores().iter().zip(&self.volume.access) {
+            let StoreAccess::Ring(file) = *access else { continue };
             let len = store.geometry().len.min(WARM_UP_LEN as u64) as usize;
             for _ in 0..operations {
                 let read = ring::Operation::Read { offset: 0, buffer: Buffer::new(WARM_UP_LEN), range: 0..len };

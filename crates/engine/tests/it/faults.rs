@@ -1,9 +1,11 @@
 //! Fail the N-th store operation, for every N: the request that met it fails, and nothing else changes.
 
+use crate::asynchronous::ThreadStore;
 use crate::scripted::{self, Ask};
 use crate::support::{DATA_OFFSET, Random, device, image_of, independent_plaintext};
 use inlock_engine::Errno;
 use inlock_engine::fault_injection::{Call, Fault, Injection, Injector, around, inject};
+use inlock_engine::store::asynchronous::AsyncStore;
 use inlock_engine::store::file::{FileStore, IoMode};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BackingStore, Geometry};
@@ -60,6 +62,8 @@ enum Below {
     Memory,
     /// A real file, through a real ring.
     Uring,
+    /// Memory behind a thread that completes operations later, and out of order.
+    Async,
 }
 
 /// A store whose operations can fail.
@@ -83,6 +87,11 @@ impl FaultStore {
             let contents = Arc::clone(&memory);
             return Self { inner: memory, contents: Box::new(move || contents.contents()), faults, _injection: None };
         }
+        if below == Below::Async {
+            let store = Arc::new(ThreadStore::new(image, Arc::clone(&faults) as _));
+            let contents = Arc::clone(&store);
+            return Self { inner: store, contents: Box::new(move || contents.contents()), faults, _injection: None };
+        }
         let named = crate::support::file_in_memory();
         std::fs::write(named.path(), image).unwrap();
         let file = File::options().read(true).write(true).open(named.path()).unwrap();
@@ -103,6 +112,9 @@ impl BackingStore for FaultStore {
     }
     fn as_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.as_fd()
+    }
+    fn asynchronous(&self) -> Option<&dyn AsyncStore> {
+        self.inner.asynchronous()
     }
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
         let len = data.len();
@@ -126,8 +138,8 @@ fn script(random: &mut Random, below: Below) -> Vec<Ask> {
     let mut asks = Vec::new();
     for _ in 0..24 {
         let (offset, len) = random.range(LEN as u64, 4096);
-        let durable = below == Below::Uring && random.below(4) == 0;
-        asks.push(match random.below(if below == Below::Uring { 6 } else { 4 }) {
+        let durable = below != Below::Memory && random.below(4) == 0;
+        asks.push(match random.below(if below == Below::Memory { 4 } else { 6 }) {
             0 => Ask::Read { offset, len },
             1 => Ask::Zeroes { offset, len },
             4 => Ask::Flush,
@@ -264,6 +276,15 @@ fn every_operation_of_a_ring_fails_once() {
     assert!(faults >= 1200, "only {faults} faults were injected");
 }
 
+/// Late, lost, failing and wrong completions: a store that drops an operation has failed it.
+#[test]
+fn every_operation_of_an_asynchronous_store_fails_once() {
+    let asynchronous = |faults| fail_every_operation(Below::Async, faults, 2, false);
+    let faults = asynchronous(&FAULTS) + asynchronous(&OF_RINGS);
+    println!("COUNT asynchronous_store_faults {faults}");
+    assert!(faults >= 1200, "only {faults} faults were injected");
+}
+
 #[test]
 fn every_operation_fails_once_with_a_pool() {
     scripted::offloaded(|| {
@@ -303,6 +324,13 @@ fn one_failing_request_does_not_fail_its_neighbours() {
 fn one_failing_request_in_a_ring_does_not_fail_its_neighbours() {
     for fault in [Fault::Errno(Errno::IO), Fault::Nothing] {
         fail_one_of_many(Below::Uring, fault);
+    }
+}
+
+#[test]
+fn one_failing_request_at_an_asynchronous_store_does_not_fail_its_neighbours() {
+    for fault in [Fault::Errno(Errno::IO), Fault::Nothing, Fault::Delay(5), Fault::Short, Fault::Errno(Errno::AGAIN)] {
+        fail_one_of_many(Below::Async, fault);
     }
 }
 

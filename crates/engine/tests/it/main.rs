@@ -3,6 +3,7 @@
 // Helpers outside test functions may fail a test as well as the functions themselves.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod asynchronous;
 mod crash;
 mod cursor;
 mod direct;

@@ -149,6 +149,18 @@ pub(crate) fn run(device: &Arc<Device>, mode: IoMode, depth: usize, script: Vec<
     run_watched(device, mode, depth, script, Box::new(|_| {}))
 }
 
+/// Starts the script, and ends the worker while its first requests are in flight.
+pub(crate) fn run_and_drop_early(device: &Arc<Device>, script: Vec<Ask>) {
+    let capacity = MAX_LEN as usize + 2 * device.unit_len();
+    let pool = BufferPool::new(&[BufferClass { capacity, count: 2 * script.len() }]);
+    let (depth, answers) = (script.len(), script.iter().map(|_| None).collect());
+    let script = script.into_iter().enumerate().map(|(i, a)| (i as u64, a)).collect();
+    let front = Scripted { script, depth, in_flight: 0, answers, acknowledged: Box::new(|_| {}) };
+    let mut worker = Worker::new(Arc::clone(device), Ring::new(IoMode::Auto).expect("a ring"), pool, front);
+    assert_eq!(worker.turn().expect("a turn"), Flow::Continue);
+    assert!(worker.front().in_flight > 0);
+}
+
 /// As [`run`], with this pool.
 pub(crate) fn run_with(
     device: &Arc<Device>,

@@ -303,32 +303,34 @@ fn parse_queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
 }
 
 /// Returns an option as a client sends it.
-pub(super) fn option_bytes(number: u32, data: &[u8]) -> Vec<u8> {
+pub fn option_bytes(number: u32, data: &[u8]) -> Vec<u8> {
     let len = (data.len() as u32).to_be_bytes();
     [&OPTION_MAGIC.to_be_bytes(), number.to_be_bytes().as_slice(), &len, data].concat()
 }
 
 /// Header of a reply to an option, as a client receives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct OptionReply {
+pub struct OptionReply {
+    /// The [`option`] that it replies to.
+    pub option: u32,
     /// An [`option_reply`].
-    pub(super) kind: u32,
+    pub kind: u32,
     /// Bytes of data that follow.
-    pub(super) len: usize,
+    pub len: usize,
 }
 
 impl OptionReply {
     /// Parses a header. `None`: the magic is wrong, or the data too long.
-    pub(super) fn parse(header: &[u8; 20]) -> Option<Self> {
+    pub fn parse(header: &[u8; 20]) -> Option<Self> {
         let mut fields = Fields(header);
         let magic = fields.bytes(8)?;
-        let (_, kind, len) = (fields.u32()?, fields.u32()?, fields.u32()? as usize);
-        (magic == OPTION_REPLY_MAGIC.to_be_bytes() && len <= MAX_OPTION_LEN).then_some(Self { kind, len })
+        let (option, kind, len) = (fields.u32()?, fields.u32()?, fields.u32()? as usize);
+        (magic == OPTION_REPLY_MAGIC.to_be_bytes() && len <= MAX_OPTION_LEN).then_some(Self { option, kind, len })
     }
 }
 
 /// Returns length and transmission flags of an export if `data` is that kind of information.
-pub(super) fn parse_export(data: &[u8]) -> Option<(u64, u16)> {
+pub fn parse_export(data: &[u8]) -> Option<(u64, u16)> {
     let mut fields = Fields(data);
     let kind = fields.u16()?;
     let export = (take(fields.bytes(8)?).map(u64::from_be_bytes)?, fields.u16()?);
@@ -375,7 +377,7 @@ mod tests {
             OptionReply::parse(&fields.concat().try_into().unwrap())
         };
         let magic = 0x3e889045565a9;
-        assert_eq!(parse(magic, MAX_OPTION_LEN), Some(OptionReply { kind: 3, len: MAX_OPTION_LEN }));
+        assert_eq!(parse(magic, MAX_OPTION_LEN), Some(OptionReply { option: 7, kind: 3, len: MAX_OPTION_LEN }));
         assert_eq!(parse(magic, MAX_OPTION_LEN + 1), None);
         assert_eq!(parse(magic + 1, 0), None);
     }

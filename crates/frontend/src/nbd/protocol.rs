@@ -33,6 +33,7 @@ pub mod option {
     pub const EXPORT_NAME: u32 = 1;
     pub const ABORT: u32 = 2;
     pub const LIST: u32 = 3;
+    pub const STARTTLS: u32 = 5;
     pub const INFO: u32 = 6;
     pub const GO: u32 = 7;
     pub const STRUCTURED_REPLY: u32 = 8;
@@ -49,7 +50,9 @@ pub mod option_reply {
     pub const INFO: u32 = 3;
     pub const META_CONTEXT: u32 = 4;
     pub const ERR_UNSUP: u32 = (1 << 31) | 1;
+    pub const ERR_POLICY: u32 = (1 << 31) | 2;
     pub const ERR_INVALID: u32 = (1 << 31) | 3;
+    pub const ERR_TLS_REQD: u32 = (1 << 31) | 5;
     pub const ERR_UNKNOWN: u32 = (1 << 31) | 6;
     pub const ERR_TOO_BIG: u32 = (1 << 31) | 9;
     pub const ERR_EXT_HEADER_REQD: u32 = (1 << 31) | 10;
@@ -108,6 +111,7 @@ pub mod chunk {
     #![allow(missing_docs)]
     pub const NONE: u16 = 0;
     pub const OFFSET_DATA: u16 = 1;
+    pub const OFFSET_HOLE: u16 = 2;
     pub const BLOCK_STATUS: u16 = 5;
     pub const BLOCK_STATUS_EXT: u16 = 6;
     pub const ERROR: u16 = (1 << 15) | 1;

@@ -26,6 +26,11 @@ pub struct Command {
 }
 
 impl Command {
+    /// Returns a request for `len` bytes at `offset`.
+    pub const fn new(kind: u16, flags: u16, cookie: u64, (offset, len): (u64, u64)) -> Self {
+        Self { flags, kind, cookie, offset, len }
+    }
+
     /// Parses a header at the front of `input`. Returns the command and the length of the header, or `None` if the
     /// header is incomplete.
     ///

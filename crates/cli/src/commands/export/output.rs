@@ -9,13 +9,14 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{OFlags, SeekFrom, seek};
 
 use super::super::copy::{self, CHUNK};
 use crate::error::{CliError, cannot_open};
 use crate::system::durable;
-use crate::volume::device::Device;
+use crate::volume::device::{Device, Medium};
 use crate::volume::lock::{self, DeviceLock, Mode};
 
 /// An output and its locks.
@@ -92,11 +93,13 @@ impl Output {
         } else if metadata.is_file() {
             self.output_type = OutputType::Sparse(0);
         }
-        let device = Device { path: self.name.clone(), file, len: 0, metadata, zones: None };
+        let again = file.try_clone().map_err(|error| self.cannot_write(error))?;
+        let medium = Medium::Local(Arc::new(again), metadata);
+        let device = Device { path: self.name.clone(), medium, len: 0, zones: None };
         if self.output_type != OutputType::Stream {
             self.lock = Some(lock::whole_device(&device, Mode::Exclusive)?);
         }
-        self.file = Some(device.file);
+        self.file = Some(file);
         Ok(())
     }
 

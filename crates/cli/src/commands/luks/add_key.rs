@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 
 use anyhow::Context;
-use inlock_volume::{EditError, FileDevice, NewKeyslot, Secret, Volume, VolumeKey};
+use inlock_volume::{EditError, NewKeyslot, Secret, Volume, VolumeKey};
 
 use crate::args::action::{Action, Arguments, HEADER, IMAGE, KDF, KEY, KEYSLOT, NEW_KEY, Prepared, TOKENS, VOLUME_KEY};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure, new_key_args};
@@ -14,6 +14,7 @@ use crate::error::CliError;
 use crate::ui::print::{print_stderr, print_verbose};
 use crate::volume::edit::scrubbed;
 use crate::volume::header::Header;
+use crate::volume::remote::DeviceHeader;
 use crate::volume::secret::{self, Ask};
 use crate::volume::source::{HeaderArgs, KeyArgs, NewKeyArgs};
 use crate::volume::token;
@@ -156,7 +157,7 @@ impl AddKeyArgs {
     }
 
     /// Assigns the token that has the new passphrase to the new keyslot, as cryptsetup does. Returns the keyslot.
-    fn assign(&self, volume: &mut Volume, device: &FileDevice, keyslot: u32) -> Result<u32, EditError> {
+    fn assign(&self, volume: &mut Volume, device: &DeviceHeader, keyslot: u32) -> Result<u32, EditError> {
         if let (NewOrigin::Token(token), Volume::Luks2(luks2)) = (&self.new_origin, volume) {
             luks2.assign_token(device, *token, Some(keyslot))?;
         }

@@ -69,7 +69,7 @@ fn run(args: &ConvertArgs) -> anyhow::Result<()> {
     let needed = conversion.header_len();
     if needed > access.device.len && !access.device.is_block() && args.version == 2 {
         // A file with a detached LUKS1 header is shorter than a LUKS2 header.
-        access.device.file.set_len(needed)?;
+        access.device.share()?.set_len(needed)?;
     }
     conversion.execute(&access.header).map_err(|error| cannot_convert(path, args.version, error))?;
     Ok(())

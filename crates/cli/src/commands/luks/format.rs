@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use inlock_volume::{
-    BoundedDevice, CipherSpec, DataUnitSize, FileDevice, FormatError, Hash, HeaderPolicy, KdfKind, Secret, Sector,
-    Volume, VolumeKey, ZoneFault, Zones, luks1, luks2,
+    BoundedDevice, CipherSpec, DataUnitSize, FormatError, Hash, HeaderPolicy, KdfKind, Secret, Sector, Volume,
+    VolumeKey, ZoneFault, Zones, luks1, luks2,
 };
 
 use super::integrity::Protection;
@@ -25,6 +25,7 @@ use crate::volume::backing;
 use crate::volume::device::{Device, OpenMode};
 use crate::volume::header_file;
 use crate::volume::lock::{self, Mode};
+use crate::volume::remote;
 use crate::volume::secret::{self, Ask};
 use crate::volume::source::{KeyArgs, KeyFile, Luks, VolumeType};
 use crate::volume::zones;
@@ -57,6 +58,8 @@ const FORMAT: &[&str] = &[
     "disable-blkid",
     "disable-keyring",
     "disable-locks",
+    "connect-timeout",
+    "store-timeout",
     "uuid",
     "label",
     "subsystem",
@@ -228,7 +231,10 @@ fn create(args: &FormatArgs) -> anyhow::Result<()> {
     }
     let _data_lock = lock::whole_device(&data, Mode::Exclusive)?;
     let result = format(args, &device, Some(&data));
-    let result = result.and_then(|()| if created { durable::sync_name(&device.file, header) } else { Ok(()) });
+    let result = result.and_then(|()| match device.file() {
+        Some(file) if created => durable::sync_name(file, header),
+        _ => Ok(()),
+    });
     if created && result.is_err() {
         // This call created the empty file.
         let _ = std::fs::remove_file(header);
@@ -271,7 +277,7 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     }
     let interactive = terminal::stdin_is_terminal() && !args.batch;
     if interactive {
-        if !args.disable_blkid && Volume::load(&FileDevice::new(device.share()?)).is_ok() {
+        if !args.disable_blkid && Volume::load(&device.header()?).is_ok() {
             let path = device.path.display();
             print_stderr(format_args!("WARNING: Device {path} already contains a 'crypto_LUKS' superblock signature."));
         }
@@ -291,7 +297,8 @@ fn format(args: &FormatArgs, device: &Device, data: Option<&Device>) -> anyhow::
     };
     let _header = lock::header(device, Mode::Exclusive)?;
     if data.is_some() && !device.is_block() && device.len < header_len {
-        device.file.set_len(header_len).with_context(|| format!("cannot enlarge {}", device.path.display()))?;
+        let enlarged = device.share().and_then(|file| file.set_len(header_len));
+        enlarged.with_context(|| format!("cannot enlarge {}", device.path.display()))?;
     }
     let refused = |error| cannot_format(&device.path)(with_given_name(args, error));
     let Some(placed) = placed else {
@@ -364,8 +371,7 @@ fn write(
     secret: &Secret,
     key: Option<VolumeKey>,
 ) -> Result<(), FormatError> {
-    let target =
-        BoundedDevice::new(FileDevice::new(device.share()?), device.zones.map_or(u64::MAX, |zones| zones.conventional));
+    let target = BoundedDevice::new(device.header()?, device.zones.map_or(u64::MAX, |zones| zones.conventional));
     if args.version == 1 {
         let mut options = luks1_options(args, placement);
         options.volume_key = key;
@@ -457,6 +463,9 @@ fn luks2_options(args: &FormatArgs, placement: DataPlacement) -> luks2::FormatOp
 
 /// Creates the file, for its owner only, unless it exists. Returns whether it was created.
 fn create_header_file(path: &Path) -> anyhow::Result<bool> {
+    if remote::uri_of(path).is_some() {
+        return Ok(false);
+    }
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),

@@ -1,12 +1,11 @@
 //! `luksFormat --integrity`: the dm-integrity volume below a LUKS2 volume, and its first tags.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::Context;
 use inlock_cipher::{Aead, InOut};
 use inlock_engine::Errno;
-use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::store::file::IoMode;
 use inlock_integrity::{FormatOptions, IntegrityError, Mode, OpenOptions, Stores, format};
 use inlock_volume::{AeadSpec, AuthenticatedSegment, DataUnitSize, Sector, VolumeKey};
 
@@ -59,9 +58,9 @@ impl Protection {
 
     /// Returns the dm-integrity volume on `device` behind `start`, if there is space for it.
     pub(super) fn place(&self, device: &Device, unit: DataUnitSize, start: Sector) -> anyhow::Result<Placed<'_>> {
-        let store = FileStore::new(device.share()?, IoMode::Sync);
+        let store = device.store(IoMode::Sync, false, false);
         let store = store.with_context(|| format!("cannot use {}", device.path.display()))?;
-        let mut stores = Stores::interleaved(Arc::new(store));
+        let mut stores = Stores::interleaved(store);
         stores.start = start.0;
         let options = FormatOptions {
             tag_size: Some(self.spec.metadata_len()),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use inlock_volume::luks2::Luks2;
-use inlock_volume::{EditError, FileDevice, Volume};
+use inlock_volume::{EditError, Volume};
 use serde_json::{Map, Value, json};
 
 use crate::args::action::{Action, HEADER, IMAGE, Prepared};
@@ -17,6 +17,7 @@ use crate::error::CliError;
 use crate::ui::print::{print, print_stderr, print_verbose};
 use crate::ui::terminal;
 use crate::volume::header::Header;
+use crate::volume::remote::DeviceHeader;
 use crate::volume::source::HeaderArgs;
 
 pub(crate) const ACTION: Action = Action {
@@ -130,7 +131,7 @@ fn run(args: &HeaderArgs, command: &Command) -> anyhow::Result<()> {
 }
 
 /// Changes the tokens, under the lock of the header.
-fn change(luks2: &mut Luks2, device: &FileDevice, command: &Command, imported: &str) -> anyhow::Result<()> {
+fn change(luks2: &mut Luks2, device: &DeviceHeader, command: &Command, imported: &str) -> anyhow::Result<()> {
     match command {
         Command::Add { number, replace, description, keyslots } => {
             let keyslots = match keyslots {
@@ -176,7 +177,7 @@ fn luks2_of<'a>(volume: &'a Volume, path: &Path) -> anyhow::Result<&'a Luks2> {
 /// Adds a token, or replaces the one of this number.
 fn put(
     luks2: &mut Luks2,
-    device: &FileDevice,
+    device: &DeviceHeader,
     number: Option<u32>,
     replace: bool,
     token: &str,
@@ -187,7 +188,7 @@ fn put(
     }
 }
 
-fn unassign(luks2: &mut Luks2, device: &FileDevice, number: u32, keyslot: u32) -> anyhow::Result<()> {
+fn unassign(luks2: &mut Luks2, device: &DeviceHeader, number: u32, keyslot: u32) -> anyhow::Result<()> {
     match luks2.unassign_token(device, number, Some(keyslot)) {
         Err(EditError::TokenNotAssigned { .. } | EditError::TokenInactive(_) | EditError::KeyslotInactive(_)) => {
             Err(CliError::refused(format!("Token {number} is not assigned to keyslot {keyslot}."), LIST))

@@ -9,7 +9,7 @@ mod process;
 use std::collections::BTreeSet;
 
 use inlock_volume::luks2::{Luks2, TokenError, TokenFailure, TokenHandler, TokenOptions, TokenRequest};
-use inlock_volume::{FileDevice, Printable, Secret, UnlockOptions, Unlocked};
+use inlock_volume::{Printable, Secret, UnlockOptions, Unlocked};
 
 use super::device::Device;
 use super::keyring;
@@ -67,7 +67,7 @@ pub(super) fn unlock(
     let args = &key.tokens;
     let mut tokens = TokenOptions::default();
     (tokens.number, tokens.kind) = (args.number, args.kind.clone());
-    let file = FileDevice::new(device.share()?);
+    let file = device.header()?;
     let mut handler = Handler::new(args, device);
     let try_tokens = |handler: &mut Handler<'_>| {
         let unlocked = luks2.unlock_with_tokens(&file, handler, &tokens, options);

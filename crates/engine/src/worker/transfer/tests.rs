@@ -66,7 +66,7 @@ fn reads(action: Action) -> (Via, u64, Buffer, Range<usize>) {
 #[track_caller]
 fn writes(action: Action) -> (u64, Ciphertext, Range<usize>, bool) {
     let Action::Write { via, offset, data, span, fua } = action else { panic!("{action:?}") };
-    assert_eq!(via, Via::Ring);
+    assert_eq!(via, Via::Operation);
     (offset, data, span, fua)
 }
 
@@ -84,7 +84,7 @@ fn read_is_resumed_until_whole_and_decrypted_in_one_call() {
     let mut read = script(Kind::Read, false, (0, 1024), &DISK);
     assert_eq!(read.transfer.path.order, Order::Shared);
     let (via, offset, buffer, span) = reads(read.step(Event::Locked));
-    assert_eq!((via, offset, span), (Via::Ring, 0, 0..1024));
+    assert_eq!((via, offset, span), (Via::Operation, 0, 0..1024));
     let mut buffer = read.crypt.encrypt(&read.transfer.range, buffer).into_buffer();
     for (result, rest) in [(Ok(100), 100), (Err(Errno::INTR), 100), (Err(Errno::AGAIN), 100), (Ok(924 - 1), 1023)] {
         let (_, offset, again, span) = reads(read.step(Event::Read { buffer, result }));
@@ -173,7 +173,7 @@ fn merged(range: (u64, u64), expected_edges: &[(u64, Range<usize>)]) -> Buffer {
     let mut action = write.step(Event::Locked);
     for (expected_offset, expected_span) in expected_edges {
         let (via, offset, mut spare, span) = reads(action);
-        assert_eq!((via, offset, &span), (Via::Ring, *expected_offset, expected_span));
+        assert_eq!((via, offset, &span), (Via::Operation, *expected_offset, expected_span));
         // Half of the unit, then the rest.
         let unit = write.crypt.locate(offset, 512, 1 << 20).unwrap();
         let mut old = Buffer::new(512);

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Throughput of a volume on an export of an NBD server: server -> client, server -> Inlock -> client, and server ->
+# qemu-nbd with its LUKS driver -> client, in turn. Usage: benches/remote.sh [ROUNDS] [SECONDS]
+set -euo pipefail
+
+rounds=${1:-5}
+seconds=${2:-3}
+inlock=${INLOCK:-$(dirname "$0")/../target/release/inlock}
+dir=$(mktemp -d)
+trap 'kill $(jobs -p) 2> /dev/null || true; rm -rf "$dir"' EXIT
+head -c 20 /dev/urandom | base64 > "$dir/key"
+printf %s "$(cat "$dir/key")" > "$dir/passphrase"
+
+# Waits for a socket.
+await() {
+    until [ -S "$1" ]; do sleep 0.05; done
+}
+
+for name in raw luks2 luks1; do
+    nbdkit -f -U "$dir/$name" memory 320M &
+    await "$dir/$name"
+done
+uri() {
+    echo "nbd+unix:///?socket=$dir/$1"
+}
+fast=(-q --pbkdf-force-iterations 1000 --key-file "$dir/passphrase")
+"$inlock" luksFormat "${fast[@]}" --type luks2 --pbkdf pbkdf2 "$(uri luks2)"
+"$inlock" luksFormat "${fast[@]}" --type luks1 "$(uri luks1)"
+"$inlock" serve "$(uri luks2)" --key-file "$dir/passphrase" --nbd "unix:$dir/inlock" > /dev/null &
+qemu-nbd --persistent --shared=8 --cache=none --aio=threads -k "$dir/qemu" \
+    --object "secret,id=key,file=$dir/passphrase" \
+    --image-opts "driver=luks,key-secret=key,file.driver=nbd,file.server.type=unix,file.server.path=$dir/luks1" &
+await "$dir/inlock"
+await "$dir/qemu"
+
+# Prints KiB/s of a job.
+measure() {
+    local field=7
+    [ "$2" = write ] && field=48
+    fio --name=j --ioengine=nbd --uri="$(uri "$1")" --rw="$2" --bs="$3" --iodepth=8 --size=256m --time_based \
+        --runtime="$seconds" --minimal | cut -d';' -f"$field"
+}
+
+echo "# $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2- | xargs), $(nproc) CPUs, load $(cut -d' ' -f1-3 /proc/loadavg)"
+for _ in $(seq "$rounds"); do
+    for rw in read write; do
+        for size in 128k 1m; do
+            echo "$rw $size $(measure raw "$rw" "$size") $(measure inlock "$rw" "$size") $(measure qemu "$rw" "$size")"
+        done
+    done
+done > "$dir/results"
+echo "# load at the end $(cut -d' ' -f1-3 /proc/loadavg)"
+# The median of the ratios of each round.
+sort "$dir/results" | awk '
+    function median(list, n,   a, i, j, t) {
+        split(list, a, " ")
+        for (i = 1; i <= n; i++) for (j = i + 1; j <= n; j++) if (a[j] + 0 < a[i] + 0) { t = a[i]; a[i] = a[j]; a[j] = t }
+        return a[int((n + 1) / 2)]
+    }
+    { key = $1 " " $2; count[key]++; raw[key] = raw[key] " " $3 / 1024; ours[key] = ours[key] " " $4 / $3
+      qemu[key] = qemu[key] " " $4 / $5 }
+    END { for (key in count) printf "%s: server %.0f MiB/s, Inlock/server %.2f, Inlock/qemu-nbd %.1f\n", key,
+        median(raw[key], count[key]), median(ours[key], count[key]), median(qemu[key], count[key]) }' | sort

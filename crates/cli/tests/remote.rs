@@ -1,0 +1,201 @@
+//! Volumes on exports of NBD servers: every action takes the URI, and every failure has its own message.
+
+mod harness;
+
+use harness::control::{Named, Run};
+use harness::{Dir, FAST, call, call_with, noise};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const SECRET: &[u8] = b"secret";
+
+/// A server process, killed when dropped.
+struct Server {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Server {
+    /// Starts `qemu-nbd` over an image.
+    fn qemu(dir: &Dir, image: &str, more: &[&str]) -> Self {
+        let socket = dir.path("server.sock");
+        let mut command = Command::new("qemu-nbd");
+        command.args(["-f", "raw", "--persistent", "--shared=8"]).args(more).arg("-k").arg(&socket).arg(image);
+        Self::start(command, socket)
+    }
+
+    fn nbdkit(dir: &Dir, name: &str, words: &[&str]) -> Self {
+        let socket = dir.path(name);
+        let mut command = Command::new("nbdkit");
+        command.arg("-f").arg("-U").arg(&socket).args(words);
+        Self::start(command, socket)
+    }
+
+    fn start(mut command: Command, socket: PathBuf) -> Self {
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the server starts");
+        let begun = Instant::now();
+        while !socket.exists() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{command:?} does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Self { child, socket }
+    }
+
+    fn uri(&self) -> String {
+        self.uri_of("")
+    }
+
+    fn uri_of(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket.display())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+#[test]
+fn header_actions_work_on_an_export() {
+    let dir = Dir::new();
+    let image = dir.image("image", 32);
+    let server = Server::qemu(&dir, &image, &[]);
+    let uri = server.uri();
+    call(["isLuks", &uri]).fails(1, &[]);
+    call(["luksDump", &uri]).fails(1, &["is not a valid LUKS device"]);
+    call_with(SECRET, FAST.into_iter().chain(["luksFormat", "-q", &uri])).works();
+    call(["isLuks", &uri]).works();
+    let uuid = call(["luksUUID", &uri]).works().text().to_owned();
+    let key = dir.file("key", b"another");
+    let first = dir.file("first", SECRET);
+    call(FAST.into_iter().chain(["luksAddKey", "-q", "-d", &first, &uri, &key])).works();
+    call(["open", "--test-passphrase", &uri, "-d", &key]).works();
+    call(["luksKillSlot", "-q", &uri, "0", "-d", &key]).works();
+    call(["open", "--test-passphrase", &uri, "-d", &first]).fails(2, &["No key available"]);
+    call(["config", &uri, "--label", "remote"]).works();
+    let backup = dir.name("backup");
+    call(["luksHeaderBackup", &uri, "--header-backup-file", &backup]).works();
+    call(["luksHeaderRestore", "-q", &uri, "--header-backup-file", &backup]).works();
+    call(["doctor", &uri]).works();
+    let remote = call(["luksDump", &uri]).works().text().to_owned();
+    drop(server);
+    // The bytes are those of a volume in a file.
+    let local = call(["luksDump", &image]).works().text().to_owned();
+    assert_eq!(remote.replace(&uri, &image), local);
+    assert!(local.contains("remote") && local.contains(uuid.trim()), "{local}");
+}
+
+#[test]
+fn data_goes_through_the_export_both_ways() {
+    let dir = Dir::new();
+    let image = dir.image("image", 32);
+    let input = dir.file("input", &noise(8 << 20));
+    let server = Server::qemu(&dir, &image, &[]);
+    let uri = server.uri();
+    call_with(SECRET, FAST.into_iter().chain(["luksFormat", "-q", &uri])).works();
+    let key = dir.file("key", SECRET);
+    call(["import", &input, &uri, "-q", "-d", &key]).works();
+    assert!(call(["export", &uri, "-", "-d", &key]).works().out[..8 << 20] == noise(8 << 20));
+    // server, Inlock, client.
+    let copy = format!("nbdcopy \"$uri\" {}", dir.name("copy"));
+    call(["serve", &uri, "-d", &key, "--run", &copy]).works();
+    assert!(std::fs::read(dir.path("copy")).unwrap()[..8 << 20] == noise(8 << 20));
+    let back = dir.file("back", &noise(4 << 20).into_iter().rev().collect::<Vec<u8>>());
+    call(["serve", &uri, "-d", &key, "--run", &format!("nbdcopy --flush {back} \"$uri\"")]).works();
+    let verify = "fio --name=v --ioengine=nbd --uri=\"$uri\" --rw=randwrite --bsrange=512-64k --bs_unaligned=0 \
+                  --size=8m --offset=8m --iodepth=16 --verify=crc32c --do_verify=1 --verify_fatal=1 --fsync=64 \
+                  --verify_state_save=0 --output=/dev/null";
+    call(["serve", &uri, "-d", &key, "--replay", "4M", "--run", verify]).works();
+    drop(server);
+    let local = call(["export", &image, "-", "-d", &key]).works().out.clone();
+    assert!(local[..4 << 20] == std::fs::read(&back).unwrap()[..]);
+    assert!(local[4 << 20..8 << 20] == noise(8 << 20)[4 << 20..]);
+}
+
+#[test]
+fn each_failure_has_its_message_and_status() {
+    let dir = Dir::new();
+    let image = dir.luks2("image");
+    let missing = format!("nbd+unix:///?socket={}", dir.name("nothing"));
+    call(["luksDump", &missing]).fails(4, &["cannot be opened", "cannot connect to", "start the server"]);
+    call(["luksDump", "nbd://127.0.0.1:1/x"]).fails(4, &["cannot connect to 127.0.0.1:1"]);
+    for (uri, words) in [
+        ("nbds://host/", ["TLS is not supported", "tunnel"]),
+        ("nbd:host:7", ["// is missing", "nbd://HOST"]),
+        ("nbd+unix:///x", ["?socket=PATH is missing", "nbd+unix:///EXPORT"]),
+    ] {
+        call(["luksDump", uri]).fails(1, &words);
+    }
+    let server = Server::qemu(&dir, &image, &["-x", "disk"]);
+    call(["luksDump", &server.uri_of("disk")]).works();
+    call(["luksDump", &server.uri_of("other")]).fails(4, &["the server has no export 'other'", "nbdinfo"]);
+    drop(server);
+    let server = Server::qemu(&dir, &image, &["--read-only"]);
+    call(["luksDump", &server.uri()]).works();
+    call_with(SECRET, ["luksKillSlot", "-q", &server.uri(), "0"]).fails(1, &["Cannot write to device"]);
+    call_with(SECRET, ["serve", &server.uri(), "--read-only", "--run", "nbdinfo --size \"$uri\""]).works();
+    drop(server);
+    // A listener that says nothing.
+    let silent = dir.path("silent");
+    let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
+    let begun = Instant::now();
+    let uri = format!("nbd+unix:///?socket={}", silent.display());
+    call(["luksDump", &uri, "--connect-timeout", "1"]).fails(4, &["no answer from", "within 1 s"]);
+    assert!(begun.elapsed() < Duration::from_secs(8));
+    // Blocks that are larger than the sectors of the volume.
+    let one = dir.luks1("one");
+    let words = ["--filter=blocksize-policy", "file", &one, "blocksize-minimum=4096", "blocksize-error-policy=error"];
+    let server = Server::nbdkit(&dir, "blocks.sock", &words);
+    call(["luksDump", &server.uri()]).works();
+    call_with(SECRET, ["serve", &server.uri(), "--run", "true"])
+        .fails(1, &["takes blocks of 4096 bytes, and the volume has sectors of 512 bytes", "--sector-size"]);
+    call(["luksDump", &image, "--store-timeout", "0"]).fails(1, &["1 second or more"]);
+    call(["serve", &image, "--nbd", "unix:x", "--replay", "4k"]).fails(1, &["4M or more"]);
+}
+
+/// Two processes of this host do not write to the same export, as far as its URI shows.
+#[test]
+fn export_in_use_is_refused_on_the_same_host() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = dir.luks2("image");
+    let server = Server::qemu(&dir, &image, &[]);
+    let _served = Named::start(&run, "data", &["-d", &dir.file("key", SECRET), &server.uri()]);
+    call_with(SECRET, ["serve", &server.uri(), "--run", "true"]).fails(5, &["is in use"]);
+}
+
+/// `close --force` ends a volume whose server is gone, and says that writes may be lost.
+#[test]
+fn forced_close_does_not_wait_for_a_lost_server() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = dir.luks2("image");
+    let server = Server::qemu(&dir, &image, &[]);
+    let key = dir.file("key", SECRET);
+    let times = ["--reconnect-delay", "600", "--store-timeout", "600"];
+    let uri = server.uri();
+    let served = Named::start(&run, "data", &[&times[..], &["-d", &key, &uri]].concat());
+    let status = run.call(&["status", "data"]).works().text().to_owned();
+    assert!(status.contains(&uri), "{status}");
+    let client = format!("nbd+unix:///?socket={}", served.socket);
+    drop(server);
+    let mut waiting = Command::new("nbdcopy")
+        .args([&dir.file("data", &noise(1 << 20)), &client, "--no-extents"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(waiting.try_wait().unwrap().is_none(), "the client waits for the server");
+    let begun = Instant::now();
+    let closed = run.call(&["close", "data", "--force"]);
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(!waiting.wait().unwrap().success(), "the client's write has failed");
+    let (code, errors) = served.ended();
+    assert!(code != Some(0) || closed.code == 0, "{closed:?} {errors}");
+    assert!(errors.contains("connecting again"), "{errors}");
+}

@@ -1,0 +1,195 @@
+//! Stores that complete operations later, such as a server on the network.
+//!
+//! An operation owns its memory while it is at the store, as one of the ring does, and completes exactly once: a store
+//! that drops it has failed it. Callers that block use the functions at the end, which start an operation and wait.
+
+use crate::buffer::Buffer;
+use crate::crypt_mapping::Ciphertext;
+use crate::errno::Errno;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// Operation with the memory that it needs.
+#[non_exhaustive]
+#[derive(Debug)]
+pub enum AsyncOperation {
+    /// Read into `buffer.data()[range]` from byte `offset`. May transfer less.
+    Read {
+        /// Position in the store, in bytes.
+        offset: u64,
+        /// Buffer to read into.
+        buffer: Buffer,
+        /// Range of the buffer's data.
+        range: Range<usize>,
+    },
+    /// Write `range` of the ciphertext at byte `offset`. May transfer less.
+    Write {
+        /// Position in the store, in bytes.
+        offset: u64,
+        /// Ciphertext to write from.
+        data: Ciphertext,
+        /// Range of `data` to write.
+        range: Range<usize>,
+        /// Force unit access; only of a store with [`crate::StoreProfile::has_native_fua`].
+        durable: bool,
+    },
+    /// Put completed writes on stable storage.
+    Sync,
+    /// Deallocate storage.
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+}
+
+impl AsyncOperation {
+    /// Returns the number of bytes that the operation transfers.
+    pub fn transfer_len(&self) -> usize {
+        match self {
+            Self::Read { range, .. } | Self::Write { range, .. } => range.len(),
+            Self::Sync | Self::Discard { .. } => 0,
+        }
+    }
+}
+
+/// Store that completes operations later.
+///
+/// Callers bound the number of operations that they start, so a queue of them needs no bound of its own. Every one
+/// completes in bounded time, with an error if the store does not respond.
+pub trait AsyncStore: Send + Sync {
+    /// Starts an operation. Does not block. It may complete before this returns, on this thread or on another one.
+    fn start(&self, pending: Pending);
+
+    /// Fails every operation with `EIO`, those that wait and all later ones.
+    fn abort(&self);
+}
+
+/// Receiver of completed operations.
+pub(crate) trait Completed: Send + Sync {
+    /// Takes an operation that has ended: the number of bytes transferred, or the error.
+    fn completed(&self, token: u64, result: Result<usize, Errno>, operation: AsyncOperation);
+}
+
+/// Operation that has started. Dropping it fails it with `EIO`.
+pub struct Pending {
+    operation: Option<AsyncOperation>,
+    token: u64,
+    receiver: Arc<dyn Completed>,
+}
+
+impl Pending {
+    /// Returns an operation whose end `receiver` is told under `token`.
+    pub(crate) fn new(operation: AsyncOperation, token: u64, receiver: Arc<dyn Completed>) -> Self {
+        Self { operation: Some(operation), token, receiver }
+    }
+
+    /// Returns the operation, whose memory the store writes from.
+    pub fn operation(&self) -> &AsyncOperation {
+        self.operation.as_ref().expect("an operation is there until it completes")
+    }
+
+    /// Returns the operation, whose memory the store reads into.
+    pub fn operation_mut(&mut self) -> &mut AsyncOperation {
+        self.operation.as_mut().expect("an operation is there until it completes")
+    }
+
+    /// Ends the operation: the number of bytes transferred, or the error. More bytes than were asked for are a defect
+    /// of the store, and an `EIO`.
+    pub fn complete(mut self, result: Result<usize, Errno>) {
+        self.end(result);
+    }
+
+    fn end(&mut self, result: Result<usize, Errno>) {
+        if let Some(operation) = self.operation.take() {
+            let asked = operation.transfer_len();
+            let result = result.and_then(|len| if len <= asked { Ok(len) } else { Err(Errno::IO) });
+            self.receiver.completed(self.token, result, operation);
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.end(Err(Errno::IO));
+    }
+}
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Pending").field(&self.operation).finish()
+    }
+}
+
+/// A blocked caller.
+#[derive(Default)]
+struct Caller {
+    ended: Mutex<Option<(Result<usize, Errno>, AsyncOperation)>>,
+    changed: Condvar,
+}
+
+impl Completed for Caller {
+    fn completed(&self, _token: u64, result: Result<usize, Errno>, operation: AsyncOperation) {
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some((result, operation));
+        self.changed.notify_one();
+    }
+}
+
+/// Carries out an operation and returns it with its result. Blocks.
+pub fn call(store: &dyn AsyncStore, operation: AsyncOperation) -> (Result<usize, Errno>, AsyncOperation) {
+    let caller = Arc::new(Caller::default());
+    store.start(Pending::new(operation, 0, Arc::clone(&caller) as _));
+    let mut ended = caller.ended.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        match ended.take() {
+            Some(ended) => return ended,
+            None => ended = caller.changed.wait(ended).unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+}
+
+/// Reads as [`crate::BackingStore::read_at`]. Blocks.
+///
+/// # Errors
+///
+/// The error of the store.
+pub fn read_at(store: &dyn AsyncStore, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let range = 0..data.len();
+    let (result, operation) = call(store, AsyncOperation::Read { offset, buffer: Buffer::new(data.len()), range });
+    let len = result?.min(data.len());
+    if let AsyncOperation::Read { buffer, .. } = operation {
+        data[..len].copy_from_slice(&buffer.data()[..len]);
+    }
+    Ok(len)
+}
+
+/// Writes ciphertext as [`crate::BackingStore::write_at`], or with FUA. Blocks.
+///
+/// # Errors
+///
+/// The error of the store.
+pub fn write_at(store: &dyn AsyncStore, data: &[u8], offset: u64, durable: bool) -> Result<usize, Errno> {
+    let mut buffer = Buffer::new(data.len());
+    buffer.data_mut()[..data.len()].copy_from_slice(data);
+    let (data, range) = (Ciphertext::encrypted(buffer), 0..data.len());
+    call(store, AsyncOperation::Write { offset, data, range, durable }).0
+}
+
+/// Puts completed writes on stable storage, as [`crate::BackingStore::sync`]. Blocks.
+///
+/// # Errors
+///
+/// The error of the store.
+pub fn sync(store: &dyn AsyncStore) -> Result<(), Errno> {
+    call(store, AsyncOperation::Sync).0.map(drop)
+}
+
+/// Deallocates a range, as [`crate::BackingStore::discard`]. Blocks.
+///
+/// # Errors
+///
+/// The error of the store.
+pub fn discard(store: &dyn AsyncStore, offset: u64, len: u64) -> Result<(), Errno> {
+    call(store, AsyncOperation::Discard { offset, len }).0.map(drop)
+}

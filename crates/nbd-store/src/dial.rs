@@ -1,0 +1,342 @@
+//! Connecting to a server: socket and handshake, within a time limit.
+
+use crate::options::{ExportFacts, StoreOptions};
+use crate::uri::{Address, NbdUri};
+use inlock_frontend::nbd::client::{
+    BadReply, OptionReply, context_data, go_data, option_bytes, parse_block_size, parse_export,
+};
+use inlock_frontend::nbd::handshake::ReplyStyle;
+use inlock_frontend::nbd::protocol::{
+    BASE_ALLOCATION, INIT_MAGIC, MAX_PAYLOAD, OPTION_MAGIC, handshake_flag, info, option, option_reply,
+    transmission_flag,
+};
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// Greeting of servers that speak only the oldest dialect, behind the first magic.
+const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
+
+/// Most replies to one option.
+const MAX_REPLIES: usize = 64;
+
+/// Most bytes of a server's text in a message.
+const MAX_TEXT: usize = 200;
+
+/// Reason why an export cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Nothing listens, or the host is unknown or cannot be reached.
+    #[error("cannot connect to {address}")]
+    Unreachable {
+        /// Address of the server.
+        address: String,
+        /// Error of the system.
+        source: io::Error,
+    },
+    /// The server did not answer in time.
+    #[error("no answer from {address} within {seconds} s")]
+    TimedOut {
+        /// Address of the server.
+        address: String,
+        /// The limit.
+        seconds: u64,
+    },
+    /// The server closed the connection during the handshake.
+    #[error("{address} closed the connection during the handshake")]
+    Closed {
+        /// Address of the server.
+        address: String,
+    },
+    /// The server has no such export.
+    #[error("the server has no export '{0}'")]
+    UnknownExport(String),
+    /// The server insists on TLS.
+    #[error("the server requires TLS, which is not supported")]
+    TlsRequired,
+    /// The server refuses, with its text if it gives one.
+    #[error("the server refuses the export{0}")]
+    Refused(String),
+    /// No NBD server, or one of an unknown dialect.
+    #[error("{0}")]
+    Dialect(&'static str),
+    /// The server violates the protocol.
+    #[error("the server violates the protocol: {0}")]
+    Protocol(BadReply),
+    /// Connections to the server state different facts, or another export than before.
+    #[error("{0}")]
+    Changed(&'static str),
+}
+
+/// A connection in the transmission phase.
+pub(crate) struct Dialed {
+    pub(crate) socket: OwnedFd,
+    pub(crate) style: ReplyStyle,
+    /// Whether extents can be asked for.
+    pub(crate) has_extents: bool,
+    pub(crate) facts: ExportFacts,
+}
+
+/// Connects to a server as often as it allows and `options` want.
+pub(crate) fn dial(uri: &NbdUri, options: &StoreOptions) -> Result<Vec<Dialed>, OpenError> {
+    let limit = Limit { deadline: Instant::now() + options.connect_timeout, length: options.connect_timeout };
+    let first = connect(uri, limit)?;
+    let several = first.facts.has(transmission_flag::CAN_MULTI_CONN);
+    let mut all = vec![first];
+    while several && all.len() < options.connections.min(16) {
+        match connect(uri, limit) {
+            Ok(next) if next.facts == all[0].facts => all.push(next),
+            Ok(_) => return Err(OpenError::Changed("two connections to the server find different exports")),
+            // A server may limit its connections.
+            Err(_) => break,
+        }
+    }
+    Ok(all)
+}
+
+/// Time limit of a connection.
+#[derive(Clone, Copy)]
+struct Limit {
+    deadline: Instant,
+    length: Duration,
+}
+
+impl Limit {
+    /// Returns the time that is left.
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+}
+
+enum Socket {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+fn connect(uri: &NbdUri, limit: Limit) -> Result<Dialed, OpenError> {
+    let address = uri.address.to_string();
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+            OpenError::TimedOut { address: address.clone(), seconds: limit.length.as_secs() }
+        }
+        _ => OpenError::Unreachable { address: address.clone(), source },
+    };
+    let socket = connect_socket(&uri.address, limit).map_err(failed)?;
+    let mut dialog = Dialog { socket, limit, address: address.clone() };
+    let (style, has_extents, facts) = dialog.handshake(&uri.export)?;
+    let socket = match dialog.socket {
+        Socket::Unix(socket) => OwnedFd::from(socket),
+        Socket::Tcp(socket) => OwnedFd::from(socket),
+    };
+    Ok(Dialed { socket, style, has_extents, facts })
+}
+
+fn connect_socket(address: &Address, limit: Limit) -> io::Result<Socket> {
+    match address {
+        Address::Unix(path) => UnixStream::connect(path).map(Socket::Unix),
+        Address::Tcp(host, port) => {
+            let mut last = io::Error::from(io::ErrorKind::NotFound);
+            for address in (host.as_str(), *port).to_socket_addrs()? {
+                match TcpStream::connect_timeout(&address, limit.left()?) {
+                    Ok(socket) => {
+                        socket.set_nodelay(true)?;
+                        return Ok(Socket::Tcp(socket));
+                    }
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        }
+    }
+}
+
+/// A handshake.
+struct Dialog {
+    socket: Socket,
+    limit: Limit,
+    address: String,
+}
+
+impl Dialog {
+    fn handshake(&mut self, export: &[u8]) -> Result<(ReplyStyle, bool, ExportFacts), OpenError> {
+        let greeting: [u8; 16] = self.receive()?;
+        let magic = |at: usize| u64::from_be_bytes(greeting[at..at + 8].try_into().unwrap_or_default());
+        match (magic(0), magic(8)) {
+            (INIT_MAGIC, OPTION_MAGIC) => {}
+            (INIT_MAGIC, OLDSTYLE_MAGIC) => return Err(OpenError::Dialect("the server speaks only oldstyle NBD")),
+            _ => return Err(OpenError::Dialect("the server speaks no NBD")),
+        }
+        let offered = u16::from_be_bytes(self.receive()?);
+        if offered & handshake_flag::FIXED_NEWSTYLE == 0 {
+            return Err(OpenError::Dialect("the server does not speak fixed newstyle NBD"));
+        }
+        let flags = offered & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+        self.send(&u32::from(flags).to_be_bytes())?;
+        let style = self.negotiate_style()?;
+        let has_extents = style != ReplyStyle::Simple && self.negotiate_extents(export)?;
+        let wanted = go_data(export, &[info::BLOCK_SIZE]);
+        self.send(&option_bytes(option::GO, &wanted))?;
+        let facts = match self.replies_to_go(export)? {
+            Some(facts) => facts,
+            None => self.export_name(export, flags & handshake_flag::NO_ZEROES != 0)?,
+        };
+        Ok((style, has_extents, facts))
+    }
+
+    /// Asks for extended headers, then for structured replies.
+    fn negotiate_style(&mut self) -> Result<ReplyStyle, OpenError> {
+        let asked =
+            [(option::EXTENDED_HEADERS, ReplyStyle::Extended), (option::STRUCTURED_REPLY, ReplyStyle::Structured)];
+        for (number, style) in asked {
+            self.send(&option_bytes(number, &[]))?;
+            let (reply, _) = self.option_reply(number)?;
+            match reply.kind {
+                option_reply::ACK => return Ok(style),
+                option_reply::ERR_TLS_REQD => return Err(OpenError::TlsRequired),
+                kind if is_error(kind) => {}
+                _ => return Err(OpenError::Protocol(BadReply::Unfit)),
+            }
+        }
+        Ok(ReplyStyle::Simple)
+    }
+
+    /// Asks for `base:allocation`, and returns whether the server has it.
+    fn negotiate_extents(&mut self, export: &[u8]) -> Result<bool, OpenError> {
+        let number = option::SET_META_CONTEXT;
+        self.send(&option_bytes(number, &context_data(export, BASE_ALLOCATION.as_bytes())))?;
+        let mut found = false;
+        for _ in 0..MAX_REPLIES {
+            let (reply, data) = self.option_reply(number)?;
+            match reply.kind {
+                option_reply::ACK => return Ok(found),
+                option_reply::META_CONTEXT => found |= data.get(4..) == Some(BASE_ALLOCATION.as_bytes()),
+                option_reply::ERR_TLS_REQD => return Err(OpenError::TlsRequired),
+                kind if is_error(kind) => return Ok(false),
+                _ => return Err(OpenError::Protocol(BadReply::Unfit)),
+            }
+        }
+        Err(OpenError::Protocol(BadReply::Unfit))
+    }
+
+    /// Receives the replies to GO. `None`: the server does not know it.
+    fn replies_to_go(&mut self, export: &[u8]) -> Result<Option<ExportFacts>, OpenError> {
+        let (mut size, mut blocks) = (None, [1, 4096, MAX_PAYLOAD]);
+        for _ in 0..MAX_REPLIES {
+            let (reply, data) = self.option_reply(option::GO)?;
+            match reply.kind {
+                option_reply::ACK => {
+                    let (size, flags) = size.ok_or(OpenError::Protocol(BadReply::Unfit))?;
+                    return facts(size, flags, blocks).map(Some);
+                }
+                option_reply::INFO => {
+                    size = parse_export(&data).or(size);
+                    blocks = parse_block_size(&data).map_err(OpenError::Protocol)?.unwrap_or(blocks);
+                }
+                option_reply::ERR_UNSUP => return Ok(None),
+                option_reply::ERR_UNKNOWN => {
+                    return Err(OpenError::UnknownExport(String::from_utf8_lossy(export).into_owned()));
+                }
+                option_reply::ERR_TLS_REQD => return Err(OpenError::TlsRequired),
+                kind if is_error(kind) => return Err(OpenError::Refused(quoted(&data))),
+                _ => return Err(OpenError::Protocol(BadReply::Unfit)),
+            }
+        }
+        Err(OpenError::Protocol(BadReply::Unfit))
+    }
+
+    /// Opens the export with the older option, whose only refusal is the end of the connection.
+    fn export_name(&mut self, export: &[u8], no_zeroes: bool) -> Result<ExportFacts, OpenError> {
+        self.send(&option_bytes(option::EXPORT_NAME, export))?;
+        let size = match self.receive::<8>() {
+            Err(OpenError::Closed { .. }) => {
+                return Err(OpenError::UnknownExport(String::from_utf8_lossy(export).into_owned()));
+            }
+            size => u64::from_be_bytes(size?),
+        };
+        let flags = u16::from_be_bytes(self.receive()?);
+        if !no_zeroes {
+            self.receive::<124>()?;
+        }
+        facts(size, flags, [1, 4096, MAX_PAYLOAD])
+    }
+
+    fn option_reply(&mut self, number: u32) -> Result<(OptionReply, Vec<u8>), OpenError> {
+        let head = OptionReply::parse(&self.receive()?).filter(|reply| reply.option == number);
+        let head = head.ok_or(OpenError::Protocol(BadReply::Unfit))?;
+        let mut data = vec![0; head.len];
+        self.fill(&mut data)?;
+        Ok((head, data))
+    }
+
+    fn receive<const N: usize>(&mut self) -> Result<[u8; N], OpenError> {
+        let mut bytes = [0; N];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn fill(&mut self, mut into: &mut [u8]) -> Result<(), OpenError> {
+        while !into.is_empty() {
+            let received = self.limit.left().and_then(|left| match &mut self.socket {
+                Socket::Unix(socket) => socket.set_read_timeout(Some(left)).and_then(|()| socket.read(into)),
+                Socket::Tcp(socket) => socket.set_read_timeout(Some(left)).and_then(|()| socket.read(into)),
+            });
+            match received {
+                Ok(0) => return Err(OpenError::Closed { address: self.address.clone() }),
+                Ok(len) => into = &mut into[len..],
+                Err(error) => self.check(error)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, mut bytes: &[u8]) -> Result<(), OpenError> {
+        while !bytes.is_empty() {
+            let sent = self.limit.left().and_then(|left| match &mut self.socket {
+                Socket::Unix(socket) => socket.set_write_timeout(Some(left)).and_then(|()| socket.write(bytes)),
+                Socket::Tcp(socket) => socket.set_write_timeout(Some(left)).and_then(|()| socket.write(bytes)),
+            });
+            match sent {
+                Ok(len) => bytes = &bytes[len..],
+                Err(error) => self.check(error)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the error of the handshake, unless a call is to be repeated.
+    fn check(&self, error: io::Error) -> Result<(), OpenError> {
+        let address = self.address.clone();
+        match error.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                Err(OpenError::TimedOut { address, seconds: self.limit.length.as_secs() })
+            }
+            _ => Err(OpenError::Closed { address }),
+        }
+    }
+}
+
+fn is_error(kind: u32) -> bool {
+    kind & (1 << 31) != 0
+}
+
+/// Returns the facts of an export, with the payload that is used.
+fn facts(size: u64, flags: u16, [min_block, _, max_block]: [u32; 3]) -> Result<ExportFacts, OpenError> {
+    if size > i64::MAX as u64 {
+        return Err(OpenError::Dialect("the server states a size of more than 2^63 bytes"));
+    }
+    let flags = if flags & transmission_flag::HAS_FLAGS == 0 { 0 } else { flags };
+    let max_payload = max_block.min(MAX_PAYLOAD) / min_block * min_block;
+    Ok(ExportFacts { size, flags, min_block, max_payload })
+}
+
+/// Returns the beginning of a server's text in a form that a terminal can show.
+fn quoted(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&text[..text.len().min(MAX_TEXT)]);
+    let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    if text.is_empty() { String::new() } else { format!(": {text}") }
+}

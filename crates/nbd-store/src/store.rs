@@ -1,0 +1,303 @@
+//! The store as the engine uses it, and the queue to its thread.
+
+use crate::dial::{Dialed, OpenError, dial};
+use crate::driver::Driver;
+use crate::job::{Job, Kind, Owner};
+use crate::options::{ExportFacts, StoreOptions};
+use crate::uri::NbdUri;
+use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
+use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
+use inlock_frontend::nbd::protocol::{STATE_HOLE, transmission_flag};
+use rustix::event::EventfdFlags;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Longest wait for extents, which a worker may ask for. Without an answer the range counts as allocated.
+const EXTENTS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest read or write of a caller that blocks, in bytes: a multiple of every block size.
+const MAX_CALL: u32 = 1 << 20;
+/// Longest range of one query of extents, in bytes: a multiple of every block size.
+const MAX_QUERY: u64 = 1 << 30;
+
+/// An export of an NBD server.
+///
+/// Clones of its `Arc` share the connections. Dropping the last one disconnects.
+pub struct NbdStore {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    facts: ExportFacts,
+    read_only: bool,
+    has_extents: bool,
+    /// Serializes writes of parts of a server's blocks.
+    edges: Mutex<()>,
+}
+
+/// State that the store shares with its thread, and with the one that connects.
+pub(crate) struct Shared {
+    pub(crate) uri: NbdUri,
+    pub(crate) options: StoreOptions,
+    inbox: Mutex<Inbox>,
+    waker: OwnedFd,
+}
+
+/// Messages to the store's thread.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    pub(crate) jobs: VecDeque<Job>,
+    pub(crate) dialed: Option<Result<Vec<Dialed>, OpenError>>,
+    pub(crate) aborted: bool,
+    pub(crate) closed: bool,
+}
+
+impl Shared {
+    pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the current or the next wait of the thread.
+    fn wake(&self) {
+        // The counter would only overflow after 2^64 - 1 unread wakes, and is readable then.
+        let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
+    }
+
+    /// Returns the descriptor that is readable when the thread is to wake up.
+    pub(crate) fn waker(&self) -> &OwnedFd {
+        &self.waker
+    }
+
+    pub(crate) fn clear_waker(&self) {
+        let _ = rustix::io::read(&self.waker, &mut [0u8; 8]);
+    }
+
+    /// Starts a thread that connects. The result comes into the inbox.
+    pub(crate) fn connect(self: &Arc<Self>) {
+        let shared = Arc::clone(self);
+        let connect = move || {
+            let dialed = dial(&shared.uri, &shared.options);
+            shared.inbox().dialed = Some(dialed);
+            shared.wake();
+        };
+        if let Err(source) = std::thread::Builder::new().name("inlock-dial".to_owned()).spawn(connect) {
+            let error = OpenError::Unreachable { address: self.uri.address.to_string(), source };
+            self.inbox().dialed = Some(Err(error));
+        }
+    }
+
+    /// Reports an event to a person.
+    pub(crate) fn notify(&self, event: &str) {
+        if let Some(notify) = self.options.notify {
+            notify(self.uri.as_str(), event);
+        }
+    }
+
+    fn push(&self, job: Job) {
+        let mut inbox = self.inbox();
+        if inbox.closed {
+            // The thread has ended: a dropped job has failed.
+            return;
+        }
+        let is_first = inbox.jobs.is_empty();
+        inbox.jobs.push_back(job);
+        drop(inbox);
+        if is_first {
+            self.wake();
+        }
+    }
+}
+
+impl NbdStore {
+    /// Connects to the server, and starts the store's thread. Blocks, at most as long as the options allow.
+    ///
+    /// # Errors
+    ///
+    /// The server cannot be reached, refuses, does not have the export, or speaks another protocol.
+    pub fn open(uri: &NbdUri, options: &StoreOptions, read_only: bool) -> Result<Self, OpenError> {
+        let (sender, receiver) = channel();
+        let (dialed_uri, dialed_options) = (uri.clone(), options.clone());
+        let unreachable = |source| OpenError::Unreachable { address: uri.address.to_string(), source };
+        // A name service, and a socket whose queue is full, may block for longer.
+        std::thread::Builder::new()
+            .name("inlock-dial".to_owned())
+            .spawn(move || sender.send(dial(&dialed_uri, &dialed_options)))
+            .map_err(unreachable)?;
+        let timed_out =
+            || OpenError::TimedOut { address: uri.address.to_string(), seconds: options.connect_timeout.as_secs() };
+        // `dial` keeps the same limit, and says more.
+        let dialed = match receiver.recv_timeout(options.connect_timeout + Duration::from_millis(200)) {
+            Ok(dialed) => dialed?,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Err(timed_out()),
+        };
+        let facts = dialed[0].facts;
+        let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let shared = Arc::new(Shared {
+            uri: uri.clone(),
+            options: options.clone(),
+            inbox: Mutex::default(),
+            waker: waker.map_err(|error| unreachable(error.into()))?,
+        });
+        let has_extents = dialed[0].has_extents;
+        let driver = Driver::new(Arc::clone(&shared), facts, dialed);
+        let thread = std::thread::Builder::new().name("inlock-nbd".to_owned()).spawn(move || driver.run());
+        let thread = Some(thread.map_err(unreachable)?);
+        let read_only = read_only || facts.is_read_only();
+        Ok(Self { shared, thread, facts, read_only, has_extents, edges: Mutex::default() })
+    }
+
+    /// Returns the facts of the export.
+    pub fn facts(&self) -> &ExportFacts {
+        &self.facts
+    }
+
+    /// Returns the URI of the export.
+    pub fn uri(&self) -> &NbdUri {
+        &self.shared.uri
+    }
+
+    /// Returns whether the server can put writes on stable storage.
+    pub fn can_flush(&self) -> bool {
+        self.facts.has(transmission_flag::SEND_FLUSH)
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.shared.options.store_timeout
+    }
+
+    /// Returns the whole blocks of the server around a range within the export; `None` if it is made of such.
+    fn blocks_around(&self, offset: u64, len: usize) -> Option<(u64, usize)> {
+        let block = u64::from(self.facts.min_block);
+        let end = offset.saturating_add(len as u64);
+        if offset.is_multiple_of(block) && end.is_multiple_of(block) {
+            return None;
+        }
+        let start = offset / block * block;
+        let end = end.checked_next_multiple_of(block)?.min(self.facts.size);
+        Some((start, usize::try_from(end.saturating_sub(start)).ok()?))
+    }
+}
+
+impl AsyncStore for NbdStore {
+    fn start(&self, pending: Pending) {
+        // An unknown operation is dropped, and so has failed.
+        if let Some(job) = Job::of(pending, self.deadline()) {
+            self.shared.push(job);
+        }
+    }
+
+    fn abort(&self) {
+        self.shared.inbox().aborted = true;
+        self.shared.wake();
+    }
+}
+
+impl BackingStore for NbdStore {
+    fn geometry(&self) -> Geometry {
+        let geometry = if self.read_only { Geometry::new_read_only } else { Geometry::new };
+        geometry(self.facts.size)
+    }
+
+    fn asynchronous(&self) -> Option<&dyn AsyncStore> {
+        Some(self)
+    }
+
+    fn profile(&self) -> StoreProfile {
+        let mut profile = StoreProfile::default();
+        // The protocol makes a FUA write's reply one about that write.
+        profile.has_native_fua = self.facts.has(transmission_flag::SEND_FUA);
+        profile
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        // A call is one request, whose memory is no longer than what it moves.
+        let most = self.facts.size.saturating_sub(offset).min(MAX_CALL.min(self.facts.max_payload).into());
+        let len = data.len().min(most as usize);
+        let Some((start, whole)) = self.blocks_around(offset, len) else {
+            return asynchronous::read_at(self, &mut data[..len], offset);
+        };
+        let mut blocks = vec![0; whole.min(self.facts.max_payload as usize)];
+        let read = asynchronous::read_at(self, &mut blocks, start)?;
+        let skip = (offset - start) as usize;
+        let len = len.min(read.saturating_sub(skip));
+        data[..len].copy_from_slice(&blocks[skip..skip + len]);
+        Ok(len)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        if self.read_only {
+            return Err(Errno::ROFS);
+        }
+        let data = &data[..data.len().min(MAX_CALL.min(self.facts.max_payload) as usize)];
+        let Some((start, whole)) = self.blocks_around(offset, data.len()) else {
+            return asynchronous::write_at(self, data, offset, false);
+        };
+        // A part of a block: read it, change it, write it.
+        let _edges = self.edges.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blocks = vec![0; whole.min(self.facts.max_payload as usize)];
+        inlock_engine::store::read_all(self, &mut blocks, start)?;
+        let skip = (offset - start) as usize;
+        let len = data.len().min(blocks.len().saturating_sub(skip));
+        blocks[skip..skip + len].copy_from_slice(&data[..len]);
+        let mut written = 0;
+        while written < blocks.len() {
+            match asynchronous::write_at(self, &blocks[written..], start + written as u64, false)? {
+                0 => return Err(Errno::IO),
+                more => written += more,
+            }
+        }
+        Ok(len)
+    }
+
+    fn write_fua_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        if self.read_only {
+            return Err(Errno::ROFS);
+        }
+        asynchronous::write_at(self, data, offset, true)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        asynchronous::sync(self)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        if self.read_only {
+            return Err(Errno::ROFS);
+        }
+        asynchronous::discard(self, offset, len)
+    }
+
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        let unknown = Ok(BlockStatus::allocated(offset, len));
+        let asked = len.min(MAX_QUERY);
+        if !self.has_extents || asked == 0 || self.blocks_around(offset, asked as usize).is_some() {
+            return unknown;
+        }
+        let (sender, receiver) = channel();
+        let deadline = self.deadline().min(Instant::now() + EXTENTS_TIMEOUT);
+        self.shared.push(Job::new(Kind::Extents, Owner::Query(sender), offset, asked, deadline));
+        match receiver.recv_timeout(EXTENTS_TIMEOUT) {
+            Ok((found, flags)) if flags & u64::from(STATE_HOLE) != 0 => Ok(BlockStatus::hole(offset, found.min(asked))),
+            Ok((found, _)) => Ok(BlockStatus::allocated(offset, found.min(asked))),
+            Err(_) => unknown,
+        }
+    }
+}
+
+impl Drop for NbdStore {
+    fn drop(&mut self) {
+        self.shared.inbox().closed = true;
+        self.shared.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has failed its requests.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for NbdStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "NbdStore({}, {} bytes)", self.shared.uri, self.facts.size)
+    }
+}

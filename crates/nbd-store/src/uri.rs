@@ -1,0 +1,242 @@
+//! NBD URIs: `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+/// Port of NBD servers.
+const PORT: u16 = 10809;
+
+/// Longest name of an export in the protocol.
+const MAX_NAME: usize = 4096;
+
+/// Location of an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdUri {
+    pub(crate) address: Address,
+    pub(crate) export: Vec<u8>,
+    text: String,
+}
+
+/// Address of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Address {
+    Unix(PathBuf),
+    Tcp(String, u16),
+}
+
+/// Reason why a text is no usable NBD URI.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UriError {
+    /// TLS.
+    #[error("TLS is not supported")]
+    Tls,
+    /// Another transport.
+    #[error("the transport {0} is not supported")]
+    Transport(String),
+    /// No `//` behind the scheme.
+    #[error("// is missing behind {0}")]
+    Slashes(String),
+    /// No host.
+    #[error("the host is missing")]
+    NoHost,
+    /// A host with `nbd+unix`.
+    #[error("a unix socket has no host; write nbd+unix:///EXPORT?socket=PATH")]
+    Host,
+    /// No path of a socket.
+    #[error("?socket=PATH is missing")]
+    NoSocket,
+    /// A user name, which NBD does not have.
+    #[error("NBD has no user names")]
+    User,
+    /// A port that is no number from 1 to 65535.
+    #[error("the port '{0}' is no number from 1 to 65535")]
+    Port(String),
+    /// An unknown parameter.
+    #[error("the parameter '{0}' is unknown")]
+    Parameter(String),
+    /// `%` without two hexadecimal digits, or a zero byte.
+    #[error("'{0}' has an invalid percent-encoding")]
+    Encoding(String),
+    /// The name of the export is too long.
+    #[error("the name of the export is longer than {MAX_NAME} bytes")]
+    Name,
+}
+
+impl NbdUri {
+    /// Returns whether `text` has a scheme of NBD, so that it names no file.
+    pub fn is_uri(text: &str) -> bool {
+        let scheme = text.split_once(':').map_or("", |(scheme, _)| scheme);
+        matches!(scheme.split('+').next(), Some("nbd" | "nbds"))
+    }
+
+    /// Parses a URI.
+    ///
+    /// # Errors
+    /// It is malformed, or uses what is not supported.
+    pub fn parse(text: &str) -> Result<Self, UriError> {
+        let (scheme, rest) = text.split_once(':').unwrap_or((text, ""));
+        if scheme == "nbds" || scheme.starts_with("nbds+") {
+            return Err(UriError::Tls);
+        }
+        if scheme != "nbd" && scheme != "nbd+unix" {
+            return Err(UriError::Transport(scheme.to_owned()));
+        }
+        let rest = rest.strip_prefix("//").ok_or_else(|| UriError::Slashes(format!("{scheme}:")))?;
+        let rest = rest.split_once('#').map_or(rest, |(rest, _)| rest);
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if authority.contains('@') {
+            return Err(UriError::User);
+        }
+        let mut socket = None;
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            match parameter.split_once('=') {
+                Some(("socket", path)) => socket = Some(decode(path)?),
+                Some((name, _)) if name.starts_with("tls") => return Err(UriError::Tls),
+                _ => return Err(UriError::Parameter(parameter.to_owned())),
+            }
+        }
+        let address = match (scheme, socket) {
+            ("nbd+unix", Some(path)) if authority.is_empty() && !path.is_empty() => {
+                Address::Unix(OsString::from_vec(path).into())
+            }
+            ("nbd+unix", Some(_)) if !authority.is_empty() => return Err(UriError::Host),
+            ("nbd+unix", _) => return Err(UriError::NoSocket),
+            (_, Some(_)) => return Err(UriError::Parameter("socket".to_owned())),
+            (_, None) => tcp(authority)?,
+        };
+        let export = decode(path)?;
+        if export.len() > MAX_NAME {
+            return Err(UriError::Name);
+        }
+        Ok(Self { address, export, text: text.to_owned() })
+    }
+
+    /// Returns the name of the export for messages.
+    pub fn export_name(&self) -> String {
+        String::from_utf8_lossy(&self.export).into_owned()
+    }
+
+    /// Returns the URI as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Display for NbdUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => path.display().fmt(f),
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+fn tcp(authority: &str) -> Result<Address, UriError> {
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').ok_or(UriError::NoHost)?,
+        None => authority.find(':').map_or((authority, ""), |colon| authority.split_at(colon)),
+    };
+    if host.is_empty() {
+        return Err(UriError::NoHost);
+    }
+    let port = match port.strip_prefix(':') {
+        None if port.is_empty() => PORT,
+        Some("") => PORT,
+        Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => match digits.parse() {
+            Ok(port) if port > 0 => port,
+            _ => return Err(UriError::Port(digits.to_owned())),
+        },
+        _ => return Err(UriError::Port(port.trim_start_matches(':').to_owned())),
+    };
+    let host = String::from_utf8(decode(host)?).map_err(|_| UriError::NoHost)?;
+    Ok(Address::Tcp(host, port))
+}
+
+/// Decodes `%XX`.
+fn decode(text: &str) -> Result<Vec<u8>, UriError> {
+    let invalid = || UriError::Encoding(text.to_owned());
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        let byte = match byte {
+            b'%' => {
+                let mut digit = || bytes.next().and_then(|byte| char::from(byte).to_digit(16)).ok_or_else(invalid);
+                (digit()? * 16 + digit()?) as u8
+            }
+            byte => byte,
+        };
+        if byte == 0 {
+            return Err(invalid());
+        }
+        decoded.push(byte);
+    }
+    Ok(decoded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uri_gives_address_and_export() {
+        let tcp = |host: &str, port| Address::Tcp(host.to_owned(), port);
+        for (text, address, export) in [
+            ("nbd://host", tcp("host", 10809), ""),
+            ("nbd://host/", tcp("host", 10809), ""),
+            ("nbd://host:7/disk", tcp("host", 7), "disk"),
+            ("nbd://host:/disk", tcp("host", 10809), "disk"),
+            ("nbd://[::1]:9/a/b", tcp("::1", 9), "a/b"),
+            ("nbd://[::1]//a", tcp("::1", 10809), "/a"),
+            ("nbd://127.0.0.1/a%20b#fragment", tcp("127.0.0.1", 10809), "a b"),
+            ("nbd+unix:///?socket=/run/s", Address::Unix("/run/s".into()), ""),
+            ("nbd+unix:///disk?socket=s%3F", Address::Unix("s?".into()), "disk"),
+        ] {
+            let uri = NbdUri::parse(text).unwrap();
+            assert_eq!((uri.address.clone(), uri.export_name()), (address, export.to_owned()), "{text}");
+            assert!(NbdUri::is_uri(text) && uri.as_str() == text);
+        }
+    }
+
+    #[test]
+    fn unusable_uri_is_refused_with_its_reason() {
+        for (text, error) in [
+            ("nbds://host/", UriError::Tls),
+            ("nbds+unix:///?socket=s", UriError::Tls),
+            ("nbd://host/?tls-certificates=d", UriError::Tls),
+            ("nbd+vsock://2/", UriError::Transport("nbd+vsock".to_owned())),
+            ("nbd:host:7", UriError::Slashes("nbd:".to_owned())),
+            ("nbd+unix:/s", UriError::Slashes("nbd+unix:".to_owned())),
+            ("nbd:///disk", UriError::NoHost),
+            ("nbd://[::1/", UriError::NoHost),
+            ("nbd://me@host/", UriError::User),
+            ("nbd://host:0/", UriError::Port("0".to_owned())),
+            ("nbd://host:70000/", UriError::Port("70000".to_owned())),
+            ("nbd://host:x/", UriError::Port("x".to_owned())),
+            ("nbd://host/?socket=s", UriError::Parameter("socket".to_owned())),
+            ("nbd://host/?x=1", UriError::Parameter("x=1".to_owned())),
+            ("nbd+unix:///", UriError::NoSocket),
+            ("nbd+unix:///?socket=", UriError::NoSocket),
+            ("nbd+unix://host/?socket=s", UriError::Host),
+            ("nbd://host/%4", UriError::Encoding("%4".to_owned())),
+            ("nbd://host/%00", UriError::Encoding("%00".to_owned())),
+        ] {
+            assert!(NbdUri::is_uri(text));
+            assert_eq!(NbdUri::parse(text), Err(error), "{text}");
+        }
+        assert_eq!(NbdUri::parse(&format!("nbd://h/{}", "x".repeat(4097))), Err(UriError::Name));
+        for file in ["disk.img", "./nbd:x", "/dev/nbd0", "nbd", "nbdx://y"] {
+            assert!(!NbdUri::is_uri(file), "{file}");
+        }
+    }
+}

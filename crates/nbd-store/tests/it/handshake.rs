@@ -1,0 +1,190 @@
+//! Handshakes: dialects that work, and servers that lie, refuse or stall.
+
+use crate::fake::{After, FLAGS, Facts, Fake, SIZE, Style, block_info, export, quick, reply};
+use inlock_engine::BackingStore;
+use inlock_engine::store::{read_all, write_all};
+use inlock_nbd_store::{NbdStore, NbdUri, OpenError};
+use inlock_tests::nbd::{magic, option, option_reply};
+use inlock_tests::report::count;
+use std::io::Write;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+/// Every dialect gives the same bytes, and extents where it has them.
+#[test]
+fn every_dialect_reads_writes_and_flushes() {
+    let base = Facts::default();
+    let dialects = [
+        ("simple", Facts { style: Style::Simple, ..base.clone() }, false),
+        ("structured", base.clone(), true),
+        ("extended", Facts { style: Style::Extended, ..base.clone() }, true),
+        ("without GO", Facts { knows_go: false, ..base.clone() }, true),
+        ("blocks of 512", Facts { blocks: Some([512, 4096, 65536]), ..base.clone() }, true),
+        ("blocks of 4096", Facts { blocks: Some([4096, 4096, 8192]), ..base.clone() }, true),
+        ("several connections", Facts { flags: FLAGS | crate::fake::MULTI_CONN, ..base.clone() }, true),
+        ("without FUA", Facts { flags: 1 | 4, ..base }, true),
+    ];
+    for (name, facts, has_extents) in dialects {
+        let fake = Fake::start(facts);
+        let before = fake.disk().cached.clone();
+        let store = fake.open(&quick()).unwrap();
+        assert_eq!(store.geometry().len, SIZE as u64, "{name}");
+        // Also parts of blocks, as headers have them.
+        for (offset, len) in [(0, 4096), (4096, 100_000), (100, 5000), (SIZE - 592, 592), (12_288, 1)] {
+            let mut bytes = vec![0; len];
+            read_all(&store, &mut bytes, offset as u64).unwrap();
+            assert!(bytes == before[offset..offset + len], "{name}: {len} bytes at {offset}");
+        }
+        let mut expected = before;
+        for (offset, len, byte) in [(8192, 4096, 1), (20_000, 3, 2), (65_000, 70_000, 3), (SIZE - 10, 10, 4)] {
+            write_all(&store, &vec![byte; len], offset as u64).unwrap();
+            expected[offset..offset + len].fill(byte);
+        }
+        store.sync().unwrap();
+        assert!(fake.disk().stable == expected, "{name}");
+        assert_eq!(store.read_at(&mut [0; 10], SIZE as u64), Ok(0), "{name}: at the end");
+        let found = store.block_status(0, SIZE as u64).unwrap();
+        assert_eq!((found.hole, found.len), if has_extents { (true, SIZE as u64 / 2) } else { (false, SIZE as u64) });
+        assert!(!store.block_status(SIZE as u64 / 2, 4096).unwrap().hole);
+        drop(store);
+    }
+}
+
+/// Answers before the options.
+const GREETINGS: [(&str, &[u8], &str); 5] = [
+    ("no NBD", b"SSH-2.0-OpenSSH_9.2p1\r\n", "the server speaks no NBD"),
+    ("oldstyle", b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53", "only oldstyle"),
+    ("not fixed", b"NBDMAGICIHAVEOPT\x00\x00", "does not speak fixed newstyle"),
+    ("closed at once", b"", "closed the connection"),
+    ("closed within the greeting", b"NBDMAGICIHAVE", "closed the connection"),
+];
+
+type Case = (&'static str, fn(&mut UnixStream, u32) -> Option<After>, &'static str);
+
+fn at_go(client: &mut UnixStream, number: u32, replies: &[(u32, &[u8])]) -> Option<After> {
+    if number != option::GO {
+        return None;
+    }
+    // The client may have left already.
+    replies.iter().for_each(|(kind, data)| drop(reply(client, number, *kind, data)));
+    Some(After::Stall)
+}
+
+fn blocks_of(client: &mut UnixStream, number: u32, blocks: [u32; 3]) -> Option<After> {
+    let info = (option_reply::INFO, &export(SIZE as u64, FLAGS)[..]);
+    at_go(client, number, &[info, (option_reply::INFO, &block_info(blocks)), (option_reply::ACK, &[])])
+}
+
+/// Answers to options.
+const CASES: [Case; 22] = [
+    ("wrong option reply magic", |c, _| c.write_all(&[7; 20]).map(|()| After::Stall).ok(), "violates the protocol"),
+    ("reply to another option", |c, n| reply(c, n + 1, 1, &[]).map(|()| After::Stall).ok(), "violates the protocol"),
+    (
+        "option reply of 4 GiB",
+        |c, n| {
+            let head = [&magic::OPTION_REPLY.to_be_bytes()[..], &n.to_be_bytes(), &[0, 0, 0, 1], &[255; 4]].concat();
+            c.write_all(&head).map(|()| After::Stall).ok()
+        },
+        "violates the protocol",
+    ),
+    (
+        "information as a reply to a style",
+        |c, n| reply(c, n, option_reply::INFO, &[]).map(|()| After::Stall).ok(),
+        "violates the protocol",
+    ),
+    ("TLS required at once", |c, n| reply(c, n, 1 << 31 | 5, &[]).map(|()| After::GoOn).ok(), "requires TLS"),
+    ("TLS required for the export", |c, n| at_go(c, n, &[(1 << 31 | 5, &[])]), "requires TLS"),
+    ("unknown export", |c, n| at_go(c, n, &[(option_reply::ERR_UNKNOWN, &[])]), "the server has no export ''"),
+    (
+        "policy with a text",
+        |c, n| at_go(c, n, &[(option_reply::ERR_POLICY, b"not\x1b[2J you")]),
+        "refuses the export: not?[2J you",
+    ),
+    ("shutting down", |c, n| at_go(c, n, &[(1 << 31 | 7, &[])]), "refuses the export"),
+    ("acknowledged without facts", |c, n| at_go(c, n, &[(option_reply::ACK, &[])]), "violates the protocol"),
+    (
+        "facts that are too short",
+        |c, n| at_go(c, n, &[(option_reply::INFO, &[0, 0, 1]), (option_reply::ACK, &[])]),
+        "violates the protocol",
+    ),
+    (
+        "endless information",
+        |c, n| {
+            if n != option::GO {
+                return None;
+            }
+            while reply(c, n, option_reply::INFO, &[0, 9, 9]).is_ok() {}
+            Some(After::Close)
+        },
+        "violates the protocol",
+    ),
+    (
+        "endless contexts",
+        |c, n| {
+            if n != option::SET_META_CONTEXT {
+                return None;
+            }
+            while reply(c, n, option_reply::META_CONTEXT, b"\0\0\0\x01base:allocation").is_ok() {}
+            Some(After::Close)
+        },
+        "violates the protocol",
+    ),
+    ("least block 0", |c, n| blocks_of(c, n, [0, 512, 512]), "block sizes 0"),
+    ("least block 3", |c, n| blocks_of(c, n, [3, 512, 512]), "block sizes 3"),
+    ("least block too large", |c, n| blocks_of(c, n, [1 << 17, 1 << 17, 1 << 17]), "block sizes 131072"),
+    ("preferred below least", |c, n| blocks_of(c, n, [512, 256, 512]), "block sizes 512, 256"),
+    ("greatest no multiple", |c, n| blocks_of(c, n, [512, 512, 700]), "block sizes 512, 512 and 700"),
+    ("greatest below least", |c, n| blocks_of(c, n, [4096, 4096, 512]), "block sizes 4096"),
+    (
+        "size beyond 2^63",
+        |c, n| {
+            let info = (option_reply::INFO, &export(1 << 63, FLAGS)[..]);
+            at_go(c, n, &[info, (option_reply::ACK, &[])])
+        },
+        "more than 2^63",
+    ),
+    ("closed at GO", |_, n| (n == option::GO).then_some(After::Close), "closed the connection"),
+    ("stalled at GO", |_, n| (n == option::GO).then_some(After::Stall), "no answer from"),
+];
+
+/// Each fails with its reason within the time limit, and a store of the same process opens an honest server.
+#[test]
+fn hostile_handshake_fails_in_time_with_its_reason() {
+    let chain = |error: &OpenError| match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    };
+    let mut cases = 0;
+    let mut judge = |name: &str, uri: &NbdUri, reason: &str| {
+        let begun = Instant::now();
+        let error = NbdStore::open(uri, &quick(), false).map(drop).unwrap_err();
+        assert!(chain(&error).contains(reason), "{name}: {}", chain(&error));
+        assert!(begun.elapsed() < Duration::from_secs(3), "{name}: {:?}", begun.elapsed());
+        cases += 1;
+    };
+    for (name, greeting, reason) in GREETINGS {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = std::thread::spawn(move || {
+            let mut client = listener.accept().unwrap().0;
+            client.write_all(greeting).unwrap();
+        });
+        let uri = NbdUri::parse(&format!("nbd+unix:///?socket={}", socket.display())).unwrap();
+        judge(name, &uri, reason);
+        server.join().unwrap();
+    }
+    for (name, lie, reason) in CASES {
+        let fake = Fake::start(Facts { style: Style::Extended, option_lie: Some(lie), ..Facts::default() });
+        judge(name, &fake.uri(), reason);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let silent = dir.path().join("silent");
+    let _listener = UnixListener::bind(&silent).unwrap();
+    judge("silence", &NbdUri::parse(&format!("nbd+unix:///?socket={}", silent.display())).unwrap(), "no answer from");
+    judge("no server", &NbdUri::parse("nbd+unix:///?socket=/nowhere/s").unwrap(), "cannot connect to /nowhere/s");
+    judge("no listener", &NbdUri::parse("nbd://127.0.0.1:1/").unwrap(), "cannot connect to 127.0.0.1:1");
+    count("nbd_store_hostile_handshakes", cases);
+    assert!(cases >= 30);
+    Fake::start(Facts::default()).open(&quick()).unwrap();
+}

@@ -1,0 +1,297 @@
+//! Servers that lie in the transmission phase: the connection is dropped, and the request made again or failed.
+
+use crate::fake::{After, Asked, FLAGS, Facts, Fake, Lie, SIZE, Style, quick};
+use inlock_engine::{BackingStore, BlockStatus, Errno};
+use inlock_tests::nbd::command;
+use inlock_tests::report::count;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// What the store has to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Expect {
+    /// The request succeeds over another connection.
+    Recovers,
+    /// The request fails, over the same connection.
+    Fails(Errno),
+    /// The request succeeds over the same connection.
+    Succeeds,
+    /// The request fails when its time is over, and the next one succeeds.
+    TimesOut,
+}
+use Expect::{Fails, Recovers, Succeeds, TimesOut};
+use Style::{Extended, Simple, Structured};
+
+struct Case {
+    name: &'static str,
+    style: Style,
+    /// Kind of the requests that get the lie.
+    kind: u16,
+    lie: Lie,
+    expect: Expect,
+}
+
+const fn case(name: &'static str, style: Style, kind: u16, lie: Lie, expect: Expect) -> Case {
+    Case { name, style, kind, lie, expect }
+}
+
+/// Sends bytes to a client that may have left.
+fn send(client: &mut UnixStream, bytes: &[u8], after: After) -> Option<After> {
+    let _ = client.write_all(bytes);
+    Some(after)
+}
+
+/// Sends bytes, and goes on as if they had been right.
+fn lie(client: &mut UnixStream, bytes: &[u8]) -> Option<After> {
+    send(client, bytes, After::Stall)
+}
+
+const READ: u16 = command::READ;
+const WRITE: u16 = command::WRITE;
+const FLUSH: u16 = command::FLUSH;
+const STATUS: u16 = command::BLOCK_STATUS;
+/// Offset and length of the requests.
+const AT: u64 = 8192;
+const LEN: usize = 4096;
+
+const CASES: [Case; 58] = [
+    case("wrong magic", Structured, READ, |c, _| lie(c, &[9; 20]), Recovers),
+    case("structured reply in a simple dialogue", Simple, READ, |c, a| lie(c, &a.chunk(0, true, &[])), Recovers),
+    case("compact reply in an extended dialogue", Extended, WRITE, |c, a| lie(c, &a.simple(0)), Recovers),
+    case("simple reply with the data of a structured read", Structured, READ, |c, a| lie(c, &a.simple(0)), Recovers),
+    case("cookie of no request", Simple, READ, |c, a| lie(c, &with_cookie(a, 77).simple(0)), Recovers),
+    case("cookie of no slot", Structured, READ, |c, a| lie(c, &with_cookie(a, 255).chunk(0, true, &[])), Recovers),
+    case("cookie 0", Extended, FLUSH, |c, a| lie(c, &with_cookie(a, 0).done()), Recovers),
+    case(
+        "cookie with another high half",
+        Structured,
+        READ,
+        |c, a| lie(c, &with_cookie(a, a.cookie ^ 1 << 40).data(AT, &[1; LEN], true)),
+        Recovers,
+    ),
+    case("reply twice", Structured, FLUSH, |c, a| lie(c, &[a.done(), a.done()].concat()), Succeeds),
+    case("unknown chunk", Structured, READ, |c, a| lie(c, &a.chunk(7, true, &[0; 8])), Recovers),
+    case("unknown chunk without end", Extended, READ, |c, a| lie(c, &a.head(99, false, 1 << 60)), Recovers),
+    case("empty chunk with bytes", Structured, READ, |c, a| lie(c, &a.chunk(0, true, &[1])), Recovers),
+    case("empty chunk that is not the last", Structured, READ, |c, a| lie(c, &a.chunk(0, false, &[])), Recovers),
+    case("no data", Structured, READ, |c, a| lie(c, &a.chunk(0, true, &[])), Recovers),
+    case("no data, extended", Extended, READ, |c, a| lie(c, &a.done()), Recovers),
+    case("data chunk without data", Structured, READ, |c, a| lie(c, &a.data(AT, &[], true)), Recovers),
+    case("data chunk without offset", Structured, READ, |c, a| lie(c, &a.chunk(1, true, &[0; 7])), Recovers),
+    case("data before the range", Structured, READ, |c, a| lie(c, &a.data(AT - 512, &[1; LEN], true)), Recovers),
+    case("data behind the range", Structured, READ, |c, a| lie(c, &a.data(AT + 512, &[1; LEN], true)), Recovers),
+    case("data elsewhere", Structured, READ, |c, a| lie(c, &a.data(0, &[1; 512], true)), Recovers),
+    case("data at the end of all offsets", Extended, READ, |c, a| lie(c, &a.data(u64::MAX, &[1; 512], true)), Recovers),
+    case("too much data", Structured, READ, |c, a| lie(c, &a.data(AT, &[1; LEN + 1], true)), Recovers),
+    case("chunk of 4 GiB", Structured, READ, |c, a| lie(c, &a.head(1, true, u32::MAX.into())), Recovers),
+    case("chunk of 2^63 bytes", Extended, READ, |c, a| lie(c, &a.head(1, true, 1 << 63)), Recovers),
+    case("half of the data", Structured, READ, |c, a| lie(c, &a.data(AT, &[1; LEN / 2], true)), Recovers),
+    case(
+        "all but one byte, in pieces",
+        Structured,
+        READ,
+        |c, a| lie(c, &[a.data(AT + 1, &[1; 2000], false), a.data(AT + 2001, &[1; 2095], true)].concat()),
+        Recovers,
+    ),
+    case(
+        "the same data twice",
+        Structured,
+        READ,
+        |c, a| lie(c, &[a.data(AT, &[1; 2048], false), a.data(AT, &[1; 2048], true)].concat()),
+        Recovers,
+    ),
+    case(
+        "overlapping data and hole",
+        Structured,
+        READ,
+        |c, a| lie(c, &[a.data(AT, &[1; 2048], false), a.hole(AT + 2047, 2049, true)].concat()),
+        Recovers,
+    ),
+    case(
+        "single bytes",
+        Structured,
+        READ,
+        |c, a| lie(c, &(0..2000).flat_map(|i| a.data(AT + 2 * i, &[1], false)).collect::<Vec<_>>()),
+        Recovers,
+    ),
+    case("hole behind the range", Structured, READ, |c, a| lie(c, &a.hole(AT + 4096, 4096, true)), Recovers),
+    case("hole that is too long", Structured, READ, |c, a| lie(c, &a.hole(AT, 1 << 30, true)), Recovers),
+    case("empty hole", Structured, READ, |c, a| lie(c, &a.hole(AT, 0, true)), Recovers),
+    case("hole with a wrong length", Structured, READ, |c, a| lie(c, &a.chunk(2, true, &[0; 13])), Recovers),
+    case(
+        "other offset repeated",
+        Extended,
+        READ,
+        |c, a| lie(c, &with_offset(a, 0).data(AT, &[1; LEN], true)),
+        Recovers,
+    ),
+    case("extents of a read", Structured, READ, |c, a| lie(c, &a.extent(4096, 0)), Recovers),
+    case("data of a write", Structured, WRITE, |c, a| lie(c, &a.data(AT, &[1; LEN], true)), Recovers),
+    case("hole of a flush", Structured, FLUSH, |c, a| lie(c, &a.hole(0, 512, true)), Recovers),
+    case("data of a flush", Extended, FLUSH, |c, a| lie(c, &a.data(0, &[1; 512], true)), Recovers),
+    case("error 0", Structured, READ, |c, a| lie(c, &a.chunk(1 << 15 | 1, true, &[0; 6])), Recovers),
+    case("error that is too short", Structured, READ, |c, a| lie(c, &a.chunk(1 << 15 | 1, true, &[0; 5])), Recovers),
+    case("error with a text of 4 GiB", Structured, READ, |c, a| lie(c, &a.head(1 << 15 | 1, true, 1 << 31)), Recovers),
+    case("garbage", Structured, WRITE, |c, _| lie(c, &[0xa5; 10_000]), Recovers),
+    case("end within a head", Structured, READ, |c, a| send(c, &a.head(1, true, 4104)[..11], After::Close), Recovers),
+    case(
+        "end within data",
+        Structured,
+        READ,
+        |c, a| send(c, &a.data(AT, &[1; LEN], true)[..2000], After::Close),
+        Recovers,
+    ),
+    case("end instead of a reply", Extended, WRITE, |c, _| send(c, &[], After::Close), Recovers),
+    case("server shutting down", Structured, WRITE, |c, a| send(c, &a.error(108), After::GoOn), Recovers),
+    case("silence", Structured, READ, |c, _| send(c, &[], After::Stall), TimesOut),
+    case("silence after a write", Structured, WRITE, |c, _| send(c, &[], After::Stall), TimesOut),
+    case("silence after a flush", Simple, FLUSH, |c, _| send(c, &[], After::Stall), TimesOut),
+    case("silence within data", Simple, READ, |c, a| lie(c, &[a.simple(0), vec![1; 100]].concat()), TimesOut),
+    case("silence within a head", Structured, READ, |c, a| lie(c, &a.head(1, true, 4104)[..13]), TimesOut),
+    case("EIO", Structured, READ, |c, a| send(c, &a.error(5), After::GoOn), Fails(Errno::IO)),
+    case("EPERM", Simple, READ, |c, a| send(c, &a.error(1), After::GoOn), Fails(Errno::PERM)),
+    case("ENOSPC", Extended, READ, |c, a| send(c, &a.error(28), After::GoOn), Fails(Errno::NOSPC)),
+    case("unknown error", Structured, READ, |c, a| send(c, &a.error(4), After::GoOn), Fails(Errno::IO)),
+    case(
+        "error after data",
+        Structured,
+        READ,
+        |c, a| send(c, &[a.data(AT, &[1; 512], false), a.error(5)].concat(), After::GoOn),
+        Fails(Errno::IO),
+    ),
+    case(
+        "unknown kind of error",
+        Structured,
+        READ,
+        |c, a| send(c, &a.chunk(1 << 15 | 99, true, &[0, 0, 0, 5, 0, 0]), After::GoOn),
+        Fails(Errno::IO),
+    ),
+    case(
+        "error without effect on the next",
+        Extended,
+        FLUSH,
+        |c, a| send(c, &a.error(5), After::GoOn),
+        Fails(Errno::IO),
+    ),
+];
+
+fn with_cookie(asked: &Asked, cookie: u64) -> Asked {
+    Asked { cookie, ..*asked }
+}
+
+fn with_offset(asked: &Asked, offset: u64) -> Asked {
+    Asked { offset, ..*asked }
+}
+
+fn run(Case { name, style, kind, lie, expect }: &Case) {
+    let fake = Fake::start(Facts { style: *style, lie: Some(*lie), lie_to: Some(*kind), ..Facts::default() });
+    let mut options = quick();
+    if *expect == TimesOut {
+        options.store_timeout = Duration::from_secs(1);
+    }
+    let store = fake.open(&options).unwrap();
+    let before = fake.disk().cached[AT as usize..][..LEN].to_vec();
+    let begun = Instant::now();
+    let ask = |store: &dyn BackingStore| match *kind {
+        READ => {
+            let mut bytes = vec![0; LEN];
+            let read = store.read_at(&mut bytes, AT);
+            assert!(read.is_err() || read == Ok(LEN) && bytes == before, "{name}: other data than the server's");
+            read.map(drop)
+        }
+        WRITE => store.write_at(&[3; LEN], AT).map(drop),
+        _ => store.sync(),
+    };
+    let result = ask(&store);
+    match expect {
+        Recovers | Succeeds => assert_eq!(result, Ok(()), "{name}"),
+        Fails(errno) => assert_eq!(result, Err(*errno), "{name}"),
+        TimesOut => assert_eq!(result, Err(Errno::IO), "{name}"),
+    }
+    if let Recovers | TimesOut = expect {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{name}: {:?}", begun.elapsed());
+        if *kind != FLUSH {
+            ask(&store).unwrap();
+        }
+        while fake.connections() < 2 {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{name}: the connection is kept");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    } else if *kind != FLUSH {
+        ask(&store).unwrap();
+        assert_eq!(fake.connections(), 1, "{name}: the connection is dropped");
+    }
+    if *kind == WRITE {
+        assert!(fake.disk().cached[AT as usize..][..LEN] == [3; LEN], "{name}");
+    }
+}
+
+#[test]
+fn lying_server_is_dropped_and_its_requests_made_again() {
+    for case in &CASES {
+        run(case);
+    }
+    count("nbd_store_hostile_cases", CASES.len());
+}
+
+#[test]
+fn hostile_cases_have_names_of_their_own() {
+    let mut names: Vec<_> = CASES.iter().map(|case| case.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), CASES.len());
+}
+
+/// Wrong answers about extents never make a hole of data, and never fail anything.
+#[test]
+fn lies_about_extents_leave_the_range_allocated() {
+    let lies: [(&str, Lie, bool); 6] = [
+        ("length 0", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(0, 3), After::Stall))?, false),
+        ("too long", |c, a| (a.kind == STATUS).then(|| send(c, &a.extent(1 << 31, 1), After::GoOn))?, true),
+        ("simple reply", |c, a| (a.kind == STATUS).then(|| send(c, &a.simple(0), After::Stall))?, false),
+        ("nothing", |c, a| (a.kind == STATUS).then(|| send(c, &a.chunk(0, true, &[]), After::Stall))?, false),
+        ("error", |c, a| (a.kind == STATUS).then(|| send(c, &a.error(22), After::GoOn))?, false),
+        ("silence", |_, a| (a.kind == STATUS).then_some(After::Stall), false),
+    ];
+    for (name, lie, is_hole) in lies {
+        let fake = Fake::start(Facts { lie: Some(lie), ..Facts::default() });
+        let store = fake.open(&quick()).unwrap();
+        let found = store.block_status(0, 65536).unwrap();
+        let expected = if is_hole { BlockStatus::hole(0, 65536) } else { BlockStatus::allocated(0, 65536) };
+        assert_eq!(found, expected, "{name}");
+        drop(store);
+    }
+}
+
+/// A reply before the data of its write was sent is one to no request.
+#[test]
+fn early_reply_to_a_long_write_is_a_violation() {
+    let early: Lie = |c, a| (a.kind == WRITE).then(|| send(c, &a.simple(0), After::Stall))?;
+    let fake = Fake::start(Facts { lie: Some(early), ..Facts::default() });
+    let store = fake.open(&quick()).unwrap();
+    // Longer than the buffers of a socket.
+    let data = vec![5; SIZE];
+    assert_eq!(store.write_at(&data, 0), Ok(SIZE));
+    assert!(fake.disk().cached == data && fake.connections() == 2);
+}
+
+/// What the server cannot do is refused here, without asking it.
+#[test]
+fn server_is_not_asked_for_what_it_does_not_offer() {
+    let fake = Fake::start(Facts { flags: 1 | 2 | 4, blocks: Some([4096, 4096, 4096]), ..Facts::default() });
+    let store = fake.open(&quick()).unwrap();
+    let before = fake.requests();
+    assert!(store.geometry().read_only);
+    assert_eq!(store.write_at(&[0; 4096], 0), Err(Errno::ROFS));
+    assert_eq!(store.write_fua_at(&[0; 4096], 0), Err(Errno::ROFS));
+    assert_eq!(store.discard(0, 4096), Err(Errno::ROFS));
+    assert_eq!(fake.requests(), before);
+    let fake = Fake::start(Facts { flags: FLAGS & !(8 | 32), ..Facts::default() });
+    let store = fake.open(&quick()).unwrap();
+    assert!(!store.profile().has_native_fua);
+    assert_eq!(store.write_fua_at(&[0; 512], 0), Err(Errno::OPNOTSUPP));
+    assert_eq!(store.discard(0, 512), Err(Errno::OPNOTSUPP));
+    assert_eq!(store.write_at(&[0; 512], SIZE as u64), Err(Errno::NOSPC));
+    assert_eq!(fake.requests(), 0);
+}
