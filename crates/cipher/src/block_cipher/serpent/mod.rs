@@ -1,5 +1,5 @@
-//! Serpent (Anderson, Biham and Knudsen, "Serpent: A Proposal for the Advanced Encryption Standard", 1998), bitsliced in
-//! words of 32 bits: many blocks at a time. Constant time.
+//! Serpent (Anderson, Biham and Knudsen, "Serpent: A Proposal for the Advanced Encryption Standard", 1998), bitsliced
+//! in words of 32 bits: many blocks at a time. Constant time.
 //!
 //! The portable kernel is the `serpent` crate. Another kernel is a vector with [`words::Words`] and its entry points.
 

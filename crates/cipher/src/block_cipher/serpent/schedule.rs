@@ -1,5 +1,6 @@
-//! Serpent's key schedule.
+//! Serpent's key schedule, and the words of one block.
 
+use super::sboxes;
 use super::words::Words;
 
 /// Rounds of Serpent.
@@ -45,5 +46,36 @@ fn substitute_by(x: [u32; 4], number: usize) -> [u32; 4] {
         5 => u32::substitute::<5>(x),
         6 => u32::substitute::<6>(x),
         _ => u32::substitute::<7>(x),
+    }
+}
+
+/// A word of one block.
+impl Words for u32 {
+    fn xor(self, other: Self) -> Self {
+        self ^ other
+    }
+    fn xor_word(self, word: u32) -> Self {
+        self ^ word
+    }
+    fn and(self, other: Self) -> Self {
+        self & other
+    }
+    fn or(self, other: Self) -> Self {
+        self | other
+    }
+    fn clear(self, other: Self) -> Self {
+        !self & other
+    }
+    fn rotate<const LEFT: i32, const RIGHT: i32>(self) -> Self {
+        self.rotate_left(LEFT as u32)
+    }
+    fn shift_left<const BY: i32>(self) -> Self {
+        self << BY
+    }
+    fn substitute<const BOX: usize>(x: [Self; 4]) -> [Self; 4] {
+        sboxes::substitute::<Self, BOX>(x)
+    }
+    fn invert<const BOX: usize>(x: [Self; 4]) -> [Self; 4] {
+        sboxes::invert::<Self, BOX>(x)
     }
 }

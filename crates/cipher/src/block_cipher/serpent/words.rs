@@ -3,9 +3,7 @@
 //!
 //! The operations are safe although they are vector instructions: a vector exists only where its instructions do.
 
-use super::sboxes;
-
-/// The same word of each of several blocks.
+/// Vector with the same word of each of several blocks.
 pub(super) trait Words: Copy {
     fn xor(self, other: Self) -> Self;
     /// XORs `word` to that of every block.
@@ -29,45 +27,13 @@ pub(super) trait Words: Copy {
     }
 
     /// Applies S-box `BOX`.
-    #[inline(always)]
-    fn substitute<const BOX: usize>(x: [Self; 4]) -> [Self; 4] {
-        sboxes::substitute::<Self, BOX>(x)
-    }
-
+    fn substitute<const BOX: usize>(x: [Self; 4]) -> [Self; 4];
     /// Applies the inverse of S-box `BOX`.
-    #[inline(always)]
-    fn invert<const BOX: usize>(x: [Self; 4]) -> [Self; 4] {
-        sboxes::invert::<Self, BOX>(x)
-    }
+    fn invert<const BOX: usize>(x: [Self; 4]) -> [Self; 4];
 }
 
 /// Words with an instruction for every function of three inputs.
 pub(super) trait Lookup: Words {
     /// Returns the function with the truth table `TABLE`, whose index has the bit of `self` first.
     fn lookup<const TABLE: i32>(self, second: Self, third: Self) -> Self;
-}
-
-/// One block.
-impl Words for u32 {
-    fn xor(self, other: Self) -> Self {
-        self ^ other
-    }
-    fn xor_word(self, word: u32) -> Self {
-        self ^ word
-    }
-    fn and(self, other: Self) -> Self {
-        self & other
-    }
-    fn or(self, other: Self) -> Self {
-        self | other
-    }
-    fn clear(self, other: Self) -> Self {
-        !self & other
-    }
-    fn rotate<const LEFT: i32, const RIGHT: i32>(self) -> Self {
-        self.rotate_left(LEFT as u32)
-    }
-    fn shift_left<const BY: i32>(self) -> Self {
-        self << BY
-    }
 }

@@ -149,7 +149,7 @@ macro_rules! kernel {
     };
 }
 
-/// The same word of eight blocks.
+/// Vector with the same word of eight blocks.
 #[derive(Clone, Copy)]
 struct Eight(__m256i);
 
@@ -199,9 +199,19 @@ impl Words for Eight {
         // SAFETY: as above.
         unsafe { Self(_mm256_slli_epi32::<BY>(self.0)) }
     }
+
+    #[inline(always)]
+    fn substitute<const BOX: usize>(x: [Self; 4]) -> [Self; 4] {
+        sboxes::substitute::<Self, BOX>(x)
+    }
+
+    #[inline(always)]
+    fn invert<const BOX: usize>(x: [Self; 4]) -> [Self; 4] {
+        sboxes::invert::<Self, BOX>(x)
+    }
 }
 
-/// The same word of sixteen blocks.
+/// Vector with the same word of sixteen blocks.
 #[derive(Clone, Copy)]
 struct Sixteen(__m512i);
 

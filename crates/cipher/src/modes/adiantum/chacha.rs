@@ -5,7 +5,7 @@
 /// The constants of a key of 32 bytes.
 pub(super) const CONSTANTS: [u32; 4] = [0x6170_7865, 0x3320_646e, 0x7962_2d32, 0x6b20_6574];
 
-/// The same word of each of several blocks.
+/// Vector with the same word of each of several blocks.
 pub(super) trait Lanes: Copy {
     fn add(self, other: Self) -> Self;
     fn xor(self, other: Self) -> Self;

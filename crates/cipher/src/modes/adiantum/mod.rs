@@ -5,6 +5,7 @@
 //! the wide side. Constant time on targets on which the `aes` and `chacha20` crates are. NH and XChaCha have kernels;
 //! elsewhere XChaCha is the `chacha20` crate's.
 
+#[cfg(target_arch = "x86_64")]
 mod chacha;
 mod nh;
 mod poly1305;
@@ -105,19 +106,20 @@ impl Adiantum {
     /// Adds the stream of each of `middles` to the wide side of its unit.
     fn add_streams(&self, middles: &[Block], units: &mut [u8], unit_len: usize) {
         let Self { keys, rounds, kernel, .. } = self;
-        #[cfg(target_arch = "x86_64")]
         match *kernel {
-            None => {}
+            #[cfg(target_arch = "x86_64")]
             Some(WideKernel::Avx2(proof)) => {
-                return x86_64::Avx2Kernel::streams(proof, &keys.stream, middles, *rounds, units, unit_len);
+                x86_64::Avx2Kernel::streams(proof, &keys.stream, middles, *rounds, units, unit_len);
             }
+            #[cfg(target_arch = "x86_64")]
             Some(WideKernel::Avx512(proof)) => {
-                return x86_64::Avx512Kernel::streams(proof, &keys.stream, middles, *rounds, units, unit_len);
+                x86_64::Avx512Kernel::streams(proof, &keys.stream, middles, *rounds, units, unit_len);
             }
-        }
-        assert!(kernel.is_none() || cfg!(target_arch = "x86_64"));
-        for (unit, middle) in units.chunks_exact_mut(unit_len).zip(middles) {
-            xchacha(&keys.stream, middle, *rounds, &mut unit[..unit_len - 16]);
+            _ => {
+                for (unit, middle) in units.chunks_exact_mut(unit_len).zip(middles) {
+                    xchacha(&keys.stream, middle, *rounds, &mut unit[..unit_len - 16]);
+                }
+            }
         }
     }
 
@@ -127,9 +129,20 @@ impl Adiantum {
         self.keys.tweak.hash([bits, first, second].into_iter())
     }
 
+    fn nh_sums(&self, blocks: &[Block]) -> [[u64; 2]; 4] {
+        let nh = &self.keys.nh;
+        match self.kernel {
+            #[cfg(target_arch = "x86_64")]
+            Some(WideKernel::Avx2(proof)) => x86_64::Avx2Kernel::nh(proof, nh, blocks),
+            #[cfg(target_arch = "x86_64")]
+            Some(WideKernel::Avx512(proof)) => x86_64::Avx512Kernel::nh(proof, nh, blocks),
+            _ => nh.sums(blocks),
+        }
+    }
+
     fn hash(&self, wide: &[u8]) -> u128 {
         let pieces = wide.as_chunks::<16>().0.chunks(nh::MOST_BLOCKS);
-        self.keys.message.hash(pieces.flat_map(|piece| self.keys.nh.hash(self.kernel, piece)))
+        self.keys.message.hash(pieces.flat_map(|piece| nh::hash(self.nh_sums(piece))))
     }
 }
 

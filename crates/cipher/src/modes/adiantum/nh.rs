@@ -4,10 +4,6 @@
 //! The portable loop is shaped for vector registers of four words, which the compiler fills on every CPU: a pass adds,
 //! multiplies two pairs to 64 bits each, and adds again.
 
-#[cfg(target_arch = "x86_64")]
-use super::x86_64::{Avx2Kernel, Avx512Kernel};
-use crate::isa::WideKernel;
-
 /// Maximum number of 16-byte blocks in one hash.
 pub(super) const MOST_BLOCKS: usize = 64;
 const PASSES: usize = 4;
@@ -30,27 +26,9 @@ impl Key {
         }
     }
 
-    /// Hashes at most [`MOST_BLOCKS`] blocks to two, each little-endian.
+    /// Returns the sums of the two products of each pass over at most [`MOST_BLOCKS`] blocks, on any CPU.
     #[inline]
-    pub(super) fn hash(&self, kernel: Option<WideKernel>, blocks: &[[u8; 16]]) -> [[u8; 16]; 2] {
-        #[cfg(target_arch = "x86_64")]
-        let sums = match kernel {
-            None => self.sums(blocks),
-            Some(WideKernel::Avx2(proof)) => Avx2Kernel::nh(proof, self, blocks),
-            Some(WideKernel::Avx512(proof)) => Avx512Kernel::nh(proof, self, blocks),
-        };
-        #[cfg(not(target_arch = "x86_64"))]
-        let sums = {
-            assert!(kernel.is_none());
-            self.sums(blocks)
-        };
-        let [first, second, third, fourth] = sums.map(|[even, odd]| u128::from(even.wrapping_add(odd)));
-        [first | second << 64, third | fourth << 64].map(u128::to_le_bytes)
-    }
-
-    /// Returns the sums of the two products of each pass.
-    #[inline]
-    fn sums(&self, blocks: &[[u8; 16]]) -> [[u64; 2]; PASSES] {
+    pub(super) fn sums(&self, blocks: &[[u8; 16]]) -> [[u64; 2]; PASSES] {
         let mut sums = [[0u64; 2]; PASSES];
         for (block, keys) in blocks.iter().zip(self.0.windows(PASSES)) {
             let block = words(block);
@@ -68,6 +46,13 @@ impl Key {
     pub(super) fn as_ptr(&self) -> *const u32 {
         self.0.as_ptr().cast()
     }
+}
+
+/// Returns the hash of sums, two blocks, each little-endian.
+#[inline(always)]
+pub(super) fn hash(sums: [[u64; 2]; PASSES]) -> [[u8; 16]; 2] {
+    let [first, second, third, fourth] = sums.map(|[even, odd]| u128::from(even.wrapping_add(odd)));
+    [first | second << 64, third | fourth << 64].map(u128::to_le_bytes)
 }
 
 #[inline(always)]

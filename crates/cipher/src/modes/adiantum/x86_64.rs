@@ -229,7 +229,7 @@ unsafe fn nh_512(key: &nh::Key, blocks: &[Block]) -> [[u64; 2]; 4] {
     sums
 }
 
-/// The same word of eight blocks.
+/// Vector with the same word of eight blocks.
 #[derive(Clone, Copy)]
 struct Eight(__m256i);
 
@@ -330,7 +330,7 @@ impl StreamVector for Eight {
     }
 }
 
-/// The same word of sixteen blocks.
+/// Vector with the same word of sixteen blocks.
 #[derive(Clone, Copy)]
 struct Sixteen(__m512i);
 
