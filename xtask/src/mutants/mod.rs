@@ -9,7 +9,7 @@
 //! `--sample`, has tried a random sample. A run continues where the last one ended, until `target/mutants/results` is
 //! removed; with `--survivors` or `--hung` it tries those again. `--skip N` leaves out the first N of that order, so
 //! the sample is another one. `--jobs N` tries several mutants at once; `--patience SECONDS` is the time after which a
-//! short test hangs.
+//! short test hangs. `--longest SECONDS` leaves out tests that take more: a first pass, before `--survivors`.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -54,6 +54,8 @@ struct Wanted {
     jobs: Option<usize>,
     /// Seconds after which a short test hangs.
     patience: Option<u64>,
+    /// Seconds of the longest test to run.
+    longest: Option<u64>,
     /// List the mutants and try none.
     list: bool,
     /// A mutant's name must match one of these.
@@ -66,13 +68,14 @@ impl Wanted {
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             match arg.as_str() {
-                "--sample" | "--skip" | "--jobs" | "--patience" => {
+                "--sample" | "--skip" | "--jobs" | "--patience" | "--longest" => {
                     let number = args.next().and_then(|number| number.parse::<u32>().ok());
                     let number = number.with_context(|| format!("{arg} needs a number"))?;
                     match arg.as_str() {
                         "--sample" => wanted.sample = Some(number as usize),
                         "--skip" => wanted.skip = number as usize,
                         "--jobs" => wanted.jobs = Some(number as usize),
+                        "--longest" => wanted.longest = Some(number.into()),
                         _ => wanted.patience = Some(number.into()),
                     }
                 }
@@ -117,7 +120,8 @@ pub(crate) fn run(root: &Path, args: &[String]) -> Result<ExitCode> {
         let mut tests: Vec<Test> = Vec::new();
         for (of, programs, directory) in programs.iter().filter(|(of, ..)| group.tests.contains(of)) {
             for program in programs {
-                tests.extend(trial::reached(program, directory, of.left_out, &place)?);
+                let longest = wanted.longest.map_or(trial::MAX_TIME, Duration::from_secs);
+                tests.extend(trial::reached(program, directory, of.left_out, &place, longest)?);
             }
         }
         try_group(group, &wanted, &tree, &tests, &mut results, &place)?;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ pub(super) const MIN_TIMEOUT: Duration = Duration::from_secs(6);
 /// Attempts to see a failed test fail once more.
 const CONFIRMATIONS: usize = 2;
 /// Time that a test may take without a mutant.
-const MAX_TIME: Duration = Duration::from_secs(600);
+pub(super) const MAX_TIME: Duration = Duration::from_secs(600);
 /// Tests that take less than each of these are tried before those that take more.
 const STEPS: [Duration; 3] = [Duration::from_millis(150), Duration::from_millis(1500), Duration::MAX];
 
@@ -56,8 +56,14 @@ enum End {
 }
 
 /// Runs each test of a program alone, and records the mutants that it reaches. Records of earlier runs are used if the
-/// program is the same.
-pub(super) fn reached(program: &Path, directory: &Path, left_out: &[&str], place: &Path) -> Result<Vec<Test>> {
+/// program is the same. Tests that take longer than `longest` are left out.
+pub(super) fn reached(
+    program: &Path,
+    directory: &Path,
+    left_out: &[&str],
+    place: &Path,
+    longest: Duration,
+) -> Result<Vec<Test>> {
     let metadata = fs::metadata(program)?;
     let name = program.file_name().and_then(|name| name.to_str()).context("a program has no name")?;
     let stamp = format!("{:?} {}", metadata.modified()?, metadata.len());
@@ -71,7 +77,8 @@ pub(super) fn reached(program: &Path, directory: &Path, left_out: &[&str], place
     println!("mutants: running each of {} tests of {name}, {} of them new", names.len(), names.len() - tests.len());
     for test in &names {
         if !tests.iter().any(|known| known["name"] == test.as_str()) {
-            tests.push(measure(program, directory, place, test)?);
+            let Some(measured) = measure(program, directory, place, test, longest)? else { continue };
+            tests.push(measured);
             fs::create_dir_all(place.join("reached"))?;
             fs::write(&record, serde_json::to_vec(&json!({ "stamp": stamp, "tests": tests }))?)?;
         }
@@ -86,7 +93,8 @@ pub(super) fn reached(program: &Path, directory: &Path, left_out: &[&str], place
             reached,
         })
     };
-    tests.iter().map(|test| parse(test).context("a record is damaged")).collect()
+    let tests: Result<Vec<Test>> = tests.iter().map(|test| parse(test).context("a record is damaged")).collect();
+    Ok(tests?.into_iter().filter(|test| test.time <= longest).collect())
 }
 
 fn list(program: &Path) -> Result<Vec<String>> {
@@ -95,26 +103,37 @@ fn list(program: &Path) -> Result<Vec<String>> {
     Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-fn measure(program: &Path, directory: &Path, place: &Path, test: &str) -> Result<Value> {
+/// Returns nothing for a test that takes longer than `longest`.
+fn measure(program: &Path, directory: &Path, place: &Path, test: &str, longest: Duration) -> Result<Option<Value>> {
     let file = place.join(format!("reached-{}", std::process::id()));
     let _ = fs::remove_file(&file);
     let mut begin = Instant::now();
     let mut attempt = || {
         begin = Instant::now();
         let variable = ("INLOCK_MUTANTS_REACHED", file.display().to_string());
-        let passes = matches!(run(program, directory, place, &[test], variable, MAX_TIME)?, End::Passed);
-        if !passes {
+        let end = run(program, directory, place, &[test], variable, longest)?;
+        if matches!(end, End::Failed(_)) {
             println!("mutants: {test} failed once without a mutant");
         }
-        Ok::<_, anyhow::Error>(passes)
+        Ok::<_, anyhow::Error>(end)
     };
     // On a busy machine a test may fail that depends on time.
-    ensure!(attempt()? || attempt()? || attempt()?, "{test} fails without a mutant");
+    let mut end = attempt()?;
+    for _ in 0..2 {
+        if matches!(end, End::Failed(_)) {
+            end = attempt()?;
+        }
+    }
+    match end {
+        End::Passed => {}
+        End::Hung if longest < MAX_TIME => return Ok(None),
+        End::Failed(_) | End::Hung => bail!("{test} fails without a mutant"),
+    }
     let bytes = fs::read(&file).unwrap_or_default();
     let _ = fs::remove_file(&file);
     let reached: BTreeSet<u32> =
         bytes.chunks_exact(4).filter_map(|number| Some(u32::from_le_bytes(number.try_into().ok()?))).collect();
-    Ok(json!({ "name": test, "ms": begin.elapsed().as_millis() as u64, "reached": reached }))
+    Ok(Some(json!({ "name": test, "ms": begin.elapsed().as_millis() as u64, "reached": reached })))
 }
 
 /// Runs the tests that reach a mutant until one fails, short ones first. A test that does not end within `patience` and
@@ -290,11 +309,15 @@ mod tests {
             [ $3 != c ]";
         let program = script(place.path(), text);
         for _ in 0..2 {
-            let tests = reached(&program, place.path(), &["c"], place.path()).unwrap();
+            let tests = reached(&program, place.path(), &["c"], place.path(), MAX_TIME).unwrap();
             let found: Vec<_> = tests.iter().map(|test| (test.name.as_str(), test.reached.clone())).collect();
             assert_eq!(found, [("a", BTreeSet::from([5])), ("b", BTreeSet::new())]);
         }
         let program = script(place.path(), "[ $1 = --list ] && echo 'a: test'");
-        assert!(reached(&program, place.path(), &["c"], place.path()).is_err(), "fails without a mutant");
+        let of = |longest| reached(&program, place.path(), &["c"], place.path(), longest);
+        assert!(of(MAX_TIME).is_err(), "fails without a mutant");
+        let program = script(place.path(), "[ $1 != --list ] && sleep 100; echo 'a: test'");
+        let of = |longest| reached(&program, place.path(), &["c"], place.path(), longest);
+        assert!(of(Duration::from_millis(200)).unwrap().is_empty(), "it takes too long");
     }
 }

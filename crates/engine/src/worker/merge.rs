@@ -450,4 +450,17 @@ mod tests {
         zones.complete_write(before, false, None);
         assert_eq!(next(&device), 0, "nothing else is in the queue");
     }
+
+    #[test]
+    fn zone_management_that_its_thread_has_is_over_when_its_worker_ends() {
+        let device = device();
+        assert_eq!(next(&device), 0);
+        let mut worker = worker(&device);
+        let operation = Operation::Zones(ZoneAction::Reset);
+        worker.requests.push_back(Request { id: 0, operation, offset: 0, len: 1 << 20, data: None, spare: None });
+        worker.run_queue();
+        assert_eq!(worker.table.len(), 1, "the worker has not read the event of its end");
+        drop(worker);
+        assert_eq!(next(&device), 0, "the zone is reset");
+    }
 }

@@ -147,7 +147,7 @@ fn queue_has_room_for_all_requests_and_begins_at_the_front_when_it_was_empty() {
     let place = |worker: &mut Worker<Noting>| {
         worker.requests.push_back(flush(0));
         let place = worker.requests.as_slices().0.as_ptr();
-        worker.requests.clear();
+        worker.requests.pop_back();
         place
     };
     let front = place(&mut worker);

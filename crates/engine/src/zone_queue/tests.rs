@@ -245,8 +245,10 @@ fn merged_writes_that_land_ahead_of_the_known_pointer_move_the_end_of_the_queue(
     assert!(zones.ready(second, 2 * BLOCK, data(BLOCK), true).is_none());
     let mut segments = Vec::new();
     assert!(zones.gather(first, first_data, 1 << 20, &mut segments, &events).is_none());
-    segments.drain(..).for_each(|segment| zones.part_ended(segment, Ok(()), &events, drop));
+    zones.part_ended(segments.remove(0), Ok(()), &events, drop);
     assert_eq!(place(0, WriteKind::Append).1, 3 * BLOCK);
+    zones.part_ended(segments.remove(0), Ok(()), &events, drop);
+    assert_eq!(place(0, WriteKind::Append).1, 4 * BLOCK);
 }
 
 /// Enqueues three writes behind one that ends then, and merges them.

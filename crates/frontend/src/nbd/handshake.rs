@@ -381,4 +381,22 @@ mod tests {
         assert_eq!(parse(magic, MAX_OPTION_LEN + 1), None);
         assert_eq!(parse(magic + 1, 0), None);
     }
+
+    #[test]
+    fn option_of_the_longest_length_is_read_and_a_longer_one_skipped() {
+        let export =
+            Export { name: String::new(), description: String::new(), size: 0, flags: 1, preferred_block: 4096 };
+        for (len, expected) in
+            [(MAX_OPTION_LEN, option_reply::ERR_UNSUP), (MAX_OPTION_LEN + 1, option_reply::ERR_TOO_BIG)]
+        {
+            let mut handshake = Handshake::new(&mut Vec::new());
+            let input = [3u32.to_be_bytes().to_vec(), option_bytes(99, &vec![0; len])].concat();
+            let (mut used, mut out) = (0, Vec::new());
+            while out.is_empty() {
+                used += handshake.advance(&export, &input[used..], &mut out).unwrap().0;
+            }
+            assert_eq!(used, input.len());
+            assert_eq!(OptionReply::parse(out[..20].try_into().unwrap()).unwrap().kind, expected, "{len}");
+        }
+    }
 }

@@ -299,6 +299,21 @@ mod tests {
     }
 
     #[test]
+    fn options_are_those_of_one_small_device_by_default() {
+        let expected = NbdOptions { export: "", block: 512, connections: 1, identifier: "" };
+        assert_eq!(NbdOptions::default(), expected);
+    }
+
+    #[test]
+    fn device_that_does_not_exist_cannot_change() {
+        let device = NbdDevice { index: 1 << 20, node: PathBuf::from("/dev/nbd1048576"), identifier: "none".into() };
+        assert!(!device.is_attached());
+        // The driver refuses, or there is none.
+        assert!(device.update_len(4096).is_err());
+        assert!(is_available() || device.detach().is_err());
+    }
+
+    #[test]
     fn missing_driver_is_told_from_missing_permission() {
         let of = |kind| unreached(io::Error::from(kind));
         assert!(matches!(of(io::ErrorKind::NotFound), KernelNbdError::NoDriver));
@@ -347,6 +362,7 @@ mod tests {
         assert_eq!(receive::<16>(&mut stream).unwrap(), [&[0x67, 0x44, 0x66, 0x98], [0; 12].as_slice()].concat()[..]);
         let refused = handshake(&socket, "another").map(drop).unwrap_err();
         assert_eq!(refused.to_string(), "the server refuses the export");
+        assert!(server.is_healthy());
         server.stop().unwrap();
     }
 }

@@ -176,6 +176,10 @@ mod tests {
         read_answer(&bytes, &mut answer).unwrap();
         assert_eq!(number(&answer.attributes.unwrap(), 1), Some(4));
         assert_eq!(answer.acknowledged, Some(Err(Errno::BUSY)));
+        // A family whose number has the low byte of an acknowledgement.
+        let mut answer = Answer::default();
+        read_answer(&message(0x100 | ERROR, 1, 1, &Attributes::default()), &mut answer).unwrap();
+        assert_eq!((answer.attributes, answer.acknowledged), (Some(Vec::new()), None));
         for len in [HEADER, HEADER + 3] {
             let mut cut = ack[..len].to_vec();
             cut[..4].copy_from_slice(&(len as u32).to_ne_bytes());

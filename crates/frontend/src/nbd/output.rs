@@ -236,6 +236,36 @@ mod tests {
     }
 
     #[test]
+    fn requests_and_replies_that_are_queued_are_limited() {
+        let mut output = Output::new();
+        let room = MAX_SMALL_REPLIES + Output::MAX_UNANSWERED * Head::MAX_LEN;
+        assert!(output.small_replies.capacity() >= room, "no reply allocates");
+        for (unanswered, queued, has_room) in [
+            (Output::MAX_UNANSWERED - 1, MAX_SMALL_REPLIES - 1, true),
+            (Output::MAX_UNANSWERED, 0, false),
+            (0, MAX_SMALL_REPLIES, false),
+        ] {
+            output.unanswered = unanswered;
+            output.small_replies.resize(queued, 0);
+            assert_eq!(output.has_room(), has_room, "{unanswered} requests, {queued} bytes");
+        }
+    }
+
+    #[test]
+    fn reply_of_failed_read_waits_for_chunks_that_take_several_sends() {
+        let mut output = Output::new();
+        for request in [1, 2] {
+            let mut buffer = Buffer::new(MAX_SEND);
+            buffer.data_mut()[0] = request as u8;
+            let range = HEADROOM..HEADROOM + MAX_SEND;
+            output.queue_chunk(OutgoingChunk { buffer, range, request, is_unfinished: false });
+        }
+        output.send_chunks_first(2);
+        queue_reply(&mut output);
+        assert_eq!([sent(&mut output), sent(&mut output), sent(&mut output)], [[1], [2], [0x67]]);
+    }
+
+    #[test]
     fn send_in_flight_lets_nothing_else_leave() {
         let pool = &mut BufferPool::new(&[BufferClass { capacity: 4096, count: 1 }]);
         let (mut output, mut memory) = (Output::new(), Memory::new(pool));
@@ -258,6 +288,8 @@ mod tests {
         (0..3).for_each(|request| queue(&mut output, request));
         assert_eq!(sent(&mut output).len(), 2);
         assert_eq!(sent(&mut output).len(), 1);
+        (0..MAX_OUTGOING as u32 + 3).for_each(|request| queue_chunk(&mut output, 1, request, false));
+        assert_eq!([sent(&mut output).len(), sent(&mut output).len()], [MAX_OUTGOING, 3]);
         // Small replies count too.
         queue_reply(&mut output);
         for range in [0..MAX_SEND - 16, 0..1] {

@@ -410,6 +410,7 @@ mod tests {
     use super::*;
     use inlock_engine::Access;
     use inlock_engine::store::memory::MemoryStore;
+    use std::io::Read;
 
     /// The numbers are those of the section "Transmission flags" of the protocol.
     #[test]
@@ -451,5 +452,41 @@ mod tests {
         let error = bind(&listen).map(drop).unwrap_err();
         assert_eq!(error.to_string(), format!("{listen} is in use by another server"));
         assert_eq!(Listen::Unix("/a/socket".into()).to_string(), "unix:/a/socket");
+    }
+
+    fn server(socket: &Path, max_connections: usize) -> (Server, Arc<Device>) {
+        let device = Arc::new(Device::raw(Arc::new(MemoryStore::new(vec![0; 4096])), Access::default()));
+        let options = ServerOptions { threads: 1, io: IoMode::Sync, max_connections, ..ServerOptions::default() };
+        (Server::start(Arc::clone(&device), &Listen::Unix(socket.to_owned()), &options).unwrap(), device)
+    }
+
+    #[test]
+    fn worker_threads_end_with_a_server_that_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let (server, device) = server(&dir.path().join("socket"), 4);
+        assert!(server.is_healthy());
+        drop(server);
+        assert_eq!(Arc::strong_count(&device), 1, "a thread still has the device");
+    }
+
+    #[test]
+    fn clients_beyond_the_limit_are_disconnected() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let (_server, _device) = server(&socket, 1);
+        let mut first = UnixStream::connect(&socket).unwrap();
+        first.read_exact(&mut [0; 18]).unwrap();
+        let mut second = UnixStream::connect(&socket).unwrap();
+        assert_eq!(second.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn socket_of_another_kind_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let _other = std::os::unix::net::UnixDatagram::bind(&socket).unwrap();
+        let listen = Listen::Unix(socket.clone());
+        assert!(matches!(remove_stale(&socket, &listen), Err(ServerError::InUse(_))));
+        assert!(socket.exists());
     }
 }

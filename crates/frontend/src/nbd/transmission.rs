@@ -227,4 +227,24 @@ mod tests {
         assert_eq!(parse(MAX_SKIPPED).unwrap().unwrap().0.len, MAX_SKIPPED);
         assert_eq!(parse(MAX_SKIPPED + 1), Err(Violation::PayloadLength(MAX_SKIPPED + 1)));
     }
+
+    /// A read without data ends in a chunk where it would have data in chunks; other commands have simple replies
+    /// unless headers are extended.
+    #[test]
+    fn success_without_data_is_a_chunk_where_the_protocol_says_so() {
+        let done = |kind, style| {
+            let command = Command { flags: 0, kind, cookie: 7, offset: 512, len: 0 };
+            Head::done(&command, style).bytes().to_vec()
+        };
+        let cookie = 7u64.to_be_bytes();
+        let simple = [&SIMPLE_REPLY_MAGIC.to_be_bytes()[..], &[0; 4], &cookie].concat();
+        let structured = [&STRUCTURED_REPLY_MAGIC.to_be_bytes()[..], &[0, 1, 0, 0], &cookie, &[0; 4]].concat();
+        let offset = 512u64.to_be_bytes();
+        let extended = [&EXTENDED_REPLY_MAGIC.to_be_bytes()[..], &[0, 1, 0, 0], &cookie, &offset, &[0; 8]].concat();
+        for (kind, expected) in
+            [(command::READ, [&simple, &structured, &extended]), (command::WRITE, [&simple, &simple, &extended])]
+        {
+            assert_eq!(STYLES.map(|style| done(kind, style)), expected.map(Clone::clone), "{kind}");
+        }
+    }
 }

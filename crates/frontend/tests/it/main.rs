@@ -8,4 +8,5 @@ mod fuse;
 mod handshake;
 mod load;
 mod regressions;
+mod stop;
 mod support;

@@ -150,3 +150,43 @@ fn ranges_that_are_alike_are_one_extent() {
     assert_eq!(extents(0, 5000, 8000), [(12288 - 5000, hole), (712, 0)]);
     assert_eq!(extents(command_flag::REQ_ONE, 4096, 12 << 10), [(8192, hole)]);
 }
+
+#[test]
+fn requests_that_got_no_buffer_count_for_their_turn() {
+    let mut active = ActiveTable::new();
+    active.min_blocked_len.add(true, 100);
+    let is_behind =
+        |active: &ActiveTable| [true, false].map(|holds_none| active.min_blocked_len.is_behind(holds_none, 100));
+    assert_eq!(is_behind(&active), [true; 2]);
+    active.begin_turn();
+    assert_eq!(is_behind(&active), [false; 2]);
+}
+
+#[test]
+fn only_a_read_in_one_chunk_competes_for_long_buffers() {
+    for (command, len) in [
+        (command(command::READ, command_flag::DF, 0, 8192), 8192),
+        (command(command::READ, 0, 0, 8192), 0),
+        (command(command::BLOCK_STATUS, command_flag::REQ_ONE, 0, 8192), 0),
+    ] {
+        let request = ActiveRequest { session: 0, command, begun: 0, outstanding: 0, error: None };
+        assert_eq!(request.min_competing_len(), len);
+    }
+}
+
+#[test]
+fn last_requests_are_for_sessions_that_have_none() {
+    let mut active = ActiveTable::new();
+    for (count, has_room) in [
+        (0, [true, true]),
+        (MAX_ACTIVE - RESERVED_ACTIVE - 1, [true, true]),
+        (MAX_ACTIVE - RESERVED_ACTIVE, [true, false]),
+        (MAX_ACTIVE - 1, [true, false]),
+        (MAX_ACTIVE, [false, false]),
+    ] {
+        // Two more have ended.
+        active.requests.resize_with(count + 2, || None);
+        active.free = vec![0, 1];
+        assert_eq!([0, 1].map(|unanswered| active.has_room(unanswered)), has_room, "{count}");
+    }
+}

@@ -61,30 +61,49 @@ impl Frontend for Watched {
 }
 
 struct Fixture {
+    device: Arc<Device>,
     worker: Worker<Watched>,
     mailbox: Arc<Mailbox<Told>>,
 }
 
 impl Fixture {
     fn new() -> Self {
+        Self::with_limits(Limits::default())
+    }
+
+    fn with_limits(limits: Limits) -> Self {
         let store = Arc::new(MemoryStore::new(vec![0; DEVICE_LEN as usize]));
         let device = Arc::new(Device::raw(store, Access::default()));
         let pool = BufferPool::new(&[BufferClass { capacity: 64 << 10, count: 64 }]);
         let export = Export {
             name: String::new(),
             description: String::new(),
-            size: DEVICE_LEN,
+            // Each handshake reads it from the device.
+            size: 0,
             flags: 1,
             preferred_block: 4096,
         };
-        let nbd = NbdFrontend::new(Arc::new(export), Arc::default(), Limits::default());
+        let nbd = NbdFrontend::new(Arc::new(export), Arc::default(), limits);
         let watched = Watched { nbd, wait: Wait::No, elsewhere: Vec::new() };
-        let worker = Worker::new(device, Ring::new(IoMode::Sync).unwrap(), pool, watched);
-        Self { mailbox: worker.mailbox(), worker }
+        let worker = Worker::new(Arc::clone(&device), Ring::new(IoMode::Sync).unwrap(), pool, watched);
+        Self { mailbox: worker.mailbox(), device, worker }
     }
 
     fn nbd(&self) -> &NbdFrontend {
         &self.worker.front().nbd
+    }
+
+    /// Runs turns until so many clients are left, or for two seconds. Returns how many there are.
+    fn clients_left(&mut self, wanted: usize) -> usize {
+        let begin = Instant::now();
+        loop {
+            let count = self.nbd().connections.iter().flatten().count();
+            if count == wanted || begin.elapsed() > Duration::from_secs(2) {
+                return count;
+            }
+            self.turn();
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn turn(&mut self) {
@@ -227,6 +246,63 @@ fn client_without_memory_stays_in_front_of_those_that_begin() {
         }
     }
     assert!(turns > 10, "{turns}");
+}
+
+#[test]
+fn export_of_a_new_client_has_length_and_discards_of_the_device() {
+    let mut fixture = Fixture::new();
+    let device = Arc::clone(&fixture.device);
+    for allowed in [false, true, false] {
+        device.allow_discards(allowed);
+        let _client = fixture.connected();
+        let Export { size, flags, preferred_block, .. } = *fixture.nbd().export;
+        assert_eq!((size, preferred_block), (DEVICE_LEN, 4096));
+        assert_eq!(flags, if allowed { 1 | transmission_flag::SEND_TRIM } else { 1 });
+    }
+}
+
+const SHORT: Duration = Duration::from_millis(20);
+
+#[test]
+fn client_that_stays_in_its_handshake_is_dropped() {
+    let mut fixture = Fixture::with_limits(Limits { handshake: SHORT, ..Limits::default() });
+    let _waiting = fixture.greeted();
+    while fixture.nbd().connections.iter().flatten().all(|connection| !connection.is_dropped) {
+        fixture.turn();
+    }
+    assert!(fixture.nbd().connections[0].is_some(), "the ring still has its buffer, so its place is not free");
+    assert_eq!(fixture.clients_left(0), 0);
+    let mut fixture = Fixture::with_limits(Limits { stall: SHORT, drain: SHORT, ..Limits::default() });
+    let _waiting = fixture.greeted();
+    assert_eq!(fixture.clients_left(0), 1);
+}
+
+#[test]
+fn client_that_holds_memory_and_takes_no_replies_is_dropped_while_another_waits() {
+    let mut fixture = Fixture::with_limits(Limits { stall: SHORT, ..Limits::default() });
+    let mut clients = [(); 2].map(|()| fixture.connected());
+    fixture.mailbox.post(Told::EmptyPool);
+    fixture.turn();
+    clients[0].command(command::READ, READ_LEN);
+    assert_eq!(fixture.clients_left(1), 2, "no other waits");
+    clients[1].command(command::READ, READ_LEN);
+    assert!(fixture.clients_left(0) < 2);
+}
+
+#[test]
+fn client_has_until_the_limit_to_take_its_replies_when_the_server_stops() {
+    for (drain, left) in [(SHORT, 0), (Duration::from_secs(10), 1)] {
+        let mut fixture = Fixture::with_limits(Limits { drain, ..Limits::default() });
+        let mut client = fixture.connected();
+        client.command(command::READ, READ_LEN);
+        (0..100).for_each(|_| fixture.turn());
+        fixture.mailbox.post(Told::Nbd(Message::Drain));
+        let begin = Instant::now();
+        while fixture.worker.turn().unwrap() == Flow::Continue && begin.elapsed() < Duration::from_secs(2) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(fixture.nbd().connections.iter().flatten().count(), left, "{drain:?}");
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::worker::{Finished, Request};
 use inlock_engine::{Access, Device, Mapping, RequestError};
 
+mod failures;
 mod waiting;
 
 const DEVICE_LEN: u64 = 4 << 20;
