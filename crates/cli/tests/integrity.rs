@@ -219,3 +219,21 @@ fn mistake_in_options_is_refused_by_name() {
         ],
     );
 }
+
+#[test]
+fn wipe_of_a_volume_is_continued() {
+    let dir = Dir::new();
+    let image = dir.image("image", 8);
+    call(["integrity", "format", &image, "--no-wipe", "--sector-size", "4096"]).works();
+    let json: Value = serde_json::from_str(call(["integrity", "dump", "--json", &image]).works().text()).unwrap();
+    let blocks = json["provided_data_sectors"].as_u64().unwrap() / 8;
+    let resumed = call(["integrity", "format", &image, "--resume-wipe"]);
+    assert_eq!(resumed.works().text(), format!("{blocks} blocks could not be read, and are filled with zeroes.\n"));
+    if have("nbdcopy") {
+        let copy = dir.name("copy");
+        serve(&image, &[], &format!("nbdcopy \"$uri\" {copy}")).works();
+        let read = fs::read(&copy).unwrap();
+        assert!(read.len() as u64 == blocks * 4096 && read.iter().all(|byte| *byte == 0));
+    }
+    call(["integrity", "open", &image, "x", "--resume-wipe"]).fails(1, &["Option --resume-wipe is not allowed"]);
+}

@@ -5,10 +5,12 @@ mod harness;
 use harness::control::{Named, Run};
 use harness::{Dir, FAST, call_with, have, memory, noise};
 use inlock_tests::nbd::{Connection, Mode, command, errno};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -270,4 +272,81 @@ fn top_shows_commits_mismatches_and_write_amplification() {
     });
     let alone = run.call(&["top", "--once", "raw"]);
     assert!(!alone.works().text().contains("COMMIT/s"), "{}", alone.text());
+}
+
+#[test]
+fn interrupted_wipe_of_luks_format_is_continued() {
+    let dir = Dir::new();
+    let image = dir.image("image", 96);
+    let mut format = harness::inlock();
+    format.args(["luksFormat", "-q"]).args(FAST).args(["--integrity", "hmac-sha512", "--sector-size", "512", &image]);
+    format.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = format.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"secret").unwrap();
+    // Header and journal take less.
+    while fs::metadata(&image).unwrap().blocks() * 512 < 24 << 20 {
+        assert!(child.try_wait().unwrap().is_none(), "it was faster");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rustix::process::kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert!(!child.wait().unwrap().success() && err.contains("Continue it with --resume-wipe."), "{err}");
+    let export = |range: &str| call_with(b"secret", ["export", "--range", range, &image, "-"]);
+    export("0:4096").works();
+    export("64M:4096").fails(1, &["cannot read"]);
+    // What was written behind it stays.
+    let input = dir.file("input", &noise(100_000));
+    let run = Run::new();
+    let server = Named::start(&run, "data", &["--integrity-no-journal", &image]);
+    connect(&server).write(64 << 20, &noise(100_000 / 512 * 512)).unwrap();
+    run.call(&["close", "data"]).works();
+    drop(server);
+    call_with(b"wrong", ["luksFormat", "--resume-wipe", &image]).fails(2, &["No key available"]);
+    call_with(b"secret", ["luksFormat", "-q", "--resume-wipe", "--integrity", "aead", &image])
+        .fails(1, &["Option --integrity is not allowed with --resume-wipe."]);
+    let resumed = call_with(b"secret", ["luksFormat", "-q", "--resume-wipe", &image]);
+    assert!(resumed.works().text().ends_with(" blocks could not be read, and are filled with zeroes.\n"));
+    let whole = call_with(b"secret", ["export", &image, "-"]);
+    let whole = &whole.works().out;
+    let (from, len) = (64 << 20, 100_000 / 512 * 512);
+    assert!(whole[from..from + len] == fs::read(input).unwrap()[..len]);
+    assert!(whole[..from].iter().chain(&whole[from + len..]).all(|byte| *byte == 0));
+    let again = call_with(b"secret", ["luksFormat", "-q", "--resume-wipe", &image]);
+    assert_eq!(again.works().text(), "0 blocks could not be read, and are filled with zeroes.\n");
+    let plain = dir.luks2("plain");
+    call_with(b"secret", ["luksFormat", "-q", "--resume-wipe", &plain]).fails(1, &["needs a volume with integrity"]);
+}
+
+#[test]
+fn persistent_stores_and_removes_the_flag_no_journal() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = format(&dir, 24, &["--integrity", "hmac-sha256"]);
+    let flags = || {
+        let dump = call_with(b"", ["luksDump", &image]);
+        let line = dump.works().text().lines().find(|line| line.starts_with("Flags:")).unwrap().to_owned();
+        line["Flags:".len()..].trim().to_owned()
+    };
+    let mode = |words: &[&str], persistent: bool| {
+        let server = Named::start(&run, "data", &[words, &[&*image]].concat());
+        if persistent {
+            run.call(&["refresh", "data", "--persistent"]).works();
+        }
+        let mode = run.json(&["status", "data", "--json"])["integrity"]["mode"].clone();
+        run.call(&["close", "data"]).works();
+        assert_eq!(server.ended(), (Some(0), String::new()));
+        mode
+    };
+    assert_eq!((mode(&[], true), flags()), ("journal".into(), "(no flags)".to_owned()));
+    assert_eq!((mode(&["--integrity-no-journal"], false), flags()), ("direct".into(), "(no flags)".to_owned()));
+    assert_eq!((mode(&["--integrity-no-journal"], true), flags()), ("direct".into(), "no-journal".to_owned()));
+    assert_eq!((mode(&[], false), flags()), ("direct".into(), "no-journal".to_owned()));
+    if harness::has_fuse() {
+        let words = ["open", &image, "data", "--via", "fuse", "--persistent"];
+        run.call_with(b"secret", &words).works();
+        let status = run.json(&["status", "data", "--json"]);
+        run.call(&["close", "data"]).works();
+        assert_eq!((&status["integrity"]["mode"], flags()), (&"journal".into(), "(no flags)".to_owned()));
+    }
 }

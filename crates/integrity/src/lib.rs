@@ -36,7 +36,7 @@ pub use journal_cipher::JournalCipher;
 pub use layout::{JournalLayout, Layout};
 pub use options::{Mode, OpenOptions, load};
 pub use resize::resize;
-pub use store::IntegrityStore;
+pub use store::{Filled, IntegrityStore};
 pub use stores::{DeviceSizes, Stores};
 pub use superblock::{Flags, SUPERBLOCK_LEN, Superblock};
 pub use tags::{DISCARD_FILLER, MAX_TAG_LEN, SALT_LEN, TagAlgorithm, TagHash, Tagger};

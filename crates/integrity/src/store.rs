@@ -4,6 +4,7 @@ use crate::device::{IntegrityDevice, ReadError};
 use crate::options::Mode;
 use inlock_cipher::{Aead, InOut, SECTOR_SIZE, Sector};
 use inlock_engine::{BackingStore, Errno, Geometry};
+use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Bytes of a request that are read and written at a time.
@@ -18,6 +19,16 @@ pub struct IntegrityStore {
     read_only: bool,
     /// Held exclusively while a block is read, changed and written.
     partial: RwLock<()>,
+}
+
+/// Result of [`IntegrityStore::fill_unreadable`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Filled {
+    /// Sector that was reached.
+    pub reached: u64,
+    /// Blocks that zeroes were written to.
+    pub blocks: u64,
 }
 
 /// Source of the tags.
@@ -73,6 +84,71 @@ impl IntegrityStore {
         let aead = fitting(&self.device, aead)?;
         *current.write().unwrap_or_else(PoisonError::into_inner) = Some(aead);
         Ok(())
+    }
+
+    /// Continues an interrupted wipe: finds the place where it stopped, and writes zeroes to the blocks behind it that
+    /// do not match their tags. Blocks that match are kept. Uses `threads` threads. Blocks the caller.
+    ///
+    /// The place is found by bisection, since all blocks before it match. A block that was changed since cannot be told
+    /// from one that was never written, and is filled if the search meets it. After each step `progress` is given the
+    /// sector that was reached, and can stop; the next call continues.
+    ///
+    /// # Errors
+    ///
+    /// The store's error.
+    pub fn fill_unreadable(
+        &self,
+        threads: usize,
+        mut progress: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Filled, Errno> {
+        let chunks = self.len().div_ceil(MAX_LEN as u64);
+        let (mut low, mut high) = (0, chunks);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.unreadable(middle)?.is_empty() { low = middle + 1 } else { high = middle }
+        }
+        let (mut chunk, mut blocks) = (low, 0);
+        while chunk < chunks {
+            let end = (chunk + threads.max(1) as u64).min(chunks);
+            blocks += std::thread::scope(|scope| {
+                let running: Vec<_> = (chunk..end).map(|chunk| scope.spawn(move || self.fill_chunk(chunk))).collect();
+                // A thread that panicked has not filled its chunk.
+                let filled = running.into_iter().map(|thread| thread.join().unwrap_or(Err(Errno::IO)));
+                filled.sum::<Result<u64, Errno>>()
+            })?;
+            self.device.flush()?;
+            chunk = end;
+            if progress(self.chunk_start(chunk) / SECTOR_SIZE).is_break() {
+                break;
+            }
+        }
+        Ok(Filled { reached: self.chunk_start(chunk) / SECTOR_SIZE, blocks })
+    }
+
+    fn chunk_start(&self, chunk: u64) -> u64 {
+        (chunk * MAX_LEN as u64).min(self.len())
+    }
+
+    /// Returns the sectors of the blocks of a chunk of 1 MiB that do not match their tags. Does not count them.
+    fn unreadable(&self, chunk: u64) -> Result<Vec<u64>, Errno> {
+        let start = self.chunk_start(chunk);
+        let mut data = vec![0; (self.chunk_start(chunk + 1) - start) as usize];
+        match self.read_blocks(start, &mut data) {
+            Ok(()) => Ok(Vec::new()),
+            Err(ReadError::Mismatch(bad)) => Ok(bad),
+            Err(ReadError::Io(error)) => Err(error),
+        }
+    }
+
+    /// Writes zeroes to the blocks of a chunk that do not match their tags, and returns their number.
+    fn fill_chunk(&self, chunk: u64) -> Result<u64, Errno> {
+        let bad = self.unreadable(chunk)?;
+        let sectors = self.device.layout().sectors_per_block();
+        for run in bad.chunk_by(|a, b| a + sectors == *b) {
+            let zeroes = vec![0; run.len() * self.device.layout().block_len()];
+            self.write_blocks(run[0] * SECTOR_SIZE, &zeroes)?;
+        }
+        Ok(bad.len() as u64)
     }
 
     /// Returns the device.

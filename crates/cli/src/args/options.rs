@@ -401,6 +401,9 @@ pub(crate) struct Options {
     /// Also record a digest of all tags when the volume is closed
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub freshness_tags: bool,
+    /// Continue an interrupted wipe: fill the blocks that cannot be read with zeroes, and keep all others
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub resume_wipe: bool,
     /// Wipe the end of the device after resize
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub wipe: bool,

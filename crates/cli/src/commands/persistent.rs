@@ -15,6 +15,9 @@ use crate::volume::source::{HeaderArgs, Luks};
 const FLAGS: &[&str] =
     &["allow_discards", "same_cpu_crypt", "submit_from_crypt_cpus", "no_read_workqueue", "no_write_workqueue"];
 
+/// The flag of a volume with integrity protection that is used without its journal.
+const NO_JOURNAL: &str = "no_journal";
+
 /// Checks the options that go with `--persistent`.
 pub(super) fn check_options(options: &Options) -> anyhow::Result<()> {
     if options.persistent && options.high_priority {
@@ -31,19 +34,26 @@ pub(super) fn check_header(image: &Path, header: Option<&Path>) -> anyhow::Resul
 /// Stores the flags of a running volume, which was opened or refreshed with `--persistent`: the header's are not among
 /// them.
 pub(super) fn store(name: &Name) -> anyhow::Result<()> {
-    let info = Client::of(name)?.status()?.info;
+    let status = Client::of(name)?.status()?;
+    let (info, integrity) = (status.info, status.integrity);
     let mut header = load(&info.device, info.header.as_deref())?;
     let mut flags: Vec<String> = Vec::new();
     if info.allow_discards {
         flags.push(FLAGS[0].to_owned());
     }
     flags.extend(info.table_flags.into_iter().filter(|flag| FLAGS.contains(&&**flag)));
+    // Without integrity protection the flag has no effect, and stays as it is.
+    let own = if integrity.is_some() { NO_JOURNAL } else { "" };
+    if integrity.is_some_and(|state| state.mode == "direct") {
+        flags.push(NO_JOURNAL.to_owned());
+    }
     header.edit(|volume, device| {
         let Volume::Luks2(luks2) = volume else { return Err(EditError::NeedsLuks2("a flag")) };
         let mut all: Vec<String> = flags.iter().map(|flag| flag.replace('_', "-")).collect();
         // Flags that Inlock does not know stay.
         let others = luks2.metadata().config.flags.iter();
-        all.extend(others.filter(|flag| !FLAGS.contains(&&*flag.replace('-', "_"))).cloned());
+        let is_known = |flag: &str| FLAGS.contains(&flag) || flag == own;
+        all.extend(others.filter(|flag| !is_known(&flag.replace('-', "_"))).cloned());
         luks2.set_flags(device, &all.iter().map(String::as_str).collect::<Vec<_>>())
     })
 }

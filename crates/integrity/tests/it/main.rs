@@ -9,6 +9,7 @@ mod device;
 mod faults;
 mod format;
 mod freshness;
+mod journals;
 mod metrics;
 mod resize;
 mod sealed;

@@ -5,6 +5,7 @@ use inlock_cipher::{Aead, AeadIv, AeadSpec, DataUnitSize, IvNumbering, Sector, k
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{FormatOptions, IntegrityDevice, IntegrityStore, Mode, OpenOptions, Stores};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 fn aead(spec: &AeadSpec, unit: u32, seed: u8) -> Aead {
@@ -187,6 +188,53 @@ fn bytes_before_a_bad_unit_are_read_and_the_rest_is_an_error() {
     assert_eq!(store.write_at(&[1; 10], 5 * UNIT as u64), Err(Errno::ILSEQ));
     assert_eq!(store.write_at(&[1; UNIT], 5 * UNIT as u64), Ok(UNIT));
     assert_eq!(read_all(&store, 6 * UNIT, 0).unwrap()[5 * UNIT..], [1; UNIT]);
+}
+
+#[test]
+fn interrupted_wipe_is_continued_and_keeps_what_can_be_read() {
+    const UNIT: usize = 4096;
+    let spec = gcm();
+    let image = image(&spec, UNIT as u32, 13 << 20);
+    let store = open(&image, Mode::Direct, aead(&spec, UNIT as u32, 1));
+    let len = store.geometry().len as usize;
+    // The wipe stopped within the fourth chunk; behind it the volume was used nevertheless.
+    write_all(&store, &vec![0; 3 * (1 << 20) + 5 * UNIT], 0);
+    let used = 6 * (1 << 20) + 7 * UNIT;
+    write_all(&store, &vec![9; 3 * UNIT], used as u64);
+    store.sync().unwrap();
+    // A unit that was changed before that place stays unreadable.
+    let bad = 20 * UNIT;
+    let at = store.device().layout().data_position(20).0;
+    image.write_at(&[image.contents()[at as usize] ^ 1], at).unwrap();
+    let mut seen = Vec::new();
+    let first = store.fill_unreadable(2, |sector| {
+        seen.push(sector);
+        ControlFlow::Break(())
+    });
+    assert_eq!(first.unwrap().blocks, (2 * (1 << 20) / UNIT - 5) as u64);
+    assert_eq!((first.unwrap().reached, seen), (5 * 2048, vec![5 * 2048]));
+    let second = store.fill_unreadable(2, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((second.reached, second.blocks), (len as u64 / 512, ((len - 5 * (1 << 20)) / UNIT - 3) as u64));
+    assert_eq!(store.fill_unreadable(2, |_| ControlFlow::Continue(())).unwrap().blocks, 0, "nothing is left");
+    let mut model = vec![0; len];
+    model[used..used + 3 * UNIT].fill(9);
+    assert_eq!(unreadable(&store, &model, UNIT), [bad / UNIT]);
+}
+
+#[test]
+fn wipe_is_continued_wherever_it_stopped() {
+    const UNIT: usize = 4096;
+    let spec = gcm();
+    let image = image(&spec, UNIT as u32, 9 << 20);
+    let empty = image.contents();
+    let len = open(&image, Mode::Direct, aead(&spec, UNIT as u32, 1)).geometry().len as usize;
+    for stopped in (0..=len).step_by(1 << 20).chain([UNIT, len - UNIT, len]) {
+        let store = open(&memory(empty.clone()), Mode::Direct, aead(&spec, UNIT as u32, 1));
+        write_all(&store, &vec![0; stopped], 0);
+        let filled = store.fill_unreadable(2, |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(filled.blocks as usize, (len - stopped) / UNIT, "stopped at {stopped}");
+        assert!(unreadable(&store, &vec![0; len], UNIT).is_empty(), "stopped at {stopped}");
+    }
 }
 
 #[test]

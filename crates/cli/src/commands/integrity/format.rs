@@ -2,18 +2,21 @@
 
 use std::path::PathBuf;
 
+use inlock_engine::Access;
 use inlock_engine::store::file::IoMode;
 use inlock_integrity::{FormatOptions, Mode, OpenOptions, format};
 
 use crate::args::integrity::integrity_args;
 use crate::args::options::Options;
-use crate::commands::wipe::{wipe, zeroes};
+use crate::commands::wipe::{resume, wipe, zeroes};
 use crate::error::CliError;
 use crate::ui::progress::Show;
 use crate::ui::terminal;
 use crate::volume::backing;
 use crate::volume::device::OpenMode;
 use crate::volume::integrity::{HashArgs, IntegrityArgs, IntegrityDevices, JournalCipherArgs, cannot_use, stores};
+use crate::volume::open::{KeySource, open};
+use crate::volume::source::SourceArgs;
 
 /// A volume to create.
 pub(super) struct FormatArgs {
@@ -79,4 +82,11 @@ impl FormatArgs {
         };
         wipe(&self.image, stores, options, 0, zeroes, self.show)
     }
+}
+
+/// Continues an interrupted wipe.
+pub(super) fn resume_wipe(source: &SourceArgs, show: Show) -> anyhow::Result<()> {
+    let unlocked = open(source, true, KeySource::User { stdin_taken: false })?;
+    let stores = unlocked.into_device(IoMode::Sync, Access::default())?;
+    stores.check_writes(resume(&source.image, &stores, show))
 }

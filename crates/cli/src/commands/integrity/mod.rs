@@ -13,7 +13,9 @@ use crate::args::integrity::{INTEGRITY, integrity_args};
 use crate::args::options::Options;
 use crate::args::source::key_args;
 use crate::error::CliError;
+use crate::ui::progress::Show;
 use crate::volume::source::{SourceArgs, VolumeType};
+use inlock_integrity::Mode;
 use inlock_volume::HeaderPolicy;
 
 pub(crate) const ACTION: Action = Action {
@@ -33,7 +35,7 @@ pub(crate) const ACTION: Action = Action {
 
 /// Options of `format`.
 const FORMAT: &[&str] =
-    &["tag-size", "sector-size", "interleave-sectors", "journal-size", "no-wipe", "progress-frequency"];
+    &["tag-size", "sector-size", "interleave-sectors", "journal-size", "no-wipe", "resume-wipe", "progress-frequency"];
 
 fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepared> {
     let command = arguments.word()?;
@@ -44,6 +46,7 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
             (options.interleave_sectors.is_some(), "interleave-sectors"),
             (options.journal_size.is_some(), "journal-size"),
             (options.no_wipe, "no-wipe"),
+            (options.resume_wipe, "resume-wipe"),
         ];
         if let Some((_, option)) = given.iter().find(|(given, _)| *given) {
             return Err(not_allowed(option, &command));
@@ -63,6 +66,7 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         return Err(CliError::usage(format!("Command integrity {command} takes one argument.")));
     }
     match command.as_str() {
+        "format" if options.resume_wipe => prepare_resume(&options, arguments.path()?),
         "format" => {
             let args = format::FormatArgs::new(&options, arguments.path()?)?;
             Ok(Prepared::new(move || args.run()))
@@ -98,6 +102,14 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
             "Command '{other}' is none of format, open, serve, dump, status, resize, close."
         ))),
     }
+}
+
+fn prepare_resume(options: &Options, image: PathBuf) -> anyhow::Result<Prepared> {
+    let show = Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency);
+    let mut integrity = integrity_args(options)?;
+    integrity.mode = Mode::Direct;
+    let source = SourceArgs { volume_type: VolumeType::Integrity(integrity), ..source(options, image)? };
+    Ok(Prepared::new(move || format::resume_wipe(&source, show)))
 }
 
 fn not_allowed(option: &str, command: &str) -> anyhow::Error {

@@ -12,7 +12,7 @@ use inlock_volume::{
     VolumeKey, ZoneFault, Zones, luks1, luks2,
 };
 
-use super::integrity::Protection;
+use super::integrity::{Protection, resume_args};
 use crate::args::action::{Action, IMAGE, KDF, KEY, KEYSLOT, Prepared};
 use crate::args::keyslot::{KeyslotArgs, keyslot_args};
 use crate::args::options::Options;
@@ -37,6 +37,10 @@ pub(crate) const ACTION: Action = Action {
     options: &[KEY, FORMAT, KDF, KEYSLOT, &["volume-key-file", "allow-null-cipher", "allow-null-iv"]],
     about: "create a LUKS volume in an image file or on a device",
     prepare: |options, mut arguments| {
+        if options.resume_wipe {
+            let args = resume_args(&options, arguments.path()?, arguments.optional())?;
+            return Ok(Prepared::new(move || args.run()));
+        }
         let args = format_args(options, arguments.path()?, arguments.optional())?;
         Ok(Prepared::new(move || run(&args)))
     },
@@ -70,6 +74,7 @@ const FORMAT: &[&str] = &[
     "integrity-no-journal",
     "integrity-legacy-padding",
     "integrity-inline",
+    "resume-wipe",
     "progress-json",
     "progress-frequency",
 ];

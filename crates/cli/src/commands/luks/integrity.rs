@@ -1,22 +1,49 @@
 //! `luksFormat --integrity`: the dm-integrity volume below a LUKS2 volume, and its first tags.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use inlock_cipher::{Aead, InOut};
-use inlock_engine::Errno;
 use inlock_engine::store::file::IoMode;
+use inlock_engine::{Access, Errno};
 use inlock_integrity::{FormatOptions, IntegrityError, Mode, OpenOptions, Stores, format};
 use inlock_volume::{AeadSpec, AuthenticatedSegment, DataUnitSize, Sector, VolumeKey};
 
 use crate::args::integrity::refuse_inline;
 use crate::args::options::Options;
-use crate::args::source::takes_keys_of;
-use crate::commands::wipe::wipe;
+use crate::args::source::{key_args_or, source_args, takes_keys_of};
+use crate::commands::wipe::{resume, wipe};
 use crate::error::CliError;
 use crate::ui::progress::Show;
 use crate::volume::device::Device;
 use crate::volume::integrity::cannot_use;
+use crate::volume::open::{KeySource, open};
+use crate::volume::source::SourceArgs;
+
+/// A volume whose wipe was interrupted.
+pub(super) struct ResumeArgs {
+    source: SourceArgs,
+    show: Show,
+}
+
+/// Converts the options of `--resume-wipe`: those that open the volume.
+pub(super) fn resume_args(options: &Options, image: PathBuf, key_file: Option<PathBuf>) -> anyhow::Result<ResumeArgs> {
+    if options.integrity.is_some() || options.integrity_no_wipe {
+        let option = if options.integrity_no_wipe { "integrity-no-wipe" } else { "integrity" };
+        return Err(CliError::usage(format!("Option --{option} is not allowed with --resume-wipe.")));
+    }
+    let show = Show::from_options(options.batch_mode, options.progress_json, options.progress_frequency);
+    let key = key_args_or(options, key_file)?;
+    Ok(ResumeArgs { source: SourceArgs { key, no_journal: true, ..source_args(options, image)? }, show })
+}
+
+impl ResumeArgs {
+    pub(super) fn run(&self) -> anyhow::Result<()> {
+        let unlocked = open(&self.source, true, KeySource::User { stdin_taken: false })?;
+        let stores = unlocked.into_device(IoMode::Sync, Access::default())?;
+        stores.check_writes(resume(&self.source.image, &stores, self.show))
+    }
+}
 
 /// Integrity protection of a volume to create.
 pub(super) struct Protection {
