@@ -10,8 +10,6 @@ use std::path::{Path, PathBuf};
 use inlock_nbd_store::OpenError;
 use inlock_volume::{EditError, FormatError, KdfError, LoadError, PolicyError, UnlockError};
 
-use crate::volume::remote;
-
 /// An exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -53,7 +51,7 @@ pub(crate) enum CliError {
     Refused { message: String, hint: &'static str },
     #[error("Device {} does not exist or access denied.", .path.display())]
     NoDevice { path: PathBuf, creating: bool, source: io::Error },
-    #[error("Device {uri} cannot be opened")]
+    #[error("Device {uri} cannot be opened.")]
     NoExport { uri: String, source: OpenError },
     #[error("Cannot write to device {}, permission denied.", .path.display())]
     ReadOnly { path: PathBuf },
@@ -161,7 +159,7 @@ impl CliError {
             Self::NoDevice { path, creating: true, source } if source.kind() == io::ErrorKind::NotFound => {
                 format!("create an image file first: truncate -s SIZE {}", path.display())
             }
-            Self::NoExport { source, .. } => return remote::hint_of(source).map(ToOwned::to_owned),
+            Self::NoExport { source, .. } => return hint_of_export(source).map(ToOwned::to_owned),
             Self::NotLuks { found: Some(version), .. } => {
                 format!("use --type luks{version} for its LUKS{version} header, or --type luks for any version")
             }
@@ -287,6 +285,23 @@ fn hint_of_volume(cause: &(dyn std::error::Error + 'static)) -> Option<&'static 
         }
         _ => None,
     }
+}
+
+/// Returns the hint for an export that cannot be opened.
+fn hint_of_export(error: &OpenError) -> Option<&'static str> {
+    Some(match error {
+        OpenError::Unreachable { .. } => "start the server, and check the address in the URI",
+        OpenError::TimedOut { .. } => "check the address and the server, or raise --connect-timeout",
+        OpenError::UnknownExport(_) => "list the server's exports: nbdinfo --list URI",
+        OpenError::TlsRequired => "let the server allow connections without TLS, through a tunnel that encrypts",
+        OpenError::Closed { .. } | OpenError::Refused(_) => {
+            "look into the server's log; it may allow other clients only"
+        }
+        OpenError::Dialect(_) | OpenError::Protocol(_) => {
+            "use a server of fixed newstyle NBD, such as nbdkit or qemu-nbd"
+        }
+        _ => return None,
+    })
 }
 
 fn hint_of_policy(error: &PolicyError) -> Option<&'static str> {

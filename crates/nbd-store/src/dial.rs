@@ -84,7 +84,7 @@ pub(crate) struct Dialed {
 pub(crate) fn dial(uri: &NbdUri, options: &StoreOptions) -> Result<Vec<Dialed>, OpenError> {
     let limit = Limit { deadline: Instant::now() + options.connect_timeout, length: options.connect_timeout };
     let first = connect(uri, limit)?;
-    let several = first.facts.has(transmission_flag::CAN_MULTI_CONN);
+    let several = first.facts.has_flag(transmission_flag::CAN_MULTI_CONN);
     let mut all = vec![first];
     while several && all.len() < options.connections.min(16) {
         match connect(uri, limit) {

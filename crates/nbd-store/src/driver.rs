@@ -9,7 +9,7 @@ use crate::job::{Job, Kind, Owner};
 use crate::line::{Broken, Ended, Line, SLOTS};
 use crate::options::ExportFacts;
 use crate::replay::ReplayLog;
-use crate::store::Shared;
+use crate::shared::Shared;
 use inlock_engine::Errno;
 use inlock_frontend::nbd::protocol::transmission_flag;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -70,7 +70,7 @@ pub(crate) struct Driver {
     ended: Vec<Ended>,
 }
 
-/// What becomes of a job that is about to be sent.
+/// Next step of a job that is about to be sent.
 enum Prepared {
     Send(Job),
     /// It waits, and so does everything behind it.
@@ -266,7 +266,7 @@ impl Driver {
 
     /// Returns whether a write in flight shares bytes with the range.
     fn is_being_written(&self, offset: u64, len: u64) -> bool {
-        self.lines.iter().flat_map(Line::jobs).any(|job| job.is_write() && job.overlaps(offset, len))
+        self.lines.iter().flat_map(Line::jobs).any(|job| job.is_write() && job.is_overlapping(offset, len))
     }
 
     /// Returns the connection with the fewest requests, if it has room for one.
@@ -297,18 +297,18 @@ impl Driver {
         };
         match job.kind {
             Kind::Flush if self.durability.is_lost => return ended(job, Err(Errno::IO)),
-            Kind::Flush if !self.facts.has(transmission_flag::SEND_FLUSH) => return ended(job, Ok(())),
+            Kind::Flush if !self.facts.has_flag(transmission_flag::SEND_FLUSH) => return ended(job, Ok(())),
             Kind::Flush => {
                 job.covered = self.durability.acknowledged;
                 return Prepared::Send(job);
             }
             Kind::Extents => return Prepared::Send(job),
             Kind::Write { .. } | Kind::Discard if self.facts.is_read_only() => return ended(job, Err(Errno::ROFS)),
-            Kind::Write { durable: true } if !self.facts.has(transmission_flag::SEND_FUA) => {
+            Kind::Write { durable: true } if !self.facts.has_flag(transmission_flag::SEND_FUA) => {
                 return ended(job, Err(Errno::OPNOTSUPP));
             }
             Kind::Write { .. } if job.offset >= size => return ended(job, Err(Errno::NOSPC)),
-            Kind::Discard if !self.facts.has(transmission_flag::SEND_TRIM) => {
+            Kind::Discard if !self.facts.has_flag(transmission_flag::SEND_TRIM) => {
                 return ended(job, Err(Errno::OPNOTSUPP));
             }
             Kind::Discard => {

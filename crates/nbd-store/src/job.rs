@@ -1,4 +1,4 @@
-//! What the driver has to do: a request of the engine, a query of extents, or a request of the store's own.
+//! Jobs of the driver: a request of the engine, a query of extents, or a request of the store's own.
 
 use crate::replay::Entry;
 use inlock_engine::Errno;
@@ -72,7 +72,7 @@ impl Job {
     }
 
     /// Returns whether two ranges share bytes.
-    pub(crate) fn overlaps(&self, offset: u64, len: u64) -> bool {
+    pub(crate) fn is_overlapping(&self, offset: u64, len: u64) -> bool {
         self.offset < offset.saturating_add(len) && offset < self.offset.saturating_add(self.len)
     }
 

@@ -19,6 +19,7 @@ mod job;
 mod line;
 mod options;
 mod replay;
+mod shared;
 mod store;
 mod uri;
 

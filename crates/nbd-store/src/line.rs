@@ -58,7 +58,7 @@ struct Slot {
     extent: Option<(u64, u64)>,
 }
 
-/// What arrives next.
+/// Kind of the bytes that arrive next.
 enum Receiving {
     Head,
     /// Data of a read: its position in the buffer, and how much of it is missing.

@@ -55,13 +55,13 @@ pub struct ExportFacts {
 
 impl ExportFacts {
     /// Returns whether the server sets a flag.
-    pub fn has(&self, flag: u16) -> bool {
+    pub fn has_flag(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 
     /// Returns whether writes are refused.
     pub fn is_read_only(&self) -> bool {
-        self.has(transmission_flag::READ_ONLY)
+        self.has_flag(transmission_flag::READ_ONLY)
     }
 
     /// Returns what a server that was connected again changed, if a store cannot go on with it.

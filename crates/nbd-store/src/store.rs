@@ -1,18 +1,17 @@
 //! The store as the engine uses it, and the queue to its thread.
 
-use crate::dial::{Dialed, OpenError, dial};
+use crate::dial::{OpenError, dial};
 use crate::driver::Driver;
 use crate::job::{Job, Kind, Owner};
 use crate::options::{ExportFacts, StoreOptions};
+use crate::shared::Shared;
 use crate::uri::NbdUri;
 use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
 use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
 use inlock_frontend::nbd::protocol::{STATE_HOLE, transmission_flag};
 use rustix::event::EventfdFlags;
-use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -34,79 +33,6 @@ pub struct NbdStore {
     has_extents: bool,
     /// Serializes writes of parts of a server's blocks.
     edges: Mutex<()>,
-}
-
-/// State that the store shares with its thread, and with the one that connects.
-pub(crate) struct Shared {
-    pub(crate) uri: NbdUri,
-    pub(crate) options: StoreOptions,
-    inbox: Mutex<Inbox>,
-    waker: OwnedFd,
-}
-
-/// Messages to the store's thread.
-#[derive(Default)]
-pub(crate) struct Inbox {
-    pub(crate) jobs: VecDeque<Job>,
-    pub(crate) dialed: Option<Result<Vec<Dialed>, OpenError>>,
-    pub(crate) aborted: bool,
-    pub(crate) closed: bool,
-}
-
-impl Shared {
-    pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends the current or the next wait of the thread.
-    fn wake(&self) {
-        // The counter would only overflow after 2^64 - 1 unread wakes, and is readable then.
-        let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
-    }
-
-    /// Returns the descriptor that is readable when the thread is to wake up.
-    pub(crate) fn waker(&self) -> &OwnedFd {
-        &self.waker
-    }
-
-    pub(crate) fn clear_waker(&self) {
-        let _ = rustix::io::read(&self.waker, &mut [0u8; 8]);
-    }
-
-    /// Starts a thread that connects. The result comes into the inbox.
-    pub(crate) fn connect(self: &Arc<Self>) {
-        let shared = Arc::clone(self);
-        let connect = move || {
-            let dialed = dial(&shared.uri, &shared.options);
-            shared.inbox().dialed = Some(dialed);
-            shared.wake();
-        };
-        if let Err(source) = std::thread::Builder::new().name("inlock-dial".to_owned()).spawn(connect) {
-            let error = OpenError::Unreachable { address: self.uri.address.to_string(), source };
-            self.inbox().dialed = Some(Err(error));
-        }
-    }
-
-    /// Reports an event to a person.
-    pub(crate) fn notify(&self, event: &str) {
-        if let Some(notify) = self.options.notify {
-            notify(self.uri.as_str(), event);
-        }
-    }
-
-    fn push(&self, job: Job) {
-        let mut inbox = self.inbox();
-        if inbox.closed {
-            // The thread has ended: a dropped job has failed.
-            return;
-        }
-        let is_first = inbox.jobs.is_empty();
-        inbox.jobs.push_back(job);
-        drop(inbox);
-        if is_first {
-            self.wake();
-        }
-    }
 }
 
 impl NbdStore {
@@ -133,12 +59,8 @@ impl NbdStore {
         };
         let facts = dialed[0].facts;
         let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let shared = Arc::new(Shared {
-            uri: uri.clone(),
-            options: options.clone(),
-            inbox: Mutex::default(),
-            waker: waker.map_err(|error| unreachable(error.into()))?,
-        });
+        let waker = waker.map_err(|error| unreachable(error.into()))?;
+        let shared = Arc::new(Shared::new(uri.clone(), options.clone(), waker));
         let has_extents = dialed[0].has_extents;
         let driver = Driver::new(Arc::clone(&shared), facts, dialed);
         let thread = std::thread::Builder::new().name("inlock-nbd".to_owned()).spawn(move || driver.run());
@@ -159,7 +81,7 @@ impl NbdStore {
 
     /// Returns whether the server can put writes on stable storage.
     pub fn can_flush(&self) -> bool {
-        self.facts.has(transmission_flag::SEND_FLUSH)
+        self.facts.has_flag(transmission_flag::SEND_FLUSH)
     }
 
     fn deadline(&self) -> Instant {
@@ -188,8 +110,7 @@ impl AsyncStore for NbdStore {
     }
 
     fn abort(&self) {
-        self.shared.inbox().aborted = true;
-        self.shared.wake();
+        self.shared.abort();
     }
 }
 
@@ -206,7 +127,7 @@ impl BackingStore for NbdStore {
     fn profile(&self) -> StoreProfile {
         let mut profile = StoreProfile::default();
         // The protocol makes a FUA write's reply one about that write.
-        profile.has_native_fua = self.facts.has(transmission_flag::SEND_FUA);
+        profile.has_native_fua = self.facts.has_flag(transmission_flag::SEND_FUA);
         profile
     }
 
@@ -287,8 +208,7 @@ impl BackingStore for NbdStore {
 
 impl Drop for NbdStore {
     fn drop(&mut self) {
-        self.shared.inbox().closed = true;
-        self.shared.wake();
+        self.shared.close();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has failed its requests.
             let _ = thread.join();

@@ -4,10 +4,12 @@
 //! of volume, the number of arguments.
 
 use std::ffi::{OsStr, OsString};
+use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use inlock_nbd_store::StoreOptions;
 
 use super::action::{Action, Arguments, Prepared};
 use super::left_out;
@@ -15,7 +17,6 @@ use super::options::Options;
 use crate::error::CliError;
 use crate::ui::print::Debug;
 use crate::volume::remote;
-use inlock_nbd_store::StoreOptions;
 
 /// A checked command line.
 pub(crate) struct Invocation {
@@ -43,6 +44,29 @@ pub(crate) enum Request {
     Run(Prepared),
 }
 
+/// Converts the options for exports.
+fn store_options(options: &Options) -> anyhow::Result<StoreOptions> {
+    let mut store = StoreOptions::default();
+    store.notify = Some(remote::report);
+    if let Some(seconds) = options.connect_timeout {
+        store.connect_timeout = Duration::from_secs(seconds);
+    }
+    if let Some(seconds) = options.reconnect_delay {
+        store.reconnect_delay = Duration::from_secs(seconds);
+    }
+    if let Some(seconds) = options.store_timeout {
+        store.store_timeout = Duration::from_secs(seconds);
+    }
+    if store.connect_timeout.is_zero() || store.store_timeout.is_zero() {
+        return Err(CliError::usage("Options --connect-timeout and --store-timeout take 1 second or more."));
+    }
+    store.replay = options.replay;
+    if store.replay.is_some_and(|bytes| bytes < StoreOptions::MIN_REPLAY) {
+        return Err(CliError::usage("Option --replay takes 4M or more."));
+    }
+    Ok(store)
+}
+
 /// Parses the arguments of the program for one of `actions`.
 pub(crate) fn parse(
     actions: &[&'static Action],
@@ -63,7 +87,7 @@ pub(crate) fn parse(
     };
     let (verbose, disable_locks) = (options.verbose || debug.is_some(), options.disable_locks);
     let serialize_pbkdf = options.serialize_memory_hard_pbkdf;
-    let store_options = remote::store_options(&options)?;
+    let store_options = store_options(&options)?;
     let done = |request| Ok(Invocation { request, verbose, debug, disable_locks, serialize_pbkdf, store_options });
     if options.version {
         return done(Request::Version);

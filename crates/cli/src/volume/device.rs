@@ -53,7 +53,7 @@ impl Device {
     pub(crate) fn open(name: &Path, access: OpenMode) -> anyhow::Result<Self> {
         if let Some(uri) = remote::uri_of(name) {
             print_debug(format_args!("Connecting to {uri} ({access:?})."));
-            let store = remote::open(uri, access)?;
+            let store = remote::open(uri, access != OpenMode::Read)?;
             let len = store.geometry().len;
             return Ok(Self { path: name.to_owned(), medium: Medium::Remote(store), len, zones: None });
         }

@@ -3,16 +3,13 @@
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use inlock_engine::store::asynchronous::AsyncStore;
 use inlock_engine::store::{read_all, write_all};
 use inlock_engine::{BackingStore, Errno};
-use inlock_nbd_store::{NbdStore, NbdUri, OpenError, StoreOptions, UriError};
+use inlock_nbd_store::{NbdStore, NbdUri, StoreOptions, UriError};
 use inlock_volume::{FileDevice, HeaderDevice};
 
-use super::device::OpenMode;
-use crate::args::options::Options;
 use crate::error::CliError;
 use crate::ui::print::warn;
 
@@ -28,27 +25,9 @@ pub(crate) fn set_options(options: StoreOptions) {
     let _ = OPTIONS.set(options);
 }
 
-/// Converts the options for exports.
-pub(crate) fn store_options(options: &Options) -> anyhow::Result<StoreOptions> {
-    let mut store = StoreOptions::default();
-    store.notify = Some(|uri, event| warn(format_args!("{uri}: {event}")));
-    if let Some(seconds) = options.connect_timeout {
-        store.connect_timeout = Duration::from_secs(seconds);
-    }
-    if let Some(seconds) = options.reconnect_delay {
-        store.reconnect_delay = Duration::from_secs(seconds);
-    }
-    if let Some(seconds) = options.store_timeout {
-        store.store_timeout = Duration::from_secs(seconds);
-    }
-    if store.connect_timeout.is_zero() || store.store_timeout.is_zero() {
-        return Err(CliError::usage("Options --connect-timeout and --store-timeout take 1 second or more."));
-    }
-    store.replay = options.replay;
-    if store.replay.is_some_and(|bytes| bytes < StoreOptions::MIN_REPLAY) {
-        return Err(CliError::usage("Option --replay takes 4M or more."));
-    }
-    Ok(store)
+/// Prints an event of an export.
+pub(crate) fn report(uri: &str, event: &str) {
+    warn(format_args!("{uri}: {event}"));
 }
 
 /// Returns the text of a device name that is a URI of NBD.
@@ -56,8 +35,8 @@ pub(crate) fn uri_of(name: &Path) -> Option<&str> {
     name.to_str().filter(|text| NbdUri::is_uri(text))
 }
 
-/// Connects to an export.
-pub(crate) fn open(text: &str, mode: OpenMode) -> anyhow::Result<Arc<NbdStore>> {
+/// Connects to an export, for writing too if `writing`.
+pub(crate) fn open(text: &str, writing: bool) -> anyhow::Result<Arc<NbdStore>> {
     let uri = NbdUri::parse(text).map_err(|error| {
         let hint = match error {
             UriError::Tls => "reach the server through a tunnel that encrypts (ssh -L, stunnel), and use nbd://",
@@ -66,9 +45,9 @@ pub(crate) fn open(text: &str, mode: OpenMode) -> anyhow::Result<Arc<NbdStore>> 
         anyhow::Error::from(error).context(CliError::Refused { message: format!("Device {text} cannot be used"), hint })
     })?;
     let options = OPTIONS.get().cloned().unwrap_or_default();
-    let opened = NbdStore::open(&uri, &options, mode == OpenMode::Read);
+    let opened = NbdStore::open(&uri, &options, !writing);
     let store = opened.map_err(|source| CliError::NoExport { uri: text.to_owned(), source })?;
-    if mode != OpenMode::Read {
+    if writing {
         if store.facts().is_read_only() {
             return Err(CliError::ReadOnly { path: text.into() }.into());
         }
@@ -80,23 +59,6 @@ pub(crate) fn open(text: &str, mode: OpenMode) -> anyhow::Result<Arc<NbdStore>> 
         }
     }
     Ok(Arc::new(store))
-}
-
-/// Returns the hint for an export that cannot be opened.
-pub(crate) fn hint_of(error: &OpenError) -> Option<&'static str> {
-    Some(match error {
-        OpenError::Unreachable { .. } => "start the server, and check the address in the URI",
-        OpenError::TimedOut { .. } => "check the address and the server, or raise --connect-timeout",
-        OpenError::UnknownExport(_) => "list the server's exports: nbdinfo --list URI",
-        OpenError::TlsRequired => "let the server allow connections without TLS, through a tunnel that encrypts",
-        OpenError::Closed { .. } | OpenError::Refused(_) => {
-            "look into the server's log; it may allow other clients only"
-        }
-        OpenError::Dialect(_) | OpenError::Protocol(_) => {
-            "use a server of fixed newstyle NBD, such as nbdkit or qemu-nbd"
-        }
-        _ => return None,
-    })
 }
 
 /// Returns a name for an export that can be that of a lock file. Names of two exports may be the same only if they are

@@ -1,7 +1,7 @@
 //! The NBD server: fixed newstyle handshake, structured replies, extended headers, `base:allocation`.
 //!
-//! [`handshake`], [`transmission`] and [`protocol`] are the codec: bytes in, bytes out, no I/O; [`client`] is the half of
-//! it that clients use. `session` is one client
+//! [`handshake`], [`transmission`] and [`protocol`] are the codec: bytes in, bytes out, no I/O; [`client`] is the half
+//! of it that clients use. `session` is one client
 //! as a state machine, with its `output` and its `memory`; `active` carries commands out; `mux` runs the sessions of
 //! one worker on its ring. [`server`] listens, and deals connections to workers. [`kernel`] connects the kernel's NBD
 //! driver to a server. Source: the NBD project's `doc/proto.md`, with its extended headers as in the branch

@@ -33,7 +33,7 @@ pub(crate) struct Asked {
     pub(crate) len: u64,
 }
 
-/// What a lie leads to.
+/// Consequence of a lie.
 pub(crate) enum After {
     /// The server goes on honestly.
     GoOn,
@@ -83,9 +83,9 @@ impl Default for Facts {
 
 /// Bytes of the export.
 pub(crate) struct Disk {
-    /// What clients read.
+    /// Bytes that clients read.
     pub(crate) cached: Vec<u8>,
-    /// What a power cut leaves.
+    /// Bytes that a power cut leaves.
     pub(crate) stable: Vec<u8>,
     /// Blocks of 512 bytes that differ.
     dirty: BTreeSet<usize>,

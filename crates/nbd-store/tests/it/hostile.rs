@@ -8,7 +8,7 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// What the store has to do.
+/// Reaction of the store.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Expect {
     /// The request succeeds over another connection.
@@ -276,7 +276,7 @@ fn early_reply_to_a_long_write_is_a_violation() {
     assert!(fake.disk().cached == data && fake.connections() == 2);
 }
 
-/// What the server cannot do is refused here, without asking it.
+/// Requests that the server cannot carry out are refused here.
 #[test]
 fn server_is_not_asked_for_what_it_does_not_offer() {
     let fake = Fake::start(Facts { flags: 1 | 2 | 4, blocks: Some([4096, 4096, 4096]), ..Facts::default() });

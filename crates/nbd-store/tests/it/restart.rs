@@ -21,7 +21,7 @@ fn device(store: &Arc<NbdStore>) -> BlockingDevice {
     BlockingDevice::new(Arc::new(Device::new(&[segment], &key, Arc::clone(store) as _, Access::default()).unwrap()))
 }
 
-/// What a writer knows.
+/// Knowledge of a writer.
 struct Written {
     /// Version of each block that the last successful flush covers.
     flushed: Vec<u64>,
@@ -238,7 +238,7 @@ fn full_log_forces_flushes_and_stays_bounded() {
 
 /// Changed facts after a restart end the store.
 #[test]
-fn other_export_after_a_restart_fails_everything() {
+fn changed_export_after_a_restart_fails_everything() {
     let changes: [(&str, fn(&mut Facts)); 6] = [
         ("size", |facts| facts.size -= 4096),
         ("read-only", |facts| facts.flags |= 2),
