@@ -10,6 +10,7 @@ use inlock_volume::table::CryptOptions;
 use super::integrity::IntegrityArgs;
 use super::keyring::KeyLink;
 use super::table::TableArg;
+use super::verity::VerityArgs;
 
 /// A volume to open.
 #[derive(Debug)]
@@ -39,6 +40,8 @@ pub(crate) enum VolumeType {
     Table(TableArg),
     /// A volume of dm-integrity; the image is the device with its superblock.
     Integrity(IntegrityArgs),
+    /// A dm-verity device; the image is the data device.
+    Verity(VerityArgs),
     Raw,
 }
 
