@@ -2,7 +2,7 @@
 # Debian packages that tests and demo need, and the check that they are installed. Sourced by test.sh and demo.sh.
 
 PACKAGES=(
-    gcc libc6-dev fio nbdkit libnbd-bin python3-libnbd cryptsetup-bin qemu-utils jq shellcheck e2fsprogs
+    gcc libc6-dev fio nbdkit libnbd-bin python3-libnbd cryptsetup-bin fsverity qemu-utils jq shellcheck e2fsprogs
     python3-cryptography python3-cryptography-vectors valgrind
     clevis clevis-luks jose tang socat
     curl strace qemu-system-x86 busybox-static kmod dmsetup fuse3 xfsprogs btrfs-progs f2fs-tools

@@ -6,6 +6,8 @@
 //! [`VerityStore`] is a device as a store of the engine, which returns no block that does not match. Digests are
 //! computed several at a time ([`inlock_cipher::Sha256Batch`]).
 //!
+//! [`digest_file`] computes the digest of a file as fs-verity does.
+//!
 //! The format is that of Linux and of `veritysetup`, with both types: 1, and 0 as Chrome OS had it.
 //!
 //! ```
@@ -32,6 +34,7 @@
 
 mod cache;
 mod error;
+mod fsverity;
 mod hasher;
 mod layout;
 mod store;
@@ -39,6 +42,7 @@ mod superblock;
 mod tree;
 
 pub use error::{Area, Corruption, InvalidField, VerityError};
+pub use fsverity::{FileDigest, FileError, FileParameters, digest_file};
 pub use layout::{HashType, Layout, Level, MAX_SALT_LEN, Parameters, random_salt};
 pub use store::{OnCorruption, OpenOptions, Snapshot, VerityStore};
 pub use superblock::{SUPERBLOCK_LEN, Superblock, hash_named};

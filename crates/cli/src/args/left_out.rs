@@ -13,7 +13,6 @@ const OPTIONS: &[LeftOut] = &[
         options: &[
             "N",
             "active-name",
-            "block-size",
             "decrypt",
             "encrypt",
             "force-no-keyslots",

@@ -11,3 +11,4 @@ mod left_out;
 pub(crate) mod options;
 pub(crate) mod parse;
 pub(crate) mod source;
+pub(crate) mod verity;

@@ -408,6 +408,74 @@ pub(crate) struct Options {
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub wipe: bool,
 
+    /// Format type: 1 (default), or 0 (original Chrome OS)
+    #[arg(long, value_name = "NUMBER", help_heading = "Verity")]
+    pub format: Option<u32>,
+    /// Block size on the data device (default: 4096)
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Verity")]
+    pub data_block_size: Option<u64>,
+    /// Block size on the hash device (default: 4096)
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Verity")]
+    pub hash_block_size: Option<u64>,
+    /// The number of blocks in the data file
+    #[arg(long, value_name = "BLOCKS", value_parser = values::count, help_heading = "Verity")]
+    pub data_blocks: Option<u64>,
+    /// Starting offset on the hash device
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Verity")]
+    pub hash_offset: Option<u64>,
+    /// Salt (default: 32 random bytes; "-": none)
+    #[arg(long, value_name = "HEX", help_heading = "Verity")]
+    pub salt: Option<String>,
+    /// Do not use verity superblock
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Verity")]
+    pub no_superblock: bool,
+    /// Path to root hash file
+    #[arg(long, value_name = "FILE", help_heading = "Verity")]
+    pub root_hash_file: Option<PathBuf>,
+    /// Path to root hash signature file; refused, the kernel's keys verify it
+    #[arg(long, value_name = "FILE", help_heading = "Verity")]
+    pub root_hash_signature: Option<PathBuf>,
+    /// Ignore corruption, log it only
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Verity")]
+    pub ignore_corruption: bool,
+    /// Restart kernel if corruption is detected; refused
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Verity")]
+    pub restart_on_corruption: bool,
+    /// Panic kernel if corruption is detected; refused
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Verity")]
+    pub panic_on_corruption: bool,
+    /// Do not verify zeroed blocks
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Verity")]
+    pub ignore_zero_blocks: bool,
+    /// Verify data block only the first time it is read; refused, every read is verified
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Verity")]
+    pub check_at_most_once: bool,
+    /// Use kernel tasklets for performance; accepted, no effect here
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Verity")]
+    pub use_tasklets: bool,
+    /// Path to device with error correction data; refused
+    #[arg(long, value_name = "FILE", help_heading = "Verity")]
+    pub fec_device: Option<PathBuf>,
+    /// Starting offset on the FEC device; refused
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Verity")]
+    pub fec_offset: Option<u64>,
+    /// FEC parity bytes; refused
+    #[arg(long, value_name = "BYTES", help_heading = "Verity")]
+    pub fec_roots: Option<u32>,
+
+    /// Hash of an fs-verity digest: sha256 (default) or sha512
+    #[arg(long, value_name = "NAME", help_heading = "Verity")]
+    pub hash_alg: Option<String>,
+    /// Block size of an fs-verity digest (default: 4096)
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Verity")]
+    pub block_size: Option<u64>,
+    /// Print fs-verity digests alone
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Verity")]
+    pub compact: bool,
+    /// Write the fs-verity descriptor to a file
+    #[arg(long, value_name = "FILE", help_heading = "Verity")]
+    pub out_descriptor: Option<PathBuf>,
+
     /// Dump info in JSON format (LUKS2 only)
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Output")]
     pub dump_json_metadata: bool,

@@ -7,6 +7,7 @@ mod close;
 mod copy;
 mod doctor;
 mod export;
+mod fsverity;
 mod import;
 mod integrity;
 mod list;
@@ -26,6 +27,7 @@ mod table;
 mod test_passphrase;
 mod top;
 mod umount;
+mod verity;
 mod wipe;
 mod zoned;
 
@@ -71,6 +73,8 @@ pub(crate) const ACTIONS: &[&Action] = &[
     &table::ACTION,
     &zoned::ACTION,
     &integrity::ACTION,
+    &verity::ACTION,
+    &fsverity::ACTION,
 ];
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::integrity::IntegrityStatus;
 use super::metrics::{Counters, LastError, Percentiles, Time};
 use super::name::Name;
+use super::verity::VerityStatus;
 use crate::attach::stale::StaleDevice;
 use crate::error::{CliError, Status};
 use crate::volume::info::{SegmentInfo, VolumeInfo, thread_flags};
@@ -104,6 +105,9 @@ pub(crate) struct VolumeStatus {
     /// State of a dm-integrity volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub integrity: Option<IntegrityStatus>,
+    /// State of a dm-verity device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verity: Option<VerityStatus>,
     /// By phase: `total`, `queue`, `store`, `cipher`.
     pub latency_ns: BTreeMap<String, Percentiles>,
 }
@@ -220,9 +224,16 @@ impl fmt::Display for VolumeStatus {
                 Some(_) => integrity.write_type(f)?,
             }
         }
+        if let Some(verity) = &self.verity {
+            verity.write_parameters(f)?;
+        }
         writeln!(f, "  device:  {}", info.device.display())?;
         if let Some(header) = &info.header {
-            let what = if self.integrity.is_some() && crypt.is_none() { "metadata device" } else { "header" };
+            let what = match (&self.verity, &self.integrity) {
+                (Some(_), _) => "hash device",
+                (None, Some(_)) if crypt.is_none() => "metadata device",
+                _ => "header",
+            };
             writeln!(f, "  {what}:  {}", header.display())?;
         }
         if let Some(integrity) = &self.integrity {
@@ -288,6 +299,9 @@ impl VolumeStatus {
         )?;
         if let Some(integrity) = &self.integrity {
             integrity.write_counters(f)?;
+        }
+        if let Some(verity) = &self.verity {
+            verity.write_counters(f)?;
         }
         if let Some(last) = &self.last_store_error {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());

@@ -16,3 +16,4 @@ pub(crate) mod name;
 pub(crate) mod openmetrics;
 pub(crate) mod served;
 pub(crate) mod server;
+pub(crate) mod verity;

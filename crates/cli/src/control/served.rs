@@ -9,6 +9,7 @@ use std::time::Instant;
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::{ControlError, Device};
+use inlock_verity::VerityStore;
 use inlock_volume::Table;
 use inlock_volume::table::CryptOptions;
 use serde_json::{Map, Value, json};
@@ -18,6 +19,7 @@ use super::info::{RuntimeInfo, VolumeStatus};
 use super::integrity::{IntegrityCounters, IntegrityStatus};
 use super::metrics::{Buckets, Counters, LastError, Percentiles, Sample, phases};
 use super::openmetrics;
+use super::verity::VerityStatus;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 use crate::system::pipe;
 use crate::volume::integrity::{RunningIntegrity, SealedStore};
@@ -66,6 +68,7 @@ pub(crate) struct ServedVolume {
     hooks: Box<dyn ControlHooks>,
     files: Files,
     integrity: Option<RunningIntegrity>,
+    verity: Option<Arc<VerityStore>>,
 }
 
 impl ServedVolume {
@@ -84,12 +87,18 @@ impl ServedVolume {
             hooks: Box::new(hooks),
             files,
             integrity: None,
+            verity: None,
         }
     }
 
     /// Adds the dm-integrity volume under the device.
     pub(crate) fn with_integrity(self, integrity: Option<RunningIntegrity>) -> Self {
         Self { integrity, ..self }
+    }
+
+    /// Adds the dm-verity device under the device.
+    pub(crate) fn with_verity(self, verity: Option<Arc<VerityStore>>) -> Self {
+        Self { verity, ..self }
     }
 
     fn info(&self) -> MutexGuard<'_, RuntimeInfo> {
@@ -116,6 +125,7 @@ impl ServedVolume {
             last_store_error: LastError::of(&snapshot),
             counters: Counters::of(&snapshot),
             integrity: self.integrity.as_ref().map(IntegrityStatus::of),
+            verity: self.verity.as_deref().map(VerityStatus::of),
             latency_ns: phases(&snapshot)
                 .map(|(name, histogram)| (name.to_owned(), Percentiles::from(&Buckets::of(histogram))))
                 .into(),

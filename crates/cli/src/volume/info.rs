@@ -13,7 +13,7 @@ use super::source::{SourceArgs, VolumeType};
 /// An opened volume.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeInfo {
-    /// `LUKS1`, `LUKS2`, `PLAIN`, `TABLE`, `INTEGRITY`, `RAW`.
+    /// `LUKS1`, `LUKS2`, `PLAIN`, `TABLE`, `INTEGRITY`, `VERITY`, `RAW`.
     pub kind: String,
     pub device: PathBuf,
     /// A detached header.
@@ -60,6 +60,7 @@ impl VolumeInfo {
             VolumeType::Luks(_) => ("LUKS", None),
             VolumeType::Plain(plain) => ("PLAIN", Some(plain.hash.to_string())),
             VolumeType::Integrity(_) => ("INTEGRITY", None),
+            VolumeType::Verity(_) => ("VERITY", None),
             VolumeType::Raw | VolumeType::Table(_) => ("RAW", None),
         };
         Self {

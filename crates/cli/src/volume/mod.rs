@@ -21,4 +21,5 @@ pub(crate) mod source;
 pub(crate) mod table;
 pub(crate) mod token;
 pub(crate) mod unlocked;
+pub(crate) mod verity;
 pub(crate) mod zones;

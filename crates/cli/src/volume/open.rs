@@ -23,6 +23,7 @@ use super::secret::{self, Ask};
 use super::source::{KeyArgs, Luks, SourceArgs, VolumeType};
 use super::table::{self, Devices};
 use super::unlocked::{Contents, SCRUB, UnlockedVolume};
+use super::verity::{VerityArgs, VerityDevices};
 use super::zones;
 use crate::error::{CliError, against_policy};
 use crate::ui::print::warn;
@@ -47,6 +48,7 @@ pub(crate) fn open(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> any
     let opened = match &args.volume_type {
         VolumeType::Table(table) => open_table(table.take()?, args, writing),
         VolumeType::Integrity(integrity) => open_integrity(integrity, args, writing),
+        VolumeType::Verity(verity) => open_verity(verity, args),
         _ => unlock(args, writing, keys),
     };
     scrub_stack::<SCRUB>();
@@ -72,7 +74,7 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
     // As the header has them.
     let mut cipher_names = Vec::new();
     let contents = match &args.volume_type {
-        VolumeType::Raw | VolumeType::Table(_) | VolumeType::Integrity(_) => {
+        VolumeType::Raw | VolumeType::Table(_) | VolumeType::Integrity(_) | VolumeType::Verity(_) => {
             let whole = Segment::whole(None, DataUnitSize::SECTOR);
             args.policy.check_segments(&[whole]).map_err(against_policy(named(&data)))?;
             Contents::Raw
@@ -223,6 +225,19 @@ fn open_integrity(integrity: &IntegrityArgs, args: &SourceArgs, writing: bool) -
     Ok(UnlockedVolume::new(data, info, Contents::Integrity(opening), devices.locks))
 }
 
+/// Opens and locks the devices of a dm-verity device, and checks its superblock. Its root hash is checked when it is
+/// connected.
+fn open_verity(verity: &VerityArgs, args: &SourceArgs) -> anyhow::Result<UnlockedVolume> {
+    let devices = VerityDevices::open(&args.image, &verity.hash_device, OpenMode::Read)?;
+    let mut info = VolumeInfo::new(args, &devices.data);
+    info.header = Some(resolved(&verity.hash_device));
+    let opening = verity.load(&devices)?;
+    info.uuid.clone_from(&opening.uuid);
+    info.hash = Some(opening.hash_name.clone());
+    let data = std::iter::once(devices.data).chain(devices.hash).collect();
+    Ok(UnlockedVolume::new(data, info, Contents::Verity(opening), devices.locks))
+}
+
 /// Asks for the passphrase or key of a volume that another process has opened and locked, and returns its volume key.
 pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
     if let VolumeType::Table(_) = args.volume_type {
@@ -232,7 +247,9 @@ pub(crate) fn ask_key(args: &SourceArgs) -> anyhow::Result<VolumeKey> {
     let data = Device::open(&args.image, OpenMode::Read)?;
     let ask = ask(args, &data, false);
     match &args.volume_type {
-        VolumeType::Raw | VolumeType::Table(_) | VolumeType::Integrity(_) => Ok(VolumeKey::zeroed(0)),
+        VolumeType::Raw | VolumeType::Table(_) | VolumeType::Integrity(_) | VolumeType::Verity(_) => {
+            Ok(VolumeKey::zeroed(0))
+        }
         VolumeType::Plain(plain) => plain_key(plain, &args.key, ask),
         VolumeType::Luks(luks) => {
             // The other process has printed the warnings.

@@ -11,6 +11,7 @@ use super::freshness::FreshnessArgs;
 use super::integrity::IntegrityArgs;
 use super::keyring::KeyLink;
 use super::table::TableArg;
+use super::verity::VerityArgs;
 
 /// A volume to open.
 #[derive(Debug)]
@@ -42,6 +43,8 @@ pub(crate) enum VolumeType {
     Table(TableArg),
     /// A volume of dm-integrity; the image is the device with its superblock.
     Integrity(IntegrityArgs),
+    /// A dm-verity device; the image is the data device.
+    Verity(VerityArgs),
     Raw,
 }
 

@@ -7,6 +7,7 @@ use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, Content, TargetError};
+use inlock_verity::VerityStore;
 use inlock_volume::table::Target;
 use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
 
@@ -16,6 +17,7 @@ use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, 
 use super::keyring::{KeyLink, LinkedKeys};
 use super::lock::DeviceLock;
 use super::remote;
+use super::verity::VerityOpening;
 use super::zones;
 use crate::error::CliError;
 use crate::ui::print::warn;
@@ -43,6 +45,8 @@ pub(super) enum Contents {
     Table(Table, Vec<usize>),
     /// A dm-integrity volume on the device with its superblock, and perhaps another one with its data.
     Integrity(IntegrityOpening),
+    /// A dm-verity device on the device of its data, and perhaps another one with its tree.
+    Verity(VerityOpening),
     /// A LUKS2 volume with integrity protection: a dm-integrity volume whose blocks an AEAD seals.
     Authenticated(AuthenticatedSegment, VolumeKey, IntegrityOpening),
 }
@@ -55,6 +59,8 @@ pub(crate) struct LockedStores {
     data: Vec<Device>,
     /// The dm-integrity volume under the engine's device.
     integrity: Option<(MaintainedIntegrity, RunningIntegrity)>,
+    /// The dm-verity device under the engine's device.
+    verity: Option<Arc<VerityStore>>,
     _locks: Vec<DeviceLock>,
 }
 
@@ -84,6 +90,13 @@ impl LockedStores {
     }
 }
 
+impl LockedStores {
+    /// Returns the dm-verity device under the engine's device.
+    pub(crate) fn verity(&self) -> Option<Arc<VerityStore>> {
+        self.verity.clone()
+    }
+}
+
 impl UnlockedVolume {
     pub(super) fn new(data: Vec<Device>, info: VolumeInfo, contents: Contents, locks: Vec<DeviceLock>) -> Self {
         Self { data, info, contents, locks, direct: false }
@@ -105,7 +118,9 @@ impl UnlockedVolume {
     pub(crate) fn link_key(&self, links: &[KeyLink]) -> anyhow::Result<LinkedKeys> {
         match &self.contents {
             Contents::Volume(_, key) | Contents::Authenticated(_, key, _) => LinkedKeys::link(links, key),
-            Contents::Raw | Contents::Table(..) | Contents::Integrity(_) => Ok(LinkedKeys::default()),
+            Contents::Raw | Contents::Table(..) | Contents::Integrity(_) | Contents::Verity(_) => {
+                Ok(LinkedKeys::default())
+            }
         }
     }
 
@@ -121,6 +136,7 @@ impl UnlockedVolume {
     fn connect(self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
         let Self { data, info, contents, locks, direct } = self;
         let path = &info.device;
+        let mut verity = None;
         let (device, integrity) = match contents {
             Contents::Raw => {
                 let mut stores = stores(&data, direct, mode, access.read_only)?;
@@ -148,6 +164,11 @@ impl UnlockedVolume {
                 let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed: None };
                 (engine::Device::raw(integrity.store()?, access), Some((integrity, running)))
             }
+            Contents::Verity(opening) => {
+                let store = opening.connect(&data[0], data.get(1), mode)?;
+                verity = Some(Arc::clone(&store));
+                (engine::Device::raw(store, engine::Access { read_only: true, ..access }), None)
+            }
             Contents::Authenticated(segment, key, opening) => {
                 let inner = segment.spec.inner();
                 let access = access_to(inner.into_iter(), access, path);
@@ -161,7 +182,7 @@ impl UnlockedVolume {
         if inlock_cipher::memory_lock_failed() {
             warn("cannot lock the memory of keys, which may be written to swap (see ulimit -l)");
         }
-        Ok(LockedStores { device: Arc::new(device), data, integrity, _locks: locks })
+        Ok(LockedStores { device: Arc::new(device), data, integrity, verity, _locks: locks })
     }
 
     /// Returns the names of its devices that are files.
@@ -179,6 +200,12 @@ impl UnlockedVolume {
             Contents::Table(table, _) => return Ok(table),
             Contents::Volume(segments, key) => (segments, key),
             Contents::Raw => (vec![whole()], VolumeKey::zeroed(0)),
+            Contents::Verity(_) => {
+                return Err(CliError::refused(
+                    format!("{} is a verity device, which no table of Inlock describes.", self.info.device.display()),
+                    "run `inlock verity dump` for its parameters",
+                ));
+            }
             Contents::Integrity(_) | Contents::Authenticated(..) => {
                 return Err(CliError::refused(
                     format!(

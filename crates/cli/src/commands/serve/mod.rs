@@ -217,7 +217,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<u8> {
         Some(claim) => {
             let (device, files) = (Arc::clone(&stores.device), claim.files().clone());
             let volume = ServedVolume::new(info(&claim), device, files, ShutDownOnClose);
-            let volume = volume.with_integrity(stores.integrity());
+            let volume = volume.with_integrity(stores.integrity()).with_verity(stores.verity());
             Some(Control::start(claim, volume, metrics)?)
         }
     };
@@ -313,6 +313,7 @@ fn description(args: &ServeArgs) -> String {
         VolumeType::Plain(_) => "plain dm-crypt volume",
         VolumeType::Table(_) => "device-mapper table",
         VolumeType::Integrity(_) => "dm-integrity volume",
+        VolumeType::Verity(_) => "dm-verity device",
         VolumeType::Raw => "raw image",
     };
     format!("{kind}, served by Inlock")

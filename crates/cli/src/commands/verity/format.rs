@@ -1,0 +1,141 @@
+//! `verity format`: makes the tree of a data device, and prints the root hash.
+
+use std::fs::OpenOptions as FileOptions;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use inlock_engine::Errno;
+use inlock_engine::store::file::IoMode;
+use inlock_verity::{Stores, Superblock, create, random_salt};
+use uuid::Uuid;
+
+use super::dump::description;
+use super::threads;
+use crate::args::options::Options;
+use crate::args::verity::{given, hash_offset, refuse};
+use crate::error::{CliError, cannot_open};
+use crate::ui::print::print;
+use crate::volume::device::OpenMode;
+use crate::volume::verity::{GivenParameters, VerityDevices, cannot_use, hex, store};
+
+/// A device to create.
+pub(super) struct FormatArgs {
+    data: PathBuf,
+    hash: PathBuf,
+    given: GivenParameters,
+    /// As the user spells it; it is stored in lower case.
+    hash_name: String,
+    hash_offset: u64,
+    superblock: bool,
+    uuid: Uuid,
+    root_hash_file: Option<PathBuf>,
+    threads: usize,
+}
+
+impl FormatArgs {
+    pub(super) fn new(options: &Options, data: PathBuf, hash: PathBuf) -> anyhow::Result<Self> {
+        refuse(options)?;
+        let uuid = match options.uuid.as_deref() {
+            None => Uuid::new_v4(),
+            Some(text) => Uuid::parse_str(text).ok().filter(|_| text.len() == 36).ok_or_else(|| {
+                CliError::usage(format!("Wrong VERITY UUID format provided on device {}.", hash.display()))
+            })?,
+        };
+        Ok(Self {
+            data,
+            hash,
+            given: given(options)?,
+            hash_name: options.hash.clone().unwrap_or_else(|| "sha256".to_owned()),
+            hash_offset: hash_offset(options)?,
+            superblock: !options.no_superblock,
+            uuid,
+            root_hash_file: options.root_hash_file.clone(),
+            threads: threads(options),
+        })
+    }
+
+    pub(super) fn run(&self) -> anyhow::Result<()> {
+        make_file(&self.hash)?;
+        let devices = VerityDevices::open(&self.data, &self.hash, OpenMode::Create)?;
+        let path = &devices.hash().path;
+        let mut parameters = self.given.parameters(&devices.data);
+        if self.given.salt.is_none() {
+            parameters.salt = random_salt().map_err(cannot_use(path))?;
+        }
+        let layout = parameters.layout().map_err(|error| cannot_use(path)(error.into()))?;
+        if devices.hash.is_none() && layout.data_len() > self.hash_offset {
+            return Err(CliError::refused(
+                "Data area overlaps with hash area.",
+                "set --data-blocks and --hash-offset, so that the tree is behind the data",
+            ));
+        }
+        let tree_offset = if self.superblock {
+            Superblock::tree_offset(self.hash_offset, parameters.hash_block_len)
+                .map_err(|error| cannot_use(path)(error.into()))?
+        } else if self.hash_offset.is_multiple_of(parameters.hash_block_len.into()) {
+            self.hash_offset
+        } else {
+            return Err(CliError::usage("Unsupported VERITY hash offset."));
+        };
+        // Before the hash device grows.
+        if layout.data_len() > devices.data.len {
+            return Err(CliError::refused(
+                format!("Device {} is too small for the data blocks.", devices.data.path.display()),
+                "lower --data-blocks, or leave it out",
+            ));
+        }
+        let end = tree_offset.checked_add(layout.tree_len()).context("Hash area overflow.")?;
+        if !devices.hash().is_block() && devices.hash().len < end {
+            devices.hash().file.set_len(end).with_context(|| format!("cannot enlarge {}", path.display()))?;
+        }
+        let hash_store = store(devices.hash(), IoMode::Sync, false)?;
+        let data_store = match &devices.hash {
+            Some(_) => store(&devices.data, IoMode::Sync, true)?,
+            None => hash_store.clone(),
+        };
+        let stores = Stores::new(data_store, hash_store.clone(), tree_offset);
+        let root = create(&stores, &layout, self.threads).map_err(cannot_use(path))?;
+        // Last: a device whose creation was interrupted has none.
+        let (uuid, hash_name) = (self.uuid.into_bytes(), self.hash_name.to_ascii_lowercase());
+        let superblock = self.superblock.then_some(Superblock { uuid, hash_name, parameters });
+        if let Some(superblock) = &superblock {
+            hash_store.sync().map_err(cannot_sync(path))?;
+            superblock.write(&*hash_store, self.hash_offset).map_err(cannot_use(path))?;
+        }
+        hash_store.sync().map_err(cannot_sync(path))?;
+        let root = hex(&root);
+        if let Some(file) = &self.root_hash_file {
+            write_root_hash(file, &root)?;
+        }
+        let text = description(&self.hash, superblock.as_ref(), &layout, &self.hash_name, self.hash_offset)?;
+        let at = text.find("Hash device size").unwrap_or(text.len());
+        print(format_args!("{}Root hash:      \t{root}\n{}", &text[..at], &text[at..]))
+    }
+}
+
+/// Creates the hash device as an empty file if there is none.
+fn make_file(path: &Path) -> anyhow::Result<()> {
+    match FileOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        // A name such as UUID=.
+        Err(_) if path.to_string_lossy().contains('=') => Ok(()),
+        Err(error) => Err(cannot_open(path, true)(error)),
+    }
+}
+
+fn cannot_sync(path: &Path) -> impl FnOnce(Errno) -> anyhow::Error {
+    let context = format!("cannot write to {}", path.display());
+    move |error| anyhow::Error::from(std::io::Error::from(error)).context(context)
+}
+
+fn write_root_hash(path: &Path, root: &str) -> anyhow::Result<()> {
+    let write = || -> std::io::Result<()> {
+        let mut file = FileOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        file.write_all(root.as_bytes())?;
+        file.sync_all()
+    };
+    write().with_context(|| format!("Cannot create root hash file {} for writing.", path.display()))
+}

@@ -1,0 +1,124 @@
+//! `verity`: dm-verity devices, with the commands and options of veritysetup.
+
+mod dump;
+mod format;
+mod verify;
+
+use std::path::PathBuf;
+
+use super::open::OpenArgs;
+use super::{close, open, serve, status};
+use crate::args::action::{ATTACH, Action, Arguments, Prepared};
+use crate::args::options::Options;
+use crate::args::source::key_args;
+use crate::args::verity::{VERITY, hash_offset, verity_args};
+use crate::error::CliError;
+use crate::volume::source::{SourceArgs, VolumeType};
+use inlock_volume::HeaderPolicy;
+
+pub(crate) const ACTION: Action = Action {
+    name: "verity",
+    aliases: &[],
+    arguments: &["<command>", "<device>", "[<name>]", "[<hash device>]", "[<root hash>]"],
+    options: &[VERITY, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "uuid"]],
+    about: "create, open, serve, verify, dump a dm-verity device",
+    prepare,
+};
+
+fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepared> {
+    let command = arguments.word()?;
+    check_options(&options, &command)?;
+    // Number of arguments behind the command, as veritysetup has them.
+    let (least, most, usage) = match command.as_str() {
+        "format" => (2, 2, "<data_device> <hash_device>"),
+        "verify" | "serve" => (2, 3, "<data_device> <hash_device> [<root_hash>]"),
+        "open" => (3, 4, "<data_device> <name> <hash_device> [<root_hash>]"),
+        "dump" => (1, 1, "<hash_device>"),
+        "status" | "close" => (1, 1, "<name>"),
+        other => {
+            return Err(CliError::usage(format!(
+                "Command '{other}' is none of format, verify, open, serve, dump, status, close."
+            )));
+        }
+    };
+    if !(least..=most).contains(&arguments.count()) {
+        return Err(CliError::usage(format!("{command}: requires {usage} as arguments.")));
+    }
+    match command.as_str() {
+        "format" => {
+            let args = format::FormatArgs::new(&options, arguments.path()?, arguments.path()?)?;
+            Ok(Prepared::new(move || args.run()))
+        }
+        "verify" => {
+            let (data, hash) = (arguments.path()?, arguments.path()?);
+            let (args, threads) = (verity_args(&options, hash, &mut arguments)?, threads(&options));
+            Ok(Prepared::new(move || verify::run(&data, &args, threads)))
+        }
+        "open" => {
+            let data = arguments.path()?;
+            let name = arguments.name_or("open: requires <data_device> <name> <hash_device> as arguments.")?;
+            let (options, source) = source(options, data, &mut arguments)?;
+            let args = OpenArgs::of_source(&options, source, name)?;
+            Ok(Prepared::with_status(move || open::run(&args)))
+        }
+        "serve" => {
+            let data = arguments.path()?;
+            let (options, source) = source(options, data, &mut arguments)?;
+            let args = serve::serve_source(options, source)?;
+            Ok(Prepared::with_status(move || serve::run(&args)))
+        }
+        "dump" => {
+            let (path, offset, json) = (arguments.path()?, hash_offset(&options)?, options.json);
+            Ok(Prepared::new(move || dump::run(&path, offset, json)))
+        }
+        "status" => {
+            let (name, json) = (arguments.name()?, options.json);
+            Ok(Prepared::new(move || status::run(&name, None, json)))
+        }
+        _ => {
+            let (name, deferred) = (arguments.name()?, options.deferred);
+            Ok(Prepared::new(move || close::run(&name, deferred)))
+        }
+    }
+}
+
+/// Refuses options of other commands.
+fn check_options(options: &Options, command: &str) -> anyhow::Result<()> {
+    let is = |commands: &[&str]| commands.contains(&command);
+    let given = [
+        (options.json && !is(&["dump", "status"]), "json"),
+        (options.uuid.is_some() && command != "format", "uuid"),
+        (options.ignore_corruption && !is(&["open", "serve"]), "ignore-corruption"),
+        (options.ignore_zero_blocks && !is(&["open", "serve"]), "ignore-zero-blocks"),
+        (options.threads.is_some() && is(&["dump", "status", "close"]), "threads"),
+    ];
+    match given.iter().find(|(given, _)| *given) {
+        None => Ok(()),
+        Some((_, option)) => Err(CliError::usage(format!("Option --{option} is not allowed with verity {command}."))),
+    }
+}
+
+/// Returns the number of threads that hash.
+fn threads(options: &Options) -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    options.threads.map_or(cpus, usize::from)
+}
+
+/// Converts the options of a device to open. It is read-only.
+fn source(mut options: Options, image: PathBuf, arguments: &mut Arguments) -> anyhow::Result<(Options, SourceArgs)> {
+    options.read_only = true;
+    let hash_device = arguments.path()?;
+    let source = SourceArgs {
+        image,
+        header: None,
+        volume_type: VolumeType::Verity(verity_args(&options, hash_device, arguments)?),
+        key: key_args(&options)?,
+        flags: Default::default(),
+        policy: HeaderPolicy::default(),
+        no_journal: false,
+        links: Vec::new(),
+        shared: false,
+        persistent: false,
+    };
+    Ok((options, source))
+}

@@ -1,0 +1,60 @@
+//! State and counters of a running dm-verity device.
+
+use std::fmt;
+
+use inlock_verity::VerityStore;
+use serde::{Deserialize, Serialize};
+
+/// State of a dm-verity device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VerityStatus {
+    pub hash_type: u32,
+    pub hash: String,
+    pub data_block_size: u32,
+    pub hash_block_size: u32,
+    pub data_blocks: u64,
+    /// In hexadecimal digits.
+    pub salt: String,
+    /// Blocks of data that were compared with their digests.
+    pub verified_blocks: u64,
+    /// Blocks of the tree that were read and verified.
+    pub verified_hash_blocks: u64,
+    /// Bad blocks, as often as they were read.
+    pub corrupted: u64,
+}
+
+impl VerityStatus {
+    pub(crate) fn of(store: &VerityStore) -> Self {
+        let (parameters, counters) = (store.layout().parameters(), store.snapshot());
+        Self {
+            hash_type: parameters.hash_type.number(),
+            hash: parameters.hash.name().to_owned(),
+            data_block_size: parameters.data_block_len,
+            hash_block_size: parameters.hash_block_len,
+            data_blocks: parameters.data_blocks,
+            salt: parameters.salt.iter().map(|byte| format!("{byte:02x}")).collect(),
+            verified_blocks: counters.data_blocks,
+            verified_hash_blocks: counters.hash_blocks,
+            corrupted: counters.corrupted,
+        }
+    }
+
+    /// Writes the lines that veritysetup has.
+    pub(crate) fn write_parameters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "  status:      {}", if self.corrupted > 0 { "corrupted" } else { "verified" })?;
+        writeln!(f, "  hash type:   {}", self.hash_type)?;
+        writeln!(f, "  data block:  {}", self.data_block_size)?;
+        writeln!(f, "  hash block:  {}", self.hash_block_size)?;
+        writeln!(f, "  hash name:   {}", self.hash)?;
+        writeln!(f, "  salt:        {}", if self.salt.is_empty() { "-" } else { &self.salt })
+    }
+
+    /// Writes the counters.
+    pub(crate) fn write_counters(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "  verified: {} data blocks, {} hash blocks; {} corrupted",
+            self.verified_blocks, self.verified_hash_blocks, self.corrupted
+        )
+    }
+}

@@ -1,0 +1,248 @@
+//! dm-verity devices: their two underlying devices, parameters and root hash.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use inlock_engine::BackingStore;
+use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_verity::{Area, Corruption, Layout, OpenOptions, Parameters, Stores, Superblock, VerityError, VerityStore};
+use uuid::Uuid;
+
+use super::device::{Device, OpenMode};
+use super::lock::{self, DeviceLock};
+use crate::error::{CliError, Status};
+use crate::ui::print::warn;
+
+/// A dm-verity device as named on the command line.
+#[derive(Clone, Debug)]
+pub(crate) struct VerityArgs {
+    pub hash_device: PathBuf,
+    /// First byte of the superblock, or of the tree without one.
+    pub hash_offset: u64,
+    /// The parameters of a device without superblock. Those of a superblock must be the same, as far as they are given.
+    pub given: GivenParameters,
+    pub no_superblock: bool,
+    pub root_hash: RootHash,
+    pub ignore_corruption: bool,
+    pub ignore_zero_blocks: bool,
+}
+
+/// Parameters on the command line.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GivenParameters {
+    pub hash_type: Option<inlock_verity::HashType>,
+    pub hash: Option<inlock_cipher::Hash>,
+    pub data_block_len: Option<u32>,
+    pub hash_block_len: Option<u32>,
+    pub data_blocks: Option<u64>,
+    pub salt: Option<Vec<u8>>,
+}
+
+/// Source of the root hash.
+#[derive(Clone, Debug)]
+pub(crate) enum RootHash {
+    Digits(String),
+    File(PathBuf),
+}
+
+/// Longest file with a root hash.
+const MAX_ROOT_HASH_FILE: u64 = 4096;
+
+impl RootHash {
+    /// Returns the bytes of the hash.
+    pub(crate) fn read(&self) -> anyhow::Result<Vec<u8>> {
+        let text = match self {
+            Self::Digits(digits) => digits.clone(),
+            Self::File(path) => {
+                let cannot_read = || format!("Cannot read root hash file {}.", path.display());
+                let len = std::fs::metadata(path).with_context(cannot_read)?.len();
+                if len > MAX_ROOT_HASH_FILE {
+                    return Err(CliError::usage("Invalid root hash string specified."));
+                }
+                std::fs::read_to_string(path).with_context(cannot_read)?
+            }
+        };
+        unhex(text.trim()).ok_or_else(|| CliError::usage("Invalid root hash string specified."))
+    }
+}
+
+/// Decodes hexadecimal digits.
+pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> = text.chars().map(|digit| digit.to_digit(16).map(|value| value as u8)).collect();
+    let (pairs, rest) = digits.as_ref()?.as_chunks::<2>();
+    rest.is_empty()
+        .then(|| pairs.iter().map(|[high, low]| high << 4 | low).collect())
+        .filter(|b: &Vec<u8>| !b.is_empty())
+}
+
+/// Encodes bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The underlying devices, opened and locked.
+pub(crate) struct VerityDevices {
+    pub data: Device,
+    /// The hash device, if it is another one.
+    pub hash: Option<Device>,
+    pub locks: Vec<DeviceLock>,
+}
+
+impl VerityDevices {
+    /// Opens the devices. The hash device is opened with `mode`; the data device for reading, unless it is the same.
+    pub(crate) fn open(data: &Path, hash: &Path, mode: OpenMode) -> anyhow::Result<Self> {
+        let lock_mode = if mode == OpenMode::Read { lock::Mode::Shared } else { lock::Mode::Exclusive };
+        let data = Device::open(data, OpenMode::Read)?;
+        let hash = Device::open(hash, mode)?;
+        if data.identity() == hash.identity() {
+            let locks = vec![lock::whole_device(&hash, lock_mode)?];
+            return Ok(Self { data: hash, hash: None, locks });
+        }
+        let locks = vec![lock::whole_device(&data, lock::Mode::Shared)?, lock::whole_device(&hash, lock_mode)?];
+        Ok(Self { data, hash: Some(hash), locks })
+    }
+
+    /// Returns the hash device.
+    pub(crate) fn hash(&self) -> &Device {
+        self.hash.as_ref().unwrap_or(&self.data)
+    }
+}
+
+/// Returns the store of a device.
+pub(crate) fn store(device: &Device, io: IoMode, read_only: bool) -> anyhow::Result<Arc<dyn BackingStore>> {
+    let file = device.share()?;
+    let store = if read_only { FileStore::new_read_only(file, io) } else { FileStore::new(file, io) };
+    Ok(Arc::new(store.with_context(|| format!("cannot use {}", device.path.display()))?))
+}
+
+/// Checked parameters of a device, and its root hash.
+pub(crate) struct VerityOpening {
+    pub layout: Layout,
+    pub tree_offset: u64,
+    pub root: Vec<u8>,
+    pub uuid: Option<String>,
+    pub hash_name: String,
+    ignore_corruption: bool,
+    ignore_zero_blocks: bool,
+}
+
+impl VerityArgs {
+    /// Reads the superblock, if there is one, and the root hash, and checks them against each other and the devices.
+    pub(crate) fn load(&self, devices: &VerityDevices) -> anyhow::Result<VerityOpening> {
+        let hash_path = &devices.hash().path;
+        let (parameters, tree_offset, uuid, hash_name) = if self.no_superblock {
+            let parameters = self.given.parameters(&devices.data);
+            let name = parameters.hash.name().to_owned();
+            if !self.hash_offset.is_multiple_of(parameters.hash_block_len.max(1).into()) {
+                return Err(CliError::usage("Unsupported VERITY hash offset."));
+            }
+            (parameters, self.hash_offset, None, name)
+        } else {
+            let store = store(devices.hash(), IoMode::Sync, true)?;
+            let superblock = Superblock::read(&*store, self.hash_offset).map_err(cannot_use(hash_path))?;
+            self.given.check(&superblock.parameters, hash_path)?;
+            let start = Superblock::tree_offset(self.hash_offset, superblock.parameters.hash_block_len);
+            let start = start.map_err(|error| cannot_use(hash_path)(error.into()))?;
+            let uuid = Uuid::from_bytes(superblock.uuid).hyphenated().to_string();
+            (superblock.parameters, start, Some(uuid), superblock.hash_name)
+        };
+        let layout = parameters.layout().map_err(|error| cannot_use(hash_path)(error.into()))?;
+        let root = self.root_hash.read()?;
+        if root.len() != parameters.hash.len() {
+            return Err(CliError::usage("Invalid root hash string specified."));
+        }
+        let (ignore_corruption, ignore_zero_blocks) = (self.ignore_corruption, self.ignore_zero_blocks);
+        Ok(VerityOpening { layout, tree_offset, root, uuid, hash_name, ignore_corruption, ignore_zero_blocks })
+    }
+}
+
+impl GivenParameters {
+    /// Returns the parameters of a device, with the defaults of veritysetup.
+    pub(crate) fn parameters(&self, data: &Device) -> Parameters {
+        let default = Parameters::default();
+        let data_block_len = self.data_block_len.unwrap_or(default.data_block_len);
+        Parameters {
+            hash_type: self.hash_type.unwrap_or_default(),
+            hash: self.hash.unwrap_or(default.hash),
+            data_block_len,
+            hash_block_len: self.hash_block_len.unwrap_or(default.hash_block_len),
+            data_blocks: self.data_blocks.unwrap_or_else(|| data.len / u64::from(data_block_len.max(1))),
+            salt: self.salt.clone().unwrap_or_default(),
+        }
+    }
+
+    /// Refuses a parameter that the superblock has otherwise.
+    fn check(&self, stored: &Parameters, path: &Path) -> anyhow::Result<()> {
+        let differs = [
+            (self.hash_type.is_some_and(|given| given != stored.hash_type), "format"),
+            (self.hash.is_some_and(|given| given != stored.hash), "hash"),
+            (self.data_block_len.is_some_and(|given| given != stored.data_block_len), "data-block-size"),
+            (self.hash_block_len.is_some_and(|given| given != stored.hash_block_len), "hash-block-size"),
+            (self.data_blocks.is_some_and(|given| given != stored.data_blocks), "data-blocks"),
+            (self.salt.as_ref().is_some_and(|given| *given != stored.salt), "salt"),
+        ];
+        match differs.iter().find(|(differs, _)| *differs) {
+            None => Ok(()),
+            Some((_, option)) => Err(CliError::refused(
+                format!("Option --{option} is not that of the superblock on {}.", path.display()),
+                "leave it out, or use --no-superblock for a device without superblock",
+            )),
+        }
+    }
+}
+
+impl VerityOpening {
+    /// Returns the stores for the library.
+    pub(crate) fn stores(&self, data: &Device, hash: Option<&Device>, io: IoMode) -> anyhow::Result<Stores> {
+        let data_store = store(data, io, true)?;
+        let hash_store = hash.map_or_else(|| Ok(Arc::clone(&data_store)), |device| store(device, io, true))?;
+        Ok(Stores::new(data_store, hash_store, self.tree_offset))
+    }
+
+    /// Verifies the root hash, and returns the verified data as a store of the engine.
+    pub(crate) fn connect(&self, data: &Device, hash: Option<&Device>, io: IoMode) -> anyhow::Result<Arc<VerityStore>> {
+        let stores = self.stores(data, hash, io)?;
+        let (data_path, hash_path) = (data.path.clone(), hash.map_or(&data.path, |hash| &hash.path).clone());
+        let options = OpenOptions {
+            ignore_corruption: self.ignore_corruption,
+            ignore_zero_blocks: self.ignore_zero_blocks,
+            on_corruption: Some(Box::new(move |corruption| {
+                let path = if corruption.area == Area::Data { &data_path } else { &hash_path };
+                warn(format_args!("{}: {corruption}", path.display()));
+            })),
+            ..OpenOptions::default()
+        };
+        let store = VerityStore::open(&stores, &self.layout, &self.root, options);
+        Ok(Arc::new(store.map_err(cannot_use(hash.map_or(&data.path, |hash| &hash.path)))?))
+    }
+}
+
+/// Returns the error of a device.
+pub(crate) fn cannot_use(path: &Path) -> impl FnOnce(VerityError) -> anyhow::Error {
+    let path = path.to_owned();
+    move |error| match error {
+        VerityError::NoSuperblock => CliError::refused(
+            format!("Device {} is not a valid VERITY device.", path.display()),
+            "name the device with the superblock, its --hash-offset, or --no-superblock",
+        ),
+        VerityError::Corrupt(corruption) => corrupt(corruption),
+        error => anyhow::Error::from(error).context(format!("Device {} cannot be used", path.display())),
+    }
+}
+
+/// Returns the error of a bad block, with the words and the status of veritysetup.
+fn corrupt(corruption: Corruption) -> anyhow::Error {
+    let (text, status) = match (corruption.is_root, corruption.area) {
+        (true, _) => ("Verification of root hash failed.".to_owned(), Status::Wrong),
+        (false, Area::Data) => ("Verification of data area failed.".to_owned(), Status::Permission),
+        (false, Area::Level(level)) => (format!("Verification of hash area level {level} failed."), Status::Permission),
+    };
+    let hint = if corruption.is_root {
+        "check the root hash; the tree belongs to another one, or was changed"
+    } else {
+        "restore the block from a copy"
+    };
+    let context = CliError::Remote(text, Some(hint.to_owned()), status);
+    anyhow::Error::from(corruption).context(context)
+}

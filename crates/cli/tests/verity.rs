@@ -1,0 +1,331 @@
+//! dm-verity devices: creating, verifying, serving, describing, mistakes; each as veritysetup does it.
+
+mod harness;
+
+use harness::{Dir, Ended, call, have, inlock, noise, run};
+use inlock_tests::report::count;
+use serde_json::Value;
+use std::fs;
+use std::process::{Command, Stdio};
+
+const SALT: &str = "00112233445566778899aabbccddeeff";
+
+fn veritysetup(args: &[&str]) -> Ended {
+    run(Command::new("veritysetup").args(args), b"")
+}
+
+/// Returns the root hash that a command has printed.
+fn root_of(ended: &Ended) -> String {
+    let line = ended.text().lines().find_map(|line| line.strip_prefix("Root hash:"));
+    line.unwrap_or_else(|| panic!("no root hash: {ended:?}")).trim().to_owned()
+}
+
+/// Creates a device of this many bytes of data, and returns data, hash device and root hash.
+fn device(dir: &Dir, len: usize) -> (String, String, String) {
+    let (data, hash) = (dir.file("data", &noise(len)), dir.name("hash"));
+    let formatted = call(["verity", "format", &data, &hash]);
+    (data, hash, root_of(formatted.works()))
+}
+
+fn flip(path: &str, at: usize) {
+    let mut bytes = fs::read(path).expect("readable");
+    bytes[at] ^= 1;
+    fs::write(path, bytes).expect("writable");
+}
+
+#[test]
+fn created_devices_are_those_of_veritysetup() {
+    if !have("veritysetup") {
+        return;
+    }
+    let rows: &[&[&str]] = &[
+        &[],
+        &["--hash", "sha512", "--data-block-size", "512"],
+        &["--hash", "SHA1", "--hash-block-size", "65536"],
+        &["--format", "0", "--data-block-size", "1024"],
+        &["--no-superblock", "--hash-block-size", "512"],
+        &["--hash-offset", "8192"],
+        &["--no-superblock", "--hash-offset", "4096"],
+        &["--data-blocks", "1"],
+        &["--data-blocks", "129", "--hash", "ripemd160"],
+        &["--hash", "blake2s-256", "--format", "0", "--hash-block-size", "1024"],
+    ];
+    let mut compared = 0;
+    for (options, salt) in rows.iter().flat_map(|options| [(options, "-"), (options, SALT)]) {
+        let dir = Dir::new();
+        let (data, theirs, ours) = (dir.file("data", &noise(1_310_720)), dir.name("theirs"), dir.name("ours"));
+        let (their_root, our_root) = (dir.name("their-root"), dir.name("our-root"));
+        let uuid = "67d8cc2c-d8c1-4ada-a044-47333b44d202";
+        let all = |hash: &str, root: &str| -> Vec<String> {
+            let fixed = ["format", &data, hash, "--salt", salt, "--root-hash-file", root];
+            let uuid = if options.contains(&"--no-superblock") { vec![] } else { vec!["--uuid", uuid] };
+            fixed.iter().chain(*options).chain(&uuid).map(|word| (*word).to_owned()).collect()
+        };
+        let their_output = run(Command::new("veritysetup").args(all(&theirs, &their_root)), b"");
+        let our_output = call(["verity".to_owned()].into_iter().chain(all(&ours, &our_root)));
+        let printed = |ended: &Ended, path: &str| ended.works().text().replace(path, "PATH");
+        assert_eq!(printed(&our_output, &ours), printed(&their_output, &theirs), "{options:?}");
+        assert!(fs::read(&ours).unwrap() == fs::read(&theirs).unwrap(), "{options:?}");
+        assert_eq!(fs::read(&our_root).unwrap(), fs::read(&their_root).unwrap());
+        // Each verifies what the other has made.
+        let options: Vec<&str> = if options.contains(&"--no-superblock") {
+            options.iter().copied().chain(["--salt", salt]).collect()
+        } else {
+            let offset = options.iter().position(|word| *word == "--hash-offset");
+            offset.map(|at| options[at..at + 2].to_vec()).unwrap_or_default()
+        };
+        let root = root_of(&our_output);
+        let words: Vec<&str> = ["verify", &data, &theirs, &root].into_iter().chain(options.clone()).collect();
+        call(["verity"].iter().chain(&words)).works();
+        let words: Vec<&str> = ["verify", &data, &ours, &root].into_iter().chain(options).collect();
+        assert_eq!(veritysetup(&words).code, 0);
+        if fs::read(&ours).unwrap().starts_with(b"verity") {
+            let (our_dump, their_dump) = (call(["verity", "dump", &ours]), veritysetup(&["dump", &ours]));
+            assert_eq!(our_dump.works().text(), their_dump.works().text());
+        }
+        compared += 1;
+    }
+    count("verity_devices_of_the_command", compared);
+}
+
+#[test]
+fn tree_behind_the_data_is_verified_by_both() {
+    let dir = Dir::new();
+    let data = dir.file("data", &noise(40960));
+    let words = ["--hash-offset", "40960", "--data-blocks", "10"];
+    let root = root_of(call(["verity", "format", &data, &data].iter().chain(&words)).works());
+    assert!(fs::read(&data).unwrap().starts_with(&noise(40960)));
+    call(["verity", "verify", &data, &data, &root, "--hash-offset", "40960"]).works();
+    if have("veritysetup") {
+        assert_eq!(veritysetup(&["verify", &data, &data, &root, "--hash-offset", "40960"]).code, 0);
+    }
+    call(["verity", "format", &data, &data]).fails(1, &["Data area overlaps with hash area."]);
+}
+
+/// A corrupted block has status 2 and a wrong root hash status 1, in both programs.
+#[test]
+fn corruption_is_reported_with_level_block_and_status() {
+    let dir = Dir::new();
+    let (data, hash, root) = device(&dir, 4096 * 300);
+    let statuses = |root: &str| {
+        let ours = call(["verity", "verify", &data, &hash, root]);
+        if have("veritysetup") {
+            assert_eq!(veritysetup(&["verify", &data, &hash, root]).code, ours.code);
+        }
+        ours
+    };
+    statuses(&root).works();
+    statuses(&root.to_uppercase()).works();
+    let mut other = root.clone();
+    other.replace_range(..1, if root.starts_with('0') { "1" } else { "0" });
+    statuses(&other).fails(1, &["Verification of root hash failed", "hash block 0 of level 1 at position 4096"]);
+    flip(&data, 4096 * 17 + 9);
+    let words = ["Verification of data area failed", "data block 17 at position 69632 does not match its digest"];
+    statuses(&root).fails(2, &words);
+    flip(&data, 4096 * 17 + 9);
+    // Blocks of the hash device: superblock, top, three leaves.
+    flip(&hash, 4096 * 4);
+    statuses(&root)
+        .fails(2, &["Verification of hash area level 0 failed", "hash block 2 of level 0 at position 16384"]);
+    flip(&hash, 4096 * 4);
+    // The topmost block: veritysetup begins at the data, and reports the digest as theirs.
+    flip(&hash, 4096);
+    call(["verity", "verify", &data, &hash, &root]).fails(1, &["Verification of root hash failed"]);
+    // Nothing is served.
+    let served = call(["verity", "serve", &data, &hash, &root, "--run", "echo served"]);
+    served.fails(1, &["Verification of root hash failed"]);
+    assert_eq!(served.text(), "");
+}
+
+/// Reads through the kernel's protocol by a client of its own: all data, and around a corrupted block.
+#[test]
+fn served_device_fails_reads_of_corrupted_blocks_alone() {
+    if !have("qemu-io") || !have("nbdcopy") {
+        return;
+    }
+    let dir = Dir::new();
+    let (data, hash, root) = device(&dir, 4096 * 1000);
+    let copy = dir.name("copy");
+    let serve = |command: &str| call(["verity", "serve", &data, &hash, &root, "--run", command]);
+    serve(&format!("nbdcopy \"$uri\" {copy}")).works();
+    assert!(fs::read(&copy).unwrap() == fs::read(&data).unwrap());
+    let written = fs::read(&data).unwrap();
+    flip(&data, 4096 * 500 + 77);
+    assert_ne!(serve(&format!("nbdcopy \"$uri\" {copy}")).code, 0);
+    let script = "for at in 498 499 500 501 500; do \
+        if qemu-io -r -f raw -c \"read -q $((at * 4096)) 4096\" \"$uri\" 2>&1 | grep -q 'Input/output error'; \
+        then echo $at bad; else echo $at good; fi; done; \
+        qemu-io -f raw -c 'write 0 512' \"$uri\" >/dev/null 2>&1 || echo read-only; \
+        qemu-io -r -f raw -c 'read -v 2043904 4096' \"$uri\" | head -c 0";
+    let ended = serve(script);
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(ended.text(), "498 good\n499 good\n500 bad\n501 good\n500 bad\nread-only\n");
+    // Once for two reads.
+    let said = "data block 500 at position 2048000 does not match its digest";
+    assert_eq!(ended.err.matches(said).count(), 1, "{}", ended.err);
+    let ignoring = call([
+        "verity",
+        "serve",
+        &data,
+        &hash,
+        &root,
+        "--ignore-corruption",
+        "--run",
+        &format!("nbdcopy \"$uri\" {copy}"),
+    ]);
+    assert_eq!(ignoring.code, 0, "{ignoring:?}");
+    assert!(ignoring.err.contains(said));
+    let read = fs::read(&copy).unwrap();
+    assert!(read == fs::read(&data).unwrap() && read != written);
+}
+
+#[test]
+fn status_counts_verified_and_corrupted_blocks() {
+    if !have("qemu-io") {
+        return;
+    }
+    let dir = Dir::new();
+    let (data, hash, root) = device(&dir, 4096 * 300);
+    flip(&data, 4096 * 7);
+    let name = format!("verity-test-{}", std::process::id());
+    let mut serving = inlock();
+    let script = format!(
+        "qemu-io -r -f raw -c 'read -q 0 28672' -c 'read -q 28672 4096' \"$uri\" >/dev/null 2>&1; \
+         {0} verity status {name} --json; {0} verity status {name}",
+        env!("CARGO_BIN_EXE_inlock")
+    );
+    serving.args(["verity", "serve", &data, &hash, &root, "--name", &name, "--run", &script]);
+    let ended = run(serving.stderr(Stdio::piped()), b"");
+    let mut values = serde_json::Deserializer::from_slice(&ended.out).into_iter::<Value>();
+    let json = values.next().unwrap().unwrap();
+    assert_eq!((&json["verity"]["corrupted"], &json["verity"]["hash_block_size"]), (&1.into(), &4096.into()));
+    assert!(json["verity"]["verified_blocks"].as_u64().unwrap() >= 8);
+    assert_eq!((&json["type"], &json["read_only"]), (&"VERITY".into(), &true.into()));
+    for line in ["  type:    VERITY", "  status:      corrupted", "  hash name:   sha256", "  mode:    readonly"] {
+        assert!(ended.text().lines().any(|other| other == line), "no {line:?} in {}", ended.text());
+    }
+}
+
+#[test]
+fn device_is_attached_as_a_file() {
+    if !harness::has_fuse() {
+        return;
+    }
+    let dir = Dir::new();
+    let (data, hash, root) = device(&dir, 4096 * 300);
+    let name = format!("verity-file-{}", std::process::id());
+    let opened = call(["verity", "open", &data, &name, &hash, &root, "--via", "fuse"]);
+    let path = opened.works().text().trim().to_owned();
+    let read = fs::read(&path);
+    let close = call(["verity", "close", &name]);
+    assert!(read.unwrap() == fs::read(&data).unwrap());
+    close.works();
+}
+
+/// Runs commands that fail with these words, and checks that they write nothing.
+fn refuse(files: &[&String], commands: &[(&[&str], &str)]) {
+    let contents = || files.iter().map(|file| fs::read(file).expect("it can be read")).collect::<Vec<_>>();
+    let before = contents();
+    for (words, said) in commands {
+        call(["verity"].iter().chain(*words)).fails(1, &[said, "inlock: "]);
+    }
+    assert!(contents() == before);
+}
+
+#[test]
+fn mistake_is_refused_by_name_and_nothing_is_written() {
+    let dir = Dir::new();
+    let (data, hash, root) = device(&dir, 4096 * 20);
+    let (empty, long) = (dir.file("empty", b""), dir.file("long", &[b'0'; 5000]));
+    let (d, h, r, run) = (data.as_str(), hash.as_str(), root.as_str(), ["--run", "true"]);
+    refuse(
+        &[&data, &hash, &empty],
+        &[
+            (&["format", d, h, "--hash", "sha255"], "Hash algorithm sha255 not supported."),
+            (&["format", d, h, "--data-block-size", "1000"], "Unsupported VERITY block size."),
+            (&["format", d, h, "--hash-block-size", "256"], "Unsupported VERITY block size."),
+            (&["format", d, h, "--hash-block-size", "1M"], "Unsupported VERITY block size."),
+            (&["format", d, h, "--format", "2"], "Unsupported VERITY hash type 2."),
+            (&["format", d, h, "--salt", "abc"], "Invalid salt string specified."),
+            (&["format", d, h, "--salt", "xy"], "Invalid salt string specified."),
+            (&["format", d, h, "--salt", &"00".repeat(257)], "Invalid salt string specified."),
+            (&["format", d, h, "--hash-offset", "100"], "Unsupported VERITY hash offset."),
+            (&["format", d, h, "--no-superblock", "--hash-offset", "512"], "Unsupported VERITY hash offset."),
+            (&["format", d, h, "--uuid", "x"], "Wrong VERITY UUID format provided on device"),
+            (&["format", d, h, "--data-blocks", "21"], "is too small for the data blocks."),
+            (&["format", &empty, h], "there are no data"),
+            (&["format", d, d], "Data area overlaps with hash area."),
+            (&["format", d], "format: requires <data_device> <hash_device> as arguments."),
+            (&["format", d, h, "--fec-device", h], "Option --fec-device is not supported."),
+            (&["verify", d, h], "Command requires <root_hash> or --root-hash-file option as argument."),
+            (&["verify", d, h, r, "--root-hash-file", h], "not both"),
+            (&["verify", d, h, "zz"], "Invalid root hash string specified."),
+            (&["verify", d, h, "abcd"], "Invalid root hash string specified."),
+            (&["verify", d, h, "--root-hash-file", "/nonexistent"], "Cannot read root hash file /nonexistent"),
+            (&["verify", d, h, "--root-hash-file", &long], "Invalid root hash string specified."),
+            (&["verify", d, d, r], "is not a valid VERITY device."),
+            (&["verify", d, &empty, r], "the device ends before the superblock does"),
+            (&["verify", &empty, h, r], "the data device ends before the data do"),
+            (&["verify", d, h, r, "--hash", "sha1"], "Option --hash is not that of the superblock"),
+            (&["verify", d, h, r, "--salt", "00"], "Option --salt is not that of the superblock"),
+            (&["verify", d, h, r, "--data-blocks", "19"], "Option --data-blocks is not that of the superblock"),
+            (&["verify", d, h, r, "--no-superblock"], "Verification of root hash failed"),
+            (&["verify", d, h, r, "--hash-offset", "4096"], "is not a valid VERITY device."),
+            (&["verify", d, h, r, "--ignore-corruption"], "is not allowed with verity verify."),
+            (&["verify", d, h, r, "--json"], "is not allowed with verity verify."),
+            (&["dump", d], "is not a valid VERITY device."),
+            (&["dump", h, r], "dump: requires <hash_device> as arguments."),
+            (&["serve", d, h, r], "Option --nbd or --run is required"),
+            (&["serve", d, h, r, run[0], run[1], "--root-hash-signature", h], "verify the signature of the root hash"),
+            (&["serve", d, h, r, run[0], run[1], "--restart-on-corruption"], "restarts no machine"),
+            (&["serve", d, h, r, run[0], run[1], "--panic-on-corruption"], "cannot stop the kernel"),
+            (&["serve", d, h, r, run[0], run[1], "--check-at-most-once"], "every read is verified"),
+            (&["open", d, "name", h], "Command requires <root_hash>"),
+            (&["open", d, h], "open: requires <data_device> <name> <hash_device>"),
+            (&["mend", d, h], "is none of format, verify, open, serve, dump, status, close."),
+        ],
+    );
+    call(["verity", "verify", d, "/nonexistent", r]).fails(4, &["does not exist or access denied"]);
+    call(["verity", "status", "no-such-device"]).fails(4, &[]);
+    let file = dir.file("root", root.as_bytes());
+    call(["verity", "verify", d, h, "--root-hash-file", &file]).works();
+}
+
+#[test]
+fn digest_of_a_file_is_that_of_fsverity() {
+    let dir = Dir::new();
+    let (file, empty) = (dir.file("file", &noise(1_000_001)), dir.file("empty", b""));
+    let rows: &[&[&str]] = &[&[], &["--compact"], &["--hash-alg=sha512", "--block-size=1024", "--salt=00ff"]];
+    if have("fsverity") {
+        for options in rows {
+            let theirs = run(Command::new("fsverity").args(["digest", &file, &empty]).args(*options), b"");
+            let ours = call(["fsverity", "digest", &file, &empty].iter().chain(*options));
+            assert_eq!(ours.works().text(), theirs.works().text());
+        }
+    }
+    let descriptor = dir.name("descriptor");
+    let printed = call(["fsverity", "digest", &file, "--out-descriptor", &descriptor]);
+    let digest = printed.works().text().split(' ').next().unwrap().to_owned();
+    assert_eq!(fs::read(&descriptor).unwrap()[..4], [1, 1, 12, 0]);
+    call(["fsverity", "verify", &file, &digest]).works();
+    call(["fsverity", "verify", &file, digest.strip_prefix("sha256:").unwrap()]).works();
+    flip(&file, 500_000);
+    call(["fsverity", "verify", &file, &digest]).fails(2, &["does not have this digest."]);
+    call(["fsverity", "digest", &file, &empty, "--out-descriptor", &descriptor]).fails(1, &["with one file only"]);
+    call(["fsverity", "digest", &file, "--block-size", "1000"]).fails(1, &["no power of two"]);
+    call(["fsverity", "digest", &file, "--hash-alg", "sha1"]).fails(1, &["is neither sha256 nor sha512"]);
+    call(["fsverity", "digest", "/nonexistent"]).fails(1, &["cannot open /nonexistent"]);
+    call(["fsverity", "verify", &file, "sha256:00"]).fails(1, &["Invalid digest string"]);
+    call(["fsverity", "verify", &file, &digest, "--hash-alg", "sha512"]).fails(1, &["is not that of the digest"]);
+    call(["fsverity", "mend", &file]).fails(1, &["is none of digest, verify."]);
+}
+
+#[test]
+fn dump_as_json_has_the_parameters() {
+    let dir = Dir::new();
+    let (data, hash) = (dir.file("data", &noise(8192)), dir.name("hash"));
+    call(["verity", "format", &data, &hash, "--salt", SALT, "--data-block-size", "512"]).works();
+    let json: Value = serde_json::from_str(call(["verity", "dump", "--json", &hash]).works().text()).unwrap();
+    assert_eq!((&json["hash"], &json["salt"]), (&"sha256".into(), &SALT.into()));
+    assert_eq!((&json["data_blocks"], &json["hash_blocks"]), (&16.into(), &1.into()));
+}
