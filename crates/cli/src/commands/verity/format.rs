@@ -87,8 +87,8 @@ impl FormatArgs {
             ));
         }
         let end = tree_offset.checked_add(layout.tree_len()).context("Hash area overflow.")?;
-        if !devices.hash().is_block() && devices.hash().len < end {
-            devices.hash().file.set_len(end).with_context(|| format!("cannot enlarge {}", path.display()))?;
+        if let Some(file) = devices.hash().file().filter(|_| !devices.hash().is_block() && devices.hash().len < end) {
+            file.set_len(end).with_context(|| format!("cannot enlarge {}", path.display()))?;
         }
         let hash_store = store(devices.hash(), IoMode::Sync, false)?;
         let data_store = match &devices.hash {

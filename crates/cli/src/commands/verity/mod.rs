@@ -116,6 +116,7 @@ fn source(mut options: Options, image: PathBuf, arguments: &mut Arguments) -> an
         flags: Default::default(),
         policy: HeaderPolicy::default(),
         no_journal: false,
+        freshness: None,
         links: Vec::new(),
         shared: false,
         persistent: false,
