@@ -1,7 +1,7 @@
 //! Backing stores: files, block devices and memory that hold ciphertext.
 //!
 //! A store moves bytes and knows nothing of ciphers. The worker's ring drives a store that has a descriptor, and an
-//! [asynchronous](asynchronous) store completes operations by itself; the worker calls any other store inline, as it
+//! [asynchronous] store completes operations by itself; the worker calls any other store inline, as it
 //! does with a store that answers from memory.
 
 pub mod asynchronous;
