@@ -26,8 +26,8 @@
 //! ```
 //!
 //! The kernel is chosen for the CPU: portable, AES-NI, or VAES with vectors of 256 or 512 bits ([`AesKernel`]); for
-//! Serpent and Adiantum AVX2 or AVX-512. The environment variable `INLOCK_CPU` limits the choice. These kernels take the
-//! same time for every key and all data. Data may be in several pieces ([`ScatterList`]).
+//! Serpent and Adiantum AVX2 or AVX-512. The environment variable `INLOCK_CPU` limits the choice. These kernels take
+//! the same time for every key and all data. Data may be in several pieces ([`ScatterList`]).
 
 #![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
