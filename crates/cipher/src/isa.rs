@@ -14,6 +14,7 @@ pub const CPU_LIMIT_VARIABLE: &str = "INLOCK_CPU";
 pub struct AesNi(());
 
 /// Integers on 256-bit vectors, for ciphers other than AES.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // Never made there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Avx2(());
 

@@ -1,4 +1,5 @@
-//! Encryption of disk sectors: every cipher specification of dm-crypt without integrity, with fast kernels for AES.
+//! Encryption of disk sectors: every cipher specification of dm-crypt without integrity, with fast kernels for AES,
+//! Serpent and Adiantum.
 //!
 //! [`new_sector_cipher`] makes a [`SectorCipher`] from a [`CipherSpec`] such as `aes-xts-plain64`, a key, and the size
 //! of a data unit. One call encrypts or decrypts any number of whole data units, in place or from one buffer into
@@ -24,8 +25,9 @@
 //! # }
 //! ```
 //!
-//! The kernel is chosen for the CPU: portable, AES-NI, or VAES with vectors of 256 or 512 bits ([`AesKernel`]). The
-//! environment variable `INLOCK_CPU` limits the choice. AES kernels take the same time for every key and all data.
+//! The kernel is chosen for the CPU: portable, AES-NI, or VAES with vectors of 256 or 512 bits ([`AesKernel`]); for
+//! Serpent and Adiantum AVX2 or AVX-512. The environment variable `INLOCK_CPU` limits the choice. These kernels take
+//! the same time for every key and all data. Data may be in several pieces ([`ScatterList`]).
 
 #![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 

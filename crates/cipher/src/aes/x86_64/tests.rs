@@ -1,11 +1,12 @@
-//! The loop of GCM for vectors of four blocks, on any CPU with AES-NI: a vector of four AES-NI vectors.
+//! The loops of GCM, LRW and CTR for vectors of four blocks, on any CPU with AES-NI: a vector of four AES-NI vectors.
 
 use super::AesNiKernel;
 use super::aes_ni::Block1;
 use super::blocks::{AesVector, IN_FLIGHT};
 use super::gcm_blocks::{self, GcmVector};
-use crate::aes::job::{AdditionalBlocks, GcmJob};
-use crate::aes::schedule::GcmKeys;
+use super::numbered;
+use crate::aes::job::{AdditionalBlocks, BlockJob, GcmJob};
+use crate::aes::schedule::{GcmKeys, LrwKeys, Schedule};
 use crate::block_cipher::Block;
 use crate::isa::AesNi;
 use crate::testing::noise;
@@ -150,5 +151,49 @@ fn gcm_of_four_blocks_agrees_with_that_of_one() {
                 }
             }
         }
+    }
+}
+
+#[target_feature(enable = "avx,aes,pclmulqdq")]
+unsafe fn lrw_four<const ENCRYPT: bool>(job: &BlockJob<'_, LrwKeys>) {
+    // SAFETY: the instructions are enabled; the job is the caller's.
+    unsafe { numbered::lrw::<Four, 14, ENCRYPT>(job) }
+}
+
+#[target_feature(enable = "avx,aes,pclmulqdq")]
+unsafe fn ctr_four(job: &BlockJob<'_, Schedule>) {
+    // SAFETY: the instructions are enabled; the job is the caller's.
+    unsafe { numbered::ctr::<Four, 14>(job) }
+}
+
+/// Compares rows of 32 blocks with rows of 8, from every number in two rows, and with carries out of 64 and 128 bits.
+/// The second unit continues the first, the third does not.
+#[test]
+fn lrw_and_ctr_of_four_blocks_agree_with_those_of_one() {
+    let Some(proof) = AesNi::detect() else {
+        println!("SKIPPED: kernels that this CPU does not have");
+        return;
+    };
+    let mut keys = [LrwKeys::EMPTY, LrwKeys::EMPTY];
+    let tweak = noise(2, 16).try_into().unwrap();
+    keys.iter_mut().zip([8, 32]).for_each(|(keys, row)| keys.expand(&noise(1, 32), &tweak, row));
+    let unit = DataUnitSize::new(1024).unwrap();
+    let plain = noise(3, 3 * 1024);
+    let numbers = (0..64).chain((0..80).flat_map(|less| [(1u128 << 64) - less, 0u128.wrapping_sub(less)]));
+    for first in numbers {
+        let ivs = [first, first.wrapping_add(64), first.wrapping_add(7)].map(u128::to_be_bytes);
+        let mut expected = plain.clone();
+        AesNiKernel::lrw(proof, &BlockJob::new(&keys[0], unit, &ivs, InOut::InPlace(&mut expected)), true);
+        let mut data = plain.clone();
+        // SAFETY: the token proves the instructions; the job comes from its constructor.
+        unsafe { lrw_four::<true>(&BlockJob::new(&keys[1], unit, &ivs, InOut::InPlace(&mut data))) };
+        assert!(data == expected, "LRW from {first:#x}");
+        // SAFETY: as above.
+        unsafe { lrw_four::<false>(&BlockJob::new(&keys[1], unit, &ivs, InOut::InPlace(&mut data))) };
+        assert!(data == plain, "LRW from {first:#x}, back");
+        AesNiKernel::ctr(proof, &BlockJob::new(&keys[0].data, unit, &ivs, InOut::copy(&plain, &mut expected)));
+        // SAFETY: as above.
+        unsafe { ctr_four(&BlockJob::new(&keys[0].data, unit, &ivs, InOut::InPlace(&mut data))) };
+        assert!(data == expected, "CTR from {first:#x}");
     }
 }
