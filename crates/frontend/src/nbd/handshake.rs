@@ -399,4 +399,14 @@ mod tests {
             assert_eq!(OptionReply::parse(out[..20].try_into().unwrap()).unwrap().kind, expected, "{len}");
         }
     }
+
+    #[test]
+    fn information_of_another_kind_or_length_is_no_export() {
+        let parse = |kind: u16, rest: &[u8]| {
+            parse_export(&[&kind.to_be_bytes()[..], &77u64.to_be_bytes(), &5u16.to_be_bytes(), rest].concat())
+        };
+        assert_eq!(parse(info::EXPORT, &[]), Some((77, 5)));
+        assert_eq!(parse(info::EXPORT, &[0]), None);
+        assert_eq!(parse(info::NAME, &[]), None);
+    }
 }

@@ -463,10 +463,12 @@ mod tests {
     #[test]
     fn worker_threads_end_with_a_server_that_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
-        let (server, device) = server(&dir.path().join("socket"), 4);
-        assert!(server.is_healthy());
+        let socket = dir.path().join("socket");
+        let (server, device) = server(&socket, 4);
+        assert_eq!((server.is_healthy(), server.ring_name()), (true, "sync"));
         drop(server);
         assert_eq!(Arc::strong_count(&device), 1, "a thread still has the device");
+        assert!(!socket.exists(), "a thread still accepts clients");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::super::protocol::{STATE_HOLE, STATE_ZERO};
 use super::*;
+use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::store::{BlockStatus, Geometry};
 use inlock_engine::{BackingStore, buffer::BufferClass};
@@ -189,4 +190,46 @@ fn last_requests_are_for_sessions_that_have_none() {
         active.free = vec![0, 1];
         assert_eq!([0, 1].map(|unanswered| active.has_room(unanswered)), has_room, "{count}");
     }
+}
+
+#[test]
+fn only_a_request_that_has_not_begun_waits_behind_others() {
+    let device = Device::raw(Arc::new(MemoryStore::new(vec![0; 16 << 10])), READ_ONLY);
+    let mut pool = BufferPool::new(&[BufferClass { capacity: 8192, count: 1 }]);
+    let export = Export { name: String::new(), description: String::new(), size: 0, flags: 0, preferred_block: 4096 };
+    let (mapping, mut requests) = (device.mapping(), VecDeque::new());
+    let mut turn = Turn {
+        pool: &mut pool,
+        device: &device,
+        mapping: &mapping,
+        requests: &mut requests,
+        export: &export,
+        number: 1,
+        now: Instant::now(),
+        is_draining: false,
+    };
+    let mut active = ActiveTable::new();
+    let command = command(command::READ, 0, 0, 8192);
+    active
+        .requests
+        .extend([0, 4096].map(|begun| Some(ActiveRequest { session: 0, command, begun, outstanding: 0, error: None })));
+    active.min_blocked_len.add(true, 4096);
+    let mut is_behind = |id| active.supply(id, &Output::new(), false, &mut turn).is_behind;
+    assert_eq!([is_behind(0), is_behind(1)], [true, false]);
+}
+
+/// Of shorter ones a piece that begins within a data unit might have no whole one.
+#[test]
+fn piece_has_a_buffer_for_two_data_units_at_least() {
+    let takes = |capacity| {
+        let store = Arc::new(MemoryStore::new(vec![0; 1 << 20]));
+        let segment = Segment::whole(Some(CipherSpec::AES_XTS_PLAIN64), DataUnitSize::LUKS_MAX);
+        let key = VolumeKey::new(&(0..64).collect::<Vec<u8>>());
+        let device = Device::new(&[segment], &key, store, READ_WRITE).unwrap();
+        let mut pool = BufferPool::new(&[BufferClass { capacity, count: 4 }]);
+        let mut memory = Memory::new(&pool);
+        let mut supply = Supply { pool: &mut pool, may_use_reserve: true, is_behind: false, now: Instant::now() };
+        take_buffers(&mut supply, &device.mapping(), &mut memory, (100, 100_000), Purpose::Read).is_some()
+    };
+    assert_eq!([4096, 6144, 8192].map(takes), [false, false, true]);
 }

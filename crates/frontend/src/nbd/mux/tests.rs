@@ -306,6 +306,35 @@ fn client_has_until_the_limit_to_take_its_replies_when_the_server_stops() {
 }
 
 #[test]
+fn clients_that_wait_for_memory_are_known_by_how_long_they_do() {
+    let mut fixture = Fixture::new();
+    let mut clients = [(); 3].map(|()| fixture.connected());
+    fixture.mailbox.post(Told::EmptyPool);
+    for client in [1, 2, 0] {
+        clients[client].command(command::READ, READ_LEN);
+        (0..300).for_each(|_| fixture.turn());
+    }
+    let longest = fixture.nbd().blocked_since(Instant::now());
+    assert_eq!(longest.map(|found| found.map(|(_, index)| index)), [Some(1), Some(2)]);
+}
+
+#[test]
+fn one_turn_begins_no_more_than_eight_clients_may() {
+    let mut fixture = Fixture::new();
+    let mut clients: Vec<Client> = (0..10).map(|_| fixture.connected()).collect();
+    clients.iter_mut().for_each(|client| client.command(command::CACHE, DEVICE_LEN));
+    (0..3).for_each(|_| fixture.turn());
+    for _ in 0..5 {
+        fixture.turn();
+        let number = fixture.nbd().turn - 1;
+        let spent = |connection: &Connection| connection.session.spent_in(number);
+        let spent: Vec<u64> =
+            fixture.nbd().connections.iter().flatten().map(spent).filter(|spent| *spent > 0).collect();
+        assert_eq!(spent, [QUANTUM; 8]);
+    }
+}
+
+#[test]
 fn client_that_finds_no_memory_moves_in_front_of_those_that_begin() {
     let mut fixture = Fixture::new();
     let [mut busy, mut blocked] = [(); 2].map(|()| fixture.connected());

@@ -85,3 +85,13 @@ fn discards_are_one_at_a_time() {
     fixture.begin_waiting();
     assert_eq!(fixture.requests[0].offset, UNIT);
 }
+
+#[test]
+fn read_in_one_chunk_needs_a_second_buffer_only_if_the_mapping_splits_it() {
+    let mut fixture = Fixture::in_transmission();
+    fixture.session.negotiated.style = ReplyStyle::Structured;
+    let mut read = header(command::READ, 0, UNIT);
+    read[5] = 4;
+    fixture.arrive(&read);
+    assert_eq!((fixture.requests.len(), fixture.requests[0].spare.is_some()), (1, false));
+}
