@@ -7,7 +7,7 @@ use inlock_cipher::CipherSpec;
 use inlock_volume::{Hash, Kdf, KdfError, KdfKind, KdfRequest, NewKeyslot, Volume};
 
 use super::options::Options;
-use super::source::{hash_of, key_args_or, key_file};
+use super::source::{hash_of, key_args_or, key_bytes, key_file};
 use crate::error::CliError;
 use crate::volume::source::{KeyArgs, NewKeyArgs};
 
@@ -143,16 +143,14 @@ pub(crate) fn keyslot_cipher(options: &Options) -> anyhow::Result<Option<(Cipher
         (Some(text), Some(bits)) => (text, bits),
         _ => return Err(CliError::usage("Options --keyslot-cipher and --keyslot-key-size must be used together.")),
     };
-    if !bits.is_multiple_of(8) {
-        return Err(CliError::usage("Key size must be a multiple of 8 bits."));
-    }
+    let len = key_bytes(bits)?;
     let cipher = text.parse().map_err(|error| {
         anyhow::Error::from(error).context(CliError::Refused {
             message: "Keyslot encryption parameters are not compatible with LUKS2 keyslot encryption.".to_owned(),
             hint: "write the cipher as CIPHER-MODE-IV, such as aes-xts-plain64",
         })
     })?;
-    Ok(Some((cipher, bits as usize / 8)))
+    Ok(Some((cipher, len)))
 }
 
 /// Converts the options of the existing passphrase or key of a header to change, of which one attempt is made unless

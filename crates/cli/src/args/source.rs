@@ -96,13 +96,16 @@ fn volume_key_args(options: &Options) -> anyhow::Result<Option<VolumeKeyArgs>> {
             return Err(CliError::usage("Only one of --volume-key-file and --volume-key-keyring is allowed."));
         }
     };
-    let len = match options.key_size {
-        Some(bits) if !bits.is_multiple_of(8) => {
-            return Err(CliError::usage("Key size must be a multiple of 8 bits."));
-        }
-        bits => bits.map(|bits| bits as usize / 8),
-    };
-    Ok(Some(VolumeKeyArgs { origin, len }))
+    Ok(Some(VolumeKeyArgs { origin, len: options.key_size.map(key_bytes).transpose()? }))
+}
+
+/// Converts the number of bits of a key to bytes; no key is as long as one that is too long for this machine.
+pub(crate) fn key_bytes(bits: impl Into<u64>) -> anyhow::Result<usize> {
+    let bits = bits.into();
+    if !bits.is_multiple_of(8) {
+        return Err(CliError::usage("Key size must be a multiple of 8 bits."));
+    }
+    Ok(usize::try_from(bits / 8).unwrap_or(usize::MAX))
 }
 
 /// Converts `--link-vk-to-keyring`.
@@ -315,10 +318,7 @@ pub(crate) fn key_len_of(options: &Options, cipher: CipherSpec, double_for_xts: 
         None if double_for_xts && cipher.mode == inlock_cipher::ChainMode::Xts => 512,
         None => 256,
     };
-    if bits % 8 != 0 {
-        return Err(CliError::usage("Key size must be a multiple of 8 bits."));
-    }
-    let len = bits as usize / 8;
+    let len = key_bytes(bits)?;
     if cipher.can_use_key_len(len) {
         return Ok(len);
     }

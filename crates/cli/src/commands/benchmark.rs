@@ -8,8 +8,7 @@ use inlock_volume::{Hash, Kdf, KdfKind, KdfRequest};
 use crate::args::action::{Action, KDF, Prepared};
 use crate::args::keyslot::{KdfArgs, kdf_args};
 use crate::args::options::Options;
-use crate::args::source::{cipher_of, hash_of, key_len_of};
-use crate::error::CliError;
+use crate::args::source::{cipher_of, hash_of, key_bytes, key_len_of};
 use crate::ui::print::print;
 
 pub(crate) const ACTION: Action = Action {
@@ -35,9 +34,7 @@ struct BenchmarkArgs {
 fn benchmark_args(options: &Options) -> anyhow::Result<BenchmarkArgs> {
     let cipher = options.cipher.as_ref().map(|name| cipher_of(options).or_else(|error| with_iv(name, error)));
     let cipher = cipher.transpose()?;
-    if options.key_size.is_some_and(|bits| !bits.is_multiple_of(8)) {
-        return Err(CliError::usage("Key size must be a multiple of 8 bits."));
-    }
+    options.key_size.map(key_bytes).transpose()?;
     let key_len = cipher.map(|cipher| key_len_of(options, cipher, true)).transpose()?;
     Ok(BenchmarkArgs { cipher, key_len, kdf: kdf_args(options)?, hash: hash_of(options)? })
 }

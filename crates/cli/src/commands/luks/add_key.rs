@@ -9,7 +9,7 @@ use inlock_volume::{EditError, NewKeyslot, Secret, Volume, VolumeKey};
 use crate::args::action::{Action, Arguments, HEADER, IMAGE, KDF, KEY, KEYSLOT, NEW_KEY, Prepared, TOKENS, VOLUME_KEY};
 use crate::args::keyslot::{KeyslotArgs, existing_key_args, keyslot_args, measure, new_key_args};
 use crate::args::options::Options;
-use crate::args::source::header_args;
+use crate::args::source::{header_args, key_bytes};
 use crate::error::CliError;
 use crate::ui::print::{print_stderr, print_verbose};
 use crate::volume::edit::scrubbed;
@@ -88,12 +88,9 @@ impl AddKeyArgs {
     fn new(options: &Options, arguments: &mut Arguments) -> anyhow::Result<Self> {
         let at = header_args(options, arguments.path()?)?;
         let mut key = existing_key_args(options, None)?;
-        let unbound = match (options.unbound, options.key_size) {
+        let unbound = match (options.unbound, options.key_size.map(key_bytes).transpose()?) {
             (true, None | Some(0)) => return Err(CliError::usage("Key size is required with --unbound option.")),
-            (_, Some(bits)) if !bits.is_multiple_of(8) => {
-                return Err(CliError::usage("Key size must be a multiple of 8 bits."));
-            }
-            (true, Some(bits)) => Some(bits as usize / 8),
+            (true, Some(len)) => Some(len),
             (false, Some(_)) if key.volume_key.is_none() => {
                 return Err(CliError::usage("Option --key-size needs --unbound or --volume-key-file."));
             }

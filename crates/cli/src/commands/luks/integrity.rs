@@ -11,7 +11,7 @@ use inlock_volume::{AeadSpec, AuthenticatedSegment, DataUnitSize, Sector, Volume
 
 use crate::args::integrity::refuse_inline;
 use crate::args::options::Options;
-use crate::args::source::{key_args_or, source_args, takes_keys_of};
+use crate::args::source::{key_args_or, key_bytes, source_args, takes_keys_of};
 use crate::commands::wipe::{resume, wipe};
 use crate::error::CliError;
 use crate::ui::progress::Show;
@@ -164,27 +164,20 @@ fn spec(options: &Options, name: &str) -> anyhow::Result<AeadSpec> {
         })
     })?;
     let Some(bits) = options.integrity_key_size else { return Ok(spec) };
-    if !bits.is_multiple_of(8) {
-        return Err(CliError::usage("Key size must be a multiple of 8 bits."));
-    }
+    let len = key_bytes(bits)?;
     if spec.mac_key_len() == 0 {
         return Err(CliError::usage(
             "Option --integrity-key-size needs --integrity hmac-sha1, hmac-sha256 or hmac-sha512.",
         ));
     }
-    // A longer number is refused too.
-    spec.with_mac_key_len(usize::try_from(bits / 8).unwrap_or(usize::MAX))
-        .map_err(|error| CliError::usage(format!("Option --integrity-key-size: {error}.")))
+    spec.with_mac_key_len(len).map_err(|error| CliError::usage(format!("Option --integrity-key-size: {error}.")))
 }
 
 /// Returns the length of the volume key: `--key-size` is that of the cipher alone, as in cryptsetup.
 fn key_len(options: &Options, spec: &AeadSpec) -> anyhow::Result<usize> {
     let doubled = spec.inner().is_some_and(|inner| inner.mode == inlock_cipher::ChainMode::Xts);
     let bits = options.key_size.unwrap_or(if doubled { 512 } else { 256 });
-    if !bits.is_multiple_of(8) {
-        return Err(CliError::usage("Key size must be a multiple of 8 bits."));
-    }
-    let len = bits as usize / 8 + spec.mac_key_len();
+    let len = key_bytes(bits)? + spec.mac_key_len();
     if spec.can_use_key_len(len) {
         return Ok(len);
     }
