@@ -17,7 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// Greeting of servers that speak only the oldest dialect, behind the first magic.
-const OLDSTYLE_MAGIC: u64 = 0x0042_0281_8612_53;
+const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 
 /// Most replies to one option.
 const MAX_REPLIES: usize = 64;

@@ -157,7 +157,7 @@ fn report(path: &Path, json: bool) -> anyhow::Result<()> {
 
 fn zones_of_device(device: &Device) -> anyhow::Result<(ZoneLimits, Vec<Zone>)> {
     let path = || device.path.display().to_string();
-    if !device.file().is_some_and(|file| ZonedDevice::is_zoned(file)) {
+    if !device.file().is_some_and(ZonedDevice::is_zoned) {
         return Err(not_zoned(&device.path));
     }
     let zoned = ZonedDevice::new_read_only(device.share()?, IoMode::Sync).with_context(path)?;

@@ -239,7 +239,8 @@ fn full_log_forces_flushes_and_stays_bounded() {
 /// Changed facts after a restart end the store.
 #[test]
 fn changed_export_after_a_restart_fails_everything() {
-    let changes: [(&str, fn(&mut Facts)); 6] = [
+    type Change = (&'static str, fn(&mut Facts));
+    let changes: [Change; 6] = [
         ("size", |facts| facts.size -= 4096),
         ("read-only", |facts| facts.flags |= 2),
         ("least block", |facts| facts.blocks = Some([4096, 4096, 1 << 20])),
