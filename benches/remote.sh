@@ -38,12 +38,12 @@ measure() {
     local field=7
     [ "$2" = write ] && field=48
     fio --name=j --ioengine=nbd --uri="$(uri "$1")" --rw="$2" --bs="$3" --iodepth=8 --size=256m --time_based \
-        --runtime="$seconds" --minimal | cut -d';' -f"$field"
+        --runtime="$seconds" --minimal | grep '^3;' | cut -d';' -f"$field"
 }
 
 echo "# $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2- | xargs), $(nproc) CPUs, load $(cut -d' ' -f1-3 /proc/loadavg)"
 for _ in $(seq "$rounds"); do
-    for rw in read write; do
+    for rw in write read; do
         for size in 128k 1m; do
             echo "$rw $size $(measure raw "$rw" "$size") $(measure inlock "$rw" "$size") $(measure qemu "$rw" "$size")"
         done

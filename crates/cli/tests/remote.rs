@@ -33,12 +33,8 @@ impl Server {
     }
 
     fn start(mut command: Command, socket: PathBuf) -> Self {
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the server starts");
+        let child =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
         let begun = Instant::now();
         while !socket.exists() {
             assert!(begun.elapsed() < Duration::from_secs(20), "{command:?} does not listen");

@@ -10,6 +10,7 @@ use inlock_frontend::nbd::protocol::{
     BASE_ALLOCATION, INIT_MAGIC, MAX_PAYLOAD, OPTION_MAGIC, handshake_flag, info, option, option_reply,
     transmission_flag,
 };
+use rustix::net::sockopt;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -21,6 +22,9 @@ const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 
 /// Most replies to one option.
 const MAX_REPLIES: usize = 64;
+
+/// Longest time for each connection after the first.
+const MAX_FURTHER: Duration = Duration::from_secs(1);
 
 /// Most bytes of a server's text in a message.
 const MAX_TEXT: usize = 200;
@@ -87,7 +91,8 @@ pub(crate) fn dial(uri: &NbdUri, options: &StoreOptions) -> Result<Vec<Dialed>, 
     let several = first.facts.has_flag(transmission_flag::CAN_MULTI_CONN);
     let mut all = vec![first];
     while several && all.len() < options.connections.min(16) {
-        match connect(uri, limit) {
+        let further = Limit { deadline: limit.deadline.min(Instant::now() + MAX_FURTHER), ..limit };
+        match connect(uri, further) {
             Ok(next) if next.facts == all[0].facts => all.push(next),
             Ok(_) => return Err(OpenError::Changed("two connections to the server find different exports")),
             // A server may limit its connections.
@@ -144,6 +149,7 @@ fn connect_socket(address: &Address, limit: Limit) -> io::Result<Socket> {
                 match TcpStream::connect_timeout(&address, limit.left()?) {
                     Ok(socket) => {
                         socket.set_nodelay(true)?;
+                        notice_death(&socket)?;
                         return Ok(Socket::Tcp(socket));
                     }
                     Err(error) => last = error,
@@ -152,6 +158,16 @@ fn connect_socket(address: &Address, limit: Limit) -> io::Result<Socket> {
             Err(last)
         }
     }
+}
+
+/// Lets the kernel end a connection whose peer's kernel no longer answers: a gateway may forget connections without a
+/// word. A server that is slow is not concerned.
+fn notice_death(socket: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(15))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepcnt(socket, 3)?;
+    Ok(sockopt::set_tcp_user_timeout(socket, 30_000)?)
 }
 
 /// A handshake.

@@ -20,8 +20,12 @@ use std::time::{Duration, Instant};
 /// Wait before the second attempt to connect; it doubles up to [`MAX_BACKOFF`].
 const MIN_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
+/// A connection of this age is no part of a series of failures.
+const STABLE: Duration = Duration::from_secs(5);
 /// Longest range of one TRIM in bytes: a multiple of every block size that fits a compact header.
 const MAX_TRIM: u64 = 1 << 30;
+/// Queries of extents in flight: a server that leaves them unanswered has slots for other requests.
+const MAX_QUERIES: usize = 8;
 
 /// State of the connections.
 enum Phase {
@@ -54,6 +58,9 @@ pub(crate) struct Driver {
     shared: Arc<Shared>,
     facts: ExportFacts,
     lines: Vec<Line>,
+    /// Connections that were given up while the server had changes of theirs. None is made again before the server
+    /// has replied to the old ones or closed the connection.
+    given_up: Vec<Line>,
     /// Jobs that are not with a connection, in order.
     waiting: VecDeque<Job>,
     phase: Phase,
@@ -66,6 +73,7 @@ pub(crate) struct Driver {
     /// No job expires before this.
     next_deadline: Option<Instant>,
     backoff: Duration,
+    connected_at: Instant,
     next_number: u64,
     ended: Vec<Ended>,
 }
@@ -83,14 +91,17 @@ impl Driver {
         Self {
             facts,
             lines: dialed.into_iter().map(Line::new).collect(),
+            given_up: Vec::new(),
             waiting: VecDeque::new(),
             phase: Phase::Up,
             durability: Durability::default(),
-            log: shared.options.replay.map(ReplayLog::new),
+            // Without flushes nothing would ever leave it.
+            log: shared.options.replay.filter(|_| facts.has_flag(transmission_flag::SEND_FLUSH)).map(ReplayLog::new),
             writing: 0,
             is_flushing: false,
             next_deadline: None,
             backoff: MIN_BACKOFF,
+            connected_at: Instant::now(),
             next_number: 1,
             ended: Vec::with_capacity(SLOTS),
             shared,
@@ -139,6 +150,7 @@ impl Driver {
         self.phase = Phase::Ended;
         // Dropped jobs have failed.
         self.lines.clear();
+        self.given_up.clear();
         self.fail_waiting();
     }
 
@@ -148,6 +160,7 @@ impl Driver {
 
     /// Fails the jobs whose time is over, and connects again.
     fn check_time(&mut self, now: Instant) {
+        self.drain(now);
         if self.next_deadline.is_some_and(|next| next <= now) {
             let is_late = |job: &Job| job.deadline <= now;
             let stalled = |job: &Job| is_late(job) && job.kind != Kind::Extents;
@@ -160,11 +173,12 @@ impl Driver {
             let late: VecDeque<Job> = late;
             late.into_iter().for_each(|job| job.complete(Err(Errno::IO)));
             // No caller waits for a late query of extents. It ends with its reply.
-            let jobs = self.waiting.iter().chain(self.lines.iter().flat_map(Line::jobs));
+            let lines = self.lines.iter().chain(&self.given_up);
+            let jobs = self.waiting.iter().chain(lines.flat_map(Line::jobs));
             self.next_deadline = jobs.map(|job| job.deadline).filter(|deadline| *deadline > now).min();
         }
         if let Phase::Down { since, retry_at, is_dialing } = &mut self.phase {
-            if !*is_dialing && *retry_at <= now {
+            if !*is_dialing && *retry_at <= now && self.given_up.is_empty() {
                 *is_dialing = true;
                 *retry_at = now + self.backoff;
                 self.backoff = (2 * self.backoff).min(MAX_BACKOFF);
@@ -190,6 +204,8 @@ impl Driver {
             return self.refuse(reason);
         }
         self.shared.notify("connected again");
+        self.connected_at = Instant::now();
+        self.shared.set_extents(dialed.iter().all(|dialed| dialed.has_extents));
         self.lines = dialed.into_iter().map(Line::new).collect();
         let has_writes = self.log.as_ref().is_some_and(|log| log.len() > 0);
         self.phase = if has_writes { Phase::Replaying { next: 0 } } else { Phase::Up };
@@ -211,18 +227,83 @@ impl Driver {
             self.durability.is_lost = true;
             self.shared.notify("writes since the last flush may be lost: every flush fails from now on");
         }
-        let lost = self.lines.drain(..).flat_map(Line::into_jobs);
-        let mut again: Vec<Job> =
-            lost.filter(|job| matches!(job.owner, Owner::Engine(_)) && job.kind != Kind::Extents).collect();
-        again.sort_by_key(|job| job.number);
-        again.into_iter().rev().for_each(|job| self.waiting.push_front(job));
+        for mut line in std::mem::take(&mut self.lines) {
+            if !line.has_changes() {
+                self.make_again(line.take_jobs());
+                continue;
+            }
+            if line.is_mute() || line.jobs().any(|job| job.deadline <= now) {
+                self.mute(&mut line);
+            }
+            self.given_up.push(line);
+        }
         (self.writing, self.is_flushing) = (0, false);
+        if self.connected_at.elapsed() >= STABLE {
+            self.backoff = MIN_BACKOFF;
+        }
         let retry_at = now + if self.backoff == MIN_BACKOFF { Duration::ZERO } else { self.backoff };
         self.phase = Phase::Down { since: now, retry_at, is_dialing: false };
     }
 
+    /// Lets jobs of lost connections wait for new ones, in the order of their first sending. Those of the store's own
+    /// begin again by themselves.
+    fn make_again(&mut self, lost: impl Iterator<Item = Job>) {
+        let lost = lost.filter(|job| matches!(job.owner, Owner::Engine(_)) && job.kind != Kind::Extents);
+        self.waiting.extend(lost);
+        self.waiting.make_contiguous().sort_by_key(|job| if job.number == 0 { u64::MAX } else { job.number });
+    }
+
+    /// Listens on a connection that is given up only for its end. Its jobs wait, and can be late.
+    fn mute(&mut self, line: &mut Line) {
+        line.shut_down();
+        self.make_again(line.take_jobs());
+    }
+
+    /// Receives on the connections that were given up, until the server is done with the changes of each. One that
+    /// keeps them for too long may carry them out after later ones: they fail, and no flush promises anything.
+    fn drain(&mut self, now: Instant) {
+        let Phase::Down { since, .. } = self.phase else { return };
+        let is_over = now >= since + self.drain_time();
+        for mut line in std::mem::take(&mut self.given_up) {
+            let mut ended = Vec::new();
+            let mut is_done = line.drain(&mut ended);
+            // They are made again all the same: what they did has no part in the account of what is durable.
+            self.make_again(ended.into_iter().map(|ended| ended.job));
+            is_done |= !line.is_mute() && !line.has_changes();
+            if is_done {
+                let jobs: Vec<Job> = line.take_jobs().collect();
+                self.make_again(jobs.into_iter());
+                continue;
+            }
+            if is_over || line.is_mute() || line.jobs().any(|job| job.deadline <= now) {
+                self.mute(&mut line);
+            }
+            self.given_up.push(line);
+        }
+        if self.given_up.is_empty() {
+            // The server is done with them.
+            self.waiting.iter_mut().for_each(|job| job.is_doubtful = false);
+        } else if is_over {
+            self.given_up.clear();
+            let jobs = std::mem::take(&mut self.waiting);
+            let (doubtful, rest): (VecDeque<Job>, _) = jobs.into_iter().partition(|job| job.is_doubtful);
+            self.waiting = rest;
+            doubtful.into_iter().for_each(|job| job.complete(Err(Errno::IO)));
+            self.give_up_durability("the server keeps a lost connection open, and may still carry out its writes");
+        }
+    }
+
+    /// Returns the longest time for which the server may keep a connection that was given up.
+    fn drain_time(&self) -> Duration {
+        self.shared.options.connect_timeout.min(self.shared.options.reconnect_delay)
+    }
+
     /// Hands jobs to the connections as long as there is room.
     fn assign(&mut self) {
+        if !matches!(self.phase, Phase::Up) {
+            // A worker waits for each of them.
+            self.waiting.retain(|job| job.kind != Kind::Extents);
+        }
         match self.phase {
             Phase::Up => {}
             Phase::Replaying { next } => return self.assign_replay(next),
@@ -255,7 +336,9 @@ impl Driver {
         let is_done = next >= self.log.as_ref().map_or(0, ReplayLog::len) && self.in_flight() == 0;
         self.phase = if is_done { Phase::Up } else { Phase::Replaying { next } };
         if is_done {
-            self.shared.notify("writes since the last flush were made again");
+            if !self.durability.is_lost {
+                self.shared.notify("writes since the last flush were made again");
+            }
             self.assign();
         }
     }
@@ -288,6 +371,12 @@ impl Driver {
         }
     }
 
+    /// Returns whether the server may be asked for extents now.
+    fn can_query(&self) -> bool {
+        let queries = self.lines.iter().flat_map(Line::jobs).filter(|job| job.kind == Kind::Extents).count();
+        self.shared.has_extents() && queries < MAX_QUERIES
+    }
+
     /// Checks a job against the export, and fits it into one request.
     fn prepare(&mut self, mut job: Job) -> Prepared {
         let (size, block) = (self.facts.size, u64::from(self.facts.min_block));
@@ -302,6 +391,8 @@ impl Driver {
                 job.covered = self.durability.acknowledged;
                 return Prepared::Send(job);
             }
+            // A dropped query has no answer, at once.
+            Kind::Extents if !self.can_query() => return Prepared::Ended,
             Kind::Extents => return Prepared::Send(job),
             Kind::Write { .. } | Kind::Discard if self.facts.is_read_only() => return ended(job, Err(Errno::ROFS)),
             Kind::Write { durable: true } if !self.facts.has_flag(transmission_flag::SEND_FUA) => {
@@ -338,6 +429,12 @@ impl Driver {
     /// the log would not know.
     fn prepare_write(&mut self, mut job: Job) -> Prepared {
         let Some(log) = &self.log else { return Prepared::Send(job) };
+        let is_durable = job.kind == Kind::Write { durable: true };
+        if is_durable && log.has_overlap(job.offset, job.len) && !self.durability.is_lost {
+            // A replay would put the older write over one that is promised.
+            self.flush_log();
+            return Prepared::Hold(job);
+        }
         let held = log.bytes() + self.writing;
         if held == 0 {
             job.len = job.len.min(log.limit / u64::from(self.facts.min_block) * u64::from(self.facts.min_block));
@@ -347,24 +444,31 @@ impl Driver {
             let is_free = !self.is_being_written(job.offset, job.len);
             return if is_free { Prepared::Send(job) } else { Prepared::Hold(job) };
         }
-        if log.bytes() > 0 && !self.is_flushing && !self.durability.is_lost {
+        if self.durability.is_lost {
+            // Nothing is promised any longer.
+            return Prepared::Send(job);
+        }
+        self.flush_log();
+        Prepared::Hold(job)
+    }
+
+    /// Begins a flush of the store's own that empties the log, unless one is in flight.
+    fn flush_log(&mut self) {
+        let has_writes = self.log.as_ref().is_some_and(|log| log.len() > 0);
+        if has_writes && !self.is_flushing {
             self.is_flushing = true;
             let deadline = Instant::now() + self.shared.options.store_timeout;
             let mut flush = Job::new(Kind::Flush, Owner::Store, 0, 0, deadline);
             flush.covered = self.durability.acknowledged;
             self.queue(flush);
         }
-        if self.durability.is_lost {
-            // Nothing is promised any longer.
-            return Prepared::Send(job);
-        }
-        Prepared::Hold(job)
     }
 
     /// Waits for sockets, messages and time, and receives replies.
     fn wait_and_receive(&mut self) {
         let now = Instant::now();
         let reconnect = match self.phase {
+            Phase::Down { since, .. } if !self.given_up.is_empty() => Some(since + self.drain_time()),
             Phase::Down { retry_at, is_dialing: false, .. } => Some(retry_at),
             _ => None,
         };
@@ -375,12 +479,14 @@ impl Driver {
         let next = [self.next_deadline, reconnect, failing].into_iter().flatten().min();
         let timeout = next.map(|next| next.saturating_duration_since(now) + Duration::from_millis(1));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        let mut polled = Vec::with_capacity(1 + self.lines.len());
+        let mut polled = Vec::with_capacity(1 + self.lines.len() + self.given_up.len());
         polled.push(PollFd::new(self.shared.waker(), PollFlags::IN));
         for line in &self.lines {
             let send = if line.has_outgoing() { PollFlags::OUT } else { PollFlags::empty() };
             polled.push(PollFd::from_borrowed_fd(line.socket(), PollFlags::IN | send));
         }
+        // `drain` receives from them.
+        polled.extend(self.given_up.iter().map(|line| PollFd::from_borrowed_fd(line.socket(), PollFlags::IN)));
         let _ = rustix::event::poll(&mut polled, timeout.as_ref());
         let is_readable = |polled: &PollFd<'_>| polled.revents().intersects(!PollFlags::OUT);
         let readable: u64 = polled.iter().enumerate().map(|(i, polled)| u64::from(is_readable(polled)) << i).sum();
@@ -411,13 +517,12 @@ impl Driver {
             if job.is_write() {
                 self.writing = self.writing.saturating_sub(job.len);
             }
-            if result == Err(Errno::SHUTDOWN) && matches!(job.owner, Owner::Engine(_)) {
+            if result == Err(Errno::SHUTDOWN) {
                 // The server is about to end: as if the connection had been lost already.
                 is_closing = true;
-                self.waiting.push_front(job);
+                self.make_again(std::iter::once(job));
                 continue;
             }
-            self.backoff = MIN_BACKOFF;
             match (job.kind, result) {
                 (Kind::Write { durable }, Ok(_)) => self.written(job, durable),
                 (Kind::Write { .. }, Err(_)) if matches!(job.owner, Owner::Replay(_)) => self.replay_failed(),
@@ -448,12 +553,12 @@ impl Driver {
             return;
         }
         match &mut self.log {
-            // A durable write too: one before it that is made again must not remain.
+            // The server has it, and no write in the log is older and shares bytes with it.
+            _ if durable => {}
             Some(log) if !self.durability.is_lost => {
                 self.durability.acknowledged += 1;
                 log.add(self.durability.acknowledged, job.offset, job.payload());
             }
-            _ if durable => {}
             _ => self.durability.acknowledged += 1,
         }
         job.complete(Ok(()));

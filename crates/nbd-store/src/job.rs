@@ -45,11 +45,14 @@ pub(crate) struct Job {
     /// Acknowledged writes that a flush covers.
     pub(crate) covered: u64,
     pub(crate) deadline: Instant,
+    /// A server may still carry it out over a connection that was given up.
+    pub(crate) is_doubtful: bool,
 }
 
 impl Job {
     pub(crate) fn new(kind: Kind, owner: Owner, offset: u64, len: u64, deadline: Instant) -> Self {
-        Self { kind, owner, offset, len, end: offset.saturating_add(len), number: 0, covered: 0, deadline }
+        let end = offset.saturating_add(len);
+        Self { kind, owner, offset, len, end, number: 0, covered: 0, deadline, is_doubtful: false }
     }
 
     /// Returns the job of an operation. `None`: the operation is unknown, and has failed.
@@ -69,6 +72,11 @@ impl Job {
     /// Returns whether the request is a write.
     pub(crate) fn is_write(&self) -> bool {
         matches!(self.kind, Kind::Write { .. })
+    }
+
+    /// Returns whether the request changes bytes of the export.
+    pub(crate) fn is_change(&self) -> bool {
+        self.is_write() || self.kind == Kind::Discard
     }
 
     /// Returns whether two ranges share bytes.

@@ -12,7 +12,7 @@ use inlock_frontend::nbd::client::{
 use inlock_frontend::nbd::handshake::ReplyStyle;
 use inlock_frontend::nbd::protocol::command;
 use inlock_frontend::nbd::transmission::Command;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
@@ -83,6 +83,8 @@ pub(crate) struct Line {
     input: Box<[u8]>,
     filled: Range<usize>,
     receiving: Receiving,
+    /// The server has violated the protocol, or has been told that nothing follows: its replies count no longer.
+    is_mute: bool,
 }
 
 impl Line {
@@ -98,6 +100,7 @@ impl Line {
             input: vec![0; INPUT_LEN].into(),
             filled: 0..0,
             receiving: Receiving::Head,
+            is_mute: false,
         }
     }
 
@@ -120,9 +123,43 @@ impl Line {
         self.slots.iter().flatten().map(|slot| &slot.job)
     }
 
-    /// Takes the jobs in flight.
-    pub(crate) fn into_jobs(self) -> impl Iterator<Item = Job> {
-        self.slots.into_iter().flatten().map(|slot| slot.job)
+    /// Takes the jobs in flight. Those whose change the server may still carry out are marked.
+    pub(crate) fn take_jobs(&mut self) -> impl Iterator<Item = Job> {
+        self.outgoing.clear();
+        self.in_flight = 0;
+        self.slots.iter_mut().filter_map(Option::take).map(|mut slot| {
+            slot.job.is_doubtful = slot.is_sent && slot.job.is_change();
+            slot.job
+        })
+    }
+
+    /// Returns whether the server has the whole of a request that changes the export.
+    pub(crate) fn has_changes(&self) -> bool {
+        self.slots.iter().flatten().any(|slot| slot.is_sent && slot.job.is_change())
+    }
+
+    /// Tells the server that nothing follows, and listens only for the end of the connection from now on.
+    pub(crate) fn shut_down(&mut self) {
+        self.is_mute = true;
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+    }
+
+    /// Receives on a connection that is given up. Returns whether the server has closed it.
+    pub(crate) fn drain(&mut self, ended: &mut Vec<Ended>) -> bool {
+        if !self.is_mute {
+            match self.receive(ended) {
+                Ok(()) => return false,
+                Err(Broken::Protocol(_)) => self.shut_down(),
+                Err(_) => return true,
+            }
+        }
+        self.filled = 0..0;
+        receive_into(&self.socket, &mut [IoSliceMut::new(&mut self.input)]).is_err()
+    }
+
+    /// Returns whether replies still count.
+    pub(crate) fn is_mute(&self) -> bool {
+        self.is_mute
     }
 
     /// Queues a job to be sent. There is a free slot for it.
@@ -191,6 +228,10 @@ impl Line {
 
     /// Tells the server that no request follows, as far as the socket takes it.
     pub(crate) fn say_goodbye(&self) {
+        if self.sent > 0 {
+            // It would be the rest of a write.
+            return;
+        }
         let command = Command::new(command::DISC, 0, 0, (0, 0));
         let (head, len) = request_header(&command, self.style);
         let _ = rustix::net::send(&self.socket, &head[..len], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -198,6 +239,12 @@ impl Line {
 
     /// Receives what has arrived, and adds the requests that have ended.
     pub(crate) fn receive(&mut self, ended: &mut Vec<Ended>) -> Result<(), Broken> {
+        let received = self.receive_replies(ended);
+        self.is_mute |= matches!(received, Err(Broken::Protocol(_)));
+        received
+    }
+
+    fn receive_replies(&mut self, ended: &mut Vec<Ended>) -> Result<(), Broken> {
         let mut budget = BUDGET;
         loop {
             // Only the socket may have more when this returns: no poll reports what is here already.

@@ -36,6 +36,12 @@ impl ReplayLog {
         self.entries.get(index)
     }
 
+    /// Returns whether a write in the log shares bytes with the range.
+    pub(crate) fn has_overlap(&self, offset: u64, len: u64) -> bool {
+        let end = offset.saturating_add(len);
+        self.entries.iter().any(|entry| entry.offset < end && offset < entry.offset + entry.data.len() as u64)
+    }
+
     pub(crate) fn add(&mut self, number: u64, offset: u64, data: &[u8]) {
         self.bytes += data.len() as u64;
         self.entries.push_back(Arc::new(Entry { number, offset, data: data.into() }));

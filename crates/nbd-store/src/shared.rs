@@ -6,6 +6,7 @@ use crate::options::StoreOptions;
 use crate::uri::NbdUri;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// State that the store shares with its thread, and with the one that connects.
@@ -14,6 +15,8 @@ pub(crate) struct Shared {
     pub(crate) options: StoreOptions,
     inbox: Mutex<Inbox>,
     waker: OwnedFd,
+    /// Whether the server can be asked for extents, and answers.
+    has_extents: AtomicBool,
 }
 
 /// Messages to the store's thread.
@@ -27,7 +30,15 @@ pub(crate) struct Inbox {
 
 impl Shared {
     pub(crate) fn new(uri: NbdUri, options: StoreOptions, waker: OwnedFd) -> Self {
-        Self { uri, options, inbox: Mutex::default(), waker }
+        Self { uri, options, inbox: Mutex::default(), waker, has_extents: AtomicBool::new(false) }
+    }
+
+    pub(crate) fn has_extents(&self) -> bool {
+        self.has_extents.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_extents(&self, has_extents: bool) {
+        self.has_extents.store(has_extents, Ordering::Relaxed);
     }
 
     /// Makes every request fail.
@@ -72,6 +83,7 @@ impl Shared {
         if let Err(source) = std::thread::Builder::new().name("inlock-dial".to_owned()).spawn(connect) {
             let error = OpenError::Unreachable { address: self.uri.address.to_string(), source };
             self.inbox().dialed = Some(Err(error));
+            self.wake();
         }
     }
 

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for extents, which a worker may ask for. Without an answer the range counts as allocated.
 const EXTENTS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest time that counts: a year.
+const MAX_TIME: Duration = Duration::from_secs(365 * 86_400);
 /// Longest read or write of a caller that blocks, in bytes: a multiple of every block size.
 const MAX_CALL: u32 = 1 << 20;
 /// Longest range of one query of extents, in bytes: a multiple of every block size.
@@ -30,7 +32,6 @@ pub struct NbdStore {
     thread: Option<JoinHandle<()>>,
     facts: ExportFacts,
     read_only: bool,
-    has_extents: bool,
     /// Serializes writes of parts of a server's blocks.
     edges: Mutex<()>,
 }
@@ -42,6 +43,11 @@ impl NbdStore {
     ///
     /// The server cannot be reached, refuses, does not have the export, or speaks another protocol.
     pub fn open(uri: &NbdUri, options: &StoreOptions, read_only: bool) -> Result<Self, OpenError> {
+        let mut options = options.clone();
+        for time in [&mut options.connect_timeout, &mut options.reconnect_delay, &mut options.store_timeout] {
+            // Points in time are computed from it.
+            *time = (*time).min(MAX_TIME);
+        }
         let (sender, receiver) = channel();
         let (dialed_uri, dialed_options) = (uri.clone(), options.clone());
         let unreachable = |source| OpenError::Unreachable { address: uri.address.to_string(), source };
@@ -61,12 +67,12 @@ impl NbdStore {
         let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let waker = waker.map_err(|error| unreachable(error.into()))?;
         let shared = Arc::new(Shared::new(uri.clone(), options.clone(), waker));
-        let has_extents = dialed[0].has_extents;
+        shared.set_extents(dialed.iter().all(|dialed| dialed.has_extents));
         let driver = Driver::new(Arc::clone(&shared), facts, dialed);
         let thread = std::thread::Builder::new().name("inlock-nbd".to_owned()).spawn(move || driver.run());
         let thread = Some(thread.map_err(unreachable)?);
         let read_only = read_only || facts.is_read_only();
-        Ok(Self { shared, thread, facts, read_only, has_extents, edges: Mutex::default() })
+        Ok(Self { shared, thread, facts, read_only, edges: Mutex::default() })
     }
 
     /// Returns the facts of the export.
@@ -192,7 +198,7 @@ impl BackingStore for NbdStore {
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         let unknown = Ok(BlockStatus::allocated(offset, len));
         let asked = len.min(MAX_QUERY);
-        if !self.has_extents || asked == 0 || self.blocks_around(offset, asked as usize).is_some() {
+        if !self.shared.has_extents() || asked == 0 || self.blocks_around(offset, asked as usize).is_some() {
             return unknown;
         }
         let (sender, receiver) = channel();
@@ -201,7 +207,12 @@ impl BackingStore for NbdStore {
         match receiver.recv_timeout(EXTENTS_TIMEOUT) {
             Ok((found, flags)) if flags & u64::from(STATE_HOLE) != 0 => Ok(BlockStatus::hole(offset, found.min(asked))),
             Ok((found, _)) => Ok(BlockStatus::allocated(offset, found.min(asked))),
-            Err(_) => unknown,
+            Err(RecvTimeoutError::Timeout) => {
+                // It is not asked again over these connections.
+                self.shared.set_extents(false);
+                unknown
+            }
+            Err(RecvTimeoutError::Disconnected) => unknown,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 /// Port of NBD servers.
@@ -91,7 +91,7 @@ impl NbdUri {
         if authority.contains('@') {
             return Err(UriError::User);
         }
-        let mut socket = None;
+        let (mut socket, mut is_relative) = (None, false);
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=') {
                 Some(("socket", path)) => socket = Some(decode(path)?),
@@ -101,7 +101,10 @@ impl NbdUri {
         }
         let address = match (scheme, socket) {
             ("nbd+unix", Some(path)) if authority.is_empty() && !path.is_empty() => {
-                Address::Unix(OsString::from_vec(path).into())
+                let path = PathBuf::from(OsString::from_vec(path));
+                is_relative = path.is_relative();
+                // A background process leaves its directory.
+                Address::Unix(std::path::absolute(&path).unwrap_or(path))
             }
             ("nbd+unix", Some(_)) if !authority.is_empty() => return Err(UriError::Host),
             ("nbd+unix", _) => return Err(UriError::NoSocket),
@@ -112,7 +115,24 @@ impl NbdUri {
         if export.len() > MAX_NAME {
             return Err(UriError::Name);
         }
-        Ok(Self { address, export, text: text.to_owned() })
+        let mut uri = Self { address, export, text: text.to_owned() };
+        if is_relative {
+            uri.text = uri.canonical();
+        }
+        Ok(uri)
+    }
+
+    /// Returns the URI that all spellings of this one have in common: with its port, the absolute path of the socket,
+    /// the host in lower case, and one percent-encoding. URIs of two exports differ in it.
+    pub fn canonical(&self) -> String {
+        let export = encode(&self.export);
+        match &self.address {
+            Address::Unix(path) => format!("nbd+unix:///{export}?socket={}", encode(path.as_os_str().as_bytes())),
+            Address::Tcp(host, port) => {
+                let host = encode(host.to_ascii_lowercase().as_bytes());
+                format!("nbd://{host}:{port}/{export}")
+            }
+        }
     }
 
     /// Returns the name of the export for messages.
@@ -120,7 +140,7 @@ impl NbdUri {
         String::from_utf8_lossy(&self.export).into_owned()
     }
 
-    /// Returns the URI as it was written.
+    /// Returns the URI as it was written; with a relative path of a socket, its canonical form.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -163,6 +183,22 @@ fn tcp(authority: &str) -> Result<Address, UriError> {
     Ok(Address::Tcp(host, port))
 }
 
+/// Encodes all bytes that have a meaning in a URI, and those that cannot be shown.
+fn encode(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for byte in bytes {
+        match byte {
+            b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'-' | b'.' | b'_' | b'~' | b'/' => text.push(char::from(*byte)),
+            byte => text.extend(['%', hex(byte >> 4), hex(byte & 15)]),
+        }
+    }
+    text
+}
+
+fn hex(digit: u8) -> char {
+    char::from_digit(digit.into(), 16).unwrap_or('0').to_ascii_uppercase()
+}
+
 /// Decodes `%XX`.
 fn decode(text: &str) -> Result<Vec<u8>, UriError> {
     let invalid = || UriError::Encoding(text.to_owned());
@@ -200,11 +236,40 @@ mod tests {
             ("nbd://[::1]//a", tcp("::1", 10809), "/a"),
             ("nbd://127.0.0.1/a%20b#fragment", tcp("127.0.0.1", 10809), "a b"),
             ("nbd+unix:///?socket=/run/s", Address::Unix("/run/s".into()), ""),
-            ("nbd+unix:///disk?socket=s%3F", Address::Unix("s?".into()), "disk"),
+            ("nbd+unix:///disk?socket=s%3F", Address::Unix(std::env::current_dir().unwrap().join("s?")), "disk"),
         ] {
             let uri = NbdUri::parse(text).unwrap();
             assert_eq!((uri.address.clone(), uri.export_name()), (address, export.to_owned()), "{text}");
-            assert!(NbdUri::is_uri(text) && uri.as_str() == text);
+            let is_relative = text.ends_with("=s%3F");
+            assert!(NbdUri::is_uri(text) && uri.as_str() == if is_relative { uri.canonical() } else { text.into() });
+        }
+    }
+
+    #[test]
+    fn spellings_of_one_export_have_one_canonical_form() {
+        let canonical = |text: &str| NbdUri::parse(text).unwrap().canonical();
+        let here = std::env::current_dir().unwrap();
+        let absolute = format!("nbd+unix:///?socket={}", here.join("s").display());
+        for (one, other) in [
+            ("nbd://h", "nbd://h/"),
+            ("nbd://h", "nbd://H:10809/#x"),
+            ("nbd://h/a", "nbd://h:/%61"),
+            ("nbd+unix:///?socket=s", &absolute),
+            ("nbd+unix:///?socket=./s", &absolute),
+        ] {
+            assert_eq!(canonical(one), canonical(other), "{one} {other}");
+            assert_eq!(canonical(&canonical(one)), canonical(one));
+        }
+        for (one, other) in [
+            ("nbd://h/a_b", "nbd://h/a/b"),
+            ("nbd://h:7/a", "nbd://h/7/a"),
+            ("nbd://h/a%3Fb", "nbd://h/a%253Fb"),
+            ("nbd://[::1]:7/", "nbd://[::1%3A7]/"),
+            ("nbd://h/a", "nbd://h/A"),
+            ("nbd+unix:///a?socket=/s", "nbd+unix:///?socket=/s/a"),
+            ("nbd+unix:///a?socket=/s_b", "nbd+unix:///a?socket=/s/b"),
+        ] {
+            assert_ne!(canonical(one), canonical(other), "{one} {other}");
         }
     }
 

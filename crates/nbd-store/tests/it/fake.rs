@@ -40,6 +40,8 @@ pub(crate) enum After {
     Close,
     /// It keeps the connection, and says nothing more.
     Stall,
+    /// It leaves this request unanswered, and the lie stays.
+    Ignore,
 }
 
 /// Answers the first request of its kind on the first connection. `None`: the request is answered honestly.
@@ -60,6 +62,8 @@ pub(crate) struct Facts {
     /// Kind of requests that get the lie; `None`: the lie decides.
     pub(crate) lie_to: Option<u16>,
     pub(crate) option_lie: Option<OptionLie>,
+    /// Number of requests after which the server falls.
+    pub(crate) falls_after: Option<usize>,
 }
 
 /// HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM.
@@ -77,6 +81,7 @@ impl Default for Facts {
             lie: None,
             lie_to: None,
             option_lie: None,
+            falls_after: None,
         }
     }
 }
@@ -151,10 +156,14 @@ impl Fake {
                 if *shared.down.lock().unwrap() {
                     continue;
                 }
-                shared.connections.fetch_add(1, Ordering::SeqCst);
+                let is_first = shared.connections.fetch_add(1, Ordering::SeqCst) == 0;
                 shared.clients.lock().unwrap().push(client.try_clone().unwrap());
                 // A client that leaves ends its thread.
-                std::thread::spawn(move || drop(shared.serve(client)));
+                std::thread::spawn(move || {
+                    let end = client.try_clone().unwrap();
+                    drop(shared.serve(client, is_first));
+                    end.shutdown(std::net::Shutdown::Both)
+                });
             }
         });
         Self { _dir: dir, socket, shared }
@@ -184,12 +193,14 @@ impl Fake {
         change(&mut self.shared.facts.lock().unwrap());
     }
 
+    /// Ends one connection.
+    pub(crate) fn cut(&self, index: usize) {
+        self.shared.clients.lock().unwrap()[index].shutdown(std::net::Shutdown::Both).unwrap();
+    }
+
     /// Ends all connections, and refuses others until [`Fake::rise`].
     pub(crate) fn fall(&self) {
-        *self.shared.down.lock().unwrap() = true;
-        for client in self.shared.clients.lock().unwrap().drain(..) {
-            let _ = client.shutdown(std::net::Shutdown::Both);
-        }
+        self.shared.fall();
     }
 
     pub(crate) fn rise(&self) {
@@ -217,7 +228,14 @@ impl Fake {
 }
 
 impl Shared {
-    fn serve(&self, mut client: UnixStream) -> std::io::Result<()> {
+    fn fall(&self) {
+        *self.down.lock().unwrap() = true;
+        for client in self.clients.lock().unwrap().drain(..) {
+            let _ = client.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    fn serve(&self, mut client: UnixStream, is_first: bool) -> std::io::Result<()> {
         let facts = self.facts.lock().unwrap().clone();
         let mut greeting = magic::SERVER.to_be_bytes().to_vec();
         greeting.extend(magic::OPTION.to_be_bytes());
@@ -225,7 +243,6 @@ impl Shared {
         client.write_all(&greeting)?;
         receive(&mut client, 4)?;
         let Some(style) = options(&mut client, &facts)? else { return Ok(()) };
-        let is_first = self.connections.load(Ordering::SeqCst) == 1;
         while let Some(asked) = request(&mut client, style)? {
             let is_meant = is_first && facts.lie_to.is_none_or(|kind| kind == asked.kind);
             let lie = facts.lie.filter(|_| is_meant && !*self.lied.lock().unwrap());
@@ -240,6 +257,7 @@ impl Shared {
                     while client.read(&mut [0; 4096])? > 0 {}
                     return Ok(());
                 }
+                Some(After::Ignore) => {}
                 Some(After::GoOn) => {
                     *self.lied.lock().unwrap() = true;
                     if asked.kind == command::WRITE {
@@ -255,13 +273,16 @@ impl Shared {
     fn answer(&self, client: &mut UnixStream, asked: &Asked) -> std::io::Result<()> {
         let payload = if asked.kind == command::WRITE { receive(client, asked.len as usize)? } else { Vec::new() };
         let (offset, len) = (asked.offset as usize, asked.len as usize);
+        let is_last;
         let reply = {
             let mut disk = self.disk.lock().unwrap();
             // A connection that was cut is no longer served.
             if *self.down.lock().unwrap() {
                 return Ok(());
             }
-            self.requests.fetch_add(1, Ordering::SeqCst);
+            let requests = self.requests.fetch_add(1, Ordering::SeqCst) + 1;
+            let limit = self.facts.lock().unwrap().falls_after;
+            is_last = limit.is_some_and(|limit| requests >= limit);
             match asked.kind {
                 command::READ => asked.data(asked.offset, &disk.cached[offset..offset + len], true),
                 command::WRITE => {
@@ -292,6 +313,9 @@ impl Shared {
                 _ => return Ok(()),
             }
         };
+        if is_last {
+            self.fall();
+        }
         client.write_all(&reply)
     }
 }
@@ -385,7 +409,7 @@ fn options(client: &mut UnixStream, facts: &Facts) -> std::io::Result<Option<Sty
         let (number, len) = (be32(&head[8..]), be32(&head[12..]));
         receive(client, len as usize)?;
         match facts.option_lie.and_then(|lie| lie(client, number)) {
-            Some(After::GoOn) => continue,
+            Some(After::GoOn | After::Ignore) => continue,
             Some(After::Close) => return client.shutdown(std::net::Shutdown::Both).map(|()| None),
             Some(After::Stall) => {
                 while client.read(&mut [0; 4096])? > 0 {}

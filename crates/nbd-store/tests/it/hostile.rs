@@ -264,6 +264,28 @@ fn lies_about_extents_leave_the_range_allocated() {
     }
 }
 
+/// Queries that are never answered leave room for other requests, and stop.
+#[test]
+fn unanswered_queries_of_extents_do_not_fill_the_connection() {
+    let ignore: Lie = |_, a| (a.kind == STATUS).then_some(After::Ignore);
+    let fake = Fake::start(Facts { lie: Some(ignore), ..Facts::default() });
+    let mut options = quick();
+    options.store_timeout = Duration::from_secs(5);
+    let store = fake.open(&options).unwrap();
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..100 {
+            scope.spawn(|| assert_eq!(store.block_status(0, 65536).unwrap(), BlockStatus::allocated(0, 65536)));
+        }
+    });
+    assert_eq!(store.read_at(&mut [0; LEN], AT), Ok(LEN));
+    for _ in 0..100 {
+        assert_eq!(store.block_status(0, 65536).unwrap(), BlockStatus::allocated(0, 65536));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert_eq!(fake.connections(), 1, "the connection is of use");
+}
+
 /// A reply before the data of its write was sent is one to no request.
 #[test]
 fn early_reply_to_a_long_write_is_a_violation() {

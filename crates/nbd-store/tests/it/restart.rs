@@ -1,11 +1,13 @@
 //! Servers that die under load and lose what was not flushed: no flushed write is lost, and no flush succeeds falsely.
 
-use crate::fake::{FLAGS, Facts, Fake, MULTI_CONN, Style, quick};
+use crate::fake::{After, FLAGS, Facts, Fake, Lie, MULTI_CONN, Style, quick};
 use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 use inlock_engine::{Access, BackingStore, BlockingDevice, Device, Errno, RequestError};
 use inlock_nbd_store::{NbdStore, StoreOptions};
+use inlock_tests::nbd::command;
 use inlock_tests::random::Random;
 use inlock_tests::report::count;
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -209,14 +211,129 @@ fn replay_restores_the_last_version_of_overlapping_writes() {
     for version in 1..=40u8 {
         store.write_at(&[version; 2 * BLOCK], u64::from(version % 4) * 2048 / 512 * 512).unwrap();
     }
-    // A durable write over an earlier one stays, too.
+    // A durable write over earlier ones stays, too, and so do later ones over it.
     store.write_fua_at(&[99; 512], 0).unwrap();
+    for version in 41..=60u8 {
+        store.write_at(&[version; 2 * BLOCK], 512 + u64::from(version % 4) * 2048).unwrap();
+    }
     let expected = fake.disk().cached.clone();
     fake.lose_power(|| false);
     assert!(fake.disk().cached != expected, "the server has lost writes");
     fake.rise();
     store.sync().unwrap();
     assert!(fake.disk().stable == expected);
+}
+
+/// A FUA write is never under an older one that is made again, even if the server is lost during the replay.
+#[test]
+fn fua_write_survives_a_replay_that_ends_early() {
+    let fake = Fake::start(Facts::default());
+    let mut options = replaying(StoreOptions::MIN_REPLAY);
+    options.reconnect_delay = Duration::from_secs(1);
+    let store = fake.open(&options).unwrap();
+    store.write_at(&[1; 2 * BLOCK], 0).unwrap();
+    store.write_fua_at(&[2; BLOCK], BLOCK as u64).unwrap();
+    assert!(fake.disk().stable[BLOCK..2 * BLOCK] == [2; BLOCK]);
+    // The next request is the server's last.
+    fake.change(|facts| facts.falls_after = Some(1));
+    fake.fall();
+    fake.rise();
+    let before = fake.requests();
+    let _ = store.read_at(&mut [0; BLOCK], 0);
+    assert!(fake.requests() > before, "the server has come back");
+    assert!(fake.disk().cached[BLOCK..2 * BLOCK] == [2; BLOCK], "an older write replaces a durable one");
+}
+
+/// A server that announces its end keeps a store with a log whole, whatever the request was.
+#[test]
+fn announced_end_during_a_flush_of_the_log_loses_nothing() {
+    let closing: Lie = |client, asked| {
+        let _ = client.write_all(&asked.error(108));
+        Some(After::GoOn)
+    };
+    let lie_to = Some(command::FLUSH);
+    let fake = Fake::start(Facts { lie: Some(closing), lie_to, ..Facts::default() });
+    let store = fake.open(&replaying(StoreOptions::MIN_REPLAY)).unwrap();
+    let data = vec![8; 1 << 19];
+    for _ in 0..12 {
+        store.write_at(&data, 0).unwrap();
+    }
+    assert!(fake.connections() > 1, "the flush of the full log was refused");
+    fake.lose_power(|| false);
+    fake.rise();
+    assert_eq!(store.sync(), Ok(()));
+    assert!(fake.disk().stable[..1 << 19] == data);
+}
+
+/// Lets a server keep the first write until it is told to carry it out.
+struct Keep {
+    has_write: AtomicBool,
+    may_go_on: AtomicBool,
+}
+
+impl Keep {
+    const fn new() -> Self {
+        Self { has_write: AtomicBool::new(false), may_go_on: AtomicBool::new(false) }
+    }
+
+    fn wait(&self) -> Option<After> {
+        self.has_write.store(true, Ordering::SeqCst);
+        while !self.may_go_on.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        None
+    }
+
+    /// Starts a server with two connections, of which the first has the write and the second ends.
+    fn begin(&self, lie: Lie) -> (Fake, Arc<NbdStore>, std::thread::JoinHandle<Result<usize, Errno>>) {
+        let lie_to = Some(command::WRITE);
+        let fake = Fake::start(Facts { flags: FLAGS | MULTI_CONN, lie: Some(lie), lie_to, ..Facts::default() });
+        let store = Arc::new(fake.open(&quick()).unwrap());
+        assert_eq!(fake.connections(), 2);
+        let writing = Arc::clone(&store);
+        let writer = std::thread::spawn(move || writing.write_at(&[1; BLOCK], 0));
+        while !self.has_write.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        fake.cut(1);
+        (fake, store, writer)
+    }
+}
+
+/// One of two connections ends. The write that the server has over the other one is not made again meanwhile, and so
+/// cannot replace a later one.
+#[test]
+fn write_of_a_whole_connection_is_not_made_twice() {
+    static KEEP: Keep = Keep::new();
+    let (fake, store, writer) = KEEP.begin(|_, _| KEEP.wait());
+    std::thread::sleep(Duration::from_millis(500));
+    let is_early = writer.is_finished();
+    if is_early {
+        store.write_at(&[2; BLOCK], 0).unwrap();
+    }
+    KEEP.may_go_on.store(true, Ordering::SeqCst);
+    assert_eq!(writer.join().unwrap(), Ok(BLOCK));
+    std::thread::sleep(Duration::from_millis(200));
+    if !is_early {
+        store.write_at(&[2; BLOCK], 0).unwrap();
+    }
+    assert!(fake.disk().cached[..BLOCK] == [2; BLOCK], "the older write was carried out last");
+    assert!(!is_early, "the write was made again while the server had it");
+}
+
+/// A server that neither replies nor closes may carry out the write at any time: it fails, and so does every flush.
+#[test]
+fn write_that_the_server_keeps_fails_and_no_flush_succeeds() {
+    static KEEP: Keep = Keep::new();
+    let (fake, store, writer) = KEEP.begin(|_, _| KEEP.wait());
+    let begun = Instant::now();
+    assert_eq!(writer.join().unwrap(), Err(Errno::IO));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(store.sync(), Err(Errno::IO));
+    assert_eq!(store.write_at(&[2; BLOCK], 0), Ok(BLOCK));
+    assert!(fake.connections() > 2);
+    KEEP.may_go_on.store(true, Ordering::SeqCst);
+    assert_eq!(store.sync(), Err(Errno::IO));
 }
 
 /// A full log is emptied by a flush of the store's own.
@@ -239,8 +356,8 @@ fn full_log_forces_flushes_and_stays_bounded() {
 /// Changed facts after a restart end the store.
 #[test]
 fn changed_export_after_a_restart_fails_everything() {
-    type Change = fn(&mut Facts);
-    let changes: [(&str, Change); 6] = [
+    type Change = (&'static str, fn(&mut Facts));
+    let changes: [Change; 6] = [
         ("size", |facts| facts.size -= 4096),
         ("read-only", |facts| facts.flags |= 2),
         ("least block", |facts| facts.blocks = Some([4096, 4096, 1 << 20])),
