@@ -164,7 +164,7 @@ fn help_of_action_lists_no_hidden_option() {
         let text = help.works().text();
         assert!(text.starts_with(&format!("inlock {action}: ")) && text.contains("--verbose"), "{text}");
         assert!(!text.contains("--launched") && !text.contains("  \n"), "{text}");
-        assert_eq!(text.contains("--nbd "), ["serve", "integrity"].contains(&action), "{text}");
+        assert_eq!(text.contains("--nbd "), ["serve", "integrity", "verity"].contains(&action), "{text}");
     }
 }
 
