@@ -1,6 +1,6 @@
 #: about   dm-verity and Inlock use the same devices, both ways, whole and with corrupted blocks
 #: memory  512
-#: seconds 120
+#: seconds 300
 #: modules dm_verity dm_mod sha256_generic sha512_generic sha1_generic
 #: tools   dmsetup veritysetup
 # shellcheck shell=dash
@@ -8,19 +8,18 @@
 #   vda  data                          vdb  trees of Inlock
 #   vdc  trees of veritysetup          vdd  what the kernel reads with Inlock's tree
 #   vde  data with corrupted blocks
-# A line of /vm/rows: NAME SLOT BLOCK BLOCKS ROOT FORMAT OPEN, divided by bars; BLOCK is the length of a block of data
+# A line of /vm/rows: NAME SLOT BLOCK ROOT FORMAT OPEN, divided by bars; BLOCK is the length of a block of data
 # in bytes, FORMAT and OPEN are options of veritysetup.
 
 SECTORS=8192
 
 slot() { dmsetup create "$1" --table "0 $SECTORS linear /dev/$2 $(($3 * SECTORS))"; }
 
-# unreadable DEVICE BLOCK BLOCKS: the numbers of the blocks that cannot be read.
+# unreadable DEVICE BLOCK: the numbers of the blocks that cannot be read, of the corrupted ones and their neighbours.
 unreadable() {
-    local at=0
-    while [ "$at" -lt "$3" ]; do
+    local at
+    for at in 0 1 2 39 40 41 126 127 128; do
         dd if="$1" of=/dev/null bs="$2" skip="$at" count=1 iflag=direct 2> /dev/null || printf '%s ' "$at"
-        at=$((at + 1))
     done
 }
 
@@ -30,14 +29,14 @@ opened() {
 }
 
 row() {
-    local name=$1 number=$2 block=$3 blocks=$4 root=$5 format=$6 open=$7
+    local name=$1 number=$2 block=$3 root=$4 format=$5 open=$6
     slot data vda "$number" && slot ours vdb "$number" && slot theirs vdc "$number" && slot bad vde "$number"
     if check "open:$name" opened data verity ours "$open" "$root"; then
         check "read:$name" dd if=/dev/mapper/verity of=/dev/vdd bs=64k seek=$((number * 64)) conv=notrunc
         check "close:$name" veritysetup close verity
     fi
     if check "open-bad:$name" opened bad verity ours "$open" "$root"; then
-        data "unreadable:$name" "$(unreadable /dev/mapper/verity "$block" "$blocks")"
+        data "unreadable:$name" "$(unreadable /dev/mapper/verity "$block")"
         check "close-bad:$name" veritysetup close verity
     fi
     # shellcheck disable=SC2086
@@ -46,7 +45,7 @@ row() {
     dmsetup remove data && dmsetup remove ours && dmsetup remove theirs && dmsetup remove bad
 }
 
-while IFS='|' read -r name number block blocks root format open; do
-    row "$name" "$number" "$block" "$blocks" "$root" "$format" "$open"
+while IFS='|' read -r name number block root format open; do
+    row "$name" "$number" "$block" "$root" "$format" "$open"
 done < /vm/rows
 ok rows

@@ -104,8 +104,8 @@ impl Row {
             format += " --no-superblock";
             open.clone_from(&format);
         }
-        let (block, blocks) = (p.data_block_len, p.data_blocks);
-        format!("{}|{number}|{block}|{blocks}|{}|{format}|{open}\n", self.name, hex(&self.root))
+        let block = p.data_block_len;
+        format!("{}|{number}|{block}|{}|{format}|{open}\n", self.name, hex(&self.root))
     }
 
     fn stores(&self, data: &[u8], tree: &[u8]) -> Stores {

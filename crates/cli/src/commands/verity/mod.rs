@@ -19,9 +19,9 @@ use inlock_volume::HeaderPolicy;
 pub(crate) const ACTION: Action = Action {
     name: "verity",
     aliases: &[],
-    arguments: &["<command>", "<device>", "[<name>]", "[<hash device>]", "[<root hash>]"],
+    arguments: &["<command>", "<device>", "[<argument>...]"],
     options: &[VERITY, ATTACH, serve::SERVE, &["json", "foreground", "deferred", "uuid"]],
-    about: "create, open, serve, verify, dump a dm-verity device",
+    about: "create, verify, serve, open a dm-verity device",
     prepare,
 };
 
