@@ -93,12 +93,12 @@ impl Fixture {
         &self.worker.front().nbd
     }
 
-    /// Runs turns until so many clients are left, or for two seconds. Returns how many there are.
+    /// Runs turns until so many clients are left, or for a while. Returns how many there are.
     fn clients_left(&mut self, wanted: usize) -> usize {
         let begin = Instant::now();
         loop {
             let count = self.nbd().connections.iter().flatten().count();
-            if count == wanted || begin.elapsed() > Duration::from_secs(2) {
+            if count == wanted || begin.elapsed() > 2 * SCAN {
                 return count;
             }
             self.turn();
