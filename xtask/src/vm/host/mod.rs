@@ -5,6 +5,7 @@
 mod dm_crypt;
 mod integrity;
 mod luks;
+mod sealed;
 mod table;
 mod zoned;
 
@@ -26,6 +27,7 @@ const PARTS: &[(&str, Prepare)] = &[
     ("dm-crypt", dm_crypt::prepare),
     ("integrity", integrity::prepare),
     ("luks", luks::prepare),
+    ("sealed", sealed::prepare),
     ("table", table::prepare),
     ("zoned", zoned::prepare),
 ];
