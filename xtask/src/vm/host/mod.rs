@@ -5,6 +5,7 @@
 mod dm_crypt;
 mod integrity;
 mod luks;
+mod sealed;
 mod table;
 mod verity;
 mod zoned;
@@ -27,6 +28,7 @@ const PARTS: &[(&str, Prepare)] = &[
     ("dm-crypt", dm_crypt::prepare),
     ("integrity", integrity::prepare),
     ("luks", luks::prepare),
+    ("sealed", sealed::prepare),
     ("table", table::prepare),
     ("verity", verity::prepare),
     ("zoned", zoned::prepare),
