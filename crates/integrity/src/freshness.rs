@@ -3,10 +3,12 @@
 //! Each commit of the journal changes its newest section, so the digest of that section recognizes the last durable
 //! state. [`tag_root`] recognizes the tags of all blocks of a volume that was closed, and so their data.
 
+use crate::device::{will_empty_journal, will_replay};
+use crate::digest::{Digest, section_digest};
 use crate::error::IntegrityError;
 use crate::journal_codec::JournalCodec;
 use crate::layout::Layout;
-use crate::options::{OpenOptions, load};
+use crate::options::{Mode, OpenOptions, load};
 use crate::stores::Stores;
 use crate::superblock::array;
 use crate::tags::{TagAlgorithm, TagHash};
@@ -15,16 +17,9 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// A SHA-256.
-pub type Digest = [u8; 32];
-
-/// Bytes of a section that its digest covers: its first sector, with the first entry, its tag and the commit id. A
-/// power cut leaves that sector old or new.
-const SECTION_DIGEST_LEN: usize = 512;
-
-/// Bytes of tags in a leaf of the tree of [`tag_root`].
+/// Bytes in a leaf of the tree of [`tag_root`].
 const LEAF: usize = 4096;
-/// Bytes of tags that are read at a time.
+/// Bytes that are read at a time.
 const CHUNK: usize = 1 << 20;
 
 /// A section of the journal as it is stored.
@@ -49,7 +44,7 @@ pub fn stored_section(
     options: &OpenOptions,
     number: u32,
 ) -> Result<Option<StoredSection>, IntegrityError> {
-    let (superblock, layout) = load(stores, options)?;
+    let (codec, layout) = codec(stores, options)?;
     if number >= layout.journal.sections {
         return Ok(None);
     }
@@ -57,21 +52,14 @@ pub fn stored_section(
     read_all(stores.metadata(), &mut image, layout.section_at(number))
         .map_err(IntegrityError::io("read the journal"))?;
     let digest = section_digest(&image);
-    let (cipher, mac) = (options.journal_cipher.clone(), options.journal_mac.clone());
-    let codec = JournalCodec::new(layout.journal, cipher, mac, superblock.hash_salt());
     codec.open(number, &mut image);
     // Entries are filled in their order.
     let is_empty = codec.sector(&image, 0).is_none();
     Ok(Some(StoredSection { number, digest, is_empty }))
 }
 
-/// Returns the digest of a sealed section.
-pub(crate) fn section_digest(image: &[u8]) -> Digest {
-    digest(&image[..SECTION_DIGEST_LEN])
-}
-
-/// Returns the root of a hash tree over the tags of all blocks, as they are stored in their places. Reads all tags; a
-/// journal that is not empty is not looked at.
+/// Returns the root of a hash tree over the journal and the tags of all blocks, as they are stored in their places.
+/// Reads both. The journal is part of it because the next open replays what is in it, also after a close.
 ///
 /// # Errors
 ///
@@ -81,20 +69,42 @@ pub fn tag_root(stores: &Stores, options: &OpenOptions) -> Result<Digest, Integr
     root_of(stores, &layout)
 }
 
+/// Whether opening the volume will replace sections of its journal by empty ones. Reads the journal; writes nothing.
+///
+/// # Errors
+///
+/// As [`load`], or if a store fails.
+pub fn empties_journal(stores: &Stores, options: &OpenOptions) -> Result<bool, IntegrityError> {
+    let (codec, layout) = codec(stores, options)?;
+    let keep = options.mode == Mode::Journal;
+    will_empty_journal(stores, &layout, &codec, keep).map_err(IntegrityError::io("read the journal"))
+}
+
+/// Returns the codec of a volume's journal.
+fn codec(stores: &Stores, options: &OpenOptions) -> Result<(JournalCodec, Layout), IntegrityError> {
+    let (superblock, layout) = load(stores, options)?;
+    let (cipher, mac) = (options.journal_cipher.clone(), options.journal_mac.clone());
+    Ok((JournalCodec::new(layout.journal, cipher, mac, superblock.hash_salt()), layout))
+}
+
 fn root_of(stores: &Stores, layout: &Layout) -> Result<Digest, IntegrityError> {
     let mut tree = Tree::default();
     let mut buffer = vec![0; CHUNK];
+    let mut add = |mut at: u64, end: u64, action| -> Result<(), IntegrityError> {
+        while at < end {
+            let len = (end - at).min(CHUNK as u64) as usize;
+            read_all(stores.metadata(), &mut buffer[..len], at).map_err(IntegrityError::io(action))?;
+            buffer[..len].chunks(LEAF).for_each(|leaf| tree.add(leaf));
+            at += len as u64;
+        }
+        Ok(())
+    };
+    add(layout.journal_at(), layout.journal_at() + layout.journal.sectors() * 512, "read the journal")?;
     let mut block = 0;
     while block < layout.blocks() {
         let (at, run) = layout.tag_position(block);
         let run = run.min(layout.blocks() - block);
-        let (mut at, end) = (at, at + run * layout.journal.tag_size as u64);
-        while at < end {
-            let len = (end - at).min(CHUNK as u64) as usize;
-            read_all(stores.metadata(), &mut buffer[..len], at).map_err(IntegrityError::io("read the tags"))?;
-            buffer[..len].chunks(LEAF).for_each(|leaf| tree.add(leaf));
-            at += len as u64;
-        }
+        add(at, at + run * layout.journal.tag_size as u64, "read the tags")?;
         block += run;
     }
     Ok(tree.root())
@@ -123,11 +133,6 @@ impl Tree {
             self.subtrees.into_iter().rev().map(|(_, root)| root).reduce(|right, left| hash(1, &[&left, &right]));
         hash(2, &[&self.leaves.to_le_bytes(), &joined.unwrap_or_default()])
     }
-}
-
-/// Returns the SHA-256 of bytes.
-pub fn digest(bytes: &[u8]) -> Digest {
-    Sha256::digest(bytes).into()
 }
 
 /// Hashes a leaf, a node or a root; `kind` keeps them apart.
@@ -271,6 +276,14 @@ impl FreshnessRecord {
             let is_emptied = |stored: StoredSection| self.state == RecordedState::Opening && stored.is_empty;
             if !stored.is_some_and(|stored| stored.digest == digest || is_emptied(stored)) {
                 return Ok(Freshness::Older);
+            }
+            // A section before it that is no longer whole would end the replay, and take back what was acknowledged.
+            if self.state == RecordedState::Open {
+                let (codec, layout) = codec(stores, options)?;
+                let replays = will_replay(stores, &layout, &codec, number);
+                if !replays.map_err(IntegrityError::io("read the journal"))? {
+                    return Ok(Freshness::Older);
+                }
             }
         }
         match (self.tags, self.section) {

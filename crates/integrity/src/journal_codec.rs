@@ -7,6 +7,7 @@
 use crate::journal_cipher::JournalCipher;
 use crate::layout::{JournalLayout, SECTION_METADATA_SECTORS};
 use crate::tags::{SALT_LEN, TagHash};
+use inlock_engine::Errno;
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
@@ -94,6 +95,13 @@ impl JournalCodec {
             to[ID_AT..].copy_from_slice(&image[at + 8 + n * 8..][..8]);
         }
         &image[at + 8 + 8 * self.layout.sectors_per_block..][..self.layout.tag_size]
+    }
+
+    /// Puts random bytes between the entries and the commit id of the first sector, if there is room, so that no two
+    /// sections with the same entries have the same digest. Nobody reads them.
+    pub(crate) fn mark(&self, image: &mut [u8]) -> Result<(), Errno> {
+        let is_free = !self.layout.has_mac && self.layout.entries_per_sector * self.layout.entry_len <= MAC_AT;
+        if is_free { getrandom::fill(&mut image[MAC_AT..ID_AT]).map_err(|_| Errno::IO) } else { Ok(()) }
     }
 
     /// Completes a section for writing: MAC, commit ids, encryption.

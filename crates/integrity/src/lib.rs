@@ -13,6 +13,7 @@
 #![warn(clippy::missing_errors_doc, clippy::missing_panics_doc)]
 
 mod device;
+mod digest;
 mod error;
 mod format;
 mod freshness;
@@ -27,10 +28,11 @@ mod superblock;
 mod tags;
 
 pub use device::{IntegrityDevice, MetricsSnapshot, Mismatch, ReadError};
+pub use digest::{Digest, digest};
 pub use error::{IntegrityError, InvalidField};
 pub use format::{FormatOptions, format};
 pub use freshness::{
-    Digest, Freshness, FreshnessKey, FreshnessRecord, RecordedState, StoredSection, digest, stored_section, tag_root,
+    Freshness, FreshnessKey, FreshnessRecord, RecordedState, StoredSection, empties_journal, stored_section, tag_root,
 };
 pub use journal_cipher::JournalCipher;
 pub use layout::{JournalLayout, Layout};

@@ -236,11 +236,15 @@ impl VerityStore {
         compared.map_err(|at| (at, self.corrupt(Area::Data, first + at as u64)))
     }
 
-    /// Reads whole blocks; returns the number of valid bytes before a bad block. Reports a bad block if it is needed
-    /// for the bytes from `head` on.
+    /// Reads whole blocks; returns the number of valid bytes before a bad block, and clears the rest. Reports a bad
+    /// block if it is needed for the bytes from `head` on.
     fn read_valid(&self, start: u64, blocks: &mut [u8], head: usize) -> Result<usize, Errno> {
         let len = self.layout.data_block_len();
-        match self.read_blocks(start / len as u64, blocks) {
+        let read = self.read_blocks(start / len as u64, blocks);
+        if let Err((good, _)) = &read {
+            blocks[good * len..].fill(0);
+        }
+        match read {
             Ok(()) => Ok(blocks.len()),
             // The caller asks for the rest, which begins with the bad block, once more.
             Err((good, _)) if good * len > head => Ok(good * len),

@@ -106,9 +106,11 @@ impl Area {
 ///
 /// # Errors
 ///
-/// The stores' errors.
+/// A tree over the data of the same store, which is not written to; the stores' errors.
 pub fn create(stores: &Stores, layout: &Layout, threads: usize) -> Result<Vec<u8>, VerityError> {
     stores.check(layout)?;
+    let apart = !Arc::ptr_eq(&stores.data, &stores.hash) || stores.tree_offset >= layout.data_len();
+    check(apart || layout.tree_blocks() == 0, "hash_offset", stores.tree_offset, "the tree would overwrite the data")?;
     let hasher = Hasher::new(layout.parameters())?;
     for level in 0..layout.levels().len() as u32 {
         let walk = Walk { stores, layout, hasher: &hasher, level };

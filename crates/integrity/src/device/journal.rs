@@ -2,7 +2,7 @@
 //! to their places.
 
 use super::core::Core;
-use crate::freshness::{Digest, section_digest};
+use crate::digest::{Digest, section_digest};
 use crate::journal_codec::{JournalCodec, next_sequence};
 use inlock_engine::Errno;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -202,6 +202,9 @@ impl Journal {
             for (number, sequence, image) in run {
                 let start = bytes.len();
                 bytes.extend_from_slice(image);
+                if self.recorder.get().is_some() {
+                    self.codec.mark(&mut bytes[start..])?;
+                }
                 self.codec.seal(*number, *sequence, &mut bytes[start..]);
                 if self.recorder.get().is_some() {
                     newest = Some((*number, section_digest(&bytes[start..])));

@@ -59,7 +59,33 @@ impl Mismatches {
     }
 
     pub(super) fn observe(&self, observer: Observer) {
+        let sectors = self.sectors();
         // A second one is ignored.
-        let _ = self.observer.set(observer);
+        if self.observer.set(observer).is_ok()
+            && let (Some(observer), [.., sector], MAX_REGIONS) = (self.observer.get(), &sectors[..], sectors.len())
+        {
+            // Those of the replay have filled the list: nothing else would tell that later ones are only counted.
+            observer(Mismatch { sector: *sector, is_last: true });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn observer_is_told_of_a_list_that_the_replay_has_filled() {
+        for (regions, expected) in [(MAX_REGIONS - 1, None), (MAX_REGIONS, Some((MAX_REGIONS as u64 - 1, true)))] {
+            let (mismatches, seen) = (Mismatches::default(), Arc::new(Mutex::new(None)));
+            (0..regions as u64).for_each(|region| mismatches.note(region * REGION_SECTORS));
+            let last = Arc::clone(&seen);
+            let note = move |found: Mismatch| {
+                *last.lock().unwrap() = Some((found.sector / REGION_SECTORS, found.is_last));
+            };
+            mismatches.observe(Box::new(note));
+            assert_eq!(*seen.lock().unwrap(), expected);
+        }
     }
 }

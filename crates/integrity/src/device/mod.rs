@@ -15,10 +15,11 @@ mod wipe;
 
 pub use metrics::MetricsSnapshot;
 pub use mismatches::Mismatch;
+pub(crate) use replay::{will_empty_journal, will_replay};
 
 use self::core::Core;
+use crate::digest::Digest;
 use crate::format::clear_journal;
-use crate::freshness::Digest;
 use crate::layout::Layout;
 use crate::options::{Mode, OpenOptions};
 use crate::superblock::{Flags, Superblock};

@@ -2,6 +2,8 @@
 
 use super::core::Core;
 use crate::journal_codec::{JournalCodec, SEQUENCES, next_sequence, previous_sequence};
+use crate::layout::Layout;
+use crate::stores::Stores;
 use crate::tags::Tagger;
 use inlock_engine::Errno;
 use inlock_engine::store::read_all;
@@ -40,6 +42,39 @@ pub(super) fn replay(
     }
     empty(core, codec, &found)?;
     Ok((found.start, next_sequence(next_sequence(found.sequence))))
+}
+
+/// Whether a replay of the journal would copy this section. Writes nothing.
+pub(crate) fn will_replay(stores: &Stores, layout: &Layout, codec: &JournalCodec, number: u32) -> Result<bool, Errno> {
+    let core = Core::new(stores.clone(), *layout);
+    let Some(found) = find_start(&core, codec)? else { return Ok(false) };
+    let mut is_replayed = false;
+    for_each_section(&core, codec, &found, |section, _| {
+        is_replayed |= section == number;
+        Ok(())
+    })?;
+    Ok(is_replayed)
+}
+
+/// Whether [`replay`] would replace sections by empty ones. Writes nothing.
+pub(crate) fn will_empty_journal(
+    stores: &Stores,
+    layout: &Layout,
+    codec: &JournalCodec,
+    keep: bool,
+) -> Result<bool, Errno> {
+    let core = Core::new(stores.clone(), *layout);
+    let Some(found) = find_start(&core, codec)? else { return Ok(true) };
+    let mut used = false;
+    let whole = for_each_section(&core, codec, &found, |_, image| {
+        used |= has_entries(codec, layout, image);
+        Ok(())
+    })?;
+    Ok(whole != layout.journal.sections || (used && !keep))
+}
+
+fn has_entries(codec: &JournalCodec, layout: &Layout, image: &[u8]) -> bool {
+    (0..layout.journal.entries).any(|entry| codec.sector(image, entry).is_some())
 }
 
 /// Calls `each` for the sections to replay, in the order in which they were written: all from the oldest one to the one
@@ -142,7 +177,7 @@ fn replay_section(
         }
         core.write(block, &data, tag)
     })?;
-    Ok((0..layout.journal.entries).any(|entry| codec.sector(image, entry).is_some()))
+    Ok(has_entries(codec, layout, image))
 }
 
 /// Writes sections without entries over the journal, in the order of normal use. After a power cut between them, what

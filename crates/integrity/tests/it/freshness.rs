@@ -3,8 +3,8 @@
 use crate::support::{Numbers, fill, formatted, memory, tuple};
 use inlock_engine::{BackingStore, Errno, Geometry, store::memory::MemoryStore};
 use inlock_integrity::{
-    Digest, FormatOptions, Freshness, FreshnessRecord, IntegrityDevice, Mode, OpenOptions, RecordedState, Stores,
-    stored_section, tag_root,
+    Digest, FormatOptions, Freshness, FreshnessRecord, IntegrityDevice, Layout, Mode, OpenOptions, RecordedState,
+    Stores, empties_journal, stored_section, tag_root,
 };
 use std::sync::{Arc, Mutex};
 
@@ -172,7 +172,9 @@ fn newest_state_is_accepted_after_every_power_cut_and_older_ones_are_not() {
             if at % 5 == 0 {
                 let (_, log) = open_recorded(&bytes);
                 let log = log.lock().unwrap().clone();
-                let opening = FreshnessRecord { state: RecordedState::Opening, ..newest };
+                let empties = empties_journal(&stores(&bytes), &OpenOptions::new(Mode::Journal)).unwrap();
+                let state = if empties { RecordedState::Opening } else { newest.state };
+                let opening = FreshnessRecord { state, ..newest };
                 for again in 0..log.len() {
                     let bytes = cut(&bytes, &log[..again], &mut random);
                     let found = compare(records(&log[..again]).last().unwrap_or(&opening), &bytes);
@@ -227,6 +229,128 @@ fn root_of_tags_detects_old_blocks_under_a_new_journal() {
     assert_eq!(compare(&FreshnessRecord { header: [6; 32], ..with }, &new), Freshness::OtherHeader);
     let missing = FreshnessRecord { section: Some((1 << 20, section.1)), ..with };
     assert_eq!(compare(&missing, &new), Freshness::Older, "the journal has no such section");
+}
+
+/// Returns `bytes` with the entries of journal section `from` in section `to`, which keeps its commit ids.
+fn planted(bytes: &[u8], layout: &Layout, from: usize, to: usize) -> Vec<u8> {
+    let at = (layout.start + layout.initial_sectors - layout.journal.sectors()) as usize * 512;
+    let len = layout.journal.section_len();
+    let mut bytes = bytes.to_vec();
+    for sector in (0..len).step_by(512) {
+        bytes.copy_within(at + from * len + sector..at + from * len + sector + 504, at + to * len + sector);
+    }
+    bytes
+}
+
+#[test]
+fn root_of_tags_detects_entries_that_were_planted_in_the_journal() {
+    let (image, _) = formatted(&options(160), LEN, None);
+    let store = memory(image);
+    let device = open(Stores::interleaved(store.clone()));
+    for (block, value) in [(7, 1), (7, 2), (9, 1)] {
+        write(&device, block, value);
+        device.flush().unwrap();
+    }
+    device.close().unwrap();
+    let (new, layout) = (store.contents(), *device.layout());
+    let (number, digest) = newest(&open(stores(&new)), &stores(&new));
+    assert_eq!((number, layout.journal.sections > 3), (2, true), "one section for each flush");
+    // The newest section and all tags in their places are as they were; a replay brings the old block back.
+    let spliced = planted(&new, &layout, 0, 1);
+    let block_7 = |bytes: &[u8]| {
+        let (mut data, mut tag) = (vec![0; 512], vec![0; TAG]);
+        open(stores(bytes)).read(7, &mut data, &mut tag).unwrap();
+        data
+    };
+    assert_eq!((block_7(&new), block_7(&spliced)), (fill(7, 2, 512), fill(7, 1, 512)));
+    for (mode, section) in [(Mode::Journal, Some((number, digest))), (Mode::Direct, None)] {
+        let options = OpenOptions::new(mode);
+        let root = tag_root(&stores(&new), &options).unwrap();
+        let record = FreshnessRecord { tags: Some(root), ..record(RecordedState::Closed, section) };
+        let compare = |bytes: &[u8]| record.compare(&stores(bytes), &options, &HEADER).unwrap();
+        assert_eq!((compare(&new), compare(&spliced)), (Freshness::Newest, Freshness::Older));
+    }
+}
+
+#[test]
+fn one_changed_byte_does_not_take_back_acknowledged_flushes_unnoticed() {
+    let (image, _) = formatted(&options(160), LEN, None);
+    let store = memory(image);
+    let volume = Stores::interleaved(store.clone());
+    let device = open(volume.clone());
+    let last = Arc::new(Mutex::new(None));
+    let seen = Arc::clone(&last);
+    let recorder = move |number, digest| {
+        *seen.lock().unwrap() = Some((number, digest));
+        Ok(())
+    };
+    device.record_commits(recorder).unwrap();
+    for block in 0..3 {
+        write(&device, block, 1);
+        device.flush().unwrap();
+    }
+    let (bytes, layout, last) = (store.contents(), *device.layout(), last.lock().unwrap().unwrap());
+    assert_eq!(last.0, 2, "one section for each flush");
+    let open = record(RecordedState::Open, Some(last));
+    assert_eq!(compare(&open, &bytes), Freshness::Newest);
+    let len = layout.journal.section_len();
+    for id in (0..3 * len).step_by(512).skip(1).map(|sector| layout.journal_at() as usize + sector + 504) {
+        if id == layout.section_at(2) as usize + 504 {
+            // The sector that the digest covers.
+            continue;
+        }
+        // An id of no lap, and that of the lap before: the replay ends there, or does not begin.
+        for change in [0x80, 0x33] {
+            let mut changed = bytes.clone();
+            changed[id..id + 8].iter_mut().for_each(|byte| *byte ^= change);
+            assert_eq!(compare(&open, &changed), Freshness::Older, "byte {id}, {change:#x}");
+        }
+    }
+}
+
+#[test]
+fn sections_with_the_same_entries_have_different_digests() {
+    let (image, _) = formatted(&options(64), LEN, None);
+    let digest_of_a_flush = || {
+        let (device, log) = open_recorded(&image);
+        write(&device, 7, 1);
+        device.flush().unwrap();
+        let log = log.lock().unwrap();
+        let Some(Step::Record(FreshnessRecord { section: Some(section), .. })) = log.last() else {
+            panic!("no record")
+        };
+        *section
+    };
+    let (first, second) = (digest_of_a_flush(), digest_of_a_flush());
+    assert_eq!(first.0, second.0);
+    assert_ne!(first.1, second.1);
+}
+
+#[test]
+fn journals_that_an_open_leaves_as_they_are_are_told() {
+    let (image, _) = formatted(&options(64), LEN, None);
+    let store = memory(image);
+    let device = open(Stores::interleaved(store.clone()));
+    let empties = |bytes: &[u8], mode| {
+        let told = empties_journal(&stores(bytes), &OpenOptions::new(mode)).unwrap();
+        let (opened, layout) = (memory(bytes.to_vec()), *device.layout());
+        let _ = IntegrityDevice::open(Stores::interleaved(opened.clone()), OpenOptions::new(mode)).unwrap();
+        let journal = layout.journal_at() as usize..layout.tags_at() as usize;
+        assert_eq!(told, opened.contents()[journal.clone()] != bytes[journal], "{mode:?}");
+        told
+    };
+    let new = store.contents();
+    assert!(!empties(&new, Mode::Journal) && !empties(&new, Mode::Direct));
+    write(&device, 1, 1);
+    device.close().unwrap();
+    let used = store.contents();
+    assert!(!empties(&used, Mode::Journal) && empties(&used, Mode::Direct));
+    let mut torn = used.clone();
+    torn[device.layout().section_at(0) as usize + 1016] ^= 0x80;
+    assert!(empties(&torn, Mode::Journal));
+    torn.copy_from_slice(&used);
+    torn[device.layout().section_at(0) as usize + 1016..][..8].iter_mut().for_each(|byte| *byte ^= 0x33);
+    assert!(empties(&torn, Mode::Journal) && empties(&torn, Mode::Direct));
 }
 
 #[test]

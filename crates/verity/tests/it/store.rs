@@ -55,12 +55,15 @@ fn bad_block_of_data_fails_alone_and_is_reported_once() {
     }
     assert_eq!(failed, [17, 299]);
     // A long read returns what precedes the bad block, and reads of its neighbours work.
-    let mut long = vec![0; 64 * 4096];
+    let mut long = vec![0xaa; 64 * 4096];
     assert_eq!(store.read_at(&mut long, 0), Ok(17 * 4096));
+    assert!(long[17 * 4096..] == [0; 47 * 4096], "bytes that were not verified are not in the buffer");
+    assert_eq!(store.read_at(&mut long, 17 * 4096), Err(Errno::IO));
+    assert!(long[..4096] == [0; 4096]);
     assert_eq!(store.read_at(&mut long, 17 * 4096 + 4000), Err(Errno::IO));
     assert_eq!(read(&store, 16 * 4096 + 1, 4095).unwrap(), device.data[16 * 4096 + 1..17 * 4096]);
     assert_eq!(store.read_at(&mut long[..100], 17 * 4096 - 50), Ok(50));
-    assert_eq!(store.snapshot().corrupted, 5);
+    assert_eq!(store.snapshot().corrupted, 6);
     let reports: Vec<_> = reports.lock().unwrap().iter().map(|bad| (bad.area, bad.block, bad.position)).collect();
     assert_eq!(reports, [(Area::Data, 17, 17 * 4096), (Area::Data, 299, 299 * 4096)]);
 }

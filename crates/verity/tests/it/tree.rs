@@ -99,3 +99,16 @@ fn levels_of_a_tebibyte_are_stored_from_the_top() {
     assert_eq!(levels, [(1 + 128 + (1 << 14), 1 << 21), (1 + 128, 1 << 14), (1, 128), (0, 1)]);
     assert_eq!(layout.tree_blocks(), (1 << 21) + (1 << 14) + 128 + 1);
 }
+
+#[test]
+fn tree_over_the_data_is_refused() {
+    let device = Device::new(&parameters(Hash::Sha256, 512, 512, 40));
+    let room = vec![0; device.layout.tree_len() as usize];
+    let both = memory([&device.data[..], &room].concat());
+    let create_at = |offset| create(&Stores::new(both.clone(), both.clone(), offset), &device.layout, 1);
+    for offset in [0, device.layout.data_len() - 512] {
+        assert!(create_at(offset).is_err_and(|error| error.to_string().contains("hash_offset")), "{offset}");
+        assert!(both.contents()[..device.data.len()] == device.data);
+    }
+    assert_eq!(create_at(device.layout.data_len()).unwrap(), device.root);
+}
