@@ -291,7 +291,9 @@ fn hint_of_volume(cause: &(dyn std::error::Error + 'static)) -> Option<&'static 
 fn hint_of_export(error: &OpenError) -> Option<&'static str> {
     Some(match error {
         OpenError::Unreachable { .. } => "start the server, and check the address in the URI",
-        OpenError::TimedOut { .. } => "check the address and the server, or raise --connect-timeout",
+        OpenError::TimedOut { .. } => {
+            "check the address; let the server take several clients (qemu-nbd --shared=8), or raise --connect-timeout"
+        }
         OpenError::UnknownExport(_) => "list the server's exports: nbdinfo --list URI",
         OpenError::TlsRequired => "let the server allow connections without TLS, through a tunnel that encrypts",
         OpenError::Closed { .. } | OpenError::Refused(_) => {

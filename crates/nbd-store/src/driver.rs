@@ -83,6 +83,8 @@ enum Prepared {
     Send(Job),
     /// It waits, and so does everything behind it.
     Hold(Job),
+    /// Something of the store's own was sent before it.
+    Again(Job),
     Ended,
 }
 
@@ -316,6 +318,7 @@ impl Driver {
                 Prepared::Send(job) => self.queue(job),
                 Prepared::Ended => {}
                 Prepared::Hold(job) => return self.waiting.push_front(job),
+                Prepared::Again(job) => self.waiting.push_front(job),
             }
         }
     }
@@ -434,6 +437,11 @@ impl Driver {
             // A replay would put the older write over one that is promised.
             self.flush_log();
             return Prepared::Hold(job);
+        }
+        if log.bytes() > log.limit / 2 && !self.is_flushing && !self.durability.is_lost {
+            // Before it is full, and reads wait too.
+            self.flush_log();
+            return Prepared::Again(job);
         }
         let held = log.bytes() + self.writing;
         if held == 0 {

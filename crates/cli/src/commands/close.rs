@@ -1,5 +1,8 @@
 //! `close`: closes a volume when all writes are on stable storage, or cleans up after a process that died.
 
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 
 use super::running_key::check_header;
@@ -7,7 +10,14 @@ use crate::args::action::{Action, Alias, NAME, Prepared};
 use crate::control::claim::Claim;
 use crate::control::client::{Client, Found};
 use crate::control::name::Name;
+use crate::control::server;
 use crate::error::CliError;
+
+/// How long a forced close tries the usual way.
+const FORCE_AFTER: Duration = Duration::from_secs(5);
+
+/// How long a forced close waits for another command.
+const FORCE_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) const ACTION: Action = Action {
     name: "close",
@@ -31,10 +41,7 @@ pub(crate) const ACTION: Action = Action {
             if cancel {
                 return Client::of(&name)?.command(&json!({"command": "cancel_deferred"}), None).map(drop);
             }
-            if force && let Found::Active(mut client) = Client::find(&name)? {
-                client.command(&json!({"command": "abort"}), None)?;
-            }
-            run(&name, deferred)
+            if force { run_forced(&name) } else { run(&name, deferred) }
         }))
     },
 };
@@ -54,6 +61,47 @@ pub(super) fn run(name: &Name, deferred: bool) -> anyhow::Result<()> {
         Found::Gone(_) => clean_up(name),
         Found::Inactive => Err(CliError::Inactive { name: name.to_string() }.into()),
     }
+}
+
+/// Closes the volume like [`run`]. Only if that takes long, or another command waits for the underlying device, fails
+/// what waits for it: a device that works loses nothing, and one in use stays.
+fn run_forced(name: &Name) -> anyhow::Result<()> {
+    let (ended, waiting) = mpsc::channel::<()>();
+    let aborted = name.clone();
+    let abort = std::thread::spawn(move || match waiting.recv_timeout(FORCE_AFTER) {
+        Err(RecvTimeoutError::Timeout) => abort_if_active(&aborted),
+        _ => Ok(()),
+    });
+    let mut closed = run(name, false);
+    drop(ended);
+    let deadline = Instant::now() + FORCE_TIMEOUT;
+    if closed.as_ref().is_err_and(is_in_progress) {
+        abort_if_active(name)?;
+    }
+    while closed.as_ref().is_err_and(is_in_progress) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(100));
+        closed = match run(name, false) {
+            // The other command was a close.
+            Err(error) if matches!(error.downcast_ref(), Some(CliError::Inactive { .. })) => Ok(()),
+            closed => closed,
+        };
+    }
+    // The abort may have come too late.
+    let _ = abort.join();
+    closed
+}
+
+/// Fails what waits for the underlying device of the volume, and everything later.
+fn abort_if_active(name: &Name) -> anyhow::Result<()> {
+    match Client::find(name)? {
+        Found::Active(mut client) => client.command(&json!({"command": "abort"}), None).map(drop),
+        Found::Gone(_) | Found::Inactive => Ok(()),
+    }
+}
+
+fn is_in_progress(error: &anyhow::Error) -> bool {
+    let busy = [server::IN_PROGRESS, server::CLOSING];
+    matches!(error.downcast_ref(), Some(CliError::Remote(message, ..)) if busy.contains(&&**message))
 }
 
 /// Taking the name cleans up; releasing it removes the files.

@@ -214,13 +214,22 @@ pub(crate) fn protect() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-1000") {
         warn_of("cannot exempt this process from the OOM killer", error);
     }
-    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
-        warn_of("allocations of this process may wait for its own device", error.into());
-    }
     // Now, not on the first fault, when no memory may be left: unused program text may be in a file that was swapped
     // out to this device, and a stack grows in rare branches.
     if let Err(error) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
         warn_of("cannot lock this process in memory", error.into());
+    }
+}
+
+/// Lets no allocation of this thread, and of those that it starts, wait for writes to the own device. Needs root.
+pub(crate) fn protect_io() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    if let Err(error) = rustix::process::configure_io_flusher_behavior(true)
+        && error != rustix::io::Errno::PERM
+    {
+        warn(format_args!("allocations of this process may wait for its own device: {error}"));
     }
 }
 

@@ -176,7 +176,7 @@ impl ServedVolume {
 
     /// Fails the requests that wait for an NBD server, and all later ones. Does not block.
     pub(crate) fn abort(&self) {
-        remote::abort(&self.device);
+        remote::abort();
     }
 
     /// Suspends I/O and wipes the key.

@@ -27,6 +27,10 @@ use super::served::{self, Reply, ServedVolume};
 use crate::error::{CliError, Status};
 use crate::system::socket;
 
+/// Refusals of a command while another one changes the volume.
+pub(crate) const IN_PROGRESS: &str = "Another operation on the volume is in progress.";
+pub(crate) const CLOSING: &str = "The volume is being closed.";
+
 /// Maximum number of clients.
 const CLIENTS_MAX: usize = 32;
 
@@ -361,10 +365,8 @@ impl Server {
         }
         if self.changing || self.stopping {
             let (what, hint) = match self.stopping {
-                true => ("The volume is being closed.", None),
-                false => {
-                    ("Another operation on the volume is in progress.", Some("try again when it is done".to_owned()))
-                }
+                true => (CLOSING, None),
+                false => (IN_PROGRESS, Some("try again when it is done".to_owned())),
             };
             return Some(Err(CliError::Remote(what.to_owned(), hint, Status::Busy).into()));
         }

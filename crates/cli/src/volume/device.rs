@@ -55,7 +55,9 @@ impl Device {
             print_debug(format_args!("Connecting to {uri} ({access:?})."));
             let store = remote::open(uri, access != OpenMode::Read)?;
             let len = store.geometry().len;
-            return Ok(Self { path: name.to_owned(), medium: Medium::Remote(store), len, zones: None });
+            // The process may leave its directory, and others have theirs.
+            let path = store.uri().as_str().into();
+            return Ok(Self { path, medium: Medium::Remote(store), len, zones: None });
         }
         let path = resolve(name);
         print_debug(format_args!("Opening {} ({access:?}).", path.display()));
@@ -93,7 +95,7 @@ impl Device {
     pub(crate) fn identity(&self) -> String {
         match &self.medium {
             Medium::Local(_, metadata) => identity(metadata),
-            Medium::Remote(store) => remote::identity(store.uri().as_str()),
+            Medium::Remote(store) => remote::identity(store.uri()),
         }
     }
 

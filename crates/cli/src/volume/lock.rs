@@ -7,6 +7,7 @@
 
 mod range;
 
+use std::borrow::Cow;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -45,6 +46,9 @@ const PBKDF_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Time to wait for the lock on a device of a process that is exiting.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// Longest name of a lock file that is used as it is, in bytes.
+const MAX_NAME: usize = 200;
 
 /// Where libcryptsetup locks the headers of block devices.
 const CRYPTSETUP_LOCKS: &str = "/run/cryptsetup";
@@ -154,14 +158,11 @@ pub(crate) fn whole_device(device: &Device, mode: Mode) -> anyhow::Result<Device
         held.push(take_everywhere(&dirs, name, mode, EXIT_TIMEOUT)?.ok_or_else(in_use)?);
     }
     let cannot_lock = || format!("cannot lock {}", device.path.display());
-    let Some(file) = device.file() else {
-        // A server locks nothing; the name does, among the processes of this host.
-        return Ok(DeviceLock { _names: held, _ranges: Vec::new() });
-    };
-    let own = own_description(file, mode).with_context(cannot_lock)?;
+    // A server locks nothing; the name does, among the processes of this host.
+    let own = device.file().map(|file| own_description(file, mode)).transpose().with_context(cannot_lock)?;
     let backing = backing.iter().map_while(|file| Some((open_backing(file, mode)?, file.range)));
     let mut ranges = Vec::new();
-    for (file, range) in std::iter::once((own, backing::ALL)).chain(backing) {
+    for (file, range) in own.map(|own| (own, backing::ALL)).into_iter().chain(backing) {
         match range::take(file, range, mode, EXIT_TIMEOUT).with_context(cannot_lock)? {
             Attempt::Taken(lock) => ranges.push(lock),
             Attempt::Busy => return Err(in_use().into()),
@@ -209,7 +210,7 @@ fn open_backing(backing: &BackingRange, mode: Mode) -> Option<File> {
 fn take_everywhere(dirs: &[PathBuf], name: &str, mode: Mode, timeout: Duration) -> anyhow::Result<Option<Lock>> {
     let mut all = Lock { held: None, own_file: None, others: None };
     for dir in dirs {
-        let Some(mut taken) = take_file(dir, &dir.join(name), mode, timeout)? else { return Ok(None) };
+        let Some(mut taken) = take_file(dir, &dir.join(&*file_name(name)), mode, timeout)? else { return Ok(None) };
         // A lock without a file adds nothing.
         if taken.held.is_some() {
             taken.others = all.held.is_some().then(|| Box::new(all));
@@ -217,6 +218,19 @@ fn take_everywhere(dirs: &[PathBuf], name: &str, mode: Mode, timeout: Duration) 
         }
     }
     Ok(Some(all))
+}
+
+/// Returns the name of a lock file. Of two long names that are the same to it, one excludes the other.
+fn file_name(name: &str) -> Cow<'_, str> {
+    match name.get(..MAX_NAME) {
+        Some(start) if name.len() > MAX_NAME => {
+            // FNV-1a: the same in all versions of the program.
+            let mix = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+            let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
+            format!("{start}+{hash:016x}").into()
+        }
+        _ => name.into(),
+    }
 }
 
 /// Takes the lock file at `path`. `None`: another process holds it. If no file can be made, the lock has none.
@@ -330,5 +344,13 @@ mod tests {
         let held = take_everywhere(&[one.clone(), nowhere], "f1.2", Mode::Exclusive, EXIT_TIMEOUT).unwrap().unwrap();
         assert!(take_everywhere(&[one], "f1.2", Mode::Shared, EXIT_TIMEOUT).unwrap().is_none());
         drop(held);
+    }
+
+    #[test]
+    fn long_names_have_lock_files_of_their_own() {
+        assert_eq!(file_name("f1.2"), "f1.2");
+        let [one, two] = ["1", "2"].map(|end| "n".repeat(4000) + end);
+        assert!(file_name(&one).len() <= 255 && file_name(&one) != file_name(&two));
+        assert_eq!(file_name(&one), file_name(&one));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use inlock_engine::store::asynchronous::AsyncStore;
 use inlock_engine::store::{read_all, write_all};
@@ -13,11 +13,11 @@ use inlock_volume::{FileDevice, HeaderDevice};
 use crate::error::CliError;
 use crate::ui::print::warn;
 
-/// Longest name of a lock file.
-const MAX_IDENTITY: usize = 200;
-
 /// Options of this process for exports.
 static OPTIONS: OnceLock<StoreOptions> = OnceLock::new();
+
+/// Exports that this process has opened.
+static OPENED: Mutex<Vec<Weak<NbdStore>>> = Mutex::new(Vec::new());
 
 /// Sets the options for exports in this process.
 pub(crate) fn set_options(options: StoreOptions) {
@@ -58,15 +58,26 @@ pub(crate) fn open(text: &str, writing: bool) -> anyhow::Result<Arc<NbdStore>> {
             ));
         }
     }
-    Ok(Arc::new(store))
+    let store = Arc::new(store);
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    opened.retain(|known| known.strong_count() > 0);
+    opened.push(Arc::downgrade(&store));
+    drop(opened);
+    Ok(store)
 }
 
-/// Returns a name for an export that can be that of a lock file. Names of two exports may be the same only if they are
-/// long or differ in special characters; then one waits for the other.
-pub(crate) fn identity(text: &str) -> String {
-    let safe = |c: char| if c.is_ascii_alphanumeric() || ".-".contains(c) { c } else { '_' };
-    let name: String = text.chars().map(safe).collect();
-    format!("n{}", &name[..name.len().min(MAX_IDENTITY)])
+/// Returns what identifies an export under all spellings of its URI, in the characters of a file name. Two exports never
+/// have the same.
+pub(crate) fn identity(uri: &NbdUri) -> String {
+    let mut name = String::from("n");
+    for byte in uri.canonical().bytes() {
+        match byte {
+            b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' | b'.' | b'-' => name.push(char::from(byte)),
+            // The underscore too.
+            _ => name.push_str(&format!("_{byte:02x}")),
+        }
+    }
+    name
 }
 
 /// Whether requests of so many bytes, from this offset on, are made of whole blocks of the server.
@@ -123,19 +134,37 @@ pub(crate) fn no_file() -> io::Error {
     io::Error::from(Errno::OPNOTSUPP)
 }
 
-/// Fails what waits for the stores of a device, and everything later.
-pub(crate) fn abort(device: &inlock_engine::Device) {
-    device.stores().iter().filter_map(|store| store.asynchronous()).for_each(AsyncStore::abort);
+/// Fails what waits for the exports of this process, and everything later. An export may be behind another store.
+pub(crate) fn abort() {
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    opened.iter().filter_map(Weak::upgrade).for_each(|store| store.abort());
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn identity_of(text: &str) -> String {
+        identity(&NbdUri::parse(text).unwrap())
+    }
+
     #[test]
-    fn identity_is_a_file_name() {
-        assert_eq!(identity("nbd://h:7/a b"), "nnbd___h_7_a_b");
-        assert!(identity(&"nbd://h/".repeat(100)).len() <= 255);
-        assert!(!identity("nbd+unix:///ä/..?socket=/x").contains('/'));
+    fn identities_of_two_exports_differ_and_of_two_spellings_do_not() {
+        assert_eq!(identity_of("nbd://h/a%20b"), "nnbd_3a_2f_2fh_3a10809_2fa_2520b");
+        assert!(!identity_of("nbd+unix:///%C3%A4/..?socket=/x").contains('/'));
+        let long = "x".repeat(4000);
+        for (one, other) in [
+            ("nbd://h/vol_1", "nbd://h/vol/1"),
+            ("nbd://h:7/a", "nbd://h/7/a"),
+            ("nbd+unix:///?socket=/run/a_b", "nbd+unix:///?socket=/run/a/b"),
+            ("nbd://h/a_2fb", "nbd://h/a/b"),
+            (&format!("nbd://h/{long}1"), &format!("nbd://h/{long}2")),
+            (&format!("nbd+unix:///{long}?socket=/1"), &format!("nbd+unix:///{long}?socket=/2")),
+        ] {
+            assert_ne!(identity_of(one), identity_of(other), "{one} {other}");
+        }
+        for other in ["nbd://h/", "nbd://H", "nbd://h:10809", "nbd://h/#x"] {
+            assert_eq!(identity_of("nbd://h"), identity_of(other), "{other}");
+        }
     }
 }

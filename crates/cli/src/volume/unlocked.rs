@@ -139,6 +139,7 @@ impl UnlockedVolume {
         let mut verity = None;
         let (device, integrity) = match contents {
             Contents::Raw => {
+                check_sectors(&data[0])?;
                 let mut stores = stores(&data, direct, mode, access.read_only)?;
                 (engine::Device::raw(stores.remove(0), access), None)
             }
@@ -154,6 +155,9 @@ impl UnlockedVolume {
             Contents::Table(table, of_line) => {
                 let ciphers = table.lines().iter().filter_map(|line| line.segment().cipher);
                 let access = access_to(ciphers, access, path);
+                for (line, store) in table.lines().iter().zip(&of_line).filter(|(line, _)| line.device().is_some()) {
+                    check_blocks(&[line.segment()], &data[*store])?;
+                }
                 let stores = stores(&data, direct, mode, access.read_only)?;
                 let lines = table.lines().iter().zip(of_line);
                 let targets = lines.map(|(line, store)| (line.segment(), content_of(&line.target), store));
@@ -266,6 +270,19 @@ fn check_blocks(segments: &[Segment], data: &Device) -> anyhow::Result<()> {
             "create the volume with a larger --sector-size, or let the server take smaller blocks",
         )),
     }
+}
+
+/// Refuses a device without cipher whose server's blocks are longer than its sectors.
+fn check_sectors(data: &Device) -> anyhow::Result<()> {
+    let Some(store) = data.export().filter(|store| !remote::fits(store, 512, Some(0))) else { return Ok(()) };
+    Err(CliError::refused(
+        format!(
+            "The server of {} takes blocks of {} bytes, and the volume has sectors of 512 bytes.",
+            data.path.display(),
+            store.facts().min_block
+        ),
+        "let the server take smaller blocks",
+    ))
 }
 
 /// Returns the engine's device of segments, each with its content and its store.

@@ -16,7 +16,7 @@ use inlock_engine::rmw;
 use inlock_engine::worker::{Finished, MAX_REQUESTS_WITHOUT_DATA, Request};
 use inlock_engine::{Access, Buffer, BufferPool, Device, Errno, MappedRange, Mapping, RequestError};
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Cost that one session may begin in a turn, in bytes that are moved. The rest begins in later turns, so that other
 /// sessions begin theirs in between.
@@ -29,6 +29,8 @@ const MAX_EXTENTS: usize = 256;
 /// Maximum number of block status calls to the store for one command, so that a fragmented file does not make a single
 /// command walk all of it. The reply then covers less of the range, which the protocol allows.
 const MAX_STATUS_CALLS: usize = 4 * MAX_EXTENTS;
+/// Time after which the calls for one command end likewise: a store may ask a server.
+const MAX_STATUS_TIME: Duration = Duration::from_millis(100);
 /// Length of the pieces of CACHE and TRIM, which use no buffer. Other sessions are served between two pieces.
 const CACHE_PIECE: u64 = 1 << 20;
 const TRIM_PIECE: u64 = 128 << 20;
@@ -615,8 +617,9 @@ fn put_block_status(
     let mut count = 0;
     let mut offset = command.offset;
     let end = command.offset + command.len;
+    let begun = Instant::now();
     for _ in 0..MAX_STATUS_CALLS {
-        if offset == end {
+        if offset == end || count > 0 && begun.elapsed() > MAX_STATUS_TIME {
             break;
         }
         let status = turn.device.block_status(offset, (end - offset).min(max_len))?;
