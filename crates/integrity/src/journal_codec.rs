@@ -98,7 +98,7 @@ impl JournalCodec {
     }
 
     /// Puts random bytes between the entries and the commit id of the first sector, if there is room, so that no two
-    /// sections with the same entries have the same digest. Nobody reads them.
+    /// sections with the same entries have the same digest. They are not read.
     pub(crate) fn mark(&self, image: &mut [u8]) -> Result<(), Errno> {
         let is_free = !self.layout.has_mac && self.layout.entries_per_sector * self.layout.entry_len <= MAC_AT;
         if is_free { getrandom::fill(&mut image[MAC_AT..ID_AT]).map_err(|_| Errno::IO) } else { Ok(()) }
