@@ -85,12 +85,13 @@ fn older_copy_is_refused_and_newest_is_opened() {
     assert!(fresh.export().works().out == [7; 300_000]);
     // The user may accept an older copy, and then no other one.
     fresh.restore(&old);
-    fresh.import(&["--freshness-accept"]).works();
+    let accepted = fresh.import(&["--freshness-accept"]);
+    assert!(accepted.code == 0 && accepted.err.contains("records; it is accepted nevertheless"), "{accepted:?}");
     fresh.export().works();
     fresh.restore(&new);
     fresh.is_refused("is older than");
     // An interrupted write of the newer record leaves the other one.
-    fresh.import(&["--freshness-accept"]).works();
+    assert_eq!(fresh.import(&["--freshness-accept"]).code, 0);
     let record = fs::read(&fresh.file).unwrap();
     for slot in [0, 4096] {
         let mut torn = record.clone();
@@ -160,8 +161,35 @@ fn unit_of_an_older_copy_is_refused_if_tags_are_recorded() {
     connect(&server).write(0, &[1; 4096]).unwrap();
     server.kill();
     fresh.is_refused("was used without the journal and not closed");
-    fresh.import(&["--freshness-accept", "--freshness-tags"]).works();
+    let accepted = fresh.import(&["--freshness-accept"]);
+    assert!(accepted.code == 0 && accepted.err.contains("whatever it is"), "{accepted:?}");
     fresh.export().works();
+}
+
+#[test]
+fn accepted_volume_keeps_its_digest_of_tags() {
+    let fresh = Fresh::new(&["--freshness-tags"]);
+    fresh.import(&["--freshness-accept"]).works();
+    // Without the journal only the tags tell the state.
+    fresh.import(&["--integrity-no-journal"]).works();
+    // Also if the power fails before the first close.
+    let run = Run::new();
+    let mut server = fresh.serve(&run, &["--freshness-accept"]);
+    server.kill();
+    run.call(&["close", "data"]).works();
+    let exported = fresh.export();
+    assert!(exported.code == 0 && exported.err.contains("its tags are not compared"), "{exported:?}");
+}
+
+#[test]
+fn volume_whose_server_cannot_start_is_recorded_as_closed() {
+    let fresh = Fresh::new(&["--freshness-tags"]);
+    let socket = format!("unix:{}", fresh.dir.name("missing/socket"));
+    for more in [&[][..], &["--integrity-no-journal"]] {
+        let served = fresh.call(&["serve", "--nbd", &socket, &fresh.image], more);
+        assert!(served.code != 0 && served.err.contains("missing/socket"), "{served:?}");
+        fresh.export().works();
+    }
 }
 
 #[test]
@@ -190,6 +218,46 @@ fn changed_header_is_refused() {
 }
 
 #[test]
+fn older_header_in_the_second_copy_is_refused() {
+    let fresh = Fresh::new(&[]);
+    let (old_key, new_key) = (fresh.dir.file("old", b"secret"), fresh.dir.file("new", b"another"));
+    let words = ["luksAddKey", "-q", "--key-file", &old_key].into_iter().chain(FAST).chain([&*fresh.image, &new_key]);
+    call_with(b"", words).works();
+    let old = fresh.bytes();
+    call_with(b"", ["luksRemoveKey", "-q", "--key-file", &new_key, &fresh.image]).works();
+    fresh.import(&["--freshness-accept"]).works();
+    let new = fresh.bytes();
+    // The header from before the removal, with a higher sequence number than the newest one.
+    fresh.restore(&old);
+    for label in ["a", "b", "c", "d", "e", "f"] {
+        call_with(b"", ["config", "-q", "--label", label, &fresh.image]).works();
+    }
+    let raised = fresh.bytes();
+    fresh.restore(&[&new[..16384], &raised[16384..1 << 20], &new[1 << 20..]].concat());
+    let export = ["export", "--range", "0:300000", &fresh.image, "-"];
+    assert_eq!(call_with(b"another", export).code, 0, "without the file the removed passphrase opens it");
+    let refused = call_with(b"another", [&export[..], &["--freshness", &fresh.file]].concat());
+    assert!(refused.code == 4 && refused.err.contains("The header of device"), "{refused:?}");
+}
+
+#[test]
+fn header_that_was_changed_before_a_kill_is_accepted() {
+    let fresh = Fresh::new(&[]);
+    let (old_key, new_key) = (fresh.dir.file("old", b"secret"), fresh.dir.file("new", b"another"));
+    let run = Run::new();
+    let mut server = fresh.serve(&run, &[]);
+    let mut client = connect(&server);
+    let words = ["luksAddKey", "-q", "--key-file", &old_key].into_iter().chain(FAST).chain([&*fresh.image, &new_key]);
+    call_with(b"", words).works();
+    client.write(0, &[3; 5000]).unwrap();
+    client.flush().unwrap();
+    server.kill();
+    run.call(&["close", "data"]).works();
+    assert!(fresh.export().works().out[..5000] == [3; 5000]);
+    call_with(b"another", ["export", "--range", "0:512", "--freshness", &fresh.file, &fresh.image, "-"]).works();
+}
+
+#[test]
 fn wrong_files_and_options_are_explained() {
     let fresh = Fresh::new(&[]);
     let other = Fresh::new(&[]);
@@ -202,6 +270,17 @@ fn wrong_files_and_options_are_explained() {
     let import = |more: &[&str]| call_with(b"secret", ["import", &fresh.input, &fresh.image].iter().chain(more));
     import(&["--freshness", &text, "--freshness-accept"]).fails(1, &["is not a freshness file"]);
     assert!(fs::read(&text).unwrap() == [b'x'; 9000]);
+    // Files that are shorter than a record, or longer than both.
+    for content in [vec![b'k'; 64], vec![0; 9000]] {
+        let text = fresh.dir.file("text", &content);
+        import(&["--freshness", &text, "--freshness-accept"]).fails(1, &["is not a freshness file"]);
+        assert!(fs::read(&text).unwrap() == content);
+    }
+    let record = fs::read(&other.file).unwrap();
+    import(&["--freshness", &other.file, "--freshness-accept"]).fails(1, &["has records of another volume"]);
+    assert!(fs::read(&other.file).unwrap() == record);
+    // A read-only open records nothing, so it cannot accept anything.
+    fresh.call(&["export", &fresh.image, "-"], &["--freshness-accept"]).fails(1, &["needs a writable open"]);
     import(&["--freshness-accept"]).fails(1, &["Option --freshness-accept needs --freshness."]);
     import(&["--freshness-tags"]).fails(1, &["Option --freshness-tags needs --freshness."]);
     fresh.import(&["--integrity-no-journal"]).fails(1, &["needs --freshness-tags"]);

@@ -13,19 +13,27 @@ use anyhow::Context;
 use inlock_engine::Errno;
 use inlock_integrity::{
     Digest, Freshness, FreshnessKey, FreshnessRecord, IntegrityDevice, Mode, OpenOptions, RecordedState, Stores,
-    digest, stored_section, tag_root,
+    digest, empties_journal, stored_section, tag_root,
 };
-use inlock_volume::{HeaderDevice, VolumeKey};
+use inlock_volume::{HeaderDevice, Volume, VolumeKey};
 
 use super::device::Device;
-use super::remote::DeviceHeader;
+use super::header::Header;
+use super::source::Luks;
 use crate::error::{CliError, Status};
 use crate::ui::print::warn;
 
 /// Distance of the two records in the file.
 const SLOT: u64 = 4096;
-/// Longest LUKS2 metadata.
+/// Bytes of the file.
+const FILE_LEN: usize = 2 * SLOT as usize;
+/// Shortest and longest LUKS2 metadata, which end where the second copy begins.
+const MIN_METADATA: u64 = 16 << 10;
 const MAX_METADATA: u64 = 4 << 20;
+/// Bytes of a binary header, with its sequence number and a checksum of its metadata.
+const BLOCK: usize = 4096;
+
+type Block = [u8; BLOCK];
 
 /// The options.
 #[derive(Clone, Debug)]
@@ -39,10 +47,17 @@ pub(crate) struct FreshnessArgs {
 
 /// A volume whose freshness is to be checked.
 pub(crate) struct FreshnessCheck {
-    pub args: FreshnessArgs,
-    pub uuid: String,
-    /// The device of the header.
-    pub header: DeviceHeader,
+    args: FreshnessArgs,
+    uuid: String,
+    /// The header that was loaded, and unlocked the volume.
+    loaded: Digest,
+    header: HeaderSource,
+}
+
+/// Where the header of a volume is.
+struct HeaderSource {
+    device: Device,
+    luks: Luks,
 }
 
 /// The file of a volume that was compared with it.
@@ -50,7 +65,9 @@ pub(crate) struct FreshnessFile {
     path: PathBuf,
     file: File,
     key: FreshnessKey,
-    header: DeviceHeader,
+    header: HeaderSource,
+    /// First blocks of both copies of the header when it was last read.
+    seen: Mutex<Option<[Block; 2]>>,
     /// Device of the volume.
     data: Device,
     /// The dm-integrity volume on it, read-only, and the options that open it.
@@ -61,6 +78,12 @@ pub(crate) struct FreshnessFile {
 }
 
 impl FreshnessCheck {
+    /// Prepares the check of a volume with this header, which is not read again for it.
+    pub(super) fn new(args: FreshnessArgs, header: &Header, luks: Luks) -> Self {
+        let (uuid, loaded) = (header.volume.uuid().to_owned(), identity(&header.volume));
+        Self { args, uuid, loaded, header: HeaderSource { device: header.device.duplicate(), luks } }
+    }
+
     /// Compares the volume on `data`, which `stores` read, with the file, before its journal is replayed. Returns the
     /// file if the volume will be written; it then has a record that allows the replay.
     pub(super) fn verify(
@@ -71,26 +94,25 @@ impl FreshnessCheck {
         options: &OpenOptions,
         writing: bool,
     ) -> anyhow::Result<Option<Arc<FreshnessFile>>> {
-        let Self { args, uuid, header } = self;
+        let Self { args, uuid, loaded, header } = self;
         let path = args.file;
+        if args.accept && !writing {
+            return Err(CliError::usage("Option --freshness-accept needs a writable open: it records the state."));
+        }
         let file = open_file(&path, args.accept, writing)?;
         let key = FreshnessKey::derive(key.as_bytes())?;
         let volume = digest(uuid.as_bytes());
-        let present = header_digest(&header, data, stores.start)?;
-        let stored = newest_record(&file, &path, &key, &volume)?;
-        let (record, tags) = match stored {
-            Some(record) if !args.accept => {
-                let found = record.compare(&stores, options, &present)?;
-                judge(found, &data.path, &path)?;
-                (record, args.tags || record.tags.is_some())
-            }
-            None if !args.accept => return Err(not_of_volume(&path, &data.path)),
-            stored => {
-                let number = stored.map_or(0, |record| record.number);
-                let state = RecordedState::Opening;
-                (FreshnessRecord { number, state, volume, header: present, section: None, tags: None }, args.tags)
-            }
-        };
+        let present = with_superblock(&loaded, data, stores.start)?;
+        let stored = newest_record(&file, &path, &key, &volume, args.accept)?;
+        let tags = args.tags || stored.is_some_and(|record| record.tags.is_some());
+        if !args.accept {
+            let Some(record) = stored else { return Err(not_of_volume(&path, &data.path)) };
+            judge(record.compare(&stores, options, &present)?, &data.path, &path)?;
+        } else if let Some(record) = stored {
+            // A changed header is what most users accept: they are told if there is more.
+            let found = FreshnessRecord { header: present, ..record }.compare(&stores, options, &present)?;
+            tell_accepted(found, &data.path, &path);
+        }
         if !writing {
             return Ok(None);
         }
@@ -100,12 +122,36 @@ impl FreshnessCheck {
                 "add --freshness-tags, or leave --integrity-no-journal out",
             ));
         }
-        let (data, options, record) = (data.duplicate(), options.clone(), Mutex::new(record));
-        let fresh = FreshnessFile { path, file, key, header, data, stores, options, record, tags };
-        if stored.is_some() && !args.accept {
+        let number = stored.map_or(0, |record| record.number);
+        let accepted = FreshnessRecord {
+            number,
+            state: RecordedState::Opening,
+            volume,
+            header: present,
+            section: None,
+            tags: stored.and_then(|record| record.tags),
+        };
+        // Until the volume is open, the stored record tells its state, unless its journal is emptied meanwhile.
+        let empties = !args.accept && empties_journal(&stores, options)?;
+        let record = Mutex::new(stored.filter(|_| !args.accept).unwrap_or(accepted));
+        let (data, options, seen) = (data.duplicate(), options.clone(), Mutex::default());
+        let fresh = FreshnessFile { path, file, key, header, seen, data, stores, options, record, tags };
+        if empties {
             fresh.write(|record| record.state = RecordedState::Opening)?;
         }
         Ok(Some(Arc::new(fresh)))
+    }
+}
+
+/// Tells what `--freshness-accept` accepts besides a changed header.
+fn tell_accepted(found: Freshness, image: &Path, file: &Path) {
+    let (image, file) = (image.display(), file.display());
+    match found {
+        Freshness::Older => warn(format_args!("{image} is older than {file} records; it is accepted nevertheless")),
+        Freshness::Unknown => warn(format_args!(
+            "{image} was used without the journal and not closed; its present state is accepted, whatever it is"
+        )),
+        _ => {}
     }
 }
 
@@ -149,7 +195,7 @@ fn open_file(path: &Path, accept: bool, writing: bool) -> anyhow::Result<File> {
     let cannot_open = || format!("Cannot open freshness file {}.", path.display());
     let file = FileOptions::new().read(true).write(writing).create(accept && writing).mode(0o600).open(path);
     let file = match file {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !accept => {
             let hint = "if the image is known to be the newest one, create the file: add --freshness-accept to a writable open";
             let message = format!("Freshness file {} does not exist.", path.display());
             return Err(CliError::Remote(message, Some(hint.to_owned()), Status::Device).into());
@@ -163,51 +209,90 @@ fn open_file(path: &Path, accept: bool, writing: bool) -> anyhow::Result<File> {
         }
         Err(TryLockError::Error(error)) => return Err(error).with_context(cannot_open),
     }
-    if writing && file.metadata().with_context(cannot_open)?.len() == 0 {
-        // The name is durable before a record is relied on.
+    if accept && file.metadata().with_context(cannot_open)?.len() == 0 {
+        // Name and blocks are durable before a record is relied on: no later flush fails for want of space.
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        file.set_len(2 * SLOT).and_then(|()| file.sync_all()).with_context(cannot_open)?;
+        file.write_all_at(&[0; FILE_LEN], 0).and_then(|()| file.sync_all()).with_context(cannot_open)?;
         File::open(dir).and_then(|dir| dir.sync_all()).with_context(cannot_open)?;
     }
     Ok(file)
 }
 
-/// Returns the newest record of the volume. `None`: there is none.
+/// Returns the newest record of the volume. `None`: there is none. With `accept` a file of another volume is refused.
 fn newest_record(
     file: &File,
     path: &Path,
     key: &FreshnessKey,
     volume: &Digest,
+    accept: bool,
 ) -> anyhow::Result<Option<FreshnessRecord>> {
+    let cannot_read = || format!("Cannot read freshness file {}.", path.display());
     let mut newest: Option<FreshnessRecord> = None;
+    let mut is_present = false;
+    let mut is_foreign = false;
     for slot in 0..2 {
         let mut bytes = [0; FreshnessRecord::LEN];
-        if file.read_exact_at(&mut bytes, slot * SLOT).is_err() {
-            continue;
-        }
-        if !FreshnessRecord::is_present(&bytes) && bytes.iter().any(|byte| *byte != 0) {
-            return Err(CliError::refused(
-                format!("{} is not a freshness file.", path.display()),
-                "name another file; nothing was written to this one",
-            ));
-        }
+        read_until_end(file, &mut bytes, slot * SLOT).with_context(cannot_read)?;
+        is_present |= FreshnessRecord::is_present(&bytes);
+        is_foreign |= !FreshnessRecord::is_present(&bytes) && bytes.iter().any(|byte| *byte != 0);
         let record = FreshnessRecord::decode(&bytes, key).filter(|record| record.volume == *volume);
         newest = newest.into_iter().chain(record).max_by_key(|record| record.number);
+    }
+    let is_long = file.metadata().with_context(cannot_read)?.len() > FILE_LEN as u64;
+    if is_foreign || (is_long && !is_present) {
+        return Err(CliError::refused(
+            format!("{} is not a freshness file.", path.display()),
+            "name another file; nothing was written to this one",
+        ));
+    }
+    if accept && is_present && newest.is_none() {
+        return Err(CliError::refused(
+            format!("{} has records of another volume, or is damaged.", path.display()),
+            "name another file, or remove this one if it is no longer needed",
+        ));
     }
     Ok(newest)
 }
 
-/// Returns the digest of the first copy of LUKS2 metadata, and of the superblock.
-fn header_digest(header: &DeviceHeader, data: &Device, start: u64) -> anyhow::Result<Digest> {
-    let cannot_read = || format!("cannot read the header of {}", data.path.display());
-    let mut first = [0; 16];
-    header.read_exact_at(&mut first, 0).with_context(cannot_read)?;
-    let len = u64::from_be_bytes(first[8..].try_into().unwrap_or_default()).clamp(4096, MAX_METADATA);
-    let mut bytes = vec![0; len as usize + 512];
-    let (metadata, superblock) = bytes.split_at_mut(len as usize);
-    header.read_exact_at(metadata, 0).with_context(cannot_read)?;
-    data.header()?.read_exact_at(superblock, start * 512).with_context(cannot_read)?;
+/// Reads what there is; the rest is left as it is.
+fn read_until_end(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match file.read_at(bytes, at) {
+            Ok(0) => break,
+            Ok(len) => (bytes, at) = (&mut bytes[len..], at + len as u64),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Returns the digest of a header: everything that decides what opens the volume, of the copy that was used.
+fn identity(volume: &Volume) -> Digest {
+    let fields = [Some(volume.uuid()), volume.label(), volume.subsystem(), volume.metadata_json()];
+    let digests: Vec<u8> = fields.iter().flat_map(|field| digest(field.unwrap_or_default().as_bytes())).collect();
+    digest(&digests)
+}
+
+/// Returns the digest of a header and of the superblock.
+fn with_superblock(header: &Digest, data: &Device, start: u64) -> anyhow::Result<Digest> {
+    let mut bytes = [0; 32 + 512];
+    let (first, superblock) = bytes.split_at_mut(32);
+    first.copy_from_slice(header);
+    let read = data.header()?.read_exact_at(superblock, start * 512);
+    read.with_context(|| format!("cannot read the superblock of {}", data.path.display()))?;
     Ok(digest(&bytes))
+}
+
+impl HeaderSource {
+    /// Returns the first blocks of both copies, which every change of the header changes.
+    fn blocks(&self) -> io::Result<[Block; 2]> {
+        let (device, mut blocks) = (self.device.header()?, [[0; BLOCK]; 2]);
+        device.read_exact_at(&mut blocks[0], 0)?;
+        let second = u64::from_be_bytes(blocks[0][8..16].try_into().unwrap_or_default());
+        device.read_exact_at(&mut blocks[1], second.clamp(MIN_METADATA, MAX_METADATA))?;
+        Ok(blocks)
+    }
 }
 
 impl FreshnessFile {
@@ -228,11 +313,20 @@ impl FreshnessFile {
                 CliError::Refused { message, hint: "use --integrity-no-journal and --freshness-tags" }
             })?;
         }
-        self.write(|record| (record.state, record.section) = (RecordedState::Open, section))
+        self.write(|record| {
+            (record.state, record.section) = (RecordedState::Open, section);
+            // Until the close, that there is a digest tells that tags are recorded.
+            record.tags = self.tags.then(|| record.tags.unwrap_or_default());
+        })
     }
 
     fn commit(&self, number: u32, digest: Digest) -> Result<(), Errno> {
-        self.write(|record| record.section = Some((number, digest))).map_err(|error| {
+        let header = self.changed_header();
+        let change = |record: &mut FreshnessRecord| {
+            (record.state, record.section) = (RecordedState::Open, Some((number, digest)));
+            record.header = header.unwrap_or(record.header);
+        };
+        self.write(change).map_err(|error| {
             warn(format_args!("{error:#}"));
             Errno::IO
         })
@@ -249,7 +343,26 @@ impl FreshnessFile {
     }
 
     fn header_digest(&self) -> anyhow::Result<Digest> {
-        header_digest(&self.header, &self.data, self.stores.start)
+        let volume = Header::load_again(&self.header.device, self.header.luks)?;
+        with_superblock(&identity(&volume), &self.data, self.stores.start)
+    }
+
+    /// Records a header that was changed while the volume is open, so that it is not refused after a power cut.
+    pub(super) fn refresh_header(&self) -> anyhow::Result<()> {
+        match self.changed_header() {
+            Some(header) => self.write(|record| record.header = header),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the digest of the header if it was changed since the last call. A header that cannot be read now, as
+    /// while it is being written, is tried again by the next call.
+    fn changed_header(&self) -> Option<Digest> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let blocks = self.header.blocks().ok().filter(|blocks| seen.as_ref() != Some(blocks))?;
+        let digest = self.header_digest().ok()?;
+        *seen = Some(blocks);
+        Some(digest)
     }
 
     /// Changes the record, and makes it durable.

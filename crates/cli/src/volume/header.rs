@@ -64,6 +64,12 @@ impl Header {
         Ok(Self { device, volume })
     }
 
+    /// Reads the header on `device` under its lock, without its warnings.
+    pub(super) fn load_again(device: &Device, luks: Luks) -> anyhow::Result<Volume> {
+        let _lock = lock::header(device, Mode::Shared)?;
+        read(device, luks)
+    }
+
     /// Reads the header again. The caller holds its lock.
     pub(super) fn read_again(&self, luks: Luks) -> anyhow::Result<Volume> {
         read(&self.device, luks)

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -179,10 +180,11 @@ impl IntegrityOpening {
             }
             None => None,
         };
-        let mut integrity = self.open(data, None, io, read_only)?;
+        let integrity = self.open(data, None, io, read_only)?;
         if let Some(file) = file {
             file.attach(&integrity.device)?;
-            integrity.freshness = Some(file);
+            // There is none yet.
+            let _ = integrity.freshness.set(file);
         }
         Ok(integrity)
     }
@@ -242,29 +244,37 @@ pub(crate) struct MaintainedIntegrity {
     pub device: Arc<IntegrityDevice>,
     path: PathBuf,
     thread: Mutex<Option<(mpsc::Sender<()>, JoinHandle<()>)>>,
-    freshness: Option<Arc<FreshnessFile>>,
+    freshness: Freshness,
+    /// Whether a close was tried.
+    closed: AtomicBool,
 }
+
+/// The file that records the states of a volume, once it is known.
+type Freshness = Arc<OnceLock<Arc<FreshnessFile>>>;
 
 impl MaintainedIntegrity {
     /// Starts the thread; `every` is the time between two commits.
     pub(crate) fn start(device: Arc<IntegrityDevice>, path: &Path, every: Duration) -> anyhow::Result<Self> {
         let (stop, stopped) = mpsc::channel();
-        let (maintained, name) = (Arc::clone(&device), path.to_owned());
+        let (maintained, name, freshness) = (Arc::clone(&device), path.to_owned(), Freshness::default());
+        let fresh = Arc::clone(&freshness);
         let thread = std::thread::Builder::new()
             .name("integrity".to_owned())
-            .spawn(move || maintain(&maintained, &name, every, &stopped))
+            .spawn(move || maintain(&maintained, &fresh, &name, every, &stopped))
             .context("cannot start a thread")?;
-        Ok(Self { device, path: path.to_owned(), thread: Mutex::new(Some((stop, thread))), freshness: None })
+        let thread = Mutex::new(Some((stop, thread)));
+        Ok(Self { device, path: path.to_owned(), thread, freshness, closed: AtomicBool::new(false) })
     }
 
     /// Stops the thread, copies the journal to its places and marks the volume as clean.
     pub(crate) fn close(&self) -> anyhow::Result<()> {
         self.stop();
+        self.closed.store(true, Ordering::Relaxed);
         self.device
             .close()
             .map_err(|error| anyhow::Error::from(std::io::Error::from(error)))
             .map_err(|error| error.context(CliError::WritesLost { path: self.path.clone() }))?;
-        self.freshness.as_ref().map_or(Ok(()), |file| file.close())
+        self.freshness.get().map_or(Ok(()), |file| file.close())
     }
 
     fn stop(&self) {
@@ -334,10 +344,23 @@ impl SealedStore {
 impl Drop for MaintainedIntegrity {
     fn drop(&mut self) {
         self.stop();
+        // The start of a server may fail after the volume was opened: its record must not tell that it is in use.
+        if self.freshness.get().is_some()
+            && !self.closed.load(Ordering::Relaxed)
+            && let Err(error) = self.close()
+        {
+            warn(format_args!("{error:#}"));
+        }
     }
 }
 
-fn maintain(device: &IntegrityDevice, path: &Path, every: Duration, stopped: &mpsc::Receiver<()>) {
+fn maintain(
+    device: &IntegrityDevice,
+    freshness: &OnceLock<Arc<FreshnessFile>>,
+    path: &Path,
+    every: Duration,
+    stopped: &mpsc::Receiver<()>,
+) {
     let read_only = device.options().read_only || device.options().mode == Mode::Recovery;
     let mut recalculating = !read_only && device.has_internal_tags();
     let mut last = Instant::now();
@@ -353,6 +376,9 @@ fn maintain(device: &IntegrityDevice, path: &Path, every: Duration, stopped: &mp
         if result.is_ok() && last.elapsed() >= every {
             result = device.maintain();
             last = Instant::now();
+            if let Some(Err(error)) = freshness.get().map(|file| file.refresh_header()) {
+                warn(format_args!("{error:#}"));
+            }
         }
         if let Err(error) = result {
             // Later flushes fail too, and tell the clients.

@@ -11,7 +11,7 @@ use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Tabl
 
 use super::backing;
 use super::device::{Device, OpenMode};
-use super::freshness::{FreshnessArgs, FreshnessCheck};
+use super::freshness::FreshnessCheck;
 use super::header::{Header, header_device};
 use super::info::{SegmentInfo, VolumeInfo, resolved};
 use super::integrity::{IntegrityArgs, IntegrityDevices, IntegrityOpening};
@@ -139,7 +139,6 @@ fn unlock_luks(
         // Prevents replacing the header. The lock of the data device includes a header on it.
         locks.push(lock::whole_device(&device, Mode::Shared)?);
     }
-    let header_file = args.freshness.as_ref().map(|_| device.header()).transpose()?;
     let header = Header::load_from(device, luks, false)?;
     header.check(&args.policy)?;
     header.volume.check_data_device(location, data.len).map_err(|error| unfit(error, &data.path))?;
@@ -168,9 +167,7 @@ fn unlock_luks(
         None => Contents::Volume(unlocked.segments, unlocked.key),
         Some(segment) => {
             let no_journal = args.no_journal || unlocked.flags.no_journal && !args.persistent;
-            let uuid = header.volume.uuid().to_owned();
-            let check = |(args, header): (&FreshnessArgs, _)| FreshnessCheck { args: args.clone(), uuid, header };
-            let freshness = args.freshness.as_ref().zip(header_file).map(check);
+            let freshness = args.freshness.as_ref().map(|args| FreshnessCheck::new(args.clone(), &header, luks));
             let opening = IntegrityOpening::of_segment(&segment, no_journal, freshness);
             Contents::Authenticated(segment, unlocked.key, opening)
         }
