@@ -36,7 +36,8 @@ impl Server {
         let child =
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
         let begun = Instant::now();
-        while !socket.exists() {
+        // It binds the socket before it listens.
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
             assert!(begun.elapsed() < Duration::from_secs(20), "{command:?} does not listen");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -222,6 +223,33 @@ fn forced_close_does_not_wait_for_a_lost_server() {
     let (code, errors) = served.ended();
     closed.fails(1, &["lost"]);
     assert!(code == Some(1) && errors.contains("connecting again"), "{code:?} {errors}");
+}
+
+/// The store of an integrity volume makes blocking calls to the export behind it. `close --force` ends them.
+#[test]
+fn forced_close_reaches_an_export_behind_integrity() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let image = dir.image("image", 16);
+    let server = Server::qemu(&dir, &image, &[]);
+    let uri = server.uri();
+    call(["integrity", "format", "-q", &uri]).works();
+    let socket = run.socket("i.nbd");
+    run.call(&["integrity", "serve", "--background", "--name", "data", "--nbd", &format!("unix:{socket}"), &uri])
+        .works();
+    drop(server);
+    let mut waiting = Command::new("nbdcopy")
+        .args([&dir.file("data", &noise(1 << 20)), &format!("nbd+unix:///?socket={socket}"), "--no-extents"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(waiting.try_wait().unwrap().is_none(), "the client waits for the server");
+    let begun = Instant::now();
+    run.call(&["close", "data", "--force"]).fails(1, &[]);
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(!waiting.wait().unwrap().success(), "the client's write has failed");
 }
 
 /// `close --force` with a server that works is a close: acknowledged writes reach stable storage.

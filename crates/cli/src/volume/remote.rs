@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use inlock_engine::store::asynchronous::AsyncStore;
@@ -12,6 +13,9 @@ use inlock_volume::{FileDevice, HeaderDevice};
 
 use crate::error::CliError;
 use crate::ui::print::warn;
+
+/// Events that wait to be printed.
+const MAX_EVENTS: usize = 64;
 
 /// Options of this process for exports.
 static OPTIONS: OnceLock<StoreOptions> = OnceLock::new();
@@ -25,9 +29,18 @@ pub(crate) fn set_options(options: StoreOptions) {
     let _ = OPTIONS.set(options);
 }
 
-/// Prints an event of an export.
+/// Prints an event of an export, on a thread of its own: the store's keeps time, and standard error may take nothing.
 pub(crate) fn report(uri: &str, event: &str) {
-    warn(format_args!("{uri}: {event}"));
+    static EVENTS: OnceLock<Option<SyncSender<String>>> = OnceLock::new();
+    let start = || {
+        let (events, printed) = sync_channel::<String>(MAX_EVENTS);
+        let print = move || printed.into_iter().for_each(warn);
+        std::thread::Builder::new().name("inlock-events".to_owned()).spawn(print).ok().map(|_| events)
+    };
+    if let Some(events) = EVENTS.get_or_init(start) {
+        // What finds no room is not printed.
+        let _ = events.try_send(format!("{uri}: {event}"));
+    }
 }
 
 /// Returns the text of a device name that is a URI of NBD.

@@ -26,7 +26,8 @@ impl Process {
     fn start(command: &mut Command, socket: &Path) -> Self {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let begun = Instant::now();
-        while !socket.exists() {
+        // It binds the socket before it listens.
+        while std::os::unix::net::UnixStream::connect(socket).is_err() {
             assert!(begun.elapsed() < Duration::from_secs(20), "{command:?} does not listen");
             std::thread::sleep(Duration::from_millis(10));
         }
