@@ -13,11 +13,12 @@ use super::options::Options;
 use crate::error::CliError;
 use crate::ui::print::print_stderr;
 use crate::values::AnyCipher;
-use crate::volume::freshness::FreshnessArgs;
+
 use crate::volume::keyring::KeyLink;
 use crate::volume::policy_file;
 use crate::volume::source::{
-    HeaderArgs, KeyArgs, KeyFile, Luks, SourceArgs, TokenArgs, VolumeKeyArgs, VolumeKeyOrigin, VolumeType,
+    FreshnessArgs, HeaderArgs, KeyArgs, KeyFile, Luks, SourceArgs, TokenArgs, VolumeKeyArgs, VolumeKeyOrigin,
+    VolumeType,
 };
 use crate::volume::table::TableArg;
 use crate::volume::token::HELPERS;

@@ -152,11 +152,7 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let metrics = args.metrics.as_ref().map(|at| Listener::bind(at, false)).transpose()?;
     let mut claim = Claim::take_over(&args.name)?;
     let recover = claim.stale().and_then(|info| stale::awaiting_recovery(info.stale_device()));
-    let is_zoned = !args.read_only && has_zones(&args.source);
-    let method = method::choose(recover.map_or(args.method, |(method, _)| Some(method)), is_zoned)?;
-    if args.source.flags.allow_discards && !method.has_discards() {
-        warn(format_args!("--via {} does not support discards", method.name()));
-    }
+    let method = choose_method(args, recover.map(|(method, _)| method))?;
     // The store of an export has a thread, which inherits this.
     background::protect_io();
     let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
@@ -219,6 +215,16 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     drop((link, stores));
     control.finish(&outcome);
     outcome.map(|()| 0)
+}
+
+/// Chooses the method of attachment: that of a device to recover, or the given one, or the best one here.
+fn choose_method(args: &OpenArgs, recover: Option<AttachMethod>) -> anyhow::Result<AttachMethod> {
+    let is_zoned = !args.read_only && has_zones(&args.source);
+    let method = method::choose(recover.or(args.method), is_zoned)?;
+    if args.source.flags.allow_discards && !method.has_discards() {
+        warn(format_args!("--via {} does not support discards", method.name()));
+    }
+    Ok(method)
 }
 
 fn worker_failed(attachment: &Attachment) -> anyhow::Error {

@@ -19,7 +19,7 @@ use inlock_volume::{HeaderDevice, Volume, VolumeKey};
 
 use super::device::Device;
 use super::header::Header;
-use super::source::Luks;
+use super::source::{FreshnessArgs, Luks};
 use crate::error::{CliError, Status};
 use crate::ui::print::warn;
 
@@ -34,16 +34,6 @@ const MAX_METADATA: u64 = 4 << 20;
 const BLOCK: usize = 4096;
 
 type Block = [u8; BLOCK];
-
-/// The options.
-#[derive(Clone, Debug)]
-pub(crate) struct FreshnessArgs {
-    pub file: PathBuf,
-    /// `--freshness-accept`: record the present state without comparing it.
-    pub accept: bool,
-    /// `--freshness-tags`: record a digest of all tags when the volume is closed.
-    pub tags: bool,
-}
 
 /// A volume whose freshness is to be checked.
 pub(crate) struct FreshnessCheck {
@@ -143,13 +133,13 @@ impl FreshnessCheck {
     }
 }
 
-/// Tells what `--freshness-accept` accepts besides a changed header.
+/// Tells what `--freshness-accept` accepts apart from a changed header.
 fn tell_accepted(found: Freshness, image: &Path, file: &Path) {
     let (image, file) = (image.display(), file.display());
     match found {
         Freshness::Older => warn(format_args!("{image} is older than {file} records; it is accepted nevertheless")),
         Freshness::Unknown => warn(format_args!(
-            "{image} was used without the journal and not closed; its present state is accepted, whatever it is"
+            "{image} was used without the journal and not closed; its present state is accepted without a comparison"
         )),
         _ => {}
     }

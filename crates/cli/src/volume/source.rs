@@ -7,7 +7,6 @@ use inlock_volume::HeaderPolicy;
 use inlock_volume::plain::Plain;
 use inlock_volume::table::CryptOptions;
 
-use super::freshness::FreshnessArgs;
 use super::integrity::IntegrityArgs;
 use super::keyring::KeyLink;
 use super::table::TableArg;
@@ -124,4 +123,14 @@ pub(crate) struct TokenArgs {
 pub(crate) enum KeyFile {
     Path(PathBuf),
     Stdin,
+}
+
+/// Options of `--freshness`.
+#[derive(Clone, Debug)]
+pub(crate) struct FreshnessArgs {
+    pub file: PathBuf,
+    /// `--freshness-accept`: record the present state without comparing it.
+    pub accept: bool,
+    /// `--freshness-tags`: record a digest of all tags when the volume is closed.
+    pub tags: bool,
 }

@@ -5,18 +5,19 @@
 //! as their payload arrives. A read that must be answered in one chunk, and that the mapping splits, is gathered in a
 //! second buffer. Nothing here knows the session: it lends its [`Output`] and its [`Memory`].
 
+use super::block_status::{MAX_EXTENTS, put_block_status};
 use super::handshake::{Negotiated, ReplyStyle};
 use super::memory::{Memory, Supply};
 use super::output::{OutgoingChunk, Output};
-use super::protocol::{Export, MAX_PAYLOAD, NbdError, STATE_HOLE, STATE_ZERO, command, command_flag};
-use super::transmission::{Command, Head, extent_len, put_extent};
+use super::protocol::{Export, MAX_PAYLOAD, NbdError, command, command_flag};
+use super::transmission::{Command, Head, extent_len};
 use inlock_engine::buffer::HEADROOM;
 use inlock_engine::request::Operation;
 use inlock_engine::rmw;
 use inlock_engine::worker::{Finished, MAX_REQUESTS_WITHOUT_DATA, Request};
 use inlock_engine::{Access, Buffer, BufferPool, Device, Errno, MappedRange, Mapping, RequestError};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Cost that one session may begin in a turn, in bytes that are moved. The rest begins in later turns, so that other
 /// sessions begin theirs in between.
@@ -24,13 +25,6 @@ pub(super) const QUANTUM: u64 = 1 << 20;
 /// Replies with at least this much data leave at once, so that the client receives them while the worker decrypts the
 /// next request. Shorter ones leave together at the end of a turn.
 const LONG_REPLY: usize = 128 << 10;
-/// Maximum number of extents in a block status reply.
-const MAX_EXTENTS: usize = 256;
-/// Maximum number of block status calls to the store for one command, so that a fragmented file does not make a single
-/// command walk all of it. The reply then covers less of the range, which the protocol allows.
-const MAX_STATUS_CALLS: usize = 4 * MAX_EXTENTS;
-/// Time after which the calls for one command end likewise: a store may ask a server.
-const MAX_STATUS_TIME: Duration = Duration::from_millis(100);
 /// Length of the pieces of CACHE and TRIM, which use no buffer. Other sessions are served between two pieces.
 const CACHE_PIECE: u64 = 1 << 20;
 const TRIM_PIECE: u64 = 128 << 20;
@@ -574,7 +568,7 @@ impl ActiveTable {
 
     fn block_status(&mut self, id: u32, mut buffer: Buffer, owner: &mut Owner<'_>, turn: &mut Turn<'_>) {
         let command = self.request(id).command;
-        match put_block_status(&mut buffer, &command, owner.style, turn) {
+        match put_block_status(&mut buffer, &command, owner.style, turn.device, turn.mapping) {
             Ok(count) => {
                 let head = Head::block_status(&command, owner.style, count);
                 let start = buffer.put_header(0, head.bytes());
@@ -599,44 +593,6 @@ impl ActiveTable {
         });
         self.remove(id, owner.output);
     }
-}
-
-/// Puts the extents of a block status reply into `buffer`, and returns their number.
-fn put_block_status(
-    buffer: &mut Buffer,
-    command: &Command,
-    style: ReplyStyle,
-    turn: &Turn<'_>,
-) -> Result<usize, RequestError> {
-    let max_count = if command.has_flag(command_flag::REQ_ONE) { 1 } else { MAX_EXTENTS };
-    let hole_flags = if turn.mapping.is_encrypted() { STATE_HOLE } else { STATE_HOLE | STATE_ZERO };
-    let max_len = if style == ReplyStyle::Extended { u64::MAX } else { u64::from(u32::MAX - 0xffff) };
-    let size = extent_len(style);
-    // Length and flags of the last extent, which the next status may extend.
-    let mut last: Option<(u64, u32)> = None;
-    let mut count = 0;
-    let mut offset = command.offset;
-    let end = command.offset + command.len;
-    let begun = Instant::now();
-    for _ in 0..MAX_STATUS_CALLS {
-        if offset == end || count > 0 && begun.elapsed() > MAX_STATUS_TIME {
-            break;
-        }
-        let status = turn.device.block_status(offset, (end - offset).min(max_len))?;
-        let flags = if status.hole { hole_flags } else { 0 };
-        let (len, flags) = match last {
-            Some((len, same)) if same == flags && len + status.len <= max_len => (len + status.len, flags),
-            _ if count == max_count => break,
-            _ => {
-                count += 1;
-                (status.len, flags)
-            }
-        };
-        last = Some((len, flags));
-        put_extent(&mut buffer.data_mut()[(count - 1) * size..], style, len, flags);
-        offset += status.len;
-    }
-    Ok(count)
 }
 
 /// Purpose of the buffers of a piece.

@@ -8,6 +8,7 @@
 //! `extension-ext-header`.
 
 mod active;
+mod block_status;
 pub mod client;
 pub mod descriptors;
 pub mod handshake;

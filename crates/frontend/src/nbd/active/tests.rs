@@ -140,7 +140,7 @@ fn ranges_that_are_alike_are_one_extent() {
     };
     let mut extents = |flags, offset, len| {
         let asked = command(command::BLOCK_STATUS, flags, offset, len);
-        let count = put_block_status(&mut buffer, &asked, ReplyStyle::Extended, &turn).unwrap();
+        let count = put_block_status(&mut buffer, &asked, ReplyStyle::Extended, turn.device, turn.mapping).unwrap();
         let fields: Vec<u64> =
             buffer.data()[..16 * count].chunks(8).map(|field| u64::from_be_bytes(field.try_into().unwrap())).collect();
         fields.chunks(2).map(|extent| (extent[0], extent[1])).collect::<Vec<_>>()
