@@ -144,6 +144,8 @@ pub(super) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         }
         RunMode::BackgroundChild => Some(Launcher::on_stdin()?),
     };
+    // The store of an export has a thread, which inherits this.
+    background::protect_io();
     attach(args, launcher)
 }
 
@@ -158,8 +160,6 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     if args.source.flags.allow_discards && !method.has_discards() {
         warn(format_args!("--via {} does not support discards", method.name()));
     }
-    // The store of an export has a thread, which inherits this.
-    background::protect_io();
     let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
     let mut unlocked = open(&args.source, !args.read_only, keys)?;
     // In the background the launcher's process does it.

@@ -26,11 +26,9 @@ pub(super) const QUANTUM: u64 = 1 << 20;
 const LONG_REPLY: usize = 128 << 10;
 /// Maximum number of extents in a block status reply.
 const MAX_EXTENTS: usize = 256;
-/// Maximum number of block status calls to the store for one command, so that a fragmented file does not make a single
-/// command walk all of it. The reply then covers less of the range, which the protocol allows.
-const MAX_STATUS_CALLS: usize = 4 * MAX_EXTENTS;
-/// Time after which the calls for one command end likewise: a store may ask a server.
-const MAX_STATUS_TIME: Duration = Duration::from_millis(100);
+/// Most block status calls to the store for one command, and longest time in a turn, so that no command walks all of a
+/// fragmented file or waits long for a server. The reply then covers less of the range, which the protocol allows.
+const MAX_STATUS: (usize, Duration) = (4 * MAX_EXTENTS, Duration::from_millis(100));
 /// Length of the pieces of CACHE and TRIM, which use no buffer. Other sessions are served between two pieces.
 const CACHE_PIECE: u64 = 1 << 20;
 const TRIM_PIECE: u64 = 128 << 20;
@@ -617,9 +615,8 @@ fn put_block_status(
     let mut count = 0;
     let mut offset = command.offset;
     let end = command.offset + command.len;
-    let begun = Instant::now();
-    for _ in 0..MAX_STATUS_CALLS {
-        if offset == end || count > 0 && begun.elapsed() > MAX_STATUS_TIME {
+    for _ in 0..MAX_STATUS.0 {
+        if offset == end || count > 0 && turn.now.elapsed() > MAX_STATUS.1 {
             break;
         }
         let status = turn.device.block_status(offset, (end - offset).min(max_len))?;
