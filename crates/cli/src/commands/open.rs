@@ -143,6 +143,8 @@ pub(super) fn run(args: &OpenArgs) -> anyhow::Result<u8> {
         }
         RunMode::BackgroundChild => Some(Launcher::on_stdin()?),
     };
+    // The store of an export has a thread, which inherits this.
+    background::protect_io();
     attach(args, launcher)
 }
 
@@ -153,8 +155,6 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
     let mut claim = Claim::take_over(&args.name)?;
     let recover = claim.stale().and_then(|info| stale::awaiting_recovery(info.stale_device()));
     let method = choose_method(args, recover.map(|(method, _)| method))?;
-    // The store of an export has a thread, which inherits this.
-    background::protect_io();
     let keys = launcher.as_ref().map_or(KeySource::User { stdin_taken: false }, |parent| KeySource::Provider(parent));
     let mut unlocked = open(&args.source, !args.read_only, keys)?;
     // In the background the launcher's process does it.

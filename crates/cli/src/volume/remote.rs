@@ -79,8 +79,8 @@ pub(crate) fn open(text: &str, writing: bool) -> anyhow::Result<Arc<NbdStore>> {
     Ok(store)
 }
 
-/// Returns what identifies an export under all spellings of its URI, in characters of a file name. Two exports never
-/// have the same.
+/// Returns what identifies an export under all spellings of its URI, in the characters of a file name. Two exports
+/// never have the same.
 pub(crate) fn identity(uri: &NbdUri) -> String {
     let mut name = String::from("n");
     for byte in uri.canonical().bytes() {

@@ -7,7 +7,7 @@ use inlock_volume::HeaderPolicy;
 use inlock_volume::plain::Plain;
 use inlock_volume::table::CryptOptions;
 
-use super::integrity::IntegrityArgs;
+use super::integrity_args::IntegrityArgs;
 use super::keyring::KeyLink;
 use super::table::TableArg;
 use super::verity::VerityArgs;

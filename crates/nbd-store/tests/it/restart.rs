@@ -244,7 +244,7 @@ fn fua_write_survives_a_replay_that_ends_early() {
     assert!(fake.disk().cached[BLOCK..2 * BLOCK] == [2; BLOCK], "an older write replaces a durable one");
 }
 
-/// A server that announces its end keeps a store with a log whole, for requests of every kind.
+/// A server that announces its end in its reply to a flush of the store's own costs no write of the log.
 #[test]
 fn announced_end_during_a_flush_of_the_log_loses_nothing() {
     let closing: Lie = |client, asked| {

@@ -14,7 +14,8 @@ use crate::ui::progress::Show;
 use crate::ui::terminal;
 use crate::volume::backing;
 use crate::volume::device::OpenMode;
-use crate::volume::integrity::{HashArgs, IntegrityArgs, IntegrityDevices, JournalCipherArgs, cannot_use, stores};
+use crate::volume::integrity::{IntegrityDevices, cannot_use, stores};
+use crate::volume::integrity_args::{HashArgs, IntegrityArgs, JournalCipherArgs};
 use crate::volume::open::{KeySource, open};
 use crate::volume::source::SourceArgs;
 

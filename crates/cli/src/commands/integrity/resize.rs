@@ -11,7 +11,8 @@ use crate::commands::resize::sectors_of;
 use crate::commands::wipe::{wipe, zeroes};
 use crate::ui::progress::Show;
 use crate::volume::device::OpenMode;
-use crate::volume::integrity::{IntegrityArgs, IntegrityDevices, cannot_use, stores};
+use crate::volume::integrity::{IntegrityDevices, cannot_use, stores};
+use crate::volume::integrity_args::IntegrityArgs;
 
 /// Another length of a volume.
 pub(super) struct ResizeArgs {
