@@ -288,7 +288,7 @@ fn interrupted_wipe_of_luks_format_is_continued() {
         assert!(child.try_wait().unwrap().is_none(), "it was faster");
         std::thread::sleep(Duration::from_millis(1));
     }
-    rustix::process::kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut err = String::new();
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
     assert!(!child.wait().unwrap().success() && err.contains("Continue it with --resume-wipe."), "{err}");
