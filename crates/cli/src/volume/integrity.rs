@@ -34,13 +34,17 @@ pub(crate) struct IntegrityDevices {
 
 impl IntegrityDevices {
     pub(crate) fn open(image: &Path, data: Option<&Path>, open_mode: OpenMode) -> anyhow::Result<Self> {
-        let mode = if open_mode == OpenMode::Read { lock::Mode::Shared } else { lock::Mode::Exclusive };
-        let metadata = Device::open(image, open_mode)?;
-        let mut locks = vec![lock::whole_device(&metadata, mode)?];
         let data = data.map(|path| Device::open(path, open_mode)).transpose()?;
+        Self::lock(Device::open(image, open_mode)?, data, open_mode)
+    }
+
+    /// Locks devices that are open.
+    pub(super) fn lock(metadata: Device, data: Option<Device>, open_mode: OpenMode) -> anyhow::Result<Self> {
+        let mode = if open_mode == OpenMode::Read { lock::Mode::Shared } else { lock::Mode::Exclusive };
+        let mut locks = vec![lock::whole_device(&metadata, mode)?];
         if let Some(data) = &data {
             if data.identity() == metadata.identity() {
-                return Err(CliError::usage("Option --data-device names the device itself."));
+                return Err(CliError::usage("The data device names the device itself."));
             }
             locks.push(lock::whole_device(data, mode)?);
         }
@@ -85,19 +89,20 @@ impl IntegrityOpening {
     /// Opens the volume below a segment, after a comparison with its freshness file.
     pub(super) fn open_fresh(
         mut self,
-        data: &Device,
+        metadata: &Device,
+        data: Option<&Device>,
         key: &VolumeKey,
         io: IoMode,
         read_only: bool,
     ) -> anyhow::Result<MaintainedIntegrity> {
         let file = match self.freshness.take() {
             Some(check) => {
-                let stores = Stores { start: self.start, ..stores(data, None, IoMode::Sync, true)? };
-                check.verify(key, data, stores, &self.options, !read_only)?
+                let stores = Stores { start: self.start, ..stores(metadata, data, IoMode::Sync, true)? };
+                check.verify(key, metadata, stores, &self.options, !read_only)?
             }
             None => None,
         };
-        let integrity = self.open(data, None, io, read_only)?;
+        let integrity = self.open(metadata, data, io, read_only)?;
         if let Some(file) = file {
             file.attach(&integrity.device)?;
             // There is none yet.
