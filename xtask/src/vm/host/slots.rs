@@ -48,7 +48,7 @@ pub(super) trait SlotRow {
     /// Returns the part of its line in `/vm/rows` after the slot: place, and options for creating and for opening.
     fn args(&self) -> String;
 
-    /// Returns the slots of a volume of Inlock: closed after the [`FIRST`] pieces, and cut off after the [`SECOND`] ones.
+    /// Returns the slots of a volume of Inlock: closed after the [`FIRST`] pieces, cut off after the [`SECOND`] ones.
     fn ours(&self, data: &[u8], number: usize, scene: &Scene<'_>) -> Result<[Vec<u8>; 2]>;
 }
 
