@@ -21,6 +21,11 @@ free() {
 }
 
 opened() {
+    # Once more, if a device that the other stream is removing was in the way.
+    opened_once "$@" || { sleep 1 && opened_once "$@"; }
+}
+
+opened_once() {
     # shellcheck disable=SC2086  # several options in one word
     if [ "$3" = separate ]; then
         integritysetup open $2 --data-device "/dev/mapper/$1.data" "/dev/mapper/$1.meta" "$1"

@@ -21,7 +21,8 @@ free() {
 
 opened() {
     # shellcheck disable=SC2086  # several options in one word
-    cryptsetup open $2 --key-file /vm/key "/dev/mapper/$1.data" "$1"
+    # The table is to have the key.
+    cryptsetup open $2 --disable-keyring --key-file /vm/key "/dev/mapper/$1.data" "$1"
 }
 
 formatted() {

@@ -56,6 +56,12 @@ read_by_kernel() {
     check "open-$1" opened "$2" "$6" "$5" && check "read-$1" view "$2" "$7" "$8"
 }
 
+# tell_tables NAME SLOT: the kernel's tables of a volume, for the host. cryptsetup's device with the tags is NAME_dif.
+tell_tables() {
+    data "table:$2" "$(dmsetup table --showkeys "$1")"
+    ! dmsetup info "$1_dif" > /dev/null 2>&1 || data "table-below:$2" "$(dmsetup table --showkeys "$1_dif")"
+}
+
 row() {
     local name=$1 number=$2 place=$3 format=$4 open=$5 stream=$6
     local t="t$stream" c="c$stream" o="o$stream" p="p$stream"
@@ -66,6 +72,7 @@ row() {
         check "write-far:$name" put "$t" 128 433 128 conv=fsync
         check "close:$name" closed "$t"
         check "open-again:$name" opened "$t" "$open" "$place"
+        tell_tables "$t" "$number"
         check "write-durable:$name" put "$t" 256 184 64 conv=fsync
         is_direct "$open" || put "$t" 320 64 40 oflag=direct
         check "cut:$name" cut "$t" vda "$number" vdb

@@ -19,7 +19,15 @@ pub(crate) const ACTION: Action = Action {
     name: "table",
     aliases: &[],
     arguments: &[SOURCE],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, THREAD_FLAGS, &["table", "allow-discards", "showkeys", "json"]],
+    options: &[
+        KEY,
+        UNLOCK,
+        TOKENS,
+        PLAIN,
+        POLICY,
+        THREAD_FLAGS,
+        &["table", "allow-discards", "integrity-no-journal", "showkeys", "json"],
+    ],
     about: "print the device-mapper table of a volume",
     prepare: |options, mut arguments| {
         let source = source_args(&options, arguments.path()?)?;

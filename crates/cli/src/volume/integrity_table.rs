@@ -139,7 +139,8 @@ fn arguments(superblock: &Superblock, layout: &Layout, mode: IntegrityMode) -> I
     let counts = &mut arguments.counts;
     counts.journal_sectors = Some(layout.initial_sectors - SUPERBLOCK_SECTORS);
     counts.interleave_sectors = Some(1 << superblock.log2_interleave_sectors);
-    counts.buffer_sectors = Some(BUFFER_SECTORS);
+    // A buffer of the kernel does not reach over the end of a tag area.
+    counts.buffer_sectors = Some(BUFFER_SECTORS.min(1 << layout.metadata_run.trailing_zeros()));
     if mode == IntegrityMode::Journal {
         counts.journal_watermark = Some(WATERMARK);
         counts.commit_time = u64::try_from(DEFAULT_COMMIT_TIME.as_millis()).ok();

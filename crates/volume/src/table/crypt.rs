@@ -116,9 +116,6 @@ impl CryptLine {
 }
 
 fn parse_key(cipher: &CipherSpec, word: &str) -> Result<VolumeKey, TableFault> {
-    if let Some(rest) = word.strip_prefix(':') {
-        return Err(if is_keyring_form(rest) { TableFault::Keyring } else { TableFault::KeyringForm });
-    }
     let key = parse_key_digits(word)?;
     if cipher.cipher == Cipher::Null && !key.is_empty() {
         return Err(TableFault::NullKey);
@@ -128,6 +125,9 @@ fn parse_key(cipher: &CipherSpec, word: &str) -> Result<VolumeKey, TableFault> {
 
 /// Parses a key in hexadecimal, or `-` for none.
 pub(super) fn parse_key_digits(word: &str) -> Result<VolumeKey, TableFault> {
+    if let Some(rest) = word.strip_prefix(':') {
+        return Err(if is_keyring_form(rest) { TableFault::Keyring } else { TableFault::KeyringForm });
+    }
     let digits = if word == "-" { "" } else { word };
     if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(TableFault::KeyHex);

@@ -171,6 +171,8 @@ fn judge(row: &Row, number: usize, data: &[u8], scene: &Scene<'_>, report: &mut 
     let same_view = |image: Result<PathBuf>, view: &[u8]| same_view(row, &image?, &key, view, data);
     let found = [
         ("theirs", theirs(row, &image("theirs", slot(Disk::Theirs))?, &key, data)),
+        ("table", same_table(row, number, &key, scene, report)),
+        ("theirs-by-table", theirs_by_table(row, number, scene, data, report)),
         ("theirs-cut", same_view(image("theirs-cut", slot(Disk::TheirsCut)), &theirs_cut)),
         ("ours", ours_after(row, &image("ours", slot(Disk::Ours))?, &key, &slot(Disk::ViewOfOurs)?, data)),
         ("ours-cut", same_view(image("ours-cut", slots::before(scene, number)), &ours_cut)),
@@ -183,8 +185,41 @@ fn judge(row: &Row, number: usize, data: &[u8], scene: &Scene<'_>, report: &mut 
 /// Reads the kernel's closed volume.
 fn theirs(row: &Row, image: &Path, key: &Path, data: &[u8]) -> Result<()> {
     let read = row.export(image, key)?;
+    same(&read, &written(row, read.len(), data))
+}
+
+/// Returns the content of the kernel's closed volume.
+fn written(row: &Row, len: usize, data: &[u8]) -> Vec<u8> {
     let second = if row.has_journal { &SECOND[..] } else { &SECOND[..1] };
-    same(&read, &content(read.len(), data, &[&FIRST, second].concat()))
+    content(len, data, &[&FIRST, second].concat())
+}
+
+/// Returns the kernel's tables of a row's volume with `device` for its device, as Inlock prints tables.
+fn kernel_tables(number: usize, device: &str, report: &Report) -> Result<String> {
+    let below = slots::kernel_table(report, "table-below", number, &[device])?;
+    let above = slots::kernel_table(report, "table", number, &["/dev/mapper/volume_dif"])?;
+    Ok(format!("volume_dif: {below}\nvolume: {above}\n"))
+}
+
+/// Compares the table that Inlock prints for the kernel's volume with the kernel's.
+fn same_table(row: &Row, number: usize, key: &Path, scene: &Scene<'_>, report: &Report) -> Result<()> {
+    let image = scene.folder.join(format!("{number}.theirs"));
+    let mut command = inlock()?;
+    command.args(["table", "--showkeys"]).arg(&image).arg("--key-file").arg(key).args(row.open.split_whitespace());
+    let printed = text(&mut command)?;
+    let name = printed.split_once("_dif: ").context("a table without a name")?.0.to_owned();
+    let path = image.to_str().context("a path in UTF-8")?;
+    let (ours, kernels) = (printed.replace(&name, "volume"), kernel_tables(number, path, report)?);
+    ensure!(ours == kernels, "Inlock prints\n{ours}and the kernel\n{kernels}");
+    Ok(())
+}
+
+/// Reads the kernel's closed volume by the kernel's table.
+fn theirs_by_table(row: &Row, number: usize, scene: &Scene<'_>, data: &[u8], report: &Report) -> Result<()> {
+    let image = scene.folder.join(format!("{number}.theirs"));
+    let table = kernel_tables(number, image.to_str().context("a path in UTF-8")?, report)?;
+    let read = slots::export_table(&scene.folder, &table)?;
+    same(&read, &written(row, read.len(), data))
 }
 
 /// Compares what Inlock reads in a volume that was not closed, before and after a replay, with what the kernel reads.

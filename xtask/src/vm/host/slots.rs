@@ -4,10 +4,11 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use inlock_tests::image::difference;
+use inlock_tests::process::{inlock, text};
 use inlock_tests::random::Random;
 
 use super::super::Scene;
@@ -129,6 +130,34 @@ pub(super) fn same(ours: &[u8], theirs: &[u8]) -> Result<()> {
     let difference = difference(ours, theirs);
     ensure!(difference.is_none(), "{}", difference.unwrap_or_default());
     Ok(())
+}
+
+/// Returns the kernel's table of a row's volume, with `device` for its underlying devices in order. `kind` is `table`,
+/// or `table-below` for the device with the tags.
+pub(super) fn kernel_table(report: &Report, kind: &str, number: usize, devices: &[&str]) -> Result<String> {
+    let key = format!("{kind}:{number}");
+    let (_, table) = report.data.iter().find(|(name, _)| *name == key).with_context(|| format!("no {key}"))?;
+    let mut devices = devices.iter();
+    let is_device = |word: &str| {
+        word.split_once(':').is_some_and(|(major, minor)| [major, minor].iter().all(|n| n.parse::<u32>().is_ok()))
+    };
+    let words = table.split(' ').map(|word| match word.strip_prefix("meta_device:") {
+        Some(_) => devices.next().map(|device| format!("meta_device:{device}")),
+        None if is_device(word) => devices.next().map(|device| (*device).to_owned()),
+        None => Some(word.to_owned()),
+    });
+    let words: Option<Vec<String>> = words.collect();
+    ensure!(devices.next().is_none(), "too few devices in {table}");
+    Ok(words.with_context(|| format!("too many devices in {table}"))?.join(" "))
+}
+
+/// Reads a volume through `inlock --table`.
+pub(super) fn export_table(folder: &Path, table: &str) -> Result<Vec<u8>> {
+    let (file, raw) = (folder.join("table"), folder.join("table.raw"));
+    fs::write(&file, table)?;
+    let _ = fs::remove_file(&raw);
+    text(inlock()?.arg("export").arg(&raw).arg("--table").arg(&file)).with_context(|| table.to_owned())?;
+    Ok(fs::read(&raw)?)
 }
 
 /// Adds the verdicts of a row.

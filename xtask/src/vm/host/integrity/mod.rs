@@ -3,10 +3,11 @@
 //! integritysetup creates a volume in the guest, and data are written through the kernel; a copy is made in the middle
 //! of it. Inlock compares the superblock with its own, verifies every block, and replays the copy: it must read what
 //! the kernel reads on another copy. The other way round, Inlock creates a volume, and one that it does not close; the
-//! kernel verifies and reads both.
+//! kernel verifies and reads both. The table that the kernel shows for its volume opens it in `inlock`.
 
 mod rows;
 
+use std::fs;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -135,6 +136,7 @@ fn judge(row: &Row, number: usize, data: &[u8], scene: &Scene<'_>, report: &mut 
     let found = [
         ("superblock", same_superblock(row, &slot(Disk::Theirs)?)),
         ("theirs", theirs(row, &slot(Disk::Theirs)?, data)),
+        ("theirs-by-table", theirs_by_table(row, number, &slot(Disk::Theirs)?, data, scene, report)),
         ("theirs-cut", same_view(row, &slot(Disk::TheirsCut)?, &theirs_cut, data)),
         ("ours", ours_after(row, &slot(Disk::Ours)?, &slot(Disk::ViewOfOurs)?, data)),
         ("ours-cut", same_view(row, &slots::before(scene, number)?, &ours_cut, data)),
@@ -168,8 +170,32 @@ fn theirs(row: &Row, slot: &[u8], data: &[u8]) -> Result<()> {
     let device = IntegrityDevice::open(image.stores(), row.open_options())?;
     let read = read_all(&device)?;
     ensure!(device.metrics().mismatches == 0, "{} mismatches", device.metrics().mismatches);
+    same(&read, &written(row, read.len(), data))
+}
+
+/// Returns the content of the kernel's closed volume.
+fn written(row: &Row, len: usize, data: &[u8]) -> Vec<u8> {
     let second = if row.mode == Mode::Direct { &SECOND[..1] } else { &SECOND[..] };
-    same(&read, &content(read.len(), data, &[&FIRST, second].concat()))
+    content(len, data, &[&FIRST, second].concat())
+}
+
+/// Reads the kernel's closed volume by the kernel's table.
+fn theirs_by_table(
+    row: &Row,
+    number: usize,
+    slot: &[u8],
+    data: &[u8],
+    scene: &Scene<'_>,
+    report: &Report,
+) -> Result<()> {
+    let [volume, meta] = ["by-table", "by-table.meta"].map(|name| scene.folder.join(format!("{number}.{name}")));
+    fs::write(&volume, &slot[..VOLUME])?;
+    fs::write(&meta, &slot[VOLUME..])?;
+    let devices = [&volume, &meta].map(|path| path.to_str().expect("the folder is UTF-8"));
+    let devices = if row.separate { &devices[..] } else { &devices[..1] };
+    let table = slots::kernel_table(report, "table", number, devices)?;
+    let read = slots::export_table(&scene.folder, &table)?;
+    same(&read, &written(row, read.len(), data)).context(table)
 }
 
 /// Compares what Inlock reads in a volume that was not closed with what the kernel reads.
