@@ -31,11 +31,14 @@ struct Piece {
 /// Cached tags of a volume.
 pub(super) struct TagCache {
     shards: Vec<Mutex<Shard>>,
+    /// Pieces of one write of a flush.
+    run: Mutex<Vec<u8>>,
 }
 
 impl Default for TagCache {
     fn default() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        let run = Mutex::new(Vec::with_capacity(GROUP as usize * PIECE));
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), run }
     }
 }
 
@@ -60,14 +63,19 @@ impl TagCache {
         })
     }
 
-    /// Writes all changed pieces, and returns the number of bytes. The caller syncs the store.
+    /// Writes all changed pieces, those side by side in one write, and returns the number of bytes. The caller syncs
+    /// the store.
     pub(super) fn flush(&self, stores: &Stores, layout: &Layout) -> Result<u64, Errno> {
-        let mut written = 0;
+        let (mut bytes, mut written) = (self.run.lock().unwrap_or_else(PoisonError::into_inner), 0);
         for shard in &self.shards {
-            for piece in lock(shard).pieces.iter_mut().filter(|piece| piece.dirty) {
-                write_all(stores.metadata(), &piece.bytes, layout.tags_at() + piece.number * PIECE as u64)?;
-                piece.dirty = false;
-                written += PIECE as u64;
+            let mut shard = lock(shard);
+            let is_run = |a: &Piece, b: &Piece| a.dirty && b.dirty && a.number + 1 == b.number;
+            for run in shard.pieces.chunk_by_mut(is_run).filter(|run| run[0].dirty) {
+                bytes.clear();
+                run.iter().for_each(|piece| bytes.extend_from_slice(&piece.bytes));
+                write_all(stores.metadata(), &bytes, layout.tags_at() + run[0].number * PIECE as u64)?;
+                run.iter_mut().for_each(|piece| piece.dirty = false);
+                written += bytes.len() as u64;
             }
         }
         Ok(written)
