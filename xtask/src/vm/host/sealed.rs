@@ -218,7 +218,7 @@ fn same_table(row: &Row, number: usize, key: &Path, scene: &Scene<'_>, report: &
 fn theirs_by_table(row: &Row, number: usize, scene: &Scene<'_>, data: &[u8], report: &Report) -> Result<()> {
     let image = scene.folder.join(format!("{number}.theirs"));
     let table = kernel_tables(number, image.to_str().context("a path in UTF-8")?, report)?;
-    let read = slots::export_table(&scene.folder, &table)?;
+    let read = slots::export_table(scene.folder, &table)?;
     same(&read, &written(row, read.len(), data))
 }
 

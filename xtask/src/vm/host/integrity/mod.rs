@@ -191,10 +191,10 @@ fn theirs_by_table(
     let [volume, meta] = ["by-table", "by-table.meta"].map(|name| scene.folder.join(format!("{number}.{name}")));
     fs::write(&volume, &slot[..VOLUME])?;
     fs::write(&meta, &slot[VOLUME..])?;
-    let devices = [&volume, &meta].map(|path| path.to_str().expect("the folder is UTF-8"));
+    let devices = [&volume, &meta].map(|path| path.to_str().expect("the directory is UTF-8"));
     let devices = if row.separate { &devices[..] } else { &devices[..1] };
     let table = slots::kernel_table(report, "table", number, devices)?;
-    let read = slots::export_table(&scene.folder, &table)?;
+    let read = slots::export_table(scene.folder, &table)?;
     same(&read, &written(row, read.len(), data)).context(table)
 }
 
