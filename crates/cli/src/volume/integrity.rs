@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use inlock_cipher::VolumeKey;
 use inlock_engine::store::file::IoMode;
+use inlock_engine::store::threaded::ThreadedStore;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{IntegrityDevice, IntegrityError, IntegrityStore, Mismatch, Mode, OpenOptions, Stores};
 use inlock_volume::AuthenticatedSegment;
@@ -235,6 +236,28 @@ impl MaintainedIntegrity {
         })?;
         Ok(Arc::new(store))
     }
+}
+
+/// Threads for the calls of a volume on an NBD server, each of which waits for replies.
+const REMOTE_THREADS: usize = 8;
+/// Threads for those of any other volume, next to the worker that has the request.
+const MAX_THREADS: usize = 3;
+
+/// Returns the store of a volume with threads for its calls, which hash and encrypt: those of one worker run on several
+/// CPUs. No worker waits for an NBD server.
+pub(super) fn threaded(
+    store: Arc<dyn BackingStore>,
+    metadata: &Device,
+    data: Option<&Device>,
+) -> anyhow::Result<Arc<dyn BackingStore>> {
+    let is_remote = [Some(metadata), data].into_iter().flatten().any(|device| device.export().is_some());
+    let others = std::thread::available_parallelism().map_or(1, usize::from) - 1;
+    let threads = if is_remote { REMOTE_THREADS } else { others.min(MAX_THREADS) };
+    if threads == 0 {
+        return Ok(store);
+    }
+    let store = ThreadedStore::start(store, threads, !is_remote).context("cannot start a thread")?;
+    Ok(Arc::new(store))
 }
 
 /// A running dm-integrity volume, for control commands.

@@ -13,7 +13,7 @@ use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Tab
 
 use super::device::Device;
 use super::info::VolumeInfo;
-use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore};
+use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore, threaded};
 use super::integrity_table;
 use super::keyring::{KeyLink, LinkedKeys};
 use super::lock::DeviceLock;
@@ -167,7 +167,8 @@ impl UnlockedVolume {
             Contents::Integrity(opening) => {
                 let integrity = opening.open(&data[0], data.get(1), mode, access.read_only)?;
                 let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed: None };
-                (engine::Device::raw(integrity.store()?, access), Some((integrity, running)))
+                let store = threaded(integrity.store()?, &data[0], data.get(1))?;
+                (engine::Device::raw(store, access), Some((integrity, running)))
             }
             Contents::Verity(opening) => {
                 let store = opening.connect(&data[0], data.get(1), mode)?;
@@ -181,6 +182,7 @@ impl UnlockedVolume {
                 let store = integrity.sealed(segment, &key)?;
                 let sealed = Some(SealedStore { store: Arc::clone(&store), segment });
                 let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed };
+                let store = threaded(store, &data[0], data.get(1))?;
                 (engine::Device::raw(store, access), Some((integrity, running)))
             }
         };
