@@ -65,7 +65,7 @@ pub trait AsyncStore: Send + Sync {
     /// Carries out one of the operations that wait, if the store has them done by threads, and returns whether there
     /// was one. A worker with operations in flight calls it at the end of each turn, and a caller that blocks before it
     /// waits: such a store need not wake a thread for a single operation.
-    fn help(&self) -> bool {
+    fn has_helped(&self) -> bool {
         false
     }
 
@@ -147,7 +147,7 @@ impl Completed for Caller {
 pub fn call(store: &dyn AsyncStore, operation: AsyncOperation) -> (Result<usize, Errno>, AsyncOperation) {
     let caller = Arc::new(Caller::default());
     store.start(Pending::new(operation, 0, Arc::clone(&caller) as _));
-    while store.help() {}
+    while store.has_helped() {}
     let mut ended = caller.ended.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         match ended.take() {

@@ -130,7 +130,7 @@ impl AsyncStore for ThreadedStore {
         }
     }
 
-    fn help(&self) -> bool {
+    fn has_helped(&self) -> bool {
         if !self.shared.workers_help {
             return false;
         }

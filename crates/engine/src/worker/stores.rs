@@ -90,7 +90,7 @@ impl AsyncOperations {
         while self.in_flight > 0 {
             match self.next() {
                 Some(done) => ended.push_back(done),
-                None if help(stores) => {}
+                None if has_helped(stores) => {}
                 None => std::thread::sleep(POLL_INTERVAL),
             }
         }
@@ -98,16 +98,19 @@ impl AsyncOperations {
 }
 
 /// Carries out an operation of each store that has them done by threads. Returns whether there was one.
-fn help(stores: &[Arc<dyn BackingStore>]) -> bool {
-    let asynchronous = stores.iter().filter_map(|store| store.asynchronous());
-    asynchronous.fold(false, |helped, store| store.help() || helped)
+fn has_helped(stores: &[Arc<dyn BackingStore>]) -> bool {
+    let mut has_helped = false;
+    for store in stores.iter().filter_map(|store| store.asynchronous()) {
+        has_helped |= store.has_helped();
+    }
+    has_helped
 }
 
 impl<F: Frontend> Worker<F> {
     /// Lets the stores that have operations of this worker use its thread.
     pub(super) fn help_stores(&self) {
         if self.asynchronous.in_flight > 0 {
-            help(self.volume.device.stores());
+            has_helped(self.volume.device.stores());
         }
     }
 

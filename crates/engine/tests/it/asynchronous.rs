@@ -195,8 +195,8 @@ fn asynchronous_store_agrees_with_the_model() {
     }
 }
 
-/// Runs a random script through one worker, and compares answers and ciphertext with a model of the content; then writes
-/// and reads as a caller that blocks.
+/// Runs a random script through one worker, and compares answers and ciphertext with a model of the content; then
+/// writes and reads as a caller that blocks.
 pub(crate) fn agrees_with_model(
     store: Arc<dyn BackingStore>,
     unit: u32,

@@ -1,5 +1,5 @@
-//! Stores whose operations threads carry out: equal to a model, several at once for one worker, and none lost to a panic
-//! or to the end.
+//! Stores whose operations threads carry out: equal to a model, several at once for one worker, and none lost to a
+//! panic or to the end.
 
 use crate::asynchronous::{LEN, agrees_with_model};
 use crate::scripted::{self, Ask};
