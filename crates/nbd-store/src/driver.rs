@@ -123,7 +123,7 @@ impl Driver {
             self.wait_and_receive();
             self.settle();
         }
-        self.lines.iter().for_each(Line::say_goodbye);
+        self.lines.iter_mut().for_each(Line::say_goodbye);
     }
 
     /// Takes new jobs and messages. Returns whether to go on.
@@ -494,7 +494,10 @@ impl Driver {
             polled.push(PollFd::from_borrowed_fd(line.socket(), PollFlags::IN | send));
         }
         // `drain` receives from them.
-        polled.extend(self.given_up.iter().map(|line| PollFd::from_borrowed_fd(line.socket(), PollFlags::IN)));
+        polled.extend(self.given_up.iter().map(|line| {
+            let send = if line.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
+            PollFd::from_borrowed_fd(line.socket(), PollFlags::IN | send)
+        }));
         let _ = rustix::event::poll(&mut polled, timeout.as_ref());
         let is_readable = |polled: &PollFd<'_>| polled.revents().intersects(!PollFlags::OUT);
         let readable: u64 = polled.iter().enumerate().map(|(i, polled)| u64::from(is_readable(polled)) << i).sum();

@@ -2,7 +2,7 @@
 //!
 //! [`NbdStore::open`] connects to the server of an [`NbdUri`] and returns a store that carries out operations
 //! asynchronously, many at a time, over one connection or several. One thread (`driver`) has all of it: connections
-//! (`line`), what waits for them, and connecting again (`dial`).
+//! (`line`), what waits for them, and connecting again (`dial`). With TLS, `tls` is between a connection and its socket.
 //!
 //! The server holds ciphertext and is not trusted: it cannot make the store allocate, wait without bound, or answer for
 //! another request. A server that violates the protocol is disconnected, and its requests are sent again over
@@ -21,6 +21,7 @@ mod options;
 mod replay;
 mod shared;
 mod store;
+mod tls;
 mod uri;
 
 pub use dial::OpenError;
