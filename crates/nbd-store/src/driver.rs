@@ -4,7 +4,8 @@
 //! gone: the server may have been another process since. Then no flush succeeds any longer, unless the replay log has
 //! the write.
 
-use crate::dial::{Dialed, OpenError};
+use crate::dial::Dialed;
+use crate::error::OpenError;
 use crate::job::{Job, Kind, Owner};
 use crate::line::{Broken, Ended, Line, SLOTS};
 use crate::options::ExportFacts;

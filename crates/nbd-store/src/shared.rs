@@ -1,6 +1,7 @@
 //! State that the store, its thread, and the thread that connects have in common.
 
-use crate::dial::{Dialed, OpenError, dial};
+use crate::dial::{Dialed, dial};
+use crate::error::OpenError;
 use crate::job::Job;
 use crate::options::StoreOptions;
 use crate::tls::Tls;

@@ -1,7 +1,8 @@
 //! The store as the engine uses it, and the queue to its thread.
 
-use crate::dial::{OpenError, dial};
+use crate::dial::dial;
 use crate::driver::Driver;
+use crate::error::OpenError;
 use crate::job::{Job, Kind, Owner};
 use crate::options::{ExportFacts, StoreOptions};
 use crate::shared::Shared;

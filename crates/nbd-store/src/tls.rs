@@ -1,6 +1,7 @@
 //! TLS: what a URI says about it, certificates, and the link that encrypts.
 
-use crate::dial::OpenError;
+use crate::error::OpenError;
+use crate::uri::TlsOptions;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
 use rustls::client::WebPkiServerVerifier;
@@ -11,7 +12,7 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Bytes of requests that are encrypted before the socket has taken them: one record more may follow.
@@ -21,18 +22,7 @@ const RECEIVED: usize = 64 << 10;
 /// Longest file of certificates or keys in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// What a URI says about TLS.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TlsOptions {
-    /// Directory of `ca-cert.pem`, `ca-crl.pem`, `client-cert.pem` and `client-key.pem`.
-    pub(crate) certificates: Option<PathBuf>,
-    /// Whether the server's certificate is checked.
-    pub(crate) verify_peer: bool,
-    /// Name in the server's certificate.
-    pub(crate) hostname: String,
-}
-
-/// What connections over TLS need: configuration and name of the server.
+/// Configuration of connections over TLS, and the name of their server.
 #[derive(Clone)]
 pub(crate) struct Tls {
     config: Arc<ClientConfig>,

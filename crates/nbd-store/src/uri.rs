@@ -1,6 +1,5 @@
 //! NBD URIs: `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, and both with `nbds` for TLS.
 
-use crate::tls::TlsOptions;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -19,6 +18,17 @@ pub struct NbdUri {
     pub(crate) export: Vec<u8>,
     pub(crate) tls: Option<TlsOptions>,
     text: String,
+}
+
+/// Parameters of a URI for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TlsOptions {
+    /// Directory of `ca-cert.pem`, `ca-crl.pem`, `client-cert.pem` and `client-key.pem`.
+    pub(crate) certificates: Option<PathBuf>,
+    /// Whether the server's certificate is checked.
+    pub(crate) verify_peer: bool,
+    /// Name in the server's certificate.
+    pub(crate) hostname: String,
 }
 
 /// Address of a server.
