@@ -240,24 +240,18 @@ impl MaintainedIntegrity {
 
 /// Threads for the calls of a volume on an NBD server, each of which waits for replies.
 const REMOTE_THREADS: usize = 8;
-/// Threads for those of any other volume, next to the worker that has the request.
-const MAX_THREADS: usize = 3;
 
-/// Returns the store of a volume with threads for its calls, which hash and encrypt: those of one worker run on several
-/// CPUs. No worker waits for an NBD server.
+/// Returns the store of a volume, with threads for its calls if a device is an export of an NBD server: no worker waits
+/// for replies. On other devices a call is done sooner than another thread takes it.
 pub(super) fn threaded(
     store: Arc<dyn BackingStore>,
     metadata: &Device,
     data: Option<&Device>,
 ) -> anyhow::Result<Arc<dyn BackingStore>> {
-    let is_remote = [Some(metadata), data].into_iter().flatten().any(|device| device.export().is_some());
-    let others = std::thread::available_parallelism().map_or(1, usize::from) - 1;
-    let threads = if is_remote { REMOTE_THREADS } else { others.min(MAX_THREADS) };
-    if threads == 0 {
+    if ![Some(metadata), data].into_iter().flatten().any(|device| device.export().is_some()) {
         return Ok(store);
     }
-    let store = ThreadedStore::start(store, threads, !is_remote).context("cannot start a thread")?;
-    Ok(Arc::new(store))
+    Ok(Arc::new(ThreadedStore::start(store, REMOTE_THREADS).context("cannot start a thread")?))
 }
 
 /// A running dm-integrity volume, for control commands.

@@ -1,5 +1,5 @@
-//! A store whose calls compute or block for long, as an asynchronous one: threads carry out its operations, so that
-//! those of one worker run on several CPUs.
+//! A store whose calls block for long, such as a volume of dm-integrity on an NBD server, as an asynchronous one: threads
+//! carry out its operations, and no worker waits for them.
 
 use super::asynchronous::{AsyncOperation, AsyncStore, Pending};
 use super::{BackingStore, BlockStatus, Geometry, StoreProfile};
@@ -23,8 +23,6 @@ pub struct ThreadedStore {
 
 struct Shared {
     store: Arc<dyn BackingStore>,
-    /// Whether workers carry out operations, too.
-    workers_help: bool,
     queue: Mutex<Queue>,
     filled: Condvar,
 }
@@ -41,16 +39,13 @@ struct Queue {
 impl ThreadedStore {
     /// Starts `threads` threads for `store`, at least one.
     ///
-    /// With `workers_help` a worker carries out operations at the end of its turns as well, so that a single one needs
-    /// no other thread. Without it no worker waits for the store.
-    ///
     /// # Errors
     ///
     /// A thread cannot be started.
-    pub fn start(store: Arc<dyn BackingStore>, threads: usize, workers_help: bool) -> io::Result<Self> {
+    pub fn start(store: Arc<dyn BackingStore>, threads: usize) -> io::Result<Self> {
         let threads = threads.max(1);
         let queue = Queue { waiting: VecDeque::with_capacity(CAPACITY), ..Queue::default() };
-        let shared = Arc::new(Shared { store, workers_help, queue: Mutex::new(queue), filled: Condvar::new() });
+        let shared = Arc::new(Shared { store, queue: Mutex::new(queue), filled: Condvar::new() });
         // Dropped if a thread cannot be started, which ends the others.
         let mut this = Self { shared, threads: Vec::with_capacity(threads) };
         for number in 0..threads {
@@ -123,19 +118,8 @@ impl AsyncStore for ThreadedStore {
             return pending.complete(Err(Errno::IO));
         }
         queue.waiting.push_back(pending);
-        let several = queue.waiting.len() > 1;
         drop(queue);
-        if several || !self.shared.workers_help {
-            self.shared.filled.notify_one();
-        }
-    }
-
-    fn has_helped(&self) -> bool {
-        if !self.shared.workers_help {
-            return false;
-        }
-        let pending = self.shared.queue().waiting.pop_front();
-        pending.map(|pending| self.shared.carry_out(pending)).is_some()
+        self.shared.filled.notify_one();
     }
 
     fn abort(&self) {

@@ -63,19 +63,19 @@ impl BackingStore for SlowMemory {
 
 #[test]
 fn threaded_store_agrees_with_the_model() {
-    for (seed, unit, threads, workers_help) in [(1, 512, 3, true), (2, 4096, 1, true), (3, 512, 2, false)] {
+    for (seed, unit, threads) in [(1, 512, 3), (2, 4096, 1), (3, 512, 2)] {
         let mut random = Random::new(seed);
         let model = random.bytes(LEN);
         let memory = SlowMemory::new(image_of(&model, unit), None);
-        let store = ThreadedStore::start(Arc::clone(&memory) as _, threads, workers_help).unwrap();
+        let store = ThreadedStore::start(Arc::clone(&memory) as _, threads).unwrap();
         agrees_with_model(Arc::new(store), unit, &mut random, model, || memory.memory.contents());
     }
 }
 
 #[test]
-fn operations_of_one_worker_run_at_once_on_a_single_thread_and_the_worker() {
+fn operations_of_one_worker_run_at_once() {
     let memory = SlowMemory::new(image_of(&vec![0; LEN], 4096), None);
-    let store = Arc::new(ThreadedStore::start(Arc::clone(&memory) as _, 1, true).unwrap());
+    let store = Arc::new(ThreadedStore::start(Arc::clone(&memory) as _, 2).unwrap());
     let writes = (0..16).map(|n| Ask::Write { offset: n * 4096, data: vec![1; 4096], durable: false }).collect();
     let answers = scripted::run(&device(store as _, 4096), IoMode::Auto, 8, writes);
     assert!(answers.iter().all(Result::is_ok));
@@ -86,8 +86,8 @@ fn operations_of_one_worker_run_at_once_on_a_single_thread_and_the_worker() {
 fn panic_of_a_call_fails_its_request_only() {
     let offset = DATA_OFFSET as u64;
     let memory = SlowMemory::new(image_of(&vec![0; LEN], 4096), Some(offset));
-    for workers_help in [false, true] {
-        let store = Arc::new(ThreadedStore::start(Arc::clone(&memory) as _, 1, workers_help).unwrap());
+    for threads in [1, 3] {
+        let store = Arc::new(ThreadedStore::start(Arc::clone(&memory) as _, threads).unwrap());
         let device = device(store as _, 4096);
         let write = |n: u64| Ask::Write { offset: n * 4096, data: vec![1; 4096], durable: false };
         let answers = scripted::run(&device, IoMode::Auto, 4, (0..8).map(write).collect());
@@ -99,7 +99,7 @@ fn panic_of_a_call_fails_its_request_only() {
 #[test]
 fn aborted_threaded_store_refuses_what_comes() {
     let memory = SlowMemory::new(vec![0; LEN], None);
-    let store = ThreadedStore::start(Arc::clone(&memory) as _, 2, true).unwrap();
+    let store = ThreadedStore::start(Arc::clone(&memory) as _, 2).unwrap();
     assert_eq!(asynchronous::write_at(&store, &[1; 512], 0, false), Ok(512));
     let mut found = [0; 512];
     assert_eq!(asynchronous::read_at(&store, &mut found, 0), Ok(512));
