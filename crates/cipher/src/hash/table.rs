@@ -1,6 +1,7 @@
 //! The table of hashes.
 
 use super::{block_len_of, digest_of, pbkdf2_of};
+use crate::sha256;
 use digest::consts::{U16, U20, U28, U32, U48, U64};
 use hmac::{Hmac, SimpleHmac};
 use zeroize::Zeroizing;
@@ -54,6 +55,9 @@ macro_rules! hashes {
 
             /// Computes PBKDF2 (RFC 8018) with HMAC over this hash; `iterations` is at least 1.
             pub fn pbkdf2(self, passphrase: &[u8], salt: &[u8], iterations: u32, key: &mut [u8]) {
+                if self == Self::Sha256 && sha256::pbkdf2(passphrase, salt, iterations, key) {
+                    return;
+                }
                 match self { $(Self::$hash => pbkdf2_of::<$hmac<$type>>(passphrase, salt, iterations, key),)* }
             }
         }

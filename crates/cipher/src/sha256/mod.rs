@@ -5,11 +5,16 @@
 //! on the CPU, so they are compared once, for some microseconds. Blocks are hashed where they lie; only those with the
 //! edges of a message are put together in a buffer.
 
+#[cfg(target_arch = "x86_64")]
+mod pbkdf2;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)] // Vector loads and stores, and calls of functions that enable instructions.
 mod x86_64;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use pbkdf2::pbkdf2;
 
 use crate::CipherError;
 use crate::isa::{self, CpuLimit};
@@ -115,6 +120,12 @@ impl Sha256Kernel {
         }
         states.iter_mut().zip(blocks).for_each(|(state, blocks)| compress256(state, blocks));
     }
+}
+
+/// Derives nothing: there are no kernels for chains of hashes on this architecture.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn pbkdf2(_passphrase: &[u8], _salt: &[u8], _iterations: u32, _key: &mut [u8]) -> bool {
+    false
 }
 
 /// Returns the kernel that hashes some blocks in the shortest time.

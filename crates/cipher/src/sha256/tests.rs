@@ -115,3 +115,61 @@ fn messages_of_different_lengths_are_refused() {
 fn data_of_another_length_than_the_messages_are_refused() {
     Sha256Batch::new_on(Sha256Kernel::Portable, b"", b"").digest_blocks(&[0; 63], 32, &mut [[0; 32]; 2]);
 }
+
+/// RFC 7914, section 11.
+#[test]
+fn pbkdf2_of_the_rfc() {
+    let rows: [(&[u8], &[u8], u32, &str); 2] = [
+        (
+            b"passwd",
+            b"salt",
+            1,
+            "55ac046e56e3089fec1691c22544b605f94185216dde0465e68b9d57c20dacbc49ca9cccf179b645991664b39d77ef31
+             7c71b845b1e30bd509112041d3a19783",
+        ),
+        (
+            b"Password",
+            b"NaCl",
+            80_000,
+            "4ddcd8f60b98be21830cee5ef22701f9641a4418d04c0414aeff08876b34ab56a1d425a1225833549adb841b51c9b317
+             6a272bdebba1d078478f62b397f33c8d",
+        ),
+    ];
+    for (passphrase, salt, iterations, expected) in rows {
+        let expected = unhex(expected);
+        // Whole and short last blocks, of one and of two chains.
+        for len in [64, 63, 33, 32, 31, 1] {
+            let mut key = vec![0; len];
+            crate::Hash::Sha256.pbkdf2(passphrase, salt, iterations, &mut key);
+            assert_eq!(key, expected[..len], "{iterations} iterations, {len} bytes");
+        }
+    }
+}
+
+/// Several chains at a time give what the library gives with one, for every number of chains and length of the
+/// passphrase around that of a block.
+#[test]
+fn pbkdf2_of_several_chains_agrees_with_the_library() {
+    let noise = noise(17, 1024);
+    let mut compared = 0;
+    for len in (1..=4 * 32 + 1).chain([160, 191, 192, 255, 256, 257, 511]) {
+        for passphrase in [0, len % 7, 31, 32, 55, 56, 63, 64, 65, 100 + len % 101] {
+            let (passphrase, salt) = (&noise[..passphrase], &noise[300..][..(len * 5) % 140]);
+            for iterations in [1, 2, 3, 4 + len as u32 % 9] {
+                let (mut own, mut expected) = (vec![0xaa; len], vec![0x55; len]);
+                pbkdf2_hmac(passphrase, salt, iterations, &mut expected);
+                if !pbkdf2(passphrase, salt, iterations, &mut own) {
+                    println!("SKIPPED: kernels that this CPU does not have: chains of SHA-256");
+                    return;
+                }
+                assert_eq!(own, expected, "{len} bytes, passphrase of {}, {iterations}", passphrase.len());
+                compared += 1;
+            }
+        }
+    }
+    println!("COUNT pbkdf2_of_several_chains {compared}");
+}
+
+fn pbkdf2_hmac(passphrase: &[u8], salt: &[u8], iterations: u32, key: &mut [u8]) {
+    ::pbkdf2::pbkdf2::<hmac::Hmac<Sha256>>(passphrase, salt, iterations, key).expect("a key of any length");
+}

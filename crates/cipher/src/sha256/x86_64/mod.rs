@@ -4,7 +4,7 @@ mod avx512;
 mod sha;
 
 pub(super) use avx512::compress as compress_16;
-pub(super) use sha::compress;
+pub(super) use sha::{compress, iterate_hmac};
 
 /// Round constants (FIPS 180-4, section 4.2.2).
 #[rustfmt::skip]
