@@ -199,9 +199,30 @@ fn compare(model: &mut [u8], script: Vec<Ask>, answers: Vec<scripted::Answer>) -
     errors
 }
 
+/// Ends the other thread, also when this one panics.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Fails the requests of a suspended device if this thread panics, so that they do not wait for ever.
+struct EndOnPanic<'a>(&'a Device);
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.end();
+        }
+    }
+}
+
 /// Suspends the device, and looks for keys in the engine meanwhile, until `over`, and a hundred times at
 /// least. Returns how often.
 fn wipe_keys(device: &Device, engine: &ThreadEngine, over: &AtomicBool) -> u64 {
+    let _end = EndOnPanic(device);
     let mut wiped = 0;
     while wiped < 100 || !over.load(Ordering::Relaxed) {
         device.suspend().unwrap();
@@ -231,6 +252,7 @@ fn requests_of_a_faulty_engine_are_right_or_fail() {
     let (mut requests, mut errors) = (0, 0);
     let wiped = std::thread::scope(|scope| {
         let wiper = scope.spawn(|| wipe_keys(&device, &engine, &over));
+        let ends = SetOnDrop(&over);
         let mut random = Random::new(17);
         for _ in 0..ROUNDS {
             let script = script(&mut random);
@@ -238,7 +260,7 @@ fn requests_of_a_faulty_engine_are_right_or_fail() {
             requests += answers.len();
             errors += compare(&mut model, script, answers);
         }
-        over.store(true, Ordering::Relaxed);
+        drop(ends);
         wiper.join().unwrap()
     });
     let stats = device.engine_stats().unwrap();
