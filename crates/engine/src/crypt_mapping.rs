@@ -5,6 +5,8 @@
 //! range*, the whole data units that the requested bytes touch, so that one cipher call handles all units of a request.
 
 use crate::buffer::Buffer;
+use crate::cipher_engine::{EngineKeys, EngineSlot};
+use crate::ciphertext::Ciphertext;
 use crate::mapping::{Crypt, MappedTarget, Mapping};
 use inlock_cipher::{
     CipherError, DataUnitSize, InOut, IvNumber, SECTOR_SIZE, SectorCipher, Segment, TargetType, VolumeKey,
@@ -28,6 +30,8 @@ pub struct CryptMapping {
     ciphers: Vec<Option<Box<dyn SectorCipher>>>,
     /// Cost of each cipher on this CPU, in picoseconds per byte; unset until measured.
     costs: OnceLock<Vec<u64>>,
+    /// Keys in a cipher engine, if the device has one.
+    engine: Option<EngineKeys>,
 }
 
 /// Content type of a target, with its key.
@@ -53,32 +57,6 @@ pub struct Target<'a> {
     pub content: Content<'a>,
     /// Index of the device's store; ignored if nothing is stored.
     pub store: usize,
-}
-
-/// Bytes that may be written to a store: the output of a cipher call, or bytes read from a store.
-#[derive(Debug)]
-pub struct Ciphertext(Buffer);
-
-impl Ciphertext {
-    /// Wraps a buffer that a store has just filled.
-    pub(crate) fn from_store(buffer: Buffer) -> Self {
-        Self(buffer)
-    }
-
-    /// Wraps a buffer whose data units all went through [`CryptMapping::encrypt_in_place`].
-    pub(crate) fn encrypted(buffer: Buffer) -> Self {
-        Self(buffer)
-    }
-
-    /// Returns the bytes to write.
-    pub fn bytes(&self) -> &[u8] {
-        self.0.data()
-    }
-
-    /// Returns the buffer for reuse.
-    pub fn into_buffer(self) -> Buffer {
-        self.0
-    }
 }
 
 /// Reason why a table is not valid.
@@ -234,7 +212,7 @@ impl CryptMapping {
         }
         let mapping = Arc::new(Mapping { targets: parts, len: next, generation: 0 });
         scrub_stack::<TURN_STACK>();
-        Ok(Self { mapping, ciphers, costs: OnceLock::new() })
+        Ok(Self { mapping, ciphers, costs: OnceLock::new(), engine: None })
     }
 
     /// Creates a mapping that stores everything unencrypted (`--type raw`).
@@ -252,7 +230,7 @@ impl CryptMapping {
             crypt: None,
         };
         let mapping = Arc::new(Mapping { targets: vec![part], len, generation: 0 });
-        Self { mapping, ciphers: vec![None], costs: OnceLock::new() }
+        Self { mapping, ciphers: vec![None], costs: OnceLock::new(), engine: None }
     }
 
     /// Creates a crypt mapping of `mapping` with other keys, as many as before and each as long as the one it replaces.
@@ -274,7 +252,18 @@ impl CryptMapping {
             });
         }
         scrub_stack::<TURN_STACK>();
-        Ok(Self { mapping: Arc::clone(mapping), ciphers, costs: OnceLock::new() })
+        Ok(Self { mapping: Arc::clone(mapping), ciphers, costs: OnceLock::new(), engine: None })
+    }
+
+    /// Passes the keys to the engine as well, as many as the table uses.
+    pub(crate) fn with_engine(mut self, slot: &EngineSlot, keys: &[&VolumeKey]) -> Self {
+        self.engine = Some(slot.open_keys(&self.mapping, keys));
+        self
+    }
+
+    /// Returns the keys in the cipher engine if the cipher work of this range is for it.
+    pub(crate) fn engine_for(&self, range: &MappedRange) -> Option<&EngineKeys> {
+        self.engine.as_ref().filter(|keys| keys.is_for(range))
     }
 
     /// Returns `mapping` with a last segment without an end extended to the new end of its store, in whole data units.
@@ -345,7 +334,7 @@ impl CryptMapping {
         if let Some(cipher) = self.cipher(mapped) {
             cipher.encrypt(mapped.first, InOut::InPlace(&mut buffer.data_mut()[..mapped.aligned_len]));
         }
-        Ciphertext(buffer)
+        Ciphertext::encrypted(buffer)
     }
 
     /// Encrypts a whole number of data units from `plain` into `buffer`. The cipher call also copies.
@@ -355,12 +344,12 @@ impl CryptMapping {
             Some(cipher) => cipher.encrypt(mapped.first, InOut::copy(plain, into)),
             None => into.copy_from_slice(plain),
         }
-        Ciphertext(buffer)
+        Ciphertext::encrypted(buffer)
     }
 
     /// Decrypts the aligned range of `mapped` in place with one cipher call.
     pub fn decrypt(&self, mapped: &MappedRange, from: Ciphertext) -> Buffer {
-        let mut buffer = from.0;
+        let mut buffer = from.into_buffer();
         self.decrypt_in_place(mapped, 0, &mut buffer.data_mut()[..mapped.aligned_len]);
         buffer
     }

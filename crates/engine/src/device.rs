@@ -3,6 +3,7 @@
 //! A device can be suspended: requests in flight complete, new ones wait, and the keys can be wiped from memory or the
 //! mapping replaced before it is resumed.
 
+use crate::cipher_engine::{CipherEngine, EngineSlot, EngineStats};
 use crate::crypt_mapping::{CryptMapping, Target, TargetError};
 use crate::errno::Errno;
 use crate::flush::SyncQueue;
@@ -96,6 +97,8 @@ pub struct Device {
     stats: Arc<Stats>,
     /// Whether a frontend asked for the speed of the ciphers.
     measures: AtomicBool,
+    /// Cipher engine; `None` unless one was asked for.
+    engine: Option<EngineSlot>,
 }
 
 impl Device {
@@ -153,6 +156,7 @@ impl Device {
             syncs: SyncQueue::default(),
             stats: Stats::new(StatsLevel::On),
             measures: AtomicBool::new(false),
+            engine: None,
         }
     }
 
@@ -160,6 +164,29 @@ impl Device {
     #[must_use]
     pub fn with_stats(self, level: StatsLevel) -> Self {
         Self { stats: Stats::new(level), ..self }
+    }
+
+    /// Returns the device with a cipher engine, which workers give requests of at least `min_len` bytes; `keys` are
+    /// those of the device, in the order of first use. Other keys go to the engine too ([`Device::set_keys`]); another
+    /// table ([`Device::reload`]) is for software only.
+    ///
+    /// # Errors
+    ///
+    /// Another number of keys than the table uses, or a key of another length.
+    pub fn with_engine(
+        self,
+        engine: Arc<dyn CipherEngine>,
+        min_len: usize,
+        keys: &[&VolumeKey],
+    ) -> Result<Self, TargetError> {
+        let slot = EngineSlot::new(engine, min_len);
+        let target = CryptMapping::with_keys(&self.freeze.mapping(), keys)?.with_engine(&slot, keys);
+        Ok(Self { freeze: Freeze::new(target), engine: Some(slot), ..self })
+    }
+
+    /// Returns the counters of the cipher engine, if there is one.
+    pub fn engine_stats(&self) -> Option<EngineStats> {
+        self.engine.as_ref().map(EngineSlot::stats)
     }
 
     /// Returns the device without its zone write queues: writes to a zone are submitted as soon as they are encrypted.
@@ -302,7 +329,10 @@ impl Device {
     /// As [`Device::set_key`]; also [`ControlError::Target`] for another number of keys.
     pub fn set_keys(&self, keys: &[&VolumeKey]) -> Result<(), ControlError> {
         let _orders = self.order_while_suspended()?;
-        let target = CryptMapping::with_keys(&self.freeze.mapping(), keys)?;
+        let mut target = CryptMapping::with_keys(&self.freeze.mapping(), keys)?;
+        if let Some(slot) = &self.engine {
+            target = target.with_engine(slot, keys);
+        }
         self.put(target);
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! one event outstanding, so a worker's queue never grows. An event for a request that has ended is dropped.
 
 use crate::buffer::Buffer;
-use crate::crypt_mapping::Ciphertext;
+use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
 use crate::message_queue::MessageQueue;
 use crate::request::RequestError;
@@ -42,9 +42,9 @@ pub(crate) enum Event {
     Read { buffer: Buffer, result: Result<usize, Errno> },
     /// A write to the store has ended.
     Written { data: Ciphertext, result: Result<usize, Errno> },
-    /// The helper threads have no room for a job: the worker does the work inline.
+    /// The helper threads or the cipher engine have no room for a job: the worker does the work inline.
     Refused(Buffer),
-    /// The cipher threads have encrypted or decrypted, in `calls` calls.
+    /// The cipher threads or the cipher engine have encrypted or decrypted, in `calls` calls.
     Crypted { data: Crypted, calls: u32 },
     /// The copy thread has moved the data between buffer and store, `cipher` of the time in `calls` cipher calls.
     Copied { buffer: Buffer, result: Result<(), Errno>, calls: u32, cipher: Duration },
@@ -58,14 +58,14 @@ pub(crate) enum Event {
     Child { buffer: Buffer, requested: Range<usize>, result: Result<(), RequestError> },
 }
 
-/// A buffer that cipher threads worked on.
+/// A buffer that cipher threads or a cipher engine worked on.
 #[derive(Debug)]
 pub(crate) enum Crypted {
     /// Plaintext.
     Decrypted(Buffer),
     /// Ciphertext.
     Encrypted(Ciphertext),
-    /// A cipher panicked; the buffer holds neither plaintext nor ciphertext.
+    /// A cipher panicked, or an engine failed; the buffer holds neither plaintext nor ciphertext.
     Poisoned(Buffer),
 }
 

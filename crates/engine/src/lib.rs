@@ -48,6 +48,8 @@ mod zoned_memory;
 
 mod blocking;
 pub mod buffer;
+mod cipher_engine;
+mod ciphertext;
 mod crypt_mapping;
 mod device;
 mod errno;
@@ -73,7 +75,9 @@ pub mod zoned;
 
 pub use blocking::{BlockingDevice, DeviceCursor};
 pub use buffer::{Buffer, BufferPool};
-pub use crypt_mapping::{Ciphertext, Content, CryptMapping, Target, TargetError};
+pub use cipher_engine::{CipherEngine, CipherJob, Direction, EngineKey, EngineKeySpec, EngineStats};
+pub use ciphertext::Ciphertext;
+pub use crypt_mapping::{Content, CryptMapping, Target, TargetError};
 pub use device::{Access, ControlError, Device};
 pub use errno::Errno;
 pub use mapping::{MappedRange, Mapping, Place};

@@ -1,6 +1,7 @@
 //! Zones of a device: its store's, shifted by the position of the device on it.
 
-use crate::crypt_mapping::{Ciphertext, CryptMapping, TargetError};
+use crate::ciphertext::Ciphertext;
+use crate::crypt_mapping::{CryptMapping, TargetError};
 use crate::errno::Errno;
 use crate::mapping::{MappedRange, Mapping};
 use crate::request::RequestError;

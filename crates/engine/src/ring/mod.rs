@@ -11,7 +11,7 @@ mod trial;
 mod uring;
 
 use crate::buffer::Buffer;
-use crate::crypt_mapping::Ciphertext;
+use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
 use crate::store::BackingStore;
 use crate::store::file::IoMode;

@@ -5,7 +5,7 @@ use super::{
     UblkCommand, Wait, WriteSegment,
 };
 use crate::buffer::{Buffer, HEADROOM};
-use crate::crypt_mapping::Ciphertext;
+use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
 use crate::store::file::FileStore;
 use crate::store::{BackingStore, Geometry};

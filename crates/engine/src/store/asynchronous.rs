@@ -4,7 +4,7 @@
 //! that drops it has failed it. Callers that block use the functions at the end, which start an operation and wait.
 
 use crate::buffer::Buffer;
-use crate::crypt_mapping::Ciphertext;
+use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -1,5 +1,5 @@
-//! A store whose calls block for long, such as a volume of dm-integrity on an NBD server, as an asynchronous one: threads
-//! carry out its operations, and no worker waits for them.
+//! A store whose calls block for long, such as a volume of dm-integrity on an NBD server, as an asynchronous one:
+//! threads carry out its operations, and no worker waits for them.
 
 use super::asynchronous::{AsyncOperation, AsyncStore, Pending};
 use super::{BackingStore, BlockStatus, Geometry, StoreProfile};

@@ -8,7 +8,9 @@
 use super::loan::{Lender, Loan};
 use super::{JobQueue, Threads};
 use crate::buffer::Buffer;
-use crate::crypt_mapping::{Ciphertext, CryptMapping, MappedRange};
+use crate::cipher_engine::Direction;
+use crate::ciphertext::Ciphertext;
+use crate::crypt_mapping::{CryptMapping, MappedRange};
 use crate::device::Device;
 use crate::events::{Crypted, Event, ReplyTo};
 use crate::request::Operation;
@@ -113,12 +115,6 @@ pub struct Offload {
     policy: OffloadPolicy,
     count: usize,
     threads: Threads<Jobs>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    Encrypt,
-    Decrypt,
 }
 
 /// Jobs of a pool, in a table, so that a job does not allocate.

@@ -2,10 +2,10 @@
 
 use super::path::Via;
 use crate::buffer::Buffer;
-use crate::crypt_mapping::Ciphertext;
+use crate::cipher_engine::Direction;
+use crate::ciphertext::Ciphertext;
 use crate::locks::LockId;
 use crate::request::RequestError;
-use crate::thread_pool::crypt::Direction;
 use crate::zone_queue::WriteId;
 use std::ops::Range;
 

@@ -9,7 +9,7 @@ use super::path;
 use super::stores::StoreAccess;
 use super::{ENGINE, Frontend, Worker};
 use crate::buffer::{Buffer, BufferPool};
-use crate::crypt_mapping::Ciphertext;
+use crate::ciphertext::Ciphertext;
 use crate::device::Device;
 use crate::errno::Errno;
 use crate::events::{Event, EventQueue, RequestId};

@@ -52,7 +52,7 @@ pub(super) enum Order {
 pub(super) enum Executor {
     /// By the worker.
     Inline,
-    /// By the cipher threads.
+    /// By the cipher engine or the cipher threads.
     Pool,
     /// By the copy thread, which moves the data as well.
     Copy,
@@ -89,7 +89,7 @@ pub(super) struct Facts {
     pub(super) has_native_fua: bool,
     /// Whether the request is in a zone write queue.
     pub(super) in_zone: bool,
-    /// Whether the request is for the cipher threads.
+    /// Whether the request is for the cipher engine or the cipher threads.
     pub(super) pool_wanted: bool,
 }
 

@@ -8,7 +8,8 @@ use super::stores::StoreAccess;
 use super::transfer::{Kind, StepContext};
 use super::{ENGINE, Finished, Frontend, Worker};
 use crate::buffer::Buffer;
-use crate::crypt_mapping::Ciphertext;
+use crate::cipher_engine::Direction;
+use crate::ciphertext::Ciphertext;
 use crate::events::{Event, ReplyTo, RequestId};
 use crate::locks::Purpose;
 use crate::mapping::MappedRange;
@@ -16,7 +17,6 @@ use crate::request::RequestError;
 use crate::ring::{self, Completion, Returned, Token};
 use crate::stats::Phase;
 use crate::thread_pool::copy::CopyJob;
-use crate::thread_pool::crypt::Direction;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -144,6 +144,12 @@ impl<F: Frontend> Worker<F> {
 
     fn post_crypt(&mut self, id: RequestId, direction: Direction, buffer: Buffer) -> Option<Event> {
         let range = self.table.transfer(id)?.range;
+        if let Some(crypt) = &self.volume.crypt
+            && let Some(keys) = crypt.engine_for(&range)
+        {
+            let (whole, reply) = (Arc::clone(crypt), ReplyTo::new(&self.events, id));
+            return keys.submit(whole, &range, direction, buffer, reply).err().map(Event::Refused);
+        }
         let (Some(pool), Some(crypt)) = (&self.helpers.crypt, &self.volume.crypt) else {
             return Some(Event::Refused(buffer));
         };

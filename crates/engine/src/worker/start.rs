@@ -196,7 +196,8 @@ impl<F: Frontend> Worker<F> {
                 .and_then(|_| self.helpers.copy_min_len.or(path::copy_min_len(&profile))),
             has_native_fua: profile.has_native_fua,
             in_zone,
-            pool_wanted: pool.is_some_and(|(pool, crypt)| pool.is_for(operation, crypt, range)),
+            pool_wanted: pool.is_some_and(|(pool, crypt)| pool.is_for(operation, crypt, range))
+                || self.volume.crypt.as_deref().is_some_and(|crypt| crypt.engine_for(range).is_some()),
         }
     }
 }

@@ -8,14 +8,15 @@ use super::account::Account;
 use super::action::{Action, Ending, Hold};
 use super::path::{Durability, Executor, Order, Path};
 use crate::buffer::Buffer;
-use crate::crypt_mapping::{Ciphertext, CryptMapping};
+use crate::cipher_engine::Direction;
+use crate::ciphertext::Ciphertext;
+use crate::crypt_mapping::CryptMapping;
 use crate::errno::Errno;
 use crate::events::{Crypted, Event, MergedWrite};
 use crate::mapping::MappedRange;
 use crate::request::RequestError;
 use crate::rmw;
 use crate::stats::Phase;
-use crate::thread_pool::crypt::Direction;
 use crate::zone_mapping::encrypt_elsewhere;
 
 /// A read or a write of one mapped range.

@@ -9,7 +9,7 @@ use super::transfer::State;
 use super::zone_mgmt::ZoneMgmt;
 use super::{Frontend, Request, Worker};
 use crate::buffer::Buffer;
-use crate::crypt_mapping::Ciphertext;
+use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
 use crate::events::{Event, ReplyTo, RequestId};
 use crate::mapping::MappedRange;

@@ -4,7 +4,7 @@
 
 use super::table::{NONE, Table, Waiter};
 use super::{WriteId, ZoneWriteQueues};
-use crate::crypt_mapping::Ciphertext;
+use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
 use crate::events::{Event, EventQueue, MergedWrite, RequestId};
 use crate::ring::{MAX_WRITE_SEGMENTS, WriteSegment};

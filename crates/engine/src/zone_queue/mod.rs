@@ -16,7 +16,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::crypt_mapping::Ciphertext;
+use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
 use crate::events::{Event, EventQueue, RequestId};
 use crate::request::RequestError;

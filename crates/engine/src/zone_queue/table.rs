@@ -4,7 +4,7 @@
 //! Entries lie in one vector, and queues are lists of indices into it, so a write does not allocate.
 
 use super::{WriteId, WriteKind};
-use crate::crypt_mapping::Ciphertext;
+use crate::ciphertext::Ciphertext;
 use crate::events::{Event, EventQueue, ReplyTo, RequestId};
 use crate::ring::Waker;
 use crate::zoned::ZoneAction;

@@ -4,6 +4,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod asynchronous;
+mod cipher_engine;
 mod crash;
 mod cursor;
 mod direct;
