@@ -295,7 +295,13 @@ fn hint_of_export(error: &OpenError) -> Option<&'static str> {
             "check the address; let the server take several clients (qemu-nbd --shared=8), or raise --connect-timeout"
         }
         OpenError::UnknownExport(_) => "list the server's exports: nbdinfo --list URI",
-        OpenError::TlsRequired => "let the server allow connections without TLS, through a tunnel that encrypts",
+        OpenError::TlsRequired => "use nbds://, or nbds+unix://, with ?tls-certificates=DIR",
+        OpenError::NoTls => "let the server offer TLS; nbd:// without TLS goes over networks that are trusted",
+        OpenError::Certificates(_) => "name a directory with ca-cert.pem: nbds://HOST/?tls-certificates=DIR",
+        OpenError::TlsFailed { .. } => {
+            "check ca-cert.pem and the names in the server's certificate (tls-hostname=NAME); \
+             a server that checks clients needs client-cert.pem and client-key.pem"
+        }
         OpenError::Closed { .. } | OpenError::Refused(_) => {
             "look into the server's log; it may allow other clients only"
         }

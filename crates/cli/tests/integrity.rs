@@ -1,8 +1,10 @@
 //! Volumes of dm-integrity: creating, serving, describing, mistakes.
 
 mod harness;
+#[path = "harness/superblock.rs"]
+mod superblock;
 
-use harness::{Dir, call, have, inlock, run};
+use harness::{Dir, call, have, inlock, newest, run};
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;
@@ -89,6 +91,34 @@ fn dump_has_the_lines_of_integritysetup() {
         let (theirs, ours) = (salted(theirs.text()), salted(dump.text()));
         // Older versions do not print the salt.
         assert!(ours.starts_with(&theirs) && theirs.len() > 8, "{theirs:?} {ours:?}");
+    }
+}
+
+#[test]
+fn superblock_is_the_one_that_the_newest_integritysetup_reads() {
+    if newest("integritysetup").is_none() {
+        return;
+    }
+    let dir = Dir::new();
+    let data = dir.image("data", 4);
+    let keyed = keyed(&dir);
+    let keyed: Vec<&str> = keyed.iter().map(String::as_str).collect();
+    let cases: [(Vec<&str>, &[&str]); 10] = [
+        (vec![], &["fix_padding", "fix_hmac"]),
+        (vec!["-I", "sha256", "--sector-size", "4096", "--tag-size", "20", "--interleave-sectors", "1024"], &[]),
+        (vec!["--integrity-legacy-padding", "--integrity-legacy-hmac"], &[]),
+        (vec!["-I", "xxhash64", "--integrity-bitmap-mode"], &[]),
+        (vec!["--integrity-bitmap-mode", "--sector-size", "4096", "--journal-size", "262144"], &[]),
+        (vec!["-I", "sha1", "--journal-size", "1048576"], &[]),
+        (vec!["--integrity-recalculate"], &["recalculating"]),
+        (keyed.clone(), &["have_journal_mac"]),
+        ([&keyed[..], &["--integrity-legacy-hmac", "--sector-size", "1024"]].concat(), &["have_journal_mac"]),
+        (vec!["-I", "sha512", "--data-device", &data], &[]),
+    ];
+    for (number, (options, flags)) in cases.iter().enumerate() {
+        let image = dir.image(&format!("image{number}"), 8);
+        call([&["integrity", "format", "--no-wipe", &image], &options[..]].concat()).works();
+        superblock::compare(&image, flags);
     }
 }
 

@@ -1,11 +1,14 @@
 //! LUKS2 volumes with integrity protection: `luksFormat --integrity`, and their use.
 
 mod harness;
+#[path = "harness/superblock.rs"]
+mod superblock;
 
 use harness::control::{Named, Run};
-use harness::{Dir, FAST, call_with, have, memory, noise};
+use harness::{Dir, FAST, call, call_with, have, memory, newest, noise, run};
 use inlock_tests::nbd::{Connection, Mode, command, errno};
 use rustix::process::{Pid, Signal};
+use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -153,6 +156,38 @@ fn header_is_the_one_that_cryptsetup_reads() {
     }
 }
 
+/// The newest cryptsetup knows more than Debian's: sizes of the MAC's key, and the salt's version of the superblock.
+#[test]
+fn header_is_the_one_that_the_newest_cryptsetup_reads() {
+    if newest("cryptsetup").is_none() {
+        return;
+    }
+    let theirs = |program: &str, words: &[&str]| run(newest(program).expect("as before").args(words), b"");
+    let dir = Dir::new();
+    let (passphrase, slice) = (dir.file("passphrase", b"secret"), dir.name("slice"));
+    let plain = KINDS.map(|(cipher, integrity, bits, unit)| (cipher, integrity, bits, unit, &[][..]));
+    let more: [(_, _, _, _, &[&str]); 3] = [
+        ("aes-xts-random", "hmac-sha256", "512", "4096", &["--integrity-key-size", "128"]),
+        ("aes-xts-plain64", "hmac-sha512", "512", "512", &["--integrity-key-size", "512"]),
+        ("aes-gcm-random", "aead", "128", "512", &["--integrity-legacy-padding"]),
+    ];
+    for (cipher, integrity, bits, unit, more) in plain.into_iter().chain(more) {
+        let options = ["--cipher", cipher, "--integrity", integrity, "--key-size", bits, "--sector-size", unit];
+        let image = format(&dir, 24, &[&options, more].concat());
+        let dump = theirs("cryptsetup", &["luksDump", &image]);
+        assert_eq!(dump.works().text(), call(["luksDump", &image]).works().text(), "{cipher} {integrity} {more:?}");
+        let words = ["luksDump", "--dump-json-metadata", &image];
+        let json = |ended: harness::Ended| serde_json::from_str::<Value>(ended.works().text()).unwrap();
+        let metadata = json(call(words));
+        assert_eq!(json(theirs("cryptsetup", &words)), metadata, "{cipher} {integrity} {more:?}");
+        theirs("cryptsetup", &["open", "--test-passphrase", "--key-file", &passphrase, &image]).works();
+        // What dm-integrity gets: the data segment by itself.
+        let offset: usize = metadata["segments"]["0"]["offset"].as_str().unwrap().parse().unwrap();
+        fs::write(&slice, &fs::read(&image).unwrap()[offset..]).unwrap();
+        superblock::compare(&slice, &[]);
+    }
+}
+
 /// Sector of the changed unit below: 100 units of 4096 bytes.
 const BAD: u64 = 800;
 
@@ -288,7 +323,7 @@ fn interrupted_wipe_of_luks_format_is_continued() {
         assert!(child.try_wait().unwrap().is_none(), "it was faster");
         std::thread::sleep(Duration::from_millis(1));
     }
-    rustix::process::kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    rustix::process::kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut err = String::new();
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
     assert!(!child.wait().unwrap().success() && err.contains("Continue it with --resume-wipe."), "{err}");

@@ -126,7 +126,7 @@ fn each_failure_has_its_message_and_status() {
     call(["luksDump", &missing]).fails(4, &["cannot be opened", "cannot connect to", "start the server"]);
     call(["luksDump", "nbd://127.0.0.1:1/x"]).fails(4, &["cannot connect to 127.0.0.1:1"]);
     for (uri, words) in [
-        ("nbds://host/", ["TLS is not supported", "tunnel"]),
+        ("nbds://host/?tls-psk-file=f", ["pre-shared keys", "certificates"]),
         ("nbd:host:7", ["// is missing", "nbd://HOST"]),
         ("nbd+unix:///x", ["?socket=PATH is missing", "nbd+unix:///EXPORT"]),
     ] {

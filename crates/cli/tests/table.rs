@@ -2,7 +2,11 @@
 
 mod harness;
 
-use harness::{Dir, call, call_with, noise};
+use harness::control::{Named, Run};
+use harness::{Dir, Ended, FAST, call, call_with, noise};
+use inlock_tests::nbd::{Connection, Mode};
+use std::path::Path;
+use std::time::Duration;
 
 const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
 
@@ -137,4 +141,123 @@ fn wrong_table_is_refused_before_devices_are_opened() {
     call(["export", &image, "-", "--table", &good]).fails(1, &["unexpected argument"]);
     call(["isLuks", &image, "--table", &good]).fails(1, &["Option --table is not allowed with isLuks action."]);
     assert!(std::fs::read(&image).unwrap() == noise(1 << 20), "nothing was written");
+}
+
+/// Prints the table of a LUKS volume, which is a file.
+fn printed_table(image: &str, more: &[&str]) -> Ended {
+    let printed = call_with(b"secret", ["table", image].iter().chain(more));
+    assert!(printed.code == 0 && printed.err.contains("is a file; the Linux kernel needs a block device"));
+    printed
+}
+
+#[test]
+fn table_of_volume_with_integrity_opens_it() {
+    for (cipher, integrity) in [("aes-xts-random", "hmac-sha256"), ("aes-gcm-random", "aead")] {
+        let dir = Dir::new();
+        let image = dir.image("image", 24);
+        let options = ["--cipher", cipher, "--integrity", integrity, "--sector-size", "4096"];
+        call_with(b"secret", ["luksFormat", "-q", &image].into_iter().chain(options).chain(FAST)).works();
+        let input = dir.file("input", &noise(1 << 20));
+        call_with(b"secret", ["import", &input, &image]).works();
+        let (hidden, printed) = (printed_table(&image, &[]), printed_table(&image, &["--showkeys"]));
+        assert_eq!(hidden.text().lines().count(), 2, "{hidden:?}");
+        assert_ne!(hidden.text(), printed.text());
+        let table = dir.file("table", &printed.out);
+        let whole = call_with(b"secret", ["export", &image, "-"]);
+        assert!(call(["export", "-", "--table", &table]).works().out == whole.works().out);
+        assert!(whole.out.starts_with(&noise(1 << 20)));
+        assert_eq!(call(["table", "--table", &table, "--showkeys"]).works().out, printed.out);
+        let json = call(["table", "--table", &table, "--json"]);
+        let json: serde_json::Value = serde_json::from_str(json.works().text()).unwrap();
+        assert_eq!(
+            (&json["lines"][0]["target"], &json["lines"][1]["key"]),
+            (&"integrity".into(), &serde_json::Value::Null)
+        );
+        // Written through the table, read by the header.
+        call(["import", "--table", &table, &dir.file("other", &[7; 8192])]).works();
+        let exported = call_with(b"secret", ["export", "--range", "0:8192", &image, "-"]);
+        assert_eq!(exported.works().out, [7; 8192]);
+        // What the line says must be what the superblock says.
+        for (from, to, message) in [
+            ("block_size:4096", "block_size:512", "does not fit its integrity line: sector-size"),
+            (" J ", " I ", "mode I"),
+            (" integrity ", " integrity x", "does not exist"),
+        ] {
+            let wrong = dir.file("wrong", printed.text().replacen(from, to, 1).as_bytes());
+            let refused = call(["export", "-", "--table", &wrong]);
+            assert!(refused.code != 0 && refused.err.contains(message), "{from}: {refused:?}");
+        }
+        let policy = ["export", "-", "--table", &table, "--require-cipher", "aes-xts-plain64"];
+        call(policy).fails(1, &["The table"]);
+        let inline = printed.text().lines().next().unwrap().split_once(": ").unwrap().1.to_owned();
+        call(["export", "-", "--table", &inline]).fails(1, &["has no internal_hash"]);
+    }
+}
+
+fn connect(server: &Named) -> Connection {
+    Connection::open(Path::new(&server.socket), Duration::from_secs(120), Mode::Simple).expect("as it should")
+}
+
+#[test]
+fn suspended_table_with_integrity_takes_its_key_from_the_same_table_only() {
+    let dir = Dir::new();
+    let run = Run::new();
+    let format = |name: &str| {
+        let image = dir.image(name, 24);
+        let options = ["--integrity", "aead", "--cipher", "aes-gcm-random", "--integrity-no-wipe"];
+        call_with(b"secret", ["luksFormat", "-q", &image].into_iter().chain(options).chain(FAST)).works();
+        dir.file(&format!("{name}-table"), &printed_table(&image, &["--showkeys"]).out)
+    };
+    let (table, other) = (format("image"), format("other"));
+    let server = Named::start(&run, "data", &["--table", &table]);
+    let mut client = connect(&server);
+    client.write(0, &noise(8192)).unwrap();
+    run.call(&["suspend", "data"]).works();
+    run.call(&["resume", "data"]).fails(1, &["The key of data came with its table."]);
+    run.call(&["reload", "data", "--table", &other]).fails(2, &["Volume key does not match the volume."]);
+    let plain = format!("0 2048 crypt aes-xts-plain64 {KEY} 0 {} 0", dir.name("image"));
+    let refused = run.call(&["reload", "data", "--table", &plain]);
+    assert_ne!(refused.code, 0, "{refused:?}");
+    run.call(&["reload", "data", "--table", &table]).works();
+    run.call(&["resume", "data"]).works();
+    assert_eq!(client.read(0, 8192).unwrap(), noise(8192));
+    drop(client);
+    run.call(&["close", "data"]).works();
+}
+
+#[test]
+fn line_of_integrity_opens_a_volume_of_integritysetup() {
+    let dir = Dir::new();
+    let (image, meta) = (dir.image("image", 8), dir.image("meta", 1));
+    let key = dir.file("hash", &bytes_of(KEY));
+    let hash = ["--integrity", "hmac-sha256", "--integrity-key-file", &key, "--integrity-key-size", "32"];
+    let sectors = |image: &str| {
+        let dump = call(["integrity", "dump", image]);
+        let line =
+            dump.works().text().lines().find(|line| line.starts_with("provided_data_sectors ")).unwrap().to_owned();
+        line.split_once(' ').unwrap().1.to_owned()
+    };
+    let data = dir.file("data", &noise(1 << 20));
+    call(["integrity", "format", "-q", &image].into_iter().chain(hash)).works();
+    let len = sectors(&image);
+    let line = |mode: &str, options: &str| format!("0 {len} integrity {image} 0 32 {mode} {options}");
+    let hashed = format!("internal_hash:hmac(sha256):{KEY}");
+    let table = line("J", &format!("2 commit_time:500 {hashed}"));
+    call(["import", "--table", &table, &data]).works();
+    let exported = call(["export", "--range", "0:1M", "-", "--table", &line("D", &format!("1 {hashed}"))]);
+    assert!(exported.works().out == noise(1 << 20));
+    // The data are right, and the hash is not.
+    let other = line("J", &format!("1 internal_hash:hmac(sha256):{}", KEY.replace("1f", "20")));
+    call(["export", "--range", "0:1M", "-", "--table", &other]).fails(1, &["cannot read"]);
+    call(["export", "-", "--table", &line("J", "1 internal_hash:md5")]).fails(1, &["the hash is not supported"]);
+    call(["export", "-", "--table", &line("J", "0")]).fails(1, &["has no internal_hash"]);
+    let shorter = table.replacen(&len, "1024", 1);
+    call(["export", "-", "--table", &shorter]).fails(1, &["has 1024 sectors, its device provides"]);
+    // Superblock and tags on another device.
+    call(["integrity", "format", "-q", "--integrity", "crc32c", "--data-device", &image, &meta]).works();
+    let len = sectors(&meta);
+    let table = format!("0 {len} integrity {image} 0 4 J 2 meta_device:{meta} internal_hash:crc32c");
+    call(["import", "--table", &table, &data]).works();
+    assert!(call(["export", "--range", "0:1M", "-", "--table", &table]).works().out == noise(1 << 20));
+    assert!(std::fs::read(&image).unwrap().starts_with(&noise(1 << 20)), "the data alone");
 }

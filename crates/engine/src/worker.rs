@@ -264,6 +264,7 @@ impl<F: Frontend> Worker<F> {
         {
             zones.turned(self.volume.zone_worker);
         }
+        self.help_stores();
         self.rewind();
         if self.volume.state != FreezeState::Running {
             self.drop_keys_if_idle();
@@ -341,7 +342,7 @@ impl<F: Frontend> Drop for Worker<F> {
         self.helpers.copy = None;
         // After this nothing reaches a store, and no other worker waits for locks held here.
         let mut ended = self.ring.finish();
-        self.asynchronous.finish(&mut ended);
+        self.asynchronous.finish(self.volume.device.stores(), &mut ended);
         self.leave_syncs(&ended);
         self.give_merged_back(ended);
         self.leave_zones();

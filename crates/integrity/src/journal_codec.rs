@@ -16,6 +16,8 @@ pub(crate) const SEQUENCES: u8 = 4;
 /// Upper half of the sector of an entry that is not in use.
 const UNUSED: u32 = !0;
 const MAC_AT: usize = 496;
+/// Entries of a section with a MAC: those of one sector and a tag of one byte have 24 bytes.
+const MAX_ENTRIES: usize = MAC_AT / 24 * SECTION_METADATA_SECTORS;
 const ID_AT: usize = 504;
 
 /// Encodes and decodes the sections of one journal.
@@ -59,11 +61,21 @@ impl JournalCodec {
     /// Returns a section without entries.
     pub(crate) fn empty_section(&self) -> Vec<u8> {
         let mut image = vec![0; self.layout.section_len()];
+        self.mark_unused(&mut image);
+        image
+    }
+
+    /// Makes a section one without entries.
+    pub(crate) fn clear(&self, image: &mut [u8]) {
+        image.fill(0);
+        self.mark_unused(image);
+    }
+
+    fn mark_unused(&self, image: &mut [u8]) {
         for entry in 0..self.layout.entries {
             let at = self.entry_at(entry);
             image[at..at + 8].fill(0xff);
         }
-        image
     }
 
     /// Puts a block into entry `entry` of a section.
@@ -151,13 +163,15 @@ impl JournalCodec {
 
     fn section_mac(&self, section: u32, image: &[u8]) -> Option<[u8; 64]> {
         let mac = self.mac.as_ref().filter(|_| self.layout.has_mac)?;
-        let number = u64::from(section).to_le_bytes();
-        let mut parts: Vec<&[u8]> = Vec::with_capacity(self.layout.entries + 2);
-        if let Some(salt) = &self.salt {
-            parts.extend([&salt[..], &number]);
+        let (number, mut sectors) = (u64::from(section).to_le_bytes(), [0; MAX_ENTRIES * 8]);
+        let sectors = &mut sectors[..self.layout.entries * 8];
+        for (entry, sector) in sectors.chunks_exact_mut(8).enumerate() {
+            sector.copy_from_slice(&image[self.entry_at(entry)..][..8]);
         }
-        parts.extend((0..self.layout.entries).map(|entry| &image[self.entry_at(entry)..][..8]));
-        Some(mac.digest(&parts))
+        Some(match &self.salt {
+            Some(salt) => mac.digest(&[salt, &number, sectors]),
+            None => mac.digest(&[sectors]),
+        })
     }
 
     /// Returns the byte of the journal at which a section starts.

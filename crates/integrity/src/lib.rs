@@ -22,6 +22,7 @@ mod journal_codec;
 mod layout;
 mod options;
 mod resize;
+mod scratch;
 mod store;
 mod stores;
 mod superblock;

@@ -2,13 +2,11 @@
 
 use crate::device::{IntegrityDevice, ReadError};
 use crate::options::Mode;
+use crate::scratch::{MAX_LEN, Scratch, ScratchPool, bytes_of};
 use inlock_cipher::{Aead, InOut, SECTOR_SIZE, Sector};
 use inlock_engine::{BackingStore, Errno, Geometry};
 use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError, RwLock};
-
-/// Bytes of a request that are read and written at a time.
-const MAX_LEN: usize = 1 << 20;
 
 /// Backing store over a device. It takes requests of any bytes: a block that is written in part is read and verified
 /// first. All blocks of a call of up to 1 MiB are verified or sealed together; a bad block fails with `EILSEQ`, and
@@ -19,6 +17,7 @@ pub struct IntegrityStore {
     read_only: bool,
     /// Held exclusively while a block is read, changed and written.
     partial: RwLock<()>,
+    scratch: ScratchPool,
 }
 
 /// Result of [`IntegrityStore::fill_unreadable`].
@@ -63,7 +62,9 @@ impl IntegrityStore {
 
     fn over(device: Arc<IntegrityDevice>, tags: Tags) -> Self {
         let read_only = device.options().read_only || device.options().mode == Mode::Recovery;
-        Self { device, tags, read_only, partial: RwLock::new(()) }
+        let layout = device.layout();
+        let scratch = ScratchPool::new(MAX_LEN, MAX_LEN / layout.block_len(), layout.journal.tag_size);
+        Self { device, tags, read_only, partial: RwLock::new(()), scratch }
     }
 
     /// Drops the AEAD, which wipes its key. Blocks until calls in progress return; later reads and writes fail with
@@ -71,6 +72,7 @@ impl IntegrityStore {
     pub fn wipe_key(&self) {
         if let Tags::Sealed(aead) = &self.tags {
             *aead.write().unwrap_or_else(PoisonError::into_inner) = None;
+            self.scratch.clear();
         }
     }
 
@@ -133,7 +135,7 @@ impl IntegrityStore {
     fn unreadable(&self, chunk: u64) -> Result<Vec<u64>, Errno> {
         let start = self.chunk_start(chunk);
         let mut data = vec![0; (self.chunk_start(chunk + 1) - start) as usize];
-        match self.read_blocks(start, &mut data) {
+        match self.read_blocks(start, &mut data, &mut self.scratch.take().tags) {
             Ok(()) => Ok(Vec::new()),
             Err(ReadError::Mismatch(bad)) => Ok(bad),
             Err(ReadError::Io(error)) => Err(error),
@@ -144,9 +146,11 @@ impl IntegrityStore {
     fn fill_chunk(&self, chunk: u64) -> Result<u64, Errno> {
         let bad = self.unreadable(chunk)?;
         let sectors = self.device.layout().sectors_per_block();
+        let mut scratch = self.scratch.take();
         for run in bad.chunk_by(|a, b| a + sectors == *b) {
             let zeroes = vec![0; run.len() * self.device.layout().block_len()];
-            self.write_blocks(run[0] * SECTOR_SIZE, &zeroes)?;
+            let Scratch { sealed, tags, .. } = &mut *scratch;
+            self.write_blocks(run[0] * SECTOR_SIZE, &zeroes, sealed, tags)?;
         }
         Ok(bad.len() as u64)
     }
@@ -168,34 +172,36 @@ impl IntegrityStore {
         (offset - head as u64, (head + len).next_multiple_of(block).min(MAX_LEN))
     }
 
-    fn tuples(&self, aead: &Aead, len: usize) -> Vec<u8> {
-        vec![0; len / self.device.layout().block_len() * aead.tuple_len()]
+    /// Returns the number of bytes of the tuples of whole blocks.
+    fn tuples_len(&self, aead: &Aead, len: usize) -> usize {
+        len / self.device.layout().block_len() * aead.tuple_len()
     }
 
-    /// Reads whole blocks from byte `start`, and decrypts them. Does not count mismatches.
-    fn read_blocks(&self, start: u64, blocks: &mut [u8]) -> Result<(), ReadError> {
+    /// Reads whole blocks from byte `start`, and decrypts them; `memory` is for their tuples. Does not count
+    /// mismatches.
+    fn read_blocks(&self, start: u64, blocks: &mut [u8], memory: &mut Vec<u8>) -> Result<(), ReadError> {
         let sector = start / SECTOR_SIZE;
         let Tags::Sealed(aead) = &self.tags else { return self.device.read_uncounted(sector, blocks, &mut []) };
         let aead = aead.read().unwrap_or_else(PoisonError::into_inner);
         let aead = aead.as_ref().ok_or(Errno::SHUTDOWN)?;
-        let mut tuples = self.tuples(aead, blocks.len());
-        self.device.read_uncounted(sector, blocks, &mut tuples)?;
-        let bad = aead.open(Sector(sector), InOut::InPlace(blocks), &tuples).map_err(|_| Errno::INVAL)?;
+        let tuples = bytes_of(memory, self.tuples_len(aead, blocks.len()));
+        self.device.read_uncounted(sector, blocks, tuples)?;
+        let bad = aead.open(Sector(sector), InOut::InPlace(blocks), tuples).map_err(|_| Errno::INVAL)?;
         let bad: Vec<u64> = bad.iter().map(|unit| sector + unit as u64 * aead.unit().sectors()).collect();
         if bad.is_empty() { Ok(()) } else { Err(ReadError::Mismatch(bad)) }
     }
 
-    /// Encrypts whole blocks, and writes them from byte `start`.
-    fn write_blocks(&self, start: u64, blocks: &[u8]) -> Result<(), Errno> {
+    /// Encrypts whole blocks to `sealed`, with tuples in `tags`, and writes them from byte `start`.
+    fn write_blocks(&self, start: u64, blocks: &[u8], sealed: &mut Vec<u8>, tags: &mut Vec<u8>) -> Result<(), Errno> {
         let sector = start / SECTOR_SIZE;
         let Tags::Sealed(aead) = &self.tags else { return self.device.write(sector, blocks, &[]) };
         let aead = aead.read().unwrap_or_else(PoisonError::into_inner);
         let aead = aead.as_ref().ok_or(Errno::SHUTDOWN)?;
-        let (mut sealed, mut tuples) = (vec![0; blocks.len()], self.tuples(aead, blocks.len()));
+        let (sealed, tuples) = (bytes_of(sealed, blocks.len()), bytes_of(tags, self.tuples_len(aead, blocks.len())));
         // Nothing is written without random IVs.
-        let data = InOut::Copy { src: blocks, dst: &mut sealed };
-        aead.seal(Sector(sector), data, &mut tuples).map_err(|_| Errno::IO)?;
-        self.device.write(sector, &sealed, &tuples)
+        let data = InOut::Copy { src: blocks, dst: &mut *sealed };
+        aead.seal(Sector(sector), data, tuples).map_err(|_| Errno::IO)?;
+        self.device.write(sector, sealed, tuples)
     }
 }
 
@@ -228,13 +234,15 @@ impl BackingStore for IntegrityStore {
         }
         let (start, len) = self.aligned(offset, data.len());
         let head = (offset - start) as usize;
+        let mut scratch = self.scratch.take();
+        let Scratch { blocks, tags, .. } = &mut *scratch;
         let (result, count) = if head == 0 && len <= data.len() {
-            let result = self.read_blocks(start, &mut data[..len]);
+            let result = self.read_blocks(start, &mut data[..len], tags);
             let valid = valid_len(&result, start, len);
             (result, valid)
         } else {
-            let mut blocks = vec![0; len];
-            let result = self.read_blocks(start, &mut blocks);
+            let blocks = bytes_of(blocks, len);
+            let result = self.read_blocks(start, blocks, tags);
             let count = valid_len(&result, start, len).saturating_sub(head).min(data.len());
             data[..count].copy_from_slice(&blocks[head..head + count]);
             (result, count)
@@ -258,17 +266,19 @@ impl BackingStore for IntegrityStore {
         let head = (offset - start) as usize;
         let count = data.len().min(len - head);
         let block_len = self.device.layout().block_len();
+        let mut scratch = self.scratch.take();
+        let Scratch { blocks, sealed, tags, .. } = &mut *scratch;
         if head == 0 && count.is_multiple_of(block_len) {
             let _shared = self.partial.read().unwrap_or_else(PoisonError::into_inner);
-            self.write_blocks(start, &data[..count])?;
+            self.write_blocks(start, &data[..count], sealed, tags)?;
             return Ok(count);
         }
         let _exclusive = self.partial.write().unwrap_or_else(PoisonError::into_inner);
-        let mut blocks = vec![0; len];
+        let blocks = bytes_of(blocks, len);
         let last = len - block_len;
         for edge in std::iter::once(0).chain((last > 0).then_some(last)) {
             let block = &mut blocks[edge..edge + block_len];
-            self.read_blocks(start + edge as u64, block).map_err(|error| {
+            self.read_blocks(start + edge as u64, block, tags).map_err(|error| {
                 if let ReadError::Mismatch(bad) = &error {
                     self.device.note_mismatches(bad);
                 }
@@ -276,7 +286,7 @@ impl BackingStore for IntegrityStore {
             })?;
         }
         blocks[head..head + count].copy_from_slice(&data[..count]);
-        self.write_blocks(start, &blocks)?;
+        self.write_blocks(start, blocks, sealed, tags)?;
         Ok(count)
     }
 

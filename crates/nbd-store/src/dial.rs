@@ -1,6 +1,8 @@
 //! Connecting to a server: socket and handshake, within a time limit.
 
+use crate::error::OpenError;
 use crate::options::{ExportFacts, StoreOptions};
+use crate::tls::{Link, Tls};
 use crate::uri::{Address, NbdUri};
 use inlock_frontend::nbd::client::{
     BadReply, OptionReply, context_data, go_data, option_bytes, parse_block_size, parse_export,
@@ -11,6 +13,7 @@ use inlock_frontend::nbd::protocol::{
     transmission_flag,
 };
 use rustix::net::sockopt;
+use rustls::ClientConnection;
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -29,55 +32,9 @@ const MAX_FURTHER: Duration = Duration::from_secs(1);
 /// Most bytes of a server's text in a message.
 const MAX_TEXT: usize = 200;
 
-/// Reason why an export cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// Nothing listens, or the host is unknown or cannot be reached.
-    #[error("cannot connect to {address}")]
-    Unreachable {
-        /// Address of the server.
-        address: String,
-        /// Error of the system.
-        source: io::Error,
-    },
-    /// The server did not answer in time.
-    #[error("no answer from {address} within {seconds} s")]
-    TimedOut {
-        /// Address of the server.
-        address: String,
-        /// The limit.
-        seconds: u64,
-    },
-    /// The server closed the connection during the handshake.
-    #[error("{address} closed the connection during the handshake")]
-    Closed {
-        /// Address of the server.
-        address: String,
-    },
-    /// The server has no such export.
-    #[error("the server has no export '{0}'")]
-    UnknownExport(String),
-    /// The server insists on TLS.
-    #[error("the server requires TLS, which is not supported")]
-    TlsRequired,
-    /// The server refuses, with its text if it gives one.
-    #[error("the server refuses the export{0}")]
-    Refused(String),
-    /// No NBD server, or one of an unknown dialect.
-    #[error("{0}")]
-    Dialect(&'static str),
-    /// The server violates the protocol.
-    #[error("the server violates the protocol: {0}")]
-    Protocol(BadReply),
-    /// Connections to the server state different facts, or another export than before.
-    #[error("{0}")]
-    Changed(&'static str),
-}
-
 /// A connection in the transmission phase.
 pub(crate) struct Dialed {
-    pub(crate) socket: OwnedFd,
+    pub(crate) link: Link,
     pub(crate) style: ReplyStyle,
     /// Whether extents can be asked for.
     pub(crate) has_extents: bool,
@@ -85,14 +42,14 @@ pub(crate) struct Dialed {
 }
 
 /// Connects to a server as often as it allows and `options` want.
-pub(crate) fn dial(uri: &NbdUri, options: &StoreOptions) -> Result<Vec<Dialed>, OpenError> {
+pub(crate) fn dial(uri: &NbdUri, options: &StoreOptions, tls: Option<&Tls>) -> Result<Vec<Dialed>, OpenError> {
     let limit = Limit { deadline: Instant::now() + options.connect_timeout, length: options.connect_timeout };
-    let first = connect(uri, limit)?;
+    let first = connect(uri, limit, tls)?;
     let several = first.facts.has_flag(transmission_flag::CAN_MULTI_CONN);
     let mut all = vec![first];
     while several && all.len() < options.connections.min(16) {
         let further = Limit { deadline: limit.deadline.min(Instant::now() + MAX_FURTHER), ..limit };
-        match connect(uri, further) {
+        match connect(uri, further, tls) {
             Ok(next) if next.facts == all[0].facts => all.push(next),
             Ok(_) => return Err(OpenError::Changed("two connections to the server find different exports")),
             // A server may limit its connections.
@@ -122,7 +79,7 @@ enum Socket {
     Tcp(TcpStream),
 }
 
-fn connect(uri: &NbdUri, limit: Limit) -> Result<Dialed, OpenError> {
+fn connect(uri: &NbdUri, limit: Limit, tls: Option<&Tls>) -> Result<Dialed, OpenError> {
     let address = uri.address.to_string();
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
@@ -131,13 +88,13 @@ fn connect(uri: &NbdUri, limit: Limit) -> Result<Dialed, OpenError> {
         _ => OpenError::Unreachable { address: address.clone(), source },
     };
     let socket = connect_socket(&uri.address, limit).map_err(failed)?;
-    let mut dialog = Dialog { socket, limit, address: address.clone() };
-    let (style, has_extents, facts) = dialog.handshake(&uri.export)?;
-    let socket = match dialog.socket {
+    let mut dialog = Dialog { wire: Wire { socket, limit }, tls: None, address: address.clone() };
+    let (style, has_extents, facts) = dialog.handshake(&uri.export, tls)?;
+    let socket = match dialog.wire.socket {
         Socket::Unix(socket) => OwnedFd::from(socket),
         Socket::Tcp(socket) => OwnedFd::from(socket),
     };
-    Ok(Dialed { socket, style, has_extents, facts })
+    Ok(Dialed { link: Link::new(socket, dialog.tls), style, has_extents, facts })
 }
 
 fn connect_socket(address: &Address, limit: Limit) -> io::Result<Socket> {
@@ -170,15 +127,45 @@ fn notice_death(socket: &TcpStream) -> io::Result<()> {
     Ok(sockopt::set_tcp_user_timeout(socket, 30_000)?)
 }
 
-/// A handshake.
-struct Dialog {
+/// A socket, whose calls end in time.
+struct Wire {
     socket: Socket,
     limit: Limit,
+}
+
+impl Read for Wire {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = Some(self.limit.left()?);
+        match &mut self.socket {
+            Socket::Unix(socket) => socket.set_read_timeout(left).and_then(|()| socket.read(into)),
+            Socket::Tcp(socket) => socket.set_read_timeout(left).and_then(|()| socket.read(into)),
+        }
+    }
+}
+
+impl Write for Wire {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let left = Some(self.limit.left()?);
+        match &mut self.socket {
+            Socket::Unix(socket) => socket.set_write_timeout(left).and_then(|()| socket.write(bytes)),
+            Socket::Tcp(socket) => socket.set_write_timeout(left).and_then(|()| socket.write(bytes)),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A handshake.
+struct Dialog {
+    wire: Wire,
+    tls: Option<ClientConnection>,
     address: String,
 }
 
 impl Dialog {
-    fn handshake(&mut self, export: &[u8]) -> Result<(ReplyStyle, bool, ExportFacts), OpenError> {
+    fn handshake(&mut self, export: &[u8], tls: Option<&Tls>) -> Result<(ReplyStyle, bool, ExportFacts), OpenError> {
         let greeting: [u8; 16] = self.receive()?;
         let magic = |at: usize| u64::from_be_bytes(greeting[at..at + 8].try_into().unwrap_or_default());
         match (magic(0), magic(8)) {
@@ -192,6 +179,9 @@ impl Dialog {
         }
         let flags = offered & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
         self.send(&u32::from(flags).to_be_bytes())?;
+        if let Some(tls) = tls {
+            self.start_tls(tls)?;
+        }
         let style = self.negotiate_style()?;
         let has_extents = style != ReplyStyle::Simple && self.negotiate_extents(export)?;
         let wanted = go_data(export, &[info::BLOCK_SIZE]);
@@ -201,6 +191,30 @@ impl Dialog {
             None => self.export_name(export, flags & handshake_flag::NO_ZEROES != 0)?,
         };
         Ok((style, has_extents, facts))
+    }
+
+    /// Goes over to TLS. Nothing but flags has been sent before, and nothing that came before counts later.
+    fn start_tls(&mut self, tls: &Tls) -> Result<(), OpenError> {
+        self.send(&option_bytes(option::STARTTLS, &[]))?;
+        let (reply, data) = self.option_reply(option::STARTTLS)?;
+        match reply.kind {
+            option_reply::ACK if data.is_empty() => {}
+            option_reply::ERR_UNSUP | option_reply::ERR_POLICY => return Err(OpenError::NoTls),
+            kind if is_error(kind) => return Err(OpenError::Refused(quoted(&data))),
+            _ => return Err(OpenError::Protocol(BadReply::Unfit)),
+        }
+        let failed = |error: &dyn std::fmt::Display| OpenError::TlsFailed {
+            address: self.address.clone(),
+            reason: error.to_string(),
+        };
+        let mut connection = tls.connect().map_err(|error| failed(&error))?;
+        while connection.is_handshaking() {
+            if let Err(error) = connection.complete_io(&mut self.wire) {
+                self.check(error)?;
+            }
+        }
+        self.tls = Some(connection);
+        Ok(())
     }
 
     /// Asks for extended headers, then for structured replies.
@@ -296,10 +310,10 @@ impl Dialog {
 
     fn fill(&mut self, mut into: &mut [u8]) -> Result<(), OpenError> {
         while !into.is_empty() {
-            let received = self.limit.left().and_then(|left| match &mut self.socket {
-                Socket::Unix(socket) => socket.set_read_timeout(Some(left)).and_then(|()| socket.read(into)),
-                Socket::Tcp(socket) => socket.set_read_timeout(Some(left)).and_then(|()| socket.read(into)),
-            });
+            let received = match &mut self.tls {
+                Some(tls) => rustls::Stream::new(tls, &mut self.wire).read(into),
+                None => self.wire.read(into),
+            };
             match received {
                 Ok(0) => return Err(OpenError::Closed { address: self.address.clone() }),
                 Ok(len) => into = &mut into[len..],
@@ -311,10 +325,10 @@ impl Dialog {
 
     fn send(&mut self, mut bytes: &[u8]) -> Result<(), OpenError> {
         while !bytes.is_empty() {
-            let sent = self.limit.left().and_then(|left| match &mut self.socket {
-                Socket::Unix(socket) => socket.set_write_timeout(Some(left)).and_then(|()| socket.write(bytes)),
-                Socket::Tcp(socket) => socket.set_write_timeout(Some(left)).and_then(|()| socket.write(bytes)),
-            });
+            let sent = match &mut self.tls {
+                Some(tls) => rustls::Stream::new(tls, &mut self.wire).write(bytes),
+                None => self.wire.write(bytes),
+            };
             match sent {
                 Ok(len) => bytes = &bytes[len..],
                 Err(error) => self.check(error)?,
@@ -329,8 +343,10 @@ impl Dialog {
         match error.kind() {
             io::ErrorKind::Interrupted => Ok(()),
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                Err(OpenError::TimedOut { address, seconds: self.limit.length.as_secs() })
+                Err(OpenError::TimedOut { address, seconds: self.wire.limit.length.as_secs() })
             }
+            // What is no TLS, and certificates that are not trusted.
+            io::ErrorKind::InvalidData => Err(OpenError::TlsFailed { address, reason: error.to_string() }),
             _ => Err(OpenError::Closed { address }),
         }
     }

@@ -4,7 +4,8 @@
 //! gone: the server may have been another process since. Then no flush succeeds any longer, unless the replay log has
 //! the write.
 
-use crate::dial::{Dialed, OpenError};
+use crate::dial::Dialed;
+use crate::error::OpenError;
 use crate::job::{Job, Kind, Owner};
 use crate::line::{Broken, Ended, Line, SLOTS};
 use crate::options::ExportFacts;
@@ -123,7 +124,7 @@ impl Driver {
             self.wait_and_receive();
             self.settle();
         }
-        self.lines.iter().for_each(Line::say_goodbye);
+        self.lines.iter_mut().for_each(Line::say_goodbye);
     }
 
     /// Takes new jobs and messages. Returns whether to go on.
@@ -494,7 +495,10 @@ impl Driver {
             polled.push(PollFd::from_borrowed_fd(line.socket(), PollFlags::IN | send));
         }
         // `drain` receives from them.
-        polled.extend(self.given_up.iter().map(|line| PollFd::from_borrowed_fd(line.socket(), PollFlags::IN)));
+        polled.extend(self.given_up.iter().map(|line| {
+            let send = if line.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
+            PollFd::from_borrowed_fd(line.socket(), PollFlags::IN | send)
+        }));
         let _ = rustix::event::poll(&mut polled, timeout.as_ref());
         let is_readable = |polled: &PollFd<'_>| polled.revents().intersects(!PollFlags::OUT);
         let readable: u64 = polled.iter().enumerate().map(|(i, polled)| u64::from(is_readable(polled)) << i).sum();

@@ -2,7 +2,8 @@
 //!
 //! [`NbdStore::open`] connects to the server of an [`NbdUri`] and returns a store that carries out operations
 //! asynchronously, many at a time, over one connection or several. One thread (`driver`) has all of it: connections
-//! (`line`), what waits for them, and connecting again (`dial`).
+//! (`line`), what waits for them, and connecting again (`dial`). With TLS,
+//! `tls` is between a connection and its socket.
 //!
 //! The server holds ciphertext and is not trusted: it cannot make the store allocate, wait without bound, or answer for
 //! another request. A server that violates the protocol is disconnected, and its requests are sent again over
@@ -15,15 +16,17 @@
 
 mod dial;
 mod driver;
+mod error;
 mod job;
 mod line;
 mod options;
 mod replay;
 mod shared;
 mod store;
+mod tls;
 mod uri;
 
-pub use dial::OpenError;
+pub use error::OpenError;
 pub use options::{ExportFacts, StoreOptions};
 pub use store::NbdStore;
 pub use uri::{NbdUri, UriError};

@@ -5,6 +5,7 @@
 
 use crate::dial::Dialed;
 use crate::job::{Job, Kind};
+use crate::tls::{self, Link};
 use inlock_engine::Errno;
 use inlock_frontend::nbd::client::{
     BadReply, Content, MAX_REQUEST_HEADER, MAX_SMALL_PAYLOAD, ReplyHead, request_header,
@@ -12,11 +13,11 @@ use inlock_frontend::nbd::client::{
 use inlock_frontend::nbd::handshake::ReplyStyle;
 use inlock_frontend::nbd::protocol::command;
 use inlock_frontend::nbd::transmission::Command;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
+use rustix::net::Shutdown;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// Requests in flight on a connection.
 pub(crate) const SLOTS: usize = 64;
@@ -72,7 +73,7 @@ enum Receiving {
 
 /// A connection.
 pub(crate) struct Line {
-    socket: OwnedFd,
+    link: Link,
     style: ReplyStyle,
     slots: Vec<Option<Slot>>,
     in_flight: usize,
@@ -90,7 +91,7 @@ pub(crate) struct Line {
 impl Line {
     pub(crate) fn new(dialed: Dialed) -> Self {
         Self {
-            socket: dialed.socket,
+            link: dialed.link,
             style: dialed.style,
             slots: std::iter::repeat_with(|| None).take(SLOTS).collect(),
             in_flight: 0,
@@ -105,7 +106,7 @@ impl Line {
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.link.socket().as_fd()
     }
 
     /// Returns the number of requests without a reply.
@@ -115,7 +116,12 @@ impl Line {
 
     /// Returns whether something waits to be sent.
     pub(crate) fn has_outgoing(&self) -> bool {
-        !self.outgoing.is_empty()
+        !self.outgoing.is_empty() || self.link.has_unsent()
+    }
+
+    /// Returns whether encrypted bytes of requests that count as sent wait for the socket.
+    pub(crate) fn has_unsent(&self) -> bool {
+        !self.is_mute && self.link.has_unsent()
     }
 
     /// Returns the jobs in flight.
@@ -141,20 +147,22 @@ impl Line {
     /// Tells the server that nothing follows, and listens only for the end of the connection from now on.
     pub(crate) fn shut_down(&mut self) {
         self.is_mute = true;
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+        let _ = rustix::net::shutdown(self.link.socket(), Shutdown::Write);
     }
 
     /// Receives on a connection that is given up. Returns whether the server has closed it.
     pub(crate) fn drain(&mut self, ended: &mut Vec<Ended>) -> bool {
         if !self.is_mute {
-            match self.receive(ended) {
+            match self.link.flush().map_err(broken).and_then(|()| self.receive(ended)) {
                 Ok(()) => return false,
                 Err(Broken::Protocol(_)) => self.shut_down(),
                 Err(_) => return true,
             }
         }
         self.filled = 0..0;
-        receive_into(&self.socket, &mut [IoSliceMut::new(&mut self.input)]).is_err()
+        // Nothing is sent from now on, so replies need not be decrypted.
+        let mut input = [IoSliceMut::new(&mut self.input)];
+        !matches!(tls::receive(self.link.socket(), &mut input), Ok(None | Some(1..)))
     }
 
     /// Returns whether replies still count.
@@ -176,6 +184,7 @@ impl Line {
 
     /// Sends what the socket takes now.
     pub(crate) fn send(&mut self) -> Result<(), Broken> {
+        self.link.flush().map_err(broken)?;
         while !self.outgoing.is_empty() {
             let Some(sent) = self.send_batch()? else { return Ok(()) };
             self.note_sent(sent);
@@ -184,7 +193,7 @@ impl Line {
     }
 
     /// Sends several requests with one call. `None`: the socket takes nothing now.
-    fn send_batch(&self) -> Result<Option<usize>, Broken> {
+    fn send_batch(&mut self) -> Result<Option<usize>, Broken> {
         let mut heads = [([0; MAX_REQUEST_HEADER], 0); BATCH];
         let batch = || self.outgoing.iter().take(BATCH).filter_map(|index| self.slots[*index].as_ref());
         for (head, slot) in heads.iter_mut().zip(batch()) {
@@ -202,13 +211,7 @@ impl Line {
                 }
             }
         }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match rustix::net::sendmsg(&self.socket, &parts[..count], &mut SendAncillaryBuffer::default(), flags) {
-            Ok(sent) => Ok(Some(sent)),
-            Err(rustix::io::Errno::AGAIN) => Ok(None),
-            Err(rustix::io::Errno::INTR) => Ok(Some(0)),
-            Err(error) => Err(broken(error)),
-        }
+        self.link.send(&parts[..count]).map_err(broken)
     }
 
     fn note_sent(&mut self, mut sent: usize) {
@@ -227,14 +230,14 @@ impl Line {
     }
 
     /// Tells the server that no request follows, as far as the socket takes it.
-    pub(crate) fn say_goodbye(&self) {
+    pub(crate) fn say_goodbye(&mut self) {
         if self.sent > 0 {
             // It would be the rest of a write.
             return;
         }
         let command = Command::new(command::DISC, 0, 0, (0, 0));
         let (head, len) = request_header(&command, self.style);
-        let _ = rustix::net::send(&self.socket, &head[..len], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let _ = self.link.send(&[IoSlice::new(&head[..len])]);
     }
 
     /// Receives what has arrived, and adds the requests that have ended.
@@ -255,8 +258,7 @@ impl Line {
                         self.on_head(head, ended)?;
                         continue;
                     }
-                    None if budget == 0 => return Ok(()),
-                    None => self.fill_input()?,
+                    None => self.fill_input(budget > 0)?,
                 },
                 Receiving::Data { rest: 0, slot, is_last, .. } => {
                     self.receiving = Receiving::Head;
@@ -265,9 +267,8 @@ impl Line {
                     }
                     continue;
                 }
-                Receiving::Data { .. } if budget == 0 && self.filled.is_empty() => return Ok(()),
                 Receiving::Data { slot, at, rest, is_last } => {
-                    let Some(received) = self.receive_data(slot, at, rest)? else { return Ok(()) };
+                    let Some(received) = self.receive_data(slot, at, rest, budget > 0)? else { return Ok(()) };
                     let moved = received.min(rest);
                     self.receiving = Receiving::Data { slot, at: at + moved, rest: rest - moved, is_last };
                     Some(received)
@@ -281,18 +282,24 @@ impl Line {
     }
 
     /// Receives heads. `None`: nothing has arrived.
-    fn fill_input(&mut self) -> Result<Option<usize>, Broken> {
+    fn fill_input(&mut self, from_socket: bool) -> Result<Option<usize>, Broken> {
         self.input.copy_within(self.filled.clone(), 0);
         self.filled = 0..self.filled.len();
         let mut parts = [IoSliceMut::new(&mut self.input[self.filled.end..])];
-        let received = receive_into(&self.socket, &mut parts)?;
+        let received = receive_into(&mut self.link, &mut parts, from_socket)?;
         self.filled.end += received.unwrap_or(0);
         Ok(received)
     }
 
     /// Moves bytes of a read into its buffer, from the input or from the socket; the call may receive the next head as
     /// well. Returns the number of bytes, or `None` if nothing has arrived.
-    fn receive_data(&mut self, slot: usize, at: usize, rest: usize) -> Result<Option<usize>, Broken> {
+    fn receive_data(
+        &mut self,
+        slot: usize,
+        at: usize,
+        rest: usize,
+        from_socket: bool,
+    ) -> Result<Option<usize>, Broken> {
         let Some(slot) = self.slots[slot].as_mut() else { return Err(BadReply::Range.into()) };
         let Some(into) = slot.job.buffer().get_mut(at..at + rest) else { return Err(BadReply::Range.into()) };
         if !self.filled.is_empty() {
@@ -303,7 +310,7 @@ impl Line {
             return Ok(Some(len));
         }
         let mut parts = [IoSliceMut::new(into), IoSliceMut::new(&mut self.input[..READ_AHEAD])];
-        let received = receive_into(&self.socket, &mut parts)?;
+        let received = receive_into(&mut self.link, &mut parts, from_socket)?;
         self.filled = 0..received.map_or(0, |received| received.saturating_sub(rest));
         Ok(received)
     }
@@ -364,15 +371,10 @@ impl Line {
 }
 
 /// Receives into `parts`. `None`: nothing has arrived.
-fn receive_into(socket: &OwnedFd, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Broken> {
-    loop {
-        match rustix::net::recvmsg(socket, parts, &mut RecvAncillaryBuffer::default(), RecvFlags::DONTWAIT) {
-            Ok(received) if received.bytes == 0 => return Err(Broken::Closed),
-            Ok(received) => return Ok(Some(received.bytes)),
-            Err(rustix::io::Errno::AGAIN) => return Ok(None),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(broken(error)),
-        }
+fn receive_into(link: &mut Link, parts: &mut [IoSliceMut<'_>], from_socket: bool) -> Result<Option<usize>, Broken> {
+    match link.receive(parts, from_socket).map_err(broken)? {
+        Some(0) => Err(Broken::Closed),
+        received => Ok(received),
     }
 }
 
@@ -472,7 +474,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let facts = ExportFacts { size: 1 << 20, flags: 1, min_block: 1, max_payload: 1 << 20 };
         let style = ReplyStyle::Structured;
-        let mut line = Line::new(Dialed { socket: ours.into(), style, has_extents: false, facts });
+        let mut line = Line::new(Dialed { link: Link::new(ours.into(), None), style, has_extents: false, facts });
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         line.queue(Job::of(started.recv().unwrap(), deadline).unwrap());
         line.send().unwrap();

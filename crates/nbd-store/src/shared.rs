@@ -1,8 +1,10 @@
 //! State that the store, its thread, and the thread that connects have in common.
 
-use crate::dial::{Dialed, OpenError, dial};
+use crate::dial::{Dialed, dial};
+use crate::error::OpenError;
 use crate::job::Job;
 use crate::options::StoreOptions;
+use crate::tls::Tls;
 use crate::uri::NbdUri;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -13,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Shared {
     pub(crate) uri: NbdUri,
     pub(crate) options: StoreOptions,
+    pub(crate) tls: Option<Tls>,
     inbox: Mutex<Inbox>,
     waker: OwnedFd,
     /// Whether the server can be asked for extents, and answers.
@@ -29,8 +32,8 @@ pub(crate) struct Inbox {
 }
 
 impl Shared {
-    pub(crate) fn new(uri: NbdUri, options: StoreOptions, waker: OwnedFd) -> Self {
-        Self { uri, options, inbox: Mutex::default(), waker, has_extents: AtomicBool::new(false) }
+    pub(crate) fn new(uri: NbdUri, options: StoreOptions, tls: Option<Tls>, waker: OwnedFd) -> Self {
+        Self { uri, options, tls, inbox: Mutex::default(), waker, has_extents: AtomicBool::new(false) }
     }
 
     pub(crate) fn has_extents(&self) -> bool {
@@ -76,7 +79,7 @@ impl Shared {
     pub(crate) fn connect(self: &Arc<Self>) {
         let shared = Arc::clone(self);
         let connect = move || {
-            let dialed = dial(&shared.uri, &shared.options);
+            let dialed = dial(&shared.uri, &shared.options, shared.tls.as_ref());
             shared.inbox().dialed = Some(dialed);
             shared.wake();
         };

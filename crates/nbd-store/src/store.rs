@@ -1,10 +1,12 @@
 //! The store as the engine uses it, and the queue to its thread.
 
-use crate::dial::{OpenError, dial};
+use crate::dial::dial;
 use crate::driver::Driver;
+use crate::error::OpenError;
 use crate::job::{Job, Kind, Owner};
 use crate::options::{ExportFacts, StoreOptions};
 use crate::shared::Shared;
+use crate::tls::Tls;
 use crate::uri::NbdUri;
 use inlock_engine::store::asynchronous::{self, AsyncStore, Pending};
 use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry, StoreProfile};
@@ -48,13 +50,16 @@ impl NbdStore {
             // Points in time are computed from it.
             *time = (*time).min(MAX_TIME);
         }
+        // Once: a process that has restricted itself may no longer read them.
+        let tls = uri.tls.as_ref().map(Tls::load).transpose()?;
+        let dialed_tls = tls.clone();
         let (sender, receiver) = channel();
         let (dialed_uri, dialed_options) = (uri.clone(), options.clone());
         let unreachable = |source| OpenError::Unreachable { address: uri.address.to_string(), source };
         // A name service, and a socket whose queue is full, may block for longer.
         std::thread::Builder::new()
             .name("inlock-dial".to_owned())
-            .spawn(move || sender.send(dial(&dialed_uri, &dialed_options)))
+            .spawn(move || sender.send(dial(&dialed_uri, &dialed_options, dialed_tls.as_ref())))
             .map_err(unreachable)?;
         let timed_out =
             || OpenError::TimedOut { address: uri.address.to_string(), seconds: options.connect_timeout.as_secs() };
@@ -66,7 +71,7 @@ impl NbdStore {
         let facts = dialed[0].facts;
         let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let waker = waker.map_err(|error| unreachable(error.into()))?;
-        let shared = Arc::new(Shared::new(uri.clone(), options.clone(), waker));
+        let shared = Arc::new(Shared::new(uri.clone(), options.clone(), tls, waker));
         shared.set_extents(dialed.iter().all(|dialed| dialed.has_extents));
         let driver = Driver::new(Arc::clone(&shared), facts, dialed);
         let thread = std::thread::Builder::new().name("inlock-nbd".to_owned()).spawn(move || driver.run());

@@ -1,4 +1,4 @@
-//! NBD URIs: `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`.
+//! NBD URIs: `nbd://HOST[:PORT]/EXPORT`, `nbd+unix:///EXPORT?socket=PATH`, and both with `nbds` for TLS.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -16,7 +16,19 @@ const MAX_NAME: usize = 4096;
 pub struct NbdUri {
     pub(crate) address: Address,
     pub(crate) export: Vec<u8>,
+    pub(crate) tls: Option<TlsOptions>,
     text: String,
+}
+
+/// Parameters of a URI for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TlsOptions {
+    /// Directory of `ca-cert.pem`, `ca-crl.pem`, `client-cert.pem` and `client-key.pem`.
+    pub(crate) certificates: Option<PathBuf>,
+    /// Whether the server's certificate is checked.
+    pub(crate) verify_peer: bool,
+    /// Name in the server's certificate.
+    pub(crate) hostname: String,
 }
 
 /// Address of a server.
@@ -30,9 +42,15 @@ pub(crate) enum Address {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UriError {
-    /// TLS.
-    #[error("TLS is not supported")]
-    Tls,
+    /// TLS with a shared key.
+    #[error("TLS with pre-shared keys is not supported")]
+    SharedKey,
+    /// A parameter of TLS in a URI without it.
+    #[error("the parameter '{0}' needs a URI with TLS, nbds: or nbds+unix:")]
+    NeedsTls(String),
+    /// A parameter that is neither true nor false.
+    #[error("the parameter '{0}' is neither true nor false")]
+    Boolean(String),
     /// Another transport.
     #[error("the transport {0} is not supported")]
     Transport(String),
@@ -78,12 +96,11 @@ impl NbdUri {
     /// It is malformed, or uses what is not supported.
     pub fn parse(text: &str) -> Result<Self, UriError> {
         let (scheme, rest) = text.split_once(':').unwrap_or((text, ""));
-        if scheme == "nbds" || scheme.starts_with("nbds+") {
-            return Err(UriError::Tls);
-        }
-        if scheme != "nbd" && scheme != "nbd+unix" {
-            return Err(UriError::Transport(scheme.to_owned()));
-        }
+        let (is_unix, has_tls) = match scheme {
+            "nbd" | "nbds" => (false, scheme == "nbds"),
+            "nbd+unix" | "nbds+unix" => (true, scheme == "nbds+unix"),
+            _ => return Err(UriError::Transport(scheme.to_owned())),
+        };
         let rest = rest.strip_prefix("//").ok_or_else(|| UriError::Slashes(format!("{scheme}:")))?;
         let rest = rest.split_once('#').map_or(rest, |(rest, _)| rest);
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -92,38 +109,58 @@ impl NbdUri {
             return Err(UriError::User);
         }
         let (mut socket, mut is_relative) = (None, false);
+        let mut tls = TlsOptions { certificates: None, verify_peer: true, hostname: String::new() };
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=') {
                 Some(("socket", path)) => socket = Some(decode(path)?),
-                Some((name, _)) if name.starts_with("tls") => return Err(UriError::Tls),
+                Some((name, _)) if name.starts_with("tls-") && !has_tls => {
+                    return Err(UriError::NeedsTls(name.to_owned()));
+                }
+                Some(("tls-psk-file" | "tls-username", _)) => return Err(UriError::SharedKey),
+                Some(("tls-certificates", path)) => {
+                    let path = PathBuf::from(OsString::from_vec(decode(path)?));
+                    is_relative |= path.is_relative();
+                    tls.certificates = Some(std::path::absolute(&path).unwrap_or(path));
+                }
+                Some(("tls-verify-peer", value)) => tls.verify_peer = boolean(parameter, value)?,
+                Some(("tls-hostname", name)) => {
+                    tls.hostname = String::from_utf8(decode(name)?).map_err(|_| UriError::Encoding(name.to_owned()))?;
+                }
                 _ => return Err(UriError::Parameter(parameter.to_owned())),
             }
         }
-        let address = match (scheme, socket) {
-            ("nbd+unix", Some(path)) if authority.is_empty() && !path.is_empty() => {
+        let address = match (is_unix, socket) {
+            (true, Some(path)) if authority.is_empty() && !path.is_empty() => {
                 let path = PathBuf::from(OsString::from_vec(path));
-                is_relative = path.is_relative();
+                is_relative |= path.is_relative();
                 // A background process leaves its directory.
                 Address::Unix(std::path::absolute(&path).unwrap_or(path))
             }
-            ("nbd+unix", Some(_)) if !authority.is_empty() => return Err(UriError::Host),
-            ("nbd+unix", _) => return Err(UriError::NoSocket),
-            (_, Some(_)) => return Err(UriError::Parameter("socket".to_owned())),
-            (_, None) => tcp(authority)?,
+            (true, Some(_)) if !authority.is_empty() => return Err(UriError::Host),
+            (true, _) => return Err(UriError::NoSocket),
+            (false, Some(_)) => return Err(UriError::Parameter("socket".to_owned())),
+            (false, None) => tcp(authority)?,
         };
+        if tls.hostname.is_empty() {
+            tls.hostname = match &address {
+                Address::Tcp(host, _) => host.clone(),
+                Address::Unix(_) => "localhost".to_owned(),
+            };
+        }
         let export = decode(path)?;
         if export.len() > MAX_NAME {
             return Err(UriError::Name);
         }
-        let mut uri = Self { address, export, text: text.to_owned() };
+        let mut uri = Self { address, export, tls: has_tls.then_some(tls), text: text.to_owned() };
         if is_relative {
-            uri.text = uri.canonical();
+            uri.text = uri.absolute();
         }
         Ok(uri)
     }
 
     /// Returns the URI that all spellings of this one have in common: with its port, the absolute path of the socket,
-    /// the host in lower case, and one percent-encoding. URIs of two exports differ in it.
+    /// the host in lower case, and one percent-encoding. URIs of two exports differ in it; whether TLS is used makes no
+    /// other export.
     pub fn canonical(&self) -> String {
         let export = encode(&self.export);
         match &self.address {
@@ -135,12 +172,31 @@ impl NbdUri {
         }
     }
 
+    /// Returns the URI with absolute paths.
+    fn absolute(&self) -> String {
+        let canonical = self.canonical();
+        let Some(tls) = &self.tls else { return canonical };
+        let mut text = canonical.replacen("nbd", "nbds", 1);
+        let mut separator = if text.contains('?') { '&' } else { '?' };
+        let mut add = |name: &str, value: String| {
+            text.extend([separator]);
+            text += &format!("{name}={value}");
+            separator = '&';
+        };
+        if let Some(dir) = &tls.certificates {
+            add("tls-certificates", encode(dir.as_os_str().as_bytes()));
+        }
+        add("tls-verify-peer", tls.verify_peer.to_string());
+        add("tls-hostname", encode(tls.hostname.as_bytes()));
+        text
+    }
+
     /// Returns the name of the export for messages.
     pub fn export_name(&self) -> String {
         String::from_utf8_lossy(&self.export).into_owned()
     }
 
-    /// Returns the URI as it was written; with a relative path of a socket, its canonical form.
+    /// Returns the URI as it was written, or with absolute paths if one was relative.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -181,6 +237,15 @@ fn tcp(authority: &str) -> Result<Address, UriError> {
     };
     let host = String::from_utf8(decode(host)?).map_err(|_| UriError::NoHost)?;
     Ok(Address::Tcp(host, port))
+}
+
+/// Parses the value of a parameter that is true or false.
+fn boolean(parameter: &str, value: &str) -> Result<bool, UriError> {
+    match value.to_ascii_lowercase().as_str() {
+        "1" | "true" | "t" | "yes" | "y" | "on" => Ok(true),
+        "0" | "false" | "f" | "no" | "n" | "off" => Ok(false),
+        _ => Err(UriError::Boolean(parameter.to_owned())),
+    }
 }
 
 /// Encodes all bytes that have a meaning in a URI, and those that cannot be shown.
@@ -254,6 +319,7 @@ mod tests {
             ("nbd://h", "nbd://h/"),
             ("nbd://h", "nbd://H:10809/#x"),
             ("nbd://h/a", "nbd://h:/%61"),
+            ("nbd://h/a", "nbds://h/a?tls-verify-peer=false"),
             ("nbd+unix:///?socket=s", &absolute),
             ("nbd+unix:///?socket=./s", &absolute),
         ] {
@@ -273,12 +339,40 @@ mod tests {
         }
     }
 
+    /// A relative directory and a relative socket become absolute, since a background process leaves its directory.
+    #[test]
+    fn uri_with_tls_keeps_its_parameters() {
+        let tls = |text: &str| NbdUri::parse(text).unwrap().tls;
+        assert_eq!(tls("nbd://h/"), None);
+        let here = std::env::current_dir().unwrap();
+        for (text, certificates, verify_peer, hostname) in [
+            ("nbds://h/", None, true, "h"),
+            ("nbds://[::1]/?tls-verify-peer=0", None, false, "::1"),
+            ("nbds://h/?tls-certificates=/a%20b&tls-hostname=other", Some("/a b".into()), true, "other"),
+            ("nbds://h/x?tls-certificates=d", Some(here.join("d")), true, "h"),
+            ("nbds+unix:///x?socket=s&tls-verify-peer=False", None, false, "localhost"),
+            ("nbds+unix:///?socket=s&tls-certificates=d", Some(here.join("d")), true, "localhost"),
+        ] {
+            let expected = TlsOptions { certificates, verify_peer, hostname: hostname.to_owned() };
+            assert_eq!(tls(text), Some(expected), "{text}");
+            let (uri, absolute) = (NbdUri::parse(text).unwrap(), NbdUri::parse(text).unwrap().absolute());
+            let again = NbdUri::parse(&absolute).unwrap();
+            assert_eq!(
+                (&again.address, &again.export, &again.tls),
+                (&uri.address, &uri.export, &uri.tls),
+                "{absolute}"
+            );
+            assert!(!uri.as_str().contains("=d") && !uri.as_str().contains("socket=s"), "{uri}");
+        }
+    }
+
     #[test]
     fn unusable_uri_is_refused_with_its_reason() {
         for (text, error) in [
-            ("nbds://host/", UriError::Tls),
-            ("nbds+unix:///?socket=s", UriError::Tls),
-            ("nbd://host/?tls-certificates=d", UriError::Tls),
+            ("nbds+vsock://2/", UriError::Transport("nbds+vsock".to_owned())),
+            ("nbds://host/?tls-psk-file=f", UriError::SharedKey),
+            ("nbds://host/?tls-verify-peer=maybe", UriError::Boolean("tls-verify-peer=maybe".to_owned())),
+            ("nbd://host/?tls-certificates=d", UriError::NeedsTls("tls-certificates".to_owned())),
             ("nbd+vsock://2/", UriError::Transport("nbd+vsock".to_owned())),
             ("nbd:host:7", UriError::Slashes("nbd:".to_owned())),
             ("nbd+unix:/s", UriError::Slashes("nbd+unix:".to_owned())),

@@ -32,7 +32,7 @@ pub(crate) const ACTION: Action = Action {
 
 fn run(name: &Name, table: &TableArg, policy: &HeaderPolicy) -> anyhow::Result<()> {
     let table = table.take()?;
-    table::check_policy(&table, policy)?;
+    table::check_any_policy(&table, policy)?;
     // The process of the volume may have another working directory.
     let is_relative = |device: &&str| !Path::new(device).is_absolute() && !device.contains([':', '=']);
     if let Some(device) = table.devices().into_iter().find(is_relative) {

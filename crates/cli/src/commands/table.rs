@@ -2,7 +2,8 @@
 //! given.
 
 use inlock_cipher::IvMode;
-use inlock_volume::table::{CryptLine, ShowKeys, TableLine, Target};
+use inlock_volume::VolumeKey;
+use inlock_volume::table::{AnyTable, IntegrityLine, IntegrityTable, SealedLine, ShowKeys, TableLine, Target};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use zeroize::{Zeroize, Zeroizing};
@@ -18,7 +19,15 @@ pub(crate) const ACTION: Action = Action {
     name: "table",
     aliases: &[],
     arguments: &[SOURCE],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, THREAD_FLAGS, &["table", "allow-discards", "showkeys", "json"]],
+    options: &[
+        KEY,
+        UNLOCK,
+        TOKENS,
+        PLAIN,
+        POLICY,
+        THREAD_FLAGS,
+        &["table", "allow-discards", "integrity-no-journal", "showkeys", "json"],
+    ],
     about: "print the device-mapper table of a volume",
     prepare: |options, mut arguments| {
         let source = source_args(&options, arguments.path()?)?;
@@ -36,23 +45,35 @@ fn run(source: &SourceArgs, showkeys: bool, json: bool) -> anyhow::Result<()> {
             "use `inlock open --spdk-tweak` to attach the volume",
         ));
     }
-    let unlocked = open(source, false, KeySource::User { stdin_taken: false })?;
-    let files = unlocked.files();
-    let table = unlocked.table()?;
+    let (table, files) = match &source.volume_type {
+        // As given: its tags may be needed to open it.
+        VolumeType::Table(table) if table.has_integrity() => (table.take()?, Vec::new()),
+        _ => {
+            let unlocked = open(source, false, KeySource::User { stdin_taken: false })?;
+            let files = unlocked.files();
+            let name = unlocked.info.uuid.as_ref().map_or_else(|| "volume".to_owned(), |uuid| format!("luks-{uuid}"));
+            (unlocked.table(&name)?, files)
+        }
+    };
     for file in files {
         warn(format_args!("{file} is a file; the Linux kernel needs a block device, such as a loop device"));
     }
-    for (number, line) in table.lines().iter().enumerate() {
-        if let Some(why) = refusal(line) {
-            warn(format_args!("line {}: the Linux kernel would refuse it: {why}", number + 1));
+    if let AnyTable::Lines(table) = &table {
+        for (number, line) in table.lines().iter().enumerate() {
+            if let Some(why) = refusal(line) {
+                warn(format_args!("line {}: the Linux kernel would refuse it: {why}", number + 1));
+            }
         }
     }
     let keys = if showkeys { ShowKeys::Yes } else { ShowKeys::No };
     if !json {
         return print(&**table.to_text(keys));
     }
-    let lines: Vec<Value> = table.lines().iter().map(|line| describe(line, keys)).collect();
-    let mut shown = json!({ "sectors": table.sectors() });
+    let (lines, sectors): (Vec<Value>, u64) = match &table {
+        AnyTable::Lines(table) => (table.lines().iter().map(|line| describe(line, keys)).collect(), table.sectors()),
+        AnyTable::Integrity(table) => (describe_integrity(table, keys), table.sectors),
+    };
+    let mut shown = json!({ "sectors": sectors });
     // Assigned, not named in `json!`, which would copy the keys.
     shown["lines"] = Value::Array(lines);
     // Of its full length from the start: a string that grows leaves copies of the keys behind.
@@ -91,10 +112,7 @@ fn describe(table_line: &TableLine, keys: ShowKeys) -> Value {
     let (start, sectors) = (table_line.start, table_line.sectors);
     match &table_line.target {
         Target::Crypt(crypt) => {
-            let key = match keys {
-                ShowKeys::Yes => json!(*hex(crypt)),
-                ShowKeys::No => Value::Null,
-            };
+            let key = shown_key(&crypt.key, keys);
             let mut line = json!({
                 "start": start, "sectors": sectors, "target": "crypt",
                 "cipher": crypt.cipher_name, "key": null, "key_bits": crypt.key.len() * 8,
@@ -113,9 +131,43 @@ fn describe(table_line: &TableLine, keys: ShowKeys) -> Value {
     }
 }
 
-fn hex(crypt: &CryptLine) -> Zeroizing<String> {
-    let mut text = Zeroizing::new(String::with_capacity(2 * crypt.key.len()));
-    for byte in crypt.key.as_bytes() {
+/// Describes the two devices of a volume with integrity protection. Keys of hashes are left out.
+fn describe_integrity(table: &IntegrityTable, keys: ShowKeys) -> Vec<Value> {
+    let IntegrityTable { integrity, sealed, .. } = table;
+    let IntegrityLine { name, device, offset, tag_size, mode, options, .. } = integrity;
+    let algorithm =
+        |named: &Option<_>| named.as_ref().map(|named: &inlock_volume::table::KeyedName| named.name.clone());
+    let below = json!({
+        "name": name, "start": 0, "sectors": table.sectors, "target": "integrity", "device": device, "offset": offset,
+        "tag_size": tag_size, "mode": mode.letter().to_string(), "meta_device": options.meta_device,
+        "block_size": options.block_size.unwrap_or(512), "internal_hash": algorithm(&options.internal_hash),
+        "journal_mac": algorithm(&options.journal_mac), "journal_crypt": algorithm(&options.journal_crypt),
+        "allow_discards": options.allow_discards, "recalculate": options.recalculate,
+    });
+    let above = sealed.as_ref().map(|SealedLine { name: own, segment, key, options, .. }| {
+        let mut line = json!({
+            "name": own, "start": 0, "sectors": table.sectors, "target": "crypt", "cipher": segment.spec.to_string(),
+            "key": null, "key_bits": key.len() * 8, "iv_offset": segment.iv_offset.0,
+            "device": format!("/dev/mapper/{}", name.as_deref().unwrap_or_default()), "offset": 0,
+            "sector_size": segment.unit.bytes(), "integrity": segment.spec.metadata_len(),
+            "integrity_key_size": segment.spec.mac_key_len(), "flags": options.names(),
+        });
+        line["key"] = shown_key(key, keys);
+        line
+    });
+    std::iter::once(below).chain(above).collect()
+}
+
+fn shown_key(key: &VolumeKey, keys: ShowKeys) -> Value {
+    match keys {
+        ShowKeys::Yes => json!(*hex(key)),
+        ShowKeys::No => Value::Null,
+    }
+}
+
+fn hex(key: &VolumeKey) -> Zeroizing<String> {
+    let mut text = Zeroizing::new(String::with_capacity(2 * key.len()));
+    for byte in key.as_bytes() {
         let _ = write!(text, "{byte:02x}");
     }
     text

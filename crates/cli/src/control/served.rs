@@ -10,8 +10,8 @@ use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::{ControlError, Device};
 use inlock_verity::VerityStore;
-use inlock_volume::Table;
 use inlock_volume::table::CryptOptions;
+use inlock_volume::table::{AnyTable, IntegrityTable};
 use serde_json::{Map, Value, json};
 
 use super::files::Files;
@@ -209,7 +209,10 @@ impl ServedVolume {
     fn reload(&self, pipe: Option<OwnedFd>) -> anyhow::Result<()> {
         let Some(pipe) = pipe else { return Err(CliError::usage("The table is missing.")) };
         let text = pipe::read_text(&pipe, TABLE_MAX).context("cannot receive the table")?;
-        let table = Table::parse(std::str::from_utf8(&text).context("the table is not text")?)?;
+        let table = match AnyTable::parse(std::str::from_utf8(&text).context("the table is not text")?)? {
+            AnyTable::Lines(table) => table,
+            AnyTable::Integrity(table) => return self.restore_key(*table),
+        };
         let before = self.device.len();
         let old = self.info().clone();
         let mut info = old.clone();
@@ -224,6 +227,24 @@ impl ServedVolume {
         *self.info() = info;
         let len = self.device.len();
         if len > before { self.hooks.resized(len) } else { Ok(()) }
+    }
+
+    /// Takes the key of a volume with integrity protection from its table, the only one that it accepts.
+    fn restore_key(&self, table: IntegrityTable) -> anyhow::Result<()> {
+        let given = table.sealed.as_ref().zip(self.sealed());
+        let given = given.filter(|(line, sealed)| line.segment == sealed.segment);
+        let Some((line, sealed)) = given else {
+            return Err(CliError::refused(
+                "The table is not that of the volume.",
+                "to use another table with integrity, close the volume and open it with that table",
+            ));
+        };
+        if !self.info().check.as_ref().is_some_and(|check| check.is_made_with(&line.key)) {
+            return Err(CliError::OtherKey.into());
+        }
+        sealed.set_key(&line.key)?;
+        self.key_present.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Sets the flags of the volume to those of its header or table, and those of the request. With `persistent` the

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use inlock_cipher::VolumeKey;
 use inlock_engine::store::file::IoMode;
+use inlock_engine::store::threaded::ThreadedStore;
 use inlock_engine::{BackingStore, Errno};
 use inlock_integrity::{IntegrityDevice, IntegrityError, IntegrityStore, Mismatch, Mode, OpenOptions, Stores};
 use inlock_volume::AuthenticatedSegment;
@@ -34,13 +35,17 @@ pub(crate) struct IntegrityDevices {
 
 impl IntegrityDevices {
     pub(crate) fn open(image: &Path, data: Option<&Path>, open_mode: OpenMode) -> anyhow::Result<Self> {
-        let mode = if open_mode == OpenMode::Read { lock::Mode::Shared } else { lock::Mode::Exclusive };
-        let metadata = Device::open(image, open_mode)?;
-        let mut locks = vec![lock::whole_device(&metadata, mode)?];
         let data = data.map(|path| Device::open(path, open_mode)).transpose()?;
+        Self::lock(Device::open(image, open_mode)?, data, open_mode)
+    }
+
+    /// Locks devices that are open.
+    pub(super) fn lock(metadata: Device, data: Option<Device>, open_mode: OpenMode) -> anyhow::Result<Self> {
+        let mode = if open_mode == OpenMode::Read { lock::Mode::Shared } else { lock::Mode::Exclusive };
+        let mut locks = vec![lock::whole_device(&metadata, mode)?];
         if let Some(data) = &data {
             if data.identity() == metadata.identity() {
-                return Err(CliError::usage("Option --data-device names the device itself."));
+                return Err(CliError::usage("The data device names the device itself."));
             }
             locks.push(lock::whole_device(data, mode)?);
         }
@@ -85,19 +90,20 @@ impl IntegrityOpening {
     /// Opens the volume below a segment, after a comparison with its freshness file.
     pub(super) fn open_fresh(
         mut self,
-        data: &Device,
+        metadata: &Device,
+        data: Option<&Device>,
         key: &VolumeKey,
         io: IoMode,
         read_only: bool,
     ) -> anyhow::Result<MaintainedIntegrity> {
         let file = match self.freshness.take() {
             Some(check) => {
-                let stores = Stores { start: self.start, ..stores(data, None, IoMode::Sync, true)? };
-                check.verify(key, data, stores, &self.options, !read_only)?
+                let stores = Stores { start: self.start, ..stores(metadata, data, IoMode::Sync, true)? };
+                check.verify(key, metadata, stores, &self.options, !read_only)?
             }
             None => None,
         };
-        let integrity = self.open(data, None, io, read_only)?;
+        let integrity = self.open(metadata, data, io, read_only)?;
         if let Some(file) = file {
             file.attach(&integrity.device)?;
             // There is none yet.
@@ -230,6 +236,28 @@ impl MaintainedIntegrity {
         })?;
         Ok(Arc::new(store))
     }
+}
+
+/// Threads for the calls of a volume on an NBD server, each of which waits for replies.
+const REMOTE_THREADS: usize = 8;
+/// Threads for those of any other volume, next to the worker that has the request.
+const MAX_THREADS: usize = 3;
+
+/// Returns the store of a volume with threads for its calls, which hash and encrypt: those of one worker run on several
+/// CPUs. No worker waits for an NBD server.
+pub(super) fn threaded(
+    store: Arc<dyn BackingStore>,
+    metadata: &Device,
+    data: Option<&Device>,
+) -> anyhow::Result<Arc<dyn BackingStore>> {
+    let is_remote = [Some(metadata), data].into_iter().flatten().any(|device| device.export().is_some());
+    let others = std::thread::available_parallelism().map_or(1, usize::from) - 1;
+    let threads = if is_remote { REMOTE_THREADS } else { others.min(MAX_THREADS) };
+    if threads == 0 {
+        return Ok(store);
+    }
+    let store = ThreadedStore::start(store, threads, !is_remote).context("cannot start a thread")?;
+    Ok(Arc::new(store))
 }
 
 /// A running dm-integrity volume, for control commands.

@@ -10,6 +10,7 @@ pub(crate) mod header_file;
 pub(crate) mod info;
 pub(crate) mod integrity;
 pub(crate) mod integrity_args;
+pub(crate) mod integrity_table;
 pub(crate) mod key_check;
 pub(crate) mod keyring;
 pub(crate) mod lock;

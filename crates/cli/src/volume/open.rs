@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_volume::plain::Plain;
+use inlock_volume::table::{AnyTable, IntegrityTable, SealedLine};
 use inlock_volume::{DataDeviceError, DataUnitSize, HeaderLocation, Segment, Table, VolumeKey, plain_iv_repeats};
 
 use super::backing;
@@ -16,6 +17,7 @@ use super::header::{Header, header_device};
 use super::info::{SegmentInfo, VolumeInfo, resolved};
 use super::integrity::{IntegrityDevices, IntegrityOpening};
 use super::integrity_args::IntegrityArgs;
+use super::integrity_table;
 use super::key_check::KeyCheck;
 use super::keyring::check_links;
 use super::lock::{self, DeviceLock, Mode};
@@ -47,7 +49,10 @@ pub(crate) enum KeySource<'a> {
 /// Opens, locks and unlocks a volume. Wipes the stack memory that deriving and checking the key has used.
 pub(crate) fn open(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Result<UnlockedVolume> {
     let opened = match &args.volume_type {
-        VolumeType::Table(table) => open_table(table.take()?, args, writing),
+        VolumeType::Table(table) => match table.take()? {
+            AnyTable::Lines(table) => open_table(table, args, writing),
+            AnyTable::Integrity(table) => open_integrity_table(*table, args, writing),
+        },
         VolumeType::Integrity(integrity) => open_integrity(integrity, args, writing),
         VolumeType::Verity(verity) => open_verity(verity, args),
         _ => unlock(args, writing, keys),
@@ -117,10 +122,15 @@ fn unlock(args: &SourceArgs, writing: bool, keys: KeySource<'_>) -> anyhow::Resu
         info.check = KeyCheck::of_authenticated(key).ok();
     }
     info.flags.add(&info.own_flags);
-    if matches!(contents, Contents::Authenticated(..)) && std::mem::take(&mut info.flags.allow_discards) {
-        warn(format_args!("{}: a volume with integrity protection has no discards", data.path.display()));
-    }
+    forbid_discards(&contents, &mut info);
     Ok(UnlockedVolume::new(vec![data], info, contents, locks))
+}
+
+/// A volume whose blocks an AEAD seals has no discards.
+fn forbid_discards(contents: &Contents, info: &mut VolumeInfo) {
+    if matches!(contents, Contents::Authenticated(..)) && std::mem::take(&mut info.flags.allow_discards) {
+        warn(format_args!("{}: a volume with integrity protection has no discards", info.device.display()));
+    }
 }
 
 /// Unlocks a LUKS volume; returns its contents, and the names of its ciphers as the header has them.
@@ -204,6 +214,49 @@ fn open_table(table: Table, args: &SourceArgs, writing: bool) -> anyhow::Result<
         devices: devices.iter().map(Device::identity).collect(),
     };
     Ok(UnlockedVolume::new(devices, info, Contents::Table(table, of_line), locks))
+}
+
+/// Opens and locks the devices of a table, and checks the superblock against it.
+fn open_integrity_table(table: IntegrityTable, args: &SourceArgs, writing: bool) -> anyhow::Result<UnlockedVolume> {
+    table::check_integrity_policy(&table, &args.policy)?;
+    let IntegrityTable { sectors, integrity: line, sealed, .. } = table;
+    let mode = if writing { OpenMode::Write } else { OpenMode::Read };
+    let device = table::open_device(&line.device, mode)?;
+    let path = resolved(&device.path);
+    let (metadata, data) = match &line.options.meta_device {
+        Some(meta) => (table::open_device(meta, mode)?, Some(device)),
+        None => (device, None),
+    };
+    let IntegrityDevices { metadata, data, locks } = IntegrityDevices::lock(metadata, data, mode)?;
+    let opening = integrity_table::opening(&line, sealed.is_some(), sectors, &metadata, data.as_ref())?;
+    let flags = match &sealed {
+        Some(sealed) => sealed.options,
+        None => integrity_table::allow_discards(line.options.allow_discards),
+    };
+    let mut info = VolumeInfo {
+        kind: "TABLE".to_owned(),
+        device: path,
+        header: data.is_some().then(|| resolved(&metadata.path)),
+        uuid: None,
+        hash: None,
+        segments: Vec::new(),
+        check: None,
+        own_flags: flags,
+        flags,
+        // No other table may use a device without its tags.
+        devices: Vec::new(),
+    };
+    let contents = match sealed {
+        None => Contents::Integrity(opening),
+        Some(SealedLine { segment, key, .. }) => {
+            info.segments = vec![SegmentInfo::of_authenticated(&segment, key.len())];
+            info.check = KeyCheck::of_authenticated(&key).ok();
+            Contents::Authenticated(segment, key, opening)
+        }
+    };
+    info.flags.add(&args.flags);
+    forbid_discards(&contents, &mut info);
+    Ok(UnlockedVolume::new(std::iter::once(metadata).chain(data).collect(), info, contents, locks))
 }
 
 /// Opens and locks the devices of a dm-integrity volume, and checks its superblock.

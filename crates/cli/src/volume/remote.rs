@@ -52,7 +52,7 @@ pub(crate) fn uri_of(name: &Path) -> Option<&str> {
 pub(crate) fn open(text: &str, writing: bool) -> anyhow::Result<Arc<NbdStore>> {
     let uri = NbdUri::parse(text).map_err(|error| {
         let hint = match error {
-            UriError::Tls => "reach the server through a tunnel that encrypts (ssh -L, stunnel), and use nbd://",
+            UriError::SharedKey => "let the server use certificates, and name them: nbds://HOST/?tls-certificates=DIR",
             _ => "write nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; a file name begins with ./",
         };
         anyhow::Error::from(error).context(CliError::Refused { message: format!("Device {text} cannot be used"), hint })

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
-use inlock_volume::table::{CryptOptions, TableLine, Target};
-use inlock_volume::{HeaderPolicy, Table};
+use inlock_volume::table::{AnyTable, CryptOptions, IntegrityTable, SealedLine, TableLine, Target};
+use inlock_volume::{DataUnitSize, HeaderPolicy, Segment, Table};
 use zeroize::Zeroizing;
 
 use super::device::{Device, OpenMode};
@@ -22,7 +22,7 @@ const MAX_FILE: u64 = 2 << 20;
 /// A table of the command line. Using it takes it out, so that no copy of its keys remains.
 #[derive(Clone)]
 pub(crate) struct TableArg {
-    table: Arc<Mutex<Option<Table>>>,
+    table: Arc<Mutex<Option<AnyTable>>>,
     /// It is an argument, which all users can read.
     is_argument: bool,
 }
@@ -32,7 +32,7 @@ impl TableArg {
     pub(crate) fn parse(given: &OsStr) -> anyhow::Result<Self> {
         let line = given.to_str().filter(|text| is_line(text));
         let table = match line {
-            Some(line) => Table::parse(line)?,
+            Some(line) => AnyTable::parse(line)?,
             None => {
                 let path = Path::new(given);
                 let mut text = Zeroizing::new(Vec::with_capacity(MAX_FILE as usize));
@@ -40,7 +40,7 @@ impl TableArg {
                 let place = || format!("cannot read table {}", path.display());
                 file.take(MAX_FILE).read_to_end(&mut text).with_context(place)?;
                 let text = std::str::from_utf8(&text).map_err(|_| CliError::usage("The table is not text."));
-                Table::parse(text?).with_context(place)?
+                AnyTable::parse(text?).with_context(place)?
             }
         };
         Ok(Self { is_argument: line.is_some(), table: Arc::new(Mutex::new(Some(table))) })
@@ -53,23 +53,27 @@ impl TableArg {
     }
 
     /// Returns the table. It can be taken once.
-    pub(crate) fn take(&self) -> anyhow::Result<Table> {
+    pub(crate) fn take(&self) -> anyhow::Result<AnyTable> {
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner).take();
         table.context("the table was used before")
+    }
+
+    /// Whether it describes a device with integrity protection.
+    pub(crate) fn has_integrity(&self) -> bool {
+        matches!(*self.table.lock().unwrap_or_else(PoisonError::into_inner), Some(AnyTable::Integrity(_)))
     }
 
     /// Whether the condition holds for one of its devices.
     pub(crate) fn has_device(&self, condition: impl Fn(anyhow::Result<Device>) -> bool) -> bool {
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut names = table.iter().flat_map(Table::devices);
+        let mut names = table.iter().flat_map(AnyTable::devices);
         names.any(|name| condition(open_device(name, OpenMode::Read)))
     }
 
     /// Refuses a key in an argument, which a background process would have as long as the volume is served.
     pub(crate) fn check_for_background(&self) -> anyhow::Result<()> {
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_key = |line: &TableLine| matches!(&line.target, Target::Crypt(crypt) if !crypt.key.is_empty());
-        if self.is_argument && table.as_ref().is_some_and(|table| table.lines().iter().any(has_key)) {
+        if self.is_argument && table.as_ref().is_some_and(AnyTable::has_key) {
             return Err(CliError::refused(
                 "The key of the table would be an argument of the background process, which all users can read.",
                 "write the table to a file that other users cannot read: --table FILE",
@@ -86,7 +90,9 @@ impl fmt::Debug for TableArg {
 }
 
 fn is_line(text: &str) -> bool {
-    let mut words = text.split_ascii_whitespace();
+    let mut words = text.split_ascii_whitespace().peekable();
+    // The name of a device may be before it.
+    words.next_if(|word| word.len() > 1 && word.ends_with(':'));
     let number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
     words.next().is_some_and(number) && words.next().is_some()
 }
@@ -125,8 +131,25 @@ impl Devices {
     }
 }
 
+/// Checks a table against the policy.
+pub(crate) fn check_any_policy(table: &AnyTable, policy: &HeaderPolicy) -> anyhow::Result<()> {
+    match table {
+        AnyTable::Lines(table) => check_policy(table, policy),
+        AnyTable::Integrity(table) => check_integrity_policy(table, policy),
+    }
+}
+
+/// Checks the cipher of a device with integrity protection against the policy.
+pub(super) fn check_integrity_policy(table: &IntegrityTable, policy: &HeaderPolicy) -> anyhow::Result<()> {
+    let checked = match &table.sealed {
+        Some(SealedLine { segment, key, .. }) => policy.check_aead(&segment.spec, key.len(), segment.unit),
+        None => policy.check_segments(&[Segment::whole(None, DataUnitSize::SECTOR)]),
+    };
+    checked.map_err(against_policy("The table".to_owned()))
+}
+
 /// Checks the lines of a table against the policy. A line without a device needs no cipher.
-pub(crate) fn check_policy(table: &Table, policy: &HeaderPolicy) -> anyhow::Result<()> {
+pub(super) fn check_policy(table: &Table, policy: &HeaderPolicy) -> anyhow::Result<()> {
     let stored = table.lines().iter().filter(|line| line.device().is_some());
     let segments: Vec<_> = stored.map(TableLine::segment).collect();
     let check = || {
@@ -157,7 +180,7 @@ pub(crate) fn on_devices(table: &Table, identities: &[String]) -> anyhow::Result
 }
 
 /// Opens a path, or `MAJ:MIN`.
-fn open_device(name: &str, mode: OpenMode) -> anyhow::Result<Device> {
+pub(super) fn open_device(name: &str, mode: OpenMode) -> anyhow::Result<Device> {
     let number = |text: &str| text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
     let numbers = name.split_once(':').and_then(|(major, minor)| number(major).zip(number(minor)));
     let Some(numbers) = numbers else { return Device::open(Path::new(name), mode) };
@@ -230,10 +253,10 @@ mod tests {
 
     #[test]
     fn line_starts_with_number_and_has_more_words() {
-        for line in ["0 8 zero", "  0 8 zero\n8 8 error", "0 x"] {
+        for line in ["0 8 zero", "  0 8 zero\n8 8 error", "0 x", "data_dif: 0 8 integrity x"] {
             assert!(is_line(line), "{line}");
         }
-        for file in ["table", "0", "./0 8 zero", "my table", ""] {
+        for file in ["table", "0", "./0 8 zero", "my table", "", "data: x", ": 0 8"] {
             assert!(!is_line(file), "{file}");
         }
     }

@@ -8,12 +8,13 @@ use inlock_cipher::scrub_stack;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, Content, TargetError};
 use inlock_verity::VerityStore;
-use inlock_volume::table::Target;
+use inlock_volume::table::{AnyTable, Target};
 use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
 
 use super::device::Device;
 use super::info::VolumeInfo;
-use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore};
+use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore, threaded};
+use super::integrity_table;
 use super::keyring::{KeyLink, LinkedKeys};
 use super::lock::DeviceLock;
 use super::remote;
@@ -166,7 +167,8 @@ impl UnlockedVolume {
             Contents::Integrity(opening) => {
                 let integrity = opening.open(&data[0], data.get(1), mode, access.read_only)?;
                 let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed: None };
-                (engine::Device::raw(integrity.store()?, access), Some((integrity, running)))
+                let store = threaded(integrity.store()?, &data[0], data.get(1))?;
+                (engine::Device::raw(store, access), Some((integrity, running)))
             }
             Contents::Verity(opening) => {
                 let store = opening.connect(&data[0], data.get(1), mode)?;
@@ -176,10 +178,11 @@ impl UnlockedVolume {
             Contents::Authenticated(segment, key, opening) => {
                 let inner = segment.spec.inner();
                 let access = access_to(inner.into_iter(), access, path);
-                let integrity = opening.open_fresh(&data[0], &key, mode, access.read_only)?;
+                let integrity = opening.open_fresh(&data[0], data.get(1), &key, mode, access.read_only)?;
                 let store = integrity.sealed(segment, &key)?;
                 let sealed = Some(SealedStore { store: Arc::clone(&store), segment });
                 let running = RunningIntegrity { device: Arc::clone(&integrity.device), sealed };
+                let store = threaded(store, &data[0], data.get(1))?;
                 (engine::Device::raw(store, access), Some((integrity, running)))
             }
         };
@@ -194,14 +197,25 @@ impl UnlockedVolume {
         self.data.iter().filter(|data| !data.is_block()).map(|data| data.path.display().to_string()).collect()
     }
 
-    /// Returns the device-mapper table of the volume.
+    /// Returns the device-mapper table of the volume, whose device gets the name `name`.
     ///
     /// # Errors
     ///
-    /// Fails for a volume with integrity protection, which takes two devices of device-mapper.
-    pub(crate) fn table(self) -> anyhow::Result<Table> {
+    /// Fails for a volume that Inlock has no table for.
+    pub(crate) fn table(self, name: &str) -> anyhow::Result<AnyTable> {
         let (segments, key) = match self.contents {
-            Contents::Table(table, _) => return Ok(table),
+            Contents::Table(table, _) => return Ok(AnyTable::Lines(table)),
+            Contents::Authenticated(segment, key, opening) => {
+                let flags = self.info.flags;
+                let table = integrity_table::of_volume(
+                    &self.data[0],
+                    (name, &self.info.device),
+                    (segment, key),
+                    &opening,
+                    flags,
+                )?;
+                return Ok(AnyTable::Integrity(Box::new(table)));
+            }
             Contents::Volume(segments, key) => (segments, key),
             Contents::Raw => (vec![whole()], VolumeKey::zeroed(0)),
             Contents::Verity(_) => {
@@ -210,13 +224,10 @@ impl UnlockedVolume {
                     "run `inlock verity dump` for its parameters",
                 ));
             }
-            Contents::Integrity(_) | Contents::Authenticated(..) => {
+            Contents::Integrity(_) => {
                 return Err(CliError::refused(
-                    format!(
-                        "{} has integrity protection, which no table of Inlock describes.",
-                        self.info.device.display()
-                    ),
-                    "run `inlock status NAME` of the open volume, or `inlock integrity dump`",
+                    format!("{} is an integrity device without a LUKS header.", self.info.device.display()),
+                    "run `inlock integrity dump` for its parameters",
                 ));
             }
         };
@@ -225,7 +236,7 @@ impl UnlockedVolume {
             Table::of_volume(&segments, &key, self.info.flags, &self.info.device.to_string_lossy(), data.len);
         let names: Vec<_> = self.info.segments.iter().map(|segment| segment.cipher.clone()).collect();
         table.set_cipher_names(&names);
-        Ok(table)
+        Ok(AnyTable::Lines(table))
     }
 }
 

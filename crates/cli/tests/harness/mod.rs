@@ -143,6 +143,28 @@ pub(crate) fn have(program: &str) -> bool {
     found
 }
 
+/// Returns a command of the newest cryptsetup's package, which `tests/newest_cryptsetup.sh` installs. Reports a skip
+/// otherwise.
+pub(crate) fn newest(program: &str) -> Option<Command> {
+    let command = std::env::var("INLOCK_NEW_CRYPTSETUP").unwrap_or_default();
+    let Some((first, rest)) =
+        command.split_whitespace().collect::<Vec<_>>().split_first().map(|(f, r)| (*f, r.to_vec()))
+    else {
+        println!("SKIPPED: no newer cryptsetup");
+        return None;
+    };
+    let mut command = Command::new(if rest.is_empty() { sibling(first, program) } else { first.into() });
+    if let Some((last, rest)) = rest.split_last() {
+        command.args(rest).arg(sibling(last, program));
+    }
+    Some(command)
+}
+
+/// Returns the path of another program of the same directory.
+fn sibling(path: &str, program: &str) -> std::path::PathBuf {
+    std::path::Path::new(path).with_file_name(program)
+}
+
 /// Whether volumes can be mounted with FUSE. Reports a skip otherwise.
 pub(crate) fn has_fuse() -> bool {
     let opens = std::fs::File::open("/dev/fuse").is_ok();

@@ -62,6 +62,13 @@ pub trait AsyncStore: Send + Sync {
     /// Starts an operation. Does not block. It may complete before this returns, on this thread or on another one.
     fn start(&self, pending: Pending);
 
+    /// Carries out one of the operations that wait, if the store has them done by threads, and returns whether there
+    /// was one. A worker with operations in flight calls it at the end of each turn, and a caller that blocks before it
+    /// waits: such a store need not wake a thread for a single operation.
+    fn has_helped(&self) -> bool {
+        false
+    }
+
     /// Fails every operation with `EIO`, those that wait and all later ones.
     fn abort(&self);
 }
@@ -140,6 +147,7 @@ impl Completed for Caller {
 pub fn call(store: &dyn AsyncStore, operation: AsyncOperation) -> (Result<usize, Errno>, AsyncOperation) {
     let caller = Arc::new(Caller::default());
     store.start(Pending::new(operation, 0, Arc::clone(&caller) as _));
+    while store.has_helped() {}
     let mut ended = caller.ended.lock().unwrap_or_else(PoisonError::into_inner);
     loop {
         match ended.take() {

@@ -2,12 +2,14 @@
 //!
 //! A store moves bytes and knows nothing of ciphers. The worker's ring drives a store that has a descriptor, and an
 //! [asynchronous] store completes operations by itself; the worker calls any other store inline, as it
-//! does with a store that answers from memory.
+//! does with a store that answers from memory. A [threaded] store makes an asynchronous one of a store whose calls
+//! take long.
 
 pub mod asynchronous;
 pub(crate) mod block_device;
 pub mod file;
 pub mod memory;
+pub mod threaded;
 pub mod zoned_device;
 
 use crate::errno::Errno;

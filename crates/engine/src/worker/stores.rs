@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::errno::Errno;
 use crate::message_queue::MessageQueue;
 use crate::ring::{Completion, FileId, Operation, Returned, Ring, Token, Waker};
+use crate::store::BackingStore;
 use crate::store::asynchronous::{AsyncOperation, Completed, Pending};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -84,18 +85,35 @@ impl AsyncOperations {
         Some(done)
     }
 
-    /// Waits for the operations in flight, and adds their completions to `ended`. Blocks.
-    pub(super) fn finish(&mut self, ended: &mut VecDeque<Completion>) {
+    /// Waits for the operations in flight at `stores`, and adds their completions to `ended`. Blocks.
+    pub(super) fn finish(&mut self, stores: &[Arc<dyn BackingStore>], ended: &mut VecDeque<Completion>) {
         while self.in_flight > 0 {
             match self.next() {
                 Some(done) => ended.push_back(done),
+                None if has_helped(stores) => {}
                 None => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }
 }
 
+/// Carries out an operation of each store that has them done by threads. Returns whether there was one.
+fn has_helped(stores: &[Arc<dyn BackingStore>]) -> bool {
+    let mut has_helped = false;
+    for store in stores.iter().filter_map(|store| store.asynchronous()) {
+        has_helped |= store.has_helped();
+    }
+    has_helped
+}
+
 impl<F: Frontend> Worker<F> {
+    /// Lets the stores that have operations of this worker use its thread.
+    pub(super) fn help_stores(&self) {
+        if self.asynchronous.in_flight > 0 {
+            has_helped(self.volume.device.stores());
+        }
+    }
+
     /// Submits an operation to a store. It completes later.
     pub(super) fn submit(&mut self, store: usize, operation: Operation, token: Token) {
         match self.volume.access[store] {

@@ -166,7 +166,7 @@ impl Injector for Remembered {
     }
 }
 
-const LEN: usize = 256 << 10;
+pub(crate) const LEN: usize = 256 << 10;
 
 fn script(random: &mut Random, count: usize) -> Vec<Ask> {
     let mut ask = |_| {
@@ -186,32 +186,44 @@ fn script(random: &mut Random, count: usize) -> Vec<Ask> {
 fn asynchronous_store_agrees_with_the_model() {
     for (seed, unit) in [(1, 512), (2, 4096), (3, 512), (4, 4096)] {
         let mut random = Random::new(seed);
-        let mut model = random.bytes(LEN);
+        let model = random.bytes(LEN);
         let late = |_: Call| Some(Fault::Delay(1));
         let none = |_: Call| None;
         let faults: Arc<dyn Injector> = if seed % 2 == 0 { Arc::new(late) } else { Arc::new(none) };
         let store = Arc::new(ThreadStore::new(image_of(&model, unit), faults));
-        let device = device(Arc::clone(&store) as _, unit);
-        let script = script(&mut random, 60);
-        let answers = scripted::run(&device, IoMode::Auto, 1, script.clone());
-        for (ask, answer) in script.iter().zip(answers) {
-            let answer = answer.unwrap();
-            match ask {
-                Ask::Read { offset, len } => assert!(answer == model[*offset as usize..][..*len as usize], "{ask:?}"),
-                Ask::Write { offset, data, .. } => model[*offset as usize..][..data.len()].copy_from_slice(data),
-                Ask::Zeroes { offset, len } => model[*offset as usize..][..*len as usize].fill(0),
-                _ => {}
-            }
-        }
-        assert!(independent_plaintext(&store.contents(), unit) == model, "seed {seed}");
-        let blocking = BlockingDevice::new(device);
-        let data = random.bytes(10_000);
-        blocking.write_at(&data, 333).unwrap();
-        blocking.flush().unwrap();
-        let mut found = vec![0; data.len()];
-        blocking.read_at(&mut found, 333).unwrap();
-        assert!(found == data);
+        agrees_with_model(Arc::clone(&store) as _, unit, &mut random, model, || store.contents());
     }
+}
+
+/// Runs a random script through one worker, and compares answers and ciphertext with a model of the content; then
+/// writes and reads as a caller that blocks.
+pub(crate) fn agrees_with_model(
+    store: Arc<dyn BackingStore>,
+    unit: u32,
+    random: &mut Random,
+    mut model: Vec<u8>,
+    contents: impl Fn() -> Vec<u8>,
+) {
+    let device = device(store, unit);
+    let script = script(random, 60);
+    let answers = scripted::run(&device, IoMode::Auto, 1, script.clone());
+    for (ask, answer) in script.iter().zip(answers) {
+        let answer = answer.unwrap();
+        match ask {
+            Ask::Read { offset, len } => assert!(answer == model[*offset as usize..][..*len as usize], "{ask:?}"),
+            Ask::Write { offset, data, .. } => model[*offset as usize..][..data.len()].copy_from_slice(data),
+            Ask::Zeroes { offset, len } => model[*offset as usize..][..*len as usize].fill(0),
+            _ => {}
+        }
+    }
+    assert!(independent_plaintext(&contents(), unit) == model, "data units of {unit}");
+    let blocking = BlockingDevice::new(device);
+    let data = random.bytes(10_000);
+    blocking.write_at(&data, 333).unwrap();
+    blocking.flush().unwrap();
+    let mut found = vec![0; data.len()];
+    blocking.read_at(&mut found, 333).unwrap();
+    assert!(found == data);
 }
 
 /// Operations that a store holds for ever end with EIO when it is aborted, and so do later ones.

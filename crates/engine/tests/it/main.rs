@@ -17,4 +17,5 @@ mod stacked;
 mod stats;
 mod support;
 mod suspend;
+mod threaded;
 mod zoned;

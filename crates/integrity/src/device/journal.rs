@@ -4,20 +4,23 @@
 use super::core::Core;
 use crate::digest::{Digest, section_digest};
 use crate::journal_codec::{JournalCodec, next_sequence};
+use crate::scratch::bytes_of;
 use inlock_engine::Errno;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Bytes of sections that are kept in memory at most, unless two sections are longer.
 const MAX_RESIDENT: usize = 16 << 20;
 /// Blocks that are copied to their places in one write at most.
 const MAX_COPY: usize = 256;
+/// Bytes of sections that are written in one write at most, unless one section is longer.
+const MAX_RUN: usize = 4 << 20;
 
 pub(super) struct Journal {
     codec: JournalCodec,
     state: Mutex<State>,
     /// Held by the thread that writes sections or copies them to their places.
-    writer: Mutex<()>,
+    writer: Mutex<Memory>,
     /// Largest number of sections in use.
     capacity: usize,
     /// Largest number of sections in use if commits are recorded: one less than there are, so that no commit overwrites
@@ -31,7 +34,9 @@ pub(super) type Recorder = Box<dyn Fn(u32, Digest) -> Result<(), Errno> + Send +
 
 struct State {
     /// Section that is being filled; it has no place yet.
-    open: Vec<u8>,
+    open: Arc<Vec<u8>>,
+    /// Memory of further sections. With `open` and `sealed` there is one section more than can be in use.
+    spare: Vec<Arc<Vec<u8>>>,
     used: usize,
     /// Number of the open section, counted from the open of the device.
     ordinal: u64,
@@ -45,10 +50,36 @@ struct State {
     sequence: u8,
 }
 
+#[derive(Clone)]
 struct Section {
     number: u32,
     sequence: u8,
     image: Arc<Vec<u8>>,
+}
+
+/// Memory of the writer, kept for the next one.
+struct Memory {
+    /// Sections to write or to copy.
+    sections: Vec<Section>,
+    /// Blocks to copy, each with its section and its entry there.
+    newest: Vec<(u64, u32, u32)>,
+    /// Sections of one write, or blocks of one copy with their tags.
+    bytes: Vec<u8>,
+    tags: Vec<u8>,
+}
+
+impl Memory {
+    /// Reserves memory, so that nothing is allocated however large a write becomes; pages are used as needed.
+    fn new(core: &Core, sections: usize) -> Self {
+        let layout = &core.layout;
+        let run = MAX_RUN.max(layout.journal.section_len()).min(sections * layout.journal.section_len());
+        Self {
+            sections: Vec::with_capacity(sections),
+            newest: Vec::with_capacity(sections * layout.journal.entries),
+            bytes: Vec::with_capacity(run.max(MAX_COPY * layout.block_len())),
+            tags: Vec::with_capacity(MAX_COPY * layout.journal.tag_size),
+        }
+    }
 }
 
 /// Sections to write.
@@ -66,21 +97,23 @@ impl Journal {
         let layout = &core.layout.journal;
         let resident = (MAX_RESIDENT / layout.section_len()).max(2);
         let capacity = (layout.sections as usize).min(resident);
-        let open = codec.empty_section();
         let state = State {
-            open,
+            open: Arc::new(codec.empty_section()),
+            // Pages of zeroes take no memory before they are used.
+            spare: (0..capacity).map(|_| Arc::new(vec![0; layout.section_len()])).collect(),
             used: 0,
             ordinal: 0,
-            sealed: VecDeque::new(),
+            sealed: VecDeque::with_capacity(capacity + 1),
             committed: 0,
-            index: HashMap::new(),
+            // With twice the room a table that had removals need not grow.
+            index: HashMap::with_capacity(2 * layout.entries * (capacity + 1)),
             next,
             sequence,
         };
         Self {
             codec,
             state: Mutex::new(state),
-            writer: Mutex::new(()),
+            writer: Mutex::new(Memory::new(core, capacity + 1)),
             capacity,
             recorded_capacity: capacity.min(layout.sections as usize - 1),
             recorder: OnceLock::new(),
@@ -138,7 +171,9 @@ impl Journal {
                 self.checkpoint(core, Part::Sealed)?;
             };
             let (ordinal, entry) = (state.ordinal, state.used);
-            self.codec.put(&mut state.open, entry, block * core.layout.sectors_per_block(), data, tag);
+            // The open section is not shared: nothing is copied.
+            let open = Arc::make_mut(&mut state.open);
+            self.codec.put(open, entry, block * core.layout.sectors_per_block(), data, tag);
             state.used += 1;
             state.index.insert(block, (ordinal, entry));
         }
@@ -151,55 +186,57 @@ impl Journal {
         let state = self.state();
         let target = state.ordinal + u64::from(state.used > 0);
         drop(state);
-        let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         core.check()?;
-        if self.state().committed >= target { Ok(()) } else { self.commit_all(core, Part::All) }
+        if self.state().committed >= target { Ok(()) } else { self.commit_all(core, Part::All, &mut writer) }
     }
 
     /// Makes sections durable, copies them to their places, and frees them.
     pub(super) fn checkpoint(&self, core: &Core, part: Part) -> Result<(), Errno> {
-        let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         core.check()?;
-        self.commit_all(core, part)?;
+        self.commit_all(core, part, &mut writer)?;
         let state = self.state();
         let count = state.sealed.len().min((state.committed + state.sealed.len() as u64 - state.ordinal) as usize);
         drop(state);
-        self.free(core, count)
+        self.free(core, count, &mut writer)
     }
 
     /// Writes sections that are not durable. The caller holds `writer`.
-    fn commit_all(&self, core: &Core, part: Part) -> Result<(), Errno> {
+    fn commit_all(&self, core: &Core, part: Part, memory: &mut Memory) -> Result<(), Errno> {
         let mut state = self.state();
         if part == Part::All && state.used > 0 && state.sealed.len() < self.capacity() {
             self.seal(core, &mut state);
         }
         let pending = (state.ordinal - state.committed) as usize;
         let skip = state.sealed.len() - pending;
-        let sections: Vec<_> =
-            state.sealed.iter().skip(skip).map(|s| (s.number, s.sequence, s.image.clone())).collect();
+        memory.sections.clear();
+        memory.sections.extend(state.sealed.iter().skip(skip).cloned());
         let (through, is_full) = (state.ordinal, part == Part::All && state.used > 0);
         drop(state);
-        if !sections.is_empty() {
-            self.write_sections(core, &sections)?;
+        if !memory.sections.is_empty() {
+            let Memory { sections, bytes, .. } = &mut *memory;
+            self.write_sections(core, sections, bytes)?;
             core.metrics.count_commit();
             self.state().committed = through;
         }
         if is_full {
             // No section was free for the open one: free some, then write it.
             let count = self.state().sealed.len();
-            self.free(core, count)?;
-            return self.commit_all(core, part);
+            self.free(core, count, memory)?;
+            return self.commit_all(core, part, memory);
         }
         Ok(())
     }
 
-    /// Writes and syncs sections, each with its number and lap, and records the last one.
-    fn write_sections(&self, core: &Core, sections: &[(u32, u8, Arc<Vec<u8>>)]) -> Result<(), Errno> {
+    /// Writes and syncs sections, and records the last one.
+    fn write_sections(&self, core: &Core, sections: &[Section], bytes: &mut Vec<u8>) -> Result<(), Errno> {
         let mut newest = None;
+        let longest = (MAX_RUN / core.layout.journal.section_len()).max(1);
         // Sections that follow each other on the store are written at once.
-        for run in sections.chunk_by(|a, b| a.0 + 1 == b.0) {
-            let mut bytes = Vec::with_capacity(run.len() * core.layout.journal.section_len());
-            for (number, sequence, image) in run {
+        for run in sections.chunk_by(|a, b| a.number + 1 == b.number).flat_map(|run| run.chunks(longest)) {
+            bytes.clear();
+            for Section { number, sequence, image } in run {
                 let start = bytes.len();
                 bytes.extend_from_slice(image);
                 if self.recorder.get().is_some() {
@@ -210,7 +247,7 @@ impl Journal {
                     newest = Some((*number, section_digest(&bytes[start..])));
                 }
             }
-            core.write_metadata(&bytes, core.layout.section_at(run[0].0))?;
+            core.write_metadata(bytes, core.layout.section_at(run[0].number))?;
         }
         core.sync(false)?;
         match (self.recorder.get(), newest) {
@@ -222,15 +259,20 @@ impl Journal {
 
     /// Copies the first `count` sections, which are durable, to their places, and frees them. The caller holds
     /// `writer`.
-    fn free(&self, core: &Core, count: usize) -> Result<(), Errno> {
+    fn free(&self, core: &Core, count: usize, memory: &mut Memory) -> Result<(), Errno> {
         let state = self.state();
-        let images: Vec<_> = state.sealed.iter().take(count).map(|section| Arc::clone(&section.image)).collect();
-        let end = state.ordinal - state.sealed.len() as u64 + images.len() as u64;
+        memory.sections.clear();
+        memory.sections.extend(state.sealed.iter().take(count).cloned());
+        let count = memory.sections.len();
+        let end = state.ordinal - state.sealed.len() as u64 + count as u64;
         drop(state);
-        core.note(self.copy(core, &images))?;
+        core.note(self.copy(core, memory))?;
         core.write_back()?;
+        // A section that is still shared could not be used again without a copy.
+        memory.sections.clear();
         let mut state = self.state();
-        state.sealed.drain(..images.len());
+        let State { sealed, spare, .. } = &mut *state;
+        spare.extend(sealed.drain(..count).map(|section| section.image));
         state.index.retain(|_, (ordinal, _)| *ordinal >= end);
         core.metrics.set_sections_used(state.sealed.len());
         Ok(())
@@ -238,7 +280,14 @@ impl Journal {
 
     /// Gives the open section its place in the journal, and opens another one.
     fn seal(&self, core: &Core, state: &mut State) {
-        let image = Arc::new(std::mem::replace(&mut state.open, self.codec.empty_section()));
+        let empty = match state.spare.pop() {
+            Some(mut image) => {
+                self.codec.clear(Arc::<Vec<u8>>::make_mut(&mut image));
+                image
+            }
+            None => Arc::new(self.codec.empty_section()),
+        };
+        let image = std::mem::replace(&mut state.open, empty);
         state.sealed.push_back(Section { number: state.next, sequence: state.sequence, image });
         state.next += 1;
         if state.next == core.layout.journal.sections {
@@ -249,26 +298,35 @@ impl Journal {
         core.metrics.set_sections_used(state.sealed.len());
     }
 
-    /// Writes the newest entry of each block of these sections to its place.
-    fn copy(&self, core: &Core, images: &[Arc<Vec<u8>>]) -> Result<(), Errno> {
+    /// Writes the newest entry of each block of the sections in `memory` to its place.
+    fn copy(&self, core: &Core, memory: &mut Memory) -> Result<(), Errno> {
         let layout = &core.layout;
-        let mut newest = BTreeMap::new();
-        for image in images {
+        let Memory { sections, newest, bytes, tags } = memory;
+        newest.clear();
+        for (number, section) in (0..).zip(&*sections) {
             for entry in 0..layout.journal.entries {
-                if let Some(sector) = self.codec.sector(image, entry) {
-                    newest.insert(sector / layout.sectors_per_block(), (image, entry));
+                if let Some(sector) = self.codec.sector(&section.image, entry) {
+                    newest.push((sector / layout.sectors_per_block(), number, entry as u32));
                 }
             }
         }
-        let newest: Vec<_> = newest.into_iter().collect();
+        newest.sort_unstable();
+        newest.dedup_by(|later, earlier| {
+            let is_same = later.0 == earlier.0;
+            if is_same {
+                *earlier = *later;
+            }
+            is_same
+        });
         for run in newest.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(MAX_COPY)) {
-            let mut data = vec![0; run.len() * layout.block_len()];
-            let mut tags = Vec::with_capacity(run.len() * layout.journal.tag_size);
-            for (to, (_, (image, entry))) in data.chunks_exact_mut(layout.block_len()).zip(run) {
-                tags.extend_from_slice(self.codec.get(image, *entry, to));
+            let data = bytes_of(bytes, run.len() * layout.block_len());
+            tags.clear();
+            for (to, (_, number, entry)) in data.chunks_exact_mut(layout.block_len()).zip(run) {
+                let image = &sections[*number as usize].image;
+                tags.extend_from_slice(self.codec.get(image, *entry as usize, to));
             }
             let _locks = core.stripes.write(run[0].0, run.len() as u64);
-            core.write(run[0].0, &data, &tags)?;
+            core.write(run[0].0, data, tags)?;
         }
         Ok(())
     }

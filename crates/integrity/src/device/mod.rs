@@ -22,6 +22,7 @@ use crate::digest::Digest;
 use crate::format::clear_journal;
 use crate::layout::Layout;
 use crate::options::{Mode, OpenOptions};
+use crate::scratch::{Scratch, ScratchPool, bytes_of};
 use crate::superblock::{Flags, Superblock};
 use crate::tags::{DISCARD_FILLER, Tagger};
 use bitmap::Bitmap;
@@ -49,6 +50,7 @@ pub struct IntegrityDevice {
     /// Held shared during a write in bitmap mode, and exclusively while bits are cleared.
     writes: RwLock<()>,
     flushes: Mutex<()>,
+    scratch: ScratchPool,
 }
 
 /// A read failed.
@@ -155,10 +157,12 @@ impl IntegrityDevice {
             return Ok(());
         }
         let (block_len, tag_size) = (self.core.layout.block_len(), self.core.layout.journal.tag_size);
-        let mut own = vec![0; if self.tagger.is_some() { count as usize * tag_size } else { 0 }];
-        let tags = if self.tagger.is_some() { &mut own[..] } else { tuples };
-        let mut journaled = vec![false; count as usize];
-        self.read_journal(first, data, tags, &mut journaled)?;
+        let mut scratch = self.scratch.take();
+        let Scratch { tags, journaled, .. } = &mut *scratch;
+        let tags = if self.tagger.is_some() { bytes_of(tags, count as usize * tag_size) } else { tuples };
+        journaled.clear();
+        journaled.resize(count as usize, false);
+        self.read_journal(first, data, tags, journaled)?;
         let mut at = 0;
         for run in journaled.chunk_by(|a, b| a == b) {
             let range = at..at + run.len();
@@ -170,7 +174,7 @@ impl IntegrityDevice {
                 self.core.read(start, data, &mut tags[range.start * tag_size..range.end * tag_size])?;
             }
         }
-        let mismatches = self.verify(first, data, tags, &journaled);
+        let mismatches = self.verify(first, data, tags, journaled);
         if mismatches.is_empty() { Ok(()) } else { Err(ReadError::Mismatch(mismatches)) }
     }
 
@@ -221,12 +225,9 @@ impl IntegrityDevice {
             return Ok(());
         }
         self.core.metrics.count_client(data.len() as u64);
-        let own;
+        let mut scratch = self.scratch.take();
         let tags = match &self.tagger {
-            Some(tagger) => {
-                own = self.tags_of(tagger, first, data);
-                &own[..]
-            }
+            Some(tagger) => self.tags_of(tagger, first, data, &mut scratch.tags),
             None => tuples,
         };
         if let Some(journal) = &self.journal {
@@ -240,10 +241,11 @@ impl IntegrityDevice {
         self.core.write(first, data, tags)
     }
 
-    fn tags_of(&self, tagger: &Tagger, first: u64, data: &[u8]) -> Vec<u8> {
+    /// Computes the tags of blocks, in `memory`.
+    fn tags_of<'a>(&self, tagger: &Tagger, first: u64, data: &[u8], memory: &'a mut Vec<u8>) -> &'a [u8] {
         let layout = &self.core.layout;
         let blocks = data.chunks_exact(layout.block_len());
-        let mut tags = vec![0; blocks.len() * layout.journal.tag_size];
+        let tags = bytes_of(memory, blocks.len() * layout.journal.tag_size);
         for (n, (block, tag)) in blocks.zip(tags.chunks_exact_mut(layout.journal.tag_size)).enumerate() {
             tagger.tag((first + n as u64) * layout.sectors_per_block(), block, tag);
         }
@@ -290,14 +292,16 @@ impl IntegrityDevice {
             journal.checkpoint(&self.core, Part::All)?;
         }
         let _write = self.writes.read().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = self.scratch.take();
         while first < end {
             let count = (end - first).min(1024);
             if let Some(bitmap) = &self.bitmap {
                 bitmap.set(&self.core, first, count)?;
             }
             let _locks = self.core.stripes.write(first, count);
-            let filler = vec![DISCARD_FILLER; count as usize * layout.journal.tag_size];
-            self.core.write_tags(first, &filler)?;
+            let filler = bytes_of(&mut scratch.tags, count as usize * layout.journal.tag_size);
+            filler.fill(DISCARD_FILLER);
+            self.core.write_tags(first, filler)?;
             first += count;
         }
         Ok(())

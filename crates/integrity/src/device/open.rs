@@ -11,6 +11,7 @@ use crate::error::IntegrityError;
 use crate::journal_codec::JournalCodec;
 use crate::layout::Layout;
 use crate::options::{Mode, OpenOptions, load};
+use crate::scratch::{MAX_LEN, ScratchPool};
 use crate::stores::Stores;
 use crate::superblock::{Flags, Superblock};
 use inlock_engine::Errno;
@@ -39,6 +40,7 @@ impl IntegrityDevice {
             recalculation: RwLock::new(None),
             writes: RwLock::new(()),
             flushes: Mutex::new(()),
+            scratch: ScratchPool::new(0, MAX_LEN / layout.block_len(), layout.journal.tag_size),
         };
         if device.options.mode == Mode::Recovery {
             return Ok(device);

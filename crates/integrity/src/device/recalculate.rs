@@ -45,7 +45,8 @@ impl IntegrityDevice {
             let mut data = vec![0; count as usize * layout.block_len()];
             let mut tags = vec![0; count as usize * layout.journal.tag_size];
             self.core.read(first, &mut data, &mut tags)?;
-            let fresh = self.tags_of(tagger, first, &data);
+            let mut scratch = self.scratch.take();
+            let fresh = self.tags_of(tagger, first, &data, &mut scratch.tags);
             let pairs = tags.chunks_exact_mut(layout.journal.tag_size).zip(fresh.chunks_exact(layout.journal.tag_size));
             for (n, (tag, fresh)) in pairs.enumerate() {
                 if self.is_unverified(first + n as u64) {

@@ -4,7 +4,6 @@ use crate::layout::Layout;
 use crate::stores::Stores;
 use inlock_engine::Errno;
 use inlock_engine::store::{read_all, write_all};
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of a cached piece. Tag areas are multiples of it.
@@ -17,11 +16,13 @@ const CAPACITY: usize = 64;
 
 #[derive(Default)]
 struct Shard {
-    pieces: BTreeMap<u64, Piece>,
+    /// Pieces by number. The memory of one that is removed is the next one's.
+    pieces: Vec<Piece>,
     clock: u64,
 }
 
 struct Piece {
+    number: u64,
     bytes: Box<[u8]>,
     dirty: bool,
     used: u64,
@@ -30,11 +31,14 @@ struct Piece {
 /// Cached tags of a volume.
 pub(super) struct TagCache {
     shards: Vec<Mutex<Shard>>,
+    /// Pieces of one write of a flush.
+    run: Mutex<Vec<u8>>,
 }
 
 impl Default for TagCache {
     fn default() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        let run = Mutex::new(Vec::with_capacity(GROUP as usize * PIECE));
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), run }
     }
 }
 
@@ -59,14 +63,19 @@ impl TagCache {
         })
     }
 
-    /// Writes all changed pieces, and returns the number of bytes. The caller syncs the store.
+    /// Writes all changed pieces, those side by side in one write, and returns the number of bytes. The caller syncs
+    /// the store.
     pub(super) fn flush(&self, stores: &Stores, layout: &Layout) -> Result<u64, Errno> {
-        let mut written = 0;
+        let (mut bytes, mut written) = (self.run.lock().unwrap_or_else(PoisonError::into_inner), 0);
         for shard in &self.shards {
-            for (number, piece) in lock(shard).pieces.iter_mut().filter(|(_, piece)| piece.dirty) {
-                write_all(stores.metadata(), &piece.bytes, layout.tags_at() + number * PIECE as u64)?;
-                piece.dirty = false;
-                written += PIECE as u64;
+            let mut shard = lock(shard);
+            let is_run = |a: &Piece, b: &Piece| a.dirty && b.dirty && a.number + 1 == b.number;
+            for run in shard.pieces.chunk_by_mut(is_run).filter(|run| run[0].dirty) {
+                bytes.clear();
+                run.iter().for_each(|piece| bytes.extend_from_slice(&piece.bytes));
+                write_all(stores.metadata(), &bytes, layout.tags_at() + run[0].number * PIECE as u64)?;
+                run.iter_mut().for_each(|piece| piece.dirty = false);
+                written += bytes.len() as u64;
             }
         }
         Ok(written)
@@ -107,16 +116,18 @@ impl TagCache {
             let mut shard = lock(&self.shards[(number / GROUP % SHARDS as u64) as usize]);
             shard.clock += 1;
             let clock = shard.clock;
-            if !shard.pieces.contains_key(&number) {
-                written += shard.make_room(stores, base)?;
-                let mut bytes = vec![0; PIECE].into_boxed_slice();
-                read_all(stores.metadata(), &mut bytes, base + number * PIECE as u64)?;
-                shard.pieces.insert(number, Piece { bytes, dirty: false, used: 0 });
-            }
-            if let Some(piece) = shard.pieces.get_mut(&number) {
-                piece.used = clock;
-                f(&mut piece.bytes[inside..inside + take], done, take, &mut piece.dirty);
-            }
+            let place = shard.pieces.binary_search_by_key(&number, |piece| piece.number);
+            let place = match place {
+                Ok(place) => place,
+                Err(_) => {
+                    let (bytes, evicted) = shard.take_memory(stores, base)?;
+                    written += evicted;
+                    shard.load(stores, base, number, bytes)?
+                }
+            };
+            let piece = &mut shard.pieces[place];
+            piece.used = clock;
+            f(&mut piece.bytes[inside..inside + take], done, take, &mut piece.dirty);
             done += take;
         }
         Ok(written)
@@ -124,22 +135,27 @@ impl TagCache {
 }
 
 impl Shard {
-    /// Removes the piece that was not used for longest if the shard is full, and writes it if it was changed. Returns
-    /// the number of bytes written.
-    fn make_room(&mut self, stores: &Stores, base: u64) -> Result<u64, Errno> {
-        let mut written = 0;
-        if self.pieces.len() < CAPACITY {
-            return Ok(written);
+    /// Returns memory for a piece, and the number of bytes written. If the shard is full it is that of the piece that
+    /// was not used for longest, which is written if it was changed.
+    fn take_memory(&mut self, stores: &Stores, base: u64) -> Result<(Box<[u8]>, u64), Errno> {
+        let oldest = self.pieces.iter().enumerate().min_by_key(|(_, piece)| (piece.dirty, piece.used));
+        let Some((place, piece)) = oldest.filter(|_| self.pieces.len() >= CAPACITY) else {
+            return Ok((vec![0; PIECE].into_boxed_slice(), 0));
+        };
+        let written = if piece.dirty { PIECE as u64 } else { 0 };
+        if piece.dirty {
+            write_all(stores.metadata(), &piece.bytes, base + piece.number * PIECE as u64)?;
         }
-        let oldest = self.pieces.iter().min_by_key(|(_, piece)| (piece.dirty, piece.used)).map(|(number, _)| *number);
-        if let Some(number) = oldest {
-            if let Some(piece) = self.pieces.get(&number).filter(|piece| piece.dirty) {
-                write_all(stores.metadata(), &piece.bytes, base + number * PIECE as u64)?;
-                written = PIECE as u64;
-            }
-            self.pieces.remove(&number);
-        }
-        Ok(written)
+        Ok((self.pieces.remove(place).bytes, written))
+    }
+
+    /// Reads a piece to `bytes`, and returns its place in the shard.
+    fn load(&mut self, stores: &Stores, base: u64, number: u64, mut bytes: Box<[u8]>) -> Result<usize, Errno> {
+        read_all(stores.metadata(), &mut bytes, base + number * PIECE as u64)?;
+        let place = self.pieces.partition_point(|piece| piece.number < number);
+        self.pieces.reserve_exact(CAPACITY - self.pieces.len());
+        self.pieces.insert(place, Piece { number, bytes, dirty: false, used: 0 });
+        Ok(place)
     }
 }
 

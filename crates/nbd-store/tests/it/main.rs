@@ -8,3 +8,4 @@ mod handshake;
 mod hostile;
 mod real;
 mod restart;
+mod tls;

@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 const SIZE: u64 = 8 << 20;
 
 /// A server process, killed when dropped.
-struct Process {
+pub(crate) struct Process {
     /// `None`: it was killed.
     child: Option<Child>,
     socket: PathBuf,
 }
 
 impl Process {
-    fn start(command: &mut Command, socket: &Path) -> Self {
+    pub(crate) fn start(command: &mut Command, socket: &Path) -> Self {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let begun = Instant::now();
         // It binds the socket before it listens.
@@ -38,7 +38,7 @@ impl Process {
         NbdUri::parse(&format!("nbd+unix:///?socket={}", self.socket.display())).unwrap()
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         // Another process may listen there by now.
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
@@ -62,7 +62,7 @@ fn encrypted(store: Arc<dyn BackingStore>) -> BlockingDevice {
 
 /// Writes and reads at random through encryption, on the store and on a model in memory: the same plaintext, and in the
 /// end the same ciphertext.
-fn compare(name: &str, store: NbdStore, operations: usize) {
+pub(crate) fn compare(name: &str, store: NbdStore, operations: usize) {
     let size = store.geometry().len;
     let mut image = vec![0; size as usize];
     inlock_engine::store::read_all(&store, &mut image, 0).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -92,7 +92,7 @@ fn compare(name: &str, store: NbdStore, operations: usize) {
     assert!(image == model.contents(), "{name}: the ciphertext differs");
 }
 
-fn nbdkit(socket: &Path, filters: &[&str], plugin: &[&str]) -> Command {
+pub(crate) fn nbdkit(socket: &Path, filters: &[&str], plugin: &[&str]) -> Command {
     let mut command = Command::new("nbdkit");
     command.args(["-f", "-U"]).arg(socket);
     command.args(filters.iter().map(|filter| format!("--filter={filter}"))).args(plugin);

@@ -137,7 +137,7 @@ impl HeaderPolicy {
             }
         }
         self.check_segments(segments)?;
-        header.authenticated.map_or(Ok(()), |segment| self.check_aead(&segment.spec, segment.unit))?;
+        header.authenticated.map_or(Ok(()), |segment| self.check_authenticated(&segment.spec, segment.unit))?;
         header.key_lens.iter().try_for_each(|len| self.check_key_len(*len))?;
         header.kdfs.iter().try_for_each(|(keyslot, kdf)| self.check_kdf(*keyslot, kdf))?;
         match self.expected_digest {
@@ -201,18 +201,17 @@ impl HeaderPolicy {
         self.check_key_len(key_len)
     }
 
-    /// Checks authenticated cipher, key and data units of a new volume.
-    pub(crate) fn check_new_aead(
-        &self,
-        spec: &AeadSpec,
-        key_len: usize,
-        unit: DataUnitSize,
-    ) -> Result<(), PolicyError> {
-        self.check_aead(spec, unit)?;
+    /// Checks authenticated cipher, key and data units of a new volume or of a table.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the first violation.
+    pub fn check_aead(&self, spec: &AeadSpec, key_len: usize, unit: DataUnitSize) -> Result<(), PolicyError> {
+        self.check_authenticated(spec, unit)?;
         self.check_key_len(key_len)
     }
 
-    fn check_aead(&self, spec: &AeadSpec, unit: DataUnitSize) -> Result<(), PolicyError> {
+    fn check_authenticated(&self, spec: &AeadSpec, unit: DataUnitSize) -> Result<(), PolicyError> {
         if let Some(cipher) = spec.inner() {
             self.check_iv(0, cipher)?;
             if cipher.cipher == Cipher::Null && !self.allow_null_cipher {

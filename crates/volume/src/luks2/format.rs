@@ -206,7 +206,7 @@ impl FormatOptions {
         }
         match &self.aead {
             Some(spec) => {
-                self.policy.check_new_aead(spec, self.key_len, sector_size)?;
+                self.policy.check_aead(spec, self.key_len, sector_size)?;
                 luks_cipher::check_new_aead(spec, self.key_len)?;
             }
             None => {

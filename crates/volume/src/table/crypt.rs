@@ -71,7 +71,7 @@ impl CryptLine {
         let iv_offset = Sector(words.number("iv_offset")?);
         let device = words.next("device")?.to_owned();
         let offset = Sector(words.offset("offset", sectors)?);
-        let Arguments { options, unit, large_iv } = Arguments::parse(words)?;
+        let Arguments { options, unit, large_iv, .. } = Arguments::parse(words)?;
         let line = Self { cipher, cipher_name, key, iv_offset, device, offset, unit, large_iv, options };
         line.check(sectors).map_err(|(word, name, fault)| words.fault_at(word, name, fault))?;
         Ok(line)
@@ -116,6 +116,15 @@ impl CryptLine {
 }
 
 fn parse_key(cipher: &CipherSpec, word: &str) -> Result<VolumeKey, TableFault> {
+    let key = parse_key_digits(word)?;
+    if cipher.cipher == Cipher::Null && !key.is_empty() {
+        return Err(TableFault::NullKey);
+    }
+    Ok(key)
+}
+
+/// Parses a key in hexadecimal, or `-` for none.
+pub(super) fn parse_key_digits(word: &str) -> Result<VolumeKey, TableFault> {
     if let Some(rest) = word.strip_prefix(':') {
         return Err(if is_keyring_form(rest) { TableFault::Keyring } else { TableFault::KeyringForm });
     }
@@ -128,9 +137,6 @@ fn parse_key(cipher: &CipherSpec, word: &str) -> Result<VolumeKey, TableFault> {
     }
     if digits.len() / 2 > MAX_KEY_LEN {
         return Err(TableFault::KeyTooLong);
-    }
-    if cipher.cipher == Cipher::Null && !digits.is_empty() {
-        return Err(TableFault::NullKey);
     }
     let mut key = VolumeKey::zeroed(digits.len() / 2);
     let nibble = |digit: u8| (digit & 0xf) + if digit.is_ascii_alphabetic() { 9 } else { 0 };

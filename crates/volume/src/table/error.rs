@@ -99,9 +99,64 @@ pub enum TableFault {
          no_write_workqueue sector_size:N iv_large_sectors"
     )]
     UnknownOption,
-    /// An option of volumes with integrity.
-    #[error("expected no option of integrity, which is not supported")]
+    /// An option of volumes with integrity, on a device without it.
+    #[error("expected no option of integrity: it needs a line of the target integrity before this one")]
     Integrity,
+    /// The first line of a table with integrity protection has another target.
+    #[error("expected integrity: the device with the tags comes first")]
+    NotIntegrity,
+    /// A line behind that of the target `integrity` is not the one of `crypt` on it.
+    #[error("expected one line of the target crypt behind that of integrity")]
+    NotSealed,
+    /// The two devices have different lengths.
+    #[error("expected {expected}, the length of the integrity device")]
+    OtherLength {
+        /// The required length in sectors.
+        expected: u64,
+    },
+    /// Not the length of a tag.
+    #[error("expected the bytes of a tag, 1 to 255, or - for those of internal_hash")]
+    TagSize,
+    /// Not a mode.
+    #[error("expected a mode: J, B, D, R or I")]
+    Mode,
+    /// The number of options of `integrity` is not a number, or too large.
+    #[error("expected the number of options that follow, 0 to 18")]
+    IntegrityOptionCount,
+    /// An option that dm-integrity does not have.
+    #[error(
+        "expected one of journal_sectors interleave_sectors buffer_sectors journal_watermark commit_time \
+         internal_hash journal_crypt journal_mac meta_device block_size sectors_per_bit bitmap_flush_interval \
+         recalculate reset_recalculate allow_discards fix_padding fix_hmac legacy_recalculate"
+    )]
+    UnknownIntegrityOption,
+    /// Not a number of 32 bits.
+    #[error("expected a whole number below 2^32 behind the colon")]
+    IntegrityNumber,
+    /// Not the length of a block.
+    #[error("expected block_size:BYTES, a power of two from 512 to 4096")]
+    BlockSize,
+    /// The device of a line with tags is not the one of the line before.
+    #[error("expected /dev/mapper/NAME, with the name of the integrity device")]
+    NotBelow,
+    /// The device with the plaintext does not start where the one with the tags starts.
+    #[error("expected 0")]
+    SealedOffset,
+    /// A line on an integrity device has no tags.
+    #[error("expected the option integrity:BYTES:aead")]
+    NoTags,
+    /// Not the form of that option.
+    #[error("expected integrity:BYTES:aead")]
+    Tags,
+    /// Not the length of a MAC's key.
+    #[error("expected integrity_key_size:BYTES")]
+    MacKeyLen,
+    /// The authenticated cipher does not accept a key of this length.
+    #[error("expected a key of another length: that of the cipher, and that of the MAC behind it")]
+    SealedKey,
+    /// IVs that count data units, with tags.
+    #[error("expected no iv_large_sectors with integrity")]
+    SealedLargeIv,
     /// Not the size of a data unit.
     #[error("expected sector_size:BYTES, a power of two from 512 to 65536")]
     SectorSize,

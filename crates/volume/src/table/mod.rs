@@ -4,21 +4,26 @@
 //! A table describes an unlocked volume in one or several lines of text: a program that has it needs no header. Lines
 //! of the targets `crypt`, `linear`, `zero` and `error` follow each other without gaps. The parser refuses what the
 //! kernel refuses, with the wrong word and the expected text; docs/formats/table.md lists the differences. Keys are in
-//! locked memory, and printed only on request.
+//! locked memory, and printed only on request. [`IntegrityTable`] describes a device with integrity protection.
 
 mod crypt;
 mod error;
+mod integrity;
 mod options;
 mod print;
 mod words;
 
 pub use crypt::{CryptLine, KernelRefusal};
 pub use error::{TableError, TableFault};
+pub use integrity::{
+    AnyTable, Counts, IntegrityArguments, IntegrityLine, IntegrityMode, IntegrityTable, KeyedName, SealedLine,
+};
 pub use options::CryptOptions;
 pub use print::ShowKeys;
 
 use crate::unlock::ActivationFlags;
 use inlock_cipher::{DataUnitSize, Sector, Segment, TargetType, VolumeKey};
+use print::{write_key, write_word};
 use words::Words;
 
 /// Maximum length of a table in bytes.
@@ -169,6 +174,11 @@ impl Table {
             }
         }
         devices
+    }
+
+    /// Whether a line has a key.
+    pub fn has_key(&self) -> bool {
+        self.lines.iter().any(|line| matches!(&line.target, Target::Crypt(crypt) if !crypt.key.is_empty()))
     }
 
     /// Returns the options of all lines together: those that at least one of them has.

@@ -81,12 +81,35 @@ pub(super) struct Arguments {
     pub(super) options: CryptOptions,
     pub(super) unit: DataUnitSize,
     pub(super) large_iv: bool,
+    pub(super) tags: Tags,
+}
+
+/// The options of a line on a device with tags.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Tags {
+    /// `integrity:N:aead`: bytes of tag and IV.
+    pub(super) len: Option<usize>,
+    /// `integrity_key_size:N`: bytes of the MAC's key.
+    pub(super) mac_key_len: Option<usize>,
 }
 
 impl Arguments {
-    /// Parses the rest of the line.
+    /// Parses the rest of a line without tags.
     pub(super) fn parse(words: &mut Words) -> Result<Self, TableError> {
-        let mut all = Self { options: CryptOptions::default(), unit: DataUnitSize::SECTOR, large_iv: false };
+        Self::parse_with(words, Self::take)
+    }
+
+    /// Parses the rest of a line with tags.
+    pub(super) fn parse_with_tags(words: &mut Words) -> Result<Self, TableError> {
+        Self::parse_with(words, Self::take_with_tags)
+    }
+
+    fn parse_with(
+        words: &mut Words,
+        take: impl Fn(&mut Self, &str) -> Result<(), TableFault>,
+    ) -> Result<Self, TableError> {
+        let (options, unit, tags) = (CryptOptions::default(), DataUnitSize::SECTOR, Tags::default());
+        let mut all = Self { options, unit, large_iv: false, tags };
         if words.left() == 0 {
             return Ok(all);
         }
@@ -98,10 +121,23 @@ impl Arguments {
         }
         for _ in 0..count {
             let word = words.next("option")?;
-            let result = all.take(word);
+            let result = take(&mut all, word);
             result.map_err(|fault| words.fault(fault))?;
         }
         Ok(all)
+    }
+
+    fn take_with_tags(&mut self, word: &str) -> Result<(), TableFault> {
+        let bytes = |text: &str| number(text).and_then(|len| usize::try_from(len).ok());
+        if let Some(tags) = word.strip_prefix("integrity:") {
+            let len = tags.strip_suffix(":aead").and_then(bytes);
+            self.tags.len = Some(len.ok_or(TableFault::Tags)?);
+        } else if let Some(len) = word.strip_prefix("integrity_key_size:") {
+            self.tags.mac_key_len = Some(bytes(len).ok_or(TableFault::MacKeyLen)?);
+        } else {
+            return self.take(word);
+        }
+        Ok(())
     }
 
     fn take(&mut self, word: &str) -> Result<(), TableFault> {

@@ -1,7 +1,8 @@
 //! A table as text: the form of `dmsetup table`.
 
-use super::options::Arguments;
+use super::options::{Arguments, Tags};
 use super::{Table, TableLine, Target};
+use inlock_cipher::VolumeKey;
 use std::fmt::{self, Write};
 use zeroize::Zeroizing;
 
@@ -56,22 +57,28 @@ impl TableLine {
         f.write_char(' ')?;
         write_word(f, &crypt.cipher_name)?;
         f.write_char(' ')?;
-        for byte in crypt.key.as_bytes() {
-            match keys {
-                ShowKeys::Yes => write!(f, "{byte:02x}")?,
-                ShowKeys::No => f.write_str("00")?,
-            }
-        }
-        f.write_str(if crypt.key.is_empty() { "-" } else { "" })?;
+        write_key(f, &crypt.key, keys)?;
         write!(f, " {} ", crypt.iv_offset.0)?;
         write_word(f, &crypt.device)?;
-        let arguments = Arguments { options: crypt.options, unit: crypt.unit, large_iv: crypt.large_iv };
+        let (options, unit, large_iv) = (crypt.options, crypt.unit, crypt.large_iv);
+        let arguments = Arguments { options, unit, large_iv, tags: Tags::default() };
         write!(f, " {}{arguments}", crypt.offset.0)
     }
 }
 
+/// Writes a key in hexadecimal, or `-` for none.
+pub(super) fn write_key(f: &mut dyn Write, key: &VolumeKey, keys: ShowKeys) -> fmt::Result {
+    for byte in key.as_bytes() {
+        match keys {
+            ShowKeys::Yes => write!(f, "{byte:02x}")?,
+            ShowKeys::No => f.write_str("00")?,
+        }
+    }
+    f.write_str(if key.is_empty() { "-" } else { "" })
+}
+
 /// Writes a word with a backslash before characters that would end or change it.
-fn write_word(f: &mut dyn Write, word: &str) -> fmt::Result {
+pub(super) fn write_word(f: &mut dyn Write, word: &str) -> fmt::Result {
     for letter in word.chars() {
         if letter.is_ascii_whitespace() || letter == '\\' {
             f.write_char('\\')?;

@@ -68,8 +68,13 @@ impl Words {
     /// Like [`Words::next`], for a word that no error may show.
     pub(super) fn next_secret(&mut self, name: &'static str) -> Result<&str, TableError> {
         self.next(name)?;
-        self.secret = Some(self.taken);
+        self.hide();
         Ok(&self.words[self.taken - 1])
+    }
+
+    /// Lets no error show the last consumed word.
+    pub(super) fn hide(&mut self) {
+        self.secret = Some(self.taken);
     }
 
     /// Consumes a whole number: digits only.

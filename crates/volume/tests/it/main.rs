@@ -13,6 +13,7 @@ mod edit_states;
 mod edits;
 mod header_backups;
 mod header_verdicts;
+mod integrity_table;
 mod keyslots;
 mod policies;
 mod power_cut;

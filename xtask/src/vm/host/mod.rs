@@ -6,6 +6,7 @@ mod dm_crypt;
 mod integrity;
 mod luks;
 mod sealed;
+mod slots;
 mod table;
 mod verity;
 mod zoned;

@@ -6,34 +6,28 @@
 //! kernel must read as Inlock does.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use inlock_tests::image::{CHEAP_PBKDF2, difference};
+use inlock_tests::image::CHEAP_PBKDF2;
 use inlock_tests::nbd::{Connection, Mode};
 use inlock_tests::process::{inlock, text};
-use inlock_tests::random::Random;
 use inlock_tests::server::Server;
 
 use super::super::Scene;
-use super::super::report::{Outcome, Report};
+use super::super::report::Report;
 use super::Judge;
+use super::slots::{self, Disk, FIRST, PAGE, Piece, SECOND, SLOT, SlotRow, THIRD, content, same, same_after_cut};
 
 const PASSPHRASE: &[u8] = b"a passphrase with blanks";
-/// Length of a slot, in bytes, as in `sealed.sh`.
-const SLOT: usize = 8 << 20;
-const DATA: usize = 2 << 20;
-const PAGE: usize = 4096;
 /// Header of 1 MiB, so that most of a slot is the volume.
 const LAYOUT: [&str; 3] = ["--luks2-metadata-size=16k", "--luks2-keyslots-size=512k", "--offset=2048"];
 
 /// Volumes: cipher, integrity, bits of the key, data unit, J (journal) or D (direct), and more options of luksFormat.
 /// cryptsetup 2.6.1 cannot create `aes-cbc-random` in this kernel.
-const LINES: [&str; 11] = [
+const LINES: [&str; 9] = [
     "aes-xts-plain64 hmac-sha256 512 4096 J",
-    "aes-xts-random hmac-sha256 512 512 J",
     "aes-xts-random hmac-sha256 512 4096 J --integrity-legacy-padding",
     "aes-xts-random hmac-sha512 256 512 D",
     "aes-cbc-plain64 hmac-sha512 256 4096 D",
@@ -42,11 +36,12 @@ const LINES: [&str; 11] = [
     "aes-ccm-random aead 280 512 J",
     "aegis128-random aead 128 4096 J",
     "chacha20-random poly1305 256 512 J",
-    "chacha20-random poly1305 256 4096 D",
 ];
 
 /// Further volumes, with `--full`.
-const MORE_LINES: [&str; 13] = [
+const MORE_LINES: [&str; 15] = [
+    "aes-xts-random hmac-sha256 512 512 J",
+    "chacha20-random poly1305 256 4096 D",
     "aes-xts-plain64 hmac-sha256 512 512 D",
     "aes-xts-random hmac-sha256 256 4096 D",
     "aes-xts-random hmac-sha512 512 4096 J",
@@ -61,21 +56,6 @@ const MORE_LINES: [&str; 13] = [
     "aegis128-random aead 128 4096 D",
     "chacha20-random poly1305 256 4096 J",
 ];
-
-/// Pages that are written to a volume: from where in the data, to where, how many. The same as in `sealed.sh`.
-const FIRST: [[usize; 3]; 2] = [[0, 0, 128], [128, 433, 128]];
-const SECOND: [[usize; 3]; 2] = [[256, 184, 64], [320, 64, 40]];
-const THIRD: [usize; 3] = [400, 500, 100];
-
-/// Disks of the guest, in their order.
-const DISKS: [&str; 7] = ["theirs", "theirs-cut", "ours", "ours-cut", "view-theirs-cut", "view-ours", "view-ours-cut"];
-const THEIRS: usize = 0;
-const THEIRS_CUT: usize = 1;
-const OURS: usize = 2;
-const OURS_CUT: usize = 3;
-const VIEW_OF_THEIRS_CUT: usize = 4;
-const VIEW_OF_OURS: usize = 5;
-const VIEW_OF_OURS_CUT: usize = 6;
 
 struct Row {
     name: String,
@@ -115,10 +95,17 @@ impl Row {
     }
 }
 
-/// Copies pages of `data` to their places in `expected`.
-fn put(expected: &mut [u8], data: &[u8], pieces: &[[usize; 3]]) {
-    for [from, to, count] in pieces {
-        expected[to * PAGE..][..count * PAGE].copy_from_slice(&data[from * PAGE..][..count * PAGE]);
+impl SlotRow for Row {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn args(&self) -> String {
+        format!("interleaved|{}|{}", self.format, self.open)
+    }
+
+    fn ours(&self, data: &[u8], number: usize, scene: &Scene<'_>) -> Result<[Vec<u8>; 2]> {
+        ours(self, &scene.folder.join(format!("{number}.ours")), &scene.folder.join("key"), data)
     }
 }
 
@@ -126,29 +113,8 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
     let lines = LINES.iter().chain(MORE_LINES.iter().filter(|_| scene.full));
     let rows = lines.map(|line| Row::parse(line).with_context(|| (*line).to_owned()));
     let rows = rows.collect::<Result<Vec<_>>>()?;
-    let key = scene.folder.join("key");
-    fs::write(&key, PASSPHRASE)?;
-    let data = Random::new(16).bytes(DATA);
-    let disk = |name: &str, slots: usize| -> Result<(PathBuf, File)> {
-        let path = scene.folder.join(format!("{name}.img"));
-        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-        file.set_len((slots * SLOT) as u64)?;
-        Ok((path, file))
-    };
-    let disks = DISKS.iter().map(|name| disk(name, rows.len())).collect::<Result<Vec<_>>>()?;
-    let (data_path, data_file) = disk("data", 1)?;
-    data_file.write_all_at(&data, 0)?;
-    let (scratch, _) = disk("scratch", 1)?;
-    let mut list = String::new();
-    for (number, row) in rows.iter().enumerate() {
-        let image = scene.folder.join(format!("{number}.killed"));
-        let (closed, cut) = ours(row, &image, &key, &data).with_context(|| row.name.clone())?;
-        write_sparse(&disks[OURS].1, &closed, number)?;
-        write_sparse(&disks[OURS_CUT].1, &cut, number)?;
-        list += &format!("{}|{number}|{}|{}\n", row.name, row.format, row.open);
-    }
-    scene.disks.extend(disks.into_iter().map(|(path, _)| path).chain([data_path, scratch]));
-    scene.files.push(("vm/rows".to_owned(), list.into_bytes()));
+    fs::write(scene.folder.join("key"), PASSPHRASE)?;
+    let data = slots::prepare(scene, &rows, 16)?;
     scene.files.push(("vm/key".to_owned(), PASSPHRASE.to_vec()));
     Ok(Box::new(move |scene, report| {
         for (number, row) in rows.iter().enumerate() {
@@ -160,17 +126,9 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
     }))
 }
 
-/// Writes a slot; zeroes stay holes.
-fn write_sparse(disk: &File, slot: &[u8], number: usize) -> Result<()> {
-    for (n, piece) in slot.chunks(PAGE).enumerate().filter(|(_, piece)| piece.iter().any(|byte| *byte != 0)) {
-        disk.write_all_at(piece, (number * SLOT + n * PAGE) as u64)?;
-    }
-    Ok(())
-}
-
 /// Creates a volume on `image` and writes to it; then serves it again, writes more, and kills the process. Returns the
 /// slots of both states.
-fn ours(row: &Row, image: &Path, key: &Path, data: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+fn ours(row: &Row, image: &Path, key: &Path, data: &[u8]) -> Result<[Vec<u8>; 2]> {
     File::create(image)?.set_len(SLOT as u64)?;
     let format: Vec<&str> = row.format.split(' ').chain(["-q"]).collect();
     row.inlock("luksFormat", image, key, &format)?;
@@ -178,7 +136,7 @@ fn ours(row: &Row, image: &Path, key: &Path, data: &[u8]) -> Result<(Vec<u8>, Ve
     let open: Vec<&str> = row.open.split_whitespace().collect();
     let serve = || Server::inlock(dir.path(), "volume", image, Some(key), &open);
     let connect = |server: &Server| Connection::open(server.socket(), Duration::from_secs(120), Mode::Simple);
-    let write = |client: &mut Connection, [from, to, count]: [usize; 3]| {
+    let write = |client: &mut Connection, [from, to, count]: Piece| {
         client.write((to * PAGE) as u64, &data[from * PAGE..][..count * PAGE])
     };
     let mut server = serve()?;
@@ -198,67 +156,76 @@ fn ours(row: &Row, image: &Path, key: &Path, data: &[u8]) -> Result<(Vec<u8>, Ve
     }
     server.signal("KILL")?;
     server.wait()?;
-    Ok((closed, fs::read(image)?))
+    Ok([closed, fs::read(image)?])
 }
 
 fn judge(row: &Row, number: usize, data: &[u8], scene: &Scene<'_>, report: &mut Report) -> Result<()> {
     let key = scene.folder.join("key");
-    let slot = |disk: usize| -> Result<Vec<u8>> {
-        let mut bytes = vec![0; SLOT];
-        File::open(&scene.disks[disk])?.read_exact_at(&mut bytes, (number * SLOT) as u64)?;
-        Ok(bytes)
-    };
-    let image = |disk: usize| -> Result<PathBuf> {
-        let path = scene.folder.join(format!("{number}.{}", DISKS[disk]));
-        fs::write(&path, slot(disk)?)?;
+    let image = |name: &str, bytes: Result<Vec<u8>>| -> Result<PathBuf> {
+        let path = scene.folder.join(format!("{number}.{name}"));
+        fs::write(&path, bytes?)?;
         Ok(path)
     };
-    // As Inlock left it when it was killed: the kernel has replayed the one on the disk.
-    let killed = scene.folder.join(format!("{number}.killed"));
+    let slot = |disk| slots::slot(scene, disk, number);
+    let (theirs_cut, ours_cut) = (slot(Disk::ViewOfTheirsCut)?, slot(Disk::ViewOfOursCut)?);
+    let same_view = |image: Result<PathBuf>, view: &[u8]| same_view(row, &image?, &key, view, data);
     let found = [
-        ("theirs", image(THEIRS).and_then(|image| theirs(row, &image, &key, data))),
-        (
-            "theirs-cut",
-            image(THEIRS_CUT).and_then(|image| same_view(row, &image, &key, &slot(VIEW_OF_THEIRS_CUT)?, data)),
-        ),
-        ("ours", image(OURS).and_then(|image| ours_after(row, &image, &key, &slot(VIEW_OF_OURS)?, data))),
-        ("ours-cut", slot(VIEW_OF_OURS_CUT).and_then(|view| same_view(row, &killed, &key, &view, data))),
-        (
-            "ours-after-cut",
-            image(OURS_CUT).and_then(|image| same_view(row, &image, &key, &slot(VIEW_OF_OURS_CUT)?, data)),
-        ),
+        ("theirs", theirs(row, &image("theirs", slot(Disk::Theirs))?, &key, data)),
+        ("table", same_table(row, number, &key, scene, report)),
+        ("theirs-by-table", theirs_by_table(row, number, scene, data, report)),
+        ("theirs-cut", same_view(image("theirs-cut", slot(Disk::TheirsCut)), &theirs_cut)),
+        ("ours", ours_after(row, &image("ours", slot(Disk::Ours))?, &key, &slot(Disk::ViewOfOurs)?, data)),
+        ("ours-cut", same_view(image("ours-cut", slots::before(scene, number)), &ours_cut)),
+        ("ours-after-cut", same_view(image("ours-after-cut", slot(Disk::OursCut)), &ours_cut)),
     ];
-    for (what, result) in found {
-        let name = format!("judge-{what}:{}", row.name);
-        report.outcomes.push(match result {
-            Ok(()) => Outcome::Ok(name),
-            Err(error) => Outcome::Fail(name, format!("{error:#}")),
-        });
-    }
+    slots::report_row(report, &row.name, found);
     Ok(())
 }
 
 /// Reads the kernel's closed volume.
 fn theirs(row: &Row, image: &Path, key: &Path, data: &[u8]) -> Result<()> {
     let read = row.export(image, key)?;
-    let mut expected = vec![0; read.len()];
-    put(&mut expected, data, &FIRST);
-    put(&mut expected, data, if row.has_journal { &SECOND } else { &SECOND[..1] });
-    same(&read, &expected)
+    same(&read, &written(row, read.len(), data))
+}
+
+/// Returns the content of the kernel's closed volume.
+fn written(row: &Row, len: usize, data: &[u8]) -> Vec<u8> {
+    let second = if row.has_journal { &SECOND[..] } else { &SECOND[..1] };
+    content(len, data, &[&FIRST, second].concat())
+}
+
+/// Returns the kernel's tables of a row's volume with `device` for its device, as Inlock prints tables.
+fn kernel_tables(number: usize, device: &str, report: &Report) -> Result<String> {
+    let below = slots::kernel_table(report, "table-below", number, &[device])?;
+    let above = slots::kernel_table(report, "table", number, &["/dev/mapper/volume_dif"])?;
+    Ok(format!("volume_dif: {below}\nvolume: {above}\n"))
+}
+
+/// Compares the table that Inlock prints for the kernel's volume with the kernel's.
+fn same_table(row: &Row, number: usize, key: &Path, scene: &Scene<'_>, report: &Report) -> Result<()> {
+    let image = scene.folder.join(format!("{number}.theirs"));
+    let mut command = inlock()?;
+    command.args(["table", "--showkeys"]).arg(&image).arg("--key-file").arg(key).args(row.open.split_whitespace());
+    let printed = text(&mut command)?;
+    let name = printed.split_once("_dif: ").context("a table without a name")?.0.to_owned();
+    let path = image.to_str().context("a path in UTF-8")?;
+    let (ours, kernels) = (printed.replace(&name, "volume"), kernel_tables(number, path, report)?);
+    ensure!(ours == kernels, "Inlock prints\n{ours}and the kernel\n{kernels}");
+    Ok(())
+}
+
+/// Reads the kernel's closed volume by the kernel's table.
+fn theirs_by_table(row: &Row, number: usize, scene: &Scene<'_>, data: &[u8], report: &Report) -> Result<()> {
+    let image = scene.folder.join(format!("{number}.theirs"));
+    let table = kernel_tables(number, image.to_str().context("a path in UTF-8")?, report)?;
+    let read = slots::export_table(scene.folder, &table)?;
+    same(&read, &written(row, read.len(), data))
 }
 
 /// Compares what Inlock reads in a volume that was not closed, before and after a replay, with what the kernel reads.
 fn same_view(row: &Row, image: &Path, key: &Path, view: &[u8], data: &[u8]) -> Result<()> {
     let read = row.export(image, key)?;
-    same(&read, &view[..read.len()]).context("Inlock differs from the kernel")?;
-    // Flushed data are there; the last write may be there in part.
-    let mut expected = read.clone();
-    put(&mut expected, data, &FIRST);
-    put(&mut expected, data, &SECOND[..1]);
-    let [_, to, count] = SECOND[1];
-    let range = to * PAGE..(to + count) * PAGE;
-    expected[range.clone()].copy_from_slice(&read[range]);
-    same(&read, &expected).context("durable data are lost")?;
+    same_after_cut(&read, view, data)?;
     let open: Vec<&str> = row.open.split_whitespace().chain(["--run", "true"]).collect();
     row.inlock("serve", image, key, &open)?;
     same(&row.export(image, key)?, &read).context("after the replay")
@@ -267,15 +234,6 @@ fn same_view(row: &Row, image: &Path, key: &Path, view: &[u8], data: &[u8]) -> R
 /// Compares what the kernel has read in Inlock's volume with what was written, and reads what the kernel wrote.
 fn ours_after(row: &Row, image: &Path, key: &Path, view: &[u8], data: &[u8]) -> Result<()> {
     let read = row.export(image, key)?;
-    let mut expected = vec![0; read.len()];
-    put(&mut expected, data, &FIRST);
-    same(&view[..read.len()], &expected).context("the kernel's view")?;
-    put(&mut expected, data, &[THIRD]);
-    same(&read, &expected)
-}
-
-fn same(ours: &[u8], theirs: &[u8]) -> Result<()> {
-    let difference = difference(ours, theirs);
-    ensure!(difference.is_none(), "{}", difference.unwrap_or_default());
-    Ok(())
+    same(&view[..read.len()], &content(read.len(), data, &FIRST)).context("the kernel's view")?;
+    same(&read, &content(read.len(), data, &[FIRST[0], FIRST[1], THIRD]))
 }

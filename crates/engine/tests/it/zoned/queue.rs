@@ -143,8 +143,8 @@ fn check_order(arrivals: &[Arrival]) -> Result<u64, String> {
     Ok(writes)
 }
 
-/// Submits so many writes; what is wrong with how they came.
-fn run(way: Way, writes: usize) -> Result<(), String> {
+/// Submits so many writes. Returns how often several came at once, or what is wrong with how they came.
+fn run(way: Way, writes: usize) -> Result<usize, String> {
     let inner: Arc<dyn BackingStore> = Arc::new(MemoryZones::new(SHAPE));
     let store = Arc::new(Trouble::new(Arc::clone(&inner)).delayed(64, 3).logged(writes + writes / 16));
     let cipher = if way.offloaded { "serpent-xts-plain64" } else { "aes-xts-plain64" };
@@ -181,22 +181,22 @@ fn run(way: Way, writes: usize) -> Result<(), String> {
     verdict?;
     let gathered = store.arrivals().iter().filter(|arrival| arrival.requests > 1).count();
     println!("{gathered} times several at once, {way:?}");
-    assert_eq!(gathered > 0, way.workers > 1 || way.offloaded, "what waits goes together");
-    if came == writes as u64 { Ok(()) } else { Err(format!("{came} writes came of {writes}")) }
+    assert!(gathered == 0 || way.workers > 1 || way.offloaded, "nothing waits on one worker");
+    if came == writes as u64 { Ok(gathered) } else { Err(format!("{came} writes came of {writes}")) }
 }
 
 /// `cargo test --release -p inlock-engine --test it zoned::queue` submits a million in each way.
 #[test]
 fn writes_come_in_the_order_of_their_submission() {
     let writes = if cfg!(debug_assertions) { 5000 } else { 1_000_000 };
+    let mut gathered = 0;
     for (workers, offloaded) in [(1, false), (4, false), (1, true), (4, true)] {
         let way = Way { workers, offloaded, ordered: true };
         let started = std::time::Instant::now();
-        if let Err(error) = run(way, writes) {
-            panic!("{way:?}: {error}");
-        }
+        gathered += run(way, writes).unwrap_or_else(|error| panic!("{way:?}: {error}"));
         println!("{writes} writes in order, {way:?}: {:.1} s", started.elapsed().as_secs_f64());
     }
+    assert!(gathered > 0, "what waits goes together");
 }
 
 /// The negative control: without the queues the same test fails.

@@ -3,44 +3,25 @@
 //! integritysetup creates a volume in the guest, and data are written through the kernel; a copy is made in the middle
 //! of it. Inlock compares the superblock with its own, verifies every block, and replays the copy: it must read what
 //! the kernel reads on another copy. The other way round, Inlock creates a volume, and one that it does not close; the
-//! kernel verifies and reads both.
+//! kernel verifies and reads both. The table that the kernel shows for its volume opens it in `inlock`.
 
 mod rows;
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::fs;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_integrity::{Flags, IntegrityDevice, Mode, ReadError, Stores, Superblock, format, load, resize};
-use inlock_tests::image::difference;
-use inlock_tests::random::Random;
 
 use super::super::Scene;
-use super::super::report::{Outcome, Report};
+use super::super::report::Report;
 use super::Judge;
+use super::slots::{self, Disk, FIRST, PAGE, Piece, SECOND, SLOT, SlotRow, THIRD, content, same, same_after_cut};
 use rows::{KEYS, LINES, MORE_LINES, Row};
 
-/// Length of a slot, and of the volume in it; the rest is the metadata device. In bytes, as in `integrity.sh`.
-const SLOT: usize = 8 << 20;
+/// Length of the volume in a slot; the rest is the metadata device. In bytes, as in `integrity.sh`.
 const VOLUME: usize = 6 << 20;
-/// Length of the data that are written.
-const DATA: usize = 2 << 20;
-const PAGE: usize = 4096;
-
-/// Disks of the guest, in their order.
-#[derive(Clone, Copy)]
-enum Disk {
-    Theirs,
-    TheirsCut,
-    Ours,
-    OursCut,
-    ViewOfTheirsCut,
-    ViewOfOurs,
-    ViewOfOursCut,
-}
 
 /// A volume in memory.
 struct Image {
@@ -79,45 +60,31 @@ fn read_all(device: &IntegrityDevice) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes pages of `data` from page `from` to page `to` of the volume, and to `expected`.
-fn put(
-    device: Option<&IntegrityDevice>,
-    expected: &mut [u8],
-    data: &[u8],
-    [from, to, count]: [usize; 3],
-) -> Result<()> {
+/// Writes pages of `data` to the volume.
+fn put(device: &IntegrityDevice, data: &[u8], [from, to, count]: Piece) -> Result<()> {
     let bytes = &data[from * PAGE..][..count * PAGE];
-    expected[to * PAGE..][..count * PAGE].copy_from_slice(bytes);
-    device.map_or(Ok(()), |device| device.write((to * PAGE / 512) as u64, bytes, &[])).context("cannot write")
+    device.write((to * PAGE / 512) as u64, bytes, &[]).context("cannot write")
+}
+
+impl SlotRow for Row {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn args(&self) -> String {
+        let place = if self.separate { "separate" } else { "interleaved" };
+        format!("{place}|{}|{}", self.args[0], self.args[1])
+    }
+
+    fn ours(&self, data: &[u8], _number: usize, _scene: &Scene<'_>) -> Result<[Vec<u8>; 2]> {
+        ours(self, data)
+    }
 }
 
 pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
     let lines = LINES.iter().chain(MORE_LINES.iter().filter(|_| scene.full));
     let rows = lines.map(|line| Row::parse(line).with_context(|| (*line).to_owned())).collect::<Result<Vec<_>>>()?;
-    let data = Random::new(15).bytes(DATA);
-    let disk = |name: &str, slots: usize| -> Result<(PathBuf, File)> {
-        let path = scene.folder.join(format!("{name}.img"));
-        let file = File::options().read(true).write(true).create_new(true).open(&path)?;
-        file.set_len((slots * SLOT) as u64)?;
-        Ok((path, file))
-    };
-    let names = ["theirs", "theirs-cut", "ours", "ours-cut", "view-theirs-cut", "view-ours", "view-ours-cut"];
-    let disks = names.iter().map(|name| disk(name, rows.len())).collect::<Result<Vec<_>>>()?;
-    let (data_path, data_file) = disk("data", 1)?;
-    data_file.write_all_at(&data, 0)?;
-    let (scratch, _) = disk("scratch", 2)?;
-    let mut list = String::new();
-    for (number, row) in rows.iter().enumerate() {
-        let (closed, cut) = ours(row, &data).with_context(|| row.name.clone())?;
-        write_sparse(&disks[Disk::Ours as usize].1, &closed, number)?;
-        write_sparse(&disks[Disk::OursCut as usize].1, &cut, number)?;
-        // The kernel changes the disk; the judge needs it as it was.
-        fs::write(scene.folder.join(format!("{number}.cut")), &cut)?;
-        let place = if row.separate { "separate" } else { "interleaved" };
-        list += &format!("{}|{number}|{place}|{}|{}\n", row.name, row.args[0], row.args[1]);
-    }
-    scene.disks.extend(disks.into_iter().map(|(path, _)| path).chain([data_path, scratch]));
-    scene.files.push(("vm/rows".to_owned(), list.into_bytes()));
+    let data = slots::prepare(scene, &rows, 15)?;
     scene.files.extend(KEYS.iter().map(|(name, key)| (format!("vm/keys/{name}"), key.to_vec())));
     Ok(Box::new(move |scene, report| {
         for (number, row) in rows.iter().enumerate() {
@@ -129,16 +96,8 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
     }))
 }
 
-/// Writes a slot; zeroes stay holes.
-fn write_sparse(disk: &File, slot: &[u8], number: usize) -> Result<()> {
-    for (n, piece) in slot.chunks(PAGE).enumerate().filter(|(_, piece)| piece.iter().any(|byte| *byte != 0)) {
-        disk.write_all_at(piece, (number * SLOT + n * PAGE) as u64)?;
-    }
-    Ok(())
-}
-
 /// Creates a volume, closes it, writes more and leaves it open. Returns the slots of both states.
-fn ours(row: &Row, data: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+fn ours(row: &Row, data: &[u8]) -> Result<[Vec<u8>; 2]> {
     let mut image = Image::of_slot(&vec![0; SLOT], row.separate);
     if row.grown {
         image.data = Arc::new(MemoryStore::new(vec![0; VOLUME / 2]));
@@ -158,49 +117,32 @@ fn ours(row: &Row, data: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
         wipe(&image, before)?;
     }
     let device = IntegrityDevice::open(image.stores(), row.open_options())?;
-    let mut unused = vec![0; VOLUME];
-    for piece in FIRST {
-        put(Some(&device), &mut unused, data, piece)?;
-    }
+    FIRST.into_iter().try_for_each(|piece| put(&device, data, piece))?;
     device.close()?;
     drop(device);
     let closed = image.slot();
     let device = IntegrityDevice::open(image.stores(), row.open_options())?;
-    put(Some(&device), &mut unused, data, SECOND[0])?;
+    put(&device, data, SECOND[0])?;
     device.flush()?;
     if row.mode != Mode::Direct {
-        put(Some(&device), &mut unused, data, SECOND[1])?;
+        put(&device, data, SECOND[1])?;
     }
-    Ok((closed, image.slot()))
+    Ok([closed, image.slot()])
 }
 
-/// Writes to a volume, in pages: from where in the data, to where, how many. The same as in `integrity.sh`.
-const FIRST: [[usize; 3]; 2] = [[0, 0, 128], [128, 433, 128]];
-const SECOND: [[usize; 3]; 2] = [[256, 184, 64], [320, 64, 40]];
-const THIRD: [usize; 3] = [400, 500, 100];
-
 fn judge(row: &Row, number: usize, data: &[u8], scene: &Scene<'_>, report: &mut Report) -> Result<()> {
-    let slot = |disk: Disk| -> Result<Vec<u8>> {
-        let mut bytes = vec![0; SLOT];
-        File::open(&scene.disks[disk as usize])?.read_exact_at(&mut bytes, (number * SLOT) as u64)?;
-        Ok(bytes)
-    };
-    let before = fs::read(scene.folder.join(format!("{number}.cut")))?;
+    let slot = |disk| slots::slot(scene, disk, number);
+    let (theirs_cut, ours_cut) = (slot(Disk::ViewOfTheirsCut)?, slot(Disk::ViewOfOursCut)?);
     let found = [
         ("superblock", same_superblock(row, &slot(Disk::Theirs)?)),
         ("theirs", theirs(row, &slot(Disk::Theirs)?, data)),
-        ("theirs-cut", same_view(row, &slot(Disk::TheirsCut)?, &slot(Disk::ViewOfTheirsCut)?, data)),
+        ("theirs-by-table", theirs_by_table(row, number, &slot(Disk::Theirs)?, data, scene, report)),
+        ("theirs-cut", same_view(row, &slot(Disk::TheirsCut)?, &theirs_cut, data)),
         ("ours", ours_after(row, &slot(Disk::Ours)?, &slot(Disk::ViewOfOurs)?, data)),
-        ("ours-cut", same_view(row, &before, &slot(Disk::ViewOfOursCut)?, data)),
-        ("ours-after-cut", same_view(row, &slot(Disk::OursCut)?, &slot(Disk::ViewOfOursCut)?, data)),
+        ("ours-cut", same_view(row, &slots::before(scene, number)?, &ours_cut, data)),
+        ("ours-after-cut", same_view(row, &slot(Disk::OursCut)?, &ours_cut, data)),
     ];
-    for (what, result) in found {
-        let name = format!("judge-{what}:{}", row.name);
-        report.outcomes.push(match result {
-            Ok(()) => Outcome::Ok(name),
-            Err(error) => Outcome::Fail(name, format!("{error:#}")),
-        });
-    }
+    slots::report_row(report, &row.name, found);
     Ok(())
 }
 
@@ -227,13 +169,33 @@ fn theirs(row: &Row, slot: &[u8], data: &[u8]) -> Result<()> {
     let image = Image::of_slot(slot, row.separate);
     let device = IntegrityDevice::open(image.stores(), row.open_options())?;
     let read = read_all(&device)?;
-    let mut expected = vec![0; read.len()];
-    let second = if row.mode == Mode::Direct { &SECOND[..1] } else { &SECOND };
-    for piece in FIRST.iter().chain(second).copied() {
-        put(None, &mut expected, data, piece)?;
-    }
     ensure!(device.metrics().mismatches == 0, "{} mismatches", device.metrics().mismatches);
-    same(&read, &expected)
+    same(&read, &written(row, read.len(), data))
+}
+
+/// Returns the content of the kernel's closed volume.
+fn written(row: &Row, len: usize, data: &[u8]) -> Vec<u8> {
+    let second = if row.mode == Mode::Direct { &SECOND[..1] } else { &SECOND[..] };
+    content(len, data, &[&FIRST, second].concat())
+}
+
+/// Reads the kernel's closed volume by the kernel's table.
+fn theirs_by_table(
+    row: &Row,
+    number: usize,
+    slot: &[u8],
+    data: &[u8],
+    scene: &Scene<'_>,
+    report: &Report,
+) -> Result<()> {
+    let [volume, meta] = ["by-table", "by-table.meta"].map(|name| scene.folder.join(format!("{number}.{name}")));
+    fs::write(&volume, &slot[..VOLUME])?;
+    fs::write(&meta, &slot[VOLUME..])?;
+    let devices = [&volume, &meta].map(|path| path.to_str().expect("the directory is UTF-8"));
+    let devices = if row.separate { &devices[..] } else { &devices[..1] };
+    let table = slots::kernel_table(report, "table", number, devices)?;
+    let read = slots::export_table(scene.folder, &table)?;
+    same(&read, &written(row, read.len(), data)).context(table)
 }
 
 /// Compares what Inlock reads in a volume that was not closed with what the kernel reads.
@@ -241,16 +203,7 @@ fn same_view(row: &Row, slot: &[u8], view: &[u8], data: &[u8]) -> Result<()> {
     let image = Image::of_slot(slot, row.separate);
     let device = IntegrityDevice::open(image.stores(), row.open_options())?;
     let read = read_all(&device)?;
-    same(&read, &view[..read.len()]).context("Inlock differs from the kernel")?;
-    // Flushed data are there; the last write may be there in part.
-    let mut expected = read.clone();
-    for piece in FIRST.into_iter().chain([SECOND[0]]) {
-        put(None, &mut expected, data, piece)?;
-    }
-    let [_, to, count] = SECOND[1];
-    let range = to * PAGE..(to + count) * PAGE;
-    expected[range.clone()].copy_from_slice(&read[range]);
-    same(&read, &expected).context("durable data are lost")?;
+    same_after_cut(&read, view, data)?;
     while !device.recalculate_step()? {}
     device.close()?;
     same(&read_all(&device)?, &read).context("after the close")
@@ -261,17 +214,6 @@ fn ours_after(row: &Row, slot: &[u8], view: &[u8], data: &[u8]) -> Result<()> {
     let image = Image::of_slot(slot, row.separate);
     let device = IntegrityDevice::open(image.stores(), row.open_options())?;
     let read = read_all(&device)?;
-    let mut expected = vec![0; read.len()];
-    for piece in FIRST {
-        put(None, &mut expected, data, piece)?;
-    }
-    same(&view[..read.len()], &expected).context("the kernel's view")?;
-    put(None, &mut expected, data, THIRD)?;
-    same(&read, &expected)
-}
-
-fn same(ours: &[u8], theirs: &[u8]) -> Result<()> {
-    let difference = difference(ours, theirs);
-    ensure!(difference.is_none(), "{}", difference.unwrap_or_default());
-    Ok(())
+    same(&view[..read.len()], &content(read.len(), data, &FIRST)).context("the kernel's view")?;
+    same(&read, &content(read.len(), data, &[FIRST[0], FIRST[1], THIRD]))
 }

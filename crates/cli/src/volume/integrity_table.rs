@@ -1,0 +1,149 @@
+//! Tables of devices with integrity protection: opening one, and making one of an opened volume.
+
+use std::time::Duration;
+
+use inlock_cipher::VolumeKey;
+use inlock_engine::store::file::IoMode;
+use inlock_integrity::{
+    Flags, IntegrityError, JournalCipher, Layout, Mode, OpenOptions, Stores, Superblock, TagAlgorithm, TagHash, load,
+};
+use inlock_volume::AuthenticatedSegment;
+use inlock_volume::table::{CryptOptions, IntegrityArguments, IntegrityLine, IntegrityMode, IntegrityTable, KeyedName};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::device::Device;
+use super::integrity::{DEFAULT_COMMIT_TIME, IntegrityOpening, cannot_use, stores};
+use crate::error::CliError;
+
+/// Sectors of a buffer, and percentage of the journal at which it is copied: the kernel's defaults.
+const BUFFER_SECTORS: u64 = 128;
+const WATERMARK: u64 = 50;
+/// Sectors of the superblock.
+const SUPERBLOCK_SECTORS: u64 = 8;
+
+/// Returns the flags of a device that allows discards or not.
+pub(super) fn allow_discards(allowed: bool) -> CryptOptions {
+    let mut options = CryptOptions::default();
+    options.allow_discards = allowed;
+    options
+}
+
+/// Checks the superblock against a line, and returns how to open the volume of dm-integrity.
+pub(super) fn opening(
+    line: &IntegrityLine,
+    is_sealed: bool,
+    sectors: u64,
+    metadata: &Device,
+    data: Option<&Device>,
+) -> anyhow::Result<IntegrityOpening> {
+    let given = &line.options;
+    if is_sealed == given.internal_hash.is_some() {
+        let (has, needs) = if is_sealed { ("has", "a line of crypt brings the tags") } else { ("has no", "they need") };
+        return Err(CliError::usage(format!("The integrity line of the table {has} internal_hash: {needs}.")));
+    }
+    let mode = match line.mode {
+        IntegrityMode::Journal => Mode::Journal,
+        IntegrityMode::Bitmap => Mode::Bitmap,
+        IntegrityMode::Direct => Mode::Direct,
+        IntegrityMode::Recovery => Mode::Recovery,
+        IntegrityMode::Inline => {
+            return Err(CliError::refused(
+                format!("Device {} cannot be used in mode I.", line.device),
+                "its tags are in the metadata of the device's sectors, which only the Linux kernel can access",
+            ));
+        }
+    };
+    let mut options = OpenOptions::new(mode);
+    let unfit_key = || unfit(&metadata.path);
+    options.internal_hash = given.internal_hash.as_ref().map(tag_hash).transpose().map_err(unfit_key())?;
+    options.journal_mac = given.journal_mac.as_ref().map(tag_hash).transpose().map_err(unfit_key())?;
+    options.journal_cipher = given.journal_crypt.as_ref().map(journal_cipher).transpose().map_err(unfit_key())?;
+    options.tag_size = line.tag_size.map(usize::from);
+    options.block_len = Some(given.block_size.unwrap_or(512) as usize);
+    options.sectors_per_bit = given.counts.sectors_per_bit.and_then(|sectors| u32::try_from(sectors).ok());
+    options.allow_discards = given.allow_discards;
+    options.legacy_recalculate = given.legacy_recalculate;
+    let stores = Stores { start: line.offset, ..stores(metadata, data, IoMode::Sync, true)? };
+    let (superblock, layout) = load(&stores, &options).map_err(unfit(&metadata.path))?;
+    // An unfinished recalculation continues, unless it is to start again.
+    options.recalculate = given.reset_recalculate || given.recalculate && !superblock.is_recalculating();
+    if layout.provided_data_sectors != sectors {
+        return Err(CliError::refused(
+            format!(
+                "The integrity line of the table has {sectors} sectors, its device provides {}.",
+                layout.provided_data_sectors
+            ),
+            "give the line the length that the superblock has (inlock integrity dump)",
+        ));
+    }
+    let interval = match mode {
+        Mode::Bitmap => given.counts.bitmap_flush_interval,
+        _ => given.counts.commit_time,
+    };
+    let every = interval.map_or(DEFAULT_COMMIT_TIME, Duration::from_millis);
+    Ok(IntegrityOpening { options, every, start: line.offset, freshness: None })
+}
+
+/// Returns the error of a line that its volume does not agree with.
+fn unfit(path: &Path) -> impl FnOnce(IntegrityError) -> anyhow::Error {
+    let path = path.to_owned();
+    move |error| match error {
+        IntegrityError::Option { option, reason } if !matches!(option, "start" | "device") => CliError::refused(
+            format!("Device {} does not fit its integrity line: {option}: {reason}.", path.display()),
+            "compare the line with the output of `inlock integrity dump`",
+        ),
+        error => cannot_use(&path)(error),
+    }
+}
+
+fn tag_hash(named: &KeyedName) -> Result<Arc<TagHash>, IntegrityError> {
+    let key = named.key.as_ref().map(VolumeKey::as_bytes).unwrap_or_default();
+    Ok(Arc::new(TagHash::new(named.name.parse::<TagAlgorithm>()?, key)?))
+}
+
+fn journal_cipher(named: &KeyedName) -> Result<Arc<JournalCipher>, IntegrityError> {
+    let empty = VolumeKey::zeroed(0);
+    Ok(Arc::new(JournalCipher::new(&named.name, named.key.as_ref().unwrap_or(&empty))?))
+}
+
+/// Returns the table of a LUKS2 volume with integrity protection, as cryptsetup gives it to the kernel, for a device
+/// called `name`. `device` is the underlying device in the table.
+pub(super) fn of_volume(
+    data: &Device,
+    (name, device): (&str, &Path),
+    (segment, key): (AuthenticatedSegment, VolumeKey),
+    opening: &IntegrityOpening,
+    flags: CryptOptions,
+) -> anyhow::Result<IntegrityTable> {
+    let stores = Stores { start: opening.start, ..stores(data, None, IoMode::Sync, true)? };
+    let (superblock, layout) = load(&stores, &opening.options).map_err(cannot_use(&data.path))?;
+    let mode = match opening.options.mode {
+        Mode::Journal => IntegrityMode::Journal,
+        Mode::Bitmap => IntegrityMode::Bitmap,
+        Mode::Direct => IntegrityMode::Direct,
+        Mode::Recovery => IntegrityMode::Recovery,
+    };
+    let mut line = IntegrityLine::new(&device.to_string_lossy(), opening.start, Some(superblock.tag_size), mode);
+    line.options = arguments(&superblock, &layout, mode);
+    Ok(IntegrityTable::new(layout.provided_data_sectors, line).with_sealed(name, segment, key, flags))
+}
+
+/// Returns the arguments that the kernel shows for a volume.
+fn arguments(superblock: &Superblock, layout: &Layout, mode: IntegrityMode) -> IntegrityArguments {
+    let mut arguments = IntegrityArguments::default();
+    arguments.block_size = u32::try_from(superblock.block_len()).ok();
+    arguments.recalculate = superblock.flags.has(Flags::RECALCULATING);
+    arguments.fix_padding = superblock.flags.has(Flags::FIXED_PADDING);
+    arguments.fix_hmac = superblock.flags.has(Flags::FIXED_HMAC);
+    let counts = &mut arguments.counts;
+    counts.journal_sectors = Some(layout.initial_sectors - SUPERBLOCK_SECTORS);
+    counts.interleave_sectors = Some(1 << superblock.log2_interleave_sectors);
+    // A buffer of the kernel does not reach over the end of a tag area.
+    counts.buffer_sectors = Some(BUFFER_SECTORS.min(1 << layout.metadata_run.trailing_zeros()));
+    if mode == IntegrityMode::Journal {
+        counts.journal_watermark = Some(WATERMARK);
+        counts.commit_time = u64::try_from(DEFAULT_COMMIT_TIME.as_millis()).ok();
+    }
+    arguments
+}

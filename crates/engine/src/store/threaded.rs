@@ -1,0 +1,197 @@
+//! A store whose calls compute or block for long, as an asynchronous one: threads carry out its operations, so that
+//! those of one worker run on several CPUs.
+
+use super::asynchronous::{AsyncOperation, AsyncStore, Pending};
+use super::{BackingStore, BlockStatus, Geometry, StoreProfile};
+use crate::errno::Errno;
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Operations that the queue has memory for from the start.
+const CAPACITY: usize = 4096;
+
+/// A store with threads of its own.
+///
+/// Dropping it waits for the operations in progress, and fails those that wait.
+pub struct ThreadedStore {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    store: Arc<dyn BackingStore>,
+    /// Whether workers carry out operations, too.
+    workers_help: bool,
+    queue: Mutex<Queue>,
+    filled: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Pending>,
+    /// No operation is carried out any longer.
+    is_closed: bool,
+    /// The threads end.
+    is_ended: bool,
+}
+
+impl ThreadedStore {
+    /// Starts `threads` threads for `store`, at least one.
+    ///
+    /// With `workers_help` a worker carries out operations at the end of its turns as well, so that a single one needs
+    /// no other thread. Without it no worker waits for the store.
+    ///
+    /// # Errors
+    ///
+    /// A thread cannot be started.
+    pub fn start(store: Arc<dyn BackingStore>, threads: usize, workers_help: bool) -> io::Result<Self> {
+        let threads = threads.max(1);
+        let queue = Queue { waiting: VecDeque::with_capacity(CAPACITY), ..Queue::default() };
+        let shared = Arc::new(Shared { store, workers_help, queue: Mutex::new(queue), filled: Condvar::new() });
+        // Dropped if a thread cannot be started, which ends the others.
+        let mut this = Self { shared, threads: Vec::with_capacity(threads) };
+        for number in 0..threads {
+            let shared = Arc::clone(&this.shared);
+            let thread = std::thread::Builder::new().name(format!("inlock-s{number}"));
+            this.threads.push(thread.spawn(move || shared.run())?);
+        }
+        Ok(this)
+    }
+}
+
+impl Drop for ThreadedStore {
+    fn drop(&mut self) {
+        let mut queue = self.shared.queue();
+        (queue.is_closed, queue.is_ended) = (true, true);
+        let failed = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        drop(failed);
+        self.shared.filled.notify_all();
+        for thread in self.threads.drain(..) {
+            // It has no panic to report: those of operations are caught.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries out operations until the store is dropped.
+    fn run(&self) {
+        let mut queue = self.queue();
+        while !queue.is_ended {
+            match queue.waiting.pop_front() {
+                Some(pending) => {
+                    drop(queue);
+                    self.carry_out(pending);
+                    queue = self.queue();
+                }
+                None => queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn carry_out(&self, mut pending: Pending) {
+        let call = || match pending.operation_mut() {
+            AsyncOperation::Read { offset, buffer, range } => {
+                self.store.read_at(&mut buffer.data_mut()[range.clone()], *offset)
+            }
+            AsyncOperation::Write { offset, data, range, durable } => {
+                let bytes = &data.bytes()[range.clone()];
+                if *durable { self.store.write_fua_at(bytes, *offset) } else { self.store.write_at(bytes, *offset) }
+            }
+            AsyncOperation::Sync => self.store.sync().map(|()| 0),
+            AsyncOperation::Discard { offset, len } => self.store.discard(*offset, *len).map(|()| 0),
+        };
+        // A thread that ended would leave its CPU unused from then on.
+        let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno::IO));
+        pending.complete(result);
+    }
+}
+
+impl AsyncStore for ThreadedStore {
+    fn start(&self, pending: Pending) {
+        let mut queue = self.shared.queue();
+        if queue.is_closed {
+            drop(queue);
+            return pending.complete(Err(Errno::IO));
+        }
+        queue.waiting.push_back(pending);
+        let several = queue.waiting.len() > 1;
+        drop(queue);
+        if several || !self.shared.workers_help {
+            self.shared.filled.notify_one();
+        }
+    }
+
+    fn has_helped(&self) -> bool {
+        if !self.shared.workers_help {
+            return false;
+        }
+        let pending = self.shared.queue().waiting.pop_front();
+        pending.map(|pending| self.shared.carry_out(pending)).is_some()
+    }
+
+    fn abort(&self) {
+        let mut queue = self.shared.queue();
+        queue.is_closed = true;
+        let failed = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        drop(failed);
+        if let Some(below) = self.shared.store.asynchronous() {
+            below.abort();
+        }
+    }
+}
+
+impl BackingStore for ThreadedStore {
+    fn geometry(&self) -> Geometry {
+        self.shared.store.geometry()
+    }
+
+    fn revalidate_len(&self) -> Result<u64, Errno> {
+        self.shared.store.revalidate_len()
+    }
+
+    fn asynchronous(&self) -> Option<&dyn AsyncStore> {
+        Some(self)
+    }
+
+    fn profile(&self) -> StoreProfile {
+        self.shared.store.profile()
+    }
+
+    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        self.shared.store.read_at(data, offset)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.shared.store.write_at(data, offset)
+    }
+
+    fn write_fua_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.shared.store.write_fua_at(data, offset)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        self.shared.store.sync()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.shared.store.discard(offset, len)
+    }
+
+    fn prefetch(&self, offset: u64, len: u64) {
+        self.shared.store.prefetch(offset, len);
+    }
+
+    fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
+        self.shared.store.block_status(offset, len)
+    }
+}

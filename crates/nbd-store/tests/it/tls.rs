@@ -1,0 +1,232 @@
+//! TLS: real servers that require it, and servers and certificates that are refused.
+
+use crate::fake::quick;
+use crate::real::{Process, compare, nbdkit};
+use inlock_engine::BackingStore;
+use inlock_nbd_store::{NbdStore, NbdUri, OpenError, StoreOptions};
+use inlock_tests::report::count;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Settings of `openssl` for an authority and the certificates that it signs.
+const CONFIG: &str = "
+[req]
+distinguished_name = name
+prompt = no
+[name]
+CN = test
+[authority]
+basicConstraints = critical,CA:TRUE
+keyUsage = critical,keyCertSign,cRLSign
+subjectKeyIdentifier = hash
+[server]
+basicConstraints = critical,CA:FALSE
+keyUsage = critical,digitalSignature
+extendedKeyUsage = serverAuth
+subjectAltName = DNS:localhost,IP:127.0.0.1
+[other]
+basicConstraints = critical,CA:FALSE
+keyUsage = critical,digitalSignature
+extendedKeyUsage = serverAuth
+subjectAltName = DNS:other.example
+[client]
+basicConstraints = critical,CA:FALSE
+keyUsage = critical,digitalSignature
+extendedKeyUsage = clientAuth
+[ca]
+default_ca = lists
+[lists]
+database = index
+default_md = sha256
+default_crl_days = 2
+crlnumber = number
+crl_extensions = list
+[list]
+authorityKeyIdentifier = keyid
+";
+
+fn openssl(dir: &Path, arguments: &[&str]) {
+    let made = Command::new("openssl").current_dir(dir).args(arguments).output().unwrap();
+    assert!(made.status.success(), "openssl {arguments:?}: {}", String::from_utf8_lossy(&made.stderr));
+}
+
+/// Makes `ca-cert.pem` with its key, and a certificate with the settings `server` as `server-cert.pem`.
+fn certificates(dir: &Path, server: &str) {
+    fs::write(dir.join("config"), CONFIG).unwrap();
+    let new = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"];
+    let make = |name: &str, settings: &str, more: &[&str]| {
+        let (key, certificate) = (format!("{name}-key.pem"), format!("{name}-cert.pem"));
+        let files = ["-config", "config", "-extensions", settings, "-keyout", &key, "-out", &certificate];
+        openssl(dir, &[&["req"], &new[..], &files, more].concat());
+    };
+    make("ca", "authority", &[]);
+    let signed = ["-CA", "ca-cert.pem", "-CAkey", "ca-key.pem"];
+    make("server", server, &[&signed[..], &["-set_serial", "17", "-subj", "/CN=server"]].concat());
+}
+
+/// Adds a certificate of a client.
+fn client(dir: &Path) {
+    let new = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"];
+    let files = ["-config", "config", "-extensions", "client", "-keyout", "client-key.pem", "-out", "client-cert.pem"];
+    let signed = ["-CA", "ca-cert.pem", "-CAkey", "ca-key.pem", "-subj", "/CN=client"];
+    openssl(dir, &[&new[..], &files, &signed].concat());
+}
+
+fn subdirectory(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    fs::create_dir(&path).unwrap();
+    path
+}
+
+fn uri(socket: &Path, dir: &Path, more: &str) -> NbdUri {
+    let text = format!("nbds+unix:///?socket={}&tls-certificates={}{more}", socket.display(), dir.display());
+    NbdUri::parse(&text).unwrap()
+}
+
+fn require(socket: &Path, dir: &Path, more: &[&str]) -> Process {
+    let mut command = nbdkit(socket, &[], &[]);
+    command.args(["--tls=require", &format!("--tls-certificates={}", dir.display())]).args(more);
+    Process::start(command.args(["memory", "8M"]), socket)
+}
+
+fn refused(uri: &NbdUri, options: &StoreOptions) -> OpenError {
+    NbdStore::open(uri, options, false).map(drop).unwrap_err()
+}
+
+#[test]
+fn servers_that_require_tls_hold_the_ciphertext_of_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let certs = subdirectory(dir.path(), "certificates");
+    certificates(&certs, "server");
+    let socket = dir.path().join("nbdkit");
+    let mut server = require(&socket, &certs, &[]);
+    compare("nbdkit with TLS", NbdStore::open(&uri(&socket, &certs, ""), &quick(), false).unwrap(), 200);
+    let plain = NbdUri::parse(&format!("nbd+unix:///?socket={}", socket.display())).unwrap();
+    assert!(matches!(refused(&plain, &quick()), OpenError::TlsRequired));
+    // It ends without a word of TLS, and the store connects again.
+    let store = NbdStore::open(&uri(&socket, &certs, ""), &quick(), false).unwrap();
+    assert_eq!(store.write_at(&[7; 4096], 0), Ok(4096));
+    store.sync().unwrap();
+    server.kill();
+    let _server = require(&socket, &certs, &[]);
+    let mut data = [1; 4096];
+    assert_eq!(store.read_at(&mut data, 0), Ok(4096));
+    assert!(data == [0; 4096], "the new server's memory");
+    drop(store);
+
+    let (image, socket) = (dir.path().join("image"), dir.path().join("qemu"));
+    fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+    let mut command = Command::new("qemu-nbd");
+    command.args(["-f", "raw", "--persistent", "--shared=8", "--object"]);
+    command.arg(format!("tls-creds-x509,id=t,dir={},endpoint=server,verify-peer=no", certs.display()));
+    command.args(["--tls-creds=t", "-k"]).arg(&socket).arg(&image);
+    let _server = Process::start(&mut command, &socket);
+    compare("qemu-nbd with TLS", NbdStore::open(&uri(&socket, &certs, ""), &quick(), false).unwrap(), 200);
+}
+
+#[test]
+fn certificate_that_is_not_trusted_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (certs, others) = (subdirectory(dir.path(), "one"), subdirectory(dir.path(), "other"));
+    certificates(&certs, "server");
+    certificates(&others, "other");
+    let socket = dir.path().join("s");
+    let server = require(&socket, &certs, &[]);
+    let mut checks = 0;
+    let mut fails = |uri: &NbdUri, words: &str| {
+        let error = refused(uri, &quick());
+        let is_of_tls = matches!(error, OpenError::TlsFailed { .. } | OpenError::Certificates(_));
+        assert!(is_of_tls && error.to_string().contains(words), "{error:?} {words}");
+        checks += 1;
+    };
+    let works = |uri: &NbdUri| drop(NbdStore::open(uri, &quick(), false).unwrap());
+    works(&uri(&socket, &certs, "&tls-hostname=127.0.0.1"));
+    fails(&uri(&socket, &others, ""), "invalid peer certificate");
+    fails(&uri(&socket, &certs, "&tls-hostname=other.example"), "not valid for name");
+    fails(&uri(&socket, &certs, "&tls-hostname=%20"), "no name of a server");
+    works(&uri(&socket, &others, "&tls-verify-peer=false&tls-hostname=other.example"));
+    let nothing = subdirectory(dir.path(), "nothing");
+    fails(&uri(&socket, &nothing, ""), "ca-cert.pem: ");
+    fs::write(nothing.join("ca-cert.pem"), "no certificate").unwrap();
+    fails(&uri(&socket, &nothing, ""), "PEM");
+    let none = NbdUri::parse(&format!("nbds+unix:///?socket={}", socket.display())).unwrap();
+    fails(&none, "tls-certificates=DIR is missing");
+
+    // Revoked: serial number 17.
+    fs::write(certs.join("index"), "R\t491231235959Z\t250101000000Z\t11\tunknown\t/CN=server\n").unwrap();
+    fs::write(certs.join("number"), "01\n").unwrap();
+    let list = ["ca", "-gencrl", "-config", "config", "-keyfile", "ca-key.pem", "-cert", "ca-cert.pem"];
+    openssl(&certs, &[&list[..], &["-out", "ca-crl.pem"]].concat());
+    fails(&uri(&socket, &certs, ""), "Revoked");
+    fs::remove_file(certs.join("ca-crl.pem")).unwrap();
+    works(&uri(&socket, &certs, ""));
+    drop(server);
+
+    // A server that checks its clients.
+    let socket = dir.path().join("checks");
+    let _server = require(&socket, &certs, &["--tls-verify-peer"]);
+    let error = refused(&uri(&socket, &certs, ""), &quick());
+    assert!(matches!(error, OpenError::TlsFailed { .. } | OpenError::Closed { .. }), "{error:?}");
+    client(&certs);
+    works(&uri(&socket, &certs, ""));
+    fs::write(certs.join("client-cert.pem"), "").unwrap();
+    let error = refused(&uri(&socket, &certs, ""), &quick());
+    assert!(matches!(error, OpenError::Certificates(_)) && error.to_string().contains("client-cert.pem"), "{error:?}");
+    count("nbd_store_tls_refusals", checks);
+}
+
+/// Receives flags and STARTTLS, and sends `reply`. Then it waits for the client to go.
+fn serve(mut client: UnixStream, reply: &[u8]) {
+    let greeting = [&b"NBDMAGICIHAVEOPT"[..], &[0, 1]].concat();
+    let _ = client.write_all(&greeting);
+    let mut received = [0; 20];
+    if client.read_exact(&mut received).is_ok() {
+        assert_eq!(received[12..16], [0, 0, 0, 5], "STARTTLS comes first");
+        let _ = client.write_all(reply);
+        // What a server answers that did not do TLS, and believes that the client does not either.
+        let _ = client.read_to_end(&mut Vec::new());
+    }
+}
+
+#[test]
+fn server_that_does_no_tls_gets_nothing_and_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let certs = subdirectory(dir.path(), "certificates");
+    certificates(&certs, "server");
+    let reply = |kind: u32| {
+        let magic = 0x0003_e889_0455_65a9u64.to_be_bytes();
+        [&magic[..], &5u32.to_be_bytes(), &kind.to_be_bytes(), &0u32.to_be_bytes()].concat()
+    };
+    let ack = reply(1);
+    let injected = [&ack[..], &reply(1), &[0; 64]].concat();
+    let garbage = [&ack[..], &[0xff; 300]].concat();
+    let half = [&ack[..], &[22, 3, 3, 0x20]].concat();
+    let alert = [&ack[..], &[21, 3, 3, 0, 2, 2, 40]].concat();
+    let cases = [
+        ("unknown option", reply(1 << 31 | 1), "does not support TLS"),
+        ("policy", reply(1 << 31 | 2), "does not support TLS"),
+        ("invalid", reply(1 << 31 | 3), "refuses"),
+        ("another reply", reply(3), "violates the protocol"),
+        ("replies before the handshake", injected, "no TLS with"),
+        ("garbage", garbage, "no TLS with"),
+        ("alert", alert, "no TLS with"),
+        ("half a record", half, "no answer"),
+        ("nothing", ack, "no answer"),
+    ];
+    for (number, (name, reply, words)) in cases.iter().enumerate() {
+        let socket = dir.path().join(number.to_string());
+        let listener = UnixListener::bind(&socket).unwrap();
+        let mut options = quick();
+        options.connect_timeout = Duration::from_millis(if *words == "no answer" { 300 } else { 60_000 });
+        std::thread::scope(|scope| {
+            scope.spawn(|| serve(listener.accept().unwrap().0, reply));
+            let error = refused(&uri(&socket, &certs, ""), &options).to_string();
+            assert!(error.contains(words), "{name}: {error}");
+        });
+    }
+    count("nbd_store_tls_impostors", cases.len() as u64);
+}
