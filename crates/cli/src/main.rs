@@ -10,6 +10,7 @@ mod attach;
 mod commands;
 mod control;
 mod error;
+mod many;
 mod system;
 mod ui;
 mod values;

@@ -1,6 +1,8 @@
 //! `serve`: captive command, addresses, signals. The server's tests cover its replies.
 
 mod harness;
+#[path = "serve/many.rs"]
+mod many;
 
 use harness::{Dir, call, call_with, have, inlock, noise, run};
 use inlock_tests::nbd::{Connection, Mode};

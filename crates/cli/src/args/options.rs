@@ -501,6 +501,12 @@ pub(crate) struct Options {
     /// Address of the NBD server: unix:PATH, or with --insecure tcp:HOST:PORT
     #[arg(long, value_name = "ADDRESS", value_parser = values::listen, help_heading = "Serving")]
     pub nbd: Option<Listen>,
+    /// Serve the volumes of a TOML file, each under its name
+    #[arg(long, value_name = "FILE", help_heading = "Serving")]
+    pub config: Option<PathBuf>,
+    /// Socket for `inlock control`, with --config
+    #[arg(long, value_name = "PATH", help_heading = "Serving")]
+    pub control: Option<PathBuf>,
     /// How to attach the volume (default: auto, the first of these that works)
     #[arg(long, value_name = "METHOD", value_parser = ["auto", "ublk", "nbd", "loop", "fuse"], help_heading = "Attaching")]
     pub via: Option<String>,

@@ -108,6 +108,10 @@ pub(crate) fn parse(
         // The table replaces the source; messages about it name the option.
         words.insert(position.min(words.len()), "--table".into());
     }
+    if options.config.is_some() && words.is_empty() {
+        // The file replaces the source.
+        words.push("--config".into());
+    }
     check_arguments(action, &mut words)?;
     if options.key_files.len() > 1 {
         return Err(CliError::usage("Only one --key-file argument is allowed."));

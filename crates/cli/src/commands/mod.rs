@@ -4,6 +4,7 @@
 mod bench;
 mod benchmark;
 mod close;
+mod control;
 mod copy;
 mod doctor;
 mod export;
@@ -59,6 +60,7 @@ pub(crate) const ACTIONS: &[&Action] = &[
     &serve::ACTION,
     &status::ACTION,
     &list::ACTION,
+    &control::ACTION,
     &top::ACTION,
     &suspend::ACTION,
     &resume::ACTION,

@@ -10,6 +10,7 @@ use super::handshake::{Negotiated, ReplyStyle};
 use super::memory::{Memory, Supply};
 use super::output::{OutgoingChunk, Output};
 use super::protocol::{Export, MAX_PAYLOAD, NbdError, command, command_flag};
+use super::throttle::Throttle;
 use super::transmission::{Command, Head, extent_len};
 use inlock_engine::buffer::HEADROOM;
 use inlock_engine::request::Operation;
@@ -49,6 +50,23 @@ pub(super) struct Turn<'a> {
     pub(super) now: Instant,
     /// The server stops: no more commands are read.
     pub(super) is_draining: bool,
+    /// Limits of the export.
+    pub(super) throttle: Option<&'a Throttle>,
+}
+
+impl Turn<'_> {
+    /// Whether no request may begin now, since the export is at its limit.
+    pub(super) fn is_throttled(&self) -> bool {
+        self.throttle.is_some_and(|throttle| throttle.blocked_until(self.now).is_some())
+    }
+
+    /// Charges a request that begins.
+    pub(super) fn charge(&self, command: &Command) {
+        if let Some(throttle) = self.throttle {
+            let bytes = if matches!(command.kind, command::READ | command::WRITE) { command.len } else { 0 };
+            throttle.charge(bytes, self.now);
+        }
+    }
 }
 
 /// Parts of a session that it lends to its active requests.

@@ -272,12 +272,23 @@ fn is_export(export: &Export, name: &[u8]) -> bool {
     name.is_empty() || name == export.name.as_bytes()
 }
 
-fn reply(out: &mut Vec<u8>, number: u32, kind: u32, data: &[u8]) {
+/// Appends a reply to an option.
+pub(super) fn reply(out: &mut Vec<u8>, number: u32, kind: u32, data: &[u8]) {
     out.extend(OPTION_REPLY_MAGIC.to_be_bytes());
     out.extend(number.to_be_bytes());
     out.extend(kind.to_be_bytes());
     out.extend((data.len() as u32).to_be_bytes());
     out.extend(data);
+}
+
+/// Returns the name of the export that an option is about, if it is well-formed.
+pub(super) fn name_of(number: u32, data: &[u8]) -> Option<&[u8]> {
+    match number {
+        option::EXPORT_NAME => Some(data),
+        option::INFO | option::GO => parse_info(data).map(|(name, _)| name),
+        option::LIST_META_CONTEXT | option::SET_META_CONTEXT => parse_queries(data).map(|(name, _)| name),
+        _ => None,
+    }
 }
 
 /// Returns the name, and the kinds of information as big-endian pairs of bytes.

@@ -7,8 +7,10 @@
 //! turn each session begins `QUANTUM` of work.
 
 use super::active::{ActiveTable, After, QUANTUM, Turn};
+use super::handshake::Negotiated;
 use super::protocol::{Export, transmission_flag};
 use super::session::{CountGuard, Next, Receive, Session, Target};
+use super::throttle::Throttle;
 use inlock_engine::Access;
 use inlock_engine::Errno;
 use inlock_engine::ring::{self, Completion, FileId, Returned, Token, Wait};
@@ -61,6 +63,13 @@ const SEND: u64 = 3 << 32;
 pub(super) enum Message {
     /// A client has connected.
     Accept(OwnedFd),
+    /// A client has connected, and another thread has carried out its handshake.
+    Adopt {
+        socket: OwnedFd,
+        negotiated: Negotiated,
+        /// Among the connections of the export.
+        live: CountGuard,
+    },
     /// Finish what was asked for, then stop.
     Drain,
 }
@@ -102,6 +111,8 @@ pub(super) struct NbdFrontend {
     now: Instant,
     next_scan: Instant,
     drain_until: Option<Instant>,
+    /// Limits of the export.
+    throttle: Option<Arc<Throttle>>,
 }
 
 impl NbdFrontend {
@@ -123,11 +134,17 @@ impl NbdFrontend {
             now,
             next_scan: now,
             drain_until: None,
+            throttle: None,
         }
     }
 
-    fn accept(&mut self, cx: &mut Context<'_>, socket: OwnedFd) {
-        let live = CountGuard::counted(&self.live);
+    /// Limits the export.
+    pub(super) fn with_throttle(self, throttle: Arc<Throttle>) -> Self {
+        Self { throttle: Some(throttle), ..self }
+    }
+
+    /// Takes a client. `negotiated`: the result of its handshake, unless that is still to come.
+    fn accept(&mut self, cx: &mut Context<'_>, socket: OwnedFd, live: CountGuard, negotiated: Option<Negotiated>) {
         configure(&socket);
         let Ok(file) = cx.ring.add_socket(socket) else { return };
         if self.drain_until.is_some() {
@@ -140,10 +157,13 @@ impl NbdFrontend {
                 self.connections.len() - 1
             }
         };
-        let handshakes = CountGuard::new(&self.handshakes);
+        let session = match negotiated {
+            Some(negotiated) => Session::negotiated(index as u32, negotiated, cx.pool),
+            None => Session::new(index as u32, self.now, CountGuard::new(&self.handshakes), cx.pool),
+        };
         self.connections[index] = Some(Connection {
             file,
-            session: Session::new(index as u32, self.now, handshakes, cx.pool),
+            session,
             is_dropped: false,
             is_input_scheduled: false,
             is_send_scheduled: false,
@@ -192,10 +212,10 @@ impl NbdFrontend {
     fn process_connection(&mut self, cx: &mut Context<'_>, index: u32) {
         self.refresh_export(cx);
         let (number, now, is_draining) = (self.turn, self.now, self.drain_until.is_some());
-        let Self { connections, active, export, .. } = self;
+        let Self { connections, active, export, throttle, .. } = self;
         let Some(connection) = connections[index as usize].as_mut().filter(|c| !c.is_dropped) else { return };
         let Connection { file, session, .. } = connection;
-        let mut turn = lend(cx, export, number, now, is_draining);
+        let mut turn = lend(cx, (export, throttle), number, now, is_draining);
         let next = session.process_input(active, &mut turn);
         let (has_queued, has_waiting) = (session.output.has_queued(), session.has_waiting());
         let is_finished = session.is_finished();
@@ -258,9 +278,9 @@ impl NbdFrontend {
 
     fn begin_waiting(&mut self, cx: &mut Context<'_>, index: u32) {
         let (number, now, is_draining) = (self.turn, self.now, self.drain_until.is_some());
-        let Self { connections, active, export, .. } = self;
+        let Self { connections, active, export, throttle, .. } = self;
         if let Some(connection) = &mut connections[index as usize] {
-            connection.session.begin_waiting(active, &mut lend(cx, export, number, now, is_draining));
+            connection.session.begin_waiting(active, &mut lend(cx, (export, throttle), number, now, is_draining));
         }
     }
 
@@ -391,9 +411,15 @@ impl NbdFrontend {
 }
 
 /// Returns what a turn lends to a session.
-fn lend<'a>(cx: &'a mut Context<'_>, export: &'a Export, number: u64, now: Instant, is_draining: bool) -> Turn<'a> {
+fn lend<'a>(
+    cx: &'a mut Context<'_>,
+    (export, throttle): (&'a Export, &'a Option<Arc<Throttle>>),
+    number: u64,
+    now: Instant,
+    is_draining: bool,
+) -> Turn<'a> {
     let Context { pool, device, mapping, requests, .. } = cx;
-    Turn { pool, device, mapping, requests, export, number, now, is_draining }
+    Turn { pool, device, mapping, requests, export, number, now, is_draining, throttle: throttle.as_deref() }
 }
 
 /// Returns transmission flags with SEND_TRIM as access rights have it.
@@ -420,7 +446,8 @@ impl Frontend for NbdFrontend {
     fn on_message(&mut self, cx: &mut Context<'_>, message: Message) {
         self.now = Instant::now();
         match message {
-            Message::Accept(socket) => self.accept(cx, socket),
+            Message::Accept(socket) => self.accept(cx, socket, CountGuard::counted(&self.live), None),
+            Message::Adopt { socket, negotiated, live } => self.accept(cx, socket, live, Some(negotiated)),
             Message::Drain => self.drain(cx),
         }
     }
@@ -440,13 +467,13 @@ impl Frontend for NbdFrontend {
         let id = done.id as u32;
         let index = self.active.session_of(id);
         let (number, now, is_draining) = (self.turn, self.now, self.drain_until.is_some());
-        let Self { connections, active, export, .. } = self;
+        let Self { connections, active, export, throttle, .. } = self;
         let Some(Connection { session, is_dropped, .. }) = &mut connections[index as usize] else { return };
         if *is_dropped {
             active.on_finished_dropped(done, &mut session.owner(), cx.pool);
             return self.remove_if_idle(index);
         }
-        let mut turn = lend(cx, export, number, now, is_draining);
+        let mut turn = lend(cx, (export, throttle), number, now, is_draining);
         let after = active.on_finished(done, &mut session.owner(), &mut turn);
         if matches!(after, After::NextPiece | After::Data { is_last: false, .. }) {
             session.wait(id);
@@ -491,6 +518,11 @@ impl Frontend for NbdFrontend {
         let in_handshake = self.handshakes.load(Ordering::Relaxed) > 0;
         if in_handshake || !self.turn_queue.is_empty() || self.drain_until.is_some() {
             wait = Wait::Until(self.next_scan - self.now);
+        }
+        if !self.turn_queue.is_empty()
+            && let Some(until) = self.throttle.as_ref().and_then(|throttle| throttle.blocked_until(self.now))
+        {
+            wait = Wait::Until(until.min(self.next_scan) - self.now);
         }
         if is_ready {
             wait = Wait::No;

@@ -117,20 +117,20 @@ pub enum ServerError {
     Flush(#[source] RequestError),
 }
 
-enum Socket {
+pub(super) enum Socket {
     Unix(UnixListener, PathBuf),
     Tcp(TcpListener),
 }
 
 impl Socket {
-    fn accept(&self) -> io::Result<OwnedFd> {
+    pub(super) fn accept(&self) -> io::Result<OwnedFd> {
         Ok(match self {
             Self::Unix(listener, _) => listener.accept()?.0.into(),
             Self::Tcp(listener) => listener.accept()?.0.into(),
         })
     }
 
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+    pub(super) fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match self {
             Self::Unix(listener, _) => listener.as_fd(),
             Self::Tcp(listener) => listener.as_fd(),
@@ -159,18 +159,18 @@ pub struct Server {
 
 /// Worker threads. They end when this is dropped.
 #[derive(Default)]
-struct Workers {
+pub(super) struct Workers {
     threads: Vec<JoinHandle<io::Result<()>>>,
-    mailboxes: Vec<Arc<Mailbox<Message>>>,
+    pub(super) mailboxes: Vec<Arc<Mailbox<Message>>>,
     ring_name: &'static str,
 }
 
 impl Workers {
-    /// Starts a worker. Blocks until it runs.
-    fn add(
+    /// Starts a worker, with the memory of one of `share`. Blocks until it runs.
+    pub(super) fn add(
         &mut self,
         number: usize,
-        device: &Arc<Device>,
+        (device, share): (&Arc<Device>, usize),
         frontend: NbdFrontend,
         pool: &Option<Arc<Offload>>,
         options: &ServerOptions,
@@ -178,7 +178,7 @@ impl Workers {
         let (ready, started) = mpsc::channel();
         let (device, offload) = (Arc::clone(device), pool.clone());
         let (io, busy_poll) = (options.io, options.busy_poll);
-        let (threads, clients) = (options.threads, options.max_connections);
+        let clients = options.max_connections;
         let run = move || {
             // The ring belongs to the thread that uses it, so it is made there.
             let ring = match Ring::new(io) {
@@ -186,7 +186,7 @@ impl Workers {
                 Err(error) => return ready.send(Err(error)).map_err(io::Error::other),
             };
             let name = ring.name();
-            let pool = BufferPool::for_worker(device.unit_len(), threads).with_others(OWN_BUFFERS * clients);
+            let pool = BufferPool::for_worker(device.unit_len(), share).with_others(OWN_BUFFERS * clients);
             let mut worker = Worker::new(device, ring, pool, frontend).with_offload(offload);
             ready.send(Ok((worker.mailbox(), name))).map_err(io::Error::other)?;
             worker.run()
@@ -200,8 +200,13 @@ impl Workers {
         Ok(())
     }
 
+    /// Returns whether no worker has ended.
+    pub(super) fn is_healthy(&self) -> bool {
+        !self.threads.iter().any(JoinHandle::is_finished)
+    }
+
     /// Has all workers finish, and returns the last failure. Blocks.
-    fn finish(&mut self) -> Result<(), ServerError> {
+    pub(super) fn finish(&mut self) -> Result<(), ServerError> {
         for mailbox in &self.mailboxes {
             mailbox.post(Message::Drain);
         }
@@ -239,7 +244,7 @@ impl Server {
         let mut workers = Workers::default();
         for number in 0..options.threads.max(1) {
             let frontend = NbdFrontend::new(Arc::clone(&export), Arc::clone(&live), options.limits);
-            workers.add(number, &device, frontend, &pool, options)?;
+            workers.add(number, (&device, options.threads), frontend, &pool, options)?;
         }
         let accept = {
             let (stopping, mailboxes) = (Arc::clone(&stopping), workers.mailboxes.clone());
@@ -259,7 +264,7 @@ impl Server {
     /// Returns whether all workers run. A worker ends early on an error that concerns all its clients; [`Server::stop`]
     /// returns that error.
     pub fn is_healthy(&self) -> bool {
-        !self.workers.threads.iter().any(JoinHandle::is_finished)
+        self.workers.is_healthy()
     }
 
     /// Returns the name of the workers' ring backend.
@@ -281,10 +286,7 @@ impl Server {
         // Requests of a suspended device would wait for ever. The suspension has flushed what was written.
         self.device.end();
         let outcome = self.workers.finish();
-        if !self.device.access().read_only && !self.device.is_suspended() {
-            let device = inlock_engine::BlockingDevice::with_calls(Arc::clone(&self.device), 1);
-            device.flush().map_err(ServerError::Flush)?;
-        }
+        final_flush(&self.device)?;
         outcome
     }
 
@@ -306,7 +308,17 @@ impl Drop for Server {
     }
 }
 
-fn describe(device: &Device, options: &ServerOptions) -> Export {
+/// Puts everything that was written on stable storage. A suspension has done so before.
+pub(super) fn final_flush(device: &Arc<Device>) -> Result<(), ServerError> {
+    if device.access().read_only || device.is_suspended() {
+        return Ok(());
+    }
+    let device = inlock_engine::BlockingDevice::with_calls(Arc::clone(device), 1);
+    device.flush().map_err(ServerError::Flush)
+}
+
+/// Returns what clients are told about a device.
+pub(super) fn describe(device: &Device, options: &ServerOptions) -> Export {
     use transmission_flag::*;
     let access = device.access();
     let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_DF | CAN_MULTI_CONN | SEND_CACHE;
@@ -321,7 +333,8 @@ fn describe(device: &Device, options: &ServerOptions) -> Export {
     }
 }
 
-fn bind(listen: &Listen) -> Result<(Socket, Listen), ServerError> {
+/// Listens at an address, and returns it with the port that was chosen.
+pub(super) fn bind(listen: &Listen) -> Result<(Socket, Listen), ServerError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => ServerError::InUse(listen.clone()),
         _ => ServerError::Listen { listen: listen.clone(), source },
@@ -367,7 +380,7 @@ fn remove_stale(path: &Path, listen: &Listen) -> Result<(), ServerError> {
 }
 
 /// Returns the time to wait after a client could not be accepted.
-fn retry_after(error: &io::Error) -> Timespec {
+pub(super) fn retry_after(error: &io::Error) -> Timespec {
     match error.kind() {
         // The client disconnected before it was accepted.
         io::ErrorKind::ConnectionAborted => Timespec::default(),

@@ -47,6 +47,7 @@ enum Input {
 }
 
 /// One of those that a counter counts, as long as it lives.
+#[derive(Debug)]
 pub(super) struct CountGuard(Arc<AtomicUsize>);
 
 impl CountGuard {
@@ -189,6 +190,20 @@ impl Session {
         }
     }
 
+    /// A session whose handshake was carried out elsewhere.
+    pub(super) fn negotiated(index: u32, negotiated: Negotiated, pool: &BufferPool) -> Self {
+        Self {
+            index,
+            input: Input::Header,
+            inbox: Inbox::Here { buffer: Buffer::new(INBOX_LEN), unread: 0..0 },
+            negotiated,
+            output: Output::new(),
+            memory: Memory::new(pool),
+            waiting: VecDeque::with_capacity(Output::MAX_UNANSWERED),
+            spent: (0, 0),
+        }
+    }
+
     /// Reads what has arrived, as far as it can be.
     pub(super) fn process_input(&mut self, active: &mut ActiveTable, turn: &mut Turn<'_>) -> Next {
         loop {
@@ -256,6 +271,9 @@ impl Session {
         if self.is_spent(turn.number) || !active.has_room(self.output.unanswered) {
             return Next::Queue;
         }
+        if turn.is_throttled() {
+            return Next::Queue;
+        }
         match Command::parse(self.inbox.unread(), self.negotiated.style) {
             Err(_) => {
                 self.input = Input::Closed(None);
@@ -278,6 +296,7 @@ impl Session {
             Verdict::Empty => self.reply(&command, Head::done(&command, style)),
             Verdict::Refused(error) => self.reply(&command, Head::error(&command, style, error)),
             Verdict::Accepted => {
+                turn.charge(&command);
                 let id = active.insert(command, &mut self.owner());
                 if command.kind == command::WRITE {
                     self.begin_payload(id, active, turn);

@@ -4,6 +4,7 @@
 //! this program exits.
 
 mod captive;
+mod many;
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
@@ -46,13 +47,23 @@ pub(crate) const ACTION: Action = Action {
     name: "serve",
     aliases: &[],
     arguments: &[SOURCE],
-    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SERVE, THREAD_FLAGS, SEALED, &["table"]],
+    options: &[KEY, UNLOCK, TOKENS, PLAIN, POLICY, SERVE, THREAD_FLAGS, SEALED, &["table"], MANY],
     about: "serve the decrypted volume over NBD",
     prepare: |options, mut arguments| {
+        if options.config.is_some() {
+            let args = many::ManyArgs::new(&options, arguments.path()?)?;
+            return Ok(Prepared::with_status(move || many::run(&args)));
+        }
+        if options.control.is_some() {
+            return Err(CliError::usage("Option --control needs --config."));
+        }
         let args = serve_args(options, arguments.path()?)?;
         Ok(Prepared::with_status(move || run(&args)))
     },
 };
+
+/// Options of a server of many volumes.
+const MANY: &[&str] = &["config", "control", "serialize-memory-hard-pbkdf"];
 
 pub(super) const SERVE: &[&str] = &[
     "nbd",
@@ -279,17 +290,24 @@ impl ControlHooks for ShutDownOnClose {
 /// Returns the address, and for a captive command without one a private directory for a socket.
 fn listen(args: &ServeArgs) -> anyhow::Result<(server::Listen, Option<TempDir>)> {
     match &args.listen {
-        // A background process leaves its directory.
-        Some(Listen::Unix(path)) => Ok((server::Listen::Unix(std::path::absolute(path)?), None)),
-        Some(Listen::Tcp { host, port }) => {
-            let address = resolve(host, *port)?;
-            check_tcp(address, args.insecure)?;
-            Ok((server::Listen::Tcp(address), None))
-        }
+        Some(address) => Ok((address_of(address, args.insecure)?, None)),
         None => {
             let dir =
                 tempfile::Builder::new().prefix("inlock-").tempdir().context("cannot create a private directory")?;
             Ok((server::Listen::Unix(dir.path().join("nbd.sock")), Some(dir)))
+        }
+    }
+}
+
+/// Returns an address to listen on.
+fn address_of(listen: &Listen, insecure: bool) -> anyhow::Result<server::Listen> {
+    match listen {
+        // A background process leaves its directory.
+        Listen::Unix(path) => Ok(server::Listen::Unix(std::path::absolute(path)?)),
+        Listen::Tcp { host, port } => {
+            let address = resolve(host, *port)?;
+            check_tcp(address, insecure)?;
+            Ok(server::Listen::Tcp(address))
         }
     }
 }

@@ -137,6 +137,7 @@ fn ranges_that_are_alike_are_one_extent() {
         number: 1,
         now: Instant::now(),
         is_draining: false,
+        throttle: None,
     };
     let mut extents = |flags, offset, len| {
         let asked = command(command::BLOCK_STATUS, flags, offset, len);
@@ -207,6 +208,7 @@ fn only_a_request_that_has_not_begun_waits_behind_others() {
         number: 1,
         now: Instant::now(),
         is_draining: false,
+        throttle: None,
     };
     let mut active = ActiveTable::new();
     let command = command(command::READ, 0, 0, 8192);

@@ -122,6 +122,7 @@ impl Fixture {
             number: self.turn,
             now: Instant::now(),
             is_draining: self.is_draining,
+            throttle: None,
         };
         f(&mut self.session, &mut self.active, &mut turn)
     }

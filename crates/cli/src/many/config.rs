@@ -1,0 +1,390 @@
+//! The file of `serve --config`: TOML with a table for each volume.
+//!
+//! The keys of a volume are the options of `serve`, which the parser of the command line checks, and a few of its own.
+//! docs/guide/many.md describes them. An error names the line and the key.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{CommandFactory, FromArgMatches};
+use inlock_engine::store::file::IoMode;
+use inlock_frontend::nbd::throttle::ExportLimits;
+use serde::Deserialize;
+use toml::{Spanned, Value};
+
+use crate::args::action::{PLAIN, POLICY, SEALED};
+use crate::args::options::Options;
+use crate::args::source::{check_threads, source_args};
+use crate::error::{CliError, cannot_open, message_of};
+use crate::values;
+use crate::volume::source::{SourceArgs, VolumeType};
+
+/// Maximum length of a file in bytes.
+const MAX_LEN: u64 = 16 << 20;
+/// Maximum number of volumes.
+const MAX_VOLUMES: usize = 65_536;
+/// Time that a helper has for a key.
+const KEY_TIMEOUT: u64 = 30;
+
+/// Options of the command line that a volume may have, in addition to those of plain volumes, policies and integrity.
+const OPTIONS: &[&str] = &[
+    "type",
+    "header",
+    "key-file",
+    "keyfile-offset",
+    "keyfile-size",
+    "key-slot",
+    "volume-key-file",
+    "table",
+    "read-only",
+    "allow-discards",
+    "io",
+    "threads",
+];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct FileContent {
+    /// In seconds. 0: volumes stay open.
+    #[serde(default)]
+    idle_timeout: u64,
+    /// Volume of clients that name none.
+    default: Option<Spanned<String>>,
+    #[serde(default)]
+    volumes: BTreeMap<Spanned<String>, BTreeMap<Spanned<String>, Spanned<Value>>>,
+}
+
+/// A checked file.
+#[derive(Clone, Default)]
+pub(crate) struct Config {
+    pub default: Option<String>,
+    pub volumes: BTreeMap<String, VolumeConfig>,
+}
+
+/// A volume of the file.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct VolumeConfig {
+    /// Options of opening it; if they change, an open volume is closed.
+    pub opening: Opening,
+    pub limits: ExportLimits,
+    pub idle_timeout: Option<Duration>,
+    /// Whether clients see it in the list of exports.
+    pub listed: bool,
+    pub max_clients: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Opening {
+    image: PathBuf,
+    /// Options of the command line.
+    words: Vec<OsString>,
+    pub key_command: Vec<OsString>,
+    pub key_timeout: Duration,
+    pub read_only: bool,
+}
+
+/// A volume's options as the command line has them.
+pub(crate) struct Source {
+    pub source: SourceArgs,
+    pub io: IoMode,
+    pub threads: usize,
+}
+
+/// An error, and where it is.
+struct Fault {
+    at: Range<usize>,
+    key: String,
+    text: String,
+}
+
+impl Fault {
+    fn new(at: Range<usize>, key: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { at, key: key.into(), text: text.into() }
+    }
+}
+
+/// Reads a file.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Config> {
+    let mut text = String::new();
+    let file = File::open(path).map_err(cannot_open(path, false))?;
+    file.take(MAX_LEN + 1).read_to_string(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
+    if text.len() as u64 > MAX_LEN {
+        return Err(CliError::usage(format!("File {} has more than {MAX_LEN} bytes.", path.display())));
+    }
+    parse(&text).map_err(|error| CliError::usage(format!("File {}, {error}.", path.display())))
+}
+
+/// Parses the text of a file. An error is the number of a line, and what is wrong there.
+pub(crate) fn parse(text: &str) -> Result<Config, String> {
+    let line = |at: usize| text.as_bytes()[..at.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1;
+    let content: FileContent = toml::from_str(text).map_err(|error| {
+        let start = error.span().map_or(0, |span| span.start);
+        format!("line {}: {}", line(start), error.message().replace('\n', " "))
+    })?;
+    convert(content).map_err(|fault| {
+        let text = fault.text.trim_end_matches('.');
+        format!("line {}, {}: {text}", line(fault.at.start), fault.key)
+    })
+}
+
+fn convert(content: FileContent) -> Result<Config, Fault> {
+    let mut config = Config::default();
+    let mut parser = Parser::new();
+    // Images, and whether their volume is writable.
+    let mut images: HashMap<PathBuf, (String, bool)> = HashMap::new();
+    for (name, keys) in content.volumes {
+        let at = name.span();
+        let name = name.into_inner();
+        let key = format!("volumes.{name}");
+        if name.is_empty() || name.len() > 255 || name.chars().any(char::is_control) {
+            return Err(Fault::new(at, key, "a name has 1 to 255 bytes and no control characters"));
+        }
+        if config.volumes.len() == MAX_VOLUMES {
+            return Err(Fault::new(at, key, format!("a server has at most {MAX_VOLUMES} volumes")));
+        }
+        let volume = parser.volume(&key, &at, keys, content.idle_timeout)?;
+        let image = volume.opening.image.clone();
+        let image = std::fs::canonicalize(&image).unwrap_or(image);
+        let writable = !volume.opening.read_only;
+        if let Some((other, other_writable)) = images.get(&image).filter(|_| !image.as_os_str().is_empty()) {
+            if writable || *other_writable {
+                let text = format!("{} is the image of volume {other} too; only read-only volumes share one", {
+                    image.display()
+                });
+                return Err(Fault::new(at, format!("{key}.image"), text));
+            }
+        } else {
+            images.insert(image, (name.clone(), writable));
+        }
+        config.volumes.insert(name, volume);
+    }
+    if let Some(default) = content.default {
+        if !config.volumes.contains_key(default.as_ref()) {
+            return Err(Fault::new(default.span(), "default", format!("there is no volume {}", default.as_ref())));
+        }
+        config.default = Some(default.into_inner());
+    }
+    Ok(config)
+}
+
+/// The parser of the command line, which is made once for all volumes.
+struct Parser(clap::Command);
+
+impl Parser {
+    fn new() -> Self {
+        Self(Options::command())
+    }
+
+    fn options(&mut self, words: &[OsString]) -> Result<Options, String> {
+        let words = std::iter::once(OsString::from("inlock")).chain(words.iter().cloned());
+        let text = |error: clap::Error| {
+            let text = error.to_string();
+            text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+        };
+        let matches = self.0.try_get_matches_from_mut(words).map_err(text)?;
+        let mut options = Options::from_arg_matches(&matches).map_err(text)?;
+        options.key_file = options.key_files.first().cloned();
+        Ok(options)
+    }
+
+    fn volume(
+        &mut self,
+        key: &str,
+        at: &Range<usize>,
+        keys: BTreeMap<Spanned<String>, Spanned<Value>>,
+        idle_timeout: u64,
+    ) -> Result<VolumeConfig, Fault> {
+        let opening = Opening {
+            image: PathBuf::new(),
+            words: Vec::new(),
+            key_command: Vec::new(),
+            key_timeout: Duration::from_secs(KEY_TIMEOUT),
+            read_only: false,
+        };
+        let limits = ExportLimits::default();
+        let mut volume = VolumeConfig { opening, limits, idle_timeout: None, listed: true, max_clients: 16 };
+        let mut idle_timeout = idle_timeout;
+        for (name, value) in keys {
+            let (at, name) = (name.span(), name.into_inner());
+            let key = format!("{key}.{name}");
+            let value = value.into_inner();
+            own_key(&mut volume, &mut idle_timeout, &name, &value)
+                .or_else(|wrong| match wrong {
+                    Wrong::Value(text) => Err(text),
+                    Wrong::Name => option(&name, &value).map(|word| volume.opening.words.push(word)),
+                })
+                .map_err(|text| Fault::new(at, key, text))?;
+        }
+        volume.idle_timeout = Some(Duration::from_secs(idle_timeout)).filter(|time| !time.is_zero());
+        let source = self.source(&volume.opening).map_err(|text| Fault::new(at.clone(), key, text))?;
+        let encrypted = matches!(source.source.volume_type, VolumeType::Luks(_) | VolumeType::Plain(_));
+        let sources = [source.source.key.file.is_some(), !volume.opening.key_command.is_empty()];
+        let count =
+            sources.iter().filter(|given| **given).count() + usize::from(source.source.key.volume_key.is_some());
+        match (encrypted, count) {
+            (true, 1) | (false, 0) => Ok(volume),
+            (true, _) => {
+                let text = "exactly one of key-file, key-command and volume-key-file is needed";
+                Err(Fault::new(at.clone(), key, text))
+            }
+            (false, _) => Err(Fault::new(at.clone(), key, "a volume of this type takes no key")),
+        }
+    }
+
+    fn source(&mut self, opening: &Opening) -> Result<Source, String> {
+        let options = self.options(&opening.words)?;
+        let convert = || -> anyhow::Result<Source> {
+            check_threads(&options)?;
+            let source = source_args(&options, opening.image.clone())?;
+            let io = match options.io.as_deref() {
+                Some("uring") => IoMode::Uring,
+                Some("sync") => IoMode::Sync,
+                _ => IoMode::Auto,
+            };
+            Ok(Source { source, io, threads: options.threads.map_or(1, usize::from) })
+        };
+        let source = convert().map_err(|error| message_of(&error).to_string())?;
+        let is_table = matches!(source.source.volume_type, VolumeType::Table(_));
+        match (opening.image.as_os_str().is_empty(), is_table) {
+            (true, false) => Err("image is missing".to_owned()),
+            (false, true) => Err("a volume with table takes no image".to_owned()),
+            _ => Ok(source),
+        }
+    }
+}
+
+impl Opening {
+    /// Converts the options. Each opening does: a table is read again.
+    pub(crate) fn source(&self) -> anyhow::Result<Source> {
+        Parser::new().source(self).map_err(CliError::usage)
+    }
+}
+
+enum Wrong {
+    /// It is an option of the command line, or unknown.
+    Name,
+    Value(String),
+}
+
+/// Applies a key that is no option of the command line.
+fn own_key(volume: &mut VolumeConfig, idle_timeout: &mut u64, name: &str, value: &Value) -> Result<(), Wrong> {
+    let result = match name {
+        "image" => text(value).map(|image| volume.opening.image = image.into()),
+        "key-command" => words(value).map(|words| volume.opening.key_command = words),
+        "key-timeout" => number(value, 1).map(|secs| volume.opening.key_timeout = Duration::from_secs(secs)),
+        "idle-timeout" => number(value, 0).map(|secs| *idle_timeout = secs),
+        "listed" => flag(value).map(|listed| volume.listed = listed),
+        "max-operations" => number(value, 1).map(|rate| volume.limits.operations = Some(rate)),
+        "max-bytes" => size(value).map(|rate| volume.limits.bytes = Some(rate)),
+        "max-clients" => number(value, 1).map(|most| volume.max_clients = usize::try_from(most).unwrap_or(usize::MAX)),
+        "read-only" => {
+            volume.opening.read_only = flag(value).map_err(Wrong::Value)?;
+            return Err(Wrong::Name);
+        }
+        _ => return Err(Wrong::Name),
+    };
+    result.map_err(Wrong::Value)
+}
+
+/// Returns an option of the command line.
+fn option(name: &str, value: &Value) -> Result<OsString, String> {
+    if ![OPTIONS, PLAIN, POLICY, SEALED].iter().any(|names| names.contains(&name)) {
+        return Err("unknown key".to_owned());
+    }
+    match value {
+        Value::String(text) if text == "-" => Err("a server does not read its standard input".to_owned()),
+        Value::String(text) => Ok(format!("--{name}={text}").into()),
+        Value::Integer(number) => Ok(format!("--{name}={number}").into()),
+        Value::Boolean(true) => Ok(format!("--{name}").into()),
+        // As if it were not given.
+        Value::Boolean(false) => Ok("--batch-mode".into()),
+        _ => Err("expected a string, a number, true or false".to_owned()),
+    }
+}
+
+fn text(value: &Value) -> Result<&str, String> {
+    value.as_str().filter(|text| !text.is_empty()).ok_or_else(|| "expected a string".to_owned())
+}
+
+fn flag(value: &Value) -> Result<bool, String> {
+    value.as_bool().ok_or_else(|| "expected true or false".to_owned())
+}
+
+fn number(value: &Value, least: u64) -> Result<u64, String> {
+    let number = value.as_integer().and_then(|number| u64::try_from(number).ok());
+    number.filter(|number| *number >= least).ok_or_else(|| format!("expected a number of at least {least}"))
+}
+
+/// A number of bytes, or one with a unit.
+fn size(value: &Value) -> Result<u64, String> {
+    match value {
+        Value::String(text) => {
+            values::size(text).and_then(|size| if size == 0 { Err("is zero".into()) } else { Ok(size) })
+        }
+        _ => number(value, 1),
+    }
+}
+
+fn words(value: &Value) -> Result<Vec<OsString>, String> {
+    let words = value.as_array().map(|words| words.iter().map(|word| text(word).map(OsString::from)));
+    match words.map(Iterator::collect) {
+        Some(Ok(words)) if !Vec::is_empty(&words) && Path::new(&words[0]).is_absolute() => Ok(words),
+        _ => Err("expected an array of strings, the first an absolute path".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_reads_with_its_options() {
+        let text = "idle-timeout = 5\ndefault = \"a\"\n[volumes.a]\nimage = \"/a\"\ntype = \"plain\"\nkey-file = \"/k\"\n\
+            max-bytes = \"1M\"\nmax-operations = 10\n[volumes.b]\nimage = \"/b\"\nkey-command = [\"/bin/x\", \"y\"]\n\
+            read-only = true\nlisted = false\nidle-timeout = 0\n";
+        let config = parse(text).unwrap();
+        let (a, b) = (&config.volumes["a"], &config.volumes["b"]);
+        assert_eq!((a.limits.operations, a.limits.bytes), (Some(10), Some(1 << 20)));
+        assert_eq!((a.idle_timeout, b.idle_timeout), (Some(Duration::from_secs(5)), None));
+        assert_eq!((a.listed, b.listed, a.opening.read_only, b.opening.read_only), (true, false, false, true));
+        assert!(matches!(a.opening.source().unwrap().source.volume_type, VolumeType::Plain(_)));
+        assert_eq!(b.opening.key_command, ["/bin/x", "y"]);
+        assert!(parse("").unwrap().volumes.is_empty());
+    }
+
+    #[test]
+    fn errors_name_line_and_key() {
+        let volume = "[volumes.a]\nimage = \"/a\"\ntype = \"raw\"\n";
+        for (text, expected) in [
+            ("x = 1\n".to_owned(), "line 1: unknown field `x`"),
+            (format!("{volume}{volume}"), "line 4: duplicate key"),
+            (
+                format!("{volume}[volumes.b]\nimage = \"/a\"\ntype = \"raw\"\n"),
+                "line 4, volumes.b.image: /a is the image",
+            ),
+            (format!("{volume}colour = 1\n"), "line 4, volumes.a.colour: unknown key"),
+            (format!("{volume}cipher = \"x\"\n"), "line 1, volumes.a: Option --cipher is not allowed with type raw"),
+            (format!("{volume}read-only = 1\n"), "line 4, volumes.a.read-only: expected true or false"),
+            (format!("{volume}max-operations = 0\n"), "line 4, volumes.a.max-operations: expected a number"),
+            (format!("{volume}max-bytes = \"x\"\n"), "line 4, volumes.a.max-bytes: "),
+            (format!("{volume}threads = 0\n"), "line 1, volumes.a: Option --threads takes 1 to 1024"),
+            (format!("{volume}key-file = \"-\"\n"), "line 4, volumes.a.key-file: a server does not read"),
+            (format!("default = \"b\"\n{volume}"), "line 1, default: there is no volume b"),
+            ("[volumes.a]\nimage = \"/a\"\n".to_owned(), "line 1, volumes.a: exactly one of key-file"),
+            ("[volumes.a]\ntype = \"raw\"\n".to_owned(), "line 1, volumes.a: image is missing"),
+            ("[volumes.\"\"]\nimage = \"/a\"\n".to_owned(), "line 1, volumes.: a name has"),
+            ("[volumes.a]\nimage = \"/a\"\nkey-command = [\"x\"]\n".to_owned(), "line 3, volumes.a.key-command: "),
+        ] {
+            let error = parse(&text).map(|_| ()).unwrap_err();
+            assert!(error.starts_with(expected), "{text:?}: {error}");
+        }
+        let shared = "[volumes.a]\nimage = \"/a\"\ntype = \"raw\"\nread-only = true\n";
+        assert!(parse(&format!("{shared}{}", shared.replace(".a", ".b"))).is_ok(), "read-only volumes share an image");
+    }
+}

@@ -1,0 +1,6 @@
+//! Many volumes in one server: their file, opening and closing them, commands to the server.
+
+pub(crate) mod config;
+pub(crate) mod control;
+mod key_command;
+pub(crate) mod volumes;
