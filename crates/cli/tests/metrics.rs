@@ -12,7 +12,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// 3 writes of 8 KiB, 5 reads of 4 KiB, a flush, and a read that fails.
 fn some_work(server: &Named) {
