@@ -71,7 +71,8 @@ impl AnyTable {
 }
 
 fn is_integrity(line: &str) -> bool {
-    split_name(line).1.split_ascii_whitespace().nth(2) == Some("integrity")
+    let line = split_name(line).1;
+    !line.trim_start().starts_with('#') && line.split_ascii_whitespace().nth(2) == Some("integrity")
 }
 
 /// Splits `NAME: LINE`.
@@ -392,8 +393,10 @@ impl IntegrityLine {
         }
         for _ in 0..count {
             let word = words.next("option")?;
-            let (has_key, result) = (word.matches(':').count() > 1, line.options.take(word));
-            if has_key {
+            let has_key = word.matches(':').count() > 1;
+            let result = line.options.take(word);
+            // An unknown word may be a key whose name was forgotten.
+            if has_key || result == Err(TableFault::UnknownIntegrityOption) {
                 words.hide();
             }
             result.map_err(|fault| words.fault(fault))?;
