@@ -392,6 +392,9 @@ pub(crate) struct Options {
     /// Do not wipe device after luksFormat
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
     pub integrity_no_wipe: bool,
+    /// Mark blocks as never written instead of wiping them: they read as zeroes; needs tags with a key
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Integrity")]
+    pub integrity_lazy: bool,
     /// File outside the image that records its newest state; an older copy of the image is refused
     #[arg(long, value_name = "FILE", help_heading = "Integrity")]
     pub freshness: Option<PathBuf>,

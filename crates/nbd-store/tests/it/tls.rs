@@ -253,8 +253,8 @@ fn relay(mut from: UnixStream, mut to: UnixStream, is_cut: &AtomicBool) {
     }
 }
 
-/// The server has the write, and somebody between puts garbage in the place of its reply. The server may carry it out
-/// at any time, so it must not be made again over another connection and acknowledged.
+/// The server has the write, and a relay puts garbage in the place of its reply. The server may carry it out at any
+/// time, so it must not be made again over another connection and acknowledged.
 #[test]
 fn write_whose_connection_gets_garbage_is_not_acknowledged_early() {
     static IS_CUT: AtomicBool = AtomicBool::new(false);

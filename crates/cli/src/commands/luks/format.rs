@@ -71,6 +71,7 @@ const FORMAT: &[&str] = &[
     "integrity",
     "integrity-key-size",
     "integrity-no-wipe",
+    "integrity-lazy",
     "integrity-no-journal",
     "integrity-legacy-padding",
     "integrity-inline",
