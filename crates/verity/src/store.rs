@@ -6,7 +6,7 @@ use crate::hasher::Hasher;
 use crate::layout::Layout;
 use crate::tree::{Stores, check_root, root_of};
 use inlock_engine::store::read_all;
-use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_engine::{BackingStore, Errno, Geometry, StoreProfile};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -153,7 +153,7 @@ impl VerityStore {
             return Ok(());
         }
         let area = Area::Level(level);
-        let mut bytes = vec![0; self.layout.hash_block_len()].into_boxed_slice();
+        let mut bytes = vec![0; self.layout.hash_block_len()];
         read_all(&*self.stores.hash, &mut bytes, self.stores.position(&self.layout, area, block))?;
         let digest = self.hasher.digest(&bytes);
         self.counters.hash_blocks.fetch_add(1, Ordering::Relaxed);
@@ -164,7 +164,7 @@ impl VerityStore {
         }
         read(&bytes);
         if matches {
-            self.cache.insert(number, bytes);
+            self.cache.insert(number, &bytes);
         } else {
             self.report(&self.stores.corruption(&self.layout, area, block));
         }
@@ -260,6 +260,12 @@ impl VerityStore {
 impl BackingStore for VerityStore {
     fn geometry(&self) -> Geometry {
         Geometry::new_read_only(self.layout.data_len())
+    }
+
+    fn profile(&self) -> StoreProfile {
+        let mut profile = StoreProfile::default();
+        profile.in_memory = self.stores.data.profile().in_memory && self.stores.hash.profile().in_memory;
+        profile
     }
 
     fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use inlock_engine::BackingStore;
 use inlock_engine::store::file::{FileStore, IoMode};
+use inlock_engine::store::threaded::ThreadedStore;
 use inlock_verity::{Area, Corruption, Layout, OpenOptions, Parameters, Stores, Superblock, VerityError, VerityStore};
 use uuid::Uuid;
 
@@ -123,8 +124,8 @@ pub(crate) struct VerityOpening {
     pub root: Vec<u8>,
     pub uuid: Option<String>,
     pub hash_name: String,
-    ignore_corruption: bool,
-    ignore_zero_blocks: bool,
+    pub ignore_corruption: bool,
+    pub ignore_zero_blocks: bool,
 }
 
 impl VerityArgs {
@@ -202,8 +203,17 @@ impl VerityOpening {
 
     /// Verifies the root hash, and returns the verified data as a store of the engine.
     pub(crate) fn connect(&self, data: &Device, hash: Option<&Device>, io: IoMode) -> anyhow::Result<Arc<VerityStore>> {
-        let stores = self.stores(data, hash, io)?;
-        let (data_path, hash_path) = (data.path.clone(), hash.map_or(&data.path, |hash| &hash.path).clone());
+        let hash_path = hash.map_or(&data.path, |hash| &hash.path).clone();
+        self.connect_stores(&self.stores(data, hash, io)?, [data.path.clone(), hash_path])
+    }
+
+    /// As [`Self::connect`], on these stores, which have these names in messages.
+    pub(super) fn connect_stores(
+        &self,
+        stores: &Stores,
+        [data_path, hash_path]: [PathBuf; 2],
+    ) -> anyhow::Result<Arc<VerityStore>> {
+        let named = hash_path.clone();
         let options = OpenOptions {
             ignore_corruption: self.ignore_corruption,
             ignore_zero_blocks: self.ignore_zero_blocks,
@@ -213,9 +223,19 @@ impl VerityOpening {
             })),
             ..OpenOptions::default()
         };
-        let store = VerityStore::open(&stores, &self.layout, &self.root, options);
-        Ok(Arc::new(store.map_err(cannot_use(hash.map_or(&data.path, |hash| &hash.path)))?))
+        let store = VerityStore::open(stores, &self.layout, &self.root, options);
+        Ok(Arc::new(store.map_err(cannot_use(&named))?))
     }
+}
+
+/// Least number of threads that read and hash, unless both devices are in memory: each waits for a device.
+const MIN_THREADS: usize = 8;
+
+/// Returns the store of a device with threads for its calls: they hash while the worker receives and sends.
+pub(super) fn threaded(store: Arc<VerityStore>) -> anyhow::Result<Arc<dyn BackingStore>> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if store.profile().in_memory { cpus } else { cpus.max(MIN_THREADS) };
+    Ok(Arc::new(ThreadedStore::start(store, threads).context("cannot start a thread")?))
 }
 
 /// Returns the error of a device.

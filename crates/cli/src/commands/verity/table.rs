@@ -1,0 +1,26 @@
+//! `verity table`: prints the device-mapper table of a device.
+
+use std::path::Path;
+
+use inlock_volume::table::ShowKeys;
+
+use crate::ui::print::{print, warn};
+use crate::volume::device::OpenMode;
+use crate::volume::info::resolved;
+use crate::volume::verity::{VerityArgs, VerityDevices};
+use crate::volume::verity_table::of_volume;
+
+pub(super) fn run(data: &Path, args: &VerityArgs) -> anyhow::Result<()> {
+    let devices = VerityDevices::open(data, &args.hash_device, OpenMode::Read)?;
+    let opening = args.load(&devices)?;
+    for device in std::iter::once(&devices.data).chain(&devices.hash).filter(|device| !device.is_block()) {
+        let path = device.path.display();
+        warn(format_args!("{path} is a file; the Linux kernel needs a block device, such as a loop device"));
+    }
+    let table = of_volume(&opening, &resolved(&devices.data.path), &resolved(&devices.hash().path));
+    if !table.verity.kernel_accepts_blocks() {
+        let len = table.verity.data_block_size;
+        warn(format_args!("the Linux kernel would refuse the line: data blocks of {len} bytes exceed its page"));
+    }
+    print(&**table.to_text(ShowKeys::No))
+}
