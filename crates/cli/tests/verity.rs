@@ -256,7 +256,6 @@ fn mistake_is_refused_by_name_and_nothing_is_written() {
             (&["format", &empty, h], "there are no data"),
             (&["format", d, d], "Data area overlaps with hash area."),
             (&["format", d], "format: requires <data_device> <hash_device> as arguments."),
-            (&["format", d, h, "--fec-device", h], "Option --fec-device is not supported."),
             (&["verify", d, h], "Command requires <root_hash> or --root-hash-file option as argument."),
             (&["verify", d, h, r, "--root-hash-file", h], "not both"),
             (&["verify", d, h, "zz"], "Invalid root hash string specified."),
@@ -474,4 +473,91 @@ fn served_table_with_a_hash_tree_has_its_state_and_is_not_suspended() {
     assert!(ended.err.contains("has a table with a hash tree and cannot be suspended"), "{ended:?}");
     assert!(ended.err.contains("A table with a hash tree cannot replace another one."), "{ended:?}");
     assert!(ended.text().ends_with("read 4096/4096 bytes at offset 0\n"), "{ended:?}");
+}
+
+/// Parity of `veritysetup` and of Inlock is the same, and corrects the same errors.
+#[test]
+fn parity_is_written_shown_and_used_as_by_veritysetup() {
+    if !have("veritysetup") {
+        return;
+    }
+    let dir = Dir::new();
+    let data = dir.file("data", &noise(4096 * 700));
+    let uuid = "67d8cc2c-d8c1-4ada-a044-47333b44d202";
+    for (roots, offset, on_hash) in [("2", "0", false), ("13", "8192", false), ("4", "65536", true)] {
+        let mut made = Vec::new();
+        for who in ["theirs", "ours"] {
+            let hash = dir.file(&format!("{who}-hash"), &vec![0; if on_hash { 65536 } else { 0 }]);
+            let fec = if on_hash { hash.clone() } else { dir.name(&format!("{who}-fec-{roots}")) };
+            let words =
+                ["format", &data, &hash, "--salt", SALT, "--uuid", uuid, "--fec-device", &fec, "--fec-roots", roots];
+            let more = ["--fec-offset", offset];
+            let words = words.iter().chain(&more);
+            let ended = match who {
+                "theirs" => run(Command::new("veritysetup").args(words), b""),
+                _ => call(["verity"].iter().chain(words)),
+            };
+            let text = ended.works().text().replace(&hash, "HASH");
+            let options = ["--fec-device", &fec, "--fec-roots", roots, "--fec-offset", offset];
+            let dump = call(["verity", "dump", &hash].iter().chain(&options));
+            let theirs = veritysetup(&["dump", &hash].iter().chain(&options).copied().collect::<Vec<_>>());
+            assert_eq!(dump.works().text(), theirs.works().text());
+            made.push((text, fs::read(&hash).unwrap(), fs::read(&fec).unwrap(), root_of(&ended), hash, fec));
+        }
+        let [(text, tree, parity, ..), ours] = &made[..] else { unreachable!() };
+        assert_eq!(*text, ours.0);
+        assert!(*tree == ours.1 && *parity == ours.2, "{roots} {offset}");
+        let (root, hash, fec) = (&ours.3, &ours.4, &ours.5);
+        let options = ["--fec-device", fec, "--fec-roots", roots, "--fec-offset", offset];
+        let words: Vec<&str> = ["verify", &data, hash, root].into_iter().chain(options).collect();
+        call(["verity"].iter().chain(&words)).works();
+        // Three blocks in a row are in three rounds.
+        (10..13).for_each(|block| flip(&data, block * 4096 + 5));
+        let (theirs, found) = (veritysetup(&words), call(["verity"].iter().chain(&words)));
+        assert_eq!((theirs.code, found.code), (0, 0), "{found:?}");
+        assert!(theirs.err.contains("Found 3 repairable errors") && found.err.contains("found 3 repairable errors"));
+        let copy = dir.name("copy");
+        let run = ["--run".to_owned(), format!("nbdcopy \"$uri\" {copy}")];
+        let serve =
+            ["verity", "serve"].into_iter().chain(words[1..].iter().copied()).chain(run.iter().map(String::as_str));
+        let served = call(serve);
+        assert_eq!(served.code, 0, "{served:?}");
+        assert!(served.err.contains("data block 11 at position 45056 does not match its digest, and was rebuilt"));
+        assert!(fs::read(&copy).unwrap() == noise(4096 * 700));
+        // By its table, too.
+        let printed = call(["verity", "table"].iter().chain(&words[1..]));
+        let arguments = format!(" 8 use_fec_from_device {fec} fec_roots {roots} fec_blocks ");
+        assert!(printed.text().contains(&arguments), "{printed:?}");
+        let read = exported(&dir, printed.text());
+        assert!(read.code == 0 && read.out == noise(4096 * 700), "{}", read.err);
+        // More blocks of a round than the parity corrects.
+        (0..700).for_each(|block| flip(&data, block * 4096));
+        let (theirs, ours) = (veritysetup(&words), call(["verity"].iter().chain(&words)));
+        assert_eq!((theirs.code, ours.code), (2, 2), "{ours:?}");
+        fs::write(&data, noise(4096 * 700)).unwrap();
+    }
+}
+
+#[test]
+fn mistake_about_parity_is_refused_by_name() {
+    let dir = Dir::new();
+    let (data, hash, root) = device(&dir, 4096 * 20);
+    let fec = dir.file("fec", &[]);
+    let (d, h, r, f) = (data.as_str(), hash.as_str(), root.as_str(), fec.as_str());
+    refuse(
+        &[&data, &hash, &fec],
+        &[
+            (&["format", d, h, "--fec-device", f, "--fec-roots", "1"], "Invalid number of parity bytes."),
+            (&["format", d, h, "--fec-device", f, "--fec-roots", "25"], "Invalid number of parity bytes."),
+            (&["format", d, h, "--fec-device", f, "--fec-offset", "100"], "Unsupported VERITY FEC offset."),
+            (&["format", d, h, "--fec-device", f, "--fec-offset", "512"], "Unsupported VERITY FEC offset."),
+            (&["format", d, h, "--fec-device", f, "--data-block-size", "512"], "Block sizes must match for FEC."),
+            (&["format", d, h, "--fec-device", h], "FEC area overlaps with hash area."),
+            (&["format", d, h, "--fec-device", h, "--fec-offset", "4096"], "FEC area overlaps with hash area."),
+            (&["format", d, h, "--fec-device", d], "The FEC device names the data device."),
+            (&["verify", d, h, r, "--fec-device", f], "the device ends before the parity does"),
+            (&["serve", d, h, r, "--fec-device", f, "--run", "true"], "the device ends before the parity does"),
+        ],
+    );
+    call(["verity", "verify", d, h, r, "--fec-device", "/nonexistent"]).fails(4, &["does not exist or access denied"]);
 }

@@ -281,7 +281,7 @@ fn open_integrity(integrity: &IntegrityArgs, args: &SourceArgs, writing: bool) -
 /// Opens and locks the devices of a dm-verity device, and checks its superblock. Its root hash is checked when it is
 /// connected.
 fn open_verity(verity: &VerityArgs, args: &SourceArgs) -> anyhow::Result<UnlockedVolume> {
-    let devices = VerityDevices::open(&args.image, &verity.hash_device, OpenMode::Read)?;
+    let devices = VerityDevices::open(&args.image, &verity.hash_device, verity.fec.as_ref(), OpenMode::Read)?;
     let mut info = VolumeInfo::new(args, &devices.data);
     info.header = Some(resolved(&verity.hash_device));
     let opening = verity.load(&devices)?;

@@ -7,7 +7,7 @@ use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, Content, TargetError};
-use inlock_verity::{Stores, VerityStore};
+use inlock_verity::{Fec, FecParameters, Stores, VerityStore};
 use inlock_volume::table::{AnyTable, Target};
 use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
 
@@ -258,12 +258,18 @@ fn verify_stack(stack: &VerityStack, data: &[Device], mode: IoMode) -> anyhow::R
     };
     let below = stack.below.iter().map(plaintext).collect::<anyhow::Result<Vec<_>>>()?;
     let store = |source: &Source| match source {
-        Source::Device(at) => Ok(stores(std::slice::from_ref(&data[*at]), false, mode, true)?.remove(0)),
+        Source::Device(at) => Ok(self::stores(std::slice::from_ref(&data[*at]), false, mode, true)?.remove(0)),
         Source::Below(at) => anyhow::Ok(Arc::clone(&below[*at])),
     };
     let stores = Stores::new(store(&stack.data)?, store(&stack.hash)?, stack.opening.tree_offset);
     let paths = [&stack.data, &stack.hash].map(|source| stack.path(source, data));
-    stack.opening.connect_stores(&stores, paths)
+    let fec = |(parameters, source): &(FecParameters, Source)| -> anyhow::Result<Fec> {
+        let path = stack.path(source, data);
+        let fec = Fec::new(store(source)?, *parameters, &stack.opening.layout);
+        fec.map_err(|error| verity::cannot_use(&path)(error.into()))
+    };
+    let fec = stack.fec.as_ref().map(fec).transpose()?;
+    stack.opening.connect_stores(&stores, fec, paths)
 }
 
 /// Returns the engine's device of a stack: the lines on the verified device, or this as long as its line says.

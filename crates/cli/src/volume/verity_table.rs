@@ -5,14 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use inlock_engine::{BackingStore, BlockingDevice, Device as Mapped, Errno, Geometry};
-use inlock_verity::{HashType, Parameters};
+use inlock_verity::{FecParameters, HashType, Parameters};
 use inlock_volume::Table;
-use inlock_volume::table::{NamedTable, OnFault, VerityArguments, VerityLine, VerityTable};
+use inlock_volume::table::{FecArguments, NamedTable, OnFault, VerityArguments, VerityLine, VerityTable};
 
 use super::device::{Device, OpenMode};
+use super::info::resolved;
 use super::lock::{self, DeviceLock, Mode};
 use super::table::{self, Devices};
-use super::verity::{VerityOpening, hex};
+use super::verity::{OpenedFec, VerityOpening, hex};
 use crate::error::CliError;
 
 /// A device of a table with a hash tree, and those that it is stacked with. Devices are counted in the volume's list.
@@ -20,6 +21,7 @@ pub(super) struct VerityStack {
     pub opening: VerityOpening,
     pub data: Source,
     pub hash: Source,
+    pub fec: Option<(FecParameters, Source)>,
     pub below: Vec<Below>,
     pub above: Option<Table>,
     /// Length of the verified device.
@@ -72,9 +74,17 @@ impl VerityStack {
             Ok(Source::Device(devices.len() - 1))
         };
         let (data, hash) = (source(&line.data_device)?, source(&line.hash_device)?);
+        let fec = match &line.options.fec {
+            None => None,
+            Some(FecArguments { device, roots, blocks, start, .. }) => {
+                let offset = start.checked_mul(line.hash_block_size.into());
+                let offset = offset.ok_or_else(|| CliError::usage("Unsupported VERITY FEC offset."))?;
+                Some((FecParameters { roots: *roots, blocks: *blocks, offset }, source(device)?))
+            }
+        };
         let opening = opening(&line)?;
         let above = above.map(|above| above.table);
-        Ok((Self { opening, data, hash, below, above, sectors }, devices, locks))
+        Ok((Self { opening, data, hash, fec, below, above, sectors }, devices, locks))
     }
 
     /// Returns the name of a source for messages.
@@ -106,11 +116,6 @@ fn check_options(options: &VerityArguments) -> anyhow::Result<()> {
             "has root_hash_sig_key_desc",
             "only the kernel can read that key; verify the signature of the root hash before, and remove the option",
         ),
-        (
-            options.fec.is_some(),
-            "has use_fec_from_device",
-            "Inlock has no forward error correction; remove its options to read what needs no correction",
-        ),
     ];
     match refused.iter().find(|(given, ..)| *given) {
         None => Ok(()),
@@ -136,6 +141,7 @@ fn opening(line: &VerityLine) -> anyhow::Result<VerityOpening> {
         hash_name: line.hash.name().to_owned(),
         ignore_corruption: line.options.on_corruption == Some(OnFault::Ignore),
         ignore_zero_blocks: line.options.ignore_zero_blocks,
+        fec: None,
     })
 }
 
@@ -153,6 +159,11 @@ pub(crate) fn of_volume(opening: &VerityOpening, data: &Path, hash: &Path) -> Ve
     line.salt.clone_from(&parameters.salt);
     line.options.on_corruption = opening.ignore_corruption.then_some(OnFault::Ignore);
     line.options.ignore_zero_blocks = opening.ignore_zero_blocks;
+    line.options.fec = opening.fec.as_ref().map(|OpenedFec { fec, path }| {
+        let FecParameters { roots, blocks, offset } = *fec.parameters();
+        let device = resolved(path);
+        FecArguments::new(&device.to_string_lossy(), roots, blocks, offset / u64::from(line.hash_block_size))
+    });
     VerityTable::new(opening.layout.data_len() / 512, line)
 }
 

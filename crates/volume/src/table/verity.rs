@@ -23,14 +23,14 @@ const MAX_BLOCK_LEN: u64 = 512 << 10;
 const MAX_SALT_LEN: usize = 256;
 /// Longest block of data that the kernel accepts: a page.
 const KERNEL_BLOCK_LEN: u32 = 4096;
-/// Devices below: that of the data, and that of the tree.
-const MAX_BELOW: usize = 2;
+/// Devices below: those of the data, the tree and the parity.
+const MAX_BELOW: usize = 3;
 
 /// A device of the target `verity`, and those that it is stacked with.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct VerityTable {
-    /// Devices that the line of `verity` names, at most two.
+    /// Devices that the line of `verity` names, at most three.
     pub below: Vec<NamedTable>,
     /// Length of the verified device in sectors.
     pub sectors: u64,
@@ -299,7 +299,9 @@ impl<'a> Parser<'a> {
             let device = group.table()?;
             let named = |path: &String| device.is_named(path);
             let is_first = !found.below.iter().any(|other| other.name == device.name);
-            if !is_first || ![&found.verity.data_device, &found.verity.hash_device].into_iter().any(named) {
+            let fec = found.verity.options.fec.as_ref().map(|fec| &fec.device);
+            let names = [&found.verity.data_device, &found.verity.hash_device].into_iter().chain(fec);
+            if !is_first || !names.into_iter().any(named) {
                 return Err(group.fault(0, 1, "start", TableFault::NotNamed));
             }
             found.below.push(device);

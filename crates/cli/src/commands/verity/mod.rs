@@ -12,7 +12,7 @@ use super::{close, open, serve, status};
 use crate::args::action::{ATTACH, Action, Arguments, Prepared};
 use crate::args::options::Options;
 use crate::args::source::key_args;
-use crate::args::verity::{VERITY, hash_offset, verity_args};
+use crate::args::verity::{VERITY, fec, hash_offset, verity_args};
 use crate::error::CliError;
 use crate::volume::source::{SourceArgs, VolumeType};
 use inlock_volume::HeaderPolicy;
@@ -75,7 +75,8 @@ fn prepare(options: Options, mut arguments: Arguments) -> anyhow::Result<Prepare
         }
         "dump" => {
             let (path, offset, json) = (arguments.path()?, hash_offset(&options)?, options.json);
-            Ok(Prepared::new(move || dump::run(&path, offset, json)))
+            let fec = fec(&options)?;
+            Ok(Prepared::new(move || dump::run(&path, offset, fec.as_ref(), json)))
         }
         "status" => {
             let (name, json) = (arguments.name()?, options.json);
