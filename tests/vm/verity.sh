@@ -1,7 +1,7 @@
 #: about   dm-verity and Inlock use the same devices, both ways, whole and with corrupted blocks
 #: memory  512
 #: seconds 300
-#: modules dm_verity dm_crypt dm_mod sha256_generic sha512_generic sha1_generic
+#: modules reed_solomon dm_verity dm_crypt dm_mod sha256_generic sha512_generic sha1_generic
 #: tools   dmsetup veritysetup
 # shellcheck shell=dash
 # Each disk has a slot of 4 MiB for each row.
@@ -10,7 +10,7 @@
 #   vde  data with corrupted blocks
 # A line of /vm/rows: NAME SLOT BLOCK ROOT FORMAT OPEN TABLE, divided by bars; BLOCK is the length of a block of data
 # in bytes, FORMAT and OPEN are options of veritysetup, TABLE is Inlock's. /vm/stack.NAME.SLOT is a table of several
-# devices, each line with the name of its device.
+# devices, each line with the name of its device. /vm/fec has SLOT ROOT OPEN of a device with parity behind the tree.
 
 SECTORS=8192
 
@@ -73,6 +73,17 @@ stack() {
     done
 }
 
+# repaired SLOT ROOT OPEN: reads data with corrupted blocks, which the kernel rebuilds from the parity.
+repaired() {
+    slot bad vde "$1" && slot ours vdb "$1"
+    if check "open:fec" opened bad verity ours "$3" "$2"; then
+        check "read:fec" dd if=/dev/mapper/verity of=/dev/vdd bs=64k seek=$(($1 * 64)) conv=notrunc
+        data "table:fec" "$(dmsetup table verity)"
+        check "close:fec" veritysetup close verity
+    fi
+    dmsetup remove bad && dmsetup remove ours
+}
+
 while IFS='|' read -r name number block root format open table; do
     row "$name" "$number" "$block" "$root" "$format" "$open" "$table"
 done < /vm/rows
@@ -80,4 +91,6 @@ for file in /vm/stack.*; do
     name=${file#/vm/stack.}
     stack "$file" "${name%.*}" "${name##*.}"
 done
+IFS='|' read -r number root open < /vm/fec
+repaired "$number" "$root" "$open"
 ok rows

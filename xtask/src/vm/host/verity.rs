@@ -212,6 +212,68 @@ impl Stack {
     }
 }
 
+/// A device with parity behind its tree, and data with corrupted blocks.
+struct Repaired {
+    data: Vec<u8>,
+    corrupted: Vec<u8>,
+    hash: Vec<u8>,
+    root: String,
+    /// Table that Inlock prints, with the devices [`DATA`] and [`HASH`].
+    table: String,
+}
+
+impl Repaired {
+    const OPTIONS: [&str; 2] = ["--fec-offset=2097152", "--fec-roots=4"];
+    const BLOCKS: usize = 600;
+
+    /// Lets Inlock make the tree and the parity.
+    fn new(dir: &Path) -> Result<Self> {
+        let bytes = Random::new(9).bytes(Self::BLOCKS * 4096);
+        let [data, hash, root] = ["data", "hash", "root"].map(|file| dir.join(format!("fec.{file}")));
+        fs::write(&data, &bytes)?;
+        let fec = format!("--fec-device={}", hash.display());
+        let mut command = inlock()?;
+        command.args(["verity", "format"]).args([&data, &hash]).arg(&fec).args(Self::OPTIONS);
+        text(command.arg("--root-hash-file").arg(&root))?;
+        let root = fs::read_to_string(&root)?;
+        let mut command = inlock()?;
+        command.args(["verity", "table"]).args([&data, &hash]).args([&root, &fec]).args(Self::OPTIONS);
+        let printed = text(&mut command)?;
+        let path = |path: &Path| path.canonicalize().map(|path| path.display().to_string());
+        let table = printed.trim().replace(&path(&data)?, DATA).replace(&path(&hash)?, HASH);
+        // A run, a block with one wrong bit, and as many blocks of one round as there are roots.
+        let mut corrupted = bytes.clone();
+        corrupted[20 * 4096..25 * 4096].fill(0xee);
+        corrupted[100 * 4096 + 9] ^= 1;
+        let rounds = (Self::BLOCKS + 511usize).div_ceil(251);
+        for block in (0..4).map(|column| column * rounds) {
+            corrupted[block * 4096..][..100].fill(0);
+        }
+        Ok(Self { data: bytes, corrupted, hash: fs::read(&hash)?, root, table })
+    }
+
+    /// Compares what the kernel has read, its table, and what Inlock reads by that table.
+    fn judge(&self, read: &[u8], theirs: &str, dir: &Path) -> Result<()> {
+        ensure!(read[..self.data.len()] == self.data, "the kernel reads other data");
+        let words: Vec<&str> = theirs.split(' ').collect();
+        ensure!(words.len() > 5, "the kernel's table is {theirs:?}");
+        let named = |word: &&'_ str| match *word {
+            word if word == words[4] => DATA.to_owned(),
+            word if word == words[5] => HASH.to_owned(),
+            word => word.to_owned(),
+        };
+        let named = words.iter().map(named).collect::<Vec<_>>().join(" ");
+        ensure!(named == self.table, "the kernel's table is {theirs:?}, Inlock's {:?}", self.table);
+        let paths: [PathBuf; 2] = ["data", "hash"].map(|file| dir.join(format!("repaired.{file}")));
+        fs::write(&paths[0], &self.corrupted)?;
+        fs::write(&paths[1], &self.hash)?;
+        let [data, hash] = paths.map(|path| path.display().to_string());
+        let read = slots::export_table(dir, &self.table.replace(DATA, &data).replace(HASH, &hash))?;
+        ensure!(read == self.data, "Inlock reads other data");
+        Ok(())
+    }
+}
+
 /// Writes the bytes of a disk into their slots.
 fn disk(scene: &mut Scene<'_>, name: &str, slots: &[&[u8]]) -> Result<()> {
     let path = scene.folder.join(format!("{name}.img"));
@@ -228,17 +290,22 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
     let folder = scene.folder.to_owned();
     let rows: Vec<Row> = LINES.iter().map(|line| Row::new(line)?.with_table(&folder)).collect::<Result<_>>()?;
     let stacks = [Stack::new("verity-over-crypt", true, &folder)?, Stack::new("crypt-over-verity", false, &folder)?];
-    let all = |of_row: fn(&Row) -> &[u8], of_stack: fn(&Stack) -> &[u8]| -> Vec<&[u8]> {
-        rows.iter().map(of_row).chain(stacks.iter().map(of_stack)).collect()
+    let fec = Repaired::new(&folder)?;
+    let fec_slot = rows.len() + stacks.len();
+    let all = |of_row: fn(&Row) -> &[u8], of_stack: fn(&Stack) -> &[u8], of_fec: fn(&Repaired) -> &[u8]| {
+        let slots = rows.iter().map(of_row).chain(stacks.iter().map(of_stack)).chain([of_fec(&fec)]);
+        slots.collect::<Vec<_>>()
     };
-    disk(scene, "data", &all(|row| &row.data, |stack| &stack.data))?;
-    disk(scene, "ours", &all(|row| &row.tree, |stack| &stack.tree))?;
+    disk(scene, "data", &all(|row| &row.data, |stack| &stack.data, |fec| &fec.data))?;
+    disk(scene, "ours", &all(|row| &row.tree, |stack| &stack.tree, |fec| &fec.hash))?;
     for name in ["theirs", "view"] {
-        disk(scene, name, &all(|_| &[], |_| &[]))?;
+        disk(scene, name, &all(|_| &[], |_| &[], |_| &[]))?;
     }
-    disk(scene, "corrupted", &all(|row| &row.corrupted, |_| &[]))?;
+    disk(scene, "corrupted", &all(|row| &row.corrupted, |_| &[], |fec| &fec.corrupted))?;
     let list: String = rows.iter().enumerate().map(|(number, row)| row.line(number)).collect();
     scene.files.push(("vm/rows".to_owned(), list.into_bytes()));
+    let open = format!("--fec-device={HASH} {}", Repaired::OPTIONS.join(" "));
+    scene.files.push(("vm/fec".to_owned(), format!("{fec_slot}|{}|{open}\n", fec.root).into_bytes()));
     for (at, stack) in stacks.iter().enumerate() {
         let file = format!("vm/stack.{}.{}", stack.name, rows.len() + at);
         scene.files.push((file, stack.table.clone().into_bytes()));
@@ -251,6 +318,9 @@ pub(super) fn prepare(scene: &mut Scene<'_>) -> Result<Judge> {
             let found = stack.judge(&slot(scene, 3, rows.len() + at)?, scene.folder);
             slots::report_row(report, stack.name, [("stack", found)]);
         }
+        let said = report.data.iter().find(|(key, _)| key == "table:fec").map(|(_, text)| text.trim().to_owned());
+        let found = fec.judge(&slot(scene, 3, fec_slot)?, &said.unwrap_or_default(), scene.folder);
+        slots::report_row(report, "fec", [("repaired", found)]);
         report.counts.push(("verity_devices_read_by_the_kernel".to_owned(), rows.len() as u64));
         report.counts.push(("verity_tables_of_the_kernel".to_owned(), 2 * rows.len() as u64));
         Ok(())
