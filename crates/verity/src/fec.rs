@@ -1,9 +1,9 @@
 //! Forward error correction: parity over the data and the tree, and blocks rebuilt from it.
 //!
-//! Data, tree, and what is behind the tree on its device are blocks of one length, one after the other. They are divided
-//! into as many columns as a code word has symbols without its parity; a *round* is one block of each column. A code
-//! word has the byte at one position of all blocks of a round. So a run of bad blocks, shorter than a column, is one
-//! block of each of many rounds. Missing blocks at the end are zeroes.
+//! Data, tree, and what is behind the tree on its device are blocks of one length, one after the other. They are
+//! divided into as many columns as a code word has symbols without its parity; a *round* is one block of each column. A
+//! code word has the byte at one position of all blocks of a round. So a run of bad blocks, shorter than a column, is
+//! one block of each of many rounds. Missing blocks at the end are zeroes.
 
 use crate::error::{Area, InvalidField, VerityError, check};
 use crate::layout::{Layout, MAX_POSITION};

@@ -140,7 +140,7 @@ impl VerityStore {
         if read.is_ok() && self.hasher.digest(&block) == self.root {
             return Ok(());
         }
-        if self.repair(area, 0, &self.root, &mut block) {
+        if self.is_repaired(area, 0, &self.root, &mut block) {
             if let Area::Level(level) = area {
                 self.cache.insert(self.layout.levels()[level as usize].start_block, &block);
             }
@@ -190,7 +190,7 @@ impl VerityStore {
     }
 
     /// Rebuilds a block whose digest must be `expected`; counts and reports it. Returns whether it succeeded.
-    fn repair(&self, area: Area, block: u64, expected: &[u8], bytes: &mut [u8]) -> bool {
+    fn is_repaired(&self, area: Area, block: u64, expected: &[u8], bytes: &mut [u8]) -> bool {
         let Some(fec) = &self.options.fec else { return false };
         let number = fec.number(&self.layout, area, block);
         let rebuild = |erased: &[usize]| {
@@ -246,7 +246,7 @@ impl VerityStore {
         let mut expected = [0; MAX_DIGEST_LEN];
         let expected = &mut expected[..digest.len()];
         self.with_digests(area, block, repairs, &mut |found| expected.copy_from_slice(&found[..expected.len()]))?;
-        let matches = *expected == digest || repairs && self.repair(area, block, expected, &mut bytes);
+        let matches = *expected == digest || repairs && self.is_repaired(area, block, expected, &mut bytes);
         if matches {
             read(&bytes);
             self.cache.insert(number, &bytes);
@@ -339,7 +339,7 @@ impl VerityStore {
             let (block, bytes) = (first + at as u64, &mut data[at * len..][..len]);
             if self.zero_digest.as_ref() == Some(&expected) {
                 bytes.fill(0);
-            } else if self.repair(Area::Data, block, &expected, bytes) {
+            } else if self.is_repaired(Area::Data, block, &expected, bytes) {
                 // Counted.
             } else if self.options.ignore_corruption {
                 self.report(&self.stores.corruption(&self.layout, Area::Data, block));

@@ -109,7 +109,7 @@ pub(crate) enum FecDevice {
     /// The hash device.
     Hash,
     /// Another one.
-    Own(Device),
+    Own(Box<Device>),
 }
 
 impl VerityDevices {
@@ -126,7 +126,7 @@ impl VerityDevices {
         } else {
             let device = Device::open(&fec.device, mode)?;
             devices.locks.push(lock::whole_device(&device, lock_mode(mode))?);
-            FecDevice::Own(device)
+            FecDevice::Own(Box::new(device))
         });
         Ok(devices)
     }
@@ -152,7 +152,7 @@ impl VerityDevices {
     pub(crate) fn fec(&self) -> Option<&Device> {
         match self.fec.as_ref()? {
             FecDevice::Hash => Some(self.hash()),
-            FecDevice::Own(device) => Some(device),
+            FecDevice::Own(device) => Some(device.as_ref()),
         }
     }
 }
@@ -342,7 +342,8 @@ const MIN_THREADS: usize = 8;
 /// Returns the store of a device with threads for its calls: they hash while the worker receives and sends.
 pub(super) fn threaded(store: Arc<VerityStore>) -> anyhow::Result<Arc<dyn BackingStore>> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if store.profile().in_memory { cpus } else { cpus.max(MIN_THREADS) };
+    // One more than there are CPUs, so that an operation is there when a thread has ended one.
+    let threads = if store.profile().in_memory { cpus + 1 } else { (cpus + 1).max(MIN_THREADS) };
     Ok(Arc::new(ThreadedStore::start(store, threads).context("cannot start a thread")?))
 }
 

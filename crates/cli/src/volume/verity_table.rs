@@ -28,7 +28,7 @@ pub(super) struct VerityStack {
     pub sectors: u64,
 }
 
-/// What a store of the hash tree's device is.
+/// Store of the data, the tree or the parity.
 pub(super) enum Source {
     /// An underlying device.
     Device(usize),
@@ -36,7 +36,7 @@ pub(super) enum Source {
     Below(usize),
 }
 
-/// A device below that of the hash tree.
+/// A device that the line of verity names.
 pub(super) struct Below {
     pub name: String,
     pub table: Table,

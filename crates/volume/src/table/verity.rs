@@ -1,8 +1,9 @@
 //! Tables of devices with a hash tree: a line of the target `verity`, and the devices below and above it.
 //!
-//! Each device of the kernel has a table of its own. As in the output of `dmsetup table`, a line may start with the name
-//! of its device and a colon. Lines before that of `verity` are devices that it names as `/dev/mapper/NAME`: a hash
-//! tree over plaintext. Lines behind it are a device that names the verified one: encrypted data under a hash tree.
+//! Each device of the kernel has a table of its own. As in the output of `dmsetup table`, a line may start with the
+//! name of its device and a colon. Lines before that of `verity` are devices that it names as `/dev/mapper/NAME`: a
+//! hash tree over plaintext. Lines behind it are a device that names the verified one: encrypted data under a hash
+//! tree.
 //!
 //! ```text
 //! plain: 0 8192 crypt aes-xts-plain64 KEY 0 /dev/sda 0
@@ -85,9 +86,9 @@ pub struct VerityLine {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VerityArguments {
-    /// What a corrupted block causes; `None`: an I/O error.
+    /// Effect of a corrupted block; `None`: an I/O error.
     pub on_corruption: Option<OnFault>,
-    /// What an I/O error of a device causes; `None`: an I/O error. Never [`OnFault::Ignore`].
+    /// Effect of an I/O error of a device; `None`: an I/O error. Never [`OnFault::Ignore`].
     pub on_error: Option<OnFault>,
     /// Return zeroes for blocks whose digest is that of zeroes.
     pub ignore_zero_blocks: bool,
@@ -101,7 +102,7 @@ pub struct VerityArguments {
     pub signature_key: Option<String>,
 }
 
-/// What a corrupted block or a failed read causes.
+/// Effect of a corrupted block or a failed read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnFault {
     /// `ignore_…`: it is logged.
@@ -350,7 +351,7 @@ impl VerityLine {
     }
 
     /// Whether the kernel accepts blocks of this length.
-    pub fn kernel_accepts_blocks(&self) -> bool {
+    pub fn has_blocks_of_the_kernel(&self) -> bool {
         self.data_block_size <= KERNEL_BLOCK_LEN
     }
 
@@ -511,7 +512,7 @@ impl fmt::Display for VerityArguments {
         if let Some(FecArguments { device, roots, blocks, start }) = &self.fec {
             f.write_str(" use_fec_from_device ")?;
             write_word(f, device)?;
-            write!(f, " fec_roots {roots} fec_blocks {blocks} fec_start {start}")?;
+            write!(f, " fec_blocks {blocks} fec_start {start} fec_roots {roots}")?;
         }
         if let Some(key) = &self.signature_key {
             f.write_str(" root_hash_sig_key_desc ")?;

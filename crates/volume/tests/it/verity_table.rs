@@ -21,8 +21,8 @@ fn printed_verity_table_reads_back_and_hides_every_key() {
         "0 8 verity 0 /dev/my\\ disk /dev/my\\ disk 512 524288 9 3 sha256 ROOT -\n",
         "0 8192 verity 1 7:0 7:1 4096 4096 1024 1 sha256 ROOT - 1 ignore_corruption\n",
         "0 8192 verity 1 7:0 7:1 4096 4096 1024 1 sha256 ROOT - 15 panic_on_corruption restart_on_error \
-         ignore_zero_blocks check_at_most_once try_verify_in_tasklet use_fec_from_device 7:2 fec_roots 24 fec_blocks \
-         1034 fec_start 17 root_hash_sig_key_desc my\\ key\n",
+         ignore_zero_blocks check_at_most_once try_verify_in_tasklet use_fec_from_device 7:2 fec_blocks \
+         1034 fec_start 17 fec_roots 24 root_hash_sig_key_desc my\\ key\n",
         "plain: 0 8192 crypt aes-xts-plain64 @ 0 /dev/x 0\n\
          root: 0 4096 verity 1 /dev/mapper/plain /dev/mapper/plain 4096 4096 512 513 sha256 ROOT -\n",
         "a: 0 8 linear 7:0 0\na: 8 8184 crypt aes-xts-plain64 @ 0 7:1 0\nb: 0 64 zero\n\
@@ -61,9 +61,9 @@ fn verity_table_has_its_fields_and_devices() {
     assert!(parse(stacked).below_named("p").is_none());
     // The kernel takes blocks of a page at most.
     let mut line = VerityLine::new("7:0", "7:1");
-    assert!(line.kernel_accepts_blocks());
+    assert!(line.has_blocks_of_the_kernel());
     line.data_block_size = 8192;
-    assert!(!line.kernel_accepts_blocks());
+    assert!(!line.has_blocks_of_the_kernel());
     let commented = "# 0 8 verity\n#a: 0 8 verity\n0 8 zero";
     assert!(matches!(AnyTable::parse(commented), Ok(AnyTable::Lines(_))));
 }

@@ -161,7 +161,7 @@ impl Row {
 struct Stack {
     name: &'static str,
     plaintext: Vec<u8>,
-    /// What the underlying devices have.
+    /// Bytes of the underlying devices.
     data: Vec<u8>,
     tree: Vec<u8>,
     /// Its table, with the devices [`DATA`] and [`HASH`].
@@ -241,14 +241,14 @@ impl Repaired {
         let printed = text(&mut command)?;
         let path = |path: &Path| path.canonicalize().map(|path| path.display().to_string());
         let table = printed.trim().replace(&path(&data)?, DATA).replace(&path(&hash)?, HASH);
-        // A run, a block with one wrong bit, and as many blocks of one round as there are roots.
+        // As many blocks of a round as there are roots; in other rounds a run, and a block with one wrong bit.
         let mut corrupted = bytes.clone();
-        corrupted[20 * 4096..25 * 4096].fill(0xee);
-        corrupted[100 * 4096 + 9] ^= 1;
-        let rounds = (Self::BLOCKS + 511usize).div_ceil(251);
-        for block in (0..4).map(|column| column * rounds) {
+        let rounds = (Self::BLOCKS + 511).div_ceil(251);
+        for block in (0..4).map(|column| 2 + column * rounds) {
             corrupted[block * 4096..][..100].fill(0);
         }
+        corrupted[23 * 4096..27 * 4096].fill(0xee);
+        corrupted[101 * 4096 + 9] ^= 1;
         Ok(Self { data: bytes, corrupted, hash: fs::read(&hash)?, root, table })
     }
 

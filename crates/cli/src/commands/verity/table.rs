@@ -20,7 +20,7 @@ pub(super) fn run(data: &Path, args: &VerityArgs) -> anyhow::Result<()> {
         warn(format_args!("{path} is a file; the Linux kernel needs a block device, such as a loop device"));
     }
     let table = of_volume(&opening, &resolved(&devices.data.path), &resolved(&devices.hash().path));
-    if !table.verity.kernel_accepts_blocks() {
+    if !table.verity.has_blocks_of_the_kernel() {
         let len = table.verity.data_block_size;
         warn(format_args!("the Linux kernel would refuse the line: data blocks of {len} bytes exceed its page"));
     }
