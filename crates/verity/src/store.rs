@@ -210,8 +210,9 @@ impl VerityStore {
         let mut bytes = vec![0; self.layout.data_block_len()];
         let mut is_bad = |other: u64| {
             let Some((area, block)) = fec.area_of(&self.layout, other) else { return false };
+            // Those that cannot be read are erased anyway.
             if fec.read(&self.stores, other, 0, &mut bytes).is_err() {
-                return true;
+                return false;
             }
             let digest = self.hasher.digest(&bytes);
             let mut matches = true;

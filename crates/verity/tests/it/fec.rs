@@ -52,7 +52,8 @@ fn parity_is_that_of_veritysetup() {
             // What is behind the tree on its device is covered, too.
             let more =
                 [("longer", 5), ("behind", 2)].iter().find(|(other, _)| *other == place).map_or(0, |more| more.1);
-            let hash_len = tree_len + more * u64::from(block);
+            let start = if place == "own" { 3 * u64::from(block) } else { 0 };
+            let hash_len = start + tree_len + more * u64::from(block);
             fs::write(path("hash"), noise(9, hash_len as usize)).unwrap();
             let _ = fs::remove_file(path("fec"));
             let (device, offset) = if place == "behind" { ("hash", hash_len) } else { ("fec", 0) };
@@ -60,15 +61,15 @@ fn parity_is_that_of_veritysetup() {
             command.args(["format", &path("data"), &path("hash"), "--no-superblock", "--salt", &"a5".repeat(32)]);
             command.args([format!("--data-block-size={block}"), format!("--hash-block-size={block}")]);
             command.args(["--fec-device", &path(device), &format!("--fec-roots={roots}")]);
-            command.arg(format!("--fec-offset={offset}"));
+            command.args([format!("--fec-offset={offset}"), format!("--hash-offset={start}")]);
             let output = command.output().unwrap();
             assert!(output.status.success(), "{command:?}: {output:?}");
             let theirs = fs::read(path(device)).unwrap();
 
-            let covered = hash_len / u64::from(block) + blocks;
+            let covered = (hash_len - start) / u64::from(block) + blocks;
             let fec = FecParameters { roots, blocks: covered, offset };
             let hash = memory(noise(9, hash_len as usize));
-            let stores = Stores::new(memory(data), hash, 0);
+            let stores = Stores::new(memory(data), hash, start);
             create(&stores, &layout, 2).unwrap();
             let parity_len = Fec::new(memory(Vec::new()), fec, &layout).unwrap().parity_len();
             let parity = memory(vec![0; (offset + parity_len) as usize]);
@@ -186,6 +187,27 @@ fn wrong_parity_returns_no_wrong_bytes() {
     let fec = Some(fec_of(&device, &parity, parameters));
     let store = device.open(OpenOptions { fec, ignore_corruption: true, ..OpenOptions::default() }).unwrap();
     assert!(read(&store, 0, good.len()).unwrap() == good);
+}
+
+/// A bad block of the tree says nothing about the blocks under it while others are rebuilt.
+#[test]
+fn blocks_under_a_bad_block_of_the_tree_are_not_erased() {
+    let (device, parity, parameters) = protected(&parameters(Hash::Sha256, 512, 512, 600), 2);
+    let mut broken = Device { data: device.data.clone(), tree: device.tree.clone(), ..copy(&device) };
+    assert_eq!(parameters.blocks.div_ceil(253), 3);
+    // Both in round 0, as block 300, whose digest is in block 18 of level 0, which is in another round.
+    broken.data[0] ^= 1;
+    broken.data[3 * 512] ^= 1;
+    let at = device.layout.levels()[0].start_block + 300 / 16;
+    assert_ne!((600 + at) % 3, 0);
+    broken.tree[at as usize * 512..][..512].fill(9);
+    for ignore_corruption in [false, true] {
+        let fec = Some(fec_of(&broken, &parity, parameters));
+        let store = broken.open(OpenOptions { fec, ignore_corruption, ..OpenOptions::default() }).unwrap();
+        assert!(read(&store, 0, 512).unwrap() == device.data[..512]);
+        assert_eq!((store.snapshot().repaired, store.snapshot().corrupted), (1, 0));
+        assert!(read(&store, 0, device.data.len()).unwrap() == device.data);
+    }
 }
 
 /// Memory of which some blocks cannot be read.
