@@ -429,7 +429,8 @@ impl IntegrityArguments {
         for (name, algorithm) in self.algorithms() {
             if let Some(KeyedName { name: algorithm, key }) = algorithm {
                 add(&mut |f| {
-                    write!(f, "{name}:{algorithm}")?;
+                    write!(f, "{name}:")?;
+                    write_word(f, algorithm)?;
                     let Some(key) = key else { return Ok(()) };
                     f.push(':');
                     write_key(f, key, keys)
