@@ -456,13 +456,13 @@ pub(crate) struct Options {
     /// Use kernel tasklets for performance; accepted, no effect here
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Verity")]
     pub use_tasklets: bool,
-    /// Path to device with error correction data; refused
+    /// Path to device with error correction data
     #[arg(long, value_name = "FILE", help_heading = "Verity")]
     pub fec_device: Option<PathBuf>,
-    /// Starting offset on the FEC device; refused
+    /// Starting offset on the FEC device (default: 0)
     #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Verity")]
     pub fec_offset: Option<u64>,
-    /// FEC parity bytes; refused
+    /// FEC parity bytes (default: 2)
     #[arg(long, value_name = "BYTES", help_heading = "Verity")]
     pub fec_roots: Option<u32>,
 

@@ -188,6 +188,13 @@ impl ServedVolume {
                 "run `inlock resume` to resume I/O",
             ));
         }
+        if self.verity.is_some() && self.info().kind == "TABLE" {
+            // Its keys are not those of one device.
+            return Err(CliError::refused(
+                format!("Volume {name} has a table with a hash tree and cannot be suspended."),
+                "close it; its table opens it again",
+            ));
+        }
         // Even if the flush fails, the device is suspended, and the key must be wiped.
         let suspended = self.device.suspend();
         if self.key_present.load(Ordering::Acquire) && self.device.is_suspended() {
@@ -212,6 +219,12 @@ impl ServedVolume {
         let table = match AnyTable::parse(std::str::from_utf8(&text).context("the table is not text")?)? {
             AnyTable::Lines(table) => table,
             AnyTable::Integrity(table) => return self.restore_key(*table),
+            AnyTable::Verity(_) => {
+                return Err(CliError::refused(
+                    "A table with a hash tree cannot replace another one.",
+                    "close the volume and open it with that table",
+                ));
+            }
         };
         let before = self.device.len();
         let old = self.info().clone();

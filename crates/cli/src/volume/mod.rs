@@ -24,4 +24,5 @@ pub(crate) mod table;
 pub(crate) mod token;
 pub(crate) mod unlocked;
 pub(crate) mod verity;
+pub(crate) mod verity_table;
 pub(crate) mod zones;

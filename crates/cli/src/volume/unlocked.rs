@@ -7,7 +7,7 @@ use anyhow::Context;
 use inlock_cipher::scrub_stack;
 use inlock_engine::store::file::IoMode;
 use inlock_engine::{self as engine, Content, TargetError};
-use inlock_verity::VerityStore;
+use inlock_verity::{Fec, FecParameters, Stores, VerityStore};
 use inlock_volume::table::{AnyTable, Target};
 use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
 
@@ -18,7 +18,8 @@ use super::integrity_table;
 use super::keyring::{KeyLink, LinkedKeys};
 use super::lock::DeviceLock;
 use super::remote;
-use super::verity::VerityOpening;
+use super::verity::{self, VerityOpening};
+use super::verity_table::{Below, Plaintext, Source, VerityStack};
 use super::zones;
 use crate::error::CliError;
 use crate::ui::print::warn;
@@ -48,6 +49,8 @@ pub(super) enum Contents {
     Integrity(IntegrityOpening),
     /// A dm-verity device on the device of its data, and perhaps another one with its tree.
     Verity(VerityOpening),
+    /// A table with a hash tree, whose devices are stacked.
+    VerityTable(Box<VerityStack>),
     /// A LUKS2 volume with integrity protection: a dm-integrity volume whose blocks an AEAD seals.
     Authenticated(AuthenticatedSegment, VolumeKey, IntegrityOpening),
 }
@@ -119,9 +122,11 @@ impl UnlockedVolume {
     pub(crate) fn link_key(&self, links: &[KeyLink]) -> anyhow::Result<LinkedKeys> {
         match &self.contents {
             Contents::Volume(_, key) | Contents::Authenticated(_, key, _) => LinkedKeys::link(links, key),
-            Contents::Raw | Contents::Table(..) | Contents::Integrity(_) | Contents::Verity(_) => {
-                Ok(LinkedKeys::default())
-            }
+            Contents::Raw
+            | Contents::Table(..)
+            | Contents::Integrity(_)
+            | Contents::Verity(_)
+            | Contents::VerityTable(_) => Ok(LinkedKeys::default()),
         }
     }
 
@@ -156,13 +161,9 @@ impl UnlockedVolume {
             Contents::Table(table, of_line) => {
                 let ciphers = table.lines().iter().filter_map(|line| line.segment().cipher);
                 let access = access_to(ciphers, access, path);
-                for (line, store) in table.lines().iter().zip(&of_line).filter(|(line, _)| line.device().is_some()) {
-                    check_blocks(&[line.segment()], &data[*store])?;
-                }
+                check_lines(&table, &of_line, &data)?;
                 let stores = stores(&data, direct, mode, access.read_only)?;
-                let lines = table.lines().iter().zip(of_line);
-                let targets = lines.map(|(line, store)| (line.segment(), content_of(&line.target), store));
-                (stacked(&targets.collect::<Vec<_>>(), stores, access, path)?, None)
+                (device_of_lines(&table, &of_line, stores, access, path)?, None)
             }
             Contents::Integrity(opening) => {
                 let integrity = opening.open(&data[0], data.get(1), mode, access.read_only)?;
@@ -173,7 +174,13 @@ impl UnlockedVolume {
             Contents::Verity(opening) => {
                 let store = opening.connect(&data[0], data.get(1), mode)?;
                 verity = Some(Arc::clone(&store));
-                (engine::Device::raw(store, engine::Access { read_only: true, ..access }), None)
+                let access = engine::Access { read_only: true, ..access };
+                (engine::Device::raw(verity::threaded(store)?, access), None)
+            }
+            Contents::VerityTable(stack) => {
+                let store = verify_stack(&stack, &data, mode)?;
+                verity = Some(Arc::clone(&store));
+                (device_of_stack(&stack, store, access, path)?, None)
             }
             Contents::Authenticated(segment, key, opening) => {
                 let inner = segment.spec.inner();
@@ -218,10 +225,10 @@ impl UnlockedVolume {
             }
             Contents::Volume(segments, key) => (segments, key),
             Contents::Raw => (vec![whole()], VolumeKey::zeroed(0)),
-            Contents::Verity(_) => {
+            Contents::Verity(_) | Contents::VerityTable(_) => {
                 return Err(CliError::refused(
-                    format!("{} is a verity device, which no table of Inlock describes.", self.info.device.display()),
-                    "run `inlock verity dump` for its parameters",
+                    format!("{} is a verity device.", self.info.device.display()),
+                    "run `inlock verity table` for its table",
                 ));
             }
             Contents::Integrity(_) => {
@@ -238,6 +245,67 @@ impl UnlockedVolume {
         table.set_cipher_names(&names);
         Ok(AnyTable::Lines(table))
     }
+}
+
+/// Opens the verified device of a stack on those below it.
+fn verify_stack(stack: &VerityStack, data: &[Device], mode: IoMode) -> anyhow::Result<Arc<VerityStore>> {
+    let access = engine::Access { read_only: true, ..Default::default() };
+    let plaintext = |Below { name, table, devices, of_line }: &Below| -> anyhow::Result<Arc<dyn engine::BackingStore>> {
+        let devices = &data[devices.clone()];
+        check_lines(table, of_line, devices)?;
+        let device = device_of_lines(table, of_line, stores(devices, false, mode, true)?, access, Path::new(name))?;
+        Ok(Arc::new(Plaintext::new(device)))
+    };
+    let below = stack.below.iter().map(plaintext).collect::<anyhow::Result<Vec<_>>>()?;
+    let store = |source: &Source| match source {
+        Source::Device(at) => Ok(self::stores(std::slice::from_ref(&data[*at]), false, mode, true)?.remove(0)),
+        Source::Below(at) => anyhow::Ok(Arc::clone(&below[*at])),
+    };
+    let stores = Stores::new(store(&stack.data)?, store(&stack.hash)?, stack.opening.tree_offset);
+    let paths = [&stack.data, &stack.hash].map(|source| stack.path(source, data));
+    let fec = |(parameters, source): &(FecParameters, Source)| -> anyhow::Result<Fec> {
+        let path = stack.path(source, data);
+        let fec = Fec::new(store(source)?, *parameters, &stack.opening.layout);
+        fec.map_err(|error| verity::cannot_use(&path)(error.into()))
+    };
+    let fec = stack.fec.as_ref().map(fec).transpose()?;
+    stack.opening.connect_stores(&stores, fec, paths)
+}
+
+/// Returns the engine's device of a stack: the lines on the verified device, or this as long as its line says.
+fn device_of_stack(
+    stack: &VerityStack,
+    store: Arc<VerityStore>,
+    access: engine::Access,
+    path: &Path,
+) -> anyhow::Result<engine::Device> {
+    let access = engine::Access { read_only: true, ..access };
+    let stores = vec![verity::threaded(store)?];
+    if let Some(table) = &stack.above {
+        return device_of_lines(table, &vec![0; table.lines().len()], stores, access, path);
+    }
+    let mut segment = whole();
+    segment.sectors = Some(stack.sectors);
+    stacked(&[(segment, Content::Linear, 0)], stores, access, path)
+}
+
+/// Refuses lines whose data units are parts of the blocks of their server.
+fn check_lines(table: &Table, of_line: &[usize], data: &[Device]) -> anyhow::Result<()> {
+    let mut lines = table.lines().iter().zip(of_line).filter(|(line, _)| line.device().is_some());
+    lines.try_for_each(|(line, store)| check_blocks(&[line.segment()], &data[*store]))
+}
+
+/// Returns the engine's device of the lines of a table, each on its store.
+fn device_of_lines(
+    table: &Table,
+    of_line: &[usize],
+    stores: Vec<Arc<dyn engine::BackingStore>>,
+    access: engine::Access,
+    path: &Path,
+) -> anyhow::Result<engine::Device> {
+    let lines = table.lines().iter().zip(of_line);
+    let targets = lines.map(|(line, store)| (line.segment(), content_of(&line.target), *store));
+    stacked(&targets.collect::<Vec<_>>(), stores, access, path)
 }
 
 /// Returns the access to a volume with these ciphers: read-only for a legacy one.
