@@ -9,7 +9,7 @@ use crate::block_cipher::{Block, BlockCipher, new_block_cipher};
 use crate::locked::LockedBox;
 use crate::modes::{Chain, new_chain};
 use crate::spec::{ChainMode, Cipher, CipherSpec, IvMode};
-use crate::{DataUnitSize, Hash, IvNumbering};
+use crate::{DataUnitSize, Hash, IvNumber, IvNumbering};
 
 /// Makes the IVs of consecutive data units.
 pub(crate) struct IvGenerator {
@@ -40,6 +40,43 @@ enum Mode {
     /// One block for every unit, for vectors whose tweak is not a number.
     #[cfg(test)]
     Fixed(Block),
+}
+
+/// IVs of a cipher whose units are encrypted elsewhere, such as by an engine.
+pub struct UnitIvs {
+    generator: IvGenerator,
+}
+
+impl UnitIvs {
+    /// Makes the IVs of `spec` under `key`. `None` if the specification is not valid for key and unit, if units use
+    /// several keys in turn, or if an IV depends on more than its number and the key.
+    pub fn new(spec: &CipherSpec, key: &[u8], unit: DataUnitSize, numbering: IvNumbering) -> Option<Self> {
+        let by_number = matches!(
+            spec.iv,
+            IvMode::Plain | IvMode::Plain64 | IvMode::Plain64Be | IvMode::Essiv(_) | IvMode::Benbi | IvMode::Null
+        );
+        spec.check().ok()?;
+        let parts = spec.key_parts(key.len())?;
+        if !by_number || spec.keys.get() != 1 || parts.extra != 0 || !spec.can_use_unit(unit) {
+            return None;
+        }
+        let keys = IvKeys { own: key, first: key, extra: &[] };
+        let generator = IvGenerator::new(spec, &keys, unit, numbering, AesKernel::best().ok()?);
+        Some(Self { generator })
+    }
+
+    /// Fills `ivs` with the IVs of consecutive units, the first of which has the number `first`. IVs of 8 bytes are in
+    /// the first bytes.
+    pub fn fill(&self, first: IvNumber, ivs: &mut [[u8; 16]]) {
+        for (batch, ivs) in ivs.chunks_mut(MAX_BATCH).enumerate() {
+            self.generator.fill(self.generator.advance(first.0, batch * MAX_BATCH), ivs);
+        }
+    }
+
+    /// Returns the number `units` units after `first`.
+    pub fn after(&self, first: IvNumber, units: usize) -> IvNumber {
+        IvNumber(self.generator.advance(first.0, units))
+    }
 }
 
 /// Parts of the volume key for the IVs.
