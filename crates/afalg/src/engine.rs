@@ -12,6 +12,9 @@ use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Length in bytes of the shortest request for the engine, unless the user measured another one: a shorter one waits
+/// longer for the thread than a CPU with AES instructions needs to encrypt it.
+pub const DEFAULT_MIN_LEN: usize = 128 << 10;
 /// Maximum number of threads, and of sockets for the operations of a key.
 const MAX_THREADS: usize = 4;
 /// Jobs that wait for each thread. Further ones are refused: the worker has nothing else to do.

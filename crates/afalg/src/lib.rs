@@ -18,5 +18,5 @@ mod sockets;
 #[cfg(test)]
 mod tests;
 
-pub use engine::AfAlg;
+pub use engine::{AfAlg, DEFAULT_MIN_LEN};
 pub use error::AfAlgError;

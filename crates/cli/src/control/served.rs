@@ -15,6 +15,7 @@ use inlock_volume::table::{AnyTable, IntegrityTable};
 use serde_json::{Map, Value, json};
 
 use super::files::Files;
+use super::engine::EngineCounters;
 use super::info::{RuntimeInfo, VolumeStatus};
 use super::integrity::{IntegrityCounters, IntegrityStatus};
 use super::metrics::{Buckets, Counters, LastError, Percentiles, Sample, phases};
@@ -124,6 +125,7 @@ impl ServedVolume {
             close_deferred: self.hooks.is_close_deferred(),
             last_store_error: LastError::of(&snapshot),
             counters: Counters::of(&snapshot),
+            engine_counters: self.device.engine_stats().map(EngineCounters::of),
             integrity: self.integrity.as_ref().map(IntegrityStatus::of),
             verity: self.verity.as_deref().map(VerityStatus::of),
             latency_ns: phases(&snapshot)

@@ -23,6 +23,7 @@ use crate::args::options::Options;
 use crate::args::source::{check_threads, source_args};
 use crate::error::{CliError, cannot_open, message_of};
 use crate::values;
+use crate::volume::engine::EngineArgs;
 use crate::volume::source::{SourceArgs, VolumeType};
 
 /// Maximum length of a file in bytes.
@@ -46,6 +47,8 @@ const OPTIONS: &[&str] = &[
     "allow-discards",
     "io",
     "threads",
+    "engine",
+    "engine-threshold",
 ];
 
 #[derive(Deserialize)]
@@ -94,6 +97,7 @@ pub(crate) struct Source {
     pub source: SourceArgs,
     pub io: IoMode,
     pub threads: usize,
+    pub engine: Option<EngineArgs>,
 }
 
 /// An error, and where it is.
@@ -247,7 +251,8 @@ impl Parser {
                 Some("sync") => IoMode::Sync,
                 _ => IoMode::Auto,
             };
-            Ok(Source { source, io, threads: options.threads.map_or(1, usize::from) })
+            let threads = options.threads.map_or(1, usize::from);
+            Ok(Source { source, io, threads, engine: EngineArgs::new(&options)? })
         };
         let source = convert().map_err(|error| message_of(&error).to_string())?;
         let is_table = matches!(source.source.volume_type, VolumeType::Table(_));

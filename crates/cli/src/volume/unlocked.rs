@@ -12,6 +12,7 @@ use inlock_volume::table::{AnyTable, Target};
 use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
 
 use super::device::Device;
+use super::engine::VolumeEngine;
 use super::info::VolumeInfo;
 use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore, threaded};
 use super::integrity_table;
@@ -35,6 +36,7 @@ pub(crate) struct UnlockedVolume {
     locks: Vec<DeviceLock>,
     /// Use direct I/O on the block device.
     direct: bool,
+    engine: Option<VolumeEngine>,
 }
 
 /// Data on the devices.
@@ -100,7 +102,7 @@ impl LockedStores {
 
 impl UnlockedVolume {
     pub(super) fn new(data: Vec<Device>, info: VolumeInfo, contents: Contents, locks: Vec<DeviceLock>) -> Self {
-        Self { data, info, contents, locks, direct: false }
+        Self { data, info, contents, locks, direct: false, engine: None }
     }
 
     /// Uses direct I/O if the volume is on a block device and aligned with its blocks: the layers above have caches of
@@ -113,6 +115,11 @@ impl UnlockedVolume {
             (segment.unit.bytes() as u64).is_multiple_of(block) && offset.is_some_and(|n| n.is_multiple_of(block))
         };
         self.direct = data.is_block() && segments.iter().all(|s| s.cipher.is_some() && fits(s));
+    }
+
+    /// Uses a cipher engine.
+    pub(crate) fn use_engine(&mut self, engine: Option<VolumeEngine>) {
+        self.engine = engine;
     }
 
     /// Adds the volume key, if there is one, to keyrings of the kernel.
@@ -135,8 +142,11 @@ impl UnlockedVolume {
 
     #[inline(never)]
     fn connect(self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
-        let Self { data, info, contents, locks, direct } = self;
+        let Self { data, info, contents, locks, direct, engine } = self;
         let path = &info.device;
+        if engine.is_some() && !matches!(contents, Contents::Volume(..) | Contents::Table(..)) {
+            return Err(VolumeEngine::nothing_to_do(path));
+        }
         let mut verity = None;
         let (device, integrity) = match contents {
             Contents::Raw => {
@@ -151,7 +161,7 @@ impl UnlockedVolume {
                 let stores = stores(&data, direct, mode, access.read_only)?;
                 let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(&key) } else { Content::Linear };
                 let targets = segments.iter().map(|segment| (*segment, content(segment), 0));
-                (stacked(&targets.collect::<Vec<_>>(), stores, access, path)?, None)
+                (stacked(&targets.collect::<Vec<_>>(), stores, access, (path, engine))?, None)
             }
             Contents::Table(table, of_line) => {
                 let ciphers = table.lines().iter().filter_map(|line| line.segment().cipher);
@@ -162,7 +172,7 @@ impl UnlockedVolume {
                 let stores = stores(&data, direct, mode, access.read_only)?;
                 let lines = table.lines().iter().zip(of_line);
                 let targets = lines.map(|(line, store)| (line.segment(), content_of(&line.target), store));
-                (stacked(&targets.collect::<Vec<_>>(), stores, access, path)?, None)
+                (stacked(&targets.collect::<Vec<_>>(), stores, access, (path, engine))?, None)
             }
             Contents::Integrity(opening) => {
                 let integrity = opening.open(&data[0], data.get(1), mode, access.read_only)?;
@@ -301,13 +311,17 @@ fn stacked(
     targets: &[(Segment, Content<'_>, usize)],
     stores: Vec<Arc<dyn engine::BackingStore>>,
     access: engine::Access,
-    path: &Path,
+    (path, engine): (&Path, Option<VolumeEngine>),
 ) -> anyhow::Result<engine::Device> {
     let targets: Vec<_> = targets
         .iter()
         .map(|(segment, content, store)| engine::Target { segment, content: *content, store: *store })
         .collect();
-    engine::Device::stacked(&targets, stores, access).map_err(|error| cannot_use(error, path))
+    let device = engine::Device::stacked(&targets, stores, access).map_err(|error| cannot_use(error, path))?;
+    match engine {
+        Some(engine) => engine.add_to(device, &targets, path),
+        None => Ok(device),
+    }
 }
 
 /// Returns the engine's content for a table's target.
