@@ -50,7 +50,7 @@ check luks-copy dd if=/dev/vda of=/dev/vdb bs=1M
 dd if=/dev/urandom of=/tmp/data bs=1M count="$BLOCKS"
 
 # Ciphertext of the engine, over ublk, and of the software, over NBD, is the same; each reads what the other wrote.
-check open opened vda ublk --engine afalg --engine-threshold 8K
+check open opened vda ublk --engine afalg --engine-threshold 8K --metrics tcp:127.0.0.1:9100
 written engine
 is keys "$(number keys)" 1
 above accepted "$(number accepted)" 50
@@ -60,6 +60,9 @@ count afalg_requests "$(number accepted)"
 check status grep -q 'engine:  afalg, for requests of at least 8192 bytes' <<- STATUS
 	$(inlock status vol)
 STATUS
+check metrics wget -q -O /tmp/metrics http://127.0.0.1:9100/metrics
+check metrics-accepted grep -q "^inlock_engine_requests_total{volume=\"vol\",outcome=\"accepted\"} $(number accepted)\$" /tmp/metrics
+check metrics-keys grep -q '^inlock_engine_keys{volume="vol"} 1$' /tmp/metrics
 check close inlock close vol
 check open-software opened vdb nbd
 written software

@@ -110,10 +110,15 @@ impl OpenArgs {
     /// Converts the options of an action that attaches a volume whose source is converted already.
     pub(super) fn of_source(options: &Options, source: SourceArgs, name: Name) -> anyhow::Result<Self> {
         check_threads(options)?;
+        let method = options.via.as_deref().and_then(AttachMethod::from_name);
+        let engine = EngineArgs::new(options)?;
+        if let Some(method) = method {
+            check_engine(engine, method)?;
+        }
         Ok(Self {
             source,
             name,
-            method: options.via.as_deref().and_then(AttachMethod::from_name),
+            method,
             run_mode: match (options.launched, options.foreground) {
                 (true, _) => RunMode::BackgroundChild,
                 (false, true) => RunMode::Foreground,
@@ -121,7 +126,7 @@ impl OpenArgs {
             },
             read_only: options.read_only,
             threads: options.threads,
-            engine: EngineArgs::new(options)?,
+            engine,
             metrics: options.metrics.clone(),
             persistent: options.persistent,
         })
@@ -228,16 +233,22 @@ fn attach(args: &OpenArgs, launcher: Option<Launcher>) -> anyhow::Result<u8> {
 fn choose_method(args: &OpenArgs, recover: Option<AttachMethod>) -> anyhow::Result<AttachMethod> {
     let is_zoned = !args.read_only && has_zones(&args.source);
     let method = method::choose(recover.or(args.method), is_zoned)?;
-    if args.engine.is_some() && !method.has_workers() {
-        return Err(CliError::refused(
-            format!("--via {} does not support --engine.", method.name()),
-            "use --via ublk or --via nbd, or --engine software",
-        ));
-    }
+    check_engine(args.engine, method)?;
     if args.source.flags.allow_discards && !method.has_discards() {
         warn(format_args!("--via {} does not support discards", method.name()));
     }
     Ok(method)
+}
+
+/// Refuses a method whose requests do not pass workers.
+fn check_engine(engine: Option<EngineArgs>, method: AttachMethod) -> anyhow::Result<()> {
+    if engine.is_none() || method.has_workers() {
+        return Ok(());
+    }
+    Err(CliError::refused(
+        format!("--via {} does not support --engine.", method.name()),
+        "use --via ublk or --via nbd, or --engine software",
+    ))
 }
 
 fn worker_failed(attachment: &Attachment) -> anyhow::Error {

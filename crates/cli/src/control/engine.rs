@@ -70,3 +70,19 @@ impl fmt::Display for EngineCounters {
         write!(f, ", {keys} keys")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engine_is_shown_with_its_threshold_and_counters() {
+        assert_eq!(EngineInfo::of(None).to_string(), "software");
+        let info = EngineInfo::of(Some(EngineArgs { threshold: 8192 }));
+        assert_eq!(info.to_string(), "afalg, for requests of at least 8192 bytes");
+        let counters = EngineCounters { keys: 1, accepted: 9, refused: 2, fell_back: 3, failed: 4 };
+        let text = "9 requests accepted, 2 refused, 3 finished in software, 4 failed, 1 keys";
+        assert_eq!(counters.to_string(), text);
+        assert_eq!(serde_json::to_value(info).unwrap(), serde_json::json!({ "name": "afalg", "threshold": 8192 }));
+    }
+}
