@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Length in bytes of the shortest request for the engine, unless the user measured another one: a shorter one waits
 /// longer for the thread than a CPU with AES instructions needs to encrypt it.
 pub const DEFAULT_MIN_LEN: usize = 128 << 10;
-/// Maximum number of threads, and of sockets for the operations of a key.
+/// Environment variable that names the kernel's driver.
+pub const DRIVER_VARIABLE: &str = "INLOCK_AFALG_DRIVER";
+/// Maximum number of threads, each with a session for each key.
 const MAX_THREADS: usize = 4;
 /// Jobs that wait for each thread. Further ones are refused: the worker has nothing else to do.
 const QUEUED_PER_THREAD: usize = 2;
@@ -31,6 +33,8 @@ pub struct AfAlg {
     api: Box<dyn CryptoApi>,
     sender: SyncSender<Task>,
     threads: usize,
+    /// Driver of the kernel, instead of the one that it prefers.
+    driver: Option<String>,
 }
 
 /// A job for a thread. The key comes first: it is dropped before the job ends.
@@ -54,14 +58,17 @@ struct Handle {
 }
 
 impl AfAlg {
-    /// Starts an engine with a thread for each CPU, at most four.
+    /// Starts an engine with a thread for each CPU, at most four. The environment variable [`DRIVER_VARIABLE`] names
+    /// another driver of the kernel than the one that it prefers, as `/proc/crypto` has it.
     ///
     /// # Errors
     ///
     /// Fails if the kernel has no AF_ALG sockets, or a thread cannot be started.
     pub fn start() -> Result<Self, AfAlgError> {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Self::over(Box::new(Sockets::new()?), cpus.min(MAX_THREADS))
+        let mut engine = Self::over(Box::new(Sockets::new()?), cpus.min(MAX_THREADS))?;
+        engine.driver = std::env::var(DRIVER_VARIABLE).ok().filter(|driver| !driver.is_empty());
+        Ok(engine)
     }
 
     /// Starts an engine with this number of threads over a crypto API.
@@ -75,7 +82,7 @@ impl AfAlg {
                 .spawn(move || work(number, &receiver))
                 .map_err(|source| AfAlgError::System { action: "start a thread", source })?;
         }
-        Ok(Self { api, sender, threads })
+        Ok(Self { api, sender, threads, driver: None })
     }
 
     /// Checks that the kernel takes the key, and encrypts and decrypts as Inlock does.
@@ -102,6 +109,7 @@ impl AfAlg {
     ) -> Result<Key, AfAlgError> {
         let unknown = || AfAlgError::Cipher(*spec);
         let algorithm = algorithm(spec).ok_or_else(unknown)?;
+        let algorithm = self.driver.as_deref().unwrap_or(algorithm);
         let ivs = UnitIvs::new(spec, key, unit, numbering).ok_or_else(unknown)?;
         let software = new_sector_cipher(spec, key, unit, numbering).map_err(|_| unknown())?;
         let transform = self.api.open(algorithm, key)?;

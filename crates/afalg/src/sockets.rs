@@ -1,10 +1,12 @@
 //! Sockets of the family AF_ALG.
 //!
 //! A socket that is bound to an algorithm has the key; sockets accepted from it carry out operations, one at a time,
-//! with an IV of their own. An operation is a message with IV, direction and data, and a read of the result.
+//! with an IV of their own. An operation is a message with IV, direction and data, and a read of the result. `pipeline`
+//! has operations on several sockets in flight; without io_uring they are system calls on one socket.
 
 use crate::api::{CryptoApi, Session, Transform};
 use crate::error::AfAlgError;
+use crate::pipeline::Pipeline;
 use inlock_engine::Direction;
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -12,7 +14,10 @@ use nix::sys::socket::{
 };
 use rustix::net::SocketFlags;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// Length of the kernel's field for a name, which a zero ends.
+const NAME_LEN: usize = 64;
 
 /// The crypto API of the running kernel.
 pub(crate) struct Sockets;
@@ -34,6 +39,9 @@ fn unbound() -> Result<OwnedFd, AfAlgError> {
 impl CryptoApi for Sockets {
     fn open(&self, algorithm: &str, key: &[u8]) -> Result<Box<dyn Transform>, AfAlgError> {
         let bound = unbound()?;
+        if algorithm.len() >= NAME_LEN {
+            return Err(AfAlgError::Algorithm(algorithm.to_owned()));
+        }
         bind(bound.as_raw_fd(), &AlgAddr::new("skcipher", algorithm)).map_err(|errno| match errno {
             Errno::ENOENT => AfAlgError::Algorithm(algorithm.to_owned()),
             errno => AfAlgError::System { action: "use the kernel's algorithm", source: errno.into() },
@@ -51,19 +59,27 @@ struct Bound(OwnedFd);
 
 impl Transform for Bound {
     fn session(&self) -> io::Result<Box<dyn Session>> {
+        // Without io_uring each operation is two system calls.
+        if let Ok(pipeline) = Pipeline::new(self.0.as_fd()) {
+            return Ok(Box::new(pipeline));
+        }
         let operations = rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC)?;
-        Ok(Box::new(Operations { socket: operations, result: Vec::new() }))
+        Ok(Box::new(Operations::new(operations)))
     }
 }
 
 /// A socket for operations.
-struct Operations {
+pub(crate) struct Operations {
     socket: OwnedFd,
     /// Result of an operation: a failed one may have written a part of it.
     result: Vec<u8>,
 }
 
 impl Operations {
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self { socket, result: Vec::new() }
+    }
+
     fn process_unit(&mut self, direction: Direction, iv: &[u8; 16], unit: &mut [u8]) -> io::Result<()> {
         let operation = match direction {
             Direction::Encrypt => libc::ALG_OP_ENCRYPT,

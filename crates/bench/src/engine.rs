@@ -7,7 +7,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use inlock_afalg::{AfAlg, AfAlgError};
+use inlock_afalg::{AfAlg, AfAlgError, DRIVER_VARIABLE};
 use inlock_cipher::{CipherSpec, DataUnitSize, Segment, VolumeKey};
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::{Access, CipherEngine, Device};
@@ -61,7 +61,10 @@ pub(crate) fn run(options: &Options, print: &mut Print<'_>) -> anyhow::Result<()
         Ok(engine) => (Some(Arc::new(engine) as Arc<dyn CipherEngine>), None),
         Err(error) => (None, Some(error)),
     };
-    let driver = engine.as_ref().and_then(|_| driver_of(&fs::read_to_string("/proc/crypto").ok()?, "xts(aes)"));
+    let driver = engine.as_ref().and_then(|_| match std::env::var(DRIVER_VARIABLE) {
+        Ok(driver) if !driver.is_empty() => Some(driver),
+        _ => driver_of(&fs::read_to_string("/proc/crypto").ok()?, "xts(aes)"),
+    });
     if options.json {
         let rows = measure(engine.as_ref(), &plan, |_| {})?;
         let value = json!({

@@ -1,6 +1,7 @@
 //! The engine over a kernel of the tests, and what the kernel of this machine refuses.
 
 mod kernel;
+mod pipeline;
 #[allow(dead_code, reason = "the engine's tests use more of it")]
 #[path = "../../../engine/tests/it/scripted.rs"]
 mod scripted;
