@@ -86,8 +86,7 @@ impl Operations {
             Direction::Decrypt => libc::ALG_OP_DECRYPT,
         };
         let control = [ControlMessage::AlgSetOp(&operation), ControlMessage::AlgSetIv(iv)];
-        let sent =
-            sendmsg::<()>(self.socket.as_raw_fd(), &[IoSlice::new(unit)], &control, MsgFlags::empty(), None)?;
+        let sent = sendmsg::<()>(self.socket.as_raw_fd(), &[IoSlice::new(unit)], &control, MsgFlags::empty(), None)?;
         let result = &mut self.result[..unit.len()];
         if sent != unit.len() || rustix::io::read(&self.socket, &mut *result)? != unit.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());

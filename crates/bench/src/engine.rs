@@ -55,8 +55,9 @@ pub(crate) fn run(options: &Options, print: &mut Print<'_>) -> anyhow::Result<()
     let (rounds, slice) = options.rounds_and_slice((15, 25), (5, 5));
     let plan = Plan { sizes: if options.quick { &QUICK_SIZES } else { &SIZES }, rounds, slice };
     let spec = CipherSpec::AES_XTS_PLAIN64;
-    let engine = AfAlg::start()
-        .and_then(|engine| engine.check(&spec, key().as_bytes(), DataUnitSize::LUKS_MAX, false.into()).map(|()| engine));
+    let engine = AfAlg::start().and_then(|engine| {
+        engine.check(&spec, key().as_bytes(), DataUnitSize::LUKS_MAX, false.into()).map(|()| engine)
+    });
     let (engine, missing) = match engine {
         Ok(engine) => (Some(Arc::new(engine) as Arc<dyn CipherEngine>), None),
         Err(error) => (None, Some(error)),
@@ -156,7 +157,8 @@ fn driver(engine: Option<&Arc<dyn CipherEngine>>) -> anyhow::Result<Driver> {
 }
 
 fn measure_row(drivers: &mut [Driver], job: Job, plan: &Plan<'_>) -> anyhow::Result<Row> {
-    let counts = drivers.iter_mut().map(|driver| driver.count_for(job, plan.slice)).collect::<anyhow::Result<Vec<u64>>>()?;
+    let counts =
+        drivers.iter_mut().map(|driver| driver.count_for(job, plan.slice)).collect::<anyhow::Result<Vec<u64>>>()?;
     let mut nanos = vec![Vec::new(); drivers.len()];
     for round in 0..plan.rounds.max(1) {
         for turn in 0..drivers.len() {
@@ -274,7 +276,10 @@ mod tests {
                 .collect()
         };
         assert_eq!(crossover(&rows(|_, _, size| size as f64 / 65536.0)), Some(64 << 10));
-        assert_eq!(crossover(&rows(|write, _, size| if write { 2.0 } else { size as f64 / 262_144.0 })), Some(256 << 10));
+        assert_eq!(
+            crossover(&rows(|write, _, size| if write { 2.0 } else { size as f64 / 262_144.0 })),
+            Some(256 << 10)
+        );
         let one_loses = rows(|_, depth, size| if depth == 1 && size == 512 << 10 { 0.99 } else { 1.5 });
         assert_eq!(crossover(&one_loses), Some(1 << 20));
         let loses = rows(|_, _, _| 0.9);

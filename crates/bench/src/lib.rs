@@ -1,8 +1,8 @@
 //! Benchmarks of Inlock: `inlock bench`.
 //!
 //! [`run`] measures one [`Subject`] on this machine and prints the results as tables or JSON. `cipher` measures the
-//! kernels, `engine` a cipher engine, `path`, `cpu` and `latency` the I/O path of one worker, `compare` NBD servers. All
-//! but the first two share one form, `results`: measurements and thresholds, which become text, JSON or a page.
+//! kernels, `engine` a cipher engine, `path`, `cpu` and `latency` the I/O path of one worker, `compare` NBD servers.
+//! All but the first two share one form, `results`: measurements and thresholds, which become text, JSON or a page.
 
 #![forbid(unsafe_code)]
 

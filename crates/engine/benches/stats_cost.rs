@@ -13,9 +13,7 @@ use inlock_engine::ring::{Completion, Ring, Wait};
 use inlock_engine::store::file::IoMode;
 use inlock_engine::store::memory::MemoryStore;
 use inlock_engine::worker::{Context, Finished, Flow, Frontend, Request, Worker};
-use inlock_engine::{
-    Access, BlockingDevice, CipherEngine, CipherJob, Device, EngineKey, EngineKeySpec, StatsLevel,
-};
+use inlock_engine::{Access, BlockingDevice, CipherEngine, CipherJob, Device, EngineKey, EngineKeySpec, StatsLevel};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -20,7 +20,7 @@ use crate::args::action::{
     ATTACH, Action, Alias, Arguments, KEY, PLAIN, POLICY, Prepared, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK,
 };
 use crate::args::options::Options;
-use crate::args::source::{check_threads, source_args};
+use crate::args::source::{check_threads, engine_of, source_args};
 use crate::attach::attachment::{self, AttachOptions, Attachment};
 use crate::attach::link::Link;
 use crate::attach::method::{self, AttachMethod};
@@ -111,7 +111,7 @@ impl OpenArgs {
     pub(super) fn of_source(options: &Options, source: SourceArgs, name: Name) -> anyhow::Result<Self> {
         check_threads(options)?;
         let method = options.via.as_deref().and_then(AttachMethod::from_name);
-        let engine = EngineArgs::new(options)?;
+        let engine = engine_of(options)?;
         if let Some(method) = method {
             check_engine(engine, method)?;
         }

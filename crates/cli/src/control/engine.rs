@@ -18,10 +18,7 @@ pub(crate) struct EngineInfo {
 
 impl EngineInfo {
     pub(crate) fn of(args: Option<EngineArgs>) -> Self {
-        args.map_or_else(Self::default, |args| Self {
-            name: args.name().to_owned(),
-            threshold: Some(args.threshold),
-        })
+        args.map_or_else(Self::default, |args| Self { name: args.name().to_owned(), threshold: Some(args.threshold) })
     }
 }
 
@@ -66,7 +63,10 @@ impl EngineCounters {
 impl fmt::Display for EngineCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { keys, accepted, refused, fell_back, failed } = self;
-        write!(f, "{accepted} requests accepted, {refused} refused, {fell_back} finished in software, {failed} failed")?;
+        write!(
+            f,
+            "{accepted} requests accepted, {refused} refused, {fell_back} finished in software, {failed} failed"
+        )?;
         write!(f, ", {keys} keys")
     }
 }

@@ -230,8 +230,7 @@ impl Text {
     /// Adds the families of a cipher engine.
     fn engine(&mut self, counters: &EngineCounters) {
         let EngineCounters { keys, accepted, refused, fell_back, failed } = counters;
-        let outcomes =
-            [("accepted", *accepted), ("refused", *refused), ("fell_back", *fell_back), ("failed", *failed)];
+        let outcomes = [("accepted", *accepted), ("refused", *refused), ("fell_back", *fell_back), ("failed", *failed)];
         self.counter("inlock_engine_requests", "", "Requests for the cipher engine.", "outcome", &outcomes);
         self.family("inlock_engine_keys", "gauge", "", "Keys in the cipher engine.");
         self.sample("inlock_engine_keys", &[], &keys.to_string());

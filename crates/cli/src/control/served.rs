@@ -14,8 +14,8 @@ use inlock_volume::table::CryptOptions;
 use inlock_volume::table::{AnyTable, IntegrityTable};
 use serde_json::{Map, Value, json};
 
-use super::files::Files;
 use super::engine::EngineCounters;
+use super::files::Files;
 use super::info::{RuntimeInfo, VolumeStatus};
 use super::integrity::{IntegrityCounters, IntegrityStatus};
 use super::metrics::{Buckets, Counters, LastError, Percentiles, Sample, phases};

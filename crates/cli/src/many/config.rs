@@ -20,7 +20,7 @@ use toml::{Spanned, Value};
 
 use crate::args::action::{PLAIN, POLICY, SEALED};
 use crate::args::options::Options;
-use crate::args::source::{check_threads, source_args};
+use crate::args::source::{check_threads, engine_of, source_args};
 use crate::error::{CliError, cannot_open, message_of};
 use crate::values;
 use crate::volume::engine::EngineArgs;
@@ -252,7 +252,7 @@ impl Parser {
                 _ => IoMode::Auto,
             };
             let threads = options.threads.map_or(1, usize::from);
-            Ok(Source { source, io, threads, engine: EngineArgs::new(&options)? })
+            Ok(Source { source, io, threads, engine: engine_of(&options)? })
         };
         let source = convert().map_err(|error| message_of(&error).to_string())?;
         let is_table = matches!(source.source.volume_type, VolumeType::Table(_));

@@ -7,7 +7,6 @@ use inlock_afalg::{AfAlg, AfAlgError};
 use inlock_engine::{Content, Device, Target};
 use inlock_volume::VolumeKey;
 
-use crate::args::options::Options;
 use crate::error::{CliError, Status};
 
 /// A cipher engine other than the software.
@@ -18,21 +17,6 @@ pub(crate) struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// Converts `--engine` and `--engine-threshold`. `None`: software.
-    pub(crate) fn new(options: &Options) -> anyhow::Result<Option<Self>> {
-        if options.engine.as_deref() != Some("afalg") {
-            return match options.engine_threshold {
-                Some(_) => Err(CliError::usage("Option --engine-threshold needs --engine afalg.")),
-                None => Ok(None),
-            };
-        }
-        let threshold = options.engine_threshold.unwrap_or(inlock_afalg::DEFAULT_MIN_LEN as u64);
-        if threshold == 0 {
-            return Err(CliError::usage("Option --engine-threshold needs a number above zero."));
-        }
-        Ok(Some(Self { threshold: usize::try_from(threshold).unwrap_or(usize::MAX) }))
-    }
-
     /// Returns its name on the command line.
     pub(crate) fn name(self) -> &'static str {
         "afalg"
@@ -86,7 +70,9 @@ fn cannot_use(error: AfAlgError) -> anyhow::Error {
     let hint = match &error {
         AfAlgError::NoSockets => "load the modules af_alg and algif_skcipher, or use --engine software".to_owned(),
         AfAlgError::Algorithm(name) => {
-            format!("load algif_skcipher and the modules of {name} (grep '{name}' /proc/crypto), or use --engine software")
+            format!(
+                "load algif_skcipher and the modules of {name} (grep '{name}' /proc/crypto), or use --engine software"
+            )
         }
         _ => "use --engine software".to_owned(),
     };

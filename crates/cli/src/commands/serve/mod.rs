@@ -27,7 +27,7 @@ use tempfile::TempDir;
 
 use crate::args::action::{Action, KEY, PLAIN, POLICY, Prepared, SEALED, SOURCE, THREAD_FLAGS, TOKENS, UNLOCK};
 use crate::args::options::Options;
-use crate::args::source::{check_threads, source_args};
+use crate::args::source::{check_threads, engine_of, source_args};
 use crate::control::background::{self, Launcher, RunMode};
 use crate::control::claim::Claim;
 use crate::control::engine::EngineInfo;
@@ -118,7 +118,7 @@ pub(super) fn serve_source(options: Options, source: SourceArgs) -> anyhow::Resu
     if options.nbd.is_none() && options.run.is_none() {
         return Err(CliError::usage("Option --nbd or --run is required for serve action."));
     }
-    let (run_mode, engine) = (run_mode(&options)?, EngineArgs::new(&options)?);
+    let (run_mode, engine) = (run_mode(&options)?, engine_of(&options)?);
     if options.metrics.is_some() && options.name.is_none() {
         return Err(CliError::refused("Option --metrics needs --name.", "add --name, which labels the metrics"));
     }
