@@ -209,3 +209,50 @@ fn essiv(cipher: Cipher, hash: Hash, key: &[u8], kernel: AesKernel) -> Mode {
     }
     Mode::EssivOf(new_block_cipher(kernel, cipher, digest).expect("the digest's length was checked"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unit_ivs_of_a_run_are_those_of_single_units() {
+        let (key, unit) = ([0x5a; 32], DataUnitSize::LUKS_MAX);
+        for text in ["aes-cbc-plain", "aes-cbc-plain64", "aes-cbc-essiv:sha256", "aes-cbc-benbi", "aes-xts-plain64be"] {
+            for (numbering, step) in [(IvNumbering::Sectors, 8), (IvNumbering::DataUnits, 1)] {
+                let spec = text.parse().unwrap();
+                let ivs = UnitIvs::new(&spec, &key, unit, numbering).unwrap();
+                for first in [0, u64::from(u32::MAX) - 9, u64::MAX - 9].map(IvNumber) {
+                    let mut run = [[0; 16]; 3 * MAX_BATCH + 1];
+                    ivs.fill(first, &mut run);
+                    for (at, iv) in run.iter().enumerate() {
+                        let number = IvNumber(first.0.wrapping_add(at as u64 * step));
+                        assert_eq!(ivs.after(first, at), number);
+                        let mut single = [[0; 16]];
+                        ivs.fill(number, &mut single);
+                        assert_eq!(single[0], *iv, "{text}, {at} units after {first:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn unit_ivs_of_data_or_of_several_keys_are_refused() {
+        let new = |text: &str, key_len| {
+            let spec = text.parse().unwrap();
+            UnitIvs::new(&spec, &vec![7; key_len], DataUnitSize::SECTOR, IvNumbering::Sectors).is_some()
+        };
+        assert!(new("aes-cbc-plain64", 32) && new("aes-xts-plain64", 64));
+        for (text, key_len) in [
+            ("aes-cbc-plain64", 33),
+            ("aes:64-cbc-lmk", 64 * 16),
+            ("aes:2-cbc-plain64", 64),
+            ("aes-cbc-lmk", 32),
+            ("aes-cbc-tcw", 64),
+            ("aes-cbc-eboiv", 32),
+            ("aes-cbc-elephant", 64),
+        ] {
+            assert!(!new(text, key_len), "{text} with {key_len} bytes");
+        }
+    }
+}
