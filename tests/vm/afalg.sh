@@ -100,7 +100,7 @@ check open-killed opened vda ublk --engine afalg --engine-threshold 8K
 check busy wait_for 60 busy
 if grep -q '^status' /tmp/fio; then fail under-load "fio had ended before"; else ok under-load; fi
 check kill kill -9 "$(pid)"
-check back wait_for 30 opened vda ublk --engine afalg --engine-threshold 8K
+check back wait_for 5 opened vda ublk --engine afalg --engine-threshold 8K
 check load-ends wait_for 120 grep -q '^status' /tmp/fio
 check load grep -q '^status 0' /tmp/fio
 check close-killed inlock close vol

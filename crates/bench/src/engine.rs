@@ -100,7 +100,7 @@ fn verdict(rows: &[Row], missing: Option<&AfAlgError>) -> String {
         (None, None) => "# software is faster even at the largest size: use --engine software\n".to_owned(),
         (None, Some(size)) => {
             let text = size_text(size as u64);
-            format!("# the engine is at least as fast from {text} on: use --engine-threshold {size}\n")
+            format!("# the engine is at least as fast from {text} on: use --engine afalg --engine-threshold {size}\n")
         }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) const ACTION: Action = Action {
     aliases: &[],
     arguments: &["cipher|engine|path|latency|compare|all"],
     options: &[&["json", "report", "check", "allow-missing", "quick", "rounds", "slice-ms", "dir"]],
-    about: "benchmark ciphers, cipher engine, I/O path, latency, other NBD servers",
+    about: "benchmark ciphers, I/O path, NBD servers",
     prepare: |options, mut arguments| {
         let args = BenchArgs::new(&options, &arguments.word()?)?;
         Ok(Prepared::with_status(move || run(&args)))
