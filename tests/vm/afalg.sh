@@ -17,7 +17,7 @@ opened() {
     inlock open "/dev/$disk" vol --via "$via" --threads 2 --key-file /tmp/key "$@" > /tmp/node
 }
 pid() { sed -n 's/^ *"pid": *\([0-9]*\),*/\1/p' /run/inlock/vol.json; }
-# shellcheck disable=SC2012  # the targets of links
+# shellcheck disable=SC2010  # the targets of links
 sockets() { ls -l "/proc/$(pid)/fd" | grep -c socket:; }
 # Both disks have the same header, key and data.
 same_data() { cmp /dev/vda /dev/vdb; }
