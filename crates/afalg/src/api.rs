@@ -1,4 +1,4 @@
-//! What the engine needs of the kernel. Tests have a kernel of their own.
+//! Interface of the engine to the kernel. Tests have a kernel of their own.
 
 use crate::error::AfAlgError;
 use inlock_engine::Direction;

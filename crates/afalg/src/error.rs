@@ -33,7 +33,7 @@ pub enum AfAlgError {
     /// Another error of a system call.
     #[error("cannot {action}: {source}")]
     System {
-        /// What failed.
+        /// The action that failed.
         action: &'static str,
         /// The error.
         source: io::Error,

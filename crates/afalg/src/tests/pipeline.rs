@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const UNIT: usize = 4096;
 
-/// What a peer answers.
+/// Answer of a peer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
     /// The inverted data.
     Inverted,
-    /// The same, without the last byte.
+    /// Inverted data without the last byte.
     Short,
     /// Nothing: it closes its socket.
     End,
@@ -71,7 +71,7 @@ fn answer(peers: &mut [Option<OwnedFd>], units: usize, answer_of: impl Fn(usize)
     }
 }
 
-/// Answers whatever comes, until the other socket is closed.
+/// Answers every message, until the other socket is closed.
 fn answer_to_end(peer: &OwnedFd) {
     let mut data = [0; UNIT];
     while let Ok(len @ 1..) = rustix::io::read(peer, &mut data) {
