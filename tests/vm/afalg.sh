@@ -88,6 +88,19 @@ check waited wait_for 60 test -s /tmp/waited
 check waited-read cmp /tmp/waits /tmp/data
 is resumed-keys "$(number keys)" 1
 reads resumed
+
+# A kernel that has lost the cipher meanwhile: resumed, software does the work. With the next key the engine is back.
+check suspend-again inlock suspend vol
+check unload rmmod algif_skcipher
+mv "$module" /tmp/
+check resume-software inlock resume vol --key-file /tmp/key
+is software-keys "$(number keys)" 0
+check software-warns grep -q 'warning: vol: the cipher engine refuses the key' /run/inlock/vol.log
+reads software-resumed
+mv /tmp/algif_skcipher.ko "$module"
+check suspend-last inlock suspend vol
+check resume-engine inlock resume vol --key-file /tmp/key
+is engine-keys "$(number keys)" 1
 check close-swapped inlock close vol
 
 # A killed process under load: the next one continues.
@@ -124,7 +137,7 @@ echo 0 > /proc/sys/kernel/io_uring_disabled
 other() {
     printf '%064d' 7 | inlock open --type plain /dev/vdb vol --via ublk -c "$1" -s "$2" --key-file - --engine afalg --engine-threshold 4K > /tmp/node
 }
-for row in "aes-cbc-essiv:sha256 256" "aes-cbc-plain 128" "aes-xts-plain64 256"; do
+for row in "aes-cbc-essiv:sha256 256" "aes-xts-plain64 256"; do
     # shellcheck disable=SC2086
     check "open:${row% *}" other $row
     written "${row% *}"

@@ -23,6 +23,7 @@ use super::openmetrics;
 use super::verity::VerityStatus;
 use crate::error::{CliError, Status, hint_of, message_of, status_of};
 use crate::system::pipe;
+use crate::ui::print::warn;
 use crate::volume::integrity::{RunningIntegrity, SealedStore};
 use crate::volume::key_check::KeyCheck;
 use crate::volume::reload::reload;
@@ -319,6 +320,9 @@ impl ServedVolume {
             scrub_stack::<{ 64 << 10 }>();
             taken?;
             self.key_present.store(true, Ordering::Release);
+            if self.device.engine_stats().is_some_and(|engine| engine.keys == 0) {
+                warn(format_args!("{}: the cipher engine refuses the key; software is used instead", info.name));
+            }
         }
         Ok(self.device.resume()?)
     }
