@@ -16,6 +16,7 @@ pub(crate) const CLEAN: &[&str] = &[
     "crates/cipher/",
     "crates/cli/",
     "crates/engine/",
+    "crates/afalg/",
     "crates/frontend/",
     "crates/integrity/",
     "crates/verity/",

@@ -228,7 +228,8 @@ pub(crate) const THREAD_FLAGS: &[&str] = &[
     "perf-high_priority",
 ];
 /// Attaching a volume.
-pub(crate) const ATTACH: &[&str] = &["via", "read-only", "allow-discards", "launched", "threads", "metrics"];
+pub(crate) const ATTACH: &[&str] =
+    &["via", "read-only", "allow-discards", "launched", "threads", "metrics", "engine", "engine-threshold"];
 
 #[cfg(test)]
 mod tests {

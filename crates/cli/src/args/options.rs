@@ -576,6 +576,12 @@ pub(crate) struct Options {
     /// Number of threads in the pool of --offload (default: number of CPUs)
     #[arg(long, value_name = "N", help_heading = "Performance")]
     pub offload_threads: Option<u16>,
+    /// Cipher engine for long requests (default: software)
+    #[arg(long, value_name = "ENGINE", value_parser = ["software", "afalg"], help_heading = "Performance")]
+    pub engine: Option<String>,
+    /// Length of the shortest request for the cipher engine (default: 128K)
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Performance")]
+    pub engine_threshold: Option<u64>,
     /// Microseconds to poll for the next short request before sleeping (default: auto, up to 50 where it helps)
     #[arg(long, value_name = "USECS", help_heading = "Performance")]
     pub busy_poll: Option<String>,

@@ -3,6 +3,7 @@
 pub(crate) mod backing;
 pub(crate) mod device;
 pub(crate) mod edit;
+pub(crate) mod engine;
 pub(crate) mod freshness;
 pub(crate) mod header;
 pub(crate) mod header_access;

@@ -12,6 +12,7 @@ use inlock_volume::table::{AnyTable, Target};
 use inlock_volume::{AuthenticatedSegment, CipherSpec, DataUnitSize, Segment, Table, VolumeKey};
 
 use super::device::Device;
+use super::engine::VolumeEngine;
 use super::info::VolumeInfo;
 use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, SealedStore, threaded};
 use super::integrity_table;
@@ -36,6 +37,7 @@ pub(crate) struct UnlockedVolume {
     locks: Vec<DeviceLock>,
     /// Use direct I/O on the block device.
     direct: bool,
+    engine: Option<VolumeEngine>,
 }
 
 /// Data on the devices.
@@ -103,7 +105,7 @@ impl LockedStores {
 
 impl UnlockedVolume {
     pub(super) fn new(data: Vec<Device>, info: VolumeInfo, contents: Contents, locks: Vec<DeviceLock>) -> Self {
-        Self { data, info, contents, locks, direct: false }
+        Self { data, info, contents, locks, direct: false, engine: None }
     }
 
     /// Uses direct I/O if the volume is on a block device and aligned with its blocks: the layers above have caches of
@@ -116,6 +118,11 @@ impl UnlockedVolume {
             (segment.unit.bytes() as u64).is_multiple_of(block) && offset.is_some_and(|n| n.is_multiple_of(block))
         };
         self.direct = data.is_block() && segments.iter().all(|s| s.cipher.is_some() && fits(s));
+    }
+
+    /// Uses a cipher engine.
+    pub(crate) fn use_engine(&mut self, engine: Option<VolumeEngine>) {
+        self.engine = engine;
     }
 
     /// Adds the volume key, if there is one, to keyrings of the kernel.
@@ -140,8 +147,11 @@ impl UnlockedVolume {
 
     #[inline(never)]
     fn connect(self, mode: IoMode, access: engine::Access) -> anyhow::Result<LockedStores> {
-        let Self { data, info, contents, locks, direct } = self;
+        let Self { data, info, contents, locks, direct, engine } = self;
         let path = &info.device;
+        if engine.is_some() && !matches!(contents, Contents::Volume(..) | Contents::Table(..)) {
+            return Err(VolumeEngine::nothing_to_do(path));
+        }
         let mut verity = None;
         let (device, integrity) = match contents {
             Contents::Raw => {
@@ -156,14 +166,14 @@ impl UnlockedVolume {
                 let stores = stores(&data, direct, mode, access.read_only)?;
                 let content = |s: &Segment| if s.cipher.is_some() { Content::Crypt(&key) } else { Content::Linear };
                 let targets = segments.iter().map(|segment| (*segment, content(segment), 0));
-                (stacked(&targets.collect::<Vec<_>>(), stores, access, path)?, None)
+                (stacked(&targets.collect::<Vec<_>>(), stores, access, (path, engine))?, None)
             }
             Contents::Table(table, of_line) => {
                 let ciphers = table.lines().iter().filter_map(|line| line.segment().cipher);
                 let access = access_to(ciphers, access, path);
                 check_lines(&table, &of_line, &data)?;
                 let stores = stores(&data, direct, mode, access.read_only)?;
-                (device_of_lines(&table, &of_line, stores, access, path)?, None)
+                (device_of_lines(&table, &of_line, stores, access, (path, engine))?, None)
             }
             Contents::Integrity(opening) => {
                 let integrity = opening.open(&data[0], data.get(1), mode, access.read_only)?;
@@ -253,7 +263,8 @@ fn verify_stack(stack: &VerityStack, data: &[Device], mode: IoMode) -> anyhow::R
     let plaintext = |Below { name, table, devices, of_line }: &Below| -> anyhow::Result<Arc<dyn engine::BackingStore>> {
         let devices = &data[devices.clone()];
         check_lines(table, of_line, devices)?;
-        let device = device_of_lines(table, of_line, stores(devices, false, mode, true)?, access, Path::new(name))?;
+        let device =
+            device_of_lines(table, of_line, stores(devices, false, mode, true)?, access, (Path::new(name), None))?;
         Ok(Arc::new(Plaintext::new(device)))
     };
     let below = stack.below.iter().map(plaintext).collect::<anyhow::Result<Vec<_>>>()?;
@@ -282,11 +293,11 @@ fn device_of_stack(
     let access = engine::Access { read_only: true, ..access };
     let stores = vec![verity::threaded(store)?];
     if let Some(table) = &stack.above {
-        return device_of_lines(table, &vec![0; table.lines().len()], stores, access, path);
+        return device_of_lines(table, &vec![0; table.lines().len()], stores, access, (path, None));
     }
     let mut segment = whole();
     segment.sectors = Some(stack.sectors);
-    stacked(&[(segment, Content::Linear, 0)], stores, access, path)
+    stacked(&[(segment, Content::Linear, 0)], stores, access, (path, None))
 }
 
 /// Refuses lines whose data units are parts of the blocks of their server.
@@ -301,11 +312,11 @@ fn device_of_lines(
     of_line: &[usize],
     stores: Vec<Arc<dyn engine::BackingStore>>,
     access: engine::Access,
-    path: &Path,
+    place: (&Path, Option<VolumeEngine>),
 ) -> anyhow::Result<engine::Device> {
     let lines = table.lines().iter().zip(of_line);
     let targets = lines.map(|(line, store)| (line.segment(), content_of(&line.target), *store));
-    stacked(&targets.collect::<Vec<_>>(), stores, access, path)
+    stacked(&targets.collect::<Vec<_>>(), stores, access, place)
 }
 
 /// Returns the access to a volume with these ciphers: read-only for a legacy one.
@@ -369,13 +380,17 @@ fn stacked(
     targets: &[(Segment, Content<'_>, usize)],
     stores: Vec<Arc<dyn engine::BackingStore>>,
     access: engine::Access,
-    path: &Path,
+    (path, engine): (&Path, Option<VolumeEngine>),
 ) -> anyhow::Result<engine::Device> {
     let targets: Vec<_> = targets
         .iter()
         .map(|(segment, content, store)| engine::Target { segment, content: *content, store: *store })
         .collect();
-    engine::Device::stacked(&targets, stores, access).map_err(|error| cannot_use(error, path))
+    let device = engine::Device::stacked(&targets, stores, access).map_err(|error| cannot_use(error, path))?;
+    match engine {
+        Some(engine) => engine.add_to(device, &targets, path),
+        None => Ok(device),
+    }
 }
 
 /// Returns the engine's content for a table's target.
