@@ -9,10 +9,11 @@ use crate::error::OpenError;
 use inlock_engine::store::asynchronous::{AsyncOperation, Pending};
 use inlock_engine::{Buffer, Errno};
 use libloading::Library;
+use rustix::io::Errno as Number;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -78,6 +79,7 @@ library!(Rados {
     fn rados_ioctx_set_namespace(Handle, Text);
     fn rados_ioctx_get_id(Handle) -> i64;
     fn rados_set_pool_full_try(Handle);
+    fn rados_pool_reverse_lookup(Handle, i64, *mut c_char, usize) -> c_int;
 });
 
 library!(Rbd {
@@ -157,6 +159,11 @@ fn check(returned: c_int) -> Result<(), Errno> {
 
 fn errno(returned: i64) -> Errno {
     Errno::from_raw_os_error(returned.checked_neg().and_then(|n| i32::try_from(n).ok()).unwrap_or(0))
+}
+
+/// Returns whether an error has this number.
+pub(crate) fn is(error: Errno, number: Number) -> bool {
+    error.raw_os_error() == number.raw_os_error()
 }
 
 /// Returns the text of the library's buffer up to its end.
@@ -270,6 +277,23 @@ impl IoContext {
         unsafe { (self.cluster.rados().rados_ioctx_set_namespace)(self.handle, namespace.as_ptr()) }
     }
 
+    /// Returns whether the cluster has the pool. Blocks if it has not.
+    pub(crate) fn has_pool(&self) -> Result<bool, Errno> {
+        let mut name = [0; 256];
+        let (rados, cluster) = (self.cluster.rados(), self.cluster.handle);
+        // SAFETY: the handle is open; the function writes at most the length that it is given.
+        let found = check(unsafe {
+            (rados.rados_pool_reverse_lookup)(cluster, self.pool_id(), name.as_mut_ptr().cast(), name.len())
+        });
+        match found {
+            Ok(()) => Ok(true),
+            Err(error) if is(error, Number::NOENT) => Ok(false),
+            // A name that is longer.
+            Err(error) if is(error, Number::RANGE) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(crate) fn pool_id(&self) -> i64 {
         // SAFETY: the handle is open.
         unsafe { (self.cluster.rados().rados_ioctx_get_id)(self.handle) }
@@ -365,7 +389,7 @@ impl Image {
         };
         match check(listed) {
             Ok(()) => {}
-            Err(error) if error.raw_os_error() == rustix::io::Errno::NOENT.raw_os_error() => return Ok(None),
+            Err(error) if is(error, Number::NOENT) => return Ok(None),
             Err(error) => return Err(error),
         }
         let count = count.min(owners.len());
@@ -407,7 +431,7 @@ impl Image {
             if exists == 0 || each(offset, len as u64) { 0 } else { STOPPED }
         }
         /// Ends the iteration.
-        const STOPPED: c_int = -(rustix::io::Errno::CANCELED.raw_os_error());
+        const STOPPED: c_int = -Number::CANCELED.raw_os_error();
         let argument = (&raw mut each).cast();
         // SAFETY: the handle is open; the function calls `on_extent` with the argument before it returns only.
         let done =
@@ -415,7 +439,7 @@ impl Image {
         if done == STOPPED { Ok(()) } else { check(done) }
     }
 
-    /// Makes completions readable on an event descriptor, which outlives the image.
+    /// Makes completions readable on an event descriptor, which the caller keeps as long as the image.
     fn notify(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
         // SAFETY: the handle is open; librbd writes to the descriptor, no memory.
         check(unsafe { (self.rbd().rbd_set_image_notification)(self.handle, fd.as_raw_fd(), EVENTFD) })
@@ -470,6 +494,8 @@ enum Call {
 pub(crate) struct Operations {
     /// Leaked, if operations remain in flight.
     image: ManuallyDrop<Image>,
+    /// librbd writes to it for as long as the image is open: leaked with it, so that its number is not used again.
+    events: ManuallyDrop<OwnedFd>,
     table: Mutex<Table>,
 }
 
@@ -480,10 +506,16 @@ struct Table {
 }
 
 impl Operations {
-    /// Makes completions readable on an event descriptor, which outlives the image.
-    pub(crate) fn new(image: Image, events: BorrowedFd<'_>) -> Result<Self, Errno> {
-        image.notify(events)?;
-        Ok(Self { image: ManuallyDrop::new(image), table: Mutex::default() })
+    /// Makes completions readable on an event descriptor.
+    pub(crate) fn new(image: Image, events: OwnedFd) -> Result<Self, Errno> {
+        // If the image is closed for a failure, the descriptor is closed later.
+        image.notify(events.as_fd())?;
+        Ok(Self { image: ManuallyDrop::new(image), events: ManuallyDrop::new(events), table: Mutex::default() })
+    }
+
+    /// Returns the event descriptor.
+    pub(crate) fn events(&self) -> &OwnedFd {
+        &self.events
     }
 
     pub(crate) fn image(&self) -> &Image {
@@ -602,8 +634,11 @@ impl Drop for Operations {
     fn drop(&mut self) {
         let table = std::mem::take(&mut *self.table());
         if table.flights.is_empty() {
-            // SAFETY: the image is not used again.
-            unsafe { ManuallyDrop::drop(&mut self.image) }
+            // SAFETY: neither is used again; librbd writes to the descriptor until the image is closed.
+            unsafe {
+                ManuallyDrop::drop(&mut self.image);
+                ManuallyDrop::drop(&mut self.events);
+            }
         } else {
             // librbd may use the memory for as long as the process lives.
             std::mem::forget(table);

@@ -1,7 +1,7 @@
 //! Connecting to a cluster, opening an image and taking its lock.
 
 use crate::error::OpenError;
-use crate::ffi::{Cluster, Image, IoContext, Libraries};
+use crate::ffi::{Cluster, Image, IoContext, Libraries, is};
 use crate::name::{NO_CONF, RbdName};
 use crate::options::{ImageFacts, StoreOptions};
 use inlock_engine::Errno;
@@ -17,10 +17,6 @@ const JOURNALING: u64 = 1 << 6;
 /// and would report their failure to another operation. Messages go to no terminal, since each failure has its own.
 const DEFAULTS: [(&str, &str); 3] = [("rbd_cache", "false"), ("log_to_stderr", "false"), ("err_to_stderr", "false")];
 
-fn is(error: Errno, number: Number) -> bool {
-    error.raw_os_error() == number.raw_os_error()
-}
-
 fn is_refusal(error: Errno) -> bool {
     is(error, Number::ACCESS) || is(error, Number::PERM)
 }
@@ -28,6 +24,17 @@ fn is_refusal(error: Errno) -> bool {
 /// Returns a text for the libraries. Names have no zero.
 fn c(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
+}
+
+/// Whether the configuration has a key, or names a keyring that exists.
+fn has_key(cluster: &Cluster) -> bool {
+    let value = |option| cluster.conf(option).unwrap_or_default();
+    if !value(c"key").is_empty() || !value(c"keyfile").is_empty() {
+        return true;
+    }
+    let keyrings = value(c"keyring");
+    let mut names = keyrings.split(|c: char| c == ',' || c == ';' || c.is_whitespace()).filter(|name| !name.is_empty());
+    names.any(|name| std::path::Path::new(name).exists())
 }
 
 /// One opening of an image.
@@ -112,7 +119,10 @@ impl Opening<'_> {
         match () {
             () if is(source, Number::TIMEDOUT) => self.timed_out(),
             () if is(source, Number::NOENT) && !has_monitors => OpenError::NoMonitors,
-            () if is(source, Number::NOENT) => OpenError::NoKeyring(self.id()),
+            // Without a key, Ceph connects as a stranger, and is refused.
+            () if is(source, Number::NOENT) || is_refusal(source) && !has_key(cluster) => {
+                OpenError::NoKeyring(self.id())
+            }
             () if is_refusal(source) || is(source, Number::OPNOTSUPP) => {
                 OpenError::AuthRefused { id: self.id(), source }
             }

@@ -13,7 +13,6 @@ use inlock_engine::store::asynchronous::{self, AsyncOperation, AsyncStore, Pendi
 use inlock_engine::{BackingStore, BlockStatus, Errno, Geometry};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno as Number;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,8 +45,6 @@ struct Query {
 /// State that the store shares with its threads.
 struct Shared {
     operations: Operations,
-    /// librbd's event descriptor, which wakes the thread too. Outlives the image.
-    events: OwnedFd,
     name: RbdName,
     notify: Option<fn(&str, &str)>,
     limit: Duration,
@@ -109,11 +106,10 @@ impl RbdStore {
         let system = |what| move |source: Number| OpenError::System { what, source: source.into() };
         let events = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let events = events.map_err(system("make an event descriptor"))?;
-        let operations = Operations::new(image, events.as_fd())
+        let operations = Operations::new(image, events)
             .map_err(|source| OpenError::Ceph { what: "watch the image's completions", source })?;
         let shared = Arc::new(Shared {
             operations,
-            events,
             name: name.clone(),
             notify: options.notify,
             limit: options.store_timeout + GRACE,
@@ -199,7 +195,7 @@ impl Shared {
 
     fn wake(&self) {
         // The counter would only overflow after 2^64 - 1 unread wakes, and is readable then.
-        let _ = rustix::io::write(&self.events, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(self.operations.events(), &1u64.to_ne_bytes());
     }
 
     /// Takes completions until the store is closed and nothing is in flight.
@@ -208,8 +204,8 @@ impl Shared {
         loop {
             let timeout = Timespec { tv_sec: INTERVAL.as_secs() as i64, tv_nsec: 0 };
             // A failed wait is one without an event.
-            let _ = rustix::event::poll(&mut [PollFd::new(&self.events, PollFlags::IN)], Some(&timeout));
-            let _ = rustix::io::read(&self.events, &mut [0u8; 8]);
+            let _ = rustix::event::poll(&mut [PollFd::new(self.operations.events(), PollFlags::IN)], Some(&timeout));
+            let _ = rustix::io::read(self.operations.events(), &mut [0u8; 8]);
             while self.operations.poll(|pending, end, returned| self.complete(pending, end, returned)) {}
             let now = Instant::now();
             if self.is_gone() {
@@ -269,7 +265,7 @@ impl Shared {
         }
     }
 
-    /// Answers queries, and notices a changed length.
+    /// Answers queries, and notices a changed length or a removed pool.
     fn answer(&self, queries: &Receiver<Query>) {
         loop {
             match queries.recv_timeout(INTERVAL) {
@@ -279,12 +275,16 @@ impl Shared {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             if !self.is_gone() {
-                self.look_at_size();
+                self.look_at_image();
             }
         }
     }
 
-    fn look_at_size(&self) {
+    fn look_at_image(&self) {
+        if self.operations.image().io.has_pool() == Ok(false) {
+            self.lose("the pool of the image has been removed");
+            self.wake();
+        }
         let Ok(size) = self.operations.image().size() else { return };
         let before = self.size.swap(size, Ordering::AcqRel);
         if size != before

@@ -148,6 +148,13 @@ int64_t rados_ioctx_get_id(void *context)
     return 7;
 }
 
+int rados_pool_reverse_lookup(void *cluster, int64_t id, char *into, size_t len)
+{
+    (void)id;
+    snprintf(into, len, "pool");
+    return number(cluster, "fake_pool_lookup", 4);
+}
+
 #ifndef LACKING
 void rados_set_pool_full_try(void *context)
 {

@@ -10,8 +10,16 @@ fn every_failure_has_its_own_message() {
     let cases = [
         (":fake_connect=2", "no keyring with a key for client.admin"),
         (":id=me:fake_connect=2", "no keyring with a key for client.me"),
-        (":id=me:fake_connect=13", "the cluster refuses the key of client.me: Permission denied (os error 13)"),
-        (":fake_connect=1", "the cluster refuses the key of client.admin: Operation not permitted (os error 1)"),
+        (":id=me:fake_connect=13:keyring=/no/file", "no keyring with a key for client.me"),
+        (
+            ":id=me:fake_connect=13:keyring=/no/file,/dev/null",
+            "the cluster refuses the key of client.me: Permission denied (os error 13)",
+        ),
+        (":id=me:fake_connect=13:key=x", "the cluster refuses the key of client.me: Permission denied (os error 13)"),
+        (
+            ":fake_connect=1:keyfile=x",
+            "the cluster refuses the key of client.admin: Operation not permitted (os error 1)",
+        ),
         (":fake_connect=95", "the cluster refuses the key of client.admin: Operation not supported (os error 95)"),
         (":fake_connect=110", "no answer from the cluster within 60 s"),
         (":fake_connect=22", "cannot connect to the cluster: Invalid argument (os error 22)"),

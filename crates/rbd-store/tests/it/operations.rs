@@ -148,6 +148,25 @@ fn store_whose_client_is_refused_or_whose_image_is_gone_fails_for_good() {
 }
 
 #[test]
+fn store_whose_pool_is_removed_fails_without_a_write() {
+    let mut options = options();
+    options.notify = Some(remember);
+    let store = open_with("rbd:pool/pool-removed:fake_pool_lookup=-2", &options, false).unwrap();
+    while events_of("pool-removed").is_empty() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(events_of("pool-removed"), ["the pool of the image has been removed"]);
+    assert_eq!(store.read_at(&mut [0; BLOCK], 0), Err(Errno::IO));
+    assert_eq!(store.sync(), Err(Errno::IO));
+    // A cluster that does not answer has not removed it.
+    let store = open(":fake_pool_lookup=-110:fake_resize=4194304").unwrap();
+    while store.geometry().len == 8 << 20 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(store.sync(), Ok(()));
+}
+
+#[test]
 fn aborted_store_fails_what_waits_and_keeps_its_memory() {
     let log = Log::new();
     let hold = log.path("go");
