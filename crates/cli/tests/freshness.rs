@@ -4,10 +4,8 @@ mod harness;
 
 use harness::control::{Named, Run};
 use harness::{Dir, Ended, FAST, call_with, noise};
-use inlock_tests::nbd::{Connection, Mode};
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 const GCM: [&str; 6] = ["--cipher", "aes-gcm-random", "--integrity", "aead", "--sector-size", "512"];
 
@@ -66,10 +64,6 @@ impl Fresh {
     }
 }
 
-fn connect(server: &Named) -> Connection {
-    Connection::open(Path::new(&server.socket), Duration::from_secs(120), Mode::Simple).expect("as it should")
-}
-
 #[test]
 fn older_copy_is_refused_and_newest_is_opened() {
     let fresh = Fresh::new(&[]);
@@ -107,7 +101,7 @@ fn newest_state_of_killed_server_is_opened_and_an_earlier_one_is_refused() {
     let fresh = Fresh::new(&["--freshness-tags"]);
     let run = Run::new();
     let mut server = fresh.serve(&run, &[]);
-    let mut client = connect(&server);
+    let mut client = server.connect();
     let mut copies = Vec::new();
     for value in 1..5 {
         client.write(0, &[value; 50_000]).unwrap();
@@ -131,7 +125,7 @@ fn newest_state_of_killed_server_is_opened_and_an_earlier_one_is_refused() {
     assert_eq!(fresh.export().code, 0);
     fresh.restore(&newest);
     let server = fresh.serve(&run, &[]);
-    connect(&server).write(0, &[5; 512]).unwrap();
+    server.connect().write(0, &[5; 512]).unwrap();
     run.call(&["close", "data"]).works();
     let (code, err) = server.ended();
     assert!(code == Some(0) && err.contains("its tags are not compared"), "{err}");
@@ -158,7 +152,7 @@ fn unit_of_an_older_copy_is_refused_if_tags_are_recorded() {
     fresh.restore(&new);
     let run = Run::new();
     let mut server = fresh.serve(&run, &["--integrity-no-journal"]);
-    connect(&server).write(0, &[1; 4096]).unwrap();
+    server.connect().write(0, &[1; 4096]).unwrap();
     server.kill();
     fresh.is_refused("was used without the journal and not closed");
     let accepted = fresh.import(&["--freshness-accept"]);
@@ -246,7 +240,7 @@ fn header_that_was_changed_before_a_kill_is_accepted() {
     let (old_key, new_key) = (fresh.dir.file("old", b"secret"), fresh.dir.file("new", b"another"));
     let run = Run::new();
     let mut server = fresh.serve(&run, &[]);
-    let mut client = connect(&server);
+    let mut client = server.connect();
     let words = ["luksAddKey", "-q", "--key-file", &old_key].into_iter().chain(FAST).chain([&*fresh.image, &new_key]);
     call_with(b"", words).works();
     client.write(0, &[3; 5000]).unwrap();

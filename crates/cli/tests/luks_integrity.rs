@@ -6,13 +6,12 @@ mod superblock;
 
 use harness::control::{Named, Run};
 use harness::{Dir, FAST, call, call_with, have, memory, newest, noise, run};
-use inlock_tests::nbd::{Connection, Mode, command, errno};
+use inlock_tests::nbd::{Connection, command, errno};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -81,7 +80,7 @@ fn suspended_volume_has_no_key_and_goes_on_with_it() {
     let run = Run::new();
     let image = format(&dir, 24, &["--cipher", "aes-gcm-random", "--integrity", "aead"]);
     let server = Named::start(&run, "data", &[&image]);
-    let mut client = connect(&server);
+    let mut client = server.connect();
     client.write(5000, &[9; 10_000]).unwrap();
     let status = run.json(&["status", "data", "--json"]);
     assert_eq!((&status["integrity"]["integrity"], &status["integrity"]["mode"]), (&"aead".into(), &"journal".into()));
@@ -197,7 +196,7 @@ fn with_bad_unit(dir: &Dir) -> String {
     let before = fs::read(&image).expect("as it should");
     let run = Run::new();
     let server = Named::start(&run, "data", &["--integrity-no-journal", &image]);
-    let mut client = connect(&server);
+    let mut client = server.connect();
     client.write(BAD * 512, &noise(4096)).expect("as it should");
     drop(client);
     run.call(&["close", "data"]).works();
@@ -209,10 +208,6 @@ fn with_bad_unit(dir: &Dir) -> String {
     image
 }
 
-fn connect(server: &Named) -> Connection {
-    Connection::open(Path::new(&server.socket), Duration::from_secs(120), Mode::Simple).expect("as it should")
-}
-
 #[test]
 fn bad_unit_fails_alone_and_is_counted_logged_once_and_shown() {
     let dir = Dir::new();
@@ -220,7 +215,7 @@ fn bad_unit_fails_alone_and_is_counted_logged_once_and_shown() {
     let image = with_bad_unit(&dir);
     let metrics = run.socket("metrics");
     let server = Named::start(&run, "data", &["--metrics", &format!("unix:{metrics}"), &image]);
-    let mut client = connect(&server);
+    let mut client = server.connect();
     let units = client.size / 4096;
     let mut mismatches = 0;
     let mut read = |client: &mut Connection, offset: u64, len: u64| {
@@ -286,7 +281,7 @@ fn top_shows_commits_mismatches_and_write_amplification() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut client = connect(&server);
+            let mut client = server.connect();
             while !stop.load(Ordering::Relaxed) {
                 client.write(0, &noise(65536)).unwrap();
                 client.flush().unwrap();
@@ -334,7 +329,7 @@ fn interrupted_wipe_of_luks_format_is_continued() {
     let input = dir.file("input", &noise(100_000));
     let run = Run::new();
     let server = Named::start(&run, "data", &["--integrity-no-journal", &image]);
-    connect(&server).write(256 << 20, &noise(100_000 / 512 * 512)).unwrap();
+    server.connect().write(256 << 20, &noise(100_000 / 512 * 512)).unwrap();
     run.call(&["close", "data"]).works();
     drop(server);
     call_with(b"wrong", ["luksFormat", "--resume-wipe", &image]).fails(2, &["No key available"]);

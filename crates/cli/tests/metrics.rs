@@ -4,27 +4,18 @@ mod harness;
 
 use harness::control::{Named, Run};
 use harness::{Dir, have, inlock, noise};
-use inlock_tests::nbd::{Connection, Mode};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-const PATIENCE: Duration = Duration::from_secs(120);
-
-fn connect(server: &Named) -> Connection {
-    Connection::open(Path::new(&server.socket), PATIENCE, Mode::Simple).expect("as it should")
-}
 
 /// 3 writes of 8 KiB, 5 reads of 4 KiB, a flush, and a read that fails.
 fn some_work(server: &Named) {
-    let mut client = connect(server);
+    let mut client = server.connect();
     for place in 0..3 {
         client.write(place * 8192, &noise(8192)).expect("as it should");
     }
@@ -262,7 +253,7 @@ fn top_shows_rates() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut client = connect(&server);
+            let mut client = server.connect();
             while !stop.load(Ordering::Relaxed) {
                 client.write(0, &noise(65536)).unwrap();
                 client.read(0, 4096).unwrap();

@@ -14,10 +14,6 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-fn connect(server: &Named) -> Connection {
-    Connection::open(Path::new(&server.socket), PATIENCE, Mode::Simple).expect("as it should")
-}
-
 /// Number of completed requests of all kinds.
 struct Load {
     stop: AtomicBool,
@@ -26,7 +22,7 @@ struct Load {
 
 /// Writes and reads back, each thread in its own part of the volume. Returns the final contents.
 fn load(server: &Named, load: &Load, seed: u64, start: u64, len: usize) -> Vec<u8> {
-    let mut client = connect(server);
+    let mut client = server.connect();
     let mut random = Random::new(seed);
     let mut model = client.read(start, len).expect("as it should");
     while !load.stop.load(Ordering::Relaxed) {
@@ -214,7 +210,7 @@ fn resume_with_wrong_key_is_refused() {
     // A plain volume cannot confirm a key; with a wrong one, writes would become noise.
     let plain = dir.image("plain", 1);
     let server = Named::start(&run, "plain", &["--type", "plain", &plain]);
-    let mut client = connect(&server);
+    let mut client = server.connect();
     client.write(0, &noise(512)).unwrap();
     run.call(&["suspend", "plain"]).works();
     let refused = run.call_with(b"secreT", &["resume", "plain"]);
@@ -267,7 +263,7 @@ fn suspended_volume_closes_and_fails_waiting_requests() {
     let image = dir.luks2("image");
     for by_signal in [false, true] {
         let server = Named::start(&run, "data", &[&image]);
-        let mut client = connect(&server);
+        let mut client = server.connect();
         client.write(0, &[1; 4096]).unwrap();
         run.call(&["suspend", "data"]).works();
         std::thread::scope(|scope| {
@@ -297,7 +293,7 @@ fn reload_replaces_table_of_served_volume() {
         |start: u32, sectors: u32, on: &str| format!("{start} {sectors} crypt aes-xts-plain64 {key} 0 {on} {start}");
     let reload = |table: &str| run.call(&["reload", "data", "--table", table]);
     let server = Named::start(&run, "data", &["--table", &crypt(0, 2048, &image)]);
-    let mut client = connect(&server);
+    let mut client = server.connect();
     client.write(0, &noise(1 << 20)).unwrap();
 
     // Refused, without any change.

@@ -4,9 +4,6 @@ mod harness;
 
 use harness::control::{Named, Run};
 use harness::{Dir, Ended, FAST, call, call_with, noise};
-use inlock_tests::nbd::{Connection, Mode};
-use std::path::Path;
-use std::time::Duration;
 
 const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
 
@@ -194,10 +191,6 @@ fn table_of_volume_with_integrity_opens_it() {
     }
 }
 
-fn connect(server: &Named) -> Connection {
-    Connection::open(Path::new(&server.socket), Duration::from_secs(120), Mode::Simple).expect("as it should")
-}
-
 #[test]
 fn suspended_table_with_integrity_takes_its_key_from_the_same_table_only() {
     let dir = Dir::new();
@@ -210,7 +203,7 @@ fn suspended_table_with_integrity_takes_its_key_from_the_same_table_only() {
     };
     let (table, other) = (format("image"), format("other"));
     let server = Named::start(&run, "data", &["--table", &table]);
-    let mut client = connect(&server);
+    let mut client = server.connect();
     client.write(0, &noise(8192)).unwrap();
     run.call(&["suspend", "data"]).works();
     run.call(&["resume", "data"]).fails(1, &["The key of data came with its table."]);

@@ -41,6 +41,15 @@ pub(crate) enum Broken {
     Socket(Errno),
     #[error("the server violates the protocol: {0}")]
     Protocol(#[from] BadReply),
+    #[error("what arrived is no TLS of this connection")]
+    Tls,
+}
+
+impl Broken {
+    /// Returns whether replies no longer count, though the server may still carry out what it has received.
+    fn is_violation(self) -> bool {
+        matches!(self, Self::Protocol(_) | Self::Tls)
+    }
 }
 
 /// A request that has its reply.
@@ -155,7 +164,7 @@ impl Line {
         if !self.is_mute {
             match self.link.flush().map_err(broken).and_then(|()| self.receive(ended)) {
                 Ok(()) => return false,
-                Err(Broken::Protocol(_)) => self.shut_down(),
+                Err(broken) if broken.is_violation() => self.shut_down(),
                 Err(_) => return true,
             }
         }
@@ -243,7 +252,7 @@ impl Line {
     /// Receives what has arrived, and adds the requests that have ended.
     pub(crate) fn receive(&mut self, ended: &mut Vec<Ended>) -> Result<(), Broken> {
         let received = self.receive_replies(ended);
-        self.is_mute |= matches!(received, Err(Broken::Protocol(_)));
+        self.is_mute |= received.is_err_and(Broken::is_violation);
         received
     }
 
@@ -381,6 +390,7 @@ fn receive_into(link: &mut Link, parts: &mut [IoSliceMut<'_>], from_socket: bool
 fn broken(error: rustix::io::Errno) -> Broken {
     match error {
         rustix::io::Errno::CONNRESET | rustix::io::Errno::PIPE => Broken::Closed,
+        rustix::io::Errno::PROTO => Broken::Tls,
         error => Broken::Socket(Errno::from_raw_os_error(error.raw_os_error())),
     }
 }

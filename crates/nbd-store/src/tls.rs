@@ -37,7 +37,8 @@ impl Tls {
             .map_err(|_| OpenError::Certificates(format!("'{}' is no name of a server", options.hostname)))?;
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
+            // Of 1.2 a connection ends for good after 2^24 records.
+            .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|error| OpenError::Certificates(error.to_string()))?;
         let verifier: Arc<dyn ServerCertVerifier> = if options.verify_peer {
             let dir = certificates.ok_or_else(|| OpenError::Certificates("tls-certificates=DIR is missing".into()))?;
@@ -46,12 +47,14 @@ impl Tls {
             Arc::new(AnyCertificate(provider))
         };
         let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
-        let key = certificates.map(|dir| dir.join("client-key.pem")).filter(|path| path.exists());
-        let config = match (certificates, key) {
-            (Some(dir), Some(key)) => {
+        let keys: Option<Vec<PrivateKeyDer<'static>>> = match certificates {
+            Some(dir) => read_optional(&dir.join("client-key.pem"))?,
+            None => None,
+        };
+        let config = match (certificates, keys) {
+            (Some(dir), Some(mut keys)) => {
                 let file = dir.join("client-cert.pem");
                 let chain: Vec<CertificateDer<'static>> = read_pem(&file)?;
-                let mut keys: Vec<PrivateKeyDer<'static>> = read_pem(&key)?;
                 builder.with_client_auth_cert(chain, keys.swap_remove(0)).map_err(|error| in_file(&file, &error))?
             }
             _ => builder.with_no_client_auth(),
@@ -74,12 +77,20 @@ fn verifier(dir: &Path, provider: Arc<CryptoProvider>) -> Result<Arc<dyn ServerC
     }
     let mut builder = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider);
     let revoked = dir.join("ca-crl.pem");
-    if revoked.exists() {
+    let lists: Option<Vec<CertificateRevocationListDer<'static>>> = read_optional(&revoked)?;
+    if let Some(lists) = lists {
         // A list of one authority says nothing about the certificates of another.
-        let lists: Vec<CertificateRevocationListDer<'static>> = read_pem(&revoked)?;
         builder = builder.with_crls(lists).allow_unknown_revocation_status();
     }
     Ok(builder.build().map_err(|error| in_file(&revoked, &error))?)
+}
+
+/// Reads a file as [`read_pem`] if there is one. A link without its file is one that cannot be read.
+fn read_optional<T: PemObject>(path: &Path) -> Result<Option<Vec<T>>, OpenError> {
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        _ => read_pem(path).map(Some),
+    }
 }
 
 /// Reads the objects of one kind from a file. There is at least one.
@@ -196,8 +207,8 @@ impl Link {
         Ok(Some(sent))
     }
 
-    /// Receives into `parts`, from the socket only if `from_socket`. `None`: nothing has arrived. No bytes: the end of
-    /// the connection, or what is no TLS.
+    /// Receives into `parts`, from the socket only if `from_socket`, and once. `None`: nothing has arrived that is for
+    /// `parts`. No bytes: the end of the connection. `EPROTO`: what is no TLS.
     pub(crate) fn receive(&mut self, parts: &mut [IoSliceMut<'_>], from_socket: bool) -> Result<Option<usize>, Errno> {
         match &mut self.session {
             Some(session) => session.receive(&self.socket, parts, from_socket),
@@ -214,9 +225,11 @@ impl Session {
         parts: &mut [IoSliceMut<'_>],
         from_socket: bool,
     ) -> Result<Option<usize>, Errno> {
+        let mut may_receive = from_socket;
         while self.plaintext == 0 {
             if self.rest.is_empty() {
-                if !from_socket {
+                // Records without content would never end.
+                if !std::mem::take(&mut may_receive) {
                     return Ok(None);
                 }
                 match receive(socket, &mut [IoSliceMut::new(&mut self.received)])? {
@@ -227,13 +240,13 @@ impl Session {
                 }
             }
             let Ok(taken) = self.connection.read_tls(&mut &self.received[self.rest.clone()]) else {
-                return Ok(Some(0));
+                return Err(Errno::PROTO);
             };
             self.rest.start += taken;
             let Ok(state) = self.connection.process_new_packets() else {
                 // The alert says why.
                 let _ = self.connection.write_tls(&mut Raw(socket));
-                return Ok(Some(0));
+                return Err(Errno::PROTO);
             };
             self.plaintext = state.plaintext_bytes_to_read();
             if taken == 0 || state.peer_has_closed() && self.plaintext == 0 {
@@ -244,7 +257,7 @@ impl Session {
         for part in parts {
             let mut part = &mut part[..];
             while !part.is_empty() && self.plaintext > 0 {
-                let Ok(len @ 1..) = self.connection.reader().read(part) else { return Err(Errno::IO) };
+                let Ok(len @ 1..) = self.connection.reader().read(part) else { return Err(Errno::PROTO) };
                 self.plaintext = self.plaintext.saturating_sub(len);
                 total += len;
                 part = &mut part[len..];

@@ -1,46 +1,32 @@
 //! `key-command`: a helper program that prints the passphrase or key of a volume.
 //!
-//! It runs in a process group of its own, without descriptors of this process; its time and its output are limited, and
-//! its process group is killed at the end. Signals stay with the thread that waits for them.
+//! Its time and its output are limited. Signals stay with the thread that waits for them.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process_group};
 use zeroize::Zeroizing;
 
 use crate::error::CliError;
+use crate::system::helper_process::{self, Helper};
 
 /// Maximum length of a key: what a pipe holds.
 const MAX_LEN: usize = 4096;
 
 const HINT: &str = "run key-command of the volume by hand; it has to print the key and exit with status 0";
 
-/// A running helper. Killed with its process group when dropped.
-struct Helper(Child);
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
-        let _ = self.0.wait();
-    }
-}
-
 /// Runs a helper, and returns what it printed. Blocks, for `timeout` at most.
 pub(super) fn run(words: &[OsString], volume: &str, timeout: Duration) -> anyhow::Result<Zeroizing<Vec<u8>>> {
     let (program, arguments) = words.split_first().context("key-command is empty")?;
     let failed = |what: String| CliError::refused(format!("{} {what}.", program.display()), HINT);
-    let mut command = Command::new(program);
-    command.args(arguments).env_clear().current_dir("/").process_group(0);
-    command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8");
-    command.env("INLOCK_VOLUME", volume).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-    close_fds::set_fds_cloexec_threadsafe(3, &[]);
+    let mut command = helper_process::command(program, 3);
+    command.args(arguments).env("INLOCK_VOLUME", volume);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let child = command.spawn().map_err(|error| failed(format!("cannot be run: {error}")))?;
     let mut helper = Helper(child);
     let output: OwnedFd = helper.0.stdout.take().context("the helper has no output")?.into();
@@ -65,7 +51,7 @@ pub(super) fn run(words: &[OsString], volume: &str, timeout: Duration) -> anyhow
         }
     }
     let status = loop {
-        match helper.0.try_wait()? {
+        match helper.exited()? {
             Some(status) => break status,
             None if Instant::now() > deadline => {
                 return Err(failed(format!("did not finish within {} s", timeout.as_secs())));

@@ -1,6 +1,7 @@
 //! Services of the operating system that know nothing of volumes.
 
 pub(crate) mod durable;
+pub(crate) mod helper_process;
 pub(crate) mod keyring;
 pub(crate) mod pipe;
 pub(crate) mod run_dir;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::Context;
 use inlock_cipher::VolumeKey;
 use inlock_engine::store::file::IoMode;
 use inlock_integrity::{
@@ -19,6 +20,13 @@ use crate::error::CliError;
 /// Sectors of a buffer, and percentage of the journal at which it is copied: the kernel's defaults.
 const BUFFER_SECTORS: u64 = 128;
 const WATERMARK: u64 = 50;
+/// Modes of a table, and those of the library. Mode `I` has none.
+const MODES: [(IntegrityMode, Mode); 4] = [
+    (IntegrityMode::Journal, Mode::Journal),
+    (IntegrityMode::Bitmap, Mode::Bitmap),
+    (IntegrityMode::Direct, Mode::Direct),
+    (IntegrityMode::Recovery, Mode::Recovery),
+];
 /// Sectors of the superblock.
 const SUPERBLOCK_SECTORS: u64 = 8;
 
@@ -42,17 +50,11 @@ pub(super) fn opening(
         let (has, needs) = if is_sealed { ("has", "a line of crypt brings the tags") } else { ("has no", "they need") };
         return Err(CliError::usage(format!("The integrity line of the table {has} internal_hash: {needs}.")));
     }
-    let mode = match line.mode {
-        IntegrityMode::Journal => Mode::Journal,
-        IntegrityMode::Bitmap => Mode::Bitmap,
-        IntegrityMode::Direct => Mode::Direct,
-        IntegrityMode::Recovery => Mode::Recovery,
-        IntegrityMode::Inline => {
-            return Err(CliError::refused(
-                format!("Device {} cannot be used in mode I.", line.device),
-                "its tags are in the metadata of the device's sectors, which only the Linux kernel can access",
-            ));
-        }
+    let Some((_, mode)) = MODES.into_iter().find(|(in_table, _)| *in_table == line.mode) else {
+        return Err(CliError::refused(
+            format!("Device {} cannot be used in mode {}.", line.device, line.mode.letter()),
+            "its tags are in the metadata of the device's sectors, which only the Linux kernel can access",
+        ));
     };
     let mut options = OpenOptions::new(mode);
     let unfit_key = || unfit(&metadata.path);
@@ -118,12 +120,8 @@ pub(super) fn of_volume(
 ) -> anyhow::Result<IntegrityTable> {
     let stores = Stores { start: opening.start, ..stores(data, None, IoMode::Sync, true)? };
     let (superblock, layout) = load(&stores, &opening.options).map_err(cannot_use(&data.path))?;
-    let mode = match opening.options.mode {
-        Mode::Journal => IntegrityMode::Journal,
-        Mode::Bitmap => IntegrityMode::Bitmap,
-        Mode::Direct => IntegrityMode::Direct,
-        Mode::Recovery => IntegrityMode::Recovery,
-    };
+    let in_table = MODES.into_iter().find(|(_, mode)| *mode == opening.options.mode);
+    let (mode, _) = in_table.context("the mode has no letter in a table")?;
     let mut line = IntegrityLine::new(&device.to_string_lossy(), opening.start, Some(superblock.tag_size), mode);
     line.options = arguments(&superblock, &layout, mode);
     Ok(IntegrityTable::new(layout.provided_data_sectors, line).with_sealed(name, segment, key, flags))

@@ -1,10 +1,12 @@
 //! Named servers, in a run directory of their own.
 
 use super::{Ended, inlock, run};
+use inlock_tests::nbd::{Connection, Mode};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// A temporary run directory.
 pub(crate) struct Run {
@@ -72,6 +74,11 @@ pub(crate) struct Named {
 }
 
 impl Named {
+    /// Connects a client.
+    pub(crate) fn connect(&self) -> Connection {
+        Connection::open(Path::new(&self.socket), Duration::from_secs(120), Mode::Simple).expect("as it should")
+    }
+
     /// Starts a server with these arguments and the passphrase `secret`, and waits until clients can connect.
     pub(crate) fn start(run: &Run, name: &str, words: &[&str]) -> Self {
         Self::start_by(inlock(), run, name, words)

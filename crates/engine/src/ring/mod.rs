@@ -13,8 +13,8 @@ mod uring;
 use crate::buffer::Buffer;
 use crate::ciphertext::Ciphertext;
 use crate::errno::Errno;
-use crate::store::BackingStore;
 use crate::store::file::IoMode;
+use crate::store::{BackingStore, read_range, write_range};
 pub use busy_poll::BusyPoll;
 use busy_poll::Polling;
 use rustix::event::EventfdFlags;
@@ -191,11 +191,8 @@ impl Operation {
 
     fn execute_step(&mut self, store: &dyn BackingStore) -> Result<usize, Errno> {
         match self {
-            Self::Read { offset, buffer, range } => store.read_at(&mut buffer.data_mut()[range.clone()], *offset),
-            Self::Write { offset, data, range, durable } => {
-                let bytes = &data.bytes()[range.clone()];
-                if *durable { store.write_fua_at(bytes, *offset) } else { store.write_at(bytes, *offset) }
-            }
+            Self::Read { offset, buffer, range } => read_range(store, buffer, range, *offset),
+            Self::Write { offset, data, range, durable } => write_range(store, data, range, *offset, *durable),
             Self::Writev { offset, segments } => {
                 let mut slices = [IoSlice::new(&[]); MAX_WRITE_SEGMENTS];
                 slices.iter_mut().zip(&*segments).for_each(|(slice, segment)| *slice = IoSlice::new(segment.bytes()));

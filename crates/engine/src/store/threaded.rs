@@ -2,7 +2,7 @@
 //! threads carry out its operations, and no worker waits for them.
 
 use super::asynchronous::{AsyncOperation, AsyncStore, Pending};
-use super::{BackingStore, BlockStatus, Geometry, StoreProfile};
+use super::{BackingStore, BlockStatus, Geometry, StoreProfile, read_range, write_range};
 use crate::errno::Errno;
 use std::collections::VecDeque;
 use std::io;
@@ -59,11 +59,8 @@ impl ThreadedStore {
 
 impl Drop for ThreadedStore {
     fn drop(&mut self) {
-        let mut queue = self.shared.queue();
-        (queue.is_closed, queue.is_ended) = (true, true);
-        let failed = std::mem::take(&mut queue.waiting);
-        drop(queue);
-        drop(failed);
+        self.shared.queue().is_ended = true;
+        self.shared.close();
         self.shared.filled.notify_all();
         for thread in self.threads.drain(..) {
             // It has no panic to report: those of operations are caught.
@@ -75,6 +72,15 @@ impl Drop for ThreadedStore {
 impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fails the operations that wait, and all later ones.
+    fn close(&self) {
+        let mut queue = self.queue();
+        queue.is_closed = true;
+        let failed = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        drop(failed);
     }
 
     /// Carries out operations until the store is dropped.
@@ -94,17 +100,14 @@ impl Shared {
 
     fn carry_out(&self, mut pending: Pending) {
         let call = || match pending.operation_mut() {
-            AsyncOperation::Read { offset, buffer, range } => {
-                self.store.read_at(&mut buffer.data_mut()[range.clone()], *offset)
-            }
+            AsyncOperation::Read { offset, buffer, range } => read_range(&*self.store, buffer, range, *offset),
             AsyncOperation::Write { offset, data, range, durable } => {
-                let bytes = &data.bytes()[range.clone()];
-                if *durable { self.store.write_fua_at(bytes, *offset) } else { self.store.write_at(bytes, *offset) }
+                write_range(&*self.store, data, range, *offset, *durable)
             }
             AsyncOperation::Sync => self.store.sync().map(|()| 0),
             AsyncOperation::Discard { offset, len } => self.store.discard(*offset, *len).map(|()| 0),
         };
-        // A thread that ended would leave its CPU unused from then on.
+        // A thread that ended would carry out no more operations.
         let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno::IO));
         pending.complete(result);
     }
@@ -123,11 +126,7 @@ impl AsyncStore for ThreadedStore {
     }
 
     fn abort(&self) {
-        let mut queue = self.shared.queue();
-        queue.is_closed = true;
-        let failed = std::mem::take(&mut queue.waiting);
-        drop(queue);
-        drop(failed);
+        self.shared.close();
         if let Some(below) = self.shared.store.asynchronous() {
             below.abort();
         }

@@ -4,10 +4,10 @@
 //! long as its key derivation. It reads no byte behind the handshake. The connection then goes to the workers of the
 //! volume, where the request path is that of a server with one export. See docs/decisions/0055-many-volumes.md.
 
-use super::handshake::{Handshake, MAX_OPTION_LEN, Negotiated, Step, name_of, reply};
+use super::handshake::{Handshake, MAX_OPTION_LEN, Negotiated, Step, list_entry, name_of, reply};
 use super::mux::{Limits, Message, NbdFrontend};
 use super::protocol::{Export, OPTION_MAGIC, option, option_reply};
-use super::server::{Listen, ServerError, ServerOptions, Socket, Workers, bind, describe, retry_after};
+use super::server::{Acceptor, Listen, ServerError, ServerOptions, Workers, bind, describe};
 use super::session::CountGuard;
 use super::throttle::{ExportLimits, Throttle};
 use inlock_engine::worker::Mailbox;
@@ -15,9 +15,8 @@ use inlock_engine::{Device, Offload};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Handshakes at a time; further clients are disconnected.
@@ -137,9 +136,7 @@ impl Lease {
 /// Accepts clients for a catalog. Stops when dropped.
 pub struct ExportListener {
     listen: Listen,
-    stopping: Arc<AtomicBool>,
-    wake: OwnedFd,
-    acceptor: Option<JoinHandle<()>>,
+    _acceptor: Acceptor,
 }
 
 impl ExportListener {
@@ -149,54 +146,26 @@ impl ExportListener {
     /// The address is in use or cannot be listened at.
     pub fn start(listen: &Listen, catalog: Arc<dyn Catalog>, limits: Limits) -> Result<Self, ServerError> {
         let (socket, listen) = bind(listen)?;
-        let stopping = Arc::new(AtomicBool::new(false));
-        let (woken, wake) = rustix::pipe::pipe().map_err(|e| ServerError::Worker(e.into()))?;
-        let is_stopping = Arc::clone(&stopping);
-        let accept = move || accept_clients(&socket, &woken, &is_stopping, &catalog, limits.handshake);
-        let acceptor = std::thread::Builder::new().name("inlock-accept".into()).spawn(accept);
-        Ok(Self { listen, stopping, wake, acceptor: Some(acceptor.map_err(ServerError::Worker)?) })
+        let handshakes = Arc::new(AtomicUsize::new(0));
+        let acceptor = Acceptor::start(socket, move |client| {
+            if handshakes.load(Ordering::Relaxed) >= MAX_HANDSHAKES {
+                return;
+            }
+            let (count, catalog) = (CountGuard::new(&handshakes), Arc::clone(&catalog));
+            let run = move || {
+                // A client that violates the protocol, or takes too long, is disconnected.
+                let _ = Greeting::new(client, limits.handshake).run(&*catalog);
+                drop(count);
+            };
+            // Without a thread the client is disconnected.
+            let _ = std::thread::Builder::new().name("inlock-greet".into()).spawn(run);
+        })?;
+        Ok(Self { listen, _acceptor: acceptor })
     }
 
     /// Returns the address at which the server listens, with the port that was chosen.
     pub fn listen(&self) -> &Listen {
         &self.listen
-    }
-}
-
-impl Drop for ExportListener {
-    fn drop(&mut self) {
-        self.stopping.store(true, Ordering::Release);
-        let _ = rustix::io::write(&self.wake, &[0]);
-        if let Some(acceptor) = self.acceptor.take() {
-            let _ = acceptor.join();
-        }
-    }
-}
-
-fn accept_clients(socket: &Socket, wake: &OwnedFd, stopping: &AtomicBool, catalog: &Arc<dyn Catalog>, limit: Duration) {
-    let handshakes = Arc::new(AtomicUsize::new(0));
-    while !stopping.load(Ordering::Acquire) {
-        let listener = socket.as_fd();
-        let mut ready = [PollFd::new(&listener, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
-        if rustix::event::poll(&mut ready, None).is_err() || !ready[0].revents().contains(PollFlags::IN) {
-            continue;
-        }
-        match socket.accept() {
-            Ok(_) if handshakes.load(Ordering::Relaxed) >= MAX_HANDSHAKES => {}
-            Ok(socket) => {
-                let (count, catalog) = (CountGuard::new(&handshakes), Arc::clone(catalog));
-                let run = move || {
-                    // A client that violates the protocol, or takes too long, is disconnected.
-                    let _ = Greeting::new(socket, limit).run(&*catalog);
-                    drop(count);
-                };
-                // Without a thread the client is disconnected.
-                let _ = std::thread::Builder::new().name("inlock-greet".into()).spawn(run);
-            }
-            Err(error) => {
-                let _ = rustix::event::poll(&mut [PollFd::new(wake, PollFlags::IN)], Some(&retry_after(&error)));
-            }
-        }
     }
 }
 
@@ -217,8 +186,7 @@ impl Greeting {
 
     /// Returns `None` if the client is to be disconnected without a reply.
     fn run(mut self, catalog: &dyn Catalog) -> Option<()> {
-        let nobody =
-            Export { name: String::new(), description: String::new(), size: 0, flags: 0, preferred_block: 512 };
+        let nobody = nobody();
         let mut out = Vec::new();
         let mut handshake = Handshake::new(&mut out);
         self.send(&mut out)?;
@@ -269,18 +237,14 @@ impl Greeting {
         let data = &item[16..];
         if number == option::LIST && data.is_empty() {
             for name in catalog.names() {
-                let mut entry = (name.len() as u32).to_be_bytes().to_vec();
-                entry.extend(name.as_bytes());
-                reply(out, number, option_reply::SERVER, &entry);
+                list_entry(out, &name);
             }
             reply(out, number, option_reply::ACK, b"");
             return Some(Step::Continue);
         }
         // An option without a name, or a malformed one, needs no export: its reply is the same for all.
         let Some(name) = name_of(number, data) else {
-            let nobody =
-                Export { name: "\0".into(), description: String::new(), size: 0, flags: 0, preferred_block: 512 };
-            return Some(handshake.advance(&nobody, item, out).ok()?.1);
+            return Some(handshake.advance(&nobody(), item, out).ok()?.1);
         };
         let found = std::str::from_utf8(name).map_err(|_| Unavailable::Unknown).and_then(|name| {
             if self.lease.as_ref().is_none_or(|(known, _)| known != name) {
@@ -360,6 +324,11 @@ impl Greeting {
         out.clear();
         Some(())
     }
+}
+
+/// Returns an export that no client can name, for the parts of a handshake that need none.
+fn nobody() -> Export {
+    Export { name: "\0".into(), description: String::new(), size: 0, flags: 0, preferred_block: 512 }
 }
 
 /// Returns magic, number and length of an option.

@@ -172,9 +172,7 @@ impl Handshake {
                 return Ok(Step::Close);
             }
             option::LIST if data.is_empty() => {
-                let mut entry = (export.name.len() as u32).to_be_bytes().to_vec();
-                entry.extend(export.name.as_bytes());
-                reply(out, number, option_reply::SERVER, &entry);
+                list_entry(out, &export.name);
                 (option_reply::ACK, "")
             }
             option::INFO | option::GO => match parse_info(data) {
@@ -279,6 +277,13 @@ pub(super) fn reply(out: &mut Vec<u8>, number: u32, kind: u32, data: &[u8]) {
     out.extend(kind.to_be_bytes());
     out.extend((data.len() as u32).to_be_bytes());
     out.extend(data);
+}
+
+/// Appends the name of an export to the reply to LIST.
+pub(super) fn list_entry(out: &mut Vec<u8>, name: &str) {
+    let mut entry = (name.len() as u32).to_be_bytes().to_vec();
+    entry.extend(name.as_bytes());
+    reply(out, option::LIST, option_reply::SERVER, &entry);
 }
 
 /// Returns the name of the export that an option is about, if it is well-formed.

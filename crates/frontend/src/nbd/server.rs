@@ -123,14 +123,14 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    pub(super) fn accept(&self) -> io::Result<OwnedFd> {
+    fn accept(&self) -> io::Result<OwnedFd> {
         Ok(match self {
             Self::Unix(listener, _) => listener.accept()?.0.into(),
             Self::Tcp(listener) => listener.accept()?.0.into(),
         })
     }
 
-    pub(super) fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match self {
             Self::Unix(listener, _) => listener.as_fd(),
             Self::Tcp(listener) => listener.as_fd(),
@@ -150,9 +150,7 @@ impl Drop for Socket {
 /// A running server. If this is dropped, the server stops without the final flush.
 pub struct Server {
     listen: Listen,
-    stopping: Arc<AtomicBool>,
-    wake_acceptor: OwnedFd,
-    acceptor: Option<JoinHandle<()>>,
+    acceptor: Acceptor,
     workers: Workers,
     device: Arc<Device>,
 }
@@ -239,21 +237,22 @@ impl Server {
         let (socket, listen) = bind(listen)?;
         let export = Arc::new(describe(&device, options));
         let live = Arc::new(AtomicUsize::new(0));
-        let stopping = Arc::new(AtomicBool::new(false));
-        let (wake_read, wake_acceptor) = rustix::pipe::pipe().map_err(|e| ServerError::Worker(e.into()))?;
         let mut workers = Workers::default();
         for number in 0..options.threads.max(1) {
             let frontend = NbdFrontend::new(Arc::clone(&export), Arc::clone(&live), options.limits);
             workers.add(number, (&device, options.threads), frontend, &pool, options)?;
         }
-        let accept = {
-            let (stopping, mailboxes) = (Arc::clone(&stopping), workers.mailboxes.clone());
-            let limit = options.max_connections.min(descriptors::max_clients());
-            move || accept_clients(&socket, &wake_read, &stopping, &mailboxes, &live, limit)
-        };
-        let acceptor = std::thread::Builder::new().name("inlock-accept".into()).spawn(accept);
-        let acceptor = Some(acceptor.map_err(ServerError::Worker)?);
-        Ok(Self { listen, stopping, wake_acceptor, acceptor, workers, device })
+        let (mailboxes, limit) = (workers.mailboxes.clone(), options.max_connections.min(descriptors::max_clients()));
+        let mut in_turn = (0..mailboxes.len()).cycle();
+        let acceptor = Acceptor::start(socket, move |client| {
+            if live.load(Ordering::Relaxed) < limit
+                && let Some(number) = in_turn.next()
+            {
+                live.fetch_add(1, Ordering::Relaxed);
+                mailboxes[number].post(Message::Accept(client));
+            }
+        })?;
+        Ok(Self { listen, acceptor, workers, device })
     }
 
     /// Returns the address at which the server listens, with the port that was chosen.
@@ -282,28 +281,19 @@ impl Server {
     /// # Errors
     /// A worker has failed, or the final flush fails.
     pub fn stop(mut self) -> Result<(), ServerError> {
-        self.stop_accepting();
+        self.acceptor.stop();
         // Requests of a suspended device would wait for ever. The suspension has flushed what was written.
         self.device.end();
         let outcome = self.workers.finish();
         final_flush(&self.device)?;
         outcome
     }
-
-    fn stop_accepting(&mut self) {
-        self.stopping.store(true, Ordering::Release);
-        // Ends the acceptor's wait.
-        let _ = rustix::io::write(&self.wake_acceptor, &[0]);
-        if let Some(acceptor) = self.acceptor.take() {
-            let _ = acceptor.join();
-        }
-    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         // A client that is accepted later would find no worker.
-        self.stop_accepting();
+        self.acceptor.stop();
         self.device.end();
     }
 }
@@ -379,25 +369,42 @@ fn remove_stale(path: &Path, listen: &Listen) -> Result<(), ServerError> {
     }
 }
 
-/// Returns the time to wait after a client could not be accepted.
-pub(super) fn retry_after(error: &io::Error) -> Timespec {
-    match error.kind() {
-        // The client disconnected before it was accepted.
-        io::ErrorKind::ConnectionAborted => Timespec::default(),
-        // Out of descriptors or memory: the client waits until there may be some again.
-        _ => ACCEPT_AGAIN,
+/// A thread that accepts clients. It ends when this is dropped.
+pub(super) struct Acceptor {
+    stopping: Arc<AtomicBool>,
+    wake: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Acceptor {
+    /// Starts the thread, which gives each client to `take`; a client that `take` drops is disconnected.
+    pub(super) fn start(socket: Socket, take: impl FnMut(OwnedFd) + Send + 'static) -> Result<Self, ServerError> {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (woken, wake) = rustix::pipe::pipe().map_err(|e| ServerError::Worker(e.into()))?;
+        let is_stopping = Arc::clone(&stopping);
+        let accept = move || accept_clients(&socket, &woken, &is_stopping, take);
+        let thread = std::thread::Builder::new().name("inlock-accept".into()).spawn(accept);
+        Ok(Self { stopping, wake, thread: Some(thread.map_err(ServerError::Worker)?) })
+    }
+
+    /// Accepts no more clients. Blocks until the thread has ended.
+    fn stop(&mut self) {
+        self.stopping.store(true, Ordering::Release);
+        // Ends the thread's wait.
+        let _ = rustix::io::write(&self.wake, &[0]);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
-fn accept_clients(
-    socket: &Socket,
-    wake: &OwnedFd,
-    stopping: &AtomicBool,
-    mailboxes: &[Arc<Mailbox<Message>>],
-    live: &AtomicUsize,
-    limit: usize,
-) {
-    let mut in_turn = mailboxes.iter().cycle();
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn accept_clients(socket: &Socket, wake: &OwnedFd, stopping: &AtomicBool, mut take: impl FnMut(OwnedFd)) {
     while !stopping.load(Ordering::Acquire) {
         let listener = socket.as_fd();
         let mut ready = [PollFd::new(&listener, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
@@ -405,16 +412,21 @@ fn accept_clients(
             continue;
         }
         match socket.accept() {
-            Ok(_) if live.load(Ordering::Relaxed) >= limit => {}
-            Ok(client) => {
-                let Some(mailbox) = in_turn.next() else { return };
-                live.fetch_add(1, Ordering::Relaxed);
-                mailbox.post(Message::Accept(client));
-            }
+            Ok(client) => take(client),
             Err(error) => {
                 let _ = rustix::event::poll(&mut [PollFd::new(wake, PollFlags::IN)], Some(&retry_after(&error)));
             }
         }
+    }
+}
+
+/// Returns the time to wait after a client could not be accepted.
+fn retry_after(error: &io::Error) -> Timespec {
+    match error.kind() {
+        // The client disconnected before it was accepted.
+        io::ErrorKind::ConnectionAborted => Timespec::default(),
+        // Out of descriptors or memory: the client waits until there may be some again.
+        _ => ACCEPT_AGAIN,
     }
 }
 

@@ -178,26 +178,22 @@ impl Session {
     pub(super) fn new(index: u32, now: Instant, handshakes: CountGuard, pool: &BufferPool) -> Self {
         let mut output = Output::new();
         let handshake = Handshake::new(&mut output.small_replies);
-        Self {
-            index,
-            input: Input::Handshake(Negotiation { handshake, since: now, _count: handshakes }),
-            inbox: Inbox::Here { buffer: Buffer::new(INBOX_LEN), unread: 0..0 },
-            negotiated: Negotiated::default(),
-            output,
-            memory: Memory::new(pool),
-            waiting: VecDeque::with_capacity(Output::MAX_UNANSWERED),
-            spent: (0, 0),
-        }
+        let input = Input::Handshake(Negotiation { handshake, since: now, _count: handshakes });
+        Self::with(index, input, Negotiated::default(), output, pool)
     }
 
     /// A session whose handshake was carried out elsewhere.
     pub(super) fn negotiated(index: u32, negotiated: Negotiated, pool: &BufferPool) -> Self {
+        Self::with(index, Input::Header, negotiated, Output::new(), pool)
+    }
+
+    fn with(index: u32, input: Input, negotiated: Negotiated, output: Output, pool: &BufferPool) -> Self {
         Self {
             index,
-            input: Input::Header,
+            input,
             inbox: Inbox::Here { buffer: Buffer::new(INBOX_LEN), unread: 0..0 },
             negotiated,
-            output: Output::new(),
+            output,
             memory: Memory::new(pool),
             waiting: VecDeque::with_capacity(Output::MAX_UNANSWERED),
             spent: (0, 0),

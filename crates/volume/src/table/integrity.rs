@@ -71,7 +71,8 @@ impl AnyTable {
 }
 
 fn is_integrity(line: &str) -> bool {
-    split_name(line).1.split_ascii_whitespace().nth(2) == Some("integrity")
+    let line = split_name(line).1;
+    !line.trim_start().starts_with('#') && line.split_ascii_whitespace().nth(2) == Some("integrity")
 }
 
 /// Splits `NAME: LINE`.
@@ -321,9 +322,9 @@ impl IntegrityTable {
 
     /// Whether a line has a key.
     pub fn has_key(&self) -> bool {
-        let options = &self.integrity.options;
-        let named = [&options.internal_hash, &options.journal_crypt, &options.journal_mac];
-        self.sealed.is_some() || named.into_iter().flatten().any(|named| named.key.is_some())
+        let algorithms = self.integrity.options.algorithms();
+        let has_key = |(_, named): (_, &Option<KeyedName>)| named.as_ref().is_some_and(|named| named.key.is_some());
+        self.sealed.is_some() || algorithms.into_iter().any(has_key)
     }
 
     /// Returns the lines, with names if there are two. Wiped when dropped.
@@ -392,8 +393,10 @@ impl IntegrityLine {
         }
         for _ in 0..count {
             let word = words.next("option")?;
-            let (has_key, result) = (word.matches(':').count() > 1, line.options.take(word));
-            if has_key {
+            let has_key = word.matches(':').count() > 1;
+            let result = line.options.take(word);
+            // An unknown word may be a key whose name was forgotten.
+            if has_key || result == Err(TableFault::UnknownIntegrityOption) {
                 words.hide();
             }
             result.map_err(|fault| words.fault(fault))?;
@@ -415,6 +418,15 @@ impl IntegrityLine {
 }
 
 impl IntegrityArguments {
+    /// Returns the algorithms in the kernel's order.
+    fn algorithms(&self) -> [(&'static str, &Option<KeyedName>); 3] {
+        [
+            ("internal_hash", &self.internal_hash),
+            ("journal_crypt", &self.journal_crypt),
+            ("journal_mac", &self.journal_mac),
+        ]
+    }
+
     fn take(&mut self, word: &str) -> Result<(), TableFault> {
         let flag = match word {
             "recalculate" => Some(&mut self.recalculate),
@@ -491,12 +503,7 @@ impl IntegrityArguments {
         for (_, name) in flags.into_iter().filter(|(set, _)| *set) {
             add(&mut |f| f.write_str(name))?;
         }
-        let algorithms = [
-            ("internal_hash", &self.internal_hash),
-            ("journal_crypt", &self.journal_crypt),
-            ("journal_mac", &self.journal_mac),
-        ];
-        for (name, algorithm) in algorithms {
+        for (name, algorithm) in self.algorithms() {
             if let Some(KeyedName { name: algorithm, key }) = algorithm {
                 add(&mut |f| {
                     write!(f, "{name}:{algorithm}")?;

@@ -117,6 +117,12 @@ fn wrong_integrity_table_is_refused_by_its_wrong_word() {
         assert!(what.starts_with(message) || shown.contains(&format!(": {message}")), "{text}: {error}");
         assert!(!shown.contains("5a5") && !shown.contains("1e1f"), "{text}: {error}");
     }
+    for forgotten in [format!("hmac(sha256):{KEY}"), KEY.to_owned()] {
+        let error = AnyTable::parse(&format!("0 8 integrity 7:0 0 32 J 1 {forgotten}")).unwrap_err().to_string();
+        assert!(error.contains("word 9") && !error.contains("0001"), "{error}");
+    }
+    let commented = format!("# no integrity\n#a: no integrity\n0 8 crypt aes-xts-plain64 {KEY}{KEY} 0 7:0 0");
+    assert!(matches!(AnyTable::parse(&commented), Ok(AnyTable::Lines(_))));
     let alone = format!("0 8 crypt capi:gcm(aes)-random {KEY} 0 7:0 0 1 integrity:28:aead");
     assert!(AnyTable::parse(&alone).is_err());
     let xts = format!("0 8 crypt aes-xts-plain64 {KEY} 0 7:0 0 1 integrity:16:none");

@@ -1,14 +1,12 @@
 //! Running a helper (docs/guide/tokens.md describes the protocol).
 //!
-//! The helper gets the token on standard input and prints the passphrase. It runs in a process group of its own, with a
-//! fixed environment and without descriptors of this process. Its time and its output are limited; when it
-//! ends or fails, its process group is killed.
+//! The helper gets the token on standard input and prints the passphrase. Its time and its output are limited.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -17,11 +15,12 @@ use inlock_volume::luks2::{TokenFailure, TokenRequest};
 use inlock_volume::{Printable, Secret};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::Signal;
 use zeroize::Zeroizing;
 
 use super::super::secret::{KEY_FILE_MAX, append};
 use crate::error::CliError;
+use crate::system::helper_process::{self, Helper};
 use crate::system::signals::{self, Caught};
 use crate::ui::print::print_stderr;
 
@@ -96,13 +95,9 @@ impl Run<'_> {
     }
 
     fn start(&self, token: &TokenRequest<'_>) -> io::Result<Helper> {
-        let mut command = Command::new(self.helper);
-        command.env_clear().current_dir("/").process_group(0);
-        command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8");
+        let mut command = helper_process::command(self.helper, PIN_FD);
         command.env("INLOCK_TOKEN_PROTOCOL", "1").env("INLOCK_TOKEN_ID", token.number.to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // The helper must not inherit descriptors that this process was started with.
-        close_fds::set_fds_cloexec_threadsafe(PIN_FD, &[]);
         if let Some(pin) = self.pin {
             // A PIN fits the buffer of a pipe.
             let (reader, mut writer) = io::pipe()?;
@@ -112,38 +107,6 @@ impl Run<'_> {
             command.env("INLOCK_TOKEN_PIN_FD", PIN_FD.to_string());
         }
         command.spawn().map(Helper)
-    }
-}
-
-/// A running helper. Killed with its process group when dropped.
-struct Helper(Child);
-
-impl Helper {
-    /// Returns the exit status if it has exited. It stays a zombie, so that its process group keeps its number.
-    fn exited(&mut self) -> io::Result<Option<ExitStatus>> {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        match waitid(WaitId::Pid(Pid::from_child(&self.0)), options) {
-            Ok(None) | Err(Errno::INTR) => Ok(None),
-            Ok(Some(_)) => {
-                self.kill();
-                self.0.wait().map(Some)
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    fn kill(&self) {
-        let _ = kill_process_group(Pid::from_child(&self.0), Signal::KILL);
-    }
-}
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        // The process group has this number as long as the child was not waited for.
-        if matches!(self.0.try_wait(), Ok(None)) {
-            self.kill();
-            let _ = self.0.wait();
-        }
     }
 }
 
