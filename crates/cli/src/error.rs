@@ -142,7 +142,7 @@ impl CliError {
             Self::NoKey | Self::OtherKey | Self::WrongVolumeKey => Status::Permission,
             Self::OtherPassphrase | Self::Declined(_) => Status::Permission,
             Self::NoDevice { .. } | Self::NotADevice { .. } | Self::NoExport { .. } => Status::Device,
-            Self::NoImage { source: ImageError::Locked(_), .. } => Status::Busy,
+            Self::NoImage { source: ImageError::Locked(_) | ImageError::LockedByHand, .. } => Status::Busy,
             Self::NoImage { .. } => Status::Device,
             Self::Inactive { .. } | Self::Gone { .. } => Status::Device,
             Self::AgainstPolicy { error, .. } => match error {
@@ -337,6 +337,7 @@ fn hint_of_image(error: &ImageError) -> Option<&'static str> {
         ImageError::UnknownImage(_) => "list the images: rbd ls POOL; create one: rbd create --size SIZE POOL/IMAGE",
         ImageError::UnknownSnapshot(_) => "list the snapshots: rbd snap ls POOL/IMAGE",
         ImageError::NotAllowed { .. } => "give the client the capabilities of `profile rbd`: ceph auth caps",
+        ImageError::LockedByHand => "list the lock: rbd lock ls POOL/IMAGE; remove it: rbd lock rm",
         ImageError::Locked(_) => {
             "close the image there; --steal-lock takes the lock, and the other client can no longer use the image"
         }

@@ -70,6 +70,9 @@ pub enum OpenError {
     /// Another client has the image's lock.
     #[error("the image is locked by the client at {0}")]
     Locked(String),
+    /// The image has a lock that no client of librbd keeps, such as one of `rbd lock add`.
+    #[error("the image has a lock that was set by hand")]
+    LockedByHand,
     /// Another error of Ceph.
     #[error("cannot {what}: {source}")]
     Ceph {

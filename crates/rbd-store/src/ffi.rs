@@ -355,9 +355,12 @@ impl Image {
         self.number(self.rbd().rbd_get_features)
     }
 
-    pub(crate) fn stripe_period(&self) -> Result<u64, Errno> {
-        let unit = self.number(self.rbd().rbd_get_stripe_unit)?;
-        Ok(unit.saturating_mul(self.number(self.rbd().rbd_get_stripe_count)?))
+    pub(crate) fn stripe_unit(&self) -> Result<u64, Errno> {
+        self.number(self.rbd().rbd_get_stripe_unit)
+    }
+
+    pub(crate) fn stripe_count(&self) -> Result<u64, Errno> {
+        self.number(self.rbd().rbd_get_stripe_count)
     }
 
     pub(crate) fn id(&self) -> Result<String, Errno> {
@@ -508,8 +511,12 @@ struct Table {
 impl Operations {
     /// Makes completions readable on an event descriptor.
     pub(crate) fn new(image: Image, events: OwnedFd) -> Result<Self, Errno> {
-        // If the image is closed for a failure, the descriptor is closed later.
-        image.notify(events.as_fd())?;
+        if let Err(error) = image.notify(events.as_fd()) {
+            // In this order, in case that librbd has kept the descriptor.
+            drop(image);
+            drop(events);
+            return Err(error);
+        }
         Ok(Self { image: ManuallyDrop::new(image), events: ManuallyDrop::new(events), table: Mutex::default() })
     }
 
@@ -611,12 +618,12 @@ impl Operations {
         count == BATCH
     }
 
-    /// Fails the operations that were started before `limit`, and returns their number. Their memory stays until
-    /// librbd has completed them.
+    /// Fails the operations that were started until `limit`, and returns their number. Their memory stays until librbd
+    /// has completed them.
     pub(crate) fn abandon(&self, limit: Instant) -> usize {
         let mut table = self.table();
         let late = |(number, flight): (&usize, &Flight)| match flight {
-            Flight::Waiting { since, .. } if *since < limit => Some(*number),
+            Flight::Waiting { since, .. } if *since <= limit => Some(*number),
             _ => None,
         };
         let late: Vec<usize> = table.flights.iter().filter_map(late).collect();

@@ -63,9 +63,12 @@ impl Opening<'_> {
         }
         let id = image.id().map_err(self.failed("read the image's identity"))?;
         let snapshot = self.name.snapshot.as_deref().map(|snapshot| format!("@{snapshot}")).unwrap_or_default();
+        let striping = self.failed("read the image's striping");
+        let stripe_count = image.stripe_count().map_err(&striping)?;
         let facts = ImageFacts {
             size: image.size().map_err(self.failed("read the image's size"))?,
-            stripe_period: image.stripe_period().map_err(self.failed("read the image's striping"))?,
+            stripe_period: image.stripe_unit().map_err(&striping)?.saturating_mul(stripe_count),
+            stripe_count,
             has_journal: features & JOURNALING != 0,
             is_locked,
             identity: format!("{fsid}/{pool}/{}/{id}{snapshot}", self.name.namespace),
@@ -170,7 +173,11 @@ impl Opening<'_> {
     /// owner is looked up first. The lock of a client that has died is free.
     fn lock(&self, image: &Image) -> Result<(), OpenError> {
         let failed = self.failed("lock the image");
-        if let Some(owner) = image.lock_owner().map_err(&failed)? {
+        let owner = image.lock_owner().map_err(|error| match error {
+            error if is(error, Number::BUSY) => OpenError::LockedByHand,
+            error => failed(error),
+        })?;
+        if let Some(owner) = owner {
             let is_alive = image.watchers().map_err(&failed)?.contains(&owner);
             if is_alive && !self.options.steal_lock {
                 return Err(OpenError::Locked(owner));

@@ -39,6 +39,8 @@ pub struct ImageFacts {
     pub size: u64,
     /// Bytes after which striping over objects begins again; encryption of librbd begins at a multiple of it.
     pub stripe_period: u64,
+    /// Number of objects that a stripe spans; 1: the image is not striped.
+    pub stripe_count: u64,
     /// Whether the image has a journal, with which librbd's own encryption does not work.
     pub has_journal: bool,
     /// Whether the image is locked for this process.

@@ -5,7 +5,7 @@
 //! image's length after another client has changed it.
 
 use crate::error::OpenError;
-use crate::ffi::Operations;
+use crate::ffi::{Operations, is};
 use crate::name::RbdName;
 use crate::open::Opening;
 use crate::options::{ImageFacts, StoreOptions};
@@ -34,6 +34,13 @@ const MAX_QUERY: u64 = 256 << 20;
 const MAX_DISCARD: u64 = 1 << 30;
 /// Longest read or write of a caller that blocks, in bytes.
 const MAX_CALL: usize = 1 << 20;
+
+const REFUSED: &str = "the cluster no longer accepts this client, since another one has taken the image's lock";
+const UNLOCKED: &str = "another client has the image's lock";
+const IMAGE_REMOVED: &str = "the image or its pool has been removed";
+const POOL_REMOVED: &str = "the pool of the image has been removed";
+const LATE: &str = "an operation did not end in time; every operation fails from now on";
+const ABORTED: &str = "requests are failed, as asked for";
 
 /// A range to look for extents in, and where the answer goes.
 struct Query {
@@ -158,7 +165,7 @@ fn spawn(
 ) -> Result<(), OpenError> {
     let body = move || {
         {
-            // Also if it panics.
+            // If it panics.
             let _guard = FailAll(&shared);
             run(&shared);
         }
@@ -169,13 +176,15 @@ fn spawn(
     started.map(drop).map_err(|source| OpenError::System { what: "start a thread", source })
 }
 
-/// Fails all operations when a thread has ended.
+/// Fails all operations when a thread has ended before the store is closed.
 struct FailAll<'a>(&'a Shared);
 
 impl Drop for FailAll<'_> {
     fn drop(&mut self) {
-        self.0.is_gone.store(true, Ordering::Release);
-        self.0.operations.abandon(Instant::now());
+        if !self.0.is_closing.load(Ordering::Acquire) || std::thread::panicking() {
+            self.0.is_gone.store(true, Ordering::Release);
+            self.0.operations.abandon(Instant::now());
+        }
     }
 }
 
@@ -212,7 +221,7 @@ impl Shared {
                 self.operations.abandon(now);
             } else if now.checked_sub(self.limit).is_some_and(|limit| self.operations.abandon(limit) > 0) {
                 // A write that is carried out later could overwrite a newer one.
-                self.lose("an operation did not end in time; every operation fails from now on");
+                self.lose(LATE);
             }
             if self.is_closing.load(Ordering::Acquire) {
                 let since = *closing_since.get_or_insert(now);
@@ -226,15 +235,17 @@ impl Shared {
     /// Ends an operation that librbd has completed up to byte `done` of the image.
     fn complete(&self, mut pending: Pending, done: u64, returned: i64) {
         let number = i32::try_from(returned.saturating_neg()).unwrap_or(0);
-        if number == Number::SHUTDOWN.raw_os_error() {
-            self.lose("the cluster no longer accepts this client, since another one has taken the image's lock");
+        let is_change = !matches!(pending.operation(), AsyncOperation::Read { .. });
+        let is = |other: Number| number == other.raw_os_error();
+        match () {
+            () if is(Number::SHUTDOWN) => self.lose(REFUSED),
+            () if is(Number::NOENT) && is_change => self.lose(IMAGE_REMOVED),
+            // Of an image that is open for writing.
+            () if is(Number::ROFS) && is_change => self.lose(UNLOCKED),
+            () => {}
         }
         if self.is_gone() {
             return pending.complete(Err(Errno::IO));
-        }
-        let is_change = !matches!(pending.operation(), AsyncOperation::Read { .. });
-        if is_change && number == Number::NOENT.raw_os_error() {
-            self.lose("the image or its pool has been removed");
         }
         if returned < 0 {
             return pending.complete(Err(error_of(number)));
@@ -274,6 +285,8 @@ impl Shared {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            // It has come back from librbd, so it answers again.
+            self.has_extents.store(true, Ordering::Relaxed);
             if !self.is_gone() {
                 self.look_at_image();
             }
@@ -281,11 +294,21 @@ impl Shared {
     }
 
     fn look_at_image(&self) {
-        if self.operations.image().io.has_pool() == Ok(false) {
-            self.lose("the pool of the image has been removed");
-            self.wake();
-        }
-        let Ok(size) = self.operations.image().size() else { return };
+        let size = match self.operations.image().size() {
+            _ if self.operations.image().io.has_pool() == Ok(false) => Err(POOL_REMOVED),
+            Ok(size) => Ok(size),
+            Err(error) if is(error, Number::NOENT) => Err(IMAGE_REMOVED),
+            Err(error) if is(error, Number::SHUTDOWN) => Err(REFUSED),
+            // Of a cluster that does not answer.
+            Err(_) => return,
+        };
+        let size = match size {
+            Ok(size) => size,
+            Err(event) => {
+                self.lose(event);
+                return self.wake();
+            }
+        };
         let before = self.size.swap(size, Ordering::AcqRel);
         if size != before
             && let Some(notify) = self.notify
@@ -352,11 +375,15 @@ impl AsyncStore for RbdStore {
             Some(_) => {}
         }
         shared.operations.start(pending, offset, len.min(MAX_DISCARD));
+        if shared.is_gone() {
+            // Meanwhile, and the thread that fails what waits may have ended.
+            shared.operations.abandon(Instant::now());
+        }
     }
 
     fn abort(&self) {
         let shared = self.shared();
-        shared.lose("requests are failed, as asked for");
+        shared.lose(ABORTED);
         shared.wake();
     }
 }
@@ -403,6 +430,10 @@ impl BackingStore for RbdStore {
 
     fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, Errno> {
         let unknown = Ok(BlockStatus::allocated(offset, len));
+        if self.facts.stripe_count != 1 {
+            // librbd may go from object to object, and not in the order of the image.
+            return unknown;
+        }
         let shared = self.shared();
         let asked = len.min(MAX_QUERY).min(shared.size.load(Ordering::Acquire).saturating_sub(offset));
         let Some(queries) = self.queries.as_ref().filter(|_| asked > 0 && shared.has_extents.load(Ordering::Relaxed))
@@ -418,7 +449,7 @@ impl BackingStore for RbdStore {
             Ok(Ok(found)) => Ok(found),
             Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => unknown,
             Err(RecvTimeoutError::Timeout) => {
-                // The image is not asked again.
+                // The image is not asked again until the thread answers.
                 shared.has_extents.store(false, Ordering::Relaxed);
                 unknown
             }

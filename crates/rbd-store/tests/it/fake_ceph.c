@@ -11,8 +11,10 @@
  *   fake_from=N         results are so from the operation with this number on (first: 1)
  *   fake_start=N        starting an operation fails with the error number N
  *   fake_late=MS        operations complete so late;  fake_hold=FILE  not before the file is there
- *   fake_size=N         length of the image;  fake_resize=N  length from the second question on
- *   fake_extents=A+B,.. ranges with data
+ *   fake_size=N         length of the image;  fake_resize=N  length from the second question on, which fails with
+ *                       fake_later_size=N
+ *   fake_stripes=N      objects of a stripe
+ *   fake_extents=A+B,.. ranges with data;  fake_extents_hold=FILE  not before the file is there
  *   fake_log=FILE       calls are written there
  */
 #define _GNU_SOURCE
@@ -261,8 +263,12 @@ int rbd_get_size(void *image, uint64_t *size)
 {
     struct image *i = image;
     uint64_t later = number(i->cluster, "fake_resize", i->size);
-    *size = i->asked++ ? later : i->size;
-    return failing(image, "fake_get_size");
+    if (i->asked++ == 0) {
+        *size = i->size;
+        return failing(image, "fake_get_size");
+    }
+    *size = later;
+    return failing(image, "fake_later_size");
 }
 
 int rbd_get_features(void *image, uint64_t *features)
@@ -274,14 +280,13 @@ int rbd_get_features(void *image, uint64_t *features)
 int rbd_get_stripe_unit(void *image, uint64_t *unit)
 {
     (void)image;
-    *unit = 1 << 20;
+    *unit = 4 << 20;
     return 0;
 }
 
 int rbd_get_stripe_count(void *image, uint64_t *count)
 {
-    (void)image;
-    *count = 4;
+    *count = number(((struct image *)image)->cluster, "fake_stripes", 1);
     return 0;
 }
 
@@ -311,7 +316,7 @@ int rbd_lock_get_owners(void *image, int *mode, char **owners, size_t *count)
     const char *owner = find(((struct image *)image)->cluster, "fake_owner");
     *mode = 0;
     if (!owner)
-        return -ENOENT;
+        return find(((struct image *)image)->cluster, "fake_owners") ? failing(image, "fake_owners") : -ENOENT;
     if (*count < 1)
         return -ERANGE;
     owners[0] = strdup(owner);
@@ -347,7 +352,9 @@ int rbd_diff_iterate2(void *image, const char *from, uint64_t offset, uint64_t l
     struct image *i = image;
     const char *at = find(i->cluster, "fake_extents");
     (void)from, (void)parent, (void)whole;
-    usleep(number(i->cluster, "fake_extents_late", 0) * 1000);
+    const char *hold = find(i->cluster, "fake_extents_hold");
+    while (hold && access(hold, F_OK))
+        usleep(1000);
     while (at && *at) {
         char *next;
         uint64_t start = strtoull(at, &next, 10), length = strtoull(next + 1, &next, 10);

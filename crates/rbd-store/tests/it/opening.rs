@@ -32,6 +32,8 @@ fn every_failure_has_its_own_message() {
         (":fake_lock=30", "the image is locked by the client at an unknown address"),
         (":fake_lock=16", "the image is locked by the client at an unknown address"),
         (":fake_lock=1", "client.admin may not lock the image"),
+        (":fake_owners=16", "the image has a lock that was set by hand"),
+        (":fake_owners=5", "cannot lock the image: Input/output error (os error 5)"),
         (":fake_get_size=5", "cannot read the image's size: Input/output error (os error 5)"),
         (":unknown=1", "option unknown is refused by Ceph: No such file or directory (os error 2)"),
         (":conf=/no/file", "cannot read the Ceph configuration /no/file: No such file or directory (os error 2)"),
@@ -123,8 +125,8 @@ fn image_without_the_feature_is_used_without_a_lock() {
 
 #[test]
 fn facts_are_those_of_the_image() {
-    let store = open_with("rbd:pool/space/image@snap:fake_features=4", &options(), true).unwrap();
+    let store = open_with("rbd:pool/space/image@snap:fake_features=4:fake_stripes=3", &options(), true).unwrap();
     let facts = store.facts();
-    assert_eq!((facts.size, facts.stripe_period, facts.has_journal), (8 << 20, 4 << 20, false));
+    assert_eq!((facts.size, facts.stripe_period, facts.has_journal), (8 << 20, 12 << 20, false));
     assert_eq!(facts.identity, "fsid/7/space/imageid@snap");
 }

@@ -76,7 +76,6 @@ fn errors_reach_the_caller_and_none_is_repeated_without_end() {
         (11, Errno::IO),
         (4, Errno::IO),
         (110, Errno::TIMEDOUT),
-        (30, Errno::ROFS),
     ] {
         for kind in ["read", "write", "flush", "discard"] {
             let store = open(&format!(":fake_{kind}=-{number}")).unwrap();
@@ -122,6 +121,8 @@ fn store_whose_client_is_refused_or_whose_image_is_gone_fails_for_good() {
         ("refused-write", 1, "fake_write=-108", "no longer accepts this client"),
         ("refused-flush", 2, "fake_flush=-108", "no longer accepts this client"),
         ("removed", 1, "fake_write=-2", "has been removed"),
+        ("removed-flush", 2, "fake_flush=-2", "has been removed"),
+        ("unlocked", 1, "fake_write=-30", "another client has the image's lock"),
     ] {
         let mut options = options();
         options.notify = Some(remember);
@@ -148,7 +149,7 @@ fn store_whose_client_is_refused_or_whose_image_is_gone_fails_for_good() {
 }
 
 #[test]
-fn store_whose_pool_is_removed_fails_without_a_write() {
+fn store_whose_pool_or_image_is_removed_fails_without_a_write() {
     let mut options = options();
     options.notify = Some(remember);
     let store = open_with("rbd:pool/pool-removed:fake_pool_lookup=-2", &options, false).unwrap();
@@ -158,7 +159,21 @@ fn store_whose_pool_is_removed_fails_without_a_write() {
     assert_eq!(events_of("pool-removed"), ["the pool of the image has been removed"]);
     assert_eq!(store.read_at(&mut [0; BLOCK], 0), Err(Errno::IO));
     assert_eq!(store.sync(), Err(Errno::IO));
+    // The image alone, and a client that the cluster refuses, without a request.
+    for (image, number, event) in [("image-removed", 2, "has been removed"), ("refused-idle", 108, "no longer accepts")]
+    {
+        let store = open_with(&format!("rbd:pool/{image}:fake_later_size={number}"), &options, false).unwrap();
+        while events_of(image).is_empty() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(events_of(image)[0].contains(event), "{:?}", events_of(image));
+        assert_eq!(store.read_at(&mut [0; BLOCK], 0), Err(Errno::IO));
+        assert_eq!(store.write_at(&[0; BLOCK], 0), Err(Errno::IO));
+    }
     // A cluster that does not answer has not removed it.
+    let store = open(":fake_later_size=110").unwrap();
+    while store.revalidate_len() != Err(Errno::TIMEDOUT) {}
+    assert_eq!(store.sync(), Ok(()));
     let store = open(":fake_pool_lookup=-110:fake_resize=4194304").unwrap();
     while store.geometry().len == 8 << 20 {
         std::thread::sleep(Duration::from_millis(20));
@@ -264,9 +279,22 @@ fn extents_are_cut_to_the_range_and_joined() {
     // Without an answer, a range counts as allocated.
     let failing = open(":fake_diff=5").unwrap();
     assert_eq!(failing.block_status(0, 512).unwrap(), BlockStatus::allocated(0, 512));
-    let late = open(":fake_extents_late=3000").unwrap();
-    assert_eq!(late.block_status(0, 512).unwrap(), BlockStatus::allocated(0, 512));
-    assert_eq!(late.block_status(0, 512).unwrap(), BlockStatus::allocated(0, 512));
+    // Nor where objects alternate.
+    let striped = open(":fake_stripes=2:fake_extents=1048576+4096,0+4096").unwrap();
+    assert_eq!(striped.block_status(0, 1 << 20).unwrap(), BlockStatus::allocated(0, 1 << 20));
+}
+
+#[test]
+fn extents_that_come_late_count_as_allocated_until_they_come_again() {
+    let log = Log::new();
+    let hold = log.path("go");
+    let store = open(&format!(":fake_extents_hold={}", hold.display())).unwrap();
+    assert_eq!(store.block_status(0, 512).unwrap(), BlockStatus::allocated(0, 512));
+    assert_eq!(store.block_status(0, 512).unwrap(), BlockStatus::allocated(0, 512));
+    std::fs::write(&hold, b"").unwrap();
+    while !store.block_status(0, 512).unwrap().hole {
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]
