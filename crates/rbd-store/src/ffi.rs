@@ -95,6 +95,7 @@ library!(Rbd {
     fn rbd_get_stripe_count(Handle, *mut u64) -> c_int;
     fn rbd_get_id(Handle, *mut c_char, usize) -> c_int;
     fn rbd_lock_acquire(Handle, c_int) -> c_int;
+    fn rbd_is_exclusive_lock_owner(Handle, *mut c_int) -> c_int;
     fn rbd_lock_break(Handle, c_int, Text) -> c_int;
     fn rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
     fn rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
@@ -374,6 +375,14 @@ impl Image {
     pub(crate) fn acquire_lock(&self) -> Result<(), Errno> {
         // SAFETY: the handle is open.
         check(unsafe { (self.rbd().rbd_lock_acquire)(self.handle, EXCLUSIVE) })
+    }
+
+    /// Asks the cluster whether this client has the lock. Blocks.
+    pub(crate) fn has_lock(&self) -> Result<bool, Errno> {
+        let mut is_owner = 0;
+        // SAFETY: the handle is open; the function writes one number.
+        check(unsafe { (self.rbd().rbd_is_exclusive_lock_owner)(self.handle, &raw mut is_owner) })?;
+        Ok(is_owner != 0)
     }
 
     /// Takes the lock from a client for good. Blocks.

@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Interval at which operations and the image's length are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which the cluster is asked for the image's lock.
+const LOCK_INTERVAL: Duration = Duration::from_secs(5);
 /// Time beyond that of librados, which fails operations by itself.
 const GRACE: Duration = Duration::from_secs(2);
 /// Longest time that counts: a year.
@@ -55,6 +57,7 @@ struct Shared {
     name: RbdName,
     notify: Option<fn(&str, &str)>,
     limit: Duration,
+    is_locked: bool,
     size: AtomicU64,
     /// Every operation fails from now on.
     is_gone: AtomicBool,
@@ -120,6 +123,7 @@ impl RbdStore {
             name: name.clone(),
             notify: options.notify,
             limit: options.store_timeout + GRACE,
+            is_locked: facts.is_locked,
             size: AtomicU64::new(facts.size),
             is_gone: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
@@ -276,8 +280,9 @@ impl Shared {
         }
     }
 
-    /// Answers queries, and notices a changed length or a removed pool.
+    /// Answers queries, and notices a changed length, a removed image or a lost lock.
     fn answer(&self, queries: &Receiver<Query>) {
+        let mut lock_checked = Instant::now();
         loop {
             match queries.recv_timeout(INTERVAL) {
                 // The store may not wait for it any longer.
@@ -287,28 +292,46 @@ impl Shared {
             }
             // It has come back from librbd, so it answers again.
             self.has_extents.store(true, Ordering::Relaxed);
-            if !self.is_gone() {
-                self.look_at_image();
+            if self.is_gone() {
+                continue;
+            }
+            let checks_lock = self.is_locked && lock_checked.elapsed() >= LOCK_INTERVAL;
+            if checks_lock {
+                lock_checked = Instant::now();
+            }
+            match self.look_at_image(checks_lock) {
+                Ok(Some(size)) => self.set_size(size),
+                // A cluster that does not answer.
+                Ok(None) => {}
+                Err(event) => {
+                    self.lose(event);
+                    self.wake();
+                }
             }
         }
     }
 
-    fn look_at_image(&self) {
-        let size = match self.operations.image().size() {
-            _ if self.operations.image().io.has_pool() == Ok(false) => Err(POOL_REMOVED),
-            Ok(size) => Ok(size),
+    /// Returns the length, or why the image cannot be used any longer. Blocks.
+    fn look_at_image(&self, checks_lock: bool) -> Result<Option<u64>, &'static str> {
+        let image = self.operations.image();
+        if image.io.has_pool() == Ok(false) {
+            return Err(POOL_REMOVED);
+        }
+        // librbd has a lock again after a moment, if a storage daemon has forgotten this client.
+        let is_locked = if checks_lock { image.has_lock() } else { Ok(true) };
+        let looked = match is_locked {
+            Ok(true) => image.size().map(Some),
+            Ok(false) => image.watchers().map(|_| None),
+            Err(error) => Err(error),
+        };
+        match looked {
             Err(error) if is(error, Number::NOENT) => Err(IMAGE_REMOVED),
             Err(error) if is(error, Number::SHUTDOWN) => Err(REFUSED),
-            // Of a cluster that does not answer.
-            Err(_) => return,
-        };
-        let size = match size {
-            Ok(size) => size,
-            Err(event) => {
-                self.lose(event);
-                return self.wake();
-            }
-        };
+            looked => Ok(looked.unwrap_or(None)),
+        }
+    }
+
+    fn set_size(&self, size: u64) {
         let before = self.size.swap(size, Ordering::AcqRel);
         if size != before
             && let Some(notify) = self.notify

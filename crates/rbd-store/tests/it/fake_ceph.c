@@ -7,6 +7,7 @@
  *   fake_CALL=N         the call fails with the error number N (CALL: connect, pool, namespace, open, snap, lock, ...)
  *   fake_sleep=MS       opening the image takes so long
  *   fake_owner=ADDRESS  client that has the lock;  fake_watcher=ADDRESS  client that has the image open
+ *   fake_lost=1         the lock is lost after opening;  fake_watchers=N  the list of clients fails with N
  *   fake_read=N ...     result of every read (also write, flush, discard), in place of the usual one
  *   fake_from=N         results are so from the operation with this number on (first: 1)
  *   fake_start=N        starting an operation fails with the error number N
@@ -303,6 +304,12 @@ int rbd_lock_acquire(void *image, int mode)
     return failing(image, "fake_lock");
 }
 
+int rbd_is_exclusive_lock_owner(void *image, int *owner)
+{
+    *owner = !find(((struct image *)image)->cluster, "fake_lost");
+    return failing(image, "fake_is_owner");
+}
+
 int rbd_lock_break(void *image, int mode, const char *owner)
 {
     char text[256];
@@ -337,7 +344,7 @@ int rbd_watchers_list(void *image, struct watcher *watchers, size_t *count)
     if (address)
         watchers[1].address = strdup(address);
     *count = address ? 2 : 1;
-    return 0;
+    return failing(image, "fake_watchers");
 }
 
 void rbd_watchers_list_cleanup(struct watcher *watchers, size_t count)

@@ -160,9 +160,13 @@ fn store_whose_pool_or_image_is_removed_fails_without_a_write() {
     assert_eq!(store.read_at(&mut [0; BLOCK], 0), Err(Errno::IO));
     assert_eq!(store.sync(), Err(Errno::IO));
     // The image alone, and a client that the cluster refuses, without a request.
-    for (image, number, event) in [("image-removed", 2, "has been removed"), ("refused-idle", 108, "no longer accepts")]
-    {
-        let store = open_with(&format!("rbd:pool/{image}:fake_later_size={number}"), &options, false).unwrap();
+    for (image, instructions, event) in [
+        ("image-removed", "fake_later_size=2", "has been removed"),
+        ("refused-idle", "fake_later_size=108", "no longer accepts"),
+        ("header-removed", "fake_lost=1:fake_watchers=2", "has been removed"),
+        ("refused-lock", "fake_is_owner=108", "no longer accepts"),
+    ] {
+        let store = open_with(&format!("rbd:pool/{image}:{instructions}"), &options, false).unwrap();
         while events_of(image).is_empty() {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -170,7 +174,12 @@ fn store_whose_pool_or_image_is_removed_fails_without_a_write() {
         assert_eq!(store.read_at(&mut [0; BLOCK], 0), Err(Errno::IO));
         assert_eq!(store.write_at(&[0; BLOCK], 0), Err(Errno::IO));
     }
-    // A cluster that does not answer has not removed it.
+    // A cluster that does not answer has not removed it, nor has one that has forgotten the client.
+    let stores = ["fake_is_owner=110", "fake_lost=1"].map(|instructions| open(&format!(":{instructions}")).unwrap());
+    std::thread::sleep(Duration::from_secs(6));
+    for store in stores {
+        assert_eq!(store.sync(), Ok(()));
+    }
     let store = open(":fake_later_size=110").unwrap();
     while store.revalidate_len() != Err(Errno::TIMEDOUT) {}
     assert_eq!(store.sync(), Ok(()));
