@@ -153,7 +153,7 @@ ceph_cluster() {
     local dir status=0
     want_ceph || { echo "SKIPPED: Ceph cannot be installed here"; return 0; }
     dir=$(mktemp -d) || return 1
-    tests/ceph/cluster.sh start "$dir" && INLOCK_CEPH_DIR=$dir suite ceph --test-threads 4 || status=$?
+    tests/ceph/cluster.sh start "$dir" && INLOCK_CEPH_DIR=$dir suite ceph --test-threads 6 || status=$?
     tests/ceph/cluster.sh stop "$dir"
     [ "$status" -eq 0 ] || tail -n 20 "$dir"/log/*.log
     rm -rf "$dir"

@@ -56,6 +56,8 @@ bluestore_block_size = 8589934592
 osd_memory_target = 939524096
 # The monitor's view of a killed daemon is not waited for.
 osd_fast_shutdown = true
+# The watch of a dead client ends so soon.
+osd_client_watch_timeout = 15
 [client]
 keyring = $dir/\$name.keyring
 EOF

@@ -58,6 +58,30 @@ fn import_and_export_copy_through_an_image() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn client_limited_to_a_namespace_uses_its_images() -> Result<()> {
+    let Some(cluster) = cluster()? else { return Ok(()) };
+    let space = unique("space");
+    cluster.rbd(&["namespace", "create", &format!("rbd/{space}")])?;
+    cluster.rbd(&["create", "--size=32M", &format!("rbd/{space}/image")])?;
+    let user = unique("tenant");
+    let own = format!("profile rbd pool=rbd namespace={space}");
+    let words = ["auth", "get-or-create", &format!("client.{user}"), "mon", "profile rbd", "osd", &own];
+    let keyring = cluster.own.path().join("tenant.keyring");
+    std::fs::write(&keyring, cluster.ceph(&words)?)?;
+    let name = format!("rbd:rbd/{space}/image:id={user}:keyring={}", keyring.display());
+    cluster.format(&name, &[])?;
+    let server = cluster.serve(&name, &[])?;
+    let mut connection = connect(&server)?;
+    connection.write(0, &[8; 4096])?;
+    connection.flush()?;
+    drop((connection, server));
+    ensure!(cluster.export(&name)?[..4096] == [8; 4096], "a write is lost");
+    // Not those of others.
+    let other = format!("rbd:rbd/{}:id={user}:keyring={}", cluster.image(20)?, keyring.display());
+    cluster.fails(&["luksUUID", &other], 4, &format!("client.{user} may not open the image"))
+}
+
 /// Returns the status and the message of an action with a short limit of time.
 fn opened(cluster: &Cluster, name: &str) -> Result<(Option<i32>, String)> {
     let ended = cluster.inlock(&["--connect-timeout=20", "luksUUID", name])?;

@@ -73,6 +73,8 @@ fn storage_daemon_killed_under_load_loses_no_flushed_write() -> Result<()> {
     let Some(cluster) = cluster_alone()? else { return Ok(()) };
     let image = cluster.volume(32, &[])?;
     let server = cluster.serve(&device(&image), &[])?;
+    // A long proof: INLOCK_CEPH_KILLS=100.
+    let kills: usize = std::env::var("INLOCK_CEPH_KILLS").map_or(Ok(2), |text| text.parse())?;
     let ended = std::sync::atomic::AtomicBool::new(false);
     let is_over = || ended.load(std::sync::atomic::Ordering::Relaxed);
     let blocks = 16 * MIB / BLOCK / 2;
@@ -80,7 +82,7 @@ fn storage_daemon_killed_under_load_loses_no_flushed_write() -> Result<()> {
         let first = scope.spawn(|| load(&server, 1, 0..blocks, is_over));
         let second = scope.spawn(|| load(&server, 2, blocks..2 * blocks, is_over));
         let kill = || -> Result<()> {
-            for _ in 0..3 {
+            for _ in 0..kills {
                 std::thread::sleep(Duration::from_millis(700));
                 cluster.control("kill-osd")?;
                 std::thread::sleep(Duration::from_millis(300));
@@ -94,7 +96,7 @@ fn storage_daemon_killed_under_load_loses_no_flushed_write() -> Result<()> {
         (killed.and_then(|()| first.join().expect("no panic")), second.join().expect("no panic"))
     });
     let ((first, some), (second, more)) = (first?, second?);
-    ensure!(some > 3 && more > 3, "there were {some} and {more} flushes");
+    ensure!(some > kills as u64 && more > kills as u64, "there were {some} and {more} flushes");
     // What a power cut of the server itself leaves.
     server.signal("KILL")?;
     let found = cluster.export(&device(&image))?;
@@ -104,7 +106,35 @@ fn storage_daemon_killed_under_load_loses_no_flushed_write() -> Result<()> {
         ensure!(bytes.iter().all(|byte| byte == fill), "block {block}: {} in place of {fill}", bytes[0]);
         checked += 1;
     }
+    count("ceph_osd_kills", kills);
     count("ceph_flushed_blocks_after_kills", checked);
+    Ok(())
+}
+
+/// A daemon that is stopped has requests in its socket, and carries them out when it goes on.
+#[test]
+fn write_that_ends_too_late_is_never_over_a_newer_one() -> Result<()> {
+    let Some(cluster) = cluster_alone()? else { return Ok(()) };
+    let image = cluster.volume(32, &[])?;
+    let server = cluster.serve(&device(&image), &["--store-timeout=1"])?;
+    let mut connection = connect(&server)?;
+    for round in 0..3u8 {
+        let (old, late, new) = (3 * round + 1, 3 * round + 2, 3 * round + 3);
+        connection.write(0, &[old; BLOCK as usize])?;
+        connection.flush()?;
+        cluster.signal_osd("STOP")?;
+        let reply = connection.call(0, command::WRITE, 0, BLOCK, &[late; BLOCK as usize]);
+        let read = connection.call(0, command::READ, 0, BLOCK, &[]);
+        cluster.signal_osd("CONT")?;
+        let (reply, read) = (reply?.error, read?.error);
+        ensure!(reply != 0 && read != 0, "requests to a stopped daemon end with {reply} and {read}");
+        connection.write(0, &[new; BLOCK as usize])?;
+        connection.flush()?;
+        ensure!(connection.read(0, BLOCK as usize)? == [new; BLOCK as usize], "the late write is over the new one");
+    }
+    drop(connection);
+    server.signal("KILL")?;
+    ensure!(cluster.export(&device(&image))?[..BLOCK as usize] == [9; BLOCK as usize], "the last write is lost");
     Ok(())
 }
 
@@ -135,20 +165,29 @@ fn paused_cluster_fails_requests_in_time_and_works_again() -> Result<()> {
 }
 
 #[test]
-fn forced_close_does_not_wait_for_a_paused_cluster() -> Result<()> {
+fn forced_close_fails_what_waits_for_a_dead_daemon() -> Result<()> {
     let Some(cluster) = cluster_alone()? else { return Ok(()) };
     let image = cluster.volume(32, &[])?;
     let name = unique("forced");
     let mut server = cluster.serve(&device(&image), &["--name", &name])?;
     let mut connection = connect(&server)?;
-    cluster.ceph(&["osd", "pause"])?;
+    connection.write(0, &[1; BLOCK as usize])?;
+    connection.flush()?;
+    cluster.control("kill-osd")?;
     connection.request(0, command::WRITE, 0, BLOCK)?;
     connection.send(&[2; BLOCK as usize])?;
     let closed = cluster.inlock(&["close", &name, "--force"]);
+    let reply = connection.reply(0);
     let ended = server.wait();
-    cluster.ceph(&["osd", "unpause"])?;
-    closed?;
-    ended?;
+    cluster.control("start-osd")?;
+    let (closed, ended) = (closed?, ended?);
+    ensure!(reply?.error == errno::IO, "the write that waits ends otherwise");
+    // By itself, not by a signal of a library that is torn down under its threads.
+    ensure!(ended.code() == Some(1), "the server ends with {ended}: {}", server.log_text());
+    ensure!(closed.status.code() == Some(1), "close ends with {}: {}", closed.status, lossy(&closed.stderr));
+    ensure!(server.log_text().contains("requests are failed, as asked for"), "{}", server.log_text());
+    // The lock is free once the cluster has noticed.
+    ensure!(cluster.export(&device(&image))?[..BLOCK as usize] == [1; BLOCK as usize], "a flushed write is lost");
     Ok(())
 }
 
@@ -221,6 +260,44 @@ fn lock_of_another_program_is_respected() -> Result<()> {
 }
 
 #[test]
+fn lock_of_a_served_image_is_kept_from_other_programs() -> Result<()> {
+    let Some(cluster) = cluster()? else { return Ok(()) };
+    let image = cluster.volume(32, &[])?;
+    let server = cluster.serve(&device(&image), &[])?;
+    let mut connection = connect(&server)?;
+    connection.write(0, &[1; BLOCK as usize])?;
+    for words in [&["write", &image, "raw", "", "16777216+4"][..], &["lock", &image]] {
+        let refused = cluster.librbd(words, b"evil");
+        ensure!(refused.is_err(), "{words:?} succeeds");
+    }
+    ensure!(connection.read(0, BLOCK as usize)? == [1; BLOCK as usize], "another program has written");
+    connection.write(0, &[2; BLOCK as usize])?;
+    connection.flush()?;
+    // An administrator breaks it.
+    let spec = format!("rbd/{image}");
+    let locks: Value = serde_json::from_str(&cluster.rbd(&["lock", "ls", "--format=json", &spec])?)?;
+    let (id, locker) = (locks[0]["id"].as_str(), locks[0]["locker"].as_str());
+    cluster.rbd(&["lock", "rm", &spec, id.context("a lock")?, locker.context("a lock")?])?;
+    fails_altogether(&server)
+}
+
+#[test]
+fn lock_that_was_set_by_hand_is_respected() -> Result<()> {
+    let Some(cluster) = cluster()? else { return Ok(()) };
+    let image = cluster.volume(32, &[])?;
+    let spec = format!("rbd/{image}");
+    cluster.rbd(&["lock", "add", &spec, "mine"])?;
+    let words = ["config", &device(&image), "--label", "x"];
+    for more in [&[][..], &["--steal-lock"]] {
+        cluster.fails(&[&words[..], more].concat(), 5, "the image has a lock that was set by hand")?;
+    }
+    cluster.works(&["luksUUID", &device(&image)])?;
+    let locks: Value = serde_json::from_str(&cluster.rbd(&["lock", "ls", "--format=json", &spec])?)?;
+    cluster.rbd(&["lock", "rm", &spec, "mine", locks[0]["locker"].as_str().context("a lock")?])?;
+    cluster.works(&words).map(drop)
+}
+
+#[test]
 fn lock_of_a_killed_server_becomes_free() -> Result<()> {
     let Some(cluster) = cluster_disturbed()? else { return Ok(()) };
     let image = cluster.volume(32, &[])?;
@@ -249,33 +326,48 @@ fn full_pool_fails_writes_and_still_reads() -> Result<()> {
     cluster.ceph(&["osd", "pool", "create", &pool, "1", "1"])?;
     cluster.rbd(&["pool", "init", &pool])?;
     let name = format!("rbd:{pool}/image");
-    cluster.rbd(&["create", "--size=256M", &format!("{pool}/image")])?;
+    cluster.rbd(&["create", "--size=64G", &format!("{pool}/image")])?;
     cluster.format(&name, &[])?;
     let server = cluster.serve(&name, &["--store-timeout=200"])?;
     let mut connection = connect(&server)?;
     connection.write(0, &[5; BLOCK as usize])?;
     connection.flush()?;
-    cluster.ceph(&["osd", "pool", "set-quota", &pool, "max_bytes", &(8 * MIB).to_string()])?;
-    // The quota is enforced when the cluster has counted.
+    cluster.ceph(&["osd", "pool", "set-quota", &pool, "max_bytes", &MIB.to_string()])?;
+    // The quota is enforced when the cluster has counted. Only a write that needs space fails: each has a new object.
     let mut offset = 0;
     let error = loop {
-        let at = MIB + offset % (200 * MIB);
-        let reply = connection.call(0, command::WRITE, at, MIB, &vec![offset as u8 | 1; MIB as usize])?;
+        offset += 4 * MIB;
+        let reply = connection.call(0, command::WRITE, offset, BLOCK, &[1; BLOCK as usize])?;
         if reply.error != 0 {
             break reply.error;
         }
-        offset += MIB;
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(10));
     };
     ensure!(error == errno::NOSPC, "a write to a full pool fails with {error}");
     ensure!(connection.read(0, BLOCK as usize)? == [5; BLOCK as usize], "the full pool does not read");
     cluster.ceph(&["osd", "pool", "set-quota", &pool, "max_bytes", "0"])?;
-    while connection.call(0, command::WRITE, 0, BLOCK, &[6; BLOCK as usize])?.error != 0 {
+    while connection.call(0, command::WRITE, offset, BLOCK, &[6; BLOCK as usize])?.error != 0 {
         std::thread::sleep(Duration::from_millis(100));
     }
     connection.flush()?;
     drop(server);
     cluster.ceph(&["osd", "pool", "rm", &pool, &pool, "--yes-i-really-really-mean-it"]).map(drop)
+}
+
+#[test]
+fn image_removed_by_force_fails_for_good() -> Result<()> {
+    let Some(cluster) = cluster()? else { return Ok(()) };
+    let image = cluster.volume(32, &[])?;
+    let server = cluster.serve(&device(&image), &[])?;
+    connect(&server)?.write(0, &[1; BLOCK as usize])?;
+    let facts: Value = serde_json::from_str(&cluster.rbd(&["info", "--format=json", &format!("rbd/{image}")])?)?;
+    let header = format!("rbd_header.{}", facts["id"].as_str().context("an identity")?);
+    cluster.run("rados", &["-p", "rbd", "rm", &header])?;
+    // Without a request.
+    while !server.log_text().contains("has been removed") {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    fails_altogether(&server)
 }
 
 #[test]

@@ -103,6 +103,12 @@ impl Cluster {
         self.run(script.to_str().context("a text")?, &[action, dir]).map(drop)
     }
 
+    /// Sends a signal to the storage daemon.
+    pub(crate) fn signal_osd(&self, signal: &str) -> Result<()> {
+        let pid = std::fs::read_to_string(self.dir.join("run/osd.0.pid"))?;
+        self.run("kill", &["-s", signal, pid.trim()]).map(drop)
+    }
+
     /// Runs an action of librbd's own encryption.
     pub(crate) fn librbd(&self, words: &[&str], input: &[u8]) -> Result<Vec<u8>> {
         let mut command = program(PYTHON);
