@@ -26,6 +26,8 @@ const LOCK_INTERVAL: Duration = Duration::from_secs(5);
 const GRACE: Duration = Duration::from_secs(2);
 /// Longest time that counts: a year.
 const MAX_TIME: Duration = Duration::from_secs(365 * 86_400);
+/// Longest time for closing an image that every operation fails on.
+const GONE_CLOSE_LIMIT: Duration = Duration::from_secs(1);
 /// Longest wait for extents, which a worker may ask for. Without an answer the range counts as allocated.
 const EXTENTS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Queries of extents that wait.
@@ -482,14 +484,18 @@ impl BackingStore for RbdStore {
 
 impl Drop for RbdStore {
     fn drop(&mut self) {
+        let mut limit = self.close_limit;
         if let Some(shared) = self.shared.take() {
             shared.is_closing.store(true, Ordering::Release);
             shared.wake();
+            if shared.is_gone() {
+                limit = limit.min(GONE_CLOSE_LIMIT);
+            }
         }
         self.queries = None;
         // A cluster that does not answer keeps the threads, which end with the process.
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let _ = ended.recv_timeout(self.close_limit);
+        let _ = ended.recv_timeout(limit);
     }
 }
 

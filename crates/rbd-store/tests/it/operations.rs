@@ -258,6 +258,20 @@ fn operation_that_does_not_end_in_time_fails_and_ends_the_store() {
 }
 
 #[test]
+fn aborted_store_is_closed_though_the_cluster_does_not_answer() {
+    let log = Log::new();
+    let mut options = options();
+    options.connect_timeout = Duration::from_secs(1 << 20);
+    let name = format!("rbd:pool/image:fake_extents_hold={}{}", log.path("never").display(), log.instruction());
+    let store = open_with(&name, &options, false).unwrap();
+    // The thread that asks is with librbd from now on.
+    assert_eq!(store.block_status(0, 512).unwrap(), BlockStatus::allocated(0, 512));
+    store.abort();
+    drop(store);
+    assert!(!log.lines().contains(&"close".to_owned()), "{:?}", log.lines());
+}
+
+#[test]
 fn closed_image_frees_its_lock_and_its_client() {
     let log = Log::new();
     drop(open(&log.instruction()).unwrap());
