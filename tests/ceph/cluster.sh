@@ -44,6 +44,8 @@ mon_data_avail_warn = 2
 mon_data_avail_crit = 1
 # A full pool is noticed soon.
 mgr_stats_period = 1
+mon_tick_interval = 1
+paxos_propose_interval = 0.1
 [mon.a]
 mon_data = $dir/mon
 [mgr.x]

@@ -1,6 +1,7 @@
 //! A cluster that fails under a served volume.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -36,18 +37,19 @@ fn fails_altogether(server: &Server) -> Result<()> {
     Ok(())
 }
 
-/// Writes random blocks with many requests in flight, flushes now and then, until `done`. Returns the blocks that a
-/// flush covers, and those written later, each with the byte that it is filled with.
+/// Writes random blocks with many requests in flight, and flushes and counts them in `flushes`, until `is_over`.
+/// Returns the blocks with the byte that each is filled with.
 fn load(
     server: &Server,
     seed: u64,
     blocks: std::ops::Range<u64>,
-    done: impl Fn() -> bool,
-) -> Result<(BTreeMap<u64, u8>, u64)> {
+    flushes: &AtomicU64,
+    is_over: &AtomicBool,
+) -> Result<BTreeMap<u64, u8>> {
     let mut connection = connect(server)?;
     let mut random = Random::new(seed);
-    let (mut flushed, mut flushes) = (BTreeMap::new(), 0);
-    while !done() {
+    let mut flushed = BTreeMap::new();
+    while !is_over.load(Ordering::Relaxed) {
         let mut written = BTreeMap::new();
         while written.len() < 16 {
             let block = blocks.start + random.below(blocks.end - blocks.start);
@@ -63,51 +65,61 @@ fn load(
         }
         connection.flush()?;
         flushed.extend(written);
-        flushes += 1;
+        flushes.fetch_add(1, Ordering::Relaxed);
     }
-    Ok((flushed, flushes))
+    Ok(flushed)
 }
 
 #[test]
 fn storage_daemon_killed_under_load_loses_no_flushed_write() -> Result<()> {
     let Some(cluster) = cluster_alone()? else { return Ok(()) };
     let image = cluster.volume(32, &[])?;
-    let server = cluster.serve(&device(&image), &[])?;
+    let server = cluster.serve(&device(&image), &["--store-timeout=600"])?;
     // A long proof: INLOCK_CEPH_KILLS=100.
     let kills: usize = std::env::var("INLOCK_CEPH_KILLS").map_or(Ok(2), |text| text.parse())?;
-    let ended = std::sync::atomic::AtomicBool::new(false);
-    let is_over = || ended.load(std::sync::atomic::Ordering::Relaxed);
+    let (is_over, flushes) = (AtomicBool::new(false), [AtomicU64::new(0), AtomicU64::new(0)]);
     let blocks = 16 * MIB / BLOCK / 2;
-    let (first, second) = std::thread::scope(|scope| {
-        let first = scope.spawn(|| load(&server, 1, 0..blocks, is_over));
-        let second = scope.spawn(|| load(&server, 2, blocks..2 * blocks, is_over));
-        let kill = || -> Result<()> {
+    let flushed = std::thread::scope(|scope| {
+        let loads = [0, 1].map(|n| {
+            let (server, flushes, is_over) = (&server, &flushes[n as usize], &is_over);
+            scope.spawn(move || load(server, n, n * blocks..(n + 1) * blocks, flushes, is_over))
+        });
+        // Waits until each connection has flushed anew, or has failed.
+        let progress = || {
+            let before = flushes.each_ref().map(|number| number.load(Ordering::Relaxed));
+            let is_ahead = |n: usize| flushes[n].load(Ordering::Relaxed) > before[n] + 1;
+            while !loads.iter().enumerate().all(|(n, load)| is_ahead(n) || load.is_finished()) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let kill = || {
             for _ in 0..kills {
-                std::thread::sleep(Duration::from_millis(700));
+                progress();
                 cluster.control("kill-osd")?;
-                std::thread::sleep(Duration::from_millis(300));
                 cluster.control("start-osd")?;
             }
-            std::thread::sleep(Duration::from_millis(700));
-            Ok(())
+            progress();
+            anyhow::Ok(())
         };
         let killed = kill();
-        ended.store(true, std::sync::atomic::Ordering::Relaxed);
-        (killed.and_then(|()| first.join().expect("no panic")), second.join().expect("no panic"))
-    });
-    let ((first, some), (second, more)) = (first?, second?);
-    ensure!(some > kills as u64 && more > kills as u64, "there were {some} and {more} flushes");
+        is_over.store(true, Ordering::Relaxed);
+        let loads = loads.map(|load| load.join().expect("no panic"));
+        killed.map(|()| loads)
+    })?;
     // What a power cut of the server itself leaves.
     server.signal("KILL")?;
     let found = cluster.export(&device(&image))?;
     let mut checked = 0;
-    for (block, fill) in first.iter().chain(&second) {
-        let bytes = &found[(block * BLOCK) as usize..][..BLOCK as usize];
-        ensure!(bytes.iter().all(|byte| byte == fill), "block {block}: {} in place of {fill}", bytes[0]);
-        checked += 1;
+    for flushed in flushed {
+        for (block, fill) in flushed.with_context(|| server.log_text())? {
+            let bytes = &found[(block * BLOCK) as usize..][..BLOCK as usize];
+            ensure!(bytes.iter().all(|byte| *byte == fill), "block {block}: {} in place of {fill}", bytes[0]);
+            checked += 1;
+        }
     }
     count("ceph_osd_kills", kills);
-    count("ceph_flushed_blocks_after_kills", checked);
+    ensure!(checked >= 32, "only {checked} blocks were checked");
+    println!("{checked} blocks that a flush covers are there after {kills} kills");
     Ok(())
 }
 
