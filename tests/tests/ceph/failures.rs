@@ -84,7 +84,7 @@ fn storage_daemon_killed_under_load_loses_no_flushed_write() -> Result<()> {
             let (server, flushes, is_over) = (&server, &flushes[n as usize], &is_over);
             scope.spawn(move || load(server, n, n * blocks..(n + 1) * blocks, flushes, is_over))
         });
-        // Waits until each connection has flushed anew, or has failed.
+        // Waits until each connection has flushed again, or has failed.
         let progress = || {
             let before = flushes.each_ref().map(|number| number.load(Ordering::Relaxed));
             let is_ahead = |n: usize| flushes[n].load(Ordering::Relaxed) > before[n] + 1;
@@ -120,6 +120,25 @@ fn storage_daemon_killed_under_load_loses_no_flushed_write() -> Result<()> {
     count("ceph_osd_kills", kills);
     ensure!(checked >= 32, "only {checked} blocks were checked");
     println!("{checked} blocks that a flush covers are there after {kills} kills");
+    Ok(())
+}
+
+/// The cache of librbd, if a name asks for it, holds writes until the next flush.
+#[test]
+fn flush_writes_what_librbd_has_cached() -> Result<()> {
+    let Some(cluster) = cluster()? else { return Ok(()) };
+    let image = cluster.volume(32, &[])?;
+    let cached = "rbd_cache=true:rbd_cache_policy=writeback:rbd_cache_writethrough_until_flush=false";
+    let cached = format!("{cached}:rbd_cache_max_dirty_age=1000");
+    let server = cluster.serve(&format!("{}:{cached}", device(&image)), &[])?;
+    let mut connection = connect(&server)?;
+    connection.write(0, &[1; BLOCK as usize])?;
+    connection.flush()?;
+    connection.write(0, &[2; BLOCK as usize])?;
+    server.signal("KILL")?;
+    let found = cluster.export(&device(&image))?[..BLOCK as usize].to_vec();
+    // Without the cache, the second write would be there, and the flush would prove nothing.
+    ensure!(found == [1; BLOCK as usize], "after the flush, the block has {}", found[0]);
     Ok(())
 }
 
