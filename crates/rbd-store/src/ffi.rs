@@ -27,8 +27,10 @@ const EXCLUSIVE: c_int = 0;
 const EVENTFD: c_int = 2;
 /// Completions to take in one call.
 const BATCH: usize = 64;
-/// Lock owners and watchers to list.
-const MAX_LISTED: usize = 64;
+/// Lock owners and watchers to list at first.
+const LISTED: usize = 64;
+/// Watchers to list at most.
+const MAX_LISTED: usize = 65_536;
 /// Longest value of an option that is read.
 const MAX_VALUE: usize = 4096;
 
@@ -393,7 +395,7 @@ impl Image {
 
     /// Returns the address of the client that has the lock. Blocks.
     pub(crate) fn lock_owner(&self) -> Result<Option<String>, Errno> {
-        let mut owners = [null_mut(); MAX_LISTED];
+        let mut owners = [null_mut(); LISTED];
         let (mut mode, mut count) = (0, owners.len());
         // SAFETY: the handle is open; the function writes at most `count` pointers, and their number.
         let listed = unsafe {
@@ -415,11 +417,20 @@ impl Image {
 
     /// Returns the addresses of the clients that have the image open for writing. Blocks.
     pub(crate) fn watchers(&self) -> Result<Vec<String>, Errno> {
-        let mut watchers = [Watcher { address: null_mut(), id: 0, cookie: 0 }; MAX_LISTED];
-        let mut count = watchers.len();
-        // SAFETY: the handle is open; the function writes at most `count` watchers, and their number.
-        check(unsafe { (self.rbd().rbd_watchers_list)(self.handle, watchers.as_mut_ptr(), &raw mut count) })?;
-        let count = count.min(watchers.len());
+        let mut watchers = vec![Watcher { address: null_mut(), id: 0, cookie: 0 }; LISTED];
+        let count = loop {
+            let mut count = watchers.len();
+            // SAFETY: the handle is open; the function writes at most `count` watchers, and their number.
+            let listed =
+                check(unsafe { (self.rbd().rbd_watchers_list)(self.handle, watchers.as_mut_ptr(), &raw mut count) });
+            match listed {
+                Ok(()) => break count.min(watchers.len()),
+                Err(error) if is(error, Number::RANGE) && watchers.len() < MAX_LISTED => {
+                    watchers.resize(watchers.len() * 4, watchers[0]);
+                }
+                Err(error) => return Err(error),
+            }
+        };
         let address = |watcher: &Watcher| {
             // SAFETY: the function has written a text that ends with zero.
             unsafe { CStr::from_ptr(watcher.address) }.to_string_lossy().into_owned()

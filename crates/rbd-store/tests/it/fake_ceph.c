@@ -7,6 +7,7 @@
  *   fake_CALL=N         the call fails with the error number N (CALL: connect, pool, namespace, open, snap, lock, ...)
  *   fake_sleep=MS       opening the image takes so long
  *   fake_owner=ADDRESS  client that has the lock;  fake_watcher=ADDRESS  client that has the image open
+ *   fake_others=N       clients that have it open, too (1)
  *   fake_lost=1         the lock is lost after opening;  fake_watchers=N  the list of clients fails with N
  *   fake_read=N ...     result of every read (also write, flush, discard), in place of the usual one
  *   fake_from=N         results are so from the operation with this number on (first: 1)
@@ -340,11 +341,18 @@ void rbd_lock_get_owners_cleanup(char **owners, size_t count)
 int rbd_watchers_list(void *image, struct watcher *watchers, size_t *count)
 {
     const char *address = find(((struct image *)image)->cluster, "fake_watcher");
-    watchers[0].address = strdup("10.0.0.1:0/1");
+    size_t others = number(((struct image *)image)->cluster, "fake_others", 1), all = others + !!address;
+    if (*count < all || find(((struct image *)image)->cluster, "fake_watchers")) {
+        int result = *count < all ? -ERANGE : failing(image, "fake_watchers");
+        *count = all;
+        return result;
+    }
+    for (size_t n = 0; n < others; n++)
+        watchers[n].address = strdup("10.0.0.1:0/1");
     if (address)
-        watchers[1].address = strdup(address);
-    *count = address ? 2 : 1;
-    return failing(image, "fake_watchers");
+        watchers[others].address = strdup(address);
+    *count = all;
+    return 0;
 }
 
 void rbd_watchers_list_cleanup(struct watcher *watchers, size_t count)

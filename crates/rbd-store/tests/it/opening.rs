@@ -86,6 +86,10 @@ fn lock_of_a_living_client_is_taken_only_if_asked_for() {
     assert_eq!(error.to_string(), "the image is locked by the client at 10.0.0.2:0/5");
     assert!(!log.lines().iter().any(|line| line.starts_with("lock") || line.starts_with("break")), "{:?}", log.lines());
 
+    // Also as the last of many clients.
+    assert_eq!(open(&format!("{alive}:fake_others=1000")).unwrap_err().to_string(), error.to_string());
+    assert!(open(&format!("{alive}:fake_others=100000")).unwrap_err().to_string().contains("cannot lock the image"));
+
     let mut stealing = options();
     stealing.steal_lock = true;
     let name = format!("rbd:pool/image{alive}");
