@@ -4,7 +4,7 @@
 //! manifest (plain, dev, build or target dependencies), renamed or not.
 
 /// The crates, and those on which each may depend. No other crates may be in `crates/`.
-const ALLOWED: [(&str, &[&str]); 11] = [
+const ALLOWED: [(&str, &[&str]); 12] = [
     ("cipher", &[]),
     ("volume", &["cipher"]),
     ("engine", &["cipher"]),
@@ -15,14 +15,27 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     ("integrity", &["cipher", "engine"]),
     ("verity", &["cipher", "engine"]),
     ("nbd-store", &["engine", "frontend"]),
+    ("rbd-store", &["engine"]),
     (
         "cli",
-        &["afalg", "bench", "cipher", "volume", "engine", "frontend", "integrity", "nbd-store", "verity", "zoned-file"],
+        &[
+            "afalg",
+            "bench",
+            "cipher",
+            "volume",
+            "engine",
+            "frontend",
+            "integrity",
+            "nbd-store",
+            "rbd-store",
+            "verity",
+            "zoned-file",
+        ],
     ),
 ];
 
 /// Further arrows for tests only.
-const ALLOWED_IN_TESTS: [(&str, &str); 7] = [
+const ALLOWED_IN_TESTS: [(&str, &str); 9] = [
     // Tests of the command need a client.
     ("cli", "tests"),
     ("frontend", "tests"),
@@ -31,6 +44,8 @@ const ALLOWED_IN_TESTS: [(&str, &str); 7] = [
     // A served volume over a store whose server is killed.
     ("nbd-store", "cipher"),
     ("nbd-store", "tests"),
+    ("rbd-store", "cipher"),
+    ("rbd-store", "tests"),
     // The engine's tests use it with the feature that injects faults.
     ("engine", "engine"),
     // The engine's tests use zoned files.

@@ -21,6 +21,7 @@ pub(crate) const CLEAN: &[&str] = &[
     "crates/integrity/",
     "crates/verity/",
     "crates/nbd-store/",
+    "crates/rbd-store/",
     "crates/volume/",
     "crates/zoned-file/",
     "demo.sh",

@@ -257,20 +257,23 @@ pub(crate) struct Options {
     /// Keyslot priority: ignore, normal, prefer
     #[arg(long, value_name = "PRIORITY", help_heading = "Creating")]
     pub priority: Option<String>,
-    /// Longest time for connecting to an NBD server, in seconds (default: 10)
-    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers")]
+    /// Longest time for connecting to an NBD server or a Ceph cluster, in seconds (default: 10)
+    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub connect_timeout: Option<u64>,
     /// How long requests wait for a lost NBD server before they fail, in seconds (default: 60)
-    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers")]
+    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub reconnect_delay: Option<u64>,
-    /// Longest time for a request to an NBD server in all, in seconds (default: 120)
-    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers")]
+    /// Longest time for a request to an NBD server or a Ceph cluster in all, in seconds (default: 120)
+    #[arg(long, value_name = "SECS", help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub store_timeout: Option<u64>,
     /// Memory for writes since the last flush, which are made again if the NBD server is lost (default: none)
-    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Exports of NBD servers")]
+    #[arg(long, value_name = "BYTES", value_parser = values::size, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub replay: Option<u64>,
-    /// Fail the requests that wait for an NBD server
-    #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers")]
+    /// Take the lock of an image of Ceph RBD from another client, which can then no longer use the image
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
+    pub steal_lock: bool,
+    /// Fail the requests that wait for an NBD server or a Ceph cluster
+    #[arg(long, action = ArgAction::SetTrue, help_heading = "Exports of NBD servers, images of Ceph RBD")]
     pub force: bool,
     /// Disable locking of on-disk metadata
     #[arg(long, action = ArgAction::SetTrue, help_heading = "Access")]

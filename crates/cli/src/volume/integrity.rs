@@ -253,7 +253,7 @@ pub(super) fn threaded(
     metadata: &Device,
     data: Option<&Device>,
 ) -> anyhow::Result<Arc<dyn BackingStore>> {
-    if ![Some(metadata), data].into_iter().flatten().any(|device| device.export().is_some()) {
+    if ![Some(metadata), data].into_iter().flatten().any(|device| device.remote().is_some()) {
         return Ok(store);
     }
     Ok(Arc::new(ThreadedStore::start(store, REMOTE_THREADS).context("cannot start a thread")?))

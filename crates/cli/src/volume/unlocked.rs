@@ -18,7 +18,6 @@ use super::integrity::{IntegrityOpening, MaintainedIntegrity, RunningIntegrity, 
 use super::integrity_table;
 use super::keyring::{KeyLink, LinkedKeys};
 use super::lock::DeviceLock;
-use super::remote;
 use super::verity::{self, VerityOpening};
 use super::verity_table::{Below, Plaintext, Source, VerityStack};
 use super::zones;
@@ -346,15 +345,15 @@ fn stores(
 
 /// Refuses segments whose data units are parts of the blocks of their server.
 fn check_blocks(segments: &[Segment], data: &Device) -> anyhow::Result<()> {
-    let Some(store) = data.export() else { return Ok(()) };
-    let fits = |s: &Segment| remote::fits(store, s.unit.bytes() as u64, s.data_offset.to_bytes());
+    let Some(remote) = data.remote() else { return Ok(()) };
+    let fits = |s: &Segment| remote.is_fitting(s.unit.bytes() as u64, s.data_offset.to_bytes());
     match segments.iter().find(|segment| !fits(segment)) {
         None => Ok(()),
         Some(segment) => Err(CliError::refused(
             format!(
                 "The server of {} takes blocks of {} bytes, and the volume has sectors of {} bytes.",
                 data.path.display(),
-                store.facts().min_block,
+                remote.min_block(),
                 segment.unit.bytes()
             ),
             "create the volume with a larger --sector-size, or let the server take smaller blocks",
@@ -364,12 +363,12 @@ fn check_blocks(segments: &[Segment], data: &Device) -> anyhow::Result<()> {
 
 /// Refuses a device without cipher whose server's blocks are longer than its sectors.
 fn check_sectors(data: &Device) -> anyhow::Result<()> {
-    let Some(store) = data.export().filter(|store| !remote::fits(store, 512, Some(0))) else { return Ok(()) };
+    let Some(remote) = data.remote().filter(|remote| !remote.is_fitting(512, Some(0))) else { return Ok(()) };
     Err(CliError::refused(
         format!(
             "The server of {} takes blocks of {} bytes, and the volume has sectors of 512 bytes.",
             data.path.display(),
-            store.facts().min_block
+            remote.min_block()
         ),
         "let the server take smaller blocks",
     ))
