@@ -1,6 +1,7 @@
 //! Marks of blocks that were never written: tags that only the owner of the key can make.
 //!
-//! A mark is the tag of a text that is shorter than any block, at the block's sector. It takes the place of the
+//! A mark is the tag of a text that is shorter than any block, at the block's sector; the text has the length of blocks,
+//! which nothing else protects. It takes the place of the
 //! block's tag until the first write, and the block then reads as zeroes. Nothing else in the format changes: for other
 //! programs the block does not match its tag.
 
@@ -9,24 +10,32 @@ use crate::tags::{SALT_LEN, TagHash, Tagger};
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
 
-/// Text whose tag is a mark.
-const NEVER_WRITTEN: &[u8] = b"inlock: never written";
+/// Text whose tag is a mark, before the length of a block, LE32.
+const NEVER_WRITTEN: &[u8; 21] = b"inlock: never written";
 
 /// Makes and recognises the marks of a volume.
 #[derive(Debug)]
-pub struct Marks(Tagger);
+pub struct Marks {
+    tagger: Tagger,
+    text: [u8; NEVER_WRITTEN.len() + 4],
+}
 
 impl Marks {
     /// Least bytes of tags that can be marks.
     pub const MIN_LEN: usize = 16;
 
-    /// Returns the marks of a volume whose tags are computed with `hash`. `salt` is
+    /// Returns the marks of a volume with blocks of `block_len` bytes, whose tags are computed with `hash`. `salt` is
     /// [`crate::Superblock::hash_salt`].
     ///
     /// # Errors
     ///
     /// Fails if the hash has no key, or a tag is shorter than [`Marks::MIN_LEN`]: anyone could make marks.
-    pub fn of_hash(hash: Arc<TagHash>, salt: Option<[u8; SALT_LEN]>, tag_size: usize) -> Result<Self, IntegrityError> {
+    pub fn of_hash(
+        hash: Arc<TagHash>,
+        salt: Option<[u8; SALT_LEN]>,
+        tag_size: usize,
+        block_len: usize,
+    ) -> Result<Self, IntegrityError> {
         let option = |reason| Err(IntegrityError::option("integrity-lazy", reason));
         if !hash.algorithm().is_keyed() {
             return option("the tags have no key, so anyone could mark a block as never written");
@@ -34,28 +43,32 @@ impl Marks {
         if tag_size.min(hash.len()) < Self::MIN_LEN {
             return option("the tags have less than 16 bytes, so a mark could be guessed");
         }
-        Ok(Self(Tagger::new(hash, salt, tag_size)))
+        let mut text = [0; NEVER_WRITTEN.len() + 4];
+        text[..NEVER_WRITTEN.len()].copy_from_slice(NEVER_WRITTEN);
+        text[NEVER_WRITTEN.len()..].copy_from_slice(&(block_len as u32).to_le_bytes());
+        Ok(Self { tagger: Tagger::new(hash, salt, tag_size), text })
     }
 
-    /// Returns the marks of a volume whose tags are an AEAD's tuples of `tag_size` bytes under a volume key.
+    /// Returns the marks of a volume with blocks of `block_len` bytes, whose tags are an AEAD's tuples of `tag_size`
+    /// bytes under a volume key.
     ///
     /// # Errors
     ///
     /// Fails as [`Marks::of_hash`], or without a key.
-    pub fn of_volume_key(key: &[u8], tag_size: usize) -> Result<Self, IntegrityError> {
+    pub fn of_volume_key(key: &[u8], tag_size: usize, block_len: usize) -> Result<Self, IntegrityError> {
         let hash = TagHash::derive(key, b"inlock never-written blocks");
         let hash = hash.ok_or(IntegrityError::option("integrity-lazy", "there is no volume key"))?;
-        Self::of_hash(Arc::new(hash), None, tag_size)
+        Self::of_hash(Arc::new(hash), None, tag_size, block_len)
     }
 
     /// Returns the bytes of a mark, which are those of a tag.
     pub(crate) fn tag_size(&self) -> usize {
-        self.0.tag_size()
+        self.tagger.tag_size()
     }
 
     /// Writes the mark of the block at logical `sector`.
     pub(crate) fn mark(&self, sector: u64, tag: &mut [u8]) {
-        self.0.tag(sector, NEVER_WRITTEN, tag);
+        self.tagger.tag(sector, &self.text, tag);
     }
 
     /// Whether `tag` says that the block at logical `sector` was never written.

@@ -38,7 +38,8 @@ impl Sealing {
     pub fn new(aead: Aead, key: &[u8], tag_size: usize) -> Result<Self, IntegrityError> {
         let shorter = |_| IntegrityError::option("tag-size", "the tags are shorter than the tuples of the AEAD");
         let aead = aead.with_tuple_len(tag_size).map_err(shorter)?;
-        Ok(Self { aead, marks: Marks::of_volume_key(key, tag_size).ok() })
+        let marks = Marks::of_volume_key(key, tag_size, aead.unit().bytes()).ok();
+        Ok(Self { aead, marks })
     }
 
     /// Returns the marks. `None`: the tags are shorter than [`Marks::MIN_LEN`].

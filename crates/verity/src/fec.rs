@@ -199,11 +199,18 @@ impl Fec {
         let mut rebuilt = Vec::with_capacity(self.block_len);
         for at in (0..self.block_len).step_by(strip_len) {
             let mut erased = erased.to_vec();
+            if erased.len() > roots {
+                return None;
+            }
             strips.fill(0);
             let blocks = self.round_of(number).zip(strips.chunks_exact_mut(strip_len));
             for (symbol, (block, strip)) in blocks.enumerate() {
                 if self.read(stores, block, at, strip).is_err() && !erased.contains(&symbol) {
                     erased.push(symbol);
+                    // Each of a dead device's reads may take its time.
+                    if erased.len() > roots {
+                        return None;
+                    }
                 }
             }
             read_all(&*self.parity, &mut parity, self.parity_at(round, at)).ok()?;

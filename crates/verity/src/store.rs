@@ -210,9 +210,8 @@ impl VerityStore {
         let mut bytes = vec![0; self.layout.data_block_len()];
         let mut is_bad = |other: u64| {
             let Some((area, block)) = fec.area_of(&self.layout, other) else { return false };
-            // Those that cannot be read are erased anyway.
             if fec.read(&self.stores, other, 0, &mut bytes).is_err() {
-                return false;
+                return true;
             }
             let digest = self.hasher.digest(&bytes);
             let mut matches = true;
@@ -379,7 +378,9 @@ impl BackingStore for VerityStore {
 
     fn profile(&self) -> StoreProfile {
         let mut profile = StoreProfile::default();
-        profile.in_memory = self.stores.data.profile().in_memory && self.stores.hash.profile().in_memory;
+        // A repair reads hundreds of blocks, and decodes them.
+        let repairs = self.options.fec.is_some();
+        profile.in_memory = !repairs && [&self.stores.data, &self.stores.hash].iter().all(|s| s.profile().in_memory);
         profile
     }
 

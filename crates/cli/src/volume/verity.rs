@@ -179,7 +179,7 @@ impl FecArgs {
         if !self.offset.is_multiple_of(block_len) {
             return Err(CliError::usage("Unsupported VERITY FEC offset."));
         }
-        if is_on_hash && self.offset < tree_offset + layout.tree_len() {
+        if is_on_hash && self.offset < tree_offset.saturating_add(layout.tree_len()) {
             return Err(CliError::refused(
                 "FEC area overlaps with hash area.",
                 "set --fec-offset, so that the parity is behind the tree, or use another --fec-device",

@@ -207,15 +207,11 @@ impl IntegrityDevice {
             let block = first + n as u64;
             let sector = block * self.core.layout.sectors_per_block();
             let is_from_memory = journaled[n] && self.journal.is_some();
-            if is_from_memory || tagger.is_valid(sector, data, tag) {
-                continue;
-            }
-            let was_written = !self.is_mark(sector, tag);
-            if was_written && self.is_unverified(block) {
+            if is_from_memory || tagger.is_valid(sector, data, tag) || self.is_unverified(block, tag) {
                 continue;
             }
             data.fill(0);
-            if was_written {
+            if !self.is_mark(sector, tag) {
                 mismatches.push(sector);
             }
         }

@@ -31,7 +31,10 @@ impl IntegrityDevice {
         let tag_size = usize::from(superblock.tag_size);
         let salt = superblock.hash_salt();
         let tagger = options.internal_hash.clone().map(|hash| Tagger::new(hash, salt, tag_size));
-        let marks = options.internal_hash.clone().and_then(|hash| Marks::of_hash(hash, salt, tag_size).ok());
+        let marks = options
+            .internal_hash
+            .clone()
+            .and_then(|hash| Marks::of_hash(hash, salt, tag_size, layout.block_len()).ok());
         let device = Self {
             core: Core::new(stores, layout),
             options,

@@ -19,9 +19,15 @@ pub(super) struct Recalculation {
 
 impl IntegrityDevice {
     /// Whether the tag of a block is still to be computed, so that the block is not checked.
-    pub(super) fn is_unverified(&self, block: u64) -> bool {
+    pub(super) fn is_unverified(&self, block: u64, tag: &[u8]) -> bool {
         let state = self.recalculation.read().unwrap_or_else(PoisonError::into_inner);
-        state.as_ref().is_some_and(|state| block >= state.next && state.bits.as_ref().is_none_or(|b| b.is_set(block)))
+        let Some(state) = state.as_ref().filter(|state| block >= state.next) else { return false };
+        match &state.bits {
+            // Of the present data, as was asked for.
+            None => true,
+            // After a power cut: a mark is as good as it was.
+            Some(bits) => bits.is_set(block) && !self.is_mark(block * self.core.layout.sectors_per_block(), tag),
+        }
     }
 
     /// Computes the next tags of a recalculation. Returns whether it is finished. Blocks the caller.
@@ -49,9 +55,7 @@ impl IntegrityDevice {
             let fresh = self.tags_of(tagger, first, &data, &mut scratch.tags);
             let pairs = tags.chunks_exact_mut(layout.journal.tag_size).zip(fresh.chunks_exact(layout.journal.tag_size));
             for (n, (tag, fresh)) in pairs.enumerate() {
-                let block = first + n as u64;
-                let is_mark = self.is_mark(block * layout.sectors_per_block(), tag);
-                if self.is_unverified(block) && !is_mark {
+                if self.is_unverified(first + n as u64, tag) {
                     tag.copy_from_slice(fresh);
                 }
             }

@@ -61,9 +61,12 @@ impl IntegrityDevice {
 
     /// Marks some blocks.
     pub(crate) fn mark_blocks(&self, sector: u64, blocks: u64, marks: Option<&Marks>) -> Result<(), Errno> {
+        self.check_writable()?;
         let layout = &self.core.layout;
+        // With a journal an entry that is written later would be lost.
+        let is_direct = self.options.mode == Mode::Direct;
         let own = if self.tagger.is_some() { self.marks.as_ref() } else { marks };
-        let marks = own.filter(|marks| marks.tag_size() == layout.journal.tag_size).ok_or(Errno::INVAL)?;
+        let marks = own.filter(|marks| is_direct && marks.tag_size() == layout.journal.tag_size).ok_or(Errno::INVAL)?;
         let mut tags = vec![0; blocks as usize * layout.journal.tag_size];
         for (n, tag) in tags.chunks_exact_mut(layout.journal.tag_size).enumerate() {
             marks.mark(sector + n as u64 * layout.sectors_per_block(), tag);

@@ -75,7 +75,7 @@ impl FormatArgs {
         let hash = self.integrity.hash.load()?;
         if self.fill == Some(Fill::Marks) {
             let tag_size = options.tag_size.unwrap_or(hash.len());
-            Marks::of_hash(Arc::clone(&hash), None, tag_size).map_err(cannot_use(&self.image))?;
+            Marks::of_hash(Arc::clone(&hash), None, tag_size, options.block_len).map_err(cannot_use(&self.image))?;
         }
         options.internal_hash = Some(hash);
         options.journal_mac = self.integrity.journal_mac.as_ref().map(HashArgs::load).transpose()?;

@@ -45,7 +45,8 @@ impl ResizeArgs {
             // Before anything is changed.
             let (superblock, _) = load(&stores, &options).map_err(cannot_use(&self.image))?;
             let hash = options.internal_hash.clone().context("the tags are not internal")?;
-            Marks::of_hash(hash, None, usize::from(superblock.tag_size)).map_err(cannot_use(&self.image))?;
+            Marks::of_hash(hash, None, usize::from(superblock.tag_size), superblock.block_len())
+                .map_err(cannot_use(&self.image))?;
         }
         let (before, superblock) = resize(&stores, &options, self.sectors).map_err(cannot_use(&self.image))?;
         let Some(fill) = self.fill.filter(|_| superblock.provided_data_sectors > before) else { return Ok(()) };
