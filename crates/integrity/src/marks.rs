@@ -1,9 +1,8 @@
 //! Marks of blocks that were never written: tags that only the owner of the key can make.
 //!
-//! A mark is the tag of a text that is shorter than any block, at the block's sector; the text has the length of blocks,
-//! which nothing else protects. It takes the place of the
-//! block's tag until the first write, and the block then reads as zeroes. Nothing else in the format changes: for other
-//! programs the block does not match its tag.
+//! A mark is the tag of a text that is shorter than any block, at the block's sector; the text has the length of
+//! blocks, which nothing else protects. It takes the place of the block's tag until the first write, and the block then
+//! reads as zeroes. Nothing else in the format changes: for other programs the block does not match its tag.
 
 use crate::error::IntegrityError;
 use crate::tags::{SALT_LEN, TagHash, Tagger};
