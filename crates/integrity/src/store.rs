@@ -82,7 +82,7 @@ enum Tags {
     /// The device computes them.
     Internal,
     /// The AEAD encrypts the blocks and makes their tuples. `None`: its key was wiped.
-    Sealed(RwLock<Option<Sealing>>),
+    Sealed(Box<RwLock<Option<Sealing>>>),
 }
 
 impl IntegrityStore {
@@ -105,7 +105,7 @@ impl IntegrityStore {
     /// length than those of `sealing`.
     pub fn sealed(device: Arc<IntegrityDevice>, sealing: Sealing) -> Result<Self, Errno> {
         let sealing = fitting(&device, sealing)?;
-        Ok(Self::over(device, Tags::Sealed(RwLock::new(Some(sealing)))))
+        Ok(Self::over(device, Tags::Sealed(Box::new(RwLock::new(Some(sealing))))))
     }
 
     fn over(device: Arc<IntegrityDevice>, tags: Tags) -> Self {
