@@ -6,6 +6,8 @@ set -euo pipefail
 rounds=${1:-3}
 seconds=${2:-2}
 here=$(dirname "$0")
+# shellcheck source=benches/rounds.sh
+. "$here/rounds.sh"
 inlock=${INLOCK:-$here/../target/release/inlock}
 dir=$(mktemp -d)
 trap 'kill $(jobs -p) 2> /dev/null || true; "$here/../tests/ceph/cluster.sh" stop "$dir/ceph"; rm -rf "$dir"' EXIT
@@ -53,7 +55,7 @@ measure() {
         '{ print $2, (after - before) / $1 * 1024 }' "$dir/fio"
 }
 
-echo "# $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2- | xargs), $(nproc) CPUs, load $(cut -d' ' -f1-3 /proc/loadavg)"
+print_machine
 for name in raw ours librbd; do
     # Every object exists.
     fio --name=fill --ioengine=nbd --uri="nbd+unix:///?socket=$dir/$name" --rw=write --bs=1m --size=256m > /dev/null
@@ -65,16 +67,11 @@ for _ in $(seq "$rounds"); do
             "$(measure librbd "$rw" "$block" "$depth")"
     done
 done > "$dir/results"
-echo "# load at the end $(cut -d' ' -f1-3 /proc/loadavg)"
+print_end
 # The median of the ratios of each round.
-sort "$dir/results" | awk '
-    function median(list, n,   a, i, j, t) {
-        split(list, a, " ")
-        for (i = 1; i <= n; i++) for (j = i + 1; j <= n; j++) if (a[j] + 0 < a[i] + 0) { t = a[i]; a[i] = a[j]; a[j] = t }
-        return a[int((n + 1) / 2)]
-    }
+# shellcheck disable=SC2016  # for awk
+summarize "$dir/results" '
     { key = $1 " " $2; n[key]++; raw[key] = raw[key] " " $3 / 1024; ours[key] = ours[key] " " $5 / $3
       luks[key] = luks[key] " " $5 / $7; cpu[key] = cpu[key] " " $6 / $8 }
     END { for (key in n) printf "%s: raw %.1f MiB/s, Inlock/raw %.2f, Inlock/librbd %.2f, CPU time Inlock/librbd %.2f\n",
-        key, median(raw[key], n[key]), median(ours[key], n[key]), median(luks[key], n[key]), median(cpu[key], n[key]) }' |
-    sort
+        key, median(raw[key], n[key]), median(ours[key], n[key]), median(luks[key], n[key]), median(cpu[key], n[key]) }'

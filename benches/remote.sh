@@ -5,6 +5,8 @@ set -euo pipefail
 
 rounds=${1:-5}
 seconds=${2:-3}
+# shellcheck source=benches/rounds.sh
+. "$(dirname "$0")/rounds.sh"
 inlock=${INLOCK:-$(dirname "$0")/../target/release/inlock}
 dir=$(mktemp -d)
 trap 'kill $(jobs -p) 2> /dev/null || true; rm -rf "$dir"' EXIT
@@ -41,7 +43,7 @@ measure() {
         --runtime="$seconds" --minimal | grep '^3;' | cut -d';' -f"$field"
 }
 
-echo "# $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2- | xargs), $(nproc) CPUs, load $(cut -d' ' -f1-3 /proc/loadavg)"
+print_machine
 for _ in $(seq "$rounds"); do
     for rw in write read; do
         for size in 128k 1m; do
@@ -49,15 +51,11 @@ for _ in $(seq "$rounds"); do
         done
     done
 done > "$dir/results"
-echo "# load at the end $(cut -d' ' -f1-3 /proc/loadavg)"
+print_end
 # The median of the ratios of each round.
-sort "$dir/results" | awk '
-    function median(list, n,   a, i, j, t) {
-        split(list, a, " ")
-        for (i = 1; i <= n; i++) for (j = i + 1; j <= n; j++) if (a[j] + 0 < a[i] + 0) { t = a[i]; a[i] = a[j]; a[j] = t }
-        return a[int((n + 1) / 2)]
-    }
+# shellcheck disable=SC2016  # for awk
+summarize "$dir/results" '
     { key = $1 " " $2; count[key]++; raw[key] = raw[key] " " $3 / 1024; ours[key] = ours[key] " " $4 / $3
       qemu[key] = qemu[key] " " $4 / $5 }
     END { for (key in count) printf "%s: server %.0f MiB/s, Inlock/server %.2f, Inlock/qemu-nbd %.1f\n", key,
-        median(raw[key], count[key]), median(ours[key], count[key]), median(qemu[key], count[key]) }' | sort
+        median(raw[key], count[key]), median(ours[key], count[key]), median(qemu[key], count[key]) }'

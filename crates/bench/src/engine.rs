@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::environment;
 use crate::options::{Options, Print};
-use crate::scripted::{Driver, End, Job};
+use crate::scripted::{Driver, End, Job, in_turns};
 use crate::statistics::{median, ratio};
 use crate::tables::size_text;
 
@@ -157,15 +157,7 @@ fn driver(engine: Option<&Arc<dyn CipherEngine>>) -> anyhow::Result<Driver> {
 }
 
 fn measure_row(drivers: &mut [Driver], job: Job, plan: &Plan<'_>) -> anyhow::Result<Row> {
-    let counts =
-        drivers.iter_mut().map(|driver| driver.count_for(job, plan.slice)).collect::<anyhow::Result<Vec<u64>>>()?;
-    let mut nanos = vec![Vec::new(); drivers.len()];
-    for round in 0..plan.rounds.max(1) {
-        for turn in 0..drivers.len() {
-            let at = (turn + round) % drivers.len();
-            nanos[at].push(drivers[at].run(Job { end: End::Count(counts[at]), ..job })?.nanos_each());
-        }
-    }
+    let nanos = in_turns(drivers, job, plan.rounds.max(1), plan.slice, || {})?;
     let rate = |nanos: &[f64]| job.block as f64 * 1e9 / median(nanos);
     let [software, engine @ ..] = nanos.as_slice() else { unreachable!("the software is measured") };
     Ok(Row {

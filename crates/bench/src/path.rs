@@ -20,7 +20,7 @@ use inlock_engine::{Access, BackingStore, Device, Offload, OffloadOptions, Offlo
 use crate::options::Options;
 use crate::progress::Progress;
 use crate::results::{Measurement, Results, Threshold};
-use crate::scripted::{Driver, End, Job};
+use crate::scripted::{Driver, End, Job, in_turns};
 use crate::statistics::{median, ratio};
 use crate::tables::size_text;
 
@@ -197,26 +197,11 @@ fn measure(
     rounds: usize,
     slice: Duration,
 ) -> anyhow::Result<Samples> {
-    let counts = drivers.iter_mut().map(|driver| driver.count_for(job, slice)).collect::<anyhow::Result<Vec<u64>>>()?;
     alone.run(job, job.depth as u64);
     let calls = ((slice.as_nanos() as f64 / 4.0 / alone.run(job, job.depth as u64)) as u64).max(1);
-    let mut samples = Samples { cases: vec![Vec::new(); drivers.len()], alone: Vec::new() };
-    for round in 0..rounds {
-        for turn in 0..drivers.len() {
-            let at = case_at(round, turn, drivers.len());
-            let outcome = drivers[at].run(Job { end: End::Count(counts[at]), ..job })?;
-            samples.cases[at].push(outcome.nanos_each());
-        }
-        samples.alone.push(alone.run(job, calls));
-    }
-    Ok(samples)
-}
-
-/// Returns the index of the case to measure. Each round starts with another case, and every second round runs
-/// backwards, so that no case always follows the same one and inherits its caches.
-fn case_at(round: usize, turn: usize, cases: usize) -> usize {
-    let step = (turn + round / 2) % cases;
-    if round.is_multiple_of(2) { step } else { cases - 1 - step }
+    let mut nanos = Vec::new();
+    let cases = in_turns(drivers, job, rounds, slice, || nanos.push(alone.run(job, calls)))?;
+    Ok(Samples { cases, alone: nanos })
 }
 
 fn report(job: Job, samples: &Samples, results: &mut Results) {
@@ -296,20 +281,6 @@ impl Thresholds {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rounds_measure_every_case_in_changing_order() {
-        let order = |round| (0..6).map(move |turn| case_at(round, turn, 6)).collect::<Vec<usize>>();
-        for round in 0..20 {
-            let mut cases = order(round);
-            cases.sort_unstable();
-            assert_eq!(cases, [0, 1, 2, 3, 4, 5]);
-        }
-        assert_eq!(
-            (order(0), order(1), order(2)),
-            (vec![0, 1, 2, 3, 4, 5], vec![5, 4, 3, 2, 1, 0], vec![1, 2, 3, 4, 5, 0])
-        );
-    }
 
     #[test]
     fn path_without_overhead_has_share_one_and_a_slow_path_misses_its_threshold() {

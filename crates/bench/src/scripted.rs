@@ -90,6 +90,34 @@ impl Driver {
     }
 }
 
+/// Measures every driver once a round, with requests for about `slice`, and calls `after_round`. Returns nanoseconds
+/// per request of each driver in each round.
+pub(crate) fn in_turns(
+    drivers: &mut [Driver],
+    job: Job,
+    rounds: usize,
+    slice: Duration,
+    mut after_round: impl FnMut(),
+) -> anyhow::Result<Vec<Vec<f64>>> {
+    let counts = drivers.iter_mut().map(|driver| driver.count_for(job, slice)).collect::<anyhow::Result<Vec<u64>>>()?;
+    let mut nanos = vec![Vec::new(); drivers.len()];
+    for round in 0..rounds {
+        for turn in 0..drivers.len() {
+            let at = case_at(round, turn, drivers.len());
+            nanos[at].push(drivers[at].run(Job { end: End::Count(counts[at]), ..job })?.nanos_each());
+        }
+        after_round();
+    }
+    Ok(nanos)
+}
+
+/// Returns the index of the case to measure. Each round starts with another case, and every second round runs
+/// backwards, so that no case always follows the same one and inherits its caches.
+fn case_at(round: usize, turn: usize, cases: usize) -> usize {
+    let step = (turn + round / 2) % cases;
+    if round.is_multiple_of(2) { step } else { cases - 1 - step }
+}
+
 #[derive(Default)]
 struct Scripted {
     job: Option<Running>,
@@ -213,6 +241,20 @@ mod tests {
     use super::*;
     use inlock_engine::Access;
     use inlock_engine::store::memory::MemoryStore;
+
+    #[test]
+    fn rounds_measure_every_case_in_changing_order() {
+        let order = |round| (0..6).map(move |turn| case_at(round, turn, 6)).collect::<Vec<usize>>();
+        for round in 0..20 {
+            let mut cases = order(round);
+            cases.sort_unstable();
+            assert_eq!(cases, [0, 1, 2, 3, 4, 5]);
+        }
+        assert_eq!(
+            (order(0), order(1), order(2)),
+            (vec![0, 1, 2, 3, 4, 5], vec![5, 4, 3, 2, 1, 0], vec![1, 2, 3, 4, 5, 0])
+        );
+    }
 
     #[test]
     fn job_of_a_count_makes_that_many_requests() {

@@ -7,7 +7,6 @@
 use crate::error::IntegrityError;
 use crate::tags::{SALT_LEN, TagHash, Tagger};
 use std::sync::Arc;
-use subtle::ConstantTimeEq;
 
 /// Text whose tag is a mark, before the length of a block, LE32.
 const NEVER_WRITTEN: &[u8; 21] = b"inlock: never written";
@@ -72,9 +71,6 @@ impl Marks {
 
     /// Whether `tag` says that the block at logical `sector` was never written.
     pub(crate) fn is_mark(&self, sector: u64, tag: &[u8]) -> bool {
-        let mut expected = [0; crate::tags::MAX_TAG_LEN];
-        let expected = &mut expected[..self.tag_size()];
-        self.mark(sector, expected);
-        expected.ct_eq(tag).into()
+        self.tagger.is_tag_of(sector, &self.text, tag)
     }
 }

@@ -245,10 +245,15 @@ impl Tagger {
 
     /// Whether a block matches its tag, or is discarded.
     pub fn is_valid(&self, sector: u64, block: &[u8], tag: &[u8]) -> bool {
+        self.is_tag_of(sector, block, tag) || tag.iter().all(|byte| *byte == DISCARD_FILLER)
+    }
+
+    /// Whether this is the tag of `block`.
+    pub(crate) fn is_tag_of(&self, sector: u64, block: &[u8], tag: &[u8]) -> bool {
         let mut expected = [0; MAX_TAG_LEN];
         let expected = &mut expected[..self.tag_size];
         self.tag(sector, block, expected);
-        bool::from(expected.ct_eq(tag)) || tag.iter().all(|byte| *byte == DISCARD_FILLER)
+        expected.ct_eq(tag).into()
     }
 
     /// Returns the bytes of a tag.

@@ -124,7 +124,7 @@ fn volumes_of_inlock_open_in_librbd() -> Result<()> {
 #[test]
 fn striped_image_is_formatted_for_librbd() -> Result<()> {
     let Some(cluster) = cluster()? else { return Ok(()) };
-    // A period of 24 MiB, of which 16 MiB is no multiple.
+    // A period of 3 MiB, of which 16 MiB is no multiple.
     let image = crate::support::unique("striped");
     let stripes = ["--object-size=8M", "--stripe-unit=1M", "--stripe-count=3", "--size=96M"];
     cluster.rbd(&[&["create"][..], &stripes, &[&format!("rbd/{image}")]].concat())?;

@@ -1,55 +1,20 @@
 //! Stores that fail.
 
-use crate::support::{Device, memory, parameters, read};
+use crate::support::{Device, Failing, memory, parameters, read};
 use inlock_cipher::Hash;
-use inlock_engine::store::memory::MemoryStore;
-use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_engine::Errno;
 use inlock_verity::{OpenOptions, Stores, VerityError, VerityStore, create, verify};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A store whose operation of this number, and those behind it, fail.
-struct Faulty {
-    store: Arc<MemoryStore>,
-    left: AtomicU64,
-}
-
-impl Faulty {
-    fn new(bytes: &[u8], left: u64) -> Arc<Self> {
-        Arc::new(Self { store: memory(bytes.to_vec()), left: AtomicU64::new(left) })
-    }
-
-    fn step(&self) -> Result<(), Errno> {
-        let step = |left: u64| Some(left.saturating_sub(1));
-        match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step) {
-            Ok(0) | Err(_) => Err(Errno::NODEV),
-            Ok(_) => Ok(()),
-        }
-    }
-}
-
-impl BackingStore for Faulty {
-    fn geometry(&self) -> Geometry {
-        self.store.geometry()
-    }
-
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        self.step()?;
-        self.store.read_at(data, offset)
-    }
-
-    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
-        self.step()?;
-        self.store.write_at(data, offset)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        self.store.sync()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.store.discard(offset, len)
-    }
+/// Returns a store whose operation of this number, and those behind it, fail.
+fn faulty(bytes: &[u8], left: u64) -> Arc<Failing> {
+    let left = AtomicU64::new(left);
+    let step = |left: u64| Some(left.saturating_sub(1));
+    Failing::new(bytes, move |_| match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step) {
+        Ok(0) | Err(_) => Err(Errno::NODEV),
+        Ok(_) => Ok(()),
+    })
 }
 
 /// The error of a failed operation of a store is returned, and nothing is taken for corrupt.
@@ -61,16 +26,13 @@ fn error_of_a_store_is_passed_on() {
     for left in 0..200 {
         for fail_data in [true, false] {
             let limit = |fails: bool| if fails { left } else { u64::MAX };
-            let (data, tree) =
-                (Faulty::new(&device.data, limit(fail_data)), Faulty::new(&device.tree, limit(!fail_data)));
+            let (data, tree) = (faulty(&device.data, limit(fail_data)), faulty(&device.tree, limit(!fail_data)));
             let stores = Stores::new(data, tree, 0);
             faults += u32::from(create(&stores, &device.layout, 3).is_err_and(is_io));
-            let (data, tree) =
-                (Faulty::new(&device.data, limit(fail_data)), Faulty::new(&device.tree, limit(!fail_data)));
+            let (data, tree) = (faulty(&device.data, limit(fail_data)), faulty(&device.tree, limit(!fail_data)));
             let stores = Stores::new(data, tree, 0);
             faults += u32::from(verify(&stores, &device.layout, &device.root, 3).is_err_and(is_io));
-            let (data, tree) =
-                (Faulty::new(&device.data, limit(fail_data)), Faulty::new(&device.tree, limit(!fail_data)));
+            let (data, tree) = (faulty(&device.data, limit(fail_data)), faulty(&device.tree, limit(!fail_data)));
             match VerityStore::open(&Stores::new(data, tree, 0), &device.layout, &device.root, OpenOptions::default()) {
                 Err(error) => faults += u32::from(is_io(error)),
                 Ok(store) => {

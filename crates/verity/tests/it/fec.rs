@@ -1,15 +1,14 @@
 //! Error correction: the parity is that of `veritysetup`, and bad blocks are rebuilt as far as the code allows.
 
-use crate::support::{Device, memory, noise, parameters, read, recording};
+use crate::support::{Device, Failing, memory, noise, parameters, read, recording};
 use inlock_cipher::Hash;
-use inlock_engine::{BackingStore, Errno, Geometry};
+use inlock_engine::Errno;
 use inlock_verity::{
     Area, Fec, FecParameters, OpenOptions, Parameters, Stores, VerityError, VerityStore, create, verify_repairing,
 };
 use std::collections::HashSet;
 use std::fs;
 use std::process::Command;
-use std::sync::Arc;
 
 /// Returns a device with its parity.
 fn protected(parameters: &Parameters, roots: u32) -> (Device, Vec<u8>, FecParameters) {
@@ -210,46 +209,16 @@ fn blocks_under_a_bad_block_of_the_tree_are_not_erased() {
     }
 }
 
-/// Memory of which some blocks cannot be read.
-struct Unreadable {
-    bytes: Vec<u8>,
-    block_len: u64,
-    bad: HashSet<u64>,
-}
-
-impl BackingStore for Unreadable {
-    fn geometry(&self) -> Geometry {
-        Geometry::new_read_only(self.bytes.len() as u64)
-    }
-
-    fn read_at(&self, data: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        let end = offset + data.len() as u64;
-        if (offset / self.block_len..end.div_ceil(self.block_len)).any(|block| self.bad.contains(&block)) {
-            return Err(Errno::IO);
-        }
-        data.copy_from_slice(&self.bytes[offset as usize..end as usize]);
-        Ok(data.len())
-    }
-
-    fn write_at(&self, _data: &[u8], _offset: u64) -> Result<usize, Errno> {
-        Err(Errno::ROFS)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-
-    fn discard(&self, _offset: u64, _len: u64) -> Result<(), Errno> {
-        Err(Errno::ROFS)
-    }
-}
-
 #[test]
 fn unreadable_blocks_are_rebuilt() {
     let (device, parity, parameters) = protected(&parameters(Hash::Sha256, 8192, 8192, 600), 2);
     let rounds = parameters.blocks.div_ceil(253);
     let unreadable = |bytes: &[u8], bad: &[u64]| {
-        Arc::new(Unreadable { bytes: bytes.to_vec(), block_len: 8192, bad: bad.iter().copied().collect() })
+        let bad: HashSet<u64> = bad.iter().copied().collect();
+        Failing::new(bytes, move |range| {
+            let mut blocks = range.start / 8192..range.end.div_ceil(8192);
+            if blocks.any(|block| bad.contains(&block)) { Err(Errno::IO) } else { Ok(()) }
+        })
     };
     let open = |data: &[u64], tree: &[u64], options: OpenOptions| {
         let stores = Stores::new(unreadable(&device.data, data), unreadable(&device.tree, tree), 0);

@@ -202,11 +202,7 @@ impl Stack {
     /// Compares what the kernel has read, and what Inlock reads by the same table, with the plaintext.
     fn judge(&self, theirs: &[u8], dir: &Path) -> Result<()> {
         ensure!(theirs[..self.plaintext.len()] == self.plaintext, "the kernel reads other data");
-        let paths: [PathBuf; 2] = ["data", "hash"].map(|file| dir.join(format!("stack.{file}")));
-        fs::write(&paths[0], &self.data)?;
-        fs::write(&paths[1], &self.tree)?;
-        let [data, hash] = paths.map(|path| path.display().to_string());
-        let read = slots::export_table(dir, &self.table.replace(DATA, &data).replace(HASH, &hash))?;
+        let read = read_by_table(dir, "stack", &self.table, &self.data, &self.tree)?;
         ensure!(read == self.plaintext, "Inlock reads other data");
         Ok(())
     }
@@ -264,14 +260,19 @@ impl Repaired {
         };
         let named = words.iter().map(named).collect::<Vec<_>>().join(" ");
         ensure!(named == self.table, "the kernel's table is {theirs:?}, Inlock's {:?}", self.table);
-        let paths: [PathBuf; 2] = ["data", "hash"].map(|file| dir.join(format!("repaired.{file}")));
-        fs::write(&paths[0], &self.corrupted)?;
-        fs::write(&paths[1], &self.hash)?;
-        let [data, hash] = paths.map(|path| path.display().to_string());
-        let read = slots::export_table(dir, &self.table.replace(DATA, &data).replace(HASH, &hash))?;
+        let read = read_by_table(dir, "repaired", &self.table, &self.corrupted, &self.hash)?;
         ensure!(read == self.data, "Inlock reads other data");
         Ok(())
     }
+}
+
+/// Returns what Inlock reads by a table with the devices [`DATA`] and [`HASH`], which have these bytes.
+fn read_by_table(dir: &Path, name: &str, table: &str, data: &[u8], hash: &[u8]) -> Result<Vec<u8>> {
+    let paths: [PathBuf; 2] = ["data", "hash"].map(|file| dir.join(format!("{name}.{file}")));
+    fs::write(&paths[0], data)?;
+    fs::write(&paths[1], hash)?;
+    let [data, hash] = paths.map(|path| path.display().to_string());
+    slots::export_table(dir, &table.replace(DATA, &data).replace(HASH, &hash))
 }
 
 /// Writes the bytes of a disk into their slots.
